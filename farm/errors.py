@@ -1,0 +1,137 @@
+"""Every error the farm raises.
+
+FarmError
+├── UsageError        the caller can mend it: 4xx, never retried
+│   ├── InvalidRequest    a field is missing or wrong; `field` names it
+│   ├── UnknownHandler    no handler for this data_source
+│   ├── NotFound          no batch, rollout or plug-in of that name
+│   ├── Conflict          it exists already and is different
+│   └── NotAllowed        understood, but not from here or not now
+├── ServiceError      the farm's fault: 503, try again
+│   ├── StoreUnavailable
+│   ├── BrokerUnavailable
+│   └── FarmUnreachable
+└── RolloutError      recorded on the rollout, never leaves a stage
+    ├── SandboxError, EngineError, EvaluatorError      ours: tried again
+    └── AgentError, HandlerError                       a bug in a plug-in: tried again, HandlerError only if it says so
+ToolError             text for the model; the rollout goes on
+LimitReached          control flow: ends the agent's loop with an outcome
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from farm.rollout import Outcome
+
+
+class FarmError(Exception):
+    """The root: `except FarmError` catches all that the farm raises on purpose."""
+
+
+class UsageError(FarmError):
+    """The caller can mend it. `status` is the HTTP status it maps to."""
+
+    status: ClassVar[int] = 400
+
+
+class InvalidRequest(UsageError):
+    """A field of a request is missing or wrong; `field` is its path, such as `instances[3].fields.answer`."""
+
+    def __init__(self, message: str, *, field: str = "") -> None:
+        super().__init__(f"{field}: {message}" if field else message)
+        self.field = field
+
+
+class UnknownHandler(UsageError):
+    """No handler is installed for the instance's data_source."""
+
+
+class NotFound(UsageError):
+    """No such batch, rollout, engine or plug-in."""
+
+    status = 404
+
+
+class Conflict(UsageError):
+    """The same key names something else already."""
+
+    status = 409
+
+
+class NotAllowed(UsageError):
+    """Understood, but not possible in this state or from here."""
+
+    status = 403
+
+
+class ServiceError(FarmError):
+    """The farm's fault; the same call may succeed later."""
+
+    status: ClassVar[int] = 503
+
+
+class StoreUnavailable(ServiceError):
+    """The database cannot be reached, or is not at the schema revision of this code."""
+
+
+class BrokerUnavailable(ServiceError):
+    """The broker cannot be reached."""
+
+
+class FarmUnreachable(ServiceError):
+    """There is no farm at this address."""
+
+
+class RolloutError(FarmError):
+    """Ended an attempt. `kind` is the outcome it leads to once no attempt is left; `retryable` says if one may be left."""
+
+    kind: ClassVar[str] = "agent_error"
+    retryable: bool = True
+
+
+class SandboxError(RolloutError):
+    """The sandbox did not start, or broke under the rollout."""
+
+    kind = "sandbox_error"
+
+
+class EngineError(RolloutError):
+    """The LLM server failed or could not be reached."""
+
+    kind = "engine_error"
+
+
+class EvaluatorError(RolloutError):
+    """Scoring itself broke; says nothing about the policy."""
+
+    kind = "evaluator_error"
+
+
+class AgentError(RolloutError):
+    """The agent loop itself broke: a bug of ours, not an action of the policy."""
+
+    kind = "agent_error"
+
+
+class HandlerError(RolloutError):
+    """The handler broke, or was given an instance it cannot play (then `retryable` is False)."""
+
+    kind = "handler_error"
+
+    def __init__(self, message: str, *, retryable: bool = True) -> None:
+        super().__init__(message)
+        self.retryable = retryable
+
+
+class ToolError(FarmError):
+    """A tool's complaint, worded for the model: what was wrong and what to change."""
+
+
+class LimitReached(FarmError):
+    """A limit of the rollout is used up; `outcome` is how the rollout ends."""
+
+    def __init__(self, outcome: Outcome, message: str) -> None:
+        super().__init__(message)
+        self.outcome = outcome

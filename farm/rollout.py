@@ -1,0 +1,173 @@
+"""The record of a rollout: where it is, how it ended, whose doing that was, and what it is worth."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from farm.trajectory import Segment
+
+
+class Stage(StrEnum):
+    """The three stages, in order; each has its own queue and worker pool."""
+
+    INIT = "init"
+    RUN = "run"
+    EVAL = "eval"
+
+
+class State(StrEnum):
+    """Where a rollout is within its stage. The last three are final."""
+
+    QUEUED = "queued"
+    ACTIVE = "active"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+FINAL_STATES = frozenset({State.COMPLETED, State.FAILED, State.CANCELLED})
+
+
+class Outcome(StrEnum):
+    """How a rollout ended. The first group is the policy's doing, the second ours."""
+
+    SUBMITTED = "submitted"
+    ANSWERED = "answered"
+    MAX_TURNS = "max_turns"
+    MAX_TOKENS = "max_tokens"
+    CONTEXT_FULL = "context_full"
+    DEADLINE = "deadline"
+    INVALID_ACTION = "invalid_action"
+
+    SANDBOX_ERROR = "sandbox_error"
+    ENGINE_ERROR = "engine_error"
+    EVALUATOR_ERROR = "evaluator_error"
+    AGENT_ERROR = "agent_error"
+    HANDLER_ERROR = "handler_error"
+    LOST = "lost"
+
+    CANCELLED = "cancelled"
+
+
+POLICY_OUTCOMES = frozenset(
+    {
+        Outcome.SUBMITTED,
+        Outcome.ANSWERED,
+        Outcome.MAX_TURNS,
+        Outcome.MAX_TOKENS,
+        Outcome.CONTEXT_FULL,
+        Outcome.DEADLINE,
+        Outcome.INVALID_ACTION,
+    }
+)
+
+
+def trainable(outcome: Outcome | None, reward: float | None) -> bool:
+    """Whether a rollout may train: it ended by the policy's doing and an evaluator scored it."""
+    return outcome in POLICY_OUTCOMES and reward is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What went wrong: `kind` as in `Outcome`, and one sentence for a person."""
+
+    kind: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """One stage of one attempt. Instants are seconds since the epoch, UTC; None where it did not get so far."""
+
+    attempt: int
+    stage: Stage
+    queued_at: float
+    started_at: float | None
+    finished_at: float | None
+    node: str | None
+    result: str | None
+    failure: Failure | None
+
+    @property
+    def queued_s(self) -> float | None:
+        return None if self.started_at is None else self.started_at - self.queued_at
+
+    @property
+    def work_s(self) -> float | None:
+        return None if self.started_at is None or self.finished_at is None else self.finished_at - self.started_at
+
+
+@dataclass(frozen=True, slots=True)
+class Reward:
+    """A score an evaluator gave; `details` say how it came about."""
+
+    value: float
+    details: dict[str, Any]
+    evaluator: str
+    created_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """One sample, as the store knows it now."""
+
+    rollout_id: str
+    batch_id: str
+    group_index: int
+    sample_index: int
+    data_source: str
+    instance_id: str
+    stage: Stage
+    state: State
+    attempt: int
+    node: str | None
+    outcome: Outcome | None
+    reward: float | None
+    failure: Failure | None
+    n_turns: int
+    n_response_tokens: int
+    submitted_at: float
+    finished_at: float | None
+    finish_seq: int | None
+    segments: tuple[Segment, ...] = ()
+
+    @property
+    def trainable(self) -> bool:
+        return trainable(self.outcome, self.reward)
+
+    @property
+    def group_id(self) -> str:
+        return f"{self.batch_id}.{self.group_index}"
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """All samples of one instance, every one ended."""
+
+    group_id: str
+    rollouts: tuple[Rollout, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchStatus:
+    """A batch in numbers. `stages[stage][state]` counts rollouts that have not ended; `failures[kind]` those that failed."""
+
+    batch_id: str
+    n_rollouts: int
+    n_completed: int
+    n_failed: int
+    n_cancelled: int
+    stages: dict[Stage, dict[State, int]]
+    failures: dict[str, int]
+    mean_reward: float | None
+    created_at: float
+
+    @property
+    def n_finished(self) -> int:
+        return self.n_completed + self.n_failed + self.n_cancelled
+
+    @property
+    def done(self) -> bool:
+        return self.n_finished >= self.n_rollouts

@@ -1,0 +1,67 @@
+"""All settings of the farm: the only reader of environment variables (prefix `FARM_`)."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from functools import lru_cache
+from pathlib import Path
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+def _scratch() -> Path:
+    return Path(tempfile.gettempdir()) / f"farm-{os.getuid()}"
+
+
+class Settings(BaseSettings):
+    """Every field may be set as `FARM_<NAME>`; times in seconds."""
+
+    model_config = SettingsConfigDict(env_prefix="FARM_", extra="ignore")
+
+    home: Path = Field(default_factory=lambda: Path.home() / ".farm")
+    """Store of an embedded farm, caches of images and environments. May be shared by nodes, except for SQLite."""
+    scratch: Path = Field(default_factory=_scratch)
+    """Node-local disk for the writable layers of sandboxes; never a network file system."""
+    store_url: str = ""
+    """A database URL; empty is the embedded farm's SQLite under `home`."""
+    broker_url: str = ""
+    """A Redis URL; empty is the embedded farm's own."""
+    policy_url: str = ""
+    """An OpenAI-compatible server the farm starts with, such as `http://127.0.0.1:8000/v1`."""
+    policy_key: str = "none"
+    """The API key for it."""
+    policy_model: str = ""
+    """Its model; empty takes the first that it lists."""
+    policy_timeout_s: float = 600.0
+    """One request to an engine."""
+
+    lease_s: float = 60.0
+    """How long a claim lives without renewal; renewed every third of it."""
+    node_timeout_s: float = 60.0
+    """After this long without a heartbeat a node counts as dead."""
+    tick_s: float = 0.5
+    """The dispatcher's period when nothing wakes it."""
+    ring_again_s: float = 3.0
+    """A stage that is still queued this long after it was rung is rung again; doubles each time, up to a minute."""
+    retry_s: float = 2.0
+    """Pause before a failed attempt is tried again; doubles each time, up to a minute."""
+    sandbox_user: str = "nobody"
+    """Whom sandboxes run as when the farm is started by root."""
+    sandbox: str = "auto"
+    """The sandbox of instances that leave the choice open: `auto`, `singularity` or `namespace`."""
+
+    @property
+    def database_url(self) -> str:
+        return self.store_url or f"sqlite:///{self.home.absolute() / 'farm.db'}"
+
+    @property
+    def cache(self) -> Path:
+        return self.home.absolute() / "cache"
+
+
+@lru_cache(maxsize=1)
+def settings() -> Settings:
+    """The settings of this process, read once."""
+    return Settings()

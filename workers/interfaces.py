@@ -1,0 +1,265 @@
+"""The whole plug-in surface on one page: what a Handler, Sandbox, Tool, Agent, Evaluator and Policy promise.
+
+A plug-in is a class (or a factory) named by an entry point in one of the groups `farm.handlers`, `farm.sandboxes`,
+`farm.tools` and `farm.agents`; `workers/registry.py` finds it. All methods that wait are coroutines on the worker's one
+event loop; they are cancelled when the rollout is, and must let the cancellation through.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol, TypeAlias
+
+from pydantic import BaseModel
+
+from farm.request import Limits, SamplingParams, SandboxSpec
+from farm.rollout import Outcome
+from farm.trajectory import LogProbs, Message, ModelCall, TokenIds
+
+
+@dataclass(frozen=True, slots=True)
+class ExecResult:
+    """How a command ended. `code` is None when it was killed at its time limit; output is cut at a cap."""
+
+    code: int | None
+    stdout: bytes
+    stderr: bytes
+    timed_out: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ShellResult:
+    """How a command in a persistent shell ended.
+
+    `output` is standard output and error in the order written, the middle cut out beyond a cap: `n_dropped` bytes.
+    `code` is None after a time limit; `restarted` says the shell had to be started anew (`exit`, `exec`, `kill -9 $$`).
+    """
+
+    code: int | None
+    output: str
+    cwd: str
+    timed_out: bool = False
+    restarted: bool = False
+    n_dropped: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CellResult:
+    """How a cell of Python ended: `error` is the exception's name, empty if none; `restarted` says state was lost."""
+
+    output: str
+    error: str = ""
+    timed_out: bool = False
+    restarted: bool = False
+
+
+class Shell(Protocol):
+    """One persistent bash in a sandbox: directory, variables and functions live from call to call."""
+
+    async def run(self, command: str, timeout_s: float) -> ShellResult:
+        """Run a command of any number of lines. Never raises for what the command does; SandboxError if the sandbox is gone."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class Kernel(Protocol):
+    """One persistent IPython in a sandbox."""
+
+    async def run(self, code: str, timeout_s: float) -> CellResult:
+        """Run a cell; the value of its last expression is part of the output."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class Sandbox(Protocol):
+    """A running sandbox: no network, no host files, no host environment, own processes.
+
+    Every method raises SandboxError, with the sandbox's id, if the sandbox is gone.
+    """
+
+    sandbox_id: str
+
+    async def exec(
+        self,
+        argv: Sequence[str],
+        *,
+        timeout_s: float,
+        stdin: bytes = b"",
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+    ) -> ExecResult:
+        """Run one command to its end, or kill it and what it started after `timeout_s`."""
+        ...
+
+    async def open_shell(self) -> Shell: ...
+
+    async def open_kernel(self) -> Kernel: ...
+
+    async def read_file(self, path: str) -> bytes:
+        """The contents of a file in the sandbox. Raises ToolError if there is none."""
+        ...
+
+    async def write_file(self, path: str, data: bytes) -> None:
+        """Write a file in the sandbox, making its folders. Raises ToolError if that cannot be."""
+        ...
+
+    async def stop(self) -> None:
+        """End it: no process, mount or folder is left. Harmless when repeated."""
+        ...
+
+
+class SandboxProvider(Protocol):
+    """Starts sandboxes of one kind on this node, and finds those that another process of the node started."""
+
+    kind: ClassVar[str]
+
+    def missing(self) -> str:
+        """Why this kind cannot run here and how to mend that; empty if it can."""
+        ...
+
+    async def start(self, sandbox_id: str, spec: SandboxSpec) -> Sandbox: ...
+
+    async def attach(self, sandbox_id: str, spec: SandboxSpec) -> Sandbox:
+        """A handle on a running sandbox of this node. Raises SandboxError if there is none."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What a tool call gives back to the model. `done` ends the rollout, with `answer` as what was submitted."""
+
+    text: str
+    done: bool = False
+    answer: str | None = None
+
+
+class Tool(Protocol):
+    """One tool of one rollout. `arguments` is a pydantic model: it is the JSON schema and the check."""
+
+    name: ClassVar[str]
+    description: ClassVar[str]
+    arguments: ClassVar[type[BaseModel]]
+
+    async def call(self, arguments: Any, timeout_s: float) -> Observation:
+        """`arguments` is an instance of the `arguments` model. ToolError is text for the model."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+ToolFactory: TypeAlias = Callable[[Sandbox | None], Tool]
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One answer of an LLM. Ids and log-probabilities are None where the engine does not give them."""
+
+    message: Message
+    finish_reason: str
+    engine: str
+    n_prompt_tokens: int
+    n_response_tokens: int
+    policy_version: str = ""
+    prompt_ids: TokenIds | None = None
+    response_ids: TokenIds | None = None
+    response_logprobs: LogProbs | None = None
+
+
+class Policy(Protocol):
+    """The LLM that plays, whichever engine that is."""
+
+    async def complete(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], sampling: SamplingParams, max_tokens: int
+    ) -> Completion:
+        """The next assistant message. EngineError if no engine can; LimitReached(context_full) if the prompt is too long."""
+        ...
+
+
+Record: TypeAlias = Callable[[ModelCall], Awaitable[None]]
+"""Writes a model call to the store; called again with the same index once its observations are known."""
+
+
+@dataclass(slots=True)
+class AgentContext:
+    """All an agent gets: what is asked, what it may use, and where each model call is recorded."""
+
+    rollout_id: str
+    messages: list[Message]
+    tools: Mapping[str, Tool]
+    policy: Policy
+    sampling: SamplingParams
+    limits: Limits
+    record: Record
+
+
+@dataclass(frozen=True, slots=True)
+class AgentResult:
+    """How the agent ended, and what it answered, if anything."""
+
+    outcome: Outcome
+    answer: str | None = None
+
+
+class Agent(Protocol):
+    """Plays one rollout. Limits end it with an outcome, never with an error."""
+
+    async def run(self, context: AgentContext) -> AgentResult: ...
+
+
+class Submission(BaseModel):
+    """What is scored: kept in the store, so that scoring can be repeated without playing again."""
+
+    answer: str | None = None
+    files: dict[str, str] = {}
+    """Path to text, as the policy left them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """A reward and how it came about; `details` is JSON."""
+
+    value: float
+    details: dict[str, Any] = field(default_factory=dict)
+
+
+FreshSandbox: TypeAlias = Callable[[], AbstractAsyncContextManager[Sandbox]]
+"""Opens a sandbox that the policy never touched, of the instance's own spec; stopped on the way out."""
+
+
+class Evaluator(Protocol):
+    """Scores a submission. EvaluatorError says that scoring broke, never that the submission is bad."""
+
+    name: ClassVar[str]
+
+    async def evaluate(self, submission: Submission, fresh: FreshSandbox, timeout_s: float) -> Score: ...
+
+
+class Handler(Protocol):
+    """Everything particular to one kind of problem. `instance` is always an instance of `instance_type`."""
+
+    data_source: ClassVar[str]
+    instance_type: ClassVar[type[BaseModel]]
+    agent: ClassVar[str]
+    tools: ClassVar[Collection[str]]
+
+    def sandbox(self, instance: Any) -> SandboxSpec | None:
+        """What it is played in; None if it needs no sandbox."""
+        ...
+
+    def messages(self, instance: Any) -> list[Message]:
+        """The conversation the policy is given."""
+        ...
+
+    async def prepare(self, instance: Any, sandbox: Sandbox) -> None:
+        """Stage files before the policy starts."""
+        ...
+
+    async def collect(self, instance: Any, sandbox: Sandbox | None, answer: str | None) -> Submission:
+        """Take from the sandbox what is to be scored, once the agent has ended."""
+        ...
+
+    def evaluator(self, instance: Any) -> Evaluator: ...
