@@ -85,7 +85,7 @@ class FarmUnreachable(ServiceError):
 
 
 class RolloutError(FarmError):
-    """Ended an attempt. `kind` is the outcome it leads to once no attempt is left; `retryable` says if one may be left."""
+    """Ended an attempt. `kind` is the outcome once no attempt is left; `retryable` says if another may help."""
 
     kind: ClassVar[str] = "agent_error"
     retryable: bool = True

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from farm.errors import NotFound
 
 
-@lru_cache(maxsize=None)
+@cache
 def installed(group: str) -> dict[str, EntryPoint]:
     """Name to entry point of every plug-in in a group, such as `farm.handlers`. Nothing is imported."""
     return {point.name: point for point in entry_points(group=group)}
 
 
-@lru_cache(maxsize=None)
+@cache
 def load(group: str, name: str) -> Any:
     """The object an entry point names, imported once. Raises NotFound, with the names there are."""
     points = installed(group)

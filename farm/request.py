@@ -1,4 +1,4 @@
-"""What a trainer asks for: instances, how to sample, and the limits of one rollout. Plain values, checked at the edge."""
+"""What a trainer asks for: instances, how to sample, and the limits of a rollout. Plain values, checked at the edge."""
 
 from __future__ import annotations
 

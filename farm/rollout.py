@@ -152,7 +152,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class BatchStatus:
-    """A batch in numbers. `stages[stage][state]` counts rollouts that have not ended; `failures[kind]` those that failed."""
+    """A batch in numbers. `stages[stage][state]` counts rollouts that have not ended, `failures[kind]` the failed."""
 
     batch_id: str
     n_rollouts: int

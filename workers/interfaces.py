@@ -59,7 +59,7 @@ class Shell(Protocol):
     """One persistent bash in a sandbox: directory, variables and functions live from call to call."""
 
     async def run(self, command: str, timeout_s: float) -> ShellResult:
-        """Run a command of any number of lines. Never raises for what the command does; SandboxError if the sandbox is gone."""
+        """Run a command of any number of lines. Raises nothing for what it does; SandboxError if the sandbox is gone."""
         ...
 
     async def close(self) -> None: ...
@@ -175,7 +175,7 @@ class Policy(Protocol):
     async def complete(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], sampling: SamplingParams, max_tokens: int
     ) -> Completion:
-        """The next assistant message. EngineError if no engine can; LimitReached(context_full) if the prompt is too long."""
+        """The next assistant message. EngineError if no engine can give one; LimitReached if the context is full."""
         ...
 
 

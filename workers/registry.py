@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 from typing import cast
 
 from farm.errors import NotFound, UnknownHandler
@@ -15,7 +15,7 @@ TOOLS = "farm.tools"
 AGENTS = "farm.agents"
 
 
-@lru_cache(maxsize=None)
+@cache
 def handler(data_source: str) -> Handler:
     """The handler of a data_source. Raises UnknownHandler."""
     try:
@@ -24,13 +24,13 @@ def handler(data_source: str) -> Handler:
         raise UnknownHandler(str(missing)) from None
 
 
-@lru_cache(maxsize=None)
+@cache
 def sandbox(kind: str) -> SandboxProvider:
     """The provider of one kind of sandbox on this node."""
     return cast(SandboxProvider, load(SANDBOXES, kind)())
 
 
-@lru_cache(maxsize=None)
+@cache
 def agent(name: str) -> Agent:
     return cast(Agent, load(AGENTS, name)())
 
