@@ -138,6 +138,11 @@ class Rollout:
         return trainable(self.outcome, self.reward)
 
     @property
+    def cursor(self) -> int:
+        """Where a stream of rollouts goes on after this one; 0 while it has not ended."""
+        return self.finish_seq or 0
+
+    @property
     def group_id(self) -> str:
         return f"{self.batch_id}.{self.group_index}"
 
@@ -148,6 +153,11 @@ class Group:
 
     group_id: str
     rollouts: tuple[Rollout, ...]
+
+    @property
+    def cursor(self) -> int:
+        """Where a stream of groups goes on after this one."""
+        return max(rollout.cursor for rollout in self.rollouts)
 
 
 @dataclass(frozen=True, slots=True)

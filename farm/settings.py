@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import tempfile
 from functools import lru_cache
 from pathlib import Path
@@ -37,6 +38,10 @@ class Settings(BaseSettings):
     policy_timeout_s: float = 600.0
     """One request to an engine."""
 
+    node: str = Field(default_factory=socket.gethostname)
+    """The name of this node; one supervisor each."""
+    pool: str = ""
+    """Which pool a worker process serves; the node supervisor sets it."""
     lease_s: float = 60.0
     """How long a claim lives without renewal; renewed every third of it."""
     node_timeout_s: float = 60.0
@@ -51,6 +56,9 @@ class Settings(BaseSettings):
     """Whom sandboxes run as when the farm is started by root."""
     sandbox: str = "auto"
     """The sandbox of instances that leave the choice open: `auto`, `singularity` or `namespace`."""
+
+    lifeline_fd: int | None = None
+    """An inherited read end of a pipe that the node's supervisor holds: its sandboxes end when that is closed."""
 
     @property
     def database_url(self) -> str:

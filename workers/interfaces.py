@@ -59,7 +59,7 @@ class Shell(Protocol):
     """One persistent bash in a sandbox: directory, variables and functions live from call to call."""
 
     async def run(self, command: str, timeout_s: float) -> ShellResult:
-        """Run a command of any number of lines. Raises nothing for what it does; SandboxError if the sandbox is gone."""
+        """Run a command of any number of lines. Whatever it does is a result; SandboxError if the sandbox is gone."""
         ...
 
     async def close(self) -> None: ...

@@ -1,0 +1,73 @@
+"""A child process that dies with its parent, however that dies, and is not hit by the parent's Ctrl-C."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+_PR_SET_PDEATHSIG = 1
+
+
+class Child:
+    """A running command. Start it from a thread that lives as long as it shall: the kernel watches that thread."""
+
+    def __init__(
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        log: Path | None = None,
+        pass_fds: Sequence[int] = (),
+        on_parent_death: signal.Signals = signal.SIGKILL,
+    ) -> None:
+        parent = os.getpid()
+        libc = ctypes.CDLL(None)
+
+        def die_with_parent() -> None:
+            libc.prctl(_PR_SET_PDEATHSIG, on_parent_death)
+            if os.getppid() != parent:  # it died before the line above
+                os._exit(1)
+
+        with contextlib.ExitStack() as stack:
+            output: IO[bytes] | None = None
+            if log is not None:
+                log.parent.mkdir(parents=True, exist_ok=True)
+                output = stack.enter_context(log.open("ab"))
+            self.process = subprocess.Popen(
+                list(argv),
+                env=None if env is None else dict(env),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT if output is not None else None,
+                pass_fds=tuple(pass_fds),
+                start_new_session=True,
+                preexec_fn=die_with_parent,
+            )
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def running(self) -> bool:
+        return self.process.poll() is None
+
+    def terminate(self) -> None:
+        """Ask it to end."""
+        if self.running:
+            self.process.terminate()
+
+    def end(self, grace_s: float) -> None:
+        """Wait for it to end, and kill its whole session if it has not after `grace_s`."""
+        try:
+            self.process.wait(grace_s)
+        except subprocess.TimeoutExpired:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
+            self.process.wait()

@@ -1,0 +1,226 @@
+"""The three stages as async functions of plain values: no Celery, no SQL, so that one can be called in a REPL.
+
+`boundary` is the one place that turns whatever goes wrong into an error of the tree in `farm/errors.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from farm.errors import AgentError, EvaluatorError, FarmError, HandlerError, RolloutError, SandboxError
+from farm.request import Limits, SamplingParams, SandboxSpec
+from farm.rollout import Outcome
+from workers import registry
+from workers.interfaces import (
+    AgentContext,
+    AgentResult,
+    Handler,
+    Policy,
+    Record,
+    Sandbox,
+    SandboxProvider,
+    Score,
+    Submission,
+    Tool,
+)
+
+log = logging.getLogger(__name__)
+
+_GRACE_S = 30.0
+"""What an evaluator gets beyond its limit before it counts as broken, to report the limit itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One rollout to play: what the stages need to know of it."""
+
+    rollout_id: str
+    attempt: int
+    sample_index: int
+    data_source: str
+    fields: Mapping[str, Any]
+    sampling: SamplingParams
+    limits: Limits
+    sandbox_kind: str
+    model: str
+
+    @property
+    def sandbox_id(self) -> str:
+        """Carries the attempt, so that a late worker never touches its successor's sandbox."""
+        return f"{self.rollout_id}.{self.attempt}"
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """What the run stage found out."""
+
+    outcome: Outcome
+    submission: Submission
+
+
+@asynccontextmanager
+async def boundary(
+    job: Job, what: str, error_type: type[RolloutError], limit_s: float | None = None
+) -> AsyncIterator[None]:
+    """Let only RolloutErrors out: anything else becomes an `error_type` that names the rollout and `what` was done."""
+    try:
+        async with asyncio.timeout(limit_s):
+            yield
+    except RolloutError:
+        raise
+    except TimeoutError as error:
+        limit = f" took longer than {limit_s:g} s" if limit_s is not None else f" timed out: {error}"
+        raise error_type(f"{job.rollout_id}: {what}{limit}") from error
+    except FarmError as error:
+        raise error_type(f"{job.rollout_id}: {what}: {error}") from error
+    except Exception as error:
+        log.exception("%s: %s broke", job.rollout_id, what)
+        raise error_type(f"{job.rollout_id}: {what} broke: {type(error).__name__}: {error}") from error
+
+
+def _handler(job: Job) -> tuple[Handler, BaseModel]:
+    """The handler and its checked instance."""
+    try:
+        handler = registry.handler(job.data_source)
+        return handler, handler.instance_type.model_validate(dict(job.fields))
+    except (FarmError, ValidationError) as error:
+        raise HandlerError(f"{job.rollout_id}: {error}", retryable=False) from error
+
+
+def _spec(job: Job, handler: Handler, instance: BaseModel) -> tuple[SandboxProvider, SandboxSpec] | None:
+    """Where it is played: the instance's own choice of sandbox, else the batch's, else the best there is."""
+    spec = handler.sandbox(instance)
+    if spec is None:
+        return None
+    kind = spec.kind if spec.kind != "auto" else job.sandbox_kind
+    return registry.sandbox(kind if kind != "auto" else registry.best_sandbox()), spec
+
+
+async def init(job: Job) -> None:
+    """Start the sandbox and stage the instance's files in it. It stays for the run stage."""
+    async with boundary(job, "starting the sandbox", SandboxError, job.limits.init_s):
+        handler, instance = _handler(job)
+        place = _spec(job, handler, instance)
+        if place is None:
+            return
+        provider, spec = place
+        sandbox = await provider.start(job.sandbox_id, spec)
+        try:
+            await handler.prepare(instance, sandbox)
+        except BaseException:
+            await asyncio.shield(sandbox.stop())
+            raise
+
+
+async def run(job: Job, policy: Policy, record: Record) -> Played:
+    """Let the agent play, then take from the sandbox what is to be scored. The sandbox is gone afterwards."""
+    async with AsyncExitStack() as stack:
+        async with boundary(job, "joining the sandbox", SandboxError):
+            handler, instance = _handler(job)
+            place = _spec(job, handler, instance)
+            sandbox = None if place is None else await place[0].attach(job.sandbox_id, place[1])
+        if sandbox is not None:
+            stack.push_async_callback(_stop, sandbox)
+        async with boundary(job, f"agent {handler.agent}", AgentError):
+            context = AgentContext(
+                rollout_id=job.rollout_id,
+                messages=handler.messages(instance),
+                tools={name: registry.tool(name)(sandbox) for name in handler.tools},
+                policy=policy,
+                sampling=_seeded(job),
+                limits=job.limits,
+                record=record,
+            )
+            stack.push_async_callback(_close, context.tools)
+            result = await _play(handler.agent, context)
+        async with boundary(job, "collecting the submission", HandlerError, job.limits.tool_s):
+            submission = await handler.collect(instance, sandbox, result.answer)
+    return Played(result.outcome, submission)
+
+
+async def _play(agent: str, context: AgentContext) -> AgentResult:
+    """The agent under its deadline, which is an outcome, not an error."""
+    deadline = asyncio.timeout(context.limits.run_s)
+    try:
+        async with deadline:
+            return await registry.agent(agent).run(context)
+    except TimeoutError:
+        if not deadline.expired():
+            raise
+        return AgentResult(Outcome.DEADLINE)
+
+
+def _seeded(job: Job) -> SamplingParams:
+    """The batch's sampling, with a seed of this sample's own."""
+    if job.sampling.seed is None:
+        return job.sampling
+    return job.sampling.model_copy(update={"seed": job.sampling.seed + job.sample_index})
+
+
+async def evaluate(job: Job, submission: Submission) -> tuple[Score, str]:
+    """Score a submission: the score, and the evaluator's name."""
+    limit_s = job.limits.eval_s
+    async with boundary(job, "scoring", EvaluatorError, limit_s + job.limits.init_s + _GRACE_S):
+        handler, instance = _handler(job)
+        evaluator = handler.evaluator(instance)
+        score = await evaluator.evaluate(submission, _fresh(job, handler, instance), limit_s)
+        if not math.isfinite(score.value):
+            raise EvaluatorError(f"{job.rollout_id}: {evaluator.name} gave {score.value} as the reward")
+        return score, evaluator.name
+
+
+def _fresh(job: Job, handler: Handler, instance: BaseModel) -> Callable[[], Any]:
+    """Opens sandboxes that the policy never touched."""
+    opened = 0
+
+    @asynccontextmanager
+    async def fresh() -> AsyncIterator[Sandbox]:
+        nonlocal opened
+        place = _spec(job, handler, instance)
+        if place is None:
+            raise EvaluatorError(f"{job.rollout_id}: handler {job.data_source} scores in a sandbox but asks for none")
+        opened += 1
+        async with boundary(job, "starting the sandbox to score in", SandboxError, job.limits.init_s):
+            sandbox = await place[0].start(f"{job.sandbox_id}.eval{opened}", place[1])
+        try:
+            yield sandbox
+        finally:
+            await _stop(sandbox)
+
+    return fresh
+
+
+async def discard(job: Job) -> None:
+    """Stop the sandbox of a rollout that was taken away between two stages."""
+    handler, instance = _handler(job)
+    place = _spec(job, handler, instance)
+    if place is not None:
+        try:
+            sandbox = await place[0].attach(job.sandbox_id, place[1])
+        except SandboxError:
+            return
+        await _stop(sandbox)
+
+
+async def _stop(sandbox: Sandbox) -> None:
+    """Stop a sandbox even while being cancelled; what cannot be stopped is left to the node's sweep."""
+    try:
+        await asyncio.shield(sandbox.stop())
+    except Exception as error:
+        log.warning("sandbox %s did not stop: %s", sandbox.sandbox_id, error)
+
+
+async def _close(tools: Mapping[str, Tool]) -> None:
+    for name, tool in tools.items():
+        try:
+            await tool.close()
+        except Exception as error:
+            log.warning("tool %s did not close: %s", name, error)
