@@ -28,7 +28,7 @@ def connect(url: str | Path | None = None, *, broker_url: str | None = None) -> 
     Raises InvalidRequest for an address of no kind, FarmUnreachable for a folder without a farm, StoreUnavailable for
     a database that does not answer or is at another schema revision.
     """
-    store_url, found_broker = _address(url, settings())
+    store_url, found_broker = address_of(url, settings())
     store = Store(store_url)
     try:
         migrations.check(store)
@@ -38,7 +38,8 @@ def connect(url: str | Path | None = None, *, broker_url: str | None = None) -> 
     return Farm(store, Signals(found_broker if broker_url is None else broker_url))
 
 
-def _address(url: str | Path | None, defaults: Settings) -> tuple[str, str]:
+def address_of(url: str | Path | None, defaults: Settings) -> tuple[str, str]:
+    """(store URL, broker URL) of a farm's address, as `connect` takes it."""
     if url is None:
         if defaults.store_url:
             return defaults.store_url, defaults.broker_url

@@ -70,6 +70,7 @@ def start_redis(folder: Path, log_file: Path | None = None) -> tuple[Child, str]
         "dir": str(folder),
         "maxmemory-policy": "noeviction",
         "daemonize": "no",
+        "loglevel": "warning",
     }
     argv = [redis_server(), *(part for name, value in options.items() for part in (f"--{name}", value))]
     child = Child(argv, log=log_file, on_parent_death=signal.SIGTERM)

@@ -1,0 +1,182 @@
+"""What a person sees of a batch in a terminal: live progress, a table of groups, a transcript."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.markup import escape
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+
+from farm.client import Farm
+from farm.rollout import BatchStatus, Reward, Rollout, Stage, State, Timing
+from farm.trajectory import Message, ModelCall
+
+_PERIOD_S = 0.25
+_LONG = 4000
+
+
+def watch(farm: Farm, batch_id: str, console: Console, check: object = None) -> BatchStatus:
+    """Show a batch's progress until all its rollouts have ended. `check`, if callable, is called now and then."""
+    first = farm.status(batch_id)
+    started = time.monotonic()
+    with Live(console=console, refresh_per_second=8, transient=False) as live:
+        while True:
+            status = farm.status(batch_id)
+            live.update(progress(status, first.n_finished, time.monotonic() - started))
+            if status.done:
+                return status
+            if callable(check):
+                check()
+            try:
+                farm.wait(batch_id, _PERIOD_S)
+            except TimeoutError:
+                continue
+
+
+def progress(status: BatchStatus, n_before: int, elapsed_s: float) -> RenderableType:
+    """A batch in one small table: per stage queued, active and done; rate, mean reward and failures."""
+    table = Table(box=None, pad_edge=False)
+    for column in ("stage", "queued", "active", "done"):
+        table.add_column(column, justify="left" if column == "stage" else "right")
+    waiting_after = 0
+    done = {}
+    for stage in reversed(Stage):
+        done[stage] = status.n_finished + waiting_after
+        waiting_after += sum(status.stages[stage].values())
+    for stage in Stage:
+        states = status.stages[stage]
+        table.add_row(stage, str(states[State.QUEUED]), str(states[State.ACTIVE]), str(done[stage]))
+    rate = (status.n_finished - n_before) / elapsed_s if elapsed_s > 0 else 0.0
+    reward = "-" if status.mean_reward is None else f"{status.mean_reward:.3f}"
+    failures = ", ".join(f"{n} {kind}" for kind, n in sorted(status.failures.items())) or "none"
+    line = (
+        f"batch {status.batch_id}: {status.n_finished}/{status.n_rollouts} ended in {elapsed_s:.1f} s, "
+        f"{rate:.1f} rollouts/s, mean reward {reward}, failures: {failures}"
+    )
+    bar = ProgressBar(total=max(1, status.n_rollouts), completed=status.n_finished, width=60)
+    return Group(escape(line), bar, table)
+
+
+def group_table(rollouts: Sequence[Rollout]) -> Table:
+    """One line per group: its rewards, how its rollouts ended, turns and sampled tokens on average."""
+    table = Table(title="groups", title_justify="left")
+    for column in ("group", "data_source", "instance", "rewards", "outcomes", "turns", "tokens", "seconds"):
+        table.add_column(column, justify="right" if column in {"turns", "tokens", "seconds"} else "left")
+    groups: defaultdict[int, list[Rollout]] = defaultdict(list)
+    for rollout in rollouts:
+        groups[rollout.group_index].append(rollout)
+    for index in sorted(groups):
+        members = groups[index]
+        table.add_row(
+            members[0].group_id,
+            members[0].data_source,
+            escape(members[0].instance_id),
+            " ".join("-" if each.reward is None else f"{each.reward:g}" for each in members),
+            ", ".join(sorted({str(each.outcome or each.state) for each in members})),
+            f"{sum(each.n_turns for each in members) / len(members):.1f}",
+            f"{sum(each.n_response_tokens for each in members) / len(members):.0f}",
+            f"{max((each.finished_at or each.submitted_at) - each.submitted_at for each in members):.1f}",
+        )
+    return table
+
+
+def transcript(
+    rollout: Rollout, calls: Sequence[ModelCall], timings: Sequence[Timing], rewards: Sequence[Reward]
+) -> RenderableType:
+    """Everything a rollout did, in order, then its times and rewards."""
+    parts: list[RenderableType] = [_headline(rollout)]
+    for call in calls:
+        parts += [_message(message) for message in call.messages]
+        exact = "token-exact" if call.token_exact else "text only"
+        note = (
+            f"call {call.index} · {call.n_prompt_tokens} + {call.n_response_tokens} tokens · {call.latency_s:.2f} s · "
+            f"{call.finish_reason} · {exact} · version {call.policy_version or '?'}"
+        )
+        parts.append(_message(call.response, note))
+        parts += [_message(message) for message in call.observations]
+    parts += [_times(timings), _scores(rewards)]
+    return Group(*parts)
+
+
+def _headline(rollout: Rollout) -> str:
+    reward = "none" if rollout.reward is None else f"{rollout.reward:g}"
+    line = (
+        f"[bold]rollout {rollout.rollout_id}[/bold] ({escape(rollout.data_source)} {escape(rollout.instance_id)}): "
+        f"{rollout.state}, outcome {rollout.outcome or '-'}, reward {reward}, attempt {rollout.attempt}, "
+        f"{rollout.n_turns} turns, {rollout.n_response_tokens} sampled tokens"
+    )
+    if rollout.failure is not None:
+        line += f"\n[red]{rollout.failure.kind}[/red]: {escape(rollout.failure.message)}"
+    return line
+
+
+_COLOURS = {"system": "dim", "user": "cyan", "assistant": "green", "tool": "yellow"}
+
+
+def _message(message: Message, note: str = "") -> Panel:
+    role = str(message.get("role", "?"))
+    text = _short(_text(message.get("content")))
+    for call in message.get("tool_calls") or []:
+        function = call["function"]
+        text += f"\n→ {function['name']}({_arguments(function['arguments'])})"
+    title = role if not message.get("tool_call_id") else f"{role} result"
+    colour = _COLOURS.get(role, "white")
+    return Panel(escape(text.strip()), title=title, subtitle=note or None, title_align="left", border_style=colour)
+
+
+def _text(content: object) -> str:
+    if isinstance(content, list):
+        return "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
+    return "" if content is None else str(content)
+
+
+def _arguments(raw: str) -> str:
+    try:
+        values = json.loads(raw)
+    except ValueError:
+        return raw
+    if not isinstance(values, dict):
+        return raw
+    return ", ".join(f"{name}={_short(value) if isinstance(value, str) else value!r}" for name, value in values.items())
+
+
+def _short(text: str) -> str:
+    if len(text) <= _LONG:
+        return text
+    return f"{text[: _LONG // 2]}\n[… {len(text) - _LONG} characters …]\n{text[-_LONG // 2 :]}"
+
+
+def _times(timings: Sequence[Timing]) -> Table:
+    table = Table(title="stages", title_justify="left")
+    for column in ("attempt", "stage", "node", "queued s", "work s", "result"):
+        table.add_column(column)
+    for timing in timings:
+        table.add_row(
+            str(timing.attempt),
+            timing.stage,
+            timing.node or "-",
+            _seconds(timing.queued_s),
+            _seconds(timing.work_s),
+            (timing.result or "active") + (f": {escape(timing.failure.message)}" if timing.failure else ""),
+        )
+    return table
+
+
+def _seconds(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
+
+
+def _scores(rewards: Sequence[Reward]) -> Table:
+    table = Table(title="rewards", title_justify="left")
+    for column in ("reward", "evaluator", "details"):
+        table.add_column(column)
+    for reward in rewards:
+        table.add_row(f"{reward.value:g}", reward.evaluator, escape(_short(json.dumps(reward.details))))
+    return table
