@@ -13,8 +13,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
-from celery import Celery
-
 from farm.queue import celery_app, ring
 from farm.rollout import Failure, Outcome, Stage
 from farm.settings import Settings
@@ -40,7 +38,7 @@ class Dispatcher:
         self._signals = signals
         self._settings = settings
         self._owner = owner
-        self._app: Celery = celery_app(settings.broker_url, "farm-dispatcher")
+        self._app = celery_app(settings.broker_url, "farm-dispatcher")
         self._stopped = threading.Event()
         self._leads_until = 0.0
         self._next_care = 0.0

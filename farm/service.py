@@ -15,7 +15,7 @@ from farm.plugins import installed, load
 from farm.request import BatchRequest, Instance
 from farm.rollout import BatchStatus, Group, Rollout
 from farm.signals import ENDED, Signals
-from farm.store import batches, engines, nodes, rollouts, trajectories
+from farm.store import batches, engines, interventions, nodes, trajectories
 from farm.store.engine import Store
 
 HANDLERS = "farm.handlers"
@@ -151,7 +151,7 @@ class Service:
     def cancel(self, batch_id: str, rollout_ids: Collection[str] | None = None) -> list[str]:
         """End a batch, or these rollouts of it, now; the ids of those that had not ended. Harmless when repeated."""
         self.status(batch_id)
-        ids = self.store.write(lambda connection: rollouts.cancel(connection, batch_id, rollout_ids))
+        ids = self.store.write(lambda connection: interventions.cancel(connection, batch_id, rollout_ids))
         if ids:
             self.signals.cancelled(ids)
             self.signals.ended(batch_id)
@@ -160,7 +160,7 @@ class Service:
     def rescore(self, batch_id: str, rollout_ids: Collection[str] | None = None) -> list[str]:
         """Score again what was played to the end, from what was submitted then; the ids. Nothing is played again."""
         self.status(batch_id)
-        ids = self.store.write(lambda connection: rollouts.rescore(connection, batch_id, rollout_ids))
+        ids = self.store.write(lambda connection: interventions.rescore(connection, batch_id, rollout_ids))
         if ids:
             self.signals.wake()
         return ids

@@ -28,7 +28,7 @@ from farm.queue import queue_name
 from farm.rollout import Stage
 from farm.settings import Settings, settings
 from farm.signals import Signals
-from farm.store import engines, migrations, nodes, rollouts
+from farm.store import engines, migrations, nodes, placement, rollouts
 from farm.store.engine import Store
 from workers import registry
 from workers.sandboxes.sweep import sweep
@@ -212,7 +212,7 @@ class Supervisor:
 
     def _sweep(self) -> None:
         """Remove the sandboxes of rollouts that are not here any more."""
-        live = self._store.read(lambda connection: rollouts.live_sandboxes(connection, self._options.node))
+        live = self._store.read(lambda connection: placement.live_sandboxes(connection, self._options.node))
         gone = sweep({f"{rollout_id}.{attempt}" for rollout_id, attempt in live})
         if gone:
             log.warning("removed %d sandboxes that nobody needs: %s", len(gone), ", ".join(sorted(gone)[:5]))

@@ -137,3 +137,11 @@ def abandon(connection: Connection, dead: Collection[str]) -> int:
     back = statement.where(rollouts.c.stage != Stage.EVAL.value).values(stage=Stage.INIT.value)
     n = connection.execute(back).rowcount
     return n + connection.execute(statement.where(rollouts.c.stage == Stage.EVAL.value)).rowcount
+
+
+def live_sandboxes(connection: Connection, node: str) -> set[tuple[str, int]]:
+    """(rollout id, attempt) of everything placed on a node that has not ended: whose sandboxes must be left alone."""
+    statement = select(rollouts.c.rollout_id, rollouts.c.attempt).where(
+        rollouts.c.node == node, rollouts.c.state.in_(LIVE)
+    )
+    return {(row.rollout_id, row.attempt) for row in connection.execute(statement)}

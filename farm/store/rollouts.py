@@ -1,4 +1,4 @@
-"""Every transition of a rollout, each one guarded UPDATE: create, claim, renew, advance, finish, fail, requeue, cancel.
+"""Every transition of a rollout, each one guarded UPDATE: claim, renew, advance, finish, fail, requeue.
 
 The functions take a connection inside a transaction and say whether they applied. A worker names what it believes it
 holds (id, attempt, stage, owner); if the row no longer says so, nothing happens. `attempt` rises whenever a rollout is
@@ -11,9 +11,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from sqlalchemy import Connection, CursorResult, Table, bindparam, func, insert, literal, select, update
+from sqlalchemy import Connection, CursorResult, Table, bindparam, insert, select, update
 
-from farm.rollout import FINAL_STATES, Failure, Outcome, Stage, State
+from farm.rollout import Failure, Stage, State
 from farm.store.clock import db_now
 from farm.store.tables import AttemptRow, Batch, RewardRow, RolloutRow
 
@@ -23,8 +23,7 @@ attempts = cast(Table, AttemptRow.__table__)
 rewards = cast(Table, RewardRow.__table__)
 
 NEXT_STAGE = {Stage.INIT: Stage.RUN, Stage.RUN: Stage.EVAL}
-_FINAL = sorted(FINAL_STATES)
-_CHUNK = 400
+CHUNK = 400
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,11 +111,11 @@ def renew(connection: Connection, owner: str, held: Collection[str], lease_s: fl
     """Renew the leases of an owner on these rollouts. Returns those it still holds; the others it has lost."""
     kept: set[str] = set()
     ids = sorted(held)
-    for start in range(0, len(ids), _CHUNK):
+    for start in range(0, len(ids), CHUNK):
         statement = (
             update(rollouts)
             .where(
-                rollouts.c.rollout_id.in_(ids[start : start + _CHUNK]),
+                rollouts.c.rollout_id.in_(ids[start : start + CHUNK]),
                 rollouts.c.owner == owner,
                 rollouts.c.state == State.ACTIVE.value,
             )
@@ -134,7 +133,7 @@ _mine = (
     rollouts.c.state == State.ACTIVE.value,
     rollouts.c.owner == bindparam("b_owner"),
 )
-_released = {"owner": None, "lease_expires_at": None}
+released = {"owner": None, "lease_expires_at": None}
 _advance = (
     update(rollouts)
     .where(*_mine)
@@ -144,7 +143,7 @@ _advance = (
         queued_at=db_now(),
         ring_at=db_now() + bindparam("b_ring_again"),
         n_rings=1,
-        **_released,
+        **released,
     )
 )
 _end_attempt = (
@@ -194,7 +193,7 @@ def finish(connection: Connection, held: Claim, value: float, details: dict[str,
             reward=value,
             finished_at=db_now(),
             finish_seq=seq,
-            **_released,
+            **released,
         )
     )
     if not _applied(connection.execute(done, _names(held))):
@@ -241,7 +240,7 @@ def fail(connection: Connection, held: Claim, failure: Failure, retry_in_s: floa
             n_failures=rollouts.c.n_failures + 1,
             finished_at=db_now(),
             finish_seq=seq,
-            **_released,
+            **released,
         )
     )
     if not _applied(connection.execute(statement, _names(held))):
@@ -263,7 +262,7 @@ def requeue(connection: Connection, held: Claim, failure: Failure, values: Mappi
         "ready_at": db_now(),
         "failure_kind": failure.kind,
         "failure_message": failure.message,
-        **_released,
+        **released,
     }
     statement = update(rollouts).where(*_mine).values(**(back | dict(values)))
     if not _applied(connection.execute(statement, _names(held))):
@@ -321,93 +320,3 @@ def expire_owner(connection: Connection, owner: str) -> int:
         .values(lease_expires_at=0.0)
     )
     return connection.execute(statement).rowcount
-
-
-def cancel(connection: Connection, batch_id: str, rollout_ids: Collection[str] | None) -> list[str]:
-    """End all rollouts of a batch, or those named, that have not ended. Returns their ids."""
-    connection.execute(update(batches).where(batches.c.batch_id == batch_id).values(last_seq=batches.c.last_seq))
-    live = select(rollouts.c.rollout_id).where(rollouts.c.batch_id == batch_id, rollouts.c.state.not_in(_FINAL))
-    ids = [found for found in connection.execute(live).scalars() if rollout_ids is None or found in rollout_ids]
-    if not ids:
-        return []
-    last = connection.execute(
-        update(batches)
-        .where(batches.c.batch_id == batch_id)
-        .values(n_finished=batches.c.n_finished + len(ids), last_seq=batches.c.last_seq + len(ids))
-        .returning(batches.c.last_seq)
-    ).scalar_one()
-    statement = (
-        update(rollouts)
-        .where(rollouts.c.rollout_id == bindparam("b_id"))
-        .values(
-            state=State.CANCELLED.value,
-            outcome=Outcome.CANCELLED.value,
-            attempt=rollouts.c.attempt + 1,
-            finished_at=db_now(),
-            finish_seq=bindparam("b_seq"),
-            **_released,
-        )
-    )
-    first = last - len(ids) + 1
-    connection.execute(statement, [{"b_id": each, "b_seq": first + n} for n, each in enumerate(ids)])
-    for start in range(0, len(ids), _CHUNK):
-        connection.execute(
-            update(attempts)
-            .where(attempts.c.rollout_id.in_(ids[start : start + _CHUNK]), attempts.c.finished_at.is_(None))
-            .values(finished_at=db_now(), result="cancelled")
-        )
-    return ids
-
-
-def rescore(connection: Connection, batch_id: str, rollout_ids: Collection[str] | None) -> list[str]:
-    """Queue the scoring of rollouts that have something to score once more. Returns their ids."""
-    done = select(rollouts.c.rollout_id).where(
-        rollouts.c.batch_id == batch_id,
-        rollouts.c.state.in_([State.COMPLETED.value, State.FAILED.value]),
-        rollouts.c.stage == Stage.EVAL.value,
-        rollouts.c.submission.is_not(None),
-    )
-    ids = [found for found in connection.execute(done).scalars() if rollout_ids is None or found in rollout_ids]
-    if ids:
-        connection.execute(
-            update(batches).where(batches.c.batch_id == batch_id).values(n_finished=batches.c.n_finished - len(ids))
-        )
-    for start in range(0, len(ids), _CHUNK):
-        connection.execute(
-            update(rollouts)
-            .where(rollouts.c.rollout_id.in_(ids[start : start + _CHUNK]))
-            .values(
-                state=State.QUEUED.value,
-                attempt=rollouts.c.attempt + 1,
-                node=None,
-                outcome=None,
-                reward=None,
-                n_failures=0,
-                failure_kind=None,
-                failure_message=None,
-                finished_at=None,
-                finish_seq=None,
-                queued_at=db_now(),
-                ready_at=db_now(),
-                **_released,
-            )
-        )
-    return ids
-
-
-def live_sandboxes(connection: Connection, node: str) -> set[tuple[str, int]]:
-    """(rollout id, attempt) of everything placed on a node that has not ended: whose sandboxes must be left alone."""
-    statement = select(rollouts.c.rollout_id, rollouts.c.attempt).where(
-        rollouts.c.node == node, rollouts.c.state.in_([State.QUEUED.value, State.ACTIVE.value])
-    )
-    return {(row.rollout_id, row.attempt) for row in connection.execute(statement)}
-
-
-def counts(connection: Connection) -> dict[tuple[str, str], int]:
-    """(stage, state) → how many rollouts of the whole farm have not ended."""
-    statement = (
-        select(rollouts.c.stage, rollouts.c.state, func.count(literal(1)))
-        .where(rollouts.c.state.in_([State.QUEUED.value, State.ACTIVE.value]))
-        .group_by(rollouts.c.stage, rollouts.c.state)
-    )
-    return {(stage, state): n for stage, state, n in connection.execute(statement)}

@@ -1,0 +1,139 @@
+"""`make demo`: a whole farm on this machine plays real problems, then shows what it has.
+
+The policy is FARM_POLICY_URL (any OpenAI-compatible server) if that is set. Else it is the scripted policy server, a
+test double that plays reference solutions, wrong ones and tool use in a seeded mix. Nothing else is a double.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+from rich.console import Console
+
+import farm
+from examples import plays, problems
+from farm import display
+from farm.child import Child
+from farm.embedded import Embedded
+from farm.settings import settings
+
+console = Console()
+FAMILIES = ("gcd", "simple_equations", "base_conversion")
+_START_S = 30.0
+
+
+def main() -> None:
+    options = _options()
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        run(options)
+    except KeyboardInterrupt:
+        console.print("\nstopped; nothing is left running")
+        sys.exit(130)
+    except farm.FarmError as error:
+        console.print(f"[red]{type(error).__name__}[/red]: {error}")
+        sys.exit(1)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("-n", "--samples", type=int, default=4, help="rollouts of each problem")
+    parser.add_argument("--math", type=int, default=2, help="problems of each of the three math families")
+    parser.add_argument("--code", type=int, default=6, help="HumanEval problems")
+    parser.add_argument("--swe", type=int, default=2, help="SWE instances")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--no-flower", action="store_true")
+    return parser.parse_args()
+
+
+def run(options: argparse.Namespace) -> None:
+    instances = [
+        *problems.math_problems(FAMILIES, options.math, options.seed),
+        *problems.humaneval_problems(options.code),
+        *problems.swe_problems(options.swe),
+    ]
+    with (
+        policy(instances, options.seed) as (url, note),
+        Embedded(settings(), flower=not options.no_flower, env={"FARM_POLICY_URL": url}) as here,
+        farm.connect(here.home) as client,
+    ):
+        console.print(
+            f"policy {url} ({note})\nstore  {here.store_url}\nflower {here.flower_url or '-'}", soft_wrap=True
+        )
+        started = time.monotonic()
+        batch_id = client.submit(
+            farm.BatchRequest(
+                instances=tuple(instances),
+                n_samples=options.samples,
+                sampling=farm.SamplingParams(seed=options.seed),
+                metadata={"from": "make demo"},
+            )
+        )
+        status = display.watch(client, batch_id, console, check=here.check)
+        rollouts = client.rollouts(batch_id)
+        console.print(display.group_table(rollouts))
+        show_one(client, rollouts)
+        console.print(
+            f"{status.n_completed} of {status.n_rollouts} rollouts scored in {time.monotonic() - started:.1f} s, "
+            f"mean reward {status.mean_reward or 0:.3f}, {status.n_failed} failed"
+        )
+        console.print(f"flower {here.flower_url or '-'} (while the farm runs)\nstore  {here.store_url}", soft_wrap=True)
+        console.print(f"look again: FARM_HOME={here.home} .venv/bin/farm watch {batch_id}", soft_wrap=True)
+        if status.n_completed != status.n_rollouts:
+            sys.exit(1)
+
+
+def show_one(client: farm.Farm, rollouts: list[farm.Rollout]) -> None:
+    """The full transcript of the scored rollout with the most turns."""
+    scored = [rollout for rollout in rollouts if rollout.reward is not None]
+    if scored:
+        chosen = max(scored, key=lambda rollout: (rollout.n_turns, rollout.reward or 0.0))
+        key = chosen.rollout_id
+        console.print(display.transcript(chosen, client.calls(key), client.timings(key), client.rewards(key)))
+
+
+@contextmanager
+def policy(instances: list[farm.Instance], seed: int) -> Iterator[tuple[str, str]]:
+    """(URL, what it is) of the server that plays; a server that was started here ends here."""
+    given = settings().policy_url
+    if given:
+        yield given, "from FARM_POLICY_URL"
+        return
+    with tempfile.TemporaryDirectory(prefix="farm-demo-") as folder:
+        book = Path(folder) / "book.jsonl"
+        plays.write_book(plays.play_book(instances, seed), book)
+        log = Path(folder) / "policy.log"
+        command = [sys.executable, "-m", "workers.testing.scripted", "--book", str(book), "--seed", str(seed)]
+        child = Child(command, log=log, env=os.environ | {"PYTHONUNBUFFERED": "1"})
+        try:
+            yield f"{_printed_url(child, log)}/v1", "the scripted policy server, a test double: it plays scripts"
+        finally:
+            child.terminate()
+            child.end(5.0)
+
+
+def _printed_url(child: Child, log: Path) -> str:
+    deadline = time.monotonic() + _START_S
+    while time.monotonic() < deadline and child.running:
+        for line in log.read_text().splitlines():
+            if line.startswith("http://"):
+                return line.strip().removesuffix("/v1")
+        time.sleep(0.05)
+    raise farm.ServiceError(f"the scripted policy server did not start: {log.read_text()[-500:]}")
+
+
+if __name__ == "__main__":
+    main()

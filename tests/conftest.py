@@ -1,0 +1,92 @@
+"""Fixtures that all tests may ask for: real servers, each private to this run, and what decides when one is missing."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.services.apptainer import apptainer_program, unpacked_binaries
+from tests.services.postgres import postgres_database as new_postgres_database
+from tests.services.postgres import postgres_server
+from tests.services.process import Missing
+from tests.services.redis import redis_client, redis_server
+
+_ORDER = ("unit", "contract", "integration", "acceptance")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Cheap tests first, so that a broken function is not first seen as a broken farm."""
+    items.sort(key=_rank)
+
+
+def _rank(item: pytest.Item) -> int:
+    suite = Path(item.path).relative_to(Path(__file__).parent).parts[0]
+    return _ORDER.index(suite) if suite in _ORDER else 0
+
+
+def absent(reason: str) -> None:
+    """End the test because its service is missing: a laptop skips, CI fails."""
+    if os.environ.get("CI"):
+        pytest.fail(f"CI must have every service: {reason}", pytrace=False)
+    pytest.skip(reason)
+
+
+@pytest.fixture(scope="session")
+def redis_url() -> Iterator[str]:
+    """The broker URL of this run's Redis (`redis+socket://…`), for Celery and for `farm.signals`."""
+    try:
+        with redis_server() as url:
+            yield url
+    except Missing as missing:
+        absent(str(missing))
+
+
+@pytest.fixture
+def broker_url(redis_url: str) -> str:
+    """The same Redis, emptied for this test."""
+    with redis_client(redis_url) as client:
+        client.flushall()
+    return redis_url
+
+
+@pytest.fixture(scope="session")
+def postgres_url() -> Iterator[str]:
+    """The SQLAlchemy URL of this run's Postgres; tests want `postgres_database`."""
+    try:
+        with postgres_server() as url:
+            yield url
+    except Missing as missing:
+        absent(str(missing))
+
+
+@pytest.fixture
+def postgres_database(postgres_url: str) -> Iterator[str]:
+    """The URL of a database of this test's own, empty."""
+    with new_postgres_database(postgres_url) as url:
+        yield url
+
+
+@pytest.fixture
+def sqlite_url(tmp_path: Path) -> str:
+    """The URL of a SQLite file of this test's own, not made yet."""
+    return f"sqlite:///{tmp_path / 'farm.db'}"
+
+
+@pytest.fixture(params=["sqlite_url", "postgres_database"], ids=["sqlite", "postgres"])
+def store_url(request: pytest.FixtureRequest) -> str:
+    """Each kind of database in turn, empty."""
+    return str(request.getfixturevalue(request.param))
+
+
+@pytest.fixture(scope="session")
+def apptainer() -> Iterator[Path]:
+    """The Apptainer or Singularity to use, with its helpers on PATH; the machine's own comes first."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", f"{os.environ.get('PATH', '')}{os.pathsep}{unpacked_binaries()}")
+        try:
+            yield apptainer_program(os.environ["PATH"])
+        except Missing as missing:
+            absent(str(missing))

@@ -1,0 +1,457 @@
+"""The promises of the store, kept alike by SQLite and Postgres."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+from sqlalchemy import Connection, insert, select, update
+from sqlalchemy.exc import IntegrityError
+
+from farm.errors import Conflict, InvalidRequest, NotFound, StoreUnavailable
+from farm.request import BatchRequest, Instance
+from farm.rollout import BatchStatus, Failure, Outcome, Stage, State
+from farm.store import batches, engines, interventions, migrations, nodes, placement, rollouts, trajectories
+from farm.store.engine import Store
+from farm.store.rollouts import Claim
+from farm.store.tables import Base
+from farm.trajectory import ModelCall, segments, token_ids
+
+NODE = "n1"
+LOST = Failure(Outcome.LOST, "gone")
+
+
+@pytest.fixture
+def store(store_url: str) -> Iterator[Store]:
+    opened = Store(store_url)
+    migrations.migrate(opened)
+    yield opened
+    opened.close()
+
+
+def new_batch(store: Store, n: int = 1, n_samples: int = 1, **values: Any) -> str:
+    instances = tuple(Instance(data_source="noop", fields={"i": i}) for i in range(n))
+    request = BatchRequest(instances=instances, n_samples=n_samples, **values)
+    return store.write(lambda connection: batches.create(connection, request, "f"))[0]
+
+
+def place(store: Store, batch_id: str, node: str = NODE) -> None:
+    found = store.read(lambda connection: placement.next_of(connection, batch_id, 10_000))
+    bells = [placement.Bell(rollout_id, attempt, stage, node) for rollout_id, attempt, stage in found]
+    store.write(lambda connection: placement.place(connection, bells, 3.0))
+
+
+def claim(
+    store: Store, rollout_id: str, stage: Stage, attempt: int = 1, owner: str = "w", lease_s: float = 60.0
+) -> Claim | None:
+    return store.write(lambda connection: rollouts.claim(connection, rollout_id, attempt, stage, NODE, owner, lease_s))
+
+
+def claimed(store: Store, rollout_id: str, stage: Stage, attempt: int = 1, lease_s: float = 60.0) -> Claim:
+    found = claim(store, rollout_id, stage, attempt, lease_s=lease_s)
+    assert found is not None
+    return found
+
+
+def advance(store: Store, held: Claim, **values: Any) -> bool:
+    return store.write(lambda connection: rollouts.advance(connection, held, 3.0, values))
+
+
+def finish(store: Store, held: Claim, reward: float = 1.0) -> bool:
+    return store.write(lambda connection: rollouts.finish(connection, held, reward, {"why": "x"}, "test"))
+
+
+def fail(store: Store, held: Claim, retry_in_s: float | None) -> bool:
+    return store.write(lambda connection: rollouts.fail(connection, held, LOST, retry_in_s))
+
+
+def play(store: Store, rollout_id: str, attempt: int = 1, reward: float = 1.0) -> None:
+    assert advance(store, claimed(store, rollout_id, Stage.INIT, attempt))
+    ended = {"policy_outcome": "submitted", "submission": {"answer": "42"}}
+    assert advance(store, claimed(store, rollout_id, Stage.RUN, attempt), **ended)
+    assert finish(store, claimed(store, rollout_id, Stage.EVAL, attempt), reward)
+
+
+def status(store: Store, batch_id: str) -> BatchStatus:
+    return store.read(lambda connection: batches.status(connection, batch_id))
+
+
+class TestSchema:
+    def test_head_equals_the_tables(self, store: Store) -> None:
+        from alembic.autogenerate import compare_metadata
+        from alembic.runtime.migration import MigrationContext
+
+        def differences(connection: Connection) -> list[Any]:
+            context = MigrationContext.configure(connection, opts={"compare_type": True})
+            return list(compare_metadata(context, Base.metadata))
+
+        assert store.read(differences) == []
+
+    def test_every_revision_goes_up_and_down(self, store_url: str) -> None:
+        store = Store(store_url)
+        try:
+            for _ in range(2):
+                migrations.migrate(store)
+                assert migrations.revision(store) == migrations.head()
+                migrations.migrate(store, "base")
+                assert migrations.revision(store) is None
+        finally:
+            store.close()
+
+    def test_another_revision_is_refused_with_the_mend(self, store_url: str) -> None:
+        store = Store(store_url)
+        try:
+            with pytest.raises(StoreUnavailable, match="farm migrate"):
+                migrations.check(store)
+        finally:
+            store.close()
+
+
+class TestSubmit:
+    def test_the_same_key_gives_the_same_batch(self, store: Store) -> None:
+        assert new_batch(store, idempotency_key="k") == new_batch(store, idempotency_key="k")
+
+    def test_the_same_key_for_something_else_is_a_conflict(self, store: Store) -> None:
+        new_batch(store, idempotency_key="k")
+        request = BatchRequest(instances=(Instance(data_source="x", fields={}),), idempotency_key="k")
+        with pytest.raises(Conflict, match="'k'"):
+            store.write(lambda connection: batches.create(connection, request, "another"))
+
+    def test_the_same_key_at_the_same_moment_is_one_batch(self, store_url: str, store: Store) -> None:
+        others = [Store(store_url) for _ in range(4)]
+        start = threading.Barrier(4)
+
+        def submit(other: Store) -> str:
+            start.wait()
+            try:
+                return new_batch(other, n=50, idempotency_key="k")
+            except IntegrityError:
+                return new_batch(other, n=50, idempotency_key="k")
+
+        try:
+            with ThreadPoolExecutor(4) as threads:
+                assert len(set(threads.map(submit, others))) == 1
+        finally:
+            for other in others:
+                other.close()
+
+    def test_an_unknown_batch_is_not_found(self, store: Store) -> None:
+        with pytest.raises(NotFound, match="nope"):
+            status(store, "nope")
+
+    def test_instances_come_back_as_they_were(self, store: Store) -> None:
+        batch_id = new_batch(store, 3)
+        assert store.read(lambda connection: batches.instance_fields(connection, batch_id, 2)) == ("noop", {"i": 2})
+
+
+class TestTransitions:
+    def test_a_rollout_goes_through_its_stages(self, store: Store) -> None:
+        batch_id = new_batch(store)
+        place(store, batch_id)
+        play(store, f"{batch_id}.0.0", reward=0.5)
+        (rollout,) = store.read(lambda connection: batches.rollouts_of(connection, batch_id))
+        assert (rollout.state, rollout.outcome, rollout.reward) == (State.COMPLETED, Outcome.SUBMITTED, 0.5)
+        assert rollout.finished_at is not None
+        assert rollout.finished_at >= rollout.submitted_at
+        assert rollout.trainable
+        timings = store.read(lambda connection: batches.timings(connection, rollout.rollout_id))
+        assert [(each.stage, each.result) for each in timings] == [
+            (Stage.INIT, "advanced"),
+            (Stage.RUN, "advanced"),
+            (Stage.EVAL, "completed"),
+        ]
+        assert all(each.queued_s is not None and each.queued_s >= 0 for each in timings)
+        (score,) = store.read(lambda connection: batches.rewards_of(connection, rollout.rollout_id))
+        assert (score.value, score.details, score.evaluator) == (0.5, {"why": "x"}, "test")
+
+    def test_one_of_many_claims_wins(self, store_url: str, store: Store) -> None:
+        batch_id = new_batch(store, n=20)
+        place(store, batch_id)
+        others = [Store(store_url) for _ in range(4)]
+        names = [f"{batch_id}.{i}.0" for i in range(20)]
+        try:
+            with ThreadPoolExecutor(8) as threads:
+                tries = [(other, name) for name in names for other in others]
+                won = list(threads.map(lambda job: claim(job[0], job[1], Stage.INIT), tries))
+        finally:
+            for other in others:
+                other.close()
+        assert sorted(each.rollout_id for each in won if each is not None) == sorted(names)
+
+    def test_a_claim_needs_the_right_node_attempt_and_stage(self, store: Store) -> None:
+        batch_id = new_batch(store)
+        rollout_id = f"{batch_id}.0.0"
+        assert claim(store, rollout_id, Stage.INIT) is None, "it is on no node yet"
+        place(store, batch_id, "elsewhere")
+        assert claim(store, rollout_id, Stage.INIT) is None
+        store.write(lambda connection: placement.abandon(connection, ["elsewhere"]))
+        place(store, batch_id)
+        assert claim(store, rollout_id, Stage.INIT, attempt=1) is None, "taking it off a node ended that attempt"
+        assert claim(store, rollout_id, Stage.RUN, attempt=2) is None
+        assert claim(store, rollout_id, Stage.INIT, attempt=2) is not None
+
+    def test_a_worker_presumed_dead_writes_nothing(self, store: Store) -> None:
+        batch_id = new_batch(store)
+        place(store, batch_id)
+        rollout_id = f"{batch_id}.0.0"
+        zombie = claimed(store, rollout_id, Stage.INIT, lease_s=-1.0)
+        ((found, max_attempts),) = store.read(lambda connection: rollouts.expired(connection, 10))
+        assert (found.rollout_id, found.owner, max_attempts) == (rollout_id, "w", 3)
+        assert fail(store, found, 0.0)
+        place(store, batch_id)
+        second = claimed(store, rollout_id, Stage.INIT, attempt=2)
+        assert not advance(store, zombie)
+        assert not finish(store, zombie)
+        assert not fail(store, zombie, None)
+        assert store.write(lambda connection: rollouts.renew(connection, "other", [rollout_id], 60.0)) == set()
+        assert advance(store, second)
+        assert status(store, batch_id).n_finished == 0
+
+    def test_renewing_tells_what_is_still_held(self, store: Store) -> None:
+        batch_id = new_batch(store, n=2)
+        place(store, batch_id)
+        held = [claimed(store, f"{batch_id}.{i}.0", Stage.INIT) for i in range(2)]
+        store.write(lambda connection: interventions.cancel(connection, batch_id, [held[0].rollout_id]))
+        ids = [each.rollout_id for each in held]
+        assert store.write(lambda connection: rollouts.renew(connection, "w", ids, 60.0)) == {held[1].rollout_id}
+
+    def test_a_failure_in_scoring_scores_again_without_playing_again(self, store: Store) -> None:
+        batch_id = new_batch(store)
+        place(store, batch_id)
+        rollout_id = f"{batch_id}.0.0"
+        advance(store, claimed(store, rollout_id, Stage.INIT))
+        advance(store, claimed(store, rollout_id, Stage.RUN), policy_outcome="submitted", submission={"answer": "a"})
+        assert fail(store, claimed(store, rollout_id, Stage.EVAL), 0.0)
+        place(store, batch_id)
+        again = claimed(store, rollout_id, Stage.EVAL, attempt=2)
+        assert again.submission == {"answer": "a"}
+        assert finish(store, again)
+
+    def test_a_failure_in_play_starts_over(self, store: Store) -> None:
+        batch_id = new_batch(store)
+        place(store, batch_id)
+        rollout_id = f"{batch_id}.0.0"
+        advance(store, claimed(store, rollout_id, Stage.INIT))
+        assert fail(store, claimed(store, rollout_id, Stage.RUN), 0.0)
+        place(store, batch_id)
+        play(store, rollout_id, attempt=2)
+
+    def test_a_failed_rollout_has_no_reward(self, store: Store) -> None:
+        batch_id = new_batch(store)
+        place(store, batch_id)
+        assert fail(store, claimed(store, f"{batch_id}.0.0", Stage.INIT), None)
+        found = status(store, batch_id)
+        assert (found.n_failed, found.failures, found.mean_reward, found.done) == (1, {"lost": 1}, None, True)
+        (rollout,) = store.read(lambda connection: batches.rollouts_of(connection, batch_id))
+        assert (rollout.reward, rollout.trainable, rollout.outcome) == (None, False, Outcome.LOST)
+
+    def test_a_retry_waits_its_time(self, store: Store) -> None:
+        batch_id = new_batch(store)
+        place(store, batch_id)
+        assert fail(store, claimed(store, f"{batch_id}.0.0", Stage.INIT), 100.0)
+        assert store.read(placement.waiting) == []
+
+    def test_a_rescored_rollout_keeps_its_outcome_and_both_scores(self, store: Store) -> None:
+        batch_id = new_batch(store, n=2)
+        place(store, batch_id)
+        play(store, f"{batch_id}.0.0", reward=0.0)
+        assert store.write(lambda connection: interventions.rescore(connection, batch_id, None)) == [f"{batch_id}.0.0"]
+        assert status(store, batch_id).n_finished == 0
+        place(store, batch_id)
+        assert finish(store, claimed(store, f"{batch_id}.0.0", Stage.EVAL, attempt=2), 1.0)
+        rollout = store.read(lambda connection: batches.rollout(connection, f"{batch_id}.0.0"))
+        assert (rollout.reward, rollout.outcome) == (1.0, Outcome.SUBMITTED)
+        scores = store.read(lambda connection: batches.rewards_of(connection, f"{batch_id}.0.0"))
+        assert [score.value for score in scores] == [0.0, 1.0]
+
+
+class TestCancel:
+    def test_it_ends_all_that_has_not_ended_once(self, store: Store) -> None:
+        batch_id = new_batch(store, n=3)
+        place(store, batch_id)
+        play(store, f"{batch_id}.0.0")
+        held = claimed(store, f"{batch_id}.1.0", Stage.INIT)
+        ids = store.write(lambda connection: interventions.cancel(connection, batch_id, None))
+        assert sorted(ids) == [f"{batch_id}.1.0", f"{batch_id}.2.0"]
+        assert not advance(store, held)
+        assert store.write(lambda connection: interventions.cancel(connection, batch_id, None)) == []
+        found = status(store, batch_id)
+        assert (found.n_completed, found.n_cancelled, found.done) == (1, 2, True)
+
+
+class TestCursor:
+    def test_rollouts_are_numbered_in_the_order_in_which_they_end(self, store: Store) -> None:
+        batch_id = new_batch(store, n=4)
+        place(store, batch_id)
+        for index in (2, 0, 3):
+            play(store, f"{batch_id}.{index}.0")
+        store.write(lambda connection: interventions.cancel(connection, batch_id, None))
+        ended = store.read(lambda connection: batches.ended_after(connection, batch_id, 0, 100))
+        assert [(each.group_index, each.cursor) for each in ended] == [(2, 1), (0, 2), (3, 3), (1, 4)]
+        rest = store.read(lambda connection: batches.ended_after(connection, batch_id, 2, 100))
+        assert [each.group_index for each in rest] == [3, 1]
+
+    def test_a_finish_that_does_not_apply_leaves_the_count(self, store: Store) -> None:
+        batch_id = new_batch(store, n=2)
+        place(store, batch_id)
+        play(store, f"{batch_id}.0.0")
+        stale = Claim(f"{batch_id}.0.0", 1, Stage.EVAL, "w", batch_id, 0, 0, NODE, None, None, 0)
+        assert not finish(store, stale)
+        found = status(store, batch_id)
+        assert (found.n_finished, found.n_completed) == (1, 1)
+
+    def test_only_whole_groups_are_groups(self, store: Store) -> None:
+        batch_id = new_batch(store, n=2, n_samples=2)
+        place(store, batch_id)
+        for name in ("0.0", "1.0", "1.1"):
+            play(store, f"{batch_id}.{name}")
+        (group,) = store.read(lambda connection: batches.groups_after(connection, batch_id, 0, 100))
+        assert [each.rollout_id for each in group] == [f"{batch_id}.1.0", f"{batch_id}.1.1"]
+        assert store.read(lambda connection: batches.groups_after(connection, batch_id, 3, 100)) == []
+        play(store, f"{batch_id}.0.1")
+        (group,) = store.read(lambda connection: batches.groups_after(connection, batch_id, 3, 100))
+        assert group[0].group_index == 0
+
+
+class TestTrajectories:
+    def test_model_calls_come_back_whole_and_only_what_is_new_is_stored(self, store: Store) -> None:
+        batch_id = new_batch(store)
+        log = trajectories.CallLog(f"{batch_id}.0.0", 1)
+        first, second = _call(0, [1, 2], [3, 4]), _call(1, [1, 2, 3, 4, 5], [6])
+        for call in (first, second):
+            store.write(lambda connection, call=call: trajectories.record_call(connection, log.row(call)))  # type: ignore[misc]
+        second.observations = [{"role": "tool", "content": "ok"}]
+        row = log.row(second)
+        assert (row["prefix_call"], row["prompt_ids"].tolist()) == (0, [5])
+        store.write(lambda connection: trajectories.record_call(connection, row))
+        found = store.read(lambda connection: trajectories.calls(connection, f"{batch_id}.0.0"))
+        assert [call.prompt_ids.tolist() for call in found if call.prompt_ids is not None] == [[1, 2], [1, 2, 3, 4, 5]]
+        assert found[1].observations == [{"role": "tool", "content": "ok"}]
+        assert found[0].response_logprobs is not None
+        assert found[0].response_logprobs.dtype == np.float32
+
+    def test_segments_are_those_of_the_last_attempt(self, store: Store) -> None:
+        batch_id = new_batch(store)
+        rollout_id = f"{batch_id}.0.0"
+        for attempt, token in ((1, 7), (2, 8)):
+            rows = segments([_call(0, [1], [token])])
+            store.write(
+                lambda connection, attempt=attempt, rows=rows: trajectories.store_segments(  # type: ignore[misc]
+                    connection, rollout_id, batch_id, attempt, rows
+                )
+            )
+        assert store.read(lambda connection: trajectories.segments_of(connection, batch_id)) == {}, "it has not ended"
+        place(store, batch_id)
+        play(store, rollout_id)
+        found = store.read(lambda connection: trajectories.segments_of(connection, batch_id))
+        assert [row.response_ids.tolist() for row in found[rollout_id]] == [[8]]
+
+
+def _call(index: int, prompt: list[int], response: list[int]) -> ModelCall:
+    return ModelCall(
+        index=index,
+        messages=[{"role": "user", "content": "hi"}],
+        response={"role": "assistant", "content": "x"},
+        finish_reason="stop",
+        engine="e",
+        started_at=1.0,
+        latency_s=0.5,
+        n_prompt_tokens=len(prompt),
+        n_response_tokens=len(response),
+        prompt_ids=token_ids(prompt),
+        response_ids=token_ids(response),
+        response_logprobs=np.full(len(response), -1.0, np.float32),
+    )
+
+
+class TestNodes:
+    def test_one_leads_until_its_lease_runs_out(self, store: Store) -> None:
+        def lead(owner: str, lease_s: float = 60.0) -> bool:
+            return store.write(lambda connection: nodes.lead(connection, "dispatcher", owner, lease_s))
+
+        assert lead("a")
+        assert not lead("b")
+        assert lead("a", lease_s=-1.0)
+        assert lead("b")
+        store.write(lambda connection: nodes.abdicate(connection, "dispatcher", "b"))
+        assert lead("a")
+
+    def test_a_node_is_announced_drained_and_removed(self, store: Store) -> None:
+        node = nodes.Node(NODE, 10, 1, 2, 3, ["noop"], {"x": 1})
+        store.write(lambda connection: nodes.announce(connection, node))
+        store.write(lambda connection: nodes.announce(connection, node))
+        (found,) = store.read(nodes.listing)
+        assert (found.room, found.handlers, found.info, found.state) == (10, ["noop"], {"x": 1}, nodes.UP)
+        assert 0 <= found.heartbeat_age_s < 10
+        assert store.write(lambda connection: nodes.heartbeat(connection, NODE))
+        store.write(lambda connection: nodes.drain(connection, NODE))
+        assert store.read(nodes.listing)[0].state == nodes.DRAINING
+        store.write(lambda connection: nodes.remove(connection, NODE))
+        assert not store.write(lambda connection: nodes.heartbeat(connection, NODE))
+
+    def test_engines_are_listed_until_removed(self, store: Store) -> None:
+        store.write(lambda connection: engines.add(connection, engines.Engine("http://e/v1", "m")))
+        store.write(lambda connection: engines.add(connection, engines.Engine("http://e/v1", "m2")))
+        assert store.read(engines.listing) == [engines.Engine("http://e/v1", "m2")]
+        assert store.write(lambda connection: engines.remove(connection, "http://e/v1"))
+        assert not store.write(lambda connection: engines.remove(connection, "http://e/v1"))
+
+    def test_what_nobody_heard_is_rung_again_less_and_less_often(self, store: Store) -> None:
+        batch_id = new_batch(store)
+        place(store, batch_id)
+        assert not store.read(placement.any_unheard), "it was rung just now"
+        late = update(rollouts.rollouts).values(ring_at=0.0)
+        store.write(lambda connection: connection.execute(late) and None)
+        assert store.read(placement.any_unheard)
+        (bell,) = store.write(lambda connection: placement.unheard(connection, 3.0, 10))
+        assert bell == placement.Bell(f"{batch_id}.0.0", 1, Stage.INIT, NODE)
+        assert store.write(lambda connection: placement.unheard(connection, 3.0, 10)) == []
+
+
+class TestWrites:
+    def test_a_write_that_fails_takes_no_other_along(self, store: Store) -> None:
+        go = threading.Event()
+
+        def wait(connection: Connection) -> None:
+            go.wait(10)
+
+        def add(n: int) -> Any:
+            url = "http://same" if n == 3 else f"http://{n}"
+            values = {"url": url, "model": "", "key": "", "state": "active", "added_at": float(n)}
+            return lambda connection: connection.execute(insert(engines.engines), values) and None
+
+        store.write(add(3))
+        futures = [store.submit(wait), *(store.submit(add(n)) for n in range(8))]
+        go.set()
+        failed = [n - 1 for n, future in enumerate(futures) if future.exception(timeout=30) is not None]
+        assert failed == [3]
+        assert len(store.read(engines.listing)) == 8
+
+    def test_many_processes_lose_no_write(self, store_url: str, store: Store) -> None:
+        import multiprocessing
+
+        batch_id = new_batch(store, n=200)
+        place(store, batch_id)
+        context = multiprocessing.get_context("spawn")
+        jobs = [(store_url, [f"{batch_id}.{i}.0" for i in range(start, 200, 4)]) for start in range(4)]
+        with context.Pool(4) as pool:
+            assert sum(pool.starmap(_claim_all, jobs)) == 200
+        count = select(rollouts.attempts.c.rollout_id)
+        assert len(store.read(lambda connection: connection.execute(count).all())) == 200
+
+    def test_an_address_that_is_no_database_is_refused(self) -> None:
+        for url in ("mysql://x/y", "nonsense", "sqlite://", ""):
+            with pytest.raises(InvalidRequest, match="store_url"):
+                Store(url)
+
+
+def _claim_all(url: str, rollout_ids: list[str]) -> int:
+    store = Store(url)
+    with ThreadPoolExecutor(8) as threads:
+        found = list(threads.map(lambda rollout_id: claim(store, rollout_id, Stage.INIT), rollout_ids))
+    store.close()
+    return sum(each is not None for each in found)

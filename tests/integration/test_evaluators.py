@@ -1,0 +1,108 @@
+"""Programs and patches scored in real sandboxes: reference solutions pass, and nothing else does."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+
+import pytest
+
+from examples.problems import humaneval_problems, swe_problems
+from farm.request import SandboxSpec
+from workers.handlers.code import CodeHandler, CodeInstance
+from workers.handlers.swe import SweHandler, SweInstance
+from workers.interfaces import FreshSandbox, Sandbox, Score, Submission
+from workers.registry import sandbox as provider
+
+SWE = SweInstance.model_validate(swe_problems(["itsdangerous-2.1.1-future-timestamp"])[0].fields)
+CODE = [CodeInstance.model_validate(problem.fields) for problem in humaneval_problems(5)]
+
+
+@pytest.fixture(autouse=True)
+def _namespace_sandboxes() -> None:
+    missing = provider("namespace").missing()
+    if missing:
+        pytest.skip(missing)
+
+
+def opening(spec: SandboxSpec | None) -> FreshSandbox:
+    assert spec is not None
+
+    @asynccontextmanager
+    async def fresh() -> AsyncIterator[Sandbox]:
+        sandbox = await provider("namespace").start(f"test-{uuid.uuid4().hex[:12]}", spec)
+        try:
+            yield sandbox
+        finally:
+            await sandbox.stop()
+
+    def open_one() -> AbstractAsyncContextManager[Sandbox]:
+        return fresh()
+
+    return open_one
+
+
+def program(instance: CodeInstance, text: str, timeout_s: float = 60.0) -> Score:
+    handler = CodeHandler()
+    submission = Submission(files={"solution.py": text})
+    return asyncio.run(handler.evaluator(instance).evaluate(submission, opening(handler.sandbox(instance)), timeout_s))
+
+
+@pytest.mark.parametrize("instance", CODE, ids=lambda instance: instance.task_id)
+def test_reference_programs_pass(instance: CodeInstance) -> None:
+    assert program(instance, f"{instance.prompt}{instance.canonical_solution}").value == 1.0
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "raise SystemExit(0)",
+        "import os; os._exit(0)",
+        "import sys; print(sys.stdin.read()); sys.exit(0)",
+        "def has_close_elements(*_): return None",
+        "this is no Python",
+        "has_close_elements = 3",
+    ],
+)
+def test_wrong_programs_fail(text: str) -> None:
+    assert program(CODE[0], text).value == 0.0
+
+
+def test_a_program_that_hangs_is_worth_zero() -> None:
+    score = program(CODE[0], "while True: pass", timeout_s=3.0)
+    assert (score.value, score.details["timed_out"]) == (0.0, True)
+
+
+async def scored(edit: str) -> Score:
+    """Play a command in a sandbox as a policy would, collect, and score in another."""
+    handler = SweHandler()
+    fresh = opening(handler.sandbox(SWE))
+    async with fresh() as sandbox:
+        await handler.prepare(SWE, sandbox)
+        await sandbox.write_file("/tmp/gold.patch", (SWE.patch or "").encode())
+        done = await sandbox.exec(["bash", "-c", edit], timeout_s=60.0, cwd="/workspace")
+        assert done.code == 0, done
+        submission = await handler.collect(SWE, sandbox, None)
+    return await handler.evaluator(SWE).evaluate(submission, fresh, 120.0)
+
+
+def test_the_gold_patch_passes() -> None:
+    assert asyncio.run(scored("git apply /tmp/gold.patch")).value == 1.0
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        "true",
+        "echo '# looked at' >> src/itsdangerous/timed.py",
+        "printf 'import os\\nos._exit(0)\\n' > conftest.py",
+        "printf 'def test_malformed_future_timestamp(): pass\\n' > tests/test_itsdangerous/test_timed.py",
+        "rm -rf .git",
+    ],
+)
+def test_what_mends_nothing_fails(edit: str) -> None:
+    score = asyncio.run(scored(edit))
+    assert score.value == 0.0
+    assert score.details

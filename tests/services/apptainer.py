@@ -1,0 +1,30 @@
+"""Finds the Apptainer or Singularity that tests use, and says what it lacks."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+from tests.services.process import Missing
+
+ROOT = Path(__file__).parents[2]
+
+
+def unpacked_binaries() -> Path:
+    """Where `make apptainer` puts the programs."""
+    return Path(os.environ.get("FARM_HOME", ROOT / ".farm")).absolute() / "apptainer" / "usr" / "bin"
+
+
+def apptainer_program(path: str) -> Path:
+    """The program on this PATH, once it has shown that it starts. Raises Missing."""
+    program = shutil.which("apptainer", path=path) or shutil.which("singularity", path=path)
+    if program is None:
+        raise Missing("no apptainer: run `make apptainer`")
+    shown = subprocess.run([program, "--version"], capture_output=True, text=True, check=False)
+    if shown.returncode != 0:
+        raise Missing(f"{program} does not start: {shown.stderr.strip()[-300:]}")
+    if os.getuid() != 0 and not os.access("/dev/fuse", os.R_OK | os.W_OK):
+        raise Missing("an ordinary user needs /dev/fuse for Apptainer: as root, chmod 666 /dev/fuse")
+    return Path(program)

@@ -1,0 +1,117 @@
+"""A private Postgres on a Unix socket, and a fresh database in it for each test that asks."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+
+import psycopg
+
+from tests.services.process import ORDINARY_USER, Missing, private_folder, running
+
+_USER = "farm"
+# a test database may lose everything when the machine goes down
+_OPTIONS = {
+    "listen_addresses": "",
+    "fsync": "off",
+    "synchronous_commit": "off",
+    "full_page_writes": "off",
+    "shared_buffers": "32MB",
+    "max_connections": "100",
+}
+
+
+@contextmanager
+def postgres_server() -> Iterator[str]:
+    """The SQLAlchemy URL of the maintenance database of a new Postgres. Raises Missing."""
+    user = ORDINARY_USER if os.getuid() == 0 else None  # Postgres refuses to run as root
+    with private_folder(user) as folder:
+        binaries = _readable_by(user, postgres_binaries(), folder)
+        data = folder / "data"
+        making: list[str | Path] = [binaries / "initdb", "-D", data, "-U", _USER, "-A", "trust", "-E", "UTF8"]
+        making += ["--locale=C", "--no-sync"]
+        subprocess.run(making, check=True, capture_output=True, user=user, cwd="/", timeout=120)
+        options = [part for name, value in _OPTIONS.items() for part in ("-c", f"{name}={value}")]
+        command: list[str | Path] = [binaries / "postgres", "-D", data, "-k", folder, *options]
+        # SIGINT is Postgres' fast shutdown: it ends the sessions that a failed test left open
+        with running(command, lambda: _answers(folder), folder / "postgres.log", stop=signal.SIGINT, user=user):
+            yield _url(folder, "postgres")
+
+
+@contextmanager
+def postgres_database(server_url: str) -> Iterator[str]:
+    """The URL of a new database on a server of `postgres_server`, dropped at the end."""
+    folder = Path(server_url.split("?host=", 1)[1])
+    name = f"test_{secrets.token_hex(6)}"
+    with _connect(folder) as connection:
+        connection.execute(f"CREATE DATABASE {name}".encode())
+    try:
+        yield _url(folder, name)
+    finally:
+        with _connect(folder) as connection:
+            connection.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
+
+
+def postgres_binaries() -> Path:
+    """The folder of `postgres`: the one on PATH, else Debian's newest, else the pgserver wheel's. Raises Missing."""
+    on_path = shutil.which("initdb")
+    folders = [Path(on_path).resolve().parent] if on_path else []
+    folders += sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=_major, reverse=True)
+    # found without importing it: its Python layer starts servers of its own
+    spec = find_spec("pgserver")
+    if spec is not None and spec.origin is not None:
+        folders.append(Path(spec.origin).parent / "pginstall" / "bin")
+    for folder in folders:
+        if (folder / "postgres").is_file() and (folder / "initdb").is_file():
+            return folder
+    raise Missing("no Postgres: install the pgserver wheel (make venv) or Debian's postgresql")
+
+
+def _major(folder: Path) -> int:
+    name = folder.parent.name
+    return int(name) if name.isdigit() else 0
+
+
+def _readable_by(user: str | None, binaries: Path, folder: Path) -> Path:
+    """The binaries, copied into `folder` if they lie where `user` may not look, such as below /root."""
+    if user is None or _runs(binaries / "postgres", user):
+        return binaries
+    install = binaries.parent
+    copied = folder / "package" / install.name
+    shutil.copytree(install, copied, symlinks=True)
+    libraries = install.parent.parent / "pgserver.libs"
+    if libraries.is_dir():  # the wheel's binaries look for these beside their package
+        shutil.copytree(libraries, folder / libraries.name)
+    return copied / binaries.name
+
+
+def _runs(binary: Path, user: str) -> bool:
+    try:
+        return (
+            subprocess.run([binary, "--version"], capture_output=True, user=user, cwd="/", check=False).returncode == 0
+        )
+    except PermissionError:
+        return False
+
+
+def _url(folder: Path, database: str) -> str:
+    return f"postgresql+psycopg://{_USER}@/{database}?host={folder}"
+
+
+def _connect(folder: Path) -> psycopg.Connection:
+    return psycopg.connect(host=str(folder), user=_USER, dbname="postgres", autocommit=True)
+
+
+def _answers(folder: Path) -> bool:
+    try:
+        with _connect(folder) as connection:
+            return connection.execute("SELECT 1").fetchone() == (1,)
+    except psycopg.OperationalError:
+        return False

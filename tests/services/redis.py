@@ -1,0 +1,43 @@
+"""A private Redis on a Unix socket that keeps nothing on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import redis
+
+from farm.embedded import redis_server as find_redis_server
+from farm.errors import BrokerUnavailable
+from tests.services.process import Missing, private_folder, running
+
+_SCHEME = "redis+socket://"  # Celery's name for a Unix socket
+
+
+@contextmanager
+def redis_server() -> Iterator[str]:
+    """The broker URL of a new Redis (`redis+socket://`). Raises Missing."""
+    try:
+        binary = find_redis_server()
+    except BrokerUnavailable as error:
+        raise Missing(str(error)) from error
+    with private_folder() as folder:
+        socket = folder / "redis.sock"
+        command: list[str | Path] = [binary, "--port", "0", "--unixsocket", socket, "--dir", folder]
+        command += ["--save", "", "--appendonly", "no"]
+        with running(command, lambda: _answers(socket), folder / "redis.log"):
+            yield f"{_SCHEME}{socket}"
+
+
+def redis_client(url: str) -> redis.Redis:
+    """A client for a URL of `redis_server`."""
+    return redis.Redis(unix_socket_path=url.removeprefix(_SCHEME))
+
+
+def _answers(socket: Path) -> bool:
+    try:
+        with redis.Redis(unix_socket_path=str(socket)) as client:
+            return bool(client.ping())
+    except redis.RedisError:
+        return False

@@ -1,0 +1,203 @@
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from farm.errors import AgentError, EngineError, LimitReached, SandboxError, ToolError
+from farm.request import Limits, SamplingParams
+from farm.rollout import Outcome
+from farm.trajectory import ModelCall
+from workers.agents.react import ReactAgent
+from workers.interfaces import AgentContext, AgentResult, Completion, Policy, Tool
+from workers.testing import EchoTool, ScriptedPolicy, answering, calling
+
+ASKED = [{"role": "user", "content": "begin"}]
+
+
+class Recorder:
+    """Keeps a copy of each record, as a store would."""
+
+    def __init__(self) -> None:
+        self.calls: list[ModelCall] = []
+
+    async def __call__(self, call: ModelCall) -> None:
+        self.calls.append(copy.deepcopy(call))
+
+
+def play(
+    policy: Policy, tool: Tool | None = None, sampling: SamplingParams | None = None, **limits: Any
+) -> tuple[AgentResult, list[ModelCall]]:
+    record = Recorder()
+    context = AgentContext(
+        rollout_id="r1",
+        messages=list(ASKED),
+        tools={"echo": tool or EchoTool()},
+        policy=policy,
+        sampling=sampling or SamplingParams(seed=7),
+        limits=Limits(**limits),
+        record=record,
+    )
+    return asyncio.run(ReactAgent().run(context)), record.calls
+
+
+def observed(calls: Sequence[ModelCall]) -> list[str]:
+    """The observations of the last record of each call, in order."""
+    last = {call.index: call for call in calls}
+    return [message["content"] for index in sorted(last) for message in last[index].observations]
+
+
+def test_plays_until_submit() -> None:
+    policy = ScriptedPolicy(calling(("echo", {"text": "hello"})), calling(("echo", {"text": "42", "done": True})))
+    result, calls = play(policy)
+    assert result == AgentResult(Outcome.SUBMITTED, "42")
+    assert [(call.index, len(call.observations)) for call in calls] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert observed(calls) == ["hello", "42"]
+
+
+def test_the_policy_sees_its_own_turns_and_the_observations() -> None:
+    first = calling(("echo", {"text": "hello"}))
+    policy = ScriptedPolicy(first, answering("bye"))
+    play(policy)
+    assert policy.asked[0][0] == ASKED
+    assert policy.asked[1][0] == [
+        *ASKED,
+        first.message,
+        {"role": "tool", "tool_call_id": "call_0", "content": "hello"},
+    ]
+
+
+def test_each_message_is_recorded_once() -> None:
+    _, calls = play(ScriptedPolicy(calling(("echo", {"text": "x"})), answering("bye")))
+    assert [call.messages for call in calls if not call.observations] == [ASKED, []]
+
+
+def test_plain_text_is_an_answer() -> None:
+    result, calls = play(ScriptedPolicy(answering("it is 4")))
+    assert result == AgentResult(Outcome.ANSWERED, "it is 4")
+    assert len(calls) == 1
+
+
+def test_sampling_is_recorded_as_sent() -> None:
+    policy = ScriptedPolicy(calling(("echo", {})), answering("bye"))
+    _, calls = play(policy, sampling=SamplingParams(temperature=0.5, seed=3, max_tokens=25), max_tokens=30)
+    assert [asked[2] for asked in policy.asked] == [25, 20]
+    assert calls[-1].sampling == {"temperature": 0.5, "seed": 3, "stop": [], "max_tokens": 20}
+
+
+def test_max_turns() -> None:
+    result, calls = play(ScriptedPolicy(*[calling(("echo", {}))] * 3), max_turns=3)
+    assert result.outcome is Outcome.MAX_TURNS
+    assert calls[-1].index == 2
+
+
+def test_max_tokens() -> None:
+    result, _ = play(ScriptedPolicy(*[calling(("echo", {}))] * 2), max_tokens=20)
+    assert result.outcome is Outcome.MAX_TOKENS
+
+
+@pytest.mark.parametrize(
+    ("n_tokens", "sampling_max", "outcome"),
+    [(20, None, Outcome.MAX_TOKENS), (7, None, Outcome.CONTEXT_FULL), (5, 5, Outcome.ANSWERED)],
+)
+def test_text_cut_short(n_tokens: int, sampling_max: int | None, outcome: Outcome) -> None:
+    cut = answering("it is", finish_reason="length", n_tokens=n_tokens)
+    result, _ = play(ScriptedPolicy(cut), sampling=SamplingParams(max_tokens=sampling_max), max_tokens=20)
+    assert result == AgentResult(outcome, "it is")
+
+
+def test_a_full_context_is_an_outcome() -> None:
+    full = LimitReached(Outcome.CONTEXT_FULL, "full")
+    result, calls = play(ScriptedPolicy(calling(("echo", {})), full))
+    assert result.outcome is Outcome.CONTEXT_FULL
+    assert calls[-1].index == 0
+
+
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        (("nope", {}), "Call one of: echo"),
+        (("echo", "{not json"), "are not JSON"),
+        (("echo", "[1]"), "do not fit"),
+        (("echo", {"text": 1}), "text: Input should be a valid string"),
+        (("echo", {"txt": "x"}), "txt: Extra inputs are not permitted"),
+    ],
+)
+def test_a_bad_call_is_told_to_the_policy(call: tuple[str, Any], told: str) -> None:
+    tool = EchoTool()
+    result, calls = play(ScriptedPolicy(calling(call), answering("bye")), tool)
+    assert result.outcome is Outcome.ANSWERED
+    assert told in observed(calls)[0]
+    assert tool.called == []
+
+
+def test_five_bad_calls_in_a_row_end_it() -> None:
+    result, calls = play(ScriptedPolicy(*[calling(("nope", {}))] * 5))
+    assert result.outcome is Outcome.INVALID_ACTION
+    assert len(observed(calls)) == 5
+
+
+def test_a_valid_call_forgives_bad_ones() -> None:
+    bad = calling(("nope", {}))
+    result, _ = play(ScriptedPolicy(*[bad] * 4, calling(("echo", {})), *[bad] * 4, answering("bye")))
+    assert result.outcome is Outcome.ANSWERED
+
+
+def test_calls_of_a_turn_run_in_order_and_stop_when_done() -> None:
+    tool = EchoTool()
+    turn = calling(("echo", {"text": "a"}), ("echo", {"text": "b", "done": True}), ("echo", {"text": "c"}))
+    result, calls = play(ScriptedPolicy(turn), tool)
+    assert tool.called == ["a", "b"]
+    assert result.answer == "b"
+    assert observed(calls) == ["a", "b"]
+
+
+def test_a_tool_complaint_is_an_observation() -> None:
+    _, calls = play(ScriptedPolicy(calling(("echo", {})), answering("bye")), EchoTool(ToolError("use a full path")))
+    assert observed(calls) == ["use a full path"]
+
+
+def test_a_broken_tool_is_an_agent_error() -> None:
+    with pytest.raises(AgentError, match="tool echo broke in rollout r1: KeyError"):
+        play(ScriptedPolicy(calling(("echo", {}))), EchoTool(KeyError("x")))
+
+
+def test_errors_of_ours_pass_through() -> None:
+    with pytest.raises(SandboxError):
+        play(ScriptedPolicy(calling(("echo", {}))), EchoTool(SandboxError("gone")))
+    with pytest.raises(EngineError):
+        play(ScriptedPolicy(EngineError("gone")))
+
+
+def test_long_observations_are_cut_in_the_middle() -> None:
+    text = "a" * 500 + "b" * 500
+    _, calls = play(ScriptedPolicy(calling(("echo", {"text": text})), answering("bye")), max_observation_chars=200)
+    (cut,) = observed(calls)
+    assert len(cut) <= 200
+    assert cut.startswith("aaa")
+    assert cut.endswith("bbb")
+    n_kept = cut.count("a") + cut.count("b") - "characters dropped".count("a")
+    assert f"[... {1000 - n_kept} characters dropped ...]" in cut
+
+
+def test_cancelling_goes_through_and_leaves_the_agent_usable() -> None:
+    class Waiting:
+        async def complete(self, *_: Any) -> Completion:
+            asked.set()
+            await asyncio.Event().wait()
+            raise AssertionError
+
+    async def cancelled() -> None:
+        context = AgentContext("r1", list(ASKED), {}, Waiting(), SamplingParams(), Limits(), Recorder())
+        task = asyncio.create_task(ReactAgent().run(context))
+        await asked.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert context.messages == ASKED
+
+    asked = asyncio.Event()
+    asyncio.run(cancelled())

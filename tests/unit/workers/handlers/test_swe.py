@@ -1,0 +1,232 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from examples.problems import swe_problems
+from farm.errors import HandlerError
+from workers.evaluators.patches import COMMIT_BASELINE, GIT_ENV, REJECTED, PatchedTree, patch_of
+from workers.handlers.swe import SweHandler, SweInstance
+from workers.interfaces import ExecResult, Sandbox, Submission
+from workers.testing import FakeSandbox
+
+FIELDS = swe_problems(1)[0].fields
+INSTANCE = SweInstance.model_validate(FIELDS)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"test_patch": "nothing"}, "it is no unified diff"),
+        ({"FAIL_TO_PASS": []}, "FAIL_TO_PASS"),
+        ({"problem_statement": ""}, "problem_statement"),
+        ({"base_sdist": {"name": "x", "version": "1", "sha256": "short"}}, "sha256"),
+        ({"environment": {**FIELDS["environment"], "pip": ["pytest>=8"]}}, "packages"),
+    ],
+)
+def test_bad_fields_are_refused(change: dict[str, Any], told: str) -> None:
+    with pytest.raises(ValidationError, match=told):
+        SweInstance.model_validate(FIELDS | change)
+
+
+def test_the_sandbox_is_the_base_tree_and_its_packages() -> None:
+    spec = SweHandler().sandbox(INSTANCE)
+    assert spec is not None
+    (archive,) = spec.archives
+    assert (archive.sha256, archive.path) == (FIELDS["base_sdist"]["sha256"], "/workspace")
+    assert list(spec.packages) == FIELDS["environment"]["pip"]
+
+
+def test_the_policy_sees_the_issue_alone() -> None:
+    for problem in swe_problems():
+        instance = SweInstance.model_validate(problem.fields)
+        text = json.dumps(SweHandler().messages(instance))
+        assert json.dumps(instance.problem_statement)[1:-1] in text
+        added = [line[1:].strip() for line in (instance.patch or "").splitlines() if line.startswith("+ ")]
+        assert not [line for line in added if len(line) > 30 and line in text]
+        assert not [test for test in instance.FAIL_TO_PASS if test in text]
+
+
+def test_another_python_is_refused_for_good() -> None:
+    fields = {**FIELDS, "environment": {**FIELDS["environment"], "python": "3.6"}}
+    with pytest.raises(HandlerError, match=r"needs Python 3\.6, the farm has 3\.") as refused:
+        asyncio.run(SweHandler().prepare(SweInstance.model_validate(fields), FakeSandbox()))
+    assert not refused.value.retryable
+
+
+def test_a_tree_that_cannot_be_committed_is_an_error() -> None:
+    sandbox = FakeSandbox(commands=lambda argv, stdin: ExecResult(127, b"", b"git: command not found"))
+    with pytest.raises(HandlerError, match="command not found"):
+        asyncio.run(SweHandler().prepare(INSTANCE, sandbox))
+
+
+def collect(commands: Any, patch: bytes | None = None) -> Submission:
+    sandbox = FakeSandbox(commands=commands)
+    if patch is not None:
+        sandbox.files["/tmp/farm-model.patch"] = patch
+    return asyncio.run(SweHandler().collect(INSTANCE, sandbox, None))
+
+
+def test_collects_the_difference() -> None:
+    assert collect(lambda argv, stdin: ExecResult(0, b"5\n", b""), b"diff\n").files == {"model.patch": "diff\n"}
+
+
+@pytest.mark.parametrize(
+    ("result", "reason"),
+    [
+        (ExecResult(0, b"1000001\n", b""), "1000001 bytes"),
+        (ExecResult(128, b"", b"fatal: not a git repository"), "not a git repository"),
+        (ExecResult(None, b"", b"", timed_out=True), "repository is broken"),
+        (ExecResult(0, b"5\n", b""), "cannot be read"),
+    ],
+)
+def test_why_there_is_no_difference(result: ExecResult, reason: str) -> None:
+    assert reason in collect(lambda argv, stdin: result).files[REJECTED]
+
+
+def write(path: Path, data: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+
+
+class Folder(FakeSandbox):
+    """A folder of this machine in which the git of this machine runs; `/workspace` and `/tmp` lie in it."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__()
+        self._root = root
+        (root / "workspace").mkdir()
+        (root / "tmp").mkdir()
+
+    async def exec(
+        self,
+        argv: Sequence[str],
+        *,
+        timeout_s: float,
+        stdin: bytes = b"",
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+    ) -> ExecResult:
+        given = {name: self._inside(value) if name == "FOLDER" else value for name, value in (env or {}).items()}
+        words = [word.replace("/tmp/", f"{self._root}/tmp/") for word in argv]
+        done = await asyncio.to_thread(
+            subprocess.run,
+            words,
+            env={"PATH": os.environ["PATH"], **given},
+            cwd=self._inside(cwd or "/"),
+            capture_output=True,
+        )
+        return ExecResult(done.returncode, done.stdout, done.stderr)
+
+    async def read_file(self, path: str) -> bytes:
+        return await asyncio.to_thread(Path(self._inside(path)).read_bytes)
+
+    async def write_file(self, path: str, data: bytes) -> None:
+        await asyncio.to_thread(write, Path(self._inside(path)), data)
+
+    def _inside(self, path: str) -> str:
+        return f"{self._root}{path}"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Folder:
+    sandbox = Folder(tmp_path)
+    tree = tmp_path / "workspace"
+    (tree / "code.py").write_text("a = 1\n")
+    (tree / "test_code.py").write_text("old\n")
+    (tree / ".gitignore").write_text("*.log\n")
+    (tree / "kept.log").write_text("ignored, but part of the release\n")
+    return sandbox
+
+
+def prepared(folder: Folder) -> Path:
+    asyncio.run(SweHandler().prepare(INSTANCE, folder))
+    return Path(folder._inside("/workspace"))
+
+
+def difference(folder: Folder) -> bytes:
+    return patch_of(asyncio.run(SweHandler().collect(INSTANCE, folder, None)).files)
+
+
+def git(tree: Path, *arguments: str) -> str:
+    done = subprocess.run(
+        ["git", *arguments], cwd=tree, env={**GIT_ENV, "PATH": os.environ["PATH"]}, capture_output=True
+    )
+    return done.stdout.decode()
+
+
+def test_an_untouched_tree_has_no_difference(folder: Folder) -> None:
+    prepared(folder)
+    assert difference(folder) == b""
+
+
+def test_baselines_are_the_same_everywhere(folder: Folder) -> None:
+    tree = prepared(folder)
+    first = git(tree, "rev-parse", "HEAD")
+    subprocess.run(["rm", "-rf", ".git"], cwd=tree, check=True)
+    prepared(folder)
+    assert git(tree, "rev-parse", "HEAD") == first != ""
+
+
+def test_commits_of_the_policy_and_new_files_are_in_the_difference(folder: Folder) -> None:
+    tree = prepared(folder)
+    (tree / "code.py").write_bytes(b"a = 2  # \xfc\n")
+    git(tree, "commit", "-qam", "mine")
+    (tree / "new.bin").write_bytes(bytes(range(256)))
+    (tree / "noise.log").write_text("not wanted")
+    (tree / ".git" / "index.lock").touch()
+    patch = difference(folder)
+    assert b"\xfc" in patch
+    assert b"noise" not in patch
+    git(tree, "checkout", "-q", "-f", "refs/farm/baseline")
+    (tree / "new.bin").unlink(missing_ok=True)
+    assert asyncio.run(PatchedTree(folder, "/workspace", "/tmp/ours", 10).apply_policy(patch)) == ""
+    assert (tree / "new.bin").read_bytes() == bytes(range(256))
+    assert (tree / "code.py").read_bytes() == b"a = 2  # \xfc\n"
+
+
+def test_tests_are_ours_whatever_the_policy_did_to_them(folder: Folder) -> None:
+    async def patched(patch: bytes) -> None:
+        tree = PatchedTree(folder, "/workspace", "/tmp/ours", 10)
+        await tree.baseline()
+        assert await tree.apply_policy(patch) == ""
+        await tree.apply_tests(test_patch)
+
+    tree = prepared(folder)
+    (tree / "code.py").write_text("a = 2\n")
+    (tree / "test_code.py").write_text("policy's\n")
+    (tree / "test_new.py").write_text("policy's\n")
+    (tree / "sub").mkdir()
+    (tree / "sub" / "conftest.py").write_text("policy's\n")
+    patch = difference(folder)
+    subprocess.run("git reset -q --hard refs/farm/baseline && rm -rf .git", cwd=tree, shell=True, check=True)
+    test_patch = (
+        "diff --git a/test_code.py b/test_code.py\n--- a/test_code.py\n+++ b/test_code.py\n@@ -1 +1 @@\n-old\n+ours\n"
+        "diff --git a/test_new.py b/test_new.py\nnew file mode 100644\n--- /dev/null\n+++ b/test_new.py\n"
+        "@@ -0,0 +1 @@\n+ours\n"
+    )
+    asyncio.run(patched(patch))
+    assert (tree / "code.py").read_text() == "a = 2\n"
+    assert (tree / "test_code.py").read_text() == (tree / "test_new.py").read_text() == "ours\n"
+    assert not (tree / "sub" / "conftest.py").exists()
+
+
+def test_the_baseline_script_keeps_a_repository_that_is_there(folder: Folder) -> None:
+    tree = prepared(folder)
+    before = git(tree, "rev-list", "--all")
+    prepared(folder)
+    assert git(tree, "rev-list", "--all") == before
+    assert "git init" in COMMIT_BASELINE
+
+
+def test_the_folder_is_a_sandbox(folder: Folder) -> None:
+    sandbox: Sandbox = folder
+    assert sandbox.sandbox_id == "fake"

@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from examples.plays import play_book, write_book
+from examples.problems import FAMILIES, humaneval_problems, math_problems, swe_problems
+from farm.request import Instance
+from workers.evaluators.answer import AnswerEvaluator, extract_answer
+from workers.evaluators.grading import Grader
+from workers.handlers.code import CodeHandler
+from workers.handlers.math import MathHandler
+from workers.handlers.swe import SweHandler
+from workers.interfaces import Handler, Sandbox, Submission
+from workers.testing.book import Play, PlayBook
+
+HANDLERS: dict[str, Handler] = {"math": MathHandler(), "code": CodeHandler(), "swe": SweHandler()}
+PROBLEMS: dict[str, Callable[[], list[Instance]]] = {
+    "math": math_problems,
+    "code": humaneval_problems,
+    "swe": swe_problems,
+}
+
+
+def no_sandbox() -> AbstractAsyncContextManager[Sandbox]:
+    raise AssertionError("answers are scored without a sandbox")
+
+
+@pytest.mark.parametrize(("source", "n"), [("math", 4 * len(FAMILIES)), ("code", 164), ("swe", 7)])
+def test_instances_validate_and_the_book_knows_them(source: str, n: int, tmp_path: Path) -> None:
+    instances = PROBLEMS[source]()
+    problems = play_book(instances)
+    book = PlayBook.read(write_book(problems, tmp_path / "book.jsonl"))
+    assert len(instances) == n
+    for instance, problem in zip(instances, problems, strict=True):
+        handler = HANDLERS[source]
+        messages = handler.messages(handler.instance_type.model_validate(instance.fields))
+        firsts = [play.turns[0] for play in problem.plays]
+        assert all(book.next_turn(messages, seed) in firsts for seed in range(10))
+
+
+def test_problems_are_reproducible() -> None:
+    assert math_problems(seed=3) == math_problems(seed=3)
+    assert math_problems(seed=3) != math_problems(seed=4)
+
+
+def test_swe_problems_by_number_and_name() -> None:
+    assert len(swe_problems(2)) == 2
+    name = "click-8.2.1-nested-completion"
+    assert [instance.instance_id for instance in swe_problems([name])] == [name]
+
+
+def answer(play: Play) -> str:
+    """What a mathematics play submits or says at its end."""
+    last = play.turns[-1]
+    if not last.tool_calls:
+        return extract_answer(last.content)
+    arguments: Any = last.tool_calls[0].arguments
+    return str(arguments["answer"])
+
+
+def test_mathematics_plays_are_right_and_wrong_as_named() -> None:
+    async def scores() -> None:
+        grader = Grader()
+        try:
+            for instance in instances:
+                fields = instance.fields
+                evaluator = AnswerEvaluator(fields["family"], fields, grader=grader)
+                for play in problems[instance.instance_id].plays:
+                    score = await evaluator.evaluate(Submission(answer=answer(play)), no_sandbox, 40.0)
+                    assert (score.value == 1.0) == play.name.startswith("reference"), (instance.instance_id, play.name)
+        finally:
+            await grader.aclose()
+
+    instances = math_problems(per_family=2)
+    problems = {
+        instance.instance_id: problem for instance, problem in zip(instances, play_book(instances), strict=True)
+    }
+    asyncio.run(scores())
+
+
+def test_what_mathematics_plays_compute_is_the_answer() -> None:
+    for instance, problem in zip(math_problems(), play_book(math_problems()), strict=True):
+        arguments: Any = problem.plays[0].turns[0].tool_calls[0].arguments
+        printed: list[object] = []
+        exec(arguments["code"], {"print": printed.append})
+        assert [str(found) for found in printed] == [instance.fields["answer"]]
+
+
+def test_rewards_differ_within_most_groups_of_four() -> None:
+    instances = [*math_problems(), *humaneval_problems(40), *swe_problems()]
+    book = PlayBook(play_book(instances))
+    n_mixed = 0
+    for instance, problem in zip(instances, play_book(instances), strict=True):
+        handler = HANDLERS[instance.data_source]
+        messages = handler.messages(handler.instance_type.model_validate(instance.fields))
+        # Plays that begin alike cannot be told apart by their first turn, so the draw itself is asked.
+        drawn = {book.next_play(messages, seed) for seed in range(4)}
+        right = {"reference" in name for name in drawn}
+        n_mixed += len(right) == 2
+        assert {play.name for play in problem.plays} >= drawn
+    assert n_mixed > 0.6 * len(instances)
