@@ -32,6 +32,7 @@ from farm.store import engines, migrations, nodes, placement, rollouts
 from farm.store.engine import Store
 from workers import registry
 from workers.sandboxes.sweep import sweep
+from workers.stages import fresh_id, sandbox_id
 from workers.worker import owner_name
 
 log = logging.getLogger(__name__)
@@ -213,7 +214,8 @@ class Supervisor:
     def _sweep(self) -> None:
         """Remove the sandboxes of rollouts that are not here any more."""
         live = self._store.read(lambda connection: placement.live_sandboxes(connection, self._options.node))
-        gone = sweep({f"{rollout_id}.{attempt}" for rollout_id, attempt in live})
+        names = [sandbox_id(rollout_id, attempt) for rollout_id, attempt in live]
+        gone = sweep({*names, *map(fresh_id, names)})
         if gone:
             log.warning("removed %d sandboxes that nobody needs: %s", len(gone), ", ".join(sorted(gone)[:5]))
 
@@ -231,7 +233,7 @@ class Supervisor:
         for child in children:
             child.end(max(0.1, deadline - time.monotonic()))
         os.close(self._lifeline_write)
-        sweep(set(), grace_s=0.0)
+        sweep((), starting_s=0.0)
         try:
             self._store.write(lambda connection: nodes.remove(connection, self._options.node))
             self._signals.wake()

@@ -54,8 +54,17 @@ class Job:
 
     @property
     def sandbox_id(self) -> str:
-        """Carries the attempt, so that a late worker never touches its successor's sandbox."""
-        return f"{self.rollout_id}.{self.attempt}"
+        return sandbox_id(self.rollout_id, self.attempt)
+
+
+def sandbox_id(rollout_id: str, attempt: int) -> str:
+    """Carries the attempt, so that a late worker never touches its successor's sandbox."""
+    return f"{rollout_id}.{attempt}"
+
+
+def fresh_id(policys: str) -> str:
+    """The id of the sandbox that is scored in, from that of the policy's."""
+    return f"{policys}.eval"
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,18 +187,15 @@ async def evaluate(job: Job, submission: Submission) -> tuple[Score, str]:
 
 
 def _fresh(job: Job, handler: Handler, instance: BaseModel) -> Callable[[], Any]:
-    """Opens sandboxes that the policy never touched."""
-    opened = 0
+    """Opens a sandbox that the policy never touched; one at a time."""
 
     @asynccontextmanager
     async def fresh() -> AsyncIterator[Sandbox]:
-        nonlocal opened
         place = _spec(job, handler, instance)
         if place is None:
             raise EvaluatorError(f"{job.rollout_id}: handler {job.data_source} scores in a sandbox but asks for none")
-        opened += 1
         async with boundary(job, "starting the sandbox to score in", SandboxError, job.limits.init_s):
-            sandbox = await place[0].start(f"{job.sandbox_id}.eval{opened}", place[1])
+            sandbox = await place[0].start(fresh_id(job.sandbox_id), place[1])
         try:
             yield sandbox
         finally:
