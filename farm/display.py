@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.markup import escape
+from rich.padding import Padding
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -60,8 +61,8 @@ def progress(status: BatchStatus, n_before: int, elapsed_s: float) -> Renderable
         f"batch {status.batch_id}: {status.n_finished}/{status.n_rollouts} ended in {elapsed_s:.1f} s, "
         f"{rate:.1f} rollouts/s, mean reward {reward}, failures: {failures}"
     )
-    bar = ProgressBar(total=max(1, status.n_rollouts), completed=status.n_finished, width=60)
-    return Group(escape(line), bar, table)
+    bar = Padding(ProgressBar(total=max(1, status.n_rollouts), completed=status.n_finished, width=60), (0, 0, 1, 0))
+    return Group(escape(line), bar, Padding(table, (0, 0, 1, 0)))
 
 
 def group_table(rollouts: Sequence[Rollout]) -> Table:
@@ -144,7 +145,9 @@ def _arguments(raw: str) -> str:
         return raw
     if not isinstance(values, dict):
         return raw
-    return ", ".join(f"{name}={_short(value) if isinstance(value, str) else value!r}" for name, value in values.items())
+    if len(values) == 1 and isinstance(only := next(iter(values.values())), str) and "\n" in only:
+        return f"\n{_short(only.rstrip())}\n"
+    return ", ".join(f"{name}={_short(json.dumps(value, ensure_ascii=False))}" for name, value in values.items())
 
 
 def _short(text: str) -> str:

@@ -212,4 +212,4 @@ def _begin_immediate(connection: Connection) -> None:
         except sqlite3.OperationalError as error:
             if "locked" not in str(error) or time.monotonic() > deadline:
                 raise
-        time.sleep(random.uniform(0.0005, 0.003))  # noqa: S311 - no secret
+        time.sleep(random.uniform(0.0002, 0.001))  # noqa: S311 - no secret

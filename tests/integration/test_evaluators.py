@@ -16,7 +16,8 @@ from workers.handlers.swe import SweHandler, SweInstance
 from workers.interfaces import FreshSandbox, Sandbox, Score, Submission
 from workers.registry import sandbox as provider
 
-SWE = SweInstance.model_validate(swe_problems(["itsdangerous-2.1.1-future-timestamp"])[0].fields)
+FIXES = [SweInstance.model_validate(problem.fields) for problem in swe_problems()]
+SWE = FIXES[0]
 CODE = [CodeInstance.model_validate(problem.fields) for problem in humaneval_problems(5)]
 
 
@@ -75,30 +76,35 @@ def test_a_program_that_hangs_is_worth_zero() -> None:
     assert (score.value, score.details["timed_out"]) == (0.0, True)
 
 
-async def scored(edit: str) -> Score:
+async def scored(edit: str, instance: SweInstance = SWE) -> Score:
     """Play a command in a sandbox as a policy would, collect, and score in another."""
     handler = SweHandler()
-    fresh = opening(handler.sandbox(SWE))
+    fresh = opening(handler.sandbox(instance))
     async with fresh() as sandbox:
-        await handler.prepare(SWE, sandbox)
-        await sandbox.write_file("/tmp/gold.patch", (SWE.patch or "").encode())
+        await handler.prepare(instance, sandbox)
+        await sandbox.write_file("/tmp/gold.patch", (instance.patch or "").encode())
         done = await sandbox.exec(["bash", "-c", edit], timeout_s=60.0, cwd="/workspace")
         assert done.code == 0, done
-        submission = await handler.collect(SWE, sandbox, None)
-    return await handler.evaluator(SWE).evaluate(submission, fresh, 120.0)
+        submission = await handler.collect(instance, sandbox, None)
+    return await handler.evaluator(instance).evaluate(submission, fresh, 300.0)
 
 
-def test_the_gold_patch_passes() -> None:
-    assert asyncio.run(scored("git apply /tmp/gold.patch")).value == 1.0
+@pytest.mark.parametrize("instance", FIXES, ids=lambda instance: instance.instance_id)
+def test_the_gold_patch_passes_and_nothing_does_not(instance: SweInstance) -> None:
+    gold = asyncio.run(scored("git apply /tmp/gold.patch", instance))
+    assert gold.value == 1.0, gold.details
+    nothing = asyncio.run(scored("true", instance))
+    assert nothing.value == 0.0
+    assert nothing.details["unmended"]
 
 
 @pytest.mark.parametrize(
     "edit",
     [
         "true",
-        "echo '# looked at' >> src/itsdangerous/timed.py",
+        "echo '# looked at' >> sqlparse/sql.py",
         "printf 'import os\\nos._exit(0)\\n' > conftest.py",
-        "printf 'def test_malformed_future_timestamp(): pass\\n' > tests/test_itsdangerous/test_timed.py",
+        "printf 'def test_comment_between_cte_clauses_issue632(): pass\\n' > tests/test_regressions.py",
         "rm -rf .git",
     ],
 )

@@ -11,7 +11,7 @@ import pytest
 from farm.errors import EvaluatorError
 from workers.evaluators.patches import PATCH, REJECTED, patch_files, patch_of, touched
 from workers.evaluators.programs import SOLUTION, ProgramEvaluator
-from workers.evaluators.tests import PytestEvaluator, TestPlan, passed_tests
+from workers.evaluators.tests import Outcomes, PytestEvaluator, TestPlan
 from workers.interfaces import Evaluator, ExecResult, Sandbox, Score, Submission
 from workers.testing import FakeSandbox
 from workers.testing.fakes import Commands
@@ -112,7 +112,23 @@ def test_a_rejected_submission_needs_no_sandbox() -> None:
 
 
 def test_torn_lines_are_left_out() -> None:
-    assert passed_tests((PASSED + '["t.py::x", "ca').encode()) == {"t.py::mend", "t.py::keep"}
+    outcomes = Outcomes.parse((PASSED + '["t.py::x", "ca').encode())
+    assert [outcomes.passed(f"t.py::{name}") for name in ("mend", "keep", "x")] == [True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("listed", "passes"),
+    [
+        ("base.py::Base::test_a[x::y]", True),  # inherited, listed under the class that defines it
+        ("t.py::TestB::test_b", False),  # reported, so nothing else counts
+        ("base.py::Base::test_b", False),  # one of two of that name failed
+        ("base.py::Base::test_a", False),  # no such parameters
+        ("base.py::Base::test_never", False),
+    ],
+)
+def test_an_id_that_is_not_reported_means_every_test_of_its_name(listed: str, passes: bool) -> None:
+    ran = {"t.py::TestA::test_a[x::y]", "t.py::TestA::test_b", "t.py::TestB::test_b"}
+    assert Outcomes(ran, ran - {"t.py::TestB::test_b"}).passed(listed) is passes
 
 
 def test_touched_paths() -> None:

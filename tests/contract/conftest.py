@@ -1,0 +1,81 @@
+"""Sandboxes for the contract tests: one of each kind for tests that do not spoil it, new ones for the others."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeAlias
+from uuid import uuid4
+
+import pytest
+
+from farm.request import SandboxSpec
+from tests.conftest import absent
+from tests.contract.sandbox_kinds import PROVIDERS, farm_in
+from workers.interfaces import Sandbox, SandboxProvider
+from workers.sandboxes.remove import remove
+
+Run: TypeAlias = Callable[[Awaitable[Any]], Any]
+Start: TypeAlias = Callable[..., Sandbox]
+
+
+@pytest.fixture(scope="session")
+def farm_folder() -> Iterator[Path]:
+    """Open to all, as the folders of pytest are not: started by root, sandboxes run as an ordinary user."""
+    folder = Path(tempfile.mkdtemp(prefix="farm-test-"))
+    folder.chmod(0o755)
+    yield folder
+    remove(folder)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def sandbox_settings(farm_folder: Path) -> Iterator[Path]:
+    with farm_in(farm_folder):
+        yield farm_folder
+
+
+@pytest.fixture(scope="module")
+def run(sandbox_settings: Path) -> Iterator[Run]:
+    """Runs a coroutine to its end, on one loop for a whole module, as a worker process has one."""
+    with asyncio.Runner() as runner:
+        yield lambda coroutine: runner.run(_as_coroutine(coroutine))
+
+
+async def _as_coroutine(awaitable: Awaitable[Any]) -> Any:
+    return await awaitable
+
+
+@pytest.fixture(scope="module", params=PROVIDERS)
+def provider(request: pytest.FixtureRequest, sandbox_settings: Path) -> SandboxProvider:
+    if request.param == "singularity":
+        request.getfixturevalue("apptainer")
+    found = PROVIDERS[request.param]()
+    if missing := found.missing():
+        absent(missing)
+    return found
+
+
+@pytest.fixture
+def start(provider: SandboxProvider, run: Run) -> Iterator[Start]:
+    """Starts sandboxes that end with the test; takes the fields of a SandboxSpec."""
+    started: list[Sandbox] = []
+
+    def start_one(**fields: Any) -> Sandbox:
+        started.append(run(provider.start(f"test-{uuid4().hex[:12]}", SandboxSpec(**fields))))
+        return started[-1]
+
+    yield start_one
+    for sandbox in started:
+        run(sandbox.stop())
+
+
+@pytest.fixture(scope="module")
+def sandbox(provider: SandboxProvider, run: Run) -> Iterator[Sandbox]:
+    """A sandbox that the tests of a module share."""
+    shared = run(provider.start(f"shared-{uuid4().hex[:12]}", SandboxSpec(env={"GREETING": "hello"})))
+    yield shared
+    run(shared.stop())

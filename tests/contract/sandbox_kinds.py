@@ -1,0 +1,74 @@
+"""The kinds of sandbox that the promises are tested on, and where the tests keep what they make."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from farm.settings import settings
+from workers.interfaces import SandboxProvider
+from workers.sandboxes.namespace import NamespaceProvider
+from workers.sandboxes.singularity import SingularityProvider
+
+PROVIDERS: dict[str, Callable[[], SandboxProvider]] = {
+    "namespace": NamespaceProvider,
+    "singularity": SingularityProvider,
+}
+DEADLINE_S = 15.0
+
+
+@contextmanager
+def farm_in(folder: Path) -> Iterator[None]:
+    """The farm's home and scratch below a folder, for this process and those it starts."""
+    before = {name: os.environ.get(name) for name in ("FARM_HOME", "FARM_SCRATCH")}
+    os.environ.update(FARM_HOME=str(folder / "home"), FARM_SCRATCH=str(folder / "scratch"))
+    settings.cache_clear()
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None) if value is None else os.environ.update({name: value})
+        settings.cache_clear()
+
+
+def until(condition: Callable[[], object], what: str) -> None:
+    """Wait for a condition, at most `DEADLINE_S`."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline, f"waited in vain until {what}"
+        time.sleep(0.01)
+
+
+def processes_with(text: str) -> list[str]:
+    """Command lines of living processes of this machine in which a text occurs."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and text.encode() in (line := (entry / "cmdline").read_bytes()):
+                found.append(line.replace(b"\0", b" ").decode(errors="replace"))
+        except OSError:
+            continue
+    return found
+
+
+def mounts_with(text: str) -> list[str]:
+    """Mounts of this machine in which a text occurs."""
+    return [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if text in line]
+
+
+def python(code: str, pass_fds: Sequence[int] = (), **env: str) -> subprocess.Popen[str]:
+    """Another process of this farm that runs some code."""
+    return subprocess.Popen(
+        [sys.executable, "-c", code],
+        env={**os.environ, **env},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        pass_fds=pass_fds,
+        cwd=Path(__file__).parents[2],
+    )

@@ -1,0 +1,47 @@
+"""What tools promise without a sandbox."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from farm.errors import ToolError
+from workers.interfaces import Observation, Sandbox, Tool
+from workers.tools.bash import BashTool
+from workers.tools.edit import EditTool
+from workers.tools.python import PythonTool
+from workers.tools.submit import SubmitTool
+
+TOOLS: list[Callable[[Sandbox | None], Tool]] = [BashTool, EditTool, PythonTool, SubmitTool]
+
+
+@pytest.mark.parametrize(
+    ("make", "arguments"),
+    [(BashTool, {"command": "ls"}), (PythonTool, {"code": "1"}), (EditTool, {"command": "view", "path": "/"})],
+)
+def test_a_tool_without_its_sandbox_tells_the_model(
+    make: Callable[[Sandbox | None], Tool], arguments: dict[str, Any]
+) -> None:
+    tool = make(None)
+    with pytest.raises(ToolError, match=f"`{tool.name}` cannot be used here"):
+        asyncio.run(tool.call(tool.arguments(**arguments), 1))
+    asyncio.run(tool.close())
+
+
+def test_submit_ends_the_rollout() -> None:
+    tool: Tool = SubmitTool(None)
+    submitted = asyncio.run(tool.call(tool.arguments(answer="42"), 1))
+    assert submitted == Observation("Submitted.", done=True, answer="42")
+    assert asyncio.run(tool.call(tool.arguments(), 1)).answer is None
+    asyncio.run(tool.close())
+
+
+@pytest.mark.parametrize("make", TOOLS)
+def test_every_argument_is_described(make: Callable[[Sandbox | None], Tool]) -> None:
+    tool = make(None)
+    assert tool.description
+    for name, schema in tool.arguments.model_json_schema()["properties"].items():
+        assert schema.get("description"), f"{tool.name}.{name}"

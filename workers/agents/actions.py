@@ -1,0 +1,83 @@
+"""A policy's tool call made into an action: schemas it is shown, checks of what it asks for, the cut of results.
+
+Whatever is wrong with a call is told to the policy as a tool result that says what to change: a bad call is data.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from farm.errors import ToolError
+from farm.trajectory import Message, ToolCall
+from workers.interfaces import Tool
+
+_DROPPED = "\n[... {} characters dropped ...]\n"
+
+
+class InvalidCall(ToolError):
+    """The call names no tool or its arguments do not fit; nothing was run."""
+
+
+def schemas(tools: Mapping[str, Tool]) -> list[dict[str, Any]]:
+    """The tools as the OpenAI API describes them, in the order given."""
+    return [
+        {
+            "type": "function",
+            "function": {
+                "name": name,
+                "description": tool.description,
+                "parameters": tool.arguments.model_json_schema(),
+            },
+        }
+        for name, tool in tools.items()
+    ]
+
+
+def tool_calls(message: Message) -> list[ToolCall]:
+    """The calls of an assistant message; a missing name or argument text is empty, for `parse` to complain about."""
+    calls = []
+    for index, call in enumerate(message.get("tool_calls") or []):
+        function = call.get("function") or {}
+        calls.append(
+            ToolCall(call.get("id") or f"call_{index}", function.get("name") or "", function.get("arguments") or "")
+        )
+    return calls
+
+
+def parse(call: ToolCall, tools: Mapping[str, Tool]) -> tuple[Tool, BaseModel]:
+    """The tool and its checked arguments. Raises InvalidCall, worded for the model."""
+    tool = tools.get(call.name)
+    if tool is None:
+        raise InvalidCall(f"There is no tool {call.name!r}. Call one of: {', '.join(tools) or 'none; answer in text'}.")
+    try:
+        arguments = json.loads(call.arguments or "{}")
+    except (ValueError, RecursionError) as error:
+        raise InvalidCall(
+            f"The arguments of {call.name} are not JSON ({error}). Send one JSON object; escape quotes and line breaks."
+        ) from None
+    try:
+        return tool, tool.arguments.model_validate(arguments)
+    except ValidationError as error:
+        raise InvalidCall(f"The arguments of {call.name} do not fit: {_complaints(error)}.") from None
+
+
+def _complaints(error: ValidationError) -> str:
+    return "; ".join(
+        f"{'.'.join(str(part) for part in found['loc']) or 'arguments'}: {found['msg']}" for found in error.errors()
+    )
+
+
+def cut(text: str, max_chars: int) -> str:
+    """At most `max_chars` characters: the head and the tail, with the number of characters dropped between them."""
+    if len(text) <= max_chars:
+        return text
+    room = max_chars - len(_DROPPED.format(len(text)))
+    if room <= 0:
+        return text[:max_chars]
+    head = room - room // 2
+    tail = room // 2
+    return text[:head] + _DROPPED.format(len(text) - room) + text[len(text) - tail :]

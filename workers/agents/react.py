@@ -1,0 +1,139 @@
+"""The loop one can hold in the head: the policy speaks, its tool calls run, it sees the results, until it submits.
+
+A limit the policy reaches is an outcome, never an error. The deadline is kept outside, by cancelling; all state of a
+rollout is local to `run`, so nothing is left behind.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from farm.errors import AgentError, LimitReached, RolloutError, ToolError
+from farm.rollout import Outcome
+from farm.trajectory import Message, ModelCall, ToolCall
+from workers.agents.actions import InvalidCall, cut, parse, schemas, tool_calls
+from workers.interfaces import AgentContext, AgentResult, Completion, Observation
+
+MAX_INVALID_CALLS = 5
+"""So many invalid tool calls in a row, with no valid one between, end a rollout."""
+
+
+class ReactAgent:
+    """Plays a rollout by tool calls of the chat API; one object serves any number of rollouts at once."""
+
+    async def run(self, context: AgentContext) -> AgentResult:
+        """Play to the end. Raises EngineError, SandboxError, and AgentError if a tool breaks."""
+        play = _Play(context)
+        try:
+            for index in range(context.limits.max_turns):
+                result = await play.turn(index)
+                if result is not None:
+                    return result
+        except LimitReached as limit:
+            return AgentResult(limit.outcome)
+        return AgentResult(Outcome.MAX_TURNS)
+
+
+class _Play:
+    """One rollout while it is played."""
+
+    def __init__(self, context: AgentContext) -> None:
+        self._context = context
+        self._history: list[Message] = list(context.messages)
+        self._schemas = schemas(context.tools)
+        self._n_sampled = 0
+        self._n_invalid = 0
+
+    async def turn(self, index: int) -> AgentResult | None:
+        """One model call and the observations it causes; how the rollout ended, or None if it goes on."""
+        max_tokens = self._max_tokens()
+        call, completion = await self._ask(index, max_tokens)
+        await self._context.record(call)
+        requested = tool_calls(completion.message)
+        if not requested:
+            return AgentResult(_end_of_text(completion, max_tokens, self._left()), _text(completion.message))
+        ended = await self._act(requested, call)
+        await self._context.record(call)
+        self._history += call.observations
+        return ended
+
+    def _left(self) -> int:
+        return self._context.limits.max_tokens - self._n_sampled
+
+    def _max_tokens(self) -> int:
+        left = self._left()
+        if left <= 0:
+            raise LimitReached(Outcome.MAX_TOKENS, f"{self._n_sampled} tokens are sampled")
+        return min(left, self._context.sampling.max_tokens or left)
+
+    async def _ask(self, index: int, max_tokens: int) -> tuple[ModelCall, Completion]:
+        sampling = self._context.sampling
+        started_at = time.time()
+        started = time.monotonic()
+        completion = await self._context.policy.complete(list(self._history), self._schemas, sampling, max_tokens)
+        call = ModelCall(
+            index=index,
+            # Each message is recorded once: later turns add only tool results, which are the observations before.
+            messages=list(self._context.messages) if index == 0 else [],
+            response=completion.message,
+            finish_reason=completion.finish_reason,
+            engine=completion.engine,
+            started_at=started_at,
+            latency_s=time.monotonic() - started,
+            n_prompt_tokens=completion.n_prompt_tokens,
+            n_response_tokens=completion.n_response_tokens,
+            policy_version=completion.policy_version,
+            prompt_ids=completion.prompt_ids,
+            response_ids=completion.response_ids,
+            response_logprobs=completion.response_logprobs,
+            sampling={**sampling.model_dump(mode="json", exclude_none=True), "max_tokens": max_tokens},
+        )
+        self._history.append(completion.message)
+        self._n_sampled += completion.n_response_tokens
+        return call, completion
+
+    async def _act(self, requested: list[ToolCall], call: ModelCall) -> AgentResult | None:
+        """Run the calls in order until one ends the rollout; their results go to `call.observations`."""
+        for tool_call in requested:
+            observation = await self._observe(tool_call)
+            text = cut(observation.text, self._context.limits.max_observation_chars)
+            call.observations.append({"role": "tool", "tool_call_id": tool_call.call_id, "content": text})
+            if observation.done:
+                return AgentResult(Outcome.SUBMITTED, observation.answer)
+            if self._n_invalid >= MAX_INVALID_CALLS:
+                return AgentResult(Outcome.INVALID_ACTION)
+        return None
+
+    async def _observe(self, tool_call: ToolCall) -> Observation:
+        try:
+            tool, arguments = parse(tool_call, self._context.tools)
+        except InvalidCall as invalid:
+            self._n_invalid += 1
+            return Observation(str(invalid))
+        self._n_invalid = 0
+        try:
+            return await tool.call(arguments, self._context.limits.tool_s)
+        except ToolError as complaint:
+            return Observation(str(complaint))
+        except (RolloutError, LimitReached):
+            raise
+        except Exception as error:
+            raise AgentError(
+                f"tool {tool_call.name} broke in rollout {self._context.rollout_id}: {type(error).__name__}: {error}"
+            ) from error
+
+
+def _text(message: Message) -> str | None:
+    content: Any = message.get("content")
+    return content if isinstance(content, str) else None
+
+
+def _end_of_text(completion: Completion, max_tokens: int, left: int) -> Outcome:
+    """How a rollout ended whose last message calls no tool: it answered, unless a limit cut the text short."""
+    if completion.finish_reason != "length":
+        return Outcome.ANSWERED
+    if left <= 0:
+        return Outcome.MAX_TOKENS
+    # An engine that stops short of what it was allowed has run out of context.
+    return Outcome.CONTEXT_FULL if completion.n_response_tokens < max_tokens else Outcome.ANSWERED

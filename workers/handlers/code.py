@@ -1,0 +1,77 @@
+"""HumanEval: complete a Python function; what is scored is the file the policy leaves in the sandbox."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from farm.errors import HandlerError, ToolError
+from farm.request import SandboxSpec
+from farm.trajectory import Message
+from workers.evaluators.programs import SOLUTION, ProgramEvaluator
+from workers.interfaces import Evaluator, Sandbox, Submission
+
+_PATH = f"/workspace/{SOLUTION}"
+_MAX_BYTES = 1_000_000
+_SYSTEM = (
+    f"Write the Python function you are shown into {_PATH}, complete with its imports. Use the tools to write and try "
+    "it. Hidden tests call the function. When the file is final, call submit."
+)
+
+
+class CodeInstance(BaseModel):
+    """One problem, with the fields of HumanEval; `canonical_solution` is never shown."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    task_id: str = Field(min_length=1)
+    prompt: str = Field(min_length=1)
+    entry_point: str = Field(pattern=r"^[A-Za-z_]\w*$")
+    test: str
+    canonical_solution: str | None = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> CodeInstance:
+        if f"def {self.entry_point}(" not in self.prompt:
+            raise ValueError(f"the prompt does not define the entry point {self.entry_point!r}")
+        if "def check(" not in self.test:
+            raise ValueError("the test does not define check(candidate)")
+        return self
+
+
+class CodeHandler:
+    """The policy writes, tries and submits; the checks run elsewhere, on the file alone."""
+
+    data_source: ClassVar[str] = "code"
+    instance_type: ClassVar[type[BaseModel]] = CodeInstance
+    agent: ClassVar[str] = "react"
+    tools: ClassVar[Collection[str]] = ("bash", "edit", "python", "submit")
+
+    def sandbox(self, instance: CodeInstance) -> SandboxSpec | None:
+        return SandboxSpec()
+
+    def messages(self, instance: CodeInstance) -> list[Message]:
+        task = f"Complete this function in {_PATH}:\n\n```python\n{instance.prompt}\n```"
+        return [{"role": "system", "content": _SYSTEM}, {"role": "user", "content": task}]
+
+    async def prepare(self, instance: CodeInstance, sandbox: Sandbox) -> None:
+        """Nothing to stage."""
+
+    async def collect(self, instance: CodeInstance, sandbox: Sandbox | None, answer: str | None) -> Submission:
+        """The file as it is; no file, or one that is too large, is an empty submission."""
+        if sandbox is None:
+            raise HandlerError(f"{instance.task_id}: the file to score lies in a sandbox, and there is none")
+        try:
+            data = await sandbox.read_file(_PATH)
+        except ToolError:
+            return Submission(answer=answer)
+        if len(data) > _MAX_BYTES:
+            return Submission(answer=answer)
+        # Databases keep neither NUL nor half characters.
+        text = data.decode("utf-8", "replace").replace("\0", "\ufffd")
+        return Submission(answer=answer, files={SOLUTION: text})
+
+    def evaluator(self, instance: CodeInstance) -> Evaluator:
+        return ProgramEvaluator(instance.prompt, instance.test, instance.entry_point)

@@ -1,0 +1,79 @@
+"""Problems of reasoning-gym: a question, an answer, and the verifier of the problem's family."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from farm.request import SandboxSpec
+from farm.trajectory import Message
+from workers.evaluators.answer import AnswerEvaluator
+from workers.interfaces import Evaluator, Sandbox, Submission
+
+_SYSTEM = (
+    "Solve the problem. You may compute with the python tool. Then call submit with the answer alone, in exactly the "
+    "form that the problem asks for; or reply with it between <answer> and </answer>."
+)
+_NAME = re.compile(r'^DATASET_NAME = "(\w+)"|^register_dataset\(\s*"(\w+)"', re.MULTILINE)
+
+
+@cache
+def families() -> frozenset[str]:
+    """The families of the installed reasoning-gym, read from its source: importing it costs a second and 100 MB."""
+    found = find_spec("reasoning_gym")
+    if found is None or found.origin is None:
+        return frozenset()
+    texts = (path.read_text(encoding="utf-8") for path in Path(found.origin).parent.rglob("*.py"))
+    return frozenset(name for text in texts for names in _NAME.findall(text) for name in names if name)
+
+
+class MathInstance(BaseModel):
+    """One entry of one family, as reasoning-gym made it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    family: str
+    question: str = Field(min_length=1)
+    answer: str | None
+    """The reference; None for the few families that have none."""
+    metadata: dict[str, Any]
+
+    @field_validator("family")
+    @classmethod
+    def _known(cls, family: str) -> str:
+        if family not in families():
+            raise ValueError(f"reasoning-gym has no family {family!r}; use one of: {', '.join(sorted(families()))}")
+        return family
+
+
+class MathHandler:
+    """Answers are submitted or given in text; a sandbox is there for computing."""
+
+    data_source: ClassVar[str] = "math"
+    instance_type: ClassVar[type[BaseModel]] = MathInstance
+    agent: ClassVar[str] = "react"
+    tools: ClassVar[Collection[str]] = ("python", "submit")
+
+    def sandbox(self, instance: MathInstance) -> SandboxSpec | None:
+        return SandboxSpec()
+
+    def messages(self, instance: MathInstance) -> list[Message]:
+        return [{"role": "system", "content": _SYSTEM}, {"role": "user", "content": instance.question}]
+
+    async def prepare(self, instance: MathInstance, sandbox: Sandbox) -> None:
+        """Nothing to stage."""
+
+    async def collect(self, instance: MathInstance, sandbox: Sandbox | None, answer: str | None) -> Submission:
+        return Submission(answer=answer)
+
+    def evaluator(self, instance: MathInstance) -> Evaluator:
+        return AnswerEvaluator(
+            instance.family,
+            {"question": instance.question, "answer": instance.answer, "metadata": dict(instance.metadata)},
+        )

@@ -1,0 +1,105 @@
+"""Source archives of the package index as layers of a sandbox: fetched by digest, unpacked once per node."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import zipfile
+from pathlib import Path, PurePosixPath
+
+import requests
+from pypi_simple import DistributionPackage, NoSuchProjectError, PyPISimple, UnsupportedContentTypeError
+
+from farm.errors import SandboxError
+from farm.request import Archive
+from farm.settings import settings
+from workers.sandboxes.content import digest, made_once
+from workers.sandboxes.owner import give, sandbox_user
+
+FETCH_S = 300.0
+
+
+def layer(archive: Archive) -> Path:
+    """A folder to lay over an image: the archive's top folder, at the archive's path. SandboxError. Blocks."""
+    name = digest("archive", archive.name.lower(), archive.version, archive.sha256, archive.path, sandbox_user())
+
+    def make(folder: Path) -> None:
+        with tempfile.TemporaryDirectory() as downloads:
+            unpack(fetch(archive, Path(downloads)), folder, archive.path)
+        give(folder)
+
+    return made_once(settings().cache / "archives" / name, make)
+
+
+def fetch(archive: Archive, folder: Path) -> Path:
+    """Download it from the index that pip uses here, and check its digest. Raises SandboxError.
+
+    pip itself would run the archive's build script to learn its metadata; nothing of an archive runs outside a sandbox.
+    """
+    what = f"archive {archive.name} {archive.version}"
+    endpoint = _index()
+    try:
+        with PyPISimple(endpoint) if endpoint else PyPISimple() as index:
+            found = _source(index, archive)
+            if found is None:
+                raise SandboxError(f"{what}: the package index has no source archive with sha256 {archive.sha256}")
+            path = folder / found.filename
+            index.download_package(found, path, verify=False, timeout=FETCH_S)
+    except (requests.RequestException, NoSuchProjectError, UnsupportedContentTypeError) as error:
+        raise SandboxError(f"{what} could not be fetched: {error}") from error
+    if hashlib.sha256(path.read_bytes()).hexdigest() != archive.sha256:
+        raise SandboxError(f"{what}: the digest of what the package index serves is not {archive.sha256}")
+    return path
+
+
+def _source(index: PyPISimple, archive: Archive) -> DistributionPackage | None:
+    """The index's file of that name, version and digest; by digest alone where file names are spelled otherwise."""
+    page = index.get_project_page(archive.name, timeout=FETCH_S)
+    sources = [package for package in page.packages if package.package_type == "sdist"]
+    for package in sources:
+        if package.digests.get("sha256") == archive.sha256:
+            return package
+    unhashed = [package for package in sources if package.version == archive.version and not package.digests]
+    return unhashed[0] if unhashed else None
+
+
+def _index() -> str:
+    """The index that pip is configured to use; empty for the public one."""
+    argv = [sys.executable, "-m", "pip", "config", "get", "global.index-url"]
+    configured = os.environ.get("PIP_INDEX_URL", "")
+    if not configured:
+        configured = subprocess.run(argv, capture_output=True, text=True, check=False).stdout
+    return configured.strip()
+
+
+def unpack(source: Path, folder: Path, path: str) -> None:
+    """Unpack an archive so that its single top folder's contents lie at `path` below `folder`. Raises SandboxError."""
+    target = folder / path.strip("/")
+    if ".." in PurePosixPath(path).parts or target == folder:
+        raise SandboxError(f"an archive cannot be unpacked at {path!r}: name a folder, such as /workspace")
+    with tempfile.TemporaryDirectory(dir=folder) as name:
+        try:
+            _extract(source, name)
+        except (tarfile.TarError, zipfile.BadZipFile, OSError) as error:
+            raise SandboxError(f"{source.name} cannot be unpacked: {error}") from error
+        tops = list(Path(name).iterdir())
+        if len(tops) != 1 or not tops[0].is_dir():
+            raise SandboxError(f"{source.name} has no single top folder")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.move(tops[0], target)
+
+
+def _extract(source: Path, folder: str) -> None:
+    if source.suffix == ".zip":
+        with zipfile.ZipFile(source) as packed:
+            # zip names are made harmless by the module itself
+            packed.extractall(folder)  # noqa: S202
+    else:
+        with tarfile.open(source) as archive:
+            # the filter refuses whatever leads outside
+            archive.extractall(folder, filter="data")

@@ -1,0 +1,61 @@
+"""Python for a sandbox: an environment with exactly the packages asked for, made once per node, bound read-only."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from farm.errors import SandboxError
+from farm.settings import settings
+from workers.sandboxes.content import digest, made_in_place
+from workers.sandboxes.images import Image
+
+INSTALL_S = 900.0
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """What is bound, at the same path as on the host, and which folder goes first on PATH; both may be empty."""
+
+    binds: tuple[tuple[str, str], ...] = ()
+    bin_folders: tuple[str, ...] = ()
+
+
+def environment(packages: Sequence[str], image: Image) -> Environment:
+    """Find or make it. Raises SandboxError. Blocks; the first time for as long as the installation takes."""
+    base = sys.base_prefix
+    if base == "/usr" and not image.system:
+        # the host's /usr cannot be bound over the image's
+        if packages:
+            raise SandboxError(
+                "packages in an image of its own need a Python with a folder of its own, and the farm runs on the "
+                "system's: run it with one from pyenv, uv or conda"
+            )
+        return Environment()
+    name = digest("environment", sorted(packages), sys.version, base)
+    folder = made_in_place(settings().cache / "environments" / name, lambda path: _make(path, packages))
+    binds = [(str(folder), str(folder))]
+    if not (image.system and base == "/usr"):
+        binds.append((base, base))
+    return Environment(tuple(binds), (str(folder / "bin"),))
+
+
+def _make(folder: Path, packages: Sequence[str]) -> None:
+    interpreter = getattr(sys, "_base_executable", sys.executable)
+    _run([interpreter, "-m", "venv", "--without-pip", str(folder)], "cannot be made")
+    if packages:
+        words = ["install", "--no-input", "--disable-pip-version-check", "--quiet", *packages]
+        _run([sys.executable, "-m", "pip", "--python", str(folder / "bin/python"), *words], ", ".join(packages))
+
+
+def _run(command: Sequence[str], what: str) -> None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_S)
+    except subprocess.TimeoutExpired:
+        raise SandboxError(f"Python environment: {what}: not within {INSTALL_S:.0f} s") from None
+    if done.returncode:
+        last = " ".join((done.stderr or done.stdout).strip().splitlines()[-3:])
+        raise SandboxError(f"Python environment: {what}: {last}")

@@ -1,0 +1,73 @@
+"""Sandboxes by Apptainer or Singularity, in the foreground, on an overlay of our own.
+
+Not `instance start`: that takes four times as long and keeps two more processes. Not Apptainer's overlay: without
+`userxattr` it cannot delete folders of the image. It is given the merged folder, as writable, and joined by `nsenter`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+from functools import cache
+from pathlib import Path
+from typing import ClassVar
+
+from farm.errors import SandboxError
+from farm.request import SandboxSpec
+from workers.sandboxes.joined import JoinedSandbox
+from workers.sandboxes.owner import drop_privileges
+from workers.sandboxes.prepared import attach, start
+from workers.sandboxes.probe import namespaces_missing
+from workers.sandboxes.runtime import MEND, exec_command, exposure, program
+
+_OPTIONS = (
+    *("--containall", "--no-home", "--no-mount", "sys,tmp,home,cwd,bind-paths"),
+    *("--net", "--network", "none", "--hostname", "sandbox", "--no-init", "--no-umask"),
+)
+
+
+@cache
+def _missing() -> str:
+    found = program()
+    if found is None:
+        return f"no apptainer or singularity on PATH: {MEND}"
+    try:
+        # where only the monitor can open the way to it, that it runs at all must do
+        drop = [] if exposure()[0] else drop_privileges()
+        done = subprocess.run([*drop, str(found), "--version"], capture_output=True, text=True, timeout=30, cwd="/")
+    except (OSError, SandboxError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    if done.returncode:
+        return f"{found} does not run for the sandbox user: {done.stderr.strip()[-300:]}"
+    return namespaces_missing()
+
+
+class SingularityProvider:
+    """See `workers.interfaces.SandboxProvider`."""
+
+    kind: ClassVar[str] = "singularity"
+
+    def missing(self) -> str:
+        return _missing()
+
+    async def start(self, sandbox_id: str, spec: SandboxSpec) -> JoinedSandbox:
+        return await asyncio.to_thread(start, self.kind, sandbox_id, spec, _runtime)
+
+    async def attach(self, sandbox_id: str, spec: SandboxSpec) -> JoinedSandbox:
+        return await asyncio.to_thread(attach, self.kind, sandbox_id, spec)
+
+
+def _runtime(state: Path, binds: dict[str, str], workdir: str) -> tuple[list[str], dict[str, str]]:
+    command = exec_command(state / "root", binds, [*_OPTIONS, "--pwd", workdir])
+    own = str(state / "runtime")
+    # its bookkeeping, by default in a home folder that may be shared by nodes
+    names = (
+        "APPTAINER_CONFIGDIR",
+        "APPTAINER_TMPDIR",
+        "APPTAINER_CACHEDIR",
+        "SINGULARITY_TMPDIR",
+        "SINGULARITY_CACHEDIR",
+    )
+    folders = [str(Path(command[0]).parent), *os.defpath.split(":"), "/usr/sbin", "/sbin"]
+    return command, {"HOME": own, "PATH": ":".join(folders), "LANG": "C.UTF-8", **dict.fromkeys(names, own)}

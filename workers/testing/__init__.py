@@ -1,0 +1,20 @@
+"""Fakes for people who write handlers, agents and trainers; they keep the promises of `workers/interfaces.py`.
+
+`python -m workers.testing.scripted` is the fake policy server.
+"""
+
+from __future__ import annotations
+
+from workers.testing.fakes import EchoTool, FakeSandbox, ScriptedPolicy, answering, calling
+from workers.testing.noop import NoopAgent, NoopHandler, NoopInstance
+
+__all__ = [
+    "EchoTool",
+    "FakeSandbox",
+    "NoopAgent",
+    "NoopHandler",
+    "NoopInstance",
+    "ScriptedPolicy",
+    "answering",
+    "calling",
+]

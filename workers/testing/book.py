@@ -1,0 +1,142 @@
+"""The play book of the scripted policy server: for each problem, the plays it knows, and which of them comes next.
+
+The choice keeps no state but a counter per problem: later turns find their play again from the history, so any number
+of rollouts, retries and restarts of the server play on alike.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from farm.trajectory import Message
+
+
+class ScriptedCall(BaseModel):
+    """A tool call; arguments that are text are sent as they are, JSON or not."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str
+    arguments: dict[str, Any] | str = {}
+
+    @property
+    def text(self) -> str:
+        return self.arguments if isinstance(self.arguments, str) else json.dumps(self.arguments, ensure_ascii=False)
+
+
+class Turn(BaseModel):
+    """One assistant message."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    content: str = ""
+    tool_calls: tuple[ScriptedCall, ...] = ()
+
+    def played(self, message: Message) -> bool:
+        """Whether this message is this turn."""
+        calls = [(call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls") or []]
+        return (message.get("content") or "") == self.content and calls == [
+            (call.name, call.text) for call in self.tool_calls
+        ]
+
+
+class Play(BaseModel):
+    """One way to play a problem; of two plays, one of twice the weight is chosen twice as often."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str
+    weight: float = Field(default=1.0, gt=0)
+    turns: tuple[Turn, ...] = Field(min_length=1)
+
+    def begins_with(self, played: Sequence[Message]) -> bool:
+        return len(played) <= len(self.turns) and all(
+            turn.played(message) for turn, message in zip(self.turns, played, strict=False)
+        )
+
+
+class Problem(BaseModel):
+    """Known by a text that its first user message contains."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    match: str = Field(min_length=1)
+    plays: tuple[Play, ...] = Field(min_length=1)
+
+
+GIVE_UP = Turn(content="I am sorry, I cannot solve this problem, so I give up.")
+DONE = Turn(content="done")
+
+
+class PlayBook:
+    """All problems the server knows; of several that match, the one with the longest text counts."""
+
+    def __init__(self, problems: Sequence[Problem], seed: int = 0) -> None:
+        self._problems = sorted(problems, key=lambda problem: -len(problem.match))
+        self._seed = seed
+        self._n_begun: Counter[str] = Counter()
+
+    @classmethod
+    def read(cls, path: Path, seed: int = 0) -> PlayBook:
+        """From a file of JSON lines. Raises pydantic's ValidationError."""
+        with path.open(encoding="utf-8") as file:
+            return cls([Problem.model_validate_json(line) for line in file if line.strip()], seed)
+
+    def next_turn(self, messages: Sequence[Message], seed: int | None) -> Turn:
+        """What to say next: DONE after a play's last turn, GIVE_UP where no play fits."""
+        problem = self._problem(messages)
+        if problem is None:
+            return GIVE_UP
+        played = [message for message in messages if message["role"] == "assistant"]
+        candidates = [play for play in problem.plays if play.begins_with(played)]
+        if not candidates:
+            return GIVE_UP
+        play = self._choose(problem, candidates, seed, first=not played)
+        return play.turns[len(played)] if len(played) < len(play.turns) else DONE
+
+    def next_play(self, messages: Sequence[Message], seed: int) -> str:
+        """The name of the play that a request's seed chooses. Raises KeyError for an unknown problem."""
+        problem = self._problem(messages)
+        if problem is None:
+            raise KeyError("the book has no such problem")
+        return self._choose(problem, problem.plays, seed, first=False).name
+
+    def _problem(self, messages: Sequence[Message]) -> Problem | None:
+        asked = next((message for message in messages if message["role"] == "user"), None)
+        text = _text(asked.get("content")) if asked else ""
+        return next((problem for problem in self._problems if problem.match in text), None)
+
+    def _choose(self, problem: Problem, candidates: Sequence[Play], seed: int | None, *, first: bool) -> Play:
+        """The play the seed chose at the beginning if it still fits, else the same draw among those that do."""
+        draw = f"seed {seed}" if seed is not None else f"count {self._count(problem, first)}"
+        chosen = _draw(problem.plays, f"{self._seed}/{draw}/{problem.match}")
+        return chosen if chosen in candidates else _draw(candidates, f"{self._seed}/{draw}/{problem.match}")
+
+    def _count(self, problem: Problem, first: bool) -> int:
+        if first:
+            self._n_begun[problem.match] += 1
+        return self._n_begun[problem.match]
+
+
+def _draw(plays: Sequence[Play], key: str) -> Play:
+    digest = hashlib.sha256(key.encode()).digest()
+    point = int.from_bytes(digest[:8], "big") / 2**64 * sum(play.weight for play in plays)
+    for play in plays:
+        point -= play.weight
+        if point < 0:
+            return play
+    return plays[-1]
+
+
+def _text(content: Any) -> str:
+    """A message's text, whether it came as one or in parts."""
+    if isinstance(content, list):
+        return "".join(part.get("text", "") for part in content if isinstance(part, dict))
+    return content or ""

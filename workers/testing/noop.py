@@ -1,0 +1,112 @@
+"""The empty rollout: no sandbox, no LLM, reward 1. What is left is the farm's own cost and its handling of failures."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection
+from typing import ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from farm.errors import AgentError, EngineError, EvaluatorError, HandlerError, RolloutError, SandboxError
+from farm.request import SandboxSpec
+from farm.rollout import Outcome, Stage
+from farm.trajectory import Message
+from workers.interfaces import (
+    AgentContext,
+    AgentResult,
+    Evaluator,
+    FreshSandbox,
+    Sandbox,
+    Score,
+    Submission,
+)
+
+_ERRORS: dict[str, type[RolloutError]] = {
+    error.kind: error for error in (SandboxError, EngineError, EvaluatorError, AgentError, HandlerError)
+}
+
+
+class NoopInstance(BaseModel):
+    """`seconds` is slept in the run stage. `fail` raises an error in a stage, such as `run:engine_error`.
+
+    The errors are the kinds of RolloutError, `bug` for an exception of no such kind, and `final` for a HandlerError
+    that is not tried again.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    kind: Literal["noop"] = "noop"
+    seconds: float = Field(default=0.0, ge=0)
+    fail: str = Field(
+        default="",
+        pattern=r"^((init|run|eval):(sandbox_error|engine_error|evaluator_error|agent_error|handler_error|bug|final))?$",
+    )
+
+    def fail_in(self, stage: Stage) -> None:
+        """Raise what the instance asks for in this stage, if it asks."""
+        where, _, kind = self.fail.partition(":")
+        if where != stage.value:
+            return
+        if kind == "bug":
+            raise RuntimeError(f"the instance asks for a bug in {stage.value}")
+        if kind == "final":
+            raise HandlerError(f"the instance asks for a final error in {stage.value}", retryable=False)
+        raise _ERRORS[kind](f"the instance asks for {kind} in {stage.value}")
+
+
+class NoopHandler:
+    """The instance travels to the agent as the text of the first message."""
+
+    data_source: ClassVar[str] = "noop"
+    instance_type: ClassVar[type[BaseModel]] = NoopInstance
+    agent: ClassVar[str] = "noop"
+    tools: ClassVar[Collection[str]] = ()
+
+    def sandbox(self, instance: NoopInstance) -> SandboxSpec | None:
+        """None; an error of the init stage is raised here."""
+        instance.fail_in(Stage.INIT)
+        return None
+
+    def messages(self, instance: NoopInstance) -> list[Message]:
+        return [{"role": "user", "content": instance.model_dump_json()}]
+
+    async def prepare(self, instance: NoopInstance, sandbox: Sandbox) -> None:
+        """Nothing to stage."""
+
+    async def collect(self, instance: NoopInstance, sandbox: Sandbox | None, answer: str | None) -> Submission:
+        return Submission(answer=answer)
+
+    def evaluator(self, instance: NoopInstance) -> Evaluator:
+        return NoopEvaluator(instance)
+
+
+class NoopEvaluator:
+    """Gives 1 at once."""
+
+    name: ClassVar[str] = "noop"
+
+    def __init__(self, instance: NoopInstance) -> None:
+        self._instance = instance
+
+    async def evaluate(self, submission: Submission, fresh: FreshSandbox, timeout_s: float) -> Score:
+        self._instance.fail_in(Stage.EVAL)
+        return Score(1.0)
+
+
+class NoopAgent:
+    """Calls no LLM; sleeps as long as the instance says. Without a noop instance in its first message: at once."""
+
+    async def run(self, context: AgentContext) -> AgentResult:
+        instance = _instance(context)
+        instance.fail_in(Stage.RUN)
+        await asyncio.sleep(instance.seconds)
+        return AgentResult(Outcome.SUBMITTED, "noop")
+
+
+def _instance(context: AgentContext) -> NoopInstance:
+    text = str(context.messages[0].get("content")) if context.messages else ""
+    try:
+        return NoopInstance.model_validate_json(text)
+    except ValueError:
+        return NoopInstance()

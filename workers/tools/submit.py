@@ -1,0 +1,30 @@
+"""The `submit` tool: ends the rollout."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from pydantic import BaseModel, Field
+
+from workers.interfaces import Observation, Sandbox
+
+
+class SubmitArguments(BaseModel):
+    answer: str | None = Field(default=None, description="The final answer, if the problem asks for one.")
+
+
+class SubmitTool:
+    """See `workers.interfaces.Tool`. Needs no sandbox."""
+
+    name: ClassVar[str] = "submit"
+    description: ClassVar[str] = "Hand in the work and end. Call it once, when the problem is solved."
+    arguments: ClassVar[type[BaseModel]] = SubmitArguments
+
+    def __init__(self, sandbox: Sandbox | None) -> None:
+        """As all tools are made; what is submitted from a sandbox is collected by the handler."""
+
+    async def call(self, arguments: SubmitArguments, timeout_s: float) -> Observation:
+        return Observation("Submitted.", done=True, answer=arguments.answer)
+
+    async def close(self) -> None:
+        """Nothing is held."""
