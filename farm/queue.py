@@ -47,7 +47,7 @@ SETTINGS: dict[str, Any] = {
     "accept_content": ["json"],
     # nobody serves this queue: a task without one of ours shows there instead of running somewhere
     "task_default_queue": "unrouted",
-    "task_send_sent_event": True,
+    "task_send_sent_event": False,
     "timezone": "UTC",
 }
 RABBITMQ_TRANSPORT = {"confirm_publish": True}

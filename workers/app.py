@@ -8,6 +8,7 @@ from celery.signals import worker_init, worker_shutdown, worker_shutting_down
 
 from farm.queue import celery_app
 from farm.settings import settings
+from workers.events import BatchedEvents
 
 app = celery_app(settings().broker_url, "workers")
 app.conf.update(
@@ -26,6 +27,8 @@ app.conf.update(
     worker_hijack_root_logger=False,
     worker_redirect_stdouts=False,
 )
+
+app.steps["consumer"].add(BatchedEvents)
 
 
 @worker_init.connect  # type: ignore[untyped-decorator]

@@ -38,7 +38,7 @@ def init_sandbox(self: Task, rollout_id: str, attempt: int) -> None:
 
     def write(claim: Claim, job: Job, result: None) -> bool:
         me = worker()
-        written = me.store.write(partial(rollouts.advance, held=claim, ring_again_s=me.options.ring_again_s, values={}))
+        written = me.store.write(partial(rollouts.advance, held=claim, ring_again_s=me.options.ring_again_s))
         if not written:
             me.loop.run(stages.discard(job), lambda cancel: None)
         return written
@@ -110,13 +110,13 @@ def _stage(
 
 def _advance_played(connection: Any, claim: Claim, played: Played, recorder: Recorder, me: Worker) -> bool:
     calls = [recorder.calls[index] for index in sorted(recorder.calls)]
-    values = {
+    found = {
         "policy_outcome": played.outcome.value,
         "submission": played.submission.model_dump(mode="json"),
         "n_turns": len(calls),
         "n_response_tokens": sum(call.n_response_tokens for call in calls),
     }
-    if not rollouts.advance(connection, claim, me.options.ring_again_s, values):
+    if not rollouts.advance(connection, claim, me.options.ring_again_s, found):
         return False
     trajectories.store_segments(connection, claim.rollout_id, claim.batch_id, claim.attempt, segments(calls))
     return True

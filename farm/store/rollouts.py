@@ -43,67 +43,59 @@ class Claim:
     n_failures: int
 
 
+# The statements of the hot path are built once: building one costs more than running it, and it would happen while the
+# write lock is held.
+_claim = (
+    update(rollouts)
+    .where(
+        rollouts.c.rollout_id == bindparam("b_id"),
+        rollouts.c.attempt == bindparam("b_attempt"),
+        rollouts.c.stage == bindparam("b_stage"),
+        rollouts.c.state == State.QUEUED.value,
+        rollouts.c.node == bindparam("b_node"),
+    )
+    .values(
+        state=State.ACTIVE.value,
+        owner=bindparam("b_owner"),
+        lease_expires_at=db_now() + bindparam("b_lease"),
+    )
+    .returning(
+        rollouts.c.batch_id,
+        rollouts.c.group_index,
+        rollouts.c.sample_index,
+        rollouts.c.policy_outcome,
+        rollouts.c.submission,
+        rollouts.c.n_failures,
+        rollouts.c.queued_at,
+    )
+)
+_open_attempt = insert(attempts).values(started_at=db_now())
+
+
 def claim(
     connection: Connection, rollout_id: str, attempt: int, stage: Stage, node: str, owner: str, lease_s: float
 ) -> Claim | None:
     """Take a queued stage. None if it is not this node's to take: a ring may come late, twice or for nothing."""
-    row = connection.execute(
-        update(rollouts)
-        .where(
-            rollouts.c.rollout_id == bindparam("b_id"),
-            rollouts.c.attempt == bindparam("b_attempt"),
-            rollouts.c.stage == bindparam("b_stage"),
-            rollouts.c.state == State.QUEUED.value,
-            rollouts.c.node == bindparam("b_node"),
-        )
-        .values(
-            state=State.ACTIVE.value,
-            owner=bindparam("b_owner"),
-            lease_expires_at=db_now() + bindparam("b_lease"),
-        )
-        .returning(
-            rollouts.c.batch_id,
-            rollouts.c.group_index,
-            rollouts.c.sample_index,
-            rollouts.c.policy_outcome,
-            rollouts.c.submission,
-            rollouts.c.n_failures,
-            rollouts.c.queued_at,
-        ),
-        {
-            "b_id": rollout_id,
-            "b_attempt": attempt,
-            "b_stage": stage.value,
-            "b_node": node,
-            "b_owner": owner,
-            "b_lease": lease_s,
-        },
-    ).one_or_none()
+    names = {"b_id": rollout_id, "b_attempt": attempt, "b_stage": stage.value, "b_node": node}
+    row = connection.execute(_claim, names | {"b_owner": owner, "b_lease": lease_s}).one_or_none()
     if row is None:
         return None
-    connection.execute(
-        insert(attempts).values(started_at=db_now()),
-        {
-            "rollout_id": rollout_id,
-            "attempt": attempt,
-            "stage": stage.value,
-            "node": node,
-            "worker": owner,
-            "queued_at": row.queued_at,
-        },
-    )
+    *values, queued_at = row
+    opened = {"rollout_id": rollout_id, "attempt": attempt, "stage": stage.value, "queued_at": queued_at}
+    connection.execute(_open_attempt, opened | {"node": node, "worker": owner})
+    batch_id, group_index, sample_index, policy_outcome, submission, n_failures = values
     return Claim(
         rollout_id,
         attempt,
         stage,
         owner,
-        row.batch_id,
-        row.group_index,
-        row.sample_index,
+        batch_id,
+        group_index,
+        sample_index,
         node,
-        row.policy_outcome,
-        row.submission,
-        row.n_failures,
+        policy_outcome,
+        submission,
+        n_failures,
     )
 
 
@@ -146,6 +138,27 @@ _advance = (
         **released,
     )
 )
+_PLAYED = ("policy_outcome", "submission", "n_turns", "n_response_tokens")
+_advance_played = _advance.values({rollouts.c[name]: bindparam(f"b_{name}") for name in _PLAYED})
+_finish = (
+    update(rollouts)
+    .where(*_mine)
+    .values(
+        state=State.COMPLETED.value,
+        outcome=rollouts.c.policy_outcome,
+        reward=bindparam("b_reward"),
+        finished_at=db_now(),
+        finish_seq=bindparam("b_seq"),
+        **released,
+    )
+)
+_add_reward = insert(rewards).values(created_at=db_now())
+_count_one = (
+    update(batches)
+    .where(batches.c.batch_id == bindparam("b_batch"))
+    .values(n_finished=batches.c.n_finished + 1, last_seq=batches.c.last_seq + 1)
+    .returning(batches.c.last_seq)
+)
 _end_attempt = (
     update(attempts)
     .where(
@@ -171,11 +184,17 @@ def _close_attempt(connection: Connection, rollout_id: str, attempt: int, stage:
     connection.execute(_end_attempt, values | {"b_result": result, "b_error": error or None})
 
 
-def advance(connection: Connection, held: Claim, ring_again_s: float, values: Mapping[str, Any]) -> bool:
-    """Queue the next stage, with what this one found out (`values` are columns). False if the claim is gone."""
-    statement = _advance.values(**values) if values else _advance
+def advance(connection: Connection, held: Claim, ring_again_s: float, played: Mapping[str, Any] | None = None) -> bool:
+    """Queue the next stage; False if the claim is gone.
+
+    `played` is what the run stage found out: policy_outcome, submission, n_turns and n_response_tokens.
+    """
     names = _names(held) | {"b_next": NEXT_STAGE[held.stage].value, "b_ring_again": ring_again_s}
-    if not _applied(connection.execute(statement, names)):
+    if played is None:
+        result = connection.execute(_advance, names)
+    else:
+        result = connection.execute(_advance_played, names | {f"b_{name}": played[name] for name in _PLAYED})
+    if not _applied(result):
         return False
     _close_attempt(connection, held.rollout_id, held.attempt, held.stage.value, "advanced", "")
     return True
@@ -183,37 +202,19 @@ def advance(connection: Connection, held: Claim, ring_again_s: float, values: Ma
 
 def finish(connection: Connection, held: Claim, value: float, details: dict[str, Any], evaluator: str) -> bool:
     """End a rollout as completed with its reward. False if the claim is gone."""
-    seq = _next_seq(connection, held.batch_id)
-    done = (
-        update(rollouts)
-        .where(*_mine)
-        .values(
-            state=State.COMPLETED.value,
-            outcome=rollouts.c.policy_outcome,
-            reward=value,
-            finished_at=db_now(),
-            finish_seq=seq,
-            **released,
-        )
-    )
-    if not _applied(connection.execute(done, _names(held))):
+    names = _names(held) | {"b_reward": value, "b_seq": _next_seq(connection, held.batch_id)}
+    if not _applied(connection.execute(_finish, names)):
         _give_seq_back(connection, held.batch_id)
         return False
     score = {"rollout_id": held.rollout_id, "attempt": held.attempt, "value": value, "details": details}
-    connection.execute(insert(rewards).values(created_at=db_now()), score | {"evaluator": evaluator})
+    connection.execute(_add_reward, score | {"evaluator": evaluator})
     _close_attempt(connection, held.rollout_id, held.attempt, held.stage.value, "completed", "")
     return True
 
 
 def _next_seq(connection: Connection, batch_id: str) -> int:
     """Count one more rollout of the batch as ended. The row's lock makes the order of numbers that of commits."""
-    statement = (
-        update(batches)
-        .where(batches.c.batch_id == bindparam("b_batch"))
-        .values(n_finished=batches.c.n_finished + 1, last_seq=batches.c.last_seq + 1)
-        .returning(batches.c.last_seq)
-    )
-    return int(connection.execute(statement, {"b_batch": batch_id}).scalar_one())
+    return int(connection.execute(_count_one, {"b_batch": batch_id}).scalar_one())
 
 
 def _give_seq_back(connection: Connection, batch_id: str) -> None:

@@ -58,7 +58,8 @@ def claimed(store: Store, rollout_id: str, stage: Stage, attempt: int = 1, lease
 
 
 def advance(store: Store, held: Claim, **values: Any) -> bool:
-    return store.write(lambda connection: rollouts.advance(connection, held, 3.0, values))
+    played = {"n_turns": 1, "n_response_tokens": 2} | values if values else None
+    return store.write(lambda connection: rollouts.advance(connection, held, 3.0, played))
 
 
 def finish(store: Store, held: Claim, reward: float = 1.0) -> bool:

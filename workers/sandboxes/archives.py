@@ -99,6 +99,8 @@ def _extract(source: Path, folder: str) -> None:
         with zipfile.ZipFile(source) as packed:
             # zip names are made harmless by the module itself
             packed.extractall(folder)  # noqa: S202
+    elif not hasattr(tarfile, "data_filter"):
+        raise SandboxError("archives are unpacked safely only by Python 3.11.4 and later: run the farm with one")
     else:
         with tarfile.open(source) as archive:
             # the filter refuses whatever leads outside

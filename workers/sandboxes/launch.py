@@ -18,6 +18,7 @@ import json
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 
@@ -151,7 +152,7 @@ def run_first_process(plan: Plan) -> None:
     os.execvpe("bash", FIRST_PROCESS, plan["env"])
 
 
-def build(plan: Plan) -> None:
+def build(plan: Plan, to_monitor: socket.socket) -> None:
     """In the builder: all namespaces and mounts, then the first process. They all go when the builder does."""
     if plan["user"]:
         linux.unshare(linux.NEWNS)
@@ -168,36 +169,45 @@ def build(plan: Plan) -> None:
     mount_root(plan)
     in_child(lambda: make_mount_points(plan))
     if plan["runtime"]:
+        # a runtime looks beside its program, and the kernel forgets where that is with the namespace it was found in
+        socket.send_fds(to_monitor, [b"mounts"], [os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)])
         os.execve(plan["runtime"][0], [*plan["runtime"], *FIRST_PROCESS], plan["runtime_env"])
     linux.unshare(linux.NEWPID | linux.NEWNET | linux.NEWIPC | linux.NEWUTS)
+    to_monitor.close()
     in_child(lambda: run_first_process(plan))
 
 
-def start_builder(plan: Plan) -> tuple[int, int]:
-    """Fork it. Returns its pid and the lifeline that ends the sandbox when closed; OSError if that does not come up."""
+def start_builder(plan: Plan) -> tuple[int, list[int]]:
+    """Fork it. Returns its pid and what to keep open while the sandbox lives; OSError if that does not come up."""
     stdin, lifeline = os.pipe()
     up, stdout = os.pipe()
+    from_builder, to_monitor = socket.socketpair()
     builder = os.fork()
     if builder == 0:
         try:
             os.dup2(stdin, 0)
             os.dup2(stdout, 1)
-            os.closerange(3, max(stdin, lifeline, up, stdout, plan["lock_fd"], plan["lifeline_fd"]) + 1)
+            # it is ours that must be the only ends of the lifeline and the lock
+            os.closerange(3, to_monitor.fileno())
+            os.closerange(to_monitor.fileno() + 1, max(plan["lock_fd"], plan["lifeline_fd"]) + 1)
             signal.signal(signal.SIGPIPE, signal.SIG_DFL)
             for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
                 signal.signal(number, signal.SIG_DFL)
-            build(plan)
+            build(plan, to_monitor)
         except BaseException as error:
             os.write(2, f"{type(error).__name__}: {error}\n".encode())
         os._exit(1)
     os.close(stdin)
     os.close(stdout)
+    to_monitor.close()
     if plan["user"]:
         become(*plan["user"])
+    with from_builder:
+        _, held, _, _ = socket.recv_fds(from_builder, 16, 1)
     with os.fdopen(up, "rb") as pipe:
         if pipe.readline() != b"up\n":
             raise OSError("it did not come up: " + last_lines("log"))
-    return builder, lifeline
+    return builder, [lifeline, *held]
 
 
 def last_lines(path: str) -> str:
@@ -277,7 +287,7 @@ def main() -> None:
     os.umask(0o022)
     os.chdir(plan["state"])
     try:
-        builder, lifeline = start_builder(plan)
+        builder, held = start_builder(plan)
         record = write_record(plan, first_process_of(builder))
     except OSError as error:
         print(json.dumps({"error": str(error)}), flush=True)
@@ -289,6 +299,7 @@ def main() -> None:
     wait_for_the_end(builder, ends)
     with contextlib.suppress(ProcessLookupError, FileNotFoundError):
         end(record)
-    os.close(lifeline)
+    for descriptor in held:
+        os.close(descriptor)
     os.waitpid(builder, 0)
     remove(plan["state"])

@@ -13,6 +13,10 @@ from farm.errors import SandboxError
 from farm.settings import settings
 
 
+# a flag of the kernel, PF_EXITING: the first process of a sandbox stays, ending, until all others are gone
+_EXITING = 0x4
+
+
 def folder_of_all() -> Path:
     """The folder on this node that has one folder for each sandbox."""
     return settings().scratch.absolute() / "sandboxes"
@@ -33,12 +37,12 @@ class Process:
     started: int
 
     def alive(self) -> bool:
-        """False too for one that has ended and is not yet waited for."""
+        """False too for one that is ending, or has ended and is not yet waited for."""
         try:
             fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
         except (FileNotFoundError, ProcessLookupError):
             return False
-        return int(fields[19]) == self.started and fields[0] not in "ZX"
+        return int(fields[19]) == self.started and fields[0] not in "ZX" and not int(fields[6]) & _EXITING
 
     def end(self, number: int, patience_s: float) -> bool:
         """Send it a signal and wait for its end. Returns whether it ended in time. Blocks."""
