@@ -105,13 +105,20 @@ def upgrade() -> None:
             ["batch_id"], ["batches.batch_id"], name=op.f("fk_rollouts_batches"), ondelete="CASCADE"
         ),
         sa.PrimaryKeyConstraint("rollout_id", name=op.f("pk_rollouts")),
+        postgresql_with={"fillfactor": 70},
     )
     with op.batch_alter_table("rollouts", schema=None) as batch_op:
         batch_op.create_index("ix_rollouts_batch_id_finish_seq", ["batch_id", "finish_seq"], unique=False)
         batch_op.create_index(
             "ix_rollouts_batch_id_group_index", ["batch_id", "group_index", "sample_index"], unique=False
         )
-        batch_op.create_index("ix_rollouts_state_node", ["state", "node", "batch_id"], unique=False)
+        batch_op.create_index(
+            "ix_rollouts_live",
+            ["node", "batch_id"],
+            unique=False,
+            sqlite_where=sa.text("finish_seq IS NULL"),
+            postgresql_where=sa.text("finish_seq IS NULL"),
+        )
 
     op.create_table(
         "attempts",
@@ -197,7 +204,11 @@ def downgrade() -> None:
     op.drop_table("model_calls")
     op.drop_table("attempts")
     with op.batch_alter_table("rollouts", schema=None) as batch_op:
-        batch_op.drop_index("ix_rollouts_state_node")
+        batch_op.drop_index(
+            "ix_rollouts_live",
+            sqlite_where=sa.text("finish_seq IS NULL"),
+            postgresql_where=sa.text("finish_seq IS NULL"),
+        )
         batch_op.drop_index("ix_rollouts_batch_id_group_index")
         batch_op.drop_index("ix_rollouts_batch_id_finish_seq")
 

@@ -43,6 +43,8 @@ class Store:
     def __init__(self, url: str) -> None:
         self.url = url
         self.engine = _engine(url)
+        # a lone query needs no transaction, which would cost Postgres two round trips
+        self._reading = self.engine.execution_options(isolation_level="AUTOCOMMIT")
         self._waiting: queue.SimpleQueue[tuple[Work[Any], Future[Any]] | None] = queue.SimpleQueue()
         self._writer: threading.Thread | None = None
         self._starting = threading.Lock()
@@ -53,10 +55,10 @@ class Store:
         return self.engine.url.render_as_string(hide_password=True)
 
     def read(self, work: Work[T]) -> T:
-        """Run a query."""
+        """Run queries; each sees what is committed when it runs."""
 
         def once() -> T:
-            with self.engine.connect() as connection:
+            with self._reading.connect() as connection:
                 return work(connection)
 
         return _patiently(once)
@@ -172,7 +174,8 @@ def _engine(url: str) -> Engine:
         if parsed.get_backend_name() == "sqlite":
             return _sqlite(str(parsed.database or ""), parsed.render_as_string(hide_password=False))
         if parsed.get_backend_name() == "postgresql":
-            return create_engine(parsed, pool_size=5, max_overflow=10, pool_pre_ping=True, pool_recycle=1800)
+            # no ping before use: what a broken connection was asked is asked again on another
+            return create_engine(parsed, pool_size=5, max_overflow=10, pool_recycle=1800)
     except (ArgumentError, NoSuchModuleError) as error:
         raise InvalidRequest(f"not a database URL: {error}", field="store_url") from error
     raise InvalidRequest(f"{parsed.drivername} is neither sqlite nor postgresql", field="store_url")

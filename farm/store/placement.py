@@ -11,7 +11,8 @@ from farm.rollout import Stage, State
 from farm.store.clock import db_now
 from farm.store.rollouts import batches, rollouts
 
-LIVE = [State.QUEUED.value, State.ACTIVE.value]
+_live = rollouts.c.finish_seq.is_(None)
+"""What has not ended; as the index of live rollouts words it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,7 @@ class Bell:
     node: str
 
 
-_waits = (rollouts.c.state == State.QUEUED.value, rollouts.c.node.is_(None), rollouts.c.ready_at <= db_now())
+_waits = (_live, rollouts.c.state == State.QUEUED.value, rollouts.c.node.is_(None), rollouts.c.ready_at <= db_now())
 
 
 def waiting(connection: Connection) -> list[Waiting]:
@@ -51,7 +52,7 @@ def waiting(connection: Connection) -> list[Waiting]:
     placed: dict[str, int] = dict(
         connection.execute(
             select(rollouts.c.batch_id, func.count(literal(1)))
-            .where(rollouts.c.state.in_(LIVE), rollouts.c.node.is_not(None))
+            .where(_live, rollouts.c.node.is_not(None))
             .group_by(rollouts.c.batch_id)
         )
         .tuples()
@@ -64,7 +65,7 @@ def occupied(connection: Connection) -> dict[str, int]:
     """Node → rollouts placed on it that have not ended."""
     statement = (
         select(rollouts.c.node, func.count(literal(1)))
-        .where(rollouts.c.state.in_(LIVE), rollouts.c.node.is_not(None))
+        .where(_live, rollouts.c.node.is_not(None))
         .group_by(rollouts.c.node)
     )
     return {str(node): n for node, n in connection.execute(statement)}
@@ -100,7 +101,7 @@ def place(connection: Connection, bells: Sequence[Bell], ring_again_s: float) ->
 
 def any_unheard(connection: Connection) -> bool:
     """Whether `unheard` would find something; a read, so that an idle farm writes nothing."""
-    late = (rollouts.c.state == State.QUEUED.value, rollouts.c.node.is_not(None), rollouts.c.ring_at < db_now())
+    late = (_live, rollouts.c.state == State.QUEUED.value, rollouts.c.node.is_not(None), rollouts.c.ring_at < db_now())
     return connection.execute(select(rollouts.c.rollout_id).where(*late).limit(1)).first() is not None
 
 
@@ -114,7 +115,9 @@ def unheard(connection: Connection, ring_again_s: float, limit: int) -> list[Bel
             rollouts.c.node,
             rollouts.c.n_rings,
         )
-        .where(rollouts.c.state == State.QUEUED.value, rollouts.c.node.is_not(None), rollouts.c.ring_at < db_now())
+        .where(
+            _live, rollouts.c.state == State.QUEUED.value, rollouts.c.node.is_not(None), rollouts.c.ring_at < db_now()
+        )
         .limit(limit)
     ).all()
     if rows:
@@ -131,7 +134,7 @@ def abandon(connection: Connection, dead: Collection[str]) -> int:
     """Take what is queued on dead nodes off them. A sandbox there is gone, so these start over. Returns how many."""
     statement = (
         update(rollouts)
-        .where(rollouts.c.state == State.QUEUED.value, rollouts.c.node.in_(sorted(dead)))
+        .where(_live, rollouts.c.state == State.QUEUED.value, rollouts.c.node.in_(sorted(dead)))
         .values(node=None, attempt=rollouts.c.attempt + 1, queued_at=db_now(), ready_at=db_now())
     )
     back = statement.where(rollouts.c.stage != Stage.EVAL.value).values(stage=Stage.INIT.value)
@@ -141,7 +144,5 @@ def abandon(connection: Connection, dead: Collection[str]) -> int:
 
 def live_sandboxes(connection: Connection, node: str) -> set[tuple[str, int]]:
     """(rollout id, attempt) of everything placed on a node that has not ended: whose sandboxes must be left alone."""
-    statement = select(rollouts.c.rollout_id, rollouts.c.attempt).where(
-        rollouts.c.node == node, rollouts.c.state.in_(LIVE)
-    )
+    statement = select(rollouts.c.rollout_id, rollouts.c.attempt).where(rollouts.c.node == node, _live)
     return {(row.rollout_id, row.attempt) for row in connection.execute(statement)}

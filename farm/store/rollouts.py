@@ -272,6 +272,9 @@ def requeue(connection: Connection, held: Claim, failure: Failure, values: Mappi
     return True
 
 
+_held = (rollouts.c.finish_seq.is_(None), rollouts.c.node.is_not(None), rollouts.c.state == State.ACTIVE.value)
+
+
 def expired(connection: Connection, limit: int) -> Sequence[tuple[Claim, int]]:
     """Claims whose lease has run out, with the batch's max_attempts."""
     columns = (
@@ -289,7 +292,7 @@ def expired(connection: Connection, limit: int) -> Sequence[tuple[Claim, int]]:
     statement = (
         select(*columns)
         .join(batches, batches.c.batch_id == rollouts.c.batch_id)
-        .where(rollouts.c.state == State.ACTIVE.value, rollouts.c.lease_expires_at < db_now())
+        .where(*_held, rollouts.c.lease_expires_at < db_now())
         .limit(limit)
     )
     return [
@@ -315,9 +318,5 @@ def expired(connection: Connection, limit: int) -> Sequence[tuple[Claim, int]]:
 
 def expire_owner(connection: Connection, owner: str) -> int:
     """Let the leases of a worker that is known to be dead run out now. Returns how many it held."""
-    statement = (
-        update(rollouts)
-        .where(rollouts.c.state == State.ACTIVE.value, rollouts.c.owner == owner)
-        .values(lease_expires_at=0.0)
-    )
+    statement = update(rollouts).where(*_held, rollouts.c.owner == owner).values(lease_expires_at=0.0)
     return connection.execute(statement).rowcount

@@ -34,8 +34,8 @@ def small_image(farm_folder: Path) -> Path:
         assert path
         shutil.copy(path, image / "usr/bin" / program)
     # what the farm's Python takes from the system, any real image has
-    for path in (*(image / "usr/bin").iterdir(), Path(sys.executable).resolve()):
-        listed = subprocess.run(["ldd", path], capture_output=True, text=True, check=True).stdout
+    for binary in (*(image / "usr/bin").iterdir(), Path(sys.executable).resolve()):
+        listed = subprocess.run(["ldd", binary], capture_output=True, text=True, check=True).stdout
         for library in re.findall(r"(?:=> |\t)(/[^ ]*) \(", listed):
             if not Path(library).exists() or library.startswith(sys.base_prefix):
                 continue

@@ -139,8 +139,7 @@ def end(record: Record) -> None:
     """Let the monitor end the sandbox, or end it without one; harmless if repeated. Blocks."""
     if not record.monitor.end(signal.SIGTERM, STOP_S):
         record.monitor.end(signal.SIGKILL, STOP_S)
-    if record.first.alive():
-        record.first.end(signal.SIGKILL, STOP_S)
+    record.first.end(signal.SIGKILL, STOP_S)
     state = folder(record.sandbox_id)
     found = Record.load(state)
     # a sandbox of the same id that was started since is not ours to remove

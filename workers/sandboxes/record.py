@@ -12,7 +12,6 @@ from pathlib import Path
 from farm.errors import SandboxError
 from farm.settings import settings
 
-
 # a flag of the kernel, PF_EXITING: the first process of a sandbox stays, ending, until all others are gone
 _EXITING = 0x4
 
@@ -38,11 +37,16 @@ class Process:
 
     def alive(self) -> bool:
         """False too for one that is ending, or has ended and is not yet waited for."""
+        fields = self._fields()
+        return bool(fields) and fields[0] not in "ZX" and not int(fields[6]) & _EXITING
+
+    def _fields(self) -> list[str]:
+        """What the kernel tells of it, from its state on; nothing if it is gone."""
         try:
             fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
         except (FileNotFoundError, ProcessLookupError):
-            return False
-        return int(fields[19]) == self.started and fields[0] not in "ZX" and not int(fields[6]) & _EXITING
+            return []
+        return fields if int(fields[19]) == self.started else []
 
     def end(self, number: int, patience_s: float) -> bool:
         """Send it a signal and wait for its end. Returns whether it ended in time. Blocks."""
@@ -52,7 +56,7 @@ class Process:
             return True
         try:
             # only now, as from here on the descriptor and the pid are of the same process
-            if not self.alive():
+            if not self._fields():
                 return True
             signal.pidfd_send_signal(descriptor, number)
             poll = select.poll()

@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
+from workers.testing.chat import ChatHandler
 from workers.testing.fakes import EchoTool, FakeSandbox, ScriptedPolicy, answering, calling
 from workers.testing.noop import NoopAgent, NoopHandler, NoopInstance
 
 __all__ = [
+    "ChatHandler",
     "EchoTool",
     "FakeSandbox",
     "NoopAgent",

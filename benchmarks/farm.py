@@ -1,0 +1,219 @@
+"""What the farm itself costs: rollouts per second, CPU and latency of an empty rollout, memory of a waiting one, and
+how fast a batch comes back. The empty rollout has no sandbox and no LLM; it goes through all three stages, with claims,
+leases, attempts, rewards and the finish, on both databases. Beside it: a plain Celery chain of three empty tasks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import numpy as np
+from celery import chain
+
+import farm
+from benchmarks import plain
+from benchmarks.processes import cpu_s, memory_mb, named, tree
+from benchmarks.report import Report, options
+from farm.child import Child
+from farm.embedded import Embedded, start_redis
+from farm.settings import Settings
+from farm.signals import redis_client
+from farm.store import batches, migrations, placement, rollouts, trajectories
+from farm.store.engine import Store
+from farm.trajectory import Segment
+from tests.services.postgres import postgres_server
+from tests.services.process import Missing
+from workers.testing.book import PlayBook
+from workers.testing.scripted import ScriptedServer
+from workers.testing.serving import serving
+
+NODE_OPTIONS = ("--init", "8", "--run", "64", "--eval", "8")
+NOOP = {"data_source": "noop", "fields": {}}
+
+
+def main() -> None:
+    asked = options(__doc__)
+    report = Report("the farm's own cost")
+    with tempfile.TemporaryDirectory(prefix="farm-benchmark-") as folder, ExitStack() as stack:
+        urls = {"sqlite": f"sqlite:///{folder}/farm.db"}
+        try:
+            urls["postgres"] = stack.enter_context(postgres_server())
+        except Missing as missing:
+            print(f"no Postgres: {missing}", file=sys.stderr)
+        raw = plain_chain(Path(folder), 200 if asked.quick else 3000)
+        for name, url in urls.items():
+            with Embedded(_settings(Path(folder) / name, url), node_options=NODE_OPTIONS, flower=False) as here:
+                empty_rollouts(report, name, here, asked, raw)
+            collecting(report, name, url, asked)
+        waiting_rollouts(report, Path(folder) / "waiting", asked)
+    report.show(asked.json)
+
+
+def _settings(home: Path, url: str = "") -> Settings:
+    return Settings(home=home, scratch=home / "scratch", store_url=url, broker_url="", sandbox="namespace")
+
+
+def empty_rollouts(report: Report, name: str, here: Embedded, asked: argparse.Namespace, raw: float) -> None:
+    """Latency of one at a time, then the rate and the CPU time of many."""
+    with farm.connect(here.store_url, broker_url=here.broker_url) as client:
+        play(client, 40)  # the workers' first tasks import and connect
+        latencies = sorted(play(client, 1) for _ in range(15 if asked.quick else 300))
+        report.add(f"{name}_latency_p50", statistics.median(latencies) * 1000, "ms")
+        report.add(f"{name}_latency_p99", latencies[int(len(latencies) * 0.99)] * 1000, "ms")
+        processes = tree(os.getpid())
+        rates, cpu = [], []
+        n = 500 if asked.quick else 3000
+        for _ in range(1 if asked.quick else 3):
+            before = cpu_s(processes)
+            rates.append(n / play(client, n))
+            cpu.append((cpu_s(processes) - before) / n)
+        report.add(f"{name}_rollouts_per_s", statistics.median(rates), "1/s", plain_celery_chain=raw)
+        report.add(f"{name}_cpu_per_rollout", statistics.median(cpu) * 1000, "ms")
+
+
+def play(client: farm.Farm, n: int) -> float:
+    """Seconds from submit until n empty rollouts have ended."""
+    started = time.perf_counter()
+    batch_id = client.submit({"instances": [NOOP] * n})
+    status = client.wait(batch_id, 300)
+    elapsed_s = time.perf_counter() - started
+    if status.n_completed != n:
+        raise RuntimeError(f"{status.n_completed} of {n} empty rollouts were scored")
+    return elapsed_s
+
+
+def plain_chain(folder: Path, n: int) -> float:
+    """Chains per second of plain Celery, with its defaults, on the same kind of pools."""
+    redis, url = start_redis(folder / "plain", folder / "redis.log")
+    env = os.environ | {"PLAIN_BROKER": url}
+    command = [sys.executable, "-m", "celery", "-A", "benchmarks.plain", "worker", "-P", "threads", "-l", "ERROR"]
+    command += ["--without-gossip", "--without-mingle", "-E"]
+    widths = {"first": "8", "second": "64", "third": "8"}
+    workers = [
+        Child([*command, "-c", width, "-Q", queue, "-n", queue], env=env, log=folder / "plain.log")
+        for queue, width in widths.items()
+    ]
+    plain.app.conf.broker_url = url
+    os.environ["PLAIN_BROKER"] = url
+    client = redis_client(url)
+    assert client is not None
+    try:
+        rates = []
+        for count in (40, n):  # the first round starts the workers up
+            client.set(plain.DONE, 0)
+            started = time.perf_counter()
+            for _ in range(count):
+                chain(
+                    plain.first.si().set(queue="first"),
+                    plain.second.si().set(queue="second"),
+                    plain.third.si().set(queue="third"),
+                ).apply_async()
+            while int(client.get(plain.DONE) or 0) < count:
+                time.sleep(0.005)
+            rates.append(count / (time.perf_counter() - started))
+        return rates[-1]
+    finally:
+        for child in [*workers, redis]:
+            child.terminate()
+            child.end(5.0)
+
+
+def collecting(report: Report, name: str, url: str, asked: argparse.Namespace) -> None:
+    """1,024 rollouts of 8k response tokens, from the store into numpy arrays."""
+    store = Store(url)
+    try:
+        migrations.migrate(store)
+        batch_id, raw = _stored_batch(store)
+    finally:
+        store.close()
+    with farm.connect(url, broker_url="") as client:
+        times = []
+        for _ in range(3 if asked.quick else 7):
+            started = time.perf_counter()
+            found = client.collect(batch_id, timeout_s=0)
+            times.append(time.perf_counter() - started)
+        n_tokens = sum(len(segment.response_ids) for rollout in found for segment in rollout.segments)
+        assert (len(found), n_tokens) == (1024, 1024 * 8000)
+    with tempfile.NamedTemporaryFile(suffix=".npz") as file:
+        np.savez(file, *raw)
+        started = time.perf_counter()
+        with np.load(file.name) as loaded:
+            for key in loaded.files:
+                loaded[key]
+        plain_s = time.perf_counter() - started
+    report.add(f"{name}_collect_1024x8k", statistics.median(times), "s", npz_file=plain_s)
+
+
+def _stored_batch(store: Store) -> tuple[str, list[np.ndarray]]:
+    """A finished batch with random tokens, written through the store's own transitions; and its arrays."""
+    request = farm.BatchRequest(instances=(farm.Instance(data_source="noop", fields={}),) * 128, n_samples=8)
+    batch_id, _ = store.write(lambda connection: batches.create(connection, request, "benchmark"))
+    random = np.random.default_rng(0)
+    raw: list[np.ndarray] = []
+    for rollout_id, attempt, stage in store.read(lambda connection: placement.next_of(connection, batch_id, 2000)):
+        segment = Segment(
+            random.integers(0, 150_000, 500, dtype=np.int32),
+            random.integers(0, 150_000, 8000, dtype=np.int32),
+            np.ones(8000, np.uint8),
+            -random.random(8000, dtype=np.float32),
+            np.full(8000, 3, np.int32),
+        )
+        raw += [getattr(segment, field) for field in segment.__slots__]
+        bell = placement.Bell(rollout_id, attempt, stage, "benchmark")
+        store.submit(lambda connection, bell=bell, segment=segment: _finish(connection, batch_id, bell, segment))  # type: ignore[misc]
+    store.write(lambda connection: None)
+    return batch_id, raw
+
+
+def _finish(connection, batch_id: str, bell: placement.Bell, segment: Segment) -> None:  # type: ignore[no-untyped-def]
+    placement.place(connection, [bell], 3.0)
+    played = {"policy_outcome": "submitted", "submission": {}, "n_turns": 1, "n_response_tokens": 8000}
+    for stage in farm.Stage:
+        held = rollouts.claim(connection, bell.rollout_id, bell.attempt, stage, bell.node, "benchmark", 60.0)
+        assert held is not None
+        if stage is farm.Stage.EVAL:
+            rollouts.finish(connection, held, 1.0, {}, "benchmark")
+        else:
+            rollouts.advance(connection, held, 3.0, played if stage is farm.Stage.RUN else None)
+    trajectories.store_segments(connection, bell.rollout_id, batch_id, bell.attempt, [segment])
+
+
+def waiting_rollouts(report: Report, home: Path, asked: argparse.Namespace) -> None:
+    """Memory of a run worker while 256 rollouts wait for a slow policy, beyond what it has when idle."""
+    n = 256
+    with policy_that_takes(6.0 if asked.quick else 15.0) as url:
+        widths = ("--init", "8", "--run", str(n), "--eval", "8", "--room", str(n + 16))
+        env = {"FARM_POLICY_URL": url}
+        with (
+            Embedded(_settings(home), node_options=widths, flower=False, env=env) as here,
+            farm.connect(here.store_url, broker_url=here.broker_url) as client,
+        ):
+            client.wait(client.submit({"instances": [{"data_source": "chat", "fields": {"question": "warm up"}}]}), 60)
+            worker = named(tree(os.getpid()), "-n run@")
+            before = memory_mb(worker)
+            asked_of_it = [{"data_source": "chat", "fields": {"question": f"{i}"}} for i in range(n)]
+            batch_id = client.submit({"instances": asked_of_it})
+            while client.status(batch_id).stages[farm.Stage.RUN][farm.State.ACTIVE] < n:
+                time.sleep(0.05)
+            time.sleep(0.5)  # the last of them have sent their request
+            during = memory_mb(worker)
+            client.wait(batch_id, 120)
+    report.add("memory_per_waiting_rollout", (during - before) / n, "MB", idle_worker=before, with_256=during)
+
+
+@contextmanager
+def policy_that_takes(latency_s: float) -> Iterator[str]:
+    with serving(ScriptedServer(PlayBook([]), latency_s=latency_s).app()) as url:
+        yield f"{url}/v1"
+
+
+if __name__ == "__main__":
+    main()
