@@ -112,7 +112,7 @@ class RolloutRow(Base):
         ForeignKeyConstraint(["batch_id"], ["batches.batch_id"], ondelete="CASCADE"),
         Index("ix_rollouts_batch_id_group_index", "batch_id", "group_index", "sample_index"),
         Index("ix_rollouts_batch_id_finish_seq", "batch_id", "finish_seq"),
-        # what has not ended, by node. Claims and advances change no indexed column, which lets Postgres write them in place
+        # what has not ended, by node. Claims and advances change no indexed column, so Postgres writes them in place
         Index("ix_rollouts_live", "node", "batch_id", sqlite_where=_LIVE, postgresql_where=_LIVE),
         {"postgresql_with": {"fillfactor": 70}},
     )
