@@ -99,9 +99,26 @@ def _extract(source: Path, folder: str) -> None:
         with zipfile.ZipFile(source) as packed:
             # zip names are made harmless by the module itself
             packed.extractall(folder)  # noqa: S202
-    elif not hasattr(tarfile, "data_filter"):
-        raise SandboxError("archives are unpacked safely only by Python 3.11.4 and later: run the farm with one")
-    else:
-        with tarfile.open(source) as archive:
-            # the filter refuses whatever leads outside
+        return
+    with tarfile.open(source) as archive:
+        if hasattr(tarfile, "data_filter"):
             archive.extractall(folder, filter="data")
+        else:
+            _extract_checked(archive, Path(folder).resolve())
+
+
+def _extract_checked(archive: tarfile.TarFile, root: Path) -> None:
+    """What the data filter does, for Python before 3.11.4: nothing that leads outside, no devices, no set-user bits."""
+    for member in archive:
+        target = (root / member.name).resolve()
+        leads = [target]
+        if member.issym():
+            leads.append((target.parent / member.linkname).resolve())
+        elif member.islnk():
+            leads.append((root / member.linkname).resolve())
+        elif not member.isfile() and not member.isdir():
+            raise tarfile.TarError(f"{member.name} is no file, folder or link")
+        if not all(path.is_relative_to(root) for path in leads):
+            raise tarfile.TarError(f"{member.name} leads outside")
+        member.mode = (member.mode | 0o600) & 0o755
+        archive.extract(member, root)
