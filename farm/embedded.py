@@ -6,8 +6,6 @@ farm's home; `farm.connect(home)` finds it, also when nothing runs.
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
 import json
 import logging
 import os
@@ -26,7 +24,8 @@ import redis
 
 from farm.child import Child
 from farm.client import ADDRESS_FILE
-from farm.errors import BrokerUnavailable, Conflict, ServiceError
+from farm.errors import BrokerUnavailable, ServiceError
+from farm.scratch import locked, own_folder
 from farm.settings import Settings
 from farm.signals import redis_client
 from farm.store import migrations, nodes
@@ -121,7 +120,7 @@ class Embedded:
         self._env = dict(env or {})
         self._children: list[Child] = []
         self._lock: IO[str] | None = None
-        self._scratch = settings.scratch / f"redis-{hashlib.sha256(str(self.home).encode()).hexdigest()[:8]}"
+        self._redis: Path | None = None
 
     def __enter__(self) -> Self:
         try:
@@ -138,14 +137,16 @@ class Embedded:
 
     def _start(self) -> None:
         self.home.mkdir(parents=True, exist_ok=True)
-        self._lock = _locked(self.home / "lock")
+        taken = f"a farm runs in {self.home} already; stop it, or choose another FARM_HOME"
+        self._lock = locked(self.home / "lock", taken)
         store = Store(self.store_url)
         try:
             migrations.migrate(store)
         finally:
             store.close()
         if not self.broker_url:
-            child, self.broker_url = start_redis(self._scratch, self.logs / "redis.log")
+            self._redis = own_folder(self._settings.scratch, "redis", str(self.home))
+            child, self.broker_url = start_redis(self._redis, self.logs / "redis.log")
             self._children.append(child)
         address = {"store_url": self.store_url, "broker_url": self.broker_url}
         (self.home / ADDRESS_FILE).write_text(json.dumps(address))
@@ -156,6 +157,7 @@ class Embedded:
                 "FARM_HOME": str(self.home),
                 "FARM_STORE_URL": self.store_url,
                 "FARM_BROKER_URL": self.broker_url,
+                "FARM_SCRATCH": str(self._settings.scratch.absolute()),
             }
         )
         node = [sys.executable, "-m", "workers.node", "--log-dir", str(self.logs), *self._node_options]
@@ -193,7 +195,8 @@ class Embedded:
         for child in reversed(children):
             child.terminate()
             child.end(_STOP_S)
-        shutil.rmtree(self._scratch, ignore_errors=True)
+        if self._redis is not None:
+            shutil.rmtree(self._redis, ignore_errors=True)
         if self._lock is not None:
             self._lock.close()
             self._lock = None
@@ -213,14 +216,3 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-
-def _locked(path: Path) -> IO[str]:
-    """Hold the home's lock; it is free again when this process ends, however that is."""
-    file = path.open("a+")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.close()
-        raise Conflict(f"a farm runs in {path.parent} already; stop it, or choose another FARM_HOME") from None
-    return file

@@ -26,6 +26,7 @@ from farm.errors import FarmError
 from farm.plugins import installed
 from farm.queue import queue_name
 from farm.rollout import Stage
+from farm.scratch import locked, own_folder
 from farm.settings import Settings, settings
 from farm.signals import Signals
 from farm.store import engines, migrations, nodes, placement, rollouts
@@ -73,7 +74,6 @@ class Pool:
             "FARM_NODE": options.node,
             "FARM_POOL": str(stage),
             "FARM_LIFELINE_FD": str(lifeline),
-            "FARM_SCRATCH": str(options.scratch),
         }
         self._pause_s = _RESTART_S[0]
         self._started = 0.0
@@ -110,6 +110,7 @@ class Supervisor:
 
     def __init__(self, options: Settings, slots: Slots, log_dir: Path | None, grace_s: float) -> None:
         self._options = options
+        self._lock = locked(options.scratch / "lock", f"node {options.node} runs on this machine already")
         self._slots = slots
         self._grace_s = grace_s
         self._stopping = threading.Event()
@@ -241,6 +242,15 @@ class Supervisor:
             log.error("the node could not be removed from the store: %s", error)
         self._signals.close()
         self._store.close()
+        self._lock.close()
+
+
+def _own_settings() -> Settings:
+    """The settings, with a scratch folder of this node's own: what it sweeps there is never another farm's."""
+    shared = settings()
+    os.environ["FARM_SCRATCH"] = str(own_folder(shared.scratch, shared.node, shared.database_url))
+    settings.cache_clear()
+    return settings()
 
 
 @click.command()
@@ -255,7 +265,7 @@ def main(init_slots: int, run_slots: int, eval_slots: int, room: int, grace_s: f
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     slots = Slots(init_slots, run_slots, eval_slots, room or init_slots + run_slots + eval_slots)
     try:
-        Supervisor(settings(), slots, log_dir, grace_s).run()
+        Supervisor(_own_settings(), slots, log_dir, grace_s).run()
     except FarmError as error:
         raise click.ClickException(str(error)) from error
 

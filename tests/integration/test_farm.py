@@ -1,0 +1,208 @@
+"""A whole farm, on both databases: what a client is promised, with rollouts that need no sandbox and no LLM."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import farm
+from farm.adapters.arrays import batch_arrays
+from farm.embedded import Embedded
+from farm.errors import Conflict, FarmUnreachable, InvalidRequest, NotFound, UnknownHandler
+from tests.services.farms import NOOP, embedded, farm_folder, left_of
+from workers.testing.book import Play, PlayBook, Problem, Turn
+from workers.testing.scripted import ScriptedServer
+from workers.testing.serving import serving
+
+QUESTION = "How many hops?"
+BOOK = PlayBook(
+    [
+        Problem(
+            match=QUESTION,
+            plays=(
+                Play(name="right", turns=(Turn(content="three"),)),
+                Play(name="wrong", turns=(Turn(content="four"),)),
+            ),
+        )
+    ]
+)
+
+
+@pytest.fixture(scope="module", params=["sqlite", "postgres"])
+def here(request: pytest.FixtureRequest) -> Iterator[Embedded]:
+    store_url = request.getfixturevalue("postgres_url") if request.param == "postgres" else ""
+    with (
+        farm_folder() as folder,
+        serving(ScriptedServer(BOOK).app()) as policy,
+        embedded(folder, store_url, FARM_POLICY_URL=f"{policy}/v1") as started,
+    ):
+        yield started
+
+
+@pytest.fixture(scope="module")
+def client(here: Embedded) -> Iterator[farm.Farm]:
+    with farm.connect(here.store_url, broker_url=here.broker_url) as connected:
+        yield connected
+
+
+def noop(**fields: Any) -> dict[str, Any]:
+    return {"data_source": "noop", "fields": fields}
+
+
+def test_a_batch_is_played_and_collected_in_order(client: farm.Farm) -> None:
+    batch_id = client.submit({"instances": [NOOP] * 20, "n_samples": 3})
+    rollouts = client.collect(batch_id, timeout_s=60)
+    assert [rollout.rollout_id for rollout in rollouts] == [f"{batch_id}.{g}.{s}" for g in range(20) for s in range(3)]
+    assert all(rollout.reward == 1.0 and rollout.trainable for rollout in rollouts)
+    status = client.status(batch_id)
+    assert (status.n_completed, status.n_finished, status.mean_reward, status.failures) == (60, 60, 1.0, {})
+    (init, run, score) = client.timings(rollouts[0].rollout_id)
+    assert [init.stage, run.stage, score.stage] == list(farm.Stage)
+    assert len({init.node, run.node, score.node}) == 1, "later stages run where the sandbox is"
+
+
+def test_the_policys_tokens_come_back(client: farm.Farm) -> None:
+    instance = {"data_source": "chat", "fields": {"question": QUESTION, "expected": "three"}}
+    batch_id = client.submit({"instances": [instance] * 4, "n_samples": 2, "sampling": {"seed": 3}})
+    found = batch_arrays(client, batch_id, whole_groups=True, timeout_s=60)
+    assert len(found) == 8
+    assert set(found.rewards.tolist()) <= {0.0, 1.0}
+    assert found.response_mask.sum() > 0
+    assert (found.response_logprobs[found.response_mask == 1] < 0).all()
+    assert (found.policy_versions[found.response_mask == 1] == 0).all()
+    (call,) = client.calls(f"{batch_id}.0.0")
+    assert call.token_exact
+    assert call.messages[-1]["content"] == QUESTION
+
+
+def test_streams_go_on_from_a_cursor(client: farm.Farm) -> None:
+    batch_id = client.submit({"instances": [NOOP] * 10, "n_samples": 2})
+    first = []
+    for rollout in client.stream(batch_id, timeout_s=60):
+        first.append(rollout)
+        if len(first) == 7:
+            break
+    rest = list(client.stream(batch_id, cursor=first[-1].cursor, timeout_s=60))
+    assert len({rollout.rollout_id for rollout in first + rest}) == 20 == len(first + rest)
+    groups = list(client.stream_groups(batch_id, timeout_s=60))
+    assert sorted(group.group_id for group in groups) == sorted(f"{batch_id}.{g}" for g in range(10))
+    assert all(len(group.rollouts) == 2 for group in groups)
+    assert len(list(client.stream_groups(batch_id, cursor=groups[5].cursor))) == 4
+
+
+def test_a_bad_instance_is_refused_by_its_field_and_nothing_starts(client: farm.Farm) -> None:
+    before = client.recent(1000)
+    with pytest.raises(InvalidRequest, match=r"^instances\[1\]\.fields\.seconds: ") as caught:
+        client.submit({"instances": [NOOP, noop(seconds=-1)]})
+    assert caught.value.field == "instances[1].fields.seconds"
+    with pytest.raises(UnknownHandler, match="juggling"):
+        client.submit({"instances": [NOOP, {"data_source": "juggling", "fields": {}}]})
+    with pytest.raises(InvalidRequest, match="n_samples"):
+        client.submit({"instances": [NOOP], "n_samples": 0})
+    with pytest.raises(InvalidRequest, match="n_sample: Extra inputs"):
+        client.submit({"instances": [NOOP], "n_sample": 1})
+    assert client.recent(1000) == before
+
+
+def test_the_same_key_is_the_same_batch(client: farm.Farm) -> None:
+    request = {"instances": [NOOP], "idempotency_key": "step-7"}
+    assert client.submit(request) == client.submit(request)
+    with pytest.raises(Conflict, match="step-7"):
+        client.submit(request | {"n_samples": 2})
+
+
+@pytest.mark.parametrize("kind", ["sandbox_error", "engine_error", "evaluator_error", "agent_error", "handler_error"])
+@pytest.mark.parametrize("stage", ["init", "run", "eval"])
+def test_what_we_break_is_tried_again_and_never_scored(client: farm.Farm, stage: str, kind: str) -> None:
+    batch_id = client.submit({"instances": [noop(fail=f"{stage}:{kind}"), NOOP], "max_attempts": 2})
+    broken, fine = client.collect(batch_id, timeout_s=60)
+    assert (broken.state, broken.outcome, broken.reward, broken.trainable) == ("failed", kind, None, False)
+    assert broken.failure is not None
+    assert broken.rollout_id in broken.failure.message or kind in broken.failure.message
+    assert [timing.attempt for timing in client.timings(broken.rollout_id) if timing.stage == stage] == [1, 2]
+    assert fine.reward == 1.0
+    status = client.status(batch_id)
+    assert (status.failures, status.mean_reward) == ({kind: 1}, 1.0)
+
+
+def test_a_bug_in_a_plug_in_is_named(client: farm.Farm) -> None:
+    (rollout,) = client.collect(client.submit({"instances": [noop(fail="run:bug")], "max_attempts": 1}), timeout_s=60)
+    assert rollout.failure is not None
+    assert rollout.rollout_id in rollout.failure.message
+    assert "RuntimeError" in rollout.failure.message
+
+
+def test_what_cannot_help_is_not_tried_again(client: farm.Farm) -> None:
+    (rollout,) = client.collect(client.submit({"instances": [noop(fail="run:final")]}), timeout_s=60)
+    assert (rollout.outcome, rollout.attempt) == ("handler_error", 1)
+
+
+def test_a_deadline_is_an_outcome_that_is_scored(client: farm.Farm) -> None:
+    request = {"instances": [noop(seconds=60)], "limits": {"run_s": 0.2}}
+    (rollout,) = client.collect(client.submit(request), timeout_s=60)
+    assert (rollout.outcome, rollout.reward, rollout.trainable) == ("deadline", 1.0, True)
+
+
+def test_cancelling_ends_it_at_once_and_may_be_repeated(client: farm.Farm) -> None:
+    batch_id = client.submit({"instances": [noop(seconds=300)] * 30})
+    for status in iter(lambda: client.status(batch_id), None):
+        if status.stages[farm.Stage.RUN][farm.State.ACTIVE] == 16:
+            break
+    assert client.cancel(batch_id, [f"{batch_id}.0.0"]) == [f"{batch_id}.0.0"]
+    assert len(client.cancel(batch_id)) == 29
+    assert client.cancel(batch_id) == []
+    assert client.wait(batch_id, 10).n_cancelled == 30
+    # the slots are free again: nothing sleeps on
+    assert client.wait(client.submit({"instances": [NOOP] * 40}), 30).n_completed == 40
+
+
+def test_rescoring_scores_and_does_not_play(client: farm.Farm) -> None:
+    batch_id = client.submit({"instances": [NOOP] * 2})
+    client.wait(batch_id, 60)
+    assert len(client.rescore(batch_id)) == 2
+    client.wait(batch_id, 60)
+    assert len(client.rewards(f"{batch_id}.0.0")) == 2
+    assert [timing.stage for timing in client.timings(f"{batch_id}.0.0")] == ["init", "run", "eval", "eval"]
+
+
+def test_unknown_ids_are_not_found(client: farm.Farm) -> None:
+    for ask in (client.status, client.collect, client.cancel, client.rescore, client.rollouts, client.rollout):
+        with pytest.raises(NotFound, match="nope"):
+            ask("nope")
+    with pytest.raises(NotFound, match="nope"):
+        next(client.stream("nope"))
+
+
+def test_waiting_has_an_end(client: farm.Farm) -> None:
+    batch_id = client.submit({"instances": [noop(seconds=300)]})
+    with pytest.raises(TimeoutError, match="0 of 1"):
+        client.collect(batch_id, timeout_s=0.1)
+    with pytest.raises(TimeoutError, match="nothing ended"):
+        next(client.stream(batch_id, timeout_s=0.1))
+    client.cancel(batch_id)
+
+
+def test_hints_only_save_time(here: Embedded) -> None:
+    with farm.connect(here.store_url, broker_url="redis+socket:///nowhere/redis.sock") as deaf:
+        assert deaf.wait(deaf.submit({"instances": [NOOP]}), 30).n_completed == 1
+
+
+def test_a_stopped_farm_leaves_nothing_and_its_batches_are_found(tmp_path: Any) -> None:
+    with farm_folder() as folder:
+        with pytest.raises(FarmUnreachable, match="farm up"):
+            farm.connect(folder / "home")
+        with embedded(folder) as here, farm.connect(here.home) as client:
+            with pytest.raises(Conflict, match="already"), embedded(folder):
+                pass
+            batch_id = client.submit({"instances": [NOOP] * 3})
+            client.wait(batch_id, 60)
+            unfinished = client.submit({"instances": [noop(seconds=300)]})
+        assert left_of(folder) == []
+        with farm.connect(folder / "home") as client:
+            assert len(client.collect(batch_id, timeout_s=0)) == 3
+            assert client.status(unfinished).n_finished == 0
+        with embedded(folder) as here, farm.connect(here.home) as client:
+            client.cancel(unfinished)
+            assert client.wait(unfinished, 30).n_cancelled == 1

@@ -1,0 +1,71 @@
+"""Whole farms for tests: real processes in a folder of their own, and what to look for when they are gone."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from farm.embedded import Embedded
+from farm.settings import Settings
+
+T = TypeVar("T")
+NOOP: dict[str, Any] = {"data_source": "noop", "fields": {}}
+QUICK = {"FARM_LEASE_S": "6", "FARM_NODE_TIMEOUT_S": "6", "FARM_RETRY_S": "0.05", "FARM_RING_AGAIN_S": "1"}
+
+
+@contextmanager
+def farm_folder() -> Iterator[Path]:
+    """A folder for a farm's home and scratch, which sandboxes of another user can pass through."""
+    folder = Path(tempfile.mkdtemp(prefix="farm-test-", dir="/tmp"))
+    folder.chmod(0o755)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def embedded(folder: Path, store_url: str = "", flower: bool = False, **env: str) -> Embedded:
+    """A farm in a folder, not started yet, with short leases."""
+    settings = Settings(home=folder / "home", scratch=folder / "scratch", store_url=store_url, broker_url="")
+    options = ("--init", "4", "--run", "16", "--eval", "4")
+    return Embedded(settings, node_options=options, flower=flower, env=QUICK | env)
+
+
+def until(found: Callable[[], T], what: str, deadline_s: float = 30.0) -> T:
+    """Ask until the answer is true, and return it."""
+    deadline = time.monotonic() + deadline_s
+    while not (answer := found()):
+        assert time.monotonic() < deadline, f"waited {deadline_s:g} s in vain until {what}"
+        time.sleep(0.02)
+    return answer
+
+
+def processes_of(folder: Path) -> list[str]:
+    """Command lines of the living processes that were started for a folder's farm, sandboxes included."""
+    mark = str(folder).encode()
+    found = []
+    for process in Path("/proc").iterdir():
+        if not process.name.isdecimal():
+            continue
+        try:
+            words = process.joinpath("cmdline").read_bytes()
+            ours = mark in words or mark in process.joinpath("environ").read_bytes()
+            zombie = process.joinpath("stat").read_text().rpartition(")")[2].split()[0] == "Z"
+        except OSError:
+            continue
+        if ours and not zombie:
+            found.append(f"{process.name}: {words.replace(bytes(1), b' ').decode(errors='replace')[:200]}")
+    return found
+
+
+def left_of(folder: Path) -> list[str]:
+    """Everything a stopped farm should not have left: processes, mounts, sandboxes, sockets."""
+    mounts = [line for line in Path("/proc/mounts").read_text().splitlines() if str(folder) in line]
+    scratch = folder / "scratch"
+    files = [str(path) for path in scratch.rglob("*") if path.parent.name == "sandboxes" or path.is_socket()]
+    return processes_of(folder) + mounts + files
