@@ -1,0 +1,82 @@
+"""`make demo` as a process: it plays real problems to the end, and however it is ended nothing is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import farm
+from tests.services.farms import farm_folder, left_of, processes_of, until
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with farm_folder() as made:
+        yield made
+
+
+def demo(folder: Path, *options: str) -> subprocess.Popen[str]:
+    env = {name: value for name, value in os.environ.items() if not name.startswith("FARM_")}
+    env |= {"FARM_HOME": str(folder / "home"), "FARM_SCRATCH": str(folder / "scratch"), "COLUMNS": "160"}
+    return subprocess.Popen(
+        [sys.executable, "-m", "examples.demo", *options],
+        cwd=ROOT,
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def test_it_plays_math_code_and_bug_fixes(folder: Path, apptainer: Path) -> None:
+    process = demo(folder, "--math", "1", "--code", "2", "--swe", "2", "-n", "4")
+    output, _ = process.communicate(timeout=240)
+    assert process.returncode == 0, output
+    assert "28 of 28 rollouts scored" in output
+    assert "test double" in output
+    assert "→ submit" in output
+    assert left_of(folder) == []
+    with farm.connect(folder / "home") as client:
+        (batch_id,) = client.recent()
+        rollouts = client.collect(batch_id, timeout_s=0)
+    assert {rollout.data_source for rollout in rollouts} == {"math", "code", "swe"}
+    assert all(rollout.trainable and rollout.segments for rollout in rollouts)
+    groups: dict[str, set[float]] = {}
+    for rollout in rollouts:
+        assert rollout.reward is not None
+        groups.setdefault(rollout.group_id, set()).add(rollout.reward)
+    assert sum(len(rewards) > 1 for rewards in groups.values()) >= len(groups) // 2, "rewards in a group should differ"
+    for rollout in rollouts:
+        (segment,) = rollout.segments
+        assert segment.response_mask.sum() == rollout.n_response_tokens
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_ended_half_way_it_leaves_nothing(folder: Path, number: signal.Signals) -> None:
+    process = demo(folder, "--math", "20", "--code", "20", "--swe", "0", "--no-flower")
+
+    def some_have_ended() -> bool:
+        assert process.poll() is None, process.communicate()[0]
+        try:
+            with farm.connect(folder / "home") as client:
+                return any(client.status(batch_id).n_finished >= 3 for batch_id in client.recent())
+        except farm.FarmError:
+            return False
+
+    until(some_have_ended, "rollouts of the demo end", 90)
+    assert processes_of(folder)
+    process.send_signal(number)
+    process.communicate(timeout=60)
+    assert process.returncode == (130 if number is not signal.SIGKILL else -9)
+    until(lambda: not processes_of(folder), f"all is gone after {number.name}")
+    left = [entry for entry in left_of(folder) if number is not signal.SIGKILL or not entry.endswith(".sock")]
+    assert left == []
