@@ -10,7 +10,6 @@ import argparse
 import os
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -112,17 +111,18 @@ def policy(instances: list[farm.Instance], seed: int) -> Iterator[tuple[str, str
     if given:
         yield given, "from FARM_POLICY_URL"
         return
-    with tempfile.TemporaryDirectory(prefix="farm-demo-") as folder:
-        book = Path(folder) / "book.jsonl"
-        plays.write_book(plays.play_book(instances, seed), book)
-        log = Path(folder) / "policy.log"
-        command = [sys.executable, "-m", "workers.testing.scripted", "--book", str(book), "--seed", str(seed)]
-        child = Child(command, log=log, env=os.environ | {"PYTHONUNBUFFERED": "1"})
-        try:
-            yield f"{_printed_url(child, log)}/v1", "the scripted policy server, a test double: it plays scripts"
-        finally:
-            child.terminate()
-            child.end(5.0)
+    folder = settings().home.absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    book = plays.write_book(plays.play_book(instances, seed), folder / "plays.jsonl")
+    log = folder / "logs" / "policy.log"
+    log.unlink(missing_ok=True)
+    command = [sys.executable, "-m", "workers.testing.scripted", "--book", str(book), "--seed", str(seed)]
+    child = Child(command, log=log, env=os.environ | {"PYTHONUNBUFFERED": "1"})
+    try:
+        yield f"{_printed_url(child, log)}/v1", "the scripted policy server, a test double: it plays scripts"
+    finally:
+        child.terminate()
+        child.end(5.0)
 
 
 def _printed_url(child: Child, log: Path) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import platform
+import shutil
 import signal
 import sys
 import threading
@@ -173,8 +174,10 @@ class Supervisor:
             info={"supervisor": os.getpid(), "host": platform.node(), "python": platform.python_version()},
         )
         self._store.write(lambda connection: nodes.announce(connection, node))
+        self._store.write(lambda connection: engines.remove_of(connection, self._options.node))
         if self._options.policy_url:
-            engine = engines.Engine(self._options.policy_url, self._options.policy_model, self._options.policy_key)
+            own = (self._options.policy_url, self._options.policy_model, self._options.policy_key)
+            engine = engines.Engine(*own, added_by=self._options.node)
             self._store.write(lambda connection: engines.add(connection, engine))
         self._signals.wake()
 
@@ -236,12 +239,14 @@ class Supervisor:
         os.close(self._lifeline_write)
         sweep((), starting_s=0.0)
         try:
+            self._store.write(lambda connection: engines.remove_of(connection, self._options.node))
             self._store.write(lambda connection: nodes.remove(connection, self._options.node))
             self._signals.wake()
         except FarmError as error:
             log.error("the node could not be removed from the store: %s", error)
         self._signals.close()
         self._store.close()
+        shutil.rmtree(self._options.scratch, ignore_errors=True)
         self._lock.close()
 
 

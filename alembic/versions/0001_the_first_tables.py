@@ -35,6 +35,7 @@ def upgrade() -> None:
         sa.Column("model", sa.String(length=200), nullable=False),
         sa.Column("key", sa.String(length=500), nullable=False),
         sa.Column("state", sa.String(length=12), nullable=False),
+        sa.Column("added_by", sa.String(length=128), nullable=False),
         sa.Column("added_at", sa.Double(), nullable=False),
         sa.PrimaryKeyConstraint("url", name=op.f("pk_engines")),
     )

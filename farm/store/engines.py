@@ -22,12 +22,14 @@ class Engine:
     url: str
     model: str
     key: str = "none"
+    added_by: str = ""
+    """The node that was started with it and takes it along when it ends; empty if a client added it."""
 
 
 def add(connection: Connection, engine: Engine) -> None:
     """Use a server from now on; the same URL again replaces its model and key."""
     remove(connection, engine.url)
-    values = {"url": engine.url, "model": engine.model, "key": engine.key, "state": ACTIVE}
+    values = {"url": engine.url, "model": engine.model, "key": engine.key, "state": ACTIVE, "added_by": engine.added_by}
     connection.execute(insert(engines).values(added_at=db_now(), **values))
 
 
@@ -36,7 +38,12 @@ def remove(connection: Connection, url: str) -> bool:
     return connection.execute(delete(engines).where(engines.c.url == url)).rowcount == 1
 
 
+def remove_of(connection: Connection, node: str) -> None:
+    """Use no more what a node was started with."""
+    connection.execute(delete(engines).where(engines.c.added_by == node))
+
+
 def listing(connection: Connection) -> list[Engine]:
     """The servers in use, oldest first."""
     statement = select(engines).where(engines.c.state == ACTIVE).order_by(engines.c.added_at, engines.c.url)
-    return [Engine(row.url, row.model, row.key) for row in connection.execute(statement)]
+    return [Engine(row.url, row.model, row.key, row.added_by) for row in connection.execute(statement)]

@@ -205,6 +205,7 @@ class EngineRow(Base):
     model: Mapped[str] = mapped_column(String(200))
     key: Mapped[str] = mapped_column(String(500))
     state: Mapped[str] = mapped_column(_key(12))
+    added_by: Mapped[str] = mapped_column(_key(128))
     added_at: Mapped[float]
 
 

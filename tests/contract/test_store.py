@@ -398,6 +398,9 @@ class TestNodes:
         store.write(lambda connection: engines.add(connection, engines.Engine("http://e/v1", "m")))
         store.write(lambda connection: engines.add(connection, engines.Engine("http://e/v1", "m2")))
         assert store.read(engines.listing) == [engines.Engine("http://e/v1", "m2")]
+        store.write(lambda connection: engines.add(connection, engines.Engine("http://n/v1", "m", added_by=NODE)))
+        store.write(lambda connection: engines.remove_of(connection, NODE))
+        assert [engine.url for engine in store.read(engines.listing)] == ["http://e/v1"]
         assert store.write(lambda connection: engines.remove(connection, "http://e/v1"))
         assert not store.write(lambda connection: engines.remove(connection, "http://e/v1"))
 
@@ -422,7 +425,7 @@ class TestWrites:
 
         def add(n: int) -> Any:
             url = "http://same" if n == 3 else f"http://{n}"
-            values = {"url": url, "model": "", "key": "", "state": "active", "added_at": float(n)}
+            values = {"url": url, "model": "", "key": "", "added_by": "", "state": "active", "added_at": float(n)}
             return lambda connection: connection.execute(insert(engines.engines), values) and None
 
         store.write(add(3))
