@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import ssl
 import subprocess
 import sys
 import tarfile
@@ -42,9 +43,8 @@ def fetch(archive: Archive, folder: Path) -> Path:
     pip itself would run the archive's build script to learn its metadata; nothing of an archive runs outside a sandbox.
     """
     what = f"archive {archive.name} {archive.version}"
-    endpoint = _index()
     try:
-        with PyPISimple(endpoint) if endpoint else PyPISimple() as index:
+        with _index() as index:
             found = _source(index, archive)
             if found is None:
                 raise SandboxError(f"{what}: the package index has no source archive with sha256 {archive.sha256}")
@@ -68,13 +68,25 @@ def _source(index: PyPISimple, archive: Archive) -> DistributionPackage | None:
     return unhashed[0] if unhashed else None
 
 
-def _index() -> str:
-    """The index that pip is configured to use; empty for the public one."""
-    argv = [sys.executable, "-m", "pip", "config", "get", "global.index-url"]
-    configured = os.environ.get("PIP_INDEX_URL", "")
-    if not configured:
-        configured = subprocess.run(argv, capture_output=True, text=True, check=False).stdout
-    return configured.strip()
+def _index() -> PyPISimple:
+    """The index that pip is configured to use, trusted as pip trusts it: by its CA file, or the system's."""
+    session = requests.Session()
+    authorities = _pip("cert")
+    if not authorities and not {"REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"} & os.environ.keys():
+        authorities = ssl.get_default_verify_paths().cafile or ""
+    if authorities:
+        session.verify = authorities
+    endpoint = _pip("index-url")
+    return PyPISimple(endpoint, session=session) if endpoint else PyPISimple(session=session)
+
+
+def _pip(option: str) -> str:
+    """An option of pip, from its environment variable or its configuration files; empty if it is not set."""
+    variable = "PIP_" + option.upper().replace("-", "_")
+    if os.environ.get(variable):
+        return os.environ[variable]
+    argv = [sys.executable, "-m", "pip", "config", "get", f"global.{option}"]
+    return subprocess.run(argv, capture_output=True, text=True, check=False).stdout.strip()
 
 
 def unpack(source: Path, folder: Path, path: str) -> None:
