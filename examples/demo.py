@@ -84,6 +84,8 @@ def run(options: argparse.Namespace) -> None:
         status = display.watch(client, batch_id, console, check=here.check)
         rollouts = client.rollouts(batch_id)
         console.print(display.group_table(rollouts))
+        for line in display.failures(rollouts)[:5]:
+            console.print(line, style="red", markup=False)
         show_one(client, rollouts)
         console.print(
             f"{status.n_completed} of {status.n_rollouts} rollouts scored in {time.monotonic() - started:.1f} s, "

@@ -145,7 +145,10 @@ def watch(batch_id: str, url: str | None) -> None:
     """Show a batch's progress until it has ended, then a line per group."""
     with connect(url) as farm:
         display.watch(farm, batch_id, console)
-        console.print(display.group_table(farm.rollouts(batch_id)))
+        rollouts = farm.rollouts(batch_id)
+        console.print(display.group_table(rollouts))
+        for line in display.failures(rollouts)[:10]:
+            console.print(line, style="red", markup=False)
 
 
 @main.command()

@@ -88,6 +88,16 @@ def group_table(rollouts: Sequence[Rollout]) -> Table:
     return table
 
 
+def failures(rollouts: Sequence[Rollout]) -> list[str]:
+    """What went wrong, each message once, with how many rollouts ended so."""
+    messages: dict[str, list[str]] = {}
+    for rollout in rollouts:
+        if rollout.state is State.FAILED and rollout.failure is not None:
+            plain = rollout.failure.message.removeprefix(f"{rollout.rollout_id}: ")
+            messages.setdefault(f"{rollout.failure.kind}: {plain}", []).append(rollout.rollout_id)
+    return [f"{len(ids)} failed ({ids[0]}{', …' if len(ids) > 1 else ''}) {text}" for text, ids in messages.items()]
+
+
 def transcript(
     rollout: Rollout, calls: Sequence[ModelCall], timings: Sequence[Timing], rewards: Sequence[Reward]
 ) -> RenderableType:

@@ -82,6 +82,14 @@ def test_submit_watch_show_collect(farm: Shell) -> None:
         assert loaded["response_ids"].shape == (0, 0), "empty rollouts have no tokens"
 
 
+def test_watch_says_what_failed_and_why(farm: Shell) -> None:
+    broken = NOOP | {"fields": {"fail": "run:final"}}
+    watched = farm("watch", batch(farm, broken, broken, NOOP))
+    assert "failures: 2 handler_error" in watched
+    assert "2 failed" in watched
+    assert "the instance asks for a final error in run" in watched
+
+
 def test_cancel(farm: Shell) -> None:
     batch_id = batch(farm, NOOP | {"fields": {"seconds": 300}}, NOOP | {"fields": {"seconds": 300}})
     assert "1 rollouts cancelled" in farm("cancel", batch_id, f"{batch_id}.0.0")

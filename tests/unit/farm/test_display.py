@@ -1,0 +1,88 @@
+"""What a person sees: nothing is left out, and text is never taken for markup."""
+
+from __future__ import annotations
+
+import io
+
+from rich.console import Console, RenderableType
+
+from farm import display
+from farm.rollout import BatchStatus, Failure, Outcome, Reward, Rollout, Stage, State, Timing
+from farm.trajectory import ModelCall
+
+
+def shown(what: RenderableType) -> str:
+    console = Console(file=io.StringIO(), width=160)
+    console.print(what)
+    file = console.file
+    assert isinstance(file, io.StringIO)
+    return file.getvalue()
+
+
+def rollout(sample: int, outcome: Outcome, reward: float | None, failure: Failure | None = None) -> Rollout:
+    return Rollout(
+        rollout_id=f"b1.0.{sample}",
+        batch_id="b1",
+        group_index=0,
+        sample_index=sample,
+        data_source="math",
+        instance_id="[red]gcd[/red]",
+        stage=Stage.EVAL,
+        state=State.FAILED if failure else State.COMPLETED,
+        attempt=2,
+        node="n1",
+        outcome=outcome,
+        reward=reward,
+        failure=failure,
+        n_turns=3,
+        n_response_tokens=40,
+        submitted_at=100.0,
+        finished_at=104.5,
+        finish_seq=1,
+    )
+
+
+def test_progress_counts_what_has_left_a_stage() -> None:
+    queued = {stage: {State.QUEUED: 0, State.ACTIVE: 0} for stage in Stage}
+    queued[Stage.INIT] = {State.QUEUED: 5, State.ACTIVE: 1}
+    queued[Stage.RUN] = {State.QUEUED: 2, State.ACTIVE: 3}
+    status = BatchStatus("b1", 20, 7, 2, 0, queued, {"engine_error": 2}, 0.25, 0.0)
+    text = shown(display.progress(status, 1, 4.0))
+    assert "9/20 ended in 4.0 s, 2.0 rollouts/s, mean reward 0.250, failures: 2 engine_error" in text
+    rows = [line.split() for line in text.splitlines() if line.split()[:1] in (["init"], ["run"], ["eval"])]
+    assert rows == [["init", "5", "1", "14"], ["run", "2", "3", "9"], ["eval", "0", "0", "9"]]
+
+
+def test_a_group_shows_every_reward_and_a_dash_for_none() -> None:
+    broken = rollout(1, Outcome.ENGINE_ERROR, None, Failure("engine_error", "b1.0.1: it is [gone]"))
+    text = shown(display.group_table([rollout(0, Outcome.SUBMITTED, 0.5), broken]))
+    assert "0.5 -" in text
+    assert "[red]gcd[/red]" in text
+    assert "engine_error, submitted" in text
+    assert display.failures([broken, broken]) == ["2 failed (b1.0.1, …) engine_error: it is [gone]"]
+
+
+def test_a_transcript_shows_calls_results_times_and_rewards() -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "bash", "arguments": '{"command": "a\\n[b]"}'}}
+    model_call = ModelCall(
+        index=0,
+        messages=[{"role": "user", "content": "Find [it]."}],
+        response={"role": "assistant", "content": None, "tool_calls": [call]},
+        finish_reason="tool_calls",
+        engine="e",
+        started_at=0.0,
+        latency_s=0.25,
+        n_prompt_tokens=10,
+        n_response_tokens=4,
+        observations=[{"role": "tool", "tool_call_id": "c", "content": "x" * 10_000}],
+    )
+    timing = Timing(2, Stage.RUN, 1.0, 1.5, 3.0, "n1", "lost", Failure("lost", "the worker was lost"))
+    text = shown(
+        display.transcript(
+            rollout(0, Outcome.SUBMITTED, 1.0), [model_call], [timing], [Reward(1.0, {"why": "[so]"}, "answer", 0.0)]
+        )
+    )
+    for part in ("Find [it].", "[b]", "10 + 4 tokens", "text only", "… 6000 characters …", "0.500", "1.500"):
+        assert part in text, part
+    for part in ("lost: the worker was lost", '"why": "[so]"', "attempt 2", "3 turns", "40 sampled tokens"):
+        assert part in text, part
