@@ -13,6 +13,9 @@ import pytest
 
 import farm
 from tests.services.farms import farm_folder, left_of, processes_of, until
+from workers.testing.book import PlayBook
+from workers.testing.scripted import ScriptedServer
+from workers.testing.serving import serving
 
 ROOT = Path(__file__).parents[2]
 
@@ -23,9 +26,11 @@ def folder() -> Iterator[Path]:
         yield made
 
 
-def demo(folder: Path, *options: str) -> subprocess.Popen[str]:
+def demo(folder: Path, *options: str, policy_url: str = "") -> subprocess.Popen[str]:
     env = {name: value for name, value in os.environ.items() if not name.startswith("FARM_")}
     env |= {"FARM_HOME": str(folder / "home"), "FARM_SCRATCH": str(folder / "scratch"), "COLUMNS": "160"}
+    if policy_url:
+        env["FARM_POLICY_URL"] = policy_url
     return subprocess.Popen(
         [sys.executable, "-m", "examples.demo", *options],
         cwd=ROOT,
@@ -58,6 +63,18 @@ def test_it_plays_math_code_and_bug_fixes(folder: Path, apptainer: Path) -> None
     for rollout in rollouts:
         (segment,) = rollout.segments
         assert segment.response_mask.sum() == rollout.n_response_tokens
+
+
+def test_the_policy_is_the_server_it_is_given(folder: Path) -> None:
+    with serving(ScriptedServer(PlayBook([])).app()) as url:
+        process = demo(folder, "--math", "1", "--code", "0", "--swe", "0", "--no-flower", policy_url=f"{url}/v1")
+        output, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, output
+    assert f"policy {url}/v1 (from FARM_POLICY_URL)" in output
+    assert "12 of 12 rollouts scored" in output
+    with farm.connect(folder / "home") as client:
+        (batch_id,) = client.recent()
+        assert {call.engine for call in client.calls(f"{batch_id}.0.0")} == {f"{url}/v1"}
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
