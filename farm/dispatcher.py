@@ -26,8 +26,8 @@ log = logging.getLogger(__name__)
 ROLE = "dispatcher"
 _LEASE_S = 10.0
 _LIMIT = 1000
-_SETTLE_S = 0.005
-"""A pause after a wake-up, so that what ends together is placed together."""
+_PACE_S = 0.02
+"""The least time between rounds of a busy farm: what ends within it is placed together. A lone rollout never waits."""
 
 
 class Dispatcher:
@@ -48,14 +48,15 @@ class Dispatcher:
         listener = self._signals.listen(WAKE, ENDED)
         try:
             while not self._stopped.is_set():
+                busy = False
                 try:
-                    self._turn()
+                    busy = self._turn()
                 except Exception:
                     log.exception("the dispatcher could not do its round; it will try again")
                     self._stopped.wait(1.0)
-                if listener.wait(self._settings.tick_s):
-                    self._stopped.wait(_SETTLE_S)
-                    listener.wait(0.0)
+                if busy:
+                    self._stopped.wait(_PACE_S)
+                listener.wait(self._settings.tick_s)
         finally:
             listener.close()
             if self._leads_until > time.monotonic():
@@ -65,15 +66,16 @@ class Dispatcher:
         self._stopped.set()
         self._signals.wake()
 
-    def _turn(self) -> None:
+    def _turn(self) -> bool:
+        """One round; whether more than a lone rollout is under way."""
         if not self._leads():
-            return
+            return False
         now = time.monotonic()
         if now >= self._next_care:
             self._next_care = now + self._settings.tick_s
             self._take_back()
             self._ring_again()
-        self._admit()
+        return self._admit()
 
     def _leads(self) -> bool:
         now = time.monotonic()
@@ -114,11 +116,11 @@ class Dispatcher:
             log.info("ringing again for %d stages that nobody took", len(bells))
             ring(self._app, bells)
 
-    def _admit(self) -> None:
-        """Give waiting rollouts to nodes with room."""
+    def _admit(self) -> bool:
+        """Give waiting rollouts to nodes with room; whether there were several."""
         waits = self._store.read(placement.waiting)
         if not waits:
-            return
+            return False
         room = self._room()
         bells = [
             Bell(rollout_id, attempt, stage, node)
@@ -130,6 +132,7 @@ class Dispatcher:
             again_s = self._settings.ring_again_s
             self._store.write(lambda connection: placement.place(connection, bells, again_s))
             ring(self._app, bells)
+        return sum(wait.n_waiting for wait in waits) > 1
 
     def _room(self) -> dict[str, int]:
         """Node → how many more rollouts it takes."""
