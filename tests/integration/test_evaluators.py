@@ -11,6 +11,7 @@ import pytest
 
 from examples.problems import humaneval_problems, swe_problems
 from farm.request import SandboxSpec
+from tests.conftest import absent
 from workers.handlers.code import CodeHandler, CodeInstance
 from workers.handlers.swe import SweHandler, SweInstance
 from workers.interfaces import FreshSandbox, Sandbox, Score, Submission
@@ -25,7 +26,7 @@ CODE = [CodeInstance.model_validate(problem.fields) for problem in humaneval_pro
 def _namespace_sandboxes() -> None:
     missing = provider("namespace").missing()
     if missing:
-        pytest.skip(missing)
+        absent(missing)
 
 
 def opening(spec: SandboxSpec | None) -> FreshSandbox:
