@@ -217,11 +217,14 @@ class Supervisor:
 
     def _sweep(self) -> None:
         """Remove the sandboxes of rollouts that are not here any more."""
-        live = self._store.read(lambda connection: placement.live_sandboxes(connection, self._options.node))
-        names = [sandbox_id(rollout_id, attempt) for rollout_id, attempt in live]
-        gone = sweep({*names, *map(fresh_id, names)})
+        gone = sweep(self._wanted_sandboxes)
         if gone:
             log.warning("removed %d sandboxes that nobody needs: %s", len(gone), ", ".join(sorted(gone)[:5]))
+
+    def _wanted_sandboxes(self) -> set[str]:
+        live = self._store.read(lambda connection: placement.live_sandboxes(connection, self._options.node))
+        names = [sandbox_id(rollout_id, attempt) for rollout_id, attempt in live]
+        return {*names, *map(fresh_id, names)}
 
     def _end(self) -> None:
         """Drain: nothing new comes, what runs is handed back, and all that is left is ended."""
@@ -237,7 +240,7 @@ class Supervisor:
         for child in children:
             child.end(max(0.1, deadline - time.monotonic()))
         os.close(self._lifeline_write)
-        sweep((), starting_s=0.0)
+        sweep(tuple, starting_s=0.0)
         try:
             self._store.write(lambda connection: engines.remove_of(connection, self._options.node))
             self._store.write(lambda connection: nodes.remove(connection, self._options.node))

@@ -147,6 +147,9 @@ _finish = (
         state=State.COMPLETED.value,
         outcome=rollouts.c.policy_outcome,
         reward=bindparam("b_reward"),
+        # what went wrong on the way is in the attempts
+        failure_kind=None,
+        failure_message=None,
         finished_at=db_now(),
         finish_seq=bindparam("b_seq"),
         **released,

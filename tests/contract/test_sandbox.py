@@ -317,7 +317,7 @@ def test_the_monitor_is_killed(start: Start, run: Run) -> None:
     with pytest.raises(SandboxError):
         run(one.exec(["true"], timeout_s=5))
     others = {path.name for path in folder_of_all().iterdir()} - {one.sandbox_id}
-    assert sweep(keep=others) == [one.sandbox_id]
+    assert sweep(keep=lambda: others) == [one.sandbox_id]
     assert_nothing_is_left(one.sandbox_id)
 
 
@@ -359,11 +359,24 @@ def test_sweeping(start: Start, run: Run) -> None:
         path.mkdir()
     os.utime(old, (0, 0))
     others = {path.name for path in folder_of_all().iterdir()} - {unwanted.sandbox_id, new.name, old.name}
-    assert sweep(keep=others) == sorted([old.name, unwanted.sandbox_id])
+    assert sweep(keep=lambda: others) == sorted([old.name, unwanted.sandbox_id])
     assert_nothing_is_left(unwanted.sandbox_id)
     assert new.exists()
     assert sh(run, kept, "echo alive") == "alive\n"
-    assert sweep(keep=others, starting_s=0) == [new.name]
+    assert sweep(keep=lambda: others, starting_s=0) == [new.name]
+
+
+def test_what_starts_during_a_sweep_is_left_alone(start: Start, run: Run) -> None:
+    start()
+    before = {path.name for path in folder_of_all().iterdir()}
+    during: list[Sandbox] = []
+
+    def keep() -> set[str]:
+        during.append(start())
+        return before
+
+    assert sweep(keep) == []
+    assert sh(run, during[0], "echo alive") == "alive\n"
 
 
 def test_a_start_that_fails_leaves_nothing(provider: SandboxProvider, run: Run, tmp_path: Path) -> None:

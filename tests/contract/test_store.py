@@ -240,6 +240,9 @@ class TestTransitions:
         assert fail(store, claimed(store, rollout_id, Stage.RUN), 0.0)
         place(store, batch_id)
         play(store, rollout_id, attempt=2)
+        assert store.read(lambda connection: batches.rollout(connection, rollout_id)).failure is None
+        timings = store.read(lambda connection: batches.timings(connection, rollout_id))
+        assert [each.failure for each in timings if each.attempt == 1 and each.stage is Stage.RUN] == [LOST]
 
     def test_a_failed_rollout_has_no_reward(self, store: Store) -> None:
         batch_id = new_batch(store)

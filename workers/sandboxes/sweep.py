@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from workers.sandboxes.joined import end
@@ -15,15 +15,19 @@ STARTING_S = 120.0
 """A folder without a record is left alone for so long: someone may be starting it. Twice what a start may take."""
 
 
-def sweep(keep: Collection[str], starting_s: float = STARTING_S) -> list[str]:
-    """End and remove every sandbox of this node whose id is not in `keep`; returns their ids.
+def sweep(keep: Callable[[], Collection[str]], starting_s: float = STARTING_S) -> list[str]:
+    """End and remove every sandbox of this node whose id is not in what `keep()` returns; returns their ids.
+
+    `keep` is asked after the folders are listed: what is started between the two is never taken for abandoned.
 
     A sandbox that is wanted but broken is left to whoever finds it so. Blocks; one that will not end costs seconds.
     """
     gone = []
     parent = folder_of_all()
-    for state in sorted(parent.iterdir()) if parent.is_dir() else []:
-        if state.name in keep:
+    found = sorted(parent.iterdir()) if parent.is_dir() else []
+    wanted = keep() if found else ()
+    for state in found:
+        if state.name in wanted:
             continue
         record = Record.load(state)
         if record is not None:
