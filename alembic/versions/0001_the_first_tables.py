@@ -21,7 +21,6 @@ def upgrade() -> None:
         sa.Column("created_at", sa.Double(), nullable=False),
         sa.Column("n_samples", sa.Integer(), nullable=False),
         sa.Column("n_rollouts", sa.Integer(), nullable=False),
-        sa.Column("n_finished", sa.Integer(), nullable=False),
         sa.Column("last_seq", sa.Integer(), nullable=False),
         sa.Column("priority", sa.Integer(), nullable=False),
         sa.Column("max_attempts", sa.Integer(), nullable=False),

@@ -45,7 +45,6 @@ def create(connection: Connection, request: BatchRequest, fingerprint: str) -> t
             "created_at": now,
             "n_samples": request.n_samples,
             "n_rollouts": len(request.instances) * request.n_samples,
-            "n_finished": 0,
             "last_seq": 0,
             "priority": request.priority,
             "max_attempts": request.max_attempts,

@@ -23,7 +23,7 @@ def cancel(connection: Connection, batch_id: str, rollout_ids: Collection[str] |
     last = connection.execute(
         update(batches)
         .where(batches.c.batch_id == batch_id)
-        .values(n_finished=batches.c.n_finished + len(ids), last_seq=batches.c.last_seq + len(ids))
+        .values(last_seq=batches.c.last_seq + len(ids))
         .returning(batches.c.last_seq)
     ).scalar_one()
     statement = (
@@ -58,10 +58,6 @@ def rescore(connection: Connection, batch_id: str, rollout_ids: Collection[str] 
         rollouts.c.submission.is_not(None),
     )
     ids = [found for found in connection.execute(done).scalars() if rollout_ids is None or found in rollout_ids]
-    if ids:
-        connection.execute(
-            update(batches).where(batches.c.batch_id == batch_id).values(n_finished=batches.c.n_finished - len(ids))
-        )
     for start in range(0, len(ids), CHUNK):
         connection.execute(
             update(rollouts)

@@ -156,10 +156,10 @@ _finish = (
     )
 )
 _add_reward = insert(rewards).values(created_at=db_now())
-_count_one = (
+_number_one = (
     update(batches)
     .where(batches.c.batch_id == bindparam("b_batch"))
-    .values(n_finished=batches.c.n_finished + 1, last_seq=batches.c.last_seq + 1)
+    .values(last_seq=batches.c.last_seq + 1)
     .returning(batches.c.last_seq)
 )
 _end_attempt = (
@@ -216,14 +216,13 @@ def finish(connection: Connection, held: Claim, value: float, details: dict[str,
 
 
 def _next_seq(connection: Connection, batch_id: str) -> int:
-    """Count one more rollout of the batch as ended. The row's lock makes the order of numbers that of commits."""
-    return int(connection.execute(_count_one, {"b_batch": batch_id}).scalar_one())
+    """The number of the rollout that ends next. The row's lock makes the order of numbers that of commits."""
+    return int(connection.execute(_number_one, {"b_batch": batch_id}).scalar_one())
 
 
 def _give_seq_back(connection: Connection, batch_id: str) -> None:
-    connection.execute(
-        update(batches).where(batches.c.batch_id == batch_id).values(n_finished=batches.c.n_finished - 1)
-    )
+    """Undo `_next_seq` in the same transaction: the row is still locked, so nobody has seen the number."""
+    connection.execute(update(batches).where(batches.c.batch_id == batch_id).values(last_seq=batches.c.last_seq - 1))
 
 
 def fail(connection: Connection, held: Claim, failure: Failure, retry_in_s: float | None) -> bool:

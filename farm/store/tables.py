@@ -49,7 +49,6 @@ class Batch(Base):
     created_at: Mapped[float]
     n_samples: Mapped[int]
     n_rollouts: Mapped[int]
-    n_finished: Mapped[int]
     last_seq: Mapped[int]
     priority: Mapped[int]
     max_attempts: Mapped[int]

@@ -307,6 +307,9 @@ class TestCursor:
         assert not finish(store, stale)
         found = status(store, batch_id)
         assert (found.n_finished, found.n_completed) == (1, 1)
+        play(store, f"{batch_id}.1.0")
+        ended = store.read(lambda connection: batches.ended_after(connection, batch_id, 0, 100))
+        assert [each.cursor for each in ended] == [1, 2]
 
     def test_only_whole_groups_are_groups(self, store: Store) -> None:
         batch_id = new_batch(store, n=2, n_samples=2)
