@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -42,6 +43,15 @@ def memory_mb(pid: int) -> float:
         if line.startswith("Pss:"):
             return int(line.split()[1]) / 1024
     raise OSError(f"process {pid} has no memory")
+
+
+def memory_of_all_mb(pids: list[int]) -> float:
+    """Of several, what they share counted once; those that have ended have none."""
+    total = 0.0
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            total += memory_mb(pid)
+    return total
 
 
 def named(pids: list[int], words: str) -> int:

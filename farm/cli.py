@@ -1,4 +1,4 @@
-"""The command line: `farm up | node | submit | watch | show | collect | cancel | rescore | flower | doctor | …`."""
+"""The command line: `farm up | node | images | submit | watch | show | collect | cancel | rescore | doctor | …`."""
 
 from __future__ import annotations
 
@@ -83,6 +83,13 @@ def node(options: tuple[str, ...]) -> None:
     os.execv(sys.executable, [sys.executable, "-m", "workers.node", *options])  # noqa: S606 - no shell is wanted
 
 
+@main.command(context_settings={"ignore_unknown_options": True, "help_option_names": []})
+@click.argument("options", nargs=-1, type=click.UNPROCESSED)
+def images(options: tuple[str, ...]) -> None:
+    """Build sandbox images, or list and prune those in the cache: build, list, prune, pull; --help."""
+    os.execv(sys.executable, [sys.executable, "-m", "workers.images", *options])  # noqa: S606 - no shell is wanted
+
+
 @main.command()
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("-n", "--n-samples", default=1, show_default=True, help="Rollouts of each instance.")
@@ -162,6 +169,29 @@ def show(rollout_id: str, url: str | None) -> None:
         console.print(
             display.transcript(rollout, farm.calls(rollout_id), farm.timings(rollout_id), farm.rewards(rollout_id))
         )
+        if kept := farm.artefacts(rollout_id):
+            console.print(display.artefact_table(kept))
+
+
+@main.command()
+@click.argument("rollout_id")
+@click.argument("name", required=False)
+@click.option("-o", "--output", type=click.Path(dir_okay=False, allow_dash=True, path_type=Path), help="- is stdout.")
+@_url
+@_plain_errors
+def artefacts(rollout_id: str, name: str | None, output: Path | None, url: str | None) -> None:
+    """List what a rollout's tools made and the model was not shown, or write one of them, NAME, to a file."""
+    with connect(url) as farm:
+        if name is None:
+            console.print(display.artefact_table(farm.artefacts(rollout_id)))
+            return
+        data = farm.artefact(rollout_id, name)
+    if output == Path("-"):
+        sys.stdout.buffer.write(data)
+        return
+    target = output or Path(Path(name).name)
+    target.write_bytes(data)
+    click.echo(f"{len(data)} bytes written to {target}")
 
 
 @main.command()
@@ -236,10 +266,20 @@ def flower(port: int, address: str) -> None:
     os.execv(sys.executable, flower_command(port, address))  # noqa: S606 - no shell is wanted
 
 
-@main.command(name="doctor")
+@main.command(name="doctor", context_settings={"ignore_unknown_options": True})
+@click.option("--sandbox", help="Try on this kind of sandbox what every sandbox promises, for a minute or two.")
+@click.argument("options", nargs=-1, type=click.UNPROCESSED)
 @_plain_errors
-def check_up() -> None:
-    """Check what a farm needs here and say how to mend what is missing. Exit status 1 if something needed is."""
+def check_up(sandbox: str | None, options: tuple[str, ...]) -> None:
+    """Check what a farm needs here and say how to mend what is missing. Exit status 1 if something needed is.
+
+    With --sandbox, OPTIONS are those of `python -m workers.testing.promises`, such as --group limits or --list.
+    """
+    if sandbox is not None:
+        words = ["-m", "workers.testing.promises", sandbox, *options]
+        os.execv(sys.executable, [sys.executable, *words])  # noqa: S606 - no shell is wanted
+    if options:
+        raise click.UsageError(f"{' '.join(options)}: only --sandbox NAME takes more options")
     table = Table(box=None, pad_edge=False, show_header=False)
     findings = list(doctor.examine(settings(), *doctor.broker_and_store(settings())))
     for finding in findings:

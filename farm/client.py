@@ -15,6 +15,7 @@ from farm.service import Service
 from farm.settings import Settings, settings
 from farm.signals import Signals
 from farm.store import batches, migrations, trajectories
+from farm.store.artefacts import KeptArtefact
 from farm.store.engine import Store
 from farm.trajectory import ModelCall
 
@@ -116,6 +117,17 @@ class Farm:
     def calls(self, rollout_id: str) -> Sequence[ModelCall]:
         """The model calls of a rollout's last attempt so far, also of one that died."""
         return self._store.read(lambda connection: trajectories.calls(connection, rollout_id))
+
+    def artefacts(self, rollout_id: str) -> Sequence[KeptArtefact]:
+        """What a rollout's tool calls made and the model was not shown, of its last attempt that has any.
+
+        Raises NotFound.
+        """
+        return self._service.artefacts(rollout_id)
+
+    def artefact(self, rollout_id: str, name: str) -> bytes:
+        """The bytes of one of them. Raises NotFound."""
+        return self._service.artefact(rollout_id, name)
 
     def timings(self, rollout_id: str) -> Sequence[Timing]:
         """Every stage of every attempt of a rollout."""

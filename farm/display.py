@@ -17,6 +17,7 @@ from rich.table import Table
 
 from farm.client import Farm
 from farm.rollout import BatchStatus, Reward, Rollout, Stage, State, Timing
+from farm.store.artefacts import KeptArtefact
 from farm.trajectory import Message, ModelCall
 
 _PERIOD_S = 0.25
@@ -114,6 +115,16 @@ def transcript(
         parts += [_message(message) for message in call.observations]
     parts += [_times(timings), _scores(rewards)]
     return Group(*parts)
+
+
+def artefact_table(kept: Sequence[KeptArtefact]) -> Table:
+    """One line per artefact; `farm artefacts ROLLOUT NAME` fetches one."""
+    table = Table(title="artefacts", title_justify="left", box=None, pad_edge=False)
+    for column in ("name", "kind", "bytes", "stored"):
+        table.add_column(column, justify="right" if column in {"bytes", "stored"} else "left", overflow="fold")
+    for each in kept:
+        table.add_row(escape(each.name), each.media_type, str(each.n_bytes), str(each.n_stored))
+    return table
 
 
 def _headline(rollout: Rollout) -> str:

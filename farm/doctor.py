@@ -24,6 +24,7 @@ from farm.store.engine import Store
 
 _DISK_GB = 5.0
 _CLOCK_S = 2.0
+_CGROUPS = {"cgroup.controllers": 2, "memory.limit_in_bytes": 1}
 _NETWORK_FILE_SYSTEMS = {"nfs", "nfs4", "lustre", "gpfs", "cifs", "smb3", "beegfs", "ceph", "fuse.sshfs", "afs", "9p"}
 
 
@@ -46,6 +47,7 @@ def examine(settings: Settings, store_url: str, broker_url: str) -> Iterator[Fin
         lambda: _broker(broker_url),
         *(lambda kind=kind: _sandbox(kind) for kind in sorted(installed("farm.sandboxes"), reverse=True)),
         _user_namespaces,
+        lambda: _cgroup(settings),
         _fuse,
         lambda: _disk("scratch", settings.scratch),
         lambda: _disk("home", settings.home),
@@ -130,6 +132,25 @@ def _user_namespaces() -> Finding:
         mend = "as root: sysctl -w kernel.apparmor_restrict_unprivileged_userns=0"
         return Finding("user namespaces", False, "restricted by AppArmor", mend)
     return Finding("user namespaces", n > 0, f"up to {n}", mend)
+
+
+def _cgroup(settings: Settings) -> Finding:
+    """Whether the kernel holds the memory of sandboxes; the farm measures it where it does not."""
+    group = settings.cgroup
+    if group is None:
+        return Finding(
+            "control group", True, "none is given (FARM_CGROUP); the farm measures memory itself", needed=False
+        )
+    version = next((number for file, number in _CGROUPS.items() if (group / file).exists()), 0)
+    there = version == 1 or (version == 2 and "memory" in (group / "cgroup.controllers").read_text().split())
+    detail = f"{group}: version {version}" if version else f"{group} is no control group"
+    mend = (
+        "set FARM_CGROUP to a group of version 2 that has the memory controller delegated, or one of that of version 1"
+    )
+    if not there:
+        return Finding("control group", False, detail if not version else f"{detail}, no memory controller", mend)
+    mend = f"let user {os.getuid()} make groups in it, or unset FARM_CGROUP"
+    return Finding("control group", os.access(group, os.W_OK | os.X_OK), detail, mend)
 
 
 def _fuse() -> Finding:

@@ -13,6 +13,7 @@ FarmError
 │   └── FarmUnreachable
 └── RolloutError      recorded on the rollout, never leaves a stage
     ├── SandboxError, EngineError, EvaluatorError      ours: tried again
+    │   └── ImageError        of SandboxError: an image is missing or broken; tried again only if it says so
     └── AgentError, HandlerError                       a bug in a plug-in: tried again, HandlerError only if it says so
 ToolError             text for the model; the rollout goes on
 LimitReached          control flow: ends the agent's loop with an outcome
@@ -23,6 +24,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from farm.rollout import Outcome
 
 
@@ -95,6 +98,19 @@ class SandboxError(RolloutError):
     """The sandbox did not start, or broke under the rollout."""
 
     kind = "sandbox_error"
+
+
+class ImageError(SandboxError):
+    """An image is missing, broken or could not be built; `lines` are the builder's last, if one ran.
+
+    `retryable` is False, as what is missing or broken stays so; True if it was the disk, the network or the clock.
+    """
+
+    def __init__(self, message: str, lines: Sequence[str] = (), *, retryable: bool = False) -> None:
+        super().__init__(": ".join(part for part in (message, " | ".join(lines)) if part))
+        self.message = message
+        self.lines = tuple(lines)
+        self.retryable = retryable
 
 
 class EngineError(RolloutError):

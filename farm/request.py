@@ -66,20 +66,43 @@ class Archive(Request):
     """Where its top folder's contents lie in the sandbox."""
 
 
-class SandboxSpec(Request):
-    """What a handler needs of a sandbox. The network is always off.
+class SandboxLimits(Request):
+    """What a sandbox may use. Reaching a limit ends a command, with a note for the model; the sandbox goes on.
 
-    `image` is `host` (the node's own system folders, read-only), a folder with a root file system, or a `.sif`.
+    Memory, processes and disk are of the whole sandbox; CPU time, open files and file size of each process in it.
+    """
+
+    memory_mb: Count = 4096
+    n_processes: Count = 512
+    disk_mb: Count = 8192
+    """What it writes over its image."""
+    cpu_s: Count = 3600
+    n_files: Count = 1024
+    file_mb: Count = 4096
+
+
+class SandboxSpec(Request):
+    """What a handler needs of a sandbox.
+
+    `image` is one of: `host` (the node's own system folders, read-only); a folder with a root file system; a `.sif`;
+    `docker-archive:FILE`, `oci-archive:FILE` or another `.tar` of the two; `docker://NAME`, which needs the network
+    when it is built; a definition file `FILE.def`, or `FILE.def.j2` rendered with `image_values`.
     `packages` are exact requirements (`name==version`) of a Python environment that is first on PATH.
     """
 
     kind: str = "auto"
     image: str = "host"
+    image_values: dict[str, str] = Field(default_factory=dict)
+    """What the template of a `.def.j2` image is rendered with."""
     archives: tuple[Archive, ...] = ()
     packages: tuple[Annotated[str, Field(pattern=r"^[A-Za-z0-9._\[\],-]+==[A-Za-z0-9.+!_-]+$")], ...] = ()
     workdir: str = "/workspace"
     env: dict[str, str] = Field(default_factory=dict)
-    max_processes: Count = 512
+    limits: SandboxLimits = SandboxLimits()
+    network: bool = False
+    """Whether it shares the node's network, with all that can be reached from there; off, it has only its own `lo`."""
+    fake_root: bool = False
+    """Whether changes of owner, which a rootless sandbox cannot make, seem to succeed, as installers want it."""
 
 
 class BatchRequest(Request):

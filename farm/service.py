@@ -15,7 +15,8 @@ from farm.plugins import installed, load
 from farm.request import BatchRequest, Instance
 from farm.rollout import BatchStatus, Group, Rollout
 from farm.signals import ENDED, Signals
-from farm.store import batches, engines, interventions, nodes, trajectories
+from farm.store import artefacts, batches, engines, interventions, nodes, trajectories
+from farm.store.artefacts import KeptArtefact
 from farm.store.engine import Store
 
 HANDLERS = "farm.handlers"
@@ -164,6 +165,15 @@ class Service:
         if ids:
             self.signals.wake()
         return ids
+
+    def artefacts(self, rollout_id: str) -> Sequence[KeptArtefact]:
+        """The artefacts of a rollout, without their bytes. Raises NotFound if there is no such rollout."""
+        self.store.read(lambda connection: batches.rollout(connection, rollout_id))
+        return self.store.read(lambda connection: artefacts.listing(connection, rollout_id))
+
+    def artefact(self, rollout_id: str, name: str) -> bytes:
+        """The bytes of an artefact. Raises NotFound."""
+        return self.store.read(lambda connection: artefacts.contents(connection, rollout_id, name))
 
     def add_engine(self, url: str, model: str, key: str = "none") -> None:
         """Use an OpenAI-compatible server from now on."""

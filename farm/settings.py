@@ -7,6 +7,7 @@ import socket
 import tempfile
 from functools import lru_cache
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -38,6 +39,15 @@ class Settings(BaseSettings):
     policy_timeout_s: float = 600.0
     """One request to an engine."""
 
+    search: str = ""
+    """The engine of the `search` tool: `tavily`, `searxng:URL` or `http:URL`; empty switches it off."""
+    search_key: str = Field(default="", repr=False)
+    """Its API key, if it needs one; used by the workers, never seen by a sandbox."""
+    search_allowed: str = ""
+    """Domains with commas between them: if any, search shows pages of these and of what is below them alone."""
+    search_blocked: str = ""
+    """Domains whose pages it never shows, such as those that hold the answers."""
+
     node: str = Field(default_factory=socket.gethostname)
     """The name of this node; one supervisor each."""
     pool: str = ""
@@ -54,8 +64,32 @@ class Settings(BaseSettings):
     """Pause before a failed attempt is tried again; doubles each time, up to a minute."""
     sandbox_user: str = "nobody"
     """Whom sandboxes run as when the farm is started by root."""
+    cgroup: Path | None = None
+    """A control group in which the farm may make others, one for each sandbox, so that the kernel holds their memory
+    limits; without one, the farm measures. Of version 2, a delegated group without processes, such as one below a
+    systemd unit with `Delegate=yes`, the farm's own processes beside it; of version 1, one of the memory controller.
+    """
     sandbox: str = "auto"
     """The sandbox of instances that leave the choice open: `auto`, `singularity` or `namespace`."""
+    stock: int = 8
+    """Sandboxes of one sort kept ready for what is queued, so that a start is a hand-over; 0 switches it off."""
+    stock_total: int = 32
+    """Sandboxes that are kept ready in all."""
+    stock_starts: int = 0
+    """How many are started for the stock at a time; 0 takes half the cores. Starts that somebody waits for go first."""
+    stock_idle_s: float = 60.0
+    """A ready sandbox that nothing queued needs is kept for so long; a few of what was used last, for twice as long."""
+    layer_idle_s: float = 300.0
+    """What was prepared for all samples of an instance is kept for so long after the last of them was started."""
+    artefacts_mb: float = 16.0
+    """What the artefacts of one rollout, such as long outputs in full, may take up in the store, compressed."""
+    image_cache: Literal["scratch", "versioned", "lock"] = "versioned"
+    """When an image in the cache is used again. `scratch`: only if this farm built it since it started. `versioned`:
+    if it was built of the same content by the same version of the runtime. `lock`: always, whatever its source is now:
+    what an image name stood for when it was first used is what it stands for until `farm images build` locks it anew.
+    """
+    started_at: float | None = None
+    """When this farm started, in seconds since 1970; the node's supervisor sets it for its workers."""
 
     lifeline_fd: int | None = None
     """An inherited read end of a pipe that the node's supervisor holds: its sandboxes end when that is closed."""

@@ -7,6 +7,7 @@ from typing import Any
 from celery.signals import worker_init, worker_shutdown, worker_shutting_down
 
 from farm.queue import celery_app
+from farm.rollout import Stage
 from farm.settings import settings
 from workers.events import BatchedEvents
 
@@ -37,13 +38,20 @@ def _open(**_: Any) -> None:
     from workers.worker import worker
 
     worker()
+    if settings().pool == Stage.INIT and settings().stock:
+        from workers.stocker import stocker
+
+        stocker().start()
 
 
 @worker_shutting_down.connect  # type: ignore[untyped-decorator]
 def _drain(**_: Any) -> None:
     """Hand back what runs: Celery's own shutdown waits for the tasks, and these end at once."""
+    from workers.stocker import stocker
     from workers.worker import worker
 
+    if stocker.cache_info().currsize:
+        stocker().stop()
     if worker.cache_info().currsize:
         worker().leases.drain()
 

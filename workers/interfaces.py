@@ -10,31 +10,38 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeAlias
 
 from pydantic import BaseModel
 
-from farm.request import Limits, SamplingParams, SandboxSpec
+from farm.request import Limits, SamplingParams, SandboxLimits, SandboxSpec
 from farm.rollout import Outcome
 from farm.trajectory import LogProbs, Message, ModelCall, TokenIds
 
 
 @dataclass(frozen=True, slots=True)
 class ExecResult:
-    """How a command ended. `code` is None when it was killed at its time limit; output is cut at a cap."""
+    """How a command ended. `code` is None when it was killed at its time limit; output is cut at a cap.
+
+    `limit` says in words which limit of the sandbox ended it, such as memory; empty if none did.
+    """
 
     code: int | None
     stdout: bytes
     stderr: bytes
     timed_out: bool = False
+    limit: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class ShellResult:
-    """How a command in a persistent shell ended.
+    """How a command in a persistent shell ended, or how far it is.
 
-    `output` is standard output and error in the order written, the middle cut out beyond a cap: `n_dropped` bytes.
-    `code` is None after a time limit; `restarted` says the shell had to be started anew (`exit`, `exec`, `kill -9 $$`).
+    `output` is standard output and error in the order written, the middle cut out beyond a cap: `n_dropped` bytes;
+    `full` is then all of it, up to a higher cap, to be kept as an artefact. `code` is None after a time limit and while
+    the command runs; `restarted` says the shell had to be started anew (`exit`, `exec`, `kill -9 $$`); `running`, that
+    an interactive command goes on and takes keys. `limit` as of ExecResult.
     """
 
     code: int | None
@@ -43,33 +50,67 @@ class ShellResult:
     timed_out: bool = False
     restarted: bool = False
     n_dropped: int = 0
+    full: bytes | None = None
+    running: bool = False
+    limit: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Artefact:
+    """Something a tool call made that is kept with the rollout and not shown to the model, such as an image."""
+
+    name: str
+    media_type: str
+    data: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class CellResult:
-    """How a cell of Python ended: `error` is the exception's name, empty if none; `restarted` says state was lost."""
+    """How a cell of Python ended: `error` is the exception's name, empty if none; `restarted` says state was lost.
+
+    `output` is text without colour codes, the middle cut out beyond a cap: `n_dropped` bytes. `images` are rich
+    results. `limit` as of ExecResult.
+    """
 
     output: str
     error: str = ""
     timed_out: bool = False
     restarted: bool = False
+    n_dropped: int = 0
+    images: tuple[Artefact, ...] = ()
+    limit: str = ""
 
 
 class Shell(Protocol):
     """One persistent bash in a sandbox: directory, variables and functions live from call to call."""
 
-    async def run(self, command: str, timeout_s: float) -> ShellResult:
-        """Run a command of any number of lines. Whatever it does is a result; SandboxError if the sandbox is gone."""
+    async def run(self, command: str, timeout_s: float, *, interactive: bool = False) -> ShellResult:
+        """Run a command of any number of lines. Whatever it does is a result; SandboxError if the sandbox is gone.
+
+        An interactive command has the terminal as its input and output, is not ended by the time limit, and returns as
+        soon as it has been silent for a moment; `send` goes on with it. A plain one ends what runs interactively.
+        """
+        ...
+
+    async def send(self, keys: bytes, wait_s: float) -> ShellResult:
+        """Type keys (b"\x03" is Ctrl-C, b"\x04" Ctrl-D, b"" only waits) to the interactive command, and wait for more.
+
+        Raises ToolError if none runs.
+        """
         ...
 
     async def close(self) -> None: ...
 
 
 class Kernel(Protocol):
-    """One persistent IPython in a sandbox."""
+    """One persistent Python, or another language's kernel, in a sandbox."""
 
     async def run(self, code: str, timeout_s: float) -> CellResult:
         """Run a cell; the value of its last expression is part of the output."""
+        ...
+
+    async def restart(self) -> None:
+        """Begin anew, with nothing of what was defined."""
         ...
 
     async def close(self) -> None: ...
@@ -78,10 +119,13 @@ class Kernel(Protocol):
 class Sandbox(Protocol):
     """A running sandbox: no network, no host files, no host environment, own processes.
 
-    Every method raises SandboxError, with the sandbox's id, if the sandbox is gone.
+    Every method raises SandboxError, with the sandbox's id, if the sandbox is gone. Paths are the sandbox's own; links
+    lead where they lead inside.
     """
 
     sandbox_id: str
+    socket_folder: Path
+    """A folder on the node, mode 0700, that the sandbox sees as `/run/farm`: the way in and out for Unix sockets."""
 
     async def exec(
         self,
@@ -91,20 +135,37 @@ class Sandbox(Protocol):
         stdin: bytes = b"",
         env: Mapping[str, str] | None = None,
         cwd: str | None = None,
+        limits: SandboxLimits | None = None,
     ) -> ExecResult:
-        """Run one command to its end, or kill it and what it started after `timeout_s`."""
+        """Run one command to its end, or kill it and what it started after `timeout_s`.
+
+        Of `limits` those that are of each process, and memory, may be set lower for this command.
+        """
         ...
 
     async def open_shell(self) -> Shell: ...
 
-    async def open_kernel(self) -> Kernel: ...
+    async def open_kernel(self, name: str = "") -> Kernel:
+        """IPython, driven directly; or the Jupyter kernel of that name which the image brings. SandboxError if none."""
+        ...
 
     async def read_file(self, path: str) -> bytes:
-        """The contents of a file in the sandbox. Raises ToolError if there is none."""
+        """The contents of a file. Raises ToolError if there is none, or it is too big or no regular file."""
         ...
 
     async def write_file(self, path: str, data: bytes) -> None:
-        """Write a file in the sandbox, making its folders. Raises ToolError if that cannot be."""
+        """Write a file, making its folders. Raises ToolError if that cannot be."""
+        ...
+
+    async def upload(self, source: Path, path: str) -> None:
+        """Copy a file or a folder of the node to a path that is then its name. Raises ToolError if that cannot be."""
+        ...
+
+    async def download(self, path: str, target: Path) -> None:
+        """Copy a file or a folder to the node, as `target`, which must not exist.
+
+        Links are copied only if they stay within the folder; devices and sockets are not copied. Raises ToolError.
+        """
         ...
 
     async def stop(self) -> None:
@@ -130,11 +191,15 @@ class SandboxProvider(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What a tool call gives back to the model. `done` ends the rollout, with `answer` as what was submitted."""
+    """What a tool call gives back to the model. `done` ends the rollout, with `answer` as what was submitted.
+
+    `artefacts` are kept with the rollout; the agent names them to the model only if `text` does.
+    """
 
     text: str
     done: bool = False
     answer: str | None = None
+    artefacts: tuple[Artefact, ...] = ()
 
 
 class Tool(Protocol):
@@ -183,9 +248,13 @@ Record: TypeAlias = Callable[[ModelCall], Awaitable[None]]
 """Writes a model call to the store; called again with the same index once its observations are known."""
 
 
+Keep: TypeAlias = Callable[[int, Artefact], Awaitable[str]]
+"""Stores an artefact of a turn, up to the rollout's cap; returns the name it can be fetched by, empty if not kept."""
+
+
 @dataclass(slots=True)
 class AgentContext:
-    """All an agent gets: what is asked, what it may use, and where each model call is recorded."""
+    """All an agent gets: what is asked, what it may use, and where model calls and artefacts are recorded."""
 
     rollout_id: str
     messages: list[Message]
@@ -194,6 +263,7 @@ class AgentContext:
     sampling: SamplingParams
     limits: Limits
     record: Record
+    keep: Keep
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,7 +325,11 @@ class Handler(Protocol):
         ...
 
     async def prepare(self, instance: Any, sandbox: Sandbox) -> None:
-        """Stage files before the policy starts."""
+        """Stage files before the policy starts.
+
+        A handler with `prepares_once = True` says that this depends on the instance alone and leaves nothing but files,
+        none of them under two names: then it may be done once, and all samples of the instance start from these files.
+        """
         ...
 
     async def collect(self, instance: Any, sandbox: Sandbox | None, answer: str | None) -> Submission:

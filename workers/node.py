@@ -33,7 +33,9 @@ from farm.signals import Signals
 from farm.store import engines, migrations, nodes, placement, rollouts
 from farm.store.engine import Store
 from workers import registry
-from workers.sandboxes.sweep import sweep
+from workers.sandboxes import layers
+from workers.sandboxes.provider import prepare_id
+from workers.sandboxes.sweep import sweep, sweep_all, sweep_dead_nodes
 from workers.stages import fresh_id, sandbox_id
 from workers.worker import owner_name
 
@@ -129,6 +131,8 @@ class Supervisor:
         migrations.check(self._store)
         self._check_sandboxes()
         self._sweep()
+        # what was prepared by another version of a handler
+        layers.sweep(idle_s=0.0)
         for pool in self._pools:
             pool.start()
         self._announce()
@@ -218,13 +222,15 @@ class Supervisor:
     def _sweep(self) -> None:
         """Remove the sandboxes of rollouts that are not here any more."""
         gone = sweep(self._wanted_sandboxes)
+        if dead := sweep_dead_nodes():
+            log.warning("removed what killed nodes left on this machine: %s", ", ".join(dead))
         if gone:
             log.warning("removed %d sandboxes that nobody needs: %s", len(gone), ", ".join(sorted(gone)[:5]))
 
     def _wanted_sandboxes(self) -> set[str]:
         live = self._store.read(lambda connection: placement.live_sandboxes(connection, self._options.node))
         names = [sandbox_id(rollout_id, attempt) for rollout_id, attempt in live]
-        return {*names, *map(fresh_id, names)}
+        return {*names, *map(fresh_id, names), *map(prepare_id, names)}
 
     def _end(self) -> None:
         """Drain: nothing new comes, what runs is handed back, and all that is left is ended."""
@@ -240,7 +246,7 @@ class Supervisor:
         for child in children:
             child.end(max(0.1, deadline - time.monotonic()))
         os.close(self._lifeline_write)
-        sweep(tuple, starting_s=0.0)
+        sweep_all()
         try:
             self._store.write(lambda connection: engines.remove_of(connection, self._options.node))
             self._store.write(lambda connection: nodes.remove(connection, self._options.node))

@@ -11,6 +11,7 @@ import math
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -23,6 +24,7 @@ from workers.interfaces import (
     AgentContext,
     AgentResult,
     Handler,
+    Keep,
     Policy,
     Record,
     Sandbox,
@@ -31,6 +33,8 @@ from workers.interfaces import (
     Submission,
     Tool,
 )
+from workers.sandboxes.content import digest
+from workers.sandboxes.provider import JoinedProvider
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +55,7 @@ class Job:
     limits: Limits
     sandbox_kind: str
     model: str
+    n_samples: int = 1
 
     @property
     def sandbox_id(self) -> str:
@@ -113,6 +118,30 @@ def _spec(job: Job, handler: Handler, instance: BaseModel) -> tuple[SandboxProvi
     return registry.sandbox(kind if kind != "auto" else registry.best_sandbox()), spec
 
 
+def _shared(job: Job, handler: Handler) -> str:
+    """A name for what is prepared once for all samples of the instance; empty if each is prepared by itself."""
+    once = job.n_samples > 1 and getattr(handler, "prepares_once", False)
+    return digest(job.data_source, dict(job.fields)) if once else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What a rollout is played in; `shared` names what is prepared once for all siblings, empty if nothing is."""
+
+    provider: JoinedProvider
+    spec: SandboxSpec
+    shared: str
+
+
+def place_of(job: Job) -> Place | None:
+    """What sandbox a rollout will need, if it is of a kind that can be had from stock. RolloutError."""
+    handler, instance = _handler(job)
+    place = _spec(job, handler, instance)
+    if place is None or not isinstance(place[0], JoinedProvider):
+        return None
+    return Place(place[0], place[1], _shared(job, handler))
+
+
 async def init(job: Job) -> None:
     """Start the sandbox and stage the instance's files in it. It stays for the run stage."""
     async with boundary(job, "starting the sandbox", SandboxError, job.limits.init_s):
@@ -121,6 +150,10 @@ async def init(job: Job) -> None:
         if place is None:
             return
         provider, spec = place
+        shared = _shared(job, handler)
+        if shared and isinstance(provider, JoinedProvider):
+            await provider.start_prepared(job.sandbox_id, spec, shared, partial(handler.prepare, instance))
+            return
         sandbox = await provider.start(job.sandbox_id, spec)
         try:
             await handler.prepare(instance, sandbox)
@@ -129,7 +162,7 @@ async def init(job: Job) -> None:
             raise
 
 
-async def run(job: Job, policy: Policy, record: Record) -> Played:
+async def run(job: Job, policy: Policy, record: Record, keep: Keep) -> Played:
     """Let the agent play, then take from the sandbox what is to be scored. The sandbox is gone afterwards."""
     async with AsyncExitStack() as stack:
         async with boundary(job, "joining the sandbox", SandboxError):
@@ -147,6 +180,7 @@ async def run(job: Job, policy: Policy, record: Record) -> Played:
                 sampling=_seeded(job),
                 limits=job.limits,
                 record=record,
+                keep=keep,
             )
             stack.push_async_callback(_close, context.tools)
             result = await _play(handler.agent, context)

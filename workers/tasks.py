@@ -54,7 +54,7 @@ def run_agent(self: Task, rollout_id: str, attempt: int) -> None:
 
     def play(claim: Claim, job: Job) -> Coroutine[Any, Any, Played]:
         recorders.append(me.recorder(claim))
-        return stages.run(job, me.policy(job), recorders[0].record)
+        return stages.run(job, me.policy(job), recorders[0].record, recorders[0].keep)
 
     def write(claim: Claim, job: Job, played: Played) -> bool:
         return me.store.write(partial(_advance_played, claim=claim, played=played, recorder=recorders[0], me=me))

@@ -35,6 +35,15 @@ class Bell:
     node: str
 
 
+@dataclass(frozen=True, slots=True)
+class Coming:
+    """`n` samples of an instance whose sandboxes are to be started."""
+
+    batch_id: str
+    group_index: int
+    n: int
+
+
 _waits = (_live, rollouts.c.state == State.QUEUED.value, rollouts.c.node.is_(None), rollouts.c.ready_at <= db_now())
 
 
@@ -80,6 +89,37 @@ def next_of(connection: Connection, batch_id: str, limit: int) -> list[tuple[str
         .limit(limit)
     )
     return [(row.rollout_id, row.attempt, Stage(row.stage)) for row in connection.execute(statement)]
+
+
+def next_groups_of(connection: Connection, batch_id: str, limit: int) -> list[Coming]:
+    """What `next_of` would give, as far as it needs a sandbox to be played in."""
+    nearest = (
+        select(rollouts.c.group_index)
+        .where(rollouts.c.batch_id == batch_id, rollouts.c.stage == Stage.INIT.value, *_waits)
+        .order_by(rollouts.c.group_index, rollouts.c.sample_index)
+        .limit(limit)
+        .subquery()
+    )
+    statement = (
+        select(nearest.c.group_index, func.count(literal(1))).group_by(nearest.c.group_index).order_by("group_index")
+    )
+    return [Coming(batch_id, group_index, n) for group_index, n in connection.execute(statement).tuples()]
+
+
+def rung(connection: Connection, node: str) -> list[Coming]:
+    """What a node has been given and has not begun, the first to come first."""
+    statement = (
+        select(rollouts.c.batch_id, rollouts.c.group_index, func.count(literal(1)))
+        .where(
+            _live,
+            rollouts.c.node == node,
+            rollouts.c.stage == Stage.INIT.value,
+            rollouts.c.state == State.QUEUED.value,
+        )
+        .group_by(rollouts.c.batch_id, rollouts.c.group_index)
+        .order_by(func.min(rollouts.c.queued_at), rollouts.c.group_index)
+    )
+    return [Coming(batch_id, group_index, n) for batch_id, group_index, n in connection.execute(statement).tuples()]
 
 
 def place(connection: Connection, bells: Sequence[Bell], ring_again_s: float) -> None:

@@ -1,4 +1,4 @@
-"""The tables: batches, instances, rollouts, attempts, model calls, segments, rewards, engines, nodes and leaders.
+"""The tables: batches, instances, rollouts, attempts, calls, artefacts, segments, rewards, engines, nodes, leaders.
 
 Tables come to be by the Alembic migrations only; this is what the newest of them must equal. Instants are seconds
 since the epoch, UTC. Arrays are `Packed` (its module documents the bytes).
@@ -159,6 +159,21 @@ class ModelCallRow(Base):
     prompt_ids: Mapped[Any | None] = mapped_column(Packed("int32"))
     response_ids: Mapped[Any | None] = mapped_column(Packed("int32"))
     response_logprobs: Mapped[Any | None] = mapped_column(Packed("float32"))
+
+
+class ArtefactRow(Base):
+    """What a tool call made beside its observation; `data` is compressed, `n_bytes` counts what it was made of."""
+
+    __tablename__ = "artefacts"
+    __table_args__ = (ForeignKeyConstraint(["rollout_id"], ["rollouts.rollout_id"], ondelete="CASCADE"),)
+
+    rollout_id: Mapped[str] = mapped_column(_key(), primary_key=True)
+    attempt: Mapped[int] = mapped_column(primary_key=True)
+    name: Mapped[str] = mapped_column(_key(128), primary_key=True)
+    media_type: Mapped[str] = mapped_column(String(100))
+    n_bytes: Mapped[int]
+    data: Mapped[bytes]
+    created_at: Mapped[float]
 
 
 class SegmentRow(Base):

@@ -83,7 +83,7 @@ def test_sandboxes_of_a_killed_worker_are_played_again_and_gone(folder: Path) ->
         assert again, "the kill took some rollouts away"
         lost = [timing for timing in client.timings(again[0].rollout_id) if timing.result == "lost"]
         assert lost, client.timings(again[0].rollout_id)
-        until(lambda: not list((folder / "scratch").glob("*/sandboxes/*")), "the sandboxes of the dead are gone")
+        until(lambda: not list((folder / "scratch").glob("*/sandboxes/[!.]*")), "the sandboxes of the dead are gone")
     assert left_of(folder) == []
 
 

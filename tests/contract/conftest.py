@@ -14,9 +14,10 @@ import pytest
 
 from farm.request import SandboxSpec
 from tests.conftest import absent
-from tests.contract.sandbox_kinds import PROVIDERS, farm_in
+from tests.contract.sandbox_kinds import FAKES, PROVIDERS, farm_in
 from workers.interfaces import Sandbox, SandboxProvider
 from workers.sandboxes.remove import remove
+from workers.testing.promises.bench import Bench
 
 Run: TypeAlias = Callable[[Awaitable[Any]], Any]
 Start: TypeAlias = Callable[..., Sandbox]
@@ -53,10 +54,18 @@ async def _as_coroutine(awaitable: Awaitable[Any]) -> Any:
 def provider(request: pytest.FixtureRequest, sandbox_settings: Path) -> SandboxProvider:
     if request.param == "singularity":
         request.getfixturevalue("apptainer")
-    found = PROVIDERS[request.param]()
+    found = {**PROVIDERS, **FAKES}[request.param]()
     if missing := found.missing():
         absent(missing)
     return found
+
+
+@pytest.fixture(scope="module")
+def bench(provider: SandboxProvider, run: Run) -> Iterator[Bench]:
+    """Where promises are tried, with a sandbox that they share."""
+    opened = Bench(provider)
+    yield opened
+    run(opened.aclose())
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The kinds of sandbox that the promises are tested on, and where the tests keep what they make."""
+"""The kinds of sandbox that the promises are tried on, and where the tests keep what they make."""
 
 from __future__ import annotations
 
@@ -14,11 +14,14 @@ from farm.settings import settings
 from workers.interfaces import SandboxProvider
 from workers.sandboxes.namespace import NamespaceProvider
 from workers.sandboxes.singularity import SingularityProvider
+from workers.testing.local import LocalProvider
 
 PROVIDERS: dict[str, Callable[[], SandboxProvider]] = {
     "namespace": NamespaceProvider,
     "singularity": SingularityProvider,
 }
+FAKES: dict[str, Callable[[], SandboxProvider]] = {"local": LocalProvider}
+"""These keep the promises of the group `surface`."""
 DEADLINE_S = 15.0
 
 

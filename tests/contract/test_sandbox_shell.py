@@ -46,6 +46,11 @@ def hangs(command: str, *, output: str | None = None, check: Check | None = None
     return Step(command, output, check=check, timeout_s=0.3, timed_out=True)
 
 
+def full(result: ShellResult) -> bytes:
+    assert result.full is not None
+    return result.full
+
+
 BINARY = "printf '\\x00\\x01\\x7f\\x1b[31m\\r\\n\\x04\\x03\\x11\\x13\\t'"
 
 TRAPS: dict[str, list[Step]] = {
@@ -62,6 +67,16 @@ TRAPS: dict[str, list[Step]] = {
         says("cat <<'EOF'\n\ta\t$b `c` \"d\" 'e' !! \\\nEOF", "\ta\t$b `c` \"d\" 'e' !! \\\n"),
     ],
     "history characters": [says('echo "hi!there" !!', "hi!there !!\n")],
+    "quotes of all kinds": [
+        says(
+            """echo 'a"b' "c'd" $'e\\'f\\x41' $"g" "`echo \\`echo h\\``" "$(echo "i$(echo 'j"k')")" \\"l\\'""",
+            """a"b c'd e'fA g h ij"k "l'\n""",
+        ),
+    ],
+    "1 MB in a line": [says("echo " + "y" * 1_000_000 + " | wc -c", "1000001\n")],
+    "1 MB in a line, out": [
+        Step("head -c 1000000 /dev/zero | tr '\\0' z", check=lambda r: r.full == b"z" * 1_000_000, code=0),
+    ],
     "10 kB in a line": [says("echo " + "x" * 10_000, "x" * 10_000 + "\n")],
     "200 kB of heredoc": [says(f"cat > /tmp/_big <<'EOF'\n{BIG}EOF\nmd5sum < /tmp/_big", f"{BIG_SUM}  -\n")],
     "control characters": [
@@ -74,6 +89,17 @@ TRAPS: dict[str, list[Step]] = {
     "100 thousand lines": [
         Step("seq 100000", check=lambda r: r.output.startswith("1\n2\n") and r.output.endswith("\n100000\n")),
     ],
+    "10 MB are counted, 4 MB of them kept": [
+        Step(
+            "head -c 10000000 /dev/zero | tr '\\0' b; echo END",
+            timeout_s=60,
+            check=lambda r: (
+                len(r.output) + r.n_dropped == 10_000_004 + len("\n[... 9800004 bytes left out ...]\n")
+                and full(r).startswith(b"b" * 2_000_000 + b"\n[... 6000004 bytes left out ...]\nb")
+                and full(r).endswith(b"bEND\n")
+            ),
+        ),
+    ],
     "100 MB are bounded and counted": [
         Step(
             "head -c 100000000 /dev/zero | tr '\\0' a; echo END",
@@ -81,6 +107,8 @@ TRAPS: dict[str, list[Step]] = {
             check=lambda r: r.output.endswith("aEND\n") and len(r.output) < 300_000 and r.n_dropped > 99_000_000,
         ),
     ],
+    "no UTF-8": [says("printf 'a\\xffb\\xc3'", "a\ufffdb\ufffd")],
+    "UTF-8 in two writes": [says("printf '\\xc3'; sleep 0.1; printf '\\xa9'", "é")],
     "binary is exact": [says(BINARY, "\x00\x01\x7f\x1b[31m\r\n\x04\x03\x11\x13\t")],
     "background holds the terminal": [ends("sleep 31 &", 0)],
     "background writes later": [
@@ -88,6 +116,21 @@ TRAPS: dict[str, list[Step]] = {
         Step("wait; echo x", check=lambda r: "late\n" in r.output and r.output.endswith("x\n")),
     ],
     "daemon": [says("(setsid sleep 32 >/dev/null 2>&1 </dev/null &); echo d", "d\n")],
+    "background reads the terminal": [ends("cat </dev/tty & sleep 0.1", 0), says("echo x", "x\n")],
+    "background goes on for ever": [
+        ends("yes &", 0),
+        Step("kill %1; wait; echo over", check=lambda r: "over" in r.output),
+    ],
+    "a coprocess": [
+        Step(
+            "coproc cat; echo x >&${COPROC[1]}; read -u ${COPROC[0]} y; echo $y; kill $COPROC_PID",
+            code=0,
+            check=lambda r: r.output.endswith("x\n"),
+        )
+    ],
+    "process substitution": [says("cat <(echo a); echo b > >(cat); wait", "a\nb\n")],
+    "a question to the terminal itself": [hangs("read x </dev/tty; echo no", output="")],
+    "a secret asked of the terminal": [hangs("python3 -c 'import getpass; getpass.getpass()'")],
     "cat has no input": [says("cat", "")],
     "input() has no input": [
         Step("python3 -c 'input()'", code=1, check=lambda r: "EOFError" in r.output),
@@ -112,6 +155,35 @@ TRAPS: dict[str, list[Step]] = {
         hangs("python3 -c 'import signal,time\nfor s in (2,3,15): signal.signal(s,1)\ntime.sleep(100)'"),
         says("echo $X", "5\n"),
     ],
+    "time limit, all ignored in a substitution": [
+        ends("X=5", 0),
+        hangs("y=$(python3 -c 'import signal,time\nfor s in (2,3,15): signal.signal(s,1)\ntime.sleep(100)')"),
+        says("echo $X", "5\n"),
+    ],
+    "time limit, one after the other ignores all": [
+        ends("X=5", 0),
+        hangs(
+            "for i in 1 2 3 4; do\n"
+            "python3 -c 'import signal,time\nfor s in (2,3,15): signal.signal(s,1)\ntime.sleep(100)'; done"
+        ),
+        says("echo $X", "5\n"),
+    ],
+    "time limit, all ignored by the shell": [
+        ends("cd /usr", 0),
+        Step("trap '' INT QUIT TERM; while :; do :; done", timeout_s=0.3, timed_out=True, restarted=True),
+        says("pwd", "/usr\n"),
+    ],
+    "time limit of a command on a terminal set raw": [
+        ends("X=5", 0),
+        hangs("stty raw -isig </dev/tty; sleep 100"),
+        says("echo $X", "5\n"),
+    ],
+    "time limit of a stopped shell": [ends("X=5", 0), hangs("kill -STOP $$; sleep 100"), says("echo $X", "5\n")],
+    "suspend": [ends("X=5", 0), hangs("suspend; sleep 100"), says("echo $X", "5\n")],
+    "no time at all": [
+        Step("sleep 100", timeout_s=0.0, timed_out=True, check=lambda r: r.code is None),
+        says("echo $((20 + 3))", "23\n"),
+    ],
     "time limit, INT trapped by the shell": [hangs("trap 'echo GOT' INT; sleep 100", output=None)],
     "time limit gives what was written": [hangs("echo part; sleep 100", output="part\n")],
     "endless output": [hangs("yes", check=lambda r: len(r.output) < 300_000 and r.output.startswith("y\ny\n"))],
@@ -120,6 +192,11 @@ TRAPS: dict[str, list[Step]] = {
         says('echo $PWD "$A_B"', "/usr 1 2\n"),
     ],
     "set -e": [Step("set -e; false; echo no", code=1, restarted=True, check=lambda r: "no\n" not in r.output)],
+    "set -e and codes that are not 0": [
+        ends("set -e; if false; then :; fi; false || true", 0),
+        says("! true; echo on", "on\n"),
+        Step("! true", code=1, restarted=True),
+    ],
     "set -u": [Step("set -u; echo $undefined_zz; echo no", check=lambda r: "\nno" not in r.output, code=1)],
     "set -x": [Step("set -x; echo a; set +x", code=0, check=lambda r: "a\n" in r.output)],
     "exec": [ends("cd /usr", 0), ends("exec ls -d /", 0, restarted=True), says("echo $PWD", "/usr\n")],
@@ -128,6 +205,31 @@ TRAPS: dict[str, list[Step]] = {
         says("echo ok", "ok\n"),
         says("echo ok2", "ok2\n"),
     ],
+    "prompts that run programs": [
+        ends("PS1='$(sleep 100)'; PS2=$PS1; PS4='$(sleep 100)'", 0),
+        says("echo ok", "ok\n"),
+    ],
+    "PROMPT_COMMAND emptied, then an abort": [
+        ends("PROMPT_COMMAND=", 0),
+        Step("set -u; echo $undefined_zz", code=1, check=lambda r: "unbound" in r.output),
+    ],
+    "traps of all kinds": [
+        ends("trap 'echo D' DEBUG; trap 'echo E' ERR; trap 'echo R' RETURN; trap 'echo C' CHLD; set -ET", 0),
+        Step("ls /none; echo x", check=lambda r: "x\n" in r.output, code=0),
+        ends("trap - DEBUG ERR RETURN CHLD", 0),
+    ],
+    "functions and aliases of the protocol's words": [
+        ends("read() { :; }; eval() { :; }; printf() { :; }; local() { :; }; return() { :; }; cd() { :; }", 0),
+        ends("alias eval=false read=false builtin=false IFS=false", 0),
+        says("echo fine", "fine\n"),
+    ],
+    "odd separators": [
+        ends("IFS=0123456789; x=1", 0),
+        says('echo "$((40 + 2))"', "42\n"),
+        ends("unset IFS; (exit 12)", 12),
+    ],
+    "PATH gone": [ends("unset PATH HOME; cd /", 0), says("echo fine", "fine\n")],
+    "job control off": [ends("set +m", 0), hangs("sleep 100"), says("echo fine", "fine\n")],
     "open quote": [Step('echo "abc', check=lambda r: r.code not in (0, None))],
     "open heredoc": [Step("cat <<EOF\nabc", check=lambda r: "abc" in r.output)],
     "syntax error": [Step("if then", check=lambda r: r.code not in (0, None))],
@@ -135,6 +237,19 @@ TRAPS: dict[str, list[Step]] = {
     "EXIT trapped by the user": [
         Step("trap 'echo bye' EXIT; exit 4", code=4, restarted=True, check=lambda r: "bye" in r.output),
     ],
+    "1 MB exported": [
+        Step(
+            "export BIG=$(head -c 100000 /dev/zero | tr '\\0' e) B2=$BIG; export B3=$BIG; exit 2",
+            code=2,
+            restarted=True,
+        ),
+        says("echo ${#BIG} ${#B3}", "100000 100000\n"),
+    ],
+    "vi": [hangs("vi /tmp/_v; sleep 100")],
+    "less": [Step("less /etc/passwd", check=lambda r: "root" in r.output, code=0)],
+    "top": [Step("top", check=lambda r: r.code != 0)],
+    "tput": [ends("tput cols; tput clear", None)],
+    "curses": [Step("python3 -c 'import curses; curses.wrapper(lambda s: s.getch())'", check=lambda r: r.code != 0)],
     "terminal set raw": [ends("stty raw </dev/tty; echo", 0)],
     "output closed for good": [ends("exec >/dev/null", 0), says("echo visible", "visible\n")],
     "descriptors closed for good": [ends("exec 2>&- >&-", 0)],
@@ -157,10 +272,20 @@ TRAPS: dict[str, list[Step]] = {
     ],
     "the protocol's variables are not exported": [says("env | grep -c __sandbox; true", "0\n")],
     "no history": [says("history", "")],
-    "descriptors of the protocol closed": [
-        Step(
-            'for n in /proc/$$/fd/2??; do eval "exec ${n##*/}>&-"; done', timeout_s=0.3, restarted=True, timed_out=True
-        )
+    "all of the shell's descriptors closed": [
+        Step('for n in /proc/$$/fd/*; do eval "exec ${n##*/}>&-"; done', restarted=True),
+    ],
+    "all numbers taken by the user": [
+        ends('for n in {3..30} {200..240}; do eval "exec $n>/tmp/_f$n"; done', 0),
+        says("echo to 10 >&10; cat /tmp/_f10", "to 10\n"),
+    ],
+    "a limit of few open files": [Step("ulimit -n 12", restarted=True), ends("ls /", 0)],
+    "a limit of some open files": [ends("ulimit -n 250", 0), says("ulimit -n", "250\n")],
+    "exec of standard input": [ends("exec </etc/passwd", 0), says("cat", "")],
+    "a file's name with everything": [
+        ends("mkdir -p $'/tmp/_d a\\n\\té\\'\"'; cd $'/tmp/_d a\\n\\té\\'\"'", 0),
+        Step("exit 1", code=1, restarted=True, check=lambda r: r.cwd == "/tmp/_d a\n\té'\""),
+        says("pwd", "/tmp/_d a\n\té'\"\n"),
     ],
     "directory removed": [ends("mkdir /tmp/_gone; cd /tmp/_gone; rmdir /tmp/_gone", 0), ends("ls", 0)],
     "NUL in the command": [says("echo a\0b", "a\n")],

@@ -5,20 +5,20 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
-from sqlalchemy import Connection, insert, select, update
+from sqlalchemy import Connection, Table, delete, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from farm.errors import Conflict, InvalidRequest, NotFound, StoreUnavailable
 from farm.request import BatchRequest, Instance
 from farm.rollout import BatchStatus, Failure, Outcome, Stage, State
-from farm.store import batches, engines, interventions, migrations, nodes, placement, rollouts, trajectories
+from farm.store import artefacts, batches, engines, interventions, migrations, nodes, placement, rollouts, trajectories
 from farm.store.engine import Store
 from farm.store.rollouts import Claim
-from farm.store.tables import Base
+from farm.store.tables import Base, Batch
 from farm.trajectory import ModelCall, segments, token_ids
 
 NODE = "n1"
@@ -285,6 +285,67 @@ class TestCancel:
         assert store.write(lambda connection: interventions.cancel(connection, batch_id, None)) == []
         found = status(store, batch_id)
         assert (found.n_completed, found.n_cancelled, found.done) == (1, 2, True)
+
+
+def keep(store: Store, held: Claim, name: str, data: bytes) -> bool:
+    packed = artefacts.packed(data)
+    return store.write(
+        lambda connection: artefacts.keep(connection, held, name, "text/plain", len(data), packed),
+    )
+
+
+class TestArtefacts:
+    def held(self, store: Store, batch_id: str, attempt: int = 1) -> Claim:
+        place(store, batch_id)
+        advance(store, claimed(store, f"{batch_id}.0.0", Stage.INIT, attempt))
+        return claimed(store, f"{batch_id}.0.0", Stage.RUN, attempt)
+
+    def names(self, store: Store, rollout_id: str) -> list[str]:
+        return [each.name for each in store.read(lambda connection: artefacts.listing(connection, rollout_id))]
+
+    def contents(self, store: Store, rollout_id: str, name: str) -> bytes:
+        return store.read(lambda connection: artefacts.contents(connection, rollout_id, name))
+
+    def test_they_come_back_byte_for_byte_and_take_less_room(self, store: Store) -> None:
+        held = self.held(store, new_batch(store))
+        given = {"a.txt": b"line\n" * 100_000, "b.png": bytes(range(256)), "empty": b""}
+        for name, data in given.items():
+            assert keep(store, held, name, data)
+        assert {name: self.contents(store, held.rollout_id, name) for name in given} == given
+        found = store.read(lambda connection: artefacts.listing(connection, held.rollout_id))
+        assert {each.name: each.n_bytes for each in found} == {name: len(data) for name, data in given.items()}
+        assert next(each.n_stored for each in found if each.name == "a.txt") < 10_000
+
+    def test_the_same_write_twice_is_one(self, store: Store) -> None:
+        held = self.held(store, new_batch(store))
+        assert keep(store, held, "a", b"first")
+        assert keep(store, held, "a", b"first")
+        assert self.names(store, held.rollout_id) == ["a"]
+
+    def test_only_the_holder_of_the_claim_writes(self, store: Store) -> None:
+        batch_id = new_batch(store)
+        zombie = self.held(store, batch_id)
+        assert keep(store, zombie, "a", b"of the first attempt")
+        assert fail(store, zombie, 0.0)
+        assert not keep(store, zombie, "b", b"late")
+        second = self.held(store, batch_id, attempt=2)
+        assert not keep(store, zombie, "b", b"late")
+        assert self.names(store, zombie.rollout_id) == ["a"], "of the last attempt that has any"
+        assert keep(store, second, "a", b"of the second")
+        assert self.contents(store, zombie.rollout_id, "a") == b"of the second"
+
+    def test_what_is_not_there_is_not_found(self, store: Store) -> None:
+        held = self.held(store, new_batch(store))
+        assert self.names(store, held.rollout_id) == []
+        with pytest.raises(NotFound, match="nope"):
+            self.contents(store, held.rollout_id, "nope")
+
+    def test_they_go_with_the_batch(self, store: Store) -> None:
+        held = self.held(store, new_batch(store))
+        keep(store, held, "a", b"x")
+        table = cast(Table, Batch.__table__)
+        store.write(lambda connection: connection.execute(delete(table)))
+        assert self.names(store, held.rollout_id) == []
 
 
 class TestCursor:

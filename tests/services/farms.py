@@ -36,11 +36,12 @@ def embedded(folder: Path, store_url: str = "", flower: bool = False, **env: str
     return Embedded(settings, node_options=options, flower=flower, env=QUICK | env)
 
 
-def until(found: Callable[[], T], what: str, deadline_s: float = 30.0) -> T:
-    """Ask until the answer is true, and return it."""
+def until(found: Callable[[], T], what: str | Callable[[], str], deadline_s: float = 30.0) -> T:
+    """Ask until the answer is true, and return it. `what` may be asked when the time is over."""
     deadline = time.monotonic() + deadline_s
     while not (answer := found()):
-        assert time.monotonic() < deadline, f"waited {deadline_s:g} s in vain until {what}"
+        if time.monotonic() > deadline:
+            raise AssertionError(f"waited {deadline_s:g} s in vain until {what if isinstance(what, str) else what()}")
         time.sleep(0.02)
     return answer
 

@@ -13,10 +13,12 @@ from farm.errors import AgentError, LimitReached, RolloutError, ToolError
 from farm.rollout import Outcome
 from farm.trajectory import Message, ModelCall, ToolCall
 from workers.agents.actions import InvalidCall, cut, parse, schemas, tool_calls
-from workers.interfaces import AgentContext, AgentResult, Completion, Observation
+from workers.interfaces import AgentContext, AgentResult, Artefact, Completion, Observation
 
 MAX_INVALID_CALLS = 5
 """So many invalid tool calls in a row, with no valid one between, end a rollout."""
+
+TEXT = "text/plain"
 
 
 class ReactAgent:
@@ -97,13 +99,24 @@ class _Play:
         """Run the calls in order until one ends the rollout; their results go to `call.observations`."""
         for tool_call in requested:
             observation = await self._observe(tool_call)
-            text = cut(observation.text, self._context.limits.max_observation_chars)
+            text = await self._shown(observation, tool_call.name, call.index)
             call.observations.append({"role": "tool", "tool_call_id": tool_call.call_id, "content": text})
             if observation.done:
                 return AgentResult(Outcome.SUBMITTED, observation.answer)
             if self._n_invalid >= MAX_INVALID_CALLS:
                 return AgentResult(Outcome.INVALID_ACTION)
         return None
+
+    async def _shown(self, observation: Observation, tool: str, index: int) -> str:
+        """What of an observation the policy is shown; the rest is kept beside, and a last line says as what."""
+        limit = self._context.limits.max_observation_chars
+        artefacts = list(observation.artefacts)
+        if len(observation.text) > limit and not any(each.media_type == TEXT for each in artefacts):
+            artefacts.append(Artefact(f"{tool}.txt", TEXT, observation.text.encode("utf-8", "replace")))
+        names = [name for each in artefacts if (name := await self._context.keep(index, each))]
+        note = f"\n[kept with the rollout, outside the sandbox: {', '.join(names)}]" if names else ""
+        room = limit - len(note)
+        return cut(observation.text, room) + note if room > 0 else cut(observation.text, limit)
 
     async def _observe(self, tool_call: ToolCall) -> Observation:
         try:

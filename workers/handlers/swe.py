@@ -101,6 +101,7 @@ class SweHandler:
     instance_type: ClassVar[type[BaseModel]] = SweInstance
     agent: ClassVar[str] = "react"
     tools: ClassVar[Collection[str]] = ("bash", "edit", "submit")
+    prepares_once: ClassVar[bool] = True
 
     def sandbox(self, instance: SweInstance) -> SandboxSpec | None:
         return instance.spec()

@@ -1,15 +1,19 @@
-"""One command joined to a sandbox, awaited on the event loop by its pidfd: no thread and no signal handler."""
+"""One process that was led into a sandbox, awaited on the event loop: no thread and no signal handler."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import errno
 import os
-import subprocess
-from collections.abc import Mapping, Sequence
+import signal
 from types import TracebackType
 
-from workers.sandboxes.marked import kill_joined
+from farm.errors import SandboxError
+from workers.sandboxes.porter import Answers
+from workers.sandboxes.scarcity import reason
 
+START_S = 60.0
 _CHUNK = 1 << 18
 
 
@@ -36,60 +40,101 @@ class Collector:
 
     def finish(self) -> bytes:
         """All that was written by now; later output of processes that were left running is not waited for."""
-        while self._read():
+        while len(self.data) < self._limit and self._read():
             pass
         return bytes(self.data)
 
+    def close_write_end(self) -> None:
+        """Once it was handed on, so that the end of the writers can be seen. Harmless when repeated."""
+        if self.write_end >= 0:
+            os.close(self.write_end)
+            self.write_end = -1
+
     def close(self) -> None:
+        self.close_write_end()
         self._loop.remove_reader(self._read_end)
         os.close(self._read_end)
 
+    def __enter__(self) -> Collector:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
 
 class Child:
-    """A started process; leave its context to have it killed and waited for. `code` is as of `subprocess`."""
+    """A process in a sandbox; leave its context to have it killed. `pid` is its number on the host."""
 
-    def __init__(
-        self,
-        argv: Sequence[str],
-        *,
-        env: Mapping[str, str],
-        stdin: int = subprocess.DEVNULL,
-        stdout: int = subprocess.DEVNULL,
-        stderr: int = subprocess.DEVNULL,
-        pass_fds: Sequence[int] = (),
-    ) -> None:
-        # without preexec_fn and user=, Popen forks by vfork: 2 ms however large the worker is
-        self._process = subprocess.Popen(
-            argv, env=env, stdin=stdin, stdout=stdout, stderr=stderr, pass_fds=pass_fds, start_new_session=True
-        )
-        self.pid = self._process.pid
-        self._pidfd = os.pidfd_open(self.pid)
+    def __init__(self, answers: Answers, sandbox_id: str) -> None:
+        self.pid = 0
+        self._answers = answers
+        self._sandbox_id = sandbox_id
+        self._pidfd = -1
         self._loop = asyncio.get_running_loop()
-        self._ended: asyncio.Future[None] = self._loop.create_future()
-        self._loop.add_reader(self._pidfd, self._note_end)
+        self._ended: asyncio.Future[int | None] = self._loop.create_future()
+
+    @classmethod
+    async def started(cls, answers: Answers, sandbox_id: str) -> Child:
+        """Once it is inside. Raises SandboxError if the sandbox is gone, or what leads there is."""
+        child = cls(answers, sandbox_id)
+        try:
+            async with asyncio.timeout(START_S):
+                message, descriptors = await answers.next()
+            if "pid" not in message:
+                raise refused(message, sandbox_id)
+            if not descriptors:
+                raise SandboxError(f"sandbox {sandbox_id} could not be entered: {reason(OSError(errno.EMFILE, ''))}")
+        except TimeoutError:
+            answers.close()
+            raise SandboxError(f"sandbox {sandbox_id}: nobody could enter it within {START_S:.0f} s") from None
+        except BaseException:
+            # its own end of the socket gone, the process that was asked for is killed as soon as it is there
+            answers.close()
+            raise
+        child.pid, child._pidfd = message["pid"], descriptors[0]
+        child._loop.add_reader(answers.fileno(), child._note_end)
+        return child
 
     def _note_end(self) -> None:
-        self._loop.remove_reader(self._pidfd)
-        self._process.wait()
+        message = self._answers.take()
+        if message is None:
+            return
+        self._loop.remove_reader(self._answers.fileno())
         if not self._ended.done():
-            self._ended.set_result(None)
+            self._ended.set_result(message[0].get("code"))
+
+    @property
+    def ended(self) -> asyncio.Future[int | None]:
+        """Done once it has ended; the exit code, negative for a signal, or None if nobody knows."""
+        return self._ended
 
     async def wait(self) -> int:
-        """Its exit code once it has ended, negative for a signal."""
-        await asyncio.shield(self._ended)
-        return self._process.wait()
+        """Its exit code once it has ended, negative for a signal. Raises SandboxError if nobody knows."""
+        code = await asyncio.shield(self._ended)
+        if code is None:
+            raise SandboxError(f"sandbox {self._sandbox_id}: what watched a process in it was killed")
+        return code
+
+    def signal(self, number: int) -> None:
+        """Send it a signal, if it has not ended."""
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._pidfd, number)
 
     def kill(self) -> None:
-        """End the command, if it runs."""
-        if self._process.returncode is None:
-            kill_joined(self.pid)
+        """SIGKILL; what it started stays."""
+        self.signal(signal.SIGKILL)
 
     def close(self) -> None:
-        """Kill it if it runs, and forget it. Waits for the moment that a killed process needs to be gone."""
-        self._loop.remove_reader(self._pidfd)
+        """Kill it if it runs, and forget it. Harmless when repeated."""
+        if self._pidfd < 0:
+            return
         self.kill()
-        self._process.wait()
+        self._loop.remove_reader(self._answers.fileno())
+        self._answers.close()
         os.close(self._pidfd)
+        self._pidfd = -1
 
     def __enter__(self) -> Child:
         return self
@@ -98,3 +143,10 @@ class Child:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def refused(message: dict[str, object], sandbox_id: str) -> SandboxError:
+    """The error that an answer without a result stands for."""
+    if "gone" in message:
+        return SandboxError(f"sandbox {sandbox_id} is gone: its first process has ended")
+    return SandboxError(f"sandbox {sandbox_id} could not be entered: {message.get('error', 'the porter was killed')}")

@@ -1,6 +1,8 @@
-"""IPython and all it imports, copied from the farm's own environment into one folder that sandboxes see read-only.
+"""What kernels run, in one folder that sandboxes see read-only, at the path that it has on the node: interpreters that
+are forked outside and move inside must find it in both places.
 
-Nothing is downloaded, and nothing of the farm itself comes along.
+Our few modules, and IPython, and Jupyter's client, each with all it imports, copied from the farm's own environment.
+Nothing is downloaded, and nothing else of the farm comes along.
 """
 
 from __future__ import annotations
@@ -9,30 +11,44 @@ import compileall
 import re
 import shutil
 import sys
+from functools import cache
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 
 from farm.settings import settings
 from workers.sandboxes.content import digest, made_once
 
-INSIDE = "/opt/farm/kernel"
-SERVER = "kernel_server.py"
-ROOT = "ipython"
+MODULES = ("cells", "joining", "jupyter_bridge", "kernel_server", "kernel_zygote", "linux", "own_process")
+PACKAGES = {"ipython": "ipython", "jupyter": "jupyter_client"}
+"""Folders, and the distribution whose closure lies in each; `PACKAGES` of a program names the one that it needs."""
+
+BOOTSTRAP = "import sys; sys.path.insert(0, sys.argv[1]); from workers.sandboxes.{module} import main; main()"
+"""Given to `python3 -c`, with the folder as first argument: runs one of the modules."""
 
 
 def kernel_folder() -> Path:
-    """The folder to bind at `INSIDE`: the server, and its packages below `site`. Blocks; the first time for seconds."""
-    parts = closure(ROOT)
-    server = Path(__file__).with_name(SERVER).read_text()
-    name = digest("kernel", sorted((part.name, part.version) for part in parts.values()), server, sys.version)
+    """The folder. Blocks; the first time for seconds."""
+    return _kernel_folder(settings().cache.absolute())
 
-    def make(folder: Path) -> None:
-        (folder / SERVER).write_text(server)
-        for part in parts.values():
-            _copy(part, folder / "site")
-        compileall.compile_dir(folder, quiet=2, stripdir=str(folder), prependdir=INSIDE)
 
-    return made_once(settings().cache / "kernels" / name, make)
+@cache
+def _kernel_folder(place: Path) -> Path:
+    parts = {folder: closure(name).values() for folder, name in PACKAGES.items()}
+    versions = {folder: sorted((part.name, part.version) for part in found) for folder, found in parts.items()}
+    sources = {name: Path(__file__).with_name(f"{name}.py").read_text() for name in MODULES}
+    folder = place / "kernels" / digest("kernel", versions, sources, sys.version)
+
+    def make(temporary: Path) -> None:
+        package = temporary / "workers" / "sandboxes"
+        package.mkdir(parents=True)
+        for name, source in {**sources, "__init__": "", "../__init__": ""}.items():
+            (package / f"{name}.py").write_text(source)
+        for name, found in parts.items():
+            for part in found:
+                _copy(part, temporary / name)
+        compileall.compile_dir(temporary, quiet=2, stripdir=str(temporary), prependdir=str(folder))
+
+    return made_once(folder, make)
 
 
 def closure(name: str) -> dict[str, Distribution]:

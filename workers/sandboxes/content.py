@@ -5,17 +5,22 @@ Several processes, and several nodes on a shared home, may want the same one at 
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
-import shutil
+import stat
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Callable
 from pathlib import Path
+from uuid import uuid4
+
+from workers.sandboxes.locking import alone
+from workers.sandboxes.remove import remove
 
 _COMPLETE = ".complete"
+_OLD_S = 600.0
+"""What one who went ahead without the lock has not touched for so long, it has left behind."""
 
 
 def digest(*parts: object) -> str:
@@ -23,35 +28,33 @@ def digest(*parts: object) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:24]
 
 
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
+def lock_of(folder: Path) -> Path:
+    """The lock file of a folder that is made once."""
+    return folder.with_name(folder.name + ".lock")
 
 
-def made_once(folder: Path, make: Callable[[Path], None]) -> Path:
-    """The folder; if there is none, `make(temporary)` fills one, which then appears whole under its name. Blocks."""
-    if folder.is_dir():
+def made_once(
+    folder: Path, make: Callable[[Path], None], good: Callable[[Path], bool] = Path.is_dir, *, private: bool = False
+) -> Path:
+    """The folder, if it is `good`; else `make(temporary)` fills one, which then appears whole under its name. Blocks.
+
+    Anyone may read it, whatever the umask, as sandboxes may run as another user; `private` leaves modes as made.
+    """
+    if good(folder):
         return folder
-    with _locked(folder.with_name(folder.name + ".lock")):
-        if not folder.is_dir():
-            # a farm's umask may be tight; the sandbox's user must be able to read what is made
-            mask = os.umask(0o022)
-            temporary = Path(tempfile.mkdtemp(prefix=folder.name + ".", dir=folder.parent))
+    with alone(lock_of(folder)) as held:
+        if not good(folder):
+            remove_unfinished(folder, held)
+            kind = ".new." if held else ".alone."
+            temporary = Path(tempfile.mkdtemp(prefix=folder.name + kind, dir=folder.parent))
             try:
                 temporary.chmod(0o755)
                 make(temporary)
-                temporary.rename(folder)
-            except BaseException:
-                shutil.rmtree(temporary, ignore_errors=True)
-                raise
+                if not private:
+                    open_to_all(temporary)
+                _put(temporary, folder, good)
             finally:
-                os.umask(mask)
+                remove(temporary)
     return folder
 
 
@@ -60,9 +63,51 @@ def made_in_place(folder: Path, make: Callable[[Path], None]) -> Path:
     complete = folder / _COMPLETE
     if complete.exists():
         return folder
-    with _locked(folder.with_name(folder.name + ".lock")):
+    with alone(lock_of(folder)):
         if not complete.exists():
-            shutil.rmtree(folder, ignore_errors=True)
-            make(folder)
-            complete.touch()
+            remove(folder)
+            try:
+                make(folder)
+                open_to_all(folder)
+                complete.touch()
+            except BaseException:
+                remove(folder)
+                raise
     return folder
+
+
+def remove_unfinished(folder: Path, held: bool) -> None:
+    """Remove what those left who were killed while they made it. `held`: the folder's lock is, so nobody makes it."""
+    for left in folder.parent.glob(folder.name + ".*"):
+        kind = left.name.removeprefix(folder.name).split(".")[1]
+        if (held and kind == "new") or (kind == "alone" and time.time() - left.lstat().st_mtime > _OLD_S):
+            remove(left)
+
+
+def _put(temporary: Path, folder: Path, good: Callable[[Path], bool]) -> None:
+    """Give it its name. What stands there is moved aside, as sandboxes may use it, unless another was quicker."""
+    try:
+        temporary.rename(folder)
+    except OSError:
+        if not folder.is_dir():
+            raise
+        if not good(folder):
+            folder.rename(folder.with_name(f"{folder.name}.old.{uuid4().hex[:8]}"))
+            temporary.rename(folder)
+
+
+def open_to_all(folder: Path) -> None:
+    """Let anyone read a tree, if this process makes files that only some can."""
+    if not _umask() & 0o055:
+        return
+    for parent, folders, files in os.walk(folder):
+        for path in (Path(parent), *(Path(parent, name) for name in (*folders, *files))):
+            mode = path.lstat().st_mode
+            if not stat.S_ISLNK(mode):
+                path.chmod(mode | 0o444 | (0o111 if mode & 0o100 else 0))
+
+
+def _umask() -> int:
+    """This process's, read and not changed for a moment, as other threads make files too."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1], 8) for line in lines if line.startswith("Umask:"))

@@ -52,8 +52,10 @@ def _make(folder: Path, packages: Sequence[str]) -> None:
 
 
 def _run(command: Sequence[str], what: str) -> None:
+    # one that outlived this process would write into what the next one makes
+    bound = ["setpriv", "--pdeathsig", "KILL", "--", *command]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_S)
+        done = subprocess.run(bound, capture_output=True, text=True, timeout=INSTALL_S)
     except subprocess.TimeoutExpired:
         raise SandboxError(f"Python environment: {what}: not within {INSTALL_S:.0f} s") from None
     if done.returncode:

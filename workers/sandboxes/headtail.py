@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 
+def gap(n_dropped: int) -> bytes:
+    """The line in place of bytes that are left out."""
+    return b"\n[... %d bytes left out ...]\n" % n_dropped
+
+
 class HeadTail:
     """Keeps the first and the last `limit / 2` bytes and counts what it drops between them."""
 
@@ -26,7 +31,11 @@ class HeadTail:
     def n_dropped(self) -> int:
         return self._n_seen - len(self._head) - min(len(self._tail), self._room)
 
+    def data(self) -> bytes:
+        """What was kept, with a line in place of what was not."""
+        dropped = self.n_dropped
+        return bytes(self._head) + (gap(dropped) if dropped else b"") + bytes(self._tail[-self._room :])
+
     def text(self) -> str:
-        """What was kept, with a line in place of what was not; bytes that are no UTF-8 are replaced."""
-        gap = b"\n[... %d bytes left out ...]\n" % self.n_dropped if self.n_dropped else b""
-        return (bytes(self._head) + gap + bytes(self._tail[-self._room :])).decode("utf-8", errors="replace")
+        """The same as text; bytes that are no UTF-8 are replaced."""
+        return self.data().decode("utf-8", errors="replace")

@@ -5,69 +5,104 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import shutil
+import posixpath
 import signal
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from farm.errors import SandboxError, ToolError
-from farm.request import SandboxSpec
-from workers.interfaces import ExecResult
+from farm.errors import SandboxError
+from farm.request import SandboxLimits, SandboxSpec
+from workers.interfaces import ExecResult, Kernel
+from workers.sandboxes import cgroups
 from workers.sandboxes.child import Child, Collector
-from workers.sandboxes.kernel import IPythonKernel
+from workers.sandboxes.kernel import open_kernel
 from workers.sandboxes.marked import MARK, kill_carriers, new_mark
-from workers.sandboxes.owner import drop_privileges
+from workers.sandboxes.notices import Notices
+from workers.sandboxes.owner import sandbox_user
+from workers.sandboxes.porter import porter
 from workers.sandboxes.record import Record, folder
 from workers.sandboxes.remove import remove
+from workers.sandboxes.scarcity import scarcity
 from workers.sandboxes.shell import BashShell
+from workers.sandboxes.start import SOCKETS
+from workers.sandboxes.transfer import Transfer
+
+if TYPE_CHECKING:
+    from workers.sandboxes.joining import Target
 
 MAX_OUTPUT = 10_000_000
 """Bytes kept of each stream of a command; the rest is read and dropped."""
-FILE_S = 60.0
 STOP_S = 5.0
 
 SEARCH_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 ENVIRONMENT = {"HOME": "/root", "USER": "root", "LANG": "C.UTF-8", "TERM": "dumb", "SHELL": "/bin/bash"}
 
-_ENTER = 'ulimit -c 0; ulimit -u "$1"; cd -- "$0" || exit 126; shift; exec "$@"'
-_WRITE = 'case $0 in */*) mkdir -p -- "${0%/*}/" || exit;; esac; exec cat >"$0"'
-
-
-@cache
-def _nsenter() -> str:
-    path = shutil.which("nsenter")
-    if path is None:
-        raise SandboxError("this node has no `nsenter`: install util-linux")
-    return path
-
 
 class JoinedSandbox:
-    """A sandbox of this node, started by whichever process; entered with `nsenter` for each command."""
+    """A sandbox of this node, started by whichever process; joined, by the porter, for each command."""
 
     def __init__(self, record: Record, spec: SandboxSpec, bin_folders: Sequence[str] = ()) -> None:
         self.sandbox_id = record.sandbox_id
+        self.socket_folder = folder(record.sandbox_id) / SOCKETS
+        self.workdir = spec.workdir
         self._record = record
         self._spec = spec
         self._search_path = ":".join([*bin_folders, SEARCH_PATH])
+        self._files = Transfer(self.sandbox_id, self.target, spec.workdir)
 
     def environment(self, more: Mapping[str, str] | None = None) -> dict[str, str]:
         """The environment of every command: chosen, never the worker's."""
         return {**ENVIRONMENT, "PATH": self._search_path, **self._spec.env, **(more or {})}
 
-    def enter(self, argv: Sequence[str], cwd: str | None = None) -> list[str]:
-        """The host command that runs `argv` in the sandbox. Raises SandboxError if the sandbox is gone."""
-        self._check_alive()
-        return [
-            *drop_privileges(),
-            *(_nsenter(), "-t", str(self._record.first.pid)),
-            *("-U", "--preserve-credentials", "-m", "-p", "-n", "-i", "-u", "-C", "--"),
-            *("bash", "--norc", "--noprofile", "-c", _ENTER, cwd or self._spec.workdir, str(self._spec.max_processes)),
-            *argv,
-        ]
+    def notices(self) -> Notices:
+        """See `Entry.notices`."""
+        return Notices(folder(self.sandbox_id), self._record.cgroup)
+
+    def target(self, limits: SandboxLimits | None = None) -> Target:
+        """See `Entry.target`."""
+        return {
+            "pid": self._record.first.pid,
+            "started": self._record.first.started,
+            "user": sandbox_user(),
+            "network": self._spec.network,
+            "fake_root": self._spec.fake_root,
+            "limits": _resources(self._spec.limits, limits or self._spec.limits),
+            "cgroup": self._record.cgroup,
+        }
 
     def _check_alive(self) -> None:
         if not self._record.first.alive():
             raise SandboxError(f"sandbox {self.sandbox_id} is gone: its first process has ended")
+
+    async def start(
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        fds: Mapping[int, int],
+        terminal: bool = False,
+        cwd: str | None = None,
+        limits: SandboxLimits | None = None,
+    ) -> Child:
+        """See `Entry.start`."""
+        self._check_alive()
+        null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            given = {0: null, 1: null, 2: null, **fds}
+            job = {
+                "do": "enter",
+                "target": self.target(limits),
+                "argv": list(argv),
+                "env": dict(env),
+                "cwd": posixpath.join(self._spec.workdir, cwd or ""),
+                "terminal": terminal,
+                "numbers": list(given),
+            }
+            answers = porter().ask(job, list(given.values()))
+        finally:
+            os.close(null)
+        return await Child.started(answers, self.sandbox_id)
 
     async def exec(
         self,
@@ -77,25 +112,26 @@ class JoinedSandbox:
         stdin: bytes = b"",
         env: Mapping[str, str] | None = None,
         cwd: str | None = None,
+        limits: SandboxLimits | None = None,
     ) -> ExecResult:
         """Run one command to its end, or kill it and what it started after `timeout_s`. See `Sandbox.exec`.
 
         A command in the background that outlives its parent stays; its later output is lost.
         """
         mark = new_mark()
+        notices = self.notices()
         with contextlib.ExitStack() as resources:
-            out, err = Collector(MAX_OUTPUT), Collector(MAX_OUTPUT)
-            resources.callback(out.close)
-            resources.callback(err.close)
-            try:
+            with scarcity(f"run a command in sandbox {self.sandbox_id}"):
+                out = resources.enter_context(Collector(MAX_OUTPUT))
+                err = resources.enter_context(Collector(MAX_OUTPUT))
                 source = resources.enter_context(_memory_file(stdin))
-                command = self.enter(argv, cwd)
-                environment = {**self.environment(env), MARK: mark}
-                child = Child(command, env=environment, stdin=source, stdout=out.write_end, stderr=err.write_end)
-                resources.enter_context(child)
-            finally:
-                os.close(out.write_end)
-                os.close(err.write_end)
+                fds = {0: source, 1: out.write_end, 2: err.write_end}
+                child = await self.start(
+                    argv, env={**self.environment(env), MARK: mark}, fds=fds, cwd=cwd, limits=limits
+                )
+            resources.enter_context(child)
+            out.close_write_end()
+            err.close_write_end()
             try:
                 async with asyncio.timeout(timeout_s):
                     code: int | None = await child.wait()
@@ -109,30 +145,40 @@ class JoinedSandbox:
                 await asyncio.to_thread(kill_carriers, mark)
             elif code != 0:
                 self._check_alive()
-            return ExecResult(code, out.finish(), err.finish(), timed_out=code is None)
+            reached = notices.take(code) if code != 0 else ""
+            return ExecResult(code, out.finish(), err.finish(), timed_out=code is None, limit=reached)
 
     async def open_shell(self) -> BashShell:
+        """See `Sandbox.open_shell`."""
         return await BashShell.open(self)
 
-    async def open_kernel(self) -> IPythonKernel:
-        return await IPythonKernel.open(self)
+    async def open_kernel(self, name: str = "") -> Kernel:
+        """See `Sandbox.open_kernel`."""
+        return await open_kernel(self, name)
 
     async def read_file(self, path: str) -> bytes:
-        """See `Sandbox.read_file`; from inside, so that a link leads where the policy could have gone itself."""
-        result = await self.exec(["cat", "--", path], timeout_s=FILE_S)
-        if result.code != 0:
-            raise ToolError(_complaint(result, f"{path} cannot be read"))
-        return result.stdout
+        """See `Sandbox.read_file`."""
+        return await self._files.read(path)
 
     async def write_file(self, path: str, data: bytes) -> None:
         """See `Sandbox.write_file`."""
-        result = await self.exec(["bash", "-c", _WRITE, path], timeout_s=FILE_S, stdin=data)
-        if result.code != 0:
-            raise ToolError(_complaint(result, f"{path} cannot be written"))
+        await self._files.write(path, data)
+
+    async def upload(self, source: Path, path: str) -> None:
+        """See `Sandbox.upload`."""
+        await self._files.upload(source, path)
+
+    async def download(self, path: str, target: Path) -> None:
+        """See `Sandbox.download`."""
+        await self._files.download(path, target)
 
     async def stop(self) -> None:
         """See `Sandbox.stop`."""
-        await asyncio.to_thread(end, self._record)
+        await asyncio.to_thread(self.end)
+
+    def end(self) -> None:
+        """As `stop`. Blocks."""
+        end(self._record)
 
 
 def end(record: Record) -> None:
@@ -140,11 +186,29 @@ def end(record: Record) -> None:
     if not record.monitor.end(signal.SIGTERM, STOP_S):
         record.monitor.end(signal.SIGKILL, STOP_S)
     record.first.end(signal.SIGKILL, STOP_S)
-    state = folder(record.sandbox_id)
+    cgroups.remove(record.cgroup)
+    state = record.folder
     found = Record.load(state)
     # a sandbox of the same id that was started since is not ours to remove
     if state.exists() and (found is None or found == record):
         remove(state)
+
+
+def _resources(bounds: SandboxLimits, asked: SandboxLimits) -> dict[str, int]:
+    """What the kernel is told of each process; a command may ask for less than the sandbox has."""
+    mb = 1 << 20
+    return {
+        "RLIMIT_CORE": 0,
+        # of the whole sandbox, as the kernel counts them for each user namespace
+        "RLIMIT_NPROC": bounds.n_processes,
+        "RLIMIT_CPU": min(bounds.cpu_s, asked.cpu_s),
+        "RLIMIT_NOFILE": min(bounds.n_files, asked.n_files),
+        "RLIMIT_FSIZE": min(bounds.file_mb, asked.file_mb) * mb,
+        # stops one process that takes all at once; the monitor is exact, but looks only now and then. Twice, as what a
+        # process reserves counts here whether or not it uses it. A command's own limit has no other guard.
+        "RLIMIT_DATA": min(2 * bounds.memory_mb, asked.memory_mb if asked.memory_mb < bounds.memory_mb else 1 << 40)
+        * mb,
+    }
 
 
 @contextlib.contextmanager
@@ -152,16 +216,10 @@ def _memory_file(data: bytes) -> Iterator[int]:
     """A descriptor to read `data` from; in memory, as a pipe would need someone to keep filling it."""
     descriptor = os.memfd_create("stdin") if data else os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
     try:
-        with open(descriptor, "wb" if data else "rb", closefd=False) as file:
-            if data:
-                file.write(data)
         if data:
+            with open(descriptor, "wb", closefd=False) as file:
+                file.write(data)
             os.lseek(descriptor, 0, os.SEEK_SET)
         yield descriptor
     finally:
         os.close(descriptor)
-
-
-def _complaint(result: ExecResult, otherwise: str) -> str:
-    last = result.stderr.decode(errors="replace").strip().splitlines()[-1:]
-    return last[0].partition(": ")[2] if last else otherwise

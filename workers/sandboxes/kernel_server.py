@@ -1,44 +1,124 @@
 """The other end of the python tool, inside the sandbox: one IPython, cells in and results out on an inherited socket.
 
-Standard library and IPython only. The main thread runs the cells, so that SIGINT reaches them; output is caught at the
-descriptors, so that what child processes and C code print is part of it.
+Standard library and IPython only. The main thread runs the cells, so that SIGINT reaches them. Output goes to the
+descriptors 1 and 2, so that what child processes and C code print is part of it. `prepare` is done once, outside of any
+sandbox, by the zygote that interpreters are forked from; `serve` is done inside.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
+import importlib.util
 import os
+import resource
 import signal
 import socket
-import struct
 import sys
-from typing import Any
+import time
+import warnings
+from types import SimpleNamespace
 
-HEADER = struct.Struct("!II")
+from workers.sandboxes import cells
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+    from typing import Any
+
+PACKAGES = "ipython"
+"""The folder, beside this file, of what is imported here."""
+
+_WARM_UP = ("import json, math, re, random, collections, itertools, functools, datetime, subprocess\n1 + 1", "1 / 0")
+# late imports of these need libraries of the system, which an image may have in another version
+_LIBRARIES = ("_bz2", "_ctypes", "_decimal", "_hashlib", "_lzma", "_sqlite3", "_ssl", "zlib")
 
 
-def receive(connection: socket.socket, n_bytes: int) -> bytes:
-    """Exactly so many bytes. Raises EOFError if the other end is closed."""
-    data = bytearray()
-    while len(data) < n_bytes:
-        chunk = connection.recv(n_bytes - len(data))
-        if not chunk:
-            raise EOFError
-        data += chunk
-    return bytes(data)
+class InlineFigures:
+    """Makes figures of matplotlib images of the cell, once that is imported.
+
+    By a hook, as the variable MPLBACKEND would be inherited by programs which cannot show anything here.
+    """
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name != "matplotlib":
+            return None
+        sys.meta_path.remove(self)
+        found = importlib.util.find_spec(name)
+        if found is not None and found.loader is not None:
+            run = found.loader.exec_module
+
+            def run_and_set(module: ModuleType) -> None:
+                run(module)
+                module.rcParams["backend"] = "module://matplotlib_inline.backend_inline"
+
+            found.loader.exec_module = run_and_set  # type: ignore[method-assign]
+        return found
 
 
-def send(connection: socket.socket, head: dict[str, Any], body: bytes) -> None:
-    """A message: the lengths of both parts, a JSON object, bytes."""
-    encoded = json.dumps(head).encode()
-    connection.sendall(HEADER.pack(len(encoded), len(body)) + encoded + body)
-
-
-def make_shell() -> Any:
-    """An IPython without files, threads or colours."""
+def prepare() -> SimpleNamespace:
+    """An IPython without files, threads or colours, that has run its first cells, and the images it finds."""
+    from IPython.core.displayhook import DisplayHook
+    from IPython.core.displaypub import DisplayPublisher
     from IPython.core.interactiveshell import InteractiveShell
+    from IPython.core.profiledir import ProfileDir
+    from traitlets import Type
     from traitlets.config import Config
+
+    images = cells.Images()
+
+    class Publisher(DisplayPublisher):
+        def publish(self, data: Mapping[str, Any], *_: object, **__: object) -> None:
+            note = images.add(data)
+            print(*filter(None, (data.get("text/plain"), note)), sep="\n")
+
+        def clear_output(self, wait: bool = False) -> None:
+            pass
+
+    class Hook(DisplayHook):
+        def write_format_data(self, format_dict: dict[str, Any], md_dict: object = None) -> None:
+            super().write_format_data(format_dict, md_dict)
+            if note := images.add(format_dict):
+                print(note)
+            # what is left goes to the history
+            for media_type in cells.MEDIA_TYPES:
+                format_dict.pop(media_type, None)
+
+        def cull_cache(self) -> None:
+            """Forgets old values without a word about it."""
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                super().cull_cache()  # type: ignore[no-untyped-call]
+
+    class Profile(ProfileDir):
+        def _mkdir(self, *_: object) -> bool:
+            """Makes no folders that nobody asked for."""
+            return False
+
+    class Shell(InteractiveShell):
+        displayhook_class = Type(Hook)
+        display_pub_class = Type(Publisher)
+
+        @contextlib.contextmanager
+        def _tee(self, channel: str) -> Iterator[None]:
+            """Does not keep all that was ever printed."""
+            yield
+
+        def _format_exception_for_storage(self, *_: object, **__: object) -> dict[str, str]:
+            """Does not keep all tracebacks."""
+            return {}
+
+        def ask_exit(self) -> None:
+            """What `exit` and `quit` call."""
+            print("The session stays; there is no need to leave it.")
+
+        def system(self, command: str) -> None:
+            """`!command`, as a plain child: its output need not pass through here, and ^C ends it."""
+            _flush()
+            self.system_raw(command)  # type: ignore[no-untyped-call]
 
     config = Config()
     config.HistoryManager.enabled = False
@@ -46,83 +126,105 @@ def make_shell() -> Any:
     config.InteractiveShell.colors = "NoColor"
     config.InteractiveShell.autoindent = False
     config.InteractiveShell.cache_size = 100
-    return InteractiveShell.instance(config=config)
+    # a folder that exists: nothing must be made where this runs
+    shell: Any = Shell.instance(config=config, ipython_dir="/", profile_dir=Profile())
+    shell.display_formatter.active_types = ["text/plain", *cells.MEDIA_TYPES]
+    for library in _LIBRARIES:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(library)
+    with _silence():
+        for cell in _WARM_UP:
+            shell.run_cell(cell, store_history=True)
+    shell.reset()
+    return SimpleNamespace(shell=shell, images=images)
 
 
-class Capture:
-    """Standard output and error, of this process and its children, into a file in memory."""
+@contextlib.contextmanager
+def _silence() -> Iterator[None]:
+    with open(os.devnull, "w") as null, contextlib.redirect_stdout(null), contextlib.redirect_stderr(null):  # noqa: PTH123
+        yield
 
-    def __enter__(self) -> Capture:
-        self._memory = os.memfd_create("cell")
-        self._saved = [os.dup(1), os.dup(2)]
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+
+
+class Output:
+    """Descriptors 1 and 2, and Python's streams on them, whatever the cell before did to them."""
+
+    def __init__(self) -> None:
+        self._saved = os.dup(1)
+
+    def begin(self) -> None:
         for number in (1, 2):
-            os.dup2(self._memory, number)
-        return self
+            os.dup2(self._saved, number)
+        for name in ("stdout", "stderr"):
+            if getattr(getattr(sys, name), "closed", True):
+                setattr(sys, name, self._stream(1 if name == "stdout" else 2))
+                setattr(sys, f"__{name}__", getattr(sys, name))
 
-    def __exit__(self, *_: object) -> None:
-        for stream, number, saved in ((sys.stdout, 1, self._saved[0]), (sys.stderr, 2, self._saved[1])):
-            with contextlib.suppress(OSError, ValueError):
-                stream.flush()
-            os.dup2(saved, number)
-            os.close(saved)
-
-    def take(self, limit: int) -> bytes:
-        """The head and the tail of what was written."""
-        size = os.fstat(self._memory).st_size
-        if size <= limit:
-            kept = os.pread(self._memory, size, 0)
-        else:
-            half = limit // 2
-            gap = b"\n[... %d bytes left out ...]\n" % (size - 2 * half)
-            kept = os.pread(self._memory, half, 0) + gap + os.pread(self._memory, half, size - half)
-        os.close(self._memory)
-        return kept
+    def _stream(self, number: int) -> object:
+        return open(number, "w", encoding="utf-8", errors="backslashreplace", buffering=1, closefd=False)
 
 
-def run_cell(shell: Any, code: str, limit: int) -> tuple[str, bytes]:
-    """The name of the error, if any, and the output. An interrupt at any point is the cell's."""
+def run_cell(shell: Any, output: Output, code: str) -> str:
+    """The name of the error, if any. An interrupt at any point is the cell's."""
     error = ""
-    with Capture() as capture:
-        try:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-            result = shell.run_cell(code, store_history=True)
-            failed = result.error_in_exec or result.error_before_exec
-            error = type(failed).__name__ if failed is not None else ""
-        except KeyboardInterrupt:
-            error = "KeyboardInterrupt"
-        except SystemExit:
-            error = "SystemExit"
-        finally:
+    try:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        output.begin()
+        result = shell.run_cell(code, store_history=True)
+        failed = result.error_in_exec or result.error_before_exec
+        error = type(failed).__name__ if failed is not None else ""
+        _flush()
+    except KeyboardInterrupt:
+        error = "KeyboardInterrupt"
+    except SystemExit:
+        error = "SystemExit"
+    while signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        # one that came too late is raised here
+        with contextlib.suppress(KeyboardInterrupt):
             signal.signal(signal.SIGINT, signal.SIG_IGN)
-    return error, capture.take(limit)
+            _flush()
+    return error
 
 
-def serve(connection: socket.socket, shell: Any) -> None:
-    """Cells, until the other end is closed."""
-    while True:
-        try:
-            n_head, n_body = HEADER.unpack(receive(connection, HEADER.size))
-            head = json.loads(receive(connection, n_head))
-            code = receive(connection, n_body).decode()
-        except EOFError:
-            os._exit(0)
-        error, output = run_cell(shell, code, head["limit"])
-        send(connection, {"error": error}, output)
+def _announce_cpu_limit() -> None:
+    """Say why, at the signal that comes a moment before the limit kills."""
+    seconds, _ = resource.getrlimit(resource.RLIMIT_CPU)
+
+    def give_up(*_: object) -> None:
+        _flush()
+        os.write(2, f"\n[CPU time limit reached: {seconds} seconds]\n".encode())
+        os._exit(1)
+
+    signal.signal(signal.SIGXCPU, give_up)
+
+
+def serve(connection: socket.socket, prepared: SimpleNamespace) -> None:
+    """Inside the sandbox: be as an interpreter that was started there, and run cells. Does not return."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    time.tzset()
+    _announce_cpu_limit()
+    shell = prepared.shell
+    folder = os.environ.get("IPYTHONDIR", "/tmp/.ipython")  # noqa: S108
+    # the policy may have put anything there
+    with contextlib.suppress(OSError):
+        shell.ipython_dir = folder
+        shell.profile_dir.location = f"{folder}/profile_default"
+    shell.home_dir = os.environ.get("HOME", "/")
+    sys.meta_path.insert(0, InlineFigures())
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    sys.argv = [""]
+    output = Output()
+    connection.sendall(cells.packed({"ready": True}))
+    cells.serve(connection, lambda code: run_cell(shell, output, code), prepared.images)
 
 
 def main() -> None:
-    """`kernel_server.py FD FOLDER`: the socket, and where IPython is if the sandbox has none of its own."""
+    """Started inside: `FOLDER`, where the kernels' files are."""
+    cells.leave_only(sys.argv[1], PACKAGES)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    connection = socket.socket(fileno=int(sys.argv[1]))
-    connection.set_inheritable(False)
-    # last, so that whatever the sandbox's own Python has wins
-    sys.path[:] = [*sys.path[1:], sys.argv[2]]
-    shell = make_shell()
-    sys.path.insert(0, "")
-    sys.argv = [""]
-    send(connection, {"pid": os.getpid()}, b"")
-    serve(connection, shell)
-
-
-if __name__ == "__main__":
-    main()
+    serve(socket.socket(fileno=cells.CONNECTION), prepare())

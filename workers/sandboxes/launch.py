@@ -1,52 +1,95 @@
 # ruff: noqa: PTH102, PTH103, PTH104, PTH106, PTH109, PTH110, PTH118, PTH120, PTH123, PTH211, S606
-# pathlib and typing would double the time of a start, and nothing here may need a shell
+# pathlib and typing would double the memory of a monitor, and nothing here may need a shell
 """The monitor of one sandbox: builds it, holds it, and takes everything away when it ends; standard library only.
 
 One process per sandbox, because whoever holds a sandbox must outlive the worker that asked for it, and must be small:
-200 of them live on one node. The monitor stays in the host's namespaces; a child, the builder, makes the sandbox's. So
-what was mounted is gone with the last process, and the monitor can delete the folder without meeting a mount.
+200 of them live on one node. So it is Python only while it builds; then it becomes a bash that waits, of a third of a
+megabyte. It stays in the host's namespaces; a child, the builder, makes the sandbox's. So what was mounted is gone with
+the last process, and the monitor can delete the folder without meeting a mount.
 
-`main()` reads the plan, a `workers.sandboxes.start.Plan`, as JSON from standard input; one line of JSON, the sandbox's
-record or `{"error": ...}`, comes back on standard output. It ends the sandbox on SIGTERM, when the lifeline's other end
-closes, or when the sandbox's first process ends. Killed itself, it takes the processes with it and leaves its folder.
+It is a child of the porter that is given a plan, a `workers.sandboxes.start.Plan`. It ends the sandbox on SIGTERM, when
+the lifeline's other end closes, or when the sandbox's first process ends. Killed itself, it takes the processes with it
+and leaves its folder. It works in that folder and knows no path to it, as a sandbox in stock is renamed when taken.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import select
 import signal
 import socket
-import subprocess
-import sys
 
 # os.execvpe would import it when the host's files are out of reach already
 import warnings  # noqa: F401
 
-from workers.sandboxes import linux
+from workers.sandboxes import joining, linux
+from workers.sandboxes.joining import become, started_at
+from workers.sandboxes.watch import watch_over
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from typing import Any
 
     from workers.sandboxes.start import Plan
 
 FIRST_PROCESS = ["bash", "--norc", "--noprofile", "-c"]
-FIRST_PROCESS += ["trap : CHLD; echo up; while :; do read -r _ || (($? > 128)) || exit 0; done"]
-"""Bash as process 1: reaps orphans, and ends when its standard input, held by the monitor, is closed."""
-FOLDERS = ("dev", "proc", "sys", "tmp", "var/tmp", "root", "run")
+FIRST_PROCESS += ["exec 2>/dev/null; trap : CHLD; echo up; while :; do read -r _ || (($? > 128)) || exit 0; done"]
+"""Bash as process 1: reaps orphans, and ends when its standard input, held by the monitor, is closed.
+
+The log is let go, as whoever is inside could write to it through /proc/1/fd.
+"""
+FOLDERS = ("dev", "proc", "sys", "tmp", "var/tmp", "root", "run/farm")
+SOCKETS = "/run/farm"
+WAIT = [
+    "bash",
+    "--norc",
+    "--noprofile",
+    "-c",
+    """
+lifeline=$1 silent=$2 builder=$3 first=$4 started=$5
+lives() {
+    local stat
+    { read -r stat </proc/$first/stat; } 2>/dev/null || return 1
+    set -- ${stat##*)}
+    [[ ${20} == "$started" && $1 != [ZX] ]] && ! (($7 & 4))
+}
+holds() {
+    local stat
+    { read -r stat </proc/$builder/stat; } 2>/dev/null || return 1
+    set -- ${stat##*)}
+    [[ $1 != [ZX] && $2 == $$ ]]
+}
+finish() {
+    trap '' TERM INT URG
+    lives && kill -KILL $first
+    while holds || lives; do read -rt 0.002 -u $silent; done
+    [[ -L cgroup ]] && rmdir -- "$(readlink cgroup)"
+    cd -P .
+    state=$PWD
+    cd /
+    exec unshare --user --map-root-user rm -rf --one-file-system -- "$state"
+}
+trap finish TERM INT
+trap 'lives || finish' URG
+trap : CHLD
+trap '' HUP
+lives || finish
+until read -rt 10 _ <&$lifeline; (($? == 1)); do lives || finish; done
+finish
+""",
+    "sandbox-monitor",
+]
+"""What the monitor becomes. A trap may run at any moment, so none of them leaves anything to the loop.
+
+In a trap, `return` alone gives the status from before it. A signal that comes together with SIGCHLD interrupts only a
+`read` that has a time-out; SIGCHLD is blocked in that, so children may stay zombies.
+"""
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 LINKS = {"fd": "/proc/self/fd", "stdin": "/proc/self/fd/0", "stdout": "/proc/self/fd/1", "stderr": "/proc/self/fd/2"}
-OLD_ROOT = "/.old-root"
-
-
-def started_at(pid: int) -> int:
-    """When a process started, in clock ticks since boot: with the pid, a name that is never given twice."""
-    with open(f"/proc/{pid}/stat") as file:
-        return int(file.read().rpartition(")")[2].split()[19])
 
 
 def stage(plan: Plan) -> None:
@@ -64,14 +107,6 @@ def expose(plan: Plan) -> None:
         linux.mount("tmpfs", plan["closed"], "tmpfs", linux.MS_NOSUID | linux.MS_NODEV, "mode=755,size=64k")
         os.makedirs(plan["exposed"])
         linux.bind_read_only(f"stage/{number}", plan["exposed"])
-
-
-def become(uid: int, gid: int) -> None:
-    """From here on an ordinary user: root of the host must not be root of a sandbox."""
-    os.setgroups([])
-    os.setgid(gid)
-    os.setuid(uid)
-    linux.be_dumpable()
 
 
 def mount_root(plan: Plan) -> None:
@@ -99,9 +134,7 @@ def in_child(work: Callable[[], None]) -> None:
 
 
 def make_mount_points(plan: Plan) -> None:
-    """Folders and files that will be mounted on; from within the root, so that its links lead nowhere else."""
-    os.chroot("root")
-    os.chdir("/")
+    """Folders and files to mount on, in what is the root folder now, so that its links lead nowhere else."""
     for folder in (*FOLDERS, plan["workdir"]):
         os.makedirs(os.path.join("/", folder), exist_ok=True)
     for number, (_, target) in enumerate(plan["binds"]):
@@ -112,29 +145,41 @@ def make_mount_points(plan: Plan) -> None:
             os.close(os.open(target, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o644))
 
 
+def prepare_for_runtime(plan: Plan) -> None:
+    """A runtime mounts for itself what it is told to, where there is something to mount on."""
+    os.chroot("root")
+    os.chdir("/")
+    make_mount_points(plan)
+
+
 def enter_root(plan: Plan) -> None:
     """As process 1 of a namespace sandbox: complete its root, move into it, and let the host's go."""
     linux.unshare(linux.NEWNS)
     state = os.getcwd()
+    # a name that no link of the image can know
+    old_root = f"/.{os.urandom(16).hex()}"
     os.chdir("root")
-    os.mkdir(OLD_ROOT[1:])
-    linux.pivot_root(".", OLD_ROOT[1:])
+    os.mkdir(old_root[1:])
+    linux.pivot_root(".", old_root[1:])
     os.chdir("/")
+    make_mount_points(plan)
     for number, (_, target) in enumerate(plan["binds"], start=len(plan["lower"])):
-        linux.bind_read_only(f"{OLD_ROOT}{state}/stage/{number}", target)
+        linux.bind_read_only(f"{old_root}{state}/stage/{number}", target)
+    linux.mount(f"{old_root}{state}/{plan['sockets']}", SOCKETS, flags=linux.MS_BIND)
     linux.mount("proc", "/proc", "proc", linux.MS_NOSUID | linux.MS_NODEV | linux.MS_NOEXEC)
-    fill_dev()
-    linux.unmount(OLD_ROOT)
-    os.rmdir(OLD_ROOT)
+    fill_dev(old_root)
+    linux.unmount(old_root)
+    os.rmdir(old_root)
     linux.set_hostname("sandbox")
-    linux.loopback_up()
+    if not plan["network"]:
+        linux.loopback_up()
 
 
-def fill_dev() -> None:
+def fill_dev(old_root: str) -> None:
     linux.mount("tmpfs", "/dev", "tmpfs", linux.MS_NOSUID, "mode=755,size=64k")
     for device in DEVICES:
         os.close(os.open(f"/dev/{device}", os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o644))
-        linux.mount(f"{OLD_ROOT}/dev/{device}", f"/dev/{device}", flags=linux.MS_BIND)
+        linux.mount(f"{old_root}/dev/{device}", f"/dev/{device}", flags=linux.MS_BIND)
     for name, target in LINKS.items():
         os.symlink(target, f"/dev/{name}")
     os.mkdir("/dev/pts")
@@ -144,22 +189,29 @@ def fill_dev() -> None:
     linux.mount("tmpfs", "/dev/shm", "tmpfs", linux.MS_NOSUID | linux.MS_NODEV, "mode=1777,size=64m")  # noqa: S108
 
 
-def run_first_process(plan: Plan) -> None:
-    """As process 1 of its namespaces: move into the sandbox and stay."""
+def run_first_process(plan: Plan, to_monitor: socket.socket) -> None:
+    """As process 1 of its namespaces: move into the sandbox and stay, once it is the monitor's own child."""
+    if not to_monitor.recv(1):
+        os._exit(1)
     linux.die_with_parent(signal.SIGKILL)
+    to_monitor.close()
     enter_root(plan)
     os.chdir(plan["workdir"])
+    linux.drop_capabilities()
     os.execvpe("bash", FIRST_PROCESS, plan["env"])
 
 
 def build(plan: Plan, to_monitor: socket.socket) -> None:
     """In the builder: all namespaces and mounts, then the first process. They all go when the builder does."""
+    if plan["cgroup"]:
+        joining.enter_cgroup(plan["cgroup"])
     if plan["user"]:
         linux.unshare(linux.NEWNS)
         stage(plan)
         expose(plan)
         become(*plan["user"])
     linux.become_root_of_a_new_user_namespace(linux.NEWNS | linux.NEWCGROUP)
+    linux.no_nested_user_namespaces()
     linux.die_with_parent(signal.SIGKILL)
     linux.no_new_privileges()
     if plan["user"]:
@@ -167,33 +219,43 @@ def build(plan: Plan, to_monitor: socket.socket) -> None:
     else:
         stage(plan)
     mount_root(plan)
-    in_child(lambda: make_mount_points(plan))
     if plan["runtime"]:
+        in_child(lambda: prepare_for_runtime(plan))
         # a runtime looks beside its program, and the kernel forgets where that is with the namespace it was found in
         socket.send_fds(to_monitor, [b"mounts"], [os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)])
         os.execve(plan["runtime"][0], [*plan["runtime"], *FIRST_PROCESS], plan["runtime_env"])
-    linux.unshare(linux.NEWPID | linux.NEWNET | linux.NEWIPC | linux.NEWUTS)
-    to_monitor.close()
-    in_child(lambda: run_first_process(plan))
+    linux.unshare(linux.NEWPID | linux.NEWIPC | linux.NEWUTS | (0 if plan["network"] else linux.NEWNET))
+    first = os.fork()
+    if first == 0:
+        run_first_process(plan, to_monitor)
+    # the monitor becomes the parent: one process less for as long as the sandbox lives
+    to_monitor.send(str(first).encode())
+    os._exit(0)
 
 
-def start_builder(plan: Plan) -> tuple[int, list[int]]:
-    """Fork it. Returns its pid and what to keep open while the sandbox lives; OSError if that does not come up."""
-    stdin, lifeline = os.pipe()
-    up, stdout = os.pipe()
+def pair() -> tuple[int, int]:
+    """The sandbox's and our end of what is no pipe, as the policy could open the other end of that in /proc/1/fd."""
+    theirs, ours = socket.socketpair()
+    return theirs.detach(), ours.detach()
+
+
+def start_builder(plan: Plan, wanted: int) -> tuple[int, list[int]]:
+    """Fork it. Returns the child that holds the sandbox, and what to keep open while it lives.
+
+    Raises OSError if it fails, or if the other end of the pipe `wanted` is closed meanwhile.
+    """
+    stdin, lifeline = pair()
+    stdout, up = pair()
     from_builder, to_monitor = socket.socketpair()
+    linux.adopt_orphans()
     builder = os.fork()
     if builder == 0:
         try:
-            os.dup2(stdin, 0)
-            os.dup2(stdout, 1)
-            # it is ours that must be the only ends of the lifeline and the lock
-            os.closerange(3, to_monitor.fileno())
-            os.closerange(to_monitor.fileno() + 1, max(plan["lock_fd"], plan["lifeline_fd"]) + 1)
-            signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-                signal.signal(number, signal.SIG_DFL)
-            build(plan, to_monitor)
+            # the monitor's must be the only ends of the lifeline and the lock
+            joining.place({0: stdin, 1: stdout, 2: 2, 3: to_monitor.fileno()})
+            os.set_inheritable(3, False)
+            joining.default_signals()
+            build(plan, socket.socket(fileno=3))
         except BaseException as error:
             os.write(2, f"{type(error).__name__}: {error}\n".encode())
         os._exit(1)
@@ -203,11 +265,55 @@ def start_builder(plan: Plan) -> tuple[int, list[int]]:
     if plan["user"]:
         become(*plan["user"])
     with from_builder:
-        _, held, _, _ = socket.recv_fds(from_builder, 16, 1)
-    with os.fdopen(up, "rb") as pipe:
-        if pipe.readline() != b"up\n":
-            raise OSError("it did not come up: " + last_lines("log"))
-    return builder, [lifeline, *held]
+        wait_for(from_builder.fileno(), wanted)
+        message, held, _, _ = socket.recv_fds(from_builder, 16, 1)
+        if message.isdigit():
+            os.waitpid(builder, 0)
+            builder = int(message)
+            from_builder.send(b"!")
+    wait_for(up, wanted)
+    if os.read(up, 3) != b"up\n":
+        raise OSError("it did not come up: " + last_lines("log"))
+    signal_at_the_end(up)
+    return builder, [up, lifeline, *held]
+
+
+def wait_for(descriptor: int, wanted: int) -> None:
+    """Until there is something to read. Raises OSError if the other end of the pipe `wanted` is closed before."""
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    poll.register(wanted, 0)
+    if descriptor not in dict(poll.poll()):
+        raise OSError("nobody waits for it any more")
+
+
+def end_start() -> None:
+    """Kill all that a start which failed has left, whoever was its parent."""
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            with open(f"/proc/self/task/{os.getpid()}/children") as file:
+                for pid in map(int, file.read().split()):
+                    # a builder that is root still will find that nobody listens
+                    with contextlib.suppress(PermissionError):
+                        os.kill(pid, signal.SIGKILL)
+            os.waitpid(-1, 0)
+
+
+def remove() -> None:
+    """Delete the folder, as root of a user namespace: the sandbox may have left what its owner cannot enter."""
+    state = os.getcwd()
+    os.chdir("/")
+    os.execvp("unshare", ["unshare", "--user", "--map-root-user", "rm", "-rf", "--one-file-system", "--", state])
+
+
+def signal_at_the_end(pipe: int) -> None:
+    """SIGURG, by default ignored, to this process when nobody holds the other end of a pipe any more.
+
+    Bash starts a `read` again that SIGCHLD interrupted, so it would not hear of the end of a child.
+    """
+    fcntl.fcntl(pipe, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(pipe, fcntl.F_SETSIG, signal.SIGURG)
+    fcntl.fcntl(pipe, fcntl.F_SETFL, fcntl.fcntl(pipe, fcntl.F_GETFL) | os.O_ASYNC)
 
 
 def last_lines(path: str) -> str:
@@ -232,12 +338,12 @@ def first_process_of(child: int) -> int:
 def write_record(plan: Plan, pid1: int) -> dict[str, Any]:
     """What other processes of this node need to know to use or end the sandbox; whole or not at all."""
     record = {
-        "sandbox_id": plan["sandbox_id"],
         "kind": plan["kind"],
         "monitor_pid": os.getpid(),
         "monitor_started": started_at(os.getpid()),
         "pid1": pid1,
         "pid1_started": started_at(pid1),
+        "limits": plan["limits"],
     }
     with open("sandbox.json.new", "w", encoding="utf-8") as file:
         json.dump(record, file)
@@ -245,61 +351,35 @@ def write_record(plan: Plan, pid1: int) -> dict[str, Any]:
     return record
 
 
-def wait_for_the_end(builder: int, ends: list[int]) -> None:
-    """Until the sandbox is gone, or one of the descriptors `ends` has something to say."""
-    poll = select.poll()
-    for descriptor in (os.pidfd_open(builder), *ends):
-        poll.register(descriptor, select.POLLIN)
-    poll.poll()
-
-
-def end(record: dict[str, Any]) -> None:
-    """Kill the first process, which takes all others of the sandbox with it, and wait until they are gone."""
-    descriptor = os.pidfd_open(record["pid1"])
-    if started_at(record["pid1"]) == record["pid1_started"]:
-        signal.pidfd_send_signal(descriptor, signal.SIGKILL)
-        poll = select.poll()
-        poll.register(descriptor, select.POLLIN)
-        poll.poll()
-
-
-def remove(state: str) -> None:
-    """Delete the folder, as root of a user namespace: the sandbox may have left what its owner cannot enter."""
-    os.chdir("/")
-    linux.become_root_of_a_new_user_namespace()
-    subprocess.run(["rm", "-rf", "--one-file-system", "--", state], stdin=subprocess.DEVNULL, check=False)
-
-
-def signals_as_descriptor() -> int:
-    """A descriptor that is readable once SIGTERM or SIGINT came."""
-    read_end, write_end = os.pipe()
-    os.set_blocking(write_end, False)
-    signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: None)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    return read_end
-
-
-def main() -> None:
-    plan: Plan = json.load(sys.stdin)
-    ends = [signals_as_descriptor(), plan["lifeline_fd"]]
+def monitor(plan: Plan, given: Sequence[int], tell: Callable[[dict[str, Any]], None]) -> None:
+    """Be the monitor; tells the record, or the error. `given` are descriptors: the lock, the lifeline, the log."""
+    lock, lifeline, log = given
+    null = os.open("/dev/null", os.O_RDWR)
+    for descriptor, number in ((null, 0), (null, 1), (log, 2)):
+        os.dup2(descriptor, number)
     os.umask(0o022)
     os.chdir(plan["state"])
     try:
-        builder, held = start_builder(plan)
+        builder, held = start_builder(plan, lifeline)
         record = write_record(plan, first_process_of(builder))
     except OSError as error:
-        print(json.dumps({"error": str(error)}), flush=True)
+        end_start()
+        tell({"error": str(error)})
+        poll = select.poll()
+        poll.register(lifeline, 0)
+        if poll.poll(0):
+            # whoever asked for it is gone
+            remove()
         return
-    print(json.dumps(record), flush=True)
-    null = os.open("/dev/null", os.O_RDWR)
-    for descriptor in (0, 1, 2):
-        os.dup2(null, descriptor)
-    wait_for_the_end(builder, ends)
-    with contextlib.suppress(ProcessLookupError, FileNotFoundError):
-        end(record)
-    for descriptor in held:
-        os.close(descriptor)
-    os.waitpid(builder, 0)
-    remove(plan["state"])
+    for descriptor in (lock, lifeline, *held):
+        os.set_inheritable(descriptor, True)
+    silent = os.pipe()
+    for descriptor in silent:
+        os.set_inheritable(descriptor, True)
+    # bash cannot trap what is ignored when it starts; and what asks for the end from now on must not be lost
+    joining.default_signals()
+    tell(record)
+    watch_over(os.path.dirname(os.getcwd()))
+    words = [lifeline, silent[0], builder, record["pid1"], record["pid1_started"]]
+    path = os.environ.get("PATH", os.defpath)
+    os.execvpe("bash", [*WAIT, *map(str, words)], {"PATH": path, "LC_ALL": "C"})

@@ -2,7 +2,7 @@
 # the monitor of a sandbox imports this, and pathlib would double the time of its start
 """The Linux calls that Python has no names for: namespaces, mounts, process controls; standard library only.
 
-The monitor of a sandbox (`launch.py`) runs without site-packages and imports this module by its folder.
+The porter (`porter_server.py`) runs without site-packages and imports this module by its folder.
 """
 
 import ctypes
@@ -11,6 +11,7 @@ import os
 import platform
 import socket
 import struct
+import termios
 
 NEWNS, NEWCGROUP, NEWUTS, NEWIPC = 0x00020000, 0x02000000, 0x04000000, 0x08000000
 NEWUSER, NEWPID, NEWNET = 0x10000000, 0x20000000, 0x40000000
@@ -19,7 +20,8 @@ MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 1, 2, 4, 8
 MS_BIND, MS_REC, MS_PRIVATE = 4096, 16384, 1 << 18
 MNT_DETACH = 2
 
-_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS = 1, 4, 38
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_SECCOMP, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 1, 4, 22, 24, 38
+_PR_SET_CHILD_SUBREAPER = 36
 _AT_FDCWD, _AT_RECURSIVE = -100, 0x8000
 _ATTR_RDONLY, _ATTR_NOSUID, _ATTR_NODEV = 1, 2, 4
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
@@ -27,6 +29,16 @@ _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
 # pivot_root has a number of its own on each machine type; mount_setattr came late enough to have one everywhere
 _PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 _MOUNT_SETATTR = 442
+
+# what Docker leaves to root, from linux/capability.h: chown, dac_override, fowner, fsetid, kill, setgid, setuid,
+# setpcap, net_bind_service, net_raw, sys_chroot, mknod, audit_write, setfcap
+_KEPT_CAPABILITIES = {0, 1, 3, 4, 5, 6, 7, 8, 10, 13, 18, 27, 29, 31}
+_MAX_CAPABILITIES = 64
+
+# linux/seccomp.h, linux/audit.h, linux/bpf_common.h; chown, fchown, lchown, fchownat of each machine type
+_SECCOMP_MODE_FILTER, _SECCOMP_ALLOW, _SECCOMP_ERRNO = 2, 0x7FFF0000, 0x00050000
+_BPF_LOAD, _BPF_JUMP_EQUAL, _BPF_RETURN = 0x20, 0x15, 0x06
+_OWNERSHIP_CALLS = {"x86_64": (0xC000003E, (92, 93, 94, 260)), "aarch64": (0xC00000B7, (54, 55))}
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -103,6 +115,11 @@ def die_with_parent(number: int) -> None:
     _check(_libc.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0), "prctl")
 
 
+def adopt_orphans() -> None:
+    """Descendants whose parents end become children of this process."""
+    _check(_libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0), "prctl")
+
+
 def be_dumpable() -> None:
     """After a change of user: let the process write its own uid map, which the kernel keeps from undumpable ones."""
     _check(_libc.prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0), "prctl")
@@ -111,3 +128,48 @@ def be_dumpable() -> None:
 def no_new_privileges() -> None:
     """No set-uid program raises this process or its children."""
     _check(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "prctl")
+
+
+def setns(descriptor: int, flags: int) -> None:
+    """Move this process into namespaces of the process that a pidfd refers to; its children, for NEWPID."""
+    _check(_libc.setns(descriptor, flags), "setns")
+
+
+def drop_capabilities() -> None:
+    """From the next exec on, root of a user namespace can do what root of a Docker container can, and no more."""
+    for number in range(_MAX_CAPABILITIES):
+        if number not in _KEPT_CAPABILITIES and _libc.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0) < 0:
+            # the kernel knows fewer
+            return
+
+
+def no_nested_user_namespaces() -> None:
+    """Below the caller's user namespace there will be no other, in which all capabilities could be had again."""
+    with open("/proc/sys/user/max_user_namespaces", "w") as file:
+        file.write("0")
+
+
+def take_terminal(descriptor: int) -> None:
+    """Make a terminal the controlling one of this session, which has none."""
+    fcntl.ioctl(descriptor, termios.TIOCSCTTY, 0)
+
+
+def pretend_to_change_owners() -> None:
+    """From here on, chown and its kin succeed without an effect; needs `no_new_privileges`.
+
+    A rootless sandbox has one user, so they could only fail, and installers take that for an error. By a seccomp
+    filter, as Charliecloud does it (hpc.github.io/charliecloud, ch-run --seccomp): nothing is preloaded, and it works
+    for static programs too.
+    """
+    arch, calls = _OWNERSHIP_CALLS[platform.machine()]
+    program = [
+        (_BPF_LOAD, 0, 0, 4),
+        (_BPF_JUMP_EQUAL, 0, len(calls) + 1, arch),
+        (_BPF_LOAD, 0, 0, 0),
+        *((_BPF_JUMP_EQUAL, len(calls) - index, 0, call) for index, call in enumerate(calls)),
+        (_BPF_RETURN, 0, 0, _SECCOMP_ALLOW),
+        (_BPF_RETURN, 0, 0, _SECCOMP_ERRNO),
+    ]
+    code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *line) for line in program))
+    header = struct.pack("HxxxxxxP", len(program), ctypes.addressof(code))
+    _check(_libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, header, 0, 0), "prctl")

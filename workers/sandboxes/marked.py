@@ -9,13 +9,13 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import select
 import signal
+import time
 from pathlib import Path
 
 MARK = "SANDBOX_COMMAND"
 _ROUNDS = 20
-_PATIENCE_S = 1.0
+_EXEC_S = 0.002
 
 
 def new_mark() -> str:
@@ -25,25 +25,46 @@ def new_mark() -> str:
 
 def carriers(mark: str) -> list[int]:
     """The pids, on the host, of all processes that carry a mark."""
+    return _seen(mark)[0]
+
+
+def _seen(mark: str) -> tuple[list[int], bool]:
+    """The carriers, and whether there are processes that cannot tell just now."""
     wanted = f"{MARK}={mark}".encode()
-    found = []
+    found, unclear = [], False
     for entry in os.scandir("/proc"):
         if entry.name.isdigit():
             with contextlib.suppress(OSError):
-                if wanted in Path(entry.path, "environ").read_bytes().split(b"\0"):
+                environment = Path(entry.path, "environ").read_bytes()
+                if wanted in environment.split(b"\0"):
                     found.append(int(entry.name))
-    return found
+                elif not environment and _is_in_exec(entry.path):
+                    unclear = True
+    return found, unclear
+
+
+def _is_in_exec(process: str) -> bool:
+    """Whether it is becoming another program: for a moment it has no arguments and no environment, but a program.
+
+    The kernel's own threads, and those that have ended, have none.
+    """
+    return bool(Path(process, "exe").readlink()) and not Path(process, "cmdline").read_bytes()
 
 
 def kill_carriers(mark: str) -> None:
     """SIGKILL to all of them, again until none is left: some may fork meanwhile. Blocks for milliseconds."""
+    n_empty = 0
     for _ in range(_ROUNDS):
-        pids = carriers(mark)
-        if not pids:
-            return
+        pids, unclear = _seen(mark)
         for pid in pids:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
+        if unclear:
+            time.sleep(_EXEC_S)
+        # twice, as one that forked and ended while we looked was not seen, nor was its child
+        n_empty = 0 if pids or unclear else n_empty + 1
+        if n_empty == 2:
+            return
 
 
 def children(pid: int) -> list[int]:
@@ -52,27 +73,3 @@ def children(pid: int) -> list[int]:
         return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     except (FileNotFoundError, ProcessLookupError):
         return []
-
-
-def kill_joined(nsenter: int) -> None:
-    """SIGKILL to the command that an `nsenter` waits for, so that it ends by itself; to it too if it does not. Blocks.
-
-    In this order, as a command whose `nsenter` dies first is left to the host's first process, and a sandbox cannot end
-    before that has waited for it: with some, seconds.
-    """
-    try:
-        descriptor = os.pidfd_open(nsenter)
-    except ProcessLookupError:
-        return
-    try:
-        for pid in children(nsenter) or [nsenter]:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
-        poll = select.poll()
-        poll.register(descriptor, select.POLLIN)
-        if not poll.poll(_PATIENCE_S * 1000):
-            signal.pidfd_send_signal(descriptor, signal.SIGKILL)
-    except ProcessLookupError:
-        return
-    finally:
-        os.close(descriptor)

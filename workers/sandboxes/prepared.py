@@ -1,16 +1,21 @@
-"""From a SandboxSpec to a running sandbox: image, layers, environment and tools first, then the start."""
+"""From a SandboxSpec to a running sandbox: image, layers, environment and tools first, then stock or a start."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from dataclasses import dataclass
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from farm.errors import SandboxError
 from farm.request import SandboxSpec
+from farm.settings import settings
+from workers.sandboxes import cgroups, layers, stock
 from workers.sandboxes.archives import layer
-from workers.sandboxes.closure import INSIDE, kernel_folder
+from workers.sandboxes.closure import kernel_folder
+from workers.sandboxes.content import digest
 from workers.sandboxes.environments import environment
 from workers.sandboxes.images import image
 from workers.sandboxes.joined import ENVIRONMENT, SEARCH_PATH, JoinedSandbox
@@ -18,7 +23,8 @@ from workers.sandboxes.owner import sandbox_user
 from workers.sandboxes.record import Record, folder
 from workers.sandboxes.remove import remove
 from workers.sandboxes.runtime import exposure
-from workers.sandboxes.start import launch, lifeline, make_folder
+from workers.sandboxes.scarcity import scarcity
+from workers.sandboxes.start import SOCKETS, Bounds, Plan, launch, make_folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,58 +37,140 @@ class Prepared:
     bin_folders: tuple[str, ...]
 
 
-Runtime = Callable[[Path, dict[str, str], str], tuple[list[str], dict[str, str]]]
-"""Given the sandbox's folder, its binds and its working folder: a command that makes a sandbox, and its environment."""
+Runtime = Callable[[Path, dict[str, str], SandboxSpec], tuple[list[str], dict[str, str]]]
+"""Given the sandbox's folder, its binds and what it is asked to be: a command that makes it, and its environment."""
 
 
 def prepare(spec: SandboxSpec) -> Prepared:
     """Find or make all parts. Raises SandboxError. Blocks; quick once they are cached."""
-    base = image(spec.image)
+    base = image(spec.image, spec.image_values)
     python = environment(spec.packages, base)
-    layers = [str(layer(archive)) for archive in reversed(spec.archives)]
-    binds = (*base.binds, *python.binds, (str(kernel_folder()), INSIDE))
-    return Prepared((*layers, str(base.folder)), binds, python.bin_folders)
+    archives = [str(layer(archive)) for archive in reversed(spec.archives)]
+    # where interpreters that are forked outside find it too, once they are inside
+    kernels = str(kernel_folder())
+    binds = (*base.binds, *python.binds, (kernels, kernels), *(_network(base.system) if spec.network else ()))
+    return Prepared((*archives, str(base.folder)), binds, python.bin_folders)
 
 
-def start(kind: str, sandbox_id: str, spec: SandboxSpec, runtime: Runtime | None) -> JoinedSandbox:
-    """Start a sandbox and wait until it is up. Raises SandboxError, and then leaves nothing. Blocks."""
-    if not spec.workdir.startswith("/"):
-        raise SandboxError(f"sandbox {sandbox_id}: workdir {spec.workdir!r} must be an absolute path")
-    parts = prepare(spec)
-    exposed, closed = exposure() if runtime else ("", "")
-    sources = [*parts.lower, *(source for source, _ in parts.binds), *([exposed] if exposed else [])]
-    state, lock = make_folder(sandbox_id, [Path(source).is_dir() for source in sources])
-    try:
+def _network(system: bool) -> Iterator[tuple[str, str]]:
+    """What programs need to find and trust other machines."""
+    yield os.path.realpath("/etc/resolv.conf"), "/etc/resolv.conf"
+    if system and Path("/etc/ssl/certs").is_dir():
+        yield "/etc/ssl/certs", "/etc/ssl/certs"
+
+
+class Starts:
+    """How many sandboxes this process is starting for somebody who waits."""
+
+    def __init__(self) -> None:
+        self.n = 0
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        with self._lock:
+            self.n += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self.n -= 1
+
+
+STARTS = Starts()
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """What sandboxes are made by, of one kind and for one spec; on a layer, if any, that was prepared before."""
+
+    kind: str
+    spec: SandboxSpec
+    runtime: Runtime | None
+    layer: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.spec.workdir.startswith("/"):
+            raise SandboxError(f"a sandbox's workdir {self.spec.workdir!r} must be an absolute path")
+
+    def key(self, parts: Prepared) -> str:
+        """The same for sandboxes that may stand in for each other: all that a command is given later is left out."""
+        asked = (self.spec.workdir, self.spec.network, self._bounds())
+        return digest(self.kind, parts.lower, parts.binds, self.layer, *asked)
+
+    def start(self, sandbox_id: str, parts: Prepared | None = None) -> JoinedSandbox:
+        """One that is up: from stock if there is one. Raises SandboxError, and then leaves nothing. Blocks."""
+        state = folder(sandbox_id)
+        parts = parts or prepare(self.spec)
+        key = self.key(parts)
+        record = stock.take(key, state) if settings().stock else None
+        if record is None:
+            with STARTS.counted():
+                record = self._make(state, parts)
+        if settings().stock and not self.layer:
+            stock.note_use(stock.Use(key, self.kind, self.spec))
+        return JoinedSandbox(record, self.spec, parts.bin_folders)
+
+    def stock_up(self, parts: Prepared) -> Path:
+        """Put one more in stock; its folder there. Raises SandboxError. Blocks."""
+        return stock.put(self._make(stock.starting(self.key(parts)), parts))
+
+    def _make(self, state: Path, parts: Prepared) -> Record:
+        if not self.layer:
+            return self._start(state, parts)
+        with layers.held(self.layer) as files:
+            if files is None:
+                raise SandboxError(f"sandbox {state.name}: the layer {self.layer} that was prepared for it is gone")
+            return self._start(state, replace(parts, lower=(str(files), *parts.lower)))
+
+    def _start(self, state: Path, parts: Prepared) -> Record:
+        exposed, closed = exposure() if self.runtime else ("", "")
+        sources = [*parts.lower, *(source for source, _ in parts.binds), *([exposed] if exposed else [])]
+        with scarcity(f"start sandbox {state.name}"):
+            return self._launch(state, parts, sources, (exposed, closed))
+
+    def _launch(self, state: Path, parts: Prepared, sources: Sequence[str], exposure: tuple[str, str]) -> Record:
+        lock = make_folder(state, [Path(source).is_dir() for source in sources])
+        try:
+            if self.layer:
+                layers.mark(state, self.layer)
+            return launch(self._plan(state, parts, *exposure), lock)
+        except BaseException:
+            cgroups.remove(cgroups.of(state))
+            remove(state)
+            raise
+        finally:
+            os.close(lock)
+
+    def _plan(self, state: Path, parts: Prepared, exposed: str, closed: str) -> Plan:
         staged = {
             str(state / "stage" / str(number)): target
             for number, (_, target) in enumerate(parts.binds, start=len(parts.lower))
         }
-        command, command_env = runtime(state, staged, spec.workdir) if runtime else ([], {})
-        record = launch(
-            {
-                "sandbox_id": sandbox_id,
-                "kind": kind,
-                "state": str(state),
-                "user": sandbox_user(),
-                "lower": list(parts.lower),
-                "binds": list(parts.binds),
-                "are_folders": [Path(source).is_dir() for source, _ in parts.binds],
-                "workdir": spec.workdir,
-                "env": {**ENVIRONMENT, "PATH": SEARCH_PATH},
-                "exposed": exposed,
-                "closed": closed,
-                "runtime": command,
-                "runtime_env": command_env,
-                "lifeline_fd": lifeline(),
-                "lock_fd": lock,
-            }
-        )
-    except BaseException:
-        remove(state)
-        raise
-    finally:
-        os.close(lock)
-    return JoinedSandbox(record, spec, parts.bin_folders)
+        command, command_env = self.runtime(state, staged, self.spec) if self.runtime else ([], {})
+        return {
+            "sandbox_id": state.name,
+            "kind": self.kind,
+            "state": str(state),
+            "user": sandbox_user(),
+            "lower": list(parts.lower),
+            "binds": list(parts.binds),
+            "are_folders": [Path(source).is_dir() for source, _ in parts.binds],
+            "workdir": self.spec.workdir,
+            "env": {**ENVIRONMENT, "PATH": SEARCH_PATH},
+            "exposed": exposed,
+            "closed": closed,
+            "runtime": command,
+            "runtime_env": command_env,
+            "network": self.spec.network,
+            "sockets": SOCKETS,
+            "limits": self._bounds(),
+            "cgroup": cgroups.make(state, self.spec.limits.memory_mb, self.spec.limits.n_processes),
+        }
+
+    def _bounds(self) -> Bounds:
+        limits = self.spec.limits
+        return {"memory_mb": limits.memory_mb, "n_processes": limits.n_processes, "disk_mb": limits.disk_mb}
 
 
 def attach(kind: str, sandbox_id: str, spec: SandboxSpec) -> JoinedSandbox:

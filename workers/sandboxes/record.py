@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import select
@@ -11,7 +12,10 @@ from pathlib import Path
 
 from farm.errors import SandboxError
 from farm.settings import settings
+from workers.sandboxes import cgroups
 
+_LONGEST = 200
+"""Bytes of an id; a file name has 255, and some names are made of an id and more."""
 # a flag of the kernel, PF_EXITING: the first process of a sandbox stays, ending, until all others are gone
 _EXITING = 0x4
 
@@ -23,7 +27,8 @@ def folder_of_all() -> Path:
 
 def folder(sandbox_id: str) -> Path:
     """The sandbox's own folder. Raises SandboxError if the id is no plain name."""
-    if not sandbox_id or "/" in sandbox_id or sandbox_id.startswith("."):
+    plain = sandbox_id.isprintable() and "/" not in sandbox_id and len(os.fsencode(sandbox_id)) <= _LONGEST
+    if not plain or not sandbox_id or sandbox_id.startswith("."):
         raise SandboxError(f"sandbox {sandbox_id!r}: the id must be a plain name")
     return folder_of_all() / sandbox_id
 
@@ -68,22 +73,50 @@ class Process:
             os.close(descriptor)
 
 
+def is_locked(state: Path) -> bool:
+    """Whether somebody starts or holds the sandbox of this folder: the lock is let go with the last who does."""
+    try:
+        with (state / "lock").open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return False
+
+
+def starter(state: Path) -> Process | None:
+    """The monitor, as it wrote itself into the lock when it began; None if it has not."""
+    try:
+        pid, started = (state / "lock").read_text().split()
+        return Process(int(pid), int(started))
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return None
+
+
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A sandbox as its monitor wrote it down."""
+    """A sandbox as its monitor wrote it down; its id is its folder's name, which changes as it leaves the stock."""
 
-    sandbox_id: str
+    folder: Path
     kind: str
     monitor: Process
     first: Process
     """Process 1 of the sandbox, by its pid on the host."""
+    cgroup: str = ""
+    """The folder of its control group; empty if it has none."""
+
+    @property
+    def sandbox_id(self) -> str:
+        return self.folder.name
 
     @classmethod
     def load(cls, path: Path) -> Record | None:
-        """The record in a sandbox's folder; None if there is none, or none yet."""
+        """The record in a sandbox's folder; None if there is none, or none yet, or a power cut left half of it."""
         try:
             known = json.loads((path / "sandbox.json").read_text())
-        except FileNotFoundError:
+            monitor = Process(known["monitor_pid"], known["monitor_started"])
+            first = Process(known["pid1"], known["pid1_started"])
+            return cls(path, known["kind"], monitor, first, cgroups.of(path))
+        except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError):
             return None
-        monitor = Process(known["monitor_pid"], known["monitor_started"])
-        return cls(known["sandbox_id"], known["kind"], monitor, Process(known["pid1"], known["pid1_started"]))

@@ -1,4 +1,4 @@
-"""The container runtime of this node, Apptainer or Singularity, and what is asked of it through spython."""
+"""The container runtime of this node, Apptainer or Singularity, and the commands for it, from spython."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import os
 import shlex
 import shutil
 import stat
-import tarfile
-import tempfile
+import subprocess
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -16,19 +15,25 @@ from typing import Any
 from farm.errors import SandboxError
 from farm.settings import settings
 from workers.sandboxes.content import digest, made_once
-from workers.sandboxes.owner import drop_privileges, give, sandbox_user
+from workers.sandboxes.owner import drop_privileges, sandbox_user
 
 NAMES = ("apptainer", "singularity")
 _WRAPPER = """#!/bin/sh
 # its bookkeeping goes here and not to a home folder
-export HOME={own} APPTAINER_CONFIGDIR={own} APPTAINER_CACHEDIR={own} APPTAINER_TMPDIR={own}
-cd {own} || exit
+place=${{PLACE:-{own}}}
+export HOME="$place" APPTAINER_CONFIGDIR="$place" APPTAINER_TMPDIR="$place" APPTAINER_CACHEDIR={own}
+export SINGULARITY_TMPDIR="$place" SINGULARITY_CACHEDIR={own}
+umask 022
+cd "$place" || exit
 {reach}
-exec {drop} {program} "$@"
+exec {drop} --pdeathsig KILL {apart} {program} "$@"
 """
+# a build ends with the process that asked for it, and takes along whatever it started, wherever that went
+_APART = "unshare --user --map-current-user --pid --fork --kill-child --mount-proc --"
 _ALONE = """[ -n "$ALONE" ] || ALONE=1 exec unshare --mount -- "$0" "$@" """
 _REACH = """mount --rbind {prefix} {own}/prefix && mount -t tmpfs -o mode=755 tmpfs {closed} && mkdir -p {prefix} &&
 mount --bind {own}/prefix {prefix} || exit"""
+VERSION_S = 60.0
 MEND = "install Apptainer (workers/sandboxes/apptainer.sh PREFIX needs no root) and put it on PATH"
 
 
@@ -59,20 +64,37 @@ def exposure() -> tuple[str, str]:
 @cache
 def client() -> Any:
     """spython's client, set up to find this node's runtime. Raises SandboxError if there is none."""
-    found = program()
-    if found is None:
-        raise SandboxError(f"no apptainer or singularity on this node: {MEND}")
     # spython calls `singularity`, by that name and on PATH, whatever the runtime is called
-    text = _wrapper(found)
-    folder = made_once(settings().cache / "runtime" / digest(text), lambda place: _write_wrapper(place, text))
-    os.environ["PATH"] = f"{folder}:{os.environ.get('PATH', os.defpath)}"
+    os.environ["PATH"] = f"{wrapper().parent}:{os.environ.get('PATH', os.defpath)}"
     from spython.main import Client
 
     Client.quiet = True
     return Client
 
 
-def _own_folder() -> Path:
+@cache
+def version() -> str:
+    """What the runtime says it is. Raises SandboxError if there is none, or it does not run."""
+    try:
+        done = subprocess.run([wrapper(), "--version"], capture_output=True, text=True, timeout=VERSION_S)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise SandboxError(f"{program()} does not run: {error}") from error
+    if done.returncode:
+        raise SandboxError(f"{program()} does not run for the sandbox user: {done.stderr.strip()[-300:]}")
+    return done.stdout.strip()
+
+
+def wrapper() -> Path:
+    """A command that runs the runtime as the sandbox user, in the folder PLACE, or in `own_folder()`. SandboxError."""
+    found = program()
+    if found is None:
+        raise SandboxError(f"no apptainer or singularity on this node: {MEND}")
+    text = _wrapper(found)
+    folder = made_once(settings().cache / "runtime" / digest(text), lambda place: _write_wrapper(place, text))
+    return folder / "singularity"
+
+
+def own_folder() -> Path:
     """Where the runtime works when it does not run a sandbox; the sandbox user's."""
     own = settings().scratch.absolute() / "runtime"
     (own / "prefix").mkdir(parents=True, exist_ok=True)
@@ -84,11 +106,12 @@ def _own_folder() -> Path:
 
 def _wrapper(found: Path) -> str:
     """A script that runs it as the sandbox user, on its way there if need be: root of the host unpacks no images."""
-    own, (prefix, closed) = shlex.quote(str(_own_folder())), exposure()
+    own, (prefix, closed) = shlex.quote(str(own_folder())), exposure()
     reach = (
         f"{_ALONE}\n{_REACH}".format(prefix=shlex.quote(prefix), closed=shlex.quote(closed), own=own) if closed else ""
     )
-    return _WRAPPER.format(own=own, reach=reach, drop=shlex.join(drop_privileges()), program=shlex.quote(str(found)))
+    drop = shlex.join(drop_privileges())
+    return _WRAPPER.format(own=own, reach=reach, drop=drop, apart=_APART, program=shlex.quote(str(found)))
 
 
 def _write_wrapper(folder: Path, text: str) -> None:
@@ -106,34 +129,3 @@ def exec_command(root: Path, binds: Mapping[str, str], options: Sequence[str]) -
     words += spython._generate_bind_list([f"{source}:{target}:ro" for source, target in binds.items()])
     words += ["--writable", *options, str(root)]
     return [str(program()), *(word for word in words[1:] if word != "--quiet")]
-
-
-def unpack(image: Path, folder: Path) -> None:
-    """Turn an image file into a folder, which is there and empty. Raises SandboxError. Blocks for seconds."""
-    spython = client()
-    with tempfile.TemporaryDirectory(dir=_own_folder(), ignore_cleanup_errors=True) as name:
-        place = Path(name)
-        source = place / image.name
-        # the sandbox user need not be able to reach the original
-        shutil.copyfile(image, source) if sandbox_user() else source.symlink_to(image)
-        give(place)
-        kind = "" if image.suffix == ".sif" else f"{_archive_kind(image)}:"
-        try:
-            spython.build(recipe=f"{kind}{source}", image=str(place / "root"), sandbox=True, sudo=False, quiet=True)
-        # it exits where it should raise, and fails to decode what it should pass on
-        except (Exception, SystemExit) as error:
-            raise SandboxError(f"image {image} could not be unpacked: {error}") from error
-        # it gives back a path whether or not the build worked
-        if not (place / "root/usr").is_dir():
-            raise SandboxError(f"image {image} could not be unpacked; the runtime's own words are in the worker's log")
-        folder.rmdir()
-        shutil.move(place / "root", folder)
-
-
-def _archive_kind(image: Path) -> str:
-    with tarfile.open(image) as archive:
-        return (
-            "oci-archive"
-            if "oci-layout" in (name.removeprefix("./") for name in archive.getnames())
-            else "docker-archive"
-        )

@@ -1,206 +1,341 @@
-"""One bash process, driven out of band: nothing of the protocol can be seen, eaten or forged by accident by a command.
+"""One bash process, driven out of band: nothing of the protocol can be seen, eaten or forged by what it runs.
 
-Commands go in, and exit code and directory come back, on descriptors of their own; output has a third. What is typed on
-the terminal is one constant line that reads the next command and evals it. So there is no quoting, no echo, no prompt,
+Commands go in, and exit code and directory come back, on a socket; output has a pipe. What is typed on the terminal is
+one constant line that takes the next command and evals it (`protocol.py`). So there is no quoting, no echo, no prompt,
 no marker in the output, and an open quote or a program that reads its input cannot swallow anything.
 """
 
 from __future__ import annotations
 
-import array
 import asyncio
+import codecs
 import contextlib
-import fcntl
 import os
-import termios
+import socket
+import struct
 from typing import NamedTuple
 
-from ptyprocess import PtyProcess
-
+from farm.settings import settings
+from workers.sandboxes.child import Child
 from workers.sandboxes.entry import Entry
 from workers.sandboxes.headtail import HeadTail
-from workers.sandboxes.marked import MARK, kill_joined
-from workers.sandboxes.terminal import spawn
+from workers.sandboxes.marked import MARK
+from workers.sandboxes.output import Output
+from workers.sandboxes.protocol import Ended, death, end, protocol, ready
+from workers.sandboxes.terminal import Terminal
 
-OUTPUT_LIMIT = 200_000
-"""Bytes of a command's output that are kept."""
+SHOWN = 200_000
+"""Bytes of a command's output that are given back."""
+KEPT = 4_000_000
+"""Bytes of it that are kept beside, if it has more."""
 
-_FIRST_DESCRIPTOR = 200
 _BIG_COMMAND = 2048
-_PIPE_BYTES = 8192
-_STATUS_BYTES = 4_000_000
-
-# C: commands in, S: status out, O: output, M: a memory file for commands too long for C
-_BOOT = r"""
-unset HISTFILE; set +o history; history -c; PS0= PS1= PS2= PS4='+ ';
-__sandbox_done() { local r=$?; if [[ -n ${__sandbox_busy-} ]]; then __sandbox_busy=;
-builtin printf '%d %s\0' "$r" "$PWD" >&@S; fi; return $r; };
-__sandbox_code() { return "${__sandbox_last:-0}"; };
-PROMPT_COMMAND='__sandbox_last=$?; PS0= PS1= PS2=; __sandbox_code; __sandbox_done';
-trap 'builtin printf "X%d %s\0" "$?" "$PWD" >&@S; declare -px >&@S; builtin printf "\0" >&@S' EXIT;
-__sandbox_busy=1; __sandbox_done
-"""
-_RUN = r' __sandbox_busy=1; __sandbox_code; eval "$__sandbox_command" >&@O 2>&1 </dev/null; __sandbox_done' + "\n"
-_READ = " IFS= read -r -d '' -u @C __sandbox_command;" + _RUN
-# bash reads a pipe one byte at a time, a file in blocks
-_READ_BIG = " IFS= read -r -d '' __sandbox_command </proc/self/fd/@M;" + _RUN
+_RECORD, _RECORDS = 4096, 4_000_000
+_CHUNK = 65536
+_ANCILLARY = socket.CMSG_SPACE(struct.calcsize("iII"))
+_UNWATCHED_S = 0.002
+"""Commands that are done sooner cost one turn of the event loop: their output is read with their end."""
+_FAST = 16_000_000
+_PACE_S = 0.001
+"""So many bytes of one command are read as fast as they come, the rest in chunks with so much time between."""
+_READS = 64
+"""What is there when a command has ended is read in at most so many chunks: a job in the background may write on."""
 
 
-class Ended(NamedTuple):
-    """What is known of a command's end; `alive` is False if the shell ended with it."""
+class Taken(NamedTuple):
+    """Output, as far as it is there and was not given back before."""
 
-    code: int | None
-    cwd: str
-    alive: bool = True
-    exported: str = ""
+    text: str
+    n_dropped: int
+    full: bytes | None
 
 
 class Session:
-    """One bash process and its descriptors, for as long as it lives. All is done on the event loop."""
+    """One bash and its descriptors, for as long as it lives; one command at a time. All is done on the event loop."""
 
-    def __init__(self, entry: Entry, mark: str) -> None:
-        self.output = HeadTail(OUTPUT_LIMIT)
-        self.chatter = HeadTail(2000)
+    def __init__(self, entry: Entry) -> None:
+        self.terminal = Terminal()
+        self.ended: Ended | None = None
+        self.heard_at = 0.0
         self._loop = asyncio.get_running_loop()
-        self._status = bytearray()
-        self.current: asyncio.Future[Ended] = self._loop.create_future()
-        self._death: Ended | None = None
-        command_out, self._command_in = _pipe(_PIPE_BYTES)
-        self._status_out, status_in = _pipe(_PIPE_BYTES)
-        self._output_out, output_in = _pipe()
+        self._protocol = numbers = protocol(entry.target()["limits"]["RLIMIT_NOFILE"])
+        self._socket, their_socket = socket.socketpair()
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        self._socket.setblocking(False)
+        self._output_out, output_in = os.pipe()
         os.set_blocking(self._output_out, False)
         self._memory = os.memfd_create("command")
-        self._open = [self._command_in, self._status_out, self._output_out, self._memory]
-        # numbers that a user's own `exec 3>file` does not meet
-        given = (command_out, status_in, output_in, self._memory)
-        theirs = [fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, _FIRST_DESCRIPTOR) for number in given]
+        nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        self._theirs = {numbers.socket: their_socket.detach(), numbers.output: output_in, numbers.nothing: nothing}
+        self._child: Child | None = None
+        self._writer = b""
+        self._records = bytearray()
+        self._number = 1
+        self._interrupted = False
+        self.has_terminal = False
+        self._wants_terminal = False
+        self._stored = False
+        self._waiter: asyncio.Future[None] | None = None
+        self._watch: asyncio.TimerHandle | None = None
+        self._watching = False
+        self._chatter = HeadTail(2000)
+        self._folder = settings().scratch
+        self._output = self._new_output()
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    @classmethod
+    async def start(cls, entry: Entry, mark: str) -> Session:
+        """Start a bash; it is there when command 1 has ended. Raises SandboxError if the sandbox is gone."""
+        session = cls(entry)
         try:
-            argv = entry.enter(["bash", "--norc", "--noprofile", "--noediting", "-i"])
-            self.terminal: PtyProcess = spawn(argv, entry.environment({MARK: mark}), theirs)
+            await session._enter(entry, mark)
         except BaseException:
-            self._close_descriptors()
+            session.close()
             raise
-        finally:
-            for number in (*theirs, command_out, status_in, output_in):
-                os.close(number)
-        self._names = dict(zip(("@C", "@S", "@O", "@M"), map(str, theirs), strict=True))
-        self._pidfd = os.pidfd_open(self.terminal.pid)
-        self._open.append(self._pidfd)
-        for number, callback in (
-            (self._pidfd, self._note_death),
-            (self._status_out, self._read_status),
-            (self._output_out, self._read_output),
-            (self.terminal.fd, self._read_terminal),
-        ):
-            self._loop.add_reader(number, callback)
+        return session
 
-    def _filled(self, text: str) -> bytes:
-        for name, number in self._names.items():
-            text = text.replace(name, number)
-        return text.encode()
+    async def _enter(self, entry: Entry, mark: str) -> None:
+        fds = dict.fromkeys((0, 1, 2), self.terminal.slave) | self._theirs | {self._protocol.memory: self._memory}
+        argv = ["bash", "--norc", "--noprofile", "--noediting", "-i"]
+        self._child = await entry.start(argv, env=entry.environment({MARK: mark}), fds=fds, terminal=True)
+        self._close_theirs()
+        self.terminal.given_to(self._child.pid)
+        self._writer = struct.pack("i", self._child.pid)
+        self._child.ended.add_done_callback(self._note_death)
+        self._loop.add_reader(self._socket.fileno(), self._read_records)
+        self._loop.add_reader(self.terminal.fd, self._read_terminal)
+        self._watch_output()
+        self.terminal.type(self._protocol.boot)
 
-    def boot(self) -> asyncio.Future[Ended]:
-        self.terminal.write(self._filled(" " + _BOOT.strip().replace("\n", " ") + "\n"))
-        return self.current
+    @property
+    def pid(self) -> int:
+        """The bash's number on the host."""
+        assert self._child
+        return self._child.pid
 
-    def send(self, command: bytes) -> asyncio.Future[Ended]:
-        """Start a command; what comes of it is the future's result."""
-        self.current = self._loop.create_future()
-        if self._death is not None:
-            self.current.set_result(self._death)
-            return self.current
-        # it may die meanwhile, which its pidfd will tell
-        with contextlib.suppress(OSError):
-            self._write(command)
-        return self.current
+    @property
+    def chatter(self) -> str:
+        """What the shell itself has said on its terminal."""
+        return self._chatter.text()
 
-    def _write(self, command: bytes) -> None:
-        big = len(command) > _BIG_COMMAND
-        if big:
-            os.ftruncate(self._memory, 0)
+    def send(self, command: bytes, *, typed: bool = False) -> None:
+        """Start a command; `typed` gives it the terminal."""
+        if not self.alive:
+            return
+        self._unwatch_output()
+        self.ended = None
+        self._number += 1
+        self._wants_terminal = typed
+        self._stored = typed or len(command) > _BIG_COMMAND
+        skip, self._interrupted = self._interrupted, False
+        if skip:
+            self._put(b"%d\0" % self._number)
+        if self._stored:
             os.pwrite(self._memory, command + b"\0", 0)
+            os.lseek(self._memory, 0, os.SEEK_SET)
         else:
-            os.write(self._command_in, command + b"\0")
-        self.terminal.write(self._filled(_READ_BIG if big else _READ))
+            self._put(command + b"\0")
+        self.terminal.type(self._protocol.line(self._number, stored=self._stored, typed=typed, skip=skip))
+        self._watch = self._loop.call_later(_UNWATCHED_S, self._watch_output)
 
-    def _read_terminal(self) -> None:
-        """The shell's own chatter, such as notices of jobs."""
+    def _put(self, data: bytes) -> None:
+        # it may have died, which its end will tell
+        with contextlib.suppress(OSError):
+            self._socket.sendall(data)
+
+    async def settled(self, seconds: float) -> Ended | None:
+        """How the command ended, or None if it has not within so many seconds."""
+        if self.ended is None:
+            self._waiter = waiter = self._loop.create_future()
+            timer = self._loop.call_later(seconds, self._wake)
+            try:
+                await waiter
+            finally:
+                timer.cancel()
+                self._waiter = None
+        return self.ended
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    @property
+    def n_waiting(self) -> int:
+        """Bytes that `take` would give."""
+        return self._output.n_bytes
+
+    @property
+    def alive(self) -> bool:
+        """Whether the bash has not ended, as far as is known."""
+        return self.ended is None or self.ended.alive
+
+    def type(self, keys: bytes) -> int:
+        """Type as many of the keys as the terminal takes now, to what has it: how many those are."""
+        self.heard_at = self._loop.time()
+        if self.terminal.is_signal(keys):
+            # else it waits behind what the program does not read
+            self.terminal.forget()
+        return self.terminal.type(keys)
+
+    def catch_up(self) -> bool:
+        """Read what is there on the terminal; whether there was something."""
+        n_before = self._output.n_bytes
+        self._read_terminal()
+        return self._output.n_bytes > n_before
+
+    def interrupt(self, keys: bytes) -> None:
+        """Type what is to end the command."""
+        self._interrupted = True
+        if self.has_terminal:
+            self.terminal.hide()
+            self.terminal.forget()
+        self.terminal.type(keys)
+
+    def take(self) -> Taken:
+        """What was written since the last time."""
+        output = self._output
+        if not output.n_bytes:
+            return Taken("", 0, None)
+        self._output = self._new_output()
+        text = self._decoder.decode(output.data(), final=self.ended is not None)
+        taken = Taken(text, output.n_dropped, output.full())
+        output.close()
+        return taken
+
+    def _new_output(self) -> Output:
+        return Output(SHOWN, KEPT, self._folder)
+
+    def _read_records(self) -> None:
+        self._receive()
+        self._parse()
+
+    def _receive(self) -> bool:
+        """Take what one process wrote to the socket; False if nothing is there."""
         try:
-            self.chatter.add(os.read(self.terminal.fd, 65536))
+            data, about, _, _ = self._socket.recvmsg(_RECORD, _ANCILLARY)
         except BlockingIOError:
-            return
+            return False
         except OSError:
-            self._loop.remove_reader(self.terminal.fd)
+            data, about = b"", []
+        if not data:
+            self._loop.remove_reader(self._socket.fileno())
+            return False
+        # the kernel says who wrote it
+        if about and about[0][2].startswith(self._writer):
+            self._records += data
+        return True
 
-    def _read_output(self) -> None:
-        # no more than is there now: a job in the background may write without end
-        waiting = array.array("i", [0])
-        fcntl.ioctl(self._output_out, termios.FIONREAD, waiting)
-        try:
-            chunk = os.read(self._output_out, max(1, waiting[0]))
-        except BlockingIOError:
-            return
-        self.output.add(chunk)
-        if not chunk:
-            self._loop.remove_reader(self._output_out)
+    def _parse(self) -> None:
+        while b"\0" in self._records and not self._records.startswith(b"X"):
+            record, _, self._records = self._records.partition(b"\0")
+            if self._wants_terminal and ready(record, self._number):
+                self._give_terminal()
+            elif (ended := end(record, self._number)) is not None:
+                self._finish(ended)
+        if len(self._records) > _RECORDS:
+            self._records.clear()
 
-    def _read_status(self) -> None:
-        chunk = os.read(self._status_out, 65536)
-        if not chunk:
-            self._loop.remove_reader(self._status_out)
-        self._status += chunk
-        record, separator, rest = self._status.partition(b"\0")
-        if separator and not record.startswith(b"X"):
-            self._status = rest
-            code, _, cwd = record.decode("utf-8", "surrogateescape").partition(" ")
-            # anything else was written by a command, which can find the descriptor if it looks for it
-            if code.isdecimal():
-                self._finish(Ended(int(code), cwd))
-        elif len(self._status) > _STATUS_BYTES:
-            self._status.clear()
+    def _give_terminal(self) -> None:
+        """Only now, as bash has taken its own line, may the terminal show what is typed."""
+        self._decoder.reset()
+        self._wants_terminal = False
+        self.has_terminal = True
+        self.heard_at = self._loop.time()
+        self.terminal.show()
+        self._put(b"\0")
 
-    def _note_death(self) -> None:
-        self._loop.remove_reader(self._pidfd)
-        os.set_blocking(self._status_out, False)
-        with contextlib.suppress(BlockingIOError):
-            while chunk := os.read(self._status_out, 65536):
-                self._status += chunk
-        self.terminal.wait()
-        last, _, exported = self._status.decode("utf-8", "surrogateescape").partition("\0")
-        code, _, cwd = last.removeprefix("X").partition(" ")
-        if last.startswith("X") and code.isdecimal():
-            self._finish(Ended(int(code), cwd, alive=False, exported=exported.rstrip("\0")))
-        else:
-            signal_number = self.terminal.signalstatus
-            code_seen = 128 + signal_number if signal_number else self.terminal.exitstatus
-            self._finish(Ended(code_seen, "", alive=False))
+    def _take_terminal(self) -> None:
+        for _ in range(_READS):
+            data = self.terminal.read()
+            if not data:
+                break
+            self._output.add(data)
+        self.has_terminal = False
+        # what was typed and not read is no command of the shell, which waits for this
+        self.terminal.hide()
+        self.terminal.forget()
+        self._put(b"\0")
+        self._interrupted = True
 
     def _finish(self, ended: Ended) -> None:
-        # a pipe is exact: what was written before the status is readable now
-        self._read_output()
-        self._death = None if ended.alive else ended
-        if not self.current.done():
-            self.current.set_result(ended)
+        # a pipe is exact: what was written before the record is readable now
+        for _ in range(_READS):
+            if self._read_output() < _CHUNK:
+                break
+        if self.has_terminal:
+            self._take_terminal()
+        if self._stored:
+            os.ftruncate(self._memory, 0)
+        self.ended = ended
+        self._wake()
+
+    def _note_death(self, code: asyncio.Future[int | None]) -> None:
+        if self._socket.fileno() < 0:
+            return
+        self._loop.remove_reader(self._socket.fileno())
+        while self._receive():
+            self._parse()
+        self._finish(death(bytes(self._records), code.result()))
+
+    def _read_terminal(self) -> None:
+        """What a command with the terminal writes, and the shell's own chatter, such as notices of jobs."""
+        data = self.terminal.read()
+        if data is None:
+            self._loop.remove_reader(self.terminal.fd)
+        elif self.has_terminal:
+            self.heard_at = self._loop.time()
+            self._output.add(data)
+            if self._output.n_bytes > _FAST:
+                self._loop.remove_reader(self.terminal.fd)
+                self._loop.call_later(_PACE_S, self._watch_terminal)
+        else:
+            self._chatter.add(data)
+
+    def _read_output(self) -> int:
+        try:
+            chunk = os.read(self._output_out, _CHUNK)
+        except BlockingIOError:
+            return 0
+        self._output.add(chunk)
+        if not chunk:
+            self._unwatch_output()
+        elif self._output.n_bytes > _FAST and self._watching:
+            self._unwatch_output()
+            self._watch = self._loop.call_later(_PACE_S, self._watch_output)
+        return len(chunk)
+
+    def _watch_output(self) -> None:
+        self._watching = True
+        self._loop.add_reader(self._output_out, self._read_output)
+
+    def _unwatch_output(self) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
+        if self._watching:
+            self._watching = False
+            self._loop.remove_reader(self._output_out)
+
+    def _watch_terminal(self) -> None:
+        if self.terminal.fd >= 0:
+            self._loop.add_reader(self.terminal.fd, self._read_terminal)
 
     def close(self) -> None:
-        """Kill the bash, wait for it, give up the descriptors."""
-        kill_joined(self.terminal.pid)
-        for number in (self._pidfd, self._status_out, self._output_out, self.terminal.fd):
+        """Kill the bash, give up the descriptors. Harmless when repeated."""
+        if self._child is not None:
+            self._child.close()
+        if self._socket.fileno() < 0:
+            return
+        self._unwatch_output()
+        for number in (self._socket.fileno(), self.terminal.fd):
             self._loop.remove_reader(number)
-        if self.terminal.isalive():
-            self.terminal.wait()
+        self._close_theirs()
         self.terminal.close()
-        self._close_descriptors()
+        self._socket.close()
+        os.close(self._output_out)
+        os.close(self._memory)
+        self._output.close()
 
-    def _close_descriptors(self) -> None:
-        for number in self._open:
-            os.close(number)
-        self._open.clear()
-
-
-def _pipe(n_bytes: int = 0) -> tuple[int, int]:
-    read_end, write_end = os.pipe()
-    if n_bytes:
-        # the kernel bounds the sum of all of a user's pipes, and those of a shell's protocol never carry much
-        fcntl.fcntl(read_end, fcntl.F_SETPIPE_SZ, n_bytes)
-    return read_end, write_end
+    def _close_theirs(self) -> None:
+        for descriptor in self._theirs.values():
+            os.close(descriptor)
+        self._theirs.clear()

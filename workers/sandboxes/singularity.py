@@ -6,7 +6,6 @@ Not `instance start`: that takes four times as long and keeps two more processes
 
 from __future__ import annotations
 
-import asyncio
 import os
 import subprocess
 from functools import cache
@@ -15,16 +14,18 @@ from typing import ClassVar
 
 from farm.errors import SandboxError
 from farm.request import SandboxSpec
-from workers.sandboxes.joined import JoinedSandbox
+from workers.sandboxes import cgroups
 from workers.sandboxes.owner import drop_privileges
-from workers.sandboxes.prepared import attach, start
 from workers.sandboxes.probe import namespaces_missing
+from workers.sandboxes.provider import JoinedProvider
 from workers.sandboxes.runtime import MEND, exec_command, exposure, program
+from workers.sandboxes.start import SOCKETS
 
 _OPTIONS = (
     *("--containall", "--no-home", "--no-mount", "sys,tmp,home,cwd,bind-paths"),
-    *("--net", "--network", "none", "--hostname", "sandbox", "--no-init", "--no-umask"),
+    *("--hostname", "sandbox", "--no-init", "--no-umask", "--no-privs"),
 )
+_NO_NETWORK = ("--net", "--network", "none")
 
 
 @cache
@@ -43,23 +44,9 @@ def _missing() -> str:
     return namespaces_missing()
 
 
-class SingularityProvider:
-    """See `workers.interfaces.SandboxProvider`."""
-
-    kind: ClassVar[str] = "singularity"
-
-    def missing(self) -> str:
-        return _missing()
-
-    async def start(self, sandbox_id: str, spec: SandboxSpec) -> JoinedSandbox:
-        return await asyncio.to_thread(start, self.kind, sandbox_id, spec, _runtime)
-
-    async def attach(self, sandbox_id: str, spec: SandboxSpec) -> JoinedSandbox:
-        return await asyncio.to_thread(attach, self.kind, sandbox_id, spec)
-
-
-def _runtime(state: Path, binds: dict[str, str], workdir: str) -> tuple[list[str], dict[str, str]]:
-    command = exec_command(state / "root", binds, [*_OPTIONS, "--pwd", workdir])
+def _runtime(state: Path, binds: dict[str, str], spec: SandboxSpec) -> tuple[list[str], dict[str, str]]:
+    options = [*_OPTIONS, *(() if spec.network else _NO_NETWORK), "--pwd", spec.workdir]
+    command = exec_command(state / "root", binds, [*options, "--bind", f"{state / SOCKETS}:/run/farm"])
     own = str(state / "runtime")
     # its bookkeeping, by default in a home folder that may be shared by nodes
     names = (
@@ -71,3 +58,14 @@ def _runtime(state: Path, binds: dict[str, str], workdir: str) -> tuple[list[str
     )
     folders = [str(Path(command[0]).parent), *os.defpath.split(":"), "/usr/sbin", "/sbin"]
     return command, {"HOME": own, "PATH": ":".join(folders), "LANG": "C.UTF-8", **dict.fromkeys(names, own)}
+
+
+class SingularityProvider(JoinedProvider):
+    """See `workers.interfaces.SandboxProvider`."""
+
+    kind: ClassVar[str] = "singularity"
+    runtime = staticmethod(_runtime)
+
+    def missing(self) -> str:
+        """See `SandboxProvider.missing`."""
+        return _missing() or cgroups.missing()

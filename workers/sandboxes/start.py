@@ -2,29 +2,37 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
-import json
 import os
 import select
-import subprocess
-import sys
+import signal
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import TypedDict
 
 from farm.errors import SandboxError
 from farm.settings import settings
 from workers.sandboxes.owner import sandbox_user
-from workers.sandboxes.record import Record, folder, folder_of_all
+from workers.sandboxes.porter import porter
+from workers.sandboxes.record import Record, folder_of_all
+from workers.sandboxes.remove import remove
+from workers.sandboxes.scarcity import disk_is_full
 
 START_S = 60.0
 """A sandbox that is not up by then is given up: on a busy node a start takes seconds, never a minute."""
+KILL_S = 5.0
+SOCKETS = "sockets"
+"""The folder, in that of a sandbox, that it sees as `/run/farm`."""
 
-_PROJECT = str(Path(__file__).parents[2])
-_MONITOR = "import sys; sys.path.append(sys.argv[1]); from workers.sandboxes.launch import main; main()"
 
-_monitors: list[subprocess.Popen[bytes]] = []
+class Bounds(TypedDict):
+    """What the monitor watches over, of the whole sandbox."""
+
+    memory_mb: int
+    n_processes: int
+    disk_mb: int
 
 
 class Plan(TypedDict):
@@ -48,8 +56,10 @@ class Plan(TypedDict):
     closed: str
     runtime: list[str]
     runtime_env: dict[str, str]
-    lifeline_fd: int
-    lock_fd: int
+    network: bool
+    sockets: str
+    limits: Bounds
+    cgroup: str
 
 
 @cache
@@ -71,12 +81,12 @@ def lifeline() -> int:
     return number
 
 
-def make_folder(sandbox_id: str, n_staged: Sequence[bool]) -> tuple[Path, int]:
-    """The sandbox's folder, with mount points for what is staged (True for a folder, False for a file).
+def make_folder(state: Path, n_staged: Sequence[bool]) -> int:
+    """Make the sandbox's folder, with mount points for what is staged (True for a folder, False for a file).
 
-    Returns it with a locked descriptor that tells of the monitor's life. Raises SandboxError if the id is taken.
+    Returns a locked descriptor that tells of the monitor's life. Raises SandboxError if the folder is there already,
+    or OSError, and then has made nothing.
     """
-    state = folder(sandbox_id)
     user = sandbox_user()
     parent = folder_of_all()
     parent.mkdir(parents=True, exist_ok=True)
@@ -87,10 +97,24 @@ def make_folder(sandbox_id: str, n_staged: Sequence[bool]) -> tuple[Path, int]:
     try:
         state.mkdir(mode=0o711)
     except FileExistsError:
-        raise SandboxError(f"sandbox {sandbox_id}: there is one of this id on the node already") from None
-    lock = os.open(state / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-    fcntl.flock(lock, fcntl.LOCK_EX)
+        raise SandboxError(f"sandbox {state.name}: there is one of this id on the node already") from None
+    try:
+        lock = os.open(state / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            _fill_folder(state, n_staged, user)
+        except BaseException:
+            os.close(lock)
+            raise
+    except BaseException:
+        remove(state)
+        raise
+    return lock
+
+
+def _fill_folder(state: Path, n_staged: Sequence[bool], user: tuple[int, int] | None) -> None:
     (state / "log").touch(mode=0o600)
+    (state / SOCKETS).mkdir(mode=0o700)
     for name in ("upper", "work", "root", "runtime", "stage"):
         (state / name).mkdir()
     for number, is_folder in enumerate(n_staged):
@@ -99,45 +123,40 @@ def make_folder(sandbox_id: str, n_staged: Sequence[bool]) -> tuple[Path, int]:
     if user:
         for path in (state, *state.iterdir()):
             os.chown(path, *user)
-    return state, lock
 
 
-def launch(plan: Plan) -> Record:
+def launch(plan: Plan, lock: int) -> Record:
     """Start the monitor and wait until the sandbox is up. Raises SandboxError, with no process left. Blocks."""
-    _monitors[:] = [monitor for monitor in _monitors if monitor.poll() is None]
     state = Path(plan["state"])
-    with (state / "log").open("ab") as log:
-        monitor = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", _MONITOR, _PROJECT],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            env={"PATH": os.environ.get("PATH", os.defpath), "LANG": "C.UTF-8"},
-            pass_fds=(plan["lifeline_fd"], plan["lock_fd"]),
-            start_new_session=True,
-        )
-    _monitors.append(monitor)
+    log = os.open(state / "log", os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
     try:
-        answer = _ask(monitor, plan)
+        answers = porter().ask({"do": "start", "plan": plan}, [lock, lifeline(), log])
+    finally:
+        os.close(log)
+    monitor, answer = -1, None
+    try:
+        _, descriptors = answers.wait(START_S) or ({}, [])
+        monitor = descriptors[0] if descriptors else -1
+        answer, _ = answers.wait(START_S) or (None, [])
         record = Record.load(state)
-        if record is None:
-            raise SandboxError(f"sandbox {plan['sandbox_id']} did not start: {answer['error']}")
-        return record
-    except BaseException:
-        monitor.kill()
-        monitor.wait()
-        raise
+        if record is not None:
+            return record
+        if monitor >= 0:
+            _kill(monitor)
+    finally:
+        answers.close()
+        if monitor >= 0:
+            os.close(monitor)
+    if answer is None:
+        raise SandboxError(f"sandbox {plan['sandbox_id']}: not up after {START_S:.0f} s")
+    reason = answer.get("error") or (state / "log").read_text(errors="replace")[-500:] or "its monitor was killed"
+    raise SandboxError(f"sandbox {plan['sandbox_id']} did not start: {disk_is_full(state) or reason}")
 
 
-def _ask(monitor: subprocess.Popen[bytes], plan: Plan) -> dict[str, Any]:
-    assert monitor.stdin
-    assert monitor.stdout
-    with monitor.stdout as answer:
-        with monitor.stdin as plan_in:
-            plan_in.write(json.dumps(plan).encode())
-        poll = select.poll()
-        poll.register(answer, select.POLLIN)
-        if not poll.poll(START_S * 1000):
-            raise SandboxError(f"sandbox {plan['sandbox_id']}: not up after {START_S:.0f} s")
-        line = answer.readline()
-    return json.loads(line) if line else {"error": (Path(plan["state"]) / "log").read_text(errors="replace")[-500:]}
+def _kill(pidfd: int) -> None:
+    """SIGKILL, and wait for the end."""
+    with contextlib.suppress(ProcessLookupError):
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    poll.poll(KILL_S * 1000)

@@ -1,18 +1,31 @@
-"""Removing what sandboxes left on a node: those that nobody wants any more, and those whose monitor was killed."""
+"""Removing what sandboxes left on a node: those that nobody wants any more, and those whose monitor was killed.
+
+The stock is nobody's, and is aged instead; so are layers that no sandbox stands on.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
+import os
+import signal
 import time
 from collections.abc import Callable, Collection
 from pathlib import Path
+from uuid import uuid4
 
-from workers.sandboxes.joined import end
-from workers.sandboxes.record import Record, folder_of_all
+from farm.settings import settings
+from workers.sandboxes import cgroups, layers, stock
+from workers.sandboxes.joined import STOP_S, end
+from workers.sandboxes.record import Record, folder_of_all, is_locked, starter
 from workers.sandboxes.remove import remove
 
 STARTING_S = 120.0
-"""A folder without a record is left alone for so long: someone may be starting it. Twice what a start may take."""
+"""A start that takes longer hangs: there is no record, and someone holds the lock. Twice what one may take."""
+UNLOCKED_S = 5.0
+"""A folder without a record that nobody has locked is left alone for so long: its maker locks it at once."""
+PATIENCE_S = 5.0
+_PAUSE_S = 0.05
 
 
 def sweep(keep: Callable[[], Collection[str]], starting_s: float = STARTING_S) -> list[str]:
@@ -27,6 +40,9 @@ def sweep(keep: Callable[[], Collection[str]], starting_s: float = STARTING_S) -
     found = sorted(parent.iterdir()) if parent.is_dir() else []
     wanted = keep() if found else ()
     for state in found:
+        if stock.is_of_stock(state):
+            stock.clear(state, starting_s, settings().stock_idle_s)
+            continue
         if state.name in wanted:
             continue
         record = Record.load(state)
@@ -34,20 +50,70 @@ def sweep(keep: Callable[[], Collection[str]], starting_s: float = STARTING_S) -
             end(record)
         elif not _abandoned(state, starting_s):
             continue
-        remove(state)
-        gone.append(state.name)
+        if remove(state):
+            gone.append(state.name)
+    cgroups.sweep(parent)
+    layers.sweep(settings().layer_idle_s)
     return gone
 
 
-def _abandoned(state: Path, starting_s: float) -> bool:
-    """Whether a start came to nothing: no monitor holds the lock, and it is not so new that none could yet."""
-    try:
-        if time.time() - state.stat().st_mtime < starting_s:
-            return False
-        with (state / "lock").open() as lock:
+def sweep_all(patience_s: float = PATIENCE_S) -> None:
+    """End and remove everything that is left when a node ends, its lifelines closed by then. Blocks.
+
+    A sandbox that is being started at that moment ends by itself as soon as it is up, and is waited for.
+    """
+    deadline = time.monotonic() + patience_s
+    while True:
+        sweep(tuple, starting_s=0.0)
+        parent = folder_of_all()
+        left = list(parent.iterdir()) if parent.is_dir() else []
+        for state in filter(stock.is_of_stock, left):
+            stock.clear(state, starting_s=0.0, idle_s=0.0)
+        if not left or time.monotonic() > deadline:
+            break
+        time.sleep(_PAUSE_S)
+    cgroups.sweep(folder_of_all(), all_of_it=True)
+    layers.sweep(idle_s=0.0)
+
+
+def sweep_dead_nodes() -> list[str]:
+    """Remove what nodes left that ran beside this one and were killed; returns the names of their folders. Blocks.
+
+    A node holds the lock of its folder while it lives. Its folder is first given another name, so that it may come back
+    meanwhile and finds none.
+    """
+    own = settings().scratch.absolute()
+    gone = []
+    for node in [path.parent for path in own.parent.glob("*/lock")]:
+        if node == own or not (node / folder_of_all().name).is_dir() or node.stat().st_uid != os.getuid():
+            continue
+        aside = node.with_name(f"gone-{uuid4().hex[:8]}")
+        with contextlib.suppress(FileNotFoundError, BlockingIOError), (node / "lock").open() as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
+            node.rename(aside)
+            _clear_node(aside)
+            cgroups.sweep(node / folder_of_all().name, all_of_it=True)
+            gone.append(node.name)
+    return gone
+
+
+def _clear_node(node: Path) -> None:
+    for state in (node / folder_of_all().name).iterdir():
+        record = Record.load(state)
+        if record is not None:
+            end(record)
+        elif hanging := starter(state):
+            hanging.end(signal.SIGKILL, STOP_S)
+    remove(node)
+
+
+def _abandoned(state: Path, starting_s: float) -> bool:
+    """Whether a start came to nothing. One that hangs, and has nobody who waits for it, is killed."""
+    try:
+        age_s = time.time() - state.lstat().st_mtime
     except FileNotFoundError:
         return True
-    return True
+    if not is_locked(state):
+        return age_s >= min(UNLOCKED_S, starting_s)
+    hanging = starter(state) if age_s >= starting_s else None
+    return hanging is not None and hanging.end(signal.SIGKILL, STOP_S)

@@ -1,53 +1,120 @@
-"""A program on a terminal of its own, which is there for control only: ^C and job control, no echo, no translation."""
+"""The terminal of a shell, as the one who types sees it: how it treats what is typed, and whose turn it is."""
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
-import shutil
 import struct
-import subprocess
 import termios
-from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from ptyprocess import PtyProcess
 
 _ROWS, _COLUMNS = 50, 200
-_OUTPUT_FLAGS, _LOCAL_FLAGS = 1, 3
+_INPUT_FLAGS, _OUTPUT_FLAGS, _LOCAL_FLAGS = 0, 1, 3
+# TIOCGPTPEER, since Linux 4.13
+_OPEN_SLAVE = 0x5441
+_SIGNALS = (b"\x03", b"\x1c", b"\x1a")
+LONGEST_LINE = 4095
+"""Bytes of a line that a terminal takes, unless the program reads key by key."""
 
 
-def spawn(argv: Sequence[str], env: Mapping[str, str], pass_fds: Sequence[int]) -> PtyProcess:
-    """Start a program as leader of a session with a terminal. Its descriptors `pass_fds` keep their numbers."""
-    master, slave = os.openpty()
-    try:
-        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", _ROWS, _COLUMNS, 0, 0))
-        attributes = termios.tcgetattr(slave)
+class Terminal:
+    """Both ends of a new terminal; `slave` is for the program, and is closed here once that has it."""
+
+    def __init__(self) -> None:
+        self.fd, self.slave = os.openpty()
+        os.set_blocking(self.fd, False)
+        self.name = str(Path(f"/proc/self/fd/{self.slave}").readlink())
+        self._process: PtyProcess | None = None
+        attributes = termios.tcgetattr(self.slave)
+        # no carriage returns in what is read, and ^S does not stop it
         attributes[_OUTPUT_FLAGS] &= ~termios.ONLCR
-        attributes[_LOCAL_FLAGS] &= ~(termios.ECHO | termios.ECHONL)
-        # without it ^C throws away what was written and not yet read
+        attributes[_INPUT_FLAGS] &= ~termios.IXON
+        # else ^C throws away what was written and not yet read
         attributes[_LOCAL_FLAGS] |= termios.NOFLSH
-        termios.tcsetattr(slave, termios.TCSANOW, attributes)
-        setsid = shutil.which("setsid") or "setsid"
-        # PtyProcess.spawn would fork: 50 ms at 2 GB with the interpreter stopped, against 2 ms for Popen's vfork
-        process = subprocess.Popen(
-            [setsid, "-c", *argv], env=env, stdin=slave, stdout=slave, stderr=slave, pass_fds=pass_fds
-        )
-    except BaseException:
-        os.close(master)
-        raise
-    finally:
-        os.close(slave)
-    # PtyProcess waits for the child from here on; Popen must not take it for one that was forgotten
-    process.returncode = 0
-    os.set_blocking(master, False)
-    terminal = PtyProcess(process.pid, master)
-    terminal.delayafterclose = terminal.delayafterterminate = 0.0
-    return terminal
+        self._seen = attributes
+        self._unseen = [*attributes]
+        self._unseen[_LOCAL_FLAGS] &= ~(termios.ECHO | termios.ECHONL)
+        self.hide()
 
+    def given_to(self, pid: int) -> None:
+        """The program has it."""
+        os.close(self.slave)
+        self.slave = -1
+        self._process = PtyProcess(pid, self.fd)
+        self._process.setwinsize(_ROWS, _COLUMNS)
 
-def foreground_group(terminal: PtyProcess) -> int:
-    """The process group, on the host, that ^C goes to; 0 if there is none."""
-    try:
-        return int(struct.unpack("i", fcntl.ioctl(terminal.fd, termios.TIOCGPGRP, b"\0" * 4))[0])
-    except OSError:
-        return 0
+    def show(self) -> None:
+        """What is typed is seen, as a person expects it."""
+        self._set(self._seen)
+
+    def hide(self) -> None:
+        """What is typed is not seen, and gives signals even if a program had switched that off."""
+        self._set(self._unseen)
+
+    def forget(self) -> None:
+        """Drop what was typed and not read: what is on its way, then what has come."""
+        # never by TCSAFLUSH: in the kernel that waits for ever for a program which is in the midst of writing
+        with contextlib.suppress(OSError, termios.error):
+            termios.tcflush(self.fd, termios.TCOFLUSH)
+            slave = fcntl.ioctl(self.fd, _OPEN_SLAVE, os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
+            try:
+                termios.tcflush(slave, termios.TCIFLUSH)
+            finally:
+                os.close(slave)
+
+    def _set(self, attributes: list[int | list[bytes | int]]) -> None:
+        with contextlib.suppress(termios.error):
+            termios.tcsetattr(self.fd, termios.TCSANOW, attributes)
+
+    def takes_lines(self) -> bool:
+        """Whether a program is given whole lines, and not every key."""
+        return self._has(termios.ICANON)
+
+    def is_signal(self, keys: bytes) -> bool:
+        """Whether the first of the keys is ^C, ^backslash or ^Z, and means what it says."""
+        return keys[:1] in _SIGNALS and self._has(termios.ISIG)
+
+    def _has(self, flag: int) -> bool:
+        try:
+            return bool(termios.tcgetattr(self.fd)[_LOCAL_FLAGS] & flag)
+        except termios.error:
+            return False
+
+    def type(self, keys: bytes) -> int:
+        """Type as many of the keys as the terminal takes now: how many those are."""
+        try:
+            return os.write(self.fd, keys)
+        except OSError:
+            return 0
+
+    def read(self) -> bytes | None:
+        """What was written to it, in part; empty if there is nothing now, None if nothing can come any more."""
+        try:
+            return os.read(self.fd, 65536) or None
+        except BlockingIOError:
+            return b""
+        except OSError:
+            return None
+
+    def foreground_group(self) -> int:
+        """The process group, on the host, that ^C goes to; 0 if there is none."""
+        try:
+            return int(struct.unpack("i", fcntl.ioctl(self.fd, termios.TIOCGPGRP, b"\0" * 4))[0])
+        except OSError:
+            return 0
+
+    def close(self) -> None:
+        """Harmless when repeated."""
+        if self.fd < 0:
+            return
+        if self._process is None:
+            os.close(self.slave)
+            os.close(self.fd)
+        else:
+            # its own close() would wait for a child of ours, which the program is not
+            self._process.fileobj.close()
+            self._process.closed = True
+        self.fd = self.slave = -1

@@ -6,12 +6,13 @@
 from __future__ import annotations
 
 from workers.testing.chat import ChatHandler
-from workers.testing.fakes import EchoTool, FakeSandbox, ScriptedPolicy, answering, calling
+from workers.testing.fakes import EchoTool, FakeProvider, FakeSandbox, ScriptedPolicy, answering, calling
 from workers.testing.noop import NoopAgent, NoopHandler, NoopInstance
 
 __all__ = [
     "ChatHandler",
     "EchoTool",
+    "FakeProvider",
     "FakeSandbox",
     "NoopAgent",
     "NoopHandler",

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict
 
 from farm.errors import SandboxError, ToolError
-from farm.request import SamplingParams
+from farm.request import SamplingParams, SandboxLimits, SandboxSpec
 from farm.trajectory import Message
-from workers.interfaces import CellResult, Completion, ExecResult, Kernel, Observation, Shell, ShellResult
+from workers.interfaces import CellResult, Completion, ExecResult, Kernel, Observation, Sandbox, Shell, ShellResult
 
 
 def answering(content: str, *, finish_reason: str = "stop", n_tokens: int = 10) -> Completion:
@@ -95,10 +96,16 @@ def _succeed(argv: Sequence[str], stdin: bytes) -> ExecResult:
 
 
 class FakeSandbox:
-    """Files in memory; commands are answered by a function and kept in `ran`."""
+    """Files in memory; commands are answered by a function and kept in `ran`.
+
+    Files can be written, read, copied in and out, and are gone when it is stopped; beyond that it promises nothing. No
+    program runs: what a command does to files, its function must do to `files`. Paths are keys: `a` and `/workspace/a`
+    are two files, links and modes there are none. For commands that run, see `workers.testing.local`.
+    """
 
     def __init__(self, sandbox_id: str = "fake", commands: Commands = _succeed) -> None:
         self.sandbox_id = sandbox_id
+        self.socket_folder = Path("/nonexistent", sandbox_id)
         self.files: dict[str, bytes] = {}
         self.ran: list[list[str]] = []
         self._commands = commands
@@ -112,47 +119,95 @@ class FakeSandbox:
         stdin: bytes = b"",
         env: Mapping[str, str] | None = None,
         cwd: str | None = None,
+        limits: SandboxLimits | None = None,
     ) -> ExecResult:
-        self._check()
+        self.check()
         self.ran.append(list(argv))
         return self._commands(argv, stdin)
 
     async def open_shell(self) -> Shell:
-        self._check()
+        self.check()
         return _FakeShell(self)
 
-    async def open_kernel(self) -> Kernel:
-        self._check()
+    async def open_kernel(self, name: str = "") -> Kernel:
+        self.check()
         return _FakeKernel(self)
 
     async def read_file(self, path: str) -> bytes:
-        self._check()
+        self.check()
         if path not in self.files:
-            raise ToolError(f"there is no file {path}")
+            raise ToolError(f"{path}: {'Is a directory' if self._below(path) else 'No such file or directory'}")
         return self.files[path]
 
     async def write_file(self, path: str, data: bytes) -> None:
-        self._check()
+        self.check()
+        if self._below(path):
+            raise ToolError(f"{path}: Is a directory")
+        if above := next((str(folder) for folder in PurePosixPath(path).parents if str(folder) in self.files), ""):
+            raise ToolError(f"{path}: {above} is not a directory")
         self.files[path] = data
+
+    async def upload(self, source: Path, path: str) -> None:
+        for name, data in _tree(source).items():
+            await self.write_file(f"{path}/{name}" if name else path, data)
+
+    async def download(self, path: str, target: Path) -> None:
+        self.check()
+        if _exists(target):
+            raise ToolError(f"{target} exists on the node already")
+        found = {target.joinpath(name[len(path) :].strip("/")): self.files[name] for name in self._below(path)}
+        if path in self.files:
+            found = {target: self.files[path]}
+        if not found:
+            raise ToolError(f"{path}: No such file or directory")
+        for place, data in found.items():
+            _write(place, data)
 
     async def stop(self) -> None:
         self._stopped = True
 
-    def _check(self) -> None:
+    def _below(self, path: str) -> list[str]:
+        return [name for name in self.files if name.startswith(f"{path}/")]
+
+    def check(self) -> None:
+        """Raises SandboxError if it is stopped."""
         if self._stopped:
             raise SandboxError(f"sandbox {self.sandbox_id} is stopped")
 
 
+def _tree(source: Path) -> dict[str, bytes]:
+    """The files of a folder of the node by their names in it; a file is alone, and has no name. Raises ToolError."""
+    try:
+        if not source.is_dir():
+            return {"": source.read_bytes()}
+        return {str(path.relative_to(source)): path.read_bytes() for path in source.rglob("*") if path.is_file()}
+    except OSError as error:
+        raise ToolError(f"{source}: {error.strerror}") from error
+
+
+def _exists(path: Path) -> bool:
+    return path.exists() or path.is_symlink()
+
+
+def _write(path: Path, data: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+
+
 class _FakeShell:
-    """Sends each command to the sandbox's function as `bash -c`."""
+    """Sends each command to the sandbox's function as `bash -c`; none runs on, so there is nothing to type to."""
 
     def __init__(self, sandbox: FakeSandbox) -> None:
         self._sandbox = sandbox
 
-    async def run(self, command: str, timeout_s: float) -> ShellResult:
+    async def run(self, command: str, timeout_s: float, *, interactive: bool = False) -> ShellResult:
         result = await self._sandbox.exec(["bash", "-c", command], timeout_s=timeout_s)
         output = (result.stdout + result.stderr).decode("utf-8", "replace")
-        return ShellResult(result.code, output, "/workspace", timed_out=result.timed_out)
+        return ShellResult(result.code, output, "/workspace", timed_out=result.timed_out, limit=result.limit)
+
+    async def send(self, keys: bytes, wait_s: float) -> ShellResult:
+        self._sandbox.check()
+        raise ToolError("no interactive command runs")
 
     async def close(self) -> None:
         """Nothing to close."""
@@ -166,7 +221,34 @@ class _FakeKernel:
 
     async def run(self, code: str, timeout_s: float) -> CellResult:
         result = await self._sandbox.exec(["python", "-c", code], timeout_s=timeout_s)
-        return CellResult((result.stdout + result.stderr).decode("utf-8", "replace"), timed_out=result.timed_out)
+        output = (result.stdout + result.stderr).decode("utf-8", "replace")
+        return CellResult(output, timed_out=result.timed_out, limit=result.limit)
+
+    async def restart(self) -> None:
+        """There is no state to lose."""
+        self._sandbox.check()
 
     async def close(self) -> None:
         """Nothing to close."""
+
+
+class FakeProvider:
+    """See `workers.interfaces.SandboxProvider`. All its sandboxes answer commands with one function."""
+
+    kind: ClassVar[str] = "fake"
+
+    def __init__(self, commands: Commands = _succeed) -> None:
+        self.started: dict[str, FakeSandbox] = {}
+        self._commands = commands
+
+    def missing(self) -> str:
+        return ""
+
+    async def start(self, sandbox_id: str, spec: SandboxSpec) -> Sandbox:
+        self.started[sandbox_id] = FakeSandbox(sandbox_id, self._commands)
+        return self.started[sandbox_id]
+
+    async def attach(self, sandbox_id: str, spec: SandboxSpec) -> Sandbox:
+        if sandbox_id not in self.started:
+            raise SandboxError(f"sandbox {sandbox_id}: no fake sandbox of this id was started")
+        return self.started[sandbox_id]

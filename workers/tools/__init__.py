@@ -1,9 +1,146 @@
-"""What the tools that work in a sandbox have in common: they need one."""
+"""What the tools share: how arguments are checked, that some need a sandbox, how output is put together."""
 
 from __future__ import annotations
 
+import difflib
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any, Self
+
+from pydantic import BaseModel, ConfigDict, ModelWrapValidatorHandler, ValidationError, model_validator
+from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
+
 from farm.errors import ToolError
 from workers.interfaces import Sandbox
+
+_MAX_COMPLAINTS = 5
+_MAX_SHOWN_CHARS = 60
+
+_EXPECTED = {
+    "missing": "required, but missing",
+    "string_type": "must be text, a JSON string, not {given}",
+    "int_type": "must be a whole number, not {given}",
+    "int_parsing": "must be a whole number, not {given}",
+    "int_from_float": "must be a whole number, not {given}",
+    "finite_number": "must be a finite number, not {given}",
+    "float_type": "must be a number, not {given}",
+    "float_parsing": "must be a number, not {given}",
+    "bool_type": "must be true or false, not {given}",
+    "bool_parsing": "must be true or false, not {given}",
+    "list_type": "must be a JSON array, not {given}",
+}
+"""How a model is told what pydantic found; other findings keep pydantic's words."""
+
+
+def _plain_schema(schema: dict[str, Any], of: type[BaseModel]) -> None:
+    """Leave out what a model need not read and not every LLM server accepts: titles, and null as an optional's type."""
+    schema.pop("title", None)
+    schema.pop("description", None)
+    schema.setdefault("properties", {})
+    for argument in schema["properties"].values():
+        argument.pop("title", None)
+        kinds = [kind for kind in argument.get("anyOf", ()) if kind != {"type": "null"}]
+        if len(kinds) == 1:
+            del argument["anyOf"]
+            argument.update(kinds[0])
+        if argument.get("default", ...) is None:
+            del argument["default"]
+
+
+class Arguments(BaseModel):
+    """The arguments of a tool. Unknown ones are refused, null stands for an optional one that is not given.
+
+    What is wrong is worded for the model, whatever was sent; all texts are then valid Unicode.
+    """
+
+    model_config = ConfigDict(extra="forbid", json_schema_extra=_plain_schema)
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _told(cls, given: Any, check: ModelWrapValidatorHandler[Self]) -> Self:
+        if isinstance(given, cls):
+            return given
+        if not isinstance(given, dict):
+            raise _refusal(cls, [((), _no_object(given))])
+        sent = {name: value for name, value in given.items() if name in cls.model_fields}
+        unknown = _unknown([name for name in given if name not in sent], cls)
+        try:
+            checked = check(_without_nulls(cls, sent))
+        except ValidationError as error:
+            wrong = [(found["loc"], _worded(found)) for found in error.errors(include_url=False)]
+            raise _refusal(cls, [*unknown, *wrong]) from None
+        if wrong := [*unknown, *_broken_texts(checked)]:
+            raise _refusal(cls, wrong)
+        return checked
+
+
+_Complaint = tuple[tuple[int | str, ...], str]
+"""Where in the arguments, and what is wrong there."""
+
+
+def _refusal(model: type[BaseModel], complaints: list[_Complaint]) -> ValidationError:
+    told = complaints[:_MAX_COMPLAINTS]
+    if len(complaints) > len(told):
+        told.append(((), "there is more wrong with them"))
+    errors = [
+        InitErrorDetails(type=PydanticCustomError("argument", "{text}", {"text": text}), loc=place, input=None)
+        for place, text in told
+    ]
+    return ValidationError.from_exception_data(model.__name__, errors)
+
+
+def _without_nulls(model: type[BaseModel], sent: Mapping[str, Any]) -> dict[str, Any]:
+    required = {name for name, field in model.model_fields.items() if field.is_required()}
+    return {name: value for name, value in sent.items() if value is not None or name in required}
+
+
+def _no_object(given: Any) -> str:
+    try:
+        inner = json.loads(given) if isinstance(given, str) else None
+    except (ValueError, RecursionError):
+        inner = None
+    if isinstance(inner, dict):
+        return "they are a JSON object inside a string; send the object itself"
+    return f"must be one JSON object, not {_shown(given)}"
+
+
+def _unknown(names: list[str], model: type[BaseModel]) -> list[_Complaint]:
+    if not names:
+        return []
+    known = list(model.model_fields)
+    complaints: list[_Complaint] = [((), f"the tool takes {', '.join(f'`{name}`' for name in known) or 'none'}")]
+    for name in names[:_MAX_COMPLAINTS]:
+        close = difflib.get_close_matches(name[:_MAX_SHOWN_CHARS], known, n=1)
+        complaints.append(((_shown_name(name),), f"unknown; did you mean `{close[0]}`?" if close else "unknown"))
+    return complaints
+
+
+def _worded(found: ErrorDetails) -> str:
+    if found["type"] == "literal_error":
+        return f"must be one of {found['ctx']['expected']}, not {_shown(found['input'])}"
+    words = _EXPECTED.get(found["type"])
+    return words.format(given=_shown(found["input"])) if words else found["msg"]
+
+
+def _broken_texts(arguments: BaseModel) -> Iterator[_Complaint]:
+    for name, value in arguments:
+        try:
+            value.encode() if isinstance(value, str) else None
+        except UnicodeEncodeError as error:
+            half = ascii(value[error.start])
+            yield (name,), f"holds {half}, half of a pair of surrogates, which is no character; write the character"
+
+
+def _shown(value: Any) -> str:
+    """A value as a model would know it again, in characters that any encoding has; the end of a long one cut off."""
+    if isinstance(value, dict | list) and value:
+        return "an object" if isinstance(value, dict) else "an array"
+    text = json.dumps(value)
+    return text if len(text) <= _MAX_SHOWN_CHARS else text[:_MAX_SHOWN_CHARS] + "..."
+
+
+def _shown_name(name: str) -> str:
+    return name if name.isidentifier() and len(name) <= _MAX_SHOWN_CHARS else _shown(name)
 
 
 def needed(sandbox: Sandbox | None, tool: str) -> Sandbox:

@@ -1,17 +1,52 @@
-"""The `bash` tool: one persistent shell for a rollout."""
+"""The `bash` tool: one persistent shell for a rollout, and a way to type to what runs in it."""
 
 from __future__ import annotations
 
+import string
 from typing import ClassVar
 
 from pydantic import BaseModel, Field
 
-from workers.interfaces import Observation, Sandbox, Shell, ShellResult
-from workers.tools import lines, needed, out_of_time
+from farm.errors import ToolError
+from workers.interfaces import Artefact, Observation, Sandbox, Shell, ShellResult
+from workers.tools import Arguments, lines, needed, out_of_time
+
+_WAIT_S = 5.0
+_KEYS = {
+    "<enter>": b"\r",
+    "<tab>": b"\t",
+    "<esc>": b"\x1b",
+    "<space>": b" ",
+    "<backspace>": b"\x7f",
+    "<up>": b"\x1b[A",
+    "<down>": b"\x1b[B",
+    "<right>": b"\x1b[C",
+    "<left>": b"\x1b[D",
+} | {f"c-{key}": bytes([ord(key.upper()) & 31]) for key in string.ascii_lowercase + "[\\]^_"}
+"""What a key is called, in small letters, and what a terminal sends for it."""
 
 
-class BashArguments(BaseModel):
-    command: str = Field(description="The command to run; it may have several lines.")
+class BashArguments(Arguments):
+    command: str = Field("", description="The command to run; it may have several lines.")
+    interactive: bool = Field(
+        False,
+        description="Give the command a terminal, for a program that asks questions or that you type to, such as "
+        "`python3` or `gdb`. The call returns once it waits for you; go on with `input`.",
+    )
+    input: str | None = Field(
+        None,
+        description="Instead of a command: what to type to the program that runs interactively. It is typed as it "
+        "stands, then Enter is pressed. A single key is pressed alone: `C-c` interrupts, `C-d` is the end of input; "
+        "also `C-z` and so on, `<enter>`, `<tab>`, `<esc>`, `<up>`, `<down>`, `<left>`, `<right>`, `<backspace>`. "
+        "Empty text types nothing and waits for more output.",
+    )
+    enter: bool = Field(True, description="Whether Enter is pressed after `input`.")
+    wait_s: float = Field(
+        _WAIT_S,
+        ge=0,
+        description="Only with `interactive` or `input`: how many seconds to wait for a program that is neither done "
+        "nor waiting for you. It runs on.",
+    )
 
 
 class BashTool:
@@ -20,21 +55,51 @@ class BashTool:
     name: ClassVar[str] = "bash"
     description: ClassVar[str] = (
         "Run a command in a bash shell and get its output. The shell is kept: directory, variables and functions live "
-        "from call to call. There is no network. Standard input is empty, so interactive programs end at once. Start "
-        "long-running programs in the background with `&` and send their output to a file."
+        "from call to call. Normally there is no network. Standard input is empty, so a program that asks gets no "
+        "answer; with `interactive` it has a terminal and you answer with `input`. Start long-running programs in the "
+        "background with `&` and send their output to a file."
     )
     arguments: ClassVar[type[BaseModel]] = BashArguments
 
     def __init__(self, sandbox: Sandbox | None) -> None:
         self._sandbox = sandbox
         self._shell: Shell | None = None
+        self._running = False
 
     async def call(self, arguments: BashArguments, timeout_s: float) -> Observation:
         """Output, then what there is to say about its end. SandboxError if the sandbox is gone."""
         sandbox = needed(self._sandbox, self.name)
+        _check(arguments)
         if self._shell is None:
             self._shell = await sandbox.open_shell()
-        return Observation(_told(await self._shell.run(arguments.command, timeout_s), timeout_s))
+        if arguments.input is not None and not arguments.command:
+            return await self._type(self._shell, arguments, timeout_s)
+        before = await self._rest(self._shell) if self._running else ""
+        if not arguments.interactive:
+            result = await self._shell.run(arguments.command, timeout_s)
+            return _observation(result, before, *_plain_end(result, timeout_s))
+        result = await self._shell.run(arguments.command, min(arguments.wait_s, timeout_s), interactive=True)
+        return self._observed(result, before)
+
+    async def _type(self, shell: Shell, arguments: BashArguments, timeout_s: float) -> Observation:
+        if not self._running:
+            raise ToolError(
+                "No program is running interactively, so there is nobody to type to: start one with `command` and "
+                "`interactive: true`."
+            )
+        return self._observed(await shell.send(_keys(arguments), min(arguments.wait_s, timeout_s)))
+
+    async def _rest(self, shell: Shell) -> str:
+        """What the program that is to make room had still written, and what becomes of it."""
+        self._running = False
+        result = await shell.send(b"", 0.0)
+        end = "is ended now" if result.running else f"had ended with exit code {result.code}"
+        return lines(result.output, f"[the program that ran before {end}; this is the output of the new command:]")
+
+    def _observed(self, result: ShellResult, before: str = "") -> Observation:
+        self._running = result.running
+        running = "[it is running; go on with `input`]"
+        return _observation(result, before, running if result.running else f"[it has ended, exit code {result.code}]")
 
     async def close(self) -> None:
         if self._shell is not None:
@@ -42,12 +107,42 @@ class BashTool:
             self._shell = None
 
 
-def _told(result: ShellResult, timeout_s: float) -> str:
-    notes = []
+def _check(arguments: BashArguments) -> None:
+    """Raises ToolError, worded for the model, if the arguments make no sense together."""
+    if arguments.command:
+        if arguments.input:
+            raise ToolError(
+                "Give either `command` or `input`, not both: start the program first, then type to it in another call."
+            )
+        if arguments.wait_s != _WAIT_S and not arguments.interactive:
+            raise ToolError(
+                "`wait_s` goes with `interactive` or `input` only: without them the call returns when the command has "
+                "ended, or is stopped at its time limit. Leave it out, or run the command in the background with `&`."
+            )
+    elif arguments.input is None:
+        raise ToolError("Give a `command` to run, or `input` for the program that is running interactively.")
+
+
+def _keys(arguments: BashArguments) -> bytes:
+    text = arguments.input or ""
+    if key := _KEYS.get(text.lower()):
+        return key
+    return (text.replace("\n", "\r") + ("\r" if text and arguments.enter else "")).encode()
+
+
+def _plain_end(result: ShellResult, timeout_s: float) -> list[str]:
     if result.timed_out:
-        notes.append(out_of_time(timeout_s, "this is what it had written"))
-    elif result.code:
-        notes.append(f"[exit code {result.code}]")
+        return [out_of_time(timeout_s, "this is what it had written")]
+    return [f"[exit code {result.code}]"] if result.code else []
+
+
+def _observation(result: ShellResult, before: str, *notes: str) -> Observation:
+    told = [before, result.output, *notes]
+    if result.limit:
+        told.append(f"[stopped by the sandbox: {result.limit}]")
     if result.restarted:
-        notes.append(f"[the shell had ended; a new one was started in {result.cwd}, with the exported variables]")
-    return lines(result.output, *notes)
+        told.append(f"[the shell had ended; a new one was started in {result.cwd}: set variables and functions again]")
+    if result.n_dropped:
+        told.append(f"[{result.n_dropped} bytes from the middle of the output are left out]")
+    artefacts = () if result.full is None else (Artefact("bash.txt", "text/plain", result.full),)
+    return Observation(lines(*told), artefacts=artefacts)

@@ -7,9 +7,10 @@ from typing import ClassVar
 from pydantic import BaseModel, Field
 
 from workers.interfaces import Observation, Sandbox
+from workers.tools import Arguments
 
 
-class SubmitArguments(BaseModel):
+class SubmitArguments(Arguments):
     answer: str | None = Field(default=None, description="The final answer, if the problem asks for one.")
 
 

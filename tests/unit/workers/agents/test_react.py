@@ -12,26 +12,40 @@ from farm.request import Limits, SamplingParams
 from farm.rollout import Outcome
 from farm.trajectory import ModelCall
 from workers.agents.react import ReactAgent
-from workers.interfaces import AgentContext, AgentResult, Completion, Policy, Tool
+from workers.interfaces import AgentContext, AgentResult, Artefact, Completion, Observation, Policy, Tool
 from workers.testing import EchoTool, ScriptedPolicy, answering, calling
+from workers.testing.fakes import EchoArguments
 
 ASKED = [{"role": "user", "content": "begin"}]
 
 
 class Recorder:
-    """Keeps a copy of each record, as a store would."""
+    """Keeps a copy of each record, as a store would, and artefacts while it has room for their bytes."""
 
-    def __init__(self) -> None:
+    def __init__(self, room: int = 1_000_000) -> None:
         self.calls: list[ModelCall] = []
+        self.artefacts: dict[str, Artefact] = {}
+        self._room = room
 
     async def __call__(self, call: ModelCall) -> None:
         self.calls.append(copy.deepcopy(call))
 
+    async def keep(self, index: int, artefact: Artefact) -> str:
+        if len(artefact.data) > self._room:
+            return ""
+        self._room -= len(artefact.data)
+        self.artefacts[f"{index}-{artefact.name}"] = artefact
+        return f"{index}-{artefact.name}"
+
 
 def play(
-    policy: Policy, tool: Tool | None = None, sampling: SamplingParams | None = None, **limits: Any
+    policy: Policy,
+    tool: Tool | None = None,
+    sampling: SamplingParams | None = None,
+    record: Recorder | None = None,
+    **limits: Any,
 ) -> tuple[AgentResult, list[ModelCall]]:
-    record = Recorder()
+    record = record or Recorder()
     context = AgentContext(
         rollout_id="r1",
         messages=list(ASKED),
@@ -40,6 +54,7 @@ def play(
         sampling=sampling or SamplingParams(seed=7),
         limits=Limits(**limits),
         record=record,
+        keep=record.keep,
     )
     return asyncio.run(ReactAgent().run(context)), record.calls
 
@@ -174,13 +189,77 @@ def test_errors_of_ours_pass_through() -> None:
 
 def test_long_observations_are_cut_in_the_middle() -> None:
     text = "a" * 500 + "b" * 500
-    _, calls = play(ScriptedPolicy(calling(("echo", {"text": text})), answering("bye")), max_observation_chars=200)
+    policy = ScriptedPolicy(calling(("echo", {"text": text})), answering("bye"))
+    _, calls = play(policy, record=Recorder(room=0), max_observation_chars=200)
     (cut,) = observed(calls)
     assert len(cut) <= 200
     assert cut.startswith("aaa")
     assert cut.endswith("bbb")
     n_kept = cut.count("a") + cut.count("b") - "characters dropped".count("a")
     assert f"[... {1000 - n_kept} characters dropped ...]" in cut
+
+
+class Making(EchoTool):
+    """Observes its own text, and makes something beside."""
+
+    def __init__(self, *artefacts: Artefact) -> None:
+        super().__init__()
+        self._artefacts = artefacts
+
+    async def call(self, arguments: EchoArguments, timeout_s: float) -> Observation:
+        return Observation(arguments.text, artefacts=self._artefacts)
+
+
+def test_what_is_cut_is_kept_and_named() -> None:
+    record = Recorder()
+    text = "é" * 500 + "b" * 500
+    _, calls = play(
+        ScriptedPolicy(calling(("echo", {"text": text})), calling(("echo", {"text": "short"})), answering("bye")),
+        record=record,
+        max_observation_chars=300,
+    )
+    long, short = observed(calls)
+    assert len(long) <= 300
+    assert long.endswith("bbb\n[kept with the rollout, outside the sandbox: 0-echo.txt]")
+    assert short == "short"
+    assert record.artefacts == {"0-echo.txt": Artefact("echo.txt", "text/plain", text.encode())}
+
+
+def test_what_a_tool_makes_is_kept_and_named() -> None:
+    record = Recorder()
+    full = Artefact("bash.txt", "text/plain", b"all of it")
+    image = Artefact("plot.png", "image/png", b"\x89PNG")
+    turns = [calling(("echo", {"text": "x" * 900})), calling(("echo", {"text": "y"})), answering("bye")]
+    _, calls = play(ScriptedPolicy(*turns), Making(full, image), record=record, max_observation_chars=500)
+    assert list(record.artefacts) == ["0-bash.txt", "0-plot.png", "1-bash.txt", "1-plot.png"], "no text is kept twice"
+    assert observed(calls)[1] == "y\n[kept with the rollout, outside the sandbox: 1-bash.txt, 1-plot.png]"
+    assert len(observed(calls)[0]) == 500
+
+
+def test_the_whole_text_is_kept_beside_an_image() -> None:
+    record = Recorder()
+    image = Artefact("plot.png", "image/png", b"\x89PNG")
+    play(
+        ScriptedPolicy(calling(("echo", {"text": "x" * 900})), answering("bye")),
+        Making(image),
+        record=record,
+        max_observation_chars=500,
+    )
+    assert {name: each.media_type for name, each in record.artefacts.items()} == {
+        "0-plot.png": "image/png",
+        "0-echo.txt": "text/plain",
+    }
+
+
+def test_what_is_not_kept_is_not_named() -> None:
+    _, calls = play(
+        ScriptedPolicy(calling(("echo", {"text": "x" * 900})), answering("bye")),
+        record=Recorder(room=100),
+        max_observation_chars=500,
+    )
+    (text,) = observed(calls)
+    assert len(text) == 500
+    assert "kept" not in text
 
 
 def test_cancelling_goes_through_and_leaves_the_agent_usable() -> None:
@@ -191,7 +270,8 @@ def test_cancelling_goes_through_and_leaves_the_agent_usable() -> None:
             raise AssertionError
 
     async def cancelled() -> None:
-        context = AgentContext("r1", list(ASKED), {}, Waiting(), SamplingParams(), Limits(), Recorder())
+        record = Recorder()
+        context = AgentContext("r1", list(ASKED), {}, Waiting(), SamplingParams(), Limits(), record, record.keep)
         task = asyncio.create_task(ReactAgent().run(context))
         await asked.wait()
         task.cancel()

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from examples.problems import swe_problems
 from farm.errors import HandlerError
+from farm.request import SandboxLimits
 from workers.evaluators.patches import COMMIT_BASELINE, GIT_ENV, REJECTED, PatchedTree, patch_of
 from workers.handlers.swe import SweHandler, SweInstance
 from workers.interfaces import ExecResult, Sandbox, Submission
@@ -114,6 +115,7 @@ class Folder(FakeSandbox):
         stdin: bytes = b"",
         env: Mapping[str, str] | None = None,
         cwd: str | None = None,
+        limits: SandboxLimits | None = None,
     ) -> ExecResult:
         given = {name: self._inside(value) if name == "FOLDER" else value for name, value in (env or {}).items()}
         words = [word.replace("/tmp/", f"{self._root}/tmp/") for word in argv]

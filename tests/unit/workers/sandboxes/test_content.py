@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -54,6 +55,67 @@ def test_one_that_fails_is_made_again(making: Making, tmp_path: Path) -> None:
 
     with pytest.raises(OSError, match="full"):
         making(folder, fail)
+    assert [path.name for path in tmp_path.iterdir()] == ["folder.lock"]
     making(folder, make)
     assert (folder / "whole").exists()
     assert not (folder / "half").exists()
+
+
+@pytest.mark.parametrize("making", [made_once, made_in_place])
+def test_anyone_can_read_it_whatever_the_umask(making: Making, tmp_path: Path) -> None:
+    def make(folder: Path) -> None:
+        (folder / "deep").mkdir(parents=True)
+        (folder / "deep/file").write_text("x")
+        (folder / "deep/program").write_text("x")
+        (folder / "deep/program").chmod(0o700)
+
+    mask = os.umask(0o077)
+    try:
+        folder = making(tmp_path / "folder", make)
+    finally:
+        os.umask(mask)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in (folder, *folder.rglob("*")) if path.name[0] != "."}
+    assert modes == {"folder": 0o755, "deep": 0o755, "file": 0o644, "program": 0o755}
+
+
+def test_what_is_no_good_is_replaced(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+
+    def make(target: Path) -> None:
+        (target / "file").write_text("new")
+
+    def good(found: Path) -> bool:
+        return (found / "file").exists() and (found / "file").read_text() == "new"
+
+    folder.mkdir()
+    (folder / "file").write_text("old")
+    assert made_once(folder, make, good) == folder
+    assert (folder / "file").read_text() == "new"
+    aside = next(tmp_path.glob("folder.old.*"))
+    assert (aside / "file").read_text() == "old"
+
+
+def test_what_killed_ones_left_is_removed(tmp_path: Path) -> None:
+    old, young = tmp_path / "folder.alone.old", tmp_path / "folder.alone.young"
+    for left in (tmp_path / "folder.new.x", old, young, tmp_path / "folder2.new.x"):
+        (left / "deep").mkdir(parents=True)
+        (left / "deep").chmod(0o500)
+    os.utime(old, (1, 1))
+    made_once(tmp_path / "folder", lambda folder: None)
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == [
+        "folder",
+        "folder.alone.young",
+        "folder2.new.x",
+    ]
+
+
+def test_who_is_slower_takes_what_is_there(tmp_path: Path) -> None:
+    """As it may be where there are no locks."""
+    folder = tmp_path / "folder"
+
+    def make(target: Path) -> None:
+        folder.mkdir()
+        (folder / "file").write_text("of the other")
+
+    assert (made_once(folder, make) / "file").read_text() == "of the other"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "folder.lock"]

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 
-from workers.sandboxes.launch import started_at
+from workers.sandboxes.joining import started_at
 from workers.sandboxes.marked import MARK, carriers, kill_carriers, new_mark
 from workers.sandboxes.record import Process
 

@@ -10,12 +10,16 @@ from farm.errors import EngineError, EvaluatorError, HandlerError, SandboxError
 from farm.request import Limits, SamplingParams
 from farm.rollout import Outcome
 from farm.trajectory import ModelCall
-from workers.interfaces import AgentContext, AgentResult, Score
+from workers.interfaces import AgentContext, AgentResult, Artefact, Score
 from workers.testing import NoopAgent, NoopHandler, NoopInstance, ScriptedPolicy
 
 
 async def record(call: ModelCall) -> None:
     raise AssertionError("the noop agent calls no model")
+
+
+async def keep(index: int, artefact: Artefact) -> str:
+    raise AssertionError("the noop agent makes nothing")
 
 
 def rollout(**fields: Any) -> tuple[AgentResult, Score]:
@@ -25,7 +29,7 @@ def rollout(**fields: Any) -> tuple[AgentResult, Score]:
     async def stages() -> tuple[AgentResult, Score]:
         assert handler.sandbox(instance) is None
         context = AgentContext(
-            "r1", handler.messages(instance), {}, ScriptedPolicy(), SamplingParams(), Limits(), record
+            "r1", handler.messages(instance), {}, ScriptedPolicy(), SamplingParams(), Limits(), record, keep
         )
         result = await NoopAgent().run(context)
         submission = await handler.collect(instance, None, result.answer)

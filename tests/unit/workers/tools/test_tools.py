@@ -9,13 +9,23 @@ from typing import Any
 import pytest
 
 from farm.errors import ToolError
+from farm.plugins import installed
+from farm.settings import Settings
+from workers import registry
 from workers.interfaces import Observation, Sandbox, Tool
 from workers.tools.bash import BashTool
 from workers.tools.edit import EditTool
 from workers.tools.python import PythonTool
+from workers.tools.search import SearchTool
 from workers.tools.submit import SubmitTool
+from workers.tools.think import ThinkTool
 
-TOOLS: list[Callable[[Sandbox | None], Tool]] = [BashTool, EditTool, PythonTool, SubmitTool]
+
+def search(sandbox: Sandbox | None) -> SearchTool:
+    return SearchTool(sandbox, Settings(search="searxng:http://127.0.0.1:9"))
+
+
+TOOLS: list[Callable[[Sandbox | None], Tool]] = [BashTool, EditTool, PythonTool, search, SubmitTool, ThinkTool]
 
 
 @pytest.mark.parametrize(
@@ -37,6 +47,21 @@ def test_submit_ends_the_rollout() -> None:
     assert submitted == Observation("Submitted.", done=True, answer="42")
     assert asyncio.run(tool.call(tool.arguments(), 1)).answer is None
     asyncio.run(tool.close())
+
+
+def test_think_touches_nothing() -> None:
+    tool: Tool = ThinkTool(None)
+    assert asyncio.run(tool.call(tool.arguments(thought="x" * 10_000), 1)) == Observation(
+        "Your thought has been logged."
+    )
+    asyncio.run(tool.close())
+
+
+def test_every_tool_is_found_by_its_name() -> None:
+    for make in TOOLS:
+        name = make(None).name
+        assert registry.tool(name).name == name  # type: ignore[attr-defined]
+    assert {make(None).name for make in TOOLS} <= set(installed(registry.TOOLS))
 
 
 @pytest.mark.parametrize("make", TOOLS)

@@ -1,0 +1,277 @@
+"""What a tool call costs: shell actions, cells, edits and files, in sandboxes by Apptainer, as the worker calls them.
+
+Shells and files are measured in a sandbox of a small image of its own, Python in one of the node's system with the
+packages of the peers: ipykernel and SWE-ReX, which are fetched from the package index once and are no part of the farm.
+
+"Busy" is 32 more sandboxes, each with a shell that is given `echo hi` and `ls /usr` in turn, 50 ms after the last one's
+end, driven by the same process and event loop as the measured one. "Saturated" is 32 shells that are given `echo hi`
+again at once. Beside them: the container runtime's own `exec` in an instance of the same image, unpacked, which is
+faster than from the file; tmux with a bash in such an instance, looked at every 0.5 s; SWE-ReX's bash session inside a
+sandbox, without its HTTP server; jupyter_client and ipykernel over TCP inside a sandbox; a fresh `python3 -c`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import itertools
+import json
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from benchmarks.place import conditions, scratch, small_image
+from benchmarks.raw_apptainer import RawApptainer, instance
+from benchmarks.raw_tmux import Tmux
+from benchmarks.report import Report, options
+from farm.errors import FarmError
+from farm.request import SandboxSpec
+from workers.interfaces import Sandbox
+from workers.sandboxes.images import image as unpacked
+from workers.sandboxes.singularity import SingularityProvider
+from workers.tools.bash import BashArguments, BashTool
+from workers.tools.edit import EditArguments, EditTool
+from workers.tools.python import PythonArguments, PythonTool
+
+N_BUSY = 32
+THINK_S = 0.05
+ECHO = BashArguments.model_validate({"command": "echo hi"})
+LS = BashArguments.model_validate({"command": "ls /usr"})
+CELL = PythonArguments(code="1+1")
+PEERS = ("ipykernel==7.4.0", "swe-rex==1.4.0")
+START_WIDTH = 4
+_CALL_S = 60.0
+
+
+def main() -> None:
+    asked = options(__doc__)
+    provider = SingularityProvider()
+    with scratch() as folder:
+        if missing := provider.missing():
+            sys.exit(missing)
+        report = Report(f"tools, in sandboxes by Apptainer ({conditions()})")
+        image = small_image()
+        peers = _peers_of_the_shell(folder, image, asked)
+        asyncio.run(_measure(report, provider, image, peers, asked))
+    report.show(asked.json)
+
+
+def _peers_of_the_shell(folder: Path, image: Path, asked: argparse.Namespace) -> dict[str, float]:
+    """The median of an action by the raw command and by tmux, in ms."""
+    peers = {}
+    try:
+        raw = RawApptainer(folder / "raw")
+        with instance(raw, unpacked(str(image)).folder) as name:
+            words = ["exec", f"instance://{name}", "bash", "-c", "echo hi"]
+            peers["apptainer_exec"] = _median_ms(lambda: raw.run(*words) == "hi\n", 12 if asked.quick else 60)
+            if shutil.which("tmux"):
+                shell = [*raw.words, "exec", f"instance://{name}", "bash", "--norc", "--noprofile"]
+                tmux = Tmux(raw.folder, shell, raw.env)
+                peers["tmux"] = _median_ms(lambda: "\nhi" in tmux.run("echo hi"), 5 if asked.quick else 20)
+                tmux.close()
+            else:
+                print("no tmux on PATH: it is left out", file=sys.stderr)
+    except (RuntimeError, subprocess.CalledProcessError) as error:
+        print(f"left out: {error}", file=sys.stderr)
+    return peers
+
+
+def _median_ms(action: Callable[[], bool], n: int) -> float:
+    times = []
+    for _ in range(n + 2):
+        started = time.perf_counter()
+        assert action()
+        times.append(time.perf_counter() - started)
+    return statistics.median(times[2:]) * 1000
+
+
+async def _measure(
+    report: Report, provider: SingularityProvider, image: Path, peers: dict[str, float], asked: argparse.Namespace
+) -> None:
+    small = SandboxSpec(image=str(image))
+    python = SandboxSpec(packages=PEERS)
+    async with _sandbox(provider, small) as sandbox:
+        with_peers = await _with_packages(provider, python)
+        if with_peers is None:
+            python = SandboxSpec()
+        else:
+            peers["swe_rex"] = statistics.median(await _inside(with_peers, "swerex", 8 if asked.quick else 60)) * 1000
+        await _shell(report, sandbox, peers, asked)
+        await _shell_among_others(report, provider, small, asked)
+        await _files(report, sandbox, asked)
+        await _cells(report, provider, python, with_peers, asked)
+        if with_peers:
+            await with_peers.stop()
+
+
+async def _with_packages(provider: SingularityProvider, spec: SandboxSpec) -> Sandbox | None:
+    """A sandbox with the packages of the peers; None if they cannot be had."""
+    try:
+        return await provider.start(f"peers-{uuid4().hex[:8]}", spec)
+    except FarmError as error:
+        print(f"SWE-ReX and ipykernel are left out: {error}", file=sys.stderr)
+        return None
+
+
+async def _inside(sandbox: Sandbox, peer: str, n: int) -> list[float]:
+    """The seconds that a peer's program measures inside."""
+    program = Path(__file__).with_name(f"peer_{peer}.py").read_bytes()
+    done = await sandbox.exec(["python3", "-", str(n)], timeout_s=120, stdin=program)
+    if done.code:
+        raise RuntimeError(f"{peer}: {done.stderr.decode()[-1000:]}")
+    times: list[float] = json.loads(done.stdout.splitlines()[-1])
+    return times
+
+
+@asynccontextmanager
+async def _sandbox(provider: SingularityProvider, spec: SandboxSpec) -> AsyncIterator[Sandbox]:
+    sandbox = await provider.start(f"tools-{uuid4().hex[:8]}", spec)
+    try:
+        yield sandbox
+    finally:
+        await sandbox.stop()
+
+
+async def _times(action: Callable[[], Awaitable[Any]], n: int, warm_up: int = 5) -> list[float]:
+    """Seconds of each of n calls, one after the other."""
+    times = []
+    for _ in range(n + warm_up):
+        started = time.perf_counter()
+        await action()
+        times.append(time.perf_counter() - started)
+    return times[warm_up:]
+
+
+async def _echo(tool: BashTool) -> None:
+    observation = await tool.call(ECHO, _CALL_S)
+    assert observation.text.strip() == "hi", observation
+
+
+async def _shell(report: Report, sandbox: Sandbox, peers: dict[str, float], asked: argparse.Namespace) -> None:
+    tool = BashTool(sandbox)
+    opened = await _times(lambda: _echo(tool), 1, 0)
+    report.times("first_action_of_a_fresh_shell", opened)
+    times = await _times(lambda: _echo(tool), 500 if asked.quick else 5000, 100)
+    ours = report.times("bash_echo", times, at_most=0.3, **peers)
+    for peer, aim in (("tmux", 1000), ("swe_rex", 300), ("apptainer_exec", None)):
+        if peer in peers:
+            report.add(f"bash_echo_faster_than_{peer}", peers[peer] / ours, "times", at_least=aim)
+    report.times("bash_ls", await _times(lambda: tool.call(LS, _CALL_S), 100 if asked.quick else 1000))
+    await tool.close()
+
+
+async def _shell_among_others(
+    report: Report, provider: SingularityProvider, spec: SandboxSpec, asked: argparse.Namespace
+) -> None:
+    """In one sandbox, while 32 others have their own work; and in all 32 at once."""
+    async with contextlib.AsyncExitStack() as stack:
+        width = asyncio.Semaphore(START_WIDTH)
+
+        async def opened() -> BashTool:
+            async with width:
+                tool = BashTool(await stack.enter_async_context(_sandbox(provider, spec)))
+                await _echo(tool)
+                return tool
+
+        measured, *others = await asyncio.gather(*(opened() for _ in range(N_BUSY + 1)))
+        enough = asyncio.Event()
+        async with asyncio.TaskGroup() as group:
+            for tool in others:
+                group.create_task(_be_busy(tool, enough))
+            times = await _times(lambda: _echo(measured), 500 if asked.quick else 3000, 50)
+            enough.set()
+        report.times("bash_echo_with_32_busy", times, at_most=3)
+        n = 50 if asked.quick else 300
+        started = time.perf_counter()
+        found = await asyncio.gather(*(_times(lambda tool=tool: _echo(tool), n, 0) for tool in others))  # type: ignore[misc]
+        elapsed_s = time.perf_counter() - started
+        report.times("bash_echo_saturated", list(itertools.chain(*found)), per_s=n * N_BUSY / elapsed_s)
+        await asyncio.gather(*(tool.close() for tool in (measured, *others)))
+
+
+async def _be_busy(tool: BashTool, enough: asyncio.Event) -> None:
+    """Until it is enough, and not cancelled: a shell whose command is cancelled is started anew."""
+    while not enough.is_set():
+        for command in (ECHO, LS):
+            assert (await tool.call(command, _CALL_S)).text
+            await asyncio.sleep(THINK_S)
+
+
+async def _files(report: Report, sandbox: Sandbox, asked: argparse.Namespace) -> None:
+    n = 40 if asked.quick else 400
+    path = "/workspace/notes.txt"
+    text = "".join(f"line {number}\n" for number in range(200))
+    report.times("write_file", await _times(lambda: sandbox.write_file(path, text.encode()), n))
+    report.times("read_file", await _times(lambda: sandbox.read_file(path), n))
+    edit = EditTool(sandbox)
+    view = EditArguments(command="view", path=path, view_range=[90, 110])
+    report.times("edit_view", await _times(lambda: edit.call(view, _CALL_S), n))
+    words = itertools.cycle((("line 100\n", "another\n"), ("another\n", "line 100\n")))
+
+    async def replace() -> None:
+        old, new = next(words)
+        arguments = EditArguments(command="str_replace", path=path, old_str=old, new_str=new)
+        await edit.call(arguments, _CALL_S)
+
+    report.times("edit_str_replace", await _times(replace, n))
+    report.times("exec_true", await _times(lambda: sandbox.exec(["true"], timeout_s=_CALL_S), n))
+
+
+async def _cells(
+    report: Report,
+    provider: SingularityProvider,
+    spec: SandboxSpec,
+    with_peers: Sandbox | None,
+    asked: argparse.Namespace,
+) -> None:
+    """IPython by the tool, and Jupyter's kernel through the same interface, against what is usual."""
+    first = await _first_cells(provider, spec, 5 if asked.quick else 30)
+    against = {}
+    async with _sandbox(provider, spec) as sandbox:
+        one = ["python3", "-c", "print(1+1)"]
+        fresh = await _times(lambda: sandbox.exec(one, timeout_s=_CALL_S), 10 if asked.quick else 60)
+        against["fresh_python"] = statistics.median(fresh) * 1000
+        started = {}
+        if with_peers is not None:
+            start_s, *tcp = await _inside(with_peers, "jupyter", 50 if asked.quick else 500)
+            against["jupyter_client_over_TCP"] = statistics.median(tcp) * 1000
+            started["jupyter_client_over_TCP"] = start_s * 1000
+        report.times(
+            "first_cell_on_a_fresh_sandbox", first[1:], at_most=20, first_of_the_worker=first[0] * 1000, **started
+        )
+        tool = PythonTool(sandbox)
+
+        async def cell() -> None:
+            assert (await tool.call(CELL, _CALL_S)).text.endswith("2")
+
+        times = await _times(cell, 300 if asked.quick else 3000, 50)
+        report.times("python_cell", times, at_most=0.6, **against)
+        await tool.close()
+    if with_peers is not None:
+        kernel = await with_peers.open_kernel("python3")
+        times = await _times(lambda: kernel.run("1+1", _CALL_S), 80 if asked.quick else 500, 10)
+        report.times("jupyter_cell", times, at_most=6, **against)
+        await kernel.close()
+
+
+async def _first_cells(provider: SingularityProvider, spec: SandboxSpec, n: int) -> list[float]:
+    """From the tool's first call to its end, on n fresh sandboxes; the very first of this process comes before them."""
+    times = []
+    for _ in range(n + 1):
+        async with _sandbox(provider, spec) as sandbox:
+            tool = PythonTool(sandbox)
+            times += await _times(lambda tool=tool: tool.call(CELL, _CALL_S), 1, 0)  # type: ignore[misc]
+            await tool.close()
+    return times
+
+
+if __name__ == "__main__":
+    main()

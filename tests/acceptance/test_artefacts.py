@@ -1,0 +1,97 @@
+"""What the model was not shown is kept: from a command in a sandbox to a file on the trainer's machine."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import farm
+from farm.errors import NotFound
+from tests.services.farms import embedded, farm_folder
+from workers.testing.book import Play, PlayBook, Problem, ScriptedCall, Turn
+from workers.testing.scripted import ScriptedServer
+from workers.testing.serving import serving
+
+INSTANCE = {
+    "data_source": "code",
+    "fields": {
+        "task_id": "artefacts/0",
+        "prompt": "def one():\n    '''Give 1, and count a lot on the way.'''\n",
+        "entry_point": "one",
+        "test": "def check(candidate):\n    assert candidate() == 1\n",
+    },
+}
+COMMANDS = ("seq 200000", "seq 20000", "head -c 3000000 /dev/urandom", "echo short", "head -c 3000000 /dev/urandom")
+BOOK = PlayBook(
+    [
+        Problem(
+            match="count a lot",
+            plays=(
+                Play(
+                    name="long outputs",
+                    turns=(
+                        *(
+                            Turn(tool_calls=(ScriptedCall(name="bash", arguments={"command": command}),))
+                            for command in COMMANDS
+                        ),
+                        Turn(tool_calls=(ScriptedCall(name="submit", arguments={}),)),
+                    ),
+                ),
+            ),
+        )
+    ]
+)
+
+
+def sequence(last: int) -> bytes:
+    return "".join(f"{n}\n" for n in range(1, last + 1)).encode()
+
+
+def test_long_outputs_are_kept_in_full_up_to_the_cap_of_a_rollout() -> None:
+    with (
+        farm_folder() as folder,
+        serving(ScriptedServer(BOOK).app()) as policy,
+        embedded(folder, FARM_POLICY_URL=f"{policy}/v1", FARM_ARTEFACTS_MB="5") as here,
+        farm.connect(here.store_url, broker_url=here.broker_url) as client,
+    ):
+        (rollout,) = client.collect(client.submit({"instances": [INSTANCE]}), timeout_s=120)
+        assert rollout.outcome == farm.Outcome.SUBMITTED, rollout.failure
+        kept = {each.name: each for each in client.artefacts(rollout.rollout_id)}
+        # random bytes do not get smaller, so the second three megabytes are beyond the cap
+        assert list(kept) == ["0-bash.txt", "1-bash.txt", "2-bash.txt"]
+        assert client.artefact(rollout.rollout_id, "0-bash.txt") == sequence(200_000)
+        # cut by the agent alone, so this is what the tool said, which ends without the last line break
+        assert client.artefact(rollout.rollout_id, "1-bash.txt") == sequence(20_000).rstrip(b"\n")
+        assert kept["2-bash.txt"].n_bytes == 3_000_000
+        assert kept["0-bash.txt"].n_stored < kept["0-bash.txt"].n_bytes / 3
+        shown = [str(call.observations[0]["content"]) for call in client.calls(rollout.rollout_id)]
+        assert [("outside the sandbox: " in text) for text in shown] == [True, True, True, False, False, False]
+        assert shown[0].endswith("outside the sandbox: 0-bash.txt]")
+        n_dropped = len(sequence(200_000)) - 200_000
+        assert f"[{n_dropped} bytes from the middle of the output are left out]" in shown[0]
+        assert all(len(text) <= 16_000 for text in shown)
+        for rollout_id, name in ((rollout.rollout_id, "9-bash.txt"), ("nope", "0-bash.txt")):
+            with pytest.raises(NotFound, match=rollout_id):
+                client.artefact(rollout_id, name)
+        with pytest.raises(NotFound, match="nope"):
+            client.artefacts("nope")
+        on_the_command_line(here.store_url, rollout.rollout_id, folder)
+
+
+def on_the_command_line(url: str, rollout_id: str, folder: Path) -> None:
+    def run(*words: str) -> bytes:
+        command = [str(Path(sys.executable).parent / "farm"), *words, "--url", url]
+        return subprocess.run(command, capture_output=True, check=True, timeout=60, cwd=folder).stdout
+
+    assert b"0-bash.txt" in run("show", rollout_id)
+    assert [line.split()[0] for line in run("artefacts", rollout_id).splitlines()[2:]] == [
+        b"0-bash.txt",
+        b"1-bash.txt",
+        b"2-bash.txt",
+    ]
+    assert run("artefacts", rollout_id, "0-bash.txt", "-o", "-") == sequence(200_000)
+    run("artefacts", rollout_id, "0-bash.txt")
+    assert (folder / "0-bash.txt").read_bytes() == sequence(200_000)

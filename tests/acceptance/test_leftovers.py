@@ -1,0 +1,223 @@
+"""kill -9 at random points of all that makes sandboxes and holds them: in the end nothing of them is left on the node.
+
+`FARM_TEST_KILLS=2000` makes a longer one, `FARM_TEST_SEED` another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from farm.request import SandboxSpec
+from farm.scratch import locked
+from farm.settings import settings
+from tests.conftest import absent
+from tests.contract.sandbox_kinds import farm_in
+from tests.services.farms import farm_folder, until
+from workers.sandboxes.namespace import NamespaceProvider
+from workers.sandboxes.record import Record, folder_of_all
+from workers.sandboxes.remove import remove
+from workers.sandboxes.sweep import sweep_all, sweep_dead_nodes
+
+KILLS = int(os.environ.get("FARM_TEST_KILLS", "150"))
+SEED = os.environ.get("FARM_TEST_SEED", "1")
+STOPPED = 0.1
+"""So many are stopped with SIGSTOP instead, and are there still when the others end."""
+
+
+@pytest.fixture(scope="module")
+def folder(apptainer: Path) -> Iterator[Path]:
+    if missing := NamespaceProvider().missing():
+        absent(missing)
+    with farm_folder() as made, farm_in(made):
+        (made / "scratch").mkdir(mode=0o711)
+        yield made
+        remove(made)
+
+
+class Node:
+    """A supervisor, and all that it has started, known by the folder that they work in."""
+
+    def __init__(self, folder: Path, **plan: Any) -> None:
+        self._folder = folder
+        for log in folder.glob("*.log"):
+            log.unlink()
+        # where nothing else tells whose it is, as with what the porter forks
+        path = f"{os.environ['PATH']}:{folder}/none"
+        argv = [sys.executable, "-m", "tests.services.crowd", "supervisor", json.dumps({"seed": SEED, **plan})]
+        self.supervisor = subprocess.Popen(argv, env={**os.environ, "PATH": path}, cwd=Path(__file__).parents[2])
+
+    def processes(self) -> dict[str, list[int]]:
+        """What they are → pids."""
+        found: dict[str, list[int]] = {}
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdecimal() and int(entry.name) not in (os.getpid(), self.supervisor.pid):
+                with contextlib.suppress(OSError):
+                    if self._is_ours(entry):
+                        found.setdefault(_what(entry), []).append(int(entry.name))
+        return found
+
+    def _is_ours(self, process: Path) -> bool:
+        """By its environment, its words, its folder or its mounts; one that has ended has none of them."""
+        mark = str(self._folder).encode()
+        for name in ("environ", "cmdline", "mountinfo"):
+            with contextlib.suppress(OSError):
+                if mark in (process / name).read_bytes():
+                    return True
+        return mark in bytes((process / "cwd").readlink())
+
+    def hit(self, pid: int, number: int) -> None:
+        """Send a signal, if that pid is ours still."""
+        with contextlib.suppress(OSError):
+            pidfd = os.pidfd_open(pid)
+            try:
+                if self._is_ours(Path(f"/proc/{pid}")):
+                    signal.pidfd_send_signal(pidfd, number)
+            finally:
+                os.close(pidfd)
+
+    def kill(self) -> None:
+        self.supervisor.kill()
+        self.supervisor.wait()
+
+    def left(self) -> list[str]:
+        """Everything there should not be: processes and their mounts, mounts of the node, sandboxes, sockets."""
+        processes = [f"{what} {pid}" for what, pids in self.processes().items() for pid in pids]
+        mounts = [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if str(self._folder) in line]
+        return processes + mounts + [str(path) for path in folder_of_all().rglob("*")]
+
+
+def _what(process: Path) -> str:
+    """By the words of its command; what is forked has those of its parent."""
+    words = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    parent = (process / "stat").read_text().rpartition(")")[2].split()[1]
+    if "porter_server" in words:
+        with contextlib.suppress(OSError):
+            if "tests.services.crowd" in Path(f"/proc/{parent}/cmdline").read_text():
+                return "porter"
+        return "forked by the porter"
+    names = {
+        "tests.services.crowd": "worker",
+        "sandbox-monitor": "monitor",
+        "echo up; while": "first process",
+        "kernel_zygote": "interpreter",
+        "pptainer": "runtime",
+        "rm -rf": "remover",
+    }
+    return next((what for mark, what in names.items() if mark in words), "inside")
+
+
+def sandboxes() -> list[Record]:
+    """Those that are up."""
+    parent = folder_of_all()
+    records = [Record.load(path) for path in parent.iterdir()] if parent.is_dir() else []
+    return [record for record in records if record and record.first.alive() and record.monitor.alive()]
+
+
+def test_two_hundred_live_ones_end_with_the_supervisor(folder: Path) -> None:
+    chance = random.Random(SEED)
+    kinds = {"namespace": 88, "singularity": 12}
+    node = Node(folder, n_workers=2, kinds=kinds, comes_and_goes=False)
+    try:
+        until(lambda: _all_are_up(folder, node) >= 2, "200 sandboxes are up", 240)
+        assert Counter(record.kind for record in sandboxes()) == {"namespace": 176, "singularity": 24}
+        before = node.processes()
+        assert len(before["first process"]) >= 200
+        for what in ("monitor", "first process", "porter", "forked by the porter"):
+            for pid in chance.sample(before[what], max(1, len(before[what]) // 10)):
+                node.hit(pid, signal.SIGKILL)
+    finally:
+        node.kill()
+    # all but the folders of those whose monitor was killed, which nobody can remove before the next start
+    until(lambda: not node.processes(), lambda: f"all processes have ended: {node.processes()}", 60)
+    sweep_all()
+    assert node.left() == []
+
+
+def _all_are_up(folder: Path, node: Node) -> int:
+    logs = [path.read_text() for path in folder.glob("w*.log")]
+    assert node.supervisor.poll() is None
+    assert not any("Traceback" in log for log in logs), "\n".join(logs)
+    return sum("up w" in log for log in logs)
+
+
+def test_killed_at_random_points_nothing_is_left(folder: Path) -> None:
+    chance = random.Random(SEED)
+    hits: Counter[str] = Counter()
+    kinds = {"namespace": 5, "singularity": 1}
+    node = Node(folder, n_workers=2, kinds=kinds, comes_and_goes=True)
+    try:
+        until(lambda: len(sandboxes()) >= 4, "some sandboxes are up", 60)
+        while hits.total() < KILLS:
+            assert node.supervisor.poll() is None, "\n".join(log.read_text() for log in folder.glob("*.log"))
+            there = node.processes()
+            if not there:
+                continue
+            # each sort as often as any other, however many there are
+            what = chance.choice(sorted(there))
+            time.sleep(chance.uniform(0, 0.05))
+            node.hit(chance.choice(there[what]), signal.SIGSTOP if chance.random() < STOPPED else signal.SIGKILL)
+            hits[what] += 1
+        assert {"worker", "porter", "monitor", "first process", "forked by the porter"} <= hits.keys(), hits
+        # what goes on is not hurt for good
+        until(lambda: len(sandboxes()) >= 4, "sandboxes come up again", 60)
+    finally:
+        node.kill()
+    until(lambda: "worker" not in node.processes(), "the workers have ended with the supervisor")
+    sweep_all()
+    until(lambda: not node.left(), lambda: f"nothing is left: {node.left()}")
+
+
+def test_a_killed_monitor_takes_along_what_the_policy_started(folder: Path) -> None:
+    node = Node(folder, n_workers=1, kinds={"namespace": 2, "singularity": 2}, comes_and_goes=False)
+    try:
+        until(lambda: _all_are_up(folder, node) >= 1, "the sandboxes are up", 60)
+        records = sandboxes()
+        assert len(records) == 4
+        for record in records:
+            node.hit(record.monitor.pid, signal.SIGKILL)
+        until(lambda: not any(record.first.alive() for record in records), "the sandboxes end with their monitors")
+    finally:
+        node.kill()
+    sweep_all()
+    until(lambda: not node.left(), lambda: f"nothing is left: {node.left()}")
+
+
+def test_a_neighbour_sweeps_what_a_killed_node_left(folder: Path) -> None:
+    """Nodes have a folder each, side by side, and hold its lock while they live."""
+
+    def start_in(name: str) -> Record:
+        monkeypatch.setenv("FARM_SCRATCH", str(folder / "scratch" / name))
+        settings.cache_clear()
+        asyncio.run(NamespaceProvider().start("one", SandboxSpec()))
+        (folder / "scratch" / name / "lock").touch()
+        record = Record.load(folder_of_all() / "one")
+        assert record
+        return record
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        dead, alive = start_in("dead"), start_in("alive")
+        os.kill(dead.monitor.pid, signal.SIGKILL)
+        (folder / "scratch/dead/sandboxes/started").mkdir()
+        with locked(folder / "scratch/alive/lock", "it lives"):
+            monkeypatch.setenv("FARM_SCRATCH", str(folder / "scratch/own"))
+            settings.cache_clear()
+            assert sweep_dead_nodes() == ["dead"]
+            assert alive.first.alive()
+        assert sweep_dead_nodes() == ["alive"]
+        assert not alive.first.alive()
+    settings.cache_clear()
+    assert not {"dead", "alive"} & {path.name for path in (folder / "scratch").iterdir()}

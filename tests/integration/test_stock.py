@@ -1,0 +1,92 @@
+"""The stock of a whole farm: filled for what is queued, kept within its bounds, and gone with what needed it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import farm
+from examples.problems import humaneval_problems
+from farm.embedded import Embedded
+from farm.rollout import Stage, State
+from tests.conftest import absent
+from tests.services.farms import embedded, farm_folder, left_of, processes_of, until
+from workers.registry import sandbox as provider
+
+(PROBLEM,) = humaneval_problems(1)
+
+
+@pytest.fixture
+def silent() -> Iterator[str]:
+    """A policy that takes requests and never answers, so that rollouts stay in the run stage."""
+    with socket.create_server(("127.0.0.1", 0), backlog=200) as listening:
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}/v1"
+
+
+@pytest.fixture
+def folder(silent: str) -> Iterator[Path]:
+    if missing := provider("namespace").missing():
+        absent(missing)
+    with farm_folder() as made:
+        yield made
+
+
+def here(folder: Path, silent: str) -> Embedded:
+    return embedded(
+        folder,
+        FARM_SANDBOX="namespace",
+        FARM_POLICY_URL=silent,
+        FARM_POLICY_MODEL="silent",
+        FARM_STOCK="5",
+        FARM_STOCK_IDLE_S="2",
+    )
+
+
+def ready(folder: Path) -> set[str]:
+    return {path.name for path in (folder / "scratch").glob("*/sandboxes/.ready.*")}
+
+
+def init_workers(folder: Path) -> list[int]:
+    mark = "init@"
+    return [int(line.partition(":")[0]) for line in processes_of(folder) if mark in line and "celery" in line]
+
+
+def test_it_is_filled_for_what_waits_and_survives_the_worker(folder: Path, silent: str) -> None:
+    with here(folder, silent) as running, farm.connect(running.store_url, broker_url=running.broker_url) as client:
+        # 24 are taken in, as there is room for no more; of those 16 play
+        batch_id = client.submit({"instances": [PROBLEM] * 40})
+        until(lambda: client.status(batch_id).stages[Stage.RUN][State.ACTIVE] == 16, "16 play", 60.0)
+        until(lambda: len(ready(folder)) == 5, "the stock is full", 60.0)
+        before = ready(folder)
+        for pid in init_workers(folder):
+            os.kill(pid, signal.SIGKILL)
+        until(lambda: client.cancel(batch_id, [f"{batch_id}.0.0"]) or True, "one is cancelled")
+        until(lambda: len(before - ready(folder)) == 1, "the next one has taken one of the stock", 60.0)
+        until(lambda: len(ready(folder)) == 5, "the new worker has filled it again", 60.0)
+        client.cancel(batch_id)
+        until(lambda: not ready(folder), "what nobody wants is dropped", 60.0)
+    assert left_of(folder) == []
+
+
+def test_nothing_of_it_outlives_the_node(folder: Path, silent: str) -> None:
+    with here(folder, silent) as running, farm.connect(running.store_url, broker_url=running.broker_url) as client:
+        client.submit({"instances": [PROBLEM] * 40})
+        until(lambda: len(ready(folder)) == 5, "the stock is full", 60.0)
+        (supervisor,) = (
+            int(line.partition(":")[0]) for line in processes_of(folder) if "workers.node" in line.partition(": ")[2]
+        )
+        os.kill(supervisor, signal.SIGKILL)
+        until(lambda: not ready(folder), "the stock is gone", 60.0)
+        until(lambda: not list((folder / "scratch").glob("*/sandboxes/*")), "so is everything", 60.0)
+
+
+def test_a_farm_that_is_stopped_while_it_fills_it_leaves_nothing(folder: Path, silent: str) -> None:
+    with here(folder, silent) as running, farm.connect(running.store_url, broker_url=running.broker_url) as client:
+        client.submit({"instances": [PROBLEM] * 40})
+        until(lambda: ready(folder), "there is one in stock", 60.0)
+    assert left_of(folder) == []

@@ -1,0 +1,61 @@
+"""What sandboxes leave is found, whoever its parent is."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from benchmarks.leftovers import Leftovers
+from tests.contract.sandbox_kinds import farm_in
+from workers.sandboxes.record import folder_of_all
+
+
+def test_nothing_is_left(tmp_path: Path) -> None:
+    with farm_in(tmp_path):
+        assert not any(Leftovers(tmp_path).found().values())
+
+
+def test_a_folder_and_a_socket_and_a_descriptor(tmp_path: Path) -> None:
+    with farm_in(tmp_path):
+        leftovers = Leftovers(tmp_path)
+        (folder_of_all() / "one").mkdir(parents=True)
+        with socket.socket(socket.AF_UNIX) as left:
+            left.bind(str(tmp_path / "socket"))
+            found = leftovers.found()
+        assert found["folders"] == ["one"]
+        assert len(found["sockets"]) == 1
+        assert found["descriptors"] == ["1 more than before"]
+
+
+@pytest.mark.parametrize("by", ["environment", "working folder", "command line"])
+def test_a_process_that_is_nobodys_child(tmp_path: Path, by: str) -> None:
+    """The shell that starts it ends at once."""
+    leftovers = Leftovers(tmp_path)
+    name = str(tmp_path) if by == "command line" else "left"
+    done = subprocess.run(
+        ["bash", "-c", 'exec -a "$0" sleep 100 >/dev/null 2>&1 & echo $!', name],
+        env={**os.environ, "PLACE": str(tmp_path) if by == "environment" else ""},
+        cwd=tmp_path if by == "working folder" else "/",
+        capture_output=True,
+        check=True,
+    )
+    pid = int(done.stdout)
+    try:
+        with farm_in(tmp_path):
+            found = leftovers.found()["processes"]
+        assert [line.split()[0] for line in found] == [str(pid)]
+    finally:
+        os.kill(pid, 9)
+
+
+def test_a_child_without_any_mark(tmp_path: Path) -> None:
+    with farm_in(tmp_path / "other"):
+        leftovers = Leftovers(tmp_path / "other")
+        with subprocess.Popen(["sleep", "100"], cwd="/") as child:
+            found = leftovers.found()["processes"]
+            child.kill()
+        assert [line.split()[0] for line in found] == [str(child.pid)]

@@ -1,0 +1,116 @@
+"""Control groups by the names and contents of their files, which are ordinary ones here: what is written and read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from farm.errors import SandboxError
+from farm.settings import settings
+from workers.sandboxes import cgroups
+
+
+@pytest.fixture
+def given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder that FARM_CGROUP names."""
+    folder = tmp_path / "given"
+    folder.mkdir()
+    monkeypatch.setenv("FARM_CGROUP", str(folder))
+    monkeypatch.setenv("FARM_SCRATCH", str(tmp_path / "scratch"))
+    (tmp_path / "scratch/sandboxes").mkdir(parents=True)
+    settings.cache_clear()
+    yield folder
+    settings.cache_clear()
+
+
+def as_v2(folder: Path, controllers: str) -> None:
+    (folder / "cgroup.controllers").write_text(controllers)
+    (folder / "cgroup.subtree_control").write_text("")
+
+
+def test_none_is_given(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("FARM_CGROUP", raising=False)
+    settings.cache_clear()
+    assert cgroups.missing() == ""
+    assert cgroups.make(tmp_path, 100, 10) == ""
+    assert cgroups.of(tmp_path) == ""
+
+
+@pytest.mark.parametrize(
+    ("controllers", "complaint"),
+    [(None, "is no control group"), ("cpu pids", "the memory controller is not delegated")],
+)
+def test_it_must_be_of_the_memory_controller(given: Path, controllers: str | None, complaint: str) -> None:
+    if controllers is not None:
+        as_v2(given, controllers)
+    assert complaint in cgroups.missing()
+    state = settings().scratch / "sandboxes/one"
+    state.mkdir()
+    with pytest.raises(SandboxError, match=complaint):
+        cgroups.make(state, 100, 10)
+
+
+def test_a_folder_that_is_not_there(given: Path) -> None:
+    given.rmdir()
+    assert "FARM_CGROUP" in cgroups.missing()
+
+
+def test_controllers_are_handed_down(given: Path) -> None:
+    as_v2(given, "cpu io memory pids")
+    # the kernel makes these with the folder
+    parent = given / cgroups._name(settings().scratch.absolute() / "sandboxes")
+    parent.mkdir()
+    as_v2(parent, "memory")
+    state = settings().scratch / "sandboxes/.ready.key.one"
+    state.mkdir()
+    group = Path(cgroups.make(state, 100, 10))
+    assert (given / "cgroup.subtree_control").read_text() == "+memory +pids"
+    assert (parent / "cgroup.subtree_control").read_text() == "+memory"
+    assert group.parent == parent
+    assert cgroups.of(state) == str(group)
+
+
+@pytest.mark.parametrize(
+    ("version", "events"),
+    [
+        ("memory.events", "low 0\nhigh 0\nmax 812\noom 4\noom_kill 3\noom_group_kill 0\n"),
+        ("memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 3\n"),
+    ],
+)
+def test_what_was_killed(tmp_path: Path, version: str, events: str) -> None:
+    (tmp_path / version).write_text(events)
+    assert cgroups.n_killed(str(tmp_path)) == 3
+    assert cgroups.n_killed(str(tmp_path / "gone")) == 0
+
+
+@pytest.mark.parametrize(
+    ("is_v2", "written"),
+    [
+        (True, {"memory.max": "104857600", "memory.swap.max": "0", "pids.max": "74"}),
+        (False, {"memory.limit_in_bytes": "104857600", "memory.memsw.limit_in_bytes": "104857600"}),
+    ],
+)
+def test_limits(tmp_path: Path, is_v2: bool, written: dict[str, str]) -> None:
+    if is_v2:
+        as_v2(tmp_path, "memory pids")
+    before = {path.name for path in tmp_path.iterdir()}
+    cgroups._limit(tmp_path, 100, 10)
+    assert {path.name: path.read_text() for path in tmp_path.iterdir() if path.name not in before} == written
+    assert cgroups.memory_mb(str(tmp_path)) == 100
+
+
+def test_what_no_sandbox_has_is_swept(given: Path) -> None:
+    (given / "memory.limit_in_bytes").touch()
+    states = settings().scratch.absolute() / "sandboxes"
+    parent = given / cgroups._name(states)
+    for name in ("wanted", "left"):
+        (parent / name).mkdir(parents=True)
+    (states / "one").mkdir()
+    (states / "one" / cgroups.LINK).symlink_to(parent / "wanted")
+    cgroups.sweep(states)
+    assert [path.name for path in parent.iterdir()] == ["wanted"]
+    (states / "one" / cgroups.LINK).unlink()
+    cgroups.sweep(states, all_of_it=True)
+    assert not parent.exists()

@@ -1,0 +1,149 @@
+"""What the `bash` tool makes of its arguments and of what a shell says."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from farm.errors import ToolError
+from workers.interfaces import Artefact, Observation, Shell, ShellResult
+from workers.testing import FakeSandbox
+from workers.tools.bash import BashArguments, BashTool
+
+
+class Scripted:
+    """A shell that gives results in order, and keeps what it was asked."""
+
+    def __init__(self, *results: ShellResult) -> None:
+        self._results = iter(results)
+        self.asked: list[tuple[Any, ...]] = []
+
+    async def run(self, command: str, timeout_s: float, *, interactive: bool = False) -> ShellResult:
+        self.asked.append((command, timeout_s, interactive))
+        return next(self._results)
+
+    async def send(self, keys: bytes, wait_s: float) -> ShellResult:
+        self.asked.append((keys, wait_s))
+        return next(self._results)
+
+    async def close(self) -> None:
+        """Nothing to close."""
+
+
+class SandboxWith(FakeSandbox):
+    """A sandbox whose shell is given."""
+
+    def __init__(self, shell: Shell) -> None:
+        super().__init__()
+        self._shell = shell
+
+    async def open_shell(self) -> Shell:
+        return self._shell
+
+
+def running(output: str = "") -> ShellResult:
+    return ShellResult(None, output, "/", running=True)
+
+
+def play(shell: Scripted, *calls: dict[str, Any]) -> list[Observation]:
+    tool = BashTool(SandboxWith(shell))
+
+    async def all_of_them() -> list[Observation]:
+        return [await tool.call(BashArguments(**call), 60.0) for call in calls]
+
+    return asyncio.run(all_of_them())
+
+
+def refused(**arguments: Any) -> str:
+    with pytest.raises(ToolError) as caught:
+        play(Scripted(), arguments)
+    return str(caught.value)
+
+
+def test_what_makes_no_sense_is_told_with_what_to_change() -> None:
+    assert "Give either `command` or `input`, not both" in refused(command="ls", input="x")
+    assert "Give a `command` to run, or `input`" in refused()
+    assert "Give a `command` to run, or `input`" in refused(command="", interactive=True)
+    assert "`wait_s` goes with `interactive` or `input` only" in refused(command="ls", wait_s=20)
+    assert "start one with `command` and `interactive: true`" in refused(input="x")
+
+
+def test_arguments_at_their_defaults_do_no_harm() -> None:
+    shell = Scripted(ShellResult(0, "a\n", "/"))
+    call = {"command": "echo a", "interactive": False, "input": "", "enter": True, "wait_s": 5}
+    assert play(shell, call) == [Observation("a")]
+    assert shell.asked == [("echo a", 60.0, False)]
+
+
+@pytest.mark.parametrize(
+    ("typed", "keys"),
+    [
+        ({"input": "yes"}, b"yes\r"),
+        ({"input": "yes", "enter": False}, b"yes"),
+        ({"input": "a\nb"}, b"a\rb\r"),
+        ({"input": "a\n", "enter": False}, b"a\r"),
+        ({"input": "é"}, "é\r".encode()),
+        ({"input": ""}, b""),
+        ({"input": "C-c"}, b"\x03"),
+        ({"input": "c-D"}, b"\x04"),
+        ({"input": "C-z"}, b"\x1a"),
+        ({"input": "C-\\"}, b"\x1c"),
+        ({"input": "<enter>"}, b"\r"),
+        ({"input": "<Up>"}, b"\x1b[A"),
+        ({"input": "<esc>", "enter": True}, b"\x1b"),
+        ({"input": "C-cc"}, b"C-cc\r"),
+        ({"input": "press <enter>"}, b"press <enter>\r"),
+    ],
+)
+def test_what_is_typed(typed: dict[str, Any], keys: bytes) -> None:
+    shell = Scripted(running(), running())
+    play(shell, {"command": "cat", "interactive": True}, typed)
+    assert shell.asked == [("cat", 5.0, True), (keys, 5.0)]
+
+
+def test_waiting_is_bounded_by_the_time_limit_of_a_call() -> None:
+    shell = Scripted(running(), running())
+    play(shell, {"command": "cat", "interactive": True, "wait_s": 1000}, {"input": "", "wait_s": 0.5})
+    assert shell.asked == [("cat", 60.0, True), (b"", 0.5)]
+
+
+def test_a_running_program_and_its_end_are_told() -> None:
+    shell = Scripted(running("? "), ShellResult(3, "bye\n", "/"), ShellResult(0, "x\n", "/"))
+    told = play(shell, {"command": "ask", "interactive": True}, {"input": "y"}, {"command": "echo x"})
+    assert [each.text for each in told] == [
+        "? \n[it is running; go on with `input`]",
+        "bye\n[it has ended, exit code 3]",
+        "x",
+    ]
+
+
+def test_a_program_that_makes_room_is_not_forgotten() -> None:
+    shell = Scripted(running(), running("more\n"), ShellResult(0, "x\n", "/"))
+    told = play(shell, {"command": "ask", "interactive": True}, {"command": "echo x"})
+    assert shell.asked[1:] == [(b"", 0.0), ("echo x", 60.0, False)]
+    assert told[1].text == (
+        "more\n[the program that ran before is ended now; this is the output of the new command:]\nx"
+    )
+    shell = Scripted(running(), ShellResult(4, "last words\n", "/"), running("? "))
+    told = play(shell, {"command": "ask", "interactive": True}, {"command": "ask2", "interactive": True})
+    assert told[1].text == (
+        "last words\n[the program that ran before had ended with exit code 4; this is the output of the new command:]\n"
+        "? \n[it is running; go on with `input`]"
+    )
+
+
+def test_everything_there_is_to_say_is_said() -> None:
+    result = ShellResult(
+        137, "part\n", "/tmp", restarted=True, n_dropped=7, full=b"all", limit="memory limit of 5 MB reached"
+    )
+    (told,) = play(Scripted(result), {"command": "x"})
+    assert told.text == (
+        "part\n[exit code 137]\n[stopped by the sandbox: memory limit of 5 MB reached]\n"
+        "[the shell had ended; a new one was started in /tmp: set variables and functions again]\n"
+        "[7 bytes from the middle of the output are left out]"
+    )
+    assert told.artefacts == (Artefact("bash.txt", "text/plain", b"all"),)
+    (late,) = play(Scripted(ShellResult(None, "", "/", timed_out=True)), {"command": "x"})
+    assert late.text == "[stopped: it did not finish within 60 seconds; this is what it had written]"

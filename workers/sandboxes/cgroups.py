@@ -1,0 +1,194 @@
+"""Control groups of sandboxes, where the farm was given a group to make them in: then the kernel holds their limits.
+
+`FARM_CGROUP` has a group of its own for each scratch folder, named `farm-DIGEST`, and that one for each sandbox. A link
+in the sandbox's folder leads to it, and is there before it is: a group that no link leads to is left over, and swept.
+
+Both versions of control groups will do: version 2 needs the memory controller in the group, and no processes beside it
+there (of systemd: `Delegate=yes`); of version 1 it is a folder of the memory controller. The files and what they mean:
+kernel.org/doc/html/latest/admin-guide/cgroup-v2.html and .../cgroup-v1/memory.html.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from uuid import uuid4
+
+from farm.errors import SandboxError
+from farm.settings import settings
+from workers.sandboxes.owner import sandbox_user
+
+LINK = "cgroup"
+"""In the folder of a sandbox: leads to its group."""
+_MB = 1 << 20
+_OWN_PROCESSES = 64
+"""Beyond the limit of a sandbox: who leads commands in, and the threads of a container runtime."""
+_PATIENCE_S, _PAUSE_S = 2.0, 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class _Files:
+    """What a version of control groups calls things; those in `also` need not be there."""
+
+    memory: str
+    events: str
+    also: tuple[tuple[str, str], ...]
+
+
+_V2 = _Files("memory.max", "memory.events", (("memory.swap.max", "0"), ("pids.max", "{pids}")))
+_V1 = _Files("memory.limit_in_bytes", "memory.oom_control", (("memory.memsw.limit_in_bytes", "{memory}"),))
+
+
+def missing() -> str:
+    """Why the farm cannot use the group that it was given; empty if it can, or was given none."""
+    try:
+        parent = _parent(settings().scratch.absolute() / "sandboxes")
+        if parent is not None:
+            trial = parent / f"trial-{uuid4().hex[:8]}"
+            trial.mkdir()
+            try:
+                _limit(trial, 64, 64)
+            finally:
+                trial.rmdir()
+    except SandboxError as error:
+        return str(error)
+    except OSError as error:
+        return f"FARM_CGROUP: no group can be made in it: {error}"
+    return ""
+
+
+def make(state: Path, memory_mb: int, n_processes: int) -> str:
+    """The group of a sandbox, with its limits; empty if the farm was given none. Raises SandboxError."""
+    try:
+        parent = _parent(state.parent)
+        if parent is None:
+            return ""
+        group = parent / f"{state.name.lstrip('.')[:64]}-{uuid4().hex[:8]}"
+        (state / LINK).symlink_to(group)
+        group.mkdir()
+        _limit(group, memory_mb, n_processes)
+    except OSError as error:
+        raise SandboxError(f"sandbox {state.name}: no control group could be made: {error}") from error
+    return str(group)
+
+
+def of(state: Path) -> str:
+    """The group of the sandbox in a folder; empty if it has none."""
+    try:
+        return str((state / LINK).readlink())
+    except OSError:
+        return ""
+
+
+def n_killed(group: str) -> int:
+    """How many processes of a group the kernel has killed at its memory limit; 0 if the group is gone."""
+    for files in (_V2, _V1):
+        with contextlib.suppress(OSError), open(f"{group}/{files.events}") as file:  # noqa: PTH123 - for each command
+            return next((int(line.split()[1]) for line in file if line.startswith("oom_kill ")), 0)
+    return 0
+
+
+def memory_mb(group: str) -> int:
+    """Its memory limit; 0 if the group is gone."""
+    for files in (_V2, _V1):
+        with contextlib.suppress(OSError, ValueError):
+            return int(Path(group, files.memory).read_text()) // _MB
+    return 0
+
+
+def remove(group: str) -> None:
+    """End what is in it, and remove it; harmless if it is empty or gone. Blocks for milliseconds."""
+    deadline = time.monotonic() + _PATIENCE_S
+    while group and time.monotonic() < deadline:
+        try:
+            return Path(group).rmdir()
+        except OSError as error:
+            if error.errno != errno.EBUSY:
+                return None
+        for pid in _processes(group):
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(_PAUSE_S)
+    return None
+
+
+def sweep(states: Path, all_of_it: bool = False) -> None:
+    """Remove the groups that belong to no sandbox of the folder `states`; with `all_of_it`, what held them, too.
+
+    One with processes in it stays: they end with the first process of their sandbox.
+    """
+    given = settings().cgroup
+    parent = None if given is None else given / _name(states)
+    if parent is None or not parent.is_dir():
+        return
+    # first, as who starts one makes them in the other order
+    groups = [entry.path for entry in os.scandir(parent) if entry.is_dir()]
+    wanted = {of(state) for state in states.iterdir()} if states.is_dir() else set()
+    unwanted = [group for group in groups if group not in wanted]
+    for path in [*unwanted, *([str(parent)] if all_of_it else [])]:
+        with contextlib.suppress(OSError):
+            Path(path).rmdir()
+
+
+def _name(states: Path) -> str:
+    return f"farm-{hashlib.sha256(bytes(states.absolute())).hexdigest()[:12]}"
+
+
+def _processes(group: str) -> list[int]:
+    try:
+        return [int(word) for word in Path(group, "cgroup.procs").read_text().split()]
+    except OSError:
+        return []
+
+
+def _parent(states: Path) -> Path | None:
+    """The group for the sandboxes of a folder, made if need be; None if none is given. Raises SandboxError, OSError."""
+    given = settings().cgroup
+    if given is None:
+        return None
+    parent = given / _name(states)
+    if (given / "cgroup.controllers").exists():
+        if "memory" not in (given / "cgroup.controllers").read_text().split():
+            raise SandboxError(f"FARM_CGROUP={given}: the memory controller is not delegated to this control group")
+        _hand_down(given)
+        parent.mkdir(exist_ok=True)
+        _hand_down(parent)
+    elif (given / _V1.memory).exists():
+        parent.mkdir(exist_ok=True)
+    else:
+        raise SandboxError(f"FARM_CGROUP={given} is no control group of version 2, nor one of the memory controller")
+    user = sandbox_user()
+    if user:
+        # the monitor, by then no longer root, must be able to remove its own
+        os.chown(parent, *user)
+    return parent
+
+
+def _hand_down(group: Path) -> None:
+    """Let the groups in a group of version 2 have the controllers that sandboxes are limited by."""
+    there = (group / "cgroup.controllers").read_text().split()
+    handed = (group / "cgroup.subtree_control").read_text().split()
+    wanted = [f"+{name}" for name in ("memory", "pids") if name in there and name not in handed]
+    if not wanted:
+        return
+    try:
+        (group / "cgroup.subtree_control").write_text(" ".join(wanted))
+    except OSError as error:
+        reason = "there are processes in it" if error.errno == errno.EBUSY else error.strerror
+        raise SandboxError(f"control group {group}: its controllers cannot be handed down: {reason}") from error
+
+
+def _limit(group: Path, memory_mb: int, n_processes: int) -> None:
+    files = _V2 if (group / "cgroup.controllers").exists() else _V1
+    (group / files.memory).write_text(str(memory_mb * _MB))
+    values = {"memory": memory_mb * _MB, "pids": n_processes + _OWN_PROCESSES}
+    for name, value in files.also:
+        # no swap on this node, or no such controller in the group
+        with contextlib.suppress(FileNotFoundError, PermissionError):
+            (group / name).write_text(value.format(**values))

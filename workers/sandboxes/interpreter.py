@@ -1,0 +1,238 @@
+"""One interpreter process in a sandbox, and the two channels to it: a socket for cells, a pipe for what they print.
+
+It is forked from a zygote and moves in, where the sandbox has a Python of ours; else it is started inside.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import select
+import signal
+import socket
+import sys
+from collections.abc import Coroutine, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from farm.errors import SandboxError
+from farm.settings import settings
+from workers.sandboxes import cells
+from workers.sandboxes.closure import BOOTSTRAP, kernel_folder
+from workers.sandboxes.entry import Entry
+from workers.sandboxes.frames import Frame, Frames, Gone
+from workers.sandboxes.interpreter_output import Output
+from workers.sandboxes.zygotes import Kind, Zygote, zygotes
+
+START_S = 90.0
+_PYTHON = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
+_MAX_ERROR = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What an interpreter runs: a module of the kernels' folder, on the sandbox's Python or, `alone`, on the farm's."""
+
+    module: str
+    alone: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """How a cell ended: the name of the error, and pairs of a media type and an image."""
+
+    error: str
+    images: tuple[tuple[str, bytes], ...]
+
+
+class Interpreter:
+    """A running interpreter; made by `started`."""
+
+    def __init__(self, entry: Entry, env: Mapping[str, str]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._entry = entry
+        self._name = f"sandbox {entry.sandbox_id}"
+        self._env = dict(env)
+        self._n_cells = 0
+        self._pid = 0
+        self._pidfd = -1
+        self._closing = contextlib.ExitStack()
+        self.output = Output()
+        ours, self._theirs = socket.socketpair()
+        self._frames = Frames(ours)
+        for end in (self.output, self._frames, self._theirs):
+            self._closing.callback(end.close)
+
+    @classmethod
+    async def started(cls, entry: Entry, program: Program, env: Mapping[str, str]) -> Interpreter:
+        """Start one and wait until it takes cells. Raises SandboxError."""
+        folder = await asyncio.to_thread(kernel_folder)
+        kind = _kind(program, env, folder)
+        # a zygote may have been killed, and the next one too
+        for _ in range(2 if kind else 0):
+            assert kind
+            interpreter = cls(entry, env)
+            with contextlib.suppress(Gone):
+                return await interpreter._up(interpreter._fork(kind))
+        interpreter = cls(entry, env)
+        return await interpreter._up(interpreter._spawn(program, folder))
+
+    async def _up(self, start: Coroutine[Any, Any, None]) -> Interpreter:
+        """Itself, when it is started and ready; nothing is left of it if that fails."""
+        try:
+            await start
+            await self._wait_until_ready()
+            return self
+        except BaseException:
+            self.close()
+            raise
+
+    async def _fork(self, kind: Kind) -> None:
+        """Have it forked by a zygote. Raises Gone if that does not answer."""
+        target = self._entry.target()
+        # the zygote is the sandbox's user already, and a control group is not for that user to choose
+        job = {"target": {**target, "user": None, "cgroup": ""}, "cwd": self._entry.workdir, "env": self._env}
+        zygote = await asyncio.to_thread(zygotes().get, kind)
+        self._closing.enter_context(zygote.in_use())
+        await self._ask(zygote, job)
+        descriptors = self._frames.accept_descriptors()
+        self._closing.callback(_close_all, descriptors)
+        self._let_go()
+        self._check(await self._frames.next(START_S))
+        self._hold(descriptors[0])
+        if target["cgroup"]:
+            _move(self._pid, target["cgroup"])
+
+    async def _ask(self, zygote: Zygote, job: dict[str, Any]) -> None:
+        while True:
+            try:
+                return zygote.fork(job, [self._theirs.fileno(), self.output.write_end])
+            except BlockingIOError:
+                # many ask at once
+                await asyncio.sleep(0.005)
+            except OSError as error:
+                raise Gone from error
+
+    async def _spawn(self, program: Program, folder: Path) -> None:
+        """Start a Python inside; its first words, if it cannot, are the reason."""
+        python = [_PYTHON, "-I", "-S"] if program.alone else ["python3"]
+        argv = [*python, "-c", BOOTSTRAP.format(module=program.module), str(folder)]
+        fds = {1: self.output.write_end, 2: self.output.write_end, cells.CONNECTION: self._theirs.fileno()}
+        child = await self._entry.start(argv, env=self._env, fds=fds)
+        self._closing.callback(child.close)
+        self._let_go()
+        with contextlib.suppress(ProcessLookupError):
+            pidfd = os.pidfd_open(child.pid)
+            self._closing.callback(os.close, pidfd)
+            self._hold(pidfd)
+
+    def _let_go(self) -> None:
+        """Theirs shall be the only other ends, so that their death can be seen."""
+        self._theirs.close()
+        self.output.close_write_end()
+
+    def _hold(self, pidfd: int) -> None:
+        self._pidfd = pidfd
+        self._closing.callback(self.kill)
+        # the number that it has on the host
+        lines = Path(f"/proc/self/fdinfo/{pidfd}").read_text().splitlines()
+        self._pid = max(0, next(int(line.split()[1]) for line in lines if line.startswith("Pid:")))
+
+    async def _wait_until_ready(self) -> None:
+        try:
+            frame = await self._frames.next(START_S)
+        except Gone:
+            said = self.output.take()[0].strip().splitlines()[-1:]
+            frame = {"failed": said[0] if said else "it ended at once"}, b""
+        self._check(frame)
+        # what its start printed is of no cell
+        self.output.take()
+
+    def _check(self, frame: Frame | None) -> None:
+        if frame is None:
+            raise SandboxError(f"{self._name}: no interpreter after {START_S:.0f} s")
+        head, _ = frame
+        if "gone" in head:
+            raise SandboxError(f"{self._name} is gone: its first process has ended")
+        if "failed" in head:
+            raise SandboxError(f"{self._name}: no interpreter: {str(head['failed'])[:500]}")
+
+    def begin(self, code: str) -> None:
+        """Let a cell begin."""
+        self._n_cells += 1
+        self._frames.send({"cell": self._n_cells}, code.encode("utf-8", "replace"))
+
+    async def ended(self, seconds: float) -> Reply | None:
+        """How the cell ended; None if it has not within these seconds. Raises Gone."""
+        until = self._loop.time() + seconds
+        while frame := await self._frames.next(until - self._loop.time()):
+            head, body = frame
+            # a cell can find the socket if it looks for it, and write anything: an answer to another cell, for one
+            if head.get("cell") == self._n_cells:
+                return _reply(head, body)
+        return None
+
+    def interrupt(self) -> None:
+        """SIGINT, as ^C sends it: to the interpreter and the children it has in the foreground."""
+        if self._pid and not self._ended():
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._pid, signal.SIGINT)
+
+    def kill(self) -> None:
+        """SIGKILL; what it started stays."""
+        if self._pidfd >= 0:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+
+    def _ended(self) -> bool:
+        poll = select.poll()
+        poll.register(self._pidfd, select.POLLIN)
+        return bool(poll.poll(0))
+
+    def close(self) -> None:
+        """Kill it and forget it. Harmless when repeated."""
+        self._closing.close()
+
+
+def _close_all(descriptors: list[int]) -> None:
+    while descriptors:
+        os.close(descriptors.pop())
+
+
+def _move(pid: int, cgroup: str) -> None:
+    try:
+        Path(cgroup, "cgroup.procs").write_text(str(pid))
+    except OSError as error:
+        # one of the two has just ended
+        raise Gone from error
+
+
+def _reply(head: Mapping[str, Any], body: bytes) -> Reply:
+    """What a frame says. Raises Gone if that makes no sense."""
+    images, start = [], 0
+    try:
+        for media_type, n_bytes in head["images"][: cells.MAX_IMAGES]:
+            if media_type not in cells.MEDIA_TYPES or not 0 < n_bytes <= len(body) - start:
+                raise Gone
+            images.append((media_type, body[start : start + n_bytes]))
+            start += n_bytes
+        return Reply(str(head["error"])[:_MAX_ERROR], tuple(images))
+    except (KeyError, TypeError, ValueError) as error:
+        raise Gone from error
+
+
+def _kind(program: Program, env: Mapping[str, str], kernels: Path) -> Kind | None:
+    """The zygote that has this program ready for a sandbox; None if it has no Python of ours.
+
+    None too if there are variables that are heeded only at the start of a Python, or of any program.
+    """
+    python = Path(env["PATH"].partition(":")[0]) / "python3"
+    environments = settings().cache.absolute() / "environments"
+    if python.parent.parent.parent != environments or any(name.startswith(("PYTHON", "LD_")) for name in env):
+        return None
+    folders = (str(python.parent.parent), sys.base_prefix, str(kernels))
+    if program.alone:
+        return Kind(_PYTHON, ("-I", "-S"), str(kernels), program.module, folders[1:])
+    return Kind(str(python), (), str(kernels), program.module, folders)

@@ -1,0 +1,152 @@
+"""The worker's end of the porter, `porter_server.py`: asks it for monitors and for processes that join a sandbox."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import json
+import os
+import select
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from farm.errors import SandboxError
+from workers.sandboxes.scarcity import scarcity
+
+_PROJECT = str(Path(__file__).parents[2])
+_PROGRAM = "import sys; sys.path.append(sys.argv[1]); from workers.sandboxes.porter_server import main; main()"
+_ANSWER_BYTES = 65536
+_PAUSE_S = 0.002
+
+
+class Answers:
+    """The socket that the answers to one request come on: a few messages, some with a descriptor, then the end."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+        self._socket.setblocking(False)
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def take(self) -> tuple[dict[str, Any], list[int]] | None:
+        """The next message and its descriptors; None if it is not there yet. An empty message is the end."""
+        try:
+            data, descriptors, _, _ = socket.recv_fds(self._socket, _ANSWER_BYTES, 1)
+        except BlockingIOError:
+            return None
+        except ConnectionResetError:
+            return {}, []
+        return (json.loads(data) if data else {}), descriptors
+
+    async def next(self) -> tuple[dict[str, Any], list[int]]:
+        """Wait for the next message on the event loop."""
+        while (message := self.take()) is None:
+            await _readable(self.fileno())
+        return message
+
+    def wait(self, timeout_s: float) -> tuple[dict[str, Any], list[int]] | None:
+        """Wait for the next message; None if it does not come in time. Blocks."""
+        poll = select.poll()
+        poll.register(self.fileno(), select.POLLIN)
+        return self.take() if poll.poll(timeout_s * 1000) else None
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+async def _readable(descriptor: int) -> None:
+    loop = asyncio.get_running_loop()
+    ready: asyncio.Future[None] = loop.create_future()
+    loop.add_reader(descriptor, _wake, ready)
+    try:
+        await ready
+    finally:
+        loop.remove_reader(descriptor)
+
+
+def _wake(ready: asyncio.Future[None]) -> None:
+    if not ready.done():
+        ready.set_result(None)
+
+
+class Porter:
+    """One porter process; started with the first request, and again if it is found dead."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+
+    def ask(self, job: dict[str, Any], descriptors: Sequence[int]) -> Answers:
+        """Send a request; `descriptors` stay ours. Raises SandboxError if no porter can be started."""
+        with contextlib.ExitStack() as failed, scarcity("ask its porter"):
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            failed.enter_context(ours)
+            with theirs, os.fdopen(os.memfd_create("job"), "wb") as memory:
+                memory.write(json.dumps(job).encode(errors="surrogateescape"))
+                memory.flush()
+                self._send([memory.fileno(), theirs.fileno(), *descriptors])
+            failed.pop_all()
+        return Answers(ours)
+
+    def _send(self, descriptors: list[int]) -> None:
+        with self._lock:
+            for again in (True, False):
+                if self._control is None:
+                    self._start()
+                try:
+                    return self._pass(descriptors)
+                except (BrokenPipeError, ConnectionResetError) as error:
+                    self._end()
+                    if not again:
+                        raise SandboxError(
+                            f"this worker's porter process ends as soon as it is started: {error}"
+                        ) from error
+
+    def _pass(self, descriptors: list[int]) -> None:
+        assert self._control
+        while True:
+            try:
+                socket.send_fds(self._control, [b"job"], descriptors)
+                return
+            except OSError as error:
+                # as many descriptors as a user may have open are on their way already
+                if error.errno != errno.ETOOMANYREFS:
+                    raise
+                time.sleep(_PAUSE_S)
+
+    def _start(self) -> None:
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        # if it cannot be started, the next message finds nobody at the other end
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", "-c", _PROGRAM, _PROJECT, str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                env={"PATH": os.environ.get("PATH", os.defpath), "LANG": "C.UTF-8"},
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+
+    def _end(self) -> None:
+        if self._control is not None:
+            self._control.close()
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+        self._control = self._process = None
+
+
+@cache
+def porter() -> Porter:
+    """This process's porter. It ends with the process, whose end of the socket it watches."""
+    return Porter()

@@ -1,0 +1,156 @@
+"""Sandboxes in stock: started before anyone asks for them, and handed over by giving their folder another name.
+
+The stock lies among the sandboxes of the node, under names that no sandbox can have: `.starting.KEY.NAME` until one is
+up, then `.ready.KEY.NAME`. The key says what it was made of, so that whoever asks for the same may have it; a rename
+has one winner, whichever processes try. What is dropped is first named `.gone.NAME`, so that nobody takes it any more.
+
+A monitor knows no path to its folder, and what is mounted follows a rename: to a sandbox nothing happens. Its lifeline
+is that of the node, so the stock outlives the worker that filled it, and never the node.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections import defaultdict
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from uuid import uuid4
+
+from farm.request import SandboxSpec
+from farm.settings import settings
+from workers.sandboxes.joined import STOP_S, end
+from workers.sandboxes.record import Record, folder_of_all, starter
+from workers.sandboxes.remove import remove
+
+_STARTING, _READY, _GONE = ".starting", ".ready", ".gone"
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """That sandboxes of this key were asked for not long ago: what to start to have one at hand."""
+
+    key: str
+    kind: str
+    spec: SandboxSpec
+
+
+def starting(key: str) -> Path:
+    """A folder for a sandbox that is about to be started for the stock."""
+    return folder_of_all() / f"{_STARTING}.{key}.{uuid4().hex[:8]}"
+
+
+def put(record: Record) -> Path:
+    """It is up and may be taken. Its folder from now on."""
+    _, _, key, name = record.folder.name.split(".")
+    return record.folder.rename(record.folder.with_name(f"{_READY}.{key}.{name}"))
+
+
+def take(key: str, target: Path) -> Record | None:
+    """Hand over a sandbox of this key: from now on its folder is `target`. None if there is none. Blocks briefly."""
+    for path in ready().get(key, ()):
+        try:
+            path.rename(target)
+        except FileNotFoundError:
+            continue
+        except OSError:
+            # there is a sandbox of this id already
+            return None
+        record = Record.load(target)
+        if record is not None and record.first.alive() and record.monitor.alive():
+            return record
+        discard(target)
+    return None
+
+
+def ready() -> dict[str, list[Path]]:
+    """Key → the folders of the sandboxes that may be taken."""
+    found: dict[str, list[Path]] = defaultdict(list)
+    parent = folder_of_all()
+    with suppress(FileNotFoundError), os.scandir(parent) as entries:
+        for name in sorted(entry.name for entry in entries if entry.name.startswith(f"{_READY}.")):
+            found[name.split(".")[2]].append(parent / name)
+    return found
+
+
+def touch(path: Path) -> None:
+    """It is wanted still; what is not, is dropped after a while."""
+    with suppress(FileNotFoundError):
+        os.utime(path)
+
+
+def discard(path: Path) -> bool:
+    """End one that nobody has taken, and remove it; whether it was there to be dropped. Blocks."""
+    gone = path.with_name(f"{_GONE}.{uuid4().hex[:8]}")
+    try:
+        path.rename(gone)
+    except FileNotFoundError:
+        return False
+    _remove(gone)
+    return True
+
+
+def is_of_stock(path: Path) -> bool:
+    """Whether a folder among those of the sandboxes is the stock's."""
+    return path.name.startswith(".")
+
+
+def clear(path: Path, starting_s: float, idle_s: float) -> None:
+    """Drop it if it is dead, was being started for longer than `starting_s`, or is unwanted for `idle_s`. Blocks."""
+    kind = "." + path.name.split(".")[1]
+    try:
+        age_s = time.time() - path.stat().st_mtime
+    except FileNotFoundError:
+        return
+    if kind == _GONE:
+        _remove(path)
+    elif age_s >= (starting_s if kind == _STARTING else idle_s) or (kind == _READY and _is_dead(path)):
+        discard(path)
+
+
+def _is_dead(path: Path) -> bool:
+    record = Record.load(path)
+    return record is None or not record.first.alive()
+
+
+def _remove(gone: Path) -> None:
+    record = Record.load(gone)
+    if record is not None:
+        end(record)
+    elif hanging := starter(gone):
+        hanging.end(signal.SIGKILL, STOP_S)
+    remove(gone)
+
+
+def _folder_of_uses() -> Path:
+    return settings().scratch.absolute() / "used"
+
+
+def note_use(use: Use) -> None:
+    """That one was asked for; not where no node's supervisor runs, as then nobody fills the stock."""
+    if settings().lifeline_fd is None:
+        return
+    mark = _folder_of_uses() / use.key
+    try:
+        os.utime(mark)
+    except FileNotFoundError:
+        mark.parent.mkdir(parents=True, exist_ok=True)
+        new = mark.with_name(f"{use.key}.{uuid4().hex[:8]}")
+        new.write_text(f"{use.kind}\n{use.spec.model_dump_json(exclude={'env'})}")
+        new.rename(mark)
+
+
+def uses(since_s: float) -> list[Use]:
+    """What was asked for in the last `since_s` seconds, the newest first; forgets what is older."""
+    found = []
+    for mark in _folder_of_uses().glob("*"):
+        with suppress(FileNotFoundError):
+            age_s = time.time() - mark.stat().st_mtime
+            if age_s > since_s:
+                mark.unlink()
+            elif "." not in mark.name:
+                kind, _, spec = mark.read_text().partition("\n")
+                found.append((age_s, Use(mark.name, kind, SandboxSpec.model_validate_json(spec))))
+    return [use for _, use in sorted(found, key=lambda pair: pair[0])]

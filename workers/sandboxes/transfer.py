@@ -1,0 +1,184 @@
+"""Files in and out of a sandbox: asked of the porter, whose child goes inside for them.
+
+What comes out of a sandbox is what the policy made of it. A folder comes as a tar stream, which is unpacked here with
+nothing that leads out of its place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from farm.errors import ToolError
+from workers.sandboxes.child import refused
+from workers.sandboxes.porter import porter
+
+if TYPE_CHECKING:
+    from workers.sandboxes.joining import Target
+
+FILE_S = 60.0
+TREE_S = 600.0
+
+
+class Transfer:
+    """Of one sandbox. Every method raises SandboxError if it is gone, ToolError if the file cannot be had."""
+
+    def __init__(self, sandbox_id: str, target: Callable[[], Target], workdir: str) -> None:
+        self._sandbox_id = sandbox_id
+        self._target = target
+        self._workdir = workdir
+
+    async def read(self, path: str) -> bytes:
+        """A file's contents."""
+        memory = os.memfd_create("file")
+        try:
+            await self._ask("read", path, memory, FILE_S)
+            return os.pread(memory, os.fstat(memory).st_size, 0)
+        finally:
+            os.close(memory)
+
+    async def write(self, path: str, data: bytes) -> None:
+        """Make or replace a file."""
+        memory = os.memfd_create("file")
+        try:
+            with open(memory, "wb", closefd=False) as file:  # noqa: ASYNC230 - in memory
+                file.write(data)
+            await self._ask("write", path, memory, FILE_S)
+        finally:
+            os.close(memory)
+
+    async def upload(self, source: Path, path: str) -> None:
+        """Copy a tree of the node in."""
+        if not await asyncio.to_thread(source.exists):
+            raise ToolError(f"{source}: No such file or directory on the node")
+        read_end, write_end = os.pipe()
+        packing = asyncio.create_task(asyncio.to_thread(_pack, source, write_end))
+        try:
+            await self._ask("upload", path, read_end, TREE_S)
+        finally:
+            # if the other side gave up, the writer hears of it now
+            os.close(read_end)
+            await packing
+
+    async def download(self, path: str, target: Path) -> None:
+        """Copy a tree of the sandbox out."""
+        if await asyncio.to_thread(os.path.lexists, target):
+            raise ToolError(f"{target} exists on the node already")
+        read_end, write_end = os.pipe()
+        unpacking = asyncio.create_task(asyncio.to_thread(_unpack, read_end, target))
+        try:
+            await self._ask("download", path, write_end, TREE_S)
+        except BaseException:
+            os.close(write_end)
+            await asyncio.gather(unpacking, return_exceptions=True)
+            _remove(target)
+            raise
+        os.close(write_end)
+        try:
+            await unpacking
+        except (tarfile.TarError, OSError) as error:
+            _remove(target)
+            raise ToolError(f"{path} cannot be copied out: {error}") from error
+
+    async def _ask(self, action: str, path: str, descriptor: int, timeout_s: float) -> None:
+        if not path or "\0" in path:
+            raise ToolError(f"{path!r} is no path")
+        job = {"do": "files", "action": action, "path": path, "cwd": self._workdir, "target": self._target()}
+        answers = porter().ask(job, [descriptor])
+        try:
+            async with asyncio.timeout(timeout_s):
+                message, _ = await answers.next()
+        except TimeoutError:
+            raise ToolError(f"{path}: not done within {timeout_s:.0f} s") from None
+        finally:
+            answers.close()
+        if "refused" in message:
+            raise ToolError(str(message["refused"]))
+        if "done" not in message:
+            raise refused(message, self._sandbox_id)
+
+
+def _pack(source: Path, write_end: int) -> None:
+    """Write a tree as a tar stream; owned by root, and without what a sandbox cannot make."""
+
+    def owned(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
+        if not (member.isreg() or member.isdir() or member.issym() or member.islnk()):
+            return None
+        member.uid = member.gid = 0
+        member.uname = member.gname = "root"
+        member.name = member.name.removeprefix("./") or "."
+        return member
+
+    try:
+        with open(write_end, "wb") as pipe, tarfile.open(fileobj=pipe, mode="w|", format=tarfile.PAX_FORMAT) as archive:
+            archive.add(source.resolve(), ".", filter=owned)
+    except BrokenPipeError:
+        # the other side has said why
+        return
+
+
+def _unpack(read_end: int, target: Path) -> None:
+    """Make `target` from a tar stream; leaves out what would lead out of it. Raises TarError, OSError."""
+    top = target.parent.resolve() / target.name
+    with open(read_end, "rb") as pipe:
+        try:
+            with tarfile.open(fileobj=pipe, mode="r|") as archive:
+                for member in archive:
+                    _place(archive, member, top)
+        except tarfile.ReadError:
+            # nothing came: the other side has said why
+            if target.exists():
+                raise
+        while pipe.read(1 << 20):
+            pass
+    while _cut_links(top):
+        pass
+
+
+def _place(archive: tarfile.TarFile, member: tarfile.TarInfo, top: Path) -> None:
+    path = top if member.name == "." else top / member.name
+    # the tree may have changed while it was packed, so that what was a folder first is a link here
+    if path.parent.resolve() != path.parent or not path.is_relative_to(top) or ".." in path.parts:
+        return
+    if member.isdir():
+        path.mkdir(exist_ok=True)
+    elif member.isreg():
+        source = archive.extractfile(member)
+        assert source
+        with open(path, "xb", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o600)) as file:
+            shutil.copyfileobj(source, file)
+        path.chmod(member.mode & 0o700 | 0o600)
+    elif member.issym() and member.name != ".":
+        path.symlink_to(member.linkname)
+    elif member.islnk() and (top / member.linkname).resolve() == top / member.linkname:
+        os.link(top / member.linkname, path)
+
+
+def _cut_links(top: Path) -> int:
+    """Remove links that lead out of a tree, and say how many; without them, others may lead elsewhere."""
+    n_cut = 0
+    for folder, folders, files in os.walk(top):
+        for path in (Path(folder, name) for name in (*folders, *files)):
+            if path.is_symlink() and not _stays(path, top):
+                path.unlink()
+                n_cut += 1
+    return n_cut
+
+
+def _stays(link: Path, top: Path) -> bool:
+    try:
+        return not link.readlink().is_absolute() and link.resolve().is_relative_to(top)
+    except (OSError, RuntimeError):
+        return False
+
+
+def _remove(target: Path) -> None:
+    if target.is_dir() and not target.is_symlink():
+        shutil.rmtree(target, ignore_errors=True)
+    else:
+        target.unlink(missing_ok=True)

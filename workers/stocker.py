@@ -1,0 +1,184 @@
+"""Keeps sandboxes in stock for what is queued: a thread of the init worker, which knows the handlers.
+
+It starts few at a time, and none while as many are started for somebody who waits, so that it only uses what would be
+idle. With nothing queued it keeps some of what was used last: for a lone rollout, and for the sandbox it is scored in.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from farm.errors import FarmError, NotFound
+from farm.settings import Settings, settings
+from workers import registry
+from workers.demand import PAUSE_S, Demand, Want
+from workers.sandboxes import stock
+from workers.sandboxes.prepared import STARTS, Prepared, Recipe, prepare
+from workers.sandboxes.provider import JoinedProvider
+from workers.worker import worker
+
+log = logging.getLogger(__name__)
+
+PERIOD_S = 0.5
+_N_RECENT = 4
+"""So many keys that were used last are kept at hand,"""
+_N_SPARE = 2
+"""and so many sandboxes of each."""
+
+Wants = Callable[[int], Sequence[Want]]
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """So many alike are to be there."""
+
+    recipe: Recipe
+    parts: Prepared
+    n: int
+
+
+class Stocker:
+    """Fills the stock until stopped. `wants` is told how many sandboxes to ask for, and gives the most urgent first."""
+
+    def __init__(self, wants: Wants, options: Settings) -> None:
+        self._wants = wants
+        self._options = options
+        self._n_starts = options.stock_starts or max(1, len(os.sched_getaffinity(0)) // 2)
+        self._goals: dict[str, Goal] = {}
+        self._goals_due = 0.0
+        self._starting: Counter[str] = Counter()
+        self._paused: dict[str, float] = {}
+        self._lock = threading.Lock()
+        self._wake = threading.Event()
+        self._stopped = False
+
+    def start(self) -> None:
+        """In a thread that ends with the process, as those that wait for a start do: what is started has a lifeline."""
+        threading.Thread(target=self._run, name="stocker", daemon=True).start()
+
+    def stop(self) -> None:
+        """Begin no more."""
+        self._stopped = True
+        self._wake.set()
+
+    def _run(self) -> None:
+        pause_s = PERIOD_S
+        while not self._stopped:
+            self._wake.wait(pause_s)
+            self._wake.clear()
+            try:
+                self.round()
+                pause_s = PERIOD_S
+            except Exception:
+                log.exception("the stock could not be filled; it will be tried again")
+                pause_s = PAUSE_S
+
+    def round(self) -> None:
+        """Look at what is wanted and what is there; start some, or drop some, if the two differ."""
+        if time.monotonic() >= self._goals_due:
+            self._goals = self._find_goals()
+            self._goals_due = time.monotonic() + PERIOD_S
+        # in this order one that comes up meanwhile is counted twice, and not at all in the other
+        with self._lock:
+            starting = Counter(self._starting)
+        ready = stock.ready()
+        missing = Counter[str]()
+        for key, goal in self._goals.items():
+            there = ready.get(key, [])
+            missing[key] = max(0, goal.n - len(there) - starting[key])
+            for path in there[: goal.n]:
+                stock.touch(path)
+        n_all = sum(map(len, ready.values())) + starting.total() + missing.total()
+        self._drop(n_all - self._options.stock_total, ready)
+        for key in missing.elements():
+            if not self._begin(key, self._goals[key]):
+                return
+
+    def _find_goals(self) -> dict[str, Goal]:
+        """By key, the most urgent first."""
+        goals: dict[str, Goal] = {}
+        known: dict[str, Prepared | None] = {}
+        room = self._options.stock_total
+        for want in (*self._wants(self._options.stock_total), *self._recent()):
+            name = want.recipe.spec.model_dump_json(exclude={"env"})
+            if name not in known:
+                known[name] = self._parts(name, want.recipe)
+            if (parts := known[name]) is None:
+                continue
+            key = want.recipe.key(parts)
+            before = goals[key].n if key in goals else 0
+            more = max(0, min(want.n, room, self._options.stock - before))
+            room -= more
+            if more:
+                goals[key] = Goal(want.recipe, parts, before + more)
+        return goals
+
+    def _recent(self) -> Iterator[Want]:
+        for use in stock.uses(self._options.stock_idle_s)[:_N_RECENT]:
+            # a kind that is not installed any more is of no interest
+            with contextlib.suppress(NotFound):
+                provider = registry.sandbox(use.kind)
+                if isinstance(provider, JoinedProvider):
+                    yield Want(provider.recipe(use.spec), _N_SPARE)
+
+    def _parts(self, name: str, recipe: Recipe) -> Prepared | None:
+        """All that a sandbox is made of; None if it cannot be had, which who asks for the sandbox will be told."""
+        if self._is_paused(name):
+            return None
+        try:
+            return prepare(recipe.spec)
+        except FarmError as error:
+            log.info("nothing is made ready of image %s: %s", recipe.spec.image, error)
+            self._pause(name)
+            return None
+
+    def _drop(self, n: int, ready: Mapping[str, Sequence[Path]]) -> None:
+        """Make room by dropping up to `n` of what is not wanted now."""
+        if n <= 0:
+            return
+        unwanted = [
+            path for key, paths in ready.items() for path in paths[self._goals[key].n if key in self._goals else 0 :]
+        ]
+        for path in unwanted[:n]:
+            stock.discard(path)
+
+    def _begin(self, key: str, goal: Goal) -> bool:
+        """Start one more, unless enough are being started, or it failed a moment ago; whether to go on."""
+        with self._lock:
+            if self._stopped or self._starting.total() + STARTS.n >= self._n_starts:
+                return False
+            if not self._is_paused(key):
+                self._starting[key] += 1
+                threading.Thread(target=self._make, args=(key, goal), name="stock", daemon=True).start()
+        return True
+
+    def _make(self, key: str, goal: Goal) -> None:
+        try:
+            goal.recipe.stock_up(goal.parts)
+        except Exception as error:
+            log.warning("a sandbox could not be made ready: %s", error)
+            self._pause(key)
+        with self._lock:
+            self._starting[key] -= 1
+        self._wake.set()
+
+    def _is_paused(self, name: str) -> bool:
+        return self._paused.get(name, 0.0) > time.monotonic()
+
+    def _pause(self, name: str) -> None:
+        self._paused[name] = time.monotonic() + PAUSE_S
+
+
+@lru_cache(maxsize=1)
+def stocker() -> Stocker:
+    """That of this process, which is the node's init worker."""
+    return Stocker(Demand(worker()).wants, settings())

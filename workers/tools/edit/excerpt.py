@@ -1,0 +1,56 @@
+"""What a model is shown of a file or a folder: numbered lines as of `cat -n`, as many as it can read at once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+MAX_SHOWN_CHARS = 14_000
+"""A little less than what the agent lets through by default, as it cuts out the middle, where the line numbers are."""
+MAX_ROW_CHARS = 2_000
+
+
+def rows_of(text: str) -> list[str]:
+    """The lines of a text, as editors count them: what follows the last line break is one only if there is any."""
+    rows = text.split("\n")
+    if not rows[-1]:
+        rows.pop()
+    return rows
+
+
+def numbered(rows: Sequence[str], first: int, last: int) -> str:
+    """Lines `first` to `last`, counted from 1; if they are too many, a note says which are left out."""
+    last = min(last, len(rows))
+    shown: list[str] = []
+    n_chars = 0
+    for number in range(first, last + 1):
+        row = f"{number:6}\t{_cut(rows[number - 1])}"
+        n_chars += len(row) + 1
+        if n_chars > MAX_SHOWN_CHARS:
+            return "\n".join([*shown, f"[Lines {number} to {last} are left out; see them with `view_range`.]"])
+        shown.append(row)
+    return "\n".join(shown)
+
+
+def listed(names: Sequence[str]) -> tuple[str, int]:
+    """Names, one a line, and how many are left out because they are too many."""
+    shown: list[str] = []
+    n_chars = 0
+    for name in names:
+        row = name if name.isprintable() else json.dumps(name)  # it may hold line breaks and worse
+        n_chars += len(row) + 1
+        if n_chars > MAX_SHOWN_CHARS:
+            break
+        shown.append(row)
+    return "\n".join(shown), len(names) - len(shown)
+
+
+def quoted(text: str) -> str:
+    """A text as part of a message; the end of a long one is left out."""
+    return text if len(text) <= MAX_ROW_CHARS else text[:MAX_ROW_CHARS] + "..."
+
+
+def _cut(row: str) -> str:
+    if len(row) <= MAX_ROW_CHARS:
+        return row
+    return f"{row[:MAX_ROW_CHARS]}[... {len(row) - MAX_ROW_CHARS} more characters in this line]"

@@ -1,0 +1,145 @@
+"""The files of a sandbox as the `edit` tool needs them: read, listed, changed so that it can be undone, and undone.
+
+What the sandbox says of a path is worded as models know it from editor tools.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+
+from farm.errors import ToolError
+from workers.interfaces import ExecResult, Sandbox
+from workers.tools import lines
+from workers.tools.edit.excerpt import listed, quoted
+from workers.tools.edit.history import Change, History, digest
+
+_LIST = r"""
+folder="${0%/}/" depth=$1
+if type -P find >/dev/null; then exec find "$folder" -mindepth 1 -maxdepth "$depth" -name '.*' -prune -o -print0; fi
+shopt -s nullglob
+for name in "$folder"*; do
+    printf '%s\0' "$name"
+    if ((depth > 1)); then for below in "$name"/*; do printf '%s\0' "$below"; done; fi
+done
+"""
+# what a link led to was created, not the link; the x keeps line breaks at the end of a name
+_REMOVE = 'file=$(readlink -f -- "$0" && echo x) || exit; exec rm -f -- "${file%??}"'
+_REMOVE_S = 30.0
+
+
+class IsFolder(ToolError):
+    """The path is a folder."""
+
+
+class NoSuchFile(ToolError):
+    """There is nothing at the path."""
+
+
+class Files:
+    """Of one rollout; keeps what its changes took out, within limits."""
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        self._sandbox = sandbox
+        self._history = History()
+
+    async def read(self, path: str) -> bytes:
+        """Raises ToolError, of the two kinds above if that is why."""
+        try:
+            return await self._sandbox.read_file(path)
+        except ToolError as error:
+            raise _worded(error, path) from None
+
+    async def create(self, path: str, new: bytes) -> None:
+        """Write a whole file, in the place of one that exists."""
+        try:
+            old = await self.read(path)
+        except NoSuchFile:
+            await self._write(path, new, None)
+            self._history.add(Change(path, 0, None, len(new), digest(new)))
+        except IsFolder:
+            raise
+        except ToolError:
+            await self._write(path, new, None)
+            self._history.forget(path)  # what was there could not be read, so it cannot be restored
+        else:
+            await self.splice(path, old, 0, len(old), new)
+
+    async def splice(self, path: str, data: bytes, offset: int, n_removed: int, new: bytes) -> bytes:
+        """Put `new` in the place of some bytes of the file, which are remembered; the file as it then is."""
+        changed = data[:offset] + new + data[offset + n_removed :]
+        await self._write(path, changed, data)
+        removed = data[offset : offset + n_removed]
+        self._history.add(Change(path, offset, removed, len(new), digest(changed)))
+        return changed
+
+    async def undo(self, path: str) -> tuple[Change, bytes]:
+        """Take back the last change of a file: which one, and the file as it then is, empty if it is gone."""
+        change = self._history.last(path)
+        if change is None:
+            raise ToolError(f"No edit history found for {path}.")
+        data = await self.read(path)
+        if not change.left(data):
+            raise ToolError(
+                f"The last edit to {path} was not undone: something else has changed the file since, which would be "
+                "lost. Look at it with `view` and change it with `str_replace`."
+            )
+        restored = change.undone(data)
+        if change.removed is None:
+            await self._remove(path)
+        else:
+            await self._write(path, restored, data)
+        self._history.drop(change)
+        return change, restored
+
+    async def listing(self, path: str, timeout_s: float) -> str:
+        """What is in a folder, two levels deep; one, if that is too much to show."""
+        levels = "up to 2 levels deep"
+        shown, n_left_out = listed(await self._names(path, 2, timeout_s))
+        if n_left_out:
+            levels = "1 level deep (the next is too long to show)"
+            shown, n_left_out = listed(await self._names(path, 1, timeout_s))
+        head = f"Here's the files and directories {levels} in {path}, excluding hidden items:"
+        note = f"[{n_left_out} more are left out; see them with another tool.]" if n_left_out else ""
+        return lines(head, path, shown, note)
+
+    async def _names(self, path: str, depth: int, timeout_s: float) -> list[str]:
+        result = await self._sandbox.exec(["bash", "-c", _LIST, path, str(depth)], timeout_s=timeout_s)
+        if result.timed_out or (result.code != 0 and not result.stdout):
+            raise ToolError(f"{path} cannot be listed: {_reason(result)}")
+        return sorted(result.stdout.decode(errors="replace").split("\0")[:-1])
+
+    async def _write(self, path: str, data: bytes, before: bytes | None) -> None:
+        try:
+            await self._sandbox.write_file(path, data)
+        except ToolError as error:
+            if before is not None:  # a full disk may have left half of it
+                with contextlib.suppress(ToolError):
+                    await self._sandbox.write_file(path, before)
+            raise _worded(error, path) from None
+
+    async def _remove(self, path: str) -> None:
+        result = await self._sandbox.exec(["bash", "-c", _REMOVE, path], timeout_s=_REMOVE_S)
+        if result.code != 0:
+            raise ToolError(f"The last edit to {path} was not undone: {_reason(result)}")
+
+
+def _reason(result: ExecResult) -> str:
+    if result.timed_out:
+        return "it took too long"
+    return quoted(result.stderr.decode(errors="replace").strip()) or f"exit code {result.code}"
+
+
+def _worded(error: ToolError, path: str) -> ToolError:
+    """By the system's own words, which end the sandbox's message."""
+    said = str(error)
+    if said.endswith(os.strerror(errno.ENOENT)):
+        return NoSuchFile(f"The path {path} does not exist. Please provide a valid path.")
+    if said.endswith(os.strerror(errno.EISDIR)):
+        return IsFolder(f"The path {path} is a directory and only the `view` command can be used on directories.")
+    if said.endswith((os.strerror(errno.ENOTDIR), os.strerror(errno.EEXIST))):
+        return ToolError(
+            f"The path {path} leads through a file as if it were a directory. Please provide a valid path."
+        )
+    return error

@@ -1,0 +1,78 @@
+"""The `python` tool: one persistent IPython for a rollout."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from pydantic import BaseModel, Field
+
+from farm.errors import ToolError
+from workers.interfaces import Artefact, CellResult, Kernel, Observation, Sandbox
+from workers.tools import Arguments, lines, needed, out_of_time
+from workers.tools.python.pictures import dimensions
+
+
+class PythonArguments(Arguments):
+    code: str = Field(
+        default="",
+        description="Python code; the value of the last expression is shown, as in a notebook. A line that begins with "
+        "`!` is run by a shell.",
+    )
+    restart: bool = Field(
+        default=False,
+        description="Begin anew before the code is run: variables and imports are lost, and what earlier code left "
+        "running is ended. Files stay. For when the session is in a state that is hard to mend.",
+    )
+
+
+class PythonTool:
+    """See `workers.interfaces.Tool`. The interpreter is started by the first call."""
+
+    name: ClassVar[str] = "python"
+    description: ClassVar[str] = (
+        "Run Python code in an IPython session and get what it prints and the value of its last expression. The "
+        "session is kept: variables and imports live from call to call. Code that does not end in time is interrupted, "
+        "with its variables kept where that is possible. There is no network, and no input: `input()` fails."
+    )
+    arguments: ClassVar[type[BaseModel]] = PythonArguments
+
+    def __init__(self, sandbox: Sandbox | None) -> None:
+        self._sandbox = sandbox
+        self._kernel: Kernel | None = None
+
+    async def call(self, arguments: PythonArguments, timeout_s: float) -> Observation:
+        """Output, then what there is to say about its end. SandboxError if the sandbox is gone."""
+        sandbox = needed(self._sandbox, self.name)
+        if not arguments.code.strip() and not arguments.restart:
+            raise ToolError("`code` is empty: write the code to run, or set `restart` to begin anew.")
+        fresh = self._kernel is None
+        if self._kernel is None:
+            self._kernel = await sandbox.open_kernel()
+        if arguments.restart and not fresh:
+            await self._kernel.restart()
+        result = await self._kernel.run(arguments.code, timeout_s)
+        return Observation(_told(result, arguments, timeout_s), artefacts=result.images)
+
+    async def close(self) -> None:
+        if self._kernel is not None:
+            await self._kernel.close()
+            self._kernel = None
+
+
+def _told(result: CellResult, arguments: PythonArguments, timeout_s: float) -> str:
+    notes = [_described(image) for image in result.images]
+    if result.timed_out:
+        notes.append(out_of_time(timeout_s, "this is what it had printed"))
+    if result.limit:
+        notes.append(f"[{result.limit}]")
+    if result.restarted:
+        notes.append("[the interpreter had to be restarted; all variables and imports are lost]")
+    elif arguments.restart:
+        notes.append("[the interpreter was restarted]")
+    return lines(result.output, *notes)
+
+
+def _described(image: Artefact) -> str:
+    size = dimensions(image.data)
+    pixels = f"{size[0]}x{size[1]}, " if size else ""
+    return f"[{image.media_type}, {pixels}kept as {image.name}]"

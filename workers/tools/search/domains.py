@@ -1,0 +1,54 @@
+"""Which sites a search may show: a policy must not be led to pages that give the answer away."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import httpx2
+
+_DOMAIN = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*")
+
+
+@dataclass(frozen=True, slots=True)
+class Domains:
+    """A domain stands for all below it too. If any are allowed, no others are; what is blocked is never let through."""
+
+    allowed: tuple[str, ...] = ()
+    blocked: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, allowed: str, blocked: str) -> Domains:
+        """From lists with commas. Raises ValueError: a misspelt one would let through what it was to keep back."""
+        return cls(_split(allowed), _split(blocked))
+
+    def let_through(self, url: str) -> bool:
+        """Whether a result may be shown; never one that is no web page."""
+        try:
+            host = _host(url)
+        except ValueError:
+            return False
+        return not _within(host, self.blocked) and (not self.allowed or _within(host, self.allowed))
+
+
+def _split(domains: str) -> tuple[str, ...]:
+    names = [name.strip().removeprefix("*.").lstrip(".") for name in domains.split(",") if name.strip()]
+    return tuple(_host(f"https://{name}", alone=True) for name in names)
+
+
+def _host(url: str, *, alone: bool = False) -> str:
+    """The host of a web page, as it is looked up. Raises ValueError."""
+    try:
+        parsed = httpx2.URL(url)
+    except (httpx2.InvalidURL, TypeError) as error:
+        raise ValueError(f"{url!r} is no address: {error}") from None
+    host = parsed.raw_host.decode("ascii").lower().rstrip(".")
+    if parsed.scheme not in ("http", "https") or not _DOMAIN.fullmatch(host):
+        raise ValueError(f"{url!r} is no address of a web page")
+    if alone and parsed != httpx2.URL(f"https://{parsed.host}"):
+        raise ValueError(f"{url.removeprefix('https://')!r} is no domain")
+    return host
+
+
+def _within(host: str, domains: tuple[str, ...]) -> bool:
+    return any(host == domain or host.endswith(f".{domain}") for domain in domains)

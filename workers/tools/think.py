@@ -1,0 +1,33 @@
+"""The `think` tool: room to reason between two actions. It touches nothing; the thought stays in the conversation."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from pydantic import BaseModel, Field
+
+from workers.interfaces import Observation, Sandbox
+from workers.tools import Arguments
+
+
+class ThinkArguments(Arguments):
+    thought: str = Field(description="The thought.")
+
+
+class ThinkTool:
+    """See `workers.interfaces.Tool`. Needs no sandbox."""
+
+    name: ClassVar[str] = "think"
+    description: ClassVar[str] = (
+        "Think about what is known and what to do next. It is only written down: nothing is run, looked up or changed."
+    )
+    arguments: ClassVar[type[BaseModel]] = ThinkArguments
+
+    def __init__(self, sandbox: Sandbox | None) -> None:
+        """As all tools are made; the thought is recorded as the call that holds it."""
+
+    async def call(self, arguments: ThinkArguments, timeout_s: float) -> Observation:
+        return Observation("Your thought has been logged.")
+
+    async def close(self) -> None:
+        """Nothing is held."""
