@@ -77,6 +77,7 @@ class Pool:
             "FARM_NODE": options.node,
             "FARM_POOL": str(stage),
             "FARM_LIFELINE_FD": str(lifeline),
+            "FARM_STARTED_AT": str(time.time()),
         }
         self._pause_s = _RESTART_S[0]
         self._started = 0.0

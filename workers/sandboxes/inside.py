@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     import tarfile
     from collections.abc import Callable, Iterator
 
-MAX_FILE = 100_000_000
-"""Bytes of a file that is read into the worker."""
 _CHUNK = 1 << 20
 
 
@@ -30,7 +28,7 @@ def load(action: str) -> None:
         import tarfile  # noqa: F401
 
 
-def read(path: str, memory: int) -> None:
+def read(path: str, memory: int, max_bytes: int) -> None:
     """Copy a file into a memory file."""
     # a pipe without a writer must not block
     source = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -39,12 +37,12 @@ def read(path: str, memory: int) -> None:
     while chunk := os.read(source, _CHUNK):
         size += len(chunk)
         # files of /proc say they are empty
-        if size > MAX_FILE:
-            raise Refused(f"{path}: File is larger than {MAX_FILE // 1_000_000} MB")
+        if size > max_bytes:
+            raise Refused(f"{path}: File is larger than {max_bytes // 1_000_000} MB")
         _write_all(memory, chunk)
 
 
-def write(path: str, memory: int) -> None:
+def write(path: str, memory: int, max_bytes: int) -> None:
     """Copy a memory file into a file, making its folders."""
     _make_folder(os.path.dirname(path))  # noqa: PTH120
     target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
@@ -55,7 +53,7 @@ def write(path: str, memory: int) -> None:
         _write_all(target, chunk)
 
 
-def upload(path: str, pipe: int) -> None:
+def upload(path: str, pipe: int, max_bytes: int) -> None:
     """Unpack a tar stream of one file or folder, named `.` in it, to a path."""
     import tarfile
 
@@ -79,7 +77,7 @@ def _unpack(archive: tarfile.TarFile, member: tarfile.TarInfo) -> None:
         archive.extract(member, "/")
 
 
-def download(path: str, pipe: int) -> None:
+def download(path: str, pipe: int, max_bytes: int) -> None:
     """Pack a file or folder, named `.`, as a tar stream; devices, pipes and sockets are left out."""
     import tarfile
 
@@ -87,6 +85,7 @@ def download(path: str, pipe: int) -> None:
     if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
         raise Refused(f"{path}: Not a regular file or directory")
     real = os.path.realpath(path)
+    size = 0
     with os.fdopen(pipe, "wb") as stream, tarfile.open(fileobj=stream, mode="w|", format=tarfile.PAX_FORMAT) as archive:
         for found, name in _tree(real):
             info = archive.gettarinfo(found, name)
@@ -95,6 +94,10 @@ def download(path: str, pipe: int) -> None:
             if not info.isreg():
                 archive.addfile(info)
                 continue
+            size += info.size
+            # a file with holes may say it is larger than any disk
+            if size > max_bytes:
+                raise Refused(f"{path}: Larger than {max_bytes // 1_000_000} MB")
             with os.fdopen(os.open(found, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW), "rb") as file:
                 archive.addfile(info, file)
 
@@ -133,7 +136,7 @@ def _write_all(descriptor: int, data: bytes) -> None:
         view = view[os.write(descriptor, view) :]
 
 
-ACTIONS: dict[str, Callable[[str, int], None]] = {
+ACTIONS: dict[str, Callable[[str, int, int], None]] = {
     "read": read,
     "write": write,
     "upload": upload,

@@ -42,18 +42,25 @@ ENVIRONMENT = {"HOME": "/root", "USER": "root", "LANG": "C.UTF-8", "TERM": "dumb
 class JoinedSandbox:
     """A sandbox of this node, started by whichever process; joined, by the porter, for each command."""
 
-    def __init__(self, record: Record, spec: SandboxSpec, bin_folders: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        record: Record,
+        spec: SandboxSpec,
+        bin_folders: Sequence[str] = (),
+        variables: Mapping[str, str] | None = None,
+    ) -> None:
         self.sandbox_id = record.sandbox_id
         self.socket_folder = folder(record.sandbox_id) / SOCKETS
         self.workdir = spec.workdir
         self._record = record
         self._spec = spec
-        self._search_path = ":".join([*bin_folders, SEARCH_PATH])
-        self._files = Transfer(self.sandbox_id, self.target, spec.workdir)
+        own = dict(variables or {})
+        self._variables = {**own, "PATH": ":".join([*bin_folders, own.get("PATH", SEARCH_PATH)])}
+        self._files = Transfer(self.sandbox_id, self.target, spec.workdir, spec.limits.disk_mb)
 
     def environment(self, more: Mapping[str, str] | None = None) -> dict[str, str]:
         """The environment of every command: chosen, never the worker's."""
-        return {**ENVIRONMENT, "PATH": self._search_path, **self._spec.env, **(more or {})}
+        return {**ENVIRONMENT, **self._variables, **self._spec.env, **(more or {})}
 
     def notices(self) -> Notices:
         """See `Entry.notices`."""
@@ -145,7 +152,7 @@ class JoinedSandbox:
                 await asyncio.to_thread(kill_carriers, mark)
             elif code != 0:
                 self._check_alive()
-            reached = notices.take(code) if code != 0 else ""
+            reached = notices.take(code)
             return ExecResult(code, out.finish(), err.finish(), timed_out=code is None, limit=reached)
 
     async def open_shell(self) -> BashShell:

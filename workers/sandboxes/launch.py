@@ -352,8 +352,8 @@ def write_record(plan: Plan, pid1: int) -> dict[str, Any]:
 
 
 def monitor(plan: Plan, given: Sequence[int], tell: Callable[[dict[str, Any]], None]) -> None:
-    """Be the monitor; tells the record, or the error. `given` are descriptors: the lock, the lifeline, the log."""
-    lock, lifeline, log = given
+    """Be the monitor; tells the record, or the error. `given` are descriptors: lock, lifeline, log, more to keep."""
+    lock, lifeline, log, *image = given
     null = os.open("/dev/null", os.O_RDWR)
     for descriptor, number in ((null, 0), (null, 1), (log, 2)):
         os.dup2(descriptor, number)
@@ -371,7 +371,7 @@ def monitor(plan: Plan, given: Sequence[int], tell: Callable[[dict[str, Any]], N
             # whoever asked for it is gone
             remove()
         return
-    for descriptor in (lock, lifeline, *held):
+    for descriptor in (lock, lifeline, *image, *held):
         os.set_inheritable(descriptor, True)
     silent = os.pipe()
     for descriptor in silent:

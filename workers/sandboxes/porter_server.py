@@ -11,6 +11,7 @@ answers go to, then those that the job names.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import gc
 import json
 import os
@@ -106,15 +107,22 @@ def enter(job: dict[str, Any], given: Sequence[int], answer: socket.socket) -> N
     tell(answer, {"code": os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])})
 
 
+def end_with(answer: socket.socket) -> None:
+    """From here on, SIGIO ends this process when the other end is closed: nobody waits for what it does any more."""
+    fcntl.fcntl(answer, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(answer, fcntl.F_SETFL, fcntl.fcntl(answer, fcntl.F_GETFL) | os.O_ASYNC)
+
+
 def use_files(job: dict[str, Any], given: Sequence[int], answer: socket.socket) -> None:
     """Read or write files of a sandbox, from within its mounts, so that every path and link is the sandbox's own."""
     inside.load(job["action"])
+    end_with(answer)
     joining.join(job["target"], joining.FILES)
     joining.limit({"RLIMIT_FSIZE": job["target"]["limits"]["RLIMIT_FSIZE"]})
     with contextlib.suppress(OSError):
         os.chdir(job["cwd"])
     try:
-        inside.ACTIONS[job["action"]](job["path"], given[0])
+        inside.ACTIONS[job["action"]](job["path"], given[0], job["max_bytes"])
     except inside.Refused as refused:
         tell(answer, {"refused": str(refused)})
     except OSError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +17,7 @@ from workers.sandboxes.archives import layer
 from workers.sandboxes.closure import kernel_folder
 from workers.sandboxes.content import digest
 from workers.sandboxes.environments import environment
+from workers.sandboxes.image_cache import held
 from workers.sandboxes.images import image
 from workers.sandboxes.joined import ENVIRONMENT, SEARCH_PATH, JoinedSandbox
 from workers.sandboxes.owner import sandbox_user
@@ -35,6 +36,8 @@ class Prepared:
     """Layers, the uppermost first."""
     binds: tuple[tuple[str, str], ...]
     bin_folders: tuple[str, ...]
+    variables: Mapping[str, str]
+    """What the image sets for its programs."""
 
 
 Runtime = Callable[[Path, dict[str, str], SandboxSpec], tuple[list[str], dict[str, str]]]
@@ -49,7 +52,7 @@ def prepare(spec: SandboxSpec) -> Prepared:
     # where interpreters that are forked outside find it too, once they are inside
     kernels = str(kernel_folder())
     binds = (*base.binds, *python.binds, (kernels, kernels), *(_network(base.system) if spec.network else ()))
-    return Prepared((*archives, str(base.folder)), binds, python.bin_folders)
+    return Prepared((*archives, str(base.folder)), binds, python.bin_folders, base.variables)
 
 
 def _network(system: bool) -> Iterator[tuple[str, str]]:
@@ -109,7 +112,7 @@ class Recipe:
                 record = self._make(state, parts)
         if settings().stock and not self.layer:
             stock.note_use(stock.Use(key, self.kind, self.spec))
-        return JoinedSandbox(record, self.spec, parts.bin_folders)
+        return JoinedSandbox(record, self.spec, parts.bin_folders, parts.variables)
 
     def stock_up(self, parts: Prepared) -> Path:
         """Put one more in stock; its folder there. Raises SandboxError. Blocks."""
@@ -134,7 +137,9 @@ class Recipe:
         try:
             if self.layer:
                 layers.mark(state, self.layer)
-            return launch(self._plan(state, parts, *exposure), lock)
+            with held(Path(parts.lower[-1])) as image_lock:
+                locks = [] if image_lock is None else [image_lock]
+                return launch(self._plan(state, parts, *exposure), lock, locks)
         except BaseException:
             cgroups.remove(cgroups.of(state))
             remove(state)
@@ -178,4 +183,5 @@ def attach(kind: str, sandbox_id: str, spec: SandboxSpec) -> JoinedSandbox:
     record = Record.load(folder(sandbox_id))
     if record is None or record.kind != kind or not record.first.alive():
         raise SandboxError(f"sandbox {sandbox_id}: no {kind} sandbox of this id runs on this node")
-    return JoinedSandbox(record, spec, prepare(spec).bin_folders)
+    parts = prepare(spec)
+    return JoinedSandbox(record, spec, parts.bin_folders, parts.variables)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 from weakref import WeakValueDictionary
 
 from farm.errors import SandboxError
@@ -18,6 +19,10 @@ from workers.sandboxes.joined import JoinedSandbox
 from workers.sandboxes.prepared import Recipe, Runtime, attach, prepare
 from workers.sandboxes.record import folder
 from workers.sandboxes.scarcity import scarcity
+
+T = TypeVar("T")
+
+_THREADS = ThreadPoolExecutor(max_workers=64, thread_name_prefix="sandbox")
 
 Prepare = Callable[[Sandbox], Awaitable[None]]
 """Stages files in a sandbox that is not the policy's yet."""
@@ -56,10 +61,15 @@ class _Start:
             return self._sandbox
 
 
+async def _in_thread(work: Callable[[], T]) -> T:
+    """Not in the event loop's own threads: some wait for an image to be built, and sandboxes must be stopped then."""
+    return await asyncio.get_running_loop().run_in_executor(_THREADS, work)
+
+
 async def _started(work: Callable[[], JoinedSandbox]) -> JoinedSandbox:
     start = _Start(work)
     try:
-        return await asyncio.to_thread(start.run)
+        return await _in_thread(start.run)
     except BaseException as error:
         if sandbox := start.give_up():
             await asyncio.shield(sandbox.stop())
@@ -88,7 +98,7 @@ class JoinedProvider:
 
     async def attach(self, sandbox_id: str, spec: SandboxSpec) -> JoinedSandbox:
         """See `SandboxProvider.attach`."""
-        return await asyncio.to_thread(attach, self.kind, sandbox_id, spec)
+        return await _in_thread(partial(attach, self.kind, sandbox_id, spec))
 
     def layer(self, spec: SandboxSpec, what: str) -> str:
         """The name of the layer that has what is prepared as `what` in sandboxes of this spec. Blocks as `prepare`."""
@@ -99,20 +109,13 @@ class JoinedProvider:
 
         Who comes while it is done waits: to prepare another would take as long, and more of the node.
         """
-        name, sandbox = await asyncio.to_thread(self._start_on_layer, sandbox_id, spec, what)
-        if sandbox is not None:
-            return sandbox
-        turn = self._turns.setdefault(name, asyncio.Lock())
-        async with turn:
-            if not layers.exists(name):
-                await self._prepare(sandbox_id, spec, name, prepare)
+        name = await _in_thread(partial(self.layer, spec, what))
+        if not layers.exists(name):
+            turn = self._turns.setdefault(name, asyncio.Lock())
+            async with turn:
+                if not layers.exists(name):
+                    await self._prepare(sandbox_id, spec, name, prepare)
         return await _started(partial(self.recipe(spec, name).start, sandbox_id))
-
-    def _start_on_layer(self, sandbox_id: str, spec: SandboxSpec, what: str) -> tuple[str, JoinedSandbox | None]:
-        """The layer's name, and the sandbox if the layer is there."""
-        parts = prepare(spec)
-        name = digest(self.recipe(spec).key(parts), what)
-        return name, self.recipe(spec, name).start(sandbox_id, parts) if layers.exists(name) else None
 
     async def _prepare(self, sandbox_id: str, spec: SandboxSpec, name: str, prepare: Prepare) -> None:
         first = await self.start(prepare_id(sandbox_id), spec)

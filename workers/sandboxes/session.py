@@ -11,10 +11,12 @@ import asyncio
 import codecs
 import contextlib
 import os
+import resource
 import socket
 import struct
 from typing import NamedTuple
 
+from farm.errors import SandboxError
 from farm.settings import settings
 from workers.sandboxes.child import Child
 from workers.sandboxes.entry import Entry
@@ -50,6 +52,14 @@ class Taken(NamedTuple):
     full: bytes | None
 
 
+def _n_files(entry: Entry) -> int:
+    try:
+        return entry.target()["limits"]["RLIMIT_NOFILE"]
+    except SandboxError:
+        # of a kind that is not joined: the limit is this process's own
+        return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
 class Session:
     """One bash and its descriptors, for as long as it lives; one command at a time. All is done on the event loop."""
 
@@ -58,7 +68,7 @@ class Session:
         self.ended: Ended | None = None
         self.heard_at = 0.0
         self._loop = asyncio.get_running_loop()
-        self._protocol = numbers = protocol(entry.target()["limits"]["RLIMIT_NOFILE"])
+        self._protocol = numbers = protocol(_n_files(entry))
         self._socket, their_socket = socket.socketpair()
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         self._socket.setblocking(False)

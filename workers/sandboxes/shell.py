@@ -120,7 +120,8 @@ class BashShell:
         else:
             self._cwd = ended.cwd
         code = None if ended is None or timed_out else ended.code
-        limit = "" if code == 0 else self._notices.take(code)
+        # a command may go on after what was killed
+        limit = self._notices.take(code)
         return ShellResult(code, output, self._cwd, timed_out, restarted, n_dropped, full, limit=limit)
 
     async def _end_interactive(self) -> bool:
@@ -172,7 +173,12 @@ class BashShell:
             self._session.close()
             self._session = None
         cwd = self._cwd
-        await self._start()
+        try:
+            await self._start()
+        except SandboxError:
+            # what the old one left may hold all that there is to have, such as processes
+            await asyncio.to_thread(kill_carriers, self._mark)
+            await self._start()
         self._lost = False
         session = self._open_session()
         restore = f"{self._exported}\ncd -- {shlex.quote(cwd)}" if cwd else self._exported

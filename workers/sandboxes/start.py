@@ -125,12 +125,12 @@ def _fill_folder(state: Path, n_staged: Sequence[bool], user: tuple[int, int] | 
             os.chown(path, *user)
 
 
-def launch(plan: Plan, lock: int) -> Record:
-    """Start the monitor and wait until the sandbox is up. Raises SandboxError, with no process left. Blocks."""
+def launch(plan: Plan, lock: int, held: Sequence[int] = ()) -> Record:
+    """Start the monitor, which keeps `held` open; returns once it is up. SandboxError, with no process left. Blocks."""
     state = Path(plan["state"])
     log = os.open(state / "log", os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
     try:
-        answers = porter().ask({"do": "start", "plan": plan}, [lock, lifeline(), log])
+        answers = porter().ask({"do": "start", "plan": plan}, [lock, lifeline(), log, *held])
     finally:
         os.close(log)
     monitor, answer = -1, None

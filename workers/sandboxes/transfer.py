@@ -23,15 +23,18 @@ if TYPE_CHECKING:
 
 FILE_S = 60.0
 TREE_S = 600.0
+MAX_FILE = 100_000_000
+"""Bytes of a file that is read into the worker."""
 
 
 class Transfer:
     """Of one sandbox. Every method raises SandboxError if it is gone, ToolError if the file cannot be had."""
 
-    def __init__(self, sandbox_id: str, target: Callable[[], Target], workdir: str) -> None:
+    def __init__(self, sandbox_id: str, target: Callable[[], Target], workdir: str, disk_mb: int) -> None:
         self._sandbox_id = sandbox_id
         self._target = target
         self._workdir = workdir
+        self._max_tree = disk_mb << 20
 
     async def read(self, path: str) -> bytes:
         """A file's contents."""
@@ -88,7 +91,14 @@ class Transfer:
     async def _ask(self, action: str, path: str, descriptor: int, timeout_s: float) -> None:
         if not path or "\0" in path:
             raise ToolError(f"{path!r} is no path")
-        job = {"do": "files", "action": action, "path": path, "cwd": self._workdir, "target": self._target()}
+        job = {
+            "do": "files",
+            "action": action,
+            "path": path,
+            "cwd": self._workdir,
+            "target": self._target(),
+            "max_bytes": MAX_FILE if action == "read" else self._max_tree,
+        }
         answers = porter().ask(job, [descriptor])
         try:
             async with asyncio.timeout(timeout_s):

@@ -17,15 +17,19 @@ import contextlib
 import fcntl
 import json
 import os
+import resource
 import signal
 import time
 
 from workers.sandboxes import joining, linux
+from workers.sandboxes.unnamed import held
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import TypedDict
+
+    from workers.sandboxes.unnamed import Held
 
     class Bounds(TypedDict):
         """Of the whole sandbox; plain JSON."""
@@ -81,6 +85,7 @@ class Watch:
         self._pause_s = _BUSY_S
         self._disk_used = 0
         self._wrote: dict[str, int] = {}
+        self._held: Held = {}
         self._n_tried = {"memory": 0, "disk": 0, "processes": 0}
 
     def close(self) -> None:
@@ -99,8 +104,8 @@ class Watch:
         worked = {pid: seen[0] for pid, seen in found.items()} != {pid: seen[0] for pid, seen in self._seen.items()}
         if worked:
             self._check_processes(found)
-            self._check_memory(found)
             self._check_disk(found)
+            self._check_memory(found)
         self._seen = found
         return worked
 
@@ -133,27 +138,38 @@ class Watch:
             self._act("processes", reason, dict.fromkeys(found, 0), urgent=True)
 
     def _check_memory(self, found: dict[str, tuple[int, int]]) -> None:
-        if not self._memory or sum(resident for _, resident in found.values()) <= self._memory:
+        files = sum(memory for memory, _ in self._held.values()) + self._shared()
+        if not self._memory or sum(resident for _, resident in found.values()) + files <= self._memory:
             self._n_tried["memory"] = 0
             return
-        # what processes share was counted once for each
+        # what processes share was counted once for each, and files of memory that are mapped a second time
         own = {pid: self._proportional(pid) for pid in found}
-        used = sum(own.values())
+        used = sum(private for private, _ in own.values()) + max(files, sum(shared for _, shared in own.values()))
         if used > self._memory:
-            self._act("memory", f"memory limit of {self._memory // _MB} MB reached", own, used > 1.5 * self._memory)
+            amounts = {pid: sum(own[pid]) + self._held.get(pid, (0, 0))[0] for pid in own}
+            self._act("memory", f"memory limit of {self._memory // _MB} MB reached", amounts, used > 1.5 * self._memory)
 
-    def _proportional(self, pid: str) -> int:
-        """Its share of the memory it uses, in bytes."""
-        with contextlib.suppress(OSError, StopIteration):
-            lines = self._read(f"{pid}/smaps_rollup").splitlines()
-            return int(next(line for line in lines if line.startswith("Pss:")).split()[1]) << 10
+    def _shared(self) -> int:
+        """Bytes of the files in the sandbox's /dev/shm."""
+        with contextlib.suppress(OSError):
+            found = os.statvfs(f"/proc/{self._target['pid']}/root/dev/shm")
+            return (found.f_blocks - found.f_bfree) * found.f_frsize
         return 0
+
+    def _proportional(self, pid: str) -> tuple[int, int]:
+        """Its share of the memory it has mapped, in bytes: of its own and files, and of files of memory."""
+        with contextlib.suppress(OSError, KeyError):
+            fields = dict(line.split(":", 1) for line in self._read(f"{pid}/smaps_rollup").splitlines()[1:])
+            total, shared = (int(fields[name].split()[0]) << 10 for name in ("Pss", "Pss_Shmem"))
+            return total - shared, shared
+        return 0, 0
 
     def _check_disk(self, found: dict[str, tuple[int, int]]) -> None:
         started = time.monotonic()
         if started < self._disk_due:
             return
-        used = measured(self._folder)
+        self._held = held(self._proc, found)
+        used = measured(self._folder) + sum(disk for _, disk in self._held.values())
         now = time.monotonic()
         self._disk_due = now + max(_DISK_S, _DISK_SHARE * (now - started))
         before, self._disk_used = self._disk_used, used
@@ -287,6 +303,8 @@ def watch_over(folder: str) -> None:
             joining.place({0: null, 1: null, 2: null, 3: lock})
             os.setsid()
             os.chdir("/")
+            most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
             with contextlib.suppress(OSError):
                 _watch_until_alone(folder)
             os._exit(0)

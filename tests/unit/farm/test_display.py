@@ -8,6 +8,7 @@ from rich.console import Console, RenderableType
 
 from farm import display
 from farm.rollout import BatchStatus, Failure, Outcome, Reward, Rollout, Stage, State, Timing
+from farm.store.artefacts import KeptArtefact
 from farm.trajectory import ModelCall
 
 
@@ -86,3 +87,8 @@ def test_a_transcript_shows_calls_results_times_and_rewards() -> None:
         assert part in text, part
     for part in ("lost: the worker was lost", '"why": "[so]"', "attempt 2", "3 turns", "40 sampled tokens"):
         assert part in text, part
+
+
+def test_artefacts_are_listed_as_they_are_fetched() -> None:
+    text = shown(display.artefact_table([KeptArtefact("3-[bash].txt", "text/plain", 4_000_000, 1234, 1, 0.0)]))
+    assert [line.split() for line in text.splitlines()[-1:]] == [["3-[bash].txt", "text/plain", "4000000", "1234"]]

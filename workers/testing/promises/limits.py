@@ -101,7 +101,7 @@ async def a_shell_outlives_a_memory_hog(trial: Trial) -> None:
     shell = await trial.shell(one)
     await shell.run("cd /usr", 10)
     names(await shell.run(f'python3 -c "{_HOG}"', _ENDS_S), "memory")
-    names(await shell.run("x=xxxxxxxxxxxxxxxx; while :; do x=$x$x; done", _ENDS_S), "memory")
+    names(await shell.run("x=xxxxxxxxxxxxxxxx; while :; do x=$x$x; done", _ENDS_S), "memory", "allocate")
     same((await shell.run("pwd", 20)).output, "/usr\n", "what the next command says")
 
 

@@ -96,7 +96,7 @@ async def a_shell_can_be_typed_to(trial: Trial) -> None:
     assert "hello Ann" in result.output, f"the answer should be greeted, and came to {result}"
     same((result.running, result.code), (False, 0), "whether it goes on, and its code")
     for keys, command in ((b"\x03", "sleep 100"), (b"\x04", "cat")):
-        same((await shell.run(command, 10, interactive=True)).running, True, f"whether `{command}` goes on")
+        same((await shell.run(command, 1, interactive=True)).running, True, f"whether `{command}` goes on")
         same((await shell.send(keys, 10)).running, False, f"whether `{command}` goes on after {keys!r}")
     same((await shell.run("echo fine", 10)).output, "fine\n", "what the next command prints")
 
