@@ -88,7 +88,7 @@ class Shell(Protocol):
         """Run a command of any number of lines. Whatever it does is a result; SandboxError if the sandbox is gone.
 
         An interactive command has the terminal as its input and output, is not ended by the time limit, and returns as
-        soon as it has been silent for a moment; `send` goes on with it. A plain one ends what runs interactively.
+        soon as it waits for its user; `send` goes on with it. A plain one ends what runs interactively.
         """
         ...
 

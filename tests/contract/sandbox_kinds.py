@@ -14,14 +14,15 @@ from farm.settings import settings
 from workers.interfaces import SandboxProvider
 from workers.sandboxes.namespace import NamespaceProvider
 from workers.sandboxes.singularity import SingularityProvider
+from workers.testing.fakes import FakeProvider
 from workers.testing.local import LocalProvider
 
 PROVIDERS: dict[str, Callable[[], SandboxProvider]] = {
     "namespace": NamespaceProvider,
     "singularity": SingularityProvider,
 }
-FAKES: dict[str, Callable[[], SandboxProvider]] = {"local": LocalProvider}
-"""These keep the promises of the group `surface`."""
+FAKES: dict[str, Callable[[], SandboxProvider]] = {"local": LocalProvider, "fake": FakeProvider}
+"""These keep the promises of the group `surface`; the last, in which no program runs, only those of files."""
 DEADLINE_S = 15.0
 
 

@@ -15,7 +15,7 @@ import pytest
 from farm.errors import SandboxError
 from farm.request import SandboxSpec
 from tests.conftest import absent
-from tests.contract.sandbox_kinds import FAKES, PROVIDERS, mounts_with, processes_with, python, until
+from tests.contract.sandbox_kinds import PROVIDERS, mounts_with, processes_with, python, until
 from workers.interfaces import Sandbox, SandboxProvider
 from workers.sandboxes.images import image
 from workers.sandboxes.owner import give
@@ -30,9 +30,17 @@ from workers.testing.promises.promise import Promise
 Run = Callable[[Any], Any]
 Start = Callable[..., Sandbox]
 
+WITHOUT_PROGRAMS = (
+    *("what_is_written_is_read", "a_file_is_replaced_whole", "folders_of_a_file_are_made", "a_folder_is_no_file"),
+    *("a_missing_file_is_a_tool_error", "files_are_read_side_by_side", "a_file_goes_in_and_comes_back"),
+    *("an_upload_replaces_a_file", "an_upload_of_nothing_is_a_tool_error", "a_download_overwrites_nothing"),
+    *("a_download_of_nothing_is_a_tool_error", "after_stop_everything_is_a_sandbox_error"),
+    "stopping_again_is_harmless",
+)
 TRIED = [
     *((kind, promise) for kind in PROVIDERS for promise in PROMISES),
-    *((kind, promise) for kind in FAKES for promise in chosen([SURFACE])),
+    *(("local", promise) for promise in chosen([SURFACE])),
+    *(("fake", promise) for promise in chosen(only=WITHOUT_PROGRAMS)),
 ]
 STARTER = """
 import asyncio, sys

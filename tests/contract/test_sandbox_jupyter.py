@@ -88,3 +88,14 @@ def test_its_sockets_are_for_its_sandbox_alone(place: Sandbox, run: Run) -> None
     assert folder.stat().st_mode & 0o777 == 0o700
     assert {path.name for path in folder.iterdir() if path.is_socket()} >= {"socket-1", "socket-2", "socket-3"}
     run(kernel.close())
+
+
+def test_beside_variables_of_python_itself(provider: SandboxProvider, place: Sandbox, run: Run) -> None:
+    """The client that drives it is then started inside, and not forked."""
+    spec = SandboxSpec(packages=BACK_ENDS["jupyter"][1], env={"PYTHONHASHSEED": "0"})
+    sandbox = run(provider.start(f"seeded-{uuid4().hex[:12]}", spec))
+    kernel = run(sandbox.open_kernel("python3"))
+    expected = run(sandbox.exec(["python3", "-c", "print(hash('text'))"], timeout_s=20)).stdout.decode()
+    assert run(kernel.run("print(hash('text'))", 20)).output == expected
+    run(kernel.close())
+    run(sandbox.stop())

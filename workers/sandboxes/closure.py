@@ -18,7 +18,7 @@ from pathlib import Path
 from farm.settings import settings
 from workers.sandboxes.content import digest, made_once
 
-MODULES = ("cells", "joining", "jupyter_bridge", "kernel_server", "kernel_zygote", "linux", "own_process")
+MODULES = ("cells", "joining", "jupyter_bridge", "kernel_server", "kernel_zygote", "linux", "own_process", "seccomp")
 PACKAGES = {"ipython": "ipython", "jupyter": "jupyter_client"}
 """Folders, and the distribution whose closure lies in each; `PACKAGES` of a program names the one that it needs."""
 

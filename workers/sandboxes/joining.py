@@ -13,7 +13,7 @@ import resource
 import signal
 import sys
 
-from workers.sandboxes import linux
+from workers.sandboxes import linux, seccomp
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -106,12 +106,10 @@ def limit(limits: Mapping[str, int]) -> None:
 
 def confine(target: Target) -> None:
     """In a process that has joined: the limits and rights that its program has, from its exec on."""
-    be_killed_first()
     limit(target["limits"])
     linux.drop_capabilities()
     linux.no_new_privileges()
-    if target["fake_root"]:
-        linux.pretend_to_change_owners()
+    seccomp.filter_calls(target["fake_root"])
 
 
 def default_signals() -> None:

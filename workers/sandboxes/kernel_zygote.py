@@ -105,7 +105,7 @@ class Zygote:
         gc.enable()
         # until here nobody inside could look into this process
         own_process.let_others_look_in(True)
-        # what `confine` could not do before that
+        # its own files in /proc were out of its own reach, too
         joining.be_killed_first()
 
 

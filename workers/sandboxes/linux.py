@@ -20,7 +20,7 @@ MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 1, 2, 4, 8
 MS_BIND, MS_REC, MS_PRIVATE = 4096, 16384, 1 << 18
 MNT_DETACH = 2
 
-_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_SECCOMP, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 1, 4, 22, 24, 38
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 1, 4, 24, 38
 _PR_SET_CHILD_SUBREAPER = 36
 _AT_FDCWD, _AT_RECURSIVE = -100, 0x8000
 _ATTR_RDONLY, _ATTR_NOSUID, _ATTR_NODEV = 1, 2, 4
@@ -34,11 +34,6 @@ _MOUNT_SETATTR = 442
 # setpcap, net_bind_service, net_raw, sys_chroot, mknod, audit_write, setfcap
 _KEPT_CAPABILITIES = {0, 1, 3, 4, 5, 6, 7, 8, 10, 13, 18, 27, 29, 31}
 _MAX_CAPABILITIES = 64
-
-# linux/seccomp.h, linux/audit.h, linux/bpf_common.h; chown, fchown, lchown, fchownat of each machine type
-_SECCOMP_MODE_FILTER, _SECCOMP_ALLOW, _SECCOMP_ERRNO = 2, 0x7FFF0000, 0x00050000
-_BPF_LOAD, _BPF_JUMP_EQUAL, _BPF_RETURN = 0x20, 0x15, 0x06
-_OWNERSHIP_CALLS = {"x86_64": (0xC000003E, (92, 93, 94, 260)), "aarch64": (0xC00000B7, (54, 55))}
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -115,6 +110,11 @@ def die_with_parent(number: int) -> None:
     _check(_libc.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0), "prctl")
 
 
+def prctl(option: int, value: int, more: bytes | int = 0) -> None:
+    """prctl(2), with what two of its arguments point at or are."""
+    _check(_libc.prctl(option, value, more, 0, 0), "prctl")
+
+
 def adopt_orphans() -> None:
     """Descendants whose parents end become children of this process."""
     _check(_libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0), "prctl")
@@ -152,24 +152,3 @@ def no_nested_user_namespaces() -> None:
 def take_terminal(descriptor: int) -> None:
     """Make a terminal the controlling one of this session, which has none."""
     fcntl.ioctl(descriptor, termios.TIOCSCTTY, 0)
-
-
-def pretend_to_change_owners() -> None:
-    """From here on, chown and its kin succeed without an effect; needs `no_new_privileges`.
-
-    A rootless sandbox has one user, so they could only fail, and installers take that for an error. By a seccomp
-    filter, as Charliecloud does it (hpc.github.io/charliecloud, ch-run --seccomp): nothing is preloaded, and it works
-    for static programs too.
-    """
-    arch, calls = _OWNERSHIP_CALLS[platform.machine()]
-    program = [
-        (_BPF_LOAD, 0, 0, 4),
-        (_BPF_JUMP_EQUAL, 0, len(calls) + 1, arch),
-        (_BPF_LOAD, 0, 0, 0),
-        *((_BPF_JUMP_EQUAL, len(calls) - index, 0, call) for index, call in enumerate(calls)),
-        (_BPF_RETURN, 0, 0, _SECCOMP_ALLOW),
-        (_BPF_RETURN, 0, 0, _SECCOMP_ERRNO),
-    ]
-    code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *line) for line in program))
-    header = struct.pack("HxxxxxxP", len(program), ctypes.addressof(code))
-    _check(_libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, header, 0, 0), "prctl")

@@ -86,7 +86,11 @@ def tell(answer: socket.socket, message: dict[str, Any], descriptors: Sequence[i
 def enter(job: dict[str, Any], given: Sequence[int], answer: socket.socket) -> None:
     """Run a program in a sandbox; tells its pid, with a pidfd, then its exit code."""
     target = job["target"]
+    # here, as this process is not in the /proc of the sandbox
+    joining.be_killed_first()
     joining.join(target)
+    # until its exec, /proc/PID/exe of the child inside is a program of the host
+    own_process.let_others_look_in(False)
     child = os.fork()
     if child == 0:
         linux.die_with_parent(signal.SIGKILL)

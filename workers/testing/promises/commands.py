@@ -106,8 +106,7 @@ async def a_time_limit_ends_all_that_was_started(trial: Trial) -> None:
     sleep = f"sleep {trial.mark}"
     result = await trial.bash(f"setsid {sleep} & (trap '' TERM INT HUP; {sleep}) & {sleep}", timeout_s=0.5)
     same(result.timed_out, True, "whether the time limit is told")
-    left = outside.processes_with(sleep.replace(" ", "\0"))
-    assert not left, f"processes {left} of the command still run"
+    assert not trial.sleepers(), f"processes {trial.sleepers()} of the command still run"
 
 
 @promise(surface=True)
@@ -131,14 +130,13 @@ async def orphans_are_waited_for(trial: Trial) -> None:
 @promise()
 async def cancelling_kills_the_command(trial: Trial) -> None:
     """When the caller of a command is cancelled, the command and what it started are killed."""
-    sleep = f"sleep\0{trial.mark}"
     script = f"setsid sleep {trial.mark} & sleep {trial.mark}"
     running = asyncio.create_task(trial.bash(script, timeout_s=60))
-    await until(lambda: len(outside.processes_with(sleep)) >= 2, "the command ran")
+    await trial.until_asleep(2)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
     assert running.cancelled(), "the cancellation was swallowed"
-    await until(lambda: not outside.processes_with(sleep), "the cancelled command was gone")
+    await until(lambda: not trial.sleepers(), "the cancelled command was gone")
 
 
 @promise(surface=True)

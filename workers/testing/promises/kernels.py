@@ -6,7 +6,6 @@ import asyncio
 import base64
 
 from farm.errors import SandboxError
-from workers.testing.promises import outside
 from workers.testing.promises.expect import raises, same, until
 from workers.testing.promises.promise import promise
 from workers.testing.promises.trial import Trial
@@ -127,10 +126,9 @@ async def closing_a_kernel_ends_what_it_started(trial: Trial) -> None:
     kernel = await trial.kernel()
     code = f"import subprocess; p = subprocess.Popen(['sleep', '{trial.mark}'], start_new_session=True)"
     same((await kernel.run(code, 20)).error, "", "the error")
-    marker = f"sleep\0{trial.mark}"
-    await until(lambda: outside.processes_with(marker), "the program ran")
+    await trial.until_asleep()
     await kernel.close()
-    await until(lambda: not outside.processes_with(marker), "the program was gone")
+    await until(lambda: not trial.sleepers(), "the program was gone")
     await kernel.close()
 
 

@@ -102,7 +102,7 @@ async def stopping_leaves_nothing(trial: Trial) -> None:
     await trial.sh("cd /tmp; for i in {1..300}; do mkdir d; cd d; done; touch $(printf 'x%.0s' {1..255})", one)
     await shell.run(f"trap '' TERM INT HUP; sleep {trial.mark} &", 10)
     await kernel.run(f"import subprocess; p = subprocess.Popen(['sleep', '{trial.mark}'], start_new_session=True)", 20)
-    await until(lambda: len(outside.processes_with(f"sleep\0{trial.mark}")) >= 3, "its processes ran")
+    await trial.until_asleep(3)
     await one.stop()
     nothing_is_left(one.sandbox_id, f"sleep\0{trial.mark}")
 
@@ -159,7 +159,7 @@ async def stopping_ends_what_runs(trial: Trial) -> None:
         "shell.run": asyncio.ensure_future(shell.run(f"trap '' INT TERM; {sleep}; {sleep}", 100)),
         "kernel.run": asyncio.ensure_future(kernel.run(f"import os; os.system('{sleep}')", 100)),
     }
-    await until(lambda: len(outside.processes_with(f"sleep\0{trial.mark}")) >= 3, "all were busy")
+    await trial.until_asleep(3)
     async with within(_PROMPT_S):
         await one.stop()
         nothing_is_left(one.sandbox_id, f"sleep\0{trial.mark}")

@@ -9,8 +9,7 @@ from contextlib import asynccontextmanager
 from farm.errors import FarmError
 from farm.request import SandboxLimits
 from workers.interfaces import CellResult, ExecResult, Sandbox, ShellResult
-from workers.testing.promises import outside
-from workers.testing.promises.expect import eventually, same, short, told, until
+from workers.testing.promises.expect import eventually, same, short, told
 from workers.testing.promises.promise import promise
 from workers.testing.promises.trial import Trial
 
@@ -43,6 +42,7 @@ async def undisturbed(trial: Trial) -> AsyncIterator[None]:
     """While the block runs, another sandbox of the same kind answers, and no process of it is lost."""
     neighbour = await trial.start()
     await trial.sh(f"sleep {trial.mark} >/dev/null 2>&1 &", neighbour)
+    await trial.until_asleep()
     asking = asyncio.create_task(_ask(trial, neighbour))
     try:
         yield
@@ -51,7 +51,7 @@ async def undisturbed(trial: Trial) -> AsyncIterator[None]:
         await asyncio.gather(asking, return_exceptions=True)
     if not asking.cancelled():
         asking.result()
-    assert outside.processes_with(f"sleep\0{trial.mark}"), "a process of the neighbour was ended"
+    assert trial.sleepers(), "a process of the neighbour was ended"
 
 
 async def _ask(trial: Trial, neighbour: Sandbox) -> None:
@@ -150,7 +150,7 @@ async def processes_are_counted(trial: Trial) -> None:
     many = f"for n in {{1..40}}; do sleep {trial.mark} >/dev/null 2>&1 & done; echo fine"
     for sandbox in (one, two):
         same(await trial.sh(many, sandbox), "fine\n", "what a command says that starts 40 of 60 processes")
-    await until(lambda: len(outside.processes_with(f"sleep\0{trial.mark}")) == 80, "80 processes ran")
+    await trial.until_asleep(80)
     result = await trial.bash(many, one, 10)
     assert "esource temporarily unavailable" in told(result), f"80 of 60 processes gave: {short(told(result))}"
 

@@ -7,9 +7,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from workers.testing.promises import outside
 from workers.testing.promises.elsewhere import KEYS, elsewhere
-from workers.testing.promises.expect import NotTried, same, until
+from workers.testing.promises.expect import NotTried, same
 from workers.testing.promises.promise import promise
 from workers.testing.promises.trial import Trial
 
@@ -113,7 +112,7 @@ async def keys_of_the_worker_are_out_of_reach(trial: Trial) -> None:
         out, _ = await process.communicate()
     if out == b"no keys\n":
         raise NotTried("this machine's kernel keeps no keys for us")
-    same(out, b"found: \n", "where the worker's key is found inside")
+    same(out, b"found:\n", "where the worker's key is found inside")
 
 
 @promise("python3")
@@ -149,8 +148,8 @@ async def root_inside_is_nobody_outside(trial: Trial) -> None:
     same(await trial.sh("id -u"), "0\n", "the user id inside")
     one = await trial.start()
     await trial.sh(f"sleep {trial.mark} >/dev/null 2>&1 &", one)
-    await until(lambda: outside.processes_with(f"sleep\0{trial.mark}"), "the process ran")
-    for pid in outside.processes_with(f"sleep\0{trial.mark}"):
+    await trial.until_asleep()
+    for pid in trial.sleepers():
         status = Path(f"/proc/{pid}/status").read_text()
         users = {line.split()[1] for line in status.splitlines() if line.startswith(("Uid:", "Gid:"))}
         assert "0" not in users, "on the node it is root's"
@@ -171,13 +170,14 @@ async def everyone_inside_can_be_killed_and_nobody_else(trial: Trial) -> None:
     """`kill -9 -1` inside harms no other sandbox and no process of the node, and the sandbox itself goes on."""
     one, two = await trial.start(), await trial.start()
     await trial.sh(f"sleep {trial.mark} >/dev/null 2>&1 &", two)
+    await trial.until_asleep()
     shell = await trial.shell(one)
     await trial.bash("trap '' TERM; kill -TERM -1; kill -9 -1", one)
     await trial.bash("kill -9 1; kill -TERM 1; kill -INT 1", one)
     same(await trial.sh("echo fine", one), "fine\n", "what the next command prints")
     same((await shell.run("true", 20)).restarted, True, "whether the shell is told to have ended")
     same((await shell.run("echo fine", 20)).output, "fine\n", "what a shell prints that was killed")
-    assert outside.processes_with(f"sleep\0{trial.mark}"), "a process of another sandbox was killed"
+    assert trial.sleepers(), "a process of another sandbox was killed"
     await trial.sh("echo fine", two)
 
 

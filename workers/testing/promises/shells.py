@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 
 from farm.errors import ToolError
-from workers.testing.promises import outside
 from workers.testing.promises.expect import raises, same, until
 from workers.testing.promises.promise import promise
 from workers.testing.promises.trial import Trial
@@ -128,10 +127,9 @@ async def closing_a_shell_ends_its_jobs(trial: Trial) -> None:
     shell = await trial.shell()
     sleep = f"sleep {trial.mark}"
     await shell.run(f"{sleep} & nohup {sleep} >/dev/null 2>&1 & disown -a; setsid {sleep} >/dev/null 2>&1 &", 10)
-    marker = sleep.replace(" ", "\0")
-    await until(lambda: len(outside.processes_with(marker)) >= 3, "the jobs ran")
+    await trial.until_asleep(3)
     await shell.close()
-    await until(lambda: not outside.processes_with(marker), "the jobs were gone")
+    await until(lambda: not trial.sleepers(), "the jobs were gone")
     await shell.close()
 
 

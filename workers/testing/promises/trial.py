@@ -9,7 +9,8 @@ from typing import Any
 
 from farm.request import SandboxSpec
 from workers.interfaces import ExecResult, Kernel, Sandbox, SandboxProvider, Shell
-from workers.testing.promises.expect import short, told
+from workers.testing.promises import outside
+from workers.testing.promises.expect import NotTried, short, told, until
 
 GREETING = {"GREETING": "hello"}
 """What the environment of the shared sandbox has beside the usual."""
@@ -59,6 +60,19 @@ class Trial:
         kernel = await (on or self.sandbox).open_kernel()
         self._opened.append(kernel)
         return kernel
+
+    def sleepers(self) -> list[int]:
+        """The processes of the node, inside sandboxes too, that are a `sleep MARK`."""
+        return outside.processes_with(f"sleep\0{self.mark}")
+
+    async def until_asleep(self, n: int = 1) -> None:
+        """Wait until so many run. NotTried if the node does not see any, as with those of a virtual machine."""
+        try:
+            await until(lambda: len(self.sleepers()) >= n, f"{n} processes ran")
+        except AssertionError:
+            if self.sleepers():
+                raise
+            raise NotTried("the node does not see the processes of this kind of sandbox") from None
 
     async def close(self) -> None:
         """Close what was opened and stop what was started."""
