@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import resource
 import time
 from collections.abc import Sequence
 from functools import lru_cache, partial
@@ -166,5 +167,8 @@ def owner_name(node: str, pool: str, pid: int) -> str:
 @lru_cache(maxsize=1)
 def worker() -> Worker:
     """This process's worker, made at its first task."""
+    # a shell or a kernel takes half a dozen descriptors, and a worker has hundreds of them
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     options = settings()
     return Worker(options.pool, options)

@@ -126,8 +126,10 @@ def _check_regular(path: str, descriptor: int) -> None:
 
 
 def _make_folder(folder: str) -> None:
-    if folder:
-        os.makedirs(folder, exist_ok=True)  # noqa: PTH103
+    try:
+        os.makedirs(folder or ".", exist_ok=True)  # noqa: PTH103
+    except RecursionError:
+        raise Refused(f"{folder[:80]}...: Too many folders in one another") from None
 
 
 def _write_all(descriptor: int, data: bytes) -> None:

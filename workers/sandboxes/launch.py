@@ -44,6 +44,8 @@ The log is let go, as whoever is inside could write to it through /proc/1/fd.
 """
 FOLDERS = ("dev", "proc", "sys", "tmp", "var/tmp", "root", "run/farm")
 SOCKETS = "/run/farm"
+MASKED = ("/proc/keys", "/proc/key-users")
+"""They tell of keys that the same user has outside."""
 WAIT = [
     "bash",
     "--norc",
@@ -168,6 +170,9 @@ def enter_root(plan: Plan) -> None:
     linux.mount(f"{old_root}{state}/{plan['sockets']}", SOCKETS, flags=linux.MS_BIND)
     linux.mount("proc", "/proc", "proc", linux.MS_NOSUID | linux.MS_NODEV | linux.MS_NOEXEC)
     fill_dev(old_root)
+    for name in MASKED:
+        if os.path.exists(name):
+            linux.mount("/dev/null", name, flags=linux.MS_BIND)
     linux.unmount(old_root)
     os.rmdir(old_root)
     linux.set_hostname("sandbox")

@@ -15,6 +15,7 @@ from typing import ClassVar
 from farm.errors import SandboxError
 from farm.request import SandboxSpec
 from workers.sandboxes import cgroups
+from workers.sandboxes.launch import MASKED
 from workers.sandboxes.owner import drop_privileges
 from workers.sandboxes.probe import namespaces_missing
 from workers.sandboxes.provider import JoinedProvider
@@ -46,7 +47,8 @@ def _missing() -> str:
 
 def _runtime(state: Path, binds: dict[str, str], spec: SandboxSpec) -> tuple[list[str], dict[str, str]]:
     options = [*_OPTIONS, *(() if spec.network else _NO_NETWORK), "--pwd", spec.workdir]
-    command = exec_command(state / "root", binds, [*options, "--bind", f"{state / SOCKETS}:/run/farm"])
+    masks = [word for name in MASKED if Path(name).exists() for word in ("--bind", f"/dev/null:{name}")]
+    command = exec_command(state / "root", binds, [*options, "--bind", f"{state / SOCKETS}:/run/farm", *masks])
     own = str(state / "runtime")
     # its bookkeeping, by default in a home folder that may be shared by nodes
     names = (

@@ -102,12 +102,13 @@ class Watch:
         """Measure and act; whether anything has worked since the last time."""
         found = self._processes()
         worked = {pid: seen[0] for pid, seen in found.items()} != {pid: seen[0] for pid, seen in self._seen.items()}
+        # what waits to fork does not work
+        full = self._check_processes(found)
         if worked:
-            self._check_processes(found)
             self._check_disk(found)
             self._check_memory(found)
         self._seen = found
-        return worked
+        return worked or full
 
     def _processes(self) -> dict[str, tuple[int, int]]:
         """Of each process but the first: its CPU time, in ticks, and the bytes it has in memory, shared ones too."""
@@ -127,15 +128,16 @@ class Watch:
         with os.fdopen(descriptor, errors="replace") as file:
             return file.read()
 
-    def _check_processes(self, found: dict[str, tuple[int, int]]) -> None:
-        """The kernel refuses to fork beyond the limit; what tries again and again would keep the node busy for ever."""
+    def _check_processes(self, found: dict[str, tuple[int, int]]) -> bool:
+        """Whether it is full. The kernel refuses to fork beyond the limit; a bomb would try again for ever."""
         if len(found) + 1 < self._n_processes * _FULL:
             self._n_tried["processes"] = 0
-            return
+            return False
         self._n_tried["processes"] += 1
         if self._n_tried["processes"] > _PATIENCE:
             reason = f"process limit of {self._n_processes} reached, all processes were ended"
             self._act("processes", reason, dict.fromkeys(found, 0), urgent=True)
+        return True
 
     def _check_memory(self, found: dict[str, tuple[int, int]]) -> None:
         files = sum(memory for memory, _ in self._held.values()) + self._shared()
@@ -178,9 +180,15 @@ class Watch:
         self._wrote = written
         if used <= self._disk:
             self._n_tried["disk"] = 0
-        # whoever clears up is left alone
-        elif used - before > _MB or max(lately.values(), default=0) > _MB:
-            self._act("disk", f"disk limit of {self._disk // _MB} MB reached", lately, used > 1.5 * self._disk)
+            return
+        reason, urgent = f"disk limit of {self._disk // _MB} MB reached", used > 1.5 * self._disk
+        # whoever clears up, or does nothing, is left alone
+        if writers := {pid: amount for pid, amount in lately.items() if amount > _MB}:
+            self._act("disk", reason, writers, urgent)
+        elif used - before > _MB and found:
+            self._n_tried["disk"] += 1
+            if self._n_tried["disk"] > _PATIENCE:
+                self._act("disk", reason, lately, urgent=True)
 
     def _written(self, pid: str) -> int:
         with contextlib.suppress(OSError, StopIteration):

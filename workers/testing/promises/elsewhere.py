@@ -41,9 +41,13 @@ JOIN, SEARCH, SESSION = 1, 10, -3
 FIND = f'''
 import ctypes, sys
 libc, name = ctypes.CDLL(None), sys.argv[1].encode()
+try:
+    listed = open("/proc/keys").read()
+except OSError:
+    listed = ""
 print("found:", *["by search"] * (libc.syscall({KEYCTL}, {SEARCH}, {SESSION}, b"user", name, 0) >= 0),
       *["by request"] * (libc.syscall({REQUEST_KEY}, b"user", name, 0, 0) >= 0),
-      *["in /proc/keys"] * (sys.argv[1] in open("/proc/keys").read()))
+      *["in /proc/keys"] * (sys.argv[1] in listed))
 '''
 async def main():
     libc, name = ctypes.CDLL(None), f"promise-{sys.argv[4]}"

@@ -151,7 +151,7 @@ async def processes_are_counted(trial: Trial) -> None:
     for sandbox in (one, two):
         same(await trial.sh(many, sandbox), "fine\n", "what a command says that starts 40 of 60 processes")
     await trial.until_asleep(80)
-    result = await trial.bash(many, one, 10)
+    result = await trial.bash(many, one, 5)
     assert "esource temporarily unavailable" in told(result), f"80 of 60 processes gave: {short(told(result))}"
 
 
