@@ -1,9 +1,10 @@
 """Which system calls a sandbox's processes are kept from, by a seccomp filter; standard library only.
 
 The kernel's keyrings know no user namespace of the caller's session: what the worker has in its own, such as a Kerberos
-ticket, could be read inside. And a rootless sandbox has one user, so that changes of owner could only fail, which
-installers take for an error; with `fake_root` they succeed, and change nothing, as Charliecloud does it
-(hpc.github.io/charliecloud, ch-run --seccomp): nothing is preloaded, and it works for static programs too.
+ticket, could be read inside. With pidfd_getfd a program could take the descriptors by which the farm drives the shell
+that started it. And a rootless sandbox has one user, so that changes of owner could only fail, which installers take for
+an error; with `fake_root` they succeed, and change nothing, as Charliecloud does it (hpc.github.io/charliecloud, ch-run
+--seccomp): nothing is preloaded, and it works for static programs too.
 """
 
 from __future__ import annotations
@@ -23,29 +24,29 @@ _ARCH_AT, _NUMBER_AT = 4, 0
 _X32 = 0x40000000
 """From here on, numbers on x86-64 are those of a third set of the same calls, which programs have stopped using."""
 
-# add_key, request_key, keyctl; chown, fchown, lchown, fchownat, where there are such; and the first three as 32-bit
-# programs of the same machine know them
+# add_key, request_key, keyctl, pidfd_getfd; chown, fchown, lchown, fchownat, where there are such; and the first four
+# as 32-bit programs of the same machine know them
 _CALLS = {
-    "x86_64": (0xC000003E, (248, 249, 250), (92, 93, 94, 260), (286, 287, 288)),
-    "aarch64": (0xC00000B7, (217, 218, 219), (55, 54), (309, 310, 311)),
+    "x86_64": (0xC000003E, (248, 249, 250, 438), (92, 93, 94, 260), (286, 287, 288, 438)),
+    "aarch64": (0xC00000B7, (217, 218, 219, 438), (55, 54), (309, 310, 311, 438)),
 }
 
 
 def filter_calls(fake_root: bool) -> None:
     """For this process and what it starts; needs `no_new_privileges`. Raises OSError."""
     machine = platform.machine()
-    arch, keys, owners, keys_of_32_bits = _CALLS[machine]
+    arch, refused, owners, refused_to_32_bits = _CALLS[machine]
     lines: list[tuple[int, int, str, str]] = [
         (_LOAD, _ARCH_AT, "", ""),
         (_EQUAL, arch, "", "other"),
         (_LOAD, _NUMBER_AT, "", ""),
         *([(_AT_LEAST, _X32, "missing", "")] if machine == "x86_64" else []),
-        *((_EQUAL, call, "missing", "") for call in keys),
+        *((_EQUAL, call, "missing", "") for call in refused),
         *((_EQUAL, call, "done", "") for call in (owners if fake_root else ())),
         (_RETURN, _ALLOW, "", ""),
     ]
     labels = {"other": len(lines)}
-    lines += [(_LOAD, _NUMBER_AT, "", ""), *((_EQUAL, call, "missing", "") for call in keys_of_32_bits)]
+    lines += [(_LOAD, _NUMBER_AT, "", ""), *((_EQUAL, call, "missing", "") for call in refused_to_32_bits)]
     lines += [(_RETURN, _ALLOW, "", ""), (_RETURN, _ERRNO | errno.ENOSYS, "", ""), (_RETURN, _ERRNO, "", "")]
     labels |= {"missing": len(lines) - 2, "done": len(lines) - 1}
     code = b"".join(
