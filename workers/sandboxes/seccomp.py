@@ -3,8 +3,8 @@
 The kernel's keyrings know no user namespace of the caller's session: what the worker has in its own, such as a Kerberos
 ticket, could be read inside. With pidfd_getfd a program could take the descriptors by which the farm drives the shell
 that started it. And a rootless sandbox has one user, so that changes of owner could only fail, which installers take
-for an error; with `fake_root` they succeed, and change nothing, as Charliecloud does it (hpc.github.io/charliecloud, ch-run
---seccomp): nothing is preloaded, and it works for static programs too.
+for an error; with `fake_root` they succeed, and change nothing, as Charliecloud does it (`ch-run --seccomp`): nothing
+is preloaded, and it works for static programs too.
 """
 
 from __future__ import annotations
