@@ -15,10 +15,10 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input -q
 COMPILED := pycosat
 
 .DEFAULT_GOAL := help
-.PHONY: help venv apptainer demo test check lock clean
+.PHONY: help venv apptainer rabbitmq demo test test-vllm check lock clean
 
 help:  ## what there is
-	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile | expand -t 20
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 20
 
 venv: $(STAMP)  ## .venv with every package of requirements.lock, and the farm itself
 	@:
@@ -53,11 +53,27 @@ apptainer:  ## Apptainer under $(FARM_HOME)/apptainer, where the machine has non
 	    || echo "no Apptainer here (see $$log): the namespace sandbox is used instead"; \
 	fi
 
+# What a distribution installs only root may start, but its files will do.
+rabbitmq:  ## RabbitMQ under $(FARM_HOME)/rabbitmq for the tests, where the machine has none
+	@if ls -d /usr/lib/rabbitmq/lib/rabbitmq_server-* >/dev/null 2>&1 && command -v erl >/dev/null && command -v epmd >/dev/null; then :; \
+	else \
+	  mkdir -p '$(FARM_HOME)' && log='$(FARM_HOME)/rabbitmq.log'; \
+	  [ -d '$(FARM_HOME)/rabbitmq' ] || echo "fetching RabbitMQ into $(FARM_HOME)/rabbitmq"; \
+	  bash tests/services/rabbitmq.sh '$(FARM_HOME)/rabbitmq' >"$$log" 2>&1 \
+	    || echo "no RabbitMQ here (see $$log): its tests are left out"; \
+	fi
+
 demo: venv apptainer  ## a farm on this machine plays a batch of rollouts; ARGS="..." goes to examples/demo.py
 	@$(BIN)/python -m examples.demo $(ARGS)
 
-test: venv apptainer  ## every test; ARGS="..." goes to pytest
-	@$(BIN)/python -m pytest $(ARGS)
+# One more at a time than there are cores, as tests mostly wait for processes; ARGS="-n 0" is one after the other.
+test: venv apptainer rabbitmq  ## every test; ARGS="..." goes to pytest
+	@$(BIN)/python -m pytest -n $$(($$(nproc) + 1)) --maxprocesses 8 $(ARGS)
+
+# One server for all its tests, so no workers; FARM_VLLM_PYTHON is what lets pytest see them at all.
+test-vllm: venv  ## the engine contract and more on a real vLLM on the CPU (3.4 GB once); ARGS="..." goes to pytest
+	@bash tests/vllm/environment.sh '$(FARM_HOME)/vllm'
+	@FARM_VLLM_PYTHON='$(FARM_HOME)/vllm/.venv/bin/python' $(BIN)/python -m pytest -n 0 --timeout 900 tests/vllm $(ARGS)
 
 check: venv  ## formatting, lint, types, import contracts
 	$(BIN)/ruff format --check .

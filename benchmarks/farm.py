@@ -16,23 +16,20 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import numpy as np
-from celery import chain
 
 import farm
 from benchmarks import plain
 from benchmarks.processes import cpu_s, memory_mb, named, tree
 from benchmarks.report import Report, options
-from farm.child import Child
 from farm.embedded import Embedded, start_redis
 from farm.settings import Settings
-from farm.signals import redis_client
 from farm.store import batches, migrations, placement, rollouts, trajectories
 from farm.store.engine import Store
 from farm.trajectory import Segment
 from tests.services.postgres import postgres_server
 from tests.services.process import Missing
 from workers.testing.book import PlayBook
-from workers.testing.scripted import ScriptedServer
+from workers.testing.engine import EngineDouble
 from workers.testing.serving import serving
 
 NODE_OPTIONS = ("--init", "8", "--run", "64", "--eval", "8")
@@ -93,37 +90,12 @@ def play(client: farm.Farm, n: int) -> float:
 def plain_chain(folder: Path, n: int) -> float:
     """Chains per second of plain Celery, with its defaults, on the same kind of pools."""
     redis, url = start_redis(folder / "plain", folder / "redis.log")
-    env = os.environ | {"PLAIN_BROKER": url}
-    command = [sys.executable, "-m", "celery", "-A", "benchmarks.plain", "worker", "-P", "threads", "-l", "ERROR"]
-    command += ["--without-gossip", "--without-mingle", "-E"]
-    widths = {"first": "8", "second": "64", "third": "8"}
-    workers = [
-        Child([*command, "-c", width, "-Q", queue, "-n", queue], env=env, log=folder / "plain.log")
-        for queue, width in widths.items()
-    ]
-    plain.app.conf.broker_url = url
-    os.environ["PLAIN_BROKER"] = url
-    client = redis_client(url)
-    assert client is not None
     try:
-        rates = []
-        for count in (40, n):  # the first round starts the workers up
-            client.set(plain.DONE, 0)
-            started = time.perf_counter()
-            for _ in range(count):
-                chain(
-                    plain.first.si().set(queue="first"),
-                    plain.second.si().set(queue="second"),
-                    plain.third.si().set(queue="third"),
-                ).apply_async()
-            while int(client.get(plain.DONE) or 0) < count:
-                time.sleep(0.005)
-            rates.append(count / (time.perf_counter() - started))
-        return rates[-1]
+        with plain.workers(url, folder / "plain.log"):
+            return n / plain.play(url, n)
     finally:
-        for child in [*workers, redis]:
-            child.terminate()
-            child.end(5.0)
+        redis.terminate()
+        redis.end(5.0)
 
 
 def collecting(report: Report, name: str, url: str, asked: argparse.Namespace) -> None:
@@ -166,7 +138,8 @@ def _stored_batch(store: Store) -> tuple[str, list[np.ndarray]]:
             -random.random(8000, dtype=np.float32),
             np.full(8000, 3, np.int32),
         )
-        raw += [getattr(segment, field) for field in segment.__slots__]
+        values = [getattr(segment, field) for field in segment.__slots__]
+        raw += [value for value in values if isinstance(value, np.ndarray)]
         bell = placement.Bell(rollout_id, attempt, stage, "benchmark")
         store.submit(lambda connection, bell=bell, segment=segment: _finish(connection, batch_id, bell, segment))  # type: ignore[misc]
     store.write(lambda connection: None)
@@ -211,7 +184,7 @@ def waiting_rollouts(report: Report, home: Path, asked: argparse.Namespace) -> N
 
 @contextmanager
 def policy_that_takes(latency_s: float) -> Iterator[str]:
-    with serving(ScriptedServer(PlayBook([]), latency_s=latency_s).app()) as url:
+    with serving(EngineDouble(PlayBook([]), latency_s=latency_s).app()) as url:
         yield f"{url}/v1"
 
 

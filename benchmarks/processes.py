@@ -45,6 +45,19 @@ def memory_mb(pid: int) -> float:
     raise OSError(f"process {pid} has no memory")
 
 
+def forget_peak(pid: int) -> None:
+    """Let `peak_mb` begin anew, from what the process has now."""
+    Path(f"/proc/{pid}/clear_refs").write_text("5")
+
+
+def peak_mb(pid: int) -> float:
+    """The most memory that a process had at a time since `forget_peak`, MB, resident, shared pages included."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) / 1024
+    raise OSError(f"process {pid} has no memory")
+
+
 def memory_of_all_mb(pids: list[int]) -> float:
     """Of several, what they share counted once; those that have ended have none."""
     total = 0.0

@@ -1,7 +1,7 @@
 """`make demo`: a whole farm on this machine plays real problems, then shows what it has.
 
-The policy is FARM_POLICY_URL (any OpenAI-compatible server) if that is set. Else it is the scripted policy server, a
-test double that plays reference solutions, wrong ones and tool use in a seeded mix. Nothing else is a double.
+The policy is FARM_POLICY_URL (any OpenAI-compatible server) if that is set. Else it is the scripted engine, a test
+double that plays reference solutions, wrong ones and tool use in a seeded mix. Nothing else is a double.
 """
 
 from __future__ import annotations
@@ -118,10 +118,11 @@ def policy(instances: list[farm.Instance], seed: int) -> Iterator[tuple[str, str
     book = plays.write_book(plays.play_book(instances, seed), folder / "plays.jsonl")
     log = folder / "logs" / "policy.log"
     log.unlink(missing_ok=True)
-    command = [sys.executable, "-m", "workers.testing.scripted", "--book", str(book), "--seed", str(seed)]
+    command = [sys.executable, "-m", "workers.testing.engine", "--book", str(book), "--seed", str(seed)]
+    command += ["--model-text", str(folder / "scripted-model")]
     child = Child(command, log=log, env=os.environ | {"PYTHONUNBUFFERED": "1"})
     try:
-        yield f"{_printed_url(child, log)}/v1", "the scripted policy server, a test double: it plays scripts"
+        yield f"{_printed_url(child, log)}/v1", "the scripted engine, a test double: it plays scripts"
     finally:
         child.terminate()
         child.end(5.0)
@@ -134,7 +135,7 @@ def _printed_url(child: Child, log: Path) -> str:
             if line.startswith("http://"):
                 return line.strip().removesuffix("/v1")
         time.sleep(0.05)
-    raise farm.ServiceError(f"the scripted policy server did not start: {log.read_text()[-500:]}")
+    raise farm.ServiceError(f"the scripted engine did not start: {log.read_text()[-500:]}")
 
 
 if __name__ == "__main__":

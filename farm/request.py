@@ -2,12 +2,37 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Sized
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
 
+from farm.values import size_of
+
+MAX_INSTANCES = 100_000
+"""In one batch."""
+MAX_INSTANCE_BYTES = 16_000_000
+"""What the fields of one instance may take as JSON: 16 MB."""
+MAX_REQUEST_BYTES = 512_000_000
+"""What those of all instances of a batch may take: 512 MB."""
+_MAX_EXTRA_BYTES = 1_000_000
+
+
+def _some_json(value: dict[str, Any]) -> dict[str, Any]:
+    size_of(value, _MAX_EXTRA_BYTES)
+    return value
+
+
+def _plain(text: str) -> str:
+    size_of(text, _MAX_EXTRA_BYTES)
+    return text
+
+
+Json = Annotated[dict[str, Any], AfterValidator(_some_json)]
+"""Up to 1 MB of what `farm.values` lets pass."""
+Name = Annotated[str, AfterValidator(_plain)]
 Seconds = Annotated[float, Field(gt=0, le=7 * 86_400)]
-Count = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
 
 
 class Request(BaseModel):
@@ -19,9 +44,16 @@ class Request(BaseModel):
 class Instance(Request):
     """One problem. `fields` are the handler's own; it checks them when the batch is submitted."""
 
-    data_source: Annotated[str, Field(min_length=1, max_length=64)]
+    data_source: Annotated[Name, Field(min_length=1, max_length=64)]
     fields: dict[str, Any]
-    instance_id: Annotated[str, Field(max_length=200)] = ""
+    """At most MAX_INSTANCE_BYTES of JSON: finite numbers, integers of 64 bits, text without NUL, 64 levels."""
+    instance_id: Annotated[Name, Field(max_length=200)] = ""
+
+    @field_validator("fields")
+    @classmethod
+    def _are_json(cls, given: dict[str, Any]) -> dict[str, Any]:
+        size_of(given, MAX_INSTANCE_BYTES)
+        return given
 
 
 class SamplingParams(Request):
@@ -32,10 +64,10 @@ class SamplingParams(Request):
 
     temperature: Annotated[float, Field(ge=0, le=10)] | None = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=-1)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
     max_tokens: Count | None = None
-    stop: tuple[str, ...] = ()
-    seed: Annotated[int, Field(ge=0)] | None = None
+    stop: tuple[Name, ...] = ()
+    seed: Annotated[int, Field(ge=0, lt=2**63 - 1024)] | None = None
 
 
 class Limits(Request):
@@ -81,6 +113,10 @@ class SandboxLimits(Request):
     file_mb: Count = 4096
 
 
+Requirement = Annotated[str, Field(pattern=r"^[A-Za-z0-9._\[\],-]+==[A-Za-z0-9.+!_-]+$")]
+"""An exact requirement of a Python environment, `name==version`."""
+
+
 class SandboxSpec(Request):
     """What a handler needs of a sandbox.
 
@@ -95,7 +131,9 @@ class SandboxSpec(Request):
     image_values: dict[str, str] = Field(default_factory=dict)
     """What the template of a `.def.j2` image is rendered with."""
     archives: tuple[Archive, ...] = ()
-    packages: tuple[Annotated[str, Field(pattern=r"^[A-Za-z0-9._\[\],-]+==[A-Za-z0-9.+!_-]+$")], ...] = ()
+    packages: tuple[Requirement, ...] = ()
+    agent_packages: tuple[Requirement, ...] = ()
+    """Those of an agent that runs inside: an environment of its own in `/opt/farm/agent`, which is not on PATH."""
     workdir: str = "/workspace"
     env: dict[str, str] = Field(default_factory=dict)
     limits: SandboxLimits = SandboxLimits()
@@ -105,21 +143,83 @@ class SandboxSpec(Request):
     """Whether changes of owner, which a rootless sandbox cannot make, seem to succeed, as installers want it."""
 
 
+_CONVERSATION = frozenset({"messages", "tools", "add_generation_prompt", "generation_prompt", "self"})
+
+
 class BatchRequest(Request):
     """One submit: every instance is played `n_samples` times.
+
+    Instances with one `instance_id` must be equal, as they are one problem: repeats are allowed, two problems of one
+    name are not. All together have at most MAX_REQUEST_BYTES of fields.
 
     The same `idempotency_key` names the same batch however often it is submitted.
     `model` picks among the farm's engines; empty takes any.
     """
 
-    instances: Annotated[tuple[Instance, ...], Field(min_length=1, max_length=100_000)]
+    instances: Annotated[tuple[Instance, ...], Field(min_length=1, max_length=MAX_INSTANCES)]
     n_samples: Annotated[int, Field(ge=1, le=1024)] = 1
     sampling: SamplingParams = SamplingParams()
     limits: Limits = Limits()
-    model: str = ""
-    sandbox: str = "auto"
+    model: Annotated[Name, Field(max_length=200)] = ""
+    agent: Annotated[Name, Field(max_length=64)] = ""
+    """Who plays it, an entry point of `farm.agents`; empty takes the handler's own choice."""
+    chat_template_kwargs: Json = Field(default_factory=dict)
+    """Given to the model's chat template, such as `enable_thinking`."""
+    rewritten_history: Literal["segment", "keep"] = "segment"
+    """Where a chat template rewrites earlier turns, such as by dropping their reasoning: `segment` prompts as the
+    template does, which begins a new training row; `keep` goes on from the ids as they were sampled."""
+    max_staleness: Annotated[int, Field(ge=0)] | None = None
+    """Weight versions that may lie between a rollout's oldest sampled token and the newest weights; None: any.
+    Looked at before and after each call; a version that is no number is never too old."""
+    on_stale: Literal["restart", "drop"] = "drop"
+    """A rollout beyond `max_staleness` is played anew, which is no failed attempt, or ends as `stale`.
+
+    It ends so, too, once it was played anew `max_attempts` times."""
+    sandbox: Annotated[Name, Field(max_length=64)] = "auto"
     """Which sandbox plays it: `auto`, `singularity` or `namespace`."""
     priority: Annotated[int, Field(ge=-100, le=100)] = 0
+    """A higher one is placed first, and while any of it waits a lower one gets nothing. Batches of one priority take
+    turns, whatever their sizes. What has been placed is not taken back: it is played first."""
     max_attempts: Annotated[int, Field(ge=1, le=100)] = 3
-    idempotency_key: Annotated[str, Field(min_length=1, max_length=200)] | None = None
-    metadata: dict[str, Any] = Field(default_factory=dict)
+    """How often a rollout may fail by the farm's doing before it is given up."""
+    max_losses: Annotated[int, Field(ge=0, le=1000)] = 10
+    """How often it may be lost with a worker or a node and be played again, as that is nobody's failure."""
+    quarantine_after: Annotated[int, Field(ge=0, le=10_000)] = 6
+    """After so many failed attempts at an instance, none of whose samples was ever scored, those of its samples that
+    wait to be played fail at once; 0: never. A sample must have failed twice, and on two nodes where there are two."""
+    idempotency_key: Annotated[Name, Field(min_length=1, max_length=200)] | None = None
+    metadata: Json = Field(default_factory=dict)
+    """The trainer's own; the farm keeps it and does not look at it. Up to 1 MB."""
+
+    @field_validator("instances", mode="before")
+    @classmethod
+    def _not_too_many(cls, given: Any) -> Any:
+        """Before each is looked at."""
+        if isinstance(given, Sized) and len(given) > MAX_INSTANCES:
+            raise ValueError(f"there are {len(given)}; {MAX_INSTANCES} may be: submit several batches")
+        return given
+
+    @field_validator("instances")
+    @classmethod
+    def _of_one_name(cls, given: tuple[Instance, ...]) -> tuple[Instance, ...]:
+        """What one name stands for is one problem; and all together are not too much."""
+        named: dict[tuple[str, str], int] = {}
+        for index, instance in enumerate(given):
+            first = named.setdefault((instance.data_source, instance.instance_id), index)
+            if instance.instance_id and given[first].fields != instance.fields:
+                raise ValueError(
+                    f"instances[{first}] and instances[{index}] are both called {instance.instance_id!r}, "
+                    "but have different fields"
+                )
+        n_bytes = sum(size_of(instance.fields, MAX_INSTANCE_BYTES) for instance in given)
+        if n_bytes > MAX_REQUEST_BYTES:
+            raise ValueError(f"their fields have {n_bytes} bytes; {MAX_REQUEST_BYTES} may be: submit several batches")
+        return given
+
+    @field_validator("chat_template_kwargs")
+    @classmethod
+    def _beside_the_conversation(cls, given: dict[str, Any]) -> dict[str, Any]:
+        """A template's variables that are the conversation itself are not a batch's to set."""
+        if taken := _CONVERSATION & given.keys():
+            raise ValueError(f"{', '.join(sorted(taken))} cannot be set: the farm gives it to the template")
+        return given

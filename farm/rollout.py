@@ -31,7 +31,10 @@ FINAL_STATES = frozenset({State.COMPLETED, State.FAILED, State.CANCELLED})
 
 
 class Outcome(StrEnum):
-    """How a rollout ended. The first group is the policy's doing, the second ours."""
+    """How a rollout ended. The first group is the policy's doing, the second ours, the third neither's.
+
+    A stale rollout was dropped because newer weights had overtaken it: it is not scored, and trains nothing.
+    """
 
     SUBMITTED = "submitted"
     ANSWERED = "answered"
@@ -49,6 +52,7 @@ class Outcome(StrEnum):
     LOST = "lost"
 
     CANCELLED = "cancelled"
+    STALE = "stale"
 
 
 POLICY_OUTCOMES = frozenset(
@@ -109,9 +113,22 @@ class Reward:
     created_at: float
 
 
+def group_id(batch_id: str, group_index: int) -> str:
+    """Names all samples of one instance."""
+    return f"{batch_id}.{group_index}"
+
+
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """One sample, as the store knows it now."""
+    """One sample, as the store knows it now.
+
+    `n_turns`, `n_response_tokens` and `n_segments` are of a play that came to its end: they are 0 of one that was
+    cancelled before that, although its `segments` hold what was recorded till then. `n_mismatches` counts model calls
+    whose prompt an engine saw otherwise than it was sent, `n_restarts` plays given up because their weights had become
+    too old, `n_failures` attempts that failed by the farm's doing and `n_lost` those that were lost with a worker or a
+    node. `version_min` and `version_max` are the oldest and the newest weights that sampled it, where they have
+    numbers.
+    """
 
     rollout_id: str
     batch_id: str
@@ -132,6 +149,14 @@ class Rollout:
     finished_at: float | None
     finish_seq: int | None
     segments: tuple[Segment, ...] = ()
+    n_invalid_actions: int = 0
+    n_mismatches: int = 0
+    n_segments: int = 0
+    n_restarts: int = 0
+    n_failures: int = 0
+    n_lost: int = 0
+    version_min: int | None = None
+    version_max: int | None = None
 
     @property
     def trainable(self) -> bool:
@@ -144,7 +169,7 @@ class Rollout:
 
     @property
     def group_id(self) -> str:
-        return f"{self.batch_id}.{self.group_index}"
+        return group_id(self.batch_id, self.group_index)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +187,10 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class BatchStatus:
-    """A batch in numbers. `stages[stage][state]` counts rollouts that have not ended, `failures[kind]` the failed."""
+    """A batch in numbers. `stages[stage][state]` counts rollouts that have not ended, `failures[kind]` the failed.
+
+    `n_mismatches` and `n_invalid_actions` are those of all its rollouts that have been played.
+    """
 
     batch_id: str
     n_rollouts: int
@@ -173,6 +201,8 @@ class BatchStatus:
     failures: dict[str, int]
     mean_reward: float | None
     created_at: float
+    n_mismatches: int = 0
+    n_invalid_actions: int = 0
 
     @property
     def n_finished(self) -> int:

@@ -29,10 +29,10 @@ class Settings(BaseSettings):
     store_url: str = ""
     """A database URL; empty is the embedded farm's SQLite under `home`."""
     broker_url: str = ""
-    """A Redis URL; empty is the embedded farm's own."""
+    """A Redis URL, or `amqp://` for RabbitMQ; empty is the embedded farm's own Redis."""
     policy_url: str = ""
     """An OpenAI-compatible server the farm starts with, such as `http://127.0.0.1:8000/v1`."""
-    policy_key: str = "none"
+    policy_key: str = Field(default="none", repr=False)
     """The API key for it."""
     policy_model: str = ""
     """Its model; empty takes the first that it lists."""
@@ -56,12 +56,21 @@ class Settings(BaseSettings):
     """How long a claim lives without renewal; renewed every third of it."""
     node_timeout_s: float = 60.0
     """After this long without a heartbeat a node counts as dead."""
+    overdue_s: float = Field(default=120.0, gt=0)
+    """What a stage gets beyond its limit to end by itself; then it is stopped from outside, as a failed attempt."""
+    stall_s: float = Field(default=60.0, gt=0)
+    """A worker process whose event loop does not answer for so long hands back what it plays and ends. A stage that
+    does not end for so long after it was stopped is waited for no more."""
     tick_s: float = 0.5
     """The dispatcher's period when nothing wakes it."""
     ring_again_s: float = 3.0
     """A stage that is still queued this long after it was rung is rung again; doubles each time, up to a minute."""
     retry_s: float = 2.0
     """Pause before a failed attempt is tried again; doubles each time, up to a minute."""
+    max_open: int = Field(default=1_000_000, ge=1)
+    """Rollouts of all batches that may be submitted and not have ended: a submit beyond it is refused, for now."""
+    audit_s: float = 30.0
+    """The leading dispatcher checks the invariants of one open batch each so often, in turn; 0 switches it off."""
     sandbox_user: str = "nobody"
     """Whom sandboxes run as when the farm is started by root."""
     cgroup: Path | None = None

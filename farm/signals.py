@@ -19,6 +19,8 @@ log = logging.getLogger(__name__)
 WAKE = "farm:wake"
 ENDED = "farm:ended"
 CANCELLED = "farm:cancelled"
+ENGINES = "farm:engines"
+HEEDED = "farm:heeded"
 
 
 def redis_client(broker_url: str) -> redis.Redis | None:
@@ -48,6 +50,14 @@ class Signals:
     def cancelled(self, rollout_ids: Collection[str]) -> None:
         """Tell all workers to let go of these rollouts."""
         self._publish(CANCELLED, json.dumps(sorted(rollout_ids)))
+
+    def engines(self) -> None:
+        """Tell all workers to look at the engines and what is ordered of them."""
+        self._publish(ENGINES, "")
+
+    def heeded(self) -> None:
+        """Tell those who gave engines an order that a worker, or an engine, follows it."""
+        self._publish(HEEDED, "")
 
     def _publish(self, channel: str, message: str) -> None:
         if self._redis is not None:
@@ -88,6 +98,11 @@ class Listener:
             elif wanted(*message):
                 found.append(message[1])
 
+    @property
+    def hears(self) -> bool:
+        """Whether hints come, as far as is known: there is a broker that has them, and it answered last time."""
+        return self._pubsub is not None and self._subscribed
+
     def _next(self, timeout_s: float) -> tuple[str, str] | None:
         if self._pubsub is None or not (self._subscribed or self._subscribe()):
             time.sleep(timeout_s)
@@ -100,7 +115,7 @@ class Listener:
             return None
         if message is None:
             return None
-        return message["channel"].decode(), message["data"].decode()
+        return message["channel"].decode(), message["data"].decode(errors="replace")
 
     def _subscribe(self) -> bool:
         if self._pubsub is None:

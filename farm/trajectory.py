@@ -14,6 +14,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from farm.prefixes import Prefixes
+
 Message: TypeAlias = dict[str, Any]
 """A chat message as the OpenAI API writes it: role, content, and tool_calls or tool_call_id."""
 
@@ -21,6 +23,8 @@ TokenIds: TypeAlias = NDArray[np.int32]
 LogProbs: TypeAlias = NDArray[np.float32]
 Mask: TypeAlias = NDArray[np.uint8]
 
+_MAX_DIGITS = 10
+_MAX_NUMBER = int(np.iinfo(np.int32).max)
 NO_VERSION = -1
 """The policy version of a token nobody sampled, or of a call whose engine does not say."""
 
@@ -39,12 +43,24 @@ class ToolCall:
     arguments: str
 
 
+@dataclass(frozen=True, slots=True)
+class VersionSpan:
+    """The weights `version` sampled the response ids [start, end)."""
+
+    version: str
+    start: int
+    end: int
+
+
 @dataclass(slots=True)
 class ModelCall:
     """One request to an LLM, recorded as it happens.
 
-    `messages` are only those added since the call before; `observations` are the tool results that answered it.
-    `prompt_ids` [n_prompt], `response_ids` and `response_logprobs` [n_response]; None where the engine gives no ids.
+    `messages` are only those added since the call that it continues; `observations` are the tool results that answered
+    it. `prompt_ids` [n_prompt], `response_ids` and `response_logprobs` [n_response]; None where the engine gives no
+    ids. `policy_version` is the first of `versions`, which cover [0, n_response) where the weights are known.
+    `begins` says why it starts a segment, empty if it continues one. `mismatch` is the first position at which the
+    prompt that the engine saw differs from the one it was sent; None if they are equal or the engine does not say.
     """
 
     index: int
@@ -62,6 +78,12 @@ class ModelCall:
     response_logprobs: LogProbs | None = None
     sampling: dict[str, Any] = field(default_factory=dict)
     observations: list[Message] = field(default_factory=list)
+    versions: tuple[VersionSpan, ...] = ()
+    stop_reason: str | int | None = None
+    n_cached_tokens: int | None = None
+    n_invalid: int = 0
+    begins: str = ""
+    mismatch: int | None = None
 
     @property
     def token_exact(self) -> bool:
@@ -79,7 +101,8 @@ class Segment:
     """One training row. All but `prompt_ids` [n_prompt] have one length [n_response].
 
     `response_mask` is 1 exactly where the policy sampled the token; elsewhere the log-probability is 0.0 and the
-    policy version NO_VERSION.
+    policy version NO_VERSION. `mismatch` is the first position in the row, counted from the beginning of its prompt, at
+    which an engine saw another token than it was sent; None if all saw what they were sent.
     """
 
     prompt_ids: TokenIds
@@ -87,69 +110,101 @@ class Segment:
     response_mask: Mask
     response_logprobs: LogProbs
     policy_versions: TokenIds
+    mismatch: int | None = None
 
     def __post_init__(self) -> None:
         lengths = {len(self.response_ids), len(self.response_mask), len(self.response_logprobs)}
         if lengths != {len(self.policy_versions)}:
             raise ValueError(f"a segment's response arrays differ in length: {sorted(lengths)}")
 
+    @property
+    def untrainable(self) -> str:
+        """Why it may not train; empty if it may."""
+        if self.mismatch is not None:
+            return f"an engine saw another token than it was sent at position {self.mismatch}"
+        return "" if self.response_mask.any() else "nothing in it was sampled"
+
+    @property
+    def trainable(self) -> bool:
+        return not self.untrainable
+
 
 def version_number(version: str) -> int:
-    """An engine's weight version as a number; NO_VERSION where it is not one."""
-    return int(version) if version.isdecimal() else NO_VERSION
+    """An engine's weight version as a number; NO_VERSION where it is none, or none that an int32 holds."""
+    if not (version.isascii() and version.isdecimal()) or len(version) > _MAX_DIGITS:
+        return NO_VERSION
+    number = int(version)
+    return number if number <= _MAX_NUMBER else NO_VERSION
+
+
+def token_versions(call: ModelCall) -> TokenIds:
+    """Which weights sampled each token of a call's response, [n_response]: its spans, and else its `policy_version`."""
+    n = call.n_response_tokens if call.response_ids is None else len(call.response_ids)
+    versions = np.full(n, version_number(call.policy_version), np.int32)
+    for span in call.versions:
+        versions[span.start : span.end] = version_number(span.version)
+    return versions
+
+
+def version_range(calls: Sequence[ModelCall]) -> tuple[int | None, int | None]:
+    """The oldest and the newest weights that sampled a token of these calls, as far as they have numbers."""
+    known = np.concatenate([np.empty(0, np.int32), *map(token_versions, calls)])
+    known = known[known != NO_VERSION]
+    return (int(known.min()), int(known.max())) if len(known) else (None, None)
 
 
 def segments(calls: Sequence[ModelCall]) -> tuple[Segment, ...]:
-    """The training rows of a rollout's token-exact model calls, in the order in which they began."""
-    open_rows: list[_Row] = []
+    """The training rows of a rollout's token-exact model calls, in the order in which they began.
+
+    A call continues the row that reaches furthest into its prompt, the newest of several. Where calls branch, the
+    tokens that they share are sampled in the first row and stand in the prompts of the others, so each trains once.
+    """
+    rows: list[_Row] = []
+    known = Prefixes()
     for call in calls:
         if not call.token_exact:
             continue
-        for row in reversed(open_rows):
-            if row.extend(call):
-                break
-        else:
-            open_rows.append(_Row(call))
-    return tuple(row.segment() for row in open_rows)
+        assert call.prompt_ids is not None
+        number = known.longest(call.prompt_ids)
+        if number is None:
+            number = len(rows)
+            rows.append(_Row(len(call.prompt_ids)))
+        rows[number].take(call)
+        known.put(number, rows[number].ids)
+    return tuple(row.segment() for row in rows)
 
 
 class _Row:
     """A segment while it grows: all ids so far, and which stretches of them were sampled."""
 
-    def __init__(self, call: ModelCall) -> None:
-        assert call.prompt_ids is not None
-        self.ids = call.prompt_ids
-        self.n_prompt = len(call.prompt_ids)
-        self.sampled: list[tuple[int, ModelCall]] = []
-        self._append(call)
+    def __init__(self, n_prompt: int) -> None:
+        self.ids = token_ids([])
+        self._n_prompt = n_prompt
+        self._sampled: list[tuple[int, ModelCall]] = []
 
-    def extend(self, call: ModelCall) -> bool:
-        """Take a call whose prompt begins with all ids so far; False if it does not."""
+    def take(self, call: ModelCall) -> None:
         assert call.prompt_ids is not None
-        n = len(self.ids)
-        if len(call.prompt_ids) < n or not np.array_equal(call.prompt_ids[:n], self.ids):
-            return False
-        self.ids = call.prompt_ids
-        self._append(call)
-        return True
-
-    def _append(self, call: ModelCall) -> None:
         assert call.response_ids is not None
-        self.sampled.append((len(self.ids), call))
-        self.ids = np.concatenate([self.ids, call.response_ids])
+        self._sampled.append((len(call.prompt_ids), call))
+        self.ids = np.concatenate([call.prompt_ids, call.response_ids])
 
     def segment(self) -> Segment:
         n = len(self.ids)
         mask = np.zeros(n, np.uint8)
         logprobs = np.zeros(n, np.float32)
         versions = np.full(n, NO_VERSION, np.int32)
-        for start, call in self.sampled:
+        for start, call in self._sampled:
             assert call.response_logprobs is not None
             stretch = slice(start, start + len(call.response_logprobs))
             mask[stretch] = 1
             logprobs[stretch] = call.response_logprobs
-            versions[stretch] = version_number(call.policy_version)
-        response = slice(self.n_prompt, n)
+            versions[stretch] = token_versions(call)
+        response = slice(self._n_prompt, n)
         return Segment(
-            self.ids[: self.n_prompt], self.ids[response], mask[response], logprobs[response], versions[response]
+            self.ids[: self._n_prompt],
+            self.ids[response],
+            mask[response],
+            logprobs[response],
+            versions[response],
+            min((call.mismatch for _, call in self._sampled if call.mismatch is not None), default=None),
         )

@@ -5,9 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 
+from farm.store import migrations
+from farm.store.engine import Store
 from tests.services.apptainer import apptainer_program, unpacked_binaries
 from tests.services.postgres import postgres_database as new_postgres_database
 from tests.services.postgres import postgres_server
@@ -15,6 +19,20 @@ from tests.services.process import Missing
 from tests.services.redis import redis_client, redis_server
 
 _ORDER = ("unit", "contract", "integration", "acceptance")
+_APART = (
+    "tests/integration/test_stock.py::",
+    *(
+        f"tests/acceptance/test_{name}.py::"
+        for name in (
+            *("cancel", "causes", "chaos", "delivery", "demo", "drain", "embedded_healing", "hangs", "kill"),
+            *("overload", "store_faults"),
+        )
+    ),
+)
+"""Tests of these files share nothing and play whole farms for many seconds each."""
+
+_BY_PARAMETER = "tests/acceptance/test_broker_faults.py::"
+"""Its tests share a farm for each kind of broker."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -25,6 +43,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _rank(item: pytest.Item) -> int:
     suite = Path(item.path).relative_to(Path(__file__).parent).parts[0]
     return _ORDER.index(suite) if suite in _ORDER else 0
+
+
+class SideBySide(LoadScopeScheduling):  # type: ignore[misc]
+    """Gives each worker a file of tests at a time, as its tests share what is dear to make, in our order."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        if nodeid.startswith(_APART):
+            return nodeid
+        file, _, name = nodeid.partition("::")
+        return file + name[name.rfind("[") :] if nodeid.startswith(_BY_PARAMETER) else file
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> SideBySide:
+    """The slow ones come last, one at a time: sorted by their number they would keep one worker long after the rest."""
+    config.option.loadscopereorder = False
+    return SideBySide(config, log)
 
 
 def absent(reason: str) -> None:
@@ -79,6 +114,15 @@ def sqlite_url(tmp_path: Path) -> str:
 def store_url(request: pytest.FixtureRequest) -> str:
     """Each kind of database in turn, empty."""
     return str(request.getfixturevalue(request.param))
+
+
+@pytest.fixture
+def store(store_url: str) -> Iterator[Store]:
+    """Each kind of database in turn, with the farm's tables."""
+    opened = Store(store_url)
+    migrations.migrate(opened)
+    yield opened
+    opened.close()
 
 
 @pytest.fixture(scope="session")

@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from celery.signals import worker_init, worker_shutdown, worker_shutting_down
+from kombu.transport import TRANSPORT_ALIASES
 
 from farm.queue import celery_app
 from farm.rollout import Stage
 from farm.settings import settings
+from workers.endings import HAND_BACK, Endings
 from workers.events import BatchedEvents
 
 app = celery_app(settings().broker_url, "workers")
@@ -23,13 +25,17 @@ app.conf.update(
     # with RabbitMQ the reduction leaves a reconnected worker that consumes nothing
     worker_enable_prefetch_count_reduction=False,
     worker_cancel_long_running_tasks_on_connection_loss=False,
+    # a poisoned message ends neither the worker nor what it plays
+    worker_consumer="workers.intake:Consumer",
     # Flower's view of the stages
     worker_send_task_events=True,
     worker_hijack_root_logger=False,
     worker_redirect_stdouts=False,
 )
 
+app.steps["worker"].add(Endings)
 app.steps["consumer"].add(BatchedEvents)
+TRANSPORT_ALIASES.update(dict.fromkeys(("redis", "rediss"), "workers.intake:RedisTransport"))
 
 
 @worker_init.connect  # type: ignore[untyped-decorator]
@@ -45,14 +51,14 @@ def _open(**_: Any) -> None:
 
 
 @worker_shutting_down.connect  # type: ignore[untyped-decorator]
-def _drain(**_: Any) -> None:
-    """Hand back what runs: Celery's own shutdown waits for the tasks, and these end at once."""
+def _drain(sig: int, **_: Any) -> None:
+    """Begin nothing more; Celery waits for the tasks that run, and if they are to be handed back these end at once."""
     from workers.stocker import stocker
     from workers.worker import worker
 
     if stocker.cache_info().currsize:
         stocker().stop()
-    if worker.cache_info().currsize:
+    if sig == HAND_BACK and worker.cache_info().currsize:
         worker().leases.drain()
 
 

@@ -60,7 +60,7 @@ class Demand:
             limit -= coming.n
             yield coming
         if limit > 0 and time.monotonic() >= self._waiting_due:
-            waits = shares(store.read(placement.waiting), limit)
+            waits = shares(store.read(partial(placement.waiting, limit=limit)), limit)
             found = [
                 store.read(partial(placement.next_groups_of, batch_id=batch_id, limit=share))
                 for batch_id, share in waits.items()

@@ -8,7 +8,7 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,6 +27,7 @@ from workers import registry
 from workers.preparing import Done, Job, prepare_all
 from workers.sandboxes.image_cache import Entry, entries
 from workers.sandboxes.image_pruning import beyond, is_stood_on, prune, unused_since, why_kept
+from workers.stages import needed_by
 
 console = Console()
 F = TypeVar("F", bound=Callable[..., Any])
@@ -93,31 +94,53 @@ def _absolute(reference: str) -> str:
 
 
 @main.command()
-@click.option("--from", "file", required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option(
+    "--from", "file", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Instances, a line each."
+)
+@click.option("--agent", default="", metavar="NAME", help="Who plays; else whom each handler names.")
 @_jobs
 @_mode
-def pull(file: Path, jobs: int, mode: str | None) -> None:
-    """Make all that instances need, images, archives and packages. One per line, as `farm submit` takes them."""
-    _prepare(_jobs_of(file), jobs, mode)
+def pull(file: Path | None, agent: str, jobs: int, mode: str | None) -> None:
+    """Make all that instances, and who plays them, need: images, archives, packages. Lines as `farm submit` takes them.
+
+    With an agent alone, what it needs in a sandbox that is otherwise empty.
+    """
+    if file is None and not agent:
+        raise click.UsageError("say what: --from, --agent or both")
+    _prepare(_jobs_of(_specs(file, agent)), jobs, mode)
 
 
-def _jobs_of(file: Path) -> list[Job]:
-    """One job for each thing that is different. InvalidRequest if a line is no instance."""
+def _specs(file: Path | None, agent: str) -> Iterator[SandboxSpec]:
+    """What is played in. InvalidRequest if a line is no instance."""
+    if file is None:
+        specs = [needed_by(registry.agent(agent), None)]
+    else:
+        lines = enumerate(file.read_text(encoding="utf-8").splitlines(), 1)
+        specs = [_spec(line, agent, f"{file}:{number}") for number, line in lines if line.strip()]
+    return (spec for spec in specs if spec is not None)
+
+
+def _jobs_of(specs: Iterable[SandboxSpec]) -> list[Job]:
+    """One job for each thing that is different."""
     found: dict[str, Job] = {}
-    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
-        if line.strip() and (spec := _spec(line, f"{file}:{number}")) is not None:
-            parts = SandboxSpec(
-                image=spec.image, image_values=spec.image_values, archives=spec.archives, packages=spec.packages
-            )
-            found.setdefault(parts.model_dump_json(), Job(_label(parts), parts))
+    for spec in specs:
+        parts = SandboxSpec(
+            image=spec.image,
+            image_values=spec.image_values,
+            archives=spec.archives,
+            packages=spec.packages,
+            agent_packages=spec.agent_packages,
+        )
+        found.setdefault(parts.model_dump_json(), Job(_label(parts), parts))
     return list(found.values())
 
 
-def _spec(line: str, where: str) -> SandboxSpec | None:
+def _spec(line: str, agent: str, where: str) -> SandboxSpec | None:
     try:
         instance = Instance.model_validate(json.loads(line))
         handler = registry.handler(instance.data_source)
-        return handler.sandbox(handler.instance_type.model_validate(instance.fields))
+        needed = handler.sandbox(handler.instance_type.model_validate(instance.fields))
+        return needed_by(registry.agent(agent or handler.agent), needed)
     except ValidationError as error:
         first = error.errors()[0]
         raise InvalidRequest(f"{'.'.join(map(str, first['loc']))}: {first['msg']}", field=where) from error
@@ -128,7 +151,10 @@ def _spec(line: str, where: str) -> SandboxSpec | None:
 def _label(spec: SandboxSpec) -> str:
     values = [f"{name}={value}" for name, value in sorted(spec.image_values.items())]
     parts = [" ".join([spec.image, *values]), *(f"{archive.name} {archive.version}" for archive in spec.archives)]
-    return " + ".join([*parts, *([f"{len(spec.packages)} packages"] if spec.packages else [])])
+    for packages, whose in ((spec.packages, "packages"), (spec.agent_packages, "packages of its agent")):
+        if packages:
+            parts.append(f"{len(packages)} {whose}")
+    return " + ".join(parts)
 
 
 def _prepare(jobs: Sequence[Job], n_processes: int, mode: str | None) -> None:

@@ -17,7 +17,7 @@ from pydantic import BaseModel
 
 from farm.request import Limits, SamplingParams, SandboxLimits, SandboxSpec
 from farm.rollout import Outcome
-from farm.trajectory import LogProbs, Message, ModelCall, TokenIds
+from farm.trajectory import LogProbs, Message, ModelCall, TokenIds, VersionSpan
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +193,7 @@ class SandboxProvider(Protocol):
 class Observation:
     """What a tool call gives back to the model. `done` ends the rollout, with `answer` as what was submitted.
 
-    `artefacts` are kept with the rollout; the agent names them to the model only if `text` does.
+    `artefacts` are kept with the rollout; the agent adds a line that names them.
     """
 
     text: str
@@ -221,7 +221,12 @@ ToolFactory: TypeAlias = Callable[[Sandbox | None], Tool]
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """One answer of an LLM. Ids and log-probabilities are None where the engine does not give them."""
+    """One answer of an LLM. Ids and log-probabilities are None where the engine does not give them.
+
+    The other fields are those of ModelCall. A tool call that could not be parsed is among the message's tool calls,
+    with the text it was made of as its arguments; `n_invalid` counts them. A stop string that ended the answer is among
+    its ids where it was sampled, and never in the message.
+    """
 
     message: Message
     finish_reason: str
@@ -232,15 +237,50 @@ class Completion:
     prompt_ids: TokenIds | None = None
     response_ids: TokenIds | None = None
     response_logprobs: LogProbs | None = None
+    versions: tuple[VersionSpan, ...] = ()
+    stop_reason: str | int | None = None
+    n_cached_tokens: int | None = None
+    n_invalid: int = 0
+    begins: str = ""
+    mismatch: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """A piece of an assistant message as it is sampled: of its text, or of its reasoning. Tool calls come whole."""
+
+    text: str
+    reasoning: bool = False
+
+
+OnDelta: TypeAlias = Callable[[Delta], None]
 
 
 class Policy(Protocol):
     """The LLM that plays, whichever engine that is."""
 
+    @property
+    def blocked(self) -> str:
+        """Why a call gets no answer now: no engine can be reached, or all are busy or hang. Empty if it may get one."""
+        ...
+
+    @property
+    def paused_s(self) -> float:
+        """For how long its calls have been held back for new weights, all in all; that is on nobody's clock."""
+        ...
+
     async def complete(
-        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], sampling: SamplingParams, max_tokens: int
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]],
+        sampling: SamplingParams,
+        max_tokens: int,
+        on_delta: OnDelta | None = None,
     ) -> Completion:
-        """The next assistant message. EngineError if no engine can give one; LimitReached if the context is full."""
+        """The next assistant message. EngineError if no engine can give one; LimitReached if the context is full.
+
+        `messages` are the whole conversation. Calls may branch: several conversations of one rollout share a policy.
+        """
         ...
 
 
@@ -264,6 +304,8 @@ class AgentContext:
     limits: Limits
     record: Record
     keep: Keep
+    sandbox: Sandbox | None = None
+    """For agents that run inside it; those that act by tools do not need it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,7 +317,11 @@ class AgentResult:
 
 
 class Agent(Protocol):
-    """Plays one rollout. Limits end it with an outcome, never with an error."""
+    """Plays one rollout. Limits end it with an outcome, never with an error.
+
+    An agent that runs inside the sandbox has one more method, `sandbox(spec: SandboxSpec | None) -> SandboxSpec`: what
+    it is played in, given what the instance needs, if anything. It is scored in what the handler asks for.
+    """
 
     async def run(self, context: AgentContext) -> AgentResult: ...
 

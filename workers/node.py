@@ -1,8 +1,10 @@
 """The supervisor of one node: `python -m workers.node`. Three worker pools, room for sandboxes, drain, clean-up.
 
-The pools are three `celery worker` processes, since a Celery worker has one pool and the stages need three widths. The
-supervisor restarts a worker that dies and gives its rollouts back at once; its own death takes everything with it: the
+It starts a worker that dies again and gives its rollouts back at once; its own death takes everything with it: the
 workers by a signal from the kernel, the sandboxes because it held the other end of their lifeline.
+
+Told to end, it drains: what has not begun goes back to the queue, what has begun plays on for a grace, and the rest is
+handed back then. So a time limit or a preemption costs no attempt, and what was nearly done is not played twice.
 """
 
 from __future__ import annotations
@@ -12,118 +14,78 @@ import os
 import platform
 import shutil
 import signal
-import sys
 import threading
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
+from typing import TypeVar
 
 import click
+from sqlalchemy import Connection
 
-from farm.child import Child
 from farm.dispatcher import Dispatcher
-from farm.errors import FarmError
+from farm.errors import FarmError, StoreUnavailable
 from farm.plugins import installed
-from farm.queue import queue_name
 from farm.rollout import Stage
 from farm.scratch import locked, own_folder
 from farm.settings import Settings, settings
 from farm.signals import Signals
 from farm.store import engines, migrations, nodes, placement, rollouts
-from farm.store.engine import Store
+from farm.store.engine import Store, Work
 from workers import registry
+from workers.pools import Pool, Slots
 from workers.sandboxes import layers
 from workers.sandboxes.provider import prepare_id
 from workers.sandboxes.sweep import sweep, sweep_all, sweep_dead_nodes
 from workers.stages import fresh_id, sandbox_id
-from workers.worker import owner_name
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 _SWEEP_S = 5.0
 _HEARTBEAT_S = 5.0
-_RESTART_S = (0.2, 30.0)
 _POLL_S = 0.1
-
-
-@dataclass(frozen=True, slots=True)
-class Slots:
-    """The width of each pool, and how many rollouts the node takes in all."""
-
-    init: int
-    run: int
-    eval: int
-    room: int
-
-    def of(self, stage: Stage) -> int:
-        return {Stage.INIT: self.init, Stage.RUN: self.run, Stage.EVAL: self.eval}[stage]
-
-
-class Pool:
-    """One `celery worker` process for one stage, started again with a growing pause when it dies."""
-
-    def __init__(self, stage: Stage, slots: int, options: Settings, lifeline: int, log_dir: Path | None) -> None:
-        self.stage = stage
-        self._node = options.node
-        self._log = log_dir / f"{stage}.log" if log_dir is not None else None
-        self._lifeline = lifeline
-        self._argv = [
-            *(sys.executable, "-m", "celery", "-A", "workers.app", "worker"),
-            *("-n", f"{stage}@{options.node}", "-Q", queue_name(stage, options.node)),
-            *("-P", "threads", "-c", str(slots), "-l", "WARNING", "-E", "--without-gossip", "--without-mingle"),
-        ]
-        self._env = os.environ | {
-            "FARM_NODE": options.node,
-            "FARM_POOL": str(stage),
-            "FARM_LIFELINE_FD": str(lifeline),
-            "FARM_STARTED_AT": str(time.time()),
-        }
-        self._pause_s = _RESTART_S[0]
-        self._started = 0.0
-        self._due = 0.0
-        self.child: Child | None = None
-
-    @property
-    def owner(self) -> str:
-        """The name under which the running worker holds leases."""
-        assert self.child is not None
-        return owner_name(self._node, str(self.stage), self.child.pid)
-
-    def start(self) -> None:
-        self.child = Child(self._argv, env=self._env, log=self._log, pass_fds=[self._lifeline])
-        self._started = time.monotonic()
-
-    def died(self) -> bool:
-        """Whether the worker has ended by itself; it is due to be started again then."""
-        if self.child is None or self.child.running:
-            return False
-        lived_s = time.monotonic() - self._started
-        self._pause_s = _RESTART_S[0] if lived_s > 60 else min(self._pause_s * 2, _RESTART_S[1])
-        self._due = time.monotonic() + self._pause_s
-        return True
-
-    def revive(self) -> None:
-        """Start it again once its pause is over."""
-        if self.child is None and time.monotonic() >= self._due:
-            self.start()
+_LOOK_S = 0.5
+_HAND_BACK_S = 10.0
+"""What the workers get to put what they play back into the queue. It takes them one or two."""
+_PATIENCE_S = 5.0
+"""How long a node that ends, or whose worker has ended, waits for the database."""
+_AGAIN_S = 2.0
+"""Slurm and srun pass on the same signal, one after the other: only a later one asks for haste."""
 
 
 class Supervisor:
-    """Runs a node until SIGTERM or SIGINT; then everything it runs is handed back and gone."""
+    """Runs a node until SIGTERM or SIGINT, drains it then for up to `grace_s`, and leaves nothing running."""
 
     def __init__(self, options: Settings, slots: Slots, log_dir: Path | None, grace_s: float) -> None:
         self._options = options
         self._lock = locked(options.scratch / "lock", f"node {options.node} runs on this machine already")
-        self._slots = slots
         self._grace_s = grace_s
-        self._stopping = threading.Event()
+        self._told_at = 0.0
+        self._hurry = False
+        self._ending = threading.Event()
         # children first: a process with threads must not fork
         self._lifeline_read, self._lifeline_write = os.pipe()
-        self._pools = [Pool(stage, slots.of(stage), options, self._lifeline_read, log_dir) for stage in Stage]
+        self._pools = {stage: Pool(stage, slots.of(stage), options, self._lifeline_read, log_dir) for stage in Stage}
         self._store = Store(options.database_url)
         self._signals = Signals(options.broker_url)
-        self._name = f"{options.node}/{os.getpid()}"
+        self._dispatcher = Dispatcher(self._store, self._signals, options, f"{options.node}/{os.getpid()}")
+        self._announced = nodes.Node(
+            node=options.node,
+            room=slots.room,
+            init_slots=slots.init,
+            run_slots=slots.run,
+            eval_slots=slots.eval,
+            handlers=sorted(installed(registry.HANDLERS)),
+            info={"supervisor": os.getpid(), "host": platform.node(), "python": platform.python_version()},
+        )
+        self._give_up_at = 0.0
+        self._giving_back: dict[str, tuple[str, Future[int]]] = {}
+        self._unreachable = False
 
     def run(self) -> None:
         """Until stopped. Raises StoreUnavailable if the database is not at this code's schema."""
@@ -134,26 +96,35 @@ class Supervisor:
         self._sweep()
         # what was prepared by another version of a handler
         layers.sweep(idle_s=0.0)
-        for pool in self._pools:
+        self._start_anew()
+        for pool in self._pools.values():
             pool.start()
         self._announce()
-        dispatcher = Dispatcher(self._store, self._signals, self._options, self._name)
         threads = [
-            threading.Thread(target=dispatcher.run, name="dispatcher"),
-            threading.Thread(target=self._care, name="care"),
+            threading.Thread(target=self._dispatcher.run, name="dispatcher", daemon=True),
+            threading.Thread(target=self._care, name="care", daemon=True),
         ]
         for thread in threads:
             thread.start()
         try:
-            self._watch()
+            while not self._told_at:
+                self._keep_up()
+                time.sleep(_POLL_S)
+            self._drain()
         finally:
-            dispatcher.stop()
+            self._dispatcher.stop()
+            self._end_workers()
+            self._ending.set()
             for thread in threads:
-                thread.join()
+                # one that waits for a database which is away is not waited for
+                thread.join(0.1 if self._unreachable else _PATIENCE_S)
             self._end()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self._stopping.set()
+        # only plain values: what has a lock may be locked by the very code that is interrupted here
+        now = time.monotonic()
+        self._hurry = self._hurry or (bool(self._told_at) and now - self._told_at > _AGAIN_S)
+        self._told_at = self._told_at or now
 
     def _check_sandboxes(self) -> None:
         kind = self._options.sandbox
@@ -168,55 +139,128 @@ class Supervisor:
         else:
             log.warning("sandboxes of this node: %s", kind)
 
+    def _start_anew(self) -> None:
+        """Nobody but this process plays for the node now, so whoever did before is dead, with its sandboxes."""
+        n = self._store.write(lambda connection: placement.start_anew(connection, self._options.node))
+        if n:
+            log.warning("%d rollouts of a node %s that was killed are given back", n, self._options.node)
+
     def _announce(self) -> None:
-        node = nodes.Node(
-            node=self._options.node,
-            room=self._slots.room,
-            init_slots=self._slots.init,
-            run_slots=self._slots.run,
-            eval_slots=self._slots.eval,
-            handlers=sorted(installed(registry.HANDLERS)),
-            info={"supervisor": os.getpid(), "host": platform.node(), "python": platform.python_version()},
-        )
-        self._store.write(lambda connection: nodes.announce(connection, node))
-        self._store.write(lambda connection: engines.remove_of(connection, self._options.node))
-        if self._options.policy_url:
-            own = (self._options.policy_url, self._options.policy_model, self._options.policy_key)
+        self._store.write(lambda connection: nodes.announce(connection, self._announced))
+        url = self._options.policy_url
+        self._store.write(lambda connection: engines.remove_of(connection, self._options.node, but=url))
+        if url:
+            own = (url, self._options.policy_model, self._options.policy_key)
             engine = engines.Engine(*own, added_by=self._options.node)
             self._store.write(lambda connection: engines.add(connection, engine))
         self._signals.wake()
 
-    def _watch(self) -> None:
-        """Keep the pools up."""
-        while not self._stopping.wait(_POLL_S):
-            for pool in self._pools:
-                if pool.died():
-                    self._give_back(pool)
-                pool.revive()
+    def _keep_up(self) -> None:
+        """Keep the pools up, and tell the farm if one cannot be."""
+        for pool in self._pools.values():
+            if how := pool.died():
+                self._give_back(pool.owner, how)
+            pool.revive()
+        self._note_given_back()
+        if self._announced.state != nodes.DRAINING:
+            self._check_pools()
 
-    def _give_back(self, pool: Pool) -> None:
-        assert pool.child is not None
-        owner = pool.owner
-        code = pool.child.process.returncode
-        pool.child = None
-        try:
-            n = self._store.write(lambda connection: rollouts.expire_owner(connection, owner))
-        except Exception as error:
-            log.error("worker %s ended (%s); its leases will run out by themselves: %s", owner, code, error)
+    def _give_back(self, owner: str, how: str) -> None:
+        """Let the leases of a worker that has ended run out."""
+
+        def forget(connection: Connection) -> int:
+            engines.forget_user(connection, owner)
+            return rollouts.expire_owner(connection, owner)
+
+        self._giving_back[owner] = how, self._store.submit(forget)
+
+    def _note_given_back(self) -> None:
+        """A database that is away is asked again: leases alone are taken for no death for a while after that."""
+        for owner, (how, giving_back) in list(self._giving_back.items()):
+            if not giving_back.done():
+                continue
+            del self._giving_back[owner]
+            try:
+                n = giving_back.result()
+            except StoreUnavailable:
+                log.error("worker %s ended (%s); what it held is given back when the database answers", owner, how)
+                self._give_back(owner, how)
+            except Exception:
+                log.exception("worker %s ended (%s); its leases will run out by themselves", owner, how)
+            else:
+                if n or self._announced.state != nodes.DRAINING:
+                    log.error("worker %s ended (%s); %d rollouts are given back", owner, how, n)
+                    self._signals.wake()
+
+    def _check_pools(self) -> None:
+        """While a pool ends again and again, the node is given nothing; what waits for it here does not wait long."""
+        failing = [pool.stage for pool in self._pools.values() if pool.failing]
+        if (nodes.BROKEN if failing else nodes.UP) != self._announced.state:
+            self._tell_of(failing)
+        elif failing and time.monotonic() > self._give_up_at:
+            self._give_up_at = time.monotonic() + self._options.node_timeout_s
+            node = self._options.node
+
+            def leave(connection: Connection) -> int:
+                n = placement.hand_back_unbegun(connection, node)
+                return n + (placement.abandon(connection, [node]) if set(failing) - {Stage.INIT} else 0)
+
+            if n := self._briefly(leave):
+                log.error("%d rollouts that waited for workers of node %s are given back", n, node)
+
+    def _tell_of(self, failing: Sequence[Stage]) -> None:
+        node, info = self._options.node, dict(self._announced.info)
+        info.pop(nodes.BROKEN, None)
+        if failing:
+            info[nodes.BROKEN] = f"its {', '.join(failing)} workers end as soon as they are started"
+            log.error("node %s is given nothing more: %s", node, info[nodes.BROKEN])
         else:
-            log.error("worker %s ended (%s); %d rollouts are given back", owner, code, n)
-            self._signals.wake()
+            log.error("node %s is given rollouts again: its workers live", node)
+        self._announced = replace(self._announced, state=nodes.BROKEN if failing else nodes.UP, info=info)
+        self._give_up_at = time.monotonic() + self._options.node_timeout_s
+
+        def change(connection: Connection) -> None:
+            nodes.change(connection, self._announced)
+            if failing:
+                placement.hand_back_unbegun(connection, node)
+
+        self._briefly(change)
+        self._signals.wake()
+
+    def _briefly(self, work: Work[T]) -> T | None:
+        """What a write gives; None if the database does not answer soon. It may be made later all the same."""
+        future = self._store.submit(work)
+        try:
+            answer = future.result(1.0 if self._unreachable else _PATIENCE_S)
+        except Exception as error:
+            future.cancel()
+            if not self._unreachable:
+                log.error("the database does not answer in time: %s", str(error) or "it is waited for")
+            self._unreachable = True
+            return None
+        self._unreachable = False
+        return answer
 
     def _care(self) -> None:
         """Heartbeats, and the sandboxes nobody needs any more."""
         swept = time.monotonic()
-        while not self._stopping.wait(min(_HEARTBEAT_S, self._options.node_timeout_s / 4)):
+
+        def beat(connection: Connection) -> bool:
+            lives = nodes.heartbeat(connection, self._options.node)
+            if lives:
+                # once more: the database may have been away when it changed
+                nodes.change(connection, self._announced)
+            return lives
+
+        while not self._ending.wait(min(_HEARTBEAT_S, self._options.node_timeout_s / 4)):
             try:
-                if not self._store.write(lambda connection: nodes.heartbeat(connection, self._options.node)):
+                if not self._store.write(beat):
                     self._announce()
                 if time.monotonic() - swept > _SWEEP_S:
                     swept = time.monotonic()
                     self._sweep()
+            except StoreUnavailable as error:
+                log.warning("this node could not say that it lives; it goes on: %s", error)
             except Exception:
                 log.exception("the node's care was interrupted; it will go on")
 
@@ -233,29 +277,67 @@ class Supervisor:
         names = [sandbox_id(rollout_id, attempt) for rollout_id, attempt in live]
         return {*names, *map(fresh_id, names), *map(prepare_id, names)}
 
+    def _drain(self) -> None:
+        """Begin nothing more, and let what has begun play on: until it has ended, or the grace has."""
+        node = self._options.node
+        log.warning("node %s is draining; what it plays may go on for %g s", node, self._grace_s)
+        self._announced = replace(self._announced, state=nodes.DRAINING)
+        self._pools[Stage.INIT].finish()
+
+        def leave(connection: Connection) -> int:
+            nodes.drain(connection, node)
+            # the dispatcher may have been about to place some
+            placement.hand_back_unbegun(connection, node)
+            return placement.occupied(connection).get(node, 0)
+
+        look_at = 0.0
+        while True:
+            if time.monotonic() >= look_at:
+                left = self._briefly(leave)
+                if look_at == 0.0:
+                    self._signals.wake()
+                look_at = time.monotonic() + _LOOK_S
+            if left == 0 or self._hurry or time.monotonic() - self._told_at >= self._grace_s:
+                break
+            self._keep_up()
+            time.sleep(_POLL_S)
+        log.warning("node %s is ending; %s rollouts are left to be handed back", node, "some" if left is None else left)
+
+    def _end_workers(self) -> None:
+        """They hand back what they play; what those held that could not is handed back for them."""
+        for pool in self._pools.values():
+            pool.hand_back()
+        deadline = time.monotonic() + _HAND_BACK_S
+        for pool in self._pools.values():
+            if not pool.end(max(0.1, deadline - time.monotonic())):
+                log.error("worker %s did not end within %g s and was killed", pool.owner, _HAND_BACK_S)
+
     def _end(self) -> None:
-        """Drain: nothing new comes, what runs is handed back, and all that is left is ended."""
-        log.warning("node %s is ending", self._options.node)
-        try:
-            self._store.write(lambda connection: nodes.drain(connection, self._options.node))
-        except FarmError as error:
-            log.error("the node could not be marked as draining: %s", error)
-        children = [pool.child for pool in self._pools if pool.child is not None]
-        for child in children:
-            child.terminate()
-        deadline = time.monotonic() + self._grace_s
-        for child in children:
-            child.end(max(0.1, deadline - time.monotonic()))
+        """Take the node's name off everything, and remove what is left on this machine."""
+        node = self._options.node
+
+        def leave(connection: Connection) -> int:
+            n = placement.hand_back_all(connection, node)
+            for pool in self._pools.values():
+                engines.forget_user(connection, pool.owner)
+            engines.remove_of(connection, node)
+            nodes.remove(connection, node)
+            return n
+
+        n = self._briefly(leave)
+        if n is None:
+            lease_s = self._options.lease_s
+            log.error(
+                "node %s ends without the database: what it had is played elsewhere in %g s or more", node, lease_s
+            )
+        elif n:
+            log.warning("%d rollouts are handed back", n)
+        self._signals.wake()
         os.close(self._lifeline_write)
         sweep_all()
-        try:
-            self._store.write(lambda connection: engines.remove_of(connection, self._options.node))
-            self._store.write(lambda connection: nodes.remove(connection, self._options.node))
-            self._signals.wake()
-        except FarmError as error:
-            log.error("the node could not be removed from the store: %s", error)
         self._signals.close()
-        self._store.close()
+        if n is not None:
+            self._store.close()
         shutil.rmtree(self._options.scratch, ignore_errors=True)
         self._lock.close()
 
@@ -273,10 +355,17 @@ def _own_settings() -> Settings:
 @click.option("--run", "run_slots", default=64, show_default=True, help="Agents that play at a time.")
 @click.option("--eval", "eval_slots", default=8, show_default=True, help="Scorings at a time.")
 @click.option("--room", default=0, help="Rollouts this node takes in all; default: the sum of the three.")
-@click.option("--grace", "grace_s", default=10.0, show_default=True, help="Seconds the workers get to hand back.")
+@click.option(
+    "--grace",
+    "grace_s",
+    default=15.0,
+    show_default=True,
+    help=f"Seconds that what has begun may play on after SIGTERM. Up to {_HAND_BACK_S:g} more go into handing back the "
+    "rest: stay that far, and a few for the clean-up, below what kills the node: Slurm's KillWait is 30 s.",
+)
 @click.option("--log-dir", type=click.Path(path_type=Path), help="Write the workers' logs there.")
 def main(init_slots: int, run_slots: int, eval_slots: int, room: int, grace_s: float, log_dir: Path | None) -> None:
-    """Run this machine's part of the farm until SIGTERM."""
+    """Run this machine's part of the farm until SIGTERM; a second one, seconds later, ends the grace."""
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     slots = Slots(init_slots, run_slots, eval_slots, room or init_slots + run_slots + eval_slots)
     try:

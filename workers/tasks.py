@@ -9,18 +9,23 @@ from __future__ import annotations
 import asyncio
 import logging
 import traceback
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
 from celery import Task
+from sqlalchemy import Connection
 
 from farm.errors import AgentError, RolloutError
+from farm.exactness import check
 from farm.queue import TASKS
-from farm.rollout import Failure, Stage
-from farm.store import rollouts, trajectories
+from farm.rollout import Failure, Stage, group_id
+from farm.store import failures, nodes, placement, rollouts, trajectories
+from farm.store.failures import Patience
 from farm.store.rollouts import Claim
-from farm.trajectory import segments
+from farm.trajectory import ModelCall, Segment, segments, version_range
+from farm.verdict import DRAINED, Budget, Verdict, overdue, verdict, verdict_on
 from workers import stages
 from workers.app import app
 from workers.interfaces import Score, Submission
@@ -31,8 +36,21 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+_DISCARD_S = 60.0
 
-@app.task(name=TASKS[Stage.INIT], bind=True)  # type: ignore[untyped-decorator]
+
+class StageTask(Task):  # type: ignore[misc]
+    """A stage; its chain goes on by a ring for the next one, and a broker that is away is no fault of this one."""
+
+    def apply_async(self, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
+        try:
+            return super().apply_async(args, kwargs, **options)
+        except Exception as error:  # the transports raise anything from OSError to their own
+            log.warning("the broker does not answer (%s); %s%s will be rung again", error, self.name, args)
+            return None
+
+
+@app.task(name=TASKS[Stage.INIT], bind=True, base=StageTask)  # type: ignore[untyped-decorator]
 def init_sandbox(self: Task, rollout_id: str, attempt: int) -> None:
     """Start the rollout's sandbox."""
 
@@ -40,13 +58,15 @@ def init_sandbox(self: Task, rollout_id: str, attempt: int) -> None:
         me = worker()
         written = me.store.write(partial(rollouts.advance, held=claim, ring_again_s=me.options.ring_again_s))
         if not written:
-            me.loop.run(stages.discard(job), lambda cancel: None)
+            with suppress(TimeoutError):
+                # the node's sweep removes it otherwise
+                me.loop.run(stages.discard(job), within_s=_DISCARD_S)
         return written
 
     _stage(self, Stage.INIT, rollout_id, attempt, lambda claim, job: stages.init(job), write)
 
 
-@app.task(name=TASKS[Stage.RUN], bind=True)  # type: ignore[untyped-decorator]
+@app.task(name=TASKS[Stage.RUN], bind=True, base=StageTask)  # type: ignore[untyped-decorator]
 def run_agent(self: Task, rollout_id: str, attempt: int) -> None:
     """Let the policy play."""
     me = worker()
@@ -54,15 +74,20 @@ def run_agent(self: Task, rollout_id: str, attempt: int) -> None:
 
     def play(claim: Claim, job: Job) -> Coroutine[Any, Any, Played]:
         recorders.append(me.recorder(claim))
-        return stages.run(job, me.policy(job), recorders[0].record, recorders[0].keep)
+        policy = me.policy(job)
+        me.leases.held(claim).excused_s = lambda: policy.paused_s
+        return stages.run(job, policy, recorders[0].record, recorders[0].keep)
 
     def write(claim: Claim, job: Job, played: Played) -> bool:
-        return me.store.write(partial(_advance_played, claim=claim, played=played, recorder=recorders[0], me=me))
+        calls = [recorders[0].calls[index] for index in sorted(recorders[0].calls)]
+        rows = segments(calls)
+        check(rows, calls)
+        return me.store.write(partial(_advance_played, claim=claim, played=played, calls=calls, rows=rows, me=me))
 
     _stage(self, Stage.RUN, rollout_id, attempt, play, write)
 
 
-@app.task(name=TASKS[Stage.EVAL], bind=True)  # type: ignore[untyped-decorator]
+@app.task(name=TASKS[Stage.EVAL], bind=True, base=StageTask)  # type: ignore[untyped-decorator]
 def evaluate(self: Task, rollout_id: str, attempt: int) -> None:
     """Score what was submitted."""
     me = worker()
@@ -96,48 +121,120 @@ def _stage(
     if claim is None:
         return
     with me.leases.hold(claim) as held:
-        job, max_attempts = me.job(claim)
         try:
+            job = me.job(claim)
+            held.limit_s = stages.limit_s(stage, job.limits) + me.options.overdue_s
             result = me.loop.run(play(claim, job), held.working)
+            # what was played may not be fit to be kept: training on it would be worse than losing it
+            if write(claim, job, result):
+                task.request.chain = rest
+                _went_well(me, claim)
         except asyncio.CancelledError:
             _hand_back(me, claim, held.reason)
         except Exception as error:
-            _fail(me, claim, _as_rollout_error(error, rollout_id), max_attempts)
-        else:
-            if write(claim, job, result):
-                task.request.chain = rest
+            if held.reason:
+                # what breaks because it is stopped has not failed
+                log.info("%s: stage %s, stopped (%s), ended with %r", rollout_id, stage, held.reason, error)
+                _hand_back(me, claim, held.reason)
+            else:
+                _fail(me, claim, _as_rollout_error(error, rollout_id))
 
 
-def _advance_played(connection: Any, claim: Claim, played: Played, recorder: Recorder, me: Worker) -> bool:
-    calls = [recorder.calls[index] for index in sorted(recorder.calls)]
+def _advance_played(
+    connection: Any, claim: Claim, played: Played, calls: Sequence[ModelCall], rows: Sequence[Segment], me: Worker
+) -> bool:
+    oldest, newest = version_range(calls)
     found = {
         "policy_outcome": played.outcome.value,
         "submission": played.submission.model_dump(mode="json"),
         "n_turns": len(calls),
         "n_response_tokens": sum(call.n_response_tokens for call in calls),
+        "n_invalid_actions": sum(call.n_invalid for call in calls),
+        "n_mismatches": sum(call.mismatch is not None for call in calls),
+        "n_segments": len(rows),
+        "version_min": oldest,
+        "version_max": newest,
     }
     if not rollouts.advance(connection, claim, me.options.ring_again_s, found):
         return False
-    trajectories.store_segments(connection, claim.rollout_id, claim.batch_id, claim.attempt, segments(calls))
+    trajectories.store_segments(connection, claim.rollout_id, claim.batch_id, claim.attempt, rows)
     return True
 
 
 def _hand_back(me: Worker, claim: Claim, reason: str) -> None:
-    """A drained node's work goes to another, and that is no failed attempt. Cancelled or lost work is not ours."""
-    if reason == "drained":
-        failure = Failure("drained", f"{claim.rollout_id}: node {claim.node} was drained in stage {claim.stage}")
-        me.store.write(lambda connection: rollouts.requeue(connection, claim, failure, {}))
+    """What was stopped from outside: a drained node's work goes to another. Cancelled or lost work is not ours."""
+    stage = f"{claim.rollout_id}: stage {claim.stage}"
+    if reason == "stalled":
+        failure = Failure(DRAINED, f"{stage} was handed back, as its worker hangs and ends")
+        _end_attempt(me, claim, failure, verdict(DRAINED))
+    elif reason == "drained":
+        failure = Failure(DRAINED, f"{stage} was handed back, as node {claim.node} was drained")
+        _end_attempt(me, claim, failure, verdict(DRAINED))
+    elif reason == "overdue":
+        _fail(me, claim, overdue(claim.stage, f"{stage} went on beyond its deadline and was stopped"))
+    elif not reason:
+        _fail(me, claim, AgentError(f"{stage} was cancelled from within"))
+
+
+def _fail(me: Worker, claim: Claim, error: RolloutError) -> None:
+    found = verdict_on(error)
+    if _end_attempt(me, claim, Failure(error.kind, str(error)), found) and found.of_node:
+        _complain(me, claim, str(error))
+
+
+def _end_attempt(me: Worker, claim: Claim, failure: Failure, found: Verdict) -> bool:
+    """Close the attempt as its cause asks, and tell those who wait for what follows. False if the claim is gone."""
+    patience = Patience(me.options.retry_s, me.options.node_timeout_s)
+    ending = me.store.write(
+        partial(failures.end_attempt, held=claim, failure=failure, verdict=found, patience=patience)
+    )
+    if ending is None:
+        return False
+    level = logging.INFO if found.budget in {Budget.FREE, Budget.RESTARTS} else logging.WARNING
+    log.log(level, "%s (attempt %d, %s)", ending.failure.message, claim.attempt, ending.in_words)
+    if ending.again_in_s is None:
+        me.signals.ended(claim.batch_id)
+    else:
+        me.signals.wake()
+    return True
+
+
+def _went_well(me: Worker, claim: Claim) -> None:
+    doubted = me.breaker.went_well(group_id(claim.batch_id, claim.group_index))
+    if not doubted:
+        return
+    cleared, left = me.store.write(partial(_clear, node=me.node, doubted=doubted))
+    me.breaker.learn(doubted, left)
+    if cleared:
+        log.warning("node %s plays again, and takes as much as before", me.node)
         me.signals.wake()
 
 
-def _fail(me: Worker, claim: Claim, error: RolloutError, max_attempts: int) -> None:
-    n_failures = claim.n_failures + 1
-    again = error.retryable and n_failures < max_attempts
-    retry_in_s = min(60.0, me.options.retry_s * 2 ** (n_failures - 1)) if again else None
-    log.warning("%s (attempt %d, %s)", error, claim.attempt, "will be tried again" if again else "given up")
-    failure = Failure(error.kind, str(error))
-    me.store.write(lambda connection: rollouts.fail(connection, claim, failure, retry_in_s))
-    me.signals.ended(claim.batch_id)
+def _clear(connection: Connection, node: str, doubted: str) -> tuple[bool, str]:
+    """Whether that took the doubt off the node, and what doubt is left."""
+    return nodes.clear(connection, node, doubted), nodes.doubted(connection, node)
+
+
+def _complain(me: Worker, claim: Claim, message: str) -> None:
+    """Count a failure that may be the node's, and take the node out if there are too many."""
+    why = me.breaker.failed(group_id(claim.batch_id, claim.group_index), message)
+    if not why:
+        return
+    out_s = me.store.write(partial(_trip, me=me, why=why))
+    if out_s is None:
+        log.warning("node %s should be taken out (%s), and goes on, as no other node is up and well", me.node, why)
+    elif out_s:
+        me.breaker.tripped(why)
+        log.warning("node %s takes nothing for %.0f s: %s", me.node, out_s, why)
+        me.signals.wake()
+
+
+def _trip(connection: Connection, me: Worker, why: str) -> float | None:
+    """Take the node out, and what it has not begun off it."""
+    out_s = nodes.trip(connection, me.node, why, me.options.node_timeout_s)
+    if out_s:
+        placement.hand_back_unbegun(connection, me.node)
+    return out_s
 
 
 def _as_rollout_error(error: Exception, rollout_id: str) -> RolloutError:

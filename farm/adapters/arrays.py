@@ -31,7 +31,7 @@ class Arrays:
     response_logprobs                  float32 [n, R], 0.0 where response_mask is 0
     policy_versions                    int32 [n, R], -1 where response_mask is 0 or the engine does not say
     rewards                            float32 [n], NaN where the rollout has none
-    trainable                          bool [n]
+    trainable                          bool [n]; a segment that is not exact never is, whatever its rollout
     group_index, sample_index          int32 [n]
     group_ids, rollout_ids, outcomes   str [n]
     """
@@ -87,15 +87,16 @@ def arrays(
 ) -> Arrays:
     """Rows of the rollouts that have training rows, in their order.
 
-    `trainable_only` leaves out what broke: it has no reward. `whole_groups` leaves out every group of which a member
-    is left out, for estimators that compare all samples of an instance.
+    `trainable_only` leaves out what broke, as it has no reward, and segments that may not train, as an engine saw other
+    tokens than it was sent or nothing in them was sampled; a rollout with no other segment is left out. `whole_groups`
+    leaves out every group of which a member is left out, for estimators that compare all samples of an instance.
     """
-    kept = [rollout for rollout in rollouts if rollout.segments and (rollout.trainable or not trainable_only)]
+    kept = [(rollout, found) for rollout in rollouts if (found := _segments(rollout, trainable_only))]
     if whole_groups:
         asked = Counter(rollout.group_id for rollout in rollouts)
-        found = Counter(rollout.group_id for rollout in kept)
-        kept = [rollout for rollout in kept if found[rollout.group_id] == asked[rollout.group_id]]
-    rows = [(rollout, segment) for rollout in kept for segment in rollout.segments]
+        members = Counter(rollout.group_id for rollout, _ in kept)
+        kept = [(rollout, found) for rollout, found in kept if members[rollout.group_id] == asked[rollout.group_id]]
+    rows = [(rollout, segment) for rollout, found in kept for segment in found]
     segments = [segment for _, segment in rows]
     return Arrays(
         prompt_ids=_padded((s.prompt_ids for s in segments), np.int32, pad_id, left=True),
@@ -106,13 +107,19 @@ def arrays(
         response_logprobs=_padded((s.response_logprobs for s in segments), np.float32, 0.0),
         policy_versions=_padded((s.policy_versions for s in segments), np.int32, NO_VERSION),
         rewards=_column(rows, lambda r: np.nan if r.reward is None else r.reward, np.float32),
-        trainable=_column(rows, lambda r: r.trainable, np.bool_),
+        trainable=np.array([rollout.trainable and segment.trainable for rollout, segment in rows], np.bool_),
         group_index=_column(rows, lambda r: r.group_index, np.int32),
         sample_index=_column(rows, lambda r: r.sample_index, np.int32),
         group_ids=_column(rows, lambda r: r.group_id, np.str_),
         rollout_ids=_column(rows, lambda r: r.rollout_id, np.str_),
         outcomes=_column(rows, lambda r: str(r.outcome or ""), np.str_),
     )
+
+
+def _segments(rollout: Rollout, trainable_only: bool) -> list[Segment]:
+    if not trainable_only:
+        return list(rollout.segments)
+    return [segment for segment in rollout.segments if rollout.trainable and segment.trainable]
 
 
 def _padded(values: Iterable[NDArray[Any]], dtype: Any, pad: float, left: bool = False) -> NDArray[Any]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import groupby, islice
 from typing import Any, cast
 
 from sqlalchemy import Connection, Row, Select, Table, func, insert, literal, select
 
-from farm.errors import Conflict, NotFound
+from farm.errors import Conflict, InvalidRequest, NotFound, Overloaded
 from farm.request import BatchRequest
 from farm.rollout import BatchStatus, Failure, Outcome, Reward, Rollout, Stage, State, Timing
 from farm.store.clock import db_now
@@ -17,10 +18,30 @@ from farm.store.tables import InstanceRow
 from farm.trajectory import Segment
 
 instances = cast(Table, InstanceRow.__table__)
+_CHUNK = 1000
+"""Rows written by one statement: a huge batch takes no more memory than a small one."""
 
 
-def create(connection: Connection, request: BatchRequest, fingerprint: str) -> tuple[str, bool]:
-    """Write a batch and all its rollouts: (batch id, whether it is new). Conflict if its key names another request."""
+def new_id() -> str:
+    """For a batch that is to be written."""
+    return "b" + secrets.token_hex(5)
+
+
+def create(
+    connection: Connection,
+    request: BatchRequest,
+    fingerprint: str,
+    max_open: int | None = None,
+    batch_id: str = "",
+    former_fingerprint: str = "",
+) -> tuple[str, bool]:
+    """Write a batch and all its rollouts: (batch id, whether it is new). A `batch_id` of `new_id` is written only once.
+
+    Raises Conflict if its key names another request, by its fingerprint and by that which older farms gave it;
+    Overloaded if then more than `max_open` rollouts would be open.
+    """
+    if batch_id and connection.execute(select(batches.c.batch_id).filter_by(batch_id=batch_id)).first() is not None:
+        return batch_id, True
     if request.idempotency_key is not None:
         known = connection.execute(
             select(batches.c.batch_id, batches.c.fingerprint).where(
@@ -28,13 +49,16 @@ def create(connection: Connection, request: BatchRequest, fingerprint: str) -> t
             )
         ).one_or_none()
         if known is not None:
-            if known.fingerprint != fingerprint:
+            if known.fingerprint not in (fingerprint, former_fingerprint):
                 raise Conflict(
                     f"idempotency key {request.idempotency_key!r} names batch {known.batch_id}, which asks for "
                     "something else: use a new key, or submit the same request"
                 )
             return known.batch_id, False
-    batch_id = "b" + secrets.token_hex(5)
+    n_rollouts = len(request.instances) * request.n_samples
+    if max_open is not None:
+        _check_room(connection, n_rollouts, max_open)
+    batch_id = batch_id or new_id()
     now = connection.execute(select(db_now())).scalar_one()
     connection.execute(
         insert(batches),
@@ -44,10 +68,12 @@ def create(connection: Connection, request: BatchRequest, fingerprint: str) -> t
             "fingerprint": fingerprint,
             "created_at": now,
             "n_samples": request.n_samples,
-            "n_rollouts": len(request.instances) * request.n_samples,
+            "n_rollouts": n_rollouts,
             "last_seq": 0,
             "priority": request.priority,
             "max_attempts": request.max_attempts,
+            "max_losses": request.max_losses,
+            "quarantine_after": request.quarantine_after,
             "request": request.model_dump(mode="json", exclude={"instances"}),
         },
     )
@@ -64,16 +90,33 @@ def create(connection: Connection, request: BatchRequest, fingerprint: str) -> t
             for index, instance in enumerate(request.instances)
         ],
     )
-    connection.execute(insert(rollouts), _new_rollouts(request, batch_id, now))
+    rows = _new_rollouts(request, batch_id, now)
+    while some := list(islice(rows, _CHUNK)):
+        connection.execute(insert(rollouts), some)
     return batch_id, True
 
 
-def _new_rollouts(request: BatchRequest, batch_id: str, now: float) -> list[dict[str, Any]]:
+def _check_room(connection: Connection, n_new: int, max_open: int) -> None:
+    if n_new > max_open:
+        raise InvalidRequest(
+            f"{n_new} rollouts, and the farm takes {max_open} at a time: submit several batches, or set FARM_MAX_OPEN",
+            field="instances",
+        )
+    n_now = n_open(connection)
+    if n_now + n_new > max_open:
+        raise Overloaded(
+            f"{n_now} rollouts have not ended; {n_new} more would be beyond {max_open}, as many as the farm takes: "
+            "submit again when some have ended, or set FARM_MAX_OPEN"
+        )
+
+
+def _new_rollouts(request: BatchRequest, batch_id: str, now: float) -> Iterator[dict[str, Any]]:
     fresh = {
         "stage": Stage.INIT.value,
         "state": State.QUEUED.value,
         "attempt": 1,
         "n_failures": 0,
+        "n_lost": 0,
         "queued_at": now,
         "ready_at": now,
         "ring_at": now,
@@ -82,28 +125,41 @@ def _new_rollouts(request: BatchRequest, batch_id: str, now: float) -> list[dict
         "n_response_tokens": 0,
         "submitted_at": now,
     }
-    return [
-        fresh
-        | {
-            "rollout_id": f"{batch_id}.{group}.{sample}",
-            "batch_id": batch_id,
-            "group_index": group,
-            "sample_index": sample,
-            "data_source": instance.data_source,
-            "instance_id": instance.instance_id,
-        }
-        for group, instance in enumerate(request.instances)
-        for sample in range(request.n_samples)
-    ]
+    for group, instance in enumerate(request.instances):
+        for sample in range(request.n_samples):
+            yield fresh | {
+                "rollout_id": f"{batch_id}.{group}.{sample}",
+                "batch_id": batch_id,
+                "group_index": group,
+                "sample_index": sample,
+                "data_source": instance.data_source,
+                "instance_id": instance.instance_id,
+            }
 
 
-def request_of(connection: Connection, batch_id: str) -> tuple[dict[str, Any], int]:
-    """What a batch asked for, without its instances, and its max_attempts. Raises NotFound."""
-    statement = select(batches.c.request, batches.c.max_attempts).where(batches.c.batch_id == batch_id)
-    row = connection.execute(statement).one_or_none()
-    if row is None:
+def n_open(connection: Connection) -> int:
+    """How many rollouts of all batches have not ended, but for those that are scored again."""
+    left = batches.c.n_rollouts - batches.c.last_seq
+    return int(connection.execute(select(func.coalesce(func.sum(left), 0)).where(left > 0)).scalar_one())
+
+
+def has_open(connection: Connection, batch_id: str) -> bool:
+    """Whether some rollout of a batch has not ended; unlike `status` it looks at them only if all ended once."""
+    numbers = select(batches.c.last_seq, batches.c.n_rollouts).where(batches.c.batch_id == batch_id)
+    found = connection.execute(numbers).one_or_none()
+    if found is not None and found.last_seq < found.n_rollouts:
+        return True
+    live = select(literal(1)).where(rollouts.c.batch_id == batch_id, rollouts.c.finish_seq.is_(None)).limit(1)
+    return connection.execute(live).first() is not None
+
+
+def request_of(connection: Connection, batch_id: str) -> dict[str, Any]:
+    """What a batch asked for, without its instances. Raises NotFound."""
+    found = connection.execute(select(batches.c.request).where(batches.c.batch_id == batch_id)).one_or_none()
+    if found is None:
         raise NotFound(f"there is no batch {batch_id}")
-    return row.request, row.max_attempts
+    request: dict[str, Any] = found.request
+    return request
 
 
 def instance_fields(connection: Connection, batch_id: str, group_index: int) -> tuple[str, dict[str, Any]]:
@@ -138,6 +194,8 @@ def status(connection: Connection, batch_id: str) -> BatchStatus:
             rollouts.c.failure_kind,
             func.count(literal(1)).label("n"),
             func.sum(rollouts.c.reward).label("rewards"),
+            func.sum(rollouts.c.n_mismatches).label("mismatches"),
+            func.sum(rollouts.c.n_invalid_actions).label("invalid"),
         )
         .where(rollouts.c.batch_id == batch_id)
         .group_by(rollouts.c.stage, rollouts.c.state, rollouts.c.failure_kind)
@@ -167,6 +225,8 @@ def status(connection: Connection, batch_id: str) -> BatchStatus:
         failures=failures,
         mean_reward=total / n_completed if n_completed else None,
         created_at=batch.created_at,
+        n_mismatches=sum(row.mismatches for row in rows),
+        n_invalid_actions=sum(row.invalid for row in rows),
     )
 
 
@@ -184,20 +244,26 @@ def ended_after(connection: Connection, batch_id: str, cursor: int, limit: int) 
 def groups_after(connection: Connection, batch_id: str, cursor: int, limit: int) -> list[list[Rollout]]:
     """The groups of a batch whose last rollout ended after a cursor, in that order; only groups that are whole."""
     n_samples = select(batches.c.n_samples).where(batches.c.batch_id == batch_id).scalar_subquery()
+    # of a group that became whole after the cursor, some rollout ended after it: only such groups are looked at
+    lately = select(rollouts.c.group_index).where(rollouts.c.batch_id == batch_id, rollouts.c.finish_seq > cursor)
+    last = func.max(rollouts.c.finish_seq).label("last")
     whole = (
-        select(rollouts.c.group_index)
-        .where(rollouts.c.batch_id == batch_id, rollouts.c.finish_seq.is_not(None))
+        select(rollouts.c.group_index, last)
+        .where(rollouts.c.batch_id == batch_id, rollouts.c.group_index.in_(lately), rollouts.c.finish_seq.is_not(None))
         .group_by(rollouts.c.group_index)
         .having(func.count(literal(1)) == n_samples, func.max(rollouts.c.finish_seq) > cursor)
-        .order_by(func.max(rollouts.c.finish_seq))
+        .order_by(last)
         .limit(limit)
+        .subquery()
     )
-    order = list(connection.execute(whole).scalars())
-    members: dict[int, list[Rollout]] = {index: [] for index in order}
-    chosen = select(rollouts).where(rollouts.c.batch_id == batch_id, rollouts.c.group_index.in_(order))
-    for rollout in _rollouts(connection, chosen.order_by(rollouts.c.sample_index)):
-        members[rollout.group_index].append(rollout)
-    return [members[index] for index in order]
+    # one statement sees one moment: a number given meanwhile, to what is scored again, would pass over others
+    members = (
+        select(rollouts)
+        .join(whole, whole.c.group_index == rollouts.c.group_index)
+        .where(rollouts.c.batch_id == batch_id)
+        .order_by(whole.c.last, rollouts.c.sample_index)
+    )
+    return [list(group) for _, group in groupby(_rollouts(connection, members), key=lambda each: each.group_index)]
 
 
 def rollouts_of(connection: Connection, batch_id: str) -> list[Rollout]:
@@ -216,8 +282,9 @@ def rollout(connection: Connection, rollout_id: str) -> Rollout:
 
 def timings(connection: Connection, rollout_id: str) -> list[Timing]:
     """Every stage of every attempt of a rollout, in order."""
-    statement = select(attempts).where(attempts.c.rollout_id == rollout_id).order_by(attempts.c.started_at)
-    return [
+    statement = select(attempts).where(attempts.c.rollout_id == rollout_id)
+    order = list(Stage)
+    found = [
         Timing(
             row.attempt,
             Stage(row.stage),
@@ -230,6 +297,7 @@ def timings(connection: Connection, rollout_id: str) -> list[Timing]:
         )
         for row in connection.execute(statement)
     ]
+    return sorted(found, key=lambda timing: (timing.attempt, order.index(timing.stage)))
 
 
 def rewards_of(connection: Connection, rollout_id: str) -> list[Reward]:
@@ -272,4 +340,12 @@ def _rollout(row: Row[Any]) -> Rollout:
         submitted_at=row.submitted_at,
         finished_at=row.finished_at,
         finish_seq=row.finish_seq,
+        n_invalid_actions=row.n_invalid_actions,
+        n_mismatches=row.n_mismatches,
+        n_segments=row.n_segments,
+        n_restarts=row.n_restarts,
+        n_failures=row.n_failures,
+        n_lost=row.n_lost,
+        version_min=row.version_min,
+        version_max=row.version_max,
     )

@@ -35,6 +35,12 @@ def revision(store: Store) -> str | None:
 def check(store: Store) -> None:
     """Raise StoreUnavailable unless the database is at this code's revision."""
     current = revision(store)
+    known = {each.revision for each in ScriptDirectory(str(scripts())).walk_revisions()}
+    if current is not None and current not in known:
+        raise StoreUnavailable(
+            f"{store.name} is at schema revision {current}, which this farm does not know: a newer one has brought it "
+            f"there, so install that version here; this one needs {head()}"
+        )
     if current != head():
         raise StoreUnavailable(
             f"{store.name} is at schema revision {current or 'none'}, this farm needs {head()}: run `farm migrate`"

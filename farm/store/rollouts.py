@@ -2,7 +2,8 @@
 
 The functions take a connection inside a transaction and say whether they applied. A worker names what it believes it
 holds (id, attempt, stage, owner); if the row no longer says so, nothing happens. `attempt` rises whenever a rollout is
-taken away from somebody, so a worker that was presumed dead writes nothing when it wakes up.
+taken away from somebody, so a worker that was presumed dead writes nothing when it wakes up. A transition whose commit
+was made, but not answered, is asked for again: it finds itself made, and says that it applied.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from sqlalchemy import Connection, CursorResult, Table, bindparam, insert, select, update
+from sqlalchemy import Connection, CursorResult, Row, Table, bindparam, insert, select, update
 
 from farm.rollout import Failure, Stage, State
 from farm.store.clock import db_now
@@ -40,9 +41,17 @@ class Claim:
     node: str
     policy_outcome: str | None
     submission: dict[str, Any] | None
-    n_failures: int
 
 
+_claimed = (
+    rollouts.c.batch_id,
+    rollouts.c.group_index,
+    rollouts.c.sample_index,
+    rollouts.c.policy_outcome,
+    rollouts.c.submission,
+    rollouts.c.queued_at,
+    rollouts.c.lease_expires_at,
+)
 # The statements of the hot path are built once: building one costs more than running it, and it would happen while the
 # write lock is held.
 _claim = (
@@ -59,31 +68,56 @@ _claim = (
         owner=bindparam("b_owner"),
         lease_expires_at=db_now() + bindparam("b_lease"),
     )
-    .returning(
-        rollouts.c.batch_id,
-        rollouts.c.group_index,
-        rollouts.c.sample_index,
-        rollouts.c.policy_outcome,
-        rollouts.c.submission,
-        rollouts.c.n_failures,
-        rollouts.c.queued_at,
-    )
+    .returning(*_claimed)
 )
 _open_attempt = insert(attempts).values(started_at=db_now())
 
 
+_claim_again = (
+    update(rollouts)
+    .where(
+        rollouts.c.rollout_id == bindparam("b_id"),
+        rollouts.c.attempt == bindparam("b_attempt"),
+        rollouts.c.stage == bindparam("b_stage"),
+        rollouts.c.state == State.ACTIVE.value,
+        rollouts.c.owner == bindparam("b_owner"),
+        rollouts.c.lease_expires_at == bindparam("b_leased_until"),
+    )
+    .values(lease_expires_at=db_now() + bindparam("b_lease"))
+    .returning(*_claimed)
+)
+
+
 def claim(
-    connection: Connection, rollout_id: str, attempt: int, stage: Stage, node: str, owner: str, lease_s: float
+    connection: Connection,
+    rollout_id: str,
+    attempt: int,
+    stage: Stage,
+    node: str,
+    owner: str,
+    lease_s: float,
+    tries: list[float] | None = None,
 ) -> Claim | None:
-    """Take a queued stage. None if it is not this node's to take: a ring may come late, twice or for nothing."""
+    """Take a queued stage. None if it is not this node's to take: a ring may come late, twice or for nothing.
+
+    `tries` is the caller's memory of the leases that this claim was given so far. If the answer to a commit was lost,
+    it tells a claim that was made from one that somebody else, perhaps in the same process, made meanwhile.
+    """
     names = {"b_id": rollout_id, "b_attempt": attempt, "b_stage": stage.value, "b_node": node}
-    row = connection.execute(_claim, names | {"b_owner": owner, "b_lease": lease_s}).one_or_none()
-    if row is None:
-        return None
-    *values, queued_at = row
-    opened = {"rollout_id": rollout_id, "attempt": attempt, "stage": stage.value, "queued_at": queued_at}
-    connection.execute(_open_attempt, opened | {"node": node, "worker": owner})
-    batch_id, group_index, sample_index, policy_outcome, submission, n_failures = values
+    names |= {"b_owner": owner, "b_lease": lease_s}
+    row = connection.execute(_claim, names).one_or_none()
+    if row is not None:
+        *values, queued_at, leased_until = row
+        opened = {"rollout_id": rollout_id, "attempt": attempt, "stage": stage.value, "queued_at": queued_at}
+        connection.execute(_open_attempt, opened | {"node": node, "worker": owner})
+    else:
+        row = _made_before(connection, names, tries or ())
+        if row is None:
+            return None
+        *values, _, leased_until = row
+    if tries is not None:
+        tries.append(leased_until)
+    batch_id, group_index, sample_index, policy_outcome, submission = values
     return Claim(
         rollout_id,
         attempt,
@@ -95,8 +129,12 @@ def claim(
         node,
         policy_outcome,
         submission,
-        n_failures,
     )
+
+
+def _made_before(connection: Connection, names: Mapping[str, Any], tries: Sequence[float]) -> Row[Any] | None:
+    found = (connection.execute(_claim_again, dict(names) | {"b_leased_until": lease}).one_or_none() for lease in tries)
+    return next((row for row in found if row is not None), None)
 
 
 def renew(connection: Connection, owner: str, held: Collection[str], lease_s: float) -> set[str]:
@@ -116,6 +154,19 @@ def renew(connection: Connection, owner: str, held: Collection[str], lease_s: fl
         )
         kept.update(connection.execute(statement).scalars())
     return kept
+
+
+def taken(connection: Connection, owner: str, held: Collection[str]) -> dict[str, State]:
+    """Those of these rollouts that an owner does not hold, and in which state they are."""
+    found: dict[str, State] = {}
+    ids = sorted(held)
+    for start in range(0, len(ids), CHUNK):
+        statement = select(rollouts.c.rollout_id, rollouts.c.state).where(
+            rollouts.c.rollout_id.in_(ids[start : start + CHUNK]),
+            rollouts.c.owner.is_distinct_from(owner) | (rollouts.c.state != State.ACTIVE.value),
+        )
+        found.update({rollout_id: State(state) for rollout_id, state in connection.execute(statement).tuples()})
+    return found
 
 
 _mine = (
@@ -138,7 +189,24 @@ _advance = (
         **released,
     )
 )
-_PLAYED = ("policy_outcome", "submission", "n_turns", "n_response_tokens")
+_PLAYED = (
+    "policy_outcome",
+    "submission",
+    "n_turns",
+    "n_response_tokens",
+    "n_invalid_actions",
+    "n_mismatches",
+    "n_segments",
+    "version_min",
+    "version_max",
+)
+_UNCOUNTED: dict[str, Any] = {
+    "n_invalid_actions": 0,
+    "n_mismatches": 0,
+    "n_segments": 0,
+    "version_min": None,
+    "version_max": None,
+}
 _advance_played = _advance.values({rollouts.c[name]: bindparam(f"b_{name}") for name in _PLAYED})
 _finish = (
     update(rollouts)
@@ -187,18 +255,26 @@ def _close_attempt(connection: Connection, rollout_id: str, attempt: int, stage:
     connection.execute(_end_attempt, values | {"b_result": result, "b_error": error or None})
 
 
+def _ended_before(connection: Connection, held: Claim, result: str) -> bool:
+    """Whether this very claim was ended so already: the write was made, and only the answer to its commit was lost."""
+    key = {"rollout_id": held.rollout_id, "attempt": held.attempt, "stage": held.stage.value, "worker": held.owner}
+    return connection.execute(select(attempts.c.result).filter_by(**key)).scalar() == result
+
+
 def advance(connection: Connection, held: Claim, ring_again_s: float, played: Mapping[str, Any] | None = None) -> bool:
     """Queue the next stage; False if the claim is gone.
 
-    `played` is what the run stage found out: policy_outcome, submission, n_turns and n_response_tokens.
+    `played` is what the run stage found out: policy_outcome, submission and the counts of `tables.RolloutRow`; those
+    that are missing are 0, or unknown.
     """
     names = _names(held) | {"b_next": NEXT_STAGE[held.stage].value, "b_ring_again": ring_again_s}
     if played is None:
         result = connection.execute(_advance, names)
     else:
-        result = connection.execute(_advance_played, names | {f"b_{name}": played[name] for name in _PLAYED})
+        found = _UNCOUNTED | dict(played)
+        result = connection.execute(_advance_played, names | {f"b_{name}": found[name] for name in _PLAYED})
     if not _applied(result):
-        return False
+        return _ended_before(connection, held, "advanced")
     _close_attempt(connection, held.rollout_id, held.attempt, held.stage.value, "advanced", "")
     return True
 
@@ -208,7 +284,7 @@ def finish(connection: Connection, held: Claim, value: float, details: dict[str,
     names = _names(held) | {"b_reward": value, "b_seq": _next_seq(connection, held.batch_id)}
     if not _applied(connection.execute(_finish, names)):
         _give_seq_back(connection, held.batch_id)
-        return False
+        return _ended_before(connection, held, "completed")
     score = {"rollout_id": held.rollout_id, "attempt": held.attempt, "value": value, "details": details}
     connection.execute(_add_reward, score | {"evaluator": evaluator})
     _close_attempt(connection, held.rollout_id, held.attempt, held.stage.value, "completed", "")
@@ -225,31 +301,30 @@ def _give_seq_back(connection: Connection, batch_id: str) -> None:
     connection.execute(update(batches).where(batches.c.batch_id == batch_id).values(last_seq=batches.c.last_seq - 1))
 
 
-def fail(connection: Connection, held: Claim, failure: Failure, retry_in_s: float | None) -> bool:
-    """End an attempt that broke: queued again after `retry_in_s`, or failed for good if that is None."""
-    if retry_in_s is not None:
-        values = {"n_failures": rollouts.c.n_failures + 1, "ready_at": db_now() + retry_in_s}
-        return requeue(connection, held, failure, values)
+def fail(
+    connection: Connection, held: Claim, failure: Failure, values: Mapping[str, Any], cause: Failure | None = None
+) -> bool:
+    """End a rollout as failed, without a reward, whatever was scored before. False if the claim is gone.
+
+    `cause` is what ended its last attempt, if the failure says more than that.
+    """
     seq = _next_seq(connection, held.batch_id)
-    statement = (
-        update(rollouts)
-        .where(*_mine)
-        .values(
-            state=State.FAILED.value,
-            outcome=failure.kind,
-            reward=None,
-            failure_kind=failure.kind,
-            failure_message=failure.message,
-            n_failures=rollouts.c.n_failures + 1,
-            finished_at=db_now(),
-            finish_seq=seq,
-            **released,
-        )
-    )
+    end: dict[str, Any] = {
+        "state": State.FAILED.value,
+        "outcome": failure.kind,
+        "reward": None,
+        "failure_kind": failure.kind,
+        "failure_message": failure.message,
+        "finished_at": db_now(),
+        "finish_seq": seq,
+        **released,
+    }
+    statement = update(rollouts).where(*_mine).values(**(end | dict(values)))
     if not _applied(connection.execute(statement, _names(held))):
         _give_seq_back(connection, held.batch_id)
         return False
-    _close_attempt(connection, held.rollout_id, held.attempt, held.stage.value, "failed", failure.message)
+    ended_by = cause or failure
+    _close_attempt(connection, held.rollout_id, held.attempt, held.stage.value, ended_by.kind, ended_by.message)
     return True
 
 
@@ -274,11 +349,13 @@ def requeue(connection: Connection, held: Claim, failure: Failure, values: Mappi
     return True
 
 
+_ENDED = 0.0
+"""As a lease: of a worker that is known to be dead."""
 _held = (rollouts.c.finish_seq.is_(None), rollouts.c.node.is_not(None), rollouts.c.state == State.ACTIVE.value)
 
 
-def expired(connection: Connection, limit: int) -> Sequence[tuple[Claim, int]]:
-    """Claims whose lease has run out, with the batch's max_attempts."""
+def expired(connection: Connection, limit: int, known_dead: bool = False) -> Sequence[Claim]:
+    """Claims whose lease has run out; or only those of workers that are `known_dead`."""
     columns = (
         rollouts.c.rollout_id,
         rollouts.c.attempt,
@@ -288,37 +365,34 @@ def expired(connection: Connection, limit: int) -> Sequence[tuple[Claim, int]]:
         rollouts.c.group_index,
         rollouts.c.sample_index,
         rollouts.c.node,
-        rollouts.c.n_failures,
-        batches.c.max_attempts,
     )
     statement = (
-        select(*columns)
-        .join(batches, batches.c.batch_id == rollouts.c.batch_id)
-        .where(*_held, rollouts.c.lease_expires_at < db_now())
-        .limit(limit)
+        select(*columns).where(*_held, rollouts.c.lease_expires_at <= (_ENDED if known_dead else db_now())).limit(limit)
     )
     return [
-        (
-            Claim(
-                row.rollout_id,
-                row.attempt,
-                Stage(row.stage),
-                row.owner,
-                row.batch_id,
-                row.group_index,
-                row.sample_index,
-                row.node,
-                None,
-                None,
-                row.n_failures,
-            ),
-            row.max_attempts,
+        Claim(
+            row.rollout_id,
+            row.attempt,
+            Stage(row.stage),
+            row.owner,
+            row.batch_id,
+            row.group_index,
+            row.sample_index,
+            row.node,
+            None,
+            None,
         )
         for row in connection.execute(statement)
     ]
 
 
+def is_expired(connection: Connection, held: Claim) -> bool:
+    """Whether the lease of a claim is still run out: its worker may have been slow, not dead."""
+    late = select(rollouts.c.rollout_id).where(*_mine, rollouts.c.lease_expires_at <= db_now())
+    return connection.execute(late, _names(held)).first() is not None
+
+
 def expire_owner(connection: Connection, owner: str) -> int:
     """Let the leases of a worker that is known to be dead run out now. Returns how many it held."""
-    statement = update(rollouts).where(*_held, rollouts.c.owner == owner).values(lease_expires_at=0.0)
+    statement = update(rollouts).where(*_held, rollouts.c.owner == owner).values(lease_expires_at=_ENDED)
     return connection.execute(statement).rowcount

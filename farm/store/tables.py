@@ -1,4 +1,4 @@
-"""The tables: batches, instances, rollouts, attempts, calls, artefacts, segments, rewards, engines, nodes, leaders.
+"""The tables: what was asked, what was played, what it was worth; who has had it; engines, nodes, leaders.
 
 Tables come to be by the Alembic migrations only; this is what the newest of them must equal. Instants are seconds
 since the epoch, UTC. Arrays are `Packed` (its module documents the bytes).
@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import JSON, Double, ForeignKeyConstraint, Index, MetaData, String, Text, text
+from sqlalchemy import JSON, Double, ForeignKeyConstraint, Index, MetaData, String, text
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from farm.store.packed import Packed
+from farm.store.plain import PlainText
 
 
 class Base(DeclarativeBase):
@@ -32,6 +33,8 @@ class Base(DeclarativeBase):
 
 
 _LIVE = text("finish_seq IS NULL")
+_ENDED = text("finish_seq IS NOT NULL")
+_ZERO = text("0")
 
 
 def _key(length: int = 64) -> String:
@@ -52,6 +55,8 @@ class Batch(Base):
     last_seq: Mapped[int]
     priority: Mapped[int]
     max_attempts: Mapped[int]
+    max_losses: Mapped[int] = mapped_column(server_default="10")
+    quarantine_after: Mapped[int] = mapped_column(server_default="6")
     request: Mapped[dict[str, Any]]
 
 
@@ -71,7 +76,10 @@ class InstanceRow(Base):
 class RolloutRow(Base):
     """One sample. `attempt` is the fencing token; `owner` holds it until `lease_expires_at`.
 
-    `policy_outcome` is how the agent ended; `outcome` how the rollout did, once it has.
+    `policy_outcome` is how the agent ended; `outcome` how the rollout did, once it has. `version_min` and `version_max`
+    are the oldest and the newest weights that sampled it, where they have numbers; `n_restarts` counts plays that were
+    given up because their weights had become too old. `n_failures` counts attempts that failed, `n_lost` those
+    that were lost with a worker or a node: each has a budget of its own.
     """
 
     __tablename__ = "rollouts"
@@ -87,6 +95,7 @@ class RolloutRow(Base):
     state: Mapped[str] = mapped_column(_key(12))
     attempt: Mapped[int]
     n_failures: Mapped[int]
+    n_lost: Mapped[int] = mapped_column(server_default=_ZERO)
     node: Mapped[str | None] = mapped_column(_key(128))
     owner: Mapped[str | None] = mapped_column(_key(200))
     lease_expires_at: Mapped[float | None]
@@ -99,10 +108,16 @@ class RolloutRow(Base):
     outcome: Mapped[str | None] = mapped_column(_key(32))
     submission: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
     reward: Mapped[float | None]
-    failure_kind: Mapped[str | None] = mapped_column(_key(32))
-    failure_message: Mapped[str | None] = mapped_column(Text)
+    failure_kind: Mapped[str | None] = mapped_column(PlainText(32))
+    failure_message: Mapped[str | None] = mapped_column(PlainText())
     n_turns: Mapped[int]
     n_response_tokens: Mapped[int]
+    n_invalid_actions: Mapped[int] = mapped_column(server_default=_ZERO)
+    n_mismatches: Mapped[int] = mapped_column(server_default=_ZERO)
+    n_segments: Mapped[int] = mapped_column(server_default=_ZERO)
+    n_restarts: Mapped[int] = mapped_column(server_default=_ZERO)
+    version_min: Mapped[int | None]
+    version_max: Mapped[int | None]
     submitted_at: Mapped[float]
     finished_at: Mapped[float | None]
     finish_seq: Mapped[int | None]
@@ -110,9 +125,20 @@ class RolloutRow(Base):
     __table_args__ = (
         ForeignKeyConstraint(["batch_id"], ["batches.batch_id"], ondelete="CASCADE"),
         Index("ix_rollouts_batch_id_group_index", "batch_id", "group_index", "sample_index"),
-        Index("ix_rollouts_batch_id_finish_seq", "batch_id", "finish_seq"),
-        # what has not ended, by node. Claims and advances change no indexed column, so Postgres writes them in place
-        Index("ix_rollouts_live", "node", "batch_id", sqlite_where=_LIVE, postgresql_where=_LIVE),
+        Index(
+            "ix_rollouts_batch_id_finish_seq",
+            *("batch_id", "finish_seq"),
+            sqlite_where=_ENDED,
+            postgresql_where=_ENDED,
+        ),
+        # what has not ended, by node, in the order in which it is placed. Claims and advances change no indexed column,
+        # so Postgres writes them in place
+        Index(
+            "ix_rollouts_live",
+            *("node", "batch_id", "group_index", "sample_index"),
+            sqlite_where=_LIVE,
+            postgresql_where=_LIVE,
+        ),
         {"postgresql_with": {"fillfactor": 70}},
     )
 
@@ -131,12 +157,15 @@ class AttemptRow(Base):
     queued_at: Mapped[float]
     started_at: Mapped[float]
     finished_at: Mapped[float | None]
-    result: Mapped[str | None] = mapped_column(_key(32))
-    error: Mapped[str | None] = mapped_column(Text)
+    result: Mapped[str | None] = mapped_column(PlainText(32))
+    error: Mapped[str | None] = mapped_column(PlainText())
 
 
 class ModelCallRow(Base):
-    """One request to an LLM. `prompt_ids` are those beyond the ids of call `prefix_call`, if it has one."""
+    """One request to an LLM. `prompt_ids` are those beyond the ids of call `prefix_call`, if it has one.
+
+    `versions` are a list of {version, start, end}; `stop_reason` is a token id or a string.
+    """
 
     __tablename__ = "model_calls"
     __table_args__ = (ForeignKeyConstraint(["rollout_id"], ["rollouts.rollout_id"], ondelete="CASCADE"),)
@@ -147,9 +176,9 @@ class ModelCallRow(Base):
     messages: Mapped[list[dict[str, Any]]]
     response: Mapped[dict[str, Any]]
     observations: Mapped[list[dict[str, Any]]]
-    finish_reason: Mapped[str] = mapped_column(_key(32))
+    finish_reason: Mapped[str] = mapped_column(PlainText(32))
     engine: Mapped[str] = mapped_column(String(500))
-    policy_version: Mapped[str] = mapped_column(_key())
+    policy_version: Mapped[str] = mapped_column(PlainText(64))
     sampling: Mapped[dict[str, Any]]
     started_at: Mapped[float]
     latency_s: Mapped[float]
@@ -159,6 +188,12 @@ class ModelCallRow(Base):
     prompt_ids: Mapped[Any | None] = mapped_column(Packed("int32"))
     response_ids: Mapped[Any | None] = mapped_column(Packed("int32"))
     response_logprobs: Mapped[Any | None] = mapped_column(Packed("float32"))
+    versions: Mapped[list[dict[str, Any]]] = mapped_column(server_default=text("'[]'"))
+    stop_reason: Mapped[Any | None] = mapped_column(JSON(none_as_null=True))
+    n_cached_tokens: Mapped[int | None]
+    n_invalid: Mapped[int] = mapped_column(server_default=_ZERO)
+    begins: Mapped[str] = mapped_column(PlainText(), server_default=text("''"))
+    mismatch: Mapped[int | None]
 
 
 class ArtefactRow(Base):
@@ -170,7 +205,7 @@ class ArtefactRow(Base):
     rollout_id: Mapped[str] = mapped_column(_key(), primary_key=True)
     attempt: Mapped[int] = mapped_column(primary_key=True)
     name: Mapped[str] = mapped_column(_key(128), primary_key=True)
-    media_type: Mapped[str] = mapped_column(String(100))
+    media_type: Mapped[str] = mapped_column(PlainText(100))
     n_bytes: Mapped[int]
     data: Mapped[bytes]
     created_at: Mapped[float]
@@ -194,6 +229,7 @@ class SegmentRow(Base):
     response_mask: Mapped[Any] = mapped_column(Packed("uint8"))
     response_logprobs: Mapped[Any] = mapped_column(Packed("float32"))
     policy_versions: Mapped[Any] = mapped_column(Packed("int32"))
+    mismatch: Mapped[int | None]
 
 
 class RewardRow(Base):
@@ -206,25 +242,56 @@ class RewardRow(Base):
     attempt: Mapped[int] = mapped_column(primary_key=True)
     value: Mapped[float]
     details: Mapped[dict[str, Any]]
-    evaluator: Mapped[str] = mapped_column(_key())
+    evaluator: Mapped[str] = mapped_column(PlainText(64))
     created_at: Mapped[float]
 
 
 class EngineRow(Base):
-    """An LLM server that may be used."""
+    """An LLM server that may be used.
+
+    `paused` and `version` are what was ordered, `engine_paused` and `engine_version` what the engine was told last;
+    orders are counted, `version_order` is the one that named the version, and `n_done` the last that was carried out.
+    """
 
     __tablename__ = "engines"
 
     url: Mapped[str] = mapped_column(String(500), primary_key=True)
     model: Mapped[str] = mapped_column(String(200))
     key: Mapped[str] = mapped_column(String(500))
+    tokenizer: Mapped[str] = mapped_column(String(500), server_default="")
+    tool_format: Mapped[str] = mapped_column(_key(32), server_default="")
     state: Mapped[str] = mapped_column(_key(12))
     added_by: Mapped[str] = mapped_column(_key(128))
     added_at: Mapped[float]
+    info: Mapped[dict[str, Any]] = mapped_column(server_default="{}")
+    paused: Mapped[str] = mapped_column(_key(8), server_default="")
+    paused_by: Mapped[str] = mapped_column(String(200), server_default="")
+    paused_at: Mapped[float | None]
+    version: Mapped[str] = mapped_column(_key(), server_default="")
+    version_order: Mapped[int] = mapped_column(server_default="0")
+    n_orders: Mapped[int] = mapped_column(server_default="0")
+    n_done: Mapped[int] = mapped_column(server_default="0")
+    engine_paused: Mapped[str] = mapped_column(_key(8), server_default="")
+    engine_version: Mapped[str] = mapped_column(_key(), server_default="")
+    failure: Mapped[str] = mapped_column(PlainText(1000), server_default="")
+
+
+class EngineUserRow(Base):
+    """A process that asks engines: what it has in flight, and the last order of each engine that it follows."""
+
+    __tablename__ = "engine_users"
+
+    owner: Mapped[str] = mapped_column(_key(200), primary_key=True)
+    uses: Mapped[dict[str, Any]]
+    heartbeat_at: Mapped[float]
 
 
 class NodeRow(Base):
-    """One machine of the farm and what it has room for."""
+    """One machine of the farm and what it has room for.
+
+    Until `sick_until` nothing is placed on it, because too much of what it played failed (`sick_why`); `n_trips` counts
+    how often that was so in a row.
+    """
 
     __tablename__ = "nodes"
 
@@ -238,6 +305,21 @@ class NodeRow(Base):
     info: Mapped[dict[str, Any]]
     started_at: Mapped[float]
     heartbeat_at: Mapped[float]
+    sick_until: Mapped[float | None]
+    sick_why: Mapped[str] = mapped_column(PlainText(), server_default=text("''"))
+    n_trips: Mapped[int] = mapped_column(server_default=_ZERO)
+
+
+class DeliveryRow(Base):
+    """How far a consumer of a batch, such as a trainer, has acknowledged what it was given: a cursor."""
+
+    __tablename__ = "deliveries"
+    __table_args__ = (ForeignKeyConstraint(["batch_id"], ["batches.batch_id"], ondelete="CASCADE"),)
+
+    batch_id: Mapped[str] = mapped_column(_key(), primary_key=True)
+    consumer: Mapped[str] = mapped_column(_key(), primary_key=True)
+    cursor: Mapped[int]
+    acknowledged_at: Mapped[float]
 
 
 class LeaderRow(Base):

@@ -7,33 +7,47 @@ stored, with that call's number. Storage grows with the conversation, not with i
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import groupby
 from typing import Any, cast
 
 import numpy as np
-from sqlalchemy import Connection, Table, bindparam, delete, insert, select, update
+from sqlalchemy import Connection, Table, bindparam, delete, func, insert, select, update
 
+from farm.prefixes import Prefixes
+from farm.rollout import Stage, State
 from farm.store.rollouts import rollouts
 from farm.store.tables import ModelCallRow, SegmentRow
-from farm.trajectory import ModelCall, Segment, TokenIds
+from farm.trajectory import ModelCall, Segment, TokenIds, VersionSpan, segments
 
 model_calls = cast(Table, ModelCallRow.__table__)
 segment_rows = cast(Table, SegmentRow.__table__)
 
+_ANEW = "rendered anew: the engine's prompt goes on from the ids of no earlier call"
+
 
 class CallLog:
-    """Turns the model calls of one attempt into rows; remembers the ids so far to store only what is new."""
+    """Turns the model calls of one attempt into rows; remembers the ids so far to store only what is new.
+
+    It makes the ids of the calls views of one array for each branch, so that memory does not grow with the square of
+    the conversation either: a rollout of a hundred turns would take tens of megabytes, and a worker has hundreds.
+    """
 
     def __init__(self, rollout_id: str, attempt: int) -> None:
         self.rollout_id = rollout_id
         self.attempt = attempt
-        self._ids: dict[int, TokenIds] = {}
+        self._known = Prefixes()
+        self._calls: dict[int, ModelCall] = {}
+        self._prefix: dict[int, int | None] = {}
 
     def row(self, call: ModelCall) -> dict[str, Any]:
         """The values of a call's row."""
-        prefix, prompt = self._beyond(call)
-        if call.prompt_ids is not None and call.response_ids is not None:
-            self._ids[call.index] = np.concatenate([call.prompt_ids, call.response_ids])
+        if self._calls.get(call.index) is not call:
+            self._take(call)
+        prefix = self._prefix[call.index]
+        prompt = call.prompt_ids
+        if prompt is not None and prefix is not None:
+            prompt = prompt[self._known.length(prefix) :]
         return {
             "rollout_id": self.rollout_id,
             "attempt": self.attempt,
@@ -53,39 +67,54 @@ class CallLog:
             "prompt_ids": prompt,
             "response_ids": call.response_ids,
             "response_logprobs": call.response_logprobs,
+            "versions": [{"version": span.version, "start": span.start, "end": span.end} for span in call.versions],
+            "stop_reason": call.stop_reason,
+            "n_cached_tokens": call.n_cached_tokens,
+            "n_invalid": call.n_invalid,
+            "begins": call.begins,
+            "mismatch": call.mismatch,
         }
 
-    def _beyond(self, call: ModelCall) -> tuple[int | None, TokenIds | None]:
-        if call.prompt_ids is None:
-            return None, None
-        for index in sorted(self._ids, reverse=True):
-            ids = self._ids[index]
-            if index < call.index and np.array_equal(call.prompt_ids[: len(ids)], ids):
-                return index, call.prompt_ids[len(ids) :]
-        return None, call.prompt_ids
+    def _take(self, call: ModelCall) -> None:
+        prompt, response = call.prompt_ids, call.response_ids
+        prefix = None if prompt is None else self._known.longest(prompt, before=call.index)
+        if prompt is not None and prefix is None and not call.begins:
+            # of an engine that renders conversations itself nobody knew before
+            call.begins = _ANEW if self._prefix else "first"
+        self._calls[call.index], self._prefix[call.index] = call, prefix
+        if prompt is not None and response is not None:
+            whole = np.concatenate([prompt, response])
+            self._known.put(call.index, whole)
+            self._share(call.index, whole)
+
+    def _share(self, index: int | None, whole: TokenIds) -> None:
+        """All that the call goes on from is its beginning."""
+        while index is not None:
+            call, end = self._calls[index], self._known.length(index)
+            self._known.share(index, whole)
+            n_prompt = len(call.prompt_ids) if call.prompt_ids is not None else 0
+            call.prompt_ids, call.response_ids = whole[:n_prompt], whole[n_prompt:end]
+            index = self._prefix[index]
 
 
 def record_call(connection: Connection, row: dict[str, Any]) -> None:
-    """Write a call's row, or its observations if it is there already."""
+    """Write a call's row; if it is there, only its observations, and how many of its tool calls they call invalid."""
     key = (
         model_calls.c.rollout_id == row["rollout_id"],
         model_calls.c.attempt == row["attempt"],
         model_calls.c.call_index == row["call_index"],
     )
-    known = update(model_calls).where(*key).values(observations=row["observations"])
+    known = update(model_calls).where(*key).values(observations=row["observations"], n_invalid=row["n_invalid"])
     if connection.execute(known).rowcount == 0:
         connection.execute(insert(model_calls), row)
 
 
 def calls(connection: Connection, rollout_id: str, attempt: int | None = None) -> list[ModelCall]:
     """The model calls of an attempt, by default of the last that has any, in order."""
-    statement = select(model_calls).where(model_calls.c.rollout_id == rollout_id)
-    if attempt is not None:
-        statement = statement.where(model_calls.c.attempt == attempt)
-    rows = connection.execute(statement.order_by(model_calls.c.attempt, model_calls.c.call_index)).all()
-    last = max((row.attempt for row in rows), default=0)
-    whole: dict[int, TokenIds] = {}
-    return [_call(row, whole) for row in rows if row.attempt == last]
+    mine = model_calls.c.rollout_id == rollout_id
+    which = select(func.max(model_calls.c.attempt)).where(mine).scalar_subquery() if attempt is None else attempt
+    statement = select(model_calls).where(mine, model_calls.c.attempt == which).order_by(model_calls.c.call_index)
+    return _in_full(connection.execute(statement))
 
 
 def _call(row: Any, whole: dict[int, TokenIds]) -> ModelCall:
@@ -110,6 +139,12 @@ def _call(row: Any, whole: dict[int, TokenIds]) -> ModelCall:
         response_logprobs=row.response_logprobs,
         sampling=row.sampling,
         observations=row.observations,
+        versions=tuple(VersionSpan(each["version"], each["start"], each["end"]) for each in row.versions),
+        stop_reason=row.stop_reason,
+        n_cached_tokens=row.n_cached_tokens,
+        n_invalid=row.n_invalid,
+        begins=row.begins,
+        mismatch=row.mismatch,
     )
 
 
@@ -132,6 +167,7 @@ def store_segments(
                     "response_mask": row.response_mask,
                     "response_logprobs": row.response_logprobs,
                     "policy_versions": row.policy_versions,
+                    "mismatch": row.mismatch,
                 }
                 for index, row in enumerate(rows)
             ],
@@ -141,7 +177,10 @@ def store_segments(
 def segments_of(
     connection: Connection, batch_id: str, rollout_ids: Sequence[str] | None = None
 ) -> dict[str, tuple[Segment, ...]]:
-    """Rollout id → its training rows, for rollouts of a batch that have ended."""
+    """Rollout id → its training rows, for rollouts of a batch that have ended.
+
+    Those of a rollout that was cancelled while it was played follow from the calls that were recorded till then.
+    """
     statement = (
         select(segment_rows)
         .join(rollouts, rollouts.c.rollout_id == segment_rows.c.rollout_id)
@@ -150,9 +189,41 @@ def segments_of(
     )
     if rollout_ids is not None:
         statement = statement.where(segment_rows.c.rollout_id.in_(rollout_ids))
-    found: defaultdict[str, list[Segment]] = defaultdict(list)
+    found: defaultdict[str, list[Segment]] = defaultdict(list, _cut_short(connection, batch_id, rollout_ids))
     for row in connection.execute(statement):
         found[row.rollout_id].append(
-            Segment(row.prompt_ids, row.response_ids, row.response_mask, row.response_logprobs, row.policy_versions)
+            Segment(
+                row.prompt_ids,
+                row.response_ids,
+                row.response_mask,
+                row.response_logprobs,
+                row.policy_versions,
+                row.mismatch,
+            )
         )
     return {rollout_id: tuple(rows) for rollout_id, rows in found.items()}
+
+
+def _cut_short(connection: Connection, batch_id: str, rollout_ids: Sequence[str] | None) -> dict[str, list[Segment]]:
+    statement = (
+        select(model_calls)
+        .join(rollouts, rollouts.c.rollout_id == model_calls.c.rollout_id)
+        .where(
+            rollouts.c.batch_id == batch_id,
+            rollouts.c.state == State.CANCELLED.value,
+            rollouts.c.stage == Stage.RUN.value,
+            # cancelling took it from the attempt that was under way
+            model_calls.c.attempt == rollouts.c.attempt - 1,
+        )
+        .order_by(model_calls.c.rollout_id, model_calls.c.call_index)
+    )
+    if rollout_ids is not None:
+        statement = statement.where(rollouts.c.rollout_id.in_(rollout_ids))
+    played = groupby(connection.execute(statement), key=lambda row: str(row.rollout_id))
+    return {rollout_id: list(segments(_in_full(rows))) for rollout_id, rows in played}
+
+
+def _in_full(rows: Iterable[Any]) -> list[ModelCall]:
+    """The calls of one attempt, in order, each with the ids that it shares with earlier ones."""
+    whole: dict[int, TokenIds] = {}
+    return [_call(row, whole) for row in rows]

@@ -12,7 +12,7 @@ import farm
 from farm.errors import NotFound
 from tests.services.farms import embedded, farm_folder
 from workers.testing.book import Play, PlayBook, Problem, ScriptedCall, Turn
-from workers.testing.scripted import ScriptedServer
+from workers.testing.engine import EngineDouble
 from workers.testing.serving import serving
 
 INSTANCE = {
@@ -53,7 +53,7 @@ def sequence(last: int) -> bytes:
 def test_long_outputs_are_kept_in_full_up_to_the_cap_of_a_rollout() -> None:
     with (
         farm_folder() as folder,
-        serving(ScriptedServer(BOOK).app()) as policy,
+        serving(EngineDouble(BOOK).app()) as policy,
         embedded(folder, FARM_POLICY_URL=f"{policy}/v1", FARM_ARTEFACTS_MB="5") as here,
         farm.connect(here.store_url, broker_url=here.broker_url) as client,
     ):

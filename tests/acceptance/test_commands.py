@@ -83,7 +83,7 @@ def test_submit_watch_show_collect(farm: Shell) -> None:
 
 
 def test_watch_says_what_failed_and_why(farm: Shell) -> None:
-    broken = NOOP | {"fields": {"fail": "run:final"}}
+    broken = NOOP | {"fields": {"fail": "run:final"}, "instance_id": "broken"}
     watched = farm("watch", batch(farm, broken, broken, NOOP))
     assert "failures: 2 handler_error" in watched
     assert "2 failed" in watched
@@ -107,6 +107,8 @@ def test_mistakes_are_one_line(farm: Shell) -> None:
     assert "bad.jsonl:2: no JSON" in farm("submit", str(farm.folder / "bad.jsonl"), code=1)
     assert "ends in .npz or .jsonl" in farm("collect", "b0", "-o", "x.csv", code=1).replace("must end", "ends")
     assert "Conflict: a farm runs in" in farm("up", code=1)
+    assert "99999 is not in the range" in farm("metrics", "--port", "99999", code=2)
+    assert "FarmUnreachable: no farm" in farm("doctor", "--url", "/etc/passwd", code=1)
 
 
 def test_doctor_finds_all_in_order(farm: Shell) -> None:

@@ -14,7 +14,7 @@ import pytest
 import farm
 from tests.services.farms import farm_folder, left_of, processes_of, until
 from workers.testing.book import PlayBook
-from workers.testing.scripted import ScriptedServer
+from workers.testing.engine import EngineDouble
 from workers.testing.serving import serving
 
 ROOT = Path(__file__).parents[2]
@@ -66,9 +66,9 @@ def test_it_plays_math_code_and_bug_fixes(folder: Path, apptainer: Path) -> None
 
 
 def test_the_policy_is_the_server_it_is_given(folder: Path) -> None:
-    with serving(ScriptedServer(PlayBook([])).app()) as url:
+    with serving(EngineDouble(PlayBook([])).app()) as url:
         process = demo(folder, "--math", "1", "--code", "0", "--swe", "0", "--no-flower", policy_url=f"{url}/v1")
-        output, _ = process.communicate(timeout=120)
+        output, _ = process.communicate(timeout=240)
     assert process.returncode == 0, output
     assert f"policy {url}/v1 (from FARM_POLICY_URL)" in output
     assert "12 of 12 rollouts scored" in output
@@ -92,7 +92,7 @@ def test_ended_half_way_it_leaves_nothing(folder: Path, number: signal.Signals) 
     until(some_have_ended, "rollouts of the demo end", 90)
     assert processes_of(folder)
     process.send_signal(number)
-    process.communicate(timeout=60)
+    process.communicate(timeout=150)
     assert process.returncode == (130 if number is not signal.SIGKILL else -9)
     until(lambda: not processes_of(folder), f"all is gone after {number.name}")
     left = [entry for entry in left_of(folder) if number is not signal.SIGKILL or not entry.endswith(".sock")]

@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
+from sqlalchemy import func, select
 
 import farm
 from examples.problems import math_problems
 from farm.embedded import Embedded
 from farm.store import migrations
 from farm.store.engine import Store
-from tests.services.farms import NOOP, QUICK, embedded, farm_folder, left_of, until
+from farm.store.rollouts import batches
+from tests.services.farms import NOOP, embedded, farm_folder, left_of, node, until
 from workers.testing.book import PlayBook
-from workers.testing.scripted import ScriptedServer
+from workers.testing.engine import EngineDouble
 from workers.testing.serving import serving
 
 SLOW = {"data_source": "noop", "fields": {"seconds": 1.0}}
+PLAYING = (farm.Stage.RUN, farm.State.ACTIVE)
 
 
 @pytest.fixture
@@ -33,7 +39,11 @@ def folder() -> Iterator[Path]:
 
 
 def worker_pid(here: Embedded, stage: str) -> int:
-    """The pid of a worker of this farm."""
+    """The pid of a worker of this farm, once there is one: the last may have been killed a moment ago."""
+    return until(lambda: _worker_pid(here, stage), f"there is a worker of stage {stage}")
+
+
+def _worker_pid(here: Embedded, stage: str) -> int:
     for process in Path("/proc").iterdir():
         if process.name.isdecimal():
             try:
@@ -43,7 +53,7 @@ def worker_pid(here: Embedded, stage: str) -> int:
                 continue
             if str(here.home).encode() in environment and any(word.startswith(f"{stage}@".encode()) for word in words):
                 return int(process.name)
-    raise LookupError(stage)
+    return 0
 
 
 def every_rollout_ended_once(client: farm.Farm, batch_id: str) -> None:
@@ -69,7 +79,7 @@ def test_a_killed_worker_loses_and_doubles_nothing(folder: Path, stage: str) -> 
 
 def test_sandboxes_of_a_killed_worker_are_played_again_and_gone(folder: Path) -> None:
     with (
-        serving(ScriptedServer(PlayBook([]), latency_s=2.0).app()) as policy,
+        serving(EngineDouble(PlayBook([]), latency_s=2.0).app()) as policy,
         embedded(folder, FARM_POLICY_URL=f"{policy}/v1") as here,
         farm.connect(here.home) as client,
     ):
@@ -88,29 +98,33 @@ def test_sandboxes_of_a_killed_worker_are_played_again_and_gone(folder: Path) ->
 
 
 def test_a_frozen_worker_writes_nothing_when_it_thaws(folder: Path) -> None:
-    with embedded(folder, FARM_LEASE_S="2") as here, farm.connect(here.home) as client:
-        batch_id = client.submit({"instances": [SLOW] * 8, "max_attempts": 5})
-        until(lambda: client.status(batch_id).stages[farm.Stage.RUN][farm.State.ACTIVE] == 8, "all play")
+    with (
+        serving(EngineDouble(PlayBook([]), latency_s=4.0).app()) as policy,
+        embedded(folder, FARM_POLICY_URL=f"{policy}/v1", FARM_LEASE_S="2") as here,
+        farm.connect(here.home) as client,
+    ):
+        problems = tuple(math_problems(["gcd"], 4, seed=1))
+        batch_id = client.submit(farm.BatchRequest(instances=problems, n_samples=2, max_attempts=5))
+        until(lambda: client.status(batch_id).stages[farm.Stage.RUN][farm.State.ACTIVE] >= 4, "rollouts play", 120)
         frozen = worker_pid(here, "run")
         os.kill(frozen, signal.SIGSTOP)
-        until(lambda: all(rollout.attempt > 1 for rollout in client.rollouts(batch_id)), "the leases run out")
+        held = [each.rollout_id for each in client.rollouts(batch_id) if (each.stage, each.state) == PLAYING]
+        until(lambda: all(client.rollout(each).attempt > 1 for each in held), "the leases run out", 120)
+        # it has had answers from the engine all the while
         os.kill(frozen, signal.SIGCONT)
         every_rollout_ended_once(client, batch_id)
-
-
-@contextmanager
-def node(folder: Path, name: str, store_url: str, broker_url: str) -> Iterator[subprocess.Popen[bytes]]:
-    """`farm node`, as it is started under Slurm."""
-    env = os.environ | QUICK | {"FARM_NODE": name, "FARM_STORE_URL": store_url, "FARM_BROKER_URL": broker_url}
-    env |= {"FARM_HOME": str(folder / "home"), "FARM_SCRATCH": str(folder / "scratch")}
-    command = [str(Path(sys.executable).parent / "farm"), "node", "--init", "4", "--run", "8", "--eval", "4"]
-    with (folder / f"{name}.log").open("wb") as log:
-        process = subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True)
-    try:
-        yield process
-    finally:
-        process.terminate()
-        process.wait(30)
+        assert held
+        for rollout in client.collect(batch_id):
+            calls = client.calls(rollout.rollout_id)
+            assert len(calls) == rollout.n_turns
+            assert sum(call.n_response_tokens for call in calls) == rollout.n_response_tokens
+            # one call is one training row
+            assert [segment.response_mask.sum() for segment in rollout.segments] == [rollout.n_response_tokens]
+        runs = {
+            (timing.attempt, timing.result) for each in held for timing in client.timings(each) if timing.stage == "run"
+        }
+        assert (1, "advanced") not in runs
+    assert left_of(folder) == []
 
 
 def test_a_killed_node_is_played_on_by_another(folder: Path, postgres_database: str, broker_url: str) -> None:
@@ -130,6 +144,91 @@ def test_a_killed_node_is_played_on_by_another(folder: Path, postgres_database: 
         every_rollout_ended_once(client, batch_id)
         assert second.poll() is None
         assert client.submit({"instances": [NOOP]}), "the one that is left takes more"
+    assert left_of(folder) == []
+
+
+def test_a_killed_node_plays_on_when_it_is_started_again(folder: Path, postgres_database: str, broker_url: str) -> None:
+    store = Store(postgres_database)
+    migrations.migrate(store)
+    store.close()
+    # nothing runs out by itself: it is the node that knows, when it comes back
+    patient = partial(node, folder, "one", postgres_database, broker_url, FARM_LEASE_S="600", FARM_NODE_TIMEOUT_S="600")
+    with farm.connect(postgres_database, broker_url=broker_url) as client:
+        with patient() as first:
+            batch_id = client.submit({"instances": [SLOW] * 30, "max_attempts": 1})
+            until(lambda: client.status(batch_id).n_finished >= 5, "some have ended", 120)
+            first.kill()
+            first.wait()
+            assert client.status(batch_id).n_finished < 30
+        with patient():
+            every_rollout_ended_once(client, batch_id)
+        assert any(rollout.attempt > 1 for rollout in client.rollouts(batch_id)), "the kill took some rollouts away"
+    assert left_of(folder) == []
+
+
+SUBMIT = """
+import sys, farm
+url, broker_url, key = sys.argv[1:]
+request = {"instances": [{"data_source": "noop", "fields": {}}] * 2000, "idempotency_key": key}
+with farm.connect(url, broker_url=broker_url) as client:
+    print("ready", flush=True)
+    client.submit(request)
+    print("done", flush=True)
+"""
+STREAM = """
+import sys, farm
+url, broker_url, batch_id = sys.argv[1:]
+with farm.connect(url, broker_url=broker_url) as client:
+    for rollout in client.stream(batch_id):
+        print(rollout.cursor, rollout.rollout_id, flush=True)
+"""
+
+
+@contextmanager
+def client_process(program: str, *words: str) -> Iterator[subprocess.Popen[str]]:
+    """A trainer's process, killed at the end."""
+    command = [sys.executable, "-c", program, *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def test_a_batch_of_a_client_killed_in_its_submit_is_there_whole_or_not_at_all(
+    postgres_database: str, broker_url: str
+) -> None:
+    store = Store(postgres_database)
+    migrations.migrate(store)
+    chance = random.Random(5)
+    with farm.connect(postgres_database, broker_url=broker_url) as client:
+        for number in range(6):
+            key = f"batch-{number}"
+            with client_process(SUBMIT, postgres_database, broker_url, key) as process:
+                assert process.stdout
+                assert process.stdout.readline() == "ready\n"
+                # anywhere between the first statement and the answer
+                time.sleep(chance.uniform(0.0, 0.8))
+            request = {"instances": [NOOP] * 2000, "idempotency_key": key}
+            batch_id = client.submit(request)
+            assert client.submit(request) == batch_id
+            assert client.status(batch_id).n_rollouts == 2000
+        known = store.read(
+            lambda connection: connection.execute(select(func.count()).select_from(batches)).scalar_one()
+        )
+        assert known == 6, "no batch twice, and none in part"
+    store.close()
+
+
+def test_a_stream_of_a_killed_client_goes_on_where_it_was(folder: Path) -> None:
+    with embedded(folder) as here, farm.connect(here.home) as client:
+        batch_id = client.submit({"instances": [SLOW] * 40})
+        with client_process(STREAM, here.store_url, here.broker_url, batch_id) as process:
+            assert process.stdout
+            seen = [process.stdout.readline().split() for _ in range(10)]
+        rest = client.stream(batch_id, cursor=int(seen[-1][0]), timeout_s=120)
+        ended = [rollout_id for _, rollout_id in seen] + [rollout.rollout_id for rollout in rest]
+        assert sorted(ended) == sorted(rollout.rollout_id for rollout in client.rollouts(batch_id))
     assert left_of(folder) == []
 
 

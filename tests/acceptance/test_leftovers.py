@@ -38,7 +38,7 @@ STOPPED = 0.1
 """So many are stopped with SIGSTOP instead, and are there still when the others end."""
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def folder(apptainer: Path) -> Iterator[Path]:
     if missing := NamespaceProvider().missing():
         absent(missing)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
-import tempfile
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -15,6 +13,7 @@ import pytest
 from farm.request import SandboxSpec
 from tests.conftest import absent
 from tests.contract.sandbox_kinds import FAKES, PROVIDERS, farm_in
+from tests.services.farms import farm_folder as new_farm_folder
 from workers.interfaces import Sandbox, SandboxProvider
 from workers.sandboxes.remove import remove
 from workers.testing.promises.bench import Bench
@@ -26,11 +25,10 @@ Start: TypeAlias = Callable[..., Sandbox]
 @pytest.fixture(scope="session")
 def farm_folder() -> Iterator[Path]:
     """Open to all, as the folders of pytest are not: started by root, sandboxes run as an ordinary user."""
-    folder = Path(tempfile.mkdtemp(prefix="farm-test-"))
-    folder.chmod(0o755)
-    yield folder
-    remove(folder)
-    shutil.rmtree(folder, ignore_errors=True)
+    with new_farm_folder() as folder:
+        yield folder
+        # before it is deleted as a folder like any other, which it is not
+        remove(folder)
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,7 @@ PROVIDERS: dict[str, Callable[[], SandboxProvider]] = {
 }
 FAKES: dict[str, Callable[[], SandboxProvider]] = {"local": LocalProvider, "fake": FakeProvider}
 """These keep the promises of the group `surface`; the last, in which no program runs, only those of files."""
-DEADLINE_S = 15.0
+DEADLINE_S = 60.0
 
 
 @contextmanager
@@ -46,6 +46,11 @@ def until(condition: Callable[[], object], what: str) -> None:
     while not condition():
         assert time.monotonic() < deadline, f"waited in vain until {what}"
         time.sleep(0.01)
+
+
+def own_seconds() -> str:
+    """A time to sleep by which a sleeper is known among all of the machine, those of other test runs included."""
+    return f"4711.{os.getpid()}{time.monotonic_ns()}"
 
 
 def processes_with(text: str) -> list[str]:

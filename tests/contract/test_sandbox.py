@@ -15,7 +15,7 @@ import pytest
 from farm.errors import SandboxError
 from farm.request import SandboxSpec
 from tests.conftest import absent
-from tests.contract.sandbox_kinds import PROVIDERS, mounts_with, processes_with, python, until
+from tests.contract.sandbox_kinds import PROVIDERS, mounts_with, own_seconds, processes_with, python, until
 from workers.interfaces import Sandbox, SandboxProvider
 from workers.sandboxes.images import image
 from workers.sandboxes.owner import give
@@ -96,11 +96,11 @@ def test_the_image_is_not_changed(start: Start, run: Run) -> None:
 
 
 def test_a_sandbox_that_ends_while_a_command_runs(start: Start, run: Run) -> None:
-    one = start()
+    one, seconds = start(), own_seconds()
 
     async def pulled() -> None:
-        running = asyncio.create_task(one.exec(["sleep", "4141"], timeout_s=100))
-        await asyncio.to_thread(until, lambda: processes_with("sleep\x004141\x00"), "it runs")
+        running = asyncio.create_task(one.exec(["sleep", seconds], timeout_s=100))
+        await asyncio.to_thread(until, lambda: processes_with(f"sleep\0{seconds}\0"), "it runs")
         os.kill(record_of(one).first.pid, signal.SIGKILL)
         with pytest.raises(SandboxError, match=one.sandbox_id):
             await running
@@ -110,10 +110,10 @@ def test_a_sandbox_that_ends_while_a_command_runs(start: Start, run: Run) -> Non
 
 
 def test_the_monitor_is_killed(start: Start, run: Run) -> None:
-    one = start()
-    sh(run, one, "(setsid sleep 4747 >/dev/null 2>&1 &)")
+    one, seconds = start(), own_seconds()
+    sh(run, one, f"(setsid sleep {seconds} >/dev/null 2>&1 &)")
     os.kill(record_of(one).monitor.pid, signal.SIGKILL)
-    until(lambda: not processes_with("sleep\x004747"), "no process is left")
+    until(lambda: not processes_with(f"sleep\0{seconds}"), "no process is left")
     assert not mounts_with(one.sandbox_id)
     with pytest.raises(SandboxError):
         run(one.exec(["true"], timeout_s=5))

@@ -15,7 +15,7 @@ import pytest
 from farm.request import SandboxLimits, SandboxSpec
 from farm.settings import settings
 from tests.conftest import absent
-from tests.contract.sandbox_kinds import PROVIDERS, mounts_with, processes_with, python, until
+from tests.contract.sandbox_kinds import PROVIDERS, mounts_with, own_seconds, processes_with, python, until
 from tests.contract.stocked import StockedNamespace, StockedSingularity
 from workers.demand import Want
 from workers.sandboxes import stock
@@ -75,6 +75,8 @@ def provider(request: pytest.FixtureRequest, sandbox_settings: Path) -> JoinedPr
 
 @pytest.fixture(autouse=True)
 def no_stock_is_left(sandbox_settings: Path) -> Iterator[None]:
+    # what other files used a moment ago would be kept at hand
+    stock.uses(-1)
     yield
     for path in [path for path in folder_of_all().iterdir() if stock.is_of_stock(path)]:
         stock.clear(path, starting_s=0.0, idle_s=0.0)
@@ -194,13 +196,14 @@ def test_one_that_was_handed_over_leaves_nothing(provider: JoinedProvider, run: 
     (path,) = stocked_up(provider)
     sandbox = run(PROVIDERS[provider.kind]().start(sandbox_id, SandboxSpec()))
     assert not ready()
-    run(sandbox.exec(["bash", "-c", "(setsid sleep 4949 >/dev/null 2>&1 &); mkdir -p a/b; chmod 000 a"], timeout_s=5))
+    script = f"(setsid sleep {(seconds := own_seconds())} >/dev/null 2>&1 &); mkdir -p a/b; chmod 000 a"
+    run(sandbox.exec(["bash", "-c", script], timeout_s=5))
     record = record_in(folder(sandbox_id))
     if stop == "stop":
         run(sandbox.stop())
     else:
         os.kill(record.monitor.pid if stop == "monitor" else record.first.pid, signal.SIGKILL)
-        until(lambda: not processes_with("sleep\x004949"), "no process is left")
+        until(lambda: not processes_with(f"sleep\0{seconds}"), "no process is left")
         if stop == "monitor":
             others = {each.name for each in folder_of_all().iterdir()} - {sandbox_id}
             assert sweep(keep=lambda: others) == [sandbox_id]

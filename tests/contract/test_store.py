@@ -3,34 +3,29 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
 import pytest
-from sqlalchemy import Connection, Table, delete, insert, select, update
+from sqlalchemy import Connection, Table, delete, event, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from farm.errors import Conflict, InvalidRequest, NotFound, StoreUnavailable
 from farm.request import BatchRequest, Instance
 from farm.rollout import BatchStatus, Failure, Outcome, Stage, State
 from farm.store import artefacts, batches, engines, interventions, migrations, nodes, placement, rollouts, trajectories
+from farm.store.clock import db_now
 from farm.store.engine import Store
 from farm.store.rollouts import Claim
 from farm.store.tables import Base, Batch
-from farm.trajectory import ModelCall, segments, token_ids
+from farm.target import Target
+from farm.trajectory import ModelCall, VersionSpan, segments, token_ids
 
 NODE = "n1"
 LOST = Failure(Outcome.LOST, "gone")
-
-
-@pytest.fixture
-def store(store_url: str) -> Iterator[Store]:
-    opened = Store(store_url)
-    migrations.migrate(opened)
-    yield opened
-    opened.close()
 
 
 def new_batch(store: Store, n: int = 1, n_samples: int = 1, **values: Any) -> str:
@@ -43,6 +38,12 @@ def place(store: Store, batch_id: str, node: str = NODE) -> None:
     found = store.read(lambda connection: placement.next_of(connection, batch_id, 10_000))
     bells = [placement.Bell(rollout_id, attempt, stage, node) for rollout_id, attempt, stage in found]
     store.write(lambda connection: placement.place(connection, bells, 3.0))
+
+
+def announce(store: Store, n_slots: int = 8) -> None:
+    """Have the node, with so many slots for each stage."""
+    node = nodes.Node(NODE, 3 * n_slots, n_slots, n_slots, n_slots, ["noop"], {})
+    store.write(lambda connection: nodes.announce(connection, node))
 
 
 def claim(
@@ -67,7 +68,10 @@ def finish(store: Store, held: Claim, reward: float = 1.0) -> bool:
 
 
 def fail(store: Store, held: Claim, retry_in_s: float | None) -> bool:
-    return store.write(lambda connection: rollouts.fail(connection, held, LOST, retry_in_s))
+    if retry_in_s is None:
+        return store.write(lambda connection: rollouts.fail(connection, held, LOST, {}))
+    later = {"ready_at": db_now() + retry_in_s}
+    return store.write(lambda connection: rollouts.requeue(connection, held, LOST, later))
 
 
 def play(store: Store, rollout_id: str, attempt: int = 1, reward: float = 1.0) -> None:
@@ -102,6 +106,37 @@ class TestSchema:
                 assert migrations.revision(store) is None
         finally:
             store.close()
+
+    def test_rows_of_an_older_revision_stay_and_are_whole(self, store_url: str) -> None:
+        store = Store(store_url)
+        try:
+            migrations.migrate(store)
+            batch_id = new_batch(store)
+            rollout_id = f"{batch_id}.0.0"
+            log = trajectories.CallLog(rollout_id, 1)
+            call = _call(0, [1], [2])
+            store.write(lambda connection: trajectories.record_call(connection, log.row(call)))
+            store.write(
+                lambda connection: trajectories.store_segments(connection, rollout_id, batch_id, 1, segments([call]))
+            )
+            place(store, batch_id)
+            play(store, rollout_id)
+            migrations.migrate(store, "0002")
+            migrations.migrate(store)
+            rollout = store.read(lambda connection: batches.rollout(connection, rollout_id))
+            (found,) = store.read(lambda connection: trajectories.calls(connection, rollout_id))
+            (row,) = store.read(lambda connection: trajectories.segments_of(connection, batch_id))[rollout_id]
+        finally:
+            store.close()
+        assert (rollout.reward, rollout.n_mismatches, rollout.n_restarts, rollout.version_min) == (1.0, 0, 0, None)
+        assert (found.versions, found.stop_reason, found.begins, found.mismatch, found.n_invalid) == (
+            (),
+            None,
+            "",
+            None,
+            0,
+        )
+        assert (row.response_ids.tolist(), row.mismatch) == ([2], None)
 
     def test_another_revision_is_refused_with_the_mend(self, store_url: str) -> None:
         store = Store(store_url)
@@ -169,6 +204,19 @@ class TestTransitions:
         (score,) = store.read(lambda connection: batches.rewards_of(connection, rollout.rollout_id))
         assert (score.value, score.details, score.evaluator) == (0.5, {"why": "x"}, "test")
 
+    def test_what_a_play_counted_is_on_its_rollout_and_in_its_batch(self, store: Store) -> None:
+        batch_id = new_batch(store, n=2)
+        place(store, batch_id)
+        rollout_id = f"{batch_id}.0.0"
+        counts = {"n_invalid_actions": 3, "n_mismatches": 2, "n_segments": 4, "version_min": 7, "version_max": 9}
+        advance(store, claimed(store, rollout_id, Stage.INIT))
+        played = {"policy_outcome": "submitted", "submission": {}} | counts
+        assert advance(store, claimed(store, rollout_id, Stage.RUN), **played)
+        rollout = store.read(lambda connection: batches.rollout(connection, rollout_id))
+        assert {name: getattr(rollout, name) for name in counts} == counts
+        found = status(store, batch_id)
+        assert (found.n_mismatches, found.n_invalid_actions) == (2, 3)
+
     def test_one_of_many_claims_wins(self, store_url: str, store: Store) -> None:
         batch_id = new_batch(store, n=20)
         place(store, batch_id)
@@ -200,8 +248,8 @@ class TestTransitions:
         place(store, batch_id)
         rollout_id = f"{batch_id}.0.0"
         zombie = claimed(store, rollout_id, Stage.INIT, lease_s=-1.0)
-        ((found, max_attempts),) = store.read(lambda connection: rollouts.expired(connection, 10))
-        assert (found.rollout_id, found.owner, max_attempts) == (rollout_id, "w", 3)
+        (found,) = store.read(lambda connection: rollouts.expired(connection, 10))
+        assert (found.rollout_id, found.owner) == (rollout_id, "w")
         assert fail(store, found, 0.0)
         place(store, batch_id)
         second = claimed(store, rollout_id, Stage.INIT, attempt=2)
@@ -216,7 +264,7 @@ class TestTransitions:
         batch_id = new_batch(store, n=2)
         place(store, batch_id)
         held = [claimed(store, f"{batch_id}.{i}.0", Stage.INIT) for i in range(2)]
-        store.write(lambda connection: interventions.cancel(connection, batch_id, [held[0].rollout_id]))
+        store.write(lambda connection: interventions.cancel(connection, Target(batch_id), [held[0].rollout_id]))
         ids = [each.rollout_id for each in held]
         assert store.write(lambda connection: rollouts.renew(connection, "w", ids, 60.0)) == {held[1].rollout_id}
 
@@ -257,13 +305,15 @@ class TestTransitions:
         batch_id = new_batch(store)
         place(store, batch_id)
         assert fail(store, claimed(store, f"{batch_id}.0.0", Stage.INIT), 100.0)
-        assert store.read(placement.waiting) == []
+        assert store.read(lambda connection: placement.waiting(connection, 1)) == []
 
     def test_a_rescored_rollout_keeps_its_outcome_and_both_scores(self, store: Store) -> None:
         batch_id = new_batch(store, n=2)
         place(store, batch_id)
         play(store, f"{batch_id}.0.0", reward=0.0)
-        assert store.write(lambda connection: interventions.rescore(connection, batch_id, None)) == [f"{batch_id}.0.0"]
+        assert store.write(lambda connection: interventions.rescore(connection, Target(batch_id), None)) == [
+            f"{batch_id}.0.0"
+        ]
         assert status(store, batch_id).n_finished == 0
         place(store, batch_id)
         assert finish(store, claimed(store, f"{batch_id}.0.0", Stage.EVAL, attempt=2), 1.0)
@@ -279,10 +329,10 @@ class TestCancel:
         place(store, batch_id)
         play(store, f"{batch_id}.0.0")
         held = claimed(store, f"{batch_id}.1.0", Stage.INIT)
-        ids = store.write(lambda connection: interventions.cancel(connection, batch_id, None))
+        ids = store.write(lambda connection: interventions.cancel(connection, Target(batch_id), None))
         assert sorted(ids) == [f"{batch_id}.1.0", f"{batch_id}.2.0"]
         assert not advance(store, held)
-        assert store.write(lambda connection: interventions.cancel(connection, batch_id, None)) == []
+        assert store.write(lambda connection: interventions.cancel(connection, Target(batch_id), None)) == []
         found = status(store, batch_id)
         assert (found.n_completed, found.n_cancelled, found.done) == (1, 2, True)
 
@@ -354,7 +404,7 @@ class TestCursor:
         place(store, batch_id)
         for index in (2, 0, 3):
             play(store, f"{batch_id}.{index}.0")
-        store.write(lambda connection: interventions.cancel(connection, batch_id, None))
+        store.write(lambda connection: interventions.cancel(connection, Target(batch_id), None))
         ended = store.read(lambda connection: batches.ended_after(connection, batch_id, 0, 100))
         assert [(each.group_index, each.cursor) for each in ended] == [(2, 1), (0, 2), (3, 3), (1, 4)]
         rest = store.read(lambda connection: batches.ended_after(connection, batch_id, 2, 100))
@@ -364,8 +414,10 @@ class TestCursor:
         batch_id = new_batch(store, n=2)
         place(store, batch_id)
         play(store, f"{batch_id}.0.0")
-        stale = Claim(f"{batch_id}.0.0", 1, Stage.EVAL, "w", batch_id, 0, 0, NODE, None, None, 0)
+        stale = Claim(f"{batch_id}.0.0", 2, Stage.EVAL, "w", batch_id, 0, 0, NODE, None, None)
         assert not finish(store, stale)
+        its_own = replace(stale, attempt=1)
+        assert finish(store, its_own), "one whose answer was lost is told that it applied"
         found = status(store, batch_id)
         assert (found.n_finished, found.n_completed) == (1, 1)
         play(store, f"{batch_id}.1.0")
@@ -384,6 +436,29 @@ class TestCursor:
         (group,) = store.read(lambda connection: batches.groups_after(connection, batch_id, 3, 100))
         assert group[0].group_index == 0
 
+    def test_what_is_scored_again_while_a_page_is_read_passes_over_nothing(self, store: Store) -> None:
+        batch_id = new_batch(store, n=3)
+        place(store, batch_id)
+        for index in range(2):
+            play(store, f"{batch_id}.{index}.0")
+        asked: list[str] = []
+
+        def meanwhile(*call: Any) -> None:
+            asked.append(call[2])
+            if len(asked) == 1:
+                play(store, f"{batch_id}.2.0")
+                store.write(lambda connection: interventions.rescore(connection, Target(batch_id, 0)))
+                place(store, batch_id)
+                assert finish(store, claimed(store, f"{batch_id}.0.0", Stage.EVAL, 2))
+
+        event.listen(store.engine, "after_cursor_execute", meanwhile)
+        page = store.read(lambda connection: batches.groups_after(connection, batch_id, 0, 2))
+        event.remove(store.engine, "after_cursor_execute", meanwhile)
+        assert len(asked) > 1
+        cursor = max(group[0].cursor for group in page)
+        rest = store.read(lambda connection: batches.groups_after(connection, batch_id, cursor, 100))
+        assert {group[0].group_index for group in page + rest} == {0, 1, 2}
+
 
 class TestTrajectories:
     def test_model_calls_come_back_whole_and_only_what_is_new_is_stored(self, store: Store) -> None:
@@ -401,6 +476,68 @@ class TestTrajectories:
         assert found[1].observations == [{"role": "tool", "content": "ok"}]
         assert found[0].response_logprobs is not None
         assert found[0].response_logprobs.dtype == np.float32
+
+    @pytest.mark.parametrize("stop_reason", [None, "</s>", 151645, "151645"])
+    def test_all_that_is_known_of_a_call_comes_back(self, store: Store, stop_reason: str | int | None) -> None:
+        rollout_id = f"{new_batch(store)}.0.0"
+        call = _call(0, [1], [2, 3])
+        call.versions = (VersionSpan("3", 0, 1), VersionSpan("step-4", 1, 2))
+        call.stop_reason, call.n_cached_tokens, call.n_invalid, call.mismatch = stop_reason, 0, 1, 5
+        call.begins = "rewritten: message 3"
+        row = trajectories.CallLog(rollout_id, 1).row(call)
+        store.write(lambda connection: trajectories.record_call(connection, row))
+        (found,) = store.read(lambda connection: trajectories.calls(connection, rollout_id))
+        for name in ("versions", "stop_reason", "n_cached_tokens", "n_invalid", "mismatch", "begins"):
+            assert getattr(found, name) == getattr(call, name), name
+        store.write(lambda connection: trajectories.record_call(connection, row | {"n_invalid": 2}))
+        (found,) = store.read(lambda connection: trajectories.calls(connection, rollout_id))
+        assert found.n_invalid == 2, "known only once its tool calls were looked at"
+
+    def test_a_row_s_mismatch_comes_back(self, store: Store) -> None:
+        batch_id = new_batch(store)
+        rollout_id = f"{batch_id}.0.0"
+        off = _call(1, [7], [8])
+        off.mismatch = 0
+        rows = segments([_call(0, [1], [2]), off])
+        store.write(lambda connection: trajectories.store_segments(connection, rollout_id, batch_id, 1, rows))
+        place(store, batch_id)
+        play(store, rollout_id)
+        found = store.read(lambda connection: trajectories.segments_of(connection, batch_id))[rollout_id]
+        assert [(row.mismatch, row.trainable) for row in found] == [(None, True), (0, False)]
+
+    def test_a_call_is_stored_beyond_the_longest_it_continues(self, store: Store) -> None:
+        log = trajectories.CallLog("r", 1)
+        prefixes = [
+            log.row(_call(index, *ids))["prefix_call"]
+            for index, ids in enumerate([([1], [2]), ([1, 2, 3], [4]), ([1, 2, 9], [9]), ([1, 2, 3, 4], []), ([5], [])])
+        ]
+        assert prefixes == [None, 0, 0, 1, None]
+        again = log.row(_call(3, [1, 2, 3, 4], []))
+        assert (again["prefix_call"], again["prompt_ids"].tolist()) == (1, [])
+
+    def test_a_call_that_goes_on_from_none_says_so_where_nobody_else_could(self, store: Store) -> None:
+        log = trajectories.CallLog("r", 1)
+        found = [
+            log.row(_call(index, *ids))["begins"]
+            for index, ids in enumerate([([1], [2]), ([1, 2, 3], [4]), ([1, 9], [9])])
+        ]
+        assert found[:2] == ["first", ""]
+        assert found[2].startswith("rendered anew")
+        told = _call(3, [7], [8])
+        told.begins = "branch: another conversation"
+        assert log.row(told)["begins"] == "branch: another conversation"
+
+    def test_calls_are_those_of_the_attempt_asked_for(self, store: Store) -> None:
+        rollout_id = f"{new_batch(store)}.0.0"
+        for attempt, token in ((1, 7), (2, 8)):
+            row = trajectories.CallLog(rollout_id, attempt).row(_call(0, [1], [token]))
+            store.write(lambda connection, row=row: trajectories.record_call(connection, row))  # type: ignore[misc]
+        asked: tuple[tuple[int | None, int], ...] = ((None, 8), (1, 7), (2, 8))
+        for which, token in asked:
+            (found,) = store.read(partial(trajectories.calls, rollout_id=rollout_id, attempt=which))
+            assert found.response_ids is not None
+            assert found.response_ids.tolist() == [token]
+        assert store.read(lambda connection: trajectories.calls(connection, "nobody")) == []
 
     def test_segments_are_those_of_the_last_attempt(self, store: Store) -> None:
         batch_id = new_batch(store)
@@ -448,6 +585,22 @@ class TestNodes:
         store.write(lambda connection: nodes.abdicate(connection, "dispatcher", "b"))
         assert lead("a")
 
+    def test_of_many_who_begin_to_lead_at_once_one_does(self, store: Store) -> None:
+        stores = [Store(store.url) for _ in range(6)]
+
+        def lead(number: int, role: str, together: threading.Barrier) -> bool:
+            together.wait()
+            return stores[number].write(lambda connection: nodes.lead(connection, role, f"o{number}", 60.0))
+
+        try:
+            with ThreadPoolExecutor(len(stores)) as threads:
+                for turn in range(20):
+                    begin = partial(lead, role=f"role{turn}", together=threading.Barrier(len(stores)))
+                    assert sum(threads.map(begin, range(len(stores)))) == 1
+        finally:
+            for each in stores:
+                each.close()
+
     def test_a_node_is_announced_drained_and_removed(self, store: Store) -> None:
         node = nodes.Node(NODE, 10, 1, 2, 3, ["noop"], {"x": 1})
         store.write(lambda connection: nodes.announce(connection, node))
@@ -461,17 +614,8 @@ class TestNodes:
         store.write(lambda connection: nodes.remove(connection, NODE))
         assert not store.write(lambda connection: nodes.heartbeat(connection, NODE))
 
-    def test_engines_are_listed_until_removed(self, store: Store) -> None:
-        store.write(lambda connection: engines.add(connection, engines.Engine("http://e/v1", "m")))
-        store.write(lambda connection: engines.add(connection, engines.Engine("http://e/v1", "m2")))
-        assert store.read(engines.listing) == [engines.Engine("http://e/v1", "m2")]
-        store.write(lambda connection: engines.add(connection, engines.Engine("http://n/v1", "m", added_by=NODE)))
-        store.write(lambda connection: engines.remove_of(connection, NODE))
-        assert [engine.url for engine in store.read(engines.listing)] == ["http://e/v1"]
-        assert store.write(lambda connection: engines.remove(connection, "http://e/v1"))
-        assert not store.write(lambda connection: engines.remove(connection, "http://e/v1"))
-
     def test_what_nobody_heard_is_rung_again_less_and_less_often(self, store: Store) -> None:
+        announce(store)
         batch_id = new_batch(store)
         place(store, batch_id)
         assert not store.read(placement.any_unheard), "it was rung just now"
@@ -481,6 +625,36 @@ class TestNodes:
         (bell,) = store.write(lambda connection: placement.unheard(connection, 3.0, 10))
         assert bell == placement.Bell(f"{batch_id}.0.0", 1, Stage.INIT, NODE)
         assert store.write(lambda connection: placement.unheard(connection, 3.0, 10)) == []
+
+    def test_what_a_broker_that_is_away_did_not_carry_is_soon_rung_again(self, store: Store) -> None:
+        announce(store)
+        batch_id = new_batch(store)
+        place(store, batch_id)
+        late = update(rollouts.rollouts).values(ring_at=0.0)
+        for _ in range(5):
+            store.write(lambda connection: connection.execute(late) and None)
+            bells = store.write(lambda connection: placement.unheard(connection, 3.0, 10))
+        waits = select(rollouts.rollouts.c.ring_at - db_now())
+        assert store.read(lambda connection: connection.execute(waits).scalar_one()) > 30.0
+        store.write(lambda connection: placement.rung_in_vain(connection, bells, 3.0))
+        assert store.read(lambda connection: connection.execute(waits).scalar_one()) <= 3.0
+
+    def test_a_busy_pool_is_not_rung_again_however_long_its_queue_waits(self, store: Store) -> None:
+        announce(store, n_slots=2)
+        batch_id = new_batch(store, n=5)
+        place(store, batch_id)
+        held = [claimed(store, f"{batch_id}.{index}.0", Stage.INIT) for index in range(2)]
+
+        def rung_again() -> list[str]:
+            # hours pass between one look and the next
+            store.write(lambda connection: connection.execute(update(rollouts.rollouts).values(ring_at=0.0)) and None)
+            assert store.read(placement.any_unheard) == (len(held) < 2)
+            return [bell.rollout_id for bell in store.write(lambda each: placement.unheard(each, 3.0, 10))]
+
+        assert [rung_again() for _ in range(50)] == [[]] * 50
+        assert advance(store, held.pop())
+        assert len(rung_again()) == 2, "one slot of init is free, and that of run for what went there"
+        assert {row.attempt for row in store.read(lambda each: batches.rollouts_of(each, batch_id))} == {1}
 
 
 class TestWrites:

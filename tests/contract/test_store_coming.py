@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from farm.request import BatchRequest, Instance
 from farm.rollout import Failure, Stage
-from farm.store import batches, migrations, placement, rollouts
+from farm.store import batches, placement, rollouts
 from farm.store.engine import Store
 from farm.store.placement import Bell, Coming
 from farm.store.rollouts import Claim
 
 NODE = "n1"
-
-
-@pytest.fixture
-def store(store_url: str) -> Iterator[Store]:
-    opened = Store(store_url)
-    migrations.migrate(opened)
-    yield opened
-    opened.close()
 
 
 @pytest.fixture

@@ -4,33 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import os
-import tempfile
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from farm.errors import SandboxError
 from farm.request import Archive, SandboxSpec
-from tests.conftest import absent
-from tests.contract.sandbox_kinds import farm_in
 from workers.sandboxes.archives import layer
 from workers.sandboxes.namespace import NamespaceProvider
-from workers.sandboxes.remove import remove
 
 SIX = Archive(name="six", version="1.17.0", sha256="ff70335d468e7eb6ec65b95b99d3a2836546063f63acc5171de367e834932a81")
-
-
-@pytest.fixture
-def provider() -> Iterator[NamespaceProvider]:
-    folder = Path(tempfile.mkdtemp(prefix="farm-test-"))
-    folder.chmod(0o755)
-    with farm_in(folder):
-        found = NamespaceProvider()
-        if missing := found.missing():
-            absent(missing)
-        yield found
-    remove(folder)
 
 
 def test_an_archive_and_a_package_in_a_sandbox(provider: NamespaceProvider) -> None:

@@ -13,7 +13,7 @@ from farm.embedded import Embedded
 from farm.errors import Conflict, FarmUnreachable, InvalidRequest, NotFound, UnknownHandler
 from tests.services.farms import NOOP, embedded, farm_folder, left_of
 from workers.testing.book import Play, PlayBook, Problem, Turn
-from workers.testing.scripted import ScriptedServer
+from workers.testing.engine import EngineDouble
 from workers.testing.serving import serving
 
 QUESTION = "How many hops?"
@@ -35,7 +35,7 @@ def here(request: pytest.FixtureRequest) -> Iterator[Embedded]:
     store_url = request.getfixturevalue("postgres_url") if request.param == "postgres" else ""
     with (
         farm_folder() as folder,
-        serving(ScriptedServer(BOOK).app()) as policy,
+        serving(EngineDouble(BOOK, weight_version="0").app()) as policy,
         embedded(folder, store_url, FARM_POLICY_URL=f"{policy}/v1") as started,
     ):
         yield started

@@ -4,19 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-import tempfile
-from collections.abc import Iterator
-from pathlib import Path
-
-import pytest
 
 from farm.errors import SandboxError
 from farm.request import SandboxSpec
 from tests.conftest import absent
-from tests.contract.sandbox_kinds import farm_in
 from workers.interfaces import Observation
 from workers.sandboxes.namespace import NamespaceProvider
-from workers.sandboxes.remove import remove
 from workers.tools.python import PythonArguments, PythonTool
 
 CELLS = (
@@ -27,18 +20,6 @@ CELLS = (
     "1",
     "!python3 -c 'import matplotlib.pyplot as p; p.plot([1]); p.savefig(\"f.png\"); print(p.get_backend())'",
 )
-
-
-@pytest.fixture
-def provider() -> Iterator[NamespaceProvider]:
-    folder = Path(tempfile.mkdtemp(prefix="farm-test-"))
-    folder.chmod(0o755)
-    with farm_in(folder):
-        found = NamespaceProvider()
-        if missing := found.missing():
-            absent(missing)
-        yield found
-    remove(folder)
 
 
 def test_figures_are_images(provider: NamespaceProvider) -> None:

@@ -4,26 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterator
+import threading
 from functools import partial
+from typing import Any
 
 import pytest
+from sqlalchemy import Connection
 
 from farm.rollout import Stage
-from farm.store import artefacts, migrations
+from farm.store import artefacts, trajectories
 from farm.store.engine import Store
 from farm.store.rollouts import Claim
+from farm.trajectory import ModelCall, token_ids
 from tests.contract.test_store import advance, claimed, fail, new_batch, place
 from workers.interfaces import Artefact
 from workers.worker import Recorder
-
-
-@pytest.fixture
-def store(store_url: str) -> Iterator[Store]:
-    opened = Store(store_url)
-    migrations.migrate(opened)
-    yield opened
-    opened.close()
 
 
 @pytest.fixture
@@ -78,3 +73,75 @@ def test_who_has_lost_the_claim_keeps_nothing(store: Store, held: Claim) -> None
     assert fail(store, held, 0.0)
     assert keep(recorder, (0, "a", b"late")) == [""]
     assert store.read(lambda connection: artefacts.listing(connection, held.rollout_id)) == []
+
+
+def test_a_record_is_written_though_its_rollout_is_cut_off(store: Store, held: Claim) -> None:
+    recorder = Recorder(store, held, 1.0)
+    busy, free = threading.Event(), threading.Event()
+
+    def slow(connection: Connection) -> None:
+        busy.set()
+        free.wait(30)
+
+    async def cut_off() -> None:
+        waiting = asyncio.wrap_future(store.submit(slow))
+        await asyncio.to_thread(busy.wait, 30)
+        recording = asyncio.ensure_future(recorder.record(sampled(0, [1, 2], [3])))
+        await asyncio.sleep(0)
+        recording.cancel()
+        await asyncio.wait([recording])
+        assert recording.cancelled()
+        assert store.submit(slow).cancel(), "it waits, and is never made"
+        free.set()
+        await waiting
+
+    asyncio.run(cut_off())
+    # the store still writes, and has written
+    assert store.write(lambda connection: True)
+    [found] = store.read(lambda connection: trajectories.calls(connection, held.rollout_id))
+    assert found.response_ids is not None
+    assert found.response_ids.tolist() == [3]
+
+
+def test_ids_are_held_once_however_many_calls_go_on_from_them(store: Store, held: Claim) -> None:
+    recorder = Recorder(store, held, 1.0)
+    asked = [
+        sampled(index, list(range(10 * index + 5)), list(range(10 * index + 5, 10 * index + 10))) for index in range(50)
+    ]
+
+    async def all_of_them() -> None:
+        for call in asked:
+            await recorder.record(call)
+            await recorder.record(call)
+
+    asyncio.run(all_of_them())
+    memory = {id(_owner(ids)): _owner(ids).nbytes for call in asked for ids in (call.prompt_ids, call.response_ids)}
+    assert sum(memory.values()) == 500 * 4
+    for index, call in enumerate(recorder.calls[index] for index in range(50)):
+        assert call.prompt_ids is not None
+        assert call.response_ids is not None
+        assert call.prompt_ids.tolist() == list(range(10 * index + 5))
+        assert call.response_ids.tolist() == list(range(10 * index + 5, 10 * index + 10))
+    found = store.read(lambda connection: trajectories.calls(connection, held.rollout_id))
+    assert found[49].prompt_ids is not None
+    assert found[49].prompt_ids.tolist() == list(range(495))
+
+
+def sampled(index: int, prompt: list[int], response: list[int]) -> ModelCall:
+    return ModelCall(
+        index=index,
+        messages=[],
+        response={"role": "assistant", "content": ""},
+        finish_reason="stop",
+        engine="e",
+        started_at=1.0,
+        latency_s=0.5,
+        n_prompt_tokens=len(prompt),
+        n_response_tokens=len(response),
+        prompt_ids=token_ids(prompt),
+        response_ids=token_ids(response),
+    )
+
+
+def _owner(ids: Any) -> Any:
+    return ids if ids.base is None else _owner(ids.base)

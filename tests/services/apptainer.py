@@ -9,12 +9,13 @@ from pathlib import Path
 
 from tests.services.process import Missing
 
-ROOT = Path(__file__).parents[2]
+HOME = Path(os.environ.get("FARM_HOME", Path(__file__).parents[2] / ".farm")).absolute()
+"""Of the tests themselves, as it was before any of them set another."""
 
 
 def unpacked_binaries() -> Path:
     """Where `make apptainer` puts the programs."""
-    return Path(os.environ.get("FARM_HOME", ROOT / ".farm")).absolute() / "apptainer" / "usr" / "bin"
+    return HOME / "apptainer" / "usr" / "bin"
 
 
 def apptainer_program(path: str) -> Path:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import stat
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -12,6 +16,7 @@ from typing import Any, TypeVar
 
 from farm.embedded import Embedded
 from farm.settings import Settings
+from tests.services.apptainer import HOME
 
 T = TypeVar("T")
 NOOP: dict[str, Any] = {"data_source": "noop", "fields": {}}
@@ -24,9 +29,22 @@ def farm_folder() -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix="farm-test-", dir="/tmp"))
     folder.chmod(0o755)
     try:
+        _lend_kernels(folder / "home" / "cache")
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _lend_kernels(cache: Path) -> None:
+    """What kernels run is the same for all farms, and thousands of files: who needs it first makes it for all.
+
+    Unless root's folders are closed to the user that its sandboxes run as, who could not follow the link.
+    """
+    shared = (HOME / "cache" / "kernels").resolve()
+    shared.mkdir(parents=True, exist_ok=True)
+    if os.geteuid() or all(above.stat().st_mode & stat.S_IXOTH for above in (shared, *shared.parents)):
+        cache.mkdir(parents=True)
+        (cache / "kernels").symlink_to(shared)
 
 
 def embedded(folder: Path, store_url: str = "", flower: bool = False, **env: str) -> Embedded:
@@ -36,7 +54,31 @@ def embedded(folder: Path, store_url: str = "", flower: bool = False, **env: str
     return Embedded(settings, node_options=options, flower=flower, env=QUICK | env)
 
 
-def until(found: Callable[[], T], what: str | Callable[[], str], deadline_s: float = 30.0) -> T:
+@contextmanager
+def node(
+    folder: Path, name: str, store_url: str, broker_url: str, grace_s: float = 0, **more: str
+) -> Iterator[subprocess.Popen[bytes]]:
+    """`farm node`, as it is started under Slurm, with short leases. Its log is `<name>.log` in the folder."""
+    env = os.environ | QUICK | {"FARM_NODE": name, "FARM_STORE_URL": store_url, "FARM_BROKER_URL": broker_url}
+    env |= {"FARM_HOME": str(folder / "home"), "FARM_SCRATCH": str(folder / "scratch")}
+    env |= more
+    command = [str(Path(sys.executable).parent / "farm"), "node", "--init", "4", "--run", "8", "--eval", "4"]
+    command += ["--grace", str(grace_s)]
+    with (folder / f"{name}.log").open("wb") as log:
+        process = subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        try:
+            process.wait(60)
+        finally:
+            # it takes its workers and sandboxes along
+            process.kill()
+            process.wait()
+
+
+def until(found: Callable[[], T], what: str | Callable[[], str], deadline_s: float = 60.0) -> T:
     """Ask until the answer is true, and return it. `what` may be asked when the time is over."""
     deadline = time.monotonic() + deadline_s
     while not (answer := found()):

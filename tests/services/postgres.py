@@ -7,8 +7,8 @@ import secrets
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -31,6 +31,40 @@ _OPTIONS = {
 @contextmanager
 def postgres_server() -> Iterator[str]:
     """The SQLAlchemy URL of the maintenance database of a new Postgres. Raises Missing."""
+    with mortal_postgres() as server:
+        yield server.url
+
+
+class Mortal:
+    """A Postgres that can be cut down and started again. `url` is that of its maintenance database."""
+
+    def __init__(self, command: Sequence[str | Path], folder: Path, user: str | None) -> None:
+        self.url = _url(folder, "postgres")
+        self._command = command
+        self._folder = folder
+        self._user = user
+        self._stack = ExitStack()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        # SIGINT is Postgres' fast shutdown: it ends the sessions that a failed test left open
+        log = self._folder / "postgres.log"
+        server = running(self._command, lambda: _answers(self._folder), log, stop=signal.SIGINT, user=self._user)
+        self._process = self._stack.enter_context(server)
+
+    def cut_down(self) -> None:
+        """End it at once, as if the machine had failed: what was not committed is gone."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGQUIT)
+        self._process.wait(30)
+
+    def close(self) -> None:
+        self._stack.close()
+
+
+@contextmanager
+def mortal_postgres(**options: str) -> Iterator[Mortal]:
+    """A new Postgres, with options of its configuration besides those of all test servers. Raises Missing."""
     user = ORDINARY_USER if os.getuid() == 0 else None  # Postgres refuses to run as root
     with private_folder(user) as folder:
         binaries = _readable_by(user, postgres_binaries(), folder)
@@ -38,11 +72,13 @@ def postgres_server() -> Iterator[str]:
         making: list[str | Path] = [binaries / "initdb", "-D", data, "-U", _USER, "-A", "trust", "-E", "UTF8"]
         making += ["--locale=C", "--no-sync"]
         subprocess.run(making, check=True, capture_output=True, user=user, cwd="/", timeout=120)
-        options = [part for name, value in _OPTIONS.items() for part in ("-c", f"{name}={value}")]
-        command: list[str | Path] = [binaries / "postgres", "-D", data, "-k", folder, *options]
-        # SIGINT is Postgres' fast shutdown: it ends the sessions that a failed test left open
-        with running(command, lambda: _answers(folder), folder / "postgres.log", stop=signal.SIGINT, user=user):
-            yield _url(folder, "postgres")
+        words = [part for name, value in (_OPTIONS | options).items() for part in ("-c", f"{name}={value}")]
+        server = Mortal([binaries / "postgres", "-D", data, "-k", folder, *words], folder, user)
+        try:
+            server.start()
+            yield server
+        finally:
+            server.close()
 
 
 @contextmanager

@@ -41,6 +41,7 @@ def running(
     *,
     stop: signal.Signals = signal.SIGTERM,
     user: str | None = None,
+    start_s: float = _START_S,
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Run a server until the block ends. Returns once `ready()`; raises RuntimeError with its log if that never comes.
 
@@ -53,7 +54,7 @@ def running(
             guarded, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True, user=user, cwd="/"
         )
     try:
-        _wait(process, ready, log)
+        _wait(process, ready, log, start_s)
         yield process
     finally:
         process.send_signal(stop)
@@ -64,8 +65,8 @@ def running(
             process.wait()
 
 
-def _wait(process: subprocess.Popen[bytes], ready: Callable[[], bool], log: Path) -> None:
-    deadline = time.monotonic() + _START_S
+def _wait(process: subprocess.Popen[bytes], ready: Callable[[], bool], log: Path, start_s: float) -> None:
+    deadline = time.monotonic() + start_s
     while not ready():
         if process.poll() is not None or time.monotonic() > deadline:
             raise RuntimeError(f"{process.args!r} did not start:\n{log.read_text(errors='replace')[-2000:]}")

@@ -10,6 +10,7 @@ import redis
 
 from farm.embedded import redis_server as find_redis_server
 from farm.errors import BrokerUnavailable
+from tests.services.broker import Broker
 from tests.services.process import Missing, private_folder, running
 
 _SCHEME = "redis+socket://"  # Celery's name for a Unix socket
@@ -18,16 +19,34 @@ _SCHEME = "redis+socket://"  # Celery's name for a Unix socket
 @contextmanager
 def redis_server() -> Iterator[str]:
     """The broker URL of a new Redis (`redis+socket://`). Raises Missing."""
+    with redis_broker() as broker:
+        yield broker.url
+
+
+@contextmanager
+def redis_broker() -> Iterator[Broker]:
+    """A new Redis, answering; it forgets everything when it dies. Raises Missing."""
     try:
         binary = find_redis_server()
     except BrokerUnavailable as error:
         raise Missing(str(error)) from error
     with private_folder() as folder:
         socket = folder / "redis.sock"
+        url = f"{_SCHEME}{socket}"
         command: list[str | Path] = [binary, "--port", "0", "--unixsocket", socket, "--dir", folder]
-        command += ["--save", "", "--appendonly", "no"]
-        with running(command, lambda: _answers(socket), folder / "redis.log"):
-            yield f"{_SCHEME}{socket}"
+        command += ["--save", "", "--appendonly", "no", "--maxmemory-policy", "noeviction"]
+
+        def cut() -> None:
+            with redis_client(url) as client:
+                for kind in ("pubsub", "normal"):
+                    client.client_kill_filter(_type=kind, skipme=True)
+
+        def full(full: bool) -> None:
+            with redis_client(url) as client:
+                client.config_set("maxmemory", "1kb" if full else "0")
+
+        with Broker(url, lambda: running(command, lambda: _answers(socket), folder / "redis.log"), cut, full) as broker:
+            yield broker
 
 
 def redis_client(url: str) -> redis.Redis:

@@ -15,6 +15,7 @@ from farm.errors import ToolError
 from farm.trajectory import Message, ToolCall
 from workers.interfaces import Tool
 
+_MAX_SHOWN_CHARS = 200
 _DROPPED = "\n[... {} characters dropped ...]\n"
 
 
@@ -52,17 +53,35 @@ def parse(call: ToolCall, tools: Mapping[str, Tool]) -> tuple[Tool, BaseModel]:
     """The tool and its checked arguments. Raises InvalidCall, worded for the model."""
     tool = tools.get(call.name)
     if tool is None:
-        raise InvalidCall(f"There is no tool {call.name!r}. Call one of: {', '.join(tools) or 'none; answer in text'}.")
+        raise InvalidCall(f"{_nameless(call)} Call one of: {', '.join(tools) or 'none; answer in text'}.")
     try:
         arguments = json.loads(call.arguments or "{}")
     except (ValueError, RecursionError) as error:
-        raise InvalidCall(
-            f"The arguments of {call.name} are not JSON ({error}). Send one JSON object; escape quotes and line breaks."
-        ) from None
+        raise InvalidCall(_unreadable(call, error)) from None
     try:
         return tool, tool.arguments.model_validate(arguments)
     except ValidationError as error:
         raise InvalidCall(f"The arguments of {call.name} do not fit: {_complaints(error)}.") from None
+
+
+def _nameless(call: ToolCall) -> str:
+    if call.name:
+        return f"There is no tool {cut(call.name, _MAX_SHOWN_CHARS)!r}."
+    shown = f": {cut(call.arguments, _MAX_SHOWN_CHARS)!r}" if call.arguments else ""
+    return f"A tool call could not be read{shown}. Write it whole, in the format you were given."
+
+
+def _unreadable(call: ToolCall, error: Exception) -> str:
+    """A call that was cut short or garbled has its own raw text as arguments, in whatever format that is."""
+    if call.arguments.lstrip().startswith(("{", "[")):
+        return (
+            f"The arguments of {call.name} are not JSON ({error}). Send one JSON object; escape quotes and line breaks."
+        )
+    shown = repr(cut(call.arguments, _MAX_SHOWN_CHARS))
+    return (
+        f"The call of {call.name} could not be read, its arguments are not JSON or it is not whole: {shown}. "
+        "Write it again, in the format you were given."
+    )
 
 
 def _complaints(error: ValidationError) -> str:

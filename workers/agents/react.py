@@ -6,7 +6,6 @@ rollout is local to `run`, so nothing is left behind.
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 from farm.errors import AgentError, LimitReached, RolloutError, ToolError
@@ -14,6 +13,7 @@ from farm.rollout import Outcome
 from farm.trajectory import Message, ModelCall, ToolCall
 from workers.agents.actions import InvalidCall, cut, parse, schemas, tool_calls
 from workers.interfaces import AgentContext, AgentResult, Artefact, Completion, Observation
+from workers.policy.recording import Stopwatch, as_applied, model_call
 
 MAX_INVALID_CALLS = 5
 """So many invalid tool calls in a row, with no valid one between, end a rollout."""
@@ -71,34 +71,21 @@ class _Play:
 
     async def _ask(self, index: int, max_tokens: int) -> tuple[ModelCall, Completion]:
         sampling = self._context.sampling
-        started_at = time.time()
-        started = time.monotonic()
+        watch = Stopwatch()
         completion = await self._context.policy.complete(list(self._history), self._schemas, sampling, max_tokens)
-        call = ModelCall(
-            index=index,
-            # Each message is recorded once: later turns add only tool results, which are the observations before.
-            messages=list(self._context.messages) if index == 0 else [],
-            response=completion.message,
-            finish_reason=completion.finish_reason,
-            engine=completion.engine,
-            started_at=started_at,
-            latency_s=time.monotonic() - started,
-            n_prompt_tokens=completion.n_prompt_tokens,
-            n_response_tokens=completion.n_response_tokens,
-            policy_version=completion.policy_version,
-            prompt_ids=completion.prompt_ids,
-            response_ids=completion.response_ids,
-            response_logprobs=completion.response_logprobs,
-            sampling={**sampling.model_dump(mode="json", exclude_none=True), "max_tokens": max_tokens},
-        )
+        # Each message is recorded once: later turns add only tool results, which are the observations before.
+        added = self._context.messages if index == 0 else []
+        call = model_call(index, added, completion, watch, as_applied(sampling, max_tokens))
         self._history.append(completion.message)
         self._n_sampled += completion.n_response_tokens
         return call, completion
 
     async def _act(self, requested: list[ToolCall], call: ModelCall) -> AgentResult | None:
         """Run the calls in order until one ends the rollout; their results go to `call.observations`."""
+        # those that could not be parsed are among the calls, and are counted with the rest
+        call.n_invalid = 0
         for tool_call in requested:
-            observation = await self._observe(tool_call)
+            observation = await self._observe(tool_call, call)
             text = await self._shown(observation, tool_call.name, call.index)
             call.observations.append({"role": "tool", "tool_call_id": tool_call.call_id, "content": text})
             if observation.done:
@@ -118,11 +105,12 @@ class _Play:
         room = limit - len(note)
         return cut(observation.text, room) + note if room > 0 else cut(observation.text, limit)
 
-    async def _observe(self, tool_call: ToolCall) -> Observation:
+    async def _observe(self, tool_call: ToolCall, call: ModelCall) -> Observation:
         try:
             tool, arguments = parse(tool_call, self._context.tools)
         except InvalidCall as invalid:
             self._n_invalid += 1
+            call.n_invalid += 1
             return Observation(str(invalid))
         self._n_invalid = 0
         try:

@@ -18,9 +18,12 @@ from pathlib import Path
 from farm.settings import settings
 from workers.sandboxes.content import digest, made_once
 
-MODULES = ("cells", "joining", "jupyter_bridge", "kernel_server", "kernel_zygote", "linux", "own_process", "seccomp")
+MODULES = ("cells", "joining", "jupyter_bridge", "kernel_server", "kernel_zygote", "linux", "seccomp")
 PACKAGES = {"ipython": "ipython", "jupyter": "jupyter_client"}
 """Folders, and the distribution whose closure lies in each; `PACKAGES` of a program names the one that it needs."""
+
+_NEVER_READ = {".pyc", ".pyi"}
+"""Compiled anew, and stubs for type checkers; half of all the files."""
 
 BOOTSTRAP = "import sys; sys.path.insert(0, sys.argv[1]); from workers.sandboxes.{module} import main; main()"
 """Given to `python3 -c`, with the folder as first argument: runs one of the modules."""
@@ -75,7 +78,7 @@ def _name(requirement: str) -> str:
 def _copy(part: Distribution, target: Path) -> None:
     for file in part.files or ():
         # scripts and manual pages lie outside, above
-        if ".." in file.parts or file.suffix == ".pyc":
+        if ".." in file.parts or file.suffix in _NEVER_READ:
             continue
         source = Path(str(file.locate()))
         if source.is_file():

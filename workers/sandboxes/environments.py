@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +16,8 @@ from workers.sandboxes.content import digest, made_in_place
 from workers.sandboxes.images import Image
 
 INSTALL_S = 900.0
+AGENT_FOLDER = "/opt/farm/agent"
+"""Where a sandbox sees the environment of the agent that runs inside, if it has one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +40,42 @@ def environment(packages: Sequence[str], image: Image) -> Environment:
             )
         return Environment()
     name = digest("environment", sorted(packages), sys.version, base)
-    folder = made_in_place(settings().cache / "environments" / name, lambda path: _make(path, packages))
+    asked_at = time.time()
+    folder = made_in_place(settings().cache / "environments" / name, lambda path: _make(path, packages, asked_at))
     binds = [(str(folder), str(folder))]
     if not (image.system and base == "/usr"):
         binds.append((base, base))
     return Environment(tuple(binds), (str(folder / "bin"),))
 
 
-def _make(folder: Path, packages: Sequence[str]) -> None:
+def agent_environment(packages: Sequence[str], image: Image) -> Environment:
+    """As `environment`, for an agent inside: found by a path of its own, and not by those who search PATH.
+
+    So the programs that the agent runs are the instance's, as they would be without it.
+    """
+    if not packages:
+        return Environment()
+    found = environment(packages, image)
+    # at its own path too, which its scripts name as their interpreter's
+    return Environment(((found.binds[0][0], AGENT_FOLDER), *found.binds))
+
+
+def _make(folder: Path, packages: Sequence[str], asked_at: float) -> None:
+    """A failure is that of all who waited for it: one after the other, the last would wait for hours to fail too."""
+    note = folder.with_name(folder.name + ".failed")
+    if note.exists() and note.stat().st_mtime >= asked_at:
+        raise SandboxError(note.read_text())
+    try:
+        _install(folder, packages)
+    except SandboxError as error:
+        # the disk may be full
+        with suppress(OSError):
+            note.write_text(str(error))
+        raise
+    note.unlink(missing_ok=True)
+
+
+def _install(folder: Path, packages: Sequence[str]) -> None:
     interpreter = getattr(sys, "_base_executable", sys.executable)
     _run([interpreter, "-m", "venv", "--without-pip", str(folder)], "cannot be made")
     if packages:

@@ -169,7 +169,8 @@ def _make(source: Source, temporary: Path, key: str, mode: str) -> None:
 
 
 def _stands(folder: Path) -> bool:
-    return (folder / _CARD).exists()
+    """Whether it is whole. One without its lock, such as an incomplete copy, could not be held, and is made anew."""
+    return (folder / _CARD).exists() and (folder / _LOCK).exists()
 
 
 def _stands_since(folder: Path, since: float) -> bool:

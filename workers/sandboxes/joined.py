@@ -17,6 +17,7 @@ from workers.interfaces import ExecResult, Kernel
 from workers.sandboxes import cgroups
 from workers.sandboxes.child import Child, Collector
 from workers.sandboxes.kernel import open_kernel
+from workers.sandboxes.launch import END
 from workers.sandboxes.marked import MARK, kill_carriers, new_mark
 from workers.sandboxes.notices import Notices
 from workers.sandboxes.owner import sandbox_user
@@ -190,7 +191,7 @@ class JoinedSandbox:
 
 def end(record: Record) -> None:
     """Let the monitor end the sandbox, or end it without one; harmless if repeated. Blocks."""
-    if not record.monitor.end(signal.SIGTERM, STOP_S):
+    if not record.monitor.end(END, STOP_S):
         record.monitor.end(signal.SIGKILL, STOP_S)
     record.first.end(signal.SIGKILL, STOP_S)
     cgroups.remove(record.cgroup)

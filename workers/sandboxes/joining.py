@@ -56,7 +56,7 @@ def become(uid: int, gid: int) -> None:
     os.setgroups([])
     os.setgid(gid)
     os.setuid(uid)
-    linux.be_dumpable()
+    linux.let_others_look_in(True)
 
 
 def join(target: Target, namespaces: int = ALL) -> None:
@@ -113,8 +113,17 @@ def confine(target: Target) -> None:
 
 
 def default_signals() -> None:
-    """As a program expects them; Python ignores some."""
-    for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    """As a program expects them; Python ignores some, and a shell two for what it starts in the background."""
+    ignored = (
+        signal.SIGPIPE,
+        signal.SIGXFSZ,
+        signal.SIGCHLD,
+        signal.SIGINT,
+        signal.SIGQUIT,
+        signal.SIGTERM,
+        signal.SIGHUP,
+    )
+    for number in ignored:
         signal.signal(number, signal.SIG_DFL)
 
 

@@ -18,7 +18,7 @@ import signal
 import socket
 import sys
 
-from workers.sandboxes import cells, joining, own_process
+from workers.sandboxes import cells, joining, linux
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -43,8 +43,8 @@ class Zygote:
         self._prepared = program.prepare()
 
     def serve(self) -> None:
-        own_process.adopt_orphans()
-        own_process.let_others_look_in(False)
+        linux.adopt_orphans()
+        linux.let_others_look_in(False)
         # else what was forked twice would wait for its end as a child of the host's first process
         signal.signal(signal.SIGCHLD, _reap)
         gc.collect()
@@ -93,7 +93,7 @@ class Zygote:
         # ours is /dev/null; the policy may have put something else there
         joining.place({0: 0, 1: output, 2: output, cells.CONNECTION: connection})
         joining.confine(job["target"])
-        own_process.keep_bounded_capabilities()
+        linux.keep_bounded_capabilities()
         # the policy may have removed it
         with contextlib.suppress(OSError):
             os.chdir(job["cwd"])
@@ -104,7 +104,7 @@ class Zygote:
         _tell(cells.CONNECTION, {"pid": os.getpid()}, os.pidfd_open(os.getpid()))
         gc.enable()
         # until here nobody inside could look into this process
-        own_process.let_others_look_in(True)
+        linux.let_others_look_in(True)
         # its own files in /proc were out of its own reach, too
         joining.be_killed_first()
 

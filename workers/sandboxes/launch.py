@@ -7,9 +7,10 @@ One process per sandbox, because whoever holds a sandbox must outlive the worker
 megabyte. It stays in the host's namespaces; a child, the builder, makes the sandbox's. So what was mounted is gone with
 the last process, and the monitor can delete the folder without meeting a mount.
 
-It is a child of the porter that is given a plan, a `workers.sandboxes.start.Plan`. It ends the sandbox on SIGTERM, when
-the lifeline's other end closes, or when the sandbox's first process ends. Killed itself, it takes the processes with it
-and leaves its folder. It works in that folder and knows no path to it, as a sandbox in stock is renamed when taken.
+It is a child of the porter that is given a plan, a `workers.sandboxes.start.Plan`. It ends the sandbox on SIGUSR1, when
+the lifeline's other end closes, or when the sandbox's first process ends; not on SIGTERM, which all processes of a node
+may be sent that is to drain. Killed itself, it takes the processes with it and leaves its folder. It works in that
+folder and knows no path to it, as a sandbox in stock is renamed when taken.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
     from workers.sandboxes.start import Plan
 
+END = signal.SIGUSR1
 FIRST_PROCESS = ["bash", "--norc", "--noprofile", "-c"]
 FIRST_PROCESS += ["exec 2>/dev/null; trap : CHLD; echo up; while :; do read -r _ || (($? > 128)) || exit 0; done"]
 """Bash as process 1: reaps orphans, and ends when its standard input, held by the monitor, is closed.
@@ -66,7 +68,7 @@ holds() {
     [[ $1 != [ZX] && $2 == $$ ]]
 }
 finish() {
-    trap '' TERM INT URG
+    trap '' USR1 URG
     lives && kill -KILL $first
     while holds || lives; do read -rt 0.002 -u $silent; done
     [[ -L cgroup ]] && rmdir -- "$(readlink cgroup)"
@@ -75,10 +77,10 @@ finish() {
     cd /
     exec unshare --user --map-root-user rm -rf --one-file-system -- "$state"
 }
-trap finish TERM INT
+trap finish USR1
 trap 'lives || finish' URG
 trap : CHLD
-trap '' HUP
+trap '' TERM INT HUP
 lives || finish
 until read -rt 10 _ <&$lifeline; (($? == 1)); do lives || finish; done
 finish
@@ -383,6 +385,8 @@ def monitor(plan: Plan, given: Sequence[int], tell: Callable[[dict[str, Any]], N
         os.set_inheritable(descriptor, True)
     # bash cannot trap what is ignored when it starts; and what asks for the end from now on must not be lost
     joining.default_signals()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     tell(record)
     watch_over(os.path.dirname(os.getcwd()))
     words = [lifeline, silent[0], builder, record["pid1"], record["pid1_started"]]

@@ -21,7 +21,8 @@ MS_BIND, MS_REC, MS_PRIVATE = 4096, 16384, 1 << 18
 MNT_DETACH = 2
 
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 1, 4, 24, 38
-_PR_SET_CHILD_SUBREAPER = 36
+_PR_CAPBSET_READ, _PR_SET_CHILD_SUBREAPER = 23, 36
+_CAPABILITY_VERSION_3 = 0x20080522
 _AT_FDCWD, _AT_RECURSIVE = -100, 0x8000
 _ATTR_RDONLY, _ATTR_NOSUID, _ATTR_NODEV = 1, 2, 4
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
@@ -120,9 +121,12 @@ def adopt_orphans() -> None:
     _check(_libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0), "prctl")
 
 
-def be_dumpable() -> None:
-    """After a change of user: let the process write its own uid map, which the kernel keeps from undumpable ones."""
-    _check(_libc.prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0), "prctl")
+def let_others_look_in(allowed: bool) -> None:
+    """Whether processes of the same user may trace this one, copy its descriptors and open what it runs.
+
+    The kernel says no after a change of user, and then keeps a process from writing its own uid map, too.
+    """
+    _check(_libc.prctl(_PR_SET_DUMPABLE, int(allowed), 0, 0, 0), "prctl")
 
 
 def no_new_privileges() -> None:
@@ -141,6 +145,21 @@ def drop_capabilities() -> None:
         if number not in _KEPT_CAPABILITIES and _libc.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0) < 0:
             # the kernel knows fewer
             return
+
+
+def keep_bounded_capabilities() -> None:
+    """Give up at once the rights that otherwise only an exec would take: those that are not in the bounding set."""
+    bounded = 0
+    for number in range(_MAX_CAPABILITIES):
+        held = _libc.prctl(_PR_CAPBSET_READ, number, 0, 0, 0)
+        if held < 0:
+            break
+        bounded |= held << number
+    low, high = bounded & 0xFFFFFFFF, bounded >> 32
+    # linux/capability.h: effective, permitted and inheritable, of the lower and the upper half
+    data = ctypes.create_string_buffer(struct.pack("6I", low, low, 0, high, high, 0))
+    header = ctypes.create_string_buffer(struct.pack("Ii", _CAPABILITY_VERSION_3, 0))
+    _check(_libc.capset(header, data), "capset")
 
 
 def no_nested_user_namespaces() -> None:

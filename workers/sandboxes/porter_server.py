@@ -20,7 +20,7 @@ import signal
 import socket
 import sys
 
-from workers.sandboxes import inside, joining, launch, linux, own_process
+from workers.sandboxes import inside, joining, launch, linux
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def enter(job: dict[str, Any], given: Sequence[int], answer: socket.socket) -> N
     joining.be_killed_first()
     joining.join(target)
     # until its exec, /proc/PID/exe of the child inside is a program of the host
-    own_process.let_others_look_in(False)
+    linux.let_others_look_in(False)
     child = os.fork()
     if child == 0:
         linux.die_with_parent(signal.SIGKILL)
@@ -155,7 +155,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     # children are waited for by nobody; nor is what a killed one leaves, and a sandbox ends only when that is
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    own_process.adopt_orphans()
+    linux.adopt_orphans()
     gc.disable()
     gc.freeze()
     serve(control)

@@ -16,7 +16,7 @@ from workers.sandboxes import cgroups, layers, stock
 from workers.sandboxes.archives import layer
 from workers.sandboxes.closure import kernel_folder
 from workers.sandboxes.content import digest
-from workers.sandboxes.environments import environment
+from workers.sandboxes.environments import agent_environment, environment
 from workers.sandboxes.image_cache import held
 from workers.sandboxes.images import image
 from workers.sandboxes.joined import ENVIRONMENT, SEARCH_PATH, JoinedSandbox
@@ -48,11 +48,14 @@ def prepare(spec: SandboxSpec) -> Prepared:
     """Find or make all parts. Raises SandboxError. Blocks; quick once they are cached."""
     base = image(spec.image, spec.image_values)
     python = environment(spec.packages, base)
+    agent = agent_environment(spec.agent_packages, base)
     archives = [str(layer(archive)) for archive in reversed(spec.archives)]
     # where interpreters that are forked outside find it too, once they are inside
     kernels = str(kernel_folder())
-    binds = (*base.binds, *python.binds, (kernels, kernels), *(_network(base.system) if spec.network else ()))
-    return Prepared((*archives, str(base.folder)), binds, python.bin_folders, base.variables)
+    network = _network(base.system) if spec.network else ()
+    # the two environments have one interpreter, and may be one
+    binds = dict.fromkeys((*base.binds, *python.binds, *agent.binds, (kernels, kernels), *network))
+    return Prepared((*archives, str(base.folder)), tuple(binds), python.bin_folders, base.variables)
 
 
 def _network(system: bool) -> Iterator[tuple[str, str]]:

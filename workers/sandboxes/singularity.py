@@ -1,7 +1,7 @@
 """Sandboxes by Apptainer or Singularity, in the foreground, on an overlay of our own.
 
 Not `instance start`: that takes four times as long and keeps two more processes. Not Apptainer's overlay: without
-`userxattr` it cannot delete folders of the image. It is given the merged folder, as writable, and joined by `nsenter`.
+`userxattr` it cannot delete folders of the image. It is given the merged folder, as writable.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from farm.request import SandboxSpec
 from workers.sandboxes import cgroups
 from workers.sandboxes.launch import MASKED
 from workers.sandboxes.owner import drop_privileges
-from workers.sandboxes.probe import namespaces_missing
+from workers.sandboxes.probe import answer_of, namespaces_missing, run
 from workers.sandboxes.provider import JoinedProvider
 from workers.sandboxes.runtime import MEND, exec_command, exposure, program
 from workers.sandboxes.start import SOCKETS
@@ -37,7 +37,7 @@ def _missing() -> str:
     try:
         # where only the monitor can open the way to it, that it runs at all must do
         drop = [] if exposure()[0] else drop_privileges()
-        done = subprocess.run([*drop, str(found), "--version"], capture_output=True, text=True, timeout=30, cwd="/")
+        done = answer_of(lambda: run([*drop, str(found), "--version"]))
     except (OSError, SandboxError, subprocess.TimeoutExpired) as error:
         return str(error)
     if done.returncode:

@@ -1,6 +1,6 @@
 """Fakes for people who write handlers, agents and trainers; they keep the promises of `workers/interfaces.py`.
 
-`python -m workers.testing.scripted` is the fake policy server. `workers.testing.local` is a sandbox that is none, and
+`python -m workers.testing.engine` is a double of an LLM server. `workers.testing.local` is a sandbox that is none, and
 `workers.testing.promises` tries what every sandbox promises.
 """
 

@@ -1,7 +1,8 @@
-"""The play book of the scripted policy server: for each problem, the plays it knows, and which of them comes next.
+"""The play book of the scripted engine: for each problem, the plays it knows, and which of them comes next.
 
 The choice keeps no state but a counter per problem: later turns find their play again from the history, so any number
-of rollouts, retries and restarts of the server play on alike.
+of rollouts, retries and restarts of the engine play on alike. Turns are found again by what they mean: a history comes
+back with its white space and its JSON written anew.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from farm.trajectory import Message
+from workers.testing.hermes import message_of, written
 
 
 class ScriptedCall(BaseModel):
@@ -38,13 +40,21 @@ class Turn(BaseModel):
 
     content: str = ""
     tool_calls: tuple[ScriptedCall, ...] = ()
+    reasoning: str = ""
+    """Templates may drop it from a history, so a turn is known without it."""
+
+    @property
+    def text(self) -> str:
+        """What is sampled."""
+        return written(self.content, [(call.name, call.text) for call in self.tool_calls], self.reasoning)
 
     def played(self, message: Message) -> bool:
         """Whether this message is this turn."""
-        calls = [(call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls") or []]
-        return (message.get("content") or "") == self.content and calls == [
-            (call.name, call.text) for call in self.tool_calls
-        ]
+        return _meaning(message) == _meaning(message_of(self.text))
+
+
+GIVE_UP = Turn(content="I am sorry, I cannot solve this problem, so I give up.")
+DONE = Turn(content="done")
 
 
 class Play(BaseModel):
@@ -56,10 +66,16 @@ class Play(BaseModel):
     weight: float = Field(default=1.0, gt=0)
     turns: tuple[Turn, ...] = Field(min_length=1)
 
-    def begins_with(self, played: Sequence[Message]) -> bool:
-        return len(played) <= len(self.turns) and all(
-            turn.played(message) for turn, message in zip(self.turns, played, strict=False)
+    def begins_with(self, played: Sequence[Message], begun: str) -> bool:
+        return (
+            len(played) <= len(self.turns)
+            and all(turn.played(message) for turn, message in zip(self.turns, played, strict=False))
+            and self.turn(len(played)).text.startswith(begun)
         )
+
+    def turn(self, index: int) -> Turn:
+        """DONE after the last one."""
+        return self.turns[index] if index < len(self.turns) else DONE
 
 
 class Problem(BaseModel):
@@ -69,10 +85,6 @@ class Problem(BaseModel):
 
     match: str = Field(min_length=1)
     plays: tuple[Play, ...] = Field(min_length=1)
-
-
-GIVE_UP = Turn(content="I am sorry, I cannot solve this problem, so I give up.")
-DONE = Turn(content="done")
 
 
 class PlayBook:
@@ -89,17 +101,17 @@ class PlayBook:
         with path.open(encoding="utf-8") as file:
             return cls([Problem.model_validate_json(line) for line in file if line.strip()], seed)
 
-    def next_turn(self, messages: Sequence[Message], seed: int | None) -> Turn:
-        """What to say next: DONE after a play's last turn, GIVE_UP where no play fits."""
+    def next_turn(self, messages: Sequence[Message], seed: int | None, begun: str = "") -> Turn:
+        """What to say next, `begun` with: DONE after a play's last turn, GIVE_UP where no play fits."""
         problem = self._problem(messages)
         if problem is None:
             return GIVE_UP
         played = [message for message in messages if message["role"] == "assistant"]
-        candidates = [play for play in problem.plays if play.begins_with(played)]
+        candidates = [play for play in problem.plays if play.begins_with(played, begun)]
         if not candidates:
             return GIVE_UP
-        play = self._choose(problem, candidates, seed, first=not played)
-        return play.turns[len(played)] if len(played) < len(play.turns) else DONE
+        play = self._choose(problem, candidates, seed, first=not played and not begun)
+        return play.turn(len(played))
 
     def next_play(self, messages: Sequence[Message], seed: int) -> str:
         """The name of the play that a request's seed chooses. Raises KeyError for an unknown problem."""
@@ -133,6 +145,19 @@ def _draw(plays: Sequence[Play], key: str) -> Play:
         if point < 0:
             return play
     return plays[-1]
+
+
+def _meaning(message: Message) -> tuple[str, list[tuple[str, Any]]]:
+    """What is said and called, without the white space around it and however the JSON is written."""
+    called = [call["function"] for call in message.get("tool_calls") or []]
+    return _text(message.get("content")).strip(), [(call["name"], _value(call["arguments"])) for call in called]
+
+
+def _value(arguments: str) -> Any:
+    try:
+        return json.loads(arguments)
+    except ValueError:
+        return arguments.strip()
 
 
 def _text(content: Any) -> str:

@@ -12,7 +12,18 @@ from pydantic import BaseModel, ConfigDict
 from farm.errors import SandboxError, ToolError
 from farm.request import SamplingParams, SandboxLimits, SandboxSpec
 from farm.trajectory import Message
-from workers.interfaces import CellResult, Completion, ExecResult, Kernel, Observation, Sandbox, Shell, ShellResult
+from workers.interfaces import (
+    CellResult,
+    Completion,
+    Delta,
+    ExecResult,
+    Kernel,
+    Observation,
+    OnDelta,
+    Sandbox,
+    Shell,
+    ShellResult,
+)
 
 
 def answering(content: str, *, finish_reason: str = "stop", n_tokens: int = 10) -> Completion:
@@ -44,9 +55,16 @@ class ScriptedPolicy:
     def __init__(self, *script: Completion | Exception) -> None:
         self._script: Iterator[Completion | Exception] = iter(script)
         self.asked: list[tuple[list[Message], SamplingParams, int]] = []
+        self.blocked = ""
+        self.paused_s = 0.0
 
     async def complete(
-        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], sampling: SamplingParams, max_tokens: int
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]],
+        sampling: SamplingParams,
+        max_tokens: int,
+        on_delta: OnDelta | None = None,
     ) -> Completion:
         self.asked.append((list(messages), sampling, max_tokens))
         answer = next(self._script, None)
@@ -54,6 +72,8 @@ class ScriptedPolicy:
             raise AssertionError("the policy was asked once more than its script has turns")
         if isinstance(answer, Exception):
             raise answer
+        if on_delta is not None and answer.message.get("content"):
+            on_delta(Delta(answer.message["content"]))
         return answer
 
 

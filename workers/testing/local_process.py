@@ -17,7 +17,7 @@ from workers.sandboxes.porter import Answers
 
 _RUN = 'cd -- "$0" || exit 126; exec -- "$@"'
 _HIGH = 300
-_SIGNALS = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_SIGNALS = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP)
 
 
 def started(argv: Sequence[str], env: Mapping[str, str], fds: Mapping[int, int], cwd: str, terminal: bool) -> Answers:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+import re
+import time
+from collections.abc import Awaitable, Callable, Collection
+from contextlib import suppress
 from typing import ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -28,7 +31,10 @@ _ERRORS: dict[str, type[RolloutError]] = {
 
 
 class NoopInstance(BaseModel):
-    """`seconds` is slept in the run stage. `fail` raises an error in a stage, such as `run:engine_error`.
+    """`seconds` is slept in the run stage, `stuck` in a way that should not be: `loop` keeps the event loop from all
+    others, `lock` the interpreter, and `deaf` does not heed that it is cancelled.
+
+    `fail` raises an error in a stage, such as `run:engine_error`.
 
     The errors are the kinds of RolloutError, `bug` for an exception of no such kind, and `final` for a HandlerError
     that is not tried again.
@@ -38,6 +44,7 @@ class NoopInstance(BaseModel):
 
     kind: Literal["noop"] = "noop"
     seconds: float = Field(default=0.0, ge=0)
+    stuck: Literal["", "loop", "lock", "deaf"] = ""
     fail: str = Field(
         default="",
         pattern=r"^((init|run|eval):(sandbox_error|engine_error|evaluator_error|agent_error|handler_error|bug|final))?$",
@@ -100,8 +107,33 @@ class NoopAgent:
     async def run(self, context: AgentContext) -> AgentResult:
         instance = _instance(context)
         instance.fail_in(Stage.RUN)
-        await asyncio.sleep(instance.seconds)
+        await _SLEEPS[instance.stuck](instance.seconds)
         return AgentResult(Outcome.SUBMITTED, "noop")
+
+
+async def _on_the_loop(seconds: float) -> None:
+    time.sleep(seconds)  # noqa: ASYNC251 - that is what it is for
+
+
+async def _with_the_lock(seconds: float) -> None:
+    # the expression takes longer than anybody waits, and the library does not look up before it is done
+    _ENDLESS.match("a" * 64 + "b")
+
+
+async def _deaf(seconds: float) -> None:
+    until = time.monotonic() + seconds
+    while (left_s := until - time.monotonic()) > 0:
+        with suppress(asyncio.CancelledError):
+            await asyncio.sleep(left_s)
+
+
+_ENDLESS = re.compile("(a+)+$")
+_SLEEPS: dict[str, Callable[[float], Awaitable[None]]] = {
+    "": asyncio.sleep,
+    "loop": _on_the_loop,
+    "lock": _with_the_lock,
+    "deaf": _deaf,
+}
 
 
 def _instance(context: AgentContext) -> NoopInstance:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from farm.adapters.arrays import arrays
@@ -62,6 +64,19 @@ def test_what_broke_is_left_out_and_takes_its_group_along_if_asked() -> None:
     assert everything.trainable.tolist() == [True, False, True, True]
     assert np.isnan(everything.rewards[1])
     assert everything.outcomes[1] == "engine_error"
+
+
+def test_a_segment_that_is_not_exact_trains_nothing_and_takes_its_group_along_if_asked() -> None:
+    one = rollout(0, 0, 2)
+    (good,) = one.segments
+    bad = replace(good, mismatch=0)
+    empty = replace(good, response_mask=np.zeros(2, np.uint8))
+    half, none, other = replace(one, segments=(bad, good)), replace(rollout(0, 1, 2), segments=(bad, empty)), one
+    assert arrays([half, none]).rollout_ids.tolist() == ["b.0.0"]
+    assert len(arrays([half, none], whole_groups=True)) == 0
+    assert arrays([half, rollout(0, 1, 2)], whole_groups=True).rollout_ids.tolist() == ["b.0.0", "b.0.1"]
+    everything = arrays([half, none, other], trainable_only=False)
+    assert everything.trainable.tolist() == [False, True, False, False, True]
 
 
 def test_no_rollouts_are_empty_arrays() -> None:

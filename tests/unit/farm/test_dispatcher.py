@@ -1,11 +1,11 @@
-"""Fair shares between batches."""
+"""Fair shares between batches, and the nodes that they are played on."""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farm.dispatcher import shares
+from farm.dispatcher import seats, shares
 from farm.store.placement import Waiting
 
 
@@ -35,3 +35,23 @@ def test_all_room_is_used_and_nobody_gets_more_than_waits(waits: list[Waiting], 
     given_room = shares(waits, room)
     assert sum(given_room.values()) == min(room, sum(wait.n_waiting for wait in waits))
     assert all(given_room.get(wait.batch_id, 0) <= wait.n_waiting for wait in waits)
+
+
+@given(waits=batches, room=st.integers(0, 100))
+def test_nobody_gets_ahead_of_an_equal_that_waits(waits: list[Waiting], room: int) -> None:
+    given_room = shares(waits, room)
+    has = {wait.batch_id: wait.n_placed + given_room.get(wait.batch_id, 0) for wait in waits}
+    for one in waits:
+        for other in waits:
+            if other.priority == one.priority and given_room.get(other.batch_id, 0) < other.n_waiting:
+                assert not given_room.get(one.batch_id, 0) or has[one.batch_id] <= has[other.batch_id] + 1
+            if other.priority > one.priority and given_room.get(other.batch_id, 0) < other.n_waiting:
+                assert not given_room.get(one.batch_id, 0)
+
+
+def test_the_emptiest_node_comes_first() -> None:
+    assert list(seats({"a": 1, "b": 3, "full": 0})) == ["b", "b", "a", "b"]
+
+
+def test_a_node_that_lost_a_worker_comes_last_but_comes() -> None:
+    assert list(seats({"a": 1, "b": 3, "c": 1}, {"b"})) == ["a", "c", "b", "b", "b"]

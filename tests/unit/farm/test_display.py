@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 from rich.console import Console, RenderableType
 
 from farm import display
 from farm.rollout import BatchStatus, Failure, Outcome, Reward, Rollout, Stage, State, Timing
 from farm.store.artefacts import KeptArtefact
-from farm.trajectory import ModelCall
+from farm.trajectory import ModelCall, VersionSpan
 
 
 def shown(what: RenderableType) -> str:
@@ -87,6 +88,43 @@ def test_a_transcript_shows_calls_results_times_and_rewards() -> None:
         assert part in text, part
     for part in ("lost: the worker was lost", '"why": "[so]"', "attempt 2", "3 turns", "40 sampled tokens"):
         assert part in text, part
+
+
+def test_what_is_not_exact_is_shown_and_nothing_where_all_is() -> None:
+    plain = rollout(0, Outcome.SUBMITTED, 1.0)
+    off = replace(plain, n_mismatches=2, n_invalid_actions=3, n_segments=4, n_restarts=1, version_min=3, version_max=5)
+    drift = "2 mismatched calls, 3 invalid calls, 3 rows beyond the first, 1 restarts"
+    model_call = ModelCall(
+        index=7,
+        messages=[],
+        response={"role": "assistant", "content": "so", "reasoning_content": "hm [x]"},
+        finish_reason="stop",
+        engine="e",
+        started_at=0.0,
+        latency_s=0.25,
+        n_prompt_tokens=10,
+        n_response_tokens=4,
+        policy_version="3",
+        versions=(VersionSpan("3", 0, 1), VersionSpan("5", 1, 4)),
+        n_cached_tokens=8,
+        n_invalid=2,
+        begins="rewritten: [message 3]",
+        mismatch=6,
+    )
+    text = shown(display.transcript(off, [model_call], [], []))
+    for part in (drift, "of versions 3 to 5", "10 (8 cached) + 4 tokens", "3 for [0, 1), 5 for [1, 4)", "hm [x]"):
+        assert part in text, part
+    for part in ("begins a training row: rewritten: [message 3]", "2 invalid tool calls", "sent at position 6"):
+        assert part in text, part
+    table = " ".join(shown(display.group_table([plain, off])).split())
+    assert "drift" in table
+    assert "2 mismatched" in table
+    ordinary = shown(display.transcript(plain, [replace(model_call, versions=(), n_invalid=0, begins="first")], [], []))
+    ordinary += shown(display.group_table([plain]))
+    assert "drift" not in ordinary
+    assert "training row:" not in ordinary
+    status = BatchStatus("b1", 1, 1, 0, 0, {stage: dict.fromkeys(State, 0) for stage in Stage}, {}, 1.0, 0.0, 2, 3)
+    assert "2 mismatched calls, 3 invalid tool calls" in shown(display.progress(status, 0, 1.0))
 
 
 def test_artefacts_are_listed_as_they_are_fetched() -> None:

@@ -7,7 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farm.trajectory import NO_VERSION, ModelCall, Segment, segments, token_ids
+from farm.trajectory import (
+    NO_VERSION,
+    ModelCall,
+    Segment,
+    VersionSpan,
+    segments,
+    token_ids,
+    token_versions,
+    version_number,
+    version_range,
+)
 
 
 def call(index: int, prompt: list[int], response: list[int], version: str = "1") -> ModelCall:
@@ -51,6 +61,33 @@ def test_a_call_without_ids_trains_nothing() -> None:
     plain = call(0, [1], [2])
     plain.response_logprobs = None
     assert segments([plain]) == ()
+
+
+def test_a_call_continues_the_row_that_reaches_furthest() -> None:
+    rows = segments([call(0, [1], [2, 3]), call(1, [1], [2]), call(2, [1, 2, 3, 4], [5])])
+    assert [row.response_ids.tolist() for row in rows] == [[2, 3, 4, 5], [2]]
+
+
+def test_a_token_s_version_is_that_of_its_span_and_else_of_its_call() -> None:
+    cut = call(0, [1], [2, 3, 4], version="1")
+    cut.versions = (VersionSpan("2", 1, 2), VersionSpan("x", 2, 3))
+    assert token_versions(cut).tolist() == [1, 2, NO_VERSION]
+    assert segments([cut])[0].policy_versions.tolist() == [1, 2, NO_VERSION]
+    assert version_range([cut, call(1, [9], [9], version="7")]) == (1, 7)
+    assert version_range([call(0, [1], [], version="3"), call(1, [1], [2], version="v3")]) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("version", "number"),
+    [("0", 0), ("007", 7), ("2147483647", 2147483647), *((text, NO_VERSION) for text in ("", "-1", "1.0", "default"))],
+)
+def test_a_version_is_a_number_if_it_can_be_one(version: str, number: int) -> None:
+    assert version_number(version) == number
+
+
+@pytest.mark.parametrize("version", ["2147483648", "20260101120000", "9" * 5000, "\u0663", "\u00b2"])
+def test_a_version_that_no_column_holds_has_no_number(version: str) -> None:
+    assert version_number(version) == NO_VERSION
 
 
 def test_arrays_of_different_lengths_are_refused() -> None:

@@ -136,6 +136,9 @@ def test_a_full_context_is_an_outcome() -> None:
     [
         (("nope", {}), "Call one of: echo"),
         (("echo", "{not json"), "are not JSON"),
+        (("echo", "echo(text=x())"), "The call of echo could not be read"),
+        (("", '{"arguments": {}'), "A tool call could not be read: '{\"arguments\": {}'. Write it whole"),
+        (("", ""), "A tool call could not be read. Write it whole"),
         (("echo", "[1]"), "do not fit"),
         (("echo", {"text": 1}), "text: Input should be a valid string"),
         (("echo", {"txt": "x"}), "txt: Extra inputs are not permitted"),
@@ -263,7 +266,7 @@ def test_what_is_not_kept_is_not_named() -> None:
 
 
 def test_cancelling_goes_through_and_leaves_the_agent_usable() -> None:
-    class Waiting:
+    class Waiting(ScriptedPolicy):
         async def complete(self, *_: Any) -> Completion:
             asked.set()
             await asyncio.Event().wait()

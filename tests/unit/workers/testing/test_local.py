@@ -8,6 +8,7 @@ import pytest
 
 from farm.errors import SandboxError, ToolError
 from farm.request import SandboxSpec
+from tests.contract.sandbox_kinds import own_seconds, until
 from workers.interfaces import Sandbox
 from workers.testing.local import LocalProvider
 from workers.testing.promises.outside import descriptors, processes_with
@@ -53,14 +54,15 @@ def test_files_outside_are_left_alone(path: str, tmp_path: Path) -> None:
 
 def test_nothing_is_left_of_it() -> None:
     started: list[Sandbox] = []
+    seconds = own_seconds()
 
     async def use(sandbox: Sandbox) -> None:
         started.append(sandbox)
-        await sandbox.exec(["bash", "-c", "setsid sleep 5757 >/dev/null 2>&1 &"], timeout_s=5)
-        assert processes_with("sleep\x005757")
+        await sandbox.exec(["bash", "-c", f"setsid sleep {seconds} >/dev/null 2>&1 &"], timeout_s=5)
+        await asyncio.to_thread(until, lambda: processes_with(f"sleep\0{seconds}"), "it runs")
 
     using(use)
-    assert not processes_with("sleep\x005757")
+    assert not processes_with(f"sleep\0{seconds}")
     assert not started[0].socket_folder.exists()
 
 
@@ -92,10 +94,11 @@ def test_it_is_found_by_its_provider_alone() -> None:
 def test_it_is_not_noticed_by_this_process() -> None:
     async def use(sandbox: Sandbox) -> None:
         await sandbox.exec(["true"], timeout_s=5)
-        before = descriptors()
-        for _ in range(20):
+        before, n_rounds = descriptors(), 20
+        for _ in range(n_rounds):
             await sandbox.exec(["cat"], timeout_s=5, stdin=b"x" * 100_000)
             await sandbox.exec(["/no/such/program", "x" * 3_000_000], timeout_s=5)
-        assert descriptors() <= before
+        # a leak leaves one a round; other threads of this process may open one or two meanwhile
+        assert descriptors() - before < n_rounds
 
     using(use)

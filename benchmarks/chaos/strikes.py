@@ -1,0 +1,98 @@
+"""What a fault is made of: what it did to whom, how it is undone, and what all faults of a run share."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from benchmarks.chaos.parts import Parts
+
+
+class NotNow(Exception):
+    """The fault found nothing to strike; the message says what it wanted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Strike:
+    """A fault that was injected. `undo` runs `after_s` later.
+
+    `owners` are the names under which workers that it hit hold rollouts, `node/` for all of a node; `attempts` are
+    those that it hit by itself. Both say whose recovery is to be timed.
+    """
+
+    target: str
+    owners: tuple[str, ...] = ()
+    attempts: tuple[tuple[str, int], ...] = ()
+    undo: Callable[[], None] | None = None
+    after_s: float = 0.0
+
+
+@dataclass(slots=True)
+class Interventions:
+    """What clients did to rollouts on purpose. `perhaps_cancelled` were asked for by a call that broke.
+
+    `rescored` holds all that were asked for, whatever the call said.
+    """
+
+    cancelled: set[str] = field(default_factory=set)
+    perhaps_cancelled: set[str] = field(default_factory=set)
+    rescored: set[str] = field(default_factory=set)
+    n_versions: int = 0
+
+
+@dataclass(slots=True)
+class Scene:
+    """Where a fault strikes: the farm, and the chance that is the fault's own."""
+
+    parts: Parts
+    chance: random.Random
+    interventions: Interventions
+
+
+Injection = Callable[[Scene], Strike]
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of fault. `weight` is how many of it a deck has; one that `needs_store` waits until the database is up."""
+
+    name: str
+    inject: Injection
+    weight: int
+    needs_store: bool
+    needs_postgres: bool
+    needs_redis: bool
+    patience_s: float
+    """How long it may look for something to strike."""
+
+
+KINDS: dict[str, Kind] = {}
+
+
+def kind(
+    weight: int,
+    *,
+    needs_store: bool = False,
+    needs_postgres: bool = False,
+    needs_redis: bool = False,
+    patience_s: float = 15.0,
+) -> Callable[[Injection], Injection]:
+    """Let a function be a kind of fault, by its name."""
+
+    def listed(inject: Injection) -> Injection:
+        KINDS[inject.__name__] = Kind(
+            inject.__name__, inject, weight, needs_store, needs_postgres, needs_redis, patience_s
+        )
+        return inject
+
+    return listed
+
+
+def deck(store: str = "postgres", broker: str = "redis") -> dict[str, int]:
+    """How many of each kind go round, with this database and this broker."""
+    return {
+        name: each.weight
+        for name, each in KINDS.items()
+        if (store == "postgres" or not each.needs_postgres) and (broker == "redis" or not each.needs_redis)
+    }

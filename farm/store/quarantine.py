@@ -1,0 +1,147 @@
+"""When an instance is given up for its whole batch: attempt after attempt failed, and no sample was ever scored.
+
+Decided in the transaction of a failure, from the attempts as they are stored, so that it needs no state of its own and
+whoever notices decides alike. What waits to be played then fails at once; what is being played, or was and waits to be
+scored, may still come to its end, and is scored if it does, but gets no other attempt.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import cast
+
+from sqlalchemy import ColumnElement, Connection, Table, bindparam, case, exists, select, update
+
+from farm.rollout import Failure, State
+from farm.store import nodes
+from farm.store.clock import db_now
+from farm.store.rollouts import Claim, attempts, batches, released, rewards, rollouts
+from farm.store.tables import InstanceRow
+from farm.verdict import SUSPECTS
+
+instances = cast(Table, InstanceRow.__table__)
+
+_TRIES = 2
+"""One sample at least must have failed as often: a moment in which all fail together is the moment's doing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """All samples of one instance, and its batch's bounds."""
+
+    batch_id: str
+    group_index: int
+    quarantine_after: int
+    max_attempts: int
+
+    @property
+    def _members(self) -> tuple[ColumnElement[bool], ...]:
+        return rollouts.c.batch_id == self.batch_id, rollouts.c.group_index == self.group_index
+
+    def suspicion(
+        self, connection: Connection, ending: Claim, failure: Failure, node_timeout_s: float
+    ) -> Failure | None:
+        """Why no sample of it is to be tried again, now that an attempt ends so; None if there is no reason."""
+        if not self.quarantine_after:
+            return None
+        suspects = self._failed(connection)
+        if failure.kind in SUSPECTS:
+            suspects.append((ending.rollout_id, ending.node, failure))
+        if len(suspects) < self.quarantine_after or self._was_scored(connection):
+            return None
+        names = sorted({node for _, node, _ in suspects})
+        most_often = max(Counter(rollout_id for rollout_id, _, _ in suspects).values())
+        if most_often < min(_TRIES, self.max_attempts):
+            return None
+        if len(names) < 2 and nodes.n_well(connection, node_timeout_s) > 1:
+            return None
+        first = suspects[0][2]
+        sentence = (
+            f"{self._name(connection)} is in quarantine: {len(suspects)} attempts at it failed on {', '.join(names)} "
+            f"and none was scored; the first failed with {first.kind}: {first.message}"
+        )
+        return Failure(first.kind, sentence)
+
+    def fail_queued(self, connection: Connection, failure: Failure) -> int:
+        """End its samples that wait to be played. Returns how many. The batch's row must be locked."""
+        ids = self._waiting(connection)
+        if not ids:
+            return 0
+        numbered = (
+            update(batches)
+            .where(batches.c.batch_id == self.batch_id)
+            .values(last_seq=batches.c.last_seq + len(ids))
+            .returning(batches.c.last_seq)
+        )
+        first_seq = connection.execute(numbered).scalar_one() - len(ids) + 1
+        statement = (
+            update(rollouts)
+            .where(rollouts.c.rollout_id == bindparam("b_id"))
+            .values(
+                state=State.FAILED.value,
+                outcome=failure.kind,
+                reward=None,
+                failure_kind=failure.kind,
+                failure_message=failure.message,
+                # a ring that comes late finds another attempt
+                attempt=rollouts.c.attempt + 1,
+                finished_at=db_now(),
+                finish_seq=bindparam("b_seq"),
+                **released,
+            )
+        )
+        connection.execute(statement, [{"b_id": each, "b_seq": first_seq + n} for n, each in enumerate(ids)])
+        return len(ids)
+
+    def _waiting(self, connection: Connection) -> list[str]:
+        """Its samples that are queued and have not begun this attempt: one between two stages is being played."""
+        begun = select(attempts.c.attempt).where(
+            attempts.c.rollout_id == rollouts.c.rollout_id, attempts.c.attempt == rollouts.c.attempt
+        )
+        statement = (
+            select(rollouts.c.rollout_id)
+            .where(*self._members, rollouts.c.state == State.QUEUED.value, ~begun.exists())
+            .order_by(rollouts.c.sample_index)
+            # what a worker is just about to claim is waited for, and is not among them then
+            .with_for_update(of=rollouts)
+        )
+        return list(connection.execute(statement).scalars())
+
+    def _failed(self, connection: Connection) -> list[tuple[str, str, Failure]]:
+        """(rollout, node, why) of each attempt that ended for a reason that may be the instance, in order.
+
+        Of a rollout that is scored again only those since then.
+        """
+        statement = (
+            select(
+                attempts.c.rollout_id,
+                attempts.c.node,
+                attempts.c.result,
+                attempts.c.error,
+                # the last one may be counted against no budget
+                (rollouts.c.n_failures + case((rollouts.c.finish_seq.is_(None), 0), else_=1)).label("n_counted"),
+            )
+            .join(rollouts, rollouts.c.rollout_id == attempts.c.rollout_id)
+            .where(*self._members, attempts.c.result.in_(sorted(SUSPECTS)))
+            .order_by(attempts.c.finished_at)
+        )
+        newest, n_seen = [], Counter[str]()
+        for row in reversed(connection.execute(statement).all()):
+            n_seen[row.rollout_id] += 1
+            if n_seen[row.rollout_id] <= row.n_counted:
+                newest.append((row.rollout_id, row.node, Failure(row.result or "", row.error or "")))
+        return newest[::-1]
+
+    def _was_scored(self, connection: Connection) -> bool:
+        members = select(rollouts.c.rollout_id).where(*self._members)
+        return bool(connection.execute(select(exists().where(rewards.c.rollout_id.in_(members)))).scalar_one())
+
+    def _name(self, connection: Connection) -> str:
+        row = connection.execute(
+            select(instances.c.data_source, instances.c.instance_id).where(
+                instances.c.batch_id == self.batch_id, instances.c.group_index == self.group_index
+            )
+        ).one()
+        of = f"{row.data_source} {row.instance_id}".strip()
+        return f"instance {self.batch_id}.{self.group_index} ({of})"

@@ -1,0 +1,273 @@
+"""A broker that dies, forgets, freezes, fills up, doubles, drops and lies: every rollout still ends once, scored.
+
+One farm for each kind of broker goes through all of it, and its workers live to the end.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import farm
+from farm.queue import TASKS, celery_app, queue_name, ring
+from farm.rollout import FINAL_STATES, Stage
+from farm.store import migrations
+from farm.store.engine import Store
+from farm.store.placement import Bell
+from tests.conftest import absent
+from tests.services.broker import Broker
+from tests.services.farms import NOOP, farm_folder, node, until
+from tests.services.process import Missing
+from tests.services.rabbitmq import rabbitmq_broker
+from tests.services.redis import redis_broker, redis_client
+
+BROKERS = {"redis": redis_broker, "rabbitmq": rabbitmq_broker}
+NODE = "one"
+N = 30
+SLOW = {"data_source": "noop", "fields": {"seconds": 0.6}}
+
+
+@dataclass(frozen=True, slots=True)
+class Here:
+    """A farm of one node on a broker of its own."""
+
+    broker: Broker
+    client: farm.Farm
+    folder: Path
+
+    @property
+    def log(self) -> str:
+        return (self.folder / f"{NODE}.log").read_text(errors="replace")
+
+    def workers(self) -> set[str]:
+        """The pids of the node's workers."""
+        found = set()
+        for process in Path("/proc").iterdir():
+            if process.name.isdecimal():
+                with suppress(OSError):
+                    ours = str(self.folder).encode() in process.joinpath("environ").read_bytes()
+                    if ours and b"workers.app" in process.joinpath("cmdline").read_bytes():
+                        found.add(process.name)
+        return found
+
+    def rests(self, batch_id: str) -> bool:
+        """Whether nothing of a batch is being played, and something waits to be."""
+        stages = self.client.status(batch_id).stages.values()
+        return not any(stage[farm.State.ACTIVE] for stage in stages)
+
+
+@pytest.fixture(scope="module", params=BROKERS)
+def here(request: pytest.FixtureRequest) -> Iterator[Here]:
+    with ExitStack() as stack:
+        folder = stack.enter_context(farm_folder())
+        try:
+            broker = stack.enter_context(BROKERS[request.param]())
+        except Missing as missing:
+            absent(str(missing))
+        store_url = f"sqlite:///{folder / 'farm.db'}"
+        store = Store(store_url)
+        migrations.migrate(store)
+        store.close()
+        stack.enter_context(node(folder, NODE, store_url, broker.url))
+        client = stack.enter_context(farm.connect(store_url, broker_url=broker.url))
+        found = Here(broker, client, folder)
+        until(lambda: len(found.workers()) == 3, lambda: f"there are three workers; {found.log[-2000:]}", 120)
+        found.client.collect(found.client.submit({"instances": [NOOP]}), timeout_s=120)
+        yield found
+
+
+@contextmanager
+def played(here: Here) -> Iterator[str]:
+    """Plays a batch around the block, and afterwards another on what is left."""
+    workers = here.workers()
+    batch_id = here.client.submit({"instances": [SLOW] * N, "max_attempts": 5})
+    until(lambda: here.client.status(batch_id).n_finished >= 3, "some have ended", 120)
+    yield batch_id
+    every_rollout_ended_once(here, batch_id)
+    # more than any pool has slots, so that all of them are seen to take rings
+    every_rollout_ended_once(here, here.client.submit({"instances": [NOOP] * 16}))
+    assert here.workers() == workers, here.log[-4000:]
+    assert "raised unexpected" not in here.log, "a stage is none of the broker's faults"
+
+
+def every_rollout_ended_once(here: Here, batch_id: str) -> None:
+    rollouts = here.client.collect(batch_id, timeout_s=120)
+    ended = [rollout for rollout in rollouts if rollout.state is farm.State.COMPLETED and rollout.reward is not None]
+    assert len(ended) == len(rollouts), Counter(str(rollout.failure) for rollout in rollouts)
+    assert sorted(rollout.cursor for rollout in rollouts) == list(range(1, len(rollouts) + 1))
+    assert all(len(here.client.rewards(rollout.rollout_id)) == 1 for rollout in rollouts)
+
+
+def test_it_dies_and_comes_back(here: Here) -> None:
+    with played(here) as batch_id:
+        for _ in range(2):
+            here.broker.kill()
+            until(lambda: here.rests(batch_id), "nothing goes on without a broker", 120)
+            here.broker.start()
+            n_finished = here.client.status(batch_id).n_finished
+            more = min(N, n_finished + 1)
+            until(lambda more=more: here.client.status(batch_id).n_finished >= more, "it goes on", 120)  # type: ignore[misc]
+
+
+def test_it_freezes(here: Here) -> None:
+    with played(here) as batch_id:
+        here.broker.freeze()
+        until(lambda: here.rests(batch_id), "nothing goes on without a broker", 120)
+        here.broker.thaw()
+
+
+def test_it_is_out_of_memory(here: Here) -> None:
+    with played(here) as batch_id:
+        here.broker.full(True)
+        until(lambda: here.rests(batch_id), "nothing goes on without a broker", 120)
+        here.broker.full(False)
+
+
+def test_connections_are_cut(here: Here) -> None:
+    with played(here) as batch_id:
+        for n_finished in (8, 13, 18):
+            here.broker.cut()
+            until(lambda n=n_finished: here.client.status(batch_id).n_finished >= n, "it goes on", 120)  # type: ignore[misc]
+
+
+def test_everything_is_delivered_again_and_again(here: Here) -> None:
+    with celery_app(here.broker.url, "doubler") as app, played(here) as batch_id:
+        while open_ones := [rollout for rollout in here.client.rollouts(batch_id) if rollout.state not in FINAL_STATES]:
+            bells = [Bell(each.rollout_id, each.attempt, stage, NODE) for each in open_ones for stage in Stage]
+            assert ring(app, bells) == len(bells)
+
+
+def test_messages_are_lost(here: Here) -> None:
+    stolen: list[Any] = []
+    stop = threading.Event()
+
+    def steal() -> None:
+        app = celery_app(here.broker.url, "thief")
+        queues = [app.amqp.queues[queue_name(stage, NODE)] for stage in Stage]
+        with (
+            app.connection_for_read() as connection,
+            connection.channel() as channel,
+            app.amqp.Consumer(channel, queues, on_message=stolen.append, no_ack=True, prefetch_count=1),
+        ):
+            while not stop.is_set():
+                with suppress(TimeoutError):
+                    connection.drain_events(timeout=0.2)
+
+    thief = threading.Thread(target=steal)
+    thief.start()
+    try:
+        with played(here):
+            until(lambda: len(stolen) >= N // 3, "many are stolen", 120)
+            stop.set()
+            thief.join()
+    finally:
+        stop.set()
+        thief.join()
+
+
+RING = {"task": TASKS[Stage.INIT], "id": "poison"}
+EVIL = b"cposix\nsystem\n(S'touch %s'\ntR."  # a pickle that runs a program when it is read
+POISON: dict[str, tuple[Any, ...]] = {
+    "no JSON": (b"{]",),
+    "no UTF-8": (b"\xff\xfe\x00",),
+    "nothing": (b"",),
+    "other JSON": (b'{"a": 1}',),
+    "deep JSON": (b"[" * 50_000,),
+    "long": (b'[["' + b"x" * 10_000_000 + b'", 1], {}, {}]',),
+    "few arguments": (b"[[1], {}, {}]",),
+    "many arguments": (b'[["a", 1, 2], {}, {}]',),
+    "other arguments": (b'[["a", "1"], {}, {}]',),
+    "named arguments": (b'[["a", 1], {"force": 1}, {}]',),
+    "no text": (b'[["a\\u0000", 1], {}, {}]',),
+    "half a character": (b'[["\\ud800", 1], {}, {}]',),
+    "a callback": (b'[["a", 1], {}, {"callbacks": [{"task": "x"}]}]',),
+    "another chain": (b'[["a", 1], {}, {"chain": [{"task": "x"}]}]',),
+    "pickle": (EVIL, "application/x-python-serialize"),
+    "pickle called JSON": (EVIL,),
+    "YAML": (b"- a", "application/x-yaml"),
+    "not said what": (b'[["a", 1], {}, {}]', None),
+    "no headers": (b'[["a", 1], {}, {}]', "application/json", {}),
+    "no id": (b'[["a", 1], {}, {}]', "application/json", {"task": TASKS[Stage.INIT]}),
+    "unknown task": (b'[["a", 1], {}, {}]', "application/json", {"task": "os.system", "id": "poison"}),
+    "no task's name": (b'[["a", 1], {}, {}]', "application/json", {"task": [1], "id": "poison"}),
+    "no time": (b'[["a", 1], {}, {}]', "application/json", RING | {"expires": "never"}),
+    "no limits": (b'[["a", 1], {}, {}]', "application/json", RING | {"timelimit": 5}),
+    "later": (b'[["a", 1], {}, {}]', "application/json", RING | {"eta": "9999-01-01T00:00:00"}),
+    "not compressed": (b'[["a", 1], {}, {}]', "application/json", RING | {"compression": "application/x-gzip"}),
+}
+POISON_OF_REDIS = [
+    b"rubbish",
+    b"\xff\xfe\x00",
+    b"",
+    b"[]",
+    b"3",
+    b"null",
+    b'"text"',
+    b"[" * 50_000,
+    b'{"body": "e30="}',
+    b'{"properties": null}',
+    b'{"properties": {"delivery_tag": []}}',
+    b'{"body": "%%%", "properties": {"delivery_tag": "1", "body_encoding": "base64"}, "headers": []}',
+    b'{"body": "e30=", "properties": {"delivery_tag": "1", "body_encoding": "rot13"}, "headers": {}}',
+    b'{"__type__": "uuid", "__value__": 3}',
+]
+
+
+def test_poison_is_dropped_with_a_line_each(here: Here) -> None:
+    touched = here.folder / "touched"
+    n_lines = here.log.count("\n")
+    app = celery_app(here.broker.url, "poisoner")
+    with app.connection_for_write() as connection, connection.channel() as channel:
+        producer = app.amqp.Producer(channel)
+        for stage in Stage:
+            for body, kind, headers in (
+                (*poison, *("application/json", RING)[len(poison) - 1 :]) for poison in POISON.values()
+            ):
+                evil = body.replace(b"%s", str(touched).encode())
+                where = {"exchange": "", "routing_key": queue_name(stage, NODE)}
+                producer.publish(evil, content_type=kind, content_encoding="utf-8", headers=headers, **where)
+    n = len(Stage) * len(POISON)
+    if here.broker.url.startswith("redis"):
+        with redis_client(here.broker.url) as client:
+            for stage in Stage:
+                client.lpush(queue_name(stage, NODE), *POISON_OF_REDIS)
+            client.publish("/0.celery.pidbox", b'{"properties": {}}')
+        n += len(Stage) * len(POISON_OF_REDIS) + 3
+    with played(here):
+        until(lambda: here.log.count("dropped") >= n, lambda: f"all {n} are dropped: {here.log[-4000:]}", 120)
+    # a connection that a test before this one cut may be noticed only now
+    lines = [line for line in here.log.splitlines()[n_lines:] if not line.endswith("will be rung again")]
+    assert len(lines) == n, "\n".join(line[:300] for line in lines)
+    assert max(map(len, lines)) < 1000
+    assert not touched.exists()
+
+
+def test_rings_for_what_is_not_to_be_played_do_nothing(here: Here) -> None:
+    log = here.log
+    batch_id = here.client.submit({"instances": [NOOP]})
+    every_rollout_ended_once(here, batch_id)
+    ghosts = [
+        f"{batch_id}.0.0",
+        f"{batch_id}.7.0",
+        "ghost.0.0",
+        "",
+        "x" * 2000,
+        "'; DROP TABLE rollouts; --",
+        "\U0001f47b",
+    ]
+    with celery_app(here.broker.url, "ghosts") as app:
+        bells = [
+            Bell(ghost, attempt, stage, NODE) for ghost in ghosts for attempt in (-1, 0, 7, 2**62) for stage in Stage
+        ]
+        assert ring(app, bells) == len(bells)
+    with played(here):
+        pass
+    said = here.log.removeprefix(log)
+    assert not [word for word in ("ghost", "DROP TABLE", "dropped", "farm itself broke") if word in said], said[-4000:]

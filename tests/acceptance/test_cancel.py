@@ -1,0 +1,122 @@
+"""Cancelling a rollout, a group or a batch: wherever it is on whichever node, it ends, and so does all it had going."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import farm
+from farm.rollout import Stage, State
+from farm.store import migrations, nodes
+from farm.store.engine import Store
+from tests.services.farms import NOOP, farm_folder, left_of, node, until
+from tests.services.unruly import installed_in
+from workers.testing.book import Play, PlayBook, Problem, ScriptedCall, Turn
+from workers.testing.engine import EngineDouble
+from workers.testing.serving import serving
+
+SLEEPS = Turn(tool_calls=(ScriptedCall(name="bash", arguments={"command": "sleep 600"}),))
+BOOK = PlayBook([Problem(match="sleep", plays=(Play(name="sleep", turns=(SLEEPS,)),))])
+IN_SANDBOX = {"data_source": "working", "fields": {"question": "sleep"}}
+IN_ENGINE = {"data_source": "chat", "fields": {"question": "think", "expected": "x"}}
+IN_INIT = {"data_source": "unruly", "fields": {"fault": "prepare:hang", "where": "host"}}
+IN_EVAL = {"data_source": "unruly", "fields": {"fault": "evaluate:hang"}}
+LIMITS = {"init_s": 600, "run_s": 600, "eval_s": 600, "tool_s": 600}
+QUEUED = {"data_source": "noop", "fields": {"seconds": 600}}
+
+
+@dataclass
+class Two:
+    """A farm of two nodes; `slow` is an engine that never comes to the end of a call."""
+
+    client: farm.Farm
+    slow: EngineDouble
+    folder: Path
+
+    def plays(self, batch_id: str, stage: Stage, n: int) -> bool:
+        return self.client.status(batch_id).stages[stage][State.ACTIVE] == n
+
+    def told(self, name: str, batch_id: str) -> str:
+        found = [f"{each.stage} {each.state} {each.failure or ''}" for each in self.client.rollouts(batch_id)]
+        return f"{name} is under way: {found}"
+
+    def sandboxes(self) -> list[Path]:
+        return list((self.folder / "scratch").glob("*/sandboxes/[!.]*"))
+
+
+@pytest.fixture(params=["told", "untold"])
+def two(request: pytest.FixtureRequest, postgres_database: str, broker_url: str) -> Iterator[Two]:
+    """Nodes are told of what is cancelled by a hint, or find out by themselves."""
+    store = Store(postgres_database)
+    migrations.migrate(store)
+    slow = EngineDouble(BOOK, model="slow")
+    with ExitStack() as stack:
+        folder = stack.enter_context(farm_folder())
+        engines = {
+            "fast": stack.enter_context(serving(EngineDouble(BOOK, model="fast").app())),
+            "slow": stack.enter_context(serving(slow.app())),
+        }
+        env = installed_in(folder) | {"FARM_STOCK": "0"}
+        for name in ("one", "two"):
+            stack.enter_context(node(folder, name, postgres_database, broker_url, 0.0, **env))
+        hints = broker_url if request.param == "told" else ""
+        client = stack.enter_context(farm.connect(postgres_database, broker_url=hints))
+        for model, url in engines.items():
+            client.add_engine(f"{url}/v1", model)
+        stack.callback(store.close)
+        until(lambda: len(store.read(nodes.listing)) == 2, "both nodes are there", 120)
+        # the farm has tried the engine and uses it; from now on, no call there comes to its end
+        client.collect(client.submit({"instances": [IN_ENGINE], "model": "slow"}), timeout_s=120)
+        slow.scheduler.speed = replace(slow.scheduler.speed, latency_s=600.0)
+        yield Two(client, slow, folder)
+    assert left_of(folder) == []
+
+
+def test_what_is_cancelled_ends_wherever_it_is(two: Two) -> None:
+    client = two.client
+    ids: dict[str, str] = {}
+    asked: dict[str, Any] = {
+        "sandbox": {"instances": [IN_SANDBOX], "n_samples": 2, "model": "fast"},
+        "engine": {"instances": [IN_ENGINE, IN_ENGINE], "n_samples": 2, "model": "slow"},
+        "init": {"instances": [IN_INIT] * 2},
+        "eval": {"instances": [IN_EVAL] * 2},
+    }
+    for name, request in asked.items():
+        ids[name] = client.submit(request | {"limits": LIMITS})
+    waited_for = {"sandbox": (2, Stage.RUN), "engine": (4, Stage.RUN), "init": (2, Stage.INIT), "eval": (2, Stage.EVAL)}
+    for name, (n, stage) in waited_for.items():
+        until(partial(two.plays, ids[name], stage, n), partial(two.told, name, ids[name]), 120)
+    # these take all the room that is left, and more
+    ids["queued"] = client.submit({"instances": [QUEUED] * 60})
+    until(lambda: two.slow.n_running == 4, lambda: f"the engine is at work, not {two.slow.n_running}", 120)
+    until(lambda: all(client.calls(f"{ids['sandbox']}.0.{k}") for k in range(2)), "the first calls are recorded", 120)
+    until(lambda: {"one", "two"} <= {each.node for each in client.rollouts(ids["queued"])}, "both nodes play", 120)
+
+    one = f"{ids['engine']}.0.1"
+    assert client.cancel(one) == [one]
+    until(lambda: two.slow.n_running == 3, "its call is closed")
+    group = f"{ids['engine']}.1"
+    assert client.cancel(group) == [f"{group}.0", f"{group}.1"]
+    until(lambda: two.slow.n_running == 1, "their calls are closed")
+    for batch_id in ids.values():
+        client.cancel(batch_id)
+    until(lambda: two.slow.n_running == 0, "all calls are closed")
+    until(lambda: not two.sandboxes(), "all sandboxes are gone")
+    assert all(client.cancel(batch_id) == [] for batch_id in ids.values()), "once more does nothing"
+
+    for batch_id in ids.values():
+        rollouts = client.collect(batch_id, timeout_s=0)
+        assert {(each.state, each.outcome) for each in rollouts} == {(State.CANCELLED, "cancelled")}
+        assert not any(each.trainable for each in rollouts)
+        assert client.violations(batch_id) == []
+    assert all(len(each.segments) == 1 for each in client.collect(ids["sandbox"])), "what was recorded comes with them"
+    assert not any(each.segments for each in client.collect(ids["engine"]))
+    # every place that was taken is free again
+    freed = client.submit({"instances": [NOOP] * 64})
+    assert {each.state for each in client.collect(freed, timeout_s=120)} == {State.COMPLETED}

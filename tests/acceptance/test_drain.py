@@ -1,0 +1,194 @@
+"""SIGTERM to a node: what has begun plays on for a grace, the rest goes back to the queue, and no attempt is lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import pytest
+
+import farm
+from examples.problems import math_problems
+from farm.store import migrations, nodes
+from farm.store.engine import Store
+from tests.conftest import absent
+from tests.services.farms import farm_folder, left_of, node, processes_of, until
+from tests.services.postgres import postgres_server
+from tests.services.process import Missing
+from tests.services.unruly import installed_in
+from workers.testing.book import PlayBook
+from workers.testing.engine import EngineDouble
+from workers.testing.serving import serving
+
+PATIENT = {"FARM_LEASE_S": "60", "FARM_NODE_TIMEOUT_S": "60"}
+"""On a machine that is busy a worker may be silent for as long as the short ones last."""
+FOR_EVER = {"data_source": "noop", "fields": {"seconds": 600.0}}
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with farm_folder() as made:
+        yield made
+
+
+@pytest.fixture
+def store(postgres_database: str) -> Iterator[Store]:
+    opened = Store(postgres_database)
+    migrations.migrate(opened)
+    yield opened
+    opened.close()
+
+
+def playing(client: farm.Farm, batch_id: str, n: int) -> None:
+    until(lambda: client.status(batch_id).stages[farm.Stage.RUN][farm.State.ACTIVE] >= n, f"{n} play", 120)
+
+
+def draining(store: Store) -> bool:
+    return [each.state for each in store.read(nodes.listing)] in ([nodes.DRAINING], [])
+
+
+def family(pid: int) -> list[int]:
+    """A process and all that descend from it, sandboxes too: what Slurm calls a job step."""
+    parents = {}
+    for process in Path("/proc").iterdir():
+        if process.name.isdecimal():
+            with suppress(OSError):
+                parents[int(process.name)] = int(process.joinpath("stat").read_text().rpartition(")")[2].split()[1])
+    found = [pid]
+    for each in found:
+        found += [child for child, parent in parents.items() if parent == each]
+    return found
+
+
+def worker_of(supervisor: int, stage: str) -> int:
+    words = f"{stage}@".encode()
+    return next(pid for pid in family(supervisor) if words in Path(f"/proc/{pid}/cmdline").read_bytes())
+
+
+def test_what_has_begun_plays_on_and_the_rest_goes_to_others(folder: Path, store: Store, broker_url: str) -> None:
+    with farm.connect(store.url, broker_url=broker_url) as client:
+        with node(folder, "one", store.url, broker_url, grace_s=120, **PATIENT) as one:
+            # sixteen fit on the node, of which eight play at a time
+            batch_id = client.submit({"instances": [{"data_source": "noop", "fields": {"seconds": 2.0}}] * 30})
+            playing(client, batch_id, 8)
+            n_ended = client.status(batch_id).n_finished
+            one.terminate()
+            assert one.wait(120) == 0, "it ends long before its grace does"
+        rollouts = client.rollouts(batch_id)
+        played = [rollout for rollout in rollouts if rollout.state is farm.State.COMPLETED]
+        assert n_ended + 8 <= len(played) < 30
+        assert {rollout.node for rollout in rollouts if rollout not in played} == {None}
+        assert store.read(nodes.listing) == []
+        with node(folder, "two", store.url, broker_url):
+            ended = client.collect(batch_id, timeout_s=120)
+        assert all(rollout.reward is not None and rollout.attempt == 1 for rollout in ended)
+        assert {rollout.node for rollout in ended} == {"one", "two"}
+    assert left_of(folder) == []
+
+
+def test_a_signal_to_every_process_of_the_step_is_no_other(folder: Path, store: Store, broker_url: str) -> None:
+    with (
+        serving(EngineDouble(PlayBook([]), latency_s=4.0).app()) as policy,
+        farm.connect(store.url, broker_url=broker_url) as client,
+        node(folder, "one", store.url, broker_url, grace_s=120, FARM_POLICY_URL=f"{policy}/v1", **PATIENT) as one,
+    ):
+        problems = tuple(math_problems(["gcd"], 4, seed=1))
+        batch_id = client.submit(farm.BatchRequest(instances=problems, n_samples=2))
+        playing(client, batch_id, 8)
+        step = family(one.pid)
+        assert len(step) > 4 + 8, "the supervisor, its workers and the sandboxes"
+        for pid in step:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+        one.wait(120)
+        ended = client.rollouts(batch_id)
+        found = {(rollout.state, rollout.attempt) for rollout in ended}
+        assert found == {(farm.State.COMPLETED, 1)}, Counter(str(rollout.failure) for rollout in ended)
+    assert left_of(folder) == []
+
+
+def test_a_second_signal_ends_the_grace_and_what_hangs_is_handed_back_for_it(
+    folder: Path, store: Store, broker_url: str
+) -> None:
+    with farm.connect(store.url, broker_url=broker_url) as client:
+        with node(folder, "one", store.url, broker_url, grace_s=600, **PATIENT) as one:
+            batch_id = client.submit({"instances": [FOR_EVER] * 12})
+            playing(client, batch_id, 8)
+            os.kill(worker_of(one.pid, "run"), signal.SIGSTOP)
+            one.terminate()
+            until(lambda: draining(store), "the node drains")
+            assert one.poll() is None
+            until(lambda: _told_again(one), "the grace is over", 120)
+        rollouts = client.rollouts(batch_id)
+        assert {(rollout.state, rollout.node) for rollout in rollouts} == {(farm.State.QUEUED, None)}
+        results = {timing.result for rollout in rollouts for timing in client.timings(rollout.rollout_id)}
+        assert results == {"advanced", "drained"}, "nothing counts as lost or failed"
+        client.cancel(batch_id)
+    assert left_of(folder) == []
+
+
+def _told_again(process: subprocess.Popen[bytes]) -> bool:
+    process.terminate()
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(0.5)
+    return process.poll() is not None
+
+
+def test_what_breaks_because_it_is_stopped_has_not_failed(folder: Path, store: Store, broker_url: str) -> None:
+    breaks = {"data_source": "unruly", "fields": {"fault": "evaluate:hang and break"}}
+    with farm.connect(store.url, broker_url=broker_url) as client:
+        with node(folder, "one", store.url, broker_url, 0, **installed_in(folder)):
+            until(lambda: len(store.read(nodes.listing)) == 1, "the node is there", 120)
+            batch_id = client.submit({"instances": [breaks] * 4, "max_attempts": 1})
+            until(
+                lambda: client.status(batch_id).stages[farm.Stage.EVAL][farm.State.ACTIVE] == 4, "they are scored", 120
+            )
+        rollouts = client.rollouts(batch_id)
+        assert {(rollout.state, rollout.n_failures) for rollout in rollouts} == {(farm.State.QUEUED, 0)}
+        client.cancel(batch_id)
+    assert left_of(folder) == []
+
+
+def test_a_node_whose_database_is_away_ends_all_the_same(folder: Path, broker_url: str) -> None:
+    with ExitStack() as servers:
+        try:
+            store = Store(servers.enter_context(postgres_server()))
+        except Missing as missing:
+            absent(str(missing))
+        migrations.migrate(store)
+        store.close()
+        with node(folder, "one", store.url, broker_url, grace_s=1) as one:
+            with farm.connect(store.url, broker_url=broker_url) as client:
+                batch_id = client.submit({"instances": [FOR_EVER] * 4})
+                playing(client, batch_id, 4)
+            servers.close()
+            one.terminate()
+            one.wait(90)
+    assert "ends without the database" in (folder / "one.log").read_text()
+    until(lambda: not processes_of(folder), lambda: f"nothing is left: {processes_of(folder)}")
+    assert left_of(folder) == []
+
+
+def test_a_node_whose_workers_die_at_once_is_given_nothing(folder: Path, store: Store, broker_url: str) -> None:
+    with (
+        node(folder, "one", store.url, broker_url) as one,
+        farm.connect(store.url, broker_url=broker_url) as client,
+    ):
+
+        def state() -> str:
+            with suppress(StopIteration, OSError):
+                os.kill(worker_of(one.pid, "run"), signal.SIGKILL)
+            return "".join(each.state for each in store.read(nodes.listing))
+
+        until(lambda: state() == nodes.BROKEN, "the node says so", 120)
+        batch_id = client.submit({"instances": [FOR_EVER] * 4})
+        (found,) = store.read(nodes.listing)
+        assert "run workers" in found.info[nodes.BROKEN]
+        # the dispatcher has looked at the batch by then
+        until(lambda: state() and "3 times in a row" in (folder / "one.log").read_text(), "it is written down")
+        assert {rollout.node for rollout in client.rollouts(batch_id)} == {None}

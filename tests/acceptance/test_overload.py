@@ -1,0 +1,109 @@
+"""Thousands of rollouts at once: they are taken in bulk, a small batch passes them by, and batches take turns."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+import farm
+from benchmarks.processes import forget_peak, named, peak_mb, tree
+from farm.embedded import Embedded
+from farm.rollout import Rollout
+from tests.services.farms import NOOP, embedded, farm_folder, until
+
+ROOM = 24
+"""What a farm of `embedded` takes at a time."""
+HUGE = 3000
+
+
+@pytest.fixture(scope="module")
+def here() -> Iterator[Embedded]:
+    with farm_folder() as folder, embedded(folder) as running:
+        yield running
+
+
+@pytest.fixture
+def client(here: Embedded) -> Iterator[farm.Farm]:
+    """Whose batches are cancelled in the end."""
+    with farm.connect(here.home) as connected:
+        yield connected
+        for batch_id in connected.recent(100):
+            connected.cancel(batch_id)
+
+
+@pytest.fixture
+def huge(client: farm.Farm) -> str:
+    """A batch that has begun, and that takes far longer than a test."""
+    batch_id = client.submit({"instances": [NOOP] * (HUGE // 8), "n_samples": 8})
+    until(lambda: client.status(batch_id).n_finished >= ROOM, "it plays")
+    return batch_id
+
+
+def ended_during(client: farm.Farm, batch_id: str, others: list[Rollout]) -> int:
+    """Of a batch, how many rollouts ended between the submit of the others and the end of the last of them."""
+    since = others[0].submitted_at
+    until_then = max(other.finished_at or 0.0 for other in others)
+    ends = [rollout.finished_at for rollout in client.rollouts(batch_id)]
+    return sum(end is not None and since < end < until_then for end in ends)
+
+
+def test_a_small_batch_passes_a_huge_one(client: farm.Farm, huge: str) -> None:
+    small = client.collect(client.submit({"instances": [NOOP] * 64}), timeout_s=120)
+    # it has half of the room for itself; in a queue it would have waited for all of them
+    assert ended_during(client, huge, small) < HUGE // 4
+
+
+def test_a_higher_priority_has_all_the_room(client: farm.Farm, huge: str) -> None:
+    small = client.collect(client.submit({"instances": [NOOP] * 300, "priority": 1}), timeout_s=120)
+    # what was placed before it, and what took its place while the last of it played; of equals it were as many
+    assert ended_during(client, huge, small) < 150
+
+
+def test_a_lower_priority_waits_until_there_is_nothing_higher(client: farm.Farm) -> None:
+    higher = client.submit({"instances": [NOOP] * 200, "priority": 1})
+    lower = client.submit({"instances": [NOOP] * 8})
+    low = client.collect(lower, timeout_s=120)
+    assert client.wait(higher, 120).n_completed == 200
+    begun = min(timing.started_at or 0.0 for each in low for timing in client.timings(each.rollout_id))
+    ends = [rollout.finished_at or 0.0 for rollout in client.rollouts(higher)]
+    assert sum(end > begun for end in ends) <= 2 * ROOM, "no more than had been placed already"
+
+
+def test_more_batches_than_there_is_room_for_take_turns(client: farm.Farm) -> None:
+    ids = [client.submit({"instances": [NOOP] * 40}) for _ in range(2 * ROOM)]
+    until(
+        lambda: sum(client.status(batch_id).n_finished for batch_id in ids) >= 6 * len(ids), "some of them ended", 120
+    )
+    assert min(client.status(batch_id).n_finished for batch_id in ids) >= 1
+
+
+def test_memory_does_not_grow_with_what_waits(client: farm.Farm) -> None:
+    client.wait(client.submit({"instances": [NOOP] * 100}), 120)
+    supervisor = named(tree(os.getpid()), "-m workers.node")
+    before = peak_mb(supervisor)
+    forget_peak(supervisor)
+    batch_id = client.submit({"instances": [NOOP] * (HUGE // 8), "n_samples": 8})
+    until(lambda: client.status(batch_id).n_finished >= 100, "it plays", 120)
+    assert peak_mb(supervisor) < before + 30
+
+
+def test_a_batch_that_is_refused_leaves_nothing(
+    here: Embedded, client: farm.Farm, huge: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = client.recent(1000)
+    monkeypatch.setenv("FARM_MAX_OPEN", str(HUGE))
+    farm.settings.settings.cache_clear()
+    try:
+        with farm.connect(here.home) as bounded:
+            with pytest.raises(farm.ServiceError, match="submit again when some have ended"):
+                bounded.submit({"instances": [NOOP] * 2000})
+            with pytest.raises(farm.UsageError, match="several batches"):
+                bounded.submit({"instances": [NOOP] * (HUGE + 1)})
+            bounded.cancel(huge)
+            accepted = bounded.submit({"instances": [NOOP] * 20})
+            assert bounded.wait(accepted, 120).n_completed == 20
+    finally:
+        farm.settings.settings.cache_clear()
+    assert client.recent(1000) == [accepted, *known]

@@ -1,0 +1,337 @@
+"""What every engine client promises, whichever server is behind it: the scripted one, and a real vLLM."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any
+
+import httpx2
+import numpy as np
+import pytest
+from tokenizers import Tokenizer
+
+from farm.engine import EngineInfo, PauseMode
+from farm.errors import LimitReached
+from farm.request import SamplingParams
+from farm.rollout import Outcome
+from farm.trajectory import TokenIds, token_ids
+from workers.policy.engines import detect, open_engine
+from workers.policy.generation import Engine, EngineAddress, EngineBusy, EngineRefused, Generation
+
+_SOON_S = 60.0
+_ANSWER_S = 300.0
+"""A server on a busy CPU is slow; nothing is measured here."""
+_POLL_S = 0.02
+_TRIES = 10
+_LONG = 400
+"""Tokens of a generation that is to be met while it runs; few enough for a server on a CPU."""
+
+_long: dict[EngineAddress, SamplingParams] = {}
+"""Found once for each server, as it takes a real one seconds."""
+
+
+@dataclass
+class Bench:
+    """One server, and an engine opened on it. `spans`: it tells weight versions."""
+
+    engine: Engine
+    tokenizer: Tokenizer
+    spans: bool = True
+    prompt: TokenIds = field(default_factory=lambda: token_ids([5, 9, 11, 70, 71, 72, 100]))
+
+    async def generate(self, n: int = 16, seed: int | None = 1, **more: Any) -> Generation:
+        sampling = more.pop("sampling", SamplingParams(seed=seed))
+        return await self.engine.generate(more.pop("prompt", self.prompt), sampling, n, **more)
+
+    async def long(self) -> SamplingParams:
+        """Sampling that goes on for _LONG tokens."""
+        if self.engine.address not in _long:
+            for seed in range(100):
+                sampling = SamplingParams(seed=seed)
+                if (await self.generate(_LONG, sampling=sampling)).finish_reason == "length":
+                    _long[self.engine.address] = sampling
+                    break
+        return _long[self.engine.address]
+
+    async def begun(self, n: int = _LONG) -> tuple[asyncio.Task[Generation], list[int]]:
+        """A generation of which some ids have come."""
+        sampling, came, first = await self.long(), [], asyncio.Event()
+
+        def take(ids: Any) -> None:
+            came.extend(ids)
+            first.set()
+
+        task = asyncio.create_task(self.generate(n, sampling=sampling, on_ids=take))
+        await asyncio.wait_for(first.wait(), _SOON_S)
+        return task, came
+
+    async def paused(self, mode: PauseMode) -> tuple[asyncio.Task[Generation], list[int]]:
+        """A generation that a pause has met while it ran; those that were over by then do not count."""
+        for _ in range(_TRIES):
+            task, came = await self.begun()
+            await self.engine.pause(mode)
+            done, _ = await asyncio.wait([task], timeout=_SOON_S if mode == "abort" else 0)
+            met = not done if mode == "keep" else task.result().finish_reason == "abort"
+            if met:
+                return task, came
+            await self.engine.resume()
+        raise AssertionError(f"no pause of {_TRIES} met a generation")
+
+    async def n_running(self) -> int:
+        """What the server counts itself."""
+        root = self.engine.address.url.removesuffix("/v1")
+        async with httpx2.AsyncClient() as client:
+            text = (await client.get(f"{root}/metrics")).text
+        found = re.findall(r"^(?:vllm:num_requests_running|sglang:num_running_reqs)(?:{.*})? ([0-9.e+]+)$", text, re.M)
+        return int(sum(map(float, found)))
+
+    async def idle(self) -> None:
+        async with asyncio.timeout(_SOON_S):
+            while await self.n_running():  # noqa: ASYNC110 (another process counts them)
+                await asyncio.sleep(_POLL_S)
+
+
+Promise = Callable[[Bench], Awaitable[None]]
+PROMISES: list[Promise] = []
+
+
+def promise(check: Promise) -> Promise:
+    PROMISES.append(check)
+    return check
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(_SOON_S):
+        while not condition():  # noqa: ASYNC110 (it comes true in another thread)
+            await asyncio.sleep(_POLL_S)
+
+
+def trying(url: str, check: Promise, tokenizer: Tokenizer, *, spans: bool, **info: Any) -> None:
+    """One promise on a server; `info` replaces what detection would choose."""
+    asyncio.run(_try(EngineAddress(f"{url}/v1"), check, tokenizer, spans, info))
+
+
+async def _try(address: EngineAddress, check: Promise, tokenizer: Tokenizer, spans: bool, info: dict[str, Any]) -> None:
+    found = await detect(address, timeout_s=_ANSWER_S)
+    engine = open_engine(address, found.model_copy(update=info), timeout_s=_ANSWER_S)
+    try:
+        await check(Bench(engine, tokenizer, spans))
+    finally:
+        # A promise that was broken must not break those that follow.
+        await engine.resume()
+        await engine.aclose()
+
+
+@promise
+async def ids_in_are_ids_seen(bench: Bench) -> None:
+    found = await bench.generate()
+    assert found.prompt_ids is not None
+    assert np.array_equal(found.prompt_ids, bench.prompt)
+    assert found.prompt_ids.dtype == found.response_ids.dtype == np.int32
+
+
+@promise
+async def every_id_has_its_log_probability(bench: Bench) -> None:
+    found = await bench.generate(40)
+    assert found.response_logprobs is not None
+    assert 1 <= len(found.response_ids) == len(found.response_logprobs) <= 40
+    assert found.response_logprobs.dtype == np.float32
+    assert (found.response_logprobs <= 0).all()
+    assert (found.response_logprobs < 0).any()
+
+
+@promise
+async def versions_cover_the_answer(bench: Bench) -> None:
+    found = await bench.generate(9)
+    ends = [0, *(span.end for span in found.versions)]
+    assert [span.start for span in found.versions] == ends[:-1]
+    assert ends[-1] == (len(found.response_ids) if bench.spans else 0)
+
+
+@promise
+async def a_seed_gives_the_same_ids(bench: Bench) -> None:
+    one, same, other = [await bench.generate(24, seed) for seed in (7, 7, 8)]
+    assert np.array_equal(one.response_ids, same.response_ids)
+    assert not np.array_equal(one.response_ids, other.response_ids)
+
+
+@promise
+async def max_tokens_ends_it(bench: Bench) -> None:
+    sampling = await bench.long()
+    found = await bench.generate(12, sampling=sampling)
+    assert len(found.response_ids) == 12
+    assert found.finish_reason == "length"
+    assert found.stop_reason is None
+
+
+@promise
+async def a_stop_string_ends_it_and_its_tokens_stay(bench: Bench) -> None:
+    sampling = await bench.long()
+    whole = await bench.generate(60, sampling=sampling)
+    text = bench.tokenizer.decode(whole.response_ids.tolist())
+    stop = next(letter for letter in text[2:] if letter.isascii() and letter.isprintable())
+    found = await bench.generate(60, sampling=sampling.model_copy(update={"stop": (stop,)}))
+    assert found.finish_reason == "stop"
+    assert found.stop_reason == stop
+    assert np.array_equal(found.response_ids, whole.response_ids[: len(found.response_ids)])
+    assert stop in bench.tokenizer.decode(found.response_ids.tolist())
+
+
+@promise
+async def a_prompt_that_fills_the_context_is_a_limit(bench: Bench) -> None:
+    size = bench.engine.info.context_tokens
+    assert size is not None
+    for unaware in (False, True):
+        info = bench.engine.info.model_copy(update={"context_tokens": None} if unaware else {})
+        engine = open_engine(bench.engine.address, info)
+        try:
+            for n in (size, size + 50):
+                with pytest.raises(LimitReached) as limit:
+                    await engine.generate(token_ids([5] * n), SamplingParams(), 8)
+                assert limit.value.outcome is Outcome.CONTEXT_FULL
+            cut = await engine.generate(token_ids([5] * (size - 3)), SamplingParams(), 50)
+            assert 1 <= len(cut.response_ids) <= 3
+        finally:
+            await engine.aclose()
+
+
+@promise
+async def a_model_it_does_not_have_is_refused(bench: Bench) -> None:
+    with pytest.raises(EngineRefused, match=rf"{bench.engine.address.url}.*nope"):
+        await bench.generate(model="nope")
+
+
+@promise
+async def a_token_it_does_not_have_is_refused(bench: Bench) -> None:
+    with pytest.raises(EngineRefused, match="tokenizer is not this model's"):
+        await bench.generate(prompt=token_ids([10_000_000]))
+
+
+@promise
+async def a_stream_is_the_answer_in_pieces(bench: Bench) -> None:
+    sampling, pieces = await bench.long(), []
+    streamed = await bench.generate(50, sampling=sampling, on_ids=lambda ids: pieces.append(list(ids)))
+    assert len(pieces) > 1
+    assert list(chain(*pieces)) == streamed.response_ids.tolist()
+    whole = await bench.generate(50, sampling=sampling)
+    assert np.array_equal(streamed.response_ids, whole.response_ids)
+    assert streamed.finish_reason == whole.finish_reason
+    assert streamed.versions == whole.versions
+    assert streamed.prompt_ids is not None
+    assert np.array_equal(streamed.prompt_ids, bench.prompt)
+
+
+@promise
+async def many_calls_at_once_each_get_their_own(bench: Bench) -> None:
+    prompts = [token_ids([5, 6, 7, index + 20]) for index in range(64)]
+    found = await asyncio.gather(*[bench.generate(8, index, prompt=prompt) for index, prompt in enumerate(prompts)])
+    for prompt, generation in zip(prompts, found, strict=True):
+        assert generation.prompt_ids is not None
+        assert np.array_equal(generation.prompt_ids, prompt)
+
+
+@promise
+async def what_was_cached_is_told(bench: Bench) -> None:
+    prompt = token_ids([number % 200 for number in range(600)])
+    for _ in range(2):
+        found = await bench.generate(4, prompt=prompt)
+    assert found.n_cached_tokens is not None
+    assert 300 < found.n_cached_tokens < 600
+
+
+@promise
+async def a_cancelled_call_leaves_the_engine_idle(bench: Bench) -> None:
+    await bench.idle()
+    for stream in (True, False):
+        on_ids = (lambda _: None) if stream else None
+        for _ in range(_TRIES):
+            sampling = await bench.long()
+            tasks = [asyncio.create_task(bench.generate(1500, sampling=sampling, on_ids=on_ids)) for _ in range(3)]
+            while not await bench.n_running() and not all(task.done() for task in tasks):
+                await asyncio.wait(tasks, timeout=_POLL_S)
+            n_left = sum(task.cancel() for task in tasks)
+            await asyncio.gather(*tasks, return_exceptions=True)
+            if n_left:
+                break
+        else:
+            raise AssertionError(f"all calls were over before they could be cancelled, {_TRIES} times")
+        await bench.idle()
+    assert len((await bench.generate(3)).response_ids) >= 1
+
+
+@promise
+async def a_call_kept_over_an_update_tells_both_versions(bench: Bench) -> None:
+    await bench.engine.set_version("11")
+    task, came = await bench.paused("keep")
+    await bench.engine.set_version("12")
+    assert await bench.engine.version() == "12"
+    await bench.engine.resume()
+    found = await task
+    assert found.finish_reason == "length"
+    assert found.response_ids.tolist() == came
+    if bench.spans:
+        assert [span.version for span in found.versions] == ["11", "12"]
+        assert 0 < found.versions[0].end < _LONG
+
+
+@promise
+async def an_aborted_call_keeps_what_was_sampled(bench: Bench) -> None:
+    task, came = await bench.paused("abort")
+    found = await task
+    assert found.finish_reason == "abort"
+    assert 0 < len(found.response_ids) == len(came) < _LONG
+    await bench.engine.resume()
+    further = await bench.generate(5, prompt=np.concatenate([bench.prompt, found.response_ids]))
+    assert len(further.response_ids) >= 1
+
+
+@promise
+async def draining_waits_for_what_runs(bench: Bench) -> None:
+    task, _ = await bench.begun()
+    await bench.engine.pause("drain")
+    assert not await bench.n_running()
+    found = await task
+    assert found.finish_reason == "length"
+    waiting = asyncio.create_task(bench.generate(4))
+    await bench.engine.set_version("21")
+    await bench.engine.resume()
+    try:
+        after = await waiting
+    except EngineBusy:
+        after = await bench.generate(4)
+    if bench.spans:
+        assert {span.version for span in after.versions} == {"21"}
+
+
+@promise
+async def chat_is_as_exact(bench: Bench) -> None:
+    said = await bench.engine.chat(
+        [{"role": "user", "content": "Hello"}],
+        [],
+        SamplingParams(seed=1),
+        12,
+        template_kwargs={"enable_thinking": True},
+    )
+    assert said.message["role"] == "assistant"
+    assert said.prompt_ids is not None
+    assert said.response_ids is not None
+    assert said.response_logprobs is not None
+    assert len(said.prompt_ids) == said.n_prompt_tokens
+    assert len(said.response_ids) == len(said.response_logprobs) == said.n_response_tokens
+    assert "Hello" in bench.tokenizer.decode(said.prompt_ids.tolist())
+
+
+@promise
+async def it_is_found_out(bench: Bench) -> None:
+    found: EngineInfo = await detect(bench.engine.address, timeout_s=_ANSWER_S)
+    assert found.token_in in (bench.engine.info.token_in, "generate")
+    assert found.token_out
+    assert found.control
+    assert found.context_tokens is not None
+    assert found.logprobs == ("processed" if found.kind == "sglang" else "raw")
+    assert found.model
+    assert await bench.engine.healthy()

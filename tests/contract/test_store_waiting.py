@@ -1,0 +1,92 @@
+"""What waits for a node is read in order and no further than asked, and no more is taken than the farm may have."""
+
+from __future__ import annotations
+
+import pytest
+
+from farm.errors import Conflict, InvalidRequest, Overloaded
+from farm.request import BatchRequest, Instance
+from farm.store import batches, interventions, placement
+from farm.store.engine import Store
+from farm.store.placement import Bell, Waiting
+from farm.target import Target
+
+
+def new_batch(
+    store: Store,
+    n: int,
+    n_samples: int = 1,
+    priority: int = 0,
+    key: str | None = None,
+    max_open: int | None = None,
+) -> str:
+    problem = Instance(data_source="noop", fields={})
+    request = BatchRequest(instances=(problem,) * n, n_samples=n_samples, priority=priority, idempotency_key=key)
+    return store.write(lambda connection: batches.create(connection, request, f"{n}", max_open))[0]
+
+
+def waiting(store: Store, limit: int) -> list[Waiting]:
+    return store.read(lambda connection: placement.waiting(connection, limit))
+
+
+def place(store: Store, batch_id: str, limit: int, node: str = "n1") -> list[str]:
+    found = store.read(lambda connection: placement.next_of(connection, batch_id, limit))
+    bells = [Bell(rollout_id, attempt, stage, node) for rollout_id, attempt, stage in found]
+    store.write(lambda connection: placement.place(connection, bells, 3.0))
+    return [bell.rollout_id.removeprefix(f"{batch_id}.") for bell in bells]
+
+
+def test_nothing_waits_in_an_empty_farm(store: Store) -> None:
+    assert waiting(store, 10) == []
+
+
+def test_batches_are_counted_no_further_than_asked_oldest_first(store: Store) -> None:
+    ids = [new_batch(store, n, priority=priority) for n, priority in ((30, 0), (2, 5), (30, -1))]
+    place(store, ids[0], 3)
+    place(store, ids[0], 4, "n2")
+    assert waiting(store, 10) == [Waiting(ids[0], 0, 10, 7), Waiting(ids[1], 5, 2, 0), Waiting(ids[2], -1, 10, 0)]
+
+
+def test_a_batch_all_of_which_is_placed_or_has_ended_waits_no_more(store: Store) -> None:
+    placed, cancelled, left = (new_batch(store, 3) for _ in range(3))
+    place(store, placed, 10)
+    store.write(lambda connection: interventions.cancel(connection, Target(cancelled)))
+    assert [wait.batch_id for wait in waiting(store, 10)] == [left]
+
+
+def test_whole_groups_come_first_also_after_some_are_placed(store: Store) -> None:
+    batch_id = new_batch(store, 3, n_samples=2)
+    assert place(store, batch_id, 3) == ["0.0", "0.1", "1.0"]
+    assert place(store, batch_id, 10) == ["1.1", "2.0", "2.1"]
+
+
+def test_a_batch_beyond_what_may_be_open_is_refused_until_some_have_ended(store: Store) -> None:
+    first = new_batch(store, 4, max_open=6)
+    with pytest.raises(Overloaded, match="4 rollouts have not ended; 3 more would be beyond 6"):
+        new_batch(store, 3, max_open=6)
+    assert store.read(lambda connection: batches.recent(connection, 10)) == [first]
+    second = new_batch(store, 2, max_open=6)
+    store.write(lambda connection: interventions.cancel(connection, Target(first)))
+    assert store.read(batches.n_open) == 2
+    assert len({first, second, new_batch(store, 4, max_open=6)}) == 3
+
+
+def test_a_batch_that_never_fits_is_a_mistake(store: Store) -> None:
+    with pytest.raises(InvalidRequest, match="several batches"):
+        new_batch(store, 7, max_open=6)
+
+
+def test_a_batch_that_is_there_is_found_however_full_the_farm_is(store: Store) -> None:
+    batch_id = new_batch(store, 4, key="again", max_open=4)
+    assert new_batch(store, 4, key="again", max_open=4) == batch_id
+    with pytest.raises(Conflict):
+        new_batch(store, 3, key="again", max_open=4)
+
+
+def test_a_batch_is_open_until_its_last_rollout_ends(store: Store) -> None:
+    batch_id = new_batch(store, 2)
+    assert store.read(lambda connection: batches.has_open(connection, batch_id))
+    store.write(lambda connection: interventions.cancel(connection, Target(batch_id, 0, 0)))
+    assert store.read(lambda connection: batches.has_open(connection, batch_id))
+    store.write(lambda connection: interventions.cancel(connection, Target(batch_id)))
+    assert not store.read(lambda connection: batches.has_open(connection, batch_id))

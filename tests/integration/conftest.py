@@ -1,0 +1,25 @@
+"""Fixtures of the integration tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.conftest import absent
+from tests.contract.sandbox_kinds import farm_in
+from tests.services.farms import farm_folder
+from workers.sandboxes.namespace import NamespaceProvider
+from workers.sandboxes.remove import remove
+
+
+@pytest.fixture
+def provider() -> Iterator[NamespaceProvider]:
+    """Of sandboxes in a farm of this test's own."""
+    with farm_folder() as folder, farm_in(folder):
+        found = NamespaceProvider()
+        if missing := found.missing():
+            absent(missing)
+        yield found
+        # before it is deleted as a folder like any other, which it is not
+        remove(folder)

@@ -1,0 +1,70 @@
+"""A broker of a test's own that may be killed, started again, frozen and cut off, on an address that stays."""
+
+from __future__ import annotations
+
+import secrets
+import signal
+import socket
+import subprocess
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, suppress
+from typing import Self
+
+_PORTS = range(15_000, 32_000)
+Life = Callable[[], AbstractContextManager["subprocess.Popen[bytes]"]]
+"""Runs the server until the block ends; it answers when the block begins."""
+
+
+class Broker:
+    """`with` it, it runs. `cut` closes every connection that its server has; clients may come back at once."""
+
+    def __init__(self, url: str, life: Life, cut: Callable[[], None], full: Callable[[bool], None]) -> None:
+        self.url = url
+        self.cut = cut
+        self.full = full
+        """Whether it is to be out of memory from now on."""
+        self._live = life
+        self._life = ExitStack()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.thaw()
+        self._life.close()
+
+    def start(self) -> None:
+        """Run it; it answers on return."""
+        self._process = self._life.enter_context(self._live())
+
+    def kill(self) -> None:
+        """As a machine dies: nothing is said to anybody, nothing is written."""
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait()
+        self._life.close()
+
+    def freeze(self) -> None:
+        """Its connections stay and nothing is answered, as when a network swallows everything."""
+        self._signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self._process.send_signal(number)
+
+
+def free_ports(n: int) -> list[int]:
+    """Ports of this machine that nobody listens on; what connections are given is above them, so that none takes one
+    while its server is away."""
+    found: list[int] = []
+    while len(found) < n:
+        port = _PORTS.start + secrets.randbelow(len(_PORTS))
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            found += [port] if port not in found else []
+    return found

@@ -1,0 +1,223 @@
+"""Engines for tests of the pool: how fast they are, how they fail and what they were told is all set and seen here.
+
+What speaks to real servers is tested against real servers; here the point is who is asked when.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from farm.engine import EngineInfo, PauseMode
+from farm.errors import EngineError
+from farm.request import SamplingParams
+from farm.trajectory import Message, TokenIds
+from workers.interfaces import Completion
+from workers.policy.generation import Engine, EngineAddress, EngineBusy, EngineUnfit, Generation, OnIds
+from workers.policy.listed import InFlight, Listed, Paused
+
+PLAIN = EngineInfo(kind="openai", model="m")
+CONTROLLED = EngineInfo(kind="vllm", model="m", control=True)
+
+
+class Server:
+    """An LLM server: a call of n tokens takes n / `tokens_s`, longer if more than `room` calls share it."""
+
+    def __init__(self, name: str, *, info: EngineInfo = PLAIN, tokens_s: float = 100.0, room: int = 1000) -> None:
+        self.url = f"http://{name}/v1"
+        self.info = info
+        self.tokens_s = tokens_s
+        self.room = room
+        self.dead = False
+        self.hangs = False
+        self.failures = 0
+        self.busy: list[float | None] = []
+        self.deadly: set[str] = set()
+        self.key = ""
+        self.n_detected = 0
+        self.weights = "default"
+        self.disobeys = False
+        self.paused = False
+        self.told: list[str] = []
+        self.n_running = 0
+        self.n_most = 0
+        self.n_clients = 0
+        self.started: list[tuple[float, str]] = []
+        self.answered: list[str] = []
+
+    def listed(self, **values: Any) -> Listed:
+        return replace(Listed(EngineAddress(self.url), self.info), **values)
+
+    async def play(self, n_tokens: int, who: str) -> str:
+        """One call: its answer is the engine's URL."""
+        self.check()
+        self.started.append((asyncio.get_running_loop().time(), who))
+        if who in self.deadly:
+            self.dead = True
+            raise EngineError(f"engine {self.url} closed the connection")
+        if self.busy:
+            raise EngineBusy(f"engine {self.url} answered 429", self.busy.pop(0))
+        if self.failures:
+            self.failures -= 1
+            raise EngineError(f"engine {self.url} answered 500")
+        self.n_running += 1
+        self.n_most = max(self.n_most, self.n_running)
+        try:
+            left = float(n_tokens)
+            # in steps, so that it gets slower when others come
+            while left > 0 or self.hangs:
+                await asyncio.sleep(0.05)
+                left -= 0.05 * self.tokens_s * min(1.0, self.room / self.n_running)
+        finally:
+            self.n_running -= 1
+        self.answered.append(who)
+        return self.url
+
+    def check(self) -> None:
+        if self.dead:
+            raise EngineError(f"engine {self.url} cannot be reached")
+
+    def n_started(self, who: str = "") -> int:
+        return sum(each == who or not who for _, each in self.started)
+
+
+class Double:
+    """A client of a Server, with the methods of `Engine`."""
+
+    def __init__(self, server: Server, address: EngineAddress, info: EngineInfo) -> None:
+        self.server = server
+        self.address = address
+        self.info = info
+        server.n_clients += 1
+
+    async def generate(
+        self,
+        prompt_ids: TokenIds,
+        sampling: SamplingParams,
+        max_tokens: int,
+        *,
+        model: str = "",
+        session_id: str = "",
+        on_ids: OnIds | None = None,
+    ) -> Generation:
+        raise NotImplementedError
+
+    async def chat(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]],
+        sampling: SamplingParams,
+        max_tokens: int,
+        *,
+        model: str = "",
+        session_id: str = "",
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> Completion:
+        raise NotImplementedError
+
+    async def healthy(self) -> bool:
+        return not self.server.dead
+
+    async def pause(self, mode: PauseMode) -> None:
+        self.server.check()
+        if self.server.disobeys:
+            raise EngineError(f"engine {self.server.url} has no /pause")
+        self.server.told.append(f"pause {mode}")
+        self.server.paused = True
+
+    async def resume(self) -> None:
+        self.server.check()
+        self.server.told.append("resume")
+        self.server.paused = False
+
+    async def paused(self) -> bool | None:
+        self.server.check()
+        return self.server.paused
+
+    async def set_version(self, version: str) -> None:
+        self.server.check()
+        self.server.told.append(f"version {version}")
+        self.server.weights = version
+
+    async def version(self) -> str:
+        self.server.check()
+        return self.server.weights
+
+    async def aclose(self) -> None:
+        self.server.n_clients -= 1
+
+
+class Servers:
+    """A fleet of them: the list that the farm gives out, and what a pool needs to reach them."""
+
+    def __init__(self, *servers: Server) -> None:
+        self.by_url = {server.url: server for server in servers}
+        self.list = [server.listed() for server in servers]
+
+    def __call__(self) -> Sequence[Listed]:
+        return self.list
+
+    def add(self, server: Server, **values: Any) -> None:
+        self.by_url[server.url] = server
+        self.list.append(server.listed(**values))
+
+    def change(self, server: Server, **values: Any) -> None:
+        """As the farm would list it from now on."""
+        self.list = [replace(each, **values) if each.address.url == server.url else each for each in self.list]
+
+    def remove(self, server: Server) -> None:
+        self.list = [each for each in self.list if each.address.url != server.url]
+
+    def open(self, address: EngineAddress, info: EngineInfo) -> Engine:
+        return Double(self.by_url[address.url], address, info)
+
+    async def detect(self, address: EngineAddress) -> EngineInfo:
+        server = self.by_url[address.url]
+        server.check()
+        server.n_detected += 1
+        if server.key not in ("", address.key):
+            raise EngineUnfit(f"engine {server.url} answered 401")
+        if server.hangs:
+            await asyncio.sleep(10)
+            raise EngineError(f"engine {server.url} did not answer in time")
+        return server.info
+
+
+class Notes:
+    """A Ledger that keeps what it is told; `leading` is whether this pool may give orders."""
+
+    def __init__(self, leading: bool = False) -> None:
+        self.leading = leading
+        self.infos: dict[str, EngineInfo] = {}
+        self.failures: list[tuple[str, str]] = []
+        self.reports: list[Mapping[str, InFlight]] = []
+        self.orders: list[tuple[str, int, Paused, str]] = []
+
+    def found(self, url: str, info: EngineInfo) -> None:
+        self.infos[url] = info
+
+    def failing(self, url: str, why: str) -> None:
+        self.failures.append((url, why))
+
+    def report(self, in_flight: Mapping[str, InFlight]) -> None:
+        self.reports.append(in_flight)
+
+    async def leads(self) -> bool:
+        return self.leading
+
+    async def carried_out(self, url: str, order: int, paused: Paused, version: str) -> None:
+        self.orders.append((url, order, paused, version))
+
+
+def asking(n_tokens: int, who: str) -> Callable[[Engine], Awaitable[str]]:
+    """A call for a seat: its answer is the URL of the engine that gave it."""
+
+    async def ask(engine: Engine) -> str:
+        assert isinstance(engine, Double)
+        if engine.server.key not in ("", engine.address.key):
+            raise EngineUnfit(f"engine {engine.address.url} answered 401")
+        return await engine.server.play(n_tokens, who)
+
+    return ask

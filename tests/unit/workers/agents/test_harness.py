@@ -1,0 +1,342 @@
+"""Black-box agents that are small programs, in a folder of this machine: how their ends become outcomes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from farm.errors import AgentError, EngineError, LimitReached, SandboxError, StaleRollout
+from farm.request import Limits, SamplingParams, SandboxSpec
+from farm.rollout import Outcome
+from farm.trajectory import ModelCall
+from workers.agents.harness import Harness, HarnessAgent, Task
+from workers.agents.mini_swe_agent import MINI_SWE_AGENT, mini_swe_agent
+from workers.interfaces import AgentContext, AgentResult, Artefact, Completion, Sandbox
+from workers.testing import FakeSandbox, ScriptedPolicy, answering
+from workers.testing.local import LocalProvider
+
+ASK = """
+import http.client, json, os, sys, urllib.parse
+url = urllib.parse.urlsplit(os.environ["OPENAI_BASE_URL"])
+def ask(text):
+    connection = http.client.HTTPConnection(url.netloc, timeout=60)
+    body = json.dumps({"model": "m", "messages": [{"role": "user", "content": text}]})
+    connection.request("POST", url.path + "/chat/completions", body)
+    response = connection.getresponse()
+    data = json.loads(response.read())
+    return data["choices"][0]["message"]["content"] if response.status == 200 else response.status
+task = open("task.txt").read()
+"""
+
+
+@dataclass
+class Records:
+    """What a rollout wrote down."""
+
+    calls: list[ModelCall] = field(default_factory=list)
+    kept: dict[str, Artefact] = field(default_factory=dict)
+
+    async def __call__(self, call: ModelCall) -> None:
+        self.calls.append(call)
+
+    async def keep(self, index: int, artefact: Artefact) -> str:
+        self.kept[artefact.name] = artefact
+        return artefact.name
+
+
+def _files(task: Task) -> Mapping[str, str]:
+    return {"task.txt": task.text}
+
+
+def harness(program: str, **more: Any) -> Harness:
+    """An agent that is a Python program."""
+    command = ["python3", "-c", ASK + program]
+    return Harness(**{"name": "little", "command": lambda task: command, "files": _files, **more})
+
+
+def context_of(sandbox: Sandbox | None, policy: Any, records: Records, **limits: Any) -> AgentContext:
+    return AgentContext(
+        rollout_id="r1",
+        messages=[{"role": "system", "content": "call submit"}, {"role": "user", "content": "add 2 and 2"}],
+        tools={},
+        policy=policy,
+        sampling=SamplingParams(),
+        limits=Limits(**limits),
+        record=records,
+        keep=records.keep,
+        sandbox=sandbox,
+    )
+
+
+@asynccontextmanager
+async def place() -> AsyncIterator[Sandbox]:
+    sandbox = await LocalProvider().start("local", SandboxSpec())
+    try:
+        yield sandbox
+    finally:
+        await sandbox.stop()
+
+
+def play(
+    program: str,
+    *script: Completion | Exception,
+    records: Records | None = None,
+    agent: Mapping[str, Any] | None = None,
+    limits: Mapping[str, Any] | None = None,
+    **more: Any,
+) -> AgentResult:
+    async def main() -> AgentResult:
+        async with place() as sandbox:
+            player = HarnessAgent(harness(program, **more), inside=str(sandbox.socket_folder), **(agent or {}))
+            context = context_of(sandbox, ScriptedPolicy(*script), records or Records(), **(limits or {}))
+            return await player.run(context)
+
+    return asyncio.run(main())
+
+
+def test_what_it_prints_is_its_answer() -> None:
+    records = Records()
+    result = play("print(ask(task), ask('sure?'))", answering("4"), answering("yes"), records=records)
+    assert result == AgentResult(Outcome.ANSWERED, "4 yes")
+    assert [call.messages[0]["content"] for call in records.calls] == ["add 2 and 2", "sure?"]
+    assert records.kept["little.stdout.txt"].data == b"4 yes\n"
+
+
+def test_what_it_leaves_in_a_file_is_its_answer() -> None:
+    program = "json.dump({'answer': ask(task)}, open('out.json', 'w'))"
+
+    def read(text: str) -> AgentResult:
+        return AgentResult(Outcome.SUBMITTED, json.loads(text)["answer"])
+
+    assert play(program, answering("4"), output="out.json", read=read) == AgentResult(Outcome.SUBMITTED, "4")
+    with pytest.raises(AgentError, match="did not leave what it should"):
+        play("ask(task)", answering("4"), output="out.json", read=read)
+    with pytest.raises(AgentError, match="did not leave what it should"):
+        play("ask(task); open('out.json', 'w').write('{}')", answering("4"), output="out.json", read=read)
+
+
+def test_an_answer_without_end_is_cut() -> None:
+    result = play("ask(task); print('x' * 3_000_000)", answering("4"))
+    assert result.answer == "x" * 1_000_000
+
+
+def test_its_own_environment() -> None:
+    result = play("ask(task); print(os.environ['COLOUR'])", answering("4"), environment={"COLOUR": "blue"})
+    assert result.answer == "blue"
+
+
+def test_one_that_asks_nothing_is_an_error() -> None:
+    records = Records()
+    with pytest.raises(AgentError, match=r"r1: agent little ended without a single answer of its model\..*: bye"):
+        play("print('bye')", records=records)
+    assert records.kept["little.stdout.txt"].data == b"bye\n"
+
+
+def test_a_crash_is_an_error_with_its_last_lines() -> None:
+    records = Records()
+    with pytest.raises(AgentError, match=r"(?s)ended with code 1\. .*`farm artefacts r1`, ends: .*ZeroDivisionError"):
+        play("print(ask(task)); 1 / 0", answering("4"), records=records)
+    assert b"ZeroDivisionError" in records.kept["little.stderr.txt"].data
+    assert len(records.calls) == 1
+
+
+def test_its_last_lines_are_fit_for_a_message() -> None:
+    program = "print(ask(task), 'x' * 1_000_000, chr(0), chr(27) + '[31mred' + chr(27) + '[0m', sep='\\n'); 1 / 0"
+    with pytest.raises(AgentError) as raised:
+        play(program, answering("4"))
+    said = str(raised.value)
+    assert len(said) < 2000
+    assert "\nred\n" in said
+    assert not {"\0", "\x1b"} & set(said)
+
+
+@pytest.mark.parametrize(
+    "left", ["null", "[]", '"text"', "{}", '{"info": []}', '{"info": {"exit_status": []}}', "[" * 100_000, "NaN"]
+)
+def test_rubbish_in_place_of_a_result_is_told(left: str) -> None:
+    program = f"ask(task); open('out.json', 'w').write({left!r})"
+    with pytest.raises(AgentError, match="did not leave what it should"):
+        play(program, answering("4"), output="out.json", read=MINI_SWE_AGENT.read)
+
+
+def test_what_a_result_says_is_fit_for_a_message() -> None:
+    program = "ask(task); json.dump({'info': {'exit_status': '\\0' + 'x' * 1_000_000}}, open('out', 'w'))"
+    with pytest.raises(AgentError, match="it ended as") as raised:
+        play(program, answering("4"), output="out", read=MINI_SWE_AGENT.read)
+    assert len(str(raised.value)) < 2000
+
+
+def test_an_answer_is_fit_for_a_database() -> None:
+    said = json.dumps({"info": {"exit_status": "Submitted", "submission": "a\0b\ud800c"}})
+    result = play(
+        f"ask(task); open('out', 'w').write({said!r})", answering("4"), output="out", read=MINI_SWE_AGENT.read
+    )
+    assert result.answer == "ab?c"
+
+
+def test_an_answer_is_a_text() -> None:
+    program = "ask(task); json.dump({'info': {'exit_status': 'Submitted', 'submission': {'a': 1}}}, open('out', 'w'))"
+    with pytest.raises(AgentError, match="its answer is no text but dict"):
+        play(program, answering("4"), output="out", read=MINI_SWE_AGENT.read)
+
+
+def test_a_command_that_is_not_there_is_an_error() -> None:
+    with pytest.raises(AgentError, match="no-such-program"):
+        play("", command=lambda task: ["no-such-program"])
+
+
+@pytest.mark.parametrize("end", ["", "; sys.exit(1)", "; import time; time.sleep(3600)"])
+@pytest.mark.parametrize(
+    ("limits", "outcome"), [({"max_turns": 1}, Outcome.MAX_TURNS), ({"max_tokens": 10}, Outcome.MAX_TOKENS)]
+)
+def test_a_limit_is_an_outcome_however_it_ends(end: str, limits: dict[str, int], outcome: Outcome) -> None:
+    program = f"ask(task); assert ask('more') == 403{end}"
+    assert play(program, answering("4"), limits=limits, agent={"grace_s": 1.0}) == AgentResult(outcome)
+
+
+def test_a_full_context_is_an_outcome() -> None:
+    full = LimitReached(Outcome.CONTEXT_FULL, "full")
+    assert play("ask(task); ask('more')", answering("4"), full) == AgentResult(Outcome.CONTEXT_FULL)
+    shortened = play("ask(task); ask('more'); print(ask('less'))", answering("4"), full, answering("5"))
+    assert shortened == AgentResult(Outcome.ANSWERED, "5")
+
+
+@pytest.mark.parametrize("end", ["", "; sys.exit(1)"])
+def test_an_engine_that_failed_is_no_answer_of_the_policy(end: str) -> None:
+    with pytest.raises(EngineError, match="gone"):
+        play(f"ask(task); print(ask('more')){end}", answering("4"), EngineError("gone"))
+
+
+def test_an_engine_that_came_back_is_forgotten() -> None:
+    result = play("ask(task); print(ask(task))", EngineError("gone"), answering("4"))
+    assert result == AgentResult(Outcome.ANSWERED, "4")
+
+
+def test_stale_weights_end_it() -> None:
+    with pytest.raises(StaleRollout):
+        play("ask(task)", StaleRollout("overtaken", restart=False))
+
+
+def test_a_bug_of_ours_is_an_error() -> None:
+    with pytest.raises(AgentError, match="ZeroDivisionError"):
+        play("ask(task)", ZeroDivisionError("x"))
+
+
+def test_one_that_never_asks_is_ended() -> None:
+    records = Records()
+    with pytest.raises(AgentError, match=r"asked nothing of its model in 1 s, and was ended\. .* ends: up"):
+        play("print('up', flush=True); import time; time.sleep(3600)", agent={"start_s": 1.0}, records=records)
+    assert records.kept["little.stdout.txt"].data == b"up\n"
+
+
+def test_without_a_sandbox_it_cannot_play() -> None:
+    context = context_of(None, ScriptedPolicy(), Records())
+    with pytest.raises(AgentError, match="runs in a sandbox"):
+        asyncio.run(HarnessAgent(harness("")).run(context))
+
+
+def test_a_sandbox_that_is_gone_is_not_its_fault(tmp_path: Path) -> None:
+    async def main() -> None:
+        sandbox = FakeSandbox()
+        sandbox.socket_folder = tmp_path
+        await sandbox.stop()
+        await HarnessAgent(harness("")).run(context_of(sandbox, ScriptedPolicy(), Records()))
+
+    with pytest.raises(SandboxError):
+        asyncio.run(main())
+
+
+class Waiting(ScriptedPolicy):
+    """Never answers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun = asyncio.Event()
+
+    async def complete(self, *_: Any, **__: Any) -> Completion:
+        self.begun.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+
+@pytest.mark.parametrize("end", ["", "; import signal; signal.pause()"])
+def test_what_it_said_is_kept_also_if_it_is_cut(end: str) -> None:
+    async def main() -> None:
+        async with place() as sandbox:
+            policy = Waiting()
+            program = f"print('I begin', flush=True)\ntry: ask(task)\nfinally: print('bye', flush=True){end}"
+            agent = HarnessAgent(harness(program), inside=str(sandbox.socket_folder))
+            playing = asyncio.create_task(agent.run(context_of(sandbox, policy, records)))
+            await policy.begun.wait()
+            playing.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await playing
+
+    records = Records()
+    asyncio.run(main())
+    assert records.kept["little.stdout.txt"].data.startswith(b"I begin\n")
+
+
+def test_cancelling_ends_the_command() -> None:
+    async def main() -> None:
+        async with place() as sandbox:
+            agent = HarnessAgent(harness(f"'{mark}'; ask(task)"), inside=str(sandbox.socket_folder))
+            policy = Waiting()
+            playing = asyncio.create_task(agent.run(context_of(sandbox, policy, Records())))
+            await policy.begun.wait()
+            assert await asyncio.to_thread(running)
+            playing.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await playing
+            async with asyncio.timeout(10):
+                while await asyncio.to_thread(running):
+                    pass
+
+    def running() -> bool:
+        return any(mark.encode() in found for found in map(command_line, Path("/proc").glob("[0-9]*")))
+
+    mark = uuid4().hex
+    asyncio.run(main())
+
+
+def command_line(process: Path) -> bytes:
+    try:
+        return (process / "cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def test_it_asks_for_its_packages_beside_those_of_the_instance() -> None:
+    agent = mini_swe_agent()
+    spec = agent.sandbox(SandboxSpec(packages=("iniconfig==2.1.0",), workdir="/there"))
+    assert (spec.packages, spec.workdir) == (("iniconfig==2.1.0",), "/there")
+    assert "mini-swe-agent==2.4.6" in spec.agent_packages
+    assert agent.sandbox(None).agent_packages == spec.agent_packages
+
+
+@pytest.mark.parametrize(
+    ("status", "outcome"), [("Submitted", Outcome.SUBMITTED), ("RepeatedFormatError", Outcome.INVALID_ACTION)]
+)
+def test_how_mini_swe_agent_ends(status: str, outcome: Outcome) -> None:
+    trajectory = json.dumps({"info": {"exit_status": status, "submission": "done"}})
+    assert MINI_SWE_AGENT.read(trajectory) == AgentResult(outcome, "done")
+
+
+def test_mini_swe_agent_must_not_end_otherwise() -> None:
+    with pytest.raises(ValueError, match="TimeExceeded"):
+        MINI_SWE_AGENT.read(json.dumps({"info": {"exit_status": "TimeExceeded"}}))
+
+
+def test_the_task_of_mini_swe_agent() -> None:
+    (text,) = MINI_SWE_AGENT.files(Task("mend it: 'quotes' and {{ braces }}", Limits(tool_s=45.0))).values()
+    config = json.loads(text)
+    assert config["run"] == {"task": "mend it: 'quotes' and {{ braces }}"}
+    assert config["environment"]["timeout"] == 45

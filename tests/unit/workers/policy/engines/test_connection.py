@@ -1,0 +1,232 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import httpx2
+import orjson
+import pytest
+
+from workers.policy.engines.connection import BrokenStream, Connection, Refusal, without_key
+
+OK = b'HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 8\r\n\r\n{"x": 1}'
+STREAM = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n"
+Play = Callable[["Server", asyncio.StreamWriter], Awaitable[None]]
+
+
+class Server:
+    """Does with its requests, in their order, what a test says; None closes the connection without an answer."""
+
+    def __init__(self, *plays: bytes | Play | None) -> None:
+        self._plays = list(plays)
+        self.requests: list[bytes] = []
+        self.n_connections = 0
+        self.gone = asyncio.Event()
+        self.asked = asyncio.Event()
+
+    async def __aenter__(self) -> Server:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.n_connections += 1
+        try:
+            while not reader.at_eof():
+                head = await reader.readuntil(b"\r\n\r\n")
+                length = next(
+                    (int(line[15:]) for line in head.lower().split(b"\r\n") if line[:15] == b"content-length:"), 0
+                )
+                self.requests.append(head + await reader.readexactly(length))
+                self.asked.set()
+                play = self._plays.pop(0)
+                if play is None:
+                    break
+                if isinstance(play, bytes):
+                    writer.write(play)
+                    await writer.drain()
+                    if b"connection: close" in play:
+                        break
+                else:
+                    await play(self, writer)
+        except asyncio.IncompleteReadError:
+            pass
+        finally:
+            self.gone.set()
+            writer.close()
+
+
+def trying(check: Callable[[Server, Connection], Awaitable[None]], *plays: bytes | Play | None) -> None:
+    async def run() -> None:
+        async with Server(*plays) as server:
+            connection = Connection(f"{server.url}/v1", "secret", 20.0)
+            try:
+                async with asyncio.timeout(20):
+                    await check(server, connection)
+            finally:
+                await connection.aclose()
+
+    asyncio.run(run())
+
+
+async def events_of(connection: Connection) -> list[bytes]:
+    async with connection.events("/p", b"{}", {}) as events:
+        return [event async for event in events]
+
+
+def test_what_is_sent() -> None:
+    async def check(server: Server, connection: Connection) -> None:
+        assert await connection.ask("/p", b"[1]", {"x-session-id": "r1"}) == b'{"x": 1}'
+        assert await connection.get("/v1/models") == {"x": 1}
+        sent = server.requests[0].lower()
+        for part in (
+            b"post /p ",
+            b"authorization: bearer secret",
+            b"content-type: application/json",
+            b"x-session-id: r1",
+        ):
+            assert part in sent
+        assert sent.endswith(b"[1]")
+        assert b"GET /v1/models " in server.requests[1]
+        assert server.n_connections == 1
+
+    trying(check, OK, OK)
+
+
+def test_a_connection_that_was_closed_while_idle_is_passed_over() -> None:
+    async def check(server: Server, connection: Connection) -> None:
+        await connection.get("/1")
+        # The server reads the second request and closes, as one does whose idle time ran out just then.
+        assert await connection.ask("/2", b"{}", {}) == b'{"x": 1}'
+        assert [head.split(b" ")[1] for head in server.requests] == [b"/1", b"/2", b"/2"]
+        assert server.n_connections == 2
+
+    trying(check, OK, None, OK)
+
+
+def test_a_new_connection_that_is_closed_is_a_failure() -> None:
+    async def check(server: Server, connection: Connection) -> None:
+        with pytest.raises(httpx2.RemoteProtocolError):
+            await connection.get("/1")
+        assert len(server.requests) == 1
+
+    trying(check, None, OK)
+
+
+def test_an_answer_that_breaks_off_is_not_asked_for_again() -> None:
+    async def check(server: Server, connection: Connection) -> None:
+        await connection.get("/1")
+        with pytest.raises(httpx2.RemoteProtocolError):
+            await connection.get("/2")
+        assert len(server.requests) == 2
+
+    trying(check, OK, OK.replace(b"length: 8\r\n", b"length: 80\r\nconnection: close\r\n"), OK)
+
+
+def test_an_error_status_is_a_refusal() -> None:
+    async def check(server: Server, connection: Connection) -> None:
+        for kind in "json", "text":
+            with pytest.raises(Refusal) as refusal:
+                await connection.get(f"/{kind}")
+            assert refusal.value.status == 429
+            assert refusal.value.headers["Retry-After"] == "7"
+            assert refusal.value.body == ({"x": 1} if kind == "json" else "<html>")
+        with pytest.raises(Refusal, match="429"):
+            await events_of(connection)
+
+    busy = OK.replace(b"200 OK", b"429 Busy\r\nretry-after: 7")
+    trying(check, busy, busy.replace(b'{"x": 1}', b"<html>").replace(b"length: 8", b"length: 6"), busy)
+
+
+def test_a_key_that_a_server_repeats_is_not_shown() -> None:
+    assert without_key(b'{"error": "no such key: sk-12345"}', "sk-12345") == b'{"error": "no such key: ***"}'
+    assert without_key(b"none of them", "none") == b"none of them"
+    assert without_key(b"nothing", "") == b"nothing"
+
+
+@pytest.mark.parametrize("end", [b"\n\n", b"\r\n\r\n"])
+def test_events_come_one_by_one(end: bytes) -> None:
+    async def play(server: Server, writer: asyncio.StreamWriter) -> None:
+        data = end.join([b'data: {"a":"\xc3\xbc"}', b": a comment", b'data:{"a":2}', b"data: [DONE]", b""])
+        writer.write(STREAM)
+        for at in range(len(data)):
+            writer.write(data[at : at + 1])
+            await writer.drain()
+        writer.close()
+
+    async def check(server: Server, connection: Connection) -> None:
+        assert [orjson.loads(event) for event in await events_of(connection)] == [{"a": "ü"}, {"a": 2}]
+
+    trying(check, play)
+
+
+def test_an_answer_that_is_no_stream_is_one_event() -> None:
+    async def check(server: Server, connection: Connection) -> None:
+        assert await events_of(connection) == [b'{"x": 1}']
+        assert await events_of(connection) == [b'{"x": 1}']
+        assert server.n_connections == 1
+
+    trying(check, OK, OK)
+
+
+def test_a_stream_that_ends_early_is_broken() -> None:
+    async def check(server: Server, connection: Connection) -> None:
+        with pytest.raises(BrokenStream, match="before it was complete"):
+            await events_of(connection)
+
+    trying(check, STREAM + b'data: {"a":1}\n\n')
+
+
+def test_after_a_stream_the_connection_is_used_again() -> None:
+    data = b'data: {"a":1}\n\ndata: [DONE]\n\n'
+    whole = STREAM.replace(b"connection: close", b"content-length: %d" % len(data)) + data
+
+    async def check(server: Server, connection: Connection) -> None:
+        assert len(await events_of(connection)) == len(await events_of(connection)) == 1
+        assert server.n_connections == 1
+
+    trying(check, whole, whole)
+
+
+@pytest.mark.parametrize("begun", [b"", STREAM + b'data: {"a":1}\n\n'])
+def test_a_cancelled_call_closes_its_connection(begun: bytes) -> None:
+    async def hang(server: Server, writer: asyncio.StreamWriter) -> None:
+        writer.write(begun)
+        await writer.drain()
+
+    async def check(server: Server, connection: Connection) -> None:
+        task = asyncio.create_task(events_of(connection) if begun else connection.ask("/p", b"{}", {}))
+        await server.asked.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await server.gone.wait()
+
+    trying(check, hang)
+
+
+def test_a_status_never_raises() -> None:
+    async def check(server: Server, connection: Connection) -> None:
+        assert await connection.status("/health", 20.0) == 200
+        assert await connection.status("/health", 20.0) == 0
+        assert await Connection("http://127.0.0.1:1/v1", "", 1.0).status("/health", 20.0) == 0
+        assert await Connection("nonsense", "", 1.0).status("/health", 20.0) == 0
+
+    trying(check, OK, b"what?\r\nconnection: close\r\n\r\n")
+
+
+def test_a_server_that_says_nothing_runs_into_the_time_limit() -> None:
+    async def hang(server: Server, writer: asyncio.StreamWriter) -> None: ...
+
+    async def run() -> None:
+        async with Server(hang) as server:
+            connection = Connection(server.url, "", 0.05)
+            with pytest.raises(httpx2.ReadTimeout):
+                await connection.get("/")
+            assert await connection.status("/", 0.05) == 0
+            await connection.aclose()
+
+    asyncio.run(run())

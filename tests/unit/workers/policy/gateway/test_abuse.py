@@ -1,0 +1,212 @@
+"""Clients that mean no good, or know no measure: the policy's own programs reach the gateway as well as the agent."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from farm.errors import EngineError, LimitReached
+from farm.rollout import Outcome
+from tests.unit.workers.policy.gateway.serving import Playing, Records, context_of, saying, served
+from workers.interfaces import Delta
+from workers.policy.gateway.bodies import MAX_BODY_BYTES
+from workers.policy.gateway.calls import Calls
+from workers.policy.gateway.chat import ChatApi
+from workers.policy.gateway.responses import ResponsesApi
+from workers.policy.gateway.server import MAX_CONNECTIONS, SOCKET, gateway
+from workers.policy.gateway.wire import BadRequest
+from workers.testing import answering, calling
+
+PATHS = ["/v1/chat/completions", "/v1/responses", "/v1/messages"]
+HELLO = {"messages": [{"role": "user", "content": "hello"}], "input": "hello", "max_tokens": 50, "model": "m"}
+
+each_api = pytest.mark.parametrize("path", PATHS)
+
+
+def nested(depth: int) -> list[Any]:
+    found: list[Any] = []
+    for _ in range(depth):
+        found = [found]
+    return found
+
+
+@each_api
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("depth", [200, 249, 300, 5000])
+def test_arguments_that_are_nested_deep_are_an_answer_like_any_other(path: str, stream: bool, depth: int) -> None:
+    async def main() -> None:
+        deep = calling(("look", {"at": 1}))
+        deep.message["tool_calls"][0]["function"]["arguments"] = f'{{"at": {"[" * depth}{"]" * depth}}}'
+        async with served(Playing(deep)) as gateway:
+            response = await gateway.post(path, {**HELLO, "stream": stream})
+            assert response.status_code == 200
+            assert "[" * depth in response.text
+            assert [call.response for call in gateway.records.calls] == [deep.message]
+            assert gateway.calls.failure is None
+
+    asyncio.run(main())
+
+
+@each_api
+@pytest.mark.parametrize("field", ["tools", "metadata", "response_format"])
+def test_a_request_that_is_nested_deep_is_refused(path: str, field: str) -> None:
+    async def main() -> None:
+        async with served(Playing()) as gateway:
+            response = await gateway.http.post(gateway.url + path, content=json.dumps({**HELLO, field: nested(300)}))
+            assert response.status_code == 400
+            assert "nested too deep" in response.json()["error"]["message"]
+
+    asyncio.run(main())
+
+
+async def read_and_leave(url: str, body: dict[str, Any], policy: Playing) -> None:
+    """Hang up once the first of the answer is there."""
+    policy.cancelled.clear()
+    async with httpx2.AsyncClient(trust_env=False) as leaving, leaving.stream("POST", url, json=body) as response:
+        async for piece in response.aiter_text():
+            if policy.first[0].text in piece:
+                break
+    async with asyncio.timeout(10):
+        await policy.cancelled.wait()
+
+
+@each_api
+@pytest.mark.parametrize(
+    ("limits", "outcome"), [({"max_turns": 2}, Outcome.MAX_TURNS), ({"max_tokens": 100}, Outcome.MAX_TOKENS)]
+)
+def test_what_was_read_of_an_answer_is_not_for_free(path: str, limits: dict[str, Any], outcome: Outcome) -> None:
+    async def main() -> None:
+        policy = Playing(saying())
+        policy.gate, policy.first = asyncio.Event(), [Delta("x" * 200)]
+        async with served(policy, **limits) as gateway:
+            for _ in range(2):
+                await read_and_leave(gateway.url + path, {**HELLO, "stream": True}, policy)
+            policy.gate.set()
+            assert (await gateway.post(path, HELLO)).status_code == 403
+            assert gateway.calls.limit is not None
+            assert gateway.calls.limit.outcome is outcome
+
+    asyncio.run(main())
+
+
+def test_connections_are_so_many(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with gateway(Calls(context_of(Playing(), Records())), tmp_path) as address:
+            opened = [await asyncio.open_unix_connection(str(tmp_path / SOCKET)) for _ in range(MAX_CONNECTIONS + 20)]
+            async with asyncio.timeout(10):
+                ends = [asyncio.ensure_future(reader.read()) for reader, _ in opened]
+                while sum(end.done() for end in ends) < 20:
+                    await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED, timeout=0.1)
+            assert not any(end.done() for end in ends[:MAX_CONNECTIONS])
+            for end in ends:
+                end.cancel()
+            await asyncio.gather(*ends, return_exceptions=True)
+            reader, writer = opened[0]
+            writer.write(f"GET /t/{address.key}/v1/models HTTP/1.1\r\nhost: farm\r\n\r\n".encode())
+            assert await reader.readline() == b"HTTP/1.1 200 OK\r\n"
+            for _, each in opened:
+                each.close()
+
+    asyncio.run(main())
+
+
+def test_bodies_are_so_much_at_once() -> None:
+    async def main() -> None:
+        policy = Playing(answer=lambda _: saying())
+        policy.gate = asyncio.Event()
+        big = {"model": "m", "messages": [{"role": "user", "content": "x" * (MAX_BODY_BYTES - 1000)}]}
+        async with served(policy) as gateway:
+            asked = [asyncio.create_task(gateway.post(PATHS[0], big)) for _ in range(4)]
+            done, waiting = await asyncio.wait(asked, timeout=30, return_when=asyncio.FIRST_COMPLETED)
+            while len(done) < 2:
+                done, waiting = await asyncio.wait(asked, timeout=30, return_when=asyncio.FIRST_COMPLETED)
+            assert {(await each).status_code for each in done} == {503}
+            policy.gate.set()
+            assert {(await each).status_code for each in waiting} == {200}
+            assert (await gateway.post(PATHS[0], big)).status_code == 200
+            assert gateway.calls.failure is None
+
+    asyncio.run(main())
+
+
+def test_rubbish_does_not_fill_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        async with gateway(Calls(context_of(Playing(), Records())), tmp_path):
+            reader, writer = await asyncio.open_unix_connection(str(tmp_path / SOCKET))
+            writer.write(b"\x00\xff rubbish\r\n\r\n")
+            assert b"400" in await reader.readline()
+            writer.close()
+
+    asyncio.run(main())
+    assert caplog.records == []
+
+
+def test_many_conversations_without_an_answer_end_it() -> None:
+    async def main() -> None:
+        refused = EngineError("the template does not take it")
+        async with served(Playing(answer=lambda _: refused)) as gateway:
+            for number in range(40):
+                said = {"role": "user", "content": str(number)}
+                assert (await gateway.post(PATHS[0], {**HELLO, "messages": [said]})).status_code == 503
+            assert gateway.calls.over.is_set()
+            assert gateway.calls.failure is refused
+
+    asyncio.run(main())
+
+
+def test_a_limit_that_is_told_again_and_again_holds_on_to_nothing() -> None:
+    async def main() -> None:
+        calls = Calls(context_of(Playing(saying()), Records(), max_turns=1))
+        asked = ChatApi().asked(HELLO)
+        await calls.complete(asked)
+        depths = []
+        for _ in range(5):
+            with pytest.raises(LimitReached) as raised:
+                await calls.complete(asked)
+            depths.append(len(raised.traceback))
+        assert depths[1:] == depths[:1] * 4
+
+    asyncio.run(main())
+
+
+def test_a_conversation_is_remembered_once_and_only_if_that_is_wanted() -> None:
+    api, said = ResponsesApi(), [{"role": "user", "content": "hello"}]
+    ids = []
+    for _ in range(2):
+        said = [*said, {"role": "user", "content": "more"}]
+        ids.append(api.answer(api.asked({"input": said}), answering("yes"))["id"])
+    first, second = (api.asked({"previous_response_id": each}).messages for each in ids)
+    assert [message["content"] for message in second] == ["hello", "more", "more", "yes"]
+    assert first[0] is second[0]
+    unkept = api.answer(api.asked({"input": said, "store": False}), answering("yes"))
+    assert unkept["store"] is False
+    with pytest.raises(BadRequest, match="there is no response"):
+        api.asked({"previous_response_id": unkept["id"]})
+
+
+@pytest.mark.parametrize("stop", [["x"] * 65, ["x" * 1001]])
+def test_texts_that_end_an_answer_are_so_many(stop: list[str]) -> None:
+    with pytest.raises(BadRequest, match="stop: may be 64 texts of 1000 characters"):
+        ChatApi().asked({**HELLO, "stop": stop})
+
+
+def test_what_is_written_down_of_a_request_is_short() -> None:
+    tools = [{"type": "x" * 5000} for _ in range(500)]
+    asked = ChatApi().asked({**HELLO, "tools": tools, "logit_bias": {str(number): 1 for number in range(10_000)}})
+    assert len(json.dumps(asked.wishes)) < 100_000
+    assert "logit_bias" not in asked.wishes
+
+
+def test_a_request_of_millions_of_objects_is_refused() -> None:
+    async def main() -> None:
+        async with served(Playing()) as gateway:
+            for each in (b"[],", b"{},"):
+                body = b'{"messages": [' + each * 2_000_000 + b"0]}"
+                assert (await gateway.http.post(gateway.url + PATHS[0], content=body)).status_code == 413
+
+    asyncio.run(main())

@@ -1,0 +1,160 @@
+"""Whose doing it is when the time of a rollout ends: the policy's, an engine's, or nobody's."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import time
+from typing import Any
+
+import pytest
+
+from farm.errors import EngineError, SandboxError
+from farm.request import Limits, SamplingParams
+from farm.rollout import Outcome
+from farm.trajectory import ModelCall
+from workers.interfaces import Artefact, Completion
+from workers.stages import Job, Played, ended, run
+from workers.testing.fakes import ScriptedPolicy, answering
+
+
+class Slow(ScriptedPolicy):
+    """Answers after a while; `paused` says that all of the while was a pause for new weights."""
+
+    def __init__(self, *, blocked: str = "", paused: bool = False, takes_s: float = 30.0) -> None:
+        super().__init__(answering("done"))
+        self.blocked = blocked
+        self._paused = paused
+        self._takes_s = takes_s
+        self._since = time.monotonic()
+        self.cancelled = False
+
+    @property
+    def paused_s(self) -> float:
+        return time.monotonic() - self._since if self._paused else 0.0
+
+    @paused_s.setter
+    def paused_s(self, value: float) -> None:
+        """The base class sets it once."""
+
+    async def complete(self, *asked: Any, **more: Any) -> Completion:
+        self._since = time.monotonic()
+        try:
+            await asyncio.sleep(self._takes_s)
+        except asyncio.CancelledError:
+            self.cancelled = True
+            raise
+        return await super().complete(*asked, **more)
+
+
+async def record(call: ModelCall) -> None:
+    pass
+
+
+async def keep(index: int, artefact: Artefact) -> str:
+    return ""
+
+
+def play(policy: Slow, run_s: float = 0.2) -> Played:
+    job = Job(
+        rollout_id="r1",
+        attempt=1,
+        sample_index=0,
+        data_source="chat",
+        fields={"question": "Are we there yet?"},
+        sampling=SamplingParams(),
+        limits=Limits(run_s=run_s),
+        sandbox_kind="auto",
+        model="",
+    )
+    return asyncio.run(run(job, policy, record, keep))
+
+
+def test_a_policy_that_takes_too_long_has_reached_its_deadline() -> None:
+    policy = Slow()
+    assert play(policy).outcome is Outcome.DEADLINE
+    assert policy.cancelled
+
+
+def test_a_deadline_that_ends_a_wait_for_engines_is_their_error() -> None:
+    policy = Slow(blocked="engine http://e1/v1 is out")
+    with pytest.raises(EngineError, match=r"r1: its 0\.2 s ended while it waited: engine http://e1/v1 is out"):
+        play(policy)
+    assert policy.cancelled
+
+
+def test_a_pause_for_new_weights_is_on_nobodys_clock() -> None:
+    assert play(Slow(paused=True, takes_s=0.6)).outcome is Outcome.ANSWERED
+
+
+class Held(Slow):
+    """Answers in small steps, and the whole process stands still for as long as its limit in one of them."""
+
+    def __init__(self, stands_s: float) -> None:
+        super().__init__()
+        self._stands_s = stands_s
+
+    async def complete(self, *asked: Any, **more: Any) -> Completion:
+        for n in range(5):
+            await asyncio.sleep(0.05)
+            if n == 2:
+                time.sleep(self._stands_s)  # noqa: ASYNC251 - that is what it is for
+        return await ScriptedPolicy.complete(self, *asked, **more)
+
+
+def test_time_in_which_the_process_was_frozen_is_on_nobodys_clock() -> None:
+    assert play(Held(stands_s=4.0), run_s=4.0).outcome is Outcome.ANSWERED
+
+
+def test_an_error_of_the_agent_comes_out_as_it_is() -> None:
+    policy = Slow(takes_s=0.0)
+    policy._script = iter([EngineError("r1: gone")])
+    with pytest.raises(EngineError, match="r1: gone"):
+        play(policy)
+
+
+class Stubborn:
+    """An agent that does not want to end: it swallows so many cancellations, and then raises."""
+
+    def __init__(self, n_swallowed: int, error: Exception | None = None) -> None:
+        self.n_cancelled = 0
+        self._n_swallowed = n_swallowed
+        self._error = error
+
+    async def run(self) -> None:
+        while True:
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                self.n_cancelled += 1
+                if self._error is not None:
+                    raise self._error from None
+                if self.n_cancelled > self._n_swallowed:
+                    raise
+
+
+def end(agent: Stubborn) -> list[dict[str, Any]]:
+    """Begin and end it; what the event loop complains of."""
+    complaints: list[dict[str, Any]] = []
+
+    async def main() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: complaints.append(context))
+        play = asyncio.ensure_future(agent.run())
+        await asyncio.sleep(0)
+        await ended(play, "r1", patience_s=0.01)
+        assert play.done()
+        del play
+        gc.collect()
+
+    asyncio.run(main())
+    return complaints
+
+
+def test_an_agent_that_swallows_cancellations_is_cancelled_again() -> None:
+    agent = Stubborn(n_swallowed=3)
+    assert end(agent) == []
+    assert agent.n_cancelled == 4
+
+
+def test_what_an_agent_raises_as_it_is_ended_is_nobodys_surprise() -> None:
+    assert end(Stubborn(0, SandboxError("r1: gone meanwhile"))) == []

@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from farm.trajectory import TokenIds
+from workers.testing.book import Play, PlayBook, Problem, ScriptedCall, Turn
+from workers.testing.engine.model_text import make_tokenizer
+from workers.testing.engine.players import BookPlayer, Mix, RandomPlayer
+from workers.testing.engine.vocabulary import Vocabulary
+from workers.testing.hermes import loose_calls
+
+WORDS = Vocabulary(make_tokenizer())
+TURNS = (
+    Turn(content="look ü 漢字", tool_calls=(ScriptedCall(name="bash", arguments={"command": "ls"}),), reasoning="hm"),
+    Turn(tool_calls=(ScriptedCall(name="bash", arguments="not JSON"),)),
+    Turn(content="4"),
+)
+BOOK = [Problem(match="2 + 2", plays=(Play(name="right", turns=TURNS), Play(name="five", turns=(Turn(content="5"),))))]
+ASKED = [{"role": "user", "content": "What is 2 + 2?"}]
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "bash",
+        "parameters": {"type": "object", "properties": {"command": {"type": "string"}}, "required": ["command"]},
+    },
+}
+PROMPT = WORDS.encode(WORDS.render(ASKED, [TOOL]))
+RESULT = WORDS.encode("\n<|im_start|>user\n<tool_response>\nx\n</tool_response><|im_end|>\n<|im_start|>assistant\n")
+
+
+def said(ids: TokenIds) -> str:
+    assert ids[-1] == WORDS.end_id
+    return WORDS.decode(ids, special=True).removesuffix("<|im_end|>")
+
+
+def test_a_play_is_found_again_by_its_ids() -> None:
+    player = BookPlayer(WORDS, PlayBook(BOOK))
+    seed = next(seed for seed in range(20) if said(player.turn(PROMPT, seed)) != "5")
+    prompt = PROMPT
+    for turn in TURNS:
+        ids = player.turn(prompt, seed)
+        assert said(ids) == turn.text
+        prompt = np.concatenate([prompt, ids, RESULT])
+    assert said(player.turn(prompt, seed)) == "done"
+
+
+@pytest.mark.parametrize("seed", [None, 3])
+def test_a_turn_that_was_cut_goes_on_where_it_was(seed: int | None) -> None:
+    player = BookPlayer(WORDS, PlayBook([Problem(match="2 + 2", plays=(Play(name="right", turns=TURNS),))]))
+    whole = player.turn(PROMPT, seed)
+    for n in range(len(whole)):
+        rest = player.turn(np.concatenate([PROMPT, whole[:n]]), seed)
+        assert np.array_equal(np.concatenate([whole[:n], rest]), whole)
+
+
+def test_it_goes_on_from_another_splitting_too() -> None:
+    player = BookPlayer(WORDS, PlayBook([Problem(match="2 + 2", plays=(Play(name="right", turns=TURNS),))]))
+    begun = np.array([WORDS.byte_ids[byte] for byte in TURNS[0].text.encode()[:-30]], np.int32)
+    rest = player.turn(np.concatenate([PROMPT, begun]), 0)
+    assert WORDS.decode(begun) + said(rest) == TURNS[0].text
+
+
+def test_random_turns_depend_on_seed_and_prompt_alone() -> None:
+    one, same, other = RandomPlayer(WORDS, seed=1), RandomPlayer(WORDS, seed=1), RandomPlayer(WORDS, seed=2)
+    assert all(np.array_equal(one.turn(PROMPT, seed), same.turn(PROMPT, seed)) for seed in range(20))
+    assert not np.array_equal(one.turn(PROMPT, 0), other.turn(PROMPT, 0))
+    assert not np.array_equal(one.turn(PROMPT, 0), one.turn(PROMPT, 1))
+    assert not np.array_equal(one.turn(PROMPT, None), one.turn(PROMPT[1:], None))
+
+
+def test_random_turns_drift_when_they_are_encoded_again() -> None:
+    player = RandomPlayer(WORDS, seed=1)
+    turns = [player.turn(PROMPT, seed) for seed in range(50)]
+    same = sum(np.array_equal(WORDS.encode(WORDS.decode(ids, special=True)), ids) for ids in turns)
+    assert same < 5
+
+
+def test_random_turns_are_of_all_kinds() -> None:
+    player = RandomPlayer(WORDS, seed=1, mix=Mix(broken=0.4))
+    kinds: Counter[str] = Counter()
+    for seed in range(300):
+        text = said(player.turn(PROMPT, seed))
+        calls = loose_calls(text)[1]
+        kinds["reasoned"] += text.startswith("<think>")
+        kinds["silent"] += not calls
+        for call in calls:
+            kinds[call.name] += 1
+            kinds["cut"] += not text.endswith("</tool_call>")
+    assert set(kinds) == {"reasoned", "silent", "bash", "no_such_tool", "", "cut"}
+    assert min(kinds.values()) >= 5
+
+
+def test_without_tools_none_are_called() -> None:
+    player = RandomPlayer(WORDS, seed=1)
+    prompt = WORDS.encode(WORDS.render(ASKED, []))
+    assert not any("<tool_call>" in said(player.turn(prompt, seed)) for seed in range(50))

@@ -1,0 +1,103 @@
+"""Starts a real vLLM on the CPU with a model of our own; all it says goes to `server.log` beside its environment."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.services.process import running
+from workers.testing.engine.model_text import write_model_text
+
+CONTEXT_TOKENS = 2048
+_START_S = 400.0
+"""Half a minute on an idle machine; several on one that is not."""
+_HERE = Path(__file__).parent
+_VARIABLES = {
+    "VLLM_SERVER_DEV_MODE": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "OMP_NUM_THREADS": "2",
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_OFFLINE": "1",
+}
+_OPTIONS = (
+    *("--served-model-name", "tiny", "--host", "127.0.0.1", "--dtype", "float32", "--enforce-eager"),
+    *("--max-model-len", str(CONTEXT_TOKENS), "--max-num-seqs", "64", "--enable-scale-out"),
+    *("--enable-prompt-tokens-details", "--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RealVllm:
+    """`url` without /v1. `weights` are two folders with one model's files; the server began with the first."""
+
+    url: str
+    python: Path
+    weights: tuple[Path, Path]
+
+    def post(self, path: str, body: Any = None) -> Any:
+        """Straight to the server, past what is tested."""
+        data = json.dumps(body or {}).encode()
+        request = urllib.request.Request(self.url + path, data, {"content-type": "application/json"})
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return json.load(answer)
+
+    def metric(self, name: str) -> float:
+        """The sum of a metric over all its labels."""
+        with urllib.request.urlopen(f"{self.url}/metrics", timeout=60) as answer:
+            lines = answer.read().decode().splitlines()
+        return sum(float(line.split()[-1]) for line in lines if line.startswith((f"{name}{{", f"{name} ")))
+
+
+def in_vllm(python: Path, script: str, *words: object, stdin: str = "") -> str:
+    """What a script of this folder prints in vLLM's Python."""
+    command = [str(python), str(_HERE / script), *map(str, words)]
+    done = subprocess.run(command, input=stdin, capture_output=True, text=True, env=_environment(), check=False)
+    if done.returncode:
+        raise RuntimeError(f"{script} failed:\n{done.stderr[-3000:]}")
+    return done.stdout
+
+
+@contextmanager
+def real_vllm(python: Path, folder: Path) -> Iterator[RealVllm]:
+    """Makes the model's files in the folder, starts the server, and stops it at the end of the block."""
+    weights = (folder / "one", folder / "two")
+    for each in weights:
+        write_model_text(each)
+    in_vllm(python, "make_weights.py", CONTEXT_TOKENS, *weights)
+    port = _free_port()
+    url = f"http://127.0.0.1:{port}"
+    command: Sequence[str | Path] = (
+        *("env", *(f"{name}={value}" for name, value in _VARIABLES.items())),
+        *(python, "-m", "vllm.entrypoints.openai.api_server", "--model", weights[0], "--port", str(port), *_OPTIONS),
+    )
+    log = python.parents[2] / "server.log"
+    with running(command, lambda: _answers(f"{url}/health"), log, start_s=_START_S):
+        yield RealVllm(url, python, weights)
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, **_VARIABLES}
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=5):
+            return True
+    except (urllib.error.URLError, OSError):
+        return False

@@ -1,0 +1,16 @@
+"""Every promise of an engine client, on a real vLLM: what the scripted one is held to in tests/contract."""
+
+from __future__ import annotations
+
+import pytest
+from tokenizers import Tokenizer
+
+from tests.contract.engine_promises import PROMISES, Promise, trying
+from tests.vllm.server import RealVllm
+
+
+@pytest.mark.parametrize("wire", ["generate", "completions"])
+@pytest.mark.parametrize("check", PROMISES, ids=lambda check: check.__name__)
+def test_promise(check: Promise, wire: str, vllm: RealVllm, tokenizer: Tokenizer) -> None:
+    # vLLM 0.32 tells the weight versions on one of its wires only.
+    trying(vllm.url, check, tokenizer, spans=wire == "generate", token_in=wire)

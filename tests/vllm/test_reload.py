@@ -1,0 +1,75 @@
+"""New weights in a real vLLM: they must change what it says, to what transformers says of them, call by call."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from farm.request import SamplingParams
+from farm.trajectory import token_ids
+from tests.contract.engine_promises import Bench
+from tests.vllm.server import RealVllm, in_vllm
+from workers.policy.engines import detect, open_engine
+from workers.policy.engines.served import ServedEngine
+from workers.policy.generation import Engine, EngineAddress, Generation
+from workers.testing.engine.model_text import make_tokenizer
+
+PROMPT = token_ids([5, 9, 11, 70, 71, 72, 100])
+GREEDY = SamplingParams(temperature=0.0)
+
+
+@pytest.fixture
+def reloaded(vllm: RealVllm) -> Iterator[RealVllm]:
+    """The server, which has its first weights again afterwards."""
+    yield vllm
+    load(vllm, 0)
+
+
+def load(vllm: RealVllm, number: int) -> None:
+    """What a trainer does between pause and resume."""
+    vllm.post("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(vllm.weights[number])}})
+    vllm.post("/reset_prefix_cache?reset_running_requests=true")
+
+
+def same(found: Generation, expected: dict[str, list[float]]) -> bool:
+    """Whether ids and log-probabilities are those that transformers computes."""
+    assert found.response_logprobs is not None
+    return found.response_ids.tolist() == expected["ids"] and np.allclose(
+        found.response_logprobs, expected["logprobs"], atol=1e-3
+    )
+
+
+async def greedy(engine: Engine) -> Generation:
+    return await engine.generate(PROMPT, GREEDY, 8)
+
+
+def test_a_call_goes_on_under_the_new_weights_and_says_so(reloaded: RealVllm) -> None:
+    words = (*reloaded.weights, json.dumps(PROMPT.tolist()), 8)
+    before, after = json.loads(in_vllm(reloaded.python, "reference.py", *words))
+
+    async def update() -> None:
+        address = EngineAddress(f"{reloaded.url}/v1")
+        engine = open_engine(address, await detect(address, timeout_s=300.0))
+        assert isinstance(engine, ServedEngine)
+        bench = Bench(engine, make_tokenizer())
+        try:
+            await engine.set_version("1")
+            assert same(await greedy(engine), before)
+            task, _ = await bench.paused("keep")
+            load(reloaded, 1)
+            await engine.set_version("2")
+            await engine.resume()
+            assert [span.version for span in (await task).versions] == ["1", "2"]
+            renewed = await greedy(engine)
+            assert same(renewed, after)
+            assert not same(renewed, before)
+            assert [span.version for span in renewed.versions] == ["2"]
+        finally:
+            await engine.resume()
+            await engine.aclose()
+
+    asyncio.run(update())

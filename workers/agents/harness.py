@@ -1,0 +1,260 @@
+"""An agent that brings its own loop: a command in the sandbox, whose model is the policy behind a recording gateway.
+
+How it ended is told by what the gateway saw and by the command's end. Only a command that ended well, or by a limit of
+the rollout, is scored; one that crashed, or that never asked its model anything, is an error with its log kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from farm.errors import AgentError, RolloutError
+from farm.request import Limits, SandboxSpec
+from farm.rollout import Outcome
+from farm.trajectory import Message
+from workers.agents.actions import cut
+from workers.interfaces import AgentContext, AgentResult, Artefact, ExecResult, Sandbox
+from workers.policy.gateway import relay
+from workers.policy.gateway.calls import Calls
+from workers.policy.gateway.server import SOCKET, gateway
+from workers.sandboxes.environments import AGENT_FOLDER
+
+SOCKET_FOLDER = "/run/farm"
+START_S = 300.0
+GRACE_S = 5.0
+
+_KILL_S = 10.0
+_NEVER_S = 30 * 86_400.0
+_LOG_BYTES = 1_000_000
+_ANSWER_CHARS = 1_000_000
+_LOG_LINES = 15
+_LINE_CHARS = 400
+_COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+_NOT_FOUND = 127
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What a command is started for."""
+
+    text: str
+    """What the user asks; how to call the farm's own tools is no part of it."""
+    limits: Limits
+
+
+def _no_files(task: Task) -> Mapping[str, str]:
+    return {}
+
+
+def answered(output: str) -> AgentResult:
+    """The whole output is the answer."""
+    return AgentResult(Outcome.ANSWERED, output.strip() or None)
+
+
+@dataclass(frozen=True, slots=True)
+class Harness:
+    """An agent's command line. Its clients find the model by the variables of `workers.policy.gateway.relay`."""
+
+    name: str
+    command: Callable[[Task], Sequence[str]]
+    """The argument list, run in the sandbox's working folder."""
+    packages: tuple[str, ...] = ()
+    """Exact requirements of its own environment, in `/opt/farm/agent`."""
+    files: Callable[[Task], Mapping[str, str]] = _no_files
+    """Path to text, written before it is started; outside of the working folder, which may be what is scored."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    output: str = ""
+    """The file in which it leaves its answer; empty is its standard output."""
+    read: Callable[[str], AgentResult] = answered
+    """What that says. Raises ValueError, or whatever reading it does, if no command leaves this that ends well."""
+
+
+class HarnessAgent:
+    """Plays a rollout by a command in its sandbox; one object serves any number of rollouts at once.
+
+    `inside` is how the sandbox sees its socket folder; `start_s` and `grace_s` are how long a command may take to ask
+    its model for the first time, and may go on once none of its requests will ever be answered.
+    """
+
+    def __init__(
+        self, harness: Harness, *, inside: str = SOCKET_FOLDER, start_s: float = START_S, grace_s: float = GRACE_S
+    ) -> None:
+        self._harness = harness
+        self._inside = inside
+        self._start_s = start_s
+        self._grace_s = grace_s
+
+    def sandbox(self, spec: SandboxSpec | None) -> SandboxSpec:
+        """What it is played in, given what the instance needs, if anything."""
+        packages = {"agent_packages": self._harness.packages}
+        return (spec or SandboxSpec()).model_copy(update=packages)
+
+    async def run(self, context: AgentContext) -> AgentResult:
+        """Play to the end. Raises EngineError, SandboxError, and AgentError if the command crashed."""
+        sandbox = context.sandbox
+        if sandbox is None:
+            raise AgentError(f"{context.rollout_id}: agent {self._harness.name} runs in a sandbox, and there is none")
+        calls = Calls(context)
+        task = Task(_asked(context.messages), context.limits)
+        for path, text in self._harness.files(task).items():
+            await sandbox.write_file(path, text.encode())
+        command: asyncio.Future[ExecResult] | None = None
+        try:
+            async with gateway(calls, sandbox.socket_folder) as address:
+                command = asyncio.ensure_future(self._command(sandbox, task, address.key))
+                given_up = await self._watch(command, calls, context.limits.run_s)
+        except BaseException:
+            # such as the deadline, by which it has said as much as any other
+            if command is not None:
+                await self._keep_log(context, calls, command)
+            raise
+        end = _End(context, self._harness, calls, await _ended(command), given_up)
+        await end.keep_log()
+        return await end.result(sandbox)
+
+    async def _keep_log(self, context: AgentContext, calls: Calls, command: asyncio.Future[ExecResult]) -> None:
+        try:
+            await _End(context, self._harness, calls, await _ended(command), "").keep_log()
+        except Exception as error:
+            log.warning("%s: what agent %s said is lost: %s", context.rollout_id, self._harness.name, error)
+
+    async def _command(self, sandbox: Sandbox, task: Task, key: str) -> ExecResult:
+        python = f"{AGENT_FOLDER}/bin/python" if self._harness.packages else "python3"
+        # -I: whatever lies in the working folder is not to be imported
+        beside = [python, "-I", "-c", _relay_source(), f"{self._inside}/{SOCKET}", key]
+        return await sandbox.exec(
+            [*beside, *self._harness.command(task)],
+            # the deadline is kept outside, by cancelling, as pauses of the engines are not on it
+            timeout_s=_NEVER_S,
+            env=self._harness.environment,
+        )
+
+    async def _watch(self, command: asyncio.Future[ExecResult], calls: Calls, run_s: float) -> str:
+        """Wait for the command's end; or say why it has to be ended."""
+        start_s = min(self._start_s, 0.9 * run_s)
+        if not await _first(command, calls.begun, start_s):
+            return f"asked nothing of its model in {start_s:g} s"
+        await _first(command, calls.over, None)
+        await asyncio.wait({command}, timeout=self._grace_s)
+        return "" if command.done() else "went on without a model"
+
+
+async def _first(command: asyncio.Future[ExecResult], event: asyncio.Event, timeout_s: float | None) -> bool:
+    """Whether the command ends or the event comes within the time."""
+    waiting = asyncio.ensure_future(event.wait())
+    either: set[asyncio.Future[Any]] = {command, waiting}
+    try:
+        done, _ = await asyncio.wait(either, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        return bool(done)
+    finally:
+        waiting.cancel()
+
+
+async def _ended(command: asyncio.Future[ExecResult]) -> ExecResult | None:
+    """How it ended: by its relay, now that the gateway is gone. None if it had to be killed. Raises SandboxError."""
+    try:
+        await asyncio.wait({command}, timeout=_KILL_S)
+        return command.result() if command.done() else None
+    finally:
+        command.cancel()
+        await asyncio.gather(command, return_exceptions=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    """A command that has ended, and what it means for its rollout."""
+
+    context: AgentContext
+    harness: Harness
+    calls: Calls
+    ended: ExecResult | None
+    given_up: str
+    """Why it was ended; empty if it ended by itself."""
+
+    async def keep_log(self) -> None:
+        if self.ended is not None:
+            for name, data in (("stdout", self.ended.stdout), ("stderr", self.ended.stderr)):
+                if data.strip():
+                    artefact = Artefact(f"{self.harness.name}.{name}.txt", "text/plain", data[-_LOG_BYTES:])
+                    await self.context.keep(max(0, self.calls.n_answered - 1), artefact)
+
+    async def result(self, sandbox: Sandbox) -> AgentResult:
+        """What the gateway remembers comes first: it is why a command crashes, or ends as if all were well."""
+        failure, limit = self.calls.failure, self.calls.limit
+        if isinstance(failure, RolloutError):
+            raise failure
+        if failure is not None:
+            raise self._crashed(f"was refused an answer ({type(failure).__name__}: {failure})") from failure
+        if limit is not None:
+            return AgentResult(limit.outcome)
+        if self.given_up or self.ended is None:
+            raise self._crashed(f"{self.given_up or 'did not end'}, and was ended")
+        if self.ended.code != 0:
+            raise self._crashed(_how(self.ended))
+        if self.calls.n_answered == 0:
+            raise self._crashed("ended without a single answer of its model")
+        return await self._read(sandbox, self.ended)
+
+    async def _read(self, sandbox: Sandbox, ended: ExecResult) -> AgentResult:
+        harness = self.harness
+        try:
+            data = await sandbox.read_file(harness.output) if harness.output else ended.stdout
+            result = harness.read(data.decode("utf-8", "replace"))
+            if result.answer is not None and not isinstance(result.answer, str):
+                raise TypeError(f"its answer is no text but {type(result.answer).__name__}")
+        except RolloutError:
+            raise
+        except Exception as error:
+            # the policy's programs may have written it
+            raise self._crashed(f"did not leave what it should: {type(error).__name__}: {error}") from error
+        return replace(result, answer=result.answer and _fit(result.answer))
+
+    def _crashed(self, how: str) -> AgentError:
+        ended, rollout_id = self.ended, self.context.rollout_id
+        streams = [] if ended is None else [ended.stdout, ended.stderr]
+        lines = [line for data in streams for line in _lines(data[-_LOG_BYTES:].decode("utf-8", "replace"))]
+        why = " ".join(_lines(how))
+        said = "\n".join(lines[-_LOG_LINES:]) or "nothing"
+        return AgentError(
+            f"{rollout_id}: agent {self.harness.name} {why}. Its output, kept for `farm artefacts {rollout_id}`, ends: "
+            f"{said}"
+        )
+
+
+def _fit(answer: str) -> str:
+    """What a database keeps: neither NUL nor half characters, as a file of the policy's may have, nor without end."""
+    return answer[:_ANSWER_CHARS].replace("\0", "").encode("utf-8", "replace").decode()
+
+
+def _lines(text: str) -> list[str]:
+    """Each short enough for a message, and without what a terminal would stumble over."""
+    lines = ["".join(filter(str.isprintable, line)) for line in _COLOUR.sub("", text).splitlines()]
+    return [cut(line, _LINE_CHARS) for line in lines if line.strip()]
+
+
+def _how(ended: ExecResult) -> str:
+    if ended.code == _NOT_FOUND and ended.stderr.startswith(b"sandbox: python3:"):
+        return "cannot reach its model without a python3, which its image lacks: a Harness with `packages` has its own"
+    if ended.code == _NOT_FOUND and ended.stderr.startswith(f"sandbox: {AGENT_FOLDER}/".encode()):
+        return "has a Python that does not start in its image: it is the node's, and needs a C library like the node's"
+    limit = f", as it reached a limit of its sandbox: {ended.limit}" if ended.limit else ""
+    return f"ended with code {ended.code}{limit}"
+
+
+def _asked(messages: Sequence[Message]) -> str:
+    """The user's words. A system message is the farm's own, about tools that the command does not have."""
+    return "\n\n".join(str(message["content"]) for message in messages if message["role"] == "user")
+
+
+@cache
+def _relay_source() -> str:
+    return Path(relay.__file__).read_text(encoding="utf-8")

@@ -1,0 +1,126 @@
+"""Runs a command in a sandbox beside a relay that leads from a TCP port of it to the gateway's Unix socket.
+
+    python -c RELAY SOCKET KEY COMMAND...
+
+It needs nothing but Python, and none of the farm: its source is given to the interpreter in the sandbox. It ends with
+the command, and the command with it; both end when the gateway does, and with them all that the command has started, so
+that nothing changes any more what is then scored. In the command's environment, the clients of both vendors find the
+port.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+from functools import partial
+from pathlib import Path
+
+_CHUNK = 65536
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def variables(base: str, key: str) -> dict[str, str]:
+    """Where clients look for the address of their API, and for what to show there; `base` is it without `/v1`."""
+    # an image may name a proxy, which is not the way to a port of this machine
+    direct = ",".join(filter(None, [os.environ.get("NO_PROXY") or os.environ.get("no_proxy"), "127.0.0.1"]))
+    return {
+        "NO_PROXY": direct,
+        "no_proxy": direct,
+        "OPENAI_BASE_URL": f"{base}/v1",
+        "OPENAI_API_BASE": f"{base}/v1",
+        "OPENAI_API_KEY": key,
+        "ANTHROPIC_BASE_URL": base,
+        "ANTHROPIC_API_KEY": key,
+    }
+
+
+async def relay(path: str) -> asyncio.Server:
+    """Listens on a free port; each connection leads to a new one to the socket."""
+    return await asyncio.start_server(partial(_connect, path), "127.0.0.1", 0, backlog=512)
+
+
+async def _connect(path: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(OSError), contextlib.closing(writer):
+        there, back = await asyncio.open_unix_connection(path)
+        with contextlib.closing(back):
+            await asyncio.gather(_pump(reader, back), _pump(there, writer))
+
+
+async def _pump(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+    """Pass on all there is, and then that there is no more. Whoever cannot be written to has hung up."""
+    try:
+        while data := await source.read(_CHUNK):
+            target.write(data)
+            await target.drain()
+        target.write_eof()
+    except OSError:
+        target.transport.abort()
+
+
+def _end_with_parent() -> None:
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _prctl(option: int, value: int) -> None:
+    ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
+def _end_descendants() -> None:
+    """Those whose parents have ended are children of this process, as it asked to be their reaper."""
+    while pids := _children():
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for pid in pids:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, 0)
+
+
+def _children() -> list[int]:
+    found = []
+    for thread in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):
+            found += [int(pid) for pid in (thread / "children").read_text().split()]
+    return found
+
+
+async def _end_with(gateway: asyncio.StreamReader, child: asyncio.subprocess.Process) -> None:
+    """A connection on which nothing is ever said lasts for as long as the gateway does."""
+    with contextlib.suppress(OSError):
+        await gateway.read()
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
+
+
+async def run(path: str, key: str, command: list[str]) -> int:
+    """The command's exit code, as a shell has it."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    server = await relay(path)
+    port = server.sockets[0].getsockname()[1]
+    environment = {**os.environ, **variables(f"http://127.0.0.1:{port}/t/{key}", key)}
+    gateway, lifeline = await asyncio.open_unix_connection(path)
+    child = await asyncio.create_subprocess_exec(
+        *command, env=environment, preexec_fn=_end_with_parent, start_new_session=True
+    )
+    watching = asyncio.ensure_future(_end_with(gateway, child))
+    code = await child.wait()
+    watching.cancel()
+    lifeline.close()
+    return code if code >= 0 else 128 - code
+
+
+def main() -> None:
+    try:
+        code = asyncio.run(run(sys.argv[1], sys.argv[2], sys.argv[3:]))
+    finally:
+        _end_descendants()
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,217 @@
+"""OpenAI's responses, `POST /v1/responses`: a conversation as a list of items, or as what follows an earlier response.
+
+https://platform.openai.com/docs/api-reference/responses
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+from farm.trajectory import Message
+from workers.interfaces import Completion
+from workers.policy.gateway import wire
+from workers.policy.gateway.chat import openai_problem
+from workers.policy.gateway.responses_events import ResponsesEvents, output_items
+from workers.policy.gateway.wire import Asked, BadRequest, Call, Problem
+
+_TEXT_PARTS = ("input_text", "output_text", "text", "refusal", "summary_text", "reasoning_text")
+_ECHOED = ("instructions", "previous_response_id", "max_output_tokens", "temperature", "top_p", "user")
+
+
+class ResponsesApi:
+    """See `wire.Api`. It remembers each conversation, for requests that name the response they follow.
+
+    Each message once: clients that name none send all of them again with every request.
+    """
+
+    def __init__(self) -> None:
+        self._conversations: dict[str, list[Message]] = {}
+        self._messages: dict[bytes, Message] = {}
+
+    def asked(self, body: Mapping[str, Any]) -> Asked:
+        tools, left_out = _tools(body.get("tools"))
+        return Asked(
+            messages=[*_instructions(body), *self._earlier(body), *_items(body.get("input"))],
+            tools=tools,
+            model=str(body.get("model") or ""),
+            stream=wire.flag(body, "stream"),
+            max_tokens=wire.count(body, "max_output_tokens"),
+            stop=wire.texts(body.get("stop"), "stop"),
+            wishes=wire.wishes(body, left_out),
+            body=body,
+        )
+
+    def answer(self, asked: Asked, completion: Completion) -> dict[str, Any]:
+        return self._answered(_begun(asked), asked, completion)
+
+    def events(self, asked: Asked) -> ResponsesEvents:
+        begun = _begun(asked)
+        return ResponsesEvents(begun, lambda completion, items: self._answered(begun, asked, completion, items))
+
+    def problem(self, problem: Problem) -> dict[str, Any]:
+        return openai_problem(problem)
+
+    def _answered(
+        self,
+        begun: Mapping[str, Any],
+        asked: Asked,
+        completion: Completion,
+        items: list[dict[str, Any]] | None = None,
+    ) -> dict[str, Any]:
+        """The finished response; `items` are its output if that was streamed."""
+        if begun["store"]:
+            # instructions hold for one response; those that follow it may have others
+            n_instructions = len(_instructions(asked.body))
+            conversation = [*asked.messages[n_instructions:], completion.message]
+            self._conversations[begun["id"]] = [self._remembered(message) for message in conversation]
+        cut = completion.finish_reason == "length"
+        return {
+            **begun,
+            "status": "incomplete" if cut else "completed",
+            "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+            "output": output_items(completion.message) if items is None else items,
+            "usage": _usage(completion),
+        }
+
+    def _remembered(self, message: Message) -> Message:
+        name = hashlib.blake2b(orjson.dumps(message, option=orjson.OPT_SORT_KEYS), digest_size=16).digest()
+        return self._messages.setdefault(name, message)
+
+    def _earlier(self, body: Mapping[str, Any]) -> list[Message]:
+        earlier = body.get("previous_response_id")
+        if earlier is None:
+            return []
+        found = self._conversations.get(str(earlier))
+        if found is None:
+            raise BadRequest(f"there is no response {earlier!r}", "previous_response_id")
+        return found
+
+
+def _begun(asked: Asked) -> dict[str, Any]:
+    """A response before it has any output."""
+    body = asked.body
+    return {
+        "id": wire.new_id("resp"),
+        "object": "response",
+        "created_at": int(time.time()),
+        "status": "in_progress",
+        "error": None,
+        "incomplete_details": None,
+        **{name: body.get(name) for name in _ECHOED},
+        "model": asked.model,
+        "output": [],
+        "parallel_tool_calls": body.get("parallel_tool_calls", True),
+        "reasoning": body.get("reasoning") or {"effort": None, "summary": None},
+        "store": body.get("store") is not False,
+        "text": body.get("text") or {"format": {"type": "text"}},
+        "tool_choice": body.get("tool_choice") or "auto",
+        "tools": body.get("tools") or [],
+        "truncation": "disabled",
+        "usage": None,
+        "metadata": body.get("metadata") or {},
+    }
+
+
+def _usage(completion: Completion) -> dict[str, Any]:
+    n_prompt, n_response = completion.n_prompt_tokens, completion.n_response_tokens
+    return {
+        "input_tokens": n_prompt,
+        "input_tokens_details": {"cached_tokens": completion.n_cached_tokens or 0, "cache_write_tokens": 0},
+        "output_tokens": n_response,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": n_prompt + n_response,
+    }
+
+
+def _instructions(body: Mapping[str, Any]) -> list[Message]:
+    text = body.get("instructions")
+    return [{"role": "system", "content": wire.word(text, "instructions")}] if text else []
+
+
+def _items(value: object) -> list[Message]:
+    if isinstance(value, str):
+        return [{"role": "user", "content": value}]
+    conversation = _Conversation()
+    for number, item in enumerate(wire.mappings([] if value is None else value, "input")):
+        conversation.add(item, f"input[{number}]")
+    conversation.close()
+    return conversation.messages
+
+
+class _Conversation:
+    """Puts together again the items that were one assistant message: reasoning, then text, then calls."""
+
+    def __init__(self) -> None:
+        self.messages: list[Message] = []
+        self._thought = ""
+        self._text = ""
+        self._calls: list[Call] = []
+
+    def add(self, item: Mapping[str, Any], name: str) -> None:
+        kind = item.get("type") or "message"
+        if kind == "function_call":
+            self._calls.append(_call(item, name))
+        elif kind == "reasoning":
+            self._close_said()
+            self._thought += _thought(item, name)
+        elif kind == "message" and item.get("role") == "assistant":
+            self._close_said()
+            self._text = wire.plain(item.get("content"), f"{name}.content", _TEXT_PARTS)
+        else:
+            self.close()
+            self.messages.append(_others(item, name))
+
+    def close(self) -> None:
+        """Whatever comes next is no part of the assistant message."""
+        if self._thought or self._text or self._calls:
+            self.messages.append(wire.assistant(self._text, self._thought, self._calls))
+        self._thought, self._text, self._calls = "", "", []
+
+    def _close_said(self) -> None:
+        if self._text or self._calls:
+            self.close()
+
+
+def _thought(item: Mapping[str, Any], name: str) -> str:
+    return wire.plain(item.get("content"), f"{name}.content", _TEXT_PARTS) or wire.plain(
+        item.get("summary"), f"{name}.summary", _TEXT_PARTS
+    )
+
+
+def _call(item: Mapping[str, Any], name: str) -> Call:
+    arguments = wire.word(item.get("arguments") or "", f"{name}.arguments")
+    return Call(
+        wire.word(item.get("call_id"), f"{name}.call_id"), wire.word(item.get("name"), f"{name}.name"), arguments
+    )
+
+
+def _others(item: Mapping[str, Any], name: str) -> Message:
+    kind, role = item.get("type") or "message", item.get("role")
+    if kind == "function_call_output":
+        text = wire.plain(item.get("output"), f"{name}.output", _TEXT_PARTS)
+        return {"role": "tool", "tool_call_id": wire.word(item.get("call_id"), f"{name}.call_id"), "content": text}
+    if kind != "message":
+        raise BadRequest(f"an item of type {kind!r} is not taken", name)
+    if role not in ("user", "system", "developer"):
+        raise BadRequest(f"{role!r} is no role", f"{name}.role")
+    text = wire.plain(item.get("content"), f"{name}.content", _TEXT_PARTS)
+    return {"role": "user" if role == "user" else "system", "content": text}
+
+
+def _tools(value: object) -> tuple[list[dict[str, Any]], list[str]]:
+    """The functions among the tools, and the types of those that run on the vendor's servers alone."""
+    if not value:
+        return [], []
+    tools, left_out = [], []
+    for number, tool in enumerate(wire.mappings(value, "tools")):
+        if tool.get("type") == "function":
+            name = wire.word(tool.get("name"), f"tools[{number}].name")
+            tools.append(wire.function(name, tool.get("description"), tool.get("parameters")))
+        else:
+            left_out.append(str(tool.get("type")))
+    return tools, left_out

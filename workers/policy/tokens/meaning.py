@@ -1,0 +1,94 @@
+"""Whether two messages are the same by meaning: clients give back what they were given, but seldom byte for byte.
+
+They add keys, reorder them, turn null into an empty string, a string into a list of parts, write arguments anew, make
+up call ids and forget the reasoning; none of this changes what the model was told. What the client itself says (user,
+system and tool messages) must be the same text, as it became ids. Of the policy's own text, space at either end is let
+pass: clients strip it, one provider's API demands it, and the sampled ids are held anyway.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+from farm.trajectory import Message
+from workers.policy.tokens.messages import reasoning, text_of
+
+CallIds = dict[str, str]
+"""The client's tool call ids to the held ones, where they differ."""
+
+
+def same(held: Message, given: Message, ids: CallIds) -> CallIds | None:
+    """The call ids that this message renames, if `given` says what `held` says; None if it says something else.
+
+    `ids` are the call ids renamed by earlier messages of the conversation.
+    """
+    if held is given or held == given:
+        return {}
+    role = held.get("role")
+    if role != given.get("role") or not _agree(held.get("name"), given.get("name")):
+        return None
+    if role == "assistant":
+        return _same_turn(held, given)
+    if role == "tool" and not _agree(held.get("tool_call_id"), renamed(given, ids).get("tool_call_id")):
+        return None
+    return {} if _same_text(held, given) else None
+
+
+def renamed(given: Message, ids: CallIds) -> Message:
+    """A client's message with the held call id in the place of its own."""
+    call_id = given.get("tool_call_id")
+    return {**given, "tool_call_id": ids[call_id]} if call_id in ids else given
+
+
+def _agree(ours: Any, theirs: Any) -> bool:
+    """Whether they are equal, or not both given."""
+    return not ours or not theirs or bool(ours == theirs)
+
+
+def _same_turn(held: Message, given: Message) -> CallIds | None:
+    if not (_same_text(held, given, strip=True) and _same_reasoning(held, given)):
+        return None
+    ours, theirs = held.get("tool_calls") or [], given.get("tool_calls") or []
+    if len(ours) != len(theirs) or not all(map(_same_function, ours, theirs)):
+        return None
+    pairs = [(our.get("id"), their.get("id")) for our, their in zip(ours, theirs, strict=True)]
+    return {their: our for our, their in pairs if our and their and our != their}
+
+
+def _same_text(held: Message, given: Message, strip: bool = False) -> bool:
+    ours, theirs = held.get("content"), given.get("content")
+    if ours == theirs or (not ours and not theirs):
+        return True
+    for join in ("\n", ""):
+        our_text, their_text = text_of(ours, join), text_of(theirs, join)
+        if our_text is None or their_text is None:
+            return False
+        if our_text == their_text or (strip and our_text.strip() == their_text.strip()):
+            return True
+    return False
+
+
+def _same_reasoning(held: Message, given: Message) -> bool:
+    """A client may forget it; it may not change it."""
+    said = reasoning(given).strip()
+    return not said or said == reasoning(held).strip()
+
+
+def _same_function(held: dict[str, Any], given: dict[str, Any]) -> bool:
+    ours, theirs = held.get("function") or {}, given.get("function") or {}
+    return ours.get("name") == theirs.get("name") and _same_arguments(ours.get("arguments"), theirs.get("arguments"))
+
+
+def _same_arguments(ours: Any, theirs: Any) -> bool:
+    if ours == theirs or (not ours and not theirs):
+        return True
+    try:
+        return bool(_parsed(ours) == _parsed(theirs))
+    except orjson.JSONDecodeError:
+        return False
+
+
+def _parsed(raw: Any) -> Any:
+    return orjson.loads(raw or "{}") if isinstance(raw, str) or raw is None else raw

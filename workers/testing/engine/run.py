@@ -1,0 +1,68 @@
+"""One generation of the double: what it is going to sample, how far it is, and under which weights."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from farm.trajectory import TokenIds, VersionSpan
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """All that will be sampled if nothing cuts it, and how it then ends."""
+
+    ids: TokenIds
+    finish_reason: str
+    stop_reason: str | int | None = None
+    text_end: int | None = None
+    """Where a stop string cuts the text; the ids are not cut."""
+
+
+@dataclass(slots=True, eq=False)
+class Run:
+    """`n_sampled` ids of the plan are sampled so far; `spans` cover them. `extra_s` is a wait of this run alone."""
+
+    run_id: str
+    prompt: TokenIds
+    plan: Plan
+    salt: str = ""
+    extra_s: float = 0.0
+    n_sampled: int = 0
+    n_cached: int = 0
+    spans: list[VersionSpan] = field(default_factory=list)
+    aborted: bool = False
+    late: bool = False
+    """It came during a pause."""
+    nudge: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def ended(self) -> bool:
+        return self.aborted or self.n_sampled >= len(self.plan.ids)
+
+    @property
+    def ids(self) -> TokenIds:
+        return self.plan.ids[: self.n_sampled]
+
+    @property
+    def finish_reason(self) -> str:
+        """Only of a run that has ended."""
+        return "abort" if self.n_sampled < len(self.plan.ids) else self.plan.finish_reason
+
+    @property
+    def stop_reason(self) -> str | int | None:
+        return None if self.n_sampled < len(self.plan.ids) else self.plan.stop_reason
+
+    def sample(self, n: int, version: str) -> None:
+        """Take the next n ids under these weights."""
+        end = min(self.n_sampled + n, len(self.plan.ids))
+        if end > self.n_sampled:
+            if self.spans and self.spans[-1].version == version:
+                self.spans[-1] = VersionSpan(version, self.spans[-1].start, end)
+            else:
+                self.spans.append(VersionSpan(version, self.n_sampled, end))
+        self.n_sampled = end
+
+    def abort(self) -> None:
+        self.aborted = True
+        self.nudge.set()

@@ -1,0 +1,188 @@
+"""When the double's runs sample: slots and a queue, a clock that can be slow, pauses, aborts, and the weights' version.
+
+Time is of three kinds, as on a real engine: a latency, the prompt's new tokens, and the sampled ones. All are nothing
+unless set; then a run is over at once, without a step of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from itertools import chain, islice
+from math import inf
+
+import numpy as np
+
+from workers.testing.engine.prefix_cache import PrefixCache
+from workers.testing.engine.run import Run
+
+_STEP_S = 0.01
+_MOST_LATE_S = 0.1
+UNLIMITED = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """`tokens_per_s` is of one run, `prefill_per_s` in prompt tokens that no cache holds; 0 is without limit.
+
+    `max_running` runs sample at once, the others queue; beyond `max_queued` they are refused.
+    """
+
+    latency_s: float = 0.0
+    prefill_per_s: float = 0.0
+    tokens_per_s: float = 0.0
+    max_running: int = UNLIMITED
+    max_queued: int = UNLIMITED
+
+    @property
+    def step(self) -> int:
+        """Tokens between two looks at the clock; 0 for all."""
+        return max(1, round(self.tokens_per_s * _STEP_S)) if self.tokens_per_s else 0
+
+    @property
+    def step_s(self) -> float:
+        return self.step / self.tokens_per_s if self.tokens_per_s else 0.0
+
+
+class Scheduler:
+    """Counts: `n_started`, `n_cancelled` (the client went away), `n_tokens` sampled, `finished` by reason."""
+
+    def __init__(self, speed: Speed, cache: PrefixCache, version: str = "default") -> None:
+        self.speed = speed
+        self.cache = cache
+        self.version = version
+        self.paused = ""
+        self.running: dict[int, Run] = {}
+        self.waiting: dict[int, Run] = {}
+        self.n_started = 0
+        self.n_cancelled = 0
+        self.n_rejected = 0
+        self.n_tokens = 0
+        self.n_prompt_tokens = 0
+        self.finished: Counter[str] = Counter()
+        self._changed = asyncio.Event()
+
+    @property
+    def full(self) -> bool:
+        """Whether the queue takes no more."""
+        no_slot = len(self.running) >= self.speed.max_running
+        return no_slot and len(self.waiting) >= self.speed.max_queued
+
+    @property
+    def is_frozen(self) -> bool:
+        return self.paused == "keep"
+
+    async def sample(self, run: Run) -> AsyncIterator[int]:
+        """Sample a run to its end; gives how many ids it has, each time there are more. Closing it cancels the run."""
+        with self._counted(run):
+            await self._admitted(run)
+            with self._slot(run):
+                new_s = (len(run.prompt) - run.n_cached) / (self.speed.prefill_per_s or inf)
+                late_s = await self._pass(run, run.extra_s + self.speed.latency_s + new_s)
+                self.cache.keep(run.prompt, run.salt)
+                while not run.ended:
+                    late_s = await self._pass(run, self.speed.step_s - late_s)
+                    if self._step(run):
+                        yield run.n_sampled
+
+    def _step(self, run: Run) -> int:
+        before = run.n_sampled
+        if not run.aborted:
+            run.sample(self.speed.step or len(run.plan.ids), self.version)
+        self.n_tokens += run.n_sampled - before
+        return run.n_sampled - before
+
+    async def _pass(self, run: Run, seconds: float) -> float:
+        """Let time pass in which the run is not frozen, unless it is aborted; by how much it was late."""
+        while not run.aborted:
+            if not self.is_frozen and seconds <= 0:
+                return min(-seconds, _MOST_LATE_S)
+            began = time.monotonic()
+            frozen = self.is_frozen
+            run.nudge.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(None if frozen or seconds == inf else seconds):
+                    await run.nudge.wait()
+            seconds -= 0.0 if frozen else time.monotonic() - began
+        return 0.0
+
+    async def _admitted(self, run: Run) -> None:
+        """Wait for a slot, in turn, and for the end of a pause that it came into."""
+        run.late = bool(self.paused)
+        self.waiting[id(run)] = run
+        try:
+            while not run.aborted and not self._may_start(run):
+                run.nudge.clear()
+                await run.nudge.wait()
+        finally:
+            del self.waiting[id(run)]
+            self._call_next()
+
+    def _may_start(self, run: Run) -> bool:
+        if self.is_frozen or (self.paused and run.late):
+            return False
+        return len(self.running) < self.speed.max_running and next(iter(self.waiting.values())) is run
+
+    def _call_next(self) -> None:
+        for run in islice(self.waiting.values(), 1):
+            run.nudge.set()
+        self._changed.set()
+
+    @contextmanager
+    def _slot(self, run: Run) -> Iterator[None]:
+        self.running[id(run)] = run
+        self.n_started += 1
+        self.n_prompt_tokens += len(run.prompt)
+        run.n_cached = self.cache.look(run.prompt, run.salt)
+        self._call_next()
+        try:
+            yield
+        finally:
+            del self.running[id(run)]
+            # The last token sampled was never an input.
+            self.cache.keep(np.concatenate([run.prompt, run.ids[:-1]]), run.salt)
+            self._call_next()
+
+    @contextmanager
+    def _counted(self, run: Run) -> Iterator[None]:
+        try:
+            yield
+        except (asyncio.CancelledError, GeneratorExit):
+            self.n_cancelled += 1
+            raise
+        else:
+            self.finished[run.finish_reason] += 1
+
+    async def pause(self, mode: str, *, clear_cache: bool = True) -> None:
+        """`abort` cuts what runs and waits, `wait` returns when that is done, `keep` freezes it."""
+        self.paused = mode
+        if mode == "abort":
+            self.abort(lambda run: True)
+        self._nudge_all()
+        while mode == self.paused == "wait" and (self.running or any(not run.late for run in self.waiting.values())):
+            self._changed.clear()
+            await self._changed.wait()
+        if clear_cache:
+            self.cache.clear()
+
+    def resume(self) -> None:
+        self.paused = ""
+        self._changed.set()
+        for run in self.waiting.values():
+            run.late = False
+        self._nudge_all()
+
+    def abort(self, chosen: Callable[[Run], bool]) -> int:
+        """Cut runs, those that wait too; they end with what they have. How many."""
+        found = [run for run in chain(self.running.values(), self.waiting.values()) if chosen(run)]
+        for run in found:
+            run.abort()
+        return len(found)
+
+    def _nudge_all(self) -> None:
+        for run in chain(self.running.values(), self.waiting.values()):
+            run.nudge.set()
