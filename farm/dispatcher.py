@@ -26,7 +26,7 @@ from farm.queue import celery_app, ring
 from farm.rollout import Failure, Outcome, Stage
 from farm.settings import Settings
 from farm.signals import ENDED, WAKE, Signals
-from farm.store import failures, nodes, placement, rollouts
+from farm.store import failures, leases, nodes, placement
 from farm.store.engine import Store, Work
 from farm.store.failures import Ending, Patience
 from farm.store.nodes import Node
@@ -147,7 +147,7 @@ class Dispatcher:
 
     def _take_back_expired(self) -> None:
         spared = self._spares_leases()
-        expired = self._read(lambda connection: rollouts.expired(connection, _LIMIT, known_dead=spared))
+        expired = self._read(lambda connection: leases.expired(connection, _LIMIT, known_dead=spared))
         for held in expired:
             if self._spares_leases() != spared:
                 # the store was away a moment ago, and what it said before does not count: the next round asks anew
@@ -164,7 +164,7 @@ class Dispatcher:
         patience = Patience(self._settings.retry_s, self._settings.node_timeout_s)
 
         def end(connection: Connection) -> Ending | None:
-            if not rollouts.is_expired(connection, held):
+            if not leases.is_expired(connection, held):
                 return None
             return failures.end_attempt(connection, held, Failure(Outcome.LOST, what), verdict(Outcome.LOST), patience)
 

@@ -98,11 +98,6 @@ class Listener:
             elif wanted(*message):
                 found.append(message[1])
 
-    @property
-    def hears(self) -> bool:
-        """Whether hints come, as far as is known: there is a broker that has them, and it answered last time."""
-        return self._pubsub is not None and self._subscribed
-
     def _next(self, timeout_s: float) -> tuple[str, str] | None:
         if self._pubsub is None or not (self._subscribed or self._subscribe()):
             time.sleep(timeout_s)

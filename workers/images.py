@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 
 import click
 from pydantic import ValidationError
-from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -23,13 +22,13 @@ from farm.errors import FarmError, InvalidRequest
 from farm.request import Instance, SandboxSpec
 from farm.scratch import own_folder
 from farm.settings import settings
+from farm.terminal import console
 from workers import registry
 from workers.preparing import Done, Job, prepare_all
 from workers.sandboxes.image_cache import Entry, entries
 from workers.sandboxes.image_pruning import beyond, is_stood_on, prune, unused_since, why_kept
 from workers.stages import needed_by
 
-console = Console()
 F = TypeVar("F", bound=Callable[..., Any])
 
 _UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}

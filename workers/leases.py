@@ -22,7 +22,7 @@ from typing import Any
 from farm.errors import StoreUnavailable
 from farm.rollout import State
 from farm.signals import CANCELLED, Listener, Signals
-from farm.store import rollouts
+from farm.store import leases
 from farm.store.engine import Store
 from farm.store.rollouts import Claim
 from workers.loop import Running
@@ -33,8 +33,10 @@ _TURN_S = 0.5
 _LATE_S = 30.0
 """No broker that does not answer holds a turn up for so long."""
 _GONE = ("cancelled", "lost")
-_LOOK_S = (1.0, 5.0)
-"""How often the store is asked what was taken away: without hints from other processes, and with them."""
+_LOOK_S = 0.75
+"""How often the store is asked what was taken away, whatever hints come: who cancels may not reach the broker."""
+_SOON_S = 0.1
+"""While a renewal is not answered, it is seen to so often."""
 
 
 @dataclass(slots=True)
@@ -203,7 +205,7 @@ class Leases:
             listener.close()
 
     def _turn(self, listener: Listener) -> None:
-        for message in listener.wait(min(_TURN_S, self._lease_s / 12)):
+        for message in listener.wait(self._pause_s()):
             named = _named(message)
             for held in self.all_held().values():
                 if held.claim.rollout_id in named:
@@ -211,7 +213,12 @@ class Leases:
         self._renew()
         self._forgive()
         self._stop_overdue()
-        self._look(_LOOK_S[listener.hears])
+        self._look()
+
+    def _pause_s(self) -> float:
+        if self._renewing is not None:
+            return _SOON_S
+        return max(0.0, min(_TURN_S, self._lease_s / 12, self._look_at - time.monotonic()))
 
     def _forgive(self) -> None:
         """Time in which this thread did not run either, as that of a process that was frozen, is not the work's."""
@@ -249,21 +256,22 @@ class Leases:
             if asked:
                 ids = {rollout_id for rollout_id, _ in asked}
                 owner, lease_s = self.owner, self._lease_s
-                renew = self._store.submit(lambda connection: rollouts.renew(connection, owner, ids, lease_s))
+                renew = self._store.submit(lambda connection: leases.renew(connection, owner, ids, lease_s))
                 self._renewing = renew, asked
 
-    def _look(self, period_s: float) -> None:
-        """Ask what was taken away; not to wait for the next renewal, where no hint may come."""
+    def _look(self) -> None:
+        """Ask what was taken away; not to wait for the next renewal, as no hint may come."""
         now = time.monotonic()
         if self._renewing is not None or now < self._look_at:
             return
-        self._look_at = now + period_s
+        self._look_at = now + _LOOK_S
         held = self.all_held()
         if not held:
             return
         ids = {rollout_id for rollout_id, _ in held}
+        node = next(iter(held.values())).claim.node
         try:
-            taken = self._store.read(lambda connection: rollouts.taken(connection, self.owner, ids), patience_s=0.0)
+            taken = self._store.read(lambda connection: leases.taken(connection, self.owner, node, ids), patience_s=0.0)
         except StoreUnavailable:
             return
         for (rollout_id, _), each in held.items():

@@ -15,7 +15,6 @@ from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import ContextVar
 from typing import Any, Generic, TypeVar
-from weakref import WeakKeyDictionary
 
 T = TypeVar("T")
 
@@ -27,10 +26,9 @@ class Loop:
     """An asyncio event loop in a thread of its own."""
 
     def __init__(self) -> None:
-        self._works: WeakKeyDictionary[asyncio.Task[Any], Running[Any] | None] = WeakKeyDictionary()
         self._threads = ThreadPoolExecutor(_N_THREADS, "blocking")
         self._loop = asyncio.new_event_loop()
-        self._loop.set_task_factory(self._task)
+        self._loop.set_task_factory(_Task)
         self._loop.set_default_executor(self._threads)
         self._thread = threading.Thread(target=self._loop.run_forever, name="rollouts", daemon=True)
         self._thread.start()
@@ -46,8 +44,8 @@ class Loop:
         Raises what the coroutine raises; asyncio.CancelledError if it was cancelled; TimeoutError; and what it was
         abandoned with.
         """
-        running = Running(self.call, coroutine)
-        self.call(lambda: running.begin(self._loop))
+        running: Running[T] = Running(self.call)
+        self.call(lambda: running.begin(self._loop, coroutine))
         if started is not None:
             started(running)
         return running.future.result(within_s)
@@ -63,7 +61,7 @@ class Loop:
     def at_work(self) -> Running[Any] | None:
         """What the loop is busy with at this moment, if that belongs to what it was asked to `run`."""
         task = asyncio.current_task(self._loop)
-        return None if task is None else self._works.get(task)
+        return task.work if isinstance(task, _Task) else None
 
     def stack(self) -> list[str]:
         """Where the loop's thread is at this moment, innermost last; from any thread."""
@@ -76,30 +74,21 @@ class Loop:
         self._loop.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _task(
-        self, loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, T] | Generator[Any, None, T], **more: Any
-    ) -> asyncio.Task[T]:
-        """Remembers to what a task belongs, as its children do."""
-        task: asyncio.Task[T] = asyncio.Task(coroutine, loop=loop, **more)
-        self._works[task] = _WORK.get()
-        return task
-
 
 class Running(Generic[T]):
     """A coroutine on the loop and, as `future`, the thread that waits for it."""
 
-    def __init__(self, call: Callable[[Callable[[], Any]], None], coroutine: Coroutine[Any, Any, T]) -> None:
+    def __init__(self, call: Callable[[Callable[[], Any]], None]) -> None:
         self.future: Future[T] = Future()
         self.ended = False
         """Whether the coroutine has ended; who waited may have been sent away before."""
         self._call = call
-        self._coroutine = coroutine
         self._task: asyncio.Task[T] | None = None
 
-    def begin(self, loop: asyncio.AbstractEventLoop) -> None:
+    def begin(self, loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, T]) -> None:
         """On the loop."""
         _WORK.set(self)
-        self._task = loop.create_task(self._coroutine)
+        self._task = loop.create_task(coroutine)
         self._task.add_done_callback(self._end)
 
     def cancel(self) -> None:
@@ -113,6 +102,8 @@ class Running(Generic[T]):
 
     def _end(self, task: asyncio.Task[T]) -> None:
         self.ended = True
+        # they know each other
+        self._task = None
         with suppress(InvalidStateError):
             if task.cancelled():
                 self.future.set_exception(asyncio.CancelledError())
@@ -120,6 +111,21 @@ class Running(Generic[T]):
                 self.future.set_exception(error)
             else:
                 self.future.set_result(task.result())
+
+
+class _Task(asyncio.Task[T]):
+    """A task that knows to what it belongs, as its children do.
+
+    In itself and in no table beside it: what has failed leads to its task by its traceback, and would stay for ever.
+    """
+
+    __slots__ = ("work",)
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, T] | Generator[Any, None, T], **more: Any
+    ) -> None:
+        super().__init__(coroutine, loop=loop, **more)
+        self.work: Running[Any] | None = _WORK.get()
 
 
 _WORK: ContextVar[Running[Any] | None] = ContextVar("work", default=None)

@@ -33,9 +33,10 @@ from farm.rollout import Stage
 from farm.scratch import locked, own_folder
 from farm.settings import Settings, settings
 from farm.signals import Signals
-from farm.store import engines, migrations, nodes, placement, rollouts
+from farm.store import engines, leases, migrations, nodes, placement
 from farm.store.engine import Store, Work
 from workers import registry
+from workers.orphans import Orphans
 from workers.pools import Pool, Slots
 from workers.sandboxes import layers
 from workers.sandboxes.provider import prepare_id
@@ -74,6 +75,7 @@ class Supervisor:
         self._store = Store(options.database_url)
         self._signals = Signals(options.broker_url)
         self._dispatcher = Dispatcher(self._store, self._signals, options, f"{options.node}/{os.getpid()}")
+        self._orphans = Orphans(self._store, self._signals, options.node)
         self._announced = nodes.Node(
             node=options.node,
             room=slots.room,
@@ -103,6 +105,8 @@ class Supervisor:
         threads = [
             threading.Thread(target=self._dispatcher.run, name="dispatcher", daemon=True),
             threading.Thread(target=self._care, name="care", daemon=True),
+            threading.Thread(target=self._tidy, name="sweep", daemon=True),
+            threading.Thread(target=self._orphans.run, name="orphans", daemon=True),
         ]
         for thread in threads:
             thread.start()
@@ -114,6 +118,7 @@ class Supervisor:
         finally:
             self._dispatcher.stop()
             self._end_workers()
+            self._orphans.stop()
             self._ending.set()
             for thread in threads:
                 # one that waits for a database which is away is not waited for
@@ -170,7 +175,7 @@ class Supervisor:
 
         def forget(connection: Connection) -> int:
             engines.forget_user(connection, owner)
-            return rollouts.expire_owner(connection, owner)
+            return leases.expire_owner(connection, owner)
 
         self._giving_back[owner] = how, self._store.submit(forget)
 
@@ -242,8 +247,7 @@ class Supervisor:
         return answer
 
     def _care(self) -> None:
-        """Heartbeats, and the sandboxes nobody needs any more."""
-        swept = time.monotonic()
+        """Heartbeats, which nothing may hold up."""
 
         def beat(connection: Connection) -> bool:
             lives = nodes.heartbeat(connection, self._options.node)
@@ -256,13 +260,20 @@ class Supervisor:
             try:
                 if not self._store.write(beat):
                     self._announce()
-                if time.monotonic() - swept > _SWEEP_S:
-                    swept = time.monotonic()
-                    self._sweep()
             except StoreUnavailable as error:
                 log.warning("this node could not say that it lives; it goes on: %s", error)
             except Exception:
                 log.exception("the node's care was interrupted; it will go on")
+
+    def _tidy(self) -> None:
+        """The sandboxes nobody needs any more; those that sleep in the kernel are waited for."""
+        while not self._ending.wait(_SWEEP_S):
+            try:
+                self._sweep()
+            except StoreUnavailable:
+                continue
+            except Exception:
+                log.exception("the node's sweep was interrupted; the next one comes")
 
     def _sweep(self) -> None:
         """Remove the sandboxes of rollouts that are not here any more."""

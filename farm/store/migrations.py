@@ -1,14 +1,13 @@
-"""Brings a database to the schema of this code, by the Alembic migrations: the only way tables come to be."""
+"""Brings a database to the schema of this code, by the Alembic migrations: the only way tables come to be.
+
+Every process checks the schema, few change it, and Alembic takes long to load: so only `migrate` loads it.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from alembic import command
-from alembic.config import Config
-from alembic.runtime.migration import MigrationContext
-from alembic.script import ScriptDirectory
-from sqlalchemy import Connection
+from sqlalchemy import Connection, inspect, text
 
 from farm.errors import StoreUnavailable
 from farm.store.engine import Store
@@ -24,19 +23,30 @@ def scripts() -> Path:
 
 def head() -> str:
     """The newest revision that this code has."""
-    return str(ScriptDirectory(str(scripts())).get_current_head())
+    return revisions()[-1]
+
+
+def revisions() -> list[str]:
+    """Those that this code has, the oldest first: each begins its file's name, and they are numbered."""
+    return sorted(path.name.partition("_")[0] for path in (scripts() / "versions").glob("*.py"))
 
 
 def revision(store: Store) -> str | None:
     """The revision the database is at; None when it is empty."""
-    return store.read(lambda connection: MigrationContext.configure(connection).get_current_revision())
+    return store.read(_revision)
+
+
+def _revision(connection: Connection) -> str | None:
+    if not inspect(connection).has_table("alembic_version"):
+        return None
+    found = connection.execute(text("SELECT version_num FROM alembic_version")).scalar_one_or_none()
+    return None if found is None else str(found)
 
 
 def check(store: Store) -> None:
     """Raise StoreUnavailable unless the database is at this code's revision."""
     current = revision(store)
-    known = {each.revision for each in ScriptDirectory(str(scripts())).walk_revisions()}
-    if current is not None and current not in known:
+    if current is not None and current not in revisions():
         raise StoreUnavailable(
             f"{store.name} is at schema revision {current}, which this farm does not know: a newer one has brought it "
             f"there, so install that version here; this one needs {head()}"
@@ -49,6 +59,8 @@ def check(store: Store) -> None:
 
 def migrate(store: Store, to: str = "head") -> None:
     """Upgrade, or with an older revision or `base` downgrade, in one transaction."""
+    from alembic import command
+    from alembic.config import Config
 
     def work(connection: Connection) -> None:
         config = Config()
@@ -63,10 +75,5 @@ def migrate(store: Store, to: str = "head") -> None:
 
 
 def _is_older(connection: Connection, to: str) -> bool:
-    if to in {"head", "heads"}:
-        return False
-    current = MigrationContext.configure(connection).get_current_revision()
-    if to == "base" or current is None:
-        return to == "base"
-    older = ScriptDirectory(str(scripts())).iterate_revisions(current, "base")
-    return to in {script.revision for script in older} - {current}
+    current = _revision(connection)
+    return to == "base" or (current is not None and to in revisions() and to < current)

@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Select, bindparam, case, func, literal, selec
 from farm.rollout import Stage, State
 from farm.store.clock import db_now
 from farm.store.nodes import nodes
-from farm.store.rollouts import attempts, batches, released, rollouts
+from farm.store.rollouts import CHUNK, attempts, batches, released, rollouts
 from farm.verdict import DRAINED
 
 _live = rollouts.c.finish_seq.is_(None)
@@ -313,3 +313,32 @@ def live_sandboxes(connection: Connection, node: str) -> set[tuple[str, int]]:
     """(rollout id, attempt) of everything placed on a node that has not ended: whose sandboxes must be left alone."""
     statement = select(rollouts.c.rollout_id, rollouts.c.attempt).where(rollouts.c.node == node, _live)
     return {(row.rollout_id, row.attempt) for row in connection.execute(statement)}
+
+
+def left_waiting(connection: Connection, rollout_ids: Collection[str]) -> set[tuple[str, int]]:
+    """(rollout id, attempt) of these rollouts' attempts that were taken away after they were started, before anybody
+    played them: no worker holds their sandboxes."""
+    played = attempts.alias()
+    left: set[tuple[str, int]] = set()
+    ids = sorted(rollout_ids)
+    for start in range(0, len(ids), CHUNK):
+        some = ids[start : start + CHUNK]
+        statement = (
+            select(attempts.c.rollout_id, attempts.c.attempt)
+            .join(rollouts, rollouts.c.rollout_id == attempts.c.rollout_id)
+            .where(
+                attempts.c.rollout_id.in_(some),
+                attempts.c.stage == Stage.INIT.value,
+                attempts.c.result == "advanced",
+                rollouts.c.attempt > attempts.c.attempt,
+                ~select(literal(1))
+                .where(
+                    played.c.rollout_id == attempts.c.rollout_id,
+                    played.c.attempt == attempts.c.attempt,
+                    played.c.stage == Stage.RUN.value,
+                )
+                .exists(),
+            )
+        )
+        left.update((row.rollout_id, row.attempt) for row in connection.execute(statement))
+    return left

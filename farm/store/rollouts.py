@@ -1,4 +1,4 @@
-"""Every transition of a rollout, each one guarded UPDATE: claim, renew, advance, finish, fail, requeue.
+"""Every transition of a rollout, each one guarded UPDATE: claim, advance, finish, fail, requeue.
 
 The functions take a connection inside a transaction and say whether they applied. A worker names what it believes it
 holds (id, attempt, stage, owner); if the row no longer says so, nothing happens. `attempt` rises whenever a rollout is
@@ -8,7 +8,7 @@ was made, but not answered, is asked for again: it finds itself made, and says t
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -137,39 +137,7 @@ def _made_before(connection: Connection, names: Mapping[str, Any], tries: Sequen
     return next((row for row in found if row is not None), None)
 
 
-def renew(connection: Connection, owner: str, held: Collection[str], lease_s: float) -> set[str]:
-    """Renew the leases of an owner on these rollouts. Returns those it still holds; the others it has lost."""
-    kept: set[str] = set()
-    ids = sorted(held)
-    for start in range(0, len(ids), CHUNK):
-        statement = (
-            update(rollouts)
-            .where(
-                rollouts.c.rollout_id.in_(ids[start : start + CHUNK]),
-                rollouts.c.owner == owner,
-                rollouts.c.state == State.ACTIVE.value,
-            )
-            .values(lease_expires_at=db_now() + lease_s)
-            .returning(rollouts.c.rollout_id)
-        )
-        kept.update(connection.execute(statement).scalars())
-    return kept
-
-
-def taken(connection: Connection, owner: str, held: Collection[str]) -> dict[str, State]:
-    """Those of these rollouts that an owner does not hold, and in which state they are."""
-    found: dict[str, State] = {}
-    ids = sorted(held)
-    for start in range(0, len(ids), CHUNK):
-        statement = select(rollouts.c.rollout_id, rollouts.c.state).where(
-            rollouts.c.rollout_id.in_(ids[start : start + CHUNK]),
-            rollouts.c.owner.is_distinct_from(owner) | (rollouts.c.state != State.ACTIVE.value),
-        )
-        found.update({rollout_id: State(state) for rollout_id, state in connection.execute(statement).tuples()})
-    return found
-
-
-_mine = (
+mine = (
     rollouts.c.rollout_id == bindparam("b_id"),
     rollouts.c.attempt == bindparam("b_attempt"),
     rollouts.c.stage == bindparam("b_stage"),
@@ -179,7 +147,7 @@ _mine = (
 released = {"owner": None, "lease_expires_at": None}
 _advance = (
     update(rollouts)
-    .where(*_mine)
+    .where(*mine)
     .values(
         stage=bindparam("b_next"),
         state=State.QUEUED.value,
@@ -210,7 +178,7 @@ _UNCOUNTED: dict[str, Any] = {
 _advance_played = _advance.values({rollouts.c[name]: bindparam(f"b_{name}") for name in _PLAYED})
 _finish = (
     update(rollouts)
-    .where(*_mine)
+    .where(*mine)
     .values(
         state=State.COMPLETED.value,
         outcome=rollouts.c.policy_outcome,
@@ -242,7 +210,7 @@ _end_attempt = (
 )
 
 
-def _names(held: Claim) -> dict[str, Any]:
+def names_of(held: Claim) -> dict[str, Any]:
     return {"b_id": held.rollout_id, "b_attempt": held.attempt, "b_stage": held.stage.value, "b_owner": held.owner}
 
 
@@ -267,7 +235,7 @@ def advance(connection: Connection, held: Claim, ring_again_s: float, played: Ma
     `played` is what the run stage found out: policy_outcome, submission and the counts of `tables.RolloutRow`; those
     that are missing are 0, or unknown.
     """
-    names = _names(held) | {"b_next": NEXT_STAGE[held.stage].value, "b_ring_again": ring_again_s}
+    names = names_of(held) | {"b_next": NEXT_STAGE[held.stage].value, "b_ring_again": ring_again_s}
     if played is None:
         result = connection.execute(_advance, names)
     else:
@@ -281,7 +249,7 @@ def advance(connection: Connection, held: Claim, ring_again_s: float, played: Ma
 
 def finish(connection: Connection, held: Claim, value: float, details: dict[str, Any], evaluator: str) -> bool:
     """End a rollout as completed with its reward. False if the claim is gone."""
-    names = _names(held) | {"b_reward": value, "b_seq": _next_seq(connection, held.batch_id)}
+    names = names_of(held) | {"b_reward": value, "b_seq": _next_seq(connection, held.batch_id)}
     if not _applied(connection.execute(_finish, names)):
         _give_seq_back(connection, held.batch_id)
         return _ended_before(connection, held, "completed")
@@ -319,8 +287,8 @@ def fail(
         "finish_seq": seq,
         **released,
     }
-    statement = update(rollouts).where(*_mine).values(**(end | dict(values)))
-    if not _applied(connection.execute(statement, _names(held))):
+    statement = update(rollouts).where(*mine).values(**(end | dict(values)))
+    if not _applied(connection.execute(statement, names_of(held))):
         _give_seq_back(connection, held.batch_id)
         return False
     ended_by = cause or failure
@@ -342,57 +310,8 @@ def requeue(connection: Connection, held: Claim, failure: Failure, values: Mappi
         "failure_message": failure.message,
         **released,
     }
-    statement = update(rollouts).where(*_mine).values(**(back | dict(values)))
-    if not _applied(connection.execute(statement, _names(held))):
+    statement = update(rollouts).where(*mine).values(**(back | dict(values)))
+    if not _applied(connection.execute(statement, names_of(held))):
         return False
     _close_attempt(connection, held.rollout_id, held.attempt, held.stage.value, failure.kind, failure.message)
     return True
-
-
-_ENDED = 0.0
-"""As a lease: of a worker that is known to be dead."""
-_held = (rollouts.c.finish_seq.is_(None), rollouts.c.node.is_not(None), rollouts.c.state == State.ACTIVE.value)
-
-
-def expired(connection: Connection, limit: int, known_dead: bool = False) -> Sequence[Claim]:
-    """Claims whose lease has run out; or only those of workers that are `known_dead`."""
-    columns = (
-        rollouts.c.rollout_id,
-        rollouts.c.attempt,
-        rollouts.c.stage,
-        rollouts.c.owner,
-        rollouts.c.batch_id,
-        rollouts.c.group_index,
-        rollouts.c.sample_index,
-        rollouts.c.node,
-    )
-    statement = (
-        select(*columns).where(*_held, rollouts.c.lease_expires_at <= (_ENDED if known_dead else db_now())).limit(limit)
-    )
-    return [
-        Claim(
-            row.rollout_id,
-            row.attempt,
-            Stage(row.stage),
-            row.owner,
-            row.batch_id,
-            row.group_index,
-            row.sample_index,
-            row.node,
-            None,
-            None,
-        )
-        for row in connection.execute(statement)
-    ]
-
-
-def is_expired(connection: Connection, held: Claim) -> bool:
-    """Whether the lease of a claim is still run out: its worker may have been slow, not dead."""
-    late = select(rollouts.c.rollout_id).where(*_mine, rollouts.c.lease_expires_at <= db_now())
-    return connection.execute(late, _names(held)).first() is not None
-
-
-def expire_owner(connection: Connection, owner: str) -> int:
-    """Let the leases of a worker that is known to be dead run out now. Returns how many it held."""
-    statement = update(rollouts).where(*_held, rollouts.c.owner == owner).values(lease_expires_at=_ENDED)
-    return connection.execute(statement).rowcount

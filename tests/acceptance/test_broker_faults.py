@@ -5,15 +5,19 @@ One farm for each kind of broker goes through all of it, and its workers live to
 
 from __future__ import annotations
 
+import os
 import threading
+import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import Connection, and_, select, update
 
 import farm
 from farm.queue import TASKS, celery_app, queue_name, ring
@@ -21,9 +25,11 @@ from farm.rollout import FINAL_STATES, Stage
 from farm.store import migrations
 from farm.store.engine import Store
 from farm.store.placement import Bell
+from farm.store.rollouts import attempts, rollouts
 from tests.conftest import absent
 from tests.services.broker import Broker
 from tests.services.farms import NOOP, farm_folder, node, until
+from tests.services.line import Line, line_to
 from tests.services.process import Missing
 from tests.services.rabbitmq import rabbitmq_broker
 from tests.services.redis import redis_broker, redis_client
@@ -32,13 +38,23 @@ BROKERS = {"redis": redis_broker, "rabbitmq": rabbitmq_broker}
 NODE = "one"
 N = 30
 SLOW = {"data_source": "noop", "fields": {"seconds": 0.6}}
+ENDLESS = {"data_source": "noop", "fields": {"seconds": 3600.0}}
+N_RUN, N_ROOM = 8, 16
+"""Slots of the node's run pool, and how many rollouts it takes in all."""
+CUT_S = float(os.environ.get("FARM_TEST_CUT_S", "5"))
+"""How long the line to a broker is cut."""
+HOURS_S = 5 * 3600.0
+_OF_ROLLOUTS = ("submitted_at", "queued_at", "ready_at", "ring_at")
+_OF_ATTEMPTS = ("queued_at", "started_at", "finished_at")
 
 
 @dataclass(frozen=True, slots=True)
 class Here:
-    """A farm of one node on a broker of its own."""
+    """A farm of one node that reaches a broker of its own over a line."""
 
     broker: Broker
+    line: Line
+    store: Store
     client: farm.Farm
     folder: Path
 
@@ -57,6 +73,13 @@ class Here:
                         found.add(process.name)
         return found
 
+    def of(self, batch_id: str, state: farm.State) -> dict[str, int]:
+        """Those of a batch that play or wait to, on the node, and how often each was rung."""
+        statement = select(rollouts.c.rollout_id, rollouts.c.n_rings).where(
+            rollouts.c.batch_id == batch_id, rollouts.c.stage == Stage.RUN.value, rollouts.c.state == state.value
+        )
+        return dict(self.store.read(lambda connection: connection.execute(statement).tuples().all()))
+
     def rests(self, batch_id: str) -> bool:
         """Whether nothing of a batch is being played, and something waits to be."""
         stages = self.client.status(batch_id).stages.values()
@@ -73,11 +96,13 @@ def here(request: pytest.FixtureRequest) -> Iterator[Here]:
             absent(str(missing))
         store_url = f"sqlite:///{folder / 'farm.db'}"
         store = Store(store_url)
+        stack.callback(store.close)
         migrations.migrate(store)
-        store.close()
-        stack.enter_context(node(folder, NODE, store_url, broker.url))
-        client = stack.enter_context(farm.connect(store_url, broker_url=broker.url))
-        found = Here(broker, client, folder)
+        line = stack.enter_context(line_to(broker.server))
+        url = broker.url_at(line.port)
+        stack.enter_context(node(folder, NODE, store_url, url))
+        client = stack.enter_context(farm.connect(store_url, broker_url=url))
+        found = Here(broker, line, store, client, folder)
         until(lambda: len(found.workers()) == 3, lambda: f"there are three workers; {found.log[-2000:]}", 120)
         found.client.collect(found.client.submit({"instances": [NOOP]}), timeout_s=120)
         yield found
@@ -135,6 +160,33 @@ def test_connections_are_cut(here: Here) -> None:
         for n_finished in (8, 13, 18):
             here.broker.cut()
             until(lambda n=n_finished: here.client.status(batch_id).n_finished >= n, "it goes on", 120)  # type: ignore[misc]
+
+
+def test_the_line_to_it_refuses(here: Here) -> None:
+    cut_off(here, here.line.refuse)
+
+
+def test_the_line_to_it_swallows(here: Here) -> None:
+    # who only rings a RabbitMQ hears nothing from it, so is told at last that a connection is gone, as README says
+    cut_off(here, here.line.swallow, then_reset=not here.broker.url.startswith("redis"))
+
+
+def cut_off(here: Here, cut: Callable[[], None], then_reset: bool = False) -> None:
+    """Cut the line for a while under a batch, none of which is lost, and print how soon it went on."""
+    with played(here) as batch_id:
+        cut_at = time.monotonic()
+        cut()
+        until(lambda: here.rests(batch_id), "nothing goes on without a broker", 120)
+        # it is no state that is waited for here, but that the cut lasts
+        time.sleep(max(0.0, cut_at + CUT_S - time.monotonic()))
+        n_finished = here.client.status(batch_id).n_finished
+        if then_reset:
+            here.line.refuse()
+        here.line.mend()
+        mended_at = time.monotonic()
+        until(lambda: here.client.status(batch_id).n_finished > n_finished, "it goes on", 120)
+        print(f"cut off for {mended_at - cut_at:.1f} s, it went on after {time.monotonic() - mended_at:.2f} s")
+    assert {rollout.attempt for rollout in here.client.rollouts(batch_id)} == {1}
 
 
 def test_everything_is_delivered_again_and_again(here: Here) -> None:
@@ -271,3 +323,37 @@ def test_rings_for_what_is_not_to_be_played_do_nothing(here: Here) -> None:
         pass
     said = here.log.removeprefix(log)
     assert not [word for word in ("ghost", "DROP TABLE", "dropped", "farm itself broke") if word in said], said[-4000:]
+
+
+def test_what_waits_for_hours_is_not_taken_for_lost(here: Here) -> None:
+    """In a farm whose slots are all taken. What is lost then is found, so the dispatcher is seen to look."""
+    busy = here.client.submit({"instances": [ENDLESS] * N_RUN, "limits": {"run_s": 7200}})
+    try:
+        until(lambda: len(here.of(busy, farm.State.ACTIVE)) == N_RUN, "all slots are taken", 120)
+        waiting = here.client.submit({"instances": [NOOP] * N})
+        until(lambda: len(here.of(waiting, farm.State.QUEUED)) == N_ROOM - N_RUN, "some wait for a slot", 120)
+        lost = here.client.submit({"instances": [NOOP] * 3})
+        rings = here.of(waiting, farm.State.QUEUED)
+        for k in range(3):
+            one = f"{lost}.{k}.0"
+            here.store.write(partial(hours_pass, lost=one))
+            until(lambda one=one: one in here.of(lost, farm.State.QUEUED), "what is lost is found", 120)  # type: ignore[misc]
+            assert here.of(waiting, farm.State.QUEUED) == rings, "and what waits is let wait"
+            assert not any(here.client.violations(batch_id) for batch_id in (busy, waiting, lost))
+    finally:
+        here.client.cancel(busy)
+    for batch_id in (waiting, lost):
+        every_rollout_ended_once(here, batch_id)
+        assert {rollout.attempt for rollout in here.client.rollouts(batch_id)} == {1}
+        assert here.client.violations(batch_id) == []
+
+
+def hours_pass(connection: Connection, lost: str) -> None:
+    """For all that is queued, on its node and for one; and a node was given a rollout, but the ring did not arrive."""
+    queued = (rollouts.c.finish_seq.is_(None), rollouts.c.state == farm.State.QUEUED.value)
+    for table, where, names in (
+        (attempts, attempts.c.rollout_id.in_(select(rollouts.c.rollout_id).where(*queued)), _OF_ATTEMPTS),
+        (rollouts, and_(*queued), _OF_ROLLOUTS),
+    ):
+        connection.execute(update(table).where(where).values({name: table.c[name] - HOURS_S for name in names}))
+    connection.execute(update(rollouts).where(rollouts.c.rollout_id == lost).values(node=NODE, n_rings=1))

@@ -52,7 +52,7 @@ class Two:
 
 @pytest.fixture(params=["told", "untold"])
 def two(request: pytest.FixtureRequest, postgres_database: str, broker_url: str) -> Iterator[Two]:
-    """Nodes are told of what is cancelled by a hint, or find out by themselves."""
+    """Workers always reach a Redis. The client does, too, or has the database alone: then no hint tells them."""
     store = Store(postgres_database)
     migrations.migrate(store)
     slow = EngineDouble(BOOK, model="slow")

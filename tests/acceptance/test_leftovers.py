@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -25,10 +26,11 @@ from farm.request import SandboxSpec
 from farm.scratch import locked
 from farm.settings import settings
 from tests.conftest import absent
-from tests.contract.sandbox_kinds import farm_in
+from tests.contract.sandbox_kinds import farm_in, python
 from tests.services.farms import farm_folder, until
+from workers.sandboxes.joining import started_at
 from workers.sandboxes.namespace import NamespaceProvider
-from workers.sandboxes.record import Record, folder_of_all
+from workers.sandboxes.record import Process, Record, folder_of_all
 from workers.sandboxes.remove import remove
 from workers.sandboxes.sweep import sweep_all, sweep_dead_nodes
 
@@ -70,6 +72,9 @@ class Node:
                         found.setdefault(_what(entry), []).append(int(entry.name))
         return found
 
+    def pids(self) -> set[int]:
+        return {pid for pids in self.processes().values() for pid in pids}
+
     def _is_ours(self, process: Path) -> bool:
         """By its environment, its words, its folder or its mounts; one that has ended has none of them."""
         mark = str(self._folder).encode()
@@ -89,6 +94,14 @@ class Node:
             finally:
                 os.close(pidfd)
 
+    def unblock(self) -> None:
+        """Kill the supervisor's own children that are stopped: it waits for removers, and takes workers to be busy."""
+        for pid in self.pids():
+            with contextlib.suppress(OSError):
+                state, parent = _stat(Path(f"/proc/{pid}"))[:2]
+                if state == "T" and int(parent) == self.supervisor.pid:
+                    self.hit(pid, signal.SIGKILL)
+
     def kill(self) -> None:
         self.supervisor.kill()
         self.supervisor.wait()
@@ -97,13 +110,15 @@ class Node:
         """Everything there should not be: processes and their mounts, mounts of the node, sandboxes, sockets."""
         processes = [f"{what} {pid}" for what, pids in self.processes().items() for pid in pids]
         mounts = [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if str(self._folder) in line]
-        return processes + mounts + [str(path) for path in folder_of_all().rglob("*")]
+        # not by rglob, which what is being removed at that moment would end
+        walk = os.walk(folder_of_all())
+        return processes + mounts + [f"{parent}/{name}" for parent, folders, files in walk for name in folders + files]
 
 
 def _what(process: Path) -> str:
     """By the words of its command; what is forked has those of its parent."""
     words = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-    parent = (process / "stat").read_text().rpartition(")")[2].split()[1]
+    parent = _parent(process)
     if "porter_server" in words:
         with contextlib.suppress(OSError):
             if "tests.services.crowd" in Path(f"/proc/{parent}/cmdline").read_text():
@@ -118,6 +133,15 @@ def _what(process: Path) -> str:
         "rm -rf": "remover",
     }
     return next((what for mark, what in names.items() if mark in words), "inside")
+
+
+def _parent(process: Path) -> int:
+    return int(_stat(process)[1])
+
+
+def _stat(process: Path) -> list[str]:
+    """From its state on."""
+    return (process / "stat").read_text().rpartition(")")[2].split()
 
 
 def sandboxes() -> list[Record]:
@@ -166,6 +190,7 @@ def test_killed_at_random_points_nothing_is_left(folder: Path) -> None:
             there = node.processes()
             # a worker that is killed as soon as it begins starts nothing that could be left
             if there.keys() <= {"worker"}:
+                node.unblock()
                 time.sleep(0.05)
                 continue
             # each sort as often as any other, however many there are
@@ -175,12 +200,75 @@ def test_killed_at_random_points_nothing_is_left(folder: Path) -> None:
             hits[what] += 1
         assert len(hits) >= 4, hits
         # what goes on is not hurt for good
+        node.unblock()
         until(lambda: len(sandboxes()) >= 4, "sandboxes come up again", 60)
     finally:
         node.kill()
     until(lambda: "worker" not in node.processes(), "the workers have ended with the supervisor")
     sweep_all()
     until(lambda: not node.left(), lambda: f"nothing is left: {node.left()}")
+
+
+def test_what_is_stopped_ends_with_its_worker(folder: Path) -> None:
+    """Nothing sweeps: whatever is left would be left for ever."""
+    kinds = {"namespace": 1, "singularity": 1}
+    node = Node(folder, n_workers=1, kinds=kinds, comes_and_goes=False, kernels=1)
+    try:
+        until(lambda: _all_are_up(folder, node) >= 1, "the sandboxes are up", 60)
+        there = node.processes()
+        # those that would let the porter go on too; the watcher is the node's
+        for pid in there["forked by the porter"]:
+            if _parent(Path(f"/proc/{pid}")) in there["porter"]:
+                node.hit(pid, signal.SIGKILL)
+        stopped = {*there["porter"], *there["interpreter"]}
+        for pid in stopped:
+            node.hit(pid, signal.SIGSTOP)
+        node.hit(there["worker"][0], signal.SIGKILL)
+        until(lambda: not stopped & node.pids(), lambda: f"a worker takes along {stopped & node.pids()} of {there}")
+        until(lambda: _all_are_up(folder, node) >= 2, "its successor's sandboxes are up", 60)
+        # what it has forked is an orphan by then, and the death of the worker is not that of its parent
+        node.hit(node.processes()["porter"][0], signal.SIGKILL)
+        there = node.processes()
+        assert {"monitor", "runtime", "first process", "forked by the porter", "interpreter"} <= there.keys()
+        for pid in node.pids():
+            node.hit(pid, signal.SIGSTOP)
+    finally:
+        node.kill()
+    until(lambda: not node.left(), lambda: f"nothing is left: {node.left()} of {there}")
+
+
+def test_a_stopped_remover_goes_on_when_its_worker_is_killed(tmp_path: Path) -> None:
+    (tmp_path / "state/folder").mkdir(parents=True)
+    slow = tmp_path / "rm"
+    slow.write_text(f'#!/bin/sh\nkill -STOP $$\nexec {shutil.which("rm")} "$@"\n')
+    slow.chmod(0o755)
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    code = f"from pathlib import Path; from workers.sandboxes.remove import remove; remove(Path('{tmp_path}/state'))"
+    with python(code, PATH=path) as worker:
+        children = Path(f"/proc/{worker.pid}/task/{worker.pid}/children")
+        try:
+            until(lambda: any(_stat(Path("/proc", pid))[0] == "T" for pid in children.read_text().split()), "it stops")
+        finally:
+            worker.kill()
+    until(lambda: not (tmp_path / "state").exists(), "it has removed what it was to")
+
+
+def test_a_grader_that_is_stopped_as_it_starts_ends_with_its_worker() -> None:
+    code = "import asyncio; from workers.evaluators.grading import Grader; asyncio.run(Grader().score('', {}, '', 60))"
+    with python(code) as worker:
+        children = Path(f"/proc/{worker.pid}/task/{worker.pid}/children")
+
+        def graders() -> list[Process]:
+            pids = map(int, children.read_text().split())
+            words = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in pids}
+            return [Process(pid, started_at(pid)) for pid in words if words[pid].startswith(sys.executable.encode())]
+
+        try:
+            grader = until(graders, "it starts")[0]
+            os.kill(grader.pid, signal.SIGSTOP)
+        finally:
+            worker.kill()
+    until(lambda: not grader.alive(), "it has ended")
 
 
 def test_a_killed_monitor_takes_along_what_the_policy_started(folder: Path) -> None:

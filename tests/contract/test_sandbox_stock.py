@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +15,12 @@ import pytest
 from farm.request import SandboxLimits, SandboxSpec
 from farm.settings import settings
 from tests.conftest import absent
-from tests.contract.sandbox_kinds import PROVIDERS, mounts_with, own_seconds, processes_with, python, until
+from tests.contract.sandbox_kinds import PROVIDERS, mounts_with, own_seconds, processes_with, python
 from tests.contract.stocked import StockedNamespace, StockedSingularity
+from tests.services.farms import until
 from workers.demand import Want
 from workers.sandboxes import stock
-from workers.sandboxes.joined import end
+from workers.sandboxes.ending import end, end_in
 from workers.sandboxes.prepared import prepare
 from workers.sandboxes.provider import JoinedProvider
 from workers.sandboxes.record import Record, folder, folder_of_all
@@ -78,8 +79,11 @@ def no_stock_is_left(sandbox_settings: Path) -> Iterator[None]:
     # what other files used a moment ago would be kept at hand
     stock.uses(-1)
     yield
-    for path in [path for path in folder_of_all().iterdir() if stock.is_of_stock(path)]:
-        stock.clear(path, starting_s=0.0, idle_s=0.0)
+    drop([path for path in folder_of_all().iterdir() if stock.is_of_stock(path)], 0.0)
+
+
+def drop(paths: Iterable[Path], after_s: float) -> None:
+    end_in(filter(None, [stock.dropped(path, starting_s=after_s, idle_s=after_s) for path in paths]))
 
 
 def stocked_up(provider: JoinedProvider, n: int = 1, **fields: Any) -> list[Path]:
@@ -185,8 +189,7 @@ def test_a_dead_one_is_not_handed_over(provider: JoinedProvider) -> None:
     assert record.sandbox_id == "lucky"
     end(record)
     os.kill(stopped.pid, signal.SIGCONT) if stopped.alive() else None
-    for path in ready():
-        stock.clear(path, starting_s=100, idle_s=100)
+    drop(ready(), 100)
     assert not ready()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from sqlalchemy import Connection, select
 
 from farm.rollout import Stage, State
-from farm.store import batches, placement, rollouts
+from farm.store import batches, leases, placement, rollouts
 from farm.store.engine import Store
 from farm.store.rollouts import Claim
 from tests.contract.test_store import NODE, advance, announce, claimed, new_batch, place, play
@@ -71,5 +71,5 @@ def test_a_node_that_was_killed_starts_anew(store: Store) -> None:
     after = rows(store)
     assert [row[1] for row in after] == [row[1] for row in before], "what was active is for the dispatcher to take back"
     assert [(row[0], row[2], row[3]) for row in after if row[1] == State.QUEUED] == [("init", 2, None)] * 2
-    expired = store.read(lambda connection: rollouts.expired(connection, 10))
+    expired = store.read(lambda connection: leases.expired(connection, 10))
     assert {each.rollout_id for each in expired} == held.keys()

@@ -23,7 +23,7 @@ from farm.rollout import Stage, State
 from farm.service import Service
 from farm.settings import Settings
 from farm.signals import Signals
-from farm.store import artefacts, batches, migrations, rollouts, trajectories
+from farm.store import artefacts, batches, leases, rollouts, trajectories
 from farm.store.clock import db_now
 from farm.store.engine import Store
 from farm.store.rollouts import Claim
@@ -40,12 +40,9 @@ PLAYED = {"policy_outcome": "submitted", "submission": {"answer": "42"}}
 
 
 @pytest.fixture
-def database(postgres_database: str) -> Iterator[Between]:
+def database(postgres_store: Store) -> Iterator[Between]:
     """Stands before a database with the farm's tables."""
-    store = Store(postgres_database)
-    migrations.migrate(store)
-    store.close()
-    with between(postgres_database) as stands:
+    with between(postgres_store.url) as stands:
         yield stands
 
 
@@ -293,9 +290,9 @@ class TestWhoPlaysMeanwhile:
         assert len(store.read(lambda connection: trajectories.calls(connection, rollout_id))) == 30
 
     def test_goes_on_until_the_store_says_that_the_claim_is_gone(
-        self, database: Between, store: Store, postgres_database: str
+        self, database: Between, store: Store, postgres_store: Store
     ) -> None:
-        beside = Store(postgres_database)
+        beside = Store(postgres_store.url)
         with holding(store, Signals(""), lease_s=1.5) as work:
             lease = row_of(store, work.claim.rollout_id).lease_expires_at
             database.away()
@@ -363,14 +360,14 @@ class TestWhoDispatches:
 
     def test_takes_nobody_for_dead_who_was_silent_before_it_began(self, store: Store, broker_url: str) -> None:
         silent, dead = self._claimed(store, lease_s=-1.0)
-        store.write(lambda connection: rollouts.expire_owner(connection, "dead"))
+        store.write(lambda connection: leases.expire_owner(connection, "dead"))
         with dispatching(store, broker_url, lease_s=600.0):
             self._takes_back(store, dead, but=silent)
 
     def test_takes_nobody_for_dead_who_was_silent_while_it_placed(
-        self, database: Between, store: Store, broker_url: str, postgres_database: str
+        self, database: Between, store: Store, broker_url: str, postgres_store: Store
     ) -> None:
-        beside = Store(postgres_database)
+        beside = Store(postgres_store.url)
         signals, ended = Signals(broker_url), threading.Event()
 
         def wake() -> None:
@@ -389,7 +386,7 @@ class TestWhoDispatches:
                 until(lambda: now(beside) > away + 4.0, "this is an outage")
                 late = update(rollouts.rollouts).where(rollouts.rollouts.c.rollout_id == silent)
                 beside.write(lambda connection: connection.execute(late.values(lease_expires_at=1.0)) and None)
-                beside.write(lambda connection: rollouts.expire_owner(connection, "dead"))
+                beside.write(lambda connection: leases.expire_owner(connection, "dead"))
                 database.back()
                 self._takes_back(beside, dead, but=silent)
         finally:
@@ -425,12 +422,12 @@ class TestLeasesThatHaveRunOut:
         held = claimed(store, rollout_id, Stage.INIT, lease_s=-1.0)
         assert [each.rollout_id for each in self._expired(store)] == [rollout_id]
         assert self._expired(store, known_dead=True) == [], "it may only have been kept from saying that it lives"
-        assert store.read(lambda connection: rollouts.is_expired(connection, held))
-        store.write(lambda connection: rollouts.renew(connection, "w", [rollout_id], 60.0))
-        assert not store.read(lambda connection: rollouts.is_expired(connection, held))
+        assert store.read(lambda connection: leases.is_expired(connection, held))
+        store.write(lambda connection: leases.renew(connection, "w", [rollout_id], 60.0))
+        assert not store.read(lambda connection: leases.is_expired(connection, held))
         assert self._expired(store) == []
-        store.write(lambda connection: rollouts.expire_owner(connection, "w"))
+        store.write(lambda connection: leases.expire_owner(connection, "w"))
         assert [each.rollout_id for each in self._expired(store, known_dead=True)] == [rollout_id]
 
     def _expired(self, store: Store, known_dead: bool = False) -> list[Claim]:
-        return list(store.read(lambda connection: rollouts.expired(connection, 10, known_dead=known_dead)))
+        return list(store.read(lambda connection: leases.expired(connection, 10, known_dead=known_dead)))

@@ -8,6 +8,7 @@ import socket
 import subprocess
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, suppress
+from pathlib import Path
 from typing import Self
 
 _PORTS = range(15_000, 32_000)
@@ -18,14 +19,23 @@ Life = Callable[[], AbstractContextManager["subprocess.Popen[bytes]"]]
 class Broker:
     """`with` it, it runs. `cut` closes every connection that its server has; clients may come back at once."""
 
-    def __init__(self, url: str, life: Life, cut: Callable[[], None], full: Callable[[bool], None]) -> None:
+    def __init__(
+        self, url: str, server: Path | int, over: str, life: Life, cut: Callable[[], None], full: Callable[[bool], None]
+    ) -> None:
         self.url = url
+        self.server = server
+        """Its socket, or its port on this machine."""
+        self._over = over
         self.cut = cut
         self.full = full
         """Whether it is to be out of memory from now on."""
         self._live = life
         self._life = ExitStack()
         self._process: subprocess.Popen[bytes] | None = None
+
+    def url_at(self, port: int) -> str:
+        """Its URL over a port of this machine that is passed on to `server`."""
+        return self._over.format(port=port)
 
     def __enter__(self) -> Self:
         self.start()

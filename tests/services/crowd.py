@@ -50,6 +50,7 @@ class Worker:
         self._turns = asyncio.Semaphore(AT_A_TIME)
         self._kinds = [kind for kind, n in plan["kinds"].items() for _ in range(n)]
         self._comes_and_goes = plan["comes_and_goes"]
+        self._kernels = plan.get("kernels", 0.15)
 
     async def run(self) -> None:
         await asyncio.gather(*(self._keep(kind, index) for index, kind in enumerate(self._kinds)))
@@ -82,7 +83,7 @@ class Worker:
         await sandbox.exec(["bash", "-c", FURNISH], timeout_s=20)
         shell = await sandbox.open_shell()
         await shell.run("sleep 8888 & cd /tmp", 20)
-        if self._random.random() < 0.15:
+        if self._random.random() < self._kernels:
             kernel = await sandbox.open_kernel()
             await kernel.run("import subprocess; subprocess.Popen(['sleep', '9999'], start_new_session=True)", 20)
 

@@ -24,6 +24,7 @@ log.console.level = warning
 # two schedulers that do not spin while they wait, as all tests share the machine
 _ERLANG = "+S 2:2 +sbwt none +sbwtdcpu none +sbwtdio none"
 _START_S = 120.0
+_URL = "amqp://guest:guest@127.0.0.1:{port}//"
 _HIGH_WATER = 0.4  # RabbitMQ's default
 
 
@@ -42,7 +43,9 @@ def rabbitmq_broker() -> Iterator[Broker]:
         with (
             running(names, lambda: _listens(epmd), folder / "epmd.log"),
             Broker(
-                f"amqp://guest:guest@127.0.0.1:{amqp}//",
+                _URL.format(port=amqp),
+                amqp,
+                _URL,
                 lambda: running(
                     ["env", *(f"{name}={value}" for name, value in env.items()), _found("rabbitmq-server", env)],
                     lambda: _speaks(amqp),

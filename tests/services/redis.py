@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import redis
@@ -45,7 +46,10 @@ def redis_broker() -> Iterator[Broker]:
             with redis_client(url) as client:
                 client.config_set("maxmemory", "1kb" if full else "0")
 
-        with Broker(url, lambda: running(command, lambda: _answers(socket), folder / "redis.log"), cut, full) as broker:
+        def live() -> AbstractContextManager[subprocess.Popen[bytes]]:
+            return running(command, lambda: _answers(socket), folder / "redis.log")
+
+        with Broker(url, socket, "redis://127.0.0.1:{port}/0", live, cut, full) as broker:
             yield broker
 
 

@@ -117,7 +117,9 @@ def _scorer(family: str) -> Callable[[str, dict[str, Any]], float]:
 
 def command(user: str) -> list[str]:
     """How the grader is started; `user` is whom it becomes when started by root."""
-    return [sys.executable, "-I", "-m", __name__, user]
+    # until it has set this itself, which takes it a second
+    bound = ["setpriv", "--pdeathsig", "KILL", "--"]
+    return [*bound, sys.executable, "-I", "-m", __name__, user]
 
 
 def environment() -> dict[str, str]:

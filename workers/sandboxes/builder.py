@@ -117,7 +117,9 @@ def copy_tree(source: Path, target: Path) -> None:
     """Copy a file or a folder with modes, times and hard links, as `target`. OSError if that fails. Blocks."""
     # as root of a user namespace, a user can also read what has no mode for anyone
     enter = [] if os.geteuid() == 0 else ["unshare", "--user", "--map-root-user", "--"]
-    command = [*enter, "cp", "-a", "--", str(source), str(target)]
+    # one that outlived this process would write into what another clears away
+    bound = ["setpriv", "--pdeathsig", "KILL", "--"]
+    command = [*bound, *enter, "cp", "-a", "--", str(source), str(target)]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     if done.returncode:
         raise OSError(f"{source} could not be copied: {' '.join(done.stderr.strip().splitlines()[-1:])}")

@@ -29,7 +29,7 @@ LINK = "cgroup"
 _MB = 1 << 20
 _OWN_PROCESSES = 64
 """Beyond the limit of a sandbox: who leads commands in, and the threads of a container runtime."""
-_PATIENCE_S, _PAUSE_S = 2.0, 0.01
+PATIENCE_S, _PAUSE_S = 2.0, 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,14 +102,14 @@ def memory_mb(group: str) -> int:
     return 0
 
 
-def remove(group: str) -> None:
-    """End what is in it, and remove it; harmless if it is empty or gone. Blocks for milliseconds."""
-    deadline = time.monotonic() + _PATIENCE_S
-    while group and time.monotonic() < deadline:
+def remove(group: str, patience_s: float = PATIENCE_S) -> None:
+    """End what is in it, and remove it; harmless if it is empty or gone. Blocks for milliseconds, if nobody sleeps."""
+    deadline = time.monotonic() + patience_s
+    while group:
         try:
             return Path(group).rmdir()
         except OSError as error:
-            if error.errno != errno.EBUSY:
+            if error.errno != errno.EBUSY or time.monotonic() >= deadline:
                 return None
         for pid in _processes(group):
             with contextlib.suppress(OSError):

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import posixpath
-import signal
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,16 +13,14 @@ from typing import TYPE_CHECKING
 from farm.errors import SandboxError
 from farm.request import SandboxLimits, SandboxSpec
 from workers.interfaces import ExecResult, Kernel
-from workers.sandboxes import cgroups
 from workers.sandboxes.child import Child, Collector
+from workers.sandboxes.ending import end
 from workers.sandboxes.kernel import open_kernel
-from workers.sandboxes.launch import END
 from workers.sandboxes.marked import MARK, kill_carriers, new_mark
 from workers.sandboxes.notices import Notices
 from workers.sandboxes.owner import sandbox_user
 from workers.sandboxes.porter import porter
 from workers.sandboxes.record import Record, folder
-from workers.sandboxes.remove import remove
 from workers.sandboxes.scarcity import scarcity
 from workers.sandboxes.shell import BashShell
 from workers.sandboxes.start import SOCKETS
@@ -34,7 +31,6 @@ if TYPE_CHECKING:
 
 MAX_OUTPUT = 10_000_000
 """Bytes kept of each stream of a command; the rest is read and dropped."""
-STOP_S = 5.0
 
 SEARCH_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 ENVIRONMENT = {"HOME": "/root", "USER": "root", "LANG": "C.UTF-8", "TERM": "dumb", "SHELL": "/bin/bash"}
@@ -187,19 +183,6 @@ class JoinedSandbox:
     def end(self) -> None:
         """As `stop`. Blocks."""
         end(self._record)
-
-
-def end(record: Record) -> None:
-    """Let the monitor end the sandbox, or end it without one; harmless if repeated. Blocks."""
-    if not record.monitor.end(END, STOP_S):
-        record.monitor.end(signal.SIGKILL, STOP_S)
-    record.first.end(signal.SIGKILL, STOP_S)
-    cgroups.remove(record.cgroup)
-    state = record.folder
-    found = Record.load(state)
-    # a sandbox of the same id that was started since is not ours to remove
-    if state.exists() and (found is None or found == record):
-        remove(state)
 
 
 def _resources(bounds: SandboxLimits, asked: SandboxLimits) -> dict[str, int]:

@@ -64,6 +64,8 @@ class Zygote:
     def _fork(self, descriptors: Sequence[int]) -> NoReturn:
         """In a child: join the sandbox, and fork once more, as only a child is in the other process namespace."""
         try:
+            # stopped, it would be left by a zygote that is killed, which nothing could tell it of
+            linux.die_with_parent(signal.SIGKILL)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             self._control.close()
             request, connection, output = descriptors

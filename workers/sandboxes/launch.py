@@ -16,7 +16,6 @@ folder and knows no path to it, as a sandbox in stock is renamed when taken.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import select
@@ -28,6 +27,7 @@ import warnings  # noqa: F401
 
 from workers.sandboxes import joining, linux
 from workers.sandboxes.joining import become, started_at
+from workers.sandboxes.lifeline import continue_at_the_end, opened_again, signal_at_the_end
 from workers.sandboxes.watch import watch_over
 
 TYPE_CHECKING = False
@@ -70,7 +70,9 @@ holds() {
 finish() {
     trap '' USR1 URG
     lives && kill -KILL $first
-    while holds || lives; do read -rt 0.002 -u $silent; done
+    local n=0 pause=0.002
+    # one that sleeps in the kernel may do so for hours
+    while holds || lives; do read -rt $pause -u $silent; ((++n < 1000)) || pause=0.2; done
     [[ -L cgroup ]] && rmdir -- "$(readlink cgroup)"
     cd -P .
     state=$PWD
@@ -254,6 +256,7 @@ def start_builder(plan: Plan, wanted: int) -> tuple[int, list[int]]:
     stdin, lifeline = pair()
     stdout, up = pair()
     from_builder, to_monitor = socket.socketpair()
+    continue_at_the_end(to_monitor.fileno(), os.getpid())
     linux.adopt_orphans()
     builder = os.fork()
     if builder == 0:
@@ -281,7 +284,8 @@ def start_builder(plan: Plan, wanted: int) -> tuple[int, list[int]]:
     wait_for(up, wanted)
     if os.read(up, 3) != b"up\n":
         raise OSError("it did not come up: " + last_lines("log"))
-    signal_at_the_end(up)
+    # by default ignored; bash starts a `read` again that SIGCHLD interrupted, so would not hear of the end of a child
+    signal_at_the_end(up, signal.SIGURG, os.getpid())
     return builder, [up, lifeline, *held]
 
 
@@ -311,16 +315,6 @@ def remove() -> None:
     state = os.getcwd()
     os.chdir("/")
     os.execvp("unshare", ["unshare", "--user", "--map-root-user", "rm", "-rf", "--one-file-system", "--", state])
-
-
-def signal_at_the_end(pipe: int) -> None:
-    """SIGURG, by default ignored, to this process when nobody holds the other end of a pipe any more.
-
-    Bash starts a `read` again that SIGCHLD interrupted, so it would not hear of the end of a child.
-    """
-    fcntl.fcntl(pipe, fcntl.F_SETOWN, os.getpid())
-    fcntl.fcntl(pipe, fcntl.F_SETSIG, signal.SIGURG)
-    fcntl.fcntl(pipe, fcntl.F_SETFL, fcntl.fcntl(pipe, fcntl.F_GETFL) | os.O_ASYNC)
 
 
 def last_lines(path: str) -> str:
@@ -361,6 +355,8 @@ def write_record(plan: Plan, pid1: int) -> dict[str, Any]:
 def monitor(plan: Plan, given: Sequence[int], tell: Callable[[dict[str, Any]], None]) -> None:
     """Be the monitor; tells the record, or the error. `given` are descriptors: lock, lifeline, log, more to keep."""
     lock, lifeline, log, *image = given
+    # now, as it is another user's when this process has become the sandbox's
+    of_the_watcher = opened_again(lifeline)
     null = os.open("/dev/null", os.O_RDWR)
     for descriptor, number in ((null, 0), (null, 1), (log, 2)):
         os.dup2(descriptor, number)
@@ -388,7 +384,7 @@ def monitor(plan: Plan, given: Sequence[int], tell: Callable[[dict[str, Any]], N
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     tell(record)
-    watch_over(os.path.dirname(os.getcwd()))
+    watch_over(os.path.dirname(os.getcwd()), of_the_watcher)
     words = [lifeline, silent[0], builder, record["pid1"], record["pid1_started"]]
     path = os.environ.get("PATH", os.defpath)
     os.execvpe("bash", [*WAIT, *map(str, words)], {"PATH": path, "LC_ALL": "C"})

@@ -10,12 +10,16 @@ import contextlib
 import os
 import secrets
 import signal
+import threading
 import time
 from pathlib import Path
+from typing import ClassVar
 
 MARK = "SANDBOX_COMMAND"
 _ROUNDS = 20
 _EXEC_S = 0.002
+_SILENT_S = 1.0
+"""What the kernel tells of a process comes in microseconds, or waits for one that sleeps."""
 
 
 def new_mark() -> str:
@@ -30,17 +34,67 @@ def carriers(mark: str) -> list[int]:
 
 def _seen(mark: str) -> tuple[list[int], bool]:
     """The carriers, and whether there are processes that cannot tell just now."""
-    wanted = f"{MARK}={mark}".encode()
-    found, unclear = [], False
-    for entry in os.scandir("/proc"):
-        if entry.name.isdigit():
-            with contextlib.suppress(OSError):
-                environment = Path(entry.path, "environ").read_bytes()
-                if wanted in environment.split(b"\0"):
-                    found.append(int(entry.name))
-                elif not environment and _is_in_exec(entry.path):
-                    unclear = True
-    return found, unclear
+    while True:
+        search = _Search(f"{MARK}={mark}".encode())
+        if search.comes_to_its_end():
+            return search.found, search.unclear
+
+
+class _Search:
+    """For carriers, in a thread of its own: who asks about one that sleeps in the kernel may have to wait as long.
+
+    Such a process is passed over by later searches, until it has answered. It has been told to end, or will be with
+    its sandbox.
+    """
+
+    _lock = threading.Lock()
+    _silent: ClassVar[set[int]] = set()
+
+    def __init__(self, wanted: bytes) -> None:
+        self.found: list[int] = []
+        self.unclear = False
+        self._wanted = wanted
+        self._pid = self._n = 0
+        self._given_up = False
+        self._ended = threading.Event()
+        threading.Thread(target=self._run, name="carriers", daemon=True).start()
+
+    def comes_to_its_end(self) -> bool:
+        n_before = -1
+        while not self._ended.wait(_SILENT_S):
+            with self._lock:
+                if self._n == n_before:
+                    self._given_up = True
+                    self._silent.add(self._pid)
+                    return False
+                n_before = self._n
+        return True
+
+    def _run(self) -> None:
+        pids = [int(entry.name) for entry in os.scandir("/proc") if entry.name.isdigit()]
+        for pid in pids:
+            with self._lock:
+                if self._given_up:
+                    self._silent.discard(self._pid)
+                    return
+                self._pid = pid
+                self._n += 1
+                if pid in self._silent:
+                    continue
+            self._ask(pid)
+        with self._lock:
+            if self._given_up:
+                self._silent.discard(self._pid)
+        self._ended.set()
+
+    def _ask(self, pid: int) -> None:
+        process = f"/proc/{pid}"
+        with contextlib.suppress(OSError):
+            environment = Path(process, "environ").read_bytes()
+            if self._wanted in environment.split(b"\0"):
+                self.found.append(pid)
+            elif not environment and _is_in_exec(process):
+                self.unclear = True
 
 
 def _is_in_exec(process: str) -> bool:

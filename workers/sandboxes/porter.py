@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from farm.errors import SandboxError
+from workers.sandboxes.lifeline import continue_at_the_end
 from workers.sandboxes.scarcity import scarcity
 
 _PROJECT = str(Path(__file__).parents[2])
@@ -136,6 +137,7 @@ class Porter:
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
             )
+            continue_at_the_end(theirs.fileno(), self._process.pid)
 
     def _end(self) -> None:
         if self._control is not None:

@@ -11,7 +11,6 @@ answers go to, then those that the job names.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import gc
 import json
 import os
@@ -20,7 +19,7 @@ import signal
 import socket
 import sys
 
-from workers.sandboxes import inside, joining, launch, linux
+from workers.sandboxes import inside, joining, launch, lifeline, linux
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -36,6 +35,9 @@ def serve(control: socket.socket) -> None:
         message, descriptors, _, _ = socket.recv_fds(control, 16, MAX_DESCRIPTORS)
         if not message:
             return
+        if len(descriptors) > 1:
+            # before there is anything that could be stopped
+            lifeline.continue_at_the_end(descriptors[1], os.getpid())
         try:
             child = os.fork()
         except OSError as error:
@@ -111,16 +113,11 @@ def enter(job: dict[str, Any], given: Sequence[int], answer: socket.socket) -> N
     tell(answer, {"code": os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])})
 
 
-def end_with(answer: socket.socket) -> None:
-    """From here on, SIGIO ends this process when the other end is closed: nobody waits for what it does any more."""
-    fcntl.fcntl(answer, fcntl.F_SETOWN, os.getpid())
-    fcntl.fcntl(answer, fcntl.F_SETFL, fcntl.fcntl(answer, fcntl.F_GETFL) | os.O_ASYNC)
-
-
 def use_files(job: dict[str, Any], given: Sequence[int], answer: socket.socket) -> None:
     """Read or write files of a sandbox, from within its mounts, so that every path and link is the sandbox's own."""
     inside.load(job["action"])
-    end_with(answer)
+    # nobody waits for what it does any more
+    lifeline.signal_at_the_end(answer.fileno(), signal.SIGKILL, os.getpid())
     joining.join(job["target"], joining.FILES)
     joining.limit({"RLIMIT_FSIZE": job["target"]["limits"]["RLIMIT_FSIZE"]})
     with contextlib.suppress(OSError):
@@ -137,11 +134,15 @@ def use_files(job: dict[str, Any], given: Sequence[int], answer: socket.socket) 
 
 def start(job: dict[str, Any], given: Sequence[int], answer: socket.socket) -> None:
     """Become the monitor of a new sandbox; tells a pidfd of itself, then its record."""
+    lock, shared, *others = given
+    watched = lifeline.opened_again(shared)
+    lifeline.continue_at_the_end(watched, os.getpid())
+    os.close(shared)
     os.setsid()
     # for who finds a start that hangs, and nobody who waits for it
-    os.pwrite(given[0], f"{os.getpid()} {joining.started_at(os.getpid())}".encode(), 0)
+    os.pwrite(lock, f"{os.getpid()} {joining.started_at(os.getpid())}".encode(), 0)
     tell(answer, {"monitor": os.getpid()}, [os.pidfd_open(os.getpid())])
-    launch.monitor(job["plan"], given, lambda message: tell(answer, message))
+    launch.monitor(job["plan"], [lock, watched, *others], lambda message: tell(answer, message))
 
 
 _JOBS = {"enter": enter, "files": use_files, "start": start}

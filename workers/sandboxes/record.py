@@ -7,7 +7,10 @@ import json
 import os
 import select
 import signal
+import time
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from farm.errors import SandboxError
@@ -53,23 +56,63 @@ class Process:
             return []
         return fields if int(fields[19]) == self.started else []
 
+    def there(self) -> bool:
+        """Whether there is something left of it."""
+        return bool(self._fields())
+
     def end(self, number: int, patience_s: float) -> bool:
         """Send it a signal and wait for its end. Returns whether it ended in time. Blocks."""
+        return not end_together([self], number, patience_s)
+
+    def signalled(self, number: int) -> int | None:
+        """Send it a signal; a pidfd that tells of its end, or None if it has ended."""
         try:
             descriptor = os.pidfd_open(self.pid)
         except ProcessLookupError:
-            return True
+            return None
         try:
             # only now, as from here on the descriptor and the pid are of the same process
-            if not self._fields():
-                return True
-            signal.pidfd_send_signal(descriptor, number)
-            poll = select.poll()
-            poll.register(descriptor, select.POLLIN)
-            return bool(poll.poll(patience_s * 1000))
+            if self._fields():
+                signal.pidfd_send_signal(descriptor, number)
+                return descriptor
         except ProcessLookupError:
-            return True
-        finally:
+            pass
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
+        return None
+
+
+_TOGETHER = 200
+"""A process may have 1024 descriptors."""
+
+
+def end_together(processes: Iterable[Process], number: int, patience_s: float) -> set[Process]:
+    """Send all a signal and wait for their ends, as long as for one. Those that have not ended in time. Blocks."""
+    rest, left = iter(processes), set()
+    while some := list(islice(rest, _TOGETHER)):
+        left |= _end_some(some, number, patience_s)
+    return left
+
+
+def _end_some(processes: Iterable[Process], number: int, patience_s: float) -> set[Process]:
+    descriptors: dict[int, Process] = {}
+    poll = select.poll()
+    try:
+        for process in processes:
+            if (descriptor := process.signalled(number)) is not None:
+                descriptors[descriptor] = process
+                poll.register(descriptor, select.POLLIN)
+        deadline = time.monotonic() + patience_s
+        while descriptors and (ended := poll.poll(max(0.0, deadline - time.monotonic()) * 1000)):
+            for descriptor, _ in ended:
+                poll.unregister(descriptor)
+                os.close(descriptor)
+                del descriptors[descriptor]
+        return set(descriptors.values())
+    finally:
+        for descriptor in descriptors:
             os.close(descriptor)
 
 

@@ -11,7 +11,6 @@ is that of the node, so the stock outlives the worker that filled it, and never 
 from __future__ import annotations
 
 import os
-import signal
 import time
 from collections import defaultdict
 from contextlib import suppress
@@ -21,9 +20,8 @@ from uuid import uuid4
 
 from farm.request import SandboxSpec
 from farm.settings import settings
-from workers.sandboxes.joined import STOP_S, end
-from workers.sandboxes.record import Record, folder_of_all, starter
-from workers.sandboxes.remove import remove
+from workers.sandboxes.ending import end_in
+from workers.sandboxes.record import Record, folder_of_all
 
 _STARTING, _READY, _GONE = ".starting", ".ready", ".gone"
 
@@ -83,13 +81,20 @@ def touch(path: Path) -> None:
 
 def discard(path: Path) -> bool:
     """End one that nobody has taken, and remove it; whether it was there to be dropped. Blocks."""
+    gone = _dropped(path)
+    if gone is None:
+        return False
+    end_in([gone])
+    return True
+
+
+def _dropped(path: Path) -> Path | None:
+    """Its folder, now that nobody takes it any more; None if it is gone."""
     gone = path.with_name(f"{_GONE}.{uuid4().hex[:8]}")
     try:
-        path.rename(gone)
+        return path.rename(gone)
     except FileNotFoundError:
-        return False
-    _remove(gone)
-    return True
+        return None
 
 
 def is_of_stock(path: Path) -> bool:
@@ -97,31 +102,25 @@ def is_of_stock(path: Path) -> bool:
     return path.name.startswith(".")
 
 
-def clear(path: Path, starting_s: float, idle_s: float) -> None:
-    """Drop it if it is dead, was being started for longer than `starting_s`, or is unwanted for `idle_s`. Blocks."""
+def dropped(path: Path, starting_s: float, idle_s: float) -> Path | None:
+    """The folder of one that nobody takes any more, to be ended; None if it stays.
+
+    It goes if it is dead, was being started for longer than `starting_s`, or is unwanted for `idle_s`.
+    """
     kind = "." + path.name.split(".")[1]
     try:
         age_s = time.time() - path.stat().st_mtime
     except FileNotFoundError:
-        return
+        return None
     if kind == _GONE:
-        _remove(path)
-    elif age_s >= (starting_s if kind == _STARTING else idle_s) or (kind == _READY and _is_dead(path)):
-        discard(path)
+        return path
+    too_old = age_s >= (starting_s if kind == _STARTING else idle_s)
+    return _dropped(path) if too_old or (kind == _READY and _is_dead(path)) else None
 
 
 def _is_dead(path: Path) -> bool:
     record = Record.load(path)
     return record is None or not record.first.alive()
-
-
-def _remove(gone: Path) -> None:
-    record = Record.load(gone)
-    if record is not None:
-        end(record)
-    elif hanging := starter(gone):
-        hanging.end(signal.SIGKILL, STOP_S)
-    remove(gone)
 
 
 def _folder_of_uses() -> Path:

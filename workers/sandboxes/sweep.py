@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import signal
 import time
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -16,7 +15,7 @@ from uuid import uuid4
 
 from farm.settings import settings
 from workers.sandboxes import cgroups, layers, stock
-from workers.sandboxes.joined import STOP_S, end
+from workers.sandboxes.ending import STOP_S, end_in
 from workers.sandboxes.record import Record, folder_of_all, is_locked, starter
 from workers.sandboxes.remove import remove
 
@@ -33,43 +32,38 @@ def sweep(keep: Callable[[], Collection[str]], starting_s: float = STARTING_S) -
 
     `keep` is asked after the folders are listed: what is started between the two is never taken for abandoned.
 
-    A sandbox that is wanted but broken is left to whoever finds it so. Blocks; one that will not end costs seconds.
+    A sandbox that is wanted but broken is left to whoever finds it so. Blocks; those that will not end cost seconds,
+    all together.
     """
-    gone = []
-    parent = folder_of_all()
-    found = sorted(parent.iterdir()) if parent.is_dir() else []
-    wanted = keep() if found else ()
-    for state in found:
-        if stock.is_of_stock(state):
-            stock.clear(state, starting_s, settings().stock_idle_s)
-            continue
-        if state.name in wanted:
-            continue
-        record = Record.load(state)
-        if record is not None:
-            end(record)
-        elif not _abandoned(state, starting_s):
-            continue
-        if remove(state):
-            gone.append(state.name)
-    cgroups.sweep(parent)
+    gone = _sweep(keep, starting_s, settings().stock_idle_s, STOP_S)
+    cgroups.sweep(folder_of_all())
     layers.sweep(settings().layer_idle_s)
     return gone
 
 
+def _sweep(keep: Callable[[], Collection[str]], starting_s: float, stock_idle_s: float, patience_s: float) -> list[str]:
+    """The sandboxes alone; the ids of those that are gone, the stock aside, which has none."""
+    parent = folder_of_all()
+    found = sorted(parent.iterdir()) if parent.is_dir() else []
+    wanted = keep() if found else ()
+    unwanted = [state for state in found if state.name not in wanted and not stock.is_of_stock(state)]
+    ours = [state for state in unwanted if Record.load(state) or _abandoned(state, starting_s)]
+    dropped = [stock.dropped(state, starting_s, stock_idle_s) for state in found if stock.is_of_stock(state)]
+    gone = end_in([*ours, *filter(None, dropped)], patience_s)
+    return sorted(state.name for state in gone if state in ours)
+
+
 def sweep_all(patience_s: float = PATIENCE_S) -> None:
-    """End and remove everything that is left when a node ends, its lifelines closed by then. Blocks.
+    """End and remove everything that is left when a node ends, its lifelines closed by then. Blocks for that long.
 
     A sandbox that is being started at that moment ends by itself as soon as it is up, and is waited for.
     """
     deadline = time.monotonic() + patience_s
+    parent = folder_of_all()
     while True:
-        sweep(tuple, starting_s=0.0)
-        parent = folder_of_all()
-        left = list(parent.iterdir()) if parent.is_dir() else []
-        for state in filter(stock.is_of_stock, left):
-            stock.clear(state, starting_s=0.0, idle_s=0.0)
-        if not left or time.monotonic() > deadline:
+        # they were told by their lifeline already
+        _sweep(tuple, starting_s=0.0, stock_idle_s=0.0, patience_s=patience_s / 2)
+        if not (parent.is_dir() and any(parent.iterdir())) or time.monotonic() > deadline:
             break
         time.sleep(_PAUSE_S)
     cgroups.sweep(folder_of_all(), all_of_it=True)
@@ -98,22 +92,16 @@ def sweep_dead_nodes() -> list[str]:
 
 
 def _clear_node(node: Path) -> None:
-    for state in (node / folder_of_all().name).iterdir():
-        record = Record.load(state)
-        if record is not None:
-            end(record)
-        elif hanging := starter(state):
-            hanging.end(signal.SIGKILL, STOP_S)
+    end_in((node / folder_of_all().name).iterdir())
     remove(node)
 
 
 def _abandoned(state: Path, starting_s: float) -> bool:
-    """Whether a start came to nothing. One that hangs, and has nobody who waits for it, is killed."""
+    """Whether a start came to nothing, or hangs and has nobody who waits for it."""
     try:
         age_s = time.time() - state.lstat().st_mtime
     except FileNotFoundError:
         return True
     if not is_locked(state):
         return age_s >= min(UNLOCKED_S, starting_s)
-    hanging = starter(state) if age_s >= starting_s else None
-    return hanging is not None and hanging.end(signal.SIGKILL, STOP_S)
+    return age_s >= starting_s and starter(state) is not None

@@ -7,8 +7,10 @@ nothing that leads out of its place.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shutil
+import socket
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -59,29 +61,32 @@ class Transfer:
         """Copy a tree of the node in."""
         if not await asyncio.to_thread(source.exists):
             raise ToolError(f"{source}: No such file or directory on the node")
-        read_end, write_end = os.pipe()
-        packing = asyncio.create_task(asyncio.to_thread(_pack, source, write_end))
+        ours, theirs = socket.socketpair()
+        packing = asyncio.create_task(asyncio.to_thread(_pack, source, ours))
         try:
-            await self._ask("upload", path, read_end, TREE_S)
+            with theirs:
+                await self._ask("upload", path, theirs.fileno(), TREE_S)
         finally:
-            # if the other side gave up, the writer hears of it now
-            os.close(read_end)
+            # if the other side gave up, or sleeps, the writer hears of it now
+            _hang_up(ours)
             await packing
+            ours.close()
 
     async def download(self, path: str, target: Path) -> None:
         """Copy a tree of the sandbox out."""
         if await asyncio.to_thread(os.path.lexists, target):
             raise ToolError(f"{target} exists on the node already")
-        read_end, write_end = os.pipe()
-        unpacking = asyncio.create_task(asyncio.to_thread(_unpack, read_end, target))
+        ours, theirs = socket.socketpair()
+        unpacking = asyncio.create_task(asyncio.to_thread(_unpack, ours, target))
         try:
-            await self._ask("download", path, write_end, TREE_S)
+            with theirs:
+                await self._ask("download", path, theirs.fileno(), TREE_S)
         except BaseException:
-            os.close(write_end)
+            # the other side may sleep with its end open
+            _hang_up(ours)
             await asyncio.gather(unpacking, return_exceptions=True)
             _remove(target)
             raise
-        os.close(write_end)
         try:
             await unpacking
         except (tarfile.TarError, OSError) as error:
@@ -113,7 +118,14 @@ class Transfer:
             raise refused(message, self._sandbox_id)
 
 
-def _pack(source: Path, write_end: int) -> None:
+def _hang_up(ours: socket.socket) -> None:
+    """End what a thread reads or writes there, whoever holds the other end."""
+    # it may have done so itself
+    with contextlib.suppress(OSError):
+        ours.shutdown(socket.SHUT_RDWR)
+
+
+def _pack(source: Path, ours: socket.socket) -> None:
     """Write a tree as a tar stream; owned by root, and without what a sandbox cannot make."""
 
     def owned(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
@@ -125,17 +137,23 @@ def _pack(source: Path, write_end: int) -> None:
         return member
 
     try:
-        with open(write_end, "wb") as pipe, tarfile.open(fileobj=pipe, mode="w|", format=tarfile.PAX_FORMAT) as archive:
+        with (
+            ours.makefile("wb") as pipe,
+            tarfile.open(fileobj=pipe, mode="w|", format=tarfile.PAX_FORMAT) as archive,
+        ):
             archive.add(source.resolve(), ".", filter=owned)
-    except BrokenPipeError:
+    except (BrokenPipeError, ConnectionResetError):
         # the other side has said why
         return
+    # that is all; the other side has not said yet what it makes of it
+    with contextlib.suppress(OSError):
+        ours.shutdown(socket.SHUT_WR)
 
 
-def _unpack(read_end: int, target: Path) -> None:
+def _unpack(ours: socket.socket, target: Path) -> None:
     """Make `target` from a tar stream; leaves out what would lead out of it. Raises TarError, OSError."""
     top = target.parent.resolve() / target.name
-    with open(read_end, "rb") as pipe:
+    with ours, ours.makefile("rb") as pipe:
         try:
             with tarfile.open(fileobj=pipe, mode="r|") as archive:
                 for member in archive:

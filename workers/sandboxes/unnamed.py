@@ -1,40 +1,86 @@
-# ruff: noqa: PTH208
-"""Files without a name, of memory or of disk, that last as long as a process holds them; standard library only."""
+# ruff: noqa: PTH123, PTH208
+"""Files without a name, of memory or of disk, that last as long as a process holds them; standard library only.
+
+Only what lies on the sandbox's own mounts is asked for: a file system of somebody else may not answer, and a question
+to one that is dead sleeps in the kernel, deaf to SIGKILL.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import stat
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
     from typing import TypeAlias
 
     Held: TypeAlias = dict[str, tuple[int, int]]
 
 _OF_MEMORY = ("/memfd:", "/dev/shm/", "/SYSV", "/dev/zero")  # noqa: S108
+_OWN = ("", "dev/shm", "run/farm")
+_NAMELESS = " (deleted)"
 
 
-def held(proc: int, pids: Iterable[str]) -> Held:
-    """Of each process below a /proc, by descriptor: bytes of memory and of disk, each file counted once."""
+def own_mounts(root: str) -> frozenset[int]:
+    """The numbers of the mounts below a sandbox's root that it can write to, and of that which has files of memory."""
+    memory = os.memfd_create("")
+    descriptors = [memory]
+    try:
+        for place in _OWN:
+            descriptors.append(os.open(root, os.O_PATH | os.O_CLOEXEC))
+            # no link is followed, as it would lead to a place of the host
+            for name in filter(None, place.split("/")):
+                flags = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+                descriptors.append(os.open(name, flags, dir_fd=descriptors[-1]))
+            # what was passed on the way is another mount of the sandbox, or the same
+        return frozenset(_mount(f"/proc/self/fdinfo/{descriptor}") for descriptor in descriptors)
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def held(proc: int, pids: Iterable[str], mounts: Collection[int]) -> Held:
+    """Of each process below a /proc, by descriptor: bytes of memory and of disk, each file on these mounts once."""
     seen: set[tuple[int, int]] = set()
     found = {}
     for pid in pids:
         memory = disk = 0
-        for path in _descriptors(proc, pid):
-            with contextlib.suppress(OSError):
+        for number in _descriptors(proc, pid):
+            path = f"{pid}/fd/{number}"
+            with contextlib.suppress(OSError, ValueError, StopIteration):
+                name = _name(path, proc)
+                if not name.endswith(_NAMELESS) or _mount(f"{pid}/fdinfo/{number}", proc) not in mounts:
+                    continue
                 status = os.stat(path, dir_fd=proc)
                 if not stat.S_ISREG(status.st_mode) or status.st_nlink or (status.st_dev, status.st_ino) in seen:
                     continue
                 seen.add((status.st_dev, status.st_ino))
-                if os.readlink(path, dir_fd=proc).startswith(_OF_MEMORY):
+                if name.startswith(_OF_MEMORY):
                     memory += 512 * status.st_blocks
                 else:
                     disk += 512 * status.st_blocks
         found[pid] = (memory, disk)
     return found
+
+
+def _name(path: str, proc: int) -> str:
+    """As the kernel shows it; that alone asks no file system."""
+    try:
+        return os.readlink(path, dir_fd=proc)
+    except OSError as error:
+        # nested so deep that it cannot be shown: it may be one
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        return _NAMELESS
+
+
+def _mount(path: str, proc: int | None = None) -> int:
+    """The number of the mount that an open file lies on."""
+    with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc)) as file:
+        return int(next(line for line in file if line.startswith("mnt_id:")).split()[1])
 
 
 def _descriptors(proc: int, pid: str) -> list[str]:
@@ -43,6 +89,6 @@ def _descriptors(proc: int, pid: str) -> list[str]:
     except OSError:
         return []
     try:
-        return [f"{pid}/fd/{number}" for number in os.listdir(folder)]
+        return os.listdir(folder)
     finally:
         os.close(folder)

@@ -50,8 +50,10 @@ def _family(pid: int) -> Iterator[int]:
 
 def _group_of(pid: int) -> int:
     try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[2])
-    except (OSError, IndexError):
+        # `stat` has it too, but may wait for a process that sleeps in the kernel
+        lines = Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines()
+        return int(next(line for line in lines if line.startswith("NSpgid:")).split()[1])
+    except (OSError, StopIteration):
         return 0
 
 

@@ -8,7 +8,8 @@ killing is a line in the sandbox's `notices`, for the model to read.
 
 Processes are found in the sandbox's own /proc, through a descriptor: the node's own lists too many, and a /proc that
 the policy mounts over another hides nothing. The watcher is forked by a monitor that finds none, knows the sandboxes by
-their records, and ends with the last of them; killed, it is missed until the next sandbox starts.
+their records, and ends with the last of them; killed, it is missed until the next sandbox starts. It may fall asleep
+when it asks the kernel about a process that sleeps, so it has a guard, and leaves alone what did not answer.
 """
 
 from __future__ import annotations
@@ -21,8 +22,11 @@ import resource
 import signal
 import time
 
-from workers.sandboxes import joining, linux
-from workers.sandboxes.unnamed import held
+from workers.sandboxes import joining
+from workers.sandboxes.guard import Place, guarded
+from workers.sandboxes.layer_size import LayerSize
+from workers.sandboxes.lifeline import continue_at_the_end
+from workers.sandboxes.unnamed import held, own_mounts
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -47,6 +51,8 @@ _ALONE_S = 2.0
 _DISK_S = 1.0
 _DISK_SHARE = 20
 """Measuring the disk may take a twentieth of a core."""
+_SIZE_S = 0.05
+"""A layer is measured in milliseconds, or it is looked for at the next turn."""
 _MB = 1 << 20
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _FULL = 0.8
@@ -58,8 +64,9 @@ _PATIENCE = 4
 class Watch:
     """Of one sandbox. Raises OSError or Gone if it is gone."""
 
-    def __init__(self, folder: str, record: Mapping[str, int], bounds: Bounds) -> None:
+    def __init__(self, folder: str, record: Mapping[str, int], bounds: Bounds, place: Place) -> None:
         pid1 = record["pid1"]
+        self._place = place
         self._target: joining.Target = {
             "pid": pid1,
             "started": record["pid1_started"],
@@ -78,17 +85,22 @@ class Watch:
         if joining.started_at(pid1) != record["pid1_started"]:
             os.close(self._proc)
             raise joining.Gone
+        self._mounts = own_mounts(f"/proc/{pid1}/root")
         # it may be renamed
         self._folder = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._seen: dict[str, tuple[int, int]] = {}
         self._due = self._disk_due = 0.0
         self._pause_s = _BUSY_S
         self._disk_used = 0
+        self._size: LayerSize | None = None
+        self._unmeasured = True
         self._wrote: dict[str, int] = {}
         self._held: Held = {}
         self._n_tried = {"memory": 0, "disk": 0, "processes": 0}
 
     def close(self) -> None:
+        if self._size is not None:
+            self._size.close()
         os.close(self._proc)
         os.close(self._folder)
 
@@ -104,8 +116,11 @@ class Watch:
         worked = {pid: seen[0] for pid, seen in found.items()} != {pid: seen[0] for pid, seen in self._seen.items()}
         # what waits to fork does not work
         full = self._check_processes(found)
-        if worked:
+        # what worked last may have written what is not yet counted
+        self._unmeasured |= worked
+        if self._unmeasured or self._size is not None:
             self._check_disk(found)
+        if worked:
             self._check_memory(found)
         self._seen = found
         return worked or full
@@ -119,9 +134,19 @@ class Watch:
         for pid in pids:
             if pid.isdigit() and pid != "1":
                 with contextlib.suppress(OSError):
-                    fields = self._read(f"{pid}/stat").rpartition(")")[2].split()
-                    found[pid] = (int(fields[11]) + int(fields[12]), int(fields[21]) * _PAGE)
+                    found[pid] = self._measured(pid)
         return found
+
+    def _measured(self, pid: str) -> tuple[int, int]:
+        if not self._may_ask(pid):
+            # this never waits for anybody
+            return 0, int(self._read(f"{pid}/statm").split()[1]) * _PAGE
+        fields = self._read(f"{pid}/stat").rpartition(")")[2].split()
+        return int(fields[11]) + int(fields[12]), int(fields[21]) * _PAGE
+
+    def _may_ask(self, pid: str) -> bool:
+        """Whether it has answered so far; to be asked before what the kernel tells of it alone."""
+        return self._place.at(f"{self._target['pid']} {pid}")
 
     def _read(self, path: str) -> str:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._proc)
@@ -140,12 +165,16 @@ class Watch:
         return True
 
     def _check_memory(self, found: dict[str, tuple[int, int]]) -> None:
-        files = sum(memory for memory, _ in self._held.values()) + self._shared()
+        # of those that have ended since it was looked for, nothing is left
+        files = sum(memory for pid, (memory, _) in self._held.items() if pid in found) + self._shared()
         if not self._memory or sum(resident for _, resident in found.values()) + files <= self._memory:
             self._n_tried["memory"] = 0
             return
         # what processes share was counted once for each, and files of memory that are mapped a second time
-        own = {pid: self._proportional(pid) for pid in found}
+        own = {
+            pid: self._proportional(pid) if self._may_ask(pid) else (resident, 0)
+            for pid, (_, resident) in found.items()
+        }
         used = sum(private for private, _ in own.values()) + max(files, sum(shared for _, shared in own.values()))
         if used > self._memory:
             amounts = {pid: sum(own[pid]) + self._held.get(pid, (0, 0))[0] for pid in own}
@@ -167,15 +196,25 @@ class Watch:
         return 0, 0
 
     def _check_disk(self, found: dict[str, tuple[int, int]]) -> None:
+        """Have it measured if it is time, and act once that is done."""
+        if self._size is None:
+            if time.monotonic() < self._disk_due:
+                return
+            self._size = LayerSize(self._folder)
+            self._unmeasured = False
         started = time.monotonic()
-        if started < self._disk_due:
+        measured = self._size.take(_SIZE_S)
+        if measured is None:
             return
-        self._held = held(self._proc, found)
-        used = measured(self._folder) + sum(disk for _, disk in self._held.values())
+        size, took_s = measured
+        self._size.close()
+        self._size = None
+        self._held = held(self._proc, filter(self._may_ask, found), self._mounts)
+        used = size + sum(disk for _, disk in self._held.values())
         now = time.monotonic()
-        self._disk_due = now + max(_DISK_S, _DISK_SHARE * (now - started))
+        self._disk_due = now + max(_DISK_S, _DISK_SHARE * (took_s + now - started))
         before, self._disk_used = self._disk_used, used
-        written = {pid: self._written(pid) for pid in found}
+        written = {pid: self._written(pid) for pid in found if self._may_ask(pid)}
         lately = {pid: amount - self._wrote.get(pid, 0) for pid, amount in written.items()}
         self._wrote = written
         if used <= self._disk:
@@ -232,41 +271,17 @@ def kill_all(target: joining.Target) -> None:
                 os._exit(0)
             os.waitpid(inside, 0)
         os._exit(0)
-    os.waitpid(child, 0)
-
-
-def measured(folder: int) -> int:
-    """Bytes of the writable layer, counted by a child: only root of a user namespace can enter every folder of it."""
-    read_end, write_end = os.pipe()
-    child = os.fork()
-    if child == 0:
-        with contextlib.suppress(OSError):
-            linux.become_root_of_a_new_user_namespace()
-        os.write(write_end, str(_size(folder)).encode())
-        os._exit(0)
-    os.close(write_end)
-    with os.fdopen(read_end) as pipe:
-        text = pipe.read()
-    os.waitpid(child, 0)
-    return int(text or 0)
-
-
-def _size(folder: int) -> int:
-    """Bytes that the writable layer takes. What is nested deeper than Python can follow is not counted."""
-    total = 0
-    with contextlib.suppress(OSError, RecursionError):
-        for _, folders, files, descriptor in os.fwalk("upper", dir_fd=folder):
-            for name in (*folders, *files):
-                with contextlib.suppress(OSError):
-                    total += 512 * os.stat(name, dir_fd=descriptor, follow_symlinks=False).st_blocks
-    return total
+    # the kernel reaps children of the watcher
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(child, 0)
 
 
 class Watcher:
     """Of all sandboxes in a folder."""
 
-    def __init__(self, folder: str) -> None:
+    def __init__(self, folder: str, place: Place) -> None:
         self._folder = folder
+        self._place = place
         self._watches: dict[tuple[int, int], Watch] = {}
 
     def look(self) -> bool:
@@ -298,29 +313,36 @@ class Watcher:
             with contextlib.suppress(OSError, ValueError, KeyError, joining.Gone):
                 with open(os.path.join(there[inode], RECORD)) as file:
                     record = json.load(file)
-                self._watches[inode] = Watch(there[inode], record, record["limits"])
+                # nor is one looked at again whose very root does not answer
+                if self._place.at(str(record["pid1"])):
+                    self._watches[inode] = Watch(there[inode], record, record["limits"], self._place)
 
 
-def watch_over(folder: str) -> None:
-    """Fork the watcher of a folder of sandboxes, if there is none. The folder's own lock says so."""
+def watch_over(folder: str, lifeline: int) -> None:
+    """Fork the watcher of a folder of sandboxes, if there is none. The folder's own lock says so.
+
+    It ends by itself; stopped, it goes on for that when the other end of `lifeline` is closed, which it has to itself.
+    """
     lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     with contextlib.suppress(BlockingIOError):
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if os.fork() == 0:
-            null = os.open("/dev/null", os.O_RDWR)
-            joining.place({0: null, 1: null, 2: null, 3: lock})
+            continue_at_the_end(lifeline, os.getpid())
             os.setsid()
+            null = os.open("/dev/null", os.O_RDWR)
+            joining.place({0: null, 1: null, 2: null, 3: lock, 4: lifeline})
             os.chdir("/")
             most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+            signal.signal(signal.SIGCHLD, signal.SIG_IGN)
             with contextlib.suppress(OSError):
-                _watch_until_alone(folder)
+                guarded(lambda place: _watch_until_alone(folder, place))
             os._exit(0)
     os.close(lock)
 
 
-def _watch_until_alone(folder: str) -> None:
-    watcher = Watcher(folder)
+def _watch_until_alone(folder: str, place: Place) -> None:
+    watcher = Watcher(folder, place)
     alone_since = time.monotonic()
     while True:
         if watcher.look():
@@ -331,4 +353,5 @@ def _watch_until_alone(folder: str) -> None:
             if not watcher.look():
                 return
             fcntl.flock(3, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        place.at()
         time.sleep(_BUSY_S)

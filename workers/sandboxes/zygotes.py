@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from workers.sandboxes.closure import BOOTSTRAP
+from workers.sandboxes.lifeline import continue_at_the_end
 from workers.sandboxes.marked import MARK, new_mark
 from workers.sandboxes.owner import sandbox_user
 
@@ -62,6 +63,7 @@ class Zygote:
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
             )
+            continue_at_the_end(theirs.fileno(), self._process.pid)
         assert self._process.stdin
         # if it is dead already, the first request will find that
         with contextlib.suppress(BrokenPipeError), self._process.stdin as pipe:

@@ -14,7 +14,7 @@ from farm.engine import EngineInfo
 from farm.engines import EngineState
 from farm.engines_cli import table
 from farm.settings import Settings
-from farm.store import engines, migrations
+from farm.store import engines
 from farm.store.engine import Store
 from farm.store.engines import Engine
 
@@ -22,11 +22,8 @@ URL = "http://a:8000/v1"
 
 
 @pytest.fixture
-def farm_url(sqlite_url: str) -> str:
-    store = Store(sqlite_url)
-    migrations.migrate(store)
-    store.close()
-    return sqlite_url
+def farm_url(sqlite_store: Store) -> str:
+    return sqlite_store.url
 
 
 def run(farm_url: str, *words: str) -> str:

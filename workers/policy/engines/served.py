@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import httpx2
 import orjson
@@ -15,7 +16,6 @@ from farm.rollout import Outcome
 from farm.trajectory import Message, TokenIds
 from workers.interfaces import Completion
 from workers.policy.engines import failures, refusals
-from workers.policy.engines.chat import ChatRoute
 from workers.policy.engines.connection import FAILURES, Connection, Refusal
 from workers.policy.engines.control import control
 from workers.policy.engines.intake import Intake, without_echo
@@ -23,6 +23,9 @@ from workers.policy.engines.sglang import SglangWire
 from workers.policy.engines.vllm import CompletionsWire, GenerateWire
 from workers.policy.engines.wire import Ask, Wire, prompt_json
 from workers.policy.generation import Engine, EngineAddress, EngineRefused, Generation, OnIds
+
+if TYPE_CHECKING:
+    from workers.policy.engines.chat import ChatRoute
 
 _HEALTH_S = 5.0
 _SHAPE = (KeyError, IndexError, TypeError, ValueError, AttributeError)
@@ -42,9 +45,16 @@ class ServedEngine:
         self.info = info
         self._connection = Connection(address.url, address.key, timeout_s)
         self._wire = _wire(info)
-        self._chat = ChatRoute(address, self._connection.client, timeout_s=timeout_s)
+        self._timeout_s = timeout_s
         self._control = control(info, self._connection, address.url)
         self._model = address.model or info.model
+
+    @cached_property
+    def _chat(self) -> ChatRoute:
+        # the openai package takes most of a second to load, and an engine that takes ids does without it
+        from workers.policy.engines.chat import ChatRoute
+
+        return ChatRoute(self.address, self._connection.client, timeout_s=self._timeout_s)
 
     async def generate(
         self,

@@ -33,6 +33,7 @@ from farm.store import (
     deliveries,
     failures,
     interventions,
+    leases,
     migrations,
     placement,
     rollouts,
@@ -153,7 +154,7 @@ class Farm(RuleBasedStateMachine):
     @rule(number=any_claim)
     def renew(self, number: int) -> None:
         _, held = self.chosen(number)
-        kept = self.write(rollouts.renew, held.owner, [held.rollout_id], 60.0)
+        kept = self.write(leases.renew, held.owner, [held.rollout_id], 60.0)
         assert kept == ({held.rollout_id} if self.is_current(held) else set())
 
     @precondition(lambda self: self.claims)
@@ -211,8 +212,8 @@ class Farm(RuleBasedStateMachine):
     @rule(number=any_claim)
     def worker_dies(self, number: int) -> None:
         _, dead = self.chosen(number)
-        assert self.write(rollouts.expire_owner, dead.owner) == self.is_current(dead)
-        mine = [held for held in self.write(rollouts.expired, 100, True) if held.batch_id == self.batch_id]
+        assert self.write(leases.expire_owner, dead.owner) == self.is_current(dead)
+        mine = [held for held in self.write(leases.expired, 100, True) if held.batch_id == self.batch_id]
         for held in mine:
             (ours,) = [claim for claim in self.claims if claim.owner == held.owner]
             self.close(ours, Outcome.LOST)

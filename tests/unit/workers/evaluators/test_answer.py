@@ -1,11 +1,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 import reasoning_gym
@@ -14,6 +14,8 @@ from farm.errors import EvaluatorError
 from workers.evaluators.answer import AnswerEvaluator, extract_answer
 from workers.evaluators.grading import Grader, VerifierFailed
 from workers.interfaces import Sandbox, Score, Submission
+
+Graded: TypeAlias = Callable[[Callable[[Grader], Awaitable[Any]]], Any]
 
 
 def no_sandbox() -> AbstractAsyncContextManager[Sandbox]:
@@ -25,24 +27,30 @@ def entry(family: str) -> dict[str, Any]:
     return made
 
 
-def graded(use: Callable[[Grader], Awaitable[Any]]) -> Any:
-    async def run() -> Any:
+@pytest.fixture(scope="module")
+def graded() -> Iterator[Graded]:
+    """Runs what uses a grader; all use the same one, as its process takes seconds to start."""
+    with asyncio.Runner() as runner:
         grader = Grader()
-        try:
+
+        async def use_it(use: Callable[[Grader], Awaitable[Any]]) -> Any:
             return await use(grader)
-        finally:
-            await grader.aclose()
 
-    return asyncio.run(run())
+        yield lambda use: runner.run(use_it(use))
+        runner.run(grader.aclose())
 
 
-def score(family: str, answer: str | None, problem: dict[str, Any] | None = None) -> Score:
-    async def use(grader: Grader) -> Score:
-        evaluator = AnswerEvaluator(family, problem or entry(family), grader=grader)
-        return await evaluator.evaluate(Submission(answer=answer), no_sandbox, 30.0)
+@pytest.fixture(scope="module")
+def score(graded: Graded) -> Callable[..., Score]:
+    def scored(family: str, answer: str | None, problem: dict[str, Any] | None = None) -> Score:
+        async def use(grader: Grader) -> Score:
+            evaluator = AnswerEvaluator(family, problem or entry(family), grader=grader)
+            return await evaluator.evaluate(Submission(answer=answer), no_sandbox, 30.0)
 
-    result: Score = graded(use)
-    return result
+        result: Score = graded(use)
+        return result
+
+    return scored
 
 
 @pytest.mark.parametrize(
@@ -60,27 +68,27 @@ def test_extract_answer(text: str | None, answer: str) -> None:
 
 
 @pytest.mark.parametrize("family", ["chain_sum", "gcd", "prime_factorization", "fraction_simplification"])
-def test_the_reference_scores_one(family: str) -> None:
+def test_the_reference_scores_one(score: Callable[..., Score], family: str) -> None:
     assert score(family, f"I get <answer>{entry(family)['answer']}</answer>").value == 1.0
 
 
 @pytest.mark.parametrize("answer", ["7", "no idea", "", None])
-def test_wrong_answers_score_zero(answer: str | None) -> None:
+def test_wrong_answers_score_zero(score: Callable[..., Score], answer: str | None) -> None:
     assert score("chain_sum", answer).value == 0.0
 
 
-def test_text_that_makes_the_verifier_raise_is_worth_zero() -> None:
+def test_text_that_makes_the_verifier_raise_is_worth_zero(score: Callable[..., Score]) -> None:
     found = score("prime_factorization", "no idea")
     assert found.value == 0.0
     assert "ValueError" in found.details["reason"]
 
 
-def test_a_verifier_that_fails_on_its_reference_is_an_error() -> None:
+def test_a_verifier_that_fails_on_its_reference_is_an_error(score: Callable[..., Score]) -> None:
     with pytest.raises(EvaluatorError, match="fails on its reference answer"):
         score("prime_factorization", "no idea", {**entry("prime_factorization"), "answer": "not a number"})
 
 
-def test_without_a_reference_nobody_can_tell() -> None:
+def test_without_a_reference_nobody_can_tell(score: Callable[..., Score]) -> None:
     with pytest.raises(EvaluatorError, match="there is no reference answer"):
         score("prime_factorization", "no idea", {**entry("prime_factorization"), "answer": None})
 
@@ -95,7 +103,7 @@ def evaluated(expression: str) -> tuple[str, dict[str, Any], str]:
 
 
 @pytest.mark.parametrize(("answer", "limit_s"), [(HANG, 1.0), (DIE, 20.0)])
-def test_a_hanging_or_dying_verifier_is_replaced(answer: str, limit_s: float) -> None:
+def test_a_hanging_or_dying_verifier_is_replaced(graded: Graded, answer: str, limit_s: float) -> None:
     async def use(grader: Grader) -> float:
         with pytest.raises(VerifierFailed):
             await grader.score(*evaluated(answer), limit_s)
@@ -105,7 +113,7 @@ def test_a_hanging_or_dying_verifier_is_replaced(answer: str, limit_s: float) ->
     assert graded(use) == 1.0
 
 
-def test_a_text_that_hangs_the_verifier_is_worth_zero() -> None:
+def test_a_text_that_hangs_the_verifier_is_worth_zero(graded: Graded) -> None:
     async def use(grader: Grader) -> Score:
         evaluator = AnswerEvaluator(*evaluated("")[:2], grader=grader)
         return await evaluator.evaluate(Submission(answer=HANG), no_sandbox, 2.0)
@@ -125,7 +133,7 @@ def test_a_text_that_hangs_the_verifier_is_worth_zero() -> None:
         "__import__('ctypes').CDLL(None).mkdir(b'{path}', 511)",
     ],
 )
-def test_a_text_that_the_verifier_evaluates_does_no_harm(harm: str) -> None:
+def test_a_text_that_the_verifier_evaluates_does_no_harm(graded: Graded, harm: str) -> None:
     async def use(grader: Grader) -> float:
         return await grader.score(*evaluated(f"[{harm.format(path=path)}]"), 20.0)
 
@@ -137,7 +145,7 @@ def test_a_text_that_the_verifier_evaluates_does_no_harm(harm: str) -> None:
         assert not path.exists()
 
 
-def test_concurrent_askers_get_their_own_scores() -> None:
+def test_concurrent_askers_get_their_own_scores(graded: Graded) -> None:
     problem = entry("chain_sum")
     answers = [problem["answer"] if index % 2 else "wrong" for index in range(20)]
 
@@ -147,7 +155,7 @@ def test_concurrent_askers_get_their_own_scores() -> None:
     assert graded(use) == [float(index % 2) for index in range(20)]
 
 
-def test_a_cancelled_asker_does_not_mix_up_the_next() -> None:
+def test_a_cancelled_asker_does_not_mix_up_the_next(graded: Graded) -> None:
     problem = entry("chain_sum")
 
     async def use(grader: Grader) -> float:

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.contract.sandbox_kinds import farm_in, until
+from tests.contract.sandbox_kinds import farm_in
+from tests.services.farms import until
 from workers.sandboxes.fingerprints import fingerprint, folder
 
 

@@ -8,7 +8,8 @@ import pytest
 
 from farm.errors import SandboxError, ToolError
 from farm.request import SandboxSpec
-from tests.contract.sandbox_kinds import own_seconds, until
+from tests.contract.sandbox_kinds import own_seconds
+from tests.services.farms import until
 from workers.interfaces import Sandbox
 from workers.testing.local import LocalProvider
 from workers.testing.promises.outside import descriptors, processes_with

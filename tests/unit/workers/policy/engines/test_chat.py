@@ -9,7 +9,7 @@ import pytest
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
-from starlette.routing import Route
+from starlette.routing import Mount, Route
 
 from farm.engine import EngineInfo
 from farm.errors import EngineError, LimitReached
@@ -37,8 +37,8 @@ class Misbehaving:
         self._replies = replies
         self.bodies: list[dict[str, Any]] = []
 
-    def app(self) -> Starlette:
-        return Starlette(routes=[Route("/v1/chat/completions", self._chat, methods=["POST"])])
+    def app(self, path: str = "/v1/chat/completions") -> Starlette:
+        return Starlette(routes=[Route(path, self._chat, methods=["POST"])])
 
     async def _chat(self, request: Request) -> Response:
         body = await request.json()
@@ -183,6 +183,27 @@ def test_too_large_a_max_tokens_is_made_to_fit() -> None:
 def test_no_completion_is_an_engine_error(body: str) -> None:
     with pytest.raises(EngineError, match="gave an answer"):
         ask(Misbehaving(lambda _: PlainTextResponse(body, media_type="application/json")))
+
+
+def test_half_of_a_character_is_no_broken_answer() -> None:
+    answer = json.dumps({"choices": [{"message": {"content": "half \ud83d"}, "finish_reason": "stop"}]})
+    completion = ask(Misbehaving(lambda _: Response(answer, media_type="application/json")))
+    assert completion.message["content"] == "half \ud83d"
+
+
+def test_an_address_may_end_otherwise() -> None:
+    misbehaving = Misbehaving(accept())
+
+    async def use(url: str) -> None:
+        engine = open_engine(EngineAddress(f"{url}/openai", "m"), EngineInfo(), timeout_s=20)
+        try:
+            await engine.chat(ASKED, [], SamplingParams(), 100)
+        finally:
+            await engine.aclose()
+
+    with serving(Starlette(routes=[Mount("/openai", misbehaving.app("/chat/completions"))])) as url:
+        asyncio.run(use(url))
+    assert len(misbehaving.bodies) == 1
 
 
 def test_an_aborted_generation_is_to_be_asked_for_again() -> None:

@@ -1,0 +1,85 @@
+"""What is cancelled is noticed by all whom it concerns on a node, though nobody hears of it over the broker."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import event
+
+from farm.request import SandboxSpec
+from farm.rollout import Stage
+from farm.service import Service
+from farm.signals import Signals
+from farm.store.engine import Store
+from tests.conftest import absent
+from tests.contract.sandbox_kinds import farm_in
+from tests.contract.test_store import NODE, advance, claimed, new_batch, place
+from tests.services.farms import farm_folder, until
+from workers.leases import Leases
+from workers.orphans import Orphans
+from workers.registry import sandbox as provider_of
+from workers.sandboxes.record import folder_of_all
+from workers.stages import sandbox_id
+
+
+def test_a_worker_asks_the_store_however_well_it_hears(store: Store, broker_url: str) -> None:
+    batch_id = new_batch(store)
+    place(store, batch_id)
+    asked: Counter[str] = Counter()
+
+    @event.listens_for(store.engine, "before_cursor_execute")
+    def count(connection: Any, cursor: Any, statement: str, *rest: object) -> None:
+        asked[statement.split()[0]] += 1
+
+    signals = Signals(broker_url)
+    held = claimed(store, f"{batch_id}.0.0", Stage.INIT)
+    asked.clear()
+    leases = Leases(store, signals, "w", lease_s=4.5, stall_s=60.0)
+    with leases.hold(held):
+        until(lambda: asked["UPDATE"] >= 3, "its lease was renewed three times")
+    leases.close()
+    signals.close()
+    assert asked["SELECT"] > asked["UPDATE"]
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    if missing := provider_of("namespace").missing():
+        absent(missing)
+    with farm_folder() as made, farm_in(made):
+        yield made
+
+
+def test_the_sandbox_of_what_waits_for_an_agent_ends_with_it(postgres_store: Store, folder: Path) -> None:
+    store = postgres_store
+    batch_id = new_batch(store, 4)
+    place(store, batch_id)
+    waits, plays, goes_on, starts = (f"{batch_id}.{index}.0" for index in range(4))
+    for rollout_id in (waits, plays, goes_on):
+        advance(store, claimed(store, rollout_id, Stage.INIT))
+    claimed(store, plays, Stage.RUN)
+    claimed(store, starts, Stage.INIT)
+    names = [sandbox_id(rollout_id, 1) for rollout_id in (waits, plays, goes_on, starts)]
+    provider = provider_of("namespace")
+    sandboxes = [asyncio.run(provider.start(name, SandboxSpec())) for name in names]
+    orphans = Orphans(store, Signals(""), NODE)
+    looking = threading.Thread(target=orphans.run)
+    looking.start()
+    try:
+        service = Service(store, Signals(""), max_open=1000)
+        for cancelled in (plays, starts, waits):
+            service.cancel(cancelled)
+        until(lambda: not (folder_of_all() / names[0]).exists(), "it is gone")
+    finally:
+        orphans.stop()
+        looking.join()
+    # who holds the others ends them, and what was not cancelled is wanted
+    assert all((folder_of_all() / name).exists() for name in names[1:])
+    for sandbox in sandboxes:
+        asyncio.run(sandbox.stop())

@@ -1,0 +1,76 @@
+"""Ending sandboxes of this node, as many as there are side by side, however few of them listen.
+
+A process that sleeps in the kernel, on a dead disk say, is deaf to SIGKILL until the kernel lets it go. Then it is gone
+at once, and with it all that its sandbox had mounted. So it is waited for briefly, once, and its folder removed all the
+same; it writes nothing any more.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Collection, Iterable
+from pathlib import Path
+
+from workers.sandboxes import cgroups
+from workers.sandboxes.launch import END
+from workers.sandboxes.record import Process, Record, end_together, starter
+from workers.sandboxes.remove import remove
+
+STOP_S = 5.0
+"""For a monitor to end what it holds; a busy node needs some of it."""
+KILL_S = 1.0
+"""After SIGKILL: who has not ended by then sleeps."""
+REMOVE_S = 20.0
+
+_asleep: set[Process] = set()
+"""Waited for in vain."""
+
+
+def end(record: Record) -> None:
+    """Let the monitor end the sandbox, or end it without one; harmless if repeated. Blocks."""
+    end_all([record])
+
+
+def end_all(records: Collection[Record], patience_s: float = STOP_S) -> list[Path]:
+    """As `end`, of many at a time: as long as for one. Their folders, as far as they are gone now. Blocks."""
+    deaf = end_together((record.monitor for record in records), END, patience_s)
+    asleep = _kill([*deaf, *(record.first for record in records)])
+    gone = []
+    for record in records:
+        # where somebody sleeps it cannot be removed now; a later sweep does
+        cgroups.remove(record.cgroup, 0.0 if record.first in asleep else cgroups.PATIENCE_S)
+        state = record.folder
+        found = Record.load(state)
+        # a sandbox of the same id that was started since is not ours to remove
+        if found in (None, record) and remove(state, REMOVE_S):
+            gone.append(state)
+    return gone
+
+
+def end_in(states: Iterable[Path], patience_s: float = STOP_S) -> list[Path]:
+    """End whatever these folders belong to, and remove them; returns those that are gone. Blocks.
+
+    A start that hangs, and will not be killed, keeps its folder.
+    """
+    records, others, hanging = [], [], {}
+    for state in states:
+        if record := Record.load(state):
+            records.append(record)
+        elif starting := starter(state):
+            hanging[state] = starting
+        else:
+            others.append(state)
+    gone = end_all(records, patience_s)
+    asleep = _kill(hanging.values())
+    others += [state for state, starting in hanging.items() if starting not in asleep]
+    return gone + [state for state in others if remove(state, REMOVE_S)]
+
+
+def _kill(processes: Iterable[Process]) -> set[Process]:
+    """SIGKILL; those that do not end. Who did not the last time is not waited for again."""
+    global _asleep
+    processes = list(processes)
+    known = end_together((each for each in processes if each in _asleep), signal.SIGKILL, 0.0)
+    found = known | end_together((each for each in processes if each not in known), signal.SIGKILL, KILL_S)
+    _asleep = {each for each in _asleep if each in found or each.there()} | found
+    return found
