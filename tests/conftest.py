@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,17 +20,10 @@ from tests.services.process import Missing
 from tests.services.redis import redis_client, redis_server
 
 _ORDER = ("unit", "contract", "integration", "acceptance")
-_APART = (
-    "tests/integration/test_stock.py::",
-    *(
-        f"tests/acceptance/test_{name}.py::"
-        for name in (
-            *("cancel", "causes", "chaos", "delivery", "demo", "drain", "embedded_healing", "hangs", "kill"),
-            *("overload", "store_faults"),
-        )
-    ),
+_APART = tuple(
+    f"tests/acceptance/test_{name}.py::" for name in ("chaos", "demo", "drain", "killed_nodes", "hangs", "cancel")
 )
-"""Tests of these files share nothing and play whole farms for many seconds each."""
+"""Tests of these files share nothing and play whole farms for many seconds each; the longest come first."""
 
 _BY_PARAMETER = "tests/acceptance/test_broker_faults.py::"
 """Its tests share a farm for each kind of broker."""
@@ -40,9 +34,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=_rank)
 
 
-def _rank(item: pytest.Item) -> int:
+def _rank(item: pytest.Item) -> tuple[int, int]:
+    """Within a suite whole files come before what is given out test by test: it evens out when the workers end."""
     suite = Path(item.path).relative_to(Path(__file__).parent).parts[0]
-    return _ORDER.index(suite) if suite in _ORDER else 0
+    apart = next((at for at, file in enumerate(_APART) if item.nodeid.startswith(file)), -1)
+    return _ORDER.index(suite) if suite in _ORDER else 0, apart
 
 
 class SideBySide(LoadScopeScheduling):  # type: ignore[misc]
@@ -53,6 +49,11 @@ class SideBySide(LoadScopeScheduling):  # type: ignore[misc]
             return nodeid
         file, _, name = nodeid.partition("::")
         return file + name[name.rfind("[") :] if nodeid.startswith(_BY_PARAMETER) else file
+
+    def _reschedule(self, node: Any) -> None:
+        """A worker has one test ahead of it, no more: what waits for one worker is taken by no other that is idle."""
+        if not self.workqueue or self._pending_of(self.assigned_work[node]) < 2:
+            super()._reschedule(node)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -116,13 +117,56 @@ def store_url(request: pytest.FixtureRequest) -> str:
     return str(request.getfixturevalue(request.param))
 
 
+@pytest.fixture(scope="session")
+def migrated_sqlite(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A SQLite file with the farm's tables, to be copied."""
+    path = tmp_path_factory.mktemp("migrated") / "farm.db"
+    _migrate(f"sqlite:///{path}")
+    return path
+
+
+@pytest.fixture(scope="session")
+def migrated_postgres(postgres_url: str) -> Iterator[str]:
+    """The URL of a database with the farm's tables, to be copied."""
+    with new_postgres_database(postgres_url) as url:
+        _migrate(url)
+        yield url
+
+
+def _migrate(url: str) -> None:
+    store = Store(url)
+    try:
+        migrations.migrate(store)
+    finally:
+        store.close()
+
+
 @pytest.fixture
-def store(store_url: str) -> Iterator[Store]:
+def sqlite_store(migrated_sqlite: Path, tmp_path: Path) -> Iterator[Store]:
+    """A SQLite file of this test's own, with the farm's tables."""
+    path = tmp_path / "farm.db"
+    shutil.copy(migrated_sqlite, path)
+    yield from _opened(f"sqlite:///{path}")
+
+
+@pytest.fixture
+def postgres_store(postgres_url: str, migrated_postgres: str) -> Iterator[Store]:
+    """A Postgres database of this test's own, with the farm's tables."""
+    with new_postgres_database(postgres_url, migrated_postgres) as url:
+        yield from _opened(url)
+
+
+def _opened(url: str) -> Iterator[Store]:
+    store = Store(url)
+    yield store
+    store.close()
+
+
+@pytest.fixture(params=["sqlite_store", "postgres_store"], ids=["sqlite", "postgres"])
+def store(request: pytest.FixtureRequest) -> Store:
     """Each kind of database in turn, with the farm's tables."""
-    opened = Store(store_url)
-    migrations.migrate(opened)
-    yield opened
-    opened.close()
+    found: Store = request.getfixturevalue(request.param)
+    return found
 
 
 @pytest.fixture(scope="session")

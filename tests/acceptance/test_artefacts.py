@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 import farm
+from farm.cli import main
 from farm.errors import NotFound
+from tests.services.commands import said
 from tests.services.farms import embedded, farm_folder
 from workers.testing.book import Play, PlayBook, Problem, ScriptedCall, Turn
 from workers.testing.engine import EngineDouble
@@ -86,12 +88,9 @@ def on_the_command_line(url: str, rollout_id: str, folder: Path) -> None:
         command = [str(Path(sys.executable).parent / "farm"), *words, "--url", url]
         return subprocess.run(command, capture_output=True, check=True, timeout=60, cwd=folder).stdout
 
-    assert b"0-bash.txt" in run("show", rollout_id)
-    assert [line.split()[0] for line in run("artefacts", rollout_id).splitlines()[2:]] == [
-        b"0-bash.txt",
-        b"1-bash.txt",
-        b"2-bash.txt",
-    ]
+    assert "0-bash.txt" in said(main, "show", rollout_id, "--url", url)
+    listed = said(main, "artefacts", rollout_id, "--url", url).splitlines()[2:]
+    assert [line.split()[0] for line in listed] == ["0-bash.txt", "1-bash.txt", "2-bash.txt"]
     assert run("artefacts", rollout_id, "0-bash.txt", "-o", "-") == sequence(200_000)
     run("artefacts", rollout_id, "0-bash.txt")
     assert (folder / "0-bash.txt").read_bytes() == sequence(200_000)

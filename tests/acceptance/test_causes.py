@@ -12,29 +12,38 @@ from sqlalchemy import update
 
 import farm
 from farm.doctor import _nodes
-from farm.store import migrations, nodes
+from farm.store import nodes
 from farm.store.engine import Store
 from tests.services.farms import farm_folder, node, until
+from tests.services.postgres import postgres_database
+from tests.services.redis import redis_server
 from tests.services.unruly import installed_in
 
 
-@pytest.fixture
-def store(postgres_database: str) -> Iterator[Store]:
-    opened = Store(postgres_database)
-    migrations.migrate(opened)
-    yield opened
-    opened.close()
+@pytest.fixture(scope="module")
+def store(postgres_url: str, migrated_postgres: str) -> Iterator[Store]:
+    with postgres_database(postgres_url, migrated_postgres) as url:
+        opened = Store(url)
+        yield opened
+        opened.close()
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def folder() -> Iterator[Path]:
     with farm_folder() as made:
         yield made
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
+def broker_url() -> Iterator[str]:
+    """Of a Redis of this module's own: the one of the run is emptied for each test."""
+    with redis_server() as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
 def client(folder: Path, store: Store, broker_url: str) -> Iterator[farm.Farm]:
-    """Of a farm with two nodes."""
+    """Of a farm with two nodes, which the tests share."""
     env: dict[str, Any] = installed_in(folder) | {"FARM_STOCK": "0"}
     with (
         node(folder, "one", store.url, broker_url, **env),

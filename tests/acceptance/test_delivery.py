@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -29,9 +30,9 @@ with farm.connect(url) as client:
 """
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def here() -> Iterator[Embedded]:
-    with farm_folder() as folder, embedded(folder) as started:
+    with farm_folder() as folder, embedded(folder, "", False, FARM_RETRY_S="4", **installed_in(folder)) as started:
         yield started
 
 
@@ -73,17 +74,13 @@ def test_what_a_killed_trainer_did_not_acknowledge_comes_again(here: Embedded) -
         assert client.violations(batch_id) == []
 
 
-def test_a_group_with_seven_of_eight_done_plays_one_more() -> None:
-    with farm_folder() as folder:
-        marks = folder / "marks"
-        marks.mkdir()
-        env = installed_in(folder) | {"FARM_RETRY_S": "4"}
-        breaks_once = {"data_source": "unruly", "fields": {"fault": "agent:raise", "times": 1, "marks": str(marks)}}
-        with embedded(folder, "", False, **env) as here, farm.connect(here.home) as client:
-            batch_id = client.submit({"instances": [breaks_once], "n_samples": 8, "max_attempts": 3})
-            (group,) = client.stream_groups(batch_id, timeout_s=120)
-            assert [(each.state, each.reward) for each in group.rollouts] == [(State.COMPLETED, 1.0)] * 8
-            assert sorted(each.attempt for each in group.rollouts) == [1] * 7 + [2]
-            played = [timing for each in group.rollouts for timing in client.timings(each.rollout_id)]
-            assert sum(timing.stage is Stage.RUN for timing in played) == 9, "one more, not eight"
-            assert client.violations(batch_id) == []
+def test_a_group_with_seven_of_eight_done_plays_one_more(here: Embedded, tmp_path: Path) -> None:
+    breaks_once = {"data_source": "unruly", "fields": {"fault": "agent:raise", "times": 1, "marks": str(tmp_path)}}
+    with farm.connect(here.home) as client:
+        batch_id = client.submit({"instances": [breaks_once], "n_samples": 8, "max_attempts": 3})
+        (group,) = client.stream_groups(batch_id, timeout_s=120)
+        assert [(each.state, each.reward) for each in group.rollouts] == [(State.COMPLETED, 1.0)] * 8
+        assert sorted(each.attempt for each in group.rollouts) == [1] * 7 + [2]
+        played = [timing for each in group.rollouts for timing in client.timings(each.rollout_id)]
+        assert sum(timing.stage is Stage.RUN for timing in played) == 9, "one more, not eight"
+        assert client.violations(batch_id) == []

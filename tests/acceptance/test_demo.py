@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -65,35 +66,42 @@ def test_it_plays_math_code_and_bug_fixes(folder: Path, apptainer: Path) -> None
         assert segment.response_mask.sum() == rollout.n_response_tokens
 
 
-def test_the_policy_is_the_server_it_is_given(folder: Path) -> None:
-    with serving(EngineDouble(PlayBook([])).app()) as url:
-        process = demo(folder, "--math", "1", "--code", "0", "--swe", "0", "--no-flower", policy_url=f"{url}/v1")
-        output, _ = process.communicate(timeout=240)
-    assert process.returncode == 0, output
-    assert f"policy {url}/v1 (from FARM_POLICY_URL)" in output
-    assert "12 of 12 rollouts scored" in output
-    with farm.connect(folder / "home") as client:
-        (batch_id,) = client.recent()
-        assert {call.engine for call in client.calls(f"{batch_id}.0.0")} == {f"{url}/v1"}
+@pytest.fixture
+def policy_url() -> Iterator[str]:
+    with serving(EngineDouble(PlayBook([]), latency_s=2.0).app()) as url:
+        yield f"{url}/v1"
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_ended_half_way_it_leaves_nothing(folder: Path, number: signal.Signals) -> None:
-    process = demo(folder, "--math", "20", "--code", "20", "--swe", "0", "--no-flower")
+def connected(folder: Path, process: subprocess.Popen[str]) -> list[farm.Farm]:
+    """To the farm of a demo: a connection, once there is one."""
+    assert process.poll() is None, process.communicate()[0]
+    with suppress(farm.FarmError, ValueError):
+        return [farm.connect(folder / "home")]
+    return []
 
-    def some_have_ended() -> bool:
-        assert process.poll() is None, process.communicate()[0]
-        try:
-            with farm.connect(folder / "home") as client:
-                return any(client.status(batch_id).n_finished >= 3 for batch_id in client.recent())
-        except farm.FarmError:
-            return False
 
-    until(some_have_ended, "rollouts of the demo end", 90)
-    assert processes_of(folder)
-    process.send_signal(number)
-    process.communicate(timeout=150)
+@pytest.mark.parametrize(("number", "given"), [(signal.SIGINT, True), (signal.SIGTERM, False), (signal.SIGKILL, False)])
+def test_ended_half_way_it_leaves_nothing(folder: Path, number: signal.Signals, given: bool, policy_url: str) -> None:
+    """Whoever plays: its own double, or the server it is given."""
+    words = ("--math", "20", "--code", "20", "--swe", "0", "--no-flower")
+    process = demo(folder, *words, policy_url=policy_url if given else "")
+    (client,) = until(lambda: connected(folder, process), "there is a farm", 90)
+    with client:
+
+        def some_have_ended() -> str:
+            assert process.poll() is None, process.communicate()[0]
+            return next((each for each in client.recent() if client.status(each).n_finished >= 3), "")
+
+        batch_id = until(some_have_ended, "rollouts of the demo end", 90)
+        assert processes_of(folder)
+        process.send_signal(number)
+        ended = next(each for each in client.rollouts(batch_id) if each.reward is not None)
+        engines = {call.engine for call in client.calls(ended.rollout_id)}
+    output, _ = process.communicate(timeout=150)
     assert process.returncode == (130 if number is not signal.SIGKILL else -9)
+    if given:
+        assert f"policy {policy_url} (from FARM_POLICY_URL)" in output
+    assert (engines == {policy_url}) == given
     until(lambda: not processes_of(folder), f"all is gone after {number.name}")
     left = [entry for entry in left_of(folder) if number is not signal.SIGKILL or not entry.endswith(".sock")]
     assert left == []

@@ -37,11 +37,8 @@ def folder() -> Iterator[Path]:
 
 
 @pytest.fixture
-def store(postgres_database: str) -> Iterator[Store]:
-    opened = Store(postgres_database)
-    migrations.migrate(opened)
-    yield opened
-    opened.close()
+def store(postgres_store: Store) -> Store:
+    return postgres_store
 
 
 def playing(client: farm.Farm, batch_id: str, n: int) -> None:

@@ -21,10 +21,17 @@ from tests.services.farms import embedded, farm_folder, left_of, until
 WORDS = {"redis": b"redis-server", "node": b"workers.node", "flower": b"flower"}
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def folder() -> Iterator[Path]:
     with farm_folder() as made:
         yield made
+
+
+@pytest.fixture(scope="module")
+def here(folder: Path) -> Iterator[Embedded]:
+    """Runs until the last test of this module stops it."""
+    with embedded(folder, flower=True) as started:
+        yield started
 
 
 def pids(folder: Path, part: str) -> list[int]:
@@ -71,8 +78,10 @@ def flower_answers(here: Embedded) -> bool:
         return False
 
 
-def test_what_dies_comes_up_again_and_loses_nothing(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with embedded(folder, flower=True) as here, farm.connect(here.home) as client:
+def test_what_dies_comes_up_again_and_loses_nothing(
+    here: Embedded, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with farm.connect(here.home) as client:
         batch_id = client.submit({"instances": [SLOW] * 60, "max_attempts": 1})
         for part, n_ended in (("redis", 5), ("node", 15), ("flower", 25), ("redis", 35)):
             until(lambda n=n_ended: client.status(batch_id).n_finished >= n, f"{n_ended} have ended", 120)  # type: ignore[misc]
@@ -82,11 +91,10 @@ def test_what_dies_comes_up_again_and_loses_nothing(folder: Path, caplog: pytest
         here.check()
     said = [line.split(" has died")[0] for line in caplog.messages if "started again" in line]
     assert said == [f"the {part} of the farm" for part in ("redis", "node", "flower", "redis")]
-    assert left_of(folder) == []
 
 
-def test_what_dies_again_and_again_is_given_up(folder: Path) -> None:
-    def given_up(here: Embedded) -> bool:
+def test_what_dies_again_and_again_is_given_up(here: Embedded, folder: Path) -> None:
+    def given_up() -> bool:
         for pid in pids(folder, "redis"):
             os.kill(pid, signal.SIGKILL)
         try:
@@ -95,7 +103,7 @@ def test_what_dies_again_and_again_is_given_up(folder: Path) -> None:
             return "redis" in str(error)
         return False
 
-    with embedded(folder) as here:
-        until(lambda: given_up(here), "it is said")
-        assert pids(folder, "node"), "the rest goes on until it is stopped"
+    until(given_up, "it is said")
+    assert pids(folder, "node"), "the rest goes on until it is stopped"
+    here.stop()
     assert left_of(folder) == []

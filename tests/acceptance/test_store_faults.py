@@ -48,11 +48,20 @@ def server() -> Iterator[Mortal]:
         absent(str(missing))
 
 
+@pytest.fixture(scope="module")
+def here(server: Mortal) -> Iterator[Embedded]:
+    """A farm on that Postgres, which the tests share that lose no worker."""
+    with farm_folder() as folder:
+        with embedded(folder, database(server, "shared"), False, **SHORT) as started:
+            yield started
+        assert left_of(folder) == []
+
+
 @contextmanager
-def playing(here: Embedded, n: int = 60) -> Iterator[tuple[farm.Farm, str]]:
+def playing(here: Embedded) -> Iterator[tuple[farm.Farm, str]]:
     """A batch of a farm that has begun to play; afterwards every rollout has ended, and was played once."""
-    with here, farm.connect(here.home) as client:
-        batch_id = client.submit({"instances": [SLOW] * n})
+    with farm.connect(here.home) as client:
+        batch_id = client.submit({"instances": [SLOW] * 60})
         until(lambda: client.status(batch_id).n_finished >= 4, "some have ended")
         until(lambda: client.status(batch_id).stages[farm.Stage.RUN][farm.State.ACTIVE] >= 4, "others play")
         yield client, batch_id
@@ -65,13 +74,12 @@ def playing(here: Embedded, n: int = 60) -> Iterator[tuple[farm.Farm, str]]:
         store.close()
 
 
-def test_a_postgres_that_is_cut_down_for_longer_than_a_lease(folder: Path, server: Mortal) -> None:
-    with playing(embedded(folder, database(server, "cut"), False, **SHORT)):
+def test_a_postgres_that_is_cut_down_for_longer_than_a_lease(here: Embedded, server: Mortal) -> None:
+    with playing(here):
         server.cut_down()
         until_s = time.monotonic() + 7.0
         until(lambda: time.monotonic() > until_s, "a lease and a node's silence would have run out")
         server.start()
-    assert left_of(folder) == []
 
 
 def test_a_worker_that_dies_while_the_store_is_away(folder: Path, server: Mortal) -> None:
@@ -89,11 +97,10 @@ def test_a_worker_that_dies_while_the_store_is_away(folder: Path, server: Mortal
     assert left_of(folder) == []
 
 
-def test_connections_that_are_ended_again_and_again(folder: Path, server: Mortal) -> None:
-    url = database(server, "ended")
-    with playing(embedded(folder, url)) as (client, batch_id):
+def test_connections_that_are_ended_again_and_again(here: Embedded, server: Mortal) -> None:
+    with playing(here) as (client, batch_id):
         others = Store(server.url)
-        end = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE datname = 'ended'"
+        end = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE datname = 'shared'"
         n_ended = 0
         for n_finished in range(6, 42, 4):
             until(lambda n=n_finished: client.status(batch_id).n_finished >= n, f"{n_finished} have ended")  # type: ignore[misc]
@@ -102,10 +109,9 @@ def test_connections_that_are_ended_again_and_again(folder: Path, server: Mortal
         assert n_ended > 20
 
 
-def test_a_migration_that_locks_the_table_while_it_is_played(folder: Path, server: Mortal) -> None:
-    url = database(server, "migrated")
-    with playing(embedded(folder, url, False, **SHORT)):
-        beside = Store(url)
+def test_a_migration_that_locks_the_table_while_it_is_played(here: Embedded) -> None:
+    with playing(here):
+        beside = Store(here.store_url)
 
         def migrate(connection: Connection) -> None:
             operations = Operations(MigrationContext.configure(connection))
@@ -120,7 +126,11 @@ def test_a_migration_that_locks_the_table_while_it_is_played(folder: Path, serve
 
 def test_a_full_disk_under_sqlite(folder: Path) -> None:
     url = f"sqlite:///{folder / 'disk' / 'farm.db'}"
-    with small_disk(folder / "disk") as disk, playing(embedded(folder, url, False, **SHORT)) as (client, batch_id):
+    with (
+        small_disk(folder / "disk") as disk,
+        embedded(folder, url, False, **SHORT) as small,
+        playing(small) as (client, batch_id),
+    ):
         store = Store(url, patience_s=7.0)
         fill(disk / "filler")
         n_active = client.status(batch_id).stages[farm.Stage.RUN][farm.State.ACTIVE]

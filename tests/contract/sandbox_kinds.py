@@ -23,7 +23,6 @@ PROVIDERS: dict[str, Callable[[], SandboxProvider]] = {
 }
 FAKES: dict[str, Callable[[], SandboxProvider]] = {"local": LocalProvider, "fake": FakeProvider}
 """These keep the promises of the group `surface`; the last, in which no program runs, only those of files."""
-DEADLINE_S = 60.0
 
 
 @contextmanager
@@ -38,14 +37,6 @@ def farm_in(folder: Path) -> Iterator[None]:
         for name, value in before.items():
             os.environ.pop(name, None) if value is None else os.environ.update({name: value})
         settings.cache_clear()
-
-
-def until(condition: Callable[[], object], what: str) -> None:
-    """Wait for a condition, at most `DEADLINE_S`."""
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline, f"waited in vain until {what}"
-        time.sleep(0.01)
 
 
 def own_seconds() -> str:

@@ -14,6 +14,8 @@ import pytest
 
 from farm.errors import SandboxError
 from farm.settings import settings
+from tests.services.commands import said
+from workers.images import main
 from workers.sandboxes.environments import environment
 from workers.sandboxes.images import image
 
@@ -67,10 +69,10 @@ def with_agent(sandbox_settings: Path) -> Mapping[str, str]:
     return {"PYTHONPATH": str(site)}
 
 
-def pull(*words: str, env: Mapping[str, str], code: int = 0) -> str:
+def pull(*words: str, env: Mapping[str, str]) -> str:
     own = {**os.environ, "COLUMNS": "200", **env}
     done = subprocess.run([FARM, "images", "pull", *words], env=own, capture_output=True, text=True, timeout=120)
-    assert done.returncode == code, done.stdout + done.stderr
+    assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
 
 
@@ -81,5 +83,5 @@ def test_an_agents_environment_is_made_ahead(sandbox_settings: Path, with_agent:
     tasks = sandbox_settings / "tasks.jsonl"
     tasks.write_text('{"data_source": "noop", "fields": {}}\n')
     assert "1/1" in pull("--from", str(tasks), "--agent", "played", env=with_agent)
-    assert "say what: --from, --agent or both" in pull(env=with_agent, code=2)
-    assert "unheard" in pull("--agent", "unheard", env=with_agent, code=1)
+    assert "say what: --from, --agent or both" in said(main, "pull", code=2)
+    assert "unheard" in said(main, "pull", "--agent", "unheard", code=1)

@@ -17,9 +17,11 @@ import pytest
 from farm.errors import ImageError
 from farm.settings import settings
 from tests.contract.sandbox_kinds import processes_with, python
+from tests.services.commands import said
 from tests.services.farms import until
 from tests.services.images import root_folder
 from tests.services.registry import registry
+from workers.images import main as images_main
 from workers.interfaces import Sandbox
 from workers.sandboxes.image_cache import Entry, entries, images
 from workers.sandboxes.image_pruning import beyond, prune, unused_since
@@ -105,20 +107,20 @@ def use_long_ago() -> None:
         os.utime(mark, (time.time() - 3600, time.time() - 3600))
 
 
-def test_eight_processes_want_it_and_one_builds_it(sif: Path) -> None:
+def test_four_processes_want_it_and_one_builds_it(sif: Path) -> None:
     with registry(sif.with_suffix("")) as (names, content):
         image(f"{names}/team/small:alone")
         processes = [
             python(
-                f"import sys; sys.argv = ['', '{names}/team/small:eight']; {BUILD}",
+                f"import sys; sys.argv = ['', '{names}/team/small:four']; {BUILD}",
                 FARM_SCRATCH=str(sif.parent / str(n)),
             )
-            for n in range(8)
+            for n in range(4)
         ]
         folders = {process.communicate(timeout=100)[0] for process in processes}
         asked = [path.rpartition("/")[2] for path in content.asked]
     assert len(folders) == 1
-    assert asked.count("eight") == asked.count("alone") > 0
+    assert asked.count("four") == asked.count("alone") > 0
 
 
 def test_what_differs_is_another_image(define: Callable[[str], Path]) -> None:
@@ -226,9 +228,15 @@ def test_lock_keeps_what_a_name_stood_for(define: Callable[[str], Path]) -> None
     assert process.wait() != 0, "it is locked to what is gone"
 
 
-def farm(*words: str, code: int = 0, env: Mapping[str, str] | None = None) -> str:
-    own = {**os.environ, "COLUMNS": "200", **(env or {})}
-    done = subprocess.run([FARM, "images", *words], env=own, capture_output=True, text=True, timeout=120)
+def farm(*words: str, code: int = 0) -> str:
+    """What `farm images` says."""
+    return said(images_main, *words, code=code)
+
+
+def pulled(*words: str, env: Mapping[str, str], code: int = 0) -> str:
+    """What `farm images pull` says, run in a process for which more is installed."""
+    own = {**os.environ, "COLUMNS": "200", **env}
+    done = subprocess.run([FARM, "images", "pull", *words], env=own, capture_output=True, text=True, timeout=120)
     assert done.returncode == code, done.stdout + done.stderr
     return done.stdout + done.stderr
 
@@ -385,14 +393,14 @@ def test_pull(sif: Path, define: Callable[[str], Path], with_handler: dict[str, 
     lines = [{"data_source": "pictured", "fields": {"image": name}} for name in names * 3]
     lines.append({"data_source": "noop", "fields": {}})
     tasks.write_text("\n".join(map(json.dumps, lines)))
-    said = farm("pull", "--from", str(tasks), code=1, env=with_handler)
+    said = pulled("--from", str(tasks), code=1, env=with_handler)
     assert "3/3" in said
     assert said.count("ok ") == 2
     assert f"{names[2]}: there is no {names[2]} on this node" in said
     assert cached_names() >= {names[0], names[1]}
     lines = [line for line in lines if "missing" not in json.dumps(line)]
     tasks.write_text("\n".join(map(json.dumps, lines)))
-    assert "2/2" in farm("pull", "--from", str(tasks), env=with_handler)
+    assert "2/2" in pulled("--from", str(tasks), env=with_handler)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])

@@ -15,7 +15,8 @@ import pytest
 from farm.errors import SandboxError
 from farm.request import SandboxSpec
 from tests.conftest import absent
-from tests.contract.sandbox_kinds import PROVIDERS, mounts_with, own_seconds, processes_with, python, until
+from tests.contract.sandbox_kinds import PROVIDERS, mounts_with, own_seconds, processes_with, python
+from tests.services.farms import until
 from workers.interfaces import Sandbox, SandboxProvider
 from workers.sandboxes.images import image
 from workers.sandboxes.owner import give

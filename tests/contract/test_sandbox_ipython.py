@@ -13,7 +13,8 @@ from typing import Any, TypeAlias
 import pytest
 
 from tests.contract.conftest import Start
-from tests.contract.sandbox_kinds import python, until
+from tests.contract.sandbox_kinds import python
+from tests.services.farms import until
 from workers.interfaces import Kernel, Sandbox, SandboxProvider
 from workers.sandboxes.zygotes import zygotes
 

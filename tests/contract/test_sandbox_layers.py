@@ -11,7 +11,7 @@ import pytest
 
 from farm.errors import HandlerError, SandboxError
 from farm.request import SandboxSpec
-from tests.contract.sandbox_kinds import until
+from tests.services.farms import until
 from workers.interfaces import Sandbox
 from workers.sandboxes import layers, stock
 from workers.sandboxes.joined import JoinedSandbox

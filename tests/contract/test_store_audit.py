@@ -12,7 +12,7 @@ from sqlalchemy import Table, delete, insert, update
 from farm.auditor import Auditor
 from farm.errors import NotFound
 from farm.rollout import Stage
-from farm.store import audit, interventions, migrations, rollouts, trajectories
+from farm.store import audit, interventions, rollouts, trajectories
 from farm.store.engine import Store
 from farm.store.rollouts import attempts, batches, rewards
 from farm.store.tables import DeliveryRow, SegmentRow
@@ -123,11 +123,8 @@ def test_what_must_never_be_is_found(sqlite_audited: tuple[Store, str], group: i
 
 
 @pytest.fixture
-def sqlite_audited(sqlite_url: str) -> Any:
-    store = Store(sqlite_url)
-    migrations.migrate(store)
-    yield store, one_of_each(store)
-    store.close()
+def sqlite_audited(sqlite_store: Store) -> tuple[Store, str]:
+    return sqlite_store, one_of_each(sqlite_store)
 
 
 def test_what_must_never_be_of_other_tables_is_found(store: Store) -> None:

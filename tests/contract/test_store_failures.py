@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -11,7 +10,7 @@ import pytest
 from sqlalchemy import event, select, update
 
 from farm.rollout import Failure, Outcome, Rollout, Stage, State
-from farm.store import batches, failures, interventions, migrations, nodes
+from farm.store import batches, failures, interventions, nodes
 from farm.store.clock import db_now
 from farm.store.engine import Store
 from farm.store.failures import Ending, Patience
@@ -57,15 +56,6 @@ def up(store: Store, *names: str, room: int = 8) -> None:
     for name in names:
         node = Node(name, room, 4, 4, 4, ["noop"], {})
         store.write(partial(nodes.announce, node=node))
-
-
-@pytest.fixture
-def postgres(postgres_database: str) -> Iterator[Store]:
-    """For what cannot happen on SQLite, which has one writer at a time."""
-    opened = Store(postgres_database)
-    migrations.migrate(opened)
-    yield opened
-    opened.close()
 
 
 def known(store: Store) -> dict[str, Node]:
@@ -219,8 +209,8 @@ class TestQuarantine:
         assert ending.again_in_s is not None
         assert rollout(store, f"{batch_id}.0.1").state is State.QUEUED
 
-    def test_what_is_claimed_at_that_moment_is_not_among_those_given_up(self, postgres: Store) -> None:
-        store = postgres
+    def test_what_is_claimed_at_that_moment_is_not_among_those_given_up(self, postgres_store: Store) -> None:
+        store = postgres_store
         batch_id = new_batch(store, n_samples=3, quarantine_after=2)
         for _ in range(2):
             last = begun(store, f"{batch_id}.0.0")

@@ -30,6 +30,7 @@ from farm.store.engine import Store
 from farm.store.rollouts import batches
 from farm.store.tables import InstanceRow, RolloutRow
 from tests.services.farms import NOOP, embedded, farm_folder
+from tests.services.postgres import postgres_database
 from tests.services.unruly import installed_in
 from workers.testing.book import Play, PlayBook, Problem, ScriptedCall, Turn
 from workers.testing.engine import EngineDouble
@@ -254,31 +255,18 @@ def ugly_instances(calls: Sequence[ScriptedCall]) -> Iterator[tuple[dict[str, An
             yield {"data_source": "working", "fields": {"question": question}}, problem
 
 
-def test_what_a_model_writes_never_breaks_the_farm(postgres_database: str) -> None:
-    asked, problems = zip(*ugly_instances(BAD_CALLS), strict=True)
-    with (
-        farm_folder() as folder,
-        serving(EngineDouble(PlayBook(problems), context_tokens=10**8).app()) as policy,
-        embedded(folder, postgres_database, False, FARM_POLICY_URL=f"{policy}/v1", **installed_in(folder)) as here,
-        farm.connect(here.store_url, broker_url=here.broker_url) as client,
-    ):
-        batch_id = client.submit({"instances": asked, "max_attempts": 1})
-        rollouts = client.collect(batch_id, timeout_s=240)
-        assert [each.failure for each in rollouts if each.state is not State.COMPLETED] == []
-        assert client.violations(batch_id) == []
-        for each in rollouts:
-            calls = client.calls(each.rollout_id)
-            assert calls
-            shown = Console(file=io.StringIO(), width=100)
-            shown.print(
-                display.transcript(each, calls, client.timings(each.rollout_id), client.rewards(each.rollout_id))
-            )
+@pytest.fixture(scope="module")
+def played(postgres_url: str, migrated_postgres: str) -> Iterator[Store]:
+    with postgres_database(postgres_url, migrated_postgres) as url:
+        opened = Store(url)
+        yield opened
+        opened.close()
 
 
-def test_a_batch_of_an_older_farm_is_played(sqlite_url: str) -> None:
-    store = Store(sqlite_url)
-    migrations.migrate(store)
-    batch_id = Service(store, Signals(""), 1000).submit(one())
+@pytest.fixture(scope="module")
+def older(played: Store) -> str:
+    """A batch as a farm has left it that knew nothing of most options."""
+    batch_id = Service(played, Signals(""), 1000).submit(one())
     kept = {
         "n_samples",
         "sampling",
@@ -297,12 +285,36 @@ def test_a_batch_of_an_older_farm_is_played(sqlite_url: str) -> None:
         first["limits"] = {name: first["limits"][name] for name in ("max_turns", "run_s")}
         connection.execute(update(batches).values(request=first))
 
-    store.write(as_it_was)
-    store.close()
+    played.write(as_it_was)
+    return batch_id
+
+
+@pytest.fixture(scope="module")
+def client(played: Store, older: str) -> Iterator[farm.Farm]:
+    """Of a farm that finds an older one's batch, and whose policy plays all that is ugly."""
+    problems = [problem for _, problem in ugly_instances(BAD_CALLS)]
     with (
         farm_folder() as folder,
-        embedded(folder, sqlite_url) as here,
-        farm.connect(here.store_url, broker_url=here.broker_url) as client,
+        serving(EngineDouble(PlayBook(problems), context_tokens=10**8).app()) as policy,
+        embedded(folder, played.url, False, FARM_POLICY_URL=f"{policy}/v1", **installed_in(folder)) as here,
+        farm.connect(here.store_url, broker_url=here.broker_url) as connected,
     ):
-        (rollout,) = client.collect(batch_id, timeout_s=120)
-        assert (rollout.state, rollout.failure) == (State.COMPLETED, None)
+        yield connected
+
+
+def test_a_batch_of_an_older_farm_is_played(client: farm.Farm, older: str) -> None:
+    (rollout,) = client.collect(older, timeout_s=120)
+    assert (rollout.state, rollout.failure) == (State.COMPLETED, None)
+
+
+def test_what_a_model_writes_never_breaks_the_farm(client: farm.Farm) -> None:
+    asked = [instance for instance, _ in ugly_instances(BAD_CALLS)]
+    batch_id = client.submit({"instances": asked, "max_attempts": 1})
+    rollouts = client.collect(batch_id, timeout_s=240)
+    assert [each.failure for each in rollouts if each.state is not State.COMPLETED] == []
+    assert client.violations(batch_id) == []
+    for each in rollouts:
+        calls = client.calls(each.rollout_id)
+        assert calls
+        shown = Console(file=io.StringIO(), width=100)
+        shown.print(display.transcript(each, calls, client.timings(each.rollout_id), client.rewards(each.rollout_id)))

@@ -13,8 +13,8 @@ import pytest
 from farm.errors import SandboxError
 from farm.request import SandboxLimits, SandboxSpec
 from farm.settings import settings
-from tests.contract.sandbox_kinds import PROVIDERS, farm_in, until
-from tests.services.farms import farm_folder
+from tests.contract.sandbox_kinds import PROVIDERS, farm_in
+from tests.services.farms import farm_folder, until
 from workers.sandboxes import cgroups
 from workers.sandboxes.record import Record, folder
 from workers.sandboxes.remove import remove

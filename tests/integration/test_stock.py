@@ -21,30 +21,48 @@ from workers.registry import sandbox as provider
 (PROBLEM,) = humaneval_problems(1)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def silent() -> Iterator[str]:
     """A policy that takes requests and never answers, so that rollouts stay in the run stage."""
     with socket.create_server(("127.0.0.1", 0), backlog=200) as listening:
         yield f"http://127.0.0.1:{listening.getsockname()[1]}/v1"
 
 
-@pytest.fixture
-def folder(silent: str) -> Iterator[Path]:
+@pytest.fixture(scope="module")
+def folder() -> Iterator[Path]:
     if missing := provider("namespace").missing():
         absent(missing)
     with farm_folder() as made:
         yield made
 
 
-def here(folder: Path, silent: str) -> Embedded:
-    return embedded(
+@pytest.fixture(scope="module")
+def here(folder: Path, silent: str) -> Iterator[Embedded]:
+    """Runs until the last test of this module stops it."""
+    with embedded(
         folder,
         FARM_SANDBOX="namespace",
         FARM_POLICY_URL=silent,
         FARM_POLICY_MODEL="silent",
         FARM_STOCK="5",
-        FARM_STOCK_IDLE_S="2",
-    )
+        # longer than it takes to start a worker on a busy machine
+        FARM_STOCK_IDLE_S="10",
+    ) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(here: Embedded) -> Iterator[farm.Farm]:
+    with farm.connect(here.store_url, broker_url=here.broker_url) as connected:
+        yield connected
+
+
+@pytest.fixture
+def batch_id(client: farm.Farm, folder: Path) -> Iterator[str]:
+    """24 of its rollouts are taken in, as there is room for no more; of those 16 play, and the others want a stock."""
+    submitted = client.submit({"instances": [PROBLEM] * 40})
+    yield submitted
+    client.cancel(submitted)
 
 
 def ready(folder: Path) -> set[str]:
@@ -56,37 +74,30 @@ def init_workers(folder: Path) -> list[int]:
     return [int(line.partition(":")[0]) for line in processes_of(folder) if mark in line and "celery" in line]
 
 
-def test_it_is_filled_for_what_waits_and_survives_the_worker(folder: Path, silent: str) -> None:
-    with here(folder, silent) as running, farm.connect(running.store_url, broker_url=running.broker_url) as client:
-        # 24 are taken in, as there is room for no more; of those 16 play
-        batch_id = client.submit({"instances": [PROBLEM] * 40})
-        until(lambda: client.status(batch_id).stages[Stage.RUN][State.ACTIVE] == 16, "16 play", 60.0)
-        until(lambda: len(ready(folder)) == 5, "the stock is full", 60.0)
-        before = ready(folder)
-        for pid in init_workers(folder):
-            os.kill(pid, signal.SIGKILL)
-        until(lambda: client.cancel(batch_id, [f"{batch_id}.0.0"]) or True, "one is cancelled")
-        until(lambda: len(before - ready(folder)) == 1, "the next one has taken one of the stock", 60.0)
-        until(lambda: len(ready(folder)) == 5, "the new worker has filled it again", 60.0)
-        client.cancel(batch_id)
-        until(lambda: not ready(folder), "what nobody wants is dropped", 60.0)
-    assert left_of(folder) == []
+def test_it_is_filled_for_what_waits_and_survives_the_worker(client: farm.Farm, batch_id: str, folder: Path) -> None:
+    until(lambda: client.status(batch_id).stages[Stage.RUN][State.ACTIVE] == 16, "16 play", 60.0)
+    until(lambda: len(ready(folder)) == 5, "the stock is full", 60.0)
+    before = ready(folder)
+    for pid in init_workers(folder):
+        os.kill(pid, signal.SIGKILL)
+    until(lambda: client.cancel(batch_id, [f"{batch_id}.0.0"]) or True, "one is cancelled")
+    until(lambda: len(before - ready(folder)) == 1, "the next one has taken one of the stock", 60.0)
+    until(lambda: len(ready(folder)) == 5, "the new worker has filled it again", 60.0)
+    client.cancel(batch_id)
+    until(lambda: not ready(folder), "what nobody wants is dropped", 60.0)
 
 
-def test_nothing_of_it_outlives_the_node(folder: Path, silent: str) -> None:
-    with here(folder, silent) as running, farm.connect(running.store_url, broker_url=running.broker_url) as client:
-        client.submit({"instances": [PROBLEM] * 40})
-        until(lambda: len(ready(folder)) == 5, "the stock is full", 60.0)
-        (supervisor,) = (
-            int(line.partition(":")[0]) for line in processes_of(folder) if "workers.node" in line.partition(": ")[2]
-        )
-        os.kill(supervisor, signal.SIGKILL)
-        until(lambda: not ready(folder), "the stock is gone", 60.0)
-        until(lambda: not list((folder / "scratch").glob("*/sandboxes/*")), "so is everything", 60.0)
+def test_nothing_of_it_outlives_the_node(batch_id: str, folder: Path) -> None:
+    until(lambda: len(ready(folder)) == 5, "the stock is full", 60.0)
+    (supervisor,) = (
+        int(line.partition(":")[0]) for line in processes_of(folder) if "workers.node" in line.partition(": ")[2]
+    )
+    os.kill(supervisor, signal.SIGKILL)
+    until(lambda: not ready(folder), "the stock is gone", 60.0)
+    until(lambda: not list((folder / "scratch").glob("*/sandboxes/*")), "so is everything", 60.0)
 
 
-def test_a_farm_that_is_stopped_while_it_fills_it_leaves_nothing(folder: Path, silent: str) -> None:
-    with here(folder, silent) as running, farm.connect(running.store_url, broker_url=running.broker_url) as client:
-        client.submit({"instances": [PROBLEM] * 40})
-        until(lambda: ready(folder), "there is one in stock", 60.0)
+def test_a_farm_that_is_stopped_while_it_fills_it_leaves_nothing(here: Embedded, batch_id: str, folder: Path) -> None:
+    until(lambda: ready(folder), "there is one in stock", 120.0)
+    here.stop()
     assert left_of(folder) == []

@@ -82,12 +82,16 @@ def mortal_postgres(**options: str) -> Iterator[Mortal]:
 
 
 @contextmanager
-def postgres_database(server_url: str) -> Iterator[str]:
-    """The URL of a new database on a server of `postgres_server`, dropped at the end."""
+def postgres_database(server_url: str, template_url: str = "") -> Iterator[str]:
+    """The URL of a new database on a server of `postgres_server`, dropped at the end.
+
+    It is empty, or a copy of another there, to which nobody may be connected.
+    """
     folder = Path(server_url.split("?host=", 1)[1])
     name = f"test_{secrets.token_hex(6)}"
+    template = template_url.partition("?")[0].rpartition("/")[2] or "template1"
     with _connect(folder) as connection:
-        connection.execute(f"CREATE DATABASE {name}".encode())
+        connection.execute(f"CREATE DATABASE {name} TEMPLATE {template}".encode())
     try:
         yield _url(folder, name)
     finally:

@@ -1,0 +1,36 @@
+"""Commands of the farm, run in the process of the tests: to start another takes longer than most commands do."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Mapping
+
+import click
+from click.testing import CliRunner
+
+from farm.settings import settings
+from farm.terminal import console
+
+
+def said(command: click.Command, *words: str, code: int = 0, env: Mapping[str, str | None] | None = None) -> str:
+    """What a command says, which must end with this exit code. `env` changes its environment; None takes a name out.
+
+    What it leaves otherwise than it was, the settings and who minds signals, is put back.
+    """
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    # what a command may set for the processes that it starts
+    kept = {name: os.environ.get(name) for name in ("FARM_SCRATCH", "FARM_IMAGE_CACHE")}
+    # it was made when its module was loaded, for whatever width that process had
+    console.width = 200
+    settings.cache_clear()
+    try:
+        done = CliRunner().invoke(command, words, env={**kept, **(env or {})})
+    finally:
+        settings.cache_clear()
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    assert done.exit_code == code, done.output
+    # a process would have shown a traceback
+    assert isinstance(done.exception, SystemExit | None), done.exception
+    return done.output
