@@ -124,7 +124,8 @@ class Farm(RuleBasedStateMachine):
     @rule(index=st.integers(0, 3), node=st.sampled_from(NODES), ago=st.sampled_from([0, 0, 0, 1]))
     def claim(self, index: int, node: str, ago: int) -> None:
         rollout_id, one = self.one(index)
-        owner = f"w{len(self.claims)}"
+        # all examples share a database
+        owner = f"{self.batch_id}/w{len(self.claims)}"
         held = self.write(rollouts.claim, rollout_id, one.attempt - ago, one.stage, node, owner, 60.0)
         assert (held is not None) == (one.state is State.QUEUED and one.node == node and not ago)
         if held is not None:
