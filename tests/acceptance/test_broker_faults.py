@@ -41,7 +41,7 @@ SLOW = {"data_source": "noop", "fields": {"seconds": 0.6}}
 ENDLESS = {"data_source": "noop", "fields": {"seconds": 3600.0}}
 N_RUN, N_ROOM = 8, 16
 """Slots of the node's run pool, and how many rollouts it takes in all."""
-CUT_S = float(os.environ.get("FARM_TEST_CUT_S", "5"))
+CUT_S = float(os.environ.get("FARM_TEST_CUT_S", "3"))
 """How long the line to a broker is cut."""
 HOURS_S = 5 * 3600.0
 _OF_ROLLOUTS = ("submitted_at", "queued_at", "ready_at", "ring_at")
