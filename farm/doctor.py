@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import redis
 from sqlalchemy import select
@@ -22,7 +23,9 @@ from farm.settings import Settings
 from farm.signals import redis_client
 from farm.store import engines, migrations, nodes
 from farm.store.clock import db_now
-from farm.store.engine import Store
+from farm.store.engine import Store, Work
+
+T = TypeVar("T")
 
 _DISK_GB = 5.0
 _CLOCK_S = 2.0
@@ -121,14 +124,18 @@ def _broker(url: str) -> Finding:
     return Finding("redis", True, detail)
 
 
+def _of_store(url: str, work: Work[T]) -> T:
+    store = Store(url, _PATIENCE_S)
+    try:
+        return store.read(work)
+    finally:
+        store.close()
+
+
 def _engines(url: str) -> Finding:
     """Whether rollouts find an engine that answers, and none was forgotten in a pause."""
     try:
-        store = Store(url, _PATIENCE_S)
-        try:
-            found = store.read(engines.listing)
-        finally:
-            store.close()
+        found = _of_store(url, engines.listing)
     except Exception as error:
         return Finding("engines", False, f"the store cannot be asked: {error}", "mend the store first", needed=False)
     if forgotten := [engine for engine in found if engine.paused_s > _PAUSE_S]:
@@ -147,11 +154,7 @@ def _engines(url: str) -> Finding:
 def _nodes(url: str) -> Finding:
     """Whether a node is out, because what it played failed or its workers do not live; and which are silent or end."""
     try:
-        store = Store(url, _PATIENCE_S)
-        try:
-            known = store.read(nodes.listing)
-        finally:
-            store.close()
+        known = _of_store(url, nodes.listing)
     except Exception as error:
         return Finding("nodes", False, f"the store cannot be asked: {error}", "mend the store first", needed=False)
     said = "; ".join([f"{len(known)} known", *(f"{node.node} {why}" for node in known if (why := unwell(node)))])
