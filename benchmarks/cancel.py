@@ -1,9 +1,9 @@
 """From the moment that a batch is cancelled until its calls are closed, and its sandboxes are gone.
 
-Two nodes as `farm node` runs them, on one Postgres and one Redis, at their defaults but for their width. Most rollouts
-of the batch play, each in a sandbox of its own and in a call to the scripted engine that never comes to its end; the
-others are queued for an agent, their sandboxes started. Who cancels reaches the workers' Redis, or has the database
-alone. A call counts as closed when the engine has noticed it, a sandbox as gone when its folder is.
+Two nodes as `farm node` runs them by default, on one Postgres and one Redis. Most rollouts of the batch play, each in a
+sandbox of its own and in a call to the scripted engine that never comes to its end; the others are queued for an agent,
+their sandboxes started. Who cancels reaches the workers' Redis, or has the database alone. A call counts as closed when
+the engine has noticed it, a sandbox as gone when its folder is.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from workers.testing.engine import EngineDouble
 from workers.testing.serving import serving
 
 NODES = ("one", "two")
-N_INIT, N_RUN, N_EVAL = 8, 96, 8
+N_INIT, N_RUN, N_EVAL = 4, 64, 8
 N_PLAYING = len(NODES) * N_RUN
 N_QUEUED = len(NODES) * (N_INIT + N_EVAL)
 AT_MOST_MS = 1000.0

@@ -33,7 +33,7 @@ _TURN_S = 0.5
 _LATE_S = 30.0
 """No broker that does not answer holds a turn up for so long."""
 _GONE = ("cancelled", "lost")
-_LOOK_S = 0.75
+_LOOK_S = 0.5
 """How often the store is asked what was taken away, whatever hints come: who cancels may not reach the broker."""
 _SOON_S = 0.1
 """While a renewal is not answered, it is seen to so often."""

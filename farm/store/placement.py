@@ -315,30 +315,34 @@ def live_sandboxes(connection: Connection, node: str) -> set[tuple[str, int]]:
     return {(row.rollout_id, row.attempt) for row in connection.execute(statement)}
 
 
-def left_waiting(connection: Connection, rollout_ids: Collection[str]) -> set[tuple[str, int]]:
-    """(rollout id, attempt) of these rollouts' attempts that were taken away after they were started, before anybody
-    played them: no worker holds their sandboxes."""
+def taken_away(connection: Connection, rollout_ids: Collection[str]) -> set[tuple[str, int]]:
+    """(rollout id, attempt) of these rollouts' attempts whose sandboxes nobody wants, and nobody may be about to end.
+
+    Those of what was cancelled, whoever plays it; and of what was taken away after it was started, before anybody
+    played it, as no worker holds these.
+    """
     played = attempts.alias()
-    left: set[tuple[str, int]] = set()
+    nobody_played = ~(
+        select(literal(1))
+        .where(
+            played.c.rollout_id == attempts.c.rollout_id,
+            played.c.attempt == attempts.c.attempt,
+            played.c.stage == Stage.RUN.value,
+        )
+        .exists()
+    )
+    waited = (attempts.c.stage == Stage.INIT.value) & (attempts.c.result == "advanced") & nobody_played
+    away: set[tuple[str, int]] = set()
     ids = sorted(rollout_ids)
     for start in range(0, len(ids), CHUNK):
-        some = ids[start : start + CHUNK]
         statement = (
             select(attempts.c.rollout_id, attempts.c.attempt)
             .join(rollouts, rollouts.c.rollout_id == attempts.c.rollout_id)
             .where(
-                attempts.c.rollout_id.in_(some),
-                attempts.c.stage == Stage.INIT.value,
-                attempts.c.result == "advanced",
+                attempts.c.rollout_id.in_(ids[start : start + CHUNK]),
                 rollouts.c.attempt > attempts.c.attempt,
-                ~select(literal(1))
-                .where(
-                    played.c.rollout_id == attempts.c.rollout_id,
-                    played.c.attempt == attempts.c.attempt,
-                    played.c.stage == Stage.RUN.value,
-                )
-                .exists(),
+                (rollouts.c.state == State.CANCELLED.value) | waited,
             )
         )
-        left.update((row.rollout_id, row.attempt) for row in connection.execute(statement))
-    return left
+        away.update((row.rollout_id, row.attempt) for row in connection.execute(statement))
+    return away

@@ -7,6 +7,8 @@ same; it writes nothing any more.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
 from collections.abc import Collection, Iterable
 from pathlib import Path
@@ -33,6 +35,9 @@ def end(record: Record) -> None:
 
 def end_all(records: Collection[Record], patience_s: float = STOP_S) -> list[Path]:
     """As `end`, of many at a time: as long as for one. Their folders, as far as they are gone now. Blocks."""
+    for record in records:
+        # at once, and not when its monitor comes to it
+        _told_to_die(record.first)
     deaf = end_together((record.monitor for record in records), END, patience_s)
     asleep = _kill([*deaf, *(record.first for record in records)])
     gone = []
@@ -64,6 +69,13 @@ def end_in(states: Iterable[Path], patience_s: float = STOP_S) -> list[Path]:
     asleep = _kill(hanging.values())
     others += [state for state, starting in hanging.items() if starting not in asleep]
     return gone + [state for state in others if remove(state, REMOVE_S)]
+
+
+def _told_to_die(process: Process) -> None:
+    # another user's is its monitor's to kill
+    with contextlib.suppress(PermissionError):
+        if (descriptor := process.signalled(signal.SIGKILL)) is not None:
+            os.close(descriptor)
 
 
 def _kill(processes: Iterable[Process]) -> set[Process]:

@@ -72,7 +72,11 @@ finish() {
     lives && kill -KILL $first
     local n=0 pause=0.002
     # one that sleeps in the kernel may do so for hours
-    while holds || lives; do read -rt $pause -u $silent; ((++n < 1000)) || pause=0.2; done
+    # nor should many that end at the same time keep each other from it by asking
+    while holds || lives; do
+        read -rt $pause -u $silent
+        case $((++n)) in 8) pause=0.02 ;; 100) pause=0.2 ;; esac
+    done
     [[ -L cgroup ]] && rmdir -- "$(readlink cgroup)"
     cd -P .
     state=$PWD
