@@ -188,8 +188,12 @@ class Session:
         return self.terminal.type(keys)
 
     def catch_up(self) -> bool:
-        """Read what is there on the terminal; whether there was something."""
+        """Read what is there: on the terminal, where the answer says if there was something, and of the shell's word.
+
+        Who is seen to read may be the shell itself, the command's end told a moment before.
+        """
         n_before = self._output.n_bytes
+        self._read_records()
         self._read_terminal()
         return self._output.n_bytes > n_before
 

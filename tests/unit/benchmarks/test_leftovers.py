@@ -11,6 +11,7 @@ import pytest
 
 from benchmarks.leftovers import Leftovers
 from tests.contract.sandbox_kinds import farm_in
+from tests.services.farms import until
 from workers.sandboxes.record import folder_of_all
 
 
@@ -45,6 +46,8 @@ def test_a_process_that_is_nobodys_child(tmp_path: Path, by: str) -> None:
     )
     pid = int(done.stdout)
     try:
+        # while it becomes another program, it shows nothing
+        until(lambda: Path(f"/proc/{pid}/cmdline").read_text() == f"{name}\x00100\x00", "it is that program")
         with farm_in(tmp_path):
             found = leftovers.found()["processes"]
         assert [line.split()[0] for line in found] == [str(pid)]
