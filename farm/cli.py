@@ -1,4 +1,4 @@
-"""The command line: `farm up | node | engines | images | submit | watch | show | collect | cancel | doctor | …`."""
+"""The command line: `farm up | node | api | engines | images | submit | watch | show | collect | doctor | …`."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from rich.table import Table
 from farm import display, doctor
 from farm import metrics as farm_metrics
 from farm.adapters.arrays import arrays
+from farm.api_cli import api
 from farm.client import connect, open_store
 from farm.embedded import Embedded, flower_command
 from farm.engines_cli import engines
@@ -44,6 +45,7 @@ def main() -> None:
 
 
 main.add_command(engines)
+main.add_command(api)
 
 
 @main.command(context_settings={"ignore_unknown_options": True})

@@ -7,42 +7,70 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
+from farm.deliveries import CONSUMER
 from farm.engine import PauseMode
 from farm.engines import EngineState
 from farm.errors import FarmUnreachable, InvalidRequest
 from farm.request import BatchRequest
 from farm.rollout import BatchStatus, Group, Reward, Rollout, Timing
-from farm.service import CONSUMER, Service
+from farm.service import Service
 from farm.settings import Settings, settings
 from farm.signals import Signals
-from farm.store import batches, migrations
+from farm.store import migrations
 from farm.store.artefacts import KeptArtefact
 from farm.store.audit import Conservation, Violation
-from farm.store.engine import Store
+from farm.store.engine import PATIENCE_S, Store
 from farm.store.engines import Engine
 from farm.store.nodes import Node
 from farm.trajectory import ModelCall
+
+if TYPE_CHECKING:
+    from farm.remote import Remote
 
 ADDRESS_FILE = "address.json"
 
 
 def connect(url: str | Path | None = None, *, broker_url: str | None = None) -> Farm:
-    """A farm, by its address: a database URL, the folder of an embedded farm, or nothing for what FARM_* say.
+    """A farm, by its address: a database URL, the folder of an embedded farm, the `http://HOST:PORT` of its API, or
+    nothing for what FARM_* say.
 
-    `broker_url` only carries hints here: without it, or with the broker away, everything works by polling.
-    Raises InvalidRequest for an address of no kind, FarmUnreachable for a folder without a farm, StoreUnavailable for
-    a database that does not answer or is at another schema revision.
+    `broker_url` only carries hints here: without it, or with the broker away, everything works by polling. An API is
+    shown FARM_API_KEY; while it is away it is waited for as a database is, and streams go on where they were.
+
+    Raises InvalidRequest for an address of no kind, FarmUnreachable for a folder without a farm or an API that does not
+    answer, NotAllowed for one that wants another key, StoreUnavailable for a database that does not answer or is at
+    another schema revision.
     """
+    if is_http(url):
+        return Farm(_over_http(str(url)))
     store, found_broker = open_store(url)
-    return Farm(store, Signals(found_broker if broker_url is None else broker_url))
+    return Farm(Service(store, Signals(found_broker if broker_url is None else broker_url), settings().max_open))
 
 
-def open_store(url: str | Path | None = None) -> tuple[Store, str]:
+def is_http(url: str | Path | None) -> bool:
+    """Whether an address is one of an API."""
+    return str(url).startswith(("http://", "https://"))
+
+
+def _over_http(url: str) -> Remote:
+    # few need it, and it takes long to load
+    from farm.remote import Remote
+
+    remote = Remote(url, settings().api_key)
+    try:
+        remote.check()
+    except BaseException:
+        remote.close()
+        raise
+    return remote
+
+
+def open_store(url: str | Path | None = None, patience_s: float = PATIENCE_S) -> tuple[Store, str]:
     """The store of a farm, by its address, and its broker's URL. Raises as `connect` does."""
     store_url, broker_url = address_of(url, settings())
-    store = Store(store_url)
+    store = Store(store_url, patience_s)
     try:
         migrations.check(store)
     except BaseException:
@@ -52,14 +80,16 @@ def open_store(url: str | Path | None = None) -> tuple[Store, str]:
 
 
 def address_of(url: str | Path | None, defaults: Settings) -> tuple[str, str]:
-    """(store URL, broker URL) of a farm's address, as `connect` takes it."""
+    """(store URL, broker URL) of a farm's address, as `connect` takes it, but for that of an API."""
     if url is None:
         if defaults.store_url:
             return defaults.store_url, defaults.broker_url
         url = defaults.home
     text = str(url)
-    if text.startswith(("http://", "https://")):
-        raise InvalidRequest("this farm is reached by its database URL or its folder, not over HTTP", field="url")
+    if is_http(text):
+        raise InvalidRequest(
+            "this needs the farm's database URL or its folder, not the address of its API", field="url"
+        )
     if "://" in text:
         return text, defaults.broker_url
     file = Path(text).expanduser() / ADDRESS_FILE
@@ -75,10 +105,8 @@ def address_of(url: str | Path | None, defaults: Settings) -> tuple[str, str]:
 class Farm:
     """A connection to a farm; `with` closes it. Safe to use from several threads."""
 
-    def __init__(self, store: Store, signals: Signals) -> None:
-        self._store = store
-        self._signals = signals
-        self._service = Service(store, signals, settings().max_open)
+    def __init__(self, service: Service | Remote) -> None:
+        self._service = service
 
     def submit(self, request: BatchRequest | Mapping[str, Any]) -> str:
         """Start a batch: its id. The same idempotency key gives the same batch, however often it is submitted.
@@ -195,7 +223,7 @@ class Farm:
 
     def recent(self, limit: int = 20) -> Sequence[str]:
         """The ids of the newest batches, newest first."""
-        return self._store.read(lambda connection: batches.recent(connection, limit))
+        return self._service.recent(limit)
 
     def nodes(self) -> Sequence[Node]:
         """All nodes: their room, the age of their last heartbeat, and why they are given nothing, if so."""
@@ -224,7 +252,10 @@ class Farm:
         return self._service.engines.clear()
 
     def engines(self) -> Sequence[EngineState]:
-        """All engines, oldest first: what each can do, its orders, why it is out, what is in flight there."""
+        """All engines, oldest first: what each can do, its orders, why it is out, what is in flight there.
+
+        Over HTTP their keys are left out.
+        """
         return self._service.engines.states()
 
     def pause_engines(
@@ -266,8 +297,7 @@ class Farm:
         return self._service.engines.weight_update(str(version), mode, urls, timeout_s)
 
     def close(self) -> None:
-        self._signals.close()
-        self._store.close()
+        self._service.close()
 
     def __enter__(self) -> Self:
         return self

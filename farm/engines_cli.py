@@ -10,7 +10,8 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from farm.client import connect
-from farm.engines import MODES, EngineState
+from farm.engines import EngineState
+from farm.orders import MODES
 from farm.store.engines import Engine
 from farm.terminal import console, plain_errors, url_option
 

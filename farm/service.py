@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import hashlib
-import re
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from sqlalchemy.exc import IntegrityError
 
+from farm.deliveries import CONSUMER, Deliveries, Page, Watch, check_consumer
 from farm.engines import Engines
 from farm.errors import InvalidRequest, NotFound, UnknownHandler
 from farm.plugins import installed, load
 from farm.request import BatchRequest, Instance
-from farm.rollout import BatchStatus, Group, Reward, Rollout, Timing
-from farm.signals import ENDED, Signals
+from farm.rollout import BatchStatus, Reward, Rollout, Timing
+from farm.signals import ENDED, Listener, Signals
 from farm.store import artefacts, audit, batches, deliveries, interventions, nodes, trajectories
 from farm.store.artefacts import KeptArtefact
 from farm.store.audit import Conservation, Violation
@@ -26,17 +27,17 @@ from farm.store.nodes import Node
 from farm.target import Target
 from farm.trajectory import ModelCall
 
+T = TypeVar("T")
+
 HANDLERS = "farm.handlers"
 AGENTS = "farm.agents"
 SANDBOXES = "farm.sandboxes"
-CONSUMER = "trainer"
-"""Who streams and acknowledges, unless it says otherwise."""
-_CONSUMER = re.compile(r"[A-Za-z0-9._:-]{1,64}")
-_PAGE = 256
+PAGE = 256
+"""Rollouts, or groups, that are given at a time."""
 _POLL_S = 0.5
 
 
-class Service:
+class Service(Deliveries):
     """The verbs, on a store and its signals; those for engines are in `engines`.
 
     Every method raises StoreUnavailable when the database is away.
@@ -53,7 +54,7 @@ class Service:
 
         Raises InvalidRequest naming the field, UnknownHandler, Conflict or Overloaded; then nothing was started.
         """
-        asked = _checked_request(request)
+        asked = checked_request(request)
         self._check_instances(asked.instances)
         _check_plugin(AGENTS, asked.agent, "agent", "")
         _check_plugin(SANDBOXES, asked.sandbox, "sandbox", "auto")
@@ -138,81 +139,49 @@ class Service:
         _named(batch_id, "batch")
         return self.store.read(lambda connection: audit.violations(connection, batch_id))
 
-    def acknowledge(self, given: Rollout | Group, consumer: str = CONSUMER) -> int:
-        """Note that a consumer has dealt with this and all that its stream gave before; how far it has come.
+    def recent(self, limit: int = 20) -> list[str]:
+        """The ids of the newest batches, newest first."""
+        return self.store.read(lambda connection: batches.recent(connection, limit))
 
-        Harmless when repeated, and when what was acknowledged later came first: it never moves back. Raises NotFound,
-        and InvalidRequest for what has not ended.
+    def acknowledge_up_to(self, batch_id: str, cursor: int, consumer: str) -> int:
+        """Note that a consumer has dealt with all that ended up to a cursor; how far it has come.
+
+        It never moves back. Raises NotFound, and InvalidRequest for a cursor that was never given out.
         """
-        if not given.cursor:
-            raise InvalidRequest("it has not ended, so nobody was given it", field="rollout")
-        batch_id, cursor = Target.of(given.group_id).batch_id, given.cursor
-        _check_consumer(consumer)
+        check_consumer(consumer)
+        _named(batch_id, "batch")
         return self.store.write(lambda connection: deliveries.acknowledge(connection, batch_id, consumer, cursor))
 
     def acknowledged(self, batch_id: str, consumer: str = CONSUMER) -> int:
         """The cursor after which a consumer's streams go on; 0 if it has acknowledged nothing. Raises NotFound."""
         self.status(batch_id)
-        _check_consumer(consumer)
+        check_consumer(consumer)
         return self.store.read(lambda connection: deliveries.acknowledged(connection, batch_id, consumer))
 
-    def stream(
-        self, batch_id: str, cursor: int | None = None, timeout_s: float | None = None, consumer: str = CONSUMER
-    ) -> Iterator[Rollout]:
-        """The rollouts of a batch as they end, with training rows, until all have.
+    def page(self, batch_id: str, cursor: int, whole_groups: bool = False, limit: int = PAGE) -> Page:
+        """So many of the rollouts, or of the whole groups, that ended after a cursor; nothing is waited for.
 
-        They begin after a cursor (0: with the first that ended), without one after what the consumer has acknowledged.
-        One that is scored again ends again, and comes again. Raises NotFound; TimeoutError when none ended for
-        `timeout_s`.
+        Raises NotFound.
         """
-        for page in self._pages(batch_id, cursor, timeout_s, consumer, whole_groups=False):
-            yield from page
-
-    def stream_groups(
-        self, batch_id: str, cursor: int | None = None, timeout_s: float | None = None, consumer: str = CONSUMER
-    ) -> Iterator[Group]:
-        """As `stream`, in whole groups as their last rollout ends."""
-        for page in self._pages(batch_id, cursor, timeout_s, consumer, whole_groups=True):
-            for group_index in dict.fromkeys(rollout.group_index for rollout in page):
-                members = tuple(rollout for rollout in page if rollout.group_index == group_index)
-                yield Group(members[0].group_id, members)
-
-    def _pages(
-        self, batch_id: str, cursor: int | None, timeout_s: float | None, consumer: str, whole_groups: bool
-    ) -> Iterator[list[Rollout]]:
-        acknowledged = self.acknowledged(batch_id, consumer)
-        if cursor is None:
-            cursor = acknowledged
-        listener = self.signals.listen(ENDED)
-        since = time.monotonic()
-        try:
-            while True:
-                done = not self._has_open(batch_id)
-                page = self._page(batch_id, cursor, whole_groups)
-                if page:
-                    cursor = max(rollout.cursor for rollout in page)
-                    since = time.monotonic()
-                    yield page
-                    continue
-                if done:
-                    return
-                if timeout_s is not None and time.monotonic() - since > timeout_s:
-                    raise TimeoutError(f"batch {batch_id}: nothing ended for {timeout_s:g} s (cursor {cursor})")
-                listener.wait(_POLL_S, lambda channel, ended: ended == batch_id)
-        finally:
-            listener.close()
-
-    def _page(self, batch_id: str, cursor: int, whole_groups: bool) -> list[Rollout]:
+        done = not self.has_open(batch_id)
         if whole_groups:
-            groups = self.store.read(lambda connection: batches.groups_after(connection, batch_id, cursor, _PAGE))
+            groups = self.store.read(lambda connection: batches.groups_after(connection, batch_id, cursor, limit))
             found = [rollout for group in groups for rollout in group]
         else:
-            found = self.store.read(lambda connection: batches.ended_after(connection, batch_id, cursor, _PAGE))
+            found = self.store.read(lambda connection: batches.ended_after(connection, batch_id, cursor, limit))
         if not found:
-            return []
+            return Page((), done)
         ids = [rollout.rollout_id for rollout in found]
         rows = self.store.read(lambda connection: trajectories.segments_of(connection, batch_id, ids))
-        return batches.with_segments(found, rows)
+        return Page(tuple(batches.with_segments(found, rows)), done)
+
+    @contextmanager
+    def _watch(self, batch_id: str) -> Iterator[Watch]:
+        listener = self.signals.listen(ENDED)
+        try:
+            yield _StoreWatch(self, batch_id, listener)
+        finally:
+            listener.close()
 
     def collect(self, batch_id: str, timeout_s: float | None = None) -> list[Rollout]:
         """All rollouts of a batch with their training rows, by group and sample, once all have ended.
@@ -224,25 +193,12 @@ class Service:
         rows = self.store.read(lambda connection: trajectories.segments_of(connection, batch_id))
         return batches.with_segments(found, rows)
 
-    def wait(self, batch_id: str, timeout_s: float | None = None) -> BatchStatus:
-        """Wait until all rollouts of a batch have ended. Raises NotFound, TimeoutError."""
-        listener = self.signals.listen(ENDED)
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        try:
-            status = self.status(batch_id)
-            while self._has_open(batch_id):
-                if deadline is not None and time.monotonic() >= deadline:
-                    status = self.status(batch_id)
-                    raise TimeoutError(
-                        f"batch {batch_id}: {status.n_finished} of {status.n_rollouts} ended in {timeout_s:g} s"
-                    )
-                listener.wait(_POLL_S, lambda channel, ended: ended == batch_id)
-            return status if status.done else self.status(batch_id)
-        finally:
-            listener.close()
+    def has_open(self, batch_id: str) -> bool:
+        """Whether some rollout of a batch has not ended. Asked at every hint: there is one for each that ends.
 
-    def _has_open(self, batch_id: str) -> bool:
-        """Asked at every hint, and there is one for each rollout that ends."""
+        Raises NotFound.
+        """
+        _named(batch_id, "batch")
         return self.store.read(lambda connection: batches.has_open(connection, batch_id))
 
     def cancel(self, id: str, rollout_ids: Collection[str] | None = None) -> list[str]:
@@ -290,6 +246,35 @@ class Service:
             raise NotFound(f"rollout {rollout_id} has no artefact {name!r}")
         return self.store.read(lambda connection: artefacts.contents(connection, rollout_id, name))
 
+    def close(self) -> None:
+        self.signals.close()
+        self.store.close()
+
+
+class _StoreWatch:
+    """Looks into the store at every hint that something ended, and without hints by itself."""
+
+    def __init__(self, service: Service, batch_id: str, listener: Listener) -> None:
+        self._service = service
+        self._batch_id = batch_id
+        self._listener = listener
+
+    def page(self, cursor: int, whole_groups: bool, wait_s: float) -> Page:
+        ask = partial(self._service.page, self._batch_id, cursor, whole_groups)
+        return self._awaited(ask, lambda page: page.settled, wait_s)
+
+    def has_open(self, wait_s: float) -> bool:
+        return self._awaited(lambda: self._service.has_open(self._batch_id), lambda is_open: not is_open, wait_s)
+
+    def _awaited(self, ask: Callable[[], T], settled: Callable[[T], bool], wait_s: float) -> T:
+        deadline = time.monotonic() + wait_s
+        while True:
+            found = ask()
+            left_s = deadline - time.monotonic()
+            if settled(found) or left_s <= 0:
+                return found
+            self._listener.wait(min(_POLL_S, left_s), lambda channel, ended: ended == self._batch_id)
+
 
 def _named(text: str, kind: str) -> Target:
     """What an id names, if it is of that kind. Raises NotFound."""
@@ -297,11 +282,6 @@ def _named(text: str, kind: str) -> Target:
     if target.kind != kind:
         raise NotFound(f"{text} names a {target.kind}, not a {kind}")
     return target
-
-
-def _check_consumer(consumer: str) -> None:
-    if not _CONSUMER.fullmatch(consumer):
-        raise InvalidRequest("1 to 64 of A-Z, a-z, 0-9, '.', '_', ':' and '-'", field="consumer")
 
 
 def _fingerprint(request: BatchRequest) -> str:
@@ -317,13 +297,14 @@ def _former_fingerprint(request: BatchRequest) -> str:
     return hashlib.sha256(request.model_dump_json(exclude=set(new)).encode()).hexdigest()
 
 
-def _checked_request(request: BatchRequest | Mapping[str, Any]) -> BatchRequest:
+def checked_request(request: BatchRequest | Mapping[str, Any]) -> BatchRequest:
+    """Raises InvalidRequest naming the field."""
     if isinstance(request, BatchRequest):
         return request
     try:
         return BatchRequest.model_validate(request)
     except ValidationError as error:
-        raise _invalid(error, "") from None
+        raise invalid(error, "") from None
 
 
 def _check_plugin(group: str, name: str, field: str, any_of_them: str) -> None:
@@ -336,12 +317,12 @@ def _check_fields(instance_type: type[BaseModel], fields: Mapping[str, Any], pat
     try:
         instance_type.model_validate(fields)
     except ValidationError as error:
-        raise _invalid(error, path) from None
+        raise invalid(error, path) from None
     except Exception as error:
         raise InvalidRequest(f"its handler could not read it: {type(error).__name__}: {error}", field=path) from error
 
 
-def _invalid(error: ValidationError, path: str) -> InvalidRequest:
+def invalid(error: ValidationError, path: str = "") -> InvalidRequest:
     """The first complaint, with the field's whole path."""
     first = error.errors(include_url=False, include_input=False)[0]
     field = path

@@ -30,6 +30,8 @@ class Settings(BaseSettings):
     """A database URL; empty is the embedded farm's SQLite under `home`."""
     broker_url: str = ""
     """A Redis URL, or `amqp://` for RabbitMQ; empty is the embedded farm's own Redis."""
+    api_key: str = Field(default="", repr=False)
+    """What `farm api` wants of all who ask it, and what clients show it; empty: nothing, on this machine alone."""
     policy_url: str = ""
     """An OpenAI-compatible server the farm starts with, such as `http://127.0.0.1:8000/v1`."""
     policy_key: str = Field(default="none", repr=False)

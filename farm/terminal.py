@@ -15,7 +15,9 @@ from farm.errors import FarmError
 console = Console()
 F = TypeVar("F", bound=Callable[..., Any])
 
-url_option = click.option("--url", help="The farm: a database URL or the folder of an embedded farm. Default: FARM_*.")
+url_option = click.option(
+    "--url", help="The farm: a database URL, the folder of an embedded farm, or http://HOST:PORT. Default: FARM_*."
+)
 
 
 def plain_errors(command: F) -> F:

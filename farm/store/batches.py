@@ -144,10 +144,15 @@ def n_open(connection: Connection) -> int:
 
 
 def has_open(connection: Connection, batch_id: str) -> bool:
-    """Whether some rollout of a batch has not ended; unlike `status` it looks at them only if all ended once."""
+    """Whether some rollout of a batch has not ended; unlike `status` it looks at them only if all ended once.
+
+    Raises NotFound.
+    """
     numbers = select(batches.c.last_seq, batches.c.n_rollouts).where(batches.c.batch_id == batch_id)
     found = connection.execute(numbers).one_or_none()
-    if found is not None and found.last_seq < found.n_rollouts:
+    if found is None:
+        raise NotFound(f"there is no batch {batch_id}")
+    if found.last_seq < found.n_rollouts:
         return True
     live = select(literal(1)).where(rollouts.c.batch_id == batch_id, rollouts.c.finish_seq.is_(None)).limit(1)
     return connection.execute(live).first() is not None

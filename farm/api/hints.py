@@ -1,0 +1,80 @@
+"""Wakes those who wait for a batch: one thread listens for all of them, as each that waits would take up one."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import defaultdict
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import TypeVar
+
+from farm.signals import ENDED, Signals
+
+T = TypeVar("T")
+
+_LISTEN_S = 0.5
+_POLL_S = 0.5
+
+
+class Hints:
+    """Of one process. Like all hints they save time and nothing else: who waits also looks by itself."""
+
+    def __init__(self, signals: Signals) -> None:
+        self._signals = signals
+        self._waiting: defaultdict[str, set[asyncio.Event]] = defaultdict(set)
+        self._closed = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    async def awaited(
+        self, batch_id: str, ask: Callable[[], Awaitable[T]], settled: Callable[[T], bool], wait_s: float
+    ) -> T:
+        """What is found once it is `settled`; or when the time is over, or this process ends."""
+        self._listen()
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + wait_s
+        hint = asyncio.Event()
+        self._waiting[batch_id].add(hint)
+        try:
+            while True:
+                hint.clear()
+                found = await ask()
+                left_s = deadline - loop.time()
+                if settled(found) or left_s <= 0 or self._closed.is_set():
+                    return found
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(min(_POLL_S, left_s)):
+                        await hint.wait()
+        finally:
+            self._waiting[batch_id].discard(hint)
+            if not self._waiting[batch_id]:
+                del self._waiting[batch_id]
+
+    def close(self) -> None:
+        """Whoever waits is answered now."""
+        self._closed.set()
+        for batch_id in list(self._waiting):
+            self._wake(batch_id)
+
+    def _listen(self) -> None:
+        if self._thread is None:
+            loop = asyncio.get_running_loop()
+            self._thread = threading.Thread(target=self._hear, args=(loop,), name="hints", daemon=True)
+            self._thread.start()
+
+    def _hear(self, loop: asyncio.AbstractEventLoop) -> None:
+        listener = self._signals.listen(ENDED)
+        try:
+            while not self._closed.is_set():
+                for batch_id in dict.fromkeys(listener.wait(_LISTEN_S)):
+                    loop.call_soon_threadsafe(self._wake, batch_id)
+        except RuntimeError:
+            # the loop has ended before this thread did
+            if not loop.is_closed():
+                raise
+        finally:
+            listener.close()
+
+    def _wake(self, batch_id: str) -> None:
+        for hint in self._waiting.get(batch_id, ()):
+            hint.set()

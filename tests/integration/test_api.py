@@ -1,0 +1,425 @@
+"""The farm over HTTP: the same verbs with the same answers and errors, whatever is sent and whoever asks."""
+
+from __future__ import annotations
+
+import dataclasses
+import http.client
+import json
+import re
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import httpx2
+import numpy as np
+import pytest
+from starlette.applications import Starlette
+from starlette.responses import Response
+from starlette.routing import Route
+
+import farm
+from farm.api.desk import N_THREADS
+from farm.api.server import bind
+from farm.cli import main
+from farm.client import Farm
+from farm.errors import FarmUnreachable, InvalidRequest, NotAllowed, StoreUnavailable
+from farm.remote import Remote
+from farm.rollout import Stage, State
+from farm.service import Service
+from farm.settings import settings
+from farm.signals import Signals
+from farm.store import engines, trajectories
+from farm.store.engine import Store
+from farm.store.engines import Engine
+from farm.trajectory import ModelCall, Segment, VersionSpan
+from tests.contract.test_store import advance, announce, claimed, finish, keep, place, play
+from tests.integration.test_bad_input import REFUSED
+from tests.integration.test_weight_update import Workers
+from tests.services.api import Loses, served
+from tests.services.commands import said
+from tests.services.engines import CONTROLLED, Server, Servers
+from tests.services.farms import NOOP, until
+from workers.testing.serving import serving
+
+UGLY = "\0 \ud800 \x1b[31m \ufffd \U0001f600 \u2028 </script>"
+BITS = np.array([0x80000000, 1, 0x7F800000, 0x7FC12345, 0xBF9D70A4, 0x3EAAAAAB], np.uint32).view(np.float32)
+"""Minus zero, the least number, infinity, a NaN with a payload, and two that decimals do not hold."""
+
+
+@pytest.fixture
+def service(store: Store) -> Service:
+    return Service(store, Signals(""), 1_000_000)
+
+
+@pytest.fixture
+def local(service: Service) -> Farm:
+    return Farm(service)
+
+
+@pytest.fixture
+def remote(service: Service) -> Iterator[Farm]:
+    with served(service) as url, farm.connect(url) as connected:
+        yield connected
+
+
+def segment() -> Segment:
+    n = len(BITS)
+    versions = np.arange(n, dtype=np.int32)
+    return Segment(np.array([7, 2**31 - 1], np.int32), versions - 1, np.ones(n, np.uint8), BITS, versions, 3)
+
+
+def call(index: int) -> ModelCall:
+    """With what a model may have written, and numbers that JSON libraries lose."""
+    return ModelCall(
+        index=index,
+        messages=[{"role": "user", "content": UGLY, "n": 2**70}],
+        response={"role": "assistant", "content": UGLY},
+        finish_reason="stop",
+        engine="e",
+        started_at=1 / 3,
+        latency_s=5e-324,
+        n_prompt_tokens=2,
+        n_response_tokens=len(BITS),
+        policy_version="7",
+        prompt_ids=np.array([1, 2], np.int32),
+        response_ids=np.arange(len(BITS), dtype=np.int32),
+        response_logprobs=BITS,
+        sampling={"temperature": 0.1},
+        observations=[{"role": "tool", "content": "x"}],
+        versions=(VersionSpan("7", 0, 2), VersionSpan("8", 2, len(BITS))),
+        stop_reason=7,
+        n_cached_tokens=0,
+        begins="first",
+    )
+
+
+@pytest.fixture
+def batch_id(service: Service) -> str:
+    """Played but for one rollout, which was cancelled; the first has all that a rollout can have."""
+    store = service.store
+    batch_id = service.submit({"instances": [NOOP | {"instance_id": "a"}, NOOP], "n_samples": 2})
+    place(store, batch_id)
+    announce(store)
+    first = f"{batch_id}.0.0"
+    advance(store, claimed(store, first, Stage.INIT))
+    held = claimed(store, first, Stage.RUN)
+    log = trajectories.CallLog(first, 1)
+    for index in range(2):
+        row = log.row(call(index))
+        store.write(lambda connection, row=row: trajectories.record_call(connection, row))  # type: ignore[misc]
+    keep(store, held, "0-a b&?.bin", bytes(range(256)))
+    advance(store, held, policy_outcome="submitted", submission={"answer": "42"})
+    finish(store, claimed(store, first, Stage.EVAL), 1 / 3)
+    store.write(lambda connection: trajectories.store_segments(connection, first, batch_id, 1, [segment()] * 2))
+    for number in ("0.1", "1.0"):
+        play(store, f"{batch_id}.{number}", reward=-0.0)
+    service.cancel(f"{batch_id}.1.1")
+    store.write(lambda connection: engines.add(connection, Engine("http://e:1", "m", "secret", tool_format="hermes")))
+    store.write(lambda connection: engines.set_info(connection, "http://e:1/v1", CONTROLLED))
+    return batch_id
+
+
+def plain(value: Any) -> Any:
+    """What is equal only if every bit is, types included, but for ages."""
+    if isinstance(value, np.ndarray):
+        return value.dtype.str, value.tobytes()
+    if dataclasses.is_dataclass(value):
+        named = {each.name: plain(getattr(value, each.name)) for each in dataclasses.fields(value)}
+        return type(value), {name: found for name, found in named.items() if name != "heartbeat_age_s"}
+    if isinstance(value, list | tuple):
+        return [plain(each) for each in value]
+    if isinstance(value, dict):
+        return {(type(name), name): plain(each) for name, each in value.items()}
+    return type(value), repr(value)
+
+
+def test_every_answer_is_the_same_to_the_bit(local: Farm, remote: Farm, batch_id: str) -> None:
+    first = f"{batch_id}.0.0"
+    asks: list[Callable[[Farm], Any]] = [
+        lambda client: client.status(batch_id),
+        lambda client: client.wait(batch_id),
+        lambda client: client.rollouts(batch_id),
+        lambda client: client.collect(batch_id),
+        lambda client: list(client.stream(batch_id)),
+        lambda client: list(client.stream(batch_id, cursor=2)),
+        lambda client: list(client.stream_groups(batch_id)),
+        lambda client: client.rollout(first),
+        lambda client: client.calls(first),
+        lambda client: client.timings(first),
+        lambda client: client.rewards(first),
+        lambda client: client.artefacts(first),
+        lambda client: client.artefact(first, "0-a b&?.bin"),
+        lambda client: client.conservation(batch_id),
+        lambda client: client.violations(batch_id),
+        lambda client: client.acknowledged(batch_id),
+        lambda client: client.recent(),
+        lambda client: client.nodes(),
+        lambda client: client.cancel(batch_id),
+    ]
+    for ask in asks:
+        assert plain(ask(remote)) == plain(ask(local))
+    (found,) = remote.engines()
+    assert found == replace(local.engines()[0], engine=replace(local.engines()[0].engine, key=""))
+    assert len(remote.collect(batch_id)[0].segments) == 2
+
+
+def test_what_is_done_over_http_is_done(local: Farm, remote: Farm, batch_id: str) -> None:
+    groups = list(remote.stream_groups(batch_id))
+    assert remote.acknowledge(groups[0]) == groups[0].cursor == local.acknowledged(batch_id)
+    assert [group.group_id for group in remote.stream_groups(batch_id)] == [groups[1].group_id]
+    assert sorted(remote.rescore(f"{batch_id}.0")) == [f"{batch_id}.0.0", f"{batch_id}.0.1"]
+    with pytest.raises(TimeoutError, match="2 of 4 ended"):
+        remote.wait(batch_id, timeout_s=0.1)
+    with pytest.raises(TimeoutError, match="nothing ended"):
+        list(remote.stream(batch_id, cursor=5, timeout_s=0.1))
+    assert remote.cancel(f"{batch_id}.0", [f"{batch_id}.0.1"]) == [f"{batch_id}.0.1"]
+    assert local.rollout(f"{batch_id}.0.1").state is State.CANCELLED
+    remote.add_engine("http://f:2/v1", "m", key="k")
+    remote.drain_engine("http://e:1")
+    assert [(state.engine.key, state.engine.state) for state in local.engines()] == [
+        ("secret", "draining"),
+        ("k", "active"),
+    ]
+    remote.remove_engine("http://e:1")
+    assert remote.clear_engines() == 1
+
+
+@pytest.mark.parametrize("store", ["sqlite_store"], indirect=True)
+def test_errors_are_the_same(local: Farm, remote: Farm, batch_id: str) -> None:
+    def submit(request: Any) -> Callable[[Farm], Any]:
+        return lambda client: client.submit(request)
+
+    local.submit({"instances": [NOOP], "idempotency_key": "k"})
+    asks: list[Callable[[Farm], Any]] = [
+        *(submit(request) for name, (request, _) in REFUSED.items() if name not in HUGE),
+        submit({"instances": [{"data_source": "chess", "fields": {}}]}),
+        submit({"instances": [NOOP], "n_samples": 2, "idempotency_key": "k"}),
+        submit({"instances": [NOOP] * 1000, "n_samples": 1001}),
+        *(
+            partial(lambda id, client: client.status(id), id)
+            for id in ("", "b0", "x y", "\ud800", "../x", batch_id + ".0")
+        ),
+        lambda client: client.rollout("b0.0.0"),
+        lambda client: client.calls(batch_id),
+        lambda client: client.artefact(f"{batch_id}.0.0", "../../x"),
+        lambda client: client.cancel(f"{batch_id}.7"),
+        lambda client: client.cancel(batch_id, ["b0.0.0"]),
+        lambda client: client.rescore("b0"),
+        lambda client: client.acknowledged(batch_id, "a b"),
+        lambda client: client.acknowledged("b0"),
+        lambda client: client.add_engine("nothing"),
+        lambda client: client.add_engine("http://u:p@h"),
+        lambda client: client.add_engine("http://h", key="é"),
+        lambda client: client.drain_engine("http://other"),
+        lambda client: client.remove_engine("http://other"),
+        lambda client: client.set_version("x" * 65),
+        lambda client: client.pause_engines("later"),  # type: ignore[arg-type]
+        lambda client: client.resume_engines(["http://other"]),
+    ]
+    for number, ask in enumerate(asks):
+        with pytest.raises(farm.FarmError) as here:
+            ask(local)
+        with pytest.raises(farm.FarmError) as there:
+            ask(remote)
+        assert (type(there.value), str(there.value)) == (type(here.value), str(here.value)), number
+        assert getattr(there.value, "field", "") == getattr(here.value, "field", "")
+
+
+HUGE = ("a field of 100 MB", "too many instances", "what nests deep")
+JSON = {"content-type": "application/json"}
+RUBBISH: dict[str, tuple[str, str, dict[str, str], bytes, int, str]] = {
+    "an unknown path": ("GET", "/v2/x", {}, b"", 404, "NotFound there is no /v2/x"),
+    "a path of no text": ("GET", "/%ff%00", {}, b"", 404, "NotFound there is no"),
+    "a path with more": ("GET", "/v1/nodes/", {}, b"", 404, "NotFound"),
+    "an id of no kind": ("GET", "/v1/batches/a%20b", {}, b"", 404, "NotFound"),
+    "another method": ("DELETE", "/v1/batches", {}, b"", 405, "NotAllowed not by DELETE"),
+    "no JSON": ("POST", "/v1/batches", JSON, b"{", 400, "InvalidRequest is not JSON: .*body"),
+    "nothing": ("POST", "/v1/batches", JSON, b"", 400, "InvalidRequest is not JSON: .*body"),
+    "no UTF-8": ("POST", "/v1/batches", JSON, b'{"a": "\xff"}', 400, "InvalidRequest is not UTF-8, at byte 7 body"),
+    "no object": ("POST", "/v1/batches", JSON, b"[1]", 400, "InvalidRequest .*request"),
+    "no instances": ("POST", "/v1/batches", JSON, b"{}", 400, "InvalidRequest Field required instances"),
+    "what nests deep": ("POST", "/v1/batches", JSON, b"[" * 10**6, 400, "InvalidRequest is not JSON: .*deep body"),
+    "a huge number": ("POST", "/v1/batches", JSON, b'{"n_samples": ' + b"9" * 9999 + b"}", 400, "InvalidRequest"),
+    "no number": (
+        "POST",
+        "/v1/batches",
+        JSON,
+        json.dumps({"instances": [NOOP | {"fields": {"seconds": float("nan")}}]}).encode(),
+        400,
+        r"InvalidRequest seconds is nan, which JSON has not .*instances\[0\]\.fields",
+    ),
+    "a form": ("POST", "/v1/batches", {"content-type": "text/plain"}, b"{}", 415, "InvalidRequest .*json"),
+    "a number for ids": ("POST", "/v1/cancel", JSON, b'{"id": 3}', 400, "InvalidRequest .*string id"),
+    "an unknown field": ("POST", "/v1/cancel", JSON, b'{"id": "b", "x": 1}', 400, "InvalidRequest .* x"),
+    "ids of no text": ("POST", "/v1/cancel", JSON, b'{"id": "\\ud800"}', 404, "NotFound"),
+    "an unknown mode": (
+        "POST",
+        "/v1/engines/pause",
+        JSON,
+        b'{"mode": "x"}',
+        400,
+        "InvalidRequest 'x' is none of .*mode",
+    ),
+    "a NUL": ("POST", "/v1/engines", JSON, b'{"url": "http://a\\u0000"}', 400, "InvalidRequest .*NUL .*url"),
+    "a cursor of no number": ("GET", "/v1/batches/b/ended?cursor=x", {}, b"", 400, "InvalidRequest .*integer.* cursor"),
+    "a huge cursor": ("GET", f"/v1/batches/b/ended?cursor={2**64}", {}, b"", 400, "InvalidRequest .* cursor"),
+    "a long wait": ("GET", "/v1/batches/b/ended?wait_s=1e9", {}, b"", 400, "InvalidRequest .* wait_s"),
+    "an unknown option": ("GET", "/v1/batches?x=1", {}, b"", 400, "InvalidRequest .* x"),
+    "a batch that is not": ("GET", "/v1/batches/b/ended", {}, b"", 404, "NotFound there is no batch b"),
+    "one that is waited for": ("GET", "/v1/batches/b/open?wait_s=9", {}, b"", 404, "NotFound there is no batch b"),
+    "a name for an acknowledgement": (
+        "POST",
+        "/v1/batches/b/acknowledged",
+        JSON,
+        b'{"cursor": 1, "consumer": ""}',
+        400,
+        "InvalidRequest .*consumer",
+    ),
+}
+
+
+def test_rubbish_gets_one_clear_error_each(sqlite_store: Store, caplog: pytest.LogCaptureFixture) -> None:
+    wrong = []
+    with served(Service(sqlite_store, Signals(""), 1000)) as url, httpx2.Client() as client:
+        for name, (method, path, headers, body, status, wanted) in RUBBISH.items():
+            answer = client.request(method, url + path, headers=headers, content=body)
+            told = answer.json()["error"]
+            line = f"{told['kind']} {told['message']} {told['field']}".strip()
+            fits = re.match(wanted, line) and "Traceback" not in line and len(line) < 500
+            if answer.status_code != status or not fits:
+                wrong.append(f"{name}: {answer.status_code} {line}")
+        # a body that is announced as too large is not waited for
+        large = http.client.HTTPConnection(url.removeprefix("http://"), timeout=30)
+        large.request("POST", "/v1/batches", headers={**JSON, "content-length": str(10**12)})
+        refused = large.getresponse()
+        assert (refused.status, json.loads(refused.read())["error"]["field"]) == (413, "body")
+        large.close()
+        assert client.get(f"{url}/healthz").json() == {"status": "ok"}
+    assert wrong == []
+    assert [record for record in caplog.records if record.exc_info] == []
+
+
+def test_a_key_is_wanted_of_everybody(sqlite_store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    def connected(key: str) -> Farm:
+        monkeypatch.setenv("FARM_API_KEY", key)
+        settings.cache_clear()
+        return farm.connect(url)
+
+    try:
+        with served(Service(sqlite_store, Signals(""), 1000), key="s3cret é") as url:
+            for path in ("/healthz", "/v1/nodes", "/nowhere"):
+                assert httpx2.get(url + path).status_code == 401
+            for key in ("", "s3cret", "s3cret éx"):
+                with pytest.raises(NotAllowed, match="FARM_API_KEY"):
+                    connected(key)
+            with connected("s3cret é") as client:
+                assert client.recent() == []
+    finally:
+        monkeypatch.delenv("FARM_API_KEY")
+        settings.cache_clear()
+
+
+def test_without_a_key_nobody_else_can_ask(sqlite_store: Store) -> None:
+    for host in ("0.0.0.0", "::", "192.0.2.1"):
+        with pytest.raises(InvalidRequest, match="FARM_API_KEY"):
+            bind(host, 0, "")
+    said_to = said(main, "api", "--host", "0.0.0.0", "--url", sqlite_store.url, code=1)
+    assert "InvalidRequest: host: set FARM_API_KEY" in said_to
+    with served(Service(sqlite_store, Signals(""), 1000)) as url:
+        port = url.rpartition(":")[2]
+        for name, status in ((f"localhost:{port}", 200), (f"[::1]:{port}", 200), ("evil.example", 403), ("[", 403)):
+            assert httpx2.get(f"{url}/healthz", headers={"host": name}).status_code == status
+
+
+def test_those_who_wait_take_up_no_thread(sqlite_store: Store) -> None:
+    service = Service(sqlite_store, Signals(""), 1000)
+    n = 3 * N_THREADS
+    with served(service) as url, farm.connect(url) as client, ThreadPoolExecutor(n) as trainers:
+        batch_id = client.submit({"instances": [NOOP]})
+        begun = threading.Barrier(n + 1)
+
+        def follow() -> list[str]:
+            with httpx2.Client(base_url=url, timeout=60) as trainer:
+                assert trainer.get("/healthz").is_success
+                begun.wait(30)
+                page = trainer.get(f"/v1/batches/{batch_id}/ended?wait_s=20").json()
+            return [rollout["rollout_id"] for rollout in page["rollouts"]]
+
+        waiting = [trainers.submit(follow) for _ in range(n)]
+        begun.wait(30)
+        for _ in range(10):
+            assert client.status(batch_id).n_finished == 0
+        assert not any(each.done() for each in waiting), "the others need not wait until these have waited"
+        place(sqlite_store, batch_id)
+        play(sqlite_store, f"{batch_id}.0.0")
+        assert [each.result(60) for each in waiting] == [[f"{batch_id}.0.0"]] * n
+
+
+def test_an_answer_that_is_lost_makes_nothing_twice(sqlite_store: Store) -> None:
+    service = Service(sqlite_store, Signals(""), 1000)
+    kept: list[Loses] = []
+
+    def around(app: Any) -> Loses:
+        kept.append(Loses(app))
+        return kept[0]
+
+    with served(service, around=around) as url, farm.connect(url) as client:
+        (api,) = kept
+        api.n = 2
+        batch_id = client.submit({"instances": [NOOP] * 2})
+        assert (api.n, client.recent()) == (0, [batch_id])
+        assert client.submit({"instances": [NOOP] * 2}) != batch_id, "the same again is another"
+        place(sqlite_store, batch_id)
+        play(sqlite_store, f"{batch_id}.0.0")
+        [ended] = service.page(batch_id, 0).rollouts
+        api.n = 1
+        assert client.acknowledge(ended) == ended.cursor
+        api.n = 1
+        assert client.cancel(f"{batch_id}.1") == []
+        assert client.rollout(f"{batch_id}.1.0").state is State.CANCELLED
+        api.n = 1
+        with pytest.raises(FarmUnreachable, match="may have done"):
+            client.rescore(f"{batch_id}.0.0")
+        assert client.rollout(f"{batch_id}.0.0").state is State.QUEUED
+
+
+def test_what_is_no_api_is_said_to_be_none(sqlite_store: Store) -> None:
+    (port,) = (listener.getsockname()[1] for listener in [bind("127.0.0.1", 0, "")])
+    with pytest.raises(FarmUnreachable, match="no API of a farm answers"):
+        Remote(f"http://127.0.0.1:{port}", patience_s=0.2).check()
+    for url in ("http://", "http://[", "http://h:x", "http://h:99999", "http://h/?a=b", "http://u:p@h"):
+        with pytest.raises(InvalidRequest):
+            Remote(url)
+    without = Service(Store("postgresql://nobody@127.0.0.1:1/none", patience_s=0.1), Signals(""), 1000)
+    with served(without) as url:
+        assert httpx2.get(f"{url}/healthz").status_code == 503
+        with pytest.raises(StoreUnavailable, match="the database does not answer"):
+            Remote(url, patience_s=0.2).status("b0")
+    page = Route("/ok/healthz", lambda request: Response("<html>"))
+    away = Route("/away/healthz", lambda request: Response("<html>", 503))
+    with serving(Starlette(routes=[page, away])) as url:
+        for path in ("", "/ok", "/away"):
+            with pytest.raises(FarmUnreachable, match="is no API"):
+                Remote(url + path, patience_s=0.2).check()
+    without.close()
+
+
+def test_weights_are_updated_over_http(sqlite_store: Store, broker_url: str) -> None:
+    told = Server("told", info=CONTROLLED)
+    service = Service(sqlite_store, Signals(broker_url), 1000)
+    with served(service) as url, farm.connect(url) as client:
+        client.add_engine(told.url)
+        workers = Workers(sqlite_store, broker_url, Servers(told))
+        try:
+            until(lambda: client.engines()[0].engine.info is not None, "the engine is found out")
+            with client.weight_update(7) as found:
+                assert [engine.url for engine in found] == [told.url]
+                assert told.paused
+                assert client.engines()[0].engine.paused == "drain"
+        finally:
+            workers.close()
+    assert told.told == ["pause drain", "version 7", "resume"]
+    service.signals.close()
