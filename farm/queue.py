@@ -8,12 +8,16 @@ It may be Redis or RabbitMQ, and all that differs between them is here.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterable
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from celery import Celery, chain
 from celery.app.amqp import AMQP, Queues
+from kombu.connection import Connection, ConnectionPool
 from kombu.entity import Exchange, Queue
+from kombu.pools import ProducerPool
 
 from farm.errors import BrokerUnavailable
 from farm.rollout import Stage
@@ -31,14 +35,16 @@ _EXPIRES_S = 3600
 """A ring nobody heard within this time is void. It may wait so long behind others: a busy pool is not rung again."""
 _QUEUE_EXPIRES_S = 2 * _EXPIRES_S
 """A queue that nobody serves for this long is removed, as that of a node that is gone."""
+_TRUSTED_S = 10.0
+_ANSWERS_S = 1.0
 
 SETTINGS: dict[str, Any] = {
     "broker_connection_retry_on_startup": True,
     "broker_connection_max_retries": None,
     # what a broker refuses for now, such as a Redis out of memory, is asked again like one that is away
     "broker_channel_error_retry": True,
-    # notices a RabbitMQ that went without a word; Redis has its own check
-    "broker_heartbeat": 20,
+    # with it who listens notices a RabbitMQ that went without a word; Redis has its own check
+    "broker_heartbeat": 10,
     "broker_pool_limit": 8,
     "broker_pool_acquire_timeout": 10,
     # a publish that fails is not repeated: the row stays queued and is rung again
@@ -60,10 +66,10 @@ REDIS = {
     "socket_timeout": 5,
     "socket_connect_timeout": 2,
     "socket_keepalive": True,
-    "health_check_interval": 25,
+    "health_check_interval": 10,
 }
 RABBITMQ = {
-    # a frozen server must not hold the dispatcher; whether a ring arrived is not asked, as the store will tell
+    # a frozen server must not hold the dispatcher; whether a ring arrived is seldom asked, as the store will tell
     "read_timeout": 5,
     "write_timeout": 5,
 }
@@ -95,9 +101,48 @@ class _Queues(Queues):  # type: ignore[misc]
         return Queue(name, _NAMELESS, name, expires=_QUEUE_EXPIRES_S, queue_arguments=arguments)  # type: ignore[no-untyped-call]
 
 
+class _Lines(ConnectionPool):
+    """Connections to a RabbitMQ of those who ring, and would hear nothing from it if theirs were dead.
+
+    A network may go on acknowledging what it no longer delivers. So a connection that has not answered for `_TRUSTED_S`
+    is asked, before it is used, and closed if it does not answer within `_ANSWERS_S`; kombu then opens another.
+    """
+
+    def __init__(self, connection: Connection, limit: int) -> None:
+        self._answered_at: WeakKeyDictionary[Connection, float] = WeakKeyDictionary()
+        super().__init__(connection, limit)  # type: ignore[no-untyped-call]
+
+    def prepare(self, resource: Any) -> Connection:
+        line: Connection = super().prepare(resource)  # type: ignore[no-untyped-call]
+        if not line.connected or time.monotonic() > self._answered_at[line] + _TRUSTED_S:
+            if line.connected and not _answers(line):
+                line.collect()  # type: ignore[no-untyped-call]
+            self._answered_at[line] = time.monotonic()
+        return line
+
+
+def _answers(line: Connection) -> bool:
+    try:
+        with line.connection.transport.having_timeout(_ANSWERS_S):
+            # of all that is answered, this changes nothing for who does not listen
+            line.default_channel.basic_qos(0, 0, False)  # type: ignore[no-untyped-call]
+    except Exception as error:  # the transport raises anything from OSError to its own
+        log.info("a connection to the broker was dead (%s)", error)
+        return False
+    return True
+
+
 class _Amqp(AMQP):  # type: ignore[misc]
     queues_cls = _Queues
     default_exchange = _NAMELESS
+    _producer_pool: ProducerPool | None
+
+    @property
+    def producer_pool(self) -> ProducerPool:
+        if self._producer_pool is None and is_rabbitmq(self.app.conf.broker_url):
+            lines = _Lines(self.app.connection_for_write(), self.app.conf.broker_pool_limit)
+            self._producer_pool = ProducerPool(lines, limit=lines.limit)  # type: ignore[no-untyped-call]
+        return super().producer_pool  # type: ignore[no-any-return]
 
 
 def celery_app(broker_url: str, name: str = "farm") -> Celery:
@@ -120,11 +165,10 @@ def ring(app: Celery, bells: Iterable[Bell]) -> int:
     """Ring what is left of each rollout's chain on its node. Returns how many; a broker that is away is no error."""
     rung = 0
     try:
-        with app.producer_pool.acquire(block=True, timeout=10) as producer:
-            for bell in bells:
-                rest = _STAGES[_STAGES.index(bell.stage) :]
-                chain(*[_signature(app, bell, stage) for stage in rest]).apply_async(producer=producer)
-                rung += 1
+        for bell in bells:
+            rest = _STAGES[_STAGES.index(bell.stage) :]
+            chain(*[_signature(app, bell, stage) for stage in rest]).apply_async()
+            rung += 1
     except Exception as error:  # the transports raise anything from OSError to their own
         log.warning("the broker does not answer (%s); what is queued will be rung again", error)
     return rung

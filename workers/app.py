@@ -7,7 +7,7 @@ from typing import Any
 from celery.signals import worker_init, worker_shutdown, worker_shutting_down
 from kombu.transport import TRANSPORT_ALIASES
 
-from farm.queue import celery_app
+from farm.queue import celery_app, is_rabbitmq
 from farm.rollout import Stage
 from farm.settings import settings
 from workers.endings import HAND_BACK, Endings
@@ -31,6 +31,10 @@ app.conf.update(
     worker_send_task_events=True,
     worker_hijack_root_logger=False,
     worker_redirect_stdouts=False,
+    # an exclusive queue is locked for as long as a RabbitMQ takes a worker's dead connection for alive, and that worker
+    # would begin anew several times a second meanwhile; one that is neither exclusive nor durable it no longer wants
+    control_queue_exclusive=not is_rabbitmq(settings().broker_url),
+    control_queue_durable=is_rabbitmq(settings().broker_url),
 )
 
 app.steps["worker"].add(Endings)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -63,6 +64,12 @@ class Consumer(CeleryConsumer):  # type: ignore[misc]
         # a farm stands still without its broker, so a worker asks for it every few seconds, not every half minute
         conn.ensure_connection = partial(conn.ensure_connection, interval_start=0.5, interval_step=0.5, interval_max=3)
         return super().ensure_connected(conn)
+
+    def on_connection_error_after_connected(self, exc: Exception) -> None:
+        # it would take its leave of a RabbitMQ that answers no more, and wait ten seconds for its answer
+        with suppress(Exception):
+            self.event_dispatcher.connection.collect()
+        super().on_connection_error_after_connected(exc)
 
     def create_task_handler(self, *args: Any, **options: Any) -> Callable[[Message], None]:
         take = super().create_task_handler(*args, **options)

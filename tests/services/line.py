@@ -21,6 +21,7 @@ class Line:
         [self.port] = free_ports(1)
         self._server = server
         self._silent = False
+        self._n_swallowed = 0
         self._listener: asyncio.Server | None = None
         self._open: set[asyncio.Task[None]] = set()
         self._loop = asyncio.new_event_loop()
@@ -33,11 +34,13 @@ class Line:
         self._do(self._refuse())
 
     def swallow(self) -> None:
-        """Pass nothing on any more. Connections stay open, new ones too, but neither side hears of the other again."""
+        """Pass nothing on any more. Connections stay open, new ones too, but neither side hears of the other again, nor
+        that it is gone."""
         self._silent = True
+        self._n_swallowed += 1
 
     def mend(self) -> None:
-        """New connections are passed on; what was swallowed, and the connections that it was of, never come back."""
+        """New connections are passed on; those that were swallowed, whether or not anything was sent, stay so."""
         self._silent = False
         self._do(self._listen())
 
@@ -71,10 +74,11 @@ class Line:
             if self._silent:
                 await _swallow(asked)
                 return
+            n_swallowed = self._n_swallowed
             replies, server = await self._connect()
             async with asyncio.TaskGroup() as both:
-                both.create_task(self._pass_on(asked, server))
-                both.create_task(self._pass_on(replies, answers))
+                both.create_task(self._pass_on(asked, server, n_swallowed))
+                both.create_task(self._pass_on(replies, answers, n_swallowed))
         except* (ConnectionError, asyncio.CancelledError):
             pass
         finally:
@@ -88,15 +92,15 @@ class Line:
             return await asyncio.open_unix_connection(self._server)
         return await asyncio.open_connection("127.0.0.1", self._server)
 
-    async def _pass_on(self, source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
-        while some := await source.read(_SOME):
-            if self._silent:
-                await _swallow(source)
-                break
-            target.write(some)
-            await target.drain()
-        # the other half ends with this one
-        raise ConnectionResetError
+    async def _pass_on(self, source: asyncio.StreamReader, target: asyncio.StreamWriter, n_swallowed: int) -> None:
+        with suppress(ConnectionError):
+            while some := await source.read(_SOME):
+                if self._n_swallowed == n_swallowed:
+                    target.write(some)
+                    await target.drain()
+        if self._n_swallowed == n_swallowed:
+            # the other half ends with this one
+            raise ConnectionResetError
 
 
 async def _swallow(source: asyncio.StreamReader) -> None:
