@@ -32,6 +32,8 @@ class Server:
         self.room = room
         self.dead = False
         self.hangs = False
+        self.first_s = 0.0
+        """How long it takes for an answer when it is asked what it can do."""
         self.failures = 0
         self.busy: list[float | None] = []
         self.deadly: set[str] = set()
@@ -173,15 +175,16 @@ class Servers:
     def open(self, address: EngineAddress, info: EngineInfo) -> Engine:
         return Double(self.by_url[address.url], address, info)
 
-    async def detect(self, address: EngineAddress) -> EngineInfo:
+    async def detect(self, address: EngineAddress, timeout_s: float) -> EngineInfo:
         server = self.by_url[address.url]
         server.check()
         server.n_detected += 1
         if server.key not in ("", address.key):
             raise EngineUnfit(f"engine {server.url} answered 401")
-        if server.hangs:
-            await asyncio.sleep(10)
+        if server.hangs or server.first_s > timeout_s:
+            await asyncio.sleep(timeout_s)
             raise EngineError(f"engine {server.url} did not answer in time")
+        await asyncio.sleep(server.first_s)
         return server.info
 
 

@@ -23,7 +23,7 @@ from workers.policy.place import Client, Place
 
 log = logging.getLogger(__name__)
 
-Detect: TypeAlias = Callable[[EngineAddress], Awaitable[EngineInfo]]
+Detect: TypeAlias = Callable[[EngineAddress, float], Awaitable[EngineInfo]]
 
 _TICK_S = 0.5
 _BEAT_S = 4.0
@@ -31,6 +31,13 @@ _STORE_S = 2.0
 _AGAIN_S = 0.5
 """An engine that did not answer once is asked again after this."""
 _DETECT_S = (1.0, 30.0)
+_DOUBLINGS = 10
+"""So often at most: an engine may be away for days."""
+_ANSWER_S = (10.0, 80.0)
+"""What it may take for an answer when it is asked what it can do; while that is not known, twice as long each time.
+
+It may be slow, and no worse: a large model on a processor, or one with a queue before it.
+"""
 _ORDER_S = (1.0, 10.0)
 _SILENT_S = 15.0
 """One that answered none of its calls for this long is asked to sample a token: it may be well, and hang."""
@@ -157,7 +164,7 @@ class Monitor:
         """Ask an engine what it can do."""
         url, loop = place.url, asyncio.get_running_loop()
         try:
-            info = await self._detect(place.listed.address)
+            info = await self._detect(place.listed.address, self._patience_s(place))
         except EngineError as error:
             self._not_found_out(place, error, loop.time())
             return
@@ -170,10 +177,15 @@ class Monitor:
             place.standing.bring_back(loop.time())
         self._pool.wake()
 
+    def _patience_s(self, place: Place) -> float:
+        first_s, longest_s = _ANSWER_S
+        n_failed = self._n_detections.get(place.url, 0) if place.info is None else 0
+        return min(first_s * 2.0 ** min(n_failed, _DOUBLINGS), longest_s)
+
     def _not_found_out(self, place: Place, error: EngineError, now: float) -> None:
         url = place.url
         n = self._n_detections[url] = self._n_detections.get(url, 0) + 1
-        self._due[url] = now + min(_DETECT_S[0] * 2 ** (n - 1), _DETECT_S[1])
+        self._due[url] = now + min(_DETECT_S[0] * 2.0 ** min(n - 1, _DOUBLINGS), _DETECT_S[1])
         if isinstance(error, EngineBusy) and place.info is not None:
             # it was found out before, and may have its hands full
             place.standing.busy(now, error.retry_after_s)

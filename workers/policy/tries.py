@@ -11,6 +11,7 @@ from workers.policy.generation import EngineUnfit
 from workers.policy.place import CutOff, Place
 
 _BACKOFF_S = (0.2, 5.0)
+_DOUBLINGS = 10
 _MAX_FAILURES = 3
 """Of one call on each engine that is in use."""
 _MAX_DEATHS = 3
@@ -40,7 +41,7 @@ class Tries:
         self.n_failures += 1
         self._failures[url] += 1
         self._lives[url, n_ejected] = place
-        pause_s = min(_BACKOFF_S[0] * 2 ** (self._failures[url] - 1), _BACKOFF_S[1])
+        pause_s = min(_BACKOFF_S[0] * 2 ** min(self._failures[url] - 1, _DOUBLINGS), _BACKOFF_S[1])
         self._not_before[url] = now + pause_s * random.uniform(0.5, 1.0)  # noqa: S311 - no secret
 
     def unfit(self, place: Place, error: EngineUnfit, now: float) -> None:

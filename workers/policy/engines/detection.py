@@ -39,7 +39,7 @@ _TELLING = 0.01
 """How far the log-probability of one token must differ between two temperatures to depend on it."""
 
 
-async def detect(address: EngineAddress, *, timeout_s: float = 10.0) -> EngineInfo:
+async def detect(address: EngineAddress, timeout_s: float = 10.0) -> EngineInfo:
     """What the engine is and can do. EngineError if it cannot be reached, is paused, or lists no such model."""
     try:
         # a server may give sign after sign of life, and never an answer

@@ -160,6 +160,17 @@ class TestNewEngines:
 
         run(main())
 
+    def test_one_that_is_slow_to_answer_is_waited_for_longer_each_time(self) -> None:
+        async def main() -> None:
+            server = Server("a")
+            server.first_s = 35.0
+            servers = Servers()
+            servers.add(server, info=None)
+            async with pool_of(servers, none_s=200) as pool:
+                assert await play(pool, "r") == [server.url]
+
+        run(main())
+
     def test_one_that_cannot_be_asked_blocks_the_call_and_says_why(self) -> None:
         async def main() -> None:
             server, notes = Server("a"), Notes()
