@@ -9,6 +9,7 @@ import re
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -42,6 +43,7 @@ from tests.services.api import Loses, served
 from tests.services.commands import said
 from tests.services.engines import CONTROLLED, Server, Servers
 from tests.services.farms import NOOP, until
+from tests.services.postgres_cut import between
 from workers.testing.serving import serving
 
 UGLY = "\0 \ud800 \x1b[31m \ufffd \U0001f600 \u2028 </script>"
@@ -423,3 +425,33 @@ def test_weights_are_updated_over_http(sqlite_store: Store, broker_url: str) -> 
             workers.close()
     assert told.told == ["pause drain", "version 7", "resume"]
     service.signals.close()
+
+
+def test_any_of_several_apis_will_do(store: Store, batch_id: str) -> None:
+    """What one was told, the others know: each client is given what is left."""
+    with ExitStack() as stack:
+        urls = [stack.enter_context(served(Service(store, Signals(""), 1_000_000))) for _ in range(3)]
+        one, two, three = (stack.enter_context(farm.connect(url)) for url in urls)
+        first, *rest = one.stream(batch_id, cursor=0, timeout_s=30)
+        assert rest, "there is something to be left"
+        two.acknowledge(first)
+        assert [each.rollout_id for each in three.stream(batch_id, timeout_s=30)] == [each.rollout_id for each in rest]
+        request = {"instances": [NOOP], "idempotency_key": "once"}
+        with ThreadPoolExecutor(3) as pool:
+            ids = list(pool.map(lambda client: client.submit(request), (one, two, three)))
+        assert len(set(ids)) == 1
+
+
+def test_a_database_that_is_away_behind_an_api_is_waited_for(postgres_store: Store) -> None:
+    with between(postgres_store.url) as line:
+        store = Store(line.url, patience_s=0.2)
+        with served(Service(store, Signals(""), 1_000_000)) as url, farm.connect(url) as client:
+            line.away()
+            assert httpx2.get(f"{url}/healthz").status_code == 503
+            with ThreadPoolExecutor(1) as pool:
+                submitted = pool.submit(client.submit, {"instances": [NOOP]})
+                until(lambda: httpx2.get(f"{url}/v1/batches").status_code == 503, "it says that it cannot answer")
+                assert not submitted.done()
+                line.back()
+                assert [submitted.result(30)] == client.recent()
+        store.close()
