@@ -34,7 +34,7 @@ from workers.sandboxes.record import Process, Record, folder_of_all
 from workers.sandboxes.remove import remove
 from workers.sandboxes.sweep import sweep_all, sweep_dead_nodes
 
-KILLS = int(os.environ.get("FARM_TEST_KILLS", "20"))
+KILLS = int(os.environ.get("FARM_TEST_KILLS", "60"))
 SEED = os.environ.get("FARM_TEST_SEED", "1")
 STOPPED = 0.1
 """So many are stopped with SIGSTOP instead, and are there still when the others end."""
