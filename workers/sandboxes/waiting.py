@@ -70,7 +70,7 @@ def _of_task(task: Path, terminal: str) -> Doing:
         # its number and arguments; or `running`
         number, *arguments = (task / "syscall").read_text().split()
     except PermissionError:
-        return Doing.UNKNOWN
+        return Doing.UNKNOWN if _has_memory(task) else Doing.BUSY
     except (OSError, ValueError):
         # it ends in this moment
         return Doing.BUSY
@@ -81,6 +81,14 @@ def _of_task(task: Path, terminal: str) -> Doing:
     if int(number) in _READS and _is_terminal(task / "fd" / str(int(arguments[0], 16)), terminal):
         return Doing.READING
     return Doing.WAITING if int(number) in _POLLS else Doing.BUSY
+
+
+def _has_memory(task: Path) -> bool:
+    """Whether it is not about to end: without memory, newer kernels tell nobody but root what it does."""
+    try:
+        return "\nVmSize:" in (task / "status").read_text(errors="replace")
+    except OSError:
+        return False
 
 
 def _is_terminal(descriptor: Path, terminal: str) -> bool:
