@@ -171,7 +171,7 @@ def waiting_rollouts(report: Report, home: Path, asked: argparse.Namespace) -> N
             farm.connect(here.store_url, broker_url=here.broker_url) as client,
         ):
             client.wait(client.submit({"instances": [{"data_source": "chat", "fields": {"question": "warm up"}}]}), 60)
-            # only now that the farm has tried it, as one that takes so long at first is not used
+            # only now that the farm has tried it, which takes minutes with one that is so slow
             policy.scheduler.speed = replace(policy.scheduler.speed, latency_s=6.0 if asked.quick else 15.0)
             worker = named(tree(os.getpid()), "-n run@")
             before = memory_mb(worker)

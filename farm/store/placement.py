@@ -316,9 +316,9 @@ def live_sandboxes(connection: Connection, node: str) -> set[tuple[str, int]]:
 
 
 def taken_away(connection: Connection, rollout_ids: Collection[str]) -> set[tuple[str, int]]:
-    """(rollout id, attempt) of these rollouts' attempts whose sandboxes nobody wants, and nobody may be about to end.
+    """(rollout id, attempt) of these rollouts' attempts whose sandboxes are to be ended at once.
 
-    Those of what was cancelled, whoever plays it; and of what was taken away after it was started, before anybody
+    Those of what was cancelled, whoever plays it; and those of what was taken away after it was started, before anybody
     played it, as no worker holds these.
     """
     played = attempts.alias()
