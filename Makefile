@@ -8,22 +8,47 @@ export PATH := $(PATH):$(FARM_HOME)/apptainer/usr/bin
 BIN := .venv/bin
 PYTHONS := python3.11 python3.12 python3.13 python3
 # Named by content and place, so an unchanged clone installs nothing twice and a moved one starts afresh.
-STAMP := .venv/installed-$(shell (pwd; cat requirements.lock pyproject.toml) | sha256sum | cut -c1-16)
-PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input -q
+RUNTIME := .venv/runtime-$(shell (pwd; cat requirements-runtime.lock pyproject.toml) | sha256sum | cut -c1-16)
+STAMP := .venv/installed-$(shell (pwd; cat requirements.lock requirements-runtime.lock pyproject.toml) | sha256sum | cut -c1-16)
+PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 
 # The one package without a wheel that needs a C compiler; reasoning-gym imports it always and uses it for one family.
 COMPILED := pycosat
 
 .DEFAULT_GOAL := help
-.PHONY: help venv apptainer rabbitmq demo test test-vllm check lock clean
+.PHONY: help runtime venv home apptainer rabbitmq demo test soak test-vllm check docs lock clean
+
+# What a lock pins, wheels alone, with a line for every ten packages; by uv where that is, which is much faster.
+# Hashes are checked either way. uv reads no configuration of pip's, so where it finds no packages pip has its turn.
+define install
+	@sed '/^$(COMPILED)==/,/[^\\]$$/d' $(1) >.venv/wheels.lock
+	@n=$$(grep -c '^[A-Za-z0-9]' .venv/wheels.lock); echo "installing $(1) ($$n packages)"; \
+	if command -v uv >/dev/null && VIRTUAL_ENV="$$(pwd)/.venv" uv pip install --no-deps --require-hashes -r .venv/wheels.lock; then exit 0; fi; \
+	{ $(PIP) install --progress-bar off --no-deps --require-hashes -r .venv/wheels.lock 2>&1 || echo failed; } \
+	  | tee .venv/install.log \
+	  | { i=0; while read -r word name rest; do case "$$word" in \
+	        Collecting|Processing) i=$$((i + 1)); [ $$((i % 10)) -ne 0 ] || echo "  $$i of $$n: $${name##*/}";; \
+	        Installing) echo "  unpacking";; esac; done; }; \
+	if [ "$$(tail -n 1 .venv/install.log)" = failed ]; then tail -n 20 .venv/install.log >&2; exit 1; fi
+endef
+
+# Says which folder its user may not write into, and whose it is, before anything fails for it with words of its own.
+closed = $(shell path='$(1)'; while ! [ -e "$$path" ]; do path=$$(dirname "$$path"); done; \
+  shut=$$(find "$$path" $(2) -type d ! -writable -print -quit); [ -z "$$shut" ] || stat -c '%n belongs to %U' "$$shut")
+writable = $(if $(call closed,$(1),$(2)),$(error $(call closed,$(1),$(2)), and $(shell id -un) may not write to it: $(3)))
+own_venv = $(call writable,$(CURDIR)/.venv,,run make as that user or in a clone of your own)
 
 help:  ## what there is
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 20
 
-venv: $(STAMP)  ## .venv with every package of requirements.lock, and the farm itself
+runtime: $(RUNTIME)  ## .venv with every package of requirements-runtime.lock, and the farm itself: enough to run it
 	@:
 
-$(STAMP):
+venv: $(STAMP)  ## the same with requirements.lock, which has what tests and checks need, too
+	@:
+
+$(RUNTIME):
+	$(own_venv)
 	@set -e; python=; \
 	for name in $(PYTHONS); do \
 	  if $$name -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null; then python=$$name; break; fi; \
@@ -34,18 +59,26 @@ $(STAMP):
 	  echo "make: $$python cannot make environments (Debian: apt-get install python3-venv)" >&2; exit 1; fi; \
 	if ! [ -e .venv/place ] || [ "$$(cat .venv/place)" != "$$(pwd)" ]; then \
 	  echo "making .venv with $$python"; $$python -m venv --clear .venv; pwd >.venv/place; fi
-	@echo "installing requirements.lock"
-	@sed '/^$(COMPILED)==/,/[^\\]$$/d' requirements.lock >.venv/wheels.lock
-	@sed -n '/^$(COMPILED)==/,/[^\\]$$/p' requirements.lock >.venv/compiled.lock
-	@$(PIP) install --no-deps --require-hashes -r .venv/wheels.lock
-	@$(PIP) install --no-deps --require-hashes -r .venv/compiled.lock >.venv/compiled.log 2>&1 \
+	$(call install,requirements-runtime.lock)
+	@echo "compiling $(COMPILED)"
+	@sed -n '/^$(COMPILED)==/,/[^\\]$$/p' requirements-runtime.lock >.venv/compiled.lock
+	@$(PIP) install -q --no-deps --require-hashes -r .venv/compiled.lock >.venv/compiled.log 2>&1 \
 	  || { echo "no C compiler or no Python.h: $(COMPILED) is left out (reasoning-gym makes no zebra puzzles)"; \
 	    $(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
 	      | xargs -I {} sh -c 'echo "\"\"\"Stands in for a package that could not be compiled here.\"\"\"" >"{}/$(COMPILED).py"'; }
-	@$(PIP) install --no-deps --no-build-isolation -e .
+	@echo "installing the farm"
+	@$(PIP) install -q --no-deps --no-build-isolation -e .
+	@rm -f .venv/runtime-* && touch $@
+
+$(STAMP): | $(RUNTIME)
+	$(own_venv)
+	$(call install,requirements.lock)
 	@rm -f .venv/installed-* && touch $@
 
-apptainer:  ## Apptainer under $(FARM_HOME)/apptainer, where the machine has none
+home:
+	$(call writable,$(FARM_HOME),-maxdepth 0,set FARM_HOME to a folder of your own)
+
+apptainer: home  ## Apptainer under $(FARM_HOME)/apptainer, where the machine has none
 	@if apptainer --version >/dev/null 2>&1 || singularity --version >/dev/null 2>&1; then :; \
 	else \
 	  mkdir -p '$(FARM_HOME)' && log='$(FARM_HOME)/apptainer.log'; echo "fetching Apptainer into $(FARM_HOME)/apptainer"; \
@@ -54,40 +87,54 @@ apptainer:  ## Apptainer under $(FARM_HOME)/apptainer, where the machine has non
 	fi
 
 # What a distribution installs only root may start, but its files will do.
-rabbitmq:  ## RabbitMQ under $(FARM_HOME)/rabbitmq for the tests, where the machine has none
+rabbitmq: home  ## RabbitMQ under $(FARM_HOME)/rabbitmq for the tests, where the machine has none
 	@if ls -d /usr/lib/rabbitmq/lib/rabbitmq_server-* >/dev/null 2>&1 && command -v erl >/dev/null && command -v epmd >/dev/null; then :; \
 	else \
 	  mkdir -p '$(FARM_HOME)' && log='$(FARM_HOME)/rabbitmq.log'; \
 	  [ -d '$(FARM_HOME)/rabbitmq' ] || echo "fetching RabbitMQ into $(FARM_HOME)/rabbitmq"; \
-	  bash tests/services/rabbitmq.sh '$(FARM_HOME)/rabbitmq' >"$$log" 2>&1 \
+	  bash tests/services/servers/rabbitmq.sh '$(FARM_HOME)/rabbitmq' >"$$log" 2>&1 \
 	    || echo "no RabbitMQ here (see $$log): its tests are left out"; \
 	fi
 
-demo: venv apptainer  ## a farm on this machine plays a batch of rollouts; ARGS="..." goes to examples/demo.py
+demo: runtime apptainer  ## a farm on this machine plays a batch of rollouts; ARGS="..." goes to examples/demo.py
 	@$(BIN)/python -m examples.demo $(ARGS)
 
-# One more at a time than there are cores, as tests mostly wait for processes; ARGS="-n 0" is one after the other.
+# Tests wait for processes much of their time, so more run than there are cores; ARGS="-n 0" is one after the other.
 test: venv apptainer rabbitmq  ## every test; ARGS="..." goes to pytest
-	@$(BIN)/python -m pytest -n $$(($$(nproc) + 1)) --maxprocesses 8 $(ARGS)
+	@$(BIN)/python -m pytest -n $$((2 * $$(nproc) + 1)) --maxprocesses 8 $(ARGS)
+
+# One after the other, as they are to find what time brings out, not what a full machine does.
+SOAK_MINUTES ?= 10
+soak: venv apptainer rabbitmq  ## the long forms of tests, each for about SOAK_MINUTES=10; ARGS="..." goes to pytest
+	@FARM_SOAK_MINUTES=$(SOAK_MINUTES) $(BIN)/python -m pytest -n 0 -m soak --timeout 0 $(ARGS)
 
 # One server for all its tests, so no workers; FARM_VLLM_PYTHON is what lets pytest see them at all.
-test-vllm: venv  ## the engine contract and more on a real vLLM on the CPU (3.4 GB once); ARGS="..." goes to pytest
+test-vllm: venv home  ## the engine contract and more on a real vLLM on the CPU (3.4 GB once); ARGS="..." goes to pytest
 	@bash tests/vllm/environment.sh '$(FARM_HOME)/vllm'
 	@FARM_VLLM_PYTHON='$(FARM_HOME)/vllm/.venv/bin/python' $(BIN)/python -m pytest -n 0 --timeout 900 tests/vllm $(ARGS)
 
-check: venv  ## formatting, lint, types, import contracts
+check: venv docs  ## formatting, lint, types, import contracts, links of the documentation
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# Not --quiet: what is not printed is not counted, and a dead link would pass.
+docs: venv  ## docs/ as pages in build/docs; fails where a link or an anchor leads nowhere
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 # Hashes come from the package index alone: a wheel that only one machine has would not install on the next.
-lock: venv  ## requirements.lock from pyproject.toml; ARGS="--upgrade" takes newer versions
+COMPILE = env -u PIP_FIND_LINKS -u PIP_EXTRA_INDEX_URL PIP_CONFIG_FILE=/dev/null CUSTOM_COMPILE_COMMAND='make lock' \
+	$(BIN)/pip-compile pyproject.toml - --extra farm --quiet --no-config --generate-hashes --allow-unsafe --strip-extras --no-annotate \
+	--no-emit-index-url --no-emit-find-links --no-emit-trusted-host
+# These of the group `dev` put the farm itself into an environment, or are wanted by Pythons that the lock is not made with.
+BUILD := async-timeout editables hatchling
+
+lock: venv  ## both locks from pyproject.toml; ARGS="--upgrade" takes newer versions
 	$(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["dependency-groups"]["dev"], sep="\n")' \
-	  | env -u PIP_FIND_LINKS -u PIP_EXTRA_INDEX_URL PIP_CONFIG_FILE=/dev/null CUSTOM_COMPILE_COMMAND='make lock' \
-	    $(BIN)/pip-compile pyproject.toml - --quiet \
-	    --no-config --generate-hashes --allow-unsafe --strip-extras --no-annotate \
-	    --no-emit-index-url --no-emit-find-links --no-emit-trusted-host --output-file requirements.lock $(ARGS)
+	  | $(COMPILE) --output-file requirements.lock $(ARGS)
+	sed -n 's/^\([A-Za-z0-9._-]*==[^ ]*\).*/\1/p' requirements.lock >.venv/pins.txt
+	printf '%s\n' $(BUILD) | $(COMPILE) --constraint .venv/pins.txt --output-file requirements-runtime.lock
 
 clean:  ## removes what was built here; keeps $(FARM_HOME)
 	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

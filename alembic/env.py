@@ -3,8 +3,8 @@
 from alembic import context
 
 from farm.settings import settings
-from farm.store.engine import Store
-from farm.store.tables import Base
+from farm.store.database import Store
+from farm.store.sql.schema import Base
 
 
 def run(connection) -> None:

@@ -1,1 +1,1 @@
-"""Where the README's figures come from: `python -m benchmarks.NAME [--quick] [--json FILE]`."""
+"""Benchmarks behind the figures of README and docs/figures.md: `python -m benchmarks.NAME [--quick] [--json FILE]`."""

@@ -1,8 +1,8 @@
-"""From the moment that a batch is cancelled until its calls are closed, and its sandboxes are gone.
+"""Time from the cancel of a batch until its calls are closed and its sandboxes are removed.
 
-Two nodes as `farm node` runs them by default, on one Postgres and one Redis. Most rollouts of the batch play, each in a
-sandbox of its own and in a call to the scripted engine that never comes to its end; the others are queued for an agent,
-their sandboxes started. Who cancels reaches the workers' Redis, or has the database alone. A call counts as closed when
+Two nodes as `farm node` runs them by default, on one Postgres and one Redis. Most rollouts of the batch are running,
+each in a sandbox of its own and in a call to the scripted engine that never ends; the others are queued for an agent,
+their sandboxes started. The client reaches the workers' Redis, or has the database alone. A call counts as closed when
 the engine has noticed it, a sandbox as gone when its folder is.
 """
 
@@ -20,15 +20,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import farm
-from benchmarks.report import Report, options
-from farm.child import Child
-from farm.embedded import start_redis
-from farm.rollout import Stage, State
+from farm.embedded.child_process import ChildProcess
+from farm.embedded.embedded_farm import start_redis
+from farm.records.rollout import Stage, State
 from farm.store import migrations
-from farm.store.engine import Store
-from tests.services.postgres import postgres_server
-from workers.testing.book import Play, PlayBook, Problem, Turn
-from workers.testing.engine import EngineDouble
+from farm.store.database import Store
+from testkit.postgres import postgres_server
+from testkit.report import Report, options
+from workers.testing.engine import ScriptedEngine
+from workers.testing.scripted_model import Branch, Script, ScriptedProblem, ScriptedTurn
 from workers.testing.serving import serving
 
 NODES = ("one", "two")
@@ -36,9 +36,9 @@ N_INIT, N_RUN, N_EVAL = 4, 64, 8
 N_PLAYING = len(NODES) * N_RUN
 N_QUEUED = len(NODES) * (N_INIT + N_EVAL)
 AT_MOST_MS = 1000.0
-"""What is promised of each percentile."""
+"""Limit promised for each percentile, in milliseconds."""
 _ANSWER = "answer"
-_BOOK = PlayBook([Problem(match=_ANSWER, plays=(Play(name="answer", turns=(Turn(content=_ANSWER),)),))])
+_BOOK = Script([ScriptedProblem(match=_ANSWER, plays=(Branch(name="answer", turns=(ScriptedTurn(content=_ANSWER),)),))])
 _PROBLEM = {
     "data_source": "code",
     "fields": {"task_id": "one", "prompt": f"def {_ANSWER}():\n", "entry_point": _ANSWER, "test": "def check(f): ..."},
@@ -61,7 +61,7 @@ class Falling:
 
 
 def main() -> None:
-    asked = options(__doc__)
+    result = options(__doc__)
     report = Report(f"from a cancel of {N_PLAYING} rollouts that play, and {N_QUEUED} that are queued for an agent")
     times: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory(prefix="farm-cancel-", dir="/tmp") as name, ExitStack() as stack:
@@ -74,7 +74,7 @@ def main() -> None:
         redis, broker_url = start_redis(folder / "redis", folder / "redis.log")
         stack.callback(redis.end, 5.0)
         stack.callback(redis.terminate)
-        engine = EngineDouble(_BOOK)
+        engine = ScriptedEngine(_BOOK)
         url = stack.enter_context(serving(engine.app()))
         clients = {
             "redis": stack.enter_context(farm.connect(store_url, broker_url=broker_url)),
@@ -86,16 +86,16 @@ def main() -> None:
         clients["redis"].collect(clients["redis"].submit({"instances": [_PROBLEM]}), timeout_s=_DEADLINE_S)
         # the farm has tried the engine and uses it; from now on, no call there comes to its end
         engine.scheduler.speed = replace(engine.scheduler.speed, latency_s=_NEVER_S)
-        for _ in range(1 if asked.quick else 5):
+        for _ in range(1 if result.quick else 5):
             for kind, client in clients.items():
                 for what, falls in cancelled(client, engine, folder).items():
                     times.setdefault(f"{what}, {kind}", []).extend(falls)
     for row, falls in times.items():
         report.times(row, falls, p99_at_most_ms=AT_MOST_MS)
-    report.show(asked.json)
+    report.show(result.json)
 
 
-def cancelled(client: farm.Farm, engine: EngineDouble, folder: Path) -> dict[str, list[float]]:
+def cancelled(client: farm.Farm, engine: ScriptedEngine, folder: Path) -> dict[str, list[float]]:
     """Seconds until each call was closed, each sandbox of what played was gone, and each of what was queued."""
     batch_id = client.submit({"instances": [_PROBLEM] * (N_PLAYING + N_QUEUED), "limits": _LIMITS})
     _until(
@@ -123,12 +123,12 @@ def cancelled(client: farm.Farm, engine: EngineDouble, folder: Path) -> dict[str
 
 
 def _all_wait(client: farm.Farm, batch_id: str) -> bool:
-    """Whether whatever plays not has been started, and waits to."""
+    """Return whether every rollout that is not being run has been submitted and is queued."""
     return client.status(batch_id).stages[Stage.RUN][State.QUEUED] == N_QUEUED
 
 
 def _sandboxes(folder: Path) -> list[str]:
-    """The names of those that are not in stock."""
+    """Return the names of the sandboxes that are not in the warm pool."""
     return [each.name for each in folder.glob("scratch/*/sandboxes/[!.]*")]
 
 
@@ -138,7 +138,7 @@ def _node(folder: Path, name: str, store_url: str, broker_url: str) -> Iterator[
     env |= {"FARM_HOME": str(folder / "home"), "FARM_SCRATCH": str(folder / "scratch"), "FARM_SANDBOX": "namespace"}
     slots = ("--init", str(N_INIT), "--run", str(N_RUN), "--eval", str(N_EVAL), "--grace", "0")
     command = [sys.executable, "-m", "workers.node", *slots]
-    child = Child(command, env=env, log=folder / f"{name}.log", on_parent_death=signal.SIGTERM)
+    child = ChildProcess(command, env=env, log=folder / f"{name}.log", on_parent_death=signal.SIGTERM)
     try:
         yield
     finally:

@@ -1,35 +1,38 @@
-"""How others choose an engine, in the same seat: ProRL Agent's counter, and round-robin per call.
+"""Routers that choose an engine as other systems do: ProRL Agent's counter, and round-robin per call.
 
-Both know only what they gave out, never what came back. When an engine fails, they go on to the next they would choose.
+Both know only what they assigned, never what came back. When an engine fails, they go on to the next in their order.
 """
 
 from __future__ import annotations
 
 import asyncio
 import heapq
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from itertools import count
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from farm.errors import EngineError
 from workers.policy.generation import Engine
-from workers.policy.pool import EnginePool, Seat, Wish
+from workers.policy.routing.pool import EnginePool
+from workers.policy.routing.retry_state import Call
+from workers.policy.routing.router import RoutingKey, StickyRouter
 
-T = TypeVar("T")
 _TRIES = 50
 _PAUSE_S = 0.05
 
 
-class Chooser(Protocol):
-    """Gives every rollout a seat."""
+class LoadBalancer(Protocol):
+    """Assigns a router to every rollout."""
 
-    def seat(self, wish: Wish) -> Seat | PeerSeat: ...
+    def router(self, routing_key: RoutingKey) -> StickyRouter | PeerRouter: ...
 
     def added(self, engine: Engine) -> None: ...
 
 
-class PeerSeat:
-    """One rollout's way to the engines, as a `Seat`."""
+class PeerRouter:
+    """One rollout's way to the engines, as a `StickyRouter`."""
 
     blocked = ""
     newest_version = ""
@@ -43,16 +46,17 @@ class PeerSeat:
     def version_of(self, url: str) -> str:
         return ""
 
-    async def call(self, n_tokens: int, ask: Callable[[Engine], Awaitable[T]]) -> T:
-        for _ in range(_TRIES):
-            engine = self._engine or self._choose()
-            try:
-                return await ask(engine)
-            except EngineError:
-                if self._sticky:
-                    self._engine = self._choose()
-                await asyncio.sleep(_PAUSE_S)
-        raise EngineError(f"{_TRIES} tries failed")
+    @asynccontextmanager
+    async def acquire(self, call: Call) -> AsyncIterator[Engine]:
+        try:
+            yield self._engine or self._choose()
+        except EngineError:
+            call.tries = replace(call.tries, n_failures=call.tries.n_failures + 1)
+            if call.tries.n_failures >= _TRIES:
+                raise
+            if self._sticky:
+                self._engine = self._choose()
+            await asyncio.sleep(_PAUSE_S)
 
 
 class Counter:
@@ -62,8 +66,8 @@ class Counter:
         self._numbers = count()
         self._heap = [(0, next(self._numbers), engine) for engine in engines]
 
-    def seat(self, wish: Wish) -> PeerSeat:
-        return PeerSeat(self._next, sticky=True)
+    def router(self, routing_key: RoutingKey) -> PeerRouter:
+        return PeerRouter(self._next, sticky=True)
 
     def added(self, engine: Engine) -> None:
         heapq.heappush(self._heap, (0, next(self._numbers), engine))
@@ -81,8 +85,8 @@ class RoundRobin:
         self._engines = list(engines)
         self._numbers = count()
 
-    def seat(self, wish: Wish) -> PeerSeat:
-        return PeerSeat(self._next, sticky=False)
+    def router(self, routing_key: RoutingKey) -> PeerRouter:
+        return PeerRouter(self._next, sticky=False)
 
     def added(self, engine: Engine) -> None:
         self._engines.append(engine)
@@ -98,8 +102,8 @@ class Ours:
         self._pool = pool
         self._added = added
 
-    def seat(self, wish: Wish) -> Seat:
-        return self._pool.seat(wish)
+    def router(self, routing_key: RoutingKey) -> StickyRouter:
+        return StickyRouter(self._pool, routing_key)
 
     def added(self, engine: Engine) -> None:
         self._added(engine)

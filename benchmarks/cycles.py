@@ -17,14 +17,14 @@ from collections import Counter
 from pathlib import Path
 from uuid import uuid4
 
-from benchmarks.processes import tree
 from farm.errors import FarmError
-from farm.request import SandboxSpec
+from farm.records.request import SandboxSpec
+from testkit.processes import tree
 from workers.interfaces import Sandbox, SandboxProvider
+from workers.sandboxes.lifecycle.reaper import sweep
+from workers.sandboxes.lifecycle.state import SandboxRecord, folder
 from workers.sandboxes.namespace import NamespaceProvider
-from workers.sandboxes.record import Record, folder
 from workers.sandboxes.singularity import SingularityProvider
-from workers.sandboxes.sweep import sweep
 
 PROVIDERS: dict[str, type[SandboxProvider]] = {"singularity": SingularityProvider, "namespace": NamespaceProvider}
 WIDTH = 4
@@ -88,7 +88,7 @@ class Cycles:
 
 
 def _kill_one(sandbox_id: str, way: str) -> None:
-    record = Record.load(folder(sandbox_id))
+    record = SandboxRecord.load(folder(sandbox_id))
     assert record, "a running sandbox has a record"
     starters = [pid for pid in tree(record.monitor.pid) if pid not in (record.monitor.pid, record.first.pid)]
     chosen = {"monitor": [record.monitor.pid], "first_process": [record.first.pid], "starter": starters[:1]}
@@ -99,12 +99,12 @@ def _kill_one(sandbox_id: str, way: str) -> None:
 
 def _processes_of(sandbox_id: str) -> list[int]:
     """Of our descendants those that work in the sandbox's folder: its monitor, and what that has started so far."""
-    place, found = folder(sandbox_id), []
+    place, result = folder(sandbox_id), []
     for pid in tree(os.getpid()):
         with contextlib.suppress(OSError):
             if Path(f"/proc/{pid}/cwd").readlink() == place:
-                found.append(pid)
-    return found
+                result.append(pid)
+    return result
 
 
 def _kill(pids: list[int], chance: random.Random) -> None:

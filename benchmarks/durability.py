@@ -1,9 +1,9 @@
-"""What durability costs: rollouts per second through the farm's three stages, against the same three stages as a plain
+"""Cost of durability: rollouts per second through the farm's three stages, against the same three stages as a plain
 Celery chain without a store, on pools as wide and on the same Redis, in turns.
 
 A rollout of the farm is claimed and leased in each stage, its attempts and its reward are rows, and it ends exactly
-once whatever dies. A plain chain writes nothing: what dies with a worker is lost, or runs twice. It is measured as
-Celery comes, and with the farm's own transport settings, which are faster and would lose more.
+once whatever fails. A plain chain writes nothing: what was running in a killed worker is lost, or runs twice. It is
+measured with Celery's defaults, and with the farm's own transport settings, which are faster and would lose more.
 """
 
 from __future__ import annotations
@@ -19,21 +19,23 @@ from functools import partial
 from pathlib import Path
 
 import farm
-from benchmarks import plain
-from benchmarks.processes import cpu_s, tree
-from benchmarks.report import Report, options
-from farm.embedded import Embedded, start_redis
+from benchmarks.peers import plain
+from farm.embedded.embedded_farm import Embedded, start_redis
 from farm.settings import Settings
-from tests.services.postgres import postgres_server
-from tests.services.process import Missing
+from testkit.postgres import postgres_server
+from testkit.private_server import Missing
+from testkit.processes import cpu_s, tree
+from testkit.report import Report, options
+from workers.testing import plugin_path
 
 NODE_OPTIONS = ("--init", "8", "--run", "64", "--eval", "8")
 NOOP = {"data_source": "noop", "fields": {}}
 
 
 def main() -> None:
-    asked = options(__doc__)
-    n, rounds = (200, 1) if asked.quick else (1500, 5)
+    result = options(__doc__)
+    plugin_path.install()
+    n, rounds = (200, 1) if result.quick else (1500, 5)
     report = Report("what durability costs")
     with tempfile.TemporaryDirectory(prefix="farm-durability-") as name, ExitStack() as stack:
         folder = Path(name)
@@ -67,8 +69,8 @@ def main() -> None:
                 before = cpu_s(processes)
                 rates[name].append(n / play(n))
                 cpu[name].append((cpu_s(processes) - before) / n)
-    medians = {name: statistics.median(found) for name, found in rates.items()}
-    cpu_ms = {name: statistics.median(found) * 1000 for name, found in cpu.items()}
+    medians = {name: statistics.median(value) for name, value in rates.items()}
+    cpu_ms = {name: statistics.median(value) * 1000 for name, value in cpu.items()}
     for name in stores:
         report.add(f"{name}_rollouts_per_s", medians[name], "1/s")
         report.add(
@@ -86,7 +88,7 @@ def main() -> None:
             plain_chains_per_s=medians["plain"],
             with_the_farms_transport_settings=medians["plain_early"],
         )
-    report.show(asked.json)
+    report.show(result.json)
 
 
 def _settings(home: Path, store_url: str, broker_url: str) -> Settings:

@@ -1,4 +1,4 @@
-"""What the farm itself costs: rollouts per second, CPU and latency of an empty rollout, memory of a waiting one, and
+"""Overhead of the farm: rollouts per second, CPU and latency of an empty rollout, memory of a waiting one, and
 how fast a batch comes back. The empty rollout has no sandbox and no LLM; it goes through all three stages, with claims,
 leases, attempts, rewards and the finish, on both databases. Beside it: a plain Celery chain of three empty tasks.
 """
@@ -18,18 +18,20 @@ from pathlib import Path
 import numpy as np
 
 import farm
-from benchmarks import plain
-from benchmarks.processes import cpu_s, memory_mb, named, tree
-from benchmarks.report import Report, options
-from farm.embedded import Embedded, start_redis
+from benchmarks.peers import plain
+from farm.embedded.embedded_farm import Embedded, start_redis
+from farm.records.trajectory import Segment
 from farm.settings import Settings
 from farm.store import batches, migrations, placement, rollouts, trajectories
-from farm.store.engine import Store
-from farm.trajectory import Segment
-from tests.services.postgres import postgres_server
-from tests.services.process import Missing
-from workers.testing.book import PlayBook
-from workers.testing.engine import EngineDouble
+from farm.store.database import Store
+from farm.store.rollouts import RunSummary
+from testkit.postgres import postgres_server
+from testkit.private_server import Missing
+from testkit.processes import cpu_s, memory_mb, named, tree
+from testkit.report import Report, options
+from workers.testing import plugin_path
+from workers.testing.engine import ScriptedEngine
+from workers.testing.scripted_model import Script
 from workers.testing.serving import serving
 
 NODE_OPTIONS = ("--init", "8", "--run", "64", "--eval", "8")
@@ -37,7 +39,8 @@ NOOP = {"data_source": "noop", "fields": {}}
 
 
 def main() -> None:
-    asked = options(__doc__)
+    result = options(__doc__)
+    plugin_path.install()
     report = Report("the farm's own cost")
     with tempfile.TemporaryDirectory(prefix="farm-benchmark-") as folder, ExitStack() as stack:
         urls = {"sqlite": f"sqlite:///{folder}/farm.db"}
@@ -45,13 +48,13 @@ def main() -> None:
             urls["postgres"] = stack.enter_context(postgres_server())
         except Missing as missing:
             print(f"no Postgres: {missing}", file=sys.stderr)
-        raw = plain_chain(Path(folder), 200 if asked.quick else 3000)
+        raw = plain_chain(Path(folder), 200 if result.quick else 3000)
         for name, url in urls.items():
             with Embedded(_settings(Path(folder) / name, url), node_options=NODE_OPTIONS, flower=False) as here:
-                empty_rollouts(report, name, here, asked, raw)
-            collecting(report, name, url, asked)
-        waiting_rollouts(report, Path(folder) / "waiting", asked)
-    report.show(asked.json)
+                empty_rollouts(report, name, here, result, raw)
+            collecting(report, name, url, result)
+        waiting_rollouts(report, Path(folder) / "waiting", result)
+    report.show(result.json)
 
 
 def _settings(home: Path, url: str = "") -> Settings:
@@ -110,10 +113,10 @@ def collecting(report: Report, name: str, url: str, asked: argparse.Namespace) -
         times = []
         for _ in range(3 if asked.quick else 7):
             started = time.perf_counter()
-            found = client.collect(batch_id, timeout_s=0)
+            result = client.collect(batch_id, timeout_s=0)
             times.append(time.perf_counter() - started)
-        n_tokens = sum(len(segment.response_ids) for rollout in found for segment in rollout.segments)
-        assert (len(found), n_tokens) == (1024, 1024 * 8000)
+        n_tokens = sum(len(segment.response_ids) for rollout in result for segment in rollout.segments)
+        assert (len(result), n_tokens) == (1024, 1024 * 8000)
     with tempfile.NamedTemporaryFile(suffix=".npz") as file:
         np.savez(file, *raw)
         started = time.perf_counter()
@@ -140,29 +143,29 @@ def _stored_batch(store: Store) -> tuple[str, list[np.ndarray]]:
         )
         values = [getattr(segment, field) for field in segment.__slots__]
         raw += [value for value in values if isinstance(value, np.ndarray)]
-        bell = placement.Bell(rollout_id, attempt, stage, "benchmark")
-        store.submit(lambda connection, bell=bell, segment=segment: _finish(connection, batch_id, bell, segment))  # type: ignore[misc]
+        message = placement.StageMessage(rollout_id, attempt, stage, "benchmark")
+        store.submit(lambda connection, m=message, segment=segment: _finish(connection, batch_id, m, segment))  # type: ignore[misc]
     store.write(lambda connection: None)
     return batch_id, raw
 
 
-def _finish(connection, batch_id: str, bell: placement.Bell, segment: Segment) -> None:  # type: ignore[no-untyped-def]
-    placement.place(connection, [bell], 3.0)
-    played = {"policy_outcome": "submitted", "submission": {}, "n_turns": 1, "n_response_tokens": 8000}
+def _finish(connection, batch_id: str, message: placement.StageMessage, segment: Segment) -> None:  # type: ignore[no-untyped-def]
+    placement.place(connection, [message], 3.0)
+    played = RunSummary("submitted", {}, n_turns=1, n_response_tokens=8000)
     for stage in farm.Stage:
-        held = rollouts.claim(connection, bell.rollout_id, bell.attempt, stage, bell.node, "benchmark", 60.0)
+        held = rollouts.claim(connection, message.rollout_id, message.attempt, stage, message.node, "benchmark", 60.0)
         assert held is not None
         if stage is farm.Stage.EVAL:
             rollouts.finish(connection, held, 1.0, {}, "benchmark")
         else:
             rollouts.advance(connection, held, 3.0, played if stage is farm.Stage.RUN else None)
-    trajectories.store_segments(connection, bell.rollout_id, batch_id, bell.attempt, [segment])
+    trajectories.store_segments(connection, message.rollout_id, batch_id, message.attempt, [segment])
 
 
 def waiting_rollouts(report: Report, home: Path, asked: argparse.Namespace) -> None:
     """Memory of a run worker while 256 rollouts wait for a slow policy, beyond what it has when idle."""
     n = 256
-    policy = EngineDouble(PlayBook([]))
+    policy = ScriptedEngine(Script([]))
     with serving(policy.app()) as url:
         widths = ("--init", "8", "--run", str(n), "--eval", "8", "--room", str(n + 16))
         env = {"FARM_POLICY_URL": f"{url}/v1"}

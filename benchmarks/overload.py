@@ -1,7 +1,7 @@
-"""20,000 rollouts at once: how fast they are taken, what they cost while they wait, and who waits for whom.
+"""20,000 rollouts at once: submission rate, cost while they are queued, and delay of other batches.
 
-Every figure stands beside the same one with little that waits, taken in the same run, on both databases. The rollouts
-that play are empty: no sandbox, no LLM.
+Every figure stands beside the same one with a short queue, taken in the same run, on both databases. The rollouts
+that run are empty: no sandbox, no LLM.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ from pathlib import Path
 from typing import Any
 
 import farm
-from benchmarks.processes import cpu_s, forget_peak, named, peak_mb, tree
-from benchmarks.report import Report, options
-from farm.embedded import Embedded
+from farm.embedded.embedded_farm import Embedded
 from farm.settings import Settings
 from farm.store import migrations, placement
-from farm.store.engine import Store
-from tests.services.postgres import postgres_server
-from tests.services.process import Missing
+from farm.store.database import Store
+from testkit.postgres import postgres_server
+from testkit.private_server import Missing
+from testkit.processes import cpu_s, forget_peak, named, peak_mb, tree
+from testkit.report import Report, options
+from workers.testing import plugin_path
 
 NODE_OPTIONS = ("--init", "8", "--run", "64", "--eval", "8")
 NOOP = {"data_source": "noop", "fields": {}}
@@ -45,7 +46,10 @@ with farm.connect(sys.argv[1], broker_url=sys.argv[2]) as client:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How much is submitted at once, of how much the rate is taken, how much `few` are; how often each is measured."""
+    """Sizes of a run: `many` rollouts submitted at once, `rated` for the rate, `few` in a small backlog.
+
+    `repeats` and `small` are how often each is measured.
+    """
 
     many: int
     rated: int
@@ -60,8 +64,9 @@ QUICK = Sizes(many=4_000, rated=300, few=200, repeats=1, small=1, clients=4)
 
 
 def main() -> None:
-    asked = options(__doc__)
-    sizes = QUICK if asked.quick else FULL
+    result = options(__doc__)
+    plugin_path.install()
+    sizes = QUICK if result.quick else FULL
     report = Report(f"{sizes.many} rollouts at once")
     with tempfile.TemporaryDirectory(prefix="farm-overload-") as folder, ExitStack() as stack:
         urls = {"sqlite": f"sqlite:///{folder}/farm.db"}
@@ -71,7 +76,7 @@ def main() -> None:
             print(f"no Postgres: {missing}", file=sys.stderr)
         for name, url in urls.items():
             _measure(report, name, Path(folder) / name, url, sizes)
-    report.show(asked.json)
+    report.show(result.json)
 
 
 def _measure(report: Report, name: str, home: Path, url: str, sizes: Sizes) -> None:
@@ -120,9 +125,9 @@ def submitting(report: Report, name: str, url: str, sizes: Sizes) -> None:
 
 
 def rounds(report: Report, name: str, store: Store, url: str, sizes: Sizes) -> None:
-    """What the dispatcher reads in a round, with few and with many rollouts that wait; and what clients ask."""
+    """Measure a round of the dispatcher and a status query, with few and with many queued rollouts."""
     with farm.connect(url, broker_url="") as client:
-        found: dict[str, dict[str, float]] = {}
+        result: dict[str, dict[str, float]] = {}
         for size, n in (("few", 200), ("many", sizes.many)):
             batch_id = client.submit({"instances": [NOOP] * (n // 8), "n_samples": 8})
             queries: dict[str, Callable[[], object]] = {
@@ -130,9 +135,9 @@ def rounds(report: Report, name: str, store: Store, url: str, sizes: Sizes) -> N
                 "status": partial(client.status, batch_id),
             }
             for query, ask in queries.items():
-                found.setdefault(query, {})[size] = _median_s(ask) * 1000
+                result.setdefault(query, {})[size] = _median_s(ask) * 1000
             client.cancel(batch_id)
-        for query, times in found.items():
+        for query, times in result.items():
             report.add(f"{name}_{query}", times["many"], "ms", with_200_waiting=times["few"])
 
 
@@ -158,21 +163,21 @@ def playing(report: Report, name: str, client: farm.Farm, sizes: Sizes) -> None:
     supervisor = named(processes, "-m workers.node")
     watched = {"client": os.getpid(), "supervisor": supervisor}
     watched |= {stage: named(processes, f"-n {stage}@") for stage in ("init", "run", "eval")}
-    found: dict[str, list[_Played]] = {"few": [], "many": []}
+    result: dict[str, list[_Played]] = {"few": [], "many": []}
     for _ in range(sizes.repeats):
-        found["few"].append(_played(client, sizes.few, sizes.few, watched))
-        found["many"].append(_played(client, sizes.many, sizes.rated, watched))
+        result["few"].append(_played(client, sizes.few, sizes.few, watched))
+        result["many"].append(_played(client, sizes.many, sizes.rated, watched))
     few, many = (
-        {key: _medians(found[size], key) for key in ("rate", "cpu_ms", "client_ms")} for size in ("few", "many")
+        {key: _medians(result[size], key) for key in ("rate", "cpu_ms", "client_ms")} for size in ("few", "many")
     )
     report.add(f"{name}_rate", many["rate"], "rollouts/s", at_least=0.9 * few["rate"], with_few=few["rate"])
     report.add(f"{name}_supervisor_cpu_per_rollout", many["cpu_ms"], "ms", with_few=few["cpu_ms"])
     report.add(f"{name}_cpu_of_a_streaming_client", many["client_ms"], "ms", with_few=few["client_ms"])
     for part in watched:
         # the first round of many begins with processes that have never had many
-        with_few = found["few"][0].peaks_mb[part]
+        with_few = result["few"][0].peaks_mb[part]
         report.add(
-            f"{name}_peak_memory_{part}", max(each.peaks_mb[part] for each in found["many"]), "MB", with_few=with_few
+            f"{name}_peak_memory_{part}", max(each.peaks_mb[part] for each in result["many"]), "MB", with_few=with_few
         )
 
 
@@ -211,7 +216,7 @@ def _played(client: farm.Farm, n: int, rated: int, watched: dict[str, int]) -> _
 
 
 def small_batches(report: Report, name: str, client: farm.Farm, sizes: Sizes) -> None:
-    """How long a batch of 64 takes on an idle farm, and beside a huge one, of its priority and of a lower one."""
+    """Measure a batch of 64 on an idle farm, and beside a huge one of equal and of lower priority."""
     times: dict[str, float] = {"alone": _small(client, 0, sizes.small)}
     with _crowded(client, sizes.many):
         times["equal"] = _small(client, 0, sizes.small)
@@ -255,10 +260,10 @@ def many_clients(report: Report, name: str, here: Embedded, client: farm.Farm, s
             assert process.stdin is not None
             process.stdin.write("\n")
             process.stdin.flush()
-        told = [process.communicate()[0].split() for process in clients]
-    ids = [batch_id for _, _, *of_one in told for batch_id in of_one]
+        result = [process.communicate()[0].split() for process in clients]
+    ids = [batch_id for _, _, *of_one in result for batch_id in of_one]
     assert len(ids) == each * sizes.clients, "every submit was taken"
-    took_s = max(float(words[1]) for words in told) - min(float(words[0]) for words in told)
+    took_s = max(float(words[1]) for words in result) - min(float(words[0]) for words in result)
     before = _ended(client, ids)
     while sum(after := _ended(client, ids)) - sum(before) < 10 * len(ids):
         time.sleep(0.05)

@@ -1,6 +1,6 @@
-"""What the policy side costs, and what it gains: farm time per model call, drift of re-tokenising, choice of engines,
-prefix-cache hits, time from a cancel to an idle engine. The engines are test doubles, whose time is known; what is
-measured is the farm's own.
+"""Overhead and gains of the policy side: farm time per model call, drift of re-tokenising, choice of engines,
+prefix-cache hits, time from a cancel to an idle engine. The engines are test doubles with a known latency; only the
+farm's own time is measured.
 """
 
 from __future__ import annotations
@@ -21,19 +21,20 @@ import httpx2
 import numpy as np
 import orjson
 
-from benchmarks.choosers import Chooser, Counter, Ours, RoundRobin
-from benchmarks.report import Report, options
-from farm.child import Child
-from farm.request import SamplingParams
-from farm.trajectory import Message, TokenIds
+from benchmarks.choosers import Counter, LoadBalancer, Ours, RoundRobin
+from farm.embedded.child_process import ChildProcess
+from farm.records.request import SamplingParams
+from farm.records.trajectory import Message, TokenIds
+from testkit.report import Report, options
 from workers.interfaces import Completion
 from workers.policy.engines import detect, open_engine
 from workers.policy.generation import Engine, EngineAddress
-from workers.policy.listed import Listed
-from workers.policy.pool import EnginePool, Wish
-from workers.policy.rollout import RolloutPolicy
+from workers.policy.policy import RolloutPolicy
+from workers.policy.routing.engine_view import EngineRecord
+from workers.policy.routing.pool import EnginePool
+from workers.policy.routing.router import RoutingKey, StickyRouter
 from workers.policy.tokens import tokenizer
-from workers.testing.engine import EngineDouble
+from workers.testing.engine import ScriptedEngine
 from workers.testing.serving import serving
 
 SAMPLING = SamplingParams(temperature=1.0)
@@ -51,10 +52,10 @@ _START_S = 60.0
 
 
 def main() -> None:
-    asked = options(__doc__)
+    result = options(__doc__)
     report = Report("the policy side")
-    asyncio.run(_all(report, asked))
-    report.show(asked.json)
+    asyncio.run(_all(report, result))
+    report.show(result.json)
 
 
 async def _all(report: Report, asked: argparse.Namespace) -> None:
@@ -63,26 +64,26 @@ async def _all(report: Report, asked: argparse.Namespace) -> None:
 
 
 @contextmanager
-def double(*words: str) -> Iterator[tuple[str, Child]]:
+def double(*words: str) -> Iterator[tuple[str, ChildProcess]]:
     """A double in a process of its own: its URL, ending in /v1."""
     with tempfile.TemporaryDirectory(prefix="farm-benchmark-") as folder:
         log = Path(folder) / "log"
-        child = Child([sys.executable, "-u", "-m", "workers.testing.engine", "--random", *words], log=log)
+        child = ChildProcess([sys.executable, "-u", "-m", "workers.testing.engine", "--random", *words], log=log)
         try:
             deadline = time.monotonic() + _START_S
-            while not (found := [line for line in log.read_text().splitlines() if line.startswith("http://")]):
+            while not (result := [line for line in log.read_text().splitlines() if line.startswith("http://")]):
                 if not child.running or time.monotonic() > deadline:
                     raise RuntimeError(f"the double did not start: {log.read_text()[-500:]}")
                 time.sleep(0.02)
-            yield f"{found[0].strip()}/v1", child
+            yield f"{result[0].strip()}/v1", child
         finally:
             child.terminate()
             child.end(5.0)
 
 
-async def listed(url: str) -> Listed:
+async def listed(url: str) -> EngineRecord:
     address = EngineAddress(url)
-    return Listed(address, await detect(address))
+    return EngineRecord(address, await detect(address))
 
 
 def _observation(n_chars: int, number: int) -> Message:
@@ -92,9 +93,9 @@ def _observation(n_chars: int, number: int) -> Message:
 
 def _after(completion: Completion, number: int, n_chars: int = 600) -> list[Message]:
     """The completion as it goes back into the history, and the results of its calls, or a word of the user's."""
-    calls = completion.message.get("tool_calls") or []
+    calls = completion.response.get("tool_calls") or []
     results = [{**_observation(n_chars, number), "tool_call_id": call["id"]} for call in calls]
-    return [completion.message, *(results or [{"role": "user", "content": _observation(n_chars, number)["content"]}])]
+    return [completion.response, *(results or [{"role": "user", "content": _observation(n_chars, number)["content"]}])]
 
 
 async def call_times(report: Report, asked: argparse.Namespace) -> None:
@@ -122,7 +123,7 @@ async def _turns(
     pool: EnginePool, client: httpx2.AsyncClient, url: str, n_context: int, n_turns: int
 ) -> tuple[list[float], list[float]]:
     """Times of calls on a conversation of about so many tokens, one by the farm and one by hand in turn."""
-    policy = RolloutPolicy(pool.seat(Wish(f"bench-{n_context}")), f"bench-{n_context}")
+    policy = RolloutPolicy(StickyRouter(pool, RoutingKey(f"bench-{n_context}")), f"bench-{n_context}")
     messages: list[Message] = [{"role": "user", "content": _observation(1000, 0)["content"]}]
     completion = await policy.complete(messages, TOOLS, SAMPLING, 64)
     chars_per_token = 1000 / completion.n_prompt_tokens
@@ -157,18 +158,18 @@ def _body(ids: TokenIds) -> bytes:
 
 
 async def drift(report: Report, asked: argparse.Namespace) -> None:
-    """How often the text of a turn, encoded again, is not what was sampled; and how often a prompt of ours is not."""
+    """Measure how often a turn's text, encoded again, differs from its ids; and how often a prompt of ours does."""
     n_turns = 1_000 if asked.quick else 10_000
     with double("--mean-tokens", "24") as (url, _):
         engine = await listed(url)
         assert engine.info is not None
         encode = tokenizer.load(engine.info.root).tokenizer
         pool = EnginePool(lambda: (engine,))
-        found = await asyncio.gather(*[_drifting(pool, encode, index, n_turns // 8) for index in range(8)])
+        result = await asyncio.gather(*[_drifting(pool, encode, index, n_turns // 8) for index in range(8)])
         await pool.aclose()
-    n = sum(each.n_turns for each in found)
-    report.add("drift_of_ours", sum(each.n_broken for each in found) / n, "of turns", at_most=0.0)
-    report.add("drift_of_retokenising", sum(each.n_drifted for each in found) / n, "of turns", turns=float(n))
+    n = sum(each.n_turns for each in result)
+    report.add("drift_of_ours", sum(each.n_broken for each in result) / n, "of turns", at_most=0.0)
+    report.add("drift_of_retokenising", sum(each.n_drifted for each in result) / n, "of turns", turns=float(n))
 
 
 @dataclass(slots=True)
@@ -180,10 +181,10 @@ class _Drift:
 
 async def _drifting(pool: EnginePool, encode: tokenizer.Tokenizer, index: int, n_turns: int) -> _Drift:
     """Rollouts of 20 turns, until there are enough turns."""
-    found = _Drift()
-    while found.n_turns < n_turns:
-        name = f"drift-{index}-{found.n_turns}"
-        policy = RolloutPolicy(pool.seat(Wish(name)), name)
+    result = _Drift()
+    while result.n_turns < n_turns:
+        name = f"drift-{index}-{result.n_turns}"
+        policy = RolloutPolicy(StickyRouter(pool, RoutingKey(name)), name)
         messages: list[Message] = [{"role": "user", "content": f"Problem {name}"}]
         held: TokenIds | None = None
         for turn in range(20):
@@ -191,40 +192,40 @@ async def _drifting(pool: EnginePool, encode: tokenizer.Tokenizer, index: int, n
             assert completion.prompt_ids is not None
             assert completion.response_ids is not None
             kept = held is None or np.array_equal(completion.prompt_ids[: len(held)], held)
-            found.n_broken += not kept or completion.mismatch is not None
+            result.n_broken += not kept or completion.mismatch is not None
             again = encode.encode(encode.decode(completion.response_ids))
-            found.n_drifted += not np.array_equal(again, completion.response_ids)
-            found.n_turns += 1
+            result.n_drifted += not np.array_equal(again, completion.response_ids)
+            result.n_turns += 1
             held = np.concatenate([completion.prompt_ids, completion.response_ids])
             messages += _after(completion, turn, 80)
-    return found
+    return result
 
 
 @dataclass(slots=True)
 class _Fleet:
     """The engines that there are now, for the pool and for its peers."""
 
-    listed: list[Listed]
+    listed: list[EngineRecord]
 
-    def __call__(self) -> Sequence[Listed]:
+    def __call__(self) -> Sequence[EngineRecord]:
         return tuple(self.listed)
 
 
 async def choice(report: Report, asked: argparse.Namespace) -> None:
-    """How long a batch takes on four uneven engines: one four times slower, one that dies, one that comes later."""
+    """Measure a batch's makespan on four uneven engines: one four times slower, one failing, one joining later."""
     n_groups, n_turns = (6, 4) if asked.quick else (16, 6)
-    took = {name: await _makespan(name, n_groups, n_turns) for name in ("counter", "round_robin", "ours")}
+    result = {name: await _makespan(name, n_groups, n_turns) for name in ("counter", "round_robin", "ours")}
     for name in ("counter", "round_robin"):
         report.add(
             f"makespan_{name}_over_ours",
-            took[name][0] / took["ours"][0],
+            result[name][0] / result["ours"][0],
             "x",
             at_least=1.3 if name == "counter" else None,
-            theirs_s=took[name][0],
-            ours_s=took["ours"][0],
-            their_failed_rollouts=float(took[name][1]),
+            theirs_s=result[name][0],
+            ours_s=result["ours"][0],
+            their_failed_rollouts=float(result[name][1]),
         )
-    report.add("failed_rollouts_of_ours", float(took["ours"][1]), "rollouts", at_most=0.0)
+    report.add("failed_rollouts_of_ours", float(result["ours"][1]), "rollouts", at_most=0.0)
 
 
 async def _makespan(name: str, n_groups: int, n_turns: int) -> tuple[float, int]:
@@ -256,21 +257,23 @@ async def _makespan(name: str, n_groups: int, n_turns: int) -> tuple[float, int]
     return elapsed_s, sum(isinstance(each, BaseException) for each in results)
 
 
-def _info(engine: Listed) -> Any:
+def _info(engine: EngineRecord) -> Any:
     assert engine.info is not None
     return engine.info
 
 
-def _chooser(name: str, engines: Sequence[Listed], fleet: _Fleet, pool: EnginePool) -> tuple[Chooser, Sequence[Engine]]:
+def _chooser(
+    name: str, engines: Sequence[EngineRecord], fleet: _Fleet, pool: EnginePool
+) -> tuple[LoadBalancer, Sequence[Engine]]:
     if name == "ours":
-        return Ours(pool, lambda engine: fleet.listed.append(Listed(engine.address, engine.info))), ()
+        return Ours(pool, lambda engine: fleet.listed.append(EngineRecord(engine.address, engine.info))), ()
     opened = [open_engine(each.address, _info(each)) for each in engines]
     return (Counter if name == "counter" else RoundRobin)(opened), opened
 
 
-async def _rollout(chooser: Chooser, group: str, sample: int, n_turns: int) -> None:
+async def _rollout(chooser: LoadBalancer, group: str, sample: int, n_turns: int) -> None:
     name = f"{group}-{sample}"
-    policy = RolloutPolicy(chooser.seat(Wish(name, group)), name)  # type: ignore[arg-type]
+    policy = RolloutPolicy(chooser.router(RoutingKey(name, group)), name)  # type: ignore[arg-type]
     messages: list[Message] = [{"role": "user", "content": f"Problem {group}: {_observation(1500, 1)['content']}"}]
     sampling = SamplingParams(temperature=1.0, seed=sample)
     for turn in range(n_turns):
@@ -296,7 +299,7 @@ async def prefix_hits(report: Report, asked: argparse.Namespace) -> None:
 async def _hits(name: str, n_engines: int, n_groups: int, n_turns: int) -> float:
     """The share of prompt tokens that were cached."""
     with ExitStack() as stack:
-        doubles = [EngineDouble(tokens_per_s=2_000, mean_tokens=24) for _ in range(n_engines)]
+        doubles = [ScriptedEngine(tokens_per_s=2_000, mean_tokens=24) for _ in range(n_engines)]
         urls = [stack.enter_context(serving(each.app())) for each in doubles]
         engines = [await listed(f"{url}/v1") for url in urls]
         fleet = _Fleet(list(engines))
@@ -317,11 +320,11 @@ async def _hits(name: str, n_engines: int, n_groups: int, n_turns: int) -> float
 async def cancelling(report: Report, asked: argparse.Namespace) -> None:
     """From the cancel of a rollout to the moment its engine samples nothing."""
     times = []
-    engine = EngineDouble(tokens_per_s=50, mean_tokens=10_000)
+    engine = ScriptedEngine(tokens_per_s=50, mean_tokens=10_000)
     with serving(engine.app()) as url:
         pool = EnginePool(_Fleet([await listed(f"{url}/v1")]))
         for index in range(5 if asked.quick else 50):
-            policy = RolloutPolicy(pool.seat(Wish(f"c{index}")), f"c{index}")
+            policy = RolloutPolicy(StickyRouter(pool, RoutingKey(f"c{index}")), f"c{index}")
             call = asyncio.ensure_future(
                 policy.complete([{"role": "user", "content": f"Problem {index}"}], TOOLS, SAMPLING, 20_000)
             )

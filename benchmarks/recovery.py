@@ -1,9 +1,10 @@
-"""How long a rollout stands still when a part of the farm dies: from the signal to its next stage having begun.
+"""Recovery time of a rollout when a part of the farm fails: from the signal to the start of its next stage.
 
 Nodes as `farm node` runs them, on one Postgres and one Redis, everything at its defaults (`--quick`: leases and
-heartbeats of 6 s instead of 60). Who dies: a run worker by -9; a node by SIGTERM without grace; Redis by -9, started
-again at once, empty; a node by -9, started again at once as by a service manager; a node by -9 for good, and a run
-worker by SIGSTOP, both of which only their leases tell, here right after they were taken: the longest it can take.
+heartbeats of 6 s instead of 60). The failures: a run worker killed by -9; a node by SIGTERM without grace; Redis by -9,
+started again at once, empty; a node by -9, started again at once as by a service manager; a node by -9 for good, and a
+run worker by SIGSTOP, both of which are only detected when their leases expire, here right after they were renewed: the
+longest it can take.
 """
 
 from __future__ import annotations
@@ -20,14 +21,15 @@ from functools import partial
 from pathlib import Path
 
 import farm
-from benchmarks.processes import named, tree
-from benchmarks.report import Report, options
-from farm.child import Child
-from farm.embedded import start_redis
+from farm.embedded.child_process import ChildProcess
+from farm.embedded.embedded_farm import start_redis
 from farm.settings import Settings
 from farm.store import migrations
-from farm.store.engine import Store
-from tests.services.postgres import postgres_server
+from farm.store.database import Store
+from testkit.postgres import postgres_server
+from testkit.processes import named, tree
+from testkit.report import Report, options
+from workers.testing import plugin_path
 
 N_LONG = 36
 _DEADLINE_S = 180.0
@@ -42,7 +44,7 @@ class Machines:
     store_url: str
     broker_url: str
     env: dict[str, str]
-    nodes: dict[str, Child] = field(default_factory=dict)
+    nodes: dict[str, ChildProcess] = field(default_factory=dict)
 
     def start(self, name: str) -> None:
         """Start a node, or start it again; it may not be ready yet."""
@@ -51,7 +53,7 @@ class Machines:
         env |= {"FARM_HOME": str(self.folder / "home"), "FARM_SCRATCH": str(self.folder / "scratch")}
         command = [sys.executable, "-m", "workers.node", "--init", "8", "--run", "64", "--eval", "8", "--grace", "0"]
         log = self.folder / f"{name}.log"
-        self.nodes[name] = Child(command, env=env, log=log, on_parent_death=signal.SIGTERM)
+        self.nodes[name] = ChildProcess(command, env=env, log=log, on_parent_death=signal.SIGTERM)
 
     def run_worker(self, name: str) -> int:
         return named(tree(self.nodes[name].pid), "-n run@")
@@ -64,12 +66,13 @@ class Machines:
 
 
 def main() -> None:
-    asked = options(__doc__)
-    rounds = 1 if asked.quick else 3
-    env = _SHORT if asked.quick else {}
+    result = options(__doc__)
+    plugin_path.install()
+    rounds = 1 if result.quick else 3
+    env = _SHORT if result.quick else {}
     lease_s = float(env.get("FARM_LEASE_S", Settings.model_fields["lease_s"].default))
     report = Report(
-        "from the death of a part to its rollouts playing on" + (", with short leases" if asked.quick else "")
+        "from the death of a part to its rollouts playing on" + (", with short leases" if result.quick else "")
     )
     with tempfile.TemporaryDirectory(prefix="farm-recovery-", dir="/tmp") as name, ExitStack() as stack:
         folder = Path(name)
@@ -93,10 +96,10 @@ def main() -> None:
         report.times("redis_killed_and_restarted", stalled)
         restarted = [wait for _ in range(rounds) for wait in restarted_node(client, machines)]
         report.times("node_killed_and_restarted", restarted)
-        on_node, frozen = told_by_leases(client, machines)
+        on_node, frozen = held_by_leases(client, machines)
         report.times("node_killed", on_node, lease_ms=lease_s * 1000)
         report.times("run_worker_frozen", frozen, lease_ms=lease_s * 1000)
-    report.show(asked.json)
+    report.show(result.json)
 
 
 class Redis:
@@ -145,7 +148,7 @@ def restarted_node(client: farm.Farm, machines: Machines) -> list[float]:
 
 
 def killed_redis(client: farm.Farm, redis: Redis) -> list[float]:
-    """Of short rollouts, so that most of what is under way waits for a ring when Redis forgets it."""
+    """Measure short rollouts, most of which wait for a message when Redis loses it."""
     batch_id = client.submit({"instances": [{"data_source": "noop", "fields": {"seconds": 0.2}}] * 400})
     _until(lambda: client.status(batch_id).n_finished >= 50)
     held = [each.rollout_id for each in client.rollouts(batch_id) if each.node is not None and each.finished_at is None]
@@ -156,7 +159,7 @@ def killed_redis(client: farm.Farm, redis: Redis) -> list[float]:
     return [min(after) - killed_at for each in begun if (after := [at for at in each if at > killed_at])]
 
 
-def told_by_leases(client: farm.Farm, machines: Machines) -> tuple[list[float], list[float]]:
+def held_by_leases(client: farm.Farm, machines: Machines) -> tuple[list[float], list[float]]:
     """A killed node and a frozen worker of another at the same time, as each takes a whole lease."""
     with _long_ones(client, ("one", "two", "three")) as batch_id:
         on_node, by_frozen = _held_by(client, batch_id, "one"), _held_by(client, batch_id, "two")
@@ -201,17 +204,17 @@ def _held_by(client: farm.Farm, batch_id: str, node: str) -> list[str]:
 
 def _waits(client: farm.Farm, rollout_ids: Collection[str], since: float) -> list[float]:
     """Seconds from `since` until an agent played each of these anew, once all do."""
-    found: dict[str, float] = {}
+    result: dict[str, float] = {}
 
     def all_found() -> bool:
         for rollout_id in rollout_ids:
-            for each in client.timings(rollout_id) if rollout_id not in found else ():
+            for each in client.timings(rollout_id) if rollout_id not in result else ():
                 if each.stage is farm.Stage.RUN and each.attempt > 1 and each.started_at is not None:
-                    found.setdefault(rollout_id, each.started_at - since)
-        return len(found) == len(rollout_ids)
+                    result.setdefault(rollout_id, each.started_at - since)
+        return len(result) == len(rollout_ids)
 
     _until(all_found)
-    return list(found.values())
+    return list(result.values())
 
 
 def _until(reached: Callable[[], bool]) -> None:

@@ -1,10 +1,10 @@
-"""What a sandbox costs: until it is ready, while it idles, until it is gone; how many at once; what they leave behind.
+"""Cost of a sandbox: time to ready, idle memory, time to stop; how many at once; what they leave behind.
 
-Of a small image, a .sif that is unpacked in the farm's cache, as it is after its first sandbox. `cold`: started when it
-is asked for, by Apptainer and by namespaces alone. `warm`: handed over from stock, of either kind. `forked`: of files
-that were prepared once for a group, against preparing them for each. Beside them, as the same user: `instance start` of
-the container runtime, isolated in the same way but without a writable layer, from the unpacked image (from the file, it
-mounts it with FUSE, where that is allowed).
+Of a small image, a .sif that is unpacked in the farm's cache, as it is after its first sandbox. `cold`: started on
+request, by Apptainer and by namespaces alone. `warm`: handed over from the warm pool, of either kind. `forked`: of
+files that were prepared once for a group, against preparing them for each. Beside them, as the same user: `instance
+start` of the container runtime, isolated in the same way but without a writable layer, from the unpacked image (from
+the file, it mounts it with FUSE, where that is allowed).
 
 Memory is the sum of proportional set sizes of all processes that came with the sandboxes, their monitors included.
 
@@ -31,17 +31,17 @@ from typing import Any
 from uuid import uuid4
 
 from benchmarks.cycles import PROVIDERS, Cycles, killed_worker
-from benchmarks.leftovers import Leftovers
-from benchmarks.place import conditions, scratch, small_image
-from benchmarks.processes import memory_of_all_mb, tree
-from benchmarks.raw_apptainer import RawApptainer
-from benchmarks.report import Report, options
-from farm.request import SandboxSpec
+from benchmarks.peers.raw_apptainer import RawApptainer
+from farm.records.request import SandboxSpec
+from testkit.leftovers import Leftovers
+from testkit.place import conditions, scratch, small_image
+from testkit.processes import memory_of_all_mb, tree
+from testkit.report import Report, options
 from workers.interfaces import Sandbox
-from workers.sandboxes.images import image as unpacked
-from workers.sandboxes.prepared import prepare
-from workers.sandboxes.provider import JoinedProvider
-from workers.sandboxes.sweep import sweep_all
+from workers.sandboxes.images.image import image as unpacked
+from workers.sandboxes.launch_plan import prepare
+from workers.sandboxes.lifecycle.reaper import sweep_all
+from workers.sandboxes.provider import NodeSandboxProvider
 
 WIDTH = 4
 COLD_MS = {"singularity": 80, "namespace": 15}
@@ -52,7 +52,7 @@ _CALL_S = 60.0
 
 
 def main() -> None:
-    asked = options(__doc__)
+    result = options(__doc__)
     with scratch() as folder:
         providers = {kind: provider() for kind, provider in PROVIDERS.items()}
         for kind, provider in providers.items():
@@ -62,11 +62,11 @@ def main() -> None:
         image = small_image()
         spec = SandboxSpec(image=str(image))
         prepare(spec)
-        raw = _instances(folder, image, asked)
+        raw = _instances(folder, image, result)
         for kind, provider in providers.items():
-            asyncio.run(_measure(report, kind, provider, spec, raw, asked))  # type: ignore[arg-type]
-        left = asyncio.run(_cycles(report, folder, list(providers), spec, asked))
-    report.show(asked.json)
+            asyncio.run(_measure(report, kind, provider, spec, raw, result))  # type: ignore[arg-type]
+        left = asyncio.run(_cycles(report, folder, list(providers), spec, result))
+    report.show(result.json)
     sys.exit(1 if left else 0)
 
 
@@ -80,7 +80,7 @@ class Instances:
 
 def _instances(folder: Path, image: Path, asked: argparse.Namespace) -> Instances:
     """Measure it, from the unpacked image and from the file, where that is possible."""
-    raw, found = RawApptainer(folder / "raw"), Instances()
+    raw, instances = RawApptainer(folder / "raw"), Instances()
     n = 8 if asked.quick else 40
     for name, source in (("instance_start", unpacked(str(image)).folder), ("instance_start_from_file", image)):
         try:
@@ -89,12 +89,12 @@ def _instances(folder: Path, image: Path, asked: argparse.Namespace) -> Instance
             started = time.perf_counter()
             with ThreadPoolExecutor(WIDTH) as pool:
                 list(pool.map(raw.start, [source] * n))
-            found.per_s[name] = n / (time.perf_counter() - started)
-            found.ms[name] = statistics.median(times) * 1000
+            instances.per_s[name] = n / (time.perf_counter() - started)
+            instances.ms[name] = statistics.median(times) * 1000
         except RuntimeError as error:
             print(f"{name} is left out: {str(error).strip()[-300:]}", file=sys.stderr)
         raw.kill_all()
-    return found
+    return instances
 
 
 def _blocking_times(action: Callable[[], Any], n: int) -> list[float]:
@@ -109,7 +109,7 @@ def _blocking_times(action: Callable[[], Any], n: int) -> list[float]:
 async def _measure(
     report: Report,
     kind: str,
-    provider: JoinedProvider,
+    provider: NodeSandboxProvider,
     spec: SandboxSpec,
     raw: Instances,
     asked: argparse.Namespace,
@@ -120,7 +120,7 @@ async def _measure(
     await _many(report, kind, provider, spec, raw, 40 if asked.quick else 200)
 
 
-async def _start(provider: JoinedProvider, spec: SandboxSpec) -> tuple[Sandbox, float]:
+async def _start(provider: NodeSandboxProvider, spec: SandboxSpec) -> tuple[Sandbox, float]:
     """A sandbox, and the seconds until it is ready."""
     started = time.perf_counter()
     sandbox = await provider.start(f"benchmark-{uuid4().hex[:12]}", spec)
@@ -133,7 +133,9 @@ async def _timed(action: Awaitable[Any]) -> float:
     return time.perf_counter() - started
 
 
-async def _cold(report: Report, kind: str, provider: JoinedProvider, spec: SandboxSpec, raw: Instances, n: int) -> None:
+async def _cold(
+    report: Report, kind: str, provider: NodeSandboxProvider, spec: SandboxSpec, raw: Instances, n: int
+) -> None:
     ready, first, stop = [], [], []
     for _ in range(n + 1):
         sandbox, ready_s = await _start(provider, spec)
@@ -145,11 +147,11 @@ async def _cold(report: Report, kind: str, provider: JoinedProvider, spec: Sandb
     report.times(f"{kind}_stop", stop[1:])
 
 
-async def _warm(report: Report, kind: str, provider: JoinedProvider, spec: SandboxSpec, n: int) -> None:
-    """Handed over from stock, which is filled first. The first command is part of the second figure."""
+async def _warm(report: Report, kind: str, provider: NodeSandboxProvider, spec: SandboxSpec, n: int) -> None:
+    """Measure a start from the warm pool, which is filled first. The first command is part of the second figure."""
     parts = prepare(spec)
     for _ in range(n):
-        await asyncio.to_thread(provider.recipe(spec).stock_up, parts)
+        await asyncio.to_thread(provider.recipe(spec).fill_warm_pool, parts)
     times, answered, sandboxes = [], [], []
     for _ in range(n):
         sandbox, ready_s = await _start(provider, spec)
@@ -161,7 +163,7 @@ async def _warm(report: Report, kind: str, provider: JoinedProvider, spec: Sandb
     await _all(lambda sandbox: sandbox.stop(), sandboxes)
 
 
-async def _forked(report: Report, kind: str, provider: JoinedProvider, spec: SandboxSpec, n: int) -> None:
+async def _forked(report: Report, kind: str, provider: NodeSandboxProvider, spec: SandboxSpec, n: int) -> None:
     """Siblings that begin with the same files."""
 
     async def stage(sandbox: Sandbox) -> None:
@@ -194,7 +196,9 @@ async def _all(action: Callable[[Any], Awaitable[Any]], subjects: Sequence[Any])
     return await asyncio.gather(*(one(subject) for subject in subjects))
 
 
-async def _many(report: Report, kind: str, provider: JoinedProvider, spec: SandboxSpec, raw: Instances, n: int) -> None:
+async def _many(
+    report: Report, kind: str, provider: NodeSandboxProvider, spec: SandboxSpec, raw: Instances, n: int
+) -> None:
     """n live sandboxes: the rate of starts, memory of each, how many have a shell that answers, the rate of stops."""
     before_mb = _memory_mb()
     started = time.perf_counter()
@@ -219,7 +223,7 @@ async def _many(report: Report, kind: str, provider: JoinedProvider, spec: Sandb
 
 
 def _memory_mb() -> float:
-    """Of all that descends from this process: the porter, and the sandboxes with their monitors."""
+    """Return the memory of all descendants of this process: the fork server, and the sandboxes with their monitors."""
     return memory_of_all_mb([pid for pid in tree(os.getpid()) if pid != os.getpid()])
 
 
@@ -249,8 +253,8 @@ async def _cycles(
             print(f"left: {kind}: {name}", file=sys.stderr)
     counts: dict[str, float] = dict(ended)
     report.add("cycles", ended.total(), "", in_s=elapsed_s, **counts)
-    found: dict[str, float] = {kind: len(names) for kind, names in left.items()}
-    report.add("left_after_the_sweep", sum(found.values()), "", at_most=0, **found)
+    result: dict[str, float] = {kind: len(names) for kind, names in left.items()}
+    report.add("left_after_the_sweep", sum(result.values()), "", at_most=0, **result)
     return {kind: names for kind, names in left.items() if names}
 
 

@@ -1,4 +1,4 @@
-"""What a tool call costs: shell actions, cells, edits and files, in sandboxes by Apptainer, as the worker calls them.
+"""Cost of a tool call: shell actions, cells, edits and files, in sandboxes by Apptainer, as the worker calls them.
 
 Shells and files are measured in a sandbox of a small image of its own, Python in one of the node's system with the
 packages of the peers: ipykernel and SWE-ReX, which are fetched from the package index once and are no part of the farm.
@@ -28,14 +28,14 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from benchmarks.place import conditions, scratch, small_image
-from benchmarks.raw_apptainer import RawApptainer, instance
-from benchmarks.raw_tmux import Tmux
-from benchmarks.report import Report, options
+from benchmarks.peers.raw_apptainer import RawApptainer, instance
+from benchmarks.peers.raw_tmux import Tmux
 from farm.errors import FarmError
-from farm.request import SandboxSpec
+from farm.records.request import SandboxSpec
+from testkit.place import conditions, scratch, small_image
+from testkit.report import Report, options
 from workers.interfaces import Sandbox
-from workers.sandboxes.images import image as unpacked
+from workers.sandboxes.images.image import image as unpacked
 from workers.sandboxes.singularity import SingularityProvider
 from workers.tools.bash import BashArguments, BashTool
 from workers.tools.edit import EditArguments, EditTool
@@ -52,16 +52,16 @@ _CALL_S = 60.0
 
 
 def main() -> None:
-    asked = options(__doc__)
+    result = options(__doc__)
     provider = SingularityProvider()
     with scratch() as folder:
         if missing := provider.missing():
             sys.exit(missing)
         report = Report(f"tools, in sandboxes by Apptainer ({conditions()})")
         image = small_image()
-        peers = _peers_of_the_shell(folder, image, asked)
-        asyncio.run(_measure(report, provider, image, peers, asked))
-    report.show(asked.json)
+        peers = _peers_of_the_shell(folder, image, result)
+        asyncio.run(_measure(report, provider, image, peers, result))
+    report.show(result.json)
 
 
 def _peers_of_the_shell(folder: Path, image: Path, asked: argparse.Namespace) -> dict[str, float]:
@@ -123,7 +123,7 @@ async def _with_packages(provider: SingularityProvider, spec: SandboxSpec) -> Sa
 
 async def _inside(sandbox: Sandbox, peer: str, n: int) -> list[float]:
     """The seconds that a peer's program measures inside."""
-    program = Path(__file__).with_name(f"peer_{peer}.py").read_bytes()
+    program = Path(__file__).with_name("peers").joinpath(f"peer_{peer}.py").read_bytes()
     done = await sandbox.exec(["python3", "-", str(n)], timeout_s=120, stdin=program)
     if done.code:
         raise RuntimeError(f"{peer}: {done.stderr.decode()[-1000:]}")
@@ -191,9 +191,9 @@ async def _shell_among_others(
         report.times("bash_echo_with_32_busy", times, at_most=3)
         n = 50 if asked.quick else 300
         started = time.perf_counter()
-        found = await asyncio.gather(*(_times(lambda tool=tool: _echo(tool), n, 0) for tool in others))  # type: ignore[misc]
+        result = await asyncio.gather(*(_times(lambda tool=tool: _echo(tool), n, 0) for tool in others))  # type: ignore[misc]
         elapsed_s = time.perf_counter() - started
-        report.times("bash_echo_saturated", list(itertools.chain(*found)), per_s=n * N_BUSY / elapsed_s)
+        report.times("bash_echo_saturated", list(itertools.chain(*result)), per_s=n * N_BUSY / elapsed_s)
         await asyncio.gather(*(tool.close() for tool in (measured, *others)))
 
 

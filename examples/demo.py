@@ -20,10 +20,10 @@ from rich.console import Console
 
 import farm
 from examples import plays, problems
-from farm import display
-from farm.child import Child
-from farm.embedded import Embedded
-from farm.settings import settings
+from farm.cli import display
+from farm.embedded.child_process import ChildProcess
+from farm.embedded.embedded_farm import Embedded
+from farm.settings import default_home, settings
 
 console = Console()
 FAMILIES = ("gcd", "simple_equations", "base_conversion")
@@ -91,8 +91,10 @@ def run(options: argparse.Namespace) -> None:
             f"{status.n_completed} of {status.n_rollouts} rollouts scored in {time.monotonic() - started:.1f} s, "
             f"mean reward {status.mean_reward or 0:.3f}, {status.n_failed} failed"
         )
-        console.print(f"flower {here.flower_url or '-'} (while the farm runs)\nstore  {here.store_url}", soft_wrap=True)
-        console.print(f"look again: FARM_HOME={here.home} .venv/bin/farm watch {batch_id}", soft_wrap=True)
+        there = "" if here.home == default_home() else f"FARM_HOME={here.home} "
+        console.print(f"the farm ends now; what it played stays in {here.home}", soft_wrap=True, highlight=False)
+        console.print(f"look again: {there}.venv/bin/farm watch {batch_id}", soft_wrap=True, highlight=False)
+        console.print(f"a farm that stays: {there}.venv/bin/farm up", soft_wrap=True, highlight=False)
         if status.n_completed != status.n_rollouts:
             sys.exit(1)
 
@@ -109,18 +111,18 @@ def show_one(client: farm.Farm, rollouts: list[farm.Rollout]) -> None:
 @contextmanager
 def policy(instances: list[farm.Instance], seed: int) -> Iterator[tuple[str, str]]:
     """(URL, what it is) of the server that plays; a server that was started here ends here."""
-    given = settings().policy_url
-    if given:
-        yield given, "from FARM_POLICY_URL"
+    result = settings().policy_url
+    if result:
+        yield result, "from FARM_POLICY_URL"
         return
     folder = settings().home.absolute()
     folder.mkdir(parents=True, exist_ok=True)
-    book = plays.write_book(plays.play_book(instances, seed), folder / "plays.jsonl")
+    book = plays.write_script(plays.example_script(instances, seed), folder / "plays.jsonl")
     log = folder / "logs" / "policy.log"
     log.unlink(missing_ok=True)
     command = [sys.executable, "-m", "workers.testing.engine", "--book", str(book), "--seed", str(seed)]
     command += ["--model-text", str(folder / "scripted-model")]
-    child = Child(command, log=log, env=os.environ | {"PYTHONUNBUFFERED": "1"})
+    child = ChildProcess(command, log=log, env=os.environ | {"PYTHONUNBUFFERED": "1"})
     try:
         yield f"{_printed_url(child, log)}/v1", "the scripted engine, a test double: it plays scripts"
     finally:
@@ -128,7 +130,7 @@ def policy(instances: list[farm.Instance], seed: int) -> Iterator[tuple[str, str
         child.end(5.0)
 
 
-def _printed_url(child: Child, log: Path) -> str:
+def _printed_url(child: ChildProcess, log: Path) -> str:
     deadline = time.monotonic() + _START_S
     while time.monotonic() < deadline and child.running:
         for line in log.read_text().splitlines():

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from examples.problems import humaneval_problems, math_problems, swe_problems
-from farm.request import Instance
+from farm.records.request import Instance
 from workers.evaluators.patches import touched
-from workers.testing.book import Play, Problem, ScriptedCall, Turn
+from workers.testing.scripted_model import Branch, ScriptedCall, ScriptedProblem, ScriptedTurn
 
 _SUM = "print({expression})"
 _PROGRAMS = {
@@ -46,7 +46,7 @@ _LOOK = "question = {question!r}\nprint(len(question.split()), 'words')"
 """For families without a short way to work it out."""
 
 
-def play_book(instances: Iterable[Instance], seed: int = 0) -> list[Problem]:
+def example_script(instances: Iterable[Instance], seed: int = 0) -> list[ScriptedProblem]:
     """The plays of each instance. Raises KeyError for a data_source there are no plays for."""
     plays = {"math": _math, "code": _code, "swe": _swe}
     return [
@@ -55,23 +55,25 @@ def play_book(instances: Iterable[Instance], seed: int = 0) -> list[Problem]:
     ]
 
 
-def write_book(problems: Sequence[Problem], path: Path) -> Path:
+def write_script(problems: Sequence[ScriptedProblem], path: Path) -> Path:
     """JSON lines, as `farm engine --scripted --book` reads them."""
     path.write_text("".join(f"{problem.model_dump_json()}\n" for problem in problems), encoding="utf-8")
     return path
 
 
-def _math(fields: dict[str, Any], draw: random.Random) -> Problem:
+def _math(fields: dict[str, Any], draw: random.Random) -> ScriptedProblem:
     answer = fields["answer"]
     wrong = _near_miss(answer, draw)
     program = _program(fields)
-    return Problem(
+    return ScriptedProblem(
         match=fields["question"],
         plays=(
-            Play(name="reference", weight=2, turns=(_python(program, "Let me compute it."), _submit(answer))),
-            Play(name="reference_in_text", turns=(Turn(content=f"This is easy.\n<answer>{answer}</answer>"),)),
-            Play(name="slip", weight=2, turns=(_python(program, "Let me compute it."), _submit(wrong))),
-            Play(name="guess", turns=(Turn(content=f"I think it is <answer>{wrong}</answer>"),)),
+            Branch(name="reference", weight=2, turns=(_python(program, "Let me compute it."), _submit(answer))),
+            Branch(
+                name="reference_in_text", turns=(ScriptedTurn(content=f"This is easy.\n<answer>{answer}</answer>"),)
+            ),
+            Branch(name="slip", weight=2, turns=(_python(program, "Let me compute it."), _submit(wrong))),
+            Branch(name="guess", turns=(ScriptedTurn(content=f"I think it is <answer>{wrong}</answer>"),)),
         ),
     )
 
@@ -88,24 +90,24 @@ def _near_miss(answer: str, draw: random.Random) -> str:
         return f"{answer} + {draw.randint(1, 9)}"
 
 
-def _code(fields: dict[str, Any], draw: random.Random) -> Problem:
+def _code(fields: dict[str, Any], draw: random.Random) -> ScriptedProblem:
     name, prompt = fields["entry_point"], fields["prompt"]
     right = prompt + fields["canonical_solution"]
     stub = f"{prompt}    return None\n"
     look = _bash("python3 -c 'import solution' && wc -l solution.py", "Does it load?")
     try_it = _python(f"import sys; sys.path.insert(0, '/workspace')\nfrom solution import {name}\n{name}.__name__")
-    return Problem(
+    return ScriptedProblem(
         match=prompt,
         plays=(
-            Play(name="reference", weight=2, turns=(_write("solution.py", right), try_it, _submit())),
-            Play(name="careful_reference", turns=(_bash("ls -la"), _write("solution.py", right), look, _submit())),
-            Play(name="stub", weight=2, turns=(_write("solution.py", stub), try_it, _submit())),
-            Play(name="wrong_file", turns=(_write(draw.choice(("answer.py", "main.py")), right), _submit())),
+            Branch(name="reference", weight=2, turns=(_write("solution.py", right), try_it, _submit())),
+            Branch(name="careful_reference", turns=(_bash("ls -la"), _write("solution.py", right), look, _submit())),
+            Branch(name="stub", weight=2, turns=(_write("solution.py", stub), try_it, _submit())),
+            Branch(name="wrong_file", turns=(_write(draw.choice(("answer.py", "main.py")), right), _submit())),
         ),
     )
 
 
-def _swe(fields: dict[str, Any], draw: random.Random) -> Problem:
+def _swe(fields: dict[str, Any], draw: random.Random) -> ScriptedProblem:
     source = touched(fields["patch"])
     tests = touched(fields["test_patch"])
     pythonpath = fields["environment"]["pythonpath"]
@@ -113,34 +115,34 @@ def _swe(fields: dict[str, Any], draw: random.Random) -> Problem:
     mend = _bash(f"git apply <<'END_OF_PATCH'\n{fields['patch']}\nEND_OF_PATCH\ngit diff --stat", "I see the fault.")
     test = _bash(f"PYTHONPATH={pythonpath} python -m pytest -q -o addopts= --timeout=20 {tests[0]} 2>&1 | tail -3")
     docstring = _bash(f'printf \'\\n"""Reviewed for the issue."""\\n\' >> {source[0]} && git diff --stat')
-    return Problem(
+    return ScriptedProblem(
         match=fields["problem_statement"],
         plays=(
-            Play(name="reference", weight=2, turns=(look, mend, test, _submit())),
-            Play(name="hasty_reference", turns=(mend, _submit())),
-            Play(name="docstring", weight=2, turns=(look, docstring, test, _submit())),
-            Play(name="nothing_found", turns=(look, Turn(content="I find nothing wrong with it."))),
+            Branch(name="reference", weight=2, turns=(look, mend, test, _submit())),
+            Branch(name="hasty_reference", turns=(mend, _submit())),
+            Branch(name="docstring", weight=2, turns=(look, docstring, test, _submit())),
+            Branch(name="nothing_found", turns=(look, ScriptedTurn(content="I find nothing wrong with it."))),
         ),
     )
 
 
-def _call(name: str, arguments: dict[str, Any], content: str = "") -> Turn:
-    return Turn(content=content, tool_calls=(ScriptedCall(name=name, arguments=arguments),))
+def _call(name: str, arguments: dict[str, Any], content: str = "") -> ScriptedTurn:
+    return ScriptedTurn(content=content, tool_calls=(ScriptedCall(name=name, arguments=arguments),))
 
 
-def _bash(command: str, content: str = "") -> Turn:
+def _bash(command: str, content: str = "") -> ScriptedTurn:
     return _call("bash", {"command": command}, content)
 
 
-def _python(code: str, content: str = "") -> Turn:
+def _python(code: str, content: str = "") -> ScriptedTurn:
     return _call("python", {"code": code}, content)
 
 
-def _write(name: str, text: str) -> Turn:
+def _write(name: str, text: str) -> ScriptedTurn:
     return _bash(f"cd /workspace\ncat > {name} <<'END_OF_FILE'\n{text}\nEND_OF_FILE", f"I write {name}.")
 
 
-def _submit(answer: str | None = None) -> Turn:
+def _submit(answer: str | None = None) -> ScriptedTurn:
     return _call("submit", {} if answer is None else {"answer": answer})
 
 
@@ -150,7 +152,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     instances = [*math_problems(seed=options.seed), *humaneval_problems(), *swe_problems()]
-    write_book(play_book(instances, options.seed), options.file)
+    write_script(example_script(instances, options.seed), options.file)
 
 
 if __name__ == "__main__":

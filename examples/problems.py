@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from farm.request import Instance
+from farm.records.request import Instance
 
 DATA = Path(__file__).parent / "data"
 FAMILIES = ("chain_sum", "gcd", "lcm", "products", "prime_factorization", "simple_equations", "base_conversion")

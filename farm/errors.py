@@ -6,7 +6,8 @@ FarmError
 │   ├── UnknownHandler    no handler for this data_source
 │   ├── NotFound          no batch, rollout or plug-in of that name
 │   ├── Conflict          it exists already and is different
-│   └── NotAllowed        understood, but not from here or not now
+│   ├── NotAllowed        understood, but not from here or not now
+│   └── NotInstalled      needs packages that are not installed here
 ├── ServiceError      the farm's fault: 503, try again
 │   ├── StoreUnavailable
 │   ├── BrokerUnavailable
@@ -15,7 +16,7 @@ FarmError
 └── RolloutError      recorded on the rollout, never leaves a stage
     ├── SandboxError, EngineError, EvaluatorError      ours: tried again
     │   └── ImageError        of SandboxError: an image is missing or broken; tried again only if it says so
-    ├── StaleRollout       nobody's fault: newer weights have overtaken it
+    ├── StaleRollout       no failure: newer weights have overtaken it
     └── AgentError, HandlerError                       a bug in a plug-in: tried again, HandlerError only if it says so
 ToolError             text for the model; the rollout goes on
 LimitReached          control flow: ends the agent's loop with an outcome
@@ -28,7 +29,7 @@ from typing import TYPE_CHECKING, ClassVar
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from farm.rollout import Outcome
+    from farm.records.rollout import Outcome
 
 
 class FarmError(Exception):
@@ -42,11 +43,21 @@ class UsageError(FarmError):
 
 
 class InvalidRequest(UsageError):
-    """A field of a request is missing or wrong; `field` is its path, such as `instances[3].fields.answer`."""
+    """A field of a request is missing or wrong; `field` is its path, such as `instances[3].fields.answer`.
 
-    def __init__(self, message: str, *, field: str = "") -> None:
-        super().__init__(f"{field}: {message}" if field else message)
+    `complaints` are all that is wrong with a request, as (field, message), the first of them the error's own.
+    """
+
+    def __init__(self, message: str, *, field: str = "", more: Sequence[tuple[str, str]] = ()) -> None:
+        self.complaints = ((field, message), *more)
+        super().__init__("; ".join(f"{place}: {text}" if place else text for place, text in self.complaints))
         self.field = field
+
+    @classmethod
+    def of(cls, complaints: Sequence[tuple[str, str]]) -> InvalidRequest:
+        """Return the error of these complaints, of which there is at least one."""
+        (field, message), *more = complaints
+        return cls(message, field=field, more=more)
 
 
 class UnknownHandler(UsageError):
@@ -65,10 +76,18 @@ class Conflict(UsageError):
     status = 409
 
 
+class StoreWentBack(Conflict):
+    """The store is an older one than the caller has seen, such as a restored backup: newer data is lost."""
+
+
 class NotAllowed(UsageError):
     """Understood, but not possible in this state or from here."""
 
     status = 403
+
+
+class NotInstalled(UsageError):
+    """Needs packages that are not installed here; the message names the extra that brings them."""
 
 
 class ServiceError(FarmError):
@@ -79,6 +98,10 @@ class ServiceError(FarmError):
 
 class StoreUnavailable(ServiceError):
     """The database cannot be reached, or is not at the schema revision of this code."""
+
+
+class StoreGone(StoreUnavailable):
+    """The database that was in use is not there any more: its file was removed or replaced. Waiting does not help."""
 
 
 class BrokerUnavailable(ServiceError):
@@ -125,8 +148,12 @@ class EngineError(RolloutError):
     kind = "engine_error"
 
 
+class WeightsMissing(EngineError):
+    """No engine has the weights that the farm plays with: the rollout is handed back, which is no failed attempt."""
+
+
 class StaleRollout(RolloutError):
-    """The weights moved on further than its batch allows. `restart`: it is played anew, which is no failed attempt."""
+    """The weights moved on further than its batch allows. `restart`: it is restarted, which is no failed attempt."""
 
     kind = "stale"
     retryable = False

@@ -4,29 +4,59 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck
+from hypothesis import settings as examples
 from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 
+from farm.startup import frozen_imports
 from farm.store import migrations
-from farm.store.engine import Store
+from farm.store.database import Store
+from testkit.postgres import postgres_database as new_postgres_database
+from testkit.postgres import postgres_server
+from testkit.private_server import Missing
 from tests.services.apptainer import apptainer_program, unpacked_binaries
-from tests.services.postgres import postgres_database as new_postgres_database
-from tests.services.postgres import postgres_server
-from tests.services.process import Missing
-from tests.services.redis import redis_client, redis_server
+from tests.services.servers.redis import redis_client, redis_server
+from workers.testing import plugin_path
 
 _ORDER = ("unit", "contract", "integration", "acceptance")
 _APART = tuple(
-    f"tests/acceptance/test_{name}.py::" for name in ("chaos", "demo", "drain", "killed_nodes", "hangs", "cancel")
+    f"tests/acceptance/{name}.py::"
+    for name in ("faults/test_chaos", "test_demo", "test_drain", "faults/test_killed_nodes")
 )
 """Tests of these files share nothing and play whole farms for many seconds each; the longest come first."""
 
-_BY_PARAMETER = "tests/acceptance/test_broker_faults.py::"
+_BY_PARAMETER = "tests/acceptance/faults/test_broker_faults.py::"
 """Its tests share a farm for each kind of broker."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Give this process, and so all that tests start, the signals and environment of a terminal, and our plug-ins.
+
+    A shell lets what it runs in the background ignore SIGINT, which would be inherited: nothing could be interrupted.
+    And without the bytecode of the farm each of the thousand processes would compile all that it imports.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.dont_write_bytecode = False
+    # how long an example takes says how busy the machine is
+    examples.register_profile("farm", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    examples.load_profile("farm")
+    plugin_path.install()
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Keep the thousands of tests out of garbage collections: to collect amid them takes as long as to make them."""
+    with frozen_imports():
+        yield
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -36,7 +66,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def _rank(item: pytest.Item) -> tuple[int, int]:
     """Within a suite whole files come before what is given out test by test: it evens out when the workers end."""
-    suite = Path(item.path).relative_to(Path(__file__).parent).parts[0]
+    suite = Path(item.path).relative_to(Path(__file__).parents[1]).parts[1]
     apart = next((at for at, file in enumerate(_APART) if item.nodeid.startswith(file)), -1)
     return _ORDER.index(suite) if suite in _ORDER else 0, apart
 
@@ -64,7 +94,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> SideBySide:
 
 
 def absent(reason: str) -> None:
-    """End the test because its service is missing: a laptop skips, CI fails."""
+    """End the test because its service is missing: a laptop skips, CI fails.
+
+    Where its user lacks a right, of root or of ids in /etc/subuid, nothing could be installed: that is a plain skip.
+    """
     if os.environ.get("CI"):
         pytest.fail(f"CI must have every service: {reason}", pytrace=False)
     pytest.skip(reason)
@@ -72,7 +105,7 @@ def absent(reason: str) -> None:
 
 @pytest.fixture(scope="session")
 def redis_url() -> Iterator[str]:
-    """The broker URL of this run's Redis (`redis+socket://…`), for Celery and for `farm.signals`."""
+    """The broker URL of this run's Redis (`redis+socket://…`), for Celery and for `farm.notifications`."""
     try:
         with redis_server() as url:
             yield url
@@ -165,8 +198,8 @@ def _opened(url: str) -> Iterator[Store]:
 @pytest.fixture(params=["sqlite_store", "postgres_store"], ids=["sqlite", "postgres"])
 def store(request: pytest.FixtureRequest) -> Store:
     """Each kind of database in turn, with the farm's tables."""
-    found: Store = request.getfixturevalue(request.param)
-    return found
+    result: Store = request.getfixturevalue(request.param)
+    return result
 
 
 @pytest.fixture(scope="session")

@@ -1,44 +1,50 @@
-"""What the import contracts cannot see: who reads the environment, how long a module is, and what it is called."""
+"""Rules beyond the import contracts: which modules read the environment, how long a module is, and its name."""
 
 from __future__ import annotations
 
 import ast
+import tomllib
+from collections.abc import Callable
 from pathlib import Path
-
-import pytest
 
 ROOT = Path(__file__).parents[1]
 MODULES = sorted(path for package in ("farm", "workers") for path in (ROOT / package).rglob("*.py"))
 LONGEST_LINES = 400
 VAGUE = {"utils", "util", "helpers", "helper", "common", "base", "manager", "managers", "misc"}
 
-every_module = pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
+
+def _without(keeps_it: Callable[[Path], bool]) -> list[str]:
+    """The modules of the farm that do not keep a rule."""
+    return [str(path.relative_to(ROOT)) for path in MODULES if not keeps_it(path)]
 
 
-@every_module
-def test_a_module_says_what_lives_in_it(path: Path) -> None:
-    tree = ast.parse(path.read_text())
-    is_empty_marker = path.name == "__init__.py" and not tree.body
-    assert is_empty_marker or ast.get_docstring(tree), "open it with one sentence on what lives here"
+def test_a_module_says_what_lives_in_it() -> None:
+    def says(path: Path) -> bool:
+        tree = ast.parse(path.read_text())
+        is_empty_marker = path.name == "__init__.py" and not tree.body
+        return is_empty_marker or bool(ast.get_docstring(tree))
+
+    assert _without(says) == [], "open them with one sentence on what lives there"
 
 
-@every_module
-def test_a_module_is_one_noun(path: Path) -> None:
-    assert len(path.read_text().splitlines()) <= LONGEST_LINES, f"past {LONGEST_LINES} lines it is two nouns"
+def test_a_module_is_one_noun() -> None:
+    assert _without(lambda path: len(path.read_text().splitlines()) <= LONGEST_LINES) == [], (
+        f"past {LONGEST_LINES} lines it is two nouns"
+    )
 
 
-@every_module
-def test_a_module_is_named_for_what_it_holds(path: Path) -> None:
-    assert not VAGUE & {path.stem, *path.stem.split("_"), path.parent.name}, "name it for what it holds"
+def test_a_module_is_named_for_what_it_holds() -> None:
+    assert _without(lambda path: not VAGUE & {path.stem, *path.stem.split("_"), path.parent.name}) == []
 
 
-@every_module
-def test_settings_alone_reads_the_farms_environment_variables(path: Path) -> None:
-    tree = ast.parse(path.read_text())
-    if path == ROOT / "farm" / "settings.py" or _runs_outside_the_farm(tree):
-        return
-    read = [name for node in ast.walk(tree) for name in _variables_read(node) if name.startswith("FARM_")]
-    assert not read, f"add a field to farm/settings.py instead of reading {read}"
+def test_settings_alone_reads_the_farms_environment_variables() -> None:
+    def leaves_it_to_settings(path: Path) -> bool:
+        tree = ast.parse(path.read_text())
+        if path == ROOT / "farm" / "settings.py" or _runs_outside_the_farm(tree):
+            return True
+        return not [name for node in ast.walk(tree) for name in _variables_read(node) if name.startswith("FARM_")]
+
+    assert _without(leaves_it_to_settings) == [], "add a field to farm/settings.py instead of reading a variable there"
 
 
 def test_the_schema_comes_from_migrations() -> None:
@@ -46,8 +52,21 @@ def test_the_schema_comes_from_migrations() -> None:
     assert list((ROOT / "alembic" / "versions").glob("*.py")), "no revision: a new database would stay empty"
 
 
+def test_the_client_but_its_local_part_is_held_to_be_light() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    [contract] = [
+        each for each in project["tool"]["importlinter"]["contracts"] if each["name"].startswith("A trainer's client")
+    ]
+    modules = {f"farm.client.{path.stem}" for path in (ROOT / "farm" / "client").glob("*.py")} - {
+        "farm.client.__init__",
+        "farm.client.local",
+        "farm.client.local_orders",
+    }
+    assert modules <= {*contract["source_modules"]}
+
+
 def _runs_outside_the_farm(tree: ast.Module) -> bool:
-    """Whether variables are how it is told things: it is a script, or runs in a sandbox and imports nothing of ours."""
+    """Return whether variables configure it: it is a script, or runs in a sandbox and imports none of our code."""
     imported = {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     imported |= {name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names}
     ours = {name for name in imported if name.split(".")[0] in {"farm", "workers"}}

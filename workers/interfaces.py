@@ -1,8 +1,10 @@
-"""The whole plug-in surface on one page: what a Handler, Sandbox, Tool, Agent, Evaluator and Policy promise.
+"""The plug-in surface on one page: what a Handler, Sandbox, Tool, Agent, Evaluator and Policy promise.
 
 A plug-in is a class (or a factory) named by an entry point in one of the groups `farm.handlers`, `farm.sandboxes`,
 `farm.tools` and `farm.agents`; `workers/registry.py` finds it. All methods that wait are coroutines on the worker's one
 event loop; they are cancelled when the rollout is, and must let the cancellation through.
+
+Kinds of LLM server, in the group `farm.engines`, have a page of their own: `workers/policy/engines/kind.py`.
 """
 
 from __future__ import annotations
@@ -15,14 +17,15 @@ from typing import Any, ClassVar, Protocol, TypeAlias
 
 from pydantic import BaseModel
 
-from farm.request import Limits, SamplingParams, SandboxLimits, SandboxSpec
-from farm.rollout import Outcome
-from farm.trajectory import LogProbs, Message, ModelCall, TokenIds, VersionSpan
+from farm.records.request import Limits, SamplingParams, SandboxLimits, SandboxSpec
+from farm.records.rollout import Outcome
+from farm.records.trajectory import Completion as Completion
+from farm.records.trajectory import Message, ModelCall
 
 
 @dataclass(frozen=True, slots=True)
 class ExecResult:
-    """How a command ended. `code` is None when it was killed at its time limit; output is cut at a cap.
+    """The result of a command. `code` is None when it was killed at its time limit; output is cut at a cap.
 
     `limit` says in words which limit of the sandbox ended it, such as memory; empty if none did.
     """
@@ -36,12 +39,12 @@ class ExecResult:
 
 @dataclass(frozen=True, slots=True)
 class ShellResult:
-    """How a command in a persistent shell ended, or how far it is.
+    """The result of a command in a persistent shell, or its state so far.
 
     `output` is standard output and error in the order written, the middle cut out beyond a cap: `n_dropped` bytes;
     `full` is then all of it, up to a higher cap, to be kept as an artefact. `code` is None after a time limit and while
     the command runs; `restarted` says the shell had to be started anew (`exit`, `exec`, `kill -9 $$`); `running`, that
-    an interactive command goes on and takes keys. `limit` as of ExecResult.
+    an interactive command goes on and takes keys. `limit` as of ExecResult. `note` is more to know of the shell.
     """
 
     code: int | None
@@ -53,6 +56,7 @@ class ShellResult:
     full: bytes | None = None
     running: bool = False
     limit: str = ""
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +70,7 @@ class Artefact:
 
 @dataclass(frozen=True, slots=True)
 class CellResult:
-    """How a cell of Python ended: `error` is the exception's name, empty if none; `restarted` says state was lost.
+    """The result of a cell of Python: `error` is the exception's name, empty if none; `restarted` says state was lost.
 
     `output` is text without colour codes, the middle cut out beyond a cap: `n_dropped` bytes. `images` are rich
     results. `limit` as of ExecResult.
@@ -174,12 +178,16 @@ class Sandbox(Protocol):
 
 
 class SandboxProvider(Protocol):
-    """Starts sandboxes of one kind on this node, and finds those that another process of the node started."""
+    """Starts sandboxes of one kind on this node, and finds those that another process of the node started.
+
+    `auto` tries the installed kinds by their `priority`, an int, the highest first; it is 0 for those that have none. A
+    kind below 0 is taken only by its name. `workers/sandboxes/optional_protocols.py` has what more a kind may do.
+    """
 
     kind: ClassVar[str]
 
     def missing(self) -> str:
-        """Why this kind cannot run here and how to mend that; empty if it can."""
+        """Return why this kind cannot run here and how to fix that; empty if it can."""
         ...
 
     async def start(self, sandbox_id: str, spec: SandboxSpec) -> Sandbox: ...
@@ -191,7 +199,7 @@ class SandboxProvider(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What a tool call gives back to the model. `done` ends the rollout, with `answer` as what was submitted.
+    """The result of a tool call, for the model. `done` ends the rollout, with `answer` as what was submitted.
 
     `artefacts` are kept with the rollout; the agent adds a line that names them.
     """
@@ -220,32 +228,6 @@ ToolFactory: TypeAlias = Callable[[Sandbox | None], Tool]
 
 
 @dataclass(frozen=True, slots=True)
-class Completion:
-    """One answer of an LLM. Ids and log-probabilities are None where the engine does not give them.
-
-    The other fields are those of ModelCall. A tool call that could not be parsed is among the message's tool calls,
-    with the text it was made of as its arguments; `n_invalid` counts them. A stop string that ended the answer is among
-    its ids where it was sampled, and never in the message.
-    """
-
-    message: Message
-    finish_reason: str
-    engine: str
-    n_prompt_tokens: int
-    n_response_tokens: int
-    policy_version: str = ""
-    prompt_ids: TokenIds | None = None
-    response_ids: TokenIds | None = None
-    response_logprobs: LogProbs | None = None
-    versions: tuple[VersionSpan, ...] = ()
-    stop_reason: str | int | None = None
-    n_cached_tokens: int | None = None
-    n_invalid: int = 0
-    begins: str = ""
-    mismatch: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Delta:
     """A piece of an assistant message as it is sampled: of its text, or of its reasoning. Tool calls come whole."""
 
@@ -261,12 +243,12 @@ class Policy(Protocol):
 
     @property
     def blocked(self) -> str:
-        """Why a call gets no answer now: no engine can be reached, or all are busy or hang. Empty if it may get one."""
+        """The reason calls get no answer now: no engine can be reached, or all are busy or hang. Empty if they may."""
         ...
 
     @property
     def paused_s(self) -> float:
-        """For how long its calls have been held back for new weights, all in all; that is on nobody's clock."""
+        """Seconds in total for which its calls were held back for new weights; they count against no time limit."""
         ...
 
     async def complete(
@@ -294,7 +276,7 @@ Keep: TypeAlias = Callable[[int, Artefact], Awaitable[str]]
 
 @dataclass(slots=True)
 class AgentContext:
-    """All an agent gets: what is asked, what it may use, and where model calls and artefacts are recorded."""
+    """The input of an agent: its task, what it may use, and where model calls and artefacts are recorded."""
 
     rollout_id: str
     messages: list[Message]
@@ -310,7 +292,7 @@ class AgentContext:
 
 @dataclass(frozen=True, slots=True)
 class AgentResult:
-    """How the agent ended, and what it answered, if anything."""
+    """The end of an agent's play: its outcome, and its answer, if any."""
 
     outcome: Outcome
     answer: str | None = None
@@ -327,7 +309,7 @@ class Agent(Protocol):
 
 
 class Submission(BaseModel):
-    """What is scored: kept in the store, so that scoring can be repeated without playing again."""
+    """The part of a rollout that is scored; kept in the store, so that scoring can be repeated without a new play."""
 
     answer: str | None = None
     files: dict[str, str] = {}
@@ -363,7 +345,7 @@ class Handler(Protocol):
     tools: ClassVar[Collection[str]]
 
     def sandbox(self, instance: Any) -> SandboxSpec | None:
-        """What it is played in; None if it needs no sandbox."""
+        """Return the spec of the sandbox that it is played in; None if it needs none."""
         ...
 
     def messages(self, instance: Any) -> list[Message]:
@@ -379,7 +361,12 @@ class Handler(Protocol):
         ...
 
     async def collect(self, instance: Any, sandbox: Sandbox | None, answer: str | None) -> Submission:
-        """Take from the sandbox what is to be scored, once the agent has ended."""
+        """Take from the sandbox what is to be scored, once the agent has ended.
+
+        It gets as long as a tool call, or `collect_s` if the handler has that and it is more. What takes longer (or
+        raises TimeoutError) is called again, in a fresh sandbox as prepared and in this one: if it was the policy that
+        made it slow, `answer` alone is scored, and else it is an error that is tried again.
+        """
         ...
 
     def evaluator(self, instance: Any) -> Evaluator: ...

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from functools import cache
 from typing import cast
 
 from farm.errors import NotFound, UnknownHandler
 from farm.plugins import installed, load
 from workers.interfaces import Agent, Handler, SandboxProvider, ToolFactory
+from workers.plugin_faults import described
+
+log = logging.getLogger(__name__)
 
 HANDLERS = "farm.handlers"
 SANDBOXES = "farm.sandboxes"
@@ -41,13 +45,36 @@ def tool(name: str) -> ToolFactory:
 
 
 def best_sandbox() -> str:
-    """The kind to use where the choice is open: the first of these that can run on this node. Raises NotFound."""
+    """Return the kind to use where the choice is open: the first by priority that can run here. Raises NotFound."""
     reasons = []
-    for kind in ("singularity", "namespace"):
-        if kind not in installed(SANDBOXES):
-            continue
-        missing = sandbox(kind).missing()
+    for kind in _by_priority():
+        missing = _missing(kind)
         if not missing:
             return kind
         reasons.append(f"{kind}: {missing}")
-    raise NotFound("no sandbox can run on this node: " + "; ".join(reasons))
+    raise NotFound(
+        "no sandbox can run on this node: " + ("; ".join(reasons) or "no kind that may be chosen is installed")
+    )
+
+
+@cache
+def _by_priority() -> list[str]:
+    """Return the installed kinds that may be chosen, those of one priority by name. A broken one is left out."""
+    priorities = {kind: _priority(kind) for kind in installed(SANDBOXES)}
+    return sorted((kind for kind in priorities if priorities[kind] >= 0), key=lambda kind: (-priorities[kind], kind))
+
+
+def _priority(kind: str) -> int:
+    try:
+        return int(getattr(sandbox(kind), "priority", 0))
+    except Exception as error:
+        # it is someone else's, and breaks for those who name it
+        log.warning("sandbox %s cannot be loaded: %s", kind, described(error))
+        return -1
+
+
+def _missing(kind: str) -> str:
+    try:
+        return sandbox(kind).missing()
+    except Exception as error:
+        return f"its missing() broke: {described(error)}"

@@ -1,4 +1,4 @@
-"""A batch as padded arrays: what every trainer's own adapter starts from.
+"""The adapter `arrays`: a batch as padded arrays, from which a trainer's own rows are easily made.
 
 One row per segment, so a rollout whose history branched has several rows with one reward. Prompts are padded on the
 left, responses on the right, so that column 0 of the response is where sampling began.
@@ -9,16 +9,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from farm.rollout import Rollout
-from farm.trajectory import NO_VERSION, Segment
-
-if TYPE_CHECKING:
-    from farm.client import Farm
+from farm.records.rollout import Rollout
+from farm.records.trajectory import NO_VERSION, Segment
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +27,16 @@ class Arrays:
     response_mask                      uint8 [n, R], 1 exactly where the policy sampled the token
     response_logprobs                  float32 [n, R], 0.0 where response_mask is 0
     policy_versions                    int32 [n, R], -1 where response_mask is 0 or the engine does not say
+    truncated                          bool [n]; the response was longer than the cap, and is cut
     rewards                            float32 [n], NaN where the rollout has none
     trainable                          bool [n]; a segment that is not exact never is, whatever its rollout
+    rollout_index                      int32 [n], counted from 0: rows of one rollout share it, and its one reward
     group_index, sample_index          int32 [n]
-    group_ids, rollout_ids, outcomes   str [n]
+    n_turns                            int32 [n], of the rollout
+    version_min, version_max           int32 [n], the oldest and newest weights of the row, -1 where not known
+    finished_at                        float64 [n], seconds since the epoch; NaN where it has not ended
+    group_ids, rollout_ids,
+    instance_ids, outcomes             str [n]
     """
 
     prompt_ids: NDArray[np.int32]
@@ -43,12 +46,19 @@ class Arrays:
     response_mask: NDArray[np.uint8]
     response_logprobs: NDArray[np.float32]
     policy_versions: NDArray[np.int32]
+    truncated: NDArray[np.bool_]
     rewards: NDArray[np.float32]
     trainable: NDArray[np.bool_]
+    rollout_index: NDArray[np.int32]
     group_index: NDArray[np.int32]
     sample_index: NDArray[np.int32]
+    n_turns: NDArray[np.int32]
+    version_min: NDArray[np.int32]
+    version_max: NDArray[np.int32]
+    finished_at: NDArray[np.float64]
     group_ids: NDArray[np.str_]
     rollout_ids: NDArray[np.str_]
+    instance_ids: NDArray[np.str_]
     outcomes: NDArray[np.str_]
 
     def __len__(self) -> int:
@@ -57,8 +67,27 @@ class Arrays:
     def as_dict(self) -> dict[str, NDArray[Any]]:
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
+    def group_advantages(self, *, scaled: bool = True, epsilon: float = 1e-6) -> NDArray[np.float32]:
+        """Return each row's reward minus the mean of its group, float32 [n]; NaN where there is no reward.
+
+        Means and deviations are over rollouts, so that one with several rows counts once; every row of a rollout has
+        its advantage. `scaled` divides by the group's standard deviation plus `epsilon`, as GRPO does
+        (arXiv:2402.03300, section 4.1.2); without it they are Dr. GRPO's (arXiv:2503.20783).
+        """
+        _, first = np.unique(self.rollout_index, return_index=True)
+        of_rollouts = self.rewards[first].astype(np.float64)
+        groups = self.group_ids[first]
+        advantages = np.full(len(first), np.nan)
+        for group in np.unique(groups):
+            mine = groups == group
+            scored = of_rollouts[mine & ~np.isnan(of_rollouts)]
+            if len(scored):
+                scale = scored.std() + epsilon if scaled else 1.0
+                advantages[mine] = (of_rollouts[mine] - scored.mean()) / scale
+        return advantages[np.searchsorted(self.rollout_index[first], self.rollout_index)].astype(np.float32)
+
     def as_torch(self) -> dict[str, Any]:
-        """The numeric arrays as torch tensors, the others as lists. Needs torch, which the farm does not install."""
+        """Return numeric arrays as torch tensors, the others as lists. Needs torch, which the farm does not install."""
         import torch  # type: ignore[import-not-found, unused-ignore]
 
         return {
@@ -67,37 +96,38 @@ class Arrays:
         }
 
 
-def batch_arrays(
-    farm: Farm,
-    batch_id: str,
+def arrays(
+    rollouts: Sequence[Rollout],
     *,
     whole_groups: bool = False,
     trainable_only: bool = True,
     pad_id: int = 0,
-    timeout_s: float | None = None,
+    max_prompt_tokens: int | None = None,
+    max_response_tokens: int | None = None,
+    min_version: int | None = None,
 ) -> Arrays:
-    """Wait for a batch and give its rows; see `arrays`. Raises NotFound, TimeoutError."""
-    return arrays(
-        farm.collect(batch_id, timeout_s), whole_groups=whole_groups, trainable_only=trainable_only, pad_id=pad_id
-    )
-
-
-def arrays(
-    rollouts: Sequence[Rollout], *, whole_groups: bool = False, trainable_only: bool = True, pad_id: int = 0
-) -> Arrays:
-    """Rows of the rollouts that have training rows, in their order.
+    """Return rows of the rollouts that have training rows, in their order.
 
     `trainable_only` leaves out what broke, as it has no reward, and segments that may not train, as an engine saw other
     tokens than it was sent or nothing in them was sampled; a rollout with no other segment is left out. `whole_groups`
     leaves out every group of which a member is left out, for estimators that compare all samples of an instance.
+
+    The widths P and R are those of the longest row, and one row may be far longer than the rest: rows with a longer
+    prompt than `max_prompt_tokens` are left out, as a prompt cut short is another; responses are cut to
+    `max_response_tokens`. `min_version` leaves out rows of which a token was sampled by older weights, or by weights
+    not known.
     """
-    kept = [(rollout, found) for rollout in rollouts if (found := _segments(rollout, trainable_only))]
+    wanted = _Wanted(trainable_only, max_prompt_tokens, max_response_tokens, min_version)
+    kept = [(rollout, value) for rollout in rollouts if (value := wanted.segments(rollout))]
     if whole_groups:
-        asked = Counter(rollout.group_id for rollout in rollouts)
+        result = Counter(rollout.group_id for rollout in rollouts)
         members = Counter(rollout.group_id for rollout, _ in kept)
-        kept = [(rollout, found) for rollout, found in kept if members[rollout.group_id] == asked[rollout.group_id]]
-    rows = [(rollout, segment) for rollout, found in kept for segment in found]
-    segments = [segment for _, segment in rows]
+        kept = [(rollout, value) for rollout, value in kept if members[rollout.group_id] == result[rollout.group_id]]
+    rows = [(rollout, segment) for rollout, value in kept for segment in value]
+    indices = [index for index, (_, value) in enumerate(kept) for _ in value]
+    whole = [segment for _, segment in rows]
+    segments = whole if max_response_tokens is None else [segment.cut(max_response_tokens) for segment in whole]
+    spans = [segment.version_span for segment in segments]
     return Arrays(
         prompt_ids=_padded((s.prompt_ids for s in segments), np.int32, pad_id, left=True),
         prompt_mask=_padded((np.ones(len(s.prompt_ids), np.uint8) for s in segments), np.uint8, 0, left=True),
@@ -106,20 +136,47 @@ def arrays(
         response_mask=_padded((s.response_mask for s in segments), np.uint8, 0),
         response_logprobs=_padded((s.response_logprobs for s in segments), np.float32, 0.0),
         policy_versions=_padded((s.policy_versions for s in segments), np.int32, NO_VERSION),
+        truncated=np.array(
+            [len(s.response_ids) < len(w.response_ids) for s, w in zip(segments, whole, strict=True)], bool
+        ),
         rewards=_column(rows, lambda r: np.nan if r.reward is None else r.reward, np.float32),
-        trainable=np.array([rollout.trainable and segment.trainable for rollout, segment in rows], np.bool_),
+        trainable=np.array([r.trainable and s.trainable for (r, _), s in zip(rows, segments, strict=True)], np.bool_),
+        rollout_index=np.array(indices, np.int32),
         group_index=_column(rows, lambda r: r.group_index, np.int32),
         sample_index=_column(rows, lambda r: r.sample_index, np.int32),
+        n_turns=_column(rows, lambda r: r.n_turns, np.int32),
+        version_min=np.array([oldest for oldest, _ in spans], np.int32),
+        version_max=np.array([newest for _, newest in spans], np.int32),
+        finished_at=_column(rows, lambda r: np.nan if r.finished_at is None else r.finished_at, np.float64),
         group_ids=_column(rows, lambda r: r.group_id, np.str_),
         rollout_ids=_column(rows, lambda r: r.rollout_id, np.str_),
+        instance_ids=_column(rows, lambda r: r.instance_id, np.str_),
         outcomes=_column(rows, lambda r: str(r.outcome or ""), np.str_),
     )
 
 
-def _segments(rollout: Rollout, trainable_only: bool) -> list[Segment]:
-    if not trainable_only:
-        return list(rollout.segments)
-    return [segment for segment in rollout.segments if rollout.trainable and segment.trainable]
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """The requested rows."""
+
+    trainable_only: bool
+    max_prompt_tokens: int | None
+    max_response_tokens: int | None
+    min_version: int | None
+
+    def segments(self, rollout: Rollout) -> list[Segment]:
+        if self.trainable_only and not rollout.trainable:
+            return []
+        return [segment for segment in rollout.segments if self._takes(segment)]
+
+    def _takes(self, segment: Segment) -> bool:
+        if self.max_prompt_tokens is not None and len(segment.prompt_ids) > self.max_prompt_tokens:
+            return False
+        if self.max_response_tokens is not None:
+            segment = segment.cut(self.max_response_tokens)
+        if self.trainable_only and not segment.trainable:
+            return False
+        return self.min_version is None or segment.version_span[0] >= self.min_version
 
 
 def _padded(values: Iterable[NDArray[Any]], dtype: Any, pad: float, left: bool = False) -> NDArray[Any]:

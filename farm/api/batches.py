@@ -6,53 +6,94 @@ from functools import partial
 
 from starlette.routing import Route
 
-from farm.api.desk import Desk, Poll
-from farm.api.questions import Acknowledgement, Chosen, Consumer, Ended, Open, Question, Recent
+from farm.api.endpoints import Endpoints, LongPoll
+from farm.api.openapi import Described, EndpointDescription
+from farm.api.schemas import (
+    Acknowledgement,
+    ApiRequest,
+    ConsumerQuery,
+    EndedQuery,
+    OpenQuery,
+    RecentQuery,
+    RolloutSelection,
+)
+from farm.client.consumer_stream import Page
+from farm.client.remote import Submitted
+from farm.records.conservation import Conservation, Violation
+from farm.records.request import BatchRequest
+from farm.records.rollout import BatchStatus, BatchSummary, Rollout, StageTimes
+
+ENDPOINTS: Described = {
+    ("POST", "/v1/batches"): EndpointDescription("Start a batch.", Submitted, body=BatchRequest),
+    ("GET", "/v1/batches"): EndpointDescription("The newest batches.", list[BatchSummary], query=RecentQuery),
+    ("GET", "/v1/batches/{id}"): EndpointDescription("A batch in numbers.", BatchStatus),
+    ("GET", "/v1/batches/{id}/rollouts"): EndpointDescription("Its rollouts, without training rows.", list[Rollout]),
+    ("GET", "/v1/batches/{id}/ended"): EndpointDescription(
+        "A page of rollouts, or of whole groups, that ended after a cursor, with training rows.",
+        Page,
+        EndedQuery,
+    ),
+    ("GET", "/v1/batches/{id}/open"): EndpointDescription("Whether some have not ended.", bool, OpenQuery),
+    ("GET", "/v1/batches/{id}/acknowledged"): EndpointDescription("A consumer's cursor.", int, ConsumerQuery),
+    ("POST", "/v1/batches/{id}/acknowledged"): EndpointDescription(
+        "Move a consumer's cursor on.", int, body=Acknowledgement
+    ),
+    ("GET", "/v1/batches/{id}/conservation"): EndpointDescription(
+        "Submitted against ended and in flight.", Conservation
+    ),
+    ("GET", "/v1/batches/{id}/violations"): EndpointDescription("Invariants that are broken.", list[Violation]),
+    ("GET", "/v1/batches/{id}/stage_times"): EndpointDescription(
+        "Queueing and working times by stage.", list[StageTimes]
+    ),
+    ("POST", "/v1/cancel"): EndpointDescription("End a batch, a group or a rollout.", list[str], body=RolloutSelection),
+    ("POST", "/v1/rescore"): EndpointDescription("Score again what was played.", list[str], body=RolloutSelection),
+}
 
 
-def routes(desk: Desk) -> list[Route]:
-    """`/v1/batches`, and the two verbs that take the id of anything."""
-    service = desk.service
+def routes(endpoints: Endpoints) -> list[Route]:
+    """Return the routes of `/v1/batches`, and of the two verbs that take any id."""
+    farm = endpoints.farm
 
-    def acknowledge(asked: Question) -> int:
-        told = asked.told(Acknowledgement)
-        return service.acknowledge_up_to(_id(asked), told.cursor, told.consumer)
+    def acknowledge(request: ApiRequest) -> int:
+        acknowledgement = request.parse_body(Acknowledgement)
+        return farm.acknowledge_up_to(_id(request), acknowledgement.cursor, acknowledgement.consumer)
 
-    def ended(asked: Question) -> Poll:
-        wanted = asked.queried(Ended)
-        page = partial(service.page, _id(asked), wanted.cursor, wanted.groups, wanted.limit)
-        return Poll(_id(asked), page, lambda page: page.settled, wanted.wait_s)
+    def ended(request: ApiRequest) -> LongPoll:
+        wanted = request.parse_query(EndedQuery)
+        page = partial(farm.page, _id(request), wanted.cursor, wanted.groups, wanted.limit)
+        return LongPoll(_id(request), page, lambda page: page.settled, wanted.wait_s)
 
-    def is_open(asked: Question) -> Poll:
-        has_open = partial(service.has_open, _id(asked))
-        return Poll(_id(asked), has_open, lambda is_open: not is_open, asked.queried(Open).wait_s)
+    def is_open(request: ApiRequest) -> LongPoll:
+        has_open = partial(farm.has_open, _id(request))
+        return LongPoll(_id(request), has_open, lambda is_open: not is_open, request.parse_query(OpenQuery).wait_s)
 
-    def cancel(asked: Question) -> list[str]:
-        told = asked.told(Chosen)
-        return service.cancel(told.id, told.rollout_ids)
+    def cancel(request: ApiRequest) -> list[str]:
+        acknowledgement = request.parse_body(RolloutSelection)
+        return farm.cancel(acknowledgement.id, acknowledgement.rollout_ids)
 
-    def rescore(asked: Question) -> list[str]:
-        told = asked.told(Chosen)
-        return service.rescore(told.id, told.rollout_ids)
+    def rescore(request: ApiRequest) -> list[str]:
+        acknowledgement = request.parse_body(RolloutSelection)
+        return farm.rescore(acknowledgement.id, acknowledgement.rollout_ids)
 
     return [
-        desk.post("/v1/batches", lambda asked: {"batch_id": service.submit(asked.body)}),
-        desk.get("/v1/batches", lambda asked: service.recent(asked.queried(Recent).limit)),
-        desk.get("/v1/batches/{id}", lambda asked: service.status(_id(asked))),
-        desk.get("/v1/batches/{id}/rollouts", lambda asked: service.rollouts(_id(asked))),
-        desk.poll("/v1/batches/{id}/ended", ended),
-        desk.poll("/v1/batches/{id}/open", is_open),
-        desk.get(
+        endpoints.post("/v1/batches", lambda request: {"batch_id": farm.submit(request.body)}),
+        endpoints.get("/v1/batches", lambda request: farm.batches(request.parse_query(RecentQuery).limit)),
+        endpoints.get("/v1/batches/{id}", lambda request: farm.status(_id(request))),
+        endpoints.get("/v1/batches/{id}/rollouts", lambda request: farm.rollouts(_id(request))),
+        endpoints.poll("/v1/batches/{id}/ended", ended),
+        endpoints.poll("/v1/batches/{id}/open", is_open),
+        endpoints.get(
             "/v1/batches/{id}/acknowledged",
-            lambda asked: service.acknowledged(_id(asked), asked.queried(Consumer).consumer),
+            lambda request: farm.acknowledged(_id(request), request.parse_query(ConsumerQuery).consumer),
         ),
-        desk.post("/v1/batches/{id}/acknowledged", acknowledge),
-        desk.get("/v1/batches/{id}/conservation", lambda asked: service.conservation(_id(asked))),
-        desk.get("/v1/batches/{id}/violations", lambda asked: service.violations(_id(asked))),
-        desk.post("/v1/cancel", cancel),
-        desk.post("/v1/rescore", rescore),
+        endpoints.post("/v1/batches/{id}/acknowledged", acknowledge),
+        endpoints.get("/v1/batches/{id}/conservation", lambda request: farm.conservation(_id(request))),
+        endpoints.get("/v1/batches/{id}/violations", lambda request: farm.violations(_id(request))),
+        endpoints.get("/v1/batches/{id}/stage_times", lambda request: farm.stage_times(_id(request))),
+        endpoints.post("/v1/cancel", cancel),
+        endpoints.post("/v1/rescore", rescore),
     ]
 
 
-def _id(asked: Question) -> str:
-    return asked.path["id"]
+def _id(request: ApiRequest) -> str:
+    return request.path["id"]

@@ -7,62 +7,94 @@ from typing import cast
 
 from starlette.routing import Route
 
-from farm.api.desk import Desk
-from farm.api.questions import NewEngine, OneEngine, Orders, Pause, Question, SomeEngines, Version
-from farm.engines import EngineState
+from farm.api.endpoints import Endpoints
+from farm.api.openapi import Described, EndpointDescription
+from farm.api.schemas import (
+    ApiRequest,
+    HoldOrder,
+    NewEngine,
+    OneEngine,
+    OrdersQuery,
+    PauseOrder,
+    SomeEngines,
+    VersionOrder,
+)
+from farm.client.weight_update import MODES
 from farm.errors import InvalidRequest
-from farm.orders import MODES
-from farm.store.engines import Engine, Paused
+from farm.records.engine_state import EngineState, Paused, StoredEngine
+
+ENDPOINTS: Described = {
+    ("GET", "/v1/engines"): EndpointDescription("The engines, without their keys.", list[EngineState]),
+    ("POST", "/v1/engines"): EndpointDescription("Use an engine.", dict[str, str], body=NewEngine),
+    ("POST", "/v1/engines/chosen"): EndpointDescription(
+        "The engines of an order.", list[StoredEngine], body=SomeEngines
+    ),
+    ("POST", "/v1/engines/drain"): EndpointDescription("Send it no new rollouts.", dict[str, str], body=OneEngine),
+    ("POST", "/v1/engines/remove"): EndpointDescription("Use it no more.", dict[str, str], body=OneEngine),
+    ("POST", "/v1/engines/clear"): EndpointDescription("Use none any more.", int),
+    ("POST", "/v1/engines/pause"): EndpointDescription("Order a pause, or its end.", dict[str, int], body=PauseOrder),
+    ("POST", "/v1/engines/hold"): EndpointDescription(
+        "Say that a weight update goes on.", dict[str, str], body=HoldOrder
+    ),
+    ("POST", "/v1/engines/version"): EndpointDescription("Name their weights.", dict[str, int], body=VersionOrder),
+    ("POST", "/v1/engines/left"): EndpointDescription("Who has not followed orders.", list[str], body=OrdersQuery),
+}
 
 
-def routes(desk: Desk) -> list[Route]:
-    """`/v1/engines`. Nobody is shown the engines' keys."""
-    engines = desk.service.engines
+def routes(endpoints: Endpoints) -> list[Route]:
+    """Return the routes of `/v1/engines`, which never show the engines' keys."""
+    farm = endpoints.farm
 
-    def states(asked: Question) -> list[EngineState]:
-        return [replace(state, engine=_without_key(state.engine)) for state in engines.states()]
+    def states(request: ApiRequest) -> list[EngineState]:
+        return [replace(state, engine=_without_key(state.engine)) for state in farm.engines()]
 
-    def chosen(asked: Question) -> list[Engine]:
-        return [_without_key(engine) for engine in engines.chosen(asked.told(SomeEngines).urls)]
+    def chosen(request: ApiRequest) -> list[StoredEngine]:
+        return [_without_key(engine) for engine in farm.orders.chosen(request.parse_body(SomeEngines).urls)]
 
-    def add(asked: Question) -> dict[str, str]:
-        engines.add(Engine(**asked.told(NewEngine).model_dump()))
+    def add(request: ApiRequest) -> dict[str, str]:
+        farm.add_engine(**request.parse_body(NewEngine).model_dump())
         return {}
 
-    def drain(asked: Question) -> dict[str, str]:
-        engines.drain(asked.told(OneEngine).url)
+    def drain(request: ApiRequest) -> dict[str, str]:
+        farm.drain_engine(request.parse_body(OneEngine).url)
         return {}
 
-    def remove(asked: Question) -> dict[str, str]:
-        engines.remove(asked.told(OneEngine).url)
+    def remove(request: ApiRequest) -> dict[str, str]:
+        farm.remove_engine(request.parse_body(OneEngine).url)
         return {}
 
-    def pause(asked: Question) -> dict[str, int]:
-        told = asked.told(Pause)
-        if told.mode not in ("", *MODES):
-            raise InvalidRequest(f"{told.mode!r} is none of {', '.join(MODES)}", field="mode")
-        return engines.order_pause(cast(Paused, told.mode), told.by, told.urls)
+    def pause(request: ApiRequest) -> dict[str, int]:
+        pause_order = request.parse_body(PauseOrder)
+        if pause_order.mode not in ("", *MODES):
+            raise InvalidRequest(f"{pause_order.mode!r} is none of {', '.join(MODES)}", field="mode")
+        return farm.orders.order_pause(cast(Paused, pause_order.mode), pause_order.by, pause_order.urls)
 
-    def version(asked: Question) -> dict[str, int]:
-        told = asked.told(Version)
-        return engines.order_version(told.version, told.urls)
+    def version(request: ApiRequest) -> dict[str, int]:
+        pause_order = request.parse_body(VersionOrder)
+        return farm.orders.order_version(pause_order.version, pause_order.urls, pause_order.path)
 
-    def left(asked: Question) -> list[str]:
-        told = asked.told(Orders)
-        return engines.left(told.orders, told.waited_s)
+    def hold(request: ApiRequest) -> dict[str, str]:
+        pause_order = request.parse_body(HoldOrder)
+        farm.orders.hold(pause_order.by, pause_order.urls)
+        return {}
+
+    def left(request: ApiRequest) -> list[str]:
+        pause_order = request.parse_body(OrdersQuery)
+        return farm.orders.left(pause_order.orders, pause_order.waited_s)
 
     return [
-        desk.get("/v1/engines", states),
-        desk.post("/v1/engines", add),
-        desk.post("/v1/engines/chosen", chosen),
-        desk.post("/v1/engines/drain", drain),
-        desk.post("/v1/engines/remove", remove),
-        desk.post("/v1/engines/clear", lambda asked: engines.clear()),
-        desk.post("/v1/engines/pause", pause),
-        desk.post("/v1/engines/version", version),
-        desk.post("/v1/engines/left", left),
+        endpoints.get("/v1/engines", states),
+        endpoints.post("/v1/engines", add),
+        endpoints.post("/v1/engines/chosen", chosen),
+        endpoints.post("/v1/engines/drain", drain),
+        endpoints.post("/v1/engines/remove", remove),
+        endpoints.post("/v1/engines/clear", lambda request: farm.clear_engines()),
+        endpoints.post("/v1/engines/pause", pause),
+        endpoints.post("/v1/engines/version", version),
+        endpoints.post("/v1/engines/hold", hold),
+        endpoints.post("/v1/engines/left", left),
     ]
 
 
-def _without_key(engine: Engine) -> Engine:
+def _without_key(engine: StoredEngine) -> StoredEngine:
     return replace(engine, key="")

@@ -1,34 +1,49 @@
-"""Rollouts over HTTP: how each stands, what it did, how it was scored, what it made."""
+"""Rollouts over HTTP: state, transcript, scores, artefacts."""
 
 from __future__ import annotations
 
 from starlette.responses import Response
 from starlette.routing import Route
 
-from farm.api.desk import Desk
-from farm.api.questions import Artefact, Question
+from farm.api.endpoints import Endpoints
+from farm.api.openapi import BYTES, Described, EndpointDescription
+from farm.api.schemas import ApiRequest, ArtefactQuery
+from farm.records.rollout import KeptArtefact, Reward, Rollout, Timing
+from farm.records.trajectory import ModelCall
 
 _UNTRUSTED = {"content-disposition": "attachment", "x-content-type-options": "nosniff"}
 """The policy wrote it: no browser should take it for a page of the farm's."""
 
 
-def routes(desk: Desk) -> list[Route]:
-    """`/v1/rollouts`; all of it is read-only."""
-    service = desk.service
+ENDPOINTS: Described = {
+    ("GET", "/v1/rollouts/{id}"): EndpointDescription("A rollout, without training rows.", Rollout),
+    ("GET", "/v1/rollouts/{id}/calls"): EndpointDescription("Its model calls.", list[ModelCall]),
+    ("GET", "/v1/rollouts/{id}/timings"): EndpointDescription("Every stage of every attempt.", list[Timing]),
+    ("GET", "/v1/rollouts/{id}/rewards"): EndpointDescription("Its scores, newest last.", list[Reward]),
+    ("GET", "/v1/rollouts/{id}/artefacts"): EndpointDescription("Artefacts that are kept.", list[KeptArtefact]),
+    ("GET", "/v1/rollouts/{id}/artefact"): EndpointDescription(
+        "The bytes of an artefact.", bytes, ArtefactQuery, media_type=BYTES
+    ),
+}
 
-    def artefact(asked: Question) -> Response:
-        data = service.artefact(_id(asked), asked.queried(Artefact).name)
+
+def routes(endpoints: Endpoints) -> list[Route]:
+    """Return the routes of `/v1/rollouts`, all read-only."""
+    farm = endpoints.farm
+
+    def artefact(request: ApiRequest) -> Response:
+        data = farm.artefact(_id(request), request.parse_query(ArtefactQuery).name)
         return Response(data, headers=_UNTRUSTED, media_type="application/octet-stream")
 
     return [
-        desk.get("/v1/rollouts/{id}", lambda asked: service.rollout(_id(asked))),
-        desk.get("/v1/rollouts/{id}/calls", lambda asked: service.calls(_id(asked))),
-        desk.get("/v1/rollouts/{id}/timings", lambda asked: service.timings(_id(asked))),
-        desk.get("/v1/rollouts/{id}/rewards", lambda asked: service.rewards(_id(asked))),
-        desk.get("/v1/rollouts/{id}/artefacts", lambda asked: service.artefacts(_id(asked))),
-        desk.get("/v1/rollouts/{id}/artefact", artefact),
+        endpoints.get("/v1/rollouts/{id}", lambda request: farm.rollout(_id(request))),
+        endpoints.get("/v1/rollouts/{id}/calls", lambda request: farm.calls(_id(request))),
+        endpoints.get("/v1/rollouts/{id}/timings", lambda request: farm.timings(_id(request))),
+        endpoints.get("/v1/rollouts/{id}/rewards", lambda request: farm.rewards(_id(request))),
+        endpoints.get("/v1/rollouts/{id}/artefacts", lambda request: farm.artefacts(_id(request))),
+        endpoints.get("/v1/rollouts/{id}/artefact", artefact),
     ]
 
 
-def _id(asked: Question) -> str:
-    return asked.path["id"]
+def _id(request: ApiRequest) -> str:
+    return request.path["id"]

@@ -1,4 +1,4 @@
-"""What tool calls made and the model was not shown, such as a long output in full or an image: kept with the rollout.
+"""Artefacts of tool calls, which the model was not shown, such as a long output in full or an image.
 
 The bytes of each are one zstandard frame. They go with the rollout, and belong to one attempt, as model calls do.
 """
@@ -6,37 +6,24 @@ The bytes of each are one zstandard frame. They go with the rollout, and belong 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, cast
 
 import zstandard
 from sqlalchemy import Connection, Table, func, insert, select
 
 from farm.errors import NotFound
-from farm.rollout import State
-from farm.store.clock import db_now
+from farm.records.rollout import KeptArtefact, State
 from farm.store.rollouts import Claim, rollouts
-from farm.store.tables import ArtefactRow
+from farm.store.sql.clock import db_now
+from farm.store.sql.schema import ArtefactRow
 
 artefacts = cast(Table, ArtefactRow.__table__)
 
 _LEVEL = 3
 
 
-@dataclass(frozen=True, slots=True)
-class KeptArtefact:
-    """One artefact, without its bytes: `n_bytes` are as many as it had, `n_stored` as many as it takes up."""
-
-    name: str
-    media_type: str
-    n_bytes: int
-    n_stored: int
-    attempt: int
-    created_at: float
-
-
 def packed(data: bytes) -> bytes:
-    """As it lies in the database."""
+    """Return data in its stored form, compressed."""
     return zstandard.ZstdCompressor(level=_LEVEL).compress(data)
 
 
@@ -55,7 +42,7 @@ def keep(connection: Connection, held: Claim, name: str, media_type: str, n_byte
 
 
 def listing(connection: Connection, rollout_id: str) -> Sequence[KeptArtefact]:
-    """The artefacts of a rollout's last attempt that has any, as they came."""
+    """Return the artefacts of a rollout's last attempt that has any, as they came."""
     columns = (artefacts.c.name, artefacts.c.media_type, artefacts.c.n_bytes, func.length(artefacts.c.data))
     statement = (
         select(*columns, artefacts.c.attempt, artefacts.c.created_at)
@@ -66,7 +53,7 @@ def listing(connection: Connection, rollout_id: str) -> Sequence[KeptArtefact]:
 
 
 def contents(connection: Connection, rollout_id: str, name: str) -> bytes:
-    """The bytes of an artefact of the attempt that `listing` shows. Raises NotFound."""
+    """Return the bytes of an artefact of the attempt that `listing` shows. Raises NotFound."""
     statement = select(artefacts.c.data, artefacts.c.n_bytes).where(
         artefacts.c.rollout_id == rollout_id,
         artefacts.c.attempt == _last_attempt(rollout_id),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterator, Sequence
 from itertools import groupby, islice
 from typing import Any, cast
@@ -10,21 +9,17 @@ from typing import Any, cast
 from sqlalchemy import Connection, Row, Select, Table, func, insert, literal, select
 
 from farm.errors import Conflict, InvalidRequest, NotFound, Overloaded
-from farm.request import BatchRequest
-from farm.rollout import BatchStatus, Failure, Outcome, Reward, Rollout, Stage, State, Timing
-from farm.store.clock import db_now
+from farm.ids import new_batch_id, rollout_id
+from farm.records.request import BatchRequest
+from farm.records.rollout import BatchStatus, Failure, Outcome, Reward, Rollout, Stage, State, Timing
+from farm.records.trajectory import Segment
 from farm.store.rollouts import attempts, batches, rewards, rollouts
-from farm.store.tables import InstanceRow
-from farm.trajectory import Segment
+from farm.store.sql.clock import db_now
+from farm.store.sql.schema import InstanceRow
 
 instances = cast(Table, InstanceRow.__table__)
 _CHUNK = 1000
 """Rows written by one statement: a huge batch takes no more memory than a small one."""
-
-
-def new_id() -> str:
-    """For a batch that is to be written."""
-    return "b" + secrets.token_hex(5)
 
 
 def create(
@@ -33,12 +28,11 @@ def create(
     fingerprint: str,
     max_open: int | None = None,
     batch_id: str = "",
-    former_fingerprint: str = "",
 ) -> tuple[str, bool]:
-    """Write a batch and all its rollouts: (batch id, whether it is new). A `batch_id` of `new_id` is written only once.
+    """Write a batch and all its rollouts: (batch id, whether it is new). One of a `batch_id` is written only once.
 
-    Raises Conflict if its key names another request, by its fingerprint and by that which older farms gave it;
-    Overloaded if then more than `max_open` rollouts would be open.
+    Raises Conflict if its key names another request, by its fingerprint; Overloaded if then more than `max_open`
+    rollouts would be open.
     """
     if batch_id and connection.execute(select(batches.c.batch_id).filter_by(batch_id=batch_id)).first() is not None:
         return batch_id, True
@@ -49,7 +43,7 @@ def create(
             )
         ).one_or_none()
         if known is not None:
-            if known.fingerprint not in (fingerprint, former_fingerprint):
+            if known.fingerprint != fingerprint:
                 raise Conflict(
                     f"idempotency key {request.idempotency_key!r} names batch {known.batch_id}, which asks for "
                     "something else: use a new key, or submit the same request"
@@ -58,7 +52,7 @@ def create(
     n_rollouts = len(request.instances) * request.n_samples
     if max_open is not None:
         _check_room(connection, n_rollouts, max_open)
-    batch_id = batch_id or new_id()
+    batch_id = batch_id or new_batch_id()
     now = connection.execute(select(db_now())).scalar_one()
     connection.execute(
         insert(batches),
@@ -128,7 +122,7 @@ def _new_rollouts(request: BatchRequest, batch_id: str, now: float) -> Iterator[
     for group, instance in enumerate(request.instances):
         for sample in range(request.n_samples):
             yield fresh | {
-                "rollout_id": f"{batch_id}.{group}.{sample}",
+                "rollout_id": rollout_id(batch_id, group, sample),
                 "batch_id": batch_id,
                 "group_index": group,
                 "sample_index": sample,
@@ -138,32 +132,37 @@ def _new_rollouts(request: BatchRequest, batch_id: str, now: float) -> Iterator[
 
 
 def n_open(connection: Connection) -> int:
-    """How many rollouts of all batches have not ended, but for those that are scored again."""
+    """Return how many rollouts of all batches have not ended, without those that are scored again."""
     left = batches.c.n_rollouts - batches.c.last_seq
     return int(connection.execute(select(func.coalesce(func.sum(left), 0)).where(left > 0)).scalar_one())
 
 
 def has_open(connection: Connection, batch_id: str) -> bool:
-    """Whether some rollout of a batch has not ended; unlike `status` it looks at them only if all ended once.
+    """Return whether some rollout of a batch has not ended; unlike `status` it reads them only if all ended once.
 
     Raises NotFound.
     """
+    return progress(connection, batch_id)[1]
+
+
+def progress(connection: Connection, batch_id: str) -> tuple[int, bool]:
+    """Return the last number of a batch's ended rollouts, and whether it has open ones. Raises NotFound."""
     numbers = select(batches.c.last_seq, batches.c.n_rollouts).where(batches.c.batch_id == batch_id)
-    found = connection.execute(numbers).one_or_none()
-    if found is None:
+    result = connection.execute(numbers).one_or_none()
+    if result is None:
         raise NotFound(f"there is no batch {batch_id}")
-    if found.last_seq < found.n_rollouts:
-        return True
+    if result.last_seq < result.n_rollouts:
+        return result.last_seq, True
     live = select(literal(1)).where(rollouts.c.batch_id == batch_id, rollouts.c.finish_seq.is_(None)).limit(1)
-    return connection.execute(live).first() is not None
+    return result.last_seq, connection.execute(live).first() is not None
 
 
 def request_of(connection: Connection, batch_id: str) -> dict[str, Any]:
-    """What a batch asked for, without its instances. Raises NotFound."""
-    found = connection.execute(select(batches.c.request).where(batches.c.batch_id == batch_id)).one_or_none()
-    if found is None:
+    """Return the request of a batch, without its instances. Raises NotFound."""
+    row = connection.execute(select(batches.c.request).where(batches.c.batch_id == batch_id)).one_or_none()
+    if row is None:
         raise NotFound(f"there is no batch {batch_id}")
-    request: dict[str, Any] = found.request
+    request: dict[str, Any] = row.request
     return request
 
 
@@ -180,13 +179,13 @@ def instance_fields(connection: Connection, batch_id: str, group_index: int) -> 
 
 
 def recent(connection: Connection, limit: int) -> list[str]:
-    """The ids of the newest batches, newest first."""
+    """Return the ids of the newest batches, newest first."""
     statement = select(batches.c.batch_id).order_by(batches.c.created_at.desc()).limit(limit)
     return list(connection.execute(statement).scalars())
 
 
 def status(connection: Connection, batch_id: str) -> BatchStatus:
-    """A batch in numbers. Raises NotFound."""
+    """Return a batch in numbers. Raises NotFound."""
     batch = connection.execute(
         select(batches.c.n_rollouts, batches.c.created_at).where(batches.c.batch_id == batch_id)
     ).one_or_none()
@@ -207,6 +206,7 @@ def status(connection: Connection, batch_id: str) -> BatchStatus:
     ).all()
     ended = dict.fromkeys((State.COMPLETED, State.FAILED, State.CANCELLED), 0)
     stages = {stage: {State.QUEUED: 0, State.ACTIVE: 0} for stage in Stage}
+    stopped = {stage: {State.FAILED: 0, State.CANCELLED: 0} for stage in Stage}
     failures: dict[str, int] = {}
     total = 0.0
     for row in rows:
@@ -215,6 +215,8 @@ def status(connection: Connection, batch_id: str) -> BatchStatus:
             ended[state] += row.n
         else:
             stages[Stage(row.stage)][state] += row.n
+        if state in (State.FAILED, State.CANCELLED):
+            stopped[Stage(row.stage)][state] += row.n
         if state is State.FAILED:
             failures[row.failure_kind] = failures.get(row.failure_kind, 0) + row.n
         if state is State.COMPLETED:
@@ -232,11 +234,12 @@ def status(connection: Connection, batch_id: str) -> BatchStatus:
         created_at=batch.created_at,
         n_mismatches=sum(row.mismatches for row in rows),
         n_invalid_actions=sum(row.invalid for row in rows),
+        stopped=stopped,
     )
 
 
 def ended_after(connection: Connection, batch_id: str, cursor: int, limit: int) -> list[Rollout]:
-    """The rollouts of a batch that ended after a cursor, in that order, without their segments."""
+    """Return the rollouts of a batch that ended after a cursor, in that order, without their segments."""
     statement = (
         select(rollouts)
         .where(rollouts.c.batch_id == batch_id, rollouts.c.finish_seq > cursor)
@@ -247,9 +250,9 @@ def ended_after(connection: Connection, batch_id: str, cursor: int, limit: int) 
 
 
 def groups_after(connection: Connection, batch_id: str, cursor: int, limit: int) -> list[list[Rollout]]:
-    """The groups of a batch whose last rollout ended after a cursor, in that order; only groups that are whole."""
+    """Return the whole groups of a batch whose last rollout ended after a cursor, in that order."""
     n_samples = select(batches.c.n_samples).where(batches.c.batch_id == batch_id).scalar_subquery()
-    # of a group that became whole after the cursor, some rollout ended after it: only such groups are looked at
+    # of a group that became whole after the cursor, some rollout ended after it: only such groups are checked
     lately = select(rollouts.c.group_index).where(rollouts.c.batch_id == batch_id, rollouts.c.finish_seq > cursor)
     last = func.max(rollouts.c.finish_seq).label("last")
     whole = (
@@ -272,24 +275,24 @@ def groups_after(connection: Connection, batch_id: str, cursor: int, limit: int)
 
 
 def rollouts_of(connection: Connection, batch_id: str) -> list[Rollout]:
-    """All rollouts of a batch, by group and sample, without their segments."""
+    """Return all rollouts of a batch, by group and sample, without their segments."""
     statement = select(rollouts).where(rollouts.c.batch_id == batch_id)
     return _rollouts(connection, statement.order_by(rollouts.c.group_index, rollouts.c.sample_index))
 
 
 def rollout(connection: Connection, rollout_id: str) -> Rollout:
-    """One rollout, without its segments. Raises NotFound."""
-    found = _rollouts(connection, select(rollouts).where(rollouts.c.rollout_id == rollout_id))
-    if not found:
+    """Return one rollout, without its segments. Raises NotFound."""
+    result = _rollouts(connection, select(rollouts).where(rollouts.c.rollout_id == rollout_id))
+    if not result:
         raise NotFound(f"there is no rollout {rollout_id}")
-    return found[0]
+    return result[0]
 
 
 def timings(connection: Connection, rollout_id: str) -> list[Timing]:
-    """Every stage of every attempt of a rollout, in order."""
+    """Return every stage of every attempt of a rollout, in order."""
     statement = select(attempts).where(attempts.c.rollout_id == rollout_id)
     order = list(Stage)
-    found = [
+    result = [
         Timing(
             row.attempt,
             Stage(row.stage),
@@ -302,17 +305,17 @@ def timings(connection: Connection, rollout_id: str) -> list[Timing]:
         )
         for row in connection.execute(statement)
     ]
-    return sorted(found, key=lambda timing: (timing.attempt, order.index(timing.stage)))
+    return sorted(result, key=lambda timing: (timing.attempt, order.index(timing.stage)))
 
 
 def rewards_of(connection: Connection, rollout_id: str) -> list[Reward]:
-    """The scores of a rollout, newest last."""
+    """Return the scores of a rollout, newest last."""
     statement = select(rewards).where(rewards.c.rollout_id == rollout_id).order_by(rewards.c.attempt)
     return [Reward(row.value, row.details, row.evaluator, row.created_at) for row in connection.execute(statement)]
 
 
 def with_segments(found: Sequence[Rollout], segments: dict[str, tuple[Segment, ...]]) -> list[Rollout]:
-    """The same rollouts, holding their training rows."""
+    """Return the same rollouts, holding their training rows."""
     return [_replace_segments(each, segments.get(each.rollout_id, ())) for each in found]
 
 

@@ -1,14 +1,16 @@
-"""Leases on rollouts: how a worker keeps what it plays, hears what was taken from it, and is presumed dead."""
+"""Leases on rollouts: renewal by workers, detection of lost claims, expiry of those of dead workers."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 
-from sqlalchemy import Connection, bindparam, select, update
+from sqlalchemy import ColumnElement, Connection, bindparam, select, update
 
-from farm.rollout import Stage, State
-from farm.store.clock import db_now
-from farm.store.rollouts import CHUNK, Claim, mine, names_of, rollouts
+from farm.records.rollout import Stage, State
+from farm.store.locks import lock_rollouts
+from farm.store.rollouts import CHUNK, Claim, held_by_worker, lease_params, rollouts
+from farm.store.sql.clock import db_now, due
 
 _ENDED = 0.0
 """As a lease: of a worker that is known to be dead."""
@@ -16,21 +18,27 @@ _held = (rollouts.c.finish_seq.is_(None), rollouts.c.node.is_not(None), rollouts
 
 
 def renew(connection: Connection, owner: str, held: Collection[str], lease_s: float) -> set[str]:
-    """Renew the leases of an owner on these rollouts. Returns those it still holds; the others it has lost."""
+    """Renew the leases of an owner on these rollouts. Returns those it still holds; the others it has lost.
+
+    It waits for no lock: a row that another transaction holds at this moment is renewed the next time.
+    """
     kept: set[str] = set()
     ids = sorted(held)
     for start in range(0, len(ids), CHUNK):
+        some = ids[start : start + CHUNK]
+        own = select(rollouts.c.rollout_id).where(
+            rollouts.c.rollout_id.in_(some), rollouts.c.owner == owner, rollouts.c.state == State.ACTIVE.value
+        )
         statement = (
             update(rollouts)
-            .where(
-                rollouts.c.rollout_id.in_(ids[start : start + CHUNK]),
-                rollouts.c.owner == owner,
-                rollouts.c.state == State.ACTIVE.value,
-            )
+            .where(rollouts.c.rollout_id.in_(own.with_for_update(skip_locked=True, key_share=True)))
             .values(lease_expires_at=db_now() + lease_s)
             .returning(rollouts.c.rollout_id)
         )
-        kept.update(connection.execute(statement).scalars())
+        renewed = set(connection.execute(statement).scalars())
+        kept |= renewed
+        if len(renewed) < len(some):
+            kept.update(connection.execute(own).scalars())
     return kept
 
 
@@ -44,20 +52,26 @@ _kept = select(rollouts.c.rollout_id).where(
 
 
 def taken(connection: Connection, owner: str, node: str, held: Collection[str]) -> dict[str, State]:
-    """Those of these rollouts that an owner on a node does not hold, and in which state they are."""
-    found: dict[str, State] = {}
+    """Return the states of those rollouts in `held` that an owner on a node no longer holds."""
+    result: dict[str, State] = {}
     ids = sorted(set(held).difference(connection.execute(_kept, {"b_node": node, "b_owner": owner}).scalars()))
     for start in range(0, len(ids), CHUNK):
         statement = select(rollouts.c.rollout_id, rollouts.c.state).where(
             rollouts.c.rollout_id.in_(ids[start : start + CHUNK]),
             rollouts.c.owner.is_distinct_from(owner) | (rollouts.c.state != State.ACTIVE.value),
         )
-        found.update({rollout_id: State(state) for rollout_id, state in connection.execute(statement).tuples()})
-    return found
+        result.update({rollout_id: State(state) for rollout_id, state in connection.execute(statement).tuples()})
+    return result
 
 
-def expired(connection: Connection, limit: int, known_dead: bool = False) -> Sequence[Claim]:
-    """Claims whose lease has run out; or only those of workers that are `known_dead`."""
+def expired(
+    connection: Connection, limit: int, known_dead: bool = False, now: float | None = None, longest_s: float = math.inf
+) -> Sequence[Claim]:
+    """Return claims whose lease has expired `now`; or only those of workers that are `known_dead`.
+
+    A lease that is further ahead than the `longest_s` that any is given was given before the clock went back, and was
+    not renewed since.
+    """
     columns = (
         rollouts.c.rollout_id,
         rollouts.c.attempt,
@@ -68,9 +82,8 @@ def expired(connection: Connection, limit: int, known_dead: bool = False) -> Seq
         rollouts.c.sample_index,
         rollouts.c.node,
     )
-    statement = (
-        select(*columns).where(*_held, rollouts.c.lease_expires_at <= (_ENDED if known_dead else db_now())).limit(limit)
-    )
+    over = rollouts.c.lease_expires_at <= _ENDED if known_dead else _over(now, longest_s)
+    statement = select(*columns).where(*_held, over).limit(limit)
     return [
         Claim(
             row.rollout_id,
@@ -88,13 +101,20 @@ def expired(connection: Connection, limit: int, known_dead: bool = False) -> Seq
     ]
 
 
-def is_expired(connection: Connection, held: Claim) -> bool:
-    """Whether the lease of a claim is still run out: its worker may have been slow, not dead."""
-    late = select(rollouts.c.rollout_id).where(*mine, rollouts.c.lease_expires_at <= db_now())
-    return connection.execute(late, names_of(held)).first() is not None
+def _over(now: float | None, longest_s: float) -> ColumnElement[bool]:
+    if math.isinf(longest_s):
+        return rollouts.c.lease_expires_at <= (db_now() if now is None else now)
+    return due(rollouts.c.lease_expires_at, longest_s, now)
+
+
+def is_expired(connection: Connection, held: Claim, now: float | None = None, longest_s: float = math.inf) -> bool:
+    """Return whether the lease of a claim is still expired: its worker may have been slow, not dead."""
+    late = select(rollouts.c.rollout_id).where(*held_by_worker, _over(now, longest_s))
+    return connection.execute(late, lease_params(held)).first() is not None
 
 
 def expire_owner(connection: Connection, owner: str) -> int:
     """Let the leases of a worker that is known to be dead run out now. Returns how many it held."""
+    lock_rollouts(connection, *_held, rollouts.c.owner == owner)
     statement = update(rollouts).where(*_held, rollouts.c.owner == owner).values(lease_expires_at=_ENDED)
     return connection.execute(statement).rowcount

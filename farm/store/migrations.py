@@ -1,4 +1,4 @@
-"""Brings a database to the schema of this code, by the Alembic migrations: the only way tables come to be.
+"""Migration of a database to the schema of this code, by Alembic: the only way tables are created.
 
 Every process checks the schema, few change it, and Alembic takes long to load: so only `migrate` loads it.
 """
@@ -10,42 +10,43 @@ from pathlib import Path
 from sqlalchemy import Connection, inspect, text
 
 from farm.errors import StoreUnavailable
-from farm.store.engine import Store
+from farm.store.database import Store
 
 _PACKAGE = Path(__file__).parent.parent
 
 
 def scripts() -> Path:
-    """The folder of the migrations: inside the installed package, or at the top of a checkout."""
+    """Return the folder of the migrations: inside the installed package, or at the top of a checkout."""
     packaged = _PACKAGE / "migrations"
     return packaged if packaged.is_dir() else _PACKAGE.parent / "alembic"
 
 
 def head() -> str:
-    """The newest revision that this code has."""
+    """Return the newest revision that this code has."""
     return revisions()[-1]
 
 
 def revisions() -> list[str]:
-    """Those that this code has, the oldest first: each begins its file's name, and they are numbered."""
+    """Return the revisions that this code has, the oldest first, by the numbers that begin their files' names."""
     return sorted(path.name.partition("_")[0] for path in (scripts() / "versions").glob("*.py"))
 
 
-def revision(store: Store) -> str | None:
-    """The revision the database is at; None when it is empty."""
-    return store.read(_revision)
+def revision(store: Store, patience_s: float | None = None) -> str | None:
+    """Return the revision the database is at; None when it is empty. `patience_s` in place of the store's own."""
+    return store.read(_revision, patience_s)
 
 
 def _revision(connection: Connection) -> str | None:
     if not inspect(connection).has_table("alembic_version"):
         return None
-    found = connection.execute(text("SELECT version_num FROM alembic_version")).scalar_one_or_none()
-    return None if found is None else str(found)
+    result = connection.execute(text("SELECT version_num FROM alembic_version")).scalar_one_or_none()
+    return None if result is None else str(result)
 
 
-def check(store: Store) -> None:
-    """Raise StoreUnavailable unless the database is at this code's revision."""
-    current = revision(store)
+def check(store: Store, patience_s: float | None = None) -> None:
+    """Raise StoreUnavailable unless the database is at this code's revision. `patience_s` as in `revision`."""
+    # to look into a file that is not there would make one
+    current = revision(store, patience_s) if store.is_there else None
     if current is not None and current not in revisions():
         raise StoreUnavailable(
             f"{store.name} is at schema revision {current}, which this farm does not know: a newer one has brought it "

@@ -1,70 +1,37 @@
-"""The nodes of the farm, and which process leads: heartbeats, room, drain."""
+"""The nodes of the farm: heartbeats, room, drain, circuit breaker."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, cast
 
-from sqlalchemy import Connection, Table, delete, func, insert, literal, select, update
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy import ColumnElement, Connection, Table, and_, delete, func, insert, literal, select, update
 
-from farm.store.clock import db_now
-from farm.store.tables import LeaderRow, NodeRow
+from farm.errors import Conflict
+from farm.records.node import DRAINING, UP, Node
+from farm.store.sql.clock import age_of, db_now, due, left_until
+from farm.store.sql.schema import NodeRow
 
 nodes = cast(Table, NodeRow.__table__)
-leaders = cast(Table, LeaderRow.__table__)
 
-UP = "up"
-DRAINING = "draining"
-
-_SICK_S = (30.0, 600.0)
-"""How long a node is out whose work fails; doubles each time in a row."""
+MAX_OUT_OF_SERVICE_S = 600.0
+_OUT_OF_SERVICE_S = (30.0, MAX_OUT_OF_SERVICE_S)
+"""Seconds, first and most, that a node is out of service after failures; doubles each time in a row."""
 _DOUBLINGS = 16
-PROBES = 2
-"""Rollouts a node is given at a time after that, until one of them goes well."""
-BROKEN = "broken"
-"""A pool of the node ends as soon as it is started; its `info` says which."""
-
-
-@dataclass(frozen=True, slots=True)
-class Node:
-    """A node as its supervisor announced it. `room` is how many rollouts it takes at a time.
-
-    `sick_s` is for how much longer nothing is placed on it, because what it played failed, as `sick_why` says;
-    `n_trips` counts how often that was so since something went well there.
-    """
-
-    node: str
-    room: int
-    init_slots: int
-    run_slots: int
-    eval_slots: int
-    handlers: list[str]
-    info: dict[str, Any]
-    state: str = UP
-    heartbeat_age_s: float = 0.0
-    sick_s: float = 0.0
-    sick_why: str = ""
-    n_trips: int = 0
-
-    @property
-    def takes(self) -> int:
-        """How many rollouts to place on it, those it has included."""
-        if self.sick_s > 0:
-            return 0
-        return min(self.room, PROBES) if self.n_trips else self.room
 
 
 def announce(connection: Connection, node: Node) -> None:
-    """Add a node, or take the place of its earlier self.
+    """Add a node, or replace its earlier row. Raises Conflict if another supervisor has the name (`node_names`).
 
-    Starting anew mends little that makes a node sick, so it stays what it was until something goes well there.
+    A restart rarely mends the cause of failures, so its circuit breaker stays as it was until a rollout succeeds there.
     """
     sick = connection.execute(
         select(nodes.c.sick_until, nodes.c.sick_why, nodes.c.n_trips).where(nodes.c.node == node.node)
     ).one_or_none()
-    connection.execute(delete(nodes).where(nodes.c.node == node.node))
+    connection.execute(delete(nodes).where(_is_of(node)))
+    if connection.execute(select(nodes.c.node).where(nodes.c.node == node.node)).first() is not None:
+        raise name_is_taken(node.node)
     values = {
+        "instance": node.instance,
         "node": node.node,
         "state": node.state,
         "room": node.room,
@@ -78,10 +45,30 @@ def announce(connection: Connection, node: Node) -> None:
     connection.execute(insert(nodes).values(started_at=db_now(), heartbeat_at=db_now(), **values))
 
 
-def heartbeat(connection: Connection, node: str) -> bool:
-    """Say that a node lives. False if it has been removed."""
-    statement = update(nodes).where(nodes.c.node == node).values(heartbeat_at=db_now())
-    return connection.execute(statement).rowcount == 1
+def _is_of(node: Node) -> ColumnElement[bool]:
+    """Return the condition that a row is of this very supervisor."""
+    return and_(nodes.c.node == node.node, nodes.c.instance == node.instance)
+
+
+def name_is_taken(name: str) -> Conflict:
+    """Return the error of a second node of one name."""
+    return Conflict(f"another node is called {name} and lives: set FARM_NODE to a name of its own for this one")
+
+
+def heartbeat(connection: Connection, node: Node) -> bool:
+    """Record a node's heartbeat, with what it announced. False if it has been removed.
+
+    It waits for no lock: if another transaction holds the row, the next heartbeat will do. Raises Conflict if another
+    supervisor has taken the name, as of one that was silent for too long.
+    """
+    own = select(nodes.c.node).where(_is_of(node)).with_for_update(skip_locked=True, key_share=True)
+    said = {"heartbeat_at": db_now(), "state": node.state, "info": node.info}
+    if connection.execute(update(nodes).where(nodes.c.node.in_(own)).values(**said)).rowcount:
+        return True
+    instance = connection.execute(select(nodes.c.instance).where(nodes.c.node == node.node)).scalar_one_or_none()
+    if instance not in (None, node.instance):
+        raise name_is_taken(node.node)
+    return instance is not None
 
 
 def drain(connection: Connection, node: str) -> None:
@@ -99,8 +86,8 @@ def remove(connection: Connection, node: str) -> None:
 
 
 def listing(connection: Connection) -> list[Node]:
-    """All nodes, with the age of their last heartbeat."""
-    age, left = db_now() - nodes.c.heartbeat_at, nodes.c.sick_until - db_now()
+    """Return all nodes, with the age of their last heartbeat."""
+    age, left = age_of(nodes.c.heartbeat_at), left_until(nodes.c.sick_until, MAX_OUT_OF_SERVICE_S)
     statement = select(nodes, age.label("age"), left.label("sick_s")).order_by(nodes.c.node)
     return [
         Node(
@@ -116,86 +103,65 @@ def listing(connection: Connection) -> list[Node]:
             max(0.0, row.sick_s or 0.0),
             row.sick_why,
             row.n_trips,
+            row.instance,
         )
         for row in connection.execute(statement)
     ]
 
 
-def _well(node_timeout_s: float) -> tuple[Any, ...]:
-    """Of a node that is up, and not out for what failed there."""
-    lives = nodes.c.heartbeat_at > db_now() - node_timeout_s
-    return nodes.c.state == UP, lives, nodes.c.sick_until.is_(None) | (nodes.c.sick_until <= db_now())
+def _healthy(node_timeout_s: float) -> tuple[Any, ...]:
+    """Return the conditions that a node is up, sends heartbeats and is not out of service."""
+    lives = age_of(nodes.c.heartbeat_at) < node_timeout_s
+    return nodes.c.state == UP, lives, nodes.c.sick_until.is_(None) | due(nodes.c.sick_until, MAX_OUT_OF_SERVICE_S)
 
 
-def n_well(connection: Connection, node_timeout_s: float) -> int:
-    """How many nodes are up and well."""
-    return connection.execute(select(func.count(literal(1))).where(*_well(node_timeout_s))).scalar_one()
+def n_healthy(connection: Connection, node_timeout_s: float) -> int:
+    """Return the number of healthy nodes."""
+    return connection.execute(select(func.count(literal(1))).where(*_healthy(node_timeout_s))).scalar_one()
 
 
-def trip(connection: Connection, node: str, why: str, node_timeout_s: float) -> float | None:
-    """Take a node out because what it plays fails: for how many seconds, 0 if it is out for another reason or ending.
+def open_breaker(connection: Connection, node: str, why: str, node_timeout_s: float) -> float | None:
+    """Take a node out of service after failures. Returns for how many seconds; 0 if out otherwise or ending.
 
     None if it is the last that is not, which goes on: a farm without nodes mends nothing.
     """
     # two that go out at the same moment must see each other
-    connection.execute(select(nodes.c.node).order_by(nodes.c.node).with_for_update()).all()
-    others = select(func.count(literal(1))).where(*_well(node_timeout_s), nodes.c.node != node)
+    connection.execute(select(nodes.c.node).order_by(nodes.c.node).with_for_update(key_share=True)).all()
+    others = select(func.count(literal(1))).where(*_healthy(node_timeout_s), nodes.c.node != node)
     n_trips = connection.execute(
-        select(nodes.c.n_trips).where(nodes.c.node == node, *_well(node_timeout_s))
+        select(nodes.c.n_trips).where(nodes.c.node == node, *_healthy(node_timeout_s))
     ).scalar_one_or_none()
     if n_trips is None:
         # maybe this very write took it out, and was not answered
-        left = select(nodes.c.sick_until - db_now()).where(nodes.c.node == node, nodes.c.sick_why == why)
+        left = select(left_until(nodes.c.sick_until, MAX_OUT_OF_SERVICE_S)).where(
+            nodes.c.node == node, nodes.c.sick_why == why
+        )
         return max(0.0, connection.execute(left).scalar_one_or_none() or 0.0)
     if not connection.execute(others).scalar_one():
         return None
-    pause_s: float = min(_SICK_S[0] * 2 ** min(n_trips, _DOUBLINGS), _SICK_S[1])
+    pause_s: float = min(_OUT_OF_SERVICE_S[0] * 2 ** min(n_trips, _DOUBLINGS), MAX_OUT_OF_SERVICE_S)
     sick = {"sick_until": db_now() + pause_s, "sick_why": why, "n_trips": n_trips + 1}
     connection.execute(update(nodes).where(nodes.c.node == node).values(**sick))
     return pause_s
 
 
-def doubted(connection: Connection, node: str) -> str:
-    """Why a node is out, or was until now; empty if something has gone well there since."""
+def breaker_reason(connection: Connection, node: str) -> str:
+    """Return the reason a node is or was out of service; empty if a rollout has succeeded there since."""
     statement = select(nodes.c.sick_why).where(nodes.c.node == node, nodes.c.n_trips > 0)
     return connection.execute(statement).scalar_one_or_none() or ""
 
 
-def clear(connection: Connection, node: str, why: str) -> bool:
-    """Something went well on a node that had been out for this reason: nothing speaks against it any longer.
+def close_breaker(connection: Connection, node: str, why: str) -> bool:
+    """Close the circuit breaker of a node that was out for this reason: a rollout has succeeded there.
 
     False if it is still out, or for another.
     """
     statement = (
         update(nodes)
-        .where(nodes.c.node == node, nodes.c.sick_why == why, nodes.c.sick_until <= db_now())
+        .where(nodes.c.node == node, nodes.c.sick_why == why, due(nodes.c.sick_until, MAX_OUT_OF_SERVICE_S))
         .values(sick_until=None, sick_why="", n_trips=0)
     )
     if connection.execute(statement).rowcount == 1:
         return True
     well = select(nodes.c.node).where(nodes.c.node == node, nodes.c.n_trips == 0)
     return connection.execute(well).first() is not None
-
-
-def lead(connection: Connection, role: str, owner: str, lease_s: float) -> bool:
-    """Become or stay the one who does `role`, for `lease_s` more. False if somebody else is."""
-    taken = (
-        update(leaders)
-        .where(leaders.c.role == role, (leaders.c.owner == owner) | (leaders.c.expires_at < db_now()))
-        .values(owner=owner, expires_at=db_now() + lease_s)
-    )
-    if connection.execute(taken).rowcount:
-        return True
-    if connection.execute(select(leaders.c.owner).where(leaders.c.role == role)).one_or_none() is not None:
-        return False
-    try:
-        with connection.begin_nested():
-            connection.execute(insert(leaders).values(role=role, owner=owner, expires_at=db_now() + lease_s))
-    except IntegrityError:  # another began to lead at the same moment
-        return False
-    return True
-
-
-def abdicate(connection: Connection, role: str, owner: str) -> None:
-    """Let somebody else lead at once."""
-    connection.execute(delete(leaders).where(leaders.c.role == role, leaders.c.owner == owner))

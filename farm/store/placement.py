@@ -1,4 +1,4 @@
-"""What the dispatcher reads and writes: which rollouts wait for a node, how full the nodes are, what to ring again."""
+"""Queries of the dispatcher: rollouts that wait for a node, load of the nodes, messages to send again."""
 
 from __future__ import annotations
 
@@ -8,18 +8,21 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, Select, bindparam, case, func, literal, select, update
 
-from farm.rollout import Stage, State
-from farm.store.clock import db_now
+from farm.records.engine_state import ACTIVE
+from farm.records.rollout import Stage, State
+from farm.retry_policy import DRAINED, MAX_PAUSE_S, WITHOUT_WEIGHTS
+from farm.store.llm_engines import engines
+from farm.store.locks import lock_rollouts
 from farm.store.nodes import nodes
-from farm.store.rollouts import CHUNK, attempts, batches, released, rollouts
-from farm.verdict import DRAINED
+from farm.store.rollouts import CHUNK, LEASE_CLEARED, attempts, batches, rollouts
+from farm.store.sql.clock import db_now, due
 
 _live = rollouts.c.finish_seq.is_(None)
-"""What has not ended; as the index of live rollouts words it."""
+"""The condition of rollouts that have not ended, in the words of the index of live rollouts."""
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class WaitingBatch:
     """A batch with rollouts that no node has yet, as many as were counted; `n_placed` others of it are under way."""
 
     batch_id: str
@@ -29,8 +32,8 @@ class Waiting:
 
 
 @dataclass(frozen=True, slots=True)
-class Bell:
-    """A rollout's stage that a node's workers should look at."""
+class StageMessage:
+    """A message that names a rollout's stage to a node's workers."""
 
     rollout_id: str
     attempt: int
@@ -39,7 +42,7 @@ class Bell:
 
 
 @dataclass(frozen=True, slots=True)
-class Coming:
+class UpcomingStart:
     """`n` samples of an instance whose sandboxes are to be started."""
 
     batch_id: str
@@ -47,34 +50,47 @@ class Coming:
     n: int
 
 
-_waits = (_live, rollouts.c.state == State.QUEUED.value, rollouts.c.node.is_(None), rollouts.c.ready_at <= db_now())
+_plays = (
+    select(literal(1))
+    .where(engines.c.state == ACTIVE, engines.c.failure == "", engines.c.version == engines.c.engine_version)
+    .exists()
+)
+_may_play = rollouts.c.failure_kind.is_(None) | (rollouts.c.failure_kind != WITHOUT_WEIGHTS) | _plays
+"""The condition that a rollout may be placed: one handed back for want of weights waits until an engine has them."""
+_waits = (
+    _live,
+    rollouts.c.state == State.QUEUED.value,
+    rollouts.c.node.is_(None),
+    due(rollouts.c.ready_at, MAX_PAUSE_S),
+    _may_play,
+)
 # `node` is null in all of what is sorted by these; with it they are the order of the index of live rollouts, of which
-# Postgres then reads no more than it is asked for
+# Postgres then reads no more than the limit
 _in_order = (rollouts.c.node, rollouts.c.group_index, rollouts.c.sample_index)
 
 
 def _statement_of_waiting() -> Select[str, int, int]:
-    """Steps from batch to batch through the index, and counts in each no further than `b_limit`."""
+    """Select waiting batches: step from batch to batch through the index, and count up to `b_limit` in each."""
     unplaced = (
         select(rollouts.c.batch_id)
         .where(_live, rollouts.c.node.is_(None))
         .order_by(rollouts.c.node, rollouts.c.batch_id)
         .limit(1)
     )
-    found = select(unplaced.scalar_subquery().label("batch_id")).cte("found", recursive=True)
-    following = unplaced.where(rollouts.c.batch_id > found.c.batch_id).correlate(found).scalar_subquery()
-    found = found.union_all(select(following).where(found.c.batch_id.is_not(None)))
+    result = select(unplaced.scalar_subquery().label("batch_id")).cte("found", recursive=True)
+    following = unplaced.where(rollouts.c.batch_id > result.c.batch_id).correlate(result).scalar_subquery()
+    result = result.union_all(select(following).where(result.c.batch_id.is_not(None)))
     some = (
         select(literal(1))
-        .where(rollouts.c.batch_id == found.c.batch_id, *_waits)
+        .where(rollouts.c.batch_id == result.c.batch_id, *_waits)
         .limit(bindparam("b_limit"))
-        .correlate(found)
+        .correlate(result)
         .subquery()
     )
-    n_waiting = select(func.count(literal(1))).select_from(some).correlate(found).scalar_subquery()
+    n_waiting = select(func.count(literal(1))).select_from(some).correlate(result).scalar_subquery()
     return (
         select(batches.c.batch_id, batches.c.priority, n_waiting)
-        .join(found, batches.c.batch_id == found.c.batch_id)
+        .join(result, batches.c.batch_id == result.c.batch_id)
         .order_by(batches.c.created_at)
     )
 
@@ -82,8 +98,8 @@ def _statement_of_waiting() -> Select[str, int, int]:
 _waiting = _statement_of_waiting()
 
 
-def waiting(connection: Connection, limit: int) -> list[Waiting]:
-    """The batches that wait for room, oldest first; of each, `limit` rollouts at most are counted.
+def waiting(connection: Connection, limit: int) -> list[WaitingBatch]:
+    """Return the batches that wait for room, oldest first; of each, `limit` rollouts at most are counted.
 
     So what it costs follows from how many batches are open and how much room there is, not from how much waits.
     """
@@ -99,11 +115,11 @@ def waiting(connection: Connection, limit: int) -> list[Waiting]:
     placed = Counter[str]()
     for _, batch_id, n in connection.execute(by_node).tuples():
         placed[batch_id] += n
-    return [Waiting(batch_id, priority, n, placed[batch_id]) for batch_id, priority, n in open_batches]
+    return [WaitingBatch(batch_id, priority, n, placed[batch_id]) for batch_id, priority, n in open_batches]
 
 
 def occupied(connection: Connection) -> dict[str, int]:
-    """Node → rollouts placed on it that have not ended."""
+    """Return node → rollouts placed on it that have not ended."""
     statement = (
         select(rollouts.c.node, func.count(literal(1)))
         .where(_live, rollouts.c.node.is_not(None))
@@ -113,7 +129,7 @@ def occupied(connection: Connection) -> dict[str, int]:
 
 
 def next_of(connection: Connection, batch_id: str, limit: int) -> list[tuple[str, int, Stage]]:
-    """The next rollouts of a batch to place, whole groups first: (id, attempt, stage)."""
+    """Return the next rollouts of a batch to place, whole groups first: (id, attempt, stage)."""
     statement = (
         select(rollouts.c.rollout_id, rollouts.c.attempt, rollouts.c.stage)
         .where(rollouts.c.batch_id == batch_id, *_waits)
@@ -123,8 +139,8 @@ def next_of(connection: Connection, batch_id: str, limit: int) -> list[tuple[str
     return [(row.rollout_id, row.attempt, Stage(row.stage)) for row in connection.execute(statement)]
 
 
-def next_groups_of(connection: Connection, batch_id: str, limit: int) -> list[Coming]:
-    """What `next_of` would give, as far as it needs a sandbox to be played in."""
+def next_groups_of(connection: Connection, batch_id: str, limit: int) -> list[UpcomingStart]:
+    """Return the groups of the rollouts `next_of` would return that still need a sandbox to be played in."""
     nearest = (
         select(rollouts.c.group_index)
         .where(rollouts.c.batch_id == batch_id, rollouts.c.stage == Stage.INIT.value, *_waits)
@@ -135,11 +151,11 @@ def next_groups_of(connection: Connection, batch_id: str, limit: int) -> list[Co
     statement = (
         select(nearest.c.group_index, func.count(literal(1))).group_by(nearest.c.group_index).order_by("group_index")
     )
-    return [Coming(batch_id, group_index, n) for group_index, n in connection.execute(statement).tuples()]
+    return [UpcomingStart(batch_id, group_index, n) for group_index, n in connection.execute(statement).tuples()]
 
 
-def rung(connection: Connection, node: str) -> list[Coming]:
-    """What a node has been given and has not begun, the first to come first."""
+def assigned_starts(connection: Connection, node: str) -> list[UpcomingStart]:
+    """Return the starts that are assigned to a node and not begun, the longest queued first."""
     statement = (
         select(rollouts.c.batch_id, rollouts.c.group_index, func.count(literal(1)))
         .where(
@@ -151,10 +167,17 @@ def rung(connection: Connection, node: str) -> list[Coming]:
         .group_by(rollouts.c.batch_id, rollouts.c.group_index)
         .order_by(func.min(rollouts.c.queued_at), rollouts.c.group_index)
     )
-    return [Coming(batch_id, group_index, n) for batch_id, group_index, n in connection.execute(statement).tuples()]
+    return [
+        UpcomingStart(batch_id, group_index, n) for batch_id, group_index, n in connection.execute(statement).tuples()
+    ]
 
 
-def place(connection: Connection, bells: Sequence[Bell], ring_again_s: float) -> None:
+def _in_order_of_id(stage_messages: Sequence[StageMessage]) -> Sequence[StageMessage]:
+    """Sort messages in the order of `locks`."""
+    return sorted(stage_messages, key=lambda message: message.rollout_id)
+
+
+def place(connection: Connection, stage_messages: Sequence[StageMessage], ring_again_s: float) -> None:
     """Give rollouts to nodes. One that was cancelled meanwhile is left alone."""
     statement = (
         update(rollouts)
@@ -167,7 +190,11 @@ def place(connection: Connection, bells: Sequence[Bell], ring_again_s: float) ->
         .values(node=bindparam("b_node"), ring_at=db_now() + ring_again_s, n_rings=1)
     )
     connection.execute(
-        statement, [{"b_id": bell.rollout_id, "b_attempt": bell.attempt, "b_node": bell.node} for bell in bells]
+        statement,
+        [
+            {"b_id": message.rollout_id, "b_attempt": message.attempt, "b_node": message.node}
+            for message in _in_order_of_id(stage_messages)
+        ],
     )
 
 
@@ -179,7 +206,7 @@ _unhold = (
         rollouts.c.stage == bindparam("b_stage"),
         rollouts.c.state == State.ACTIVE.value,
     )
-    .values(state=State.QUEUED.value, failure_kind=DRAINED, **released)
+    .values(state=State.QUEUED.value, failure_kind=DRAINED, **LEASE_CLEARED)
 )
 _end_drained = (
     update(attempts)
@@ -193,16 +220,15 @@ _end_drained = (
 )
 
 
-def any_unheard(connection: Connection) -> bool:
-    """Whether `unheard` would find something; a read, so that an idle farm writes nothing."""
+def any_undelivered(connection: Connection) -> bool:
+    """Return whether `undelivered` would find any; a read, so that an idle farm writes nothing."""
     return connection.execute(_late.limit(1)).first() is not None
 
 
 def _statement_of_late() -> Select[str, int, str, str, int]:
-    """What was rung and is still queued, the longest silent first: of each pool no more than it has idle slots.
+    """Select stages that are still queued after their message was sent, the oldest first, at most a pool's idle slots.
 
-    A pool all of whose slots are taken hears nothing, for hours maybe: its rings wait in the broker, and more of them
-    would fill it.
+    A pool without idle slots may take no messages for hours: they wait in the broker, and more of them would fill it.
     """
     queued = (_live, rollouts.c.state == State.QUEUED.value, rollouts.c.node.is_not(None))
     busy = (
@@ -212,7 +238,7 @@ def _statement_of_late() -> Select[str, int, str, str, int]:
         .subquery()
     )
     number = func.row_number().over(partition_by=(rollouts.c.node, rollouts.c.stage), order_by=rollouts.c.ring_at)
-    late = select(rollouts, number.label("number")).where(*queued, rollouts.c.ring_at < db_now()).subquery()
+    late = select(rollouts, number.label("number")).where(*queued, due(rollouts.c.ring_at, MAX_PAUSE_S)).subquery()
     slots = case(
         (late.c.stage == Stage.INIT.value, nodes.c.init_slots),
         (late.c.stage == Stage.RUN.value, nodes.c.run_slots),
@@ -229,21 +255,27 @@ def _statement_of_late() -> Select[str, int, str, str, int]:
 _late = _statement_of_late()
 
 
-def unheard(connection: Connection, ring_again_s: float, limit: int) -> list[Bell]:
-    """Stages still queued on their node although they were rung; each waits twice as long for the next ring."""
+def undelivered(connection: Connection, ring_again_s: float, limit: int) -> list[StageMessage]:
+    """Return stages still queued although their message was sent; the pause before the next message of each doubles."""
     rows = connection.execute(_late.limit(limit)).all()
     if rows:
         connection.execute(
             update(rollouts)
             .where(rollouts.c.rollout_id == bindparam("b_id"))
             .values(ring_at=db_now() + bindparam("b_pause"), n_rings=rollouts.c.n_rings + 1),
-            [{"b_id": row.rollout_id, "b_pause": min(60.0, ring_again_s * 2 ** min(row.n_rings, 10))} for row in rows],
+            sorted(
+                (
+                    {"b_id": row.rollout_id, "b_pause": min(MAX_PAUSE_S, ring_again_s * 2 ** min(row.n_rings, 10))}
+                    for row in rows
+                ),
+                key=lambda names: str(names["b_id"]),
+            ),
         )
-    return [Bell(row.rollout_id, row.attempt, Stage(row.stage), str(row.node)) for row in rows]
+    return [StageMessage(row.rollout_id, row.attempt, Stage(row.stage), str(row.node)) for row in rows]
 
 
-def rung_in_vain(connection: Connection, bells: Sequence[Bell], ring_again_s: float) -> None:
-    """The broker that was to carry them is away, which says nothing about who should hear them: begin to count anew."""
+def mark_unsent(connection: Connection, stage_messages: Sequence[StageMessage], ring_again_s: float) -> None:
+    """Reset the pauses of messages that an unavailable broker did not take: no worker is to blame for them."""
     statement = (
         update(rollouts)
         .where(
@@ -253,14 +285,19 @@ def rung_in_vain(connection: Connection, bells: Sequence[Bell], ring_again_s: fl
         )
         .values(ring_at=db_now() + ring_again_s, n_rings=1)
     )
-    connection.execute(statement, [{"b_id": bell.rollout_id, "b_attempt": bell.attempt} for bell in bells])
+    connection.execute(
+        statement,
+        [{"b_id": message.rollout_id, "b_attempt": message.attempt} for message in _in_order_of_id(stage_messages)],
+    )
 
 
-def abandon(connection: Connection, dead: Collection[str]) -> int:
-    """Take what is queued on dead nodes off them. A sandbox there is gone, so these start over. Returns how many."""
+def requeue_of_dead_nodes(connection: Connection, dead: Collection[str]) -> int:
+    """Requeue what is queued on dead nodes. Sandboxes there are lost, so these start over. Returns how many."""
+    queued = (_live, rollouts.c.state == State.QUEUED.value, rollouts.c.node.in_(sorted(dead)))
+    lock_rollouts(connection, *queued)
     statement = (
         update(rollouts)
-        .where(_live, rollouts.c.state == State.QUEUED.value, rollouts.c.node.in_(sorted(dead)))
+        .where(*queued)
         .values(node=None, attempt=rollouts.c.attempt + 1, queued_at=db_now(), ready_at=db_now())
     )
     back = statement.where(rollouts.c.stage != Stage.EVAL.value).values(stage=Stage.INIT.value)
@@ -268,27 +305,25 @@ def abandon(connection: Connection, dead: Collection[str]) -> int:
     return n + connection.execute(statement.where(rollouts.c.stage == Stage.EVAL.value)).rowcount
 
 
-def hand_back_unbegun(connection: Connection, node: str) -> int:
+def requeue_unstarted(connection: Connection, node: str) -> int:
     """Take off a node what it has been given and has not begun; no attempt is over. Returns how many."""
-    statement = (
-        update(rollouts)
-        .where(
-            _live,
-            rollouts.c.node == node,
-            rollouts.c.stage == Stage.INIT.value,
-            rollouts.c.state == State.QUEUED.value,
-        )
-        .values(node=None)
+    unbegun = (
+        _live,
+        rollouts.c.node == node,
+        rollouts.c.stage == Stage.INIT.value,
+        rollouts.c.state == State.QUEUED.value,
     )
-    return connection.execute(statement).rowcount
+    lock_rollouts(connection, *unbegun)
+    return connection.execute(update(rollouts).where(*unbegun).values(node=None)).rowcount
 
 
-def hand_back_all(connection: Connection, node: str) -> int:
-    """Take everything off a node that plays nothing more, active or queued: none of it counts as an attempt that broke.
+def requeue_all(connection: Connection, node: str) -> int:
+    """Requeue all rollouts of a node that has stopped, active or queued; none of it counts as a failed attempt.
 
-    Only for who knows that no worker of the node is left. Returns how many.
+    Only for callers that know that no worker of the node is left. Returns how many.
     """
     on_node = (_live, rollouts.c.node == node)
+    lock_rollouts(connection, *on_node)
     active = connection.execute(
         select(rollouts.c.rollout_id, rollouts.c.attempt, rollouts.c.stage).where(
             *on_node, rollouts.c.state == State.ACTIVE.value
@@ -299,27 +334,28 @@ def hand_back_all(connection: Connection, node: str) -> int:
         why = f"node {node} was drained, and its worker did not hand it back in time"
         connection.execute(_unhold.values(failure_message=why), held)
         connection.execute(_end_drained.values(error=why), held)
-    return abandon(connection, [node])
+    return requeue_of_dead_nodes(connection, [node])
 
 
 def start_anew(connection: Connection, node: str) -> int:
-    """What a node's killed self had: its leases run out now, what was queued there starts over. Returns how many."""
+    """Expire the leases of a node's killed predecessor and requeue what was queued there. Returns how many."""
     held = (_live, rollouts.c.node == node, rollouts.c.state == State.ACTIVE.value)
+    lock_rollouts(connection, _live, rollouts.c.node == node)
     lost = connection.execute(update(rollouts).where(*held).values(lease_expires_at=0.0)).rowcount
-    return lost + abandon(connection, [node])
+    return lost + requeue_of_dead_nodes(connection, [node])
 
 
 def live_sandboxes(connection: Connection, node: str) -> set[tuple[str, int]]:
-    """(rollout id, attempt) of everything placed on a node that has not ended: whose sandboxes must be left alone."""
+    """Return (rollout id, attempt) of all live rollouts on a node, whose sandboxes must be left alone."""
     statement = select(rollouts.c.rollout_id, rollouts.c.attempt).where(rollouts.c.node == node, _live)
     return {(row.rollout_id, row.attempt) for row in connection.execute(statement)}
 
 
-def taken_away(connection: Connection, rollout_ids: Collection[str]) -> set[tuple[str, int]]:
-    """(rollout id, attempt) of these rollouts' attempts whose sandboxes are to be ended at once.
+def ended_or_requeued(connection: Connection, rollout_ids: Collection[str]) -> set[tuple[str, int]]:
+    """Return (rollout id, attempt) of these rollouts' attempts whose sandboxes are to be ended at once.
 
-    Those of what was cancelled, whoever plays it; and those of what was taken away after it was started, before anybody
-    played it, as no worker holds these.
+    These are attempts that have ended since, such as by a cancel, even if a worker plays them; and those that were
+    requeued after their start and before they were played, as no worker holds their sandboxes.
     """
     played = attempts.alias()
     nobody_played = ~(
@@ -341,7 +377,7 @@ def taken_away(connection: Connection, rollout_ids: Collection[str]) -> set[tupl
             .where(
                 attempts.c.rollout_id.in_(ids[start : start + CHUNK]),
                 rollouts.c.attempt > attempts.c.attempt,
-                (rollouts.c.state == State.CANCELLED.value) | waited,
+                rollouts.c.finish_seq.is_not(None) | waited,
             )
         )
         away.update((row.rollout_id, row.attempt) for row in connection.execute(statement))

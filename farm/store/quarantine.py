@@ -1,8 +1,8 @@
-"""When an instance is given up for its whole batch: attempt after attempt failed, and no sample was ever scored.
+"""Quarantine of an instance in its batch: attempt after attempt failed, and no sample was ever scored.
 
-Decided in the transaction of a failure, from the attempts as they are stored, so that it needs no state of its own and
-whoever notices decides alike. What waits to be played then fails at once; what is being played, or was and waits to be
-scored, may still come to its end, and is scored if it does, but gets no other attempt.
+Decided in the transaction of a failure, from the stored attempts, so it needs no state of its own and every process
+decides alike. Samples that wait to be played then fail at once; those being played, or played and waiting to be
+scored, may still end and are scored if they do, but get no other attempt.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from typing import cast
 
 from sqlalchemy import ColumnElement, Connection, Table, bindparam, case, exists, select, update
 
-from farm.rollout import Failure, State
+from farm.ids import group_id
+from farm.records.rollout import Failure, State
+from farm.retry_policy import SUSPECTS
 from farm.store import nodes
-from farm.store.clock import db_now
-from farm.store.rollouts import Claim, attempts, batches, released, rewards, rollouts
-from farm.store.tables import InstanceRow
-from farm.verdict import SUSPECTS
+from farm.store.locks import lock_rollouts
+from farm.store.rollouts import Claim, attempts, batches, ended_unscored, rewards, rollouts
+from farm.store.sql.schema import InstanceRow
 
 instances = cast(Table, InstanceRow.__table__)
 
@@ -27,7 +28,7 @@ _TRIES = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class QuarantineGroup:
     """All samples of one instance, and its batch's bounds."""
 
     batch_id: str
@@ -42,7 +43,7 @@ class Group:
     def suspicion(
         self, connection: Connection, ending: Claim, failure: Failure, node_timeout_s: float
     ) -> Failure | None:
-        """Why no sample of it is to be tried again, now that an attempt ends so; None if there is no reason."""
+        """Return the reason to quarantine it, now that an attempt ends by this failure; None if there is none."""
         if not self.quarantine_after:
             return None
         suspects = self._failed(connection)
@@ -54,7 +55,7 @@ class Group:
         most_often = max(Counter(rollout_id for rollout_id, _, _ in suspects).values())
         if most_often < min(_TRIES, self.max_attempts):
             return None
-        if len(names) < 2 and nodes.n_well(connection, node_timeout_s) > 1:
+        if len(names) < 2 and nodes.n_healthy(connection, node_timeout_s) > 1:
             return None
         first = suspects[0][2]
         sentence = (
@@ -79,23 +80,19 @@ class Group:
             update(rollouts)
             .where(rollouts.c.rollout_id == bindparam("b_id"))
             .values(
-                state=State.FAILED.value,
-                outcome=failure.kind,
-                reward=None,
-                failure_kind=failure.kind,
-                failure_message=failure.message,
-                # a ring that comes late finds another attempt
+                # a late message finds another attempt
                 attempt=rollouts.c.attempt + 1,
-                finished_at=db_now(),
                 finish_seq=bindparam("b_seq"),
-                **released,
+                **ended_unscored(State.FAILED, failure),
             )
         )
         connection.execute(statement, [{"b_id": each, "b_seq": first_seq + n} for n, each in enumerate(ids)])
         return len(ids)
 
     def _waiting(self, connection: Connection) -> list[str]:
-        """Its samples that are queued and have not begun this attempt: one between two stages is being played."""
+        """Return its samples that are queued and have not begun this attempt; one between two stages has."""
+        # what a worker is just about to claim is waited for, and is not among them then
+        lock_rollouts(connection, *self._members, rollouts.c.state == State.QUEUED.value)
         begun = select(attempts.c.attempt).where(
             attempts.c.rollout_id == rollouts.c.rollout_id, attempts.c.attempt == rollouts.c.attempt
         )
@@ -103,13 +100,11 @@ class Group:
             select(rollouts.c.rollout_id)
             .where(*self._members, rollouts.c.state == State.QUEUED.value, ~begun.exists())
             .order_by(rollouts.c.sample_index)
-            # what a worker is just about to claim is waited for, and is not among them then
-            .with_for_update(of=rollouts)
         )
         return list(connection.execute(statement).scalars())
 
     def _failed(self, connection: Connection) -> list[tuple[str, str, Failure]]:
-        """(rollout, node, why) of each attempt that ended for a reason that may be the instance, in order.
+        """Return (rollout, node, failure) of each attempt whose failure the instance may have caused, in order.
 
         Of a rollout that is scored again only those since then.
         """
@@ -144,4 +139,4 @@ class Group:
             )
         ).one()
         of = f"{row.data_source} {row.instance_id}".strip()
-        return f"instance {self.batch_id}.{self.group_index} ({of})"
+        return f"instance {group_id(self.batch_id, self.group_index)} ({of})"

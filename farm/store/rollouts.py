@@ -1,22 +1,28 @@
 """Every transition of a rollout, each one guarded UPDATE: claim, advance, finish, fail, requeue.
 
-The functions take a connection inside a transaction and say whether they applied. A worker names what it believes it
-holds (id, attempt, stage, owner); if the row no longer says so, nothing happens. `attempt` rises whenever a rollout is
-taken away from somebody, so a worker that was presumed dead writes nothing when it wakes up. A transition whose commit
-was made, but not answered, is asked for again: it finds itself made, and says that it applied.
+The functions take a connection inside a transaction and say whether they applied. A worker names its claim
+(id, attempt, stage, owner); if the row no longer matches it, nothing happens. `attempt` rises whenever a rollout is
+taken away from a worker, so one that was presumed dead writes nothing when it wakes up. A transition whose commit was
+made, but not answered, is repeated: it finds itself made, and says that it applied.
+
+A score that was once given is never taken away: it can only be followed by another score. So whatever ends a rollout
+without one, be it a failure, a cancel or a quarantine, writes the values of `ended_unscored`, which complete a rollout
+that was being scored again with the newest score it has.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, cast
 
-from sqlalchemy import Connection, CursorResult, Row, Table, bindparam, insert, select, update
+from sqlalchemy import Connection, CursorResult, Row, Table, bindparam, case, insert, literal, select, update
 
-from farm.rollout import Failure, Stage, State
-from farm.store.clock import db_now
-from farm.store.tables import AttemptRow, Batch, RewardRow, RolloutRow
+from farm.errors import EvaluatorError
+from farm.records.rollout import Failure, Outcome, Stage, State
+from farm.store.sql.clock import db_now
+from farm.store.sql.schema import AttemptRow, Batch, RewardRow, RolloutRow
+from farm.store.sql.unstorable_values import fitting
 
 rollouts = cast(Table, RolloutRow.__table__)
 batches = cast(Table, Batch.__table__)
@@ -41,6 +47,21 @@ class Claim:
     node: str
     policy_outcome: str | None
     submission: dict[str, Any] | None
+
+
+@dataclass(frozen=True, slots=True)
+class RunSummary:
+    """The result of a run stage that was played to its end, without its calls and rows; as of `schema.RolloutRow`."""
+
+    policy_outcome: str
+    submission: dict[str, Any]
+    n_turns: int = 0
+    n_response_tokens: int = 0
+    n_invalid_actions: int = 0
+    n_mismatches: int = 0
+    n_segments: int = 0
+    version_min: int | None = None
+    version_max: int | None = None
 
 
 _claimed = (
@@ -98,10 +119,10 @@ def claim(
     lease_s: float,
     tries: list[float] | None = None,
 ) -> Claim | None:
-    """Take a queued stage. None if it is not this node's to take: a ring may come late, twice or for nothing.
+    """Claim a queued stage. None if it is not this node's to claim: a message may come late, twice or for nothing.
 
     `tries` is the caller's memory of the leases that this claim was given so far. If the answer to a commit was lost,
-    it tells a claim that was made from one that somebody else, perhaps in the same process, made meanwhile.
+    it distinguishes this claim from one that another, perhaps in the same process, made meanwhile.
     """
     names = {"b_id": rollout_id, "b_attempt": attempt, "b_stage": stage.value, "b_node": node}
     names |= {"b_owner": owner, "b_lease": lease_s}
@@ -133,52 +154,37 @@ def claim(
 
 
 def _made_before(connection: Connection, names: Mapping[str, Any], tries: Sequence[float]) -> Row[Any] | None:
-    found = (connection.execute(_claim_again, dict(names) | {"b_leased_until": lease}).one_or_none() for lease in tries)
-    return next((row for row in found if row is not None), None)
+    result = (
+        connection.execute(_claim_again, dict(names) | {"b_leased_until": lease}).one_or_none() for lease in tries
+    )
+    return next((row for row in result if row is not None), None)
 
 
-mine = (
+held_by_worker = (
     rollouts.c.rollout_id == bindparam("b_id"),
     rollouts.c.attempt == bindparam("b_attempt"),
     rollouts.c.stage == bindparam("b_stage"),
     rollouts.c.state == State.ACTIVE.value,
     rollouts.c.owner == bindparam("b_owner"),
 )
-released = {"owner": None, "lease_expires_at": None}
+LEASE_CLEARED = {"owner": None, "lease_expires_at": None}
 _advance = (
     update(rollouts)
-    .where(*mine)
+    .where(*held_by_worker)
     .values(
         stage=bindparam("b_next"),
         state=State.QUEUED.value,
         queued_at=db_now(),
         ring_at=db_now() + bindparam("b_ring_again"),
         n_rings=1,
-        **released,
+        **LEASE_CLEARED,
     )
 )
-_PLAYED = (
-    "policy_outcome",
-    "submission",
-    "n_turns",
-    "n_response_tokens",
-    "n_invalid_actions",
-    "n_mismatches",
-    "n_segments",
-    "version_min",
-    "version_max",
-)
-_UNCOUNTED: dict[str, Any] = {
-    "n_invalid_actions": 0,
-    "n_mismatches": 0,
-    "n_segments": 0,
-    "version_min": None,
-    "version_max": None,
-}
+_PLAYED = tuple(field.name for field in fields(RunSummary))
 _advance_played = _advance.values({rollouts.c[name]: bindparam(f"b_{name}") for name in _PLAYED})
 _finish = (
     update(rollouts)
-    .where(*mine)
+    .where(*held_by_worker)
     .values(
         state=State.COMPLETED.value,
         outcome=rollouts.c.policy_outcome,
@@ -188,9 +194,39 @@ _finish = (
         failure_message=None,
         finished_at=db_now(),
         finish_seq=bindparam("b_seq"),
-        **released,
+        **LEASE_CLEARED,
     )
 )
+_newest_score = (
+    select(rewards.c.value)
+    .where(rewards.c.rollout_id == rollouts.c.rollout_id)
+    .order_by(rewards.c.attempt.desc())
+    .limit(1)
+    .correlate(rollouts)
+    .scalar_subquery()
+)
+
+
+def ended_unscored(state: State, failure: Failure | None = None) -> dict[str, Any]:
+    """Return values of a rollout that ends now without a new score: failed for a reason, or cancelled.
+
+    One that was scored before, and was to be scored again, is completed with that score instead, as it was.
+    """
+    kind, message = (failure.kind, failure.message) if failure is not None else (None, None)
+    # a text of another column's type would be written as it came, fit for the database or not
+    why = literal(message, rollouts.c.failure_message.type)
+    never_scored = _newest_score.is_(None)
+    return {
+        "state": case((never_scored, state.value), else_=State.COMPLETED.value),
+        "outcome": case((never_scored, kind or Outcome.CANCELLED.value), else_=rollouts.c.policy_outcome),
+        "reward": _newest_score,
+        "failure_kind": case((never_scored, kind)),
+        "failure_message": case((never_scored, why)),
+        "finished_at": db_now(),
+        **LEASE_CLEARED,
+    }
+
+
 _add_reward = insert(rewards).values(created_at=db_now())
 _number_one = (
     update(batches)
@@ -210,7 +246,7 @@ _end_attempt = (
 )
 
 
-def names_of(held: Claim) -> dict[str, Any]:
+def lease_params(held: Claim) -> dict[str, Any]:
     return {"b_id": held.rollout_id, "b_attempt": held.attempt, "b_stage": held.stage.value, "b_owner": held.owner}
 
 
@@ -224,23 +260,19 @@ def _close_attempt(connection: Connection, rollout_id: str, attempt: int, stage:
 
 
 def _ended_before(connection: Connection, held: Claim, result: str) -> bool:
-    """Whether this very claim was ended so already: the write was made, and only the answer to its commit was lost."""
+    """Return whether this very claim already ended so: the write was committed, and only the answer was lost."""
     key = {"rollout_id": held.rollout_id, "attempt": held.attempt, "stage": held.stage.value, "worker": held.owner}
     return connection.execute(select(attempts.c.result).filter_by(**key)).scalar() == result
 
 
-def advance(connection: Connection, held: Claim, ring_again_s: float, played: Mapping[str, Any] | None = None) -> bool:
-    """Queue the next stage; False if the claim is gone.
-
-    `played` is what the run stage found out: policy_outcome, submission and the counts of `tables.RolloutRow`; those
-    that are missing are 0, or unknown.
-    """
-    names = names_of(held) | {"b_next": NEXT_STAGE[held.stage].value, "b_ring_again": ring_again_s}
+def advance(connection: Connection, held: Claim, ring_again_s: float, played: RunSummary | None = None) -> bool:
+    """Queue the next stage; False if the claim is gone. `played` is the result of the run stage."""
+    names = lease_params(held) | {"b_next": NEXT_STAGE[held.stage].value, "b_ring_again": ring_again_s}
     if played is None:
         result = connection.execute(_advance, names)
     else:
-        found = _UNCOUNTED | dict(played)
-        result = connection.execute(_advance_played, names | {f"b_{name}": found[name] for name in _PLAYED})
+        values = {f"b_{name}": getattr(played, name) for name in _PLAYED}
+        result = connection.execute(_advance_played, names | values)
     if not _applied(result):
         return _ended_before(connection, held, "advanced")
     _close_attempt(connection, held.rollout_id, held.attempt, held.stage.value, "advanced", "")
@@ -248,47 +280,42 @@ def advance(connection: Connection, held: Claim, ring_again_s: float, played: Ma
 
 
 def finish(connection: Connection, held: Claim, value: float, details: dict[str, Any], evaluator: str) -> bool:
-    """End a rollout as completed with its reward. False if the claim is gone."""
-    names = names_of(held) | {"b_reward": value, "b_seq": _next_seq(connection, held.batch_id)}
+    """End a rollout as completed with its reward. False if the claim is gone.
+
+    Raises EvaluatorError for details that no database takes.
+    """
+    names = lease_params(held) | {"b_reward": value, "b_seq": _next_seq(connection, held.batch_id)}
     if not _applied(connection.execute(_finish, names)):
         _give_seq_back(connection, held.batch_id)
         return _ended_before(connection, held, "completed")
     score = {"rollout_id": held.rollout_id, "attempt": held.attempt, "value": value, "details": details}
-    connection.execute(_add_reward, score | {"evaluator": evaluator})
+    with fitting(EvaluatorError, f"{held.rollout_id}: the score of {evaluator}"):
+        connection.execute(_add_reward, score | {"evaluator": evaluator})
     _close_attempt(connection, held.rollout_id, held.attempt, held.stage.value, "completed", "")
     return True
 
 
 def _next_seq(connection: Connection, batch_id: str) -> int:
-    """The number of the rollout that ends next. The row's lock makes the order of numbers that of commits."""
+    """Return the number of the rollout that ends next. The row's lock makes the order of numbers that of commits."""
     return int(connection.execute(_number_one, {"b_batch": batch_id}).scalar_one())
 
 
 def _give_seq_back(connection: Connection, batch_id: str) -> None:
-    """Undo `_next_seq` in the same transaction: the row is still locked, so nobody has seen the number."""
+    """Undo `_next_seq` in the same transaction: the row is still locked, so the number is unseen."""
     connection.execute(update(batches).where(batches.c.batch_id == batch_id).values(last_seq=batches.c.last_seq - 1))
 
 
 def fail(
     connection: Connection, held: Claim, failure: Failure, values: Mapping[str, Any], cause: Failure | None = None
 ) -> bool:
-    """End a rollout as failed, without a reward, whatever was scored before. False if the claim is gone.
+    """End a rollout as failed; one that was being scored again keeps its score. False if the claim is gone.
 
     `cause` is what ended its last attempt, if the failure says more than that.
     """
     seq = _next_seq(connection, held.batch_id)
-    end: dict[str, Any] = {
-        "state": State.FAILED.value,
-        "outcome": failure.kind,
-        "reward": None,
-        "failure_kind": failure.kind,
-        "failure_message": failure.message,
-        "finished_at": db_now(),
-        "finish_seq": seq,
-        **released,
-    }
-    statement = update(rollouts).where(*mine).values(**(end | dict(values)))
-    if not _applied(connection.execute(statement, names_of(held))):
+    end = ended_unscored(State.FAILED, failure) | {"finish_seq": seq}
+    statement = update(rollouts).where(*held_by_worker).values(**(end | dict(values)))
+    if not _applied(connection.execute(statement, lease_params(held))):
         _give_seq_back(connection, held.batch_id)
         return False
     ended_by = cause or failure
@@ -308,10 +335,10 @@ def requeue(connection: Connection, held: Claim, failure: Failure, values: Mappi
         "ready_at": db_now(),
         "failure_kind": failure.kind,
         "failure_message": failure.message,
-        **released,
+        **LEASE_CLEARED,
     }
-    statement = update(rollouts).where(*mine).values(**(back | dict(values)))
-    if not _applied(connection.execute(statement, names_of(held))):
+    statement = update(rollouts).where(*held_by_worker).values(**(back | dict(values)))
+    if not _applied(connection.execute(statement, lease_params(held))):
         return False
     _close_attempt(connection, held.rollout_id, held.attempt, held.stage.value, failure.kind, failure.message)
     return True

@@ -8,20 +8,26 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import fields
 from itertools import groupby
 from typing import Any, cast
 
 import numpy as np
 from sqlalchemy import Connection, Table, bindparam, delete, func, insert, select, update
 
-from farm.prefixes import Prefixes
-from farm.rollout import Stage, State
+from farm.errors import EngineError
+from farm.records.prefixes import Prefixes
+from farm.records.rollout import Stage, State
+from farm.records.trajectory import ModelCall, Segment, TokenIds, VersionSpan, segments
 from farm.store.rollouts import rollouts
-from farm.store.tables import ModelCallRow, SegmentRow
-from farm.trajectory import ModelCall, Segment, TokenIds, VersionSpan, segments
+from farm.store.sql.schema import ModelCallRow, SegmentRow
+from farm.store.sql.unstorable_values import fitting
 
 model_calls = cast(Table, ModelCallRow.__table__)
 segment_rows = cast(Table, SegmentRow.__table__)
+
+_AS_THEY_ARE = tuple({each.name for each in fields(ModelCall)} - {"index", "prompt_ids", "versions"})
+"""The fields of a call that are stored as they are, in columns of their names."""
 
 _ANEW = "rendered anew: the engine's prompt goes on from the ids of no earlier call"
 
@@ -41,7 +47,7 @@ class CallLog:
         self._prefix: dict[int, int | None] = {}
 
     def row(self, call: ModelCall) -> dict[str, Any]:
-        """The values of a call's row."""
+        """Return the values of a call's row."""
         if self._calls.get(call.index) is not call:
             self._take(call)
         prefix = self._prefix[call.index]
@@ -51,35 +57,18 @@ class CallLog:
         return {
             "rollout_id": self.rollout_id,
             "attempt": self.attempt,
+            **{name: getattr(call, name) for name in _AS_THEY_ARE},
             "call_index": call.index,
-            "messages": call.messages,
-            "response": call.response,
-            "observations": call.observations,
-            "finish_reason": call.finish_reason,
-            "engine": call.engine,
-            "policy_version": call.policy_version,
-            "sampling": call.sampling,
-            "started_at": call.started_at,
-            "latency_s": call.latency_s,
-            "n_prompt_tokens": call.n_prompt_tokens,
-            "n_response_tokens": call.n_response_tokens,
             "prefix_call": prefix,
             "prompt_ids": prompt,
-            "response_ids": call.response_ids,
-            "response_logprobs": call.response_logprobs,
             "versions": [{"version": span.version, "start": span.start, "end": span.end} for span in call.versions],
-            "stop_reason": call.stop_reason,
-            "n_cached_tokens": call.n_cached_tokens,
-            "n_invalid": call.n_invalid,
-            "begins": call.begins,
-            "mismatch": call.mismatch,
         }
 
     def _take(self, call: ModelCall) -> None:
         prompt, response = call.prompt_ids, call.response_ids
         prefix = None if prompt is None else self._known.longest(prompt, before=call.index)
         if prompt is not None and prefix is None and not call.begins:
-            # of an engine that renders conversations itself nobody knew before
+            # only known now, for an engine that renders conversations itself
             call.begins = _ANEW if self._prefix else "first"
         self._calls[call.index], self._prefix[call.index] = call, prefix
         if prompt is not None and response is not None:
@@ -88,7 +77,7 @@ class CallLog:
             self._share(call.index, whole)
 
     def _share(self, index: int | None, whole: TokenIds) -> None:
-        """All that the call goes on from is its beginning."""
+        """Let a call and all the calls that it continues share one array of ids."""
         while index is not None:
             call, end = self._calls[index], self._known.length(index)
             self._known.share(index, whole)
@@ -98,19 +87,23 @@ class CallLog:
 
 
 def record_call(connection: Connection, row: dict[str, Any]) -> None:
-    """Write a call's row; if it is there, only its observations, and how many of its tool calls they call invalid."""
+    """Write a call's row; if it is there, only its observations, and how many of its tool calls they call invalid.
+
+    Raises EngineError for what no database takes.
+    """
     key = (
         model_calls.c.rollout_id == row["rollout_id"],
         model_calls.c.attempt == row["attempt"],
         model_calls.c.call_index == row["call_index"],
     )
     known = update(model_calls).where(*key).values(observations=row["observations"], n_invalid=row["n_invalid"])
-    if connection.execute(known).rowcount == 0:
-        connection.execute(insert(model_calls), row)
+    with fitting(EngineError, f"{row['rollout_id']}: call {row['call_index']} of engine {row['engine']}"):
+        if connection.execute(known).rowcount == 0:
+            connection.execute(insert(model_calls), row)
 
 
 def calls(connection: Connection, rollout_id: str, attempt: int | None = None) -> list[ModelCall]:
-    """The model calls of an attempt, by default of the last that has any, in order."""
+    """Return the model calls of an attempt, by default of the last that has any, in order."""
     mine = model_calls.c.rollout_id == rollout_id
     which = select(func.max(model_calls.c.attempt)).where(mine).scalar_subquery() if attempt is None else attempt
     statement = select(model_calls).where(mine, model_calls.c.attempt == which).order_by(model_calls.c.call_index)
@@ -124,27 +117,10 @@ def _call(row: Any, whole: dict[int, TokenIds]) -> ModelCall:
     if prompt is not None and row.response_ids is not None:
         whole[row.call_index] = np.concatenate([prompt, row.response_ids])
     return ModelCall(
+        **{name: getattr(row, name) for name in _AS_THEY_ARE},
         index=row.call_index,
-        messages=row.messages,
-        response=row.response,
-        finish_reason=row.finish_reason,
-        engine=row.engine,
-        started_at=row.started_at,
-        latency_s=row.latency_s,
-        n_prompt_tokens=row.n_prompt_tokens,
-        n_response_tokens=row.n_response_tokens,
-        policy_version=row.policy_version,
         prompt_ids=prompt,
-        response_ids=row.response_ids,
-        response_logprobs=row.response_logprobs,
-        sampling=row.sampling,
-        observations=row.observations,
         versions=tuple(VersionSpan(each["version"], each["start"], each["end"]) for each in row.versions),
-        stop_reason=row.stop_reason,
-        n_cached_tokens=row.n_cached_tokens,
-        n_invalid=row.n_invalid,
-        begins=row.begins,
-        mismatch=row.mismatch,
     )
 
 
@@ -189,9 +165,9 @@ def segments_of(
     )
     if rollout_ids is not None:
         statement = statement.where(segment_rows.c.rollout_id.in_(rollout_ids))
-    found: defaultdict[str, list[Segment]] = defaultdict(list, _cut_short(connection, batch_id, rollout_ids))
+    result: defaultdict[str, list[Segment]] = defaultdict(list, _cut_short(connection, batch_id, rollout_ids))
     for row in connection.execute(statement):
-        found[row.rollout_id].append(
+        result[row.rollout_id].append(
             Segment(
                 row.prompt_ids,
                 row.response_ids,
@@ -201,7 +177,7 @@ def segments_of(
                 row.mismatch,
             )
         )
-    return {rollout_id: tuple(rows) for rollout_id, rows in found.items()}
+    return {rollout_id: tuple(rows) for rollout_id, rows in result.items()}
 
 
 def _cut_short(connection: Connection, batch_id: str, rollout_ids: Sequence[str] | None) -> dict[str, list[Segment]]:
@@ -224,6 +200,6 @@ def _cut_short(connection: Connection, batch_id: str, rollout_ids: Sequence[str]
 
 
 def _in_full(rows: Iterable[Any]) -> list[ModelCall]:
-    """The calls of one attempt, in order, each with the ids that it shares with earlier ones."""
+    """Return the calls of one attempt, in order, each with the ids that it shares with earlier ones."""
     whole: dict[int, TokenIds] = {}
     return [_call(row, whole) for row in rows]

@@ -1,4 +1,4 @@
-"""What the model was not shown is kept: from a command in a sandbox to a file on the trainer's machine."""
+"""Artefacts hold the output that the model was not shown: from a command in a sandbox to the trainer's machine."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 import farm
-from farm.cli import main
+from farm.cli.main import main
 from farm.errors import NotFound
+from tests.doubles import EngineDouble
 from tests.services.commands import said
 from tests.services.farms import embedded, farm_folder
-from workers.testing.book import Play, PlayBook, Problem, ScriptedCall, Turn
-from workers.testing.engine import EngineDouble
+from workers.testing.scripted_model import Branch, Script, ScriptedCall, ScriptedProblem, ScriptedTurn
 from workers.testing.serving import serving
 
 INSTANCE = {
@@ -27,19 +27,19 @@ INSTANCE = {
     },
 }
 COMMANDS = ("seq 200000", "seq 20000", "head -c 3000000 /dev/urandom", "echo short", "head -c 3000000 /dev/urandom")
-BOOK = PlayBook(
+BOOK = Script(
     [
-        Problem(
+        ScriptedProblem(
             match="count a lot",
             plays=(
-                Play(
+                Branch(
                     name="long outputs",
                     turns=(
                         *(
-                            Turn(tool_calls=(ScriptedCall(name="bash", arguments={"command": command}),))
+                            ScriptedTurn(tool_calls=(ScriptedCall(name="bash", arguments={"command": command}),))
                             for command in COMMANDS
                         ),
-                        Turn(tool_calls=(ScriptedCall(name="submit", arguments={}),)),
+                        ScriptedTurn(tool_calls=(ScriptedCall(name="submit", arguments={}),)),
                     ),
                 ),
             ),
@@ -59,7 +59,7 @@ def test_long_outputs_are_kept_in_full_up_to_the_cap_of_a_rollout() -> None:
         embedded(folder, FARM_POLICY_URL=f"{policy}/v1", FARM_ARTEFACTS_MB="5") as here,
         farm.connect(here.store_url, broker_url=here.broker_url) as client,
     ):
-        (rollout,) = client.collect(client.submit({"instances": [INSTANCE]}), timeout_s=120)
+        (rollout,) = client.collect(client.submit({"instances": [INSTANCE]}), timeout_s=600)
         assert rollout.outcome == farm.Outcome.SUBMITTED, rollout.failure
         kept = {each.name: each for each in client.artefacts(rollout.rollout_id)}
         # random bytes do not get smaller, so the second three megabytes are beyond the cap
@@ -86,7 +86,7 @@ def test_long_outputs_are_kept_in_full_up_to_the_cap_of_a_rollout() -> None:
 def on_the_command_line(url: str, rollout_id: str, folder: Path) -> None:
     def run(*words: str) -> bytes:
         command = [str(Path(sys.executable).parent / "farm"), *words, "--url", url]
-        return subprocess.run(command, capture_output=True, check=True, timeout=60, cwd=folder).stdout
+        return subprocess.run(command, capture_output=True, check=True, timeout=600, cwd=folder).stdout
 
     assert "0-bash.txt" in said(main, "show", rollout_id, "--url", url)
     listed = said(main, "artefacts", rollout_id, "--url", url).splitlines()[2:]

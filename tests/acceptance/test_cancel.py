@@ -12,17 +12,21 @@ from typing import Any
 import pytest
 
 import farm
-from farm.rollout import Stage, State
-from farm.store import migrations, nodes
-from farm.store.engine import Store
+from farm.records.node import UP
+from farm.records.rollout import Stage, State
+from farm.store import nodes
+from farm.store.database import Store
+from testkit.deadline import LONG_S
+from testkit.postgres import postgres_database
+from tests.doubles import EngineDouble
 from tests.services.farms import NOOP, farm_folder, left_of, node, until
+from tests.services.servers.redis import redis_server
 from tests.services.unruly import installed_in
-from workers.testing.book import Play, PlayBook, Problem, ScriptedCall, Turn
-from workers.testing.engine import EngineDouble
+from workers.testing.scripted_model import Branch, Script, ScriptedCall, ScriptedProblem, ScriptedTurn
 from workers.testing.serving import serving
 
-SLEEPS = Turn(tool_calls=(ScriptedCall(name="bash", arguments={"command": "sleep 600"}),))
-BOOK = PlayBook([Problem(match="sleep", plays=(Play(name="sleep", turns=(SLEEPS,)),))])
+SLEEPS = ScriptedTurn(tool_calls=(ScriptedCall(name="bash", arguments={"command": "sleep 600"}),))
+BOOK = Script([ScriptedProblem(match="sleep", plays=(Branch(name="sleep", turns=(SLEEPS,)),))])
 IN_SANDBOX = {"data_source": "working", "fields": {"question": "sleep"}}
 IN_ENGINE = {"data_source": "chat", "fields": {"question": "think", "expected": "x"}}
 IN_INIT = {"data_source": "unruly", "fields": {"fault": "prepare:hang", "where": "host"}}
@@ -43,20 +47,21 @@ class Two:
         return self.client.status(batch_id).stages[stage][State.ACTIVE] == n
 
     def told(self, name: str, batch_id: str) -> str:
-        found = [f"{each.stage} {each.state} {each.failure or ''}" for each in self.client.rollouts(batch_id)]
-        return f"{name} is under way: {found}"
+        result = [f"{each.stage} {each.state} {each.failure or ''}" for each in self.client.rollouts(batch_id)]
+        return f"{name} is under way: {result}"
 
     def sandboxes(self) -> list[Path]:
         return list((self.folder / "scratch").glob("*/sandboxes/[!.]*"))
 
 
-@pytest.fixture(params=["told", "untold"])
-def two(request: pytest.FixtureRequest, postgres_database: str, broker_url: str) -> Iterator[Two]:
-    """Workers always reach a Redis. The client does, too, or has the database alone: then no hint tells them."""
-    store = Store(postgres_database)
-    migrations.migrate(store)
+@pytest.fixture(scope="module")
+def nodes_of_two(postgres_url: str, migrated_postgres: str) -> Iterator[tuple[Store, str, EngineDouble, Path]]:
+    """Their store, their broker, the engine that never comes to the end of a call, and their folder."""
     slow = EngineDouble(BOOK, model="slow")
     with ExitStack() as stack:
+        store = Store(stack.enter_context(postgres_database(postgres_url, migrated_postgres)))
+        # one of their own: the one of the run is emptied for each test
+        broker_url = stack.enter_context(redis_server())
         folder = stack.enter_context(farm_folder())
         engines = {
             "fast": stack.enter_context(serving(EngineDouble(BOOK, model="fast").app())),
@@ -64,30 +69,37 @@ def two(request: pytest.FixtureRequest, postgres_database: str, broker_url: str)
         }
         env = installed_in(folder) | {"FARM_STOCK": "0"}
         for name in ("one", "two"):
-            stack.enter_context(node(folder, name, postgres_database, broker_url, 0.0, **env))
-        hints = broker_url if request.param == "told" else ""
-        client = stack.enter_context(farm.connect(postgres_database, broker_url=hints))
+            stack.enter_context(node(folder, name, store.url, broker_url, 0.0, **env))
+        client = stack.enter_context(farm.connect(store.url, broker_url=broker_url))
         for model, url in engines.items():
             client.add_engine(f"{url}/v1", model)
         stack.callback(store.close)
-        until(lambda: len(store.read(nodes.listing)) == 2, "both nodes are there", 120)
+        until(lambda: [each.state for each in store.read(nodes.listing)] == [UP] * 2, "both nodes are up", 120)
         # the farm has tried the engine and uses it; from now on, no call there comes to its end
-        client.collect(client.submit({"instances": [IN_ENGINE], "model": "slow"}), timeout_s=120)
+        client.collect(client.submit({"instances": [IN_ENGINE], "model": "slow"}), timeout_s=LONG_S)
         slow.scheduler.speed = replace(slow.scheduler.speed, latency_s=600.0)
-        yield Two(client, slow, folder)
+        yield store, broker_url, slow, folder
     assert left_of(folder) == []
+
+
+@pytest.fixture(params=["told", "untold"])
+def two(request: pytest.FixtureRequest, nodes_of_two: tuple[Store, str, EngineDouble, Path]) -> Iterator[Two]:
+    """Workers always reach a Redis. The client does, too, or has the database alone: then it sends no notification."""
+    store, broker_url, slow, folder = nodes_of_two
+    with farm.connect(store.url, broker_url=broker_url if request.param == "told" else "") as client:
+        yield Two(client, slow, folder)
 
 
 def test_what_is_cancelled_ends_wherever_it_is(two: Two) -> None:
     client = two.client
     ids: dict[str, str] = {}
-    asked: dict[str, Any] = {
+    result: dict[str, Any] = {
         "sandbox": {"instances": [IN_SANDBOX], "n_samples": 2, "model": "fast"},
         "engine": {"instances": [IN_ENGINE, IN_ENGINE], "n_samples": 2, "model": "slow"},
         "init": {"instances": [IN_INIT] * 2},
         "eval": {"instances": [IN_EVAL] * 2},
     }
-    for name, request in asked.items():
+    for name, request in result.items():
         ids[name] = client.submit(request | {"limits": LIMITS})
     waited_for = {"sandbox": (2, Stage.RUN), "engine": (4, Stage.RUN), "init": (2, Stage.INIT), "eval": (2, Stage.EVAL)}
     for name, (n, stage) in waited_for.items():
@@ -119,4 +131,4 @@ def test_what_is_cancelled_ends_wherever_it_is(two: Two) -> None:
     assert not any(each.segments for each in client.collect(ids["engine"]))
     # every place that was taken is free again
     freed = client.submit({"instances": [NOOP] * 64})
-    assert {each.state for each in client.collect(freed, timeout_s=120)} == {State.COMPLETED}
+    assert {each.state for each in client.collect(freed, timeout_s=LONG_S)} == {State.COMPLETED}

@@ -1,4 +1,4 @@
-"""A trainer that dies and comes back is given again what it had not acknowledged, and nothing is played twice."""
+"""A trainer that is killed and restarted receives again what it had not acknowledged, and nothing runs twice."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import farm
-from farm.embedded import Embedded
-from farm.rollout import Stage, State
+from farm.embedded.embedded_farm import Embedded
+from farm.records.rollout import Stage, State
 from tests.services.farms import embedded, farm_folder
 from tests.services.unruly import installed_in
 
@@ -37,7 +37,7 @@ def here() -> Iterator[Embedded]:
 
 
 def trained_on(here: Embedded, batch_id: str, n_acknowledged: int) -> list[str]:
-    """What a trainer was given till it was killed, with one group in its hands that it has not acknowledged."""
+    """Return what a trainer received until it was killed, holding one group that it has not acknowledged."""
     command = [sys.executable, "-c", TRAINER, str(here.home), batch_id, str(n_acknowledged)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as trainer:
         assert trainer.stdout is not None
@@ -55,11 +55,11 @@ def test_what_a_killed_trainer_did_not_acknowledge_comes_again(here: Embedded) -
         second = trained_on(here, batch_id, 3)
         assert len(first) == 3
         assert second[0] == first[2], "the one in its hands comes again, and those before it do not"
-        rest = list(client.stream_groups(batch_id, timeout_s=120))
+        rest = list(client.stream_groups(batch_id, timeout_s=600))
         assert rest[0].group_id == second[3]
         whole = first[:2] + second[:3] + [group.group_id for group in rest]
         assert sorted(whole) == [f"{batch_id}.{index}" for index in range(7)], "each once, none missing"
-        everything = list(client.stream_groups(batch_id, cursor=0, timeout_s=120))
+        everything = list(client.stream_groups(batch_id, cursor=0, timeout_s=600))
         assert [group.group_id for group in everything] == whole, "a cursor of one's own begins where it says"
 
         at = client.acknowledge(rest[-1])
@@ -69,7 +69,7 @@ def test_what_a_killed_trainer_did_not_acknowledge_comes_again(here: Embedded) -
             "another consumer has a place of its own"
         )
         assert client.rescore(f"{batch_id}.3") == [f"{batch_id}.3.0", f"{batch_id}.3.1"]
-        (again,) = client.stream_groups(batch_id, timeout_s=120)
+        (again,) = client.stream_groups(batch_id, timeout_s=600)
         assert again.group_id == f"{batch_id}.3", "what is scored again comes again"
         assert client.violations(batch_id) == []
 
@@ -78,7 +78,7 @@ def test_a_group_with_seven_of_eight_done_plays_one_more(here: Embedded, tmp_pat
     breaks_once = {"data_source": "unruly", "fields": {"fault": "agent:raise", "times": 1, "marks": str(tmp_path)}}
     with farm.connect(here.home) as client:
         batch_id = client.submit({"instances": [breaks_once], "n_samples": 8, "max_attempts": 3})
-        (group,) = client.stream_groups(batch_id, timeout_s=120)
+        (group,) = client.stream_groups(batch_id, timeout_s=600)
         assert [(each.state, each.reward) for each in group.rollouts] == [(State.COMPLETED, 1.0)] * 8
         assert sorted(each.attempt for each in group.rollouts) == [1] * 7 + [2]
         played = [timing for each in group.rollouts for timing in client.timings(each.rollout_id)]

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 import farm
+from tests.doubles import EngineDouble
 from tests.services.farms import farm_folder, left_of, processes_of, until
-from workers.testing.book import PlayBook
-from workers.testing.engine import EngineDouble
+from workers.testing.scripted_model import Script
 from workers.testing.serving import serving
 
 ROOT = Path(__file__).parents[2]
@@ -45,7 +45,7 @@ def demo(folder: Path, *options: str, policy_url: str = "") -> subprocess.Popen[
 
 def test_it_plays_math_code_and_bug_fixes(folder: Path, apptainer: Path) -> None:
     process = demo(folder, "--math", "1", "--code", "2", "--swe", "2", "-n", "4")
-    output, _ = process.communicate(timeout=240)
+    output, _ = process.communicate(timeout=600)
     assert process.returncode == 0, output
     assert "28 of 28 rollouts scored" in output
     assert "test double" in output
@@ -68,7 +68,7 @@ def test_it_plays_math_code_and_bug_fixes(folder: Path, apptainer: Path) -> None
 
 @pytest.fixture
 def policy_url() -> Iterator[str]:
-    with serving(EngineDouble(PlayBook([]), latency_s=2.0).app()) as url:
+    with serving(EngineDouble(Script([]), latency_s=2.0).app()) as url:
         yield f"{url}/v1"
 
 
@@ -82,8 +82,8 @@ def connected(folder: Path, process: subprocess.Popen[str]) -> list[farm.Farm]:
 
 @pytest.mark.parametrize(("number", "given"), [(signal.SIGINT, True), (signal.SIGTERM, False), (signal.SIGKILL, False)])
 def test_ended_half_way_it_leaves_nothing(folder: Path, number: signal.Signals, given: bool, policy_url: str) -> None:
-    """Whoever plays: its own double, or the server it is given."""
-    words = ("--math", "20", "--code", "20", "--swe", "0", "--no-flower")
+    """With either engine: its own double, or the server that it is given."""
+    words = ("--math", "6", "--code", "6", "--swe", "0", "--no-flower")
     process = demo(folder, *words, policy_url=policy_url if given else "")
     (client,) = until(lambda: connected(folder, process), "there is a farm", 90)
     with client:
@@ -97,7 +97,7 @@ def test_ended_half_way_it_leaves_nothing(folder: Path, number: signal.Signals, 
         process.send_signal(number)
         ended = next(each for each in client.rollouts(batch_id) if each.reward is not None)
         engines = {call.engine for call in client.calls(ended.rollout_id)}
-    output, _ = process.communicate(timeout=150)
+    output, _ = process.communicate(timeout=600)
     assert process.returncode == (130 if number is not signal.SIGKILL else -9)
     if given:
         assert f"policy {policy_url} (from FARM_POLICY_URL)" in output

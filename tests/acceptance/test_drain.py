@@ -14,15 +14,16 @@ import pytest
 
 import farm
 from examples.problems import math_problems
+from farm.records.node import BROKEN, DRAINING, UP
 from farm.store import migrations, nodes
-from farm.store.engine import Store
+from farm.store.database import Store
+from testkit.postgres import postgres_server
+from testkit.private_server import Missing
 from tests.conftest import absent
+from tests.doubles import EngineDouble
 from tests.services.farms import farm_folder, left_of, node, processes_of, until
-from tests.services.postgres import postgres_server
-from tests.services.process import Missing
 from tests.services.unruly import installed_in
-from workers.testing.book import PlayBook
-from workers.testing.engine import EngineDouble
+from workers.testing.scripted_model import Script
 from workers.testing.serving import serving
 
 PATIENT = {"FARM_LEASE_S": "60", "FARM_NODE_TIMEOUT_S": "60"}
@@ -46,7 +47,7 @@ def playing(client: farm.Farm, batch_id: str, n: int) -> None:
 
 
 def draining(store: Store) -> bool:
-    return [each.state for each in store.read(nodes.listing)] in ([nodes.DRAINING], [])
+    return [each.state for each in store.read(nodes.listing)] in ([DRAINING], [])
 
 
 def family(pid: int) -> list[int]:
@@ -56,10 +57,10 @@ def family(pid: int) -> list[int]:
         if process.name.isdecimal():
             with suppress(OSError):
                 parents[int(process.name)] = int(process.joinpath("stat").read_text().rpartition(")")[2].split()[1])
-    found = [pid]
-    for each in found:
-        found += [child for child, parent in parents.items() if parent == each]
-    return found
+    result = [pid]
+    for each in result:
+        result += [child for child, parent in parents.items() if parent == each]
+    return result
 
 
 def worker_of(supervisor: int, stage: str) -> int:
@@ -69,20 +70,20 @@ def worker_of(supervisor: int, stage: str) -> int:
 
 def test_what_has_begun_plays_on_and_the_rest_goes_to_others(folder: Path, store: Store, broker_url: str) -> None:
     with farm.connect(store.url, broker_url=broker_url) as client:
-        with node(folder, "one", store.url, broker_url, grace_s=120, **PATIENT) as one:
+        with node(folder, "one", store.url, broker_url, grace_s=1200, **PATIENT) as one:
             # sixteen fit on the node, of which eight play at a time
             batch_id = client.submit({"instances": [{"data_source": "noop", "fields": {"seconds": 2.0}}] * 30})
             playing(client, batch_id, 8)
             n_ended = client.status(batch_id).n_finished
             one.terminate()
-            assert one.wait(120) == 0, "it ends long before its grace does"
+            assert one.wait(600) == 0, "it ends long before its grace does"
         rollouts = client.rollouts(batch_id)
         played = [rollout for rollout in rollouts if rollout.state is farm.State.COMPLETED]
         assert n_ended + 8 <= len(played) < 30
         assert {rollout.node for rollout in rollouts if rollout not in played} == {None}
         assert store.read(nodes.listing) == []
         with node(folder, "two", store.url, broker_url):
-            ended = client.collect(batch_id, timeout_s=120)
+            ended = client.collect(batch_id, timeout_s=600)
         assert all(rollout.reward is not None and rollout.attempt == 1 for rollout in ended)
         assert {rollout.node for rollout in ended} == {"one", "two"}
     assert left_of(folder) == []
@@ -90,7 +91,7 @@ def test_what_has_begun_plays_on_and_the_rest_goes_to_others(folder: Path, store
 
 def test_a_signal_to_every_process_of_the_step_is_no_other(folder: Path, store: Store, broker_url: str) -> None:
     with (
-        serving(EngineDouble(PlayBook([]), latency_s=4.0).app()) as policy,
+        serving(EngineDouble(Script([]), latency_s=4.0).app()) as policy,
         farm.connect(store.url, broker_url=broker_url) as client,
         node(folder, "one", store.url, broker_url, grace_s=120, FARM_POLICY_URL=f"{policy}/v1", **PATIENT) as one,
     ):
@@ -102,10 +103,10 @@ def test_a_signal_to_every_process_of_the_step_is_no_other(folder: Path, store: 
         for pid in step:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)
-        one.wait(120)
+        one.wait(600)
         ended = client.rollouts(batch_id)
-        found = {(rollout.state, rollout.attempt) for rollout in ended}
-        assert found == {(farm.State.COMPLETED, 1)}, Counter(str(rollout.failure) for rollout in ended)
+        result = {(rollout.state, rollout.attempt) for rollout in ended}
+        assert result == {(farm.State.COMPLETED, 1)}, Counter(str(rollout.failure) for rollout in ended)
     assert left_of(folder) == []
 
 
@@ -140,7 +141,7 @@ def test_what_breaks_because_it_is_stopped_has_not_failed(folder: Path, store: S
     breaks = {"data_source": "unruly", "fields": {"fault": "evaluate:hang and break"}}
     with farm.connect(store.url, broker_url=broker_url) as client:
         with node(folder, "one", store.url, broker_url, 0, **installed_in(folder)):
-            until(lambda: len(store.read(nodes.listing)) == 1, "the node is there", 120)
+            until(lambda: [each.state for each in store.read(nodes.listing)] == [UP], "the node is up", 120)
             batch_id = client.submit({"instances": [breaks] * 4, "max_attempts": 1})
             until(
                 lambda: client.status(batch_id).stages[farm.Stage.EVAL][farm.State.ACTIVE] == 4, "they are scored", 120
@@ -165,7 +166,7 @@ def test_a_node_whose_database_is_away_ends_all_the_same(folder: Path, broker_ur
                 playing(client, batch_id, 4)
             servers.close()
             one.terminate()
-            one.wait(90)
+            one.wait(600)
     assert "ends without the database" in (folder / "one.log").read_text()
     until(lambda: not processes_of(folder), lambda: f"nothing is left: {processes_of(folder)}")
     assert left_of(folder) == []
@@ -182,10 +183,10 @@ def test_a_node_whose_workers_die_at_once_is_given_nothing(folder: Path, store: 
                 os.kill(worker_of(one.pid, "run"), signal.SIGKILL)
             return "".join(each.state for each in store.read(nodes.listing))
 
-        until(lambda: state() == nodes.BROKEN, "the node says so", 120)
+        until(lambda: state() == BROKEN, "the node says so", 120)
         batch_id = client.submit({"instances": [FOR_EVER] * 4})
-        (found,) = store.read(nodes.listing)
-        assert "run workers" in found.info[nodes.BROKEN]
+        (result,) = store.read(nodes.listing)
+        assert "run workers" in result.info[BROKEN]
         # the dispatcher has looked at the batch by then
         until(lambda: state() and "3 times in a row" in (folder / "one.log").read_text(), "it is written down")
         assert {rollout.node for rollout in client.rollouts(batch_id)} == {None}

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -10,17 +13,18 @@ import numpy as np
 import pytest
 
 import farm
-from farm.engine import PauseMode
-from farm.rollout import Outcome, State
+from farm.embedded.embedded_farm import Embedded
+from farm.records.engine import PauseMode
+from farm.records.rollout import Outcome, State
+from tests.doubles import EngineDouble
 from tests.services.farms import embedded, farm_folder, until
-from workers.testing.engine import EngineDouble
 from workers.testing.serving import serving
 
 N = 6
 QUESTION = {"data_source": "chat", "fields": {"question": "What do you make of it?"}}
 
 
-class Bench:
+class _Bench:
     """One slow engine that plays random turns, and a client of its farm."""
 
     def __init__(self, client: farm.Farm, double: EngineDouble) -> None:
@@ -42,24 +46,26 @@ class Bench:
 
 
 @pytest.fixture(scope="module")
-def client() -> Iterator[farm.Farm]:
-    with (
-        farm_folder() as folder,
-        embedded(folder) as here,
-        farm.connect(here.store_url, broker_url=here.broker_url) as connected,
-    ):
+def here() -> Iterator[Embedded]:
+    with farm_folder() as folder, embedded(folder) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def client(here: Embedded) -> Iterator[farm.Farm]:
+    with farm.connect(here.store_url, broker_url=here.broker_url) as connected:
         yield connected
 
 
 @contextmanager
-def engine(client: farm.Farm, **options: Any) -> Iterator[Bench]:
+def engine(client: farm.Farm, **options: Any) -> Iterator[_Bench]:
     """An engine of the test's own on the farm that all share."""
     double = EngineDouble(weight_version="1", mean_tokens=100_000, **options)
     with serving(double.app()) as url:
         client.add_engine(f"{url}/v1")
         until(lambda: client.engines()[0].engine.info is not None, "the engine was asked what it can do")
         try:
-            yield Bench(client, double)
+            yield _Bench(client, double)
         finally:
             client.clear_engines()
 
@@ -80,8 +86,8 @@ def test_what_runs_crosses_an_update_and_records_both(client: farm.Farm, mode: P
 
 
 def test_a_drain_ends_what_runs_and_holds_back_the_rest(client: farm.Farm) -> None:
-    with engine(client, tokens_per_s=100) as here:
-        batch_id = here.submit(100)
+    with engine(client, tokens_per_s=60) as here:
+        batch_id = here.submit(300)
         here.sampling()
         held: list[str] = []
         with here.client.weight_update("2", mode="drain"):
@@ -99,7 +105,7 @@ def test_a_drain_ends_what_runs_and_holds_back_the_rest(client: farm.Farm) -> No
 @pytest.mark.parametrize("on_stale", ["drop", "restart"])
 def test_a_batch_says_how_old_its_weights_may_be(client: farm.Farm, on_stale: str) -> None:
     with engine(client, tokens_per_s=100) as here:
-        batch_id = here.submit(150, max_staleness=0, on_stale=on_stale)
+        batch_id = here.submit(400, max_staleness=0, on_stale=on_stale)
         here.sampling()
         until(lambda: here.double.n_tokens >= 10 * N, "each call has sampled some tokens")
         with here.client.weight_update("2", mode="keep"):
@@ -144,3 +150,75 @@ def test_an_engine_that_comes_late_is_waited_for(client: farm.Farm) -> None:
         assert here.client.status(batch_id).n_finished == 0
         here.client.add_engine(known.engine.url)
         assert here.client.wait(batch_id, 60).n_completed == N
+
+
+def test_an_engine_that_is_there_only_now_is_named_by_the_first_update(client: farm.Farm) -> None:
+    with engine(client), serving(EngineDouble().app()) as url:
+        client.add_engine(f"{url}/v1")
+        with client.weight_update("3") as stored_engines:
+            assert [engine.url for engine in stored_engines][1:] == [f"{url}/v1"]
+        assert [state.engine.engine_version for state in client.engines()] == ["3", "3"]
+
+
+def test_an_engine_that_comes_back_with_other_weights_says_so_and_is_given_them(client: farm.Farm) -> None:
+    with engine(client) as here:
+        client.set_version("2")
+        # as if it had been started anew
+        here.double.scheduler.version = "default"
+        until(lambda: client.engines()[0].engine.status == "without weights", "it is seen that it lacks them")
+        batch_id = here.submit(20)
+        [warning] = client.status(batch_id).warnings
+        assert "has not version 2" in warning
+        result: list[tuple[str, str]] = []
+        with client.serve_weights(lambda engine, version: result.append((engine.url, version))):
+            assert here.versions(batch_id) == [{2}] * N
+        assert result == [(client.engines()[0].engine.url, "2")]
+        assert client.status(batch_id).warnings == ()
+
+
+def test_an_engine_that_comes_back_loads_its_weights_from_where_they_lie(client: farm.Farm) -> None:
+    with engine(client) as here:
+        with client.weight_update("2", path="/shared/2"):
+            pass
+        here.double.scheduler.version = "default"
+        until(lambda: here.double.machine.loaded == ["/shared/2"], "it is told to load them")
+        assert here.versions(here.submit(20)) == [{2}] * N
+
+
+_KILLED = """
+import os, signal, sys
+import farm
+client = farm.connect(sys.argv[1], broker_url=sys.argv[2])
+with client.weight_update("8", mode=sys.argv[3]):
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("mode", ["drain", "keep", "abort"])
+def test_a_trainer_that_is_killed_inside_an_update_is_taken_over_by_the_next(
+    here: Embedded, client: farm.Farm, mode: PauseMode
+) -> None:
+    with engine(client, tokens_per_s=60) as bench:
+        batch_id = bench.submit(300)
+        bench.sampling()
+        done = subprocess.run([sys.executable, "-c", _KILLED, here.store_url, here.broker_url, mode], check=False)
+        assert done.returncode == -signal.SIGKILL
+        left = client.engines()[0].engine
+        assert (left.paused, left.engine_version) == (mode, "")
+        with client.weight_update("9", mode=mode):
+            assert client.engines()[0].engine.paused_by != left.paused_by
+        assert {max(versions) for versions in bench.versions(batch_id)} <= {1, 9}
+        assert client.engines()[0].engine.status == "ready"
+
+
+def test_what_is_collected_late_may_be_too_old(client: farm.Farm) -> None:
+    with engine(client):
+        client.set_version("3")
+        request = {"instances": [QUESTION], "n_samples": N, "limits": {"max_tokens": 20, "max_turns": 1}}
+        batch_id = client.submit(request)
+        client.wait(batch_id, 60)
+        client.set_version("6")
+        assert len(list(client.stream(batch_id, max_staleness=3))) == N
+        assert len(list(client.stream_groups(batch_id, max_staleness=3))) == 1
+        assert list(client.stream(batch_id, max_staleness=2)) == []
+        assert list(client.stream_groups(batch_id, max_staleness=2)) == []

@@ -10,13 +10,13 @@ from uuid import uuid4
 
 import pytest
 
-from farm.request import SandboxSpec
+from farm.records.request import SandboxSpec
 from tests.conftest import absent
-from tests.contract.sandbox_kinds import FAKES, PROVIDERS, farm_in
+from tests.contract.sandboxes.sandbox_kinds import FAKES, PROVIDERS, farm_in
 from tests.services.farms import farm_folder as new_farm_folder
+from workers.conformance.bench import PromiseBench
 from workers.interfaces import Sandbox, SandboxProvider
-from workers.sandboxes.remove import remove
-from workers.testing.promises.bench import Bench
+from workers.sandboxes.remove_tree import remove
 
 Run: TypeAlias = Callable[[Awaitable[Any]], Any]
 Start: TypeAlias = Callable[..., Sandbox]
@@ -52,16 +52,16 @@ async def _as_coroutine(awaitable: Awaitable[Any]) -> Any:
 def provider(request: pytest.FixtureRequest, sandbox_settings: Path) -> SandboxProvider:
     if request.param == "singularity":
         request.getfixturevalue("apptainer")
-    found = {**PROVIDERS, **FAKES}[request.param]()
-    if missing := found.missing():
+    sandbox_provider = {**PROVIDERS, **FAKES}[request.param]()
+    if missing := sandbox_provider.missing():
         absent(missing)
-    return found
+    return sandbox_provider
 
 
 @pytest.fixture(scope="module")
-def bench(provider: SandboxProvider, run: Run) -> Iterator[Bench]:
-    """Where promises are tried, with a sandbox that they share."""
-    opened = Bench(provider)
+def bench(provider: SandboxProvider, run: Run) -> Iterator[PromiseBench]:
+    """Yield a bench for promises, with a sandbox that they share."""
+    opened = PromiseBench(provider)
     yield opened
     run(opened.aclose())
 

@@ -1,4 +1,8 @@
-"""What every engine client promises, whichever server is behind it: the scripted one, and a real vLLM."""
+"""Promises of every engine client, whichever server is behind it: a scripted one, or a real vLLM.
+
+Those of TOKEN_PROMISES hold for each kind of server that takes token ids. The others ask for more: the prompt as the
+server saw it, ids in its chat, several models, and control.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +18,13 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from farm.engine import EngineInfo, PauseMode
 from farm.errors import LimitReached
-from farm.request import SamplingParams
-from farm.rollout import Outcome
-from farm.trajectory import TokenIds, token_ids
+from farm.records.engine import EngineInfo, PauseMode
+from farm.records.request import SamplingParams
+from farm.records.rollout import Outcome
+from farm.records.trajectory import TokenIds, token_ids
 from workers.policy.engines import detect, open_engine
-from workers.policy.generation import Engine, EngineAddress, EngineBusy, EngineRefused, Generation
+from workers.policy.generation import ChatRequest, Engine, EngineAddress, EngineBusy, EngineRefused, Generation
 
 _SOON_S = 60.0
 _ANSWER_S = 300.0
@@ -30,13 +34,18 @@ _TRIES = 10
 _LONG = 400
 """Tokens of a generation that is to be met while it runs; few enough for a server on a CPU."""
 
+_RUNNING = re.compile(
+    r"^(?:vllm:num_requests_running|sglang:num_running_reqs|llamacpp:requests_processing)(?:{.*})? ([0-9.e+]+)$", re.M
+)
+"""The metric of running requests, as each server calls it."""
+
 _long: dict[EngineAddress, SamplingParams] = {}
 """Found once for each server, as it takes a real one seconds."""
 
 
 @dataclass
 class Bench:
-    """One server, and an engine opened on it. `spans`: it tells weight versions."""
+    """One server, and an engine opened on it. `spans`: it reports weight versions."""
 
     engine: Engine
     tokenizer: Tokenizer
@@ -82,12 +91,12 @@ class Bench:
         raise AssertionError(f"no pause of {_TRIES} met a generation")
 
     async def n_running(self) -> int:
-        """What the server counts itself."""
+        """Return the number of running requests by the server's own count."""
         root = self.engine.address.url.removesuffix("/v1")
         async with httpx2.AsyncClient() as client:
             text = (await client.get(f"{root}/metrics")).text
-        found = re.findall(r"^(?:vllm:num_requests_running|sglang:num_running_reqs)(?:{.*})? ([0-9.e+]+)$", text, re.M)
-        return int(sum(map(float, found)))
+        result = _RUNNING.findall(text)
+        return int(sum(map(float, result)))
 
     async def idle(self) -> None:
         async with asyncio.timeout(_SOON_S):
@@ -97,11 +106,17 @@ class Bench:
 
 Promise = Callable[[Bench], Awaitable[None]]
 PROMISES: list[Promise] = []
+TOKEN_PROMISES: list[Promise] = []
 
 
 def promise(check: Promise) -> Promise:
     PROMISES.append(check)
     return check
+
+
+def token_promise(check: Promise) -> Promise:
+    TOKEN_PROMISES.append(check)
+    return promise(check)
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -116,72 +131,77 @@ def trying(url: str, check: Promise, tokenizer: Tokenizer, *, spans: bool, **inf
 
 
 async def _try(address: EngineAddress, check: Promise, tokenizer: Tokenizer, spans: bool, info: dict[str, Any]) -> None:
-    found = await detect(address, timeout_s=_ANSWER_S)
-    engine = open_engine(address, found.model_copy(update=info), timeout_s=_ANSWER_S)
+    engine_info = await detect(address, timeout_s=_ANSWER_S)
+    engine = open_engine(address, engine_info.model_copy(update=info), timeout_s=_ANSWER_S)
     try:
         await check(Bench(engine, tokenizer, spans))
     finally:
         # A promise that was broken must not break those that follow.
-        await engine.resume()
+        if engine_info.control:
+            await engine.resume()
         await engine.aclose()
 
 
 @promise
 async def ids_in_are_ids_seen(bench: Bench) -> None:
-    found = await bench.generate()
-    assert found.prompt_ids is not None
-    assert np.array_equal(found.prompt_ids, bench.prompt)
-    assert found.prompt_ids.dtype == found.response_ids.dtype == np.int32
+    for generation in (await bench.generate(), await bench.generate(on_ids=lambda _: None)):
+        _seen_as_sent(generation, bench)
 
 
-@promise
+def _seen_as_sent(generation: Generation, bench: Bench) -> None:
+    assert generation.prompt_ids is not None
+    assert np.array_equal(generation.prompt_ids, bench.prompt)
+    assert generation.prompt_ids.dtype == generation.response_ids.dtype == np.int32
+
+
+@token_promise
 async def every_id_has_its_log_probability(bench: Bench) -> None:
-    found = await bench.generate(40)
-    assert found.response_logprobs is not None
-    assert 1 <= len(found.response_ids) == len(found.response_logprobs) <= 40
-    assert found.response_logprobs.dtype == np.float32
-    assert (found.response_logprobs <= 0).all()
-    assert (found.response_logprobs < 0).any()
+    generation = await bench.generate(40)
+    assert generation.response_logprobs is not None
+    assert 1 <= len(generation.response_ids) == len(generation.response_logprobs) <= 40
+    assert generation.response_logprobs.dtype == np.float32
+    assert (generation.response_logprobs <= 0).all()
+    assert (generation.response_logprobs < 0).any()
 
 
-@promise
+@token_promise
 async def versions_cover_the_answer(bench: Bench) -> None:
-    found = await bench.generate(9)
-    ends = [0, *(span.end for span in found.versions)]
-    assert [span.start for span in found.versions] == ends[:-1]
-    assert ends[-1] == (len(found.response_ids) if bench.spans else 0)
+    generation = await bench.generate(9)
+    ends = [0, *(span.end for span in generation.versions)]
+    assert [span.start for span in generation.versions] == ends[:-1]
+    assert ends[-1] == (len(generation.response_ids) if bench.spans else 0)
 
 
-@promise
+@token_promise
 async def a_seed_gives_the_same_ids(bench: Bench) -> None:
     one, same, other = [await bench.generate(24, seed) for seed in (7, 7, 8)]
     assert np.array_equal(one.response_ids, same.response_ids)
     assert not np.array_equal(one.response_ids, other.response_ids)
 
 
-@promise
+@token_promise
 async def max_tokens_ends_it(bench: Bench) -> None:
     sampling = await bench.long()
-    found = await bench.generate(12, sampling=sampling)
-    assert len(found.response_ids) == 12
-    assert found.finish_reason == "length"
-    assert found.stop_reason is None
+    generation = await bench.generate(12, sampling=sampling)
+    assert len(generation.response_ids) == 12
+    assert generation.finish_reason == "length"
+    assert generation.stop_reason is None
 
 
-@promise
+@token_promise
 async def a_stop_string_ends_it_and_its_tokens_stay(bench: Bench) -> None:
     sampling = await bench.long()
     whole = await bench.generate(60, sampling=sampling)
     text = bench.tokenizer.decode(whole.response_ids.tolist())
     stop = next(letter for letter in text[2:] if letter.isascii() and letter.isprintable())
-    found = await bench.generate(60, sampling=sampling.model_copy(update={"stop": (stop,)}))
-    assert found.finish_reason == "stop"
-    assert found.stop_reason == stop
-    assert np.array_equal(found.response_ids, whole.response_ids[: len(found.response_ids)])
-    assert stop in bench.tokenizer.decode(found.response_ids.tolist())
+    generation = await bench.generate(60, sampling=sampling.model_copy(update={"stop": (stop,)}))
+    assert generation.finish_reason == "stop"
+    assert generation.stop_reason == stop
+    assert np.array_equal(generation.response_ids, whole.response_ids[: len(generation.response_ids)])
+    assert stop in bench.tokenizer.decode(generation.response_ids.tolist())
 
 
-@promise
+@token_promise
 async def a_prompt_that_fills_the_context_is_a_limit(bench: Bench) -> None:
     size = bench.engine.info.context_tokens
     assert size is not None
@@ -205,13 +225,13 @@ async def a_model_it_does_not_have_is_refused(bench: Bench) -> None:
         await bench.generate(model="nope")
 
 
-@promise
+@token_promise
 async def a_token_it_does_not_have_is_refused(bench: Bench) -> None:
     with pytest.raises(EngineRefused, match="tokenizer is not this model's"):
         await bench.generate(prompt=token_ids([10_000_000]))
 
 
-@promise
+@token_promise
 async def a_stream_is_the_answer_in_pieces(bench: Bench) -> None:
     sampling, pieces = await bench.long(), []
     streamed = await bench.generate(50, sampling=sampling, on_ids=lambda ids: pieces.append(list(ids)))
@@ -221,29 +241,29 @@ async def a_stream_is_the_answer_in_pieces(bench: Bench) -> None:
     assert np.array_equal(streamed.response_ids, whole.response_ids)
     assert streamed.finish_reason == whole.finish_reason
     assert streamed.versions == whole.versions
-    assert streamed.prompt_ids is not None
-    assert np.array_equal(streamed.prompt_ids, bench.prompt)
+    assert (streamed.prompt_ids is None) == (whole.prompt_ids is None)
+    assert streamed.prompt_ids is None or np.array_equal(streamed.prompt_ids, bench.prompt)
 
 
 @promise
 async def many_calls_at_once_each_get_their_own(bench: Bench) -> None:
     prompts = [token_ids([5, 6, 7, index + 20]) for index in range(64)]
-    found = await asyncio.gather(*[bench.generate(8, index, prompt=prompt) for index, prompt in enumerate(prompts)])
-    for prompt, generation in zip(prompts, found, strict=True):
+    result = await asyncio.gather(*[bench.generate(8, index, prompt=prompt) for index, prompt in enumerate(prompts)])
+    for prompt, generation in zip(prompts, result, strict=True):
         assert generation.prompt_ids is not None
         assert np.array_equal(generation.prompt_ids, prompt)
 
 
-@promise
+@token_promise
 async def what_was_cached_is_told(bench: Bench) -> None:
     prompt = token_ids([number % 200 for number in range(600)])
     for _ in range(2):
-        found = await bench.generate(4, prompt=prompt)
-    assert found.n_cached_tokens is not None
-    assert 300 < found.n_cached_tokens < 600
+        generation = await bench.generate(4, prompt=prompt)
+    assert generation.n_cached_tokens is not None
+    assert 300 < generation.n_cached_tokens < 600
 
 
-@promise
+@token_promise
 async def a_cancelled_call_leaves_the_engine_idle(bench: Bench) -> None:
     await bench.idle()
     for stream in (True, False):
@@ -270,22 +290,22 @@ async def a_call_kept_over_an_update_tells_both_versions(bench: Bench) -> None:
     await bench.engine.set_version("12")
     assert await bench.engine.version() == "12"
     await bench.engine.resume()
-    found = await task
-    assert found.finish_reason == "length"
-    assert found.response_ids.tolist() == came
+    generation = await task
+    assert generation.finish_reason == "length"
+    assert generation.response_ids.tolist() == came
     if bench.spans:
-        assert [span.version for span in found.versions] == ["11", "12"]
-        assert 0 < found.versions[0].end < _LONG
+        assert [span.version for span in generation.versions] == ["11", "12"]
+        assert 0 < generation.versions[0].end < _LONG
 
 
 @promise
 async def an_aborted_call_keeps_what_was_sampled(bench: Bench) -> None:
     task, came = await bench.paused("abort")
-    found = await task
-    assert found.finish_reason == "abort"
-    assert 0 < len(found.response_ids) == len(came) < _LONG
+    generation = await task
+    assert generation.finish_reason == "abort"
+    assert 0 < len(generation.response_ids) == len(came) < _LONG
     await bench.engine.resume()
-    further = await bench.generate(5, prompt=np.concatenate([bench.prompt, found.response_ids]))
+    further = await bench.generate(5, prompt=np.concatenate([bench.prompt, generation.response_ids]))
     assert len(further.response_ids) >= 1
 
 
@@ -294,8 +314,8 @@ async def draining_waits_for_what_runs(bench: Bench) -> None:
     task, _ = await bench.begun()
     await bench.engine.pause("drain")
     assert not await bench.n_running()
-    found = await task
-    assert found.finish_reason == "length"
+    generation = await task
+    assert generation.finish_reason == "length"
     waiting = asyncio.create_task(bench.generate(4))
     await bench.engine.set_version("21")
     await bench.engine.resume()
@@ -309,14 +329,10 @@ async def draining_waits_for_what_runs(bench: Bench) -> None:
 
 @promise
 async def chat_is_as_exact(bench: Bench) -> None:
-    said = await bench.engine.chat(
-        [{"role": "user", "content": "Hello"}],
-        [],
-        SamplingParams(seed=1),
-        12,
-        template_kwargs={"enable_thinking": True},
-    )
-    assert said.message["role"] == "assistant"
+    hello = [{"role": "user", "content": "Hello"}]
+    template_kwargs = {"enable_thinking": True}
+    said = await bench.engine.chat(ChatRequest(hello, 12, SamplingParams(seed=1), template_kwargs=template_kwargs))
+    assert said.response["role"] == "assistant"
     assert said.prompt_ids is not None
     assert said.response_ids is not None
     assert said.response_logprobs is not None
@@ -327,11 +343,11 @@ async def chat_is_as_exact(bench: Bench) -> None:
 
 @promise
 async def it_is_found_out(bench: Bench) -> None:
-    found: EngineInfo = await detect(bench.engine.address, timeout_s=_ANSWER_S)
-    assert found.token_in in (bench.engine.info.token_in, "generate")
-    assert found.token_out
-    assert found.control
-    assert found.context_tokens is not None
-    assert found.logprobs == ("processed" if found.kind == "sglang" else "raw")
-    assert found.model
+    engine_info: EngineInfo = await detect(bench.engine.address, timeout_s=_ANSWER_S)
+    assert engine_info.token_in in (bench.engine.info.token_in, "generate")
+    assert engine_info.token_out
+    assert engine_info.control
+    assert engine_info.context_tokens is not None
+    assert engine_info.logprobs == ("processed" if engine_info.kind == "sglang" else "raw")
+    assert engine_info.model
     assert await bench.engine.healthy()

@@ -1,4 +1,4 @@
-"""What every engine client promises, tried on the scripted engine as each server it plays; a real one: tests/vllm."""
+"""Promises of every engine client, on the scripted engine as each server it emulates; a real one: tests/vllm."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from farm.errors import EngineError
-from farm.request import SamplingParams
-from farm.trajectory import token_ids
+from farm.records.request import SamplingParams
+from farm.records.trajectory import token_ids
 from tests.contract.engine_promises import PROMISES, Promise, trying, until
+from tests.doubles import EngineDouble, Wire
 from workers.policy.engines import detect, open_engine
 from workers.policy.generation import EngineAddress, EngineBusy, Generation
-from workers.testing.engine.double import EngineDouble, Wire
 from workers.testing.engine.model_text import make_tokenizer
 from workers.testing.serving import serving
 
@@ -48,7 +48,7 @@ Faulty = tuple[EngineDouble, str]
 
 @pytest.fixture(scope="module", params=["generate", "completions", "sglang"])
 def faulty(request: pytest.FixtureRequest) -> Iterator[Faulty]:
-    """A double and its URL, by the wire that it is asked on."""
+    """Yield a double and its URL, for each wire format."""
     wire: Wire = "sglang" if request.param == "sglang" else "vllm"
     double = EngineDouble(wire=wire, scale_out=request.param == "generate", retry_after_s=7.0, mean_tokens=30)
     with serving(double.app()) as url:
@@ -71,7 +71,7 @@ def asking(
 
         try:
             await ask(False)
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(120):
                 await check(double, ask)
         finally:
             await engine.aclose()

@@ -1,4 +1,4 @@
-"""Python environments for sandboxes: installed once, a failure told to all who wait, and made ahead from the shell."""
+"""Python environments for sandboxes: installed once, a failure raised in all waiters, and made ahead from the shell."""
 
 from __future__ import annotations
 
@@ -15,9 +15,12 @@ import pytest
 from farm.errors import SandboxError
 from farm.settings import settings
 from tests.services.commands import said
-from workers.images import main
-from workers.sandboxes.environments import environment
-from workers.sandboxes.images import image
+from tests.services.farms import processes_of
+from tests.services.gated_package import REQUIREMENT, GatedPackage
+from workers.cli.images import main
+from workers.sandboxes.images.environments import environment
+from workers.sandboxes.images.image import image
+from workers.testing.plugin_path import python_path
 
 FARM = str(Path(sys.executable).parent / "farm")
 N_WAITING = 4
@@ -66,22 +69,37 @@ def with_agent(sandbox_settings: Path) -> Mapping[str, str]:
     (site / "played-1.dist-info/METADATA").write_text("Metadata-Version: 2.1\nName: played\nVersion: 1\n")
     (site / "played-1.dist-info/entry_points.txt").write_text("[farm.agents]\nplayed = played:played\n")
     (site / "played.py").write_text(PLAYED)
-    return {"PYTHONPATH": str(site)}
+    return {"PYTHONPATH": python_path(site)}
 
 
 def pull(*words: str, env: Mapping[str, str]) -> str:
     own = {**os.environ, "COLUMNS": "200", **env}
-    done = subprocess.run([FARM, "images", "pull", *words], env=own, capture_output=True, text=True, timeout=120)
+    done = subprocess.run([FARM, "images", "pull", *words], env=own, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
 
 
 def test_an_agents_environment_is_made_ahead(sandbox_settings: Path, with_agent: Mapping[str, str]) -> None:
     assert "1 packages of its agent" in pull("--agent", "played", env=with_agent)
-    found = list((settings().cache / "environments").glob("*/lib/python*/site-packages/iniconfig"))
-    assert len(found) == 1
+    result = list((settings().cache / "environments").glob("*/lib/python*/site-packages/iniconfig"))
+    assert len(result) == 1
     tasks = sandbox_settings / "tasks.jsonl"
     tasks.write_text('{"data_source": "noop", "fields": {}}\n')
     assert "1/1" in pull("--from", str(tasks), "--agent", "played", env=with_agent)
     assert "say what: --from, --agent or both" in said(main, "pull", code=2)
     assert "unheard" in said(main, "pull", "--agent", "unheard", code=1)
+
+
+def test_an_installation_that_hangs_ends_by_its_own_limit_with_all_that_it_started(
+    sandbox_settings: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = GatedPackage(tmp_path)
+    for name, value in package.environment.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SandboxError, match="not within"):
+        # long enough for pip to begin the build on a busy machine
+        environment((REQUIREMENT,), image("host"), install_s=10.0)
+    assert package.n_builds == 1
+    assert not [line for line in processes_of(tmp_path) if "backend" in line or "pip" in line]
+    package.open()
+    assert Path(environment((REQUIREMENT,), image("host")).bin_folders[0], "python").exists(), "it is tried again"

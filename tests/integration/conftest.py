@@ -7,19 +7,19 @@ from collections.abc import Iterator
 import pytest
 
 from tests.conftest import absent
-from tests.contract.sandbox_kinds import farm_in
+from tests.contract.sandboxes.sandbox_kinds import farm_in
 from tests.services.farms import farm_folder
 from workers.sandboxes.namespace import NamespaceProvider
-from workers.sandboxes.remove import remove
+from workers.sandboxes.remove_tree import remove
 
 
 @pytest.fixture
 def provider() -> Iterator[NamespaceProvider]:
     """Of sandboxes in a farm of this test's own."""
     with farm_folder() as folder, farm_in(folder):
-        found = NamespaceProvider()
-        if missing := found.missing():
+        namespace_provider = NamespaceProvider()
+        if missing := namespace_provider.missing():
             absent(missing)
-        yield found
+        yield namespace_provider
         # before it is deleted as a folder like any other, which it is not
         remove(folder)

@@ -1,17 +1,23 @@
-"""The farm over HTTP: the same verbs with the same answers and errors, whatever is sent and whoever asks."""
+"""The farm over HTTP: the same verbs with the same results and errors, whatever is sent by any client."""
 
 from __future__ import annotations
 
 import dataclasses
 import http.client
 import json
+import os
 import re
+import select
+import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -22,47 +28,55 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 import farm
-from farm.api.desk import N_THREADS
-from farm.api.server import bind
-from farm.cli import main
-from farm.client import Farm
+from farm.api.endpoints import N_THREADS
+from farm.cli.listening import bind
+from farm.cli.main import main
+from farm.client.farm import Farm
+from farm.client.local import LocalFarm
+from farm.client.remote import RemoteFarm
 from farm.errors import FarmUnreachable, InvalidRequest, NotAllowed, StoreUnavailable
-from farm.remote import Remote
-from farm.rollout import Stage, State
-from farm.service import Service
+from farm.notifications import Signals
+from farm.records.engine_state import StoredEngine
+from farm.records.rollout import Stage, State
+from farm.records.trajectory import ModelCall, Segment, VersionSpan
 from farm.settings import settings
-from farm.signals import Signals
-from farm.store import engines, trajectories
-from farm.store.engine import Store
-from farm.store.engines import Engine
-from farm.trajectory import ModelCall, Segment, VersionSpan
-from tests.contract.test_store import advance, announce, claimed, finish, keep, place, play
+from farm.store import llm_engines, trajectories
+from farm.store.database import Store
+from tests.contract.store.test_store import advance, announce, claimed, finish, keep, place, play
+from tests.integration.engines.test_weight_update import Workers
 from tests.integration.test_bad_input import REFUSED
-from tests.integration.test_weight_update import Workers
-from tests.services.api import Loses, served
+from tests.services.api import KEY, Loses, served, shown_key
 from tests.services.commands import said
 from tests.services.engines import CONTROLLED, Server, Servers
 from tests.services.farms import NOOP, until
-from tests.services.postgres_cut import between
+from tests.services.servers.postgres_cut import between
 from workers.testing.serving import serving
 
 UGLY = "\0 \ud800 \x1b[31m \ufffd \U0001f600 \u2028 </script>"
 BITS = np.array([0x80000000, 1, 0x7F800000, 0x7FC12345, 0xBF9D70A4, 0x3EAAAAAB], np.uint32).view(np.float32)
 """Minus zero, the least number, infinity, a NaN with a payload, and two that decimals do not hold."""
 
-
-@pytest.fixture
-def service(store: Store) -> Service:
-    return Service(store, Signals(""), 1_000_000)
+SHOWN = {"authorization": f"Bearer {KEY}"}
 
 
-@pytest.fixture
-def local(service: Service) -> Farm:
-    return Farm(service)
+@pytest.fixture(autouse=True)
+def key() -> Iterator[None]:
+    with shown_key():
+        yield
 
 
 @pytest.fixture
-def remote(service: Service) -> Iterator[Farm]:
+def service(store: Store) -> LocalFarm:
+    return LocalFarm(store, Signals(""), 1_000_000)
+
+
+@pytest.fixture
+def local(service: LocalFarm) -> Farm:
+    return service
+
+
+@pytest.fixture
+def remote(service: LocalFarm) -> Iterator[Farm]:
     with served(service) as url, farm.connect(url) as connected:
         yield connected
 
@@ -99,7 +113,7 @@ def call(index: int) -> ModelCall:
 
 
 @pytest.fixture
-def batch_id(service: Service) -> str:
+def batch_id(service: LocalFarm) -> str:
     """Played but for one rollout, which was cancelled; the first has all that a rollout can have."""
     store = service.store
     batch_id = service.submit({"instances": [NOOP | {"instance_id": "a"}, NOOP], "n_samples": 2})
@@ -119,18 +133,20 @@ def batch_id(service: Service) -> str:
     for number in ("0.1", "1.0"):
         play(store, f"{batch_id}.{number}", reward=-0.0)
     service.cancel(f"{batch_id}.1.1")
-    store.write(lambda connection: engines.add(connection, Engine("http://e:1", "m", "secret", tool_format="hermes")))
-    store.write(lambda connection: engines.set_info(connection, "http://e:1/v1", CONTROLLED))
+    store.write(
+        lambda connection: llm_engines.add(connection, StoredEngine("http://e:1", "m", "secret", tool_format="hermes"))
+    )
+    store.write(lambda connection: llm_engines.set_info(connection, "http://e:1/v1", CONTROLLED))
     return batch_id
 
 
 def plain(value: Any) -> Any:
-    """What is equal only if every bit is, types included, but for ages."""
+    """Return a form of a value that is equal only if every bit is, types included, except for ages."""
     if isinstance(value, np.ndarray):
         return value.dtype.str, value.tobytes()
     if dataclasses.is_dataclass(value):
         named = {each.name: plain(getattr(value, each.name)) for each in dataclasses.fields(value)}
-        return type(value), {name: found for name, found in named.items() if name != "heartbeat_age_s"}
+        return type(value), {name: result for name, result in named.items() if name != "heartbeat_age_s"}
     if isinstance(value, list | tuple):
         return [plain(each) for each in value]
     if isinstance(value, dict):
@@ -145,12 +161,15 @@ def test_every_answer_is_the_same_to_the_bit(local: Farm, remote: Farm, batch_id
         lambda client: client.wait(batch_id),
         lambda client: client.rollouts(batch_id),
         lambda client: client.collect(batch_id),
+        lambda client: client.rows(batch_id),
+        lambda client: client.rows(batch_id, max_staleness=0, whole_groups=True, trainable_only=False),
         lambda client: list(client.stream(batch_id)),
         lambda client: list(client.stream(batch_id, cursor=2)),
         lambda client: list(client.stream_groups(batch_id)),
         lambda client: client.rollout(first),
         lambda client: client.calls(first),
         lambda client: client.timings(first),
+        lambda client: client.stage_times(batch_id),
         lambda client: client.rewards(first),
         lambda client: client.artefacts(first),
         lambda client: client.artefact(first, "0-a b&?.bin"),
@@ -158,14 +177,17 @@ def test_every_answer_is_the_same_to_the_bit(local: Farm, remote: Farm, batch_id
         lambda client: client.violations(batch_id),
         lambda client: client.acknowledged(batch_id),
         lambda client: client.recent(),
+        lambda client: [replace(batch, age_s=0.0) for batch in client.batches()],
         lambda client: client.nodes(),
         lambda client: client.cancel(batch_id),
     ]
     for ask in asks:
         assert plain(ask(remote)) == plain(ask(local))
-    (found,) = remote.engines()
-    assert found == replace(local.engines()[0], engine=replace(local.engines()[0].engine, key=""))
+    (engine_state,) = remote.engines()
+    assert engine_state == replace(local.engines()[0], engine=replace(local.engines()[0].engine, key=""))
     assert len(remote.collect(batch_id)[0].segments) == 2
+    assert [(each.stage, each.n) for each in remote.stage_times(batch_id)] == [("init", 3), ("run", 3), ("eval", 3)]
+    assert all(0 <= each.work.p50_s <= each.work.p99_s <= each.work.max_s for each in remote.stage_times(batch_id))
 
 
 def test_what_is_done_over_http_is_done(local: Farm, remote: Farm, batch_id: str) -> None:
@@ -176,9 +198,10 @@ def test_what_is_done_over_http_is_done(local: Farm, remote: Farm, batch_id: str
     with pytest.raises(TimeoutError, match="2 of 4 ended"):
         remote.wait(batch_id, timeout_s=0.1)
     with pytest.raises(TimeoutError, match="nothing ended"):
-        list(remote.stream(batch_id, cursor=5, timeout_s=0.1))
+        list(remote.stream(batch_id, cursor=4, timeout_s=0.1))
     assert remote.cancel(f"{batch_id}.0", [f"{batch_id}.0.1"]) == [f"{batch_id}.0.1"]
-    assert local.rollout(f"{batch_id}.0.1").state is State.CANCELLED
+    kept = local.rollout(f"{batch_id}.0.1")
+    assert (kept.state, kept.reward is None) == (State.COMPLETED, False)
     remote.add_engine("http://f:2/v1", "m", key="k")
     remote.drain_engine("http://e:1")
     assert [(state.engine.key, state.engine.state) for state in local.engines()] == [
@@ -285,17 +308,17 @@ RUBBISH: dict[str, tuple[str, str, dict[str, str], bytes, int, str]] = {
 
 def test_rubbish_gets_one_clear_error_each(sqlite_store: Store, caplog: pytest.LogCaptureFixture) -> None:
     wrong = []
-    with served(Service(sqlite_store, Signals(""), 1000)) as url, httpx2.Client() as client:
+    with served(LocalFarm(sqlite_store, Signals(""), 1000)) as url, httpx2.Client(headers=SHOWN) as client:
         for name, (method, path, headers, body, status, wanted) in RUBBISH.items():
             answer = client.request(method, url + path, headers=headers, content=body)
-            told = answer.json()["error"]
-            line = f"{told['kind']} {told['message']} {told['field']}".strip()
+            result = answer.json()["error"]
+            line = f"{result['kind']} {result['message']} {result['field']}".strip()
             fits = re.match(wanted, line) and "Traceback" not in line and len(line) < 500
             if answer.status_code != status or not fits:
                 wrong.append(f"{name}: {answer.status_code} {line}")
         # a body that is announced as too large is not waited for
         large = http.client.HTTPConnection(url.removeprefix("http://"), timeout=30)
-        large.request("POST", "/v1/batches", headers={**JSON, "content-length": str(10**12)})
+        large.request("POST", "/v1/batches", headers={**JSON, **SHOWN, "content-length": str(10**12)})
         refused = large.getresponse()
         assert (refused.status, json.loads(refused.read())["error"]["field"]) == (413, "body")
         large.close()
@@ -311,47 +334,103 @@ def test_a_key_is_wanted_of_everybody(sqlite_store: Store, monkeypatch: pytest.M
         return farm.connect(url)
 
     try:
-        with served(Service(sqlite_store, Signals(""), 1000), key="s3cret é") as url:
-            for path in ("/healthz", "/v1/nodes", "/nowhere"):
+        with served(LocalFarm(sqlite_store, Signals(""), 1000), key="s3cret é") as url:
+            for path in ("/", "/v1/nodes", "/nowhere"):
                 assert httpx2.get(url + path).status_code == 401
+            assert httpx2.get(f"{url}/healthz").status_code == 200
+            assert httpx2.get(f"{url}/healthz", headers=SHOWN).status_code == 401
+            right = (b"authorization", "Bearer s3cret é".encode())
+            for more in (right, (b"authorization", b"Bearer x")):
+                assert httpx2.get(f"{url}/v1/nodes", headers=[right, more]).status_code == 401
             for key in ("", "s3cret", "s3cret éx"):
                 with pytest.raises(NotAllowed, match="FARM_API_KEY"):
                     connected(key)
             with connected("s3cret é") as client:
                 assert client.recent() == []
     finally:
-        monkeypatch.delenv("FARM_API_KEY")
+        monkeypatch.undo()
         settings.cache_clear()
 
 
-def test_without_a_key_nobody_else_can_ask(sqlite_store: Store) -> None:
-    for host in ("0.0.0.0", "::", "192.0.2.1"):
-        with pytest.raises(InvalidRequest, match="FARM_API_KEY"):
-            bind(host, 0, "")
-    said_to = said(main, "api", "--host", "0.0.0.0", "--url", sqlite_store.url, code=1)
-    assert "InvalidRequest: host: set FARM_API_KEY" in said_to
-    with served(Service(sqlite_store, Signals(""), 1000)) as url:
-        port = url.rpartition(":")[2]
-        for name, status in ((f"localhost:{port}", 200), (f"[::1]:{port}", 200), ("evil.example", 403), ("[", 403)):
-            assert httpx2.get(f"{url}/healthz", headers={"host": name}).status_code == status
+def test_requests_that_do_not_come_whole_are_ended(sqlite_store: Store) -> None:
+    head = f"POST /v1/cancel HTTP/1.1\r\nhost: a\r\nauthorization: Bearer {KEY}\r\n".encode()
+    body = head + b"content-type: application/json\r\ncontent-length: 100\r\n\r\n{"
+    whole = f"GET /healthz HTTP/1.1\r\nhost: a\r\nauthorization: Bearer {KEY}\r\n\r\n".encode()
+    endings = {b"": b"", head: b"", head[:9]: b"", body: b"408 Request Timeout", whole + head: b"200 OK"}
+    with served(LocalFarm(sqlite_store, Signals(""), 1000), request_s=0.5) as url:
+        port = int(url.rpartition(":")[2])
+        opened = {sent: socket.create_connection(("127.0.0.1", port), 30) for sent in endings}
+        for sent, connection in opened.items():
+            connection.sendall(sent)
+        for sent, ends in endings.items():
+            with opened[sent] as connection:
+                answer = b"".join(iter(lambda c=connection: c.recv(4096), b""))  # type: ignore[misc]
+                assert ends in answer.partition(b"\r\n")[0]
+                assert bool(answer) == bool(ends)
+
+
+def test_large_requests_at_once_are_bounded(sqlite_store: Store) -> None:
+    head = f"POST /v1/cancel HTTP/1.1\r\nhost: a\r\nauthorization: Bearer {KEY}\r\ncontent-type: application/json\r\n"
+    piece = b"0" * 1_000_000
+    with served(LocalFarm(sqlite_store, Signals(""), 1000), max_held_bytes=3_000_000) as url, ExitStack() as stack:
+        port = int(url.rpartition(":")[2])
+        opened = [stack.enter_context(socket.create_connection(("127.0.0.1", port), 30)) for _ in range(4)]
+        for connection in opened:
+            connection.sendall(f"{head}content-length: 2000000\r\n\r\n".encode() + piece)
+        readable, _, _ = select.select(opened, [], [], 30)
+        assert [b"503" in connection.recv(4096) for connection in readable] == [True]
+        # the others end, and then there is room
+        for connection in opened:
+            connection.close()
+        until(lambda: _is_taken(url, piece), "what was held is held no more")
+
+
+def _is_taken(url: str, body: bytes) -> bool:
+    return httpx2.post(f"{url}/v1/cancel", headers=JSON | SHOWN, content=body).status_code == 400
+
+
+def test_address_that_cannot_be_had_is_named(sqlite_store: Store) -> None:
+    with bind("127.0.0.1", 0) as taken:
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(
+            NotAllowed, match=f"cannot listen at 127.0.0.1 port {port}: Address already in use; .*--port"
+        ):
+            bind("127.0.0.1", port)
+        said_to = said(main, "api", "--port", str(port), "--url", sqlite_store.url, code=1)
+    assert f"cannot listen at 127.0.0.1 port {port}" in said_to
+
+
+@pytest.mark.parametrize("command", ["metrics", "flower"])
+def test_address_of_a_server_beside_it_is_named_too(command: str, sqlite_store: Store, tmp_path: Path) -> None:
+    env = {"FARM_STORE_URL": sqlite_store.url, "FARM_BROKER_URL": "redis://127.0.0.1:9/0", "FARM_HOME": str(tmp_path)}
+    with bind("127.0.0.1", 0) as taken:
+        taken.listen()
+        port = taken.getsockname()[1]
+        # in a process of its own, which may become Flower
+        words = [str(Path(sys.executable).parent / "farm"), command, "--port", str(port)]
+        done = subprocess.run(words, env=os.environ | env, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 1
+    [line] = done.stderr.splitlines()
+    assert f"cannot listen at 127.0.0.1 port {port}: Address already in use" in line
 
 
 def test_those_who_wait_take_up_no_thread(sqlite_store: Store) -> None:
-    service = Service(sqlite_store, Signals(""), 1000)
+    service = LocalFarm(sqlite_store, Signals(""), 1000)
     n = 3 * N_THREADS
     with served(service) as url, farm.connect(url) as client, ThreadPoolExecutor(n) as trainers:
         batch_id = client.submit({"instances": [NOOP]})
         begun = threading.Barrier(n + 1)
 
         def follow() -> list[str]:
-            with httpx2.Client(base_url=url, timeout=60) as trainer:
+            with httpx2.Client(base_url=url, timeout=600, headers=SHOWN) as trainer:
                 assert trainer.get("/healthz").is_success
-                begun.wait(30)
+                begun.wait(600)
                 page = trainer.get(f"/v1/batches/{batch_id}/ended?wait_s=20").json()
             return [rollout["rollout_id"] for rollout in page["rollouts"]]
 
         waiting = [trainers.submit(follow) for _ in range(n)]
-        begun.wait(30)
+        begun.wait(600)
         for _ in range(10):
             assert client.status(batch_id).n_finished == 0
         assert not any(each.done() for each in waiting), "the others need not wait until these have waited"
@@ -361,7 +440,7 @@ def test_those_who_wait_take_up_no_thread(sqlite_store: Store) -> None:
 
 
 def test_an_answer_that_is_lost_makes_nothing_twice(sqlite_store: Store) -> None:
-    service = Service(sqlite_store, Signals(""), 1000)
+    service = LocalFarm(sqlite_store, Signals(""), 1000)
     kept: list[Loses] = []
 
     def around(app: Any) -> Loses:
@@ -389,48 +468,48 @@ def test_an_answer_that_is_lost_makes_nothing_twice(sqlite_store: Store) -> None
 
 
 def test_what_is_no_api_is_said_to_be_none(sqlite_store: Store) -> None:
-    (port,) = (listener.getsockname()[1] for listener in [bind("127.0.0.1", 0, "")])
+    (port,) = (listener.getsockname()[1] for listener in [bind("127.0.0.1", 0)])
     with pytest.raises(FarmUnreachable, match="no API of a farm answers"):
-        Remote(f"http://127.0.0.1:{port}", patience_s=0.2).check()
+        RemoteFarm(f"http://127.0.0.1:{port}", patience_s=0.2).check()
     for url in ("http://", "http://[", "http://h:x", "http://h:99999", "http://h/?a=b", "http://u:p@h"):
         with pytest.raises(InvalidRequest):
-            Remote(url)
-    without = Service(Store("postgresql://nobody@127.0.0.1:1/none", patience_s=0.1), Signals(""), 1000)
+            RemoteFarm(url)
+    without = LocalFarm(Store("postgresql://nobody@127.0.0.1:1/none", patience_s=0.1), Signals(""), 1000)
     with served(without) as url:
         assert httpx2.get(f"{url}/healthz").status_code == 503
         with pytest.raises(StoreUnavailable, match="the database does not answer"):
-            Remote(url, patience_s=0.2).status("b0")
-    page = Route("/ok/healthz", lambda request: Response("<html>"))
-    away = Route("/away/healthz", lambda request: Response("<html>", 503))
+            RemoteFarm(url, KEY, patience_s=0.2).status("b0")
+    page = Route("/ok/v1/batches", lambda request: Response("<html>"))
+    away = Route("/away/v1/batches", lambda request: Response("<html>", 503))
     with serving(Starlette(routes=[page, away])) as url:
         for path in ("", "/ok", "/away"):
             with pytest.raises(FarmUnreachable, match="is no API"):
-                Remote(url + path, patience_s=0.2).check()
+                RemoteFarm(url + path, patience_s=0.2).check()
     without.close()
 
 
 def test_weights_are_updated_over_http(sqlite_store: Store, broker_url: str) -> None:
-    told = Server("told", info=CONTROLLED)
-    service = Service(sqlite_store, Signals(broker_url), 1000)
+    server = Server("told", info=CONTROLLED)
+    service = LocalFarm(sqlite_store, Signals(broker_url), 1000)
     with served(service) as url, farm.connect(url) as client:
-        client.add_engine(told.url)
-        workers = Workers(sqlite_store, broker_url, Servers(told))
+        client.add_engine(server.url)
+        workers = Workers(sqlite_store, broker_url, Servers(server))
         try:
             until(lambda: client.engines()[0].engine.info is not None, "the engine is found out")
-            with client.weight_update(7) as found:
-                assert [engine.url for engine in found] == [told.url]
-                assert told.paused
+            with client.weight_update(7) as stored_engines:
+                assert [engine.url for engine in stored_engines] == [server.url]
+                assert server.paused
                 assert client.engines()[0].engine.paused == "drain"
         finally:
             workers.close()
-    assert told.told == ["pause drain", "version 7", "resume"]
+    assert server.told == ["pause drain", "version 7", "resume"]
     service.signals.close()
 
 
 def test_any_of_several_apis_will_do(store: Store, batch_id: str) -> None:
-    """What one was told, the others know: each client is given what is left."""
+    """State is shared by all APIs of a store: each client receives what is left."""
     with ExitStack() as stack:
-        urls = [stack.enter_context(served(Service(store, Signals(""), 1_000_000))) for _ in range(3)]
+        urls = [stack.enter_context(served(LocalFarm(store, Signals(""), 1_000_000))) for _ in range(3)]
         one, two, three = (stack.enter_context(farm.connect(url)) for url in urls)
         first, *rest = one.stream(batch_id, cursor=0, timeout_s=30)
         assert rest, "there is something to be left"
@@ -445,12 +524,15 @@ def test_any_of_several_apis_will_do(store: Store, batch_id: str) -> None:
 def test_a_database_that_is_away_behind_an_api_is_waited_for(postgres_store: Store) -> None:
     with between(postgres_store.url) as line:
         store = Store(line.url, patience_s=0.2)
-        with served(Service(store, Signals(""), 1_000_000)) as url, farm.connect(url) as client:
+        with served(LocalFarm(store, Signals(""), 1_000_000)) as url, farm.connect(url) as client:
             line.away()
             assert httpx2.get(f"{url}/healthz").status_code == 503
             with ThreadPoolExecutor(1) as pool:
                 submitted = pool.submit(client.submit, {"instances": [NOOP]})
-                until(lambda: httpx2.get(f"{url}/v1/batches").status_code == 503, "it says that it cannot answer")
+                until(
+                    lambda: httpx2.get(f"{url}/v1/batches", headers=SHOWN).status_code == 503,
+                    "it says that it cannot answer",
+                )
                 assert not submitted.done()
                 line.back()
                 assert [submitted.result(30)] == client.recent()

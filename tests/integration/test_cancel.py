@@ -1,4 +1,4 @@
-"""What is cancelled is noticed by all whom it concerns on a node, though nobody hears of it over the broker."""
+"""A cancel takes effect everywhere on a node, even without the notification over the broker."""
 
 from __future__ import annotations
 
@@ -12,40 +12,40 @@ from typing import Any
 import pytest
 from sqlalchemy import event
 
-from farm.request import SandboxSpec
-from farm.rollout import Stage
-from farm.service import Service
-from farm.signals import Signals
-from farm.store.engine import Store
+from farm.client.local import LocalFarm
+from farm.ids import eval_sandbox_id, sandbox_id
+from farm.notifications import Signals
+from farm.records.request import SandboxSpec
+from farm.records.rollout import Stage
+from farm.store.database import Store
 from tests.conftest import absent
-from tests.contract.sandbox_kinds import farm_in
-from tests.contract.test_store import NODE, advance, claimed, new_batch, place
+from tests.contract.sandboxes.sandbox_kinds import farm_in
+from tests.contract.store.test_store import NODE, advance, claimed, new_batch, place
 from tests.services.farms import farm_folder, until
-from workers.leases import Leases
-from workers.orphans import Orphans
+from workers.node.cancelled_sandboxes import CancelledSandboxReaper
+from workers.process.lease_renewal import Leases
 from workers.registry import sandbox as provider_of
-from workers.sandboxes.record import folder_of_all
-from workers.stages import fresh_id, sandbox_id
+from workers.sandboxes.lifecycle.state import folder_of_all
 
 
 def test_a_worker_asks_the_store_however_well_it_hears(store: Store, broker_url: str) -> None:
     batch_id = new_batch(store)
     place(store, batch_id)
-    asked: Counter[str] = Counter()
+    result: Counter[str] = Counter()
 
     @event.listens_for(store.engine, "before_cursor_execute")
     def count(connection: Any, cursor: Any, statement: str, *rest: object) -> None:
-        asked[statement.split()[0]] += 1
+        result[statement.split()[0]] += 1
 
     signals = Signals(broker_url)
     held = claimed(store, f"{batch_id}.0.0", Stage.INIT)
-    asked.clear()
+    result.clear()
     leases = Leases(store, signals, "w", lease_s=4.5, stall_s=60.0)
     with leases.hold(held):
-        until(lambda: asked["UPDATE"] >= 3, "its lease was renewed three times")
+        until(lambda: result["UPDATE"] >= 3, "its lease was renewed three times")
     leases.close()
     signals.close()
-    assert asked["SELECT"] > asked["UPDATE"]
+    assert result["SELECT"] > result["UPDATE"]
 
 
 @pytest.fixture
@@ -67,14 +67,14 @@ def test_the_sandbox_of_what_is_cancelled_ends_whoever_holds_it(postgres_store: 
     claimed(store, starts, Stage.INIT)
     names = [sandbox_id(rollout_id, 1) for rollout_id in (waits, plays, goes_on, starts)]
     provider = provider_of("namespace")
-    scored_in = fresh_id(names[1])
+    scored_in = eval_sandbox_id(names[1])
     sandboxes = [asyncio.run(provider.start(name, SandboxSpec())) for name in (*names, scored_in)]
     gone = {*names, scored_in} - {names[2]}
-    orphans = Orphans(store, Signals(""), NODE)
+    orphans = CancelledSandboxReaper(store, Signals(""), NODE)
     looking = threading.Thread(target=orphans.run)
     looking.start()
     try:
-        service = Service(store, Signals(""), max_open=1000)
+        service = LocalFarm(store, Signals(""), max_open=1000)
         for cancelled in (plays, starts, waits):
             service.cancel(cancelled)
         until(lambda: not any((folder_of_all() / name).exists() for name in gone), "they are gone")

@@ -1,4 +1,4 @@
-"""What a farm says of itself: its numbers for Prometheus, and how its nodes are."""
+"""Monitoring of a farm: its metrics for Prometheus, and the condition of its nodes."""
 
 from __future__ import annotations
 
@@ -19,19 +19,26 @@ from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 from sqlalchemy import update
 
-from farm import display, doctor, metrics
-from farm.rollout import Stage
-from farm.service import Service
-from farm.signals import Signals
-from farm.store import migrations, nodes
-from farm.store.clock import db_now
-from farm.store.engine import Store
+from farm import metrics
+from farm.cli import display, doctor
+from farm.cli.readiness import remarks
+from farm.client.local import LocalFarm
+from farm.notifications import Signals
+from farm.records.engine import EngineInfo
+from farm.records.engine_state import StoredEngine
+from farm.records.node import BROKEN, DRAINING, Node
+from farm.records.rollout import Stage
+from farm.scheduler.invariant_checker import InvariantChecker
+from farm.store import llm_engines, migrations, nodes
+from farm.store.database import Store
 from farm.store.rollouts import rollouts
+from farm.store.sql.clock import db_now
+from testkit.postgres import RestartablePostgres, mortal_postgres
+from testkit.private_server import Missing
 from tests.conftest import absent
-from tests.contract.test_store import advance, announce, claimed, finish, place
+from tests.contract.store.test_store import advance, announce, claimed, finish, place
+from tests.services.api import KEY
 from tests.services.farms import NOOP, until
-from tests.services.postgres import Mortal, mortal_postgres
-from tests.services.process import Missing
 
 Numbers = dict[tuple[str, tuple[str, ...]], float]
 FARM = str(Path(sys.executable).parent / "farm")
@@ -51,7 +58,7 @@ def numbers(store: Store) -> Numbers:
 def test_the_numbers_are_those_of_open_batches(store: Store) -> None:
     assert numbers(store)["farm_store_up", ()] == 1
     announce(store)
-    service = Service(store, Signals(""), 1000)
+    service = LocalFarm(store, Signals(""), 1000)
     batch_id = service.submit({"instances": [NOOP], "n_samples": 4})
     place(store, batch_id)
     first, second, third, _ = [each.rollout_id for each in service.rollouts(batch_id)]
@@ -60,18 +67,18 @@ def test_the_numbers_are_those_of_open_batches(store: Store) -> None:
     finish(store, claimed(store, first, Stage.EVAL), 1.0)
     claimed(store, second, Stage.INIT, lease_s=-1.0)
     service.cancel(third)
-    found = numbers(store)
-    assert {key[1]: number for key, number in found.items() if key[0].startswith("farm_rollouts")} == {
+    result = numbers(store)
+    assert {key[1]: number for key, number in result.items() if key[0].startswith("farm_rollouts")} == {
         (batch_id, "init", "queued"): 1,
         (batch_id, "init", "active"): 1,
         (batch_id, "submitted"): 1,
         (batch_id, "cancelled"): 1,
     }
-    assert found["farm_leases_expired", ()] == 1
-    assert found["farm_violations", (batch_id,)] == 0
-    assert found["farm_queue_age_seconds", ("init",)] >= 0
+    assert result["farm_leases_expired", ()] == 1
+    assert result["farm_violations", (batch_id,)] == 0
+    assert result["farm_queue_age_seconds", ("init",)] >= 0
     # and what they are about is few, however many rollouts there are
-    assert not any(first.startswith(value) and value != batch_id for _, labels in found for value in labels)
+    assert not any(first.startswith(value) and value != batch_id for _, labels in result for value in labels)
     store.write(lambda connection: connection.execute(update(rollouts).values(n_lost=2, attempt=0)))
     assert numbers(store)["farm_attempts_lost", (batch_id,)] == 8
     assert numbers(store)["farm_violations", (batch_id,)] > 0
@@ -80,12 +87,12 @@ def test_the_numbers_are_those_of_open_batches(store: Store) -> None:
 def all_nodes(store: Store) -> None:
     """One in each state that there is."""
     known = {
-        "well": nodes.Node("well", 8, 4, 4, 4, ["noop"], {}),
-        "broken": nodes.Node("broken", 8, 4, 4, 4, ["noop"], {nodes.BROKEN: "its run workers end"}, nodes.BROKEN),
-        "ending": nodes.Node("ending", 8, 4, 4, 4, ["noop"], {}, nodes.DRAINING),
-        "sick": nodes.Node("sick", 8, 4, 4, 4, ["noop"], {}),
-        "doubtful": nodes.Node("doubtful", 8, 4, 4, 4, ["noop"], {}),
-        "silent": nodes.Node("silent", 8, 4, 4, 4, ["noop"], {}),
+        "well": Node("well", 8, 4, 4, 4, ["noop"], {}),
+        "broken": Node("broken", 8, 4, 4, 4, ["noop"], {BROKEN: "its run workers end"}, BROKEN),
+        "ending": Node("ending", 8, 4, 4, 4, ["noop"], {}, DRAINING),
+        "sick": Node("sick", 8, 4, 4, 4, ["noop"], {}),
+        "doubtful": Node("doubtful", 8, 4, 4, 4, ["noop"], {}),
+        "silent": Node("silent", 8, 4, 4, 4, ["noop"], {}),
     }
     for node in known.values():
         store.write(lambda connection, node=node: nodes.announce(connection, node))  # type: ignore[misc]
@@ -108,28 +115,57 @@ SAID = (
 )
 
 
+def test_engines_without_the_farms_weights_are_counted_alarmed_once_and_told_by_doctor(sqlite_store: Store) -> None:
+    url, invariant_checker = "http://a/v1", InvariantChecker(sqlite_store, 0.0)
+
+    def has(version: str) -> None:
+        sqlite_store.write(lambda connection: llm_engines.carried_out(connection, url, 1, "", version))
+
+    def n_lacking() -> float:
+        return numbers(sqlite_store)["farm_engines", ("without weights",)]
+
+    sqlite_store.write(lambda connection: llm_engines.add(connection, StoredEngine(url)))
+    sqlite_store.write(lambda connection: llm_engines.set_info(connection, url, EngineInfo(control=True)))
+    sqlite_store.write(lambda connection: llm_engines.set_version(connection, "7", None))
+    has("7")
+    assert (n_lacking(), invariant_checker.look_at_engines()) == (0, [])
+    has("default")
+    assert n_lacking() == 1
+    [alarm] = invariant_checker.look_at_engines()
+    assert "has not version 7" in alarm
+    assert invariant_checker.look_at_engines() == [], "once each time"
+    finding = doctor._engines(sqlite_store.url)
+    assert not finding.ok
+    assert "has not version 7" in finding.detail
+    has("7")
+    assert invariant_checker.look_at_engines() == []
+    assert doctor._engines(sqlite_store.url).ok
+    has("default")
+    assert len(invariant_checker.look_at_engines()) == 1
+
+
 def test_doctor_and_watch_say_which_nodes_are_given_nothing_and_why(store: Store) -> None:
     announce(store)
     alone = doctor._nodes(store.url)
     assert (alone.ok, alone.detail) == (True, "1 known")
     all_nodes(store)
-    found = doctor._nodes(store.url)
-    assert not found.ok
-    service = Service(store, Signals(""), 1000)
+    check_result = doctor._nodes(store.url)
+    assert not check_result.ok
+    service = LocalFarm(store, Signals(""), 1000)
     status = service.status(service.submit({"instances": [NOOP]}))
     shown = Console(file=io.StringIO(), width=200)
-    shown.print(display.progress(status, 0, 1.0, service.nodes()))
+    shown.print(display.progress(status, 0, 1.0, remarks(service.nodes(), [])))
     assert isinstance(shown.file, io.StringIO)
     for words in SAID:
-        assert words in found.detail
+        assert words in check_result.detail
         assert f"node {words}" in shown.file.getvalue()
-    assert "well " not in found.detail + shown.file.getvalue()
+    assert "well " not in check_result.detail + shown.file.getvalue()
     states = {key[1][0]: number for key, number in numbers(store).items() if key[0] == "farm_nodes"}
     assert states == {"up": 3, "broken": 1, "draining": 1, "sick": 1, "dead": 1}
 
 
 @pytest.fixture
-def postgres() -> Iterator[Mortal]:
+def postgres() -> Iterator[RestartablePostgres]:
     try:
         with mortal_postgres() as server:
             yield server
@@ -140,7 +176,7 @@ def postgres() -> Iterator[Mortal]:
 @contextmanager
 def served(store_url: str, log: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
     """`farm metrics` until the block ends, and where its numbers are."""
-    env = os.environ | {"FARM_STORE_URL": store_url}
+    env = os.environ | {"FARM_STORE_URL": store_url, "FARM_API_KEY": KEY}
     with log.open("wb") as out:
         serving = subprocess.Popen([FARM, "metrics", "--port", "0"], env=env, stdout=out, stderr=out)
     try:
@@ -152,11 +188,12 @@ def served(store_url: str, log: Path) -> Iterator[tuple[subprocess.Popen[bytes],
 
 
 def scraped(url: str) -> Numbers:
-    with urllib.request.urlopen(url, timeout=60) as answer:
+    request = urllib.request.Request(url, headers={"authorization": f"Bearer {KEY}"})
+    with urllib.request.urlopen(request, timeout=600) as answer:
         return read(answer.read().decode())
 
 
-def test_a_scrape_is_answered_while_the_database_is_away(postgres: Mortal, tmp_path: Path) -> None:
+def test_a_scrape_is_answered_while_the_database_is_away(postgres: RestartablePostgres, tmp_path: Path) -> None:
     store = Store(postgres.url)
     migrations.migrate(store)
     store.close()
@@ -168,5 +205,5 @@ def test_a_scrape_is_answered_while_the_database_is_away(postgres: Mortal, tmp_p
         postgres.start()
         assert until(lambda: scraped(url)["farm_store_up", ()] == 1, "the database is back")
         serving.send_signal(signal.SIGTERM)
-        assert serving.wait(60) == 0
+        assert serving.wait(600) == 0
         assert "Traceback" not in log.read_text()

@@ -8,15 +8,15 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from celery import Celery
 from sqlalchemy import create_engine, text
 
-from tests.services.process import running
-from tests.services.redis import redis_client
+from testkit.private_server import running
+from tests.services.farms import until
+from tests.services.servers.redis import redis_client
 
 ROOT = Path(__file__).parents[2]
 
@@ -69,7 +69,8 @@ def test_a_server_that_does_not_start_shows_its_log(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["redis", "postgres"])
 def test_a_server_dies_with_the_tests_even_by_kill_9(kind: str, request: pytest.FixtureRequest) -> None:
     request.getfixturevalue(f"{kind}_url")  # skips or fails where there is none
-    starts = f"from tests.services.{kind} import *\nwith {kind}_server() as url: print(url, flush=True); input()"
+    module = "testkit.postgres" if kind == "postgres" else f"tests.services.servers.{kind}"
+    starts = f"from {module} import *\nwith {kind}_server() as url: print(url, flush=True); input()"
     with subprocess.Popen(
         [sys.executable, "-c", starts], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as tests:
@@ -79,10 +80,7 @@ def test_a_server_dies_with_the_tests_even_by_kill_9(kind: str, request: pytest.
         assert _processes_of(folder)
         tests.send_signal(signal.SIGKILL)
     try:
-        deadline = time.monotonic() + 10
-        while left := _processes_of(folder):
-            assert time.monotonic() < deadline, f"still running: {left}"
-            time.sleep(0.02)
+        until(lambda: not _processes_of(folder), lambda: f"none runs any more: {_processes_of(folder)}")
     finally:
         shutil.rmtree(folder)
 
@@ -95,10 +93,10 @@ def _folder(url: str) -> Path:
 
 def _processes_of(folder: Path) -> list[str]:
     """The command lines that name the folder."""
-    found = []
+    result = []
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             command = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
             if str(folder) in command:
-                found.append(command)
-    return found
+                result.append(command)
+    return result

@@ -2,31 +2,51 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx2
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from farm.api.desk import Desk
-from farm.api.server import Server, bind, url_of
-from farm.service import Service
-from tests.services.broker import free_ports
+from farm.api.connections import ConnectionLimits
+from farm.api.endpoints import Endpoints
+from farm.api.server import ApiServer
+from farm.cli.listening import bind, url_of
+from farm.client.local import LocalFarm
+from farm.settings import settings
+from tests.services.servers.broker import free_ports
 
 FARM = Path(sys.executable).parent / "farm"
+KEY = "of-these-tests"
 _START_S = 30.0
 
 
 @contextmanager
-def served(service: Service, key: str = "", around: Callable[[ASGIApp], ASGIApp] | None = None) -> Iterator[str]:
+def shown_key() -> Iterator[None]:
+    """Have this process's clients show the key of the tests' APIs."""
+    os.environ["FARM_API_KEY"] = KEY
+    settings.cache_clear()
+    try:
+        yield
+    finally:
+        del os.environ["FARM_API_KEY"]
+        settings.cache_clear()
+
+
+@contextmanager
+def served(
+    service: LocalFarm, key: str = KEY, around: Callable[[ASGIApp], ASGIApp] | None = None, **limits: Any
+) -> Iterator[str]:
     """The URL of an API on a service, until the block ends. `around` puts something before it."""
-    listener = bind("127.0.0.1", 0, key)
+    listener = bind("127.0.0.1", 0)
     ready = threading.Event()
-    server = Server(Desk(service), key, ready.set)
+    server = ApiServer(Endpoints(service), key, ready.set, ConnectionLimits(**limits))
     if around is not None:
         server.config.app = around(server.config.app)  # type: ignore[arg-type]
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
@@ -58,11 +78,12 @@ class Loses:
         await self._app(scope, receive, without_body if loses else send)
 
 
-class Mortal:
-    """`farm api` for the farm in a folder, at a port that stays its own: killed and started again, or told to end."""
+class RestartableApi:
+    """`farm api` for the farm in a folder, at a port that stays its own: killed and started again, or terminated."""
 
-    def __init__(self, home: Path, log: Path) -> None:
+    def __init__(self, home: Path, log: Path, key: str) -> None:
         [port] = free_ports(1)
+        self._env = os.environ | {"FARM_HOME": str(home), "FARM_API_KEY": key}
         self.url = f"http://127.0.0.1:{port}"
         self._command: list[str | Path] = [FARM, "api", "--url", home, "--port", str(port)]
         self._log = log
@@ -89,13 +110,19 @@ class Mortal:
 
     def _started(self) -> subprocess.Popen[bytes]:
         with self._log.open("ab") as output:
-            return subprocess.Popen(self._command, stdout=output, stderr=output, start_new_session=True)
+            return subprocess.Popen(
+                self._command,
+                env=self._env,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
 
 
 @contextmanager
-def mortal_api(home: Path, log: Path) -> Iterator[Mortal]:
+def mortal_api(home: Path, log: Path, key: str = KEY) -> Iterator[RestartableApi]:
     """Killed at the end, if it still runs."""
-    api = Mortal(home, log)
+    api = RestartableApi(home, log, key)
     try:
         yield api
     finally:

@@ -7,14 +7,14 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from tests.services.process import Missing
+from testkit.private_server import Missing
 
 HOME = Path(os.environ.get("FARM_HOME", Path(__file__).parents[2] / ".farm")).absolute()
 """Of the tests themselves, as it was before any of them set another."""
 
 
 def unpacked_binaries() -> Path:
-    """Where `make apptainer` puts the programs."""
+    """Return the folder of the programs that `make apptainer` unpacks."""
     return HOME / "apptainer" / "usr" / "bin"
 
 

@@ -9,14 +9,14 @@ from collections.abc import Mapping
 import click
 from click.testing import CliRunner
 
+from farm.cli.console import console
 from farm.settings import settings
-from farm.terminal import console
 
 
 def said(command: click.Command, *words: str, code: int = 0, env: Mapping[str, str | None] | None = None) -> str:
-    """What a command says, which must end with this exit code. `env` changes its environment; None takes a name out.
+    """Return the output of a command, which must end with this exit code. `env` changes its environment; None unsets.
 
-    What it leaves otherwise than it was, the settings and who minds signals, is put back.
+    The settings and signal handlers that it changes are restored.
     """
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     # what a command may set for the processes that it starts

@@ -16,15 +16,15 @@ import time
 from pathlib import Path
 from typing import Any
 
-from farm.child import Child
+from farm.embedded.child_process import ChildProcess
 from farm.errors import FarmError
-from farm.request import SandboxLimits, SandboxSpec
+from farm.records.request import SandboxLimits, SandboxSpec
 from farm.settings import settings
 from workers.interfaces import Sandbox
+from workers.sandboxes.lifecycle.reaper import sweep
+from workers.sandboxes.lifecycle.state import folder_of_all
 from workers.sandboxes.namespace import NamespaceProvider
-from workers.sandboxes.record import folder_of_all
 from workers.sandboxes.singularity import SingularityProvider
-from workers.sandboxes.sweep import sweep
 
 PROVIDERS = {"namespace": NamespaceProvider, "singularity": SingularityProvider}
 FURNISH = """
@@ -37,11 +37,11 @@ os.fork() or os.setsid()
 while True: s.accept()
 ' </dev/null >/dev/null 2>&1 &
 """
-"""What stays in a sandbox: daemons, one of which would keep the first process's input open, folders and sockets."""
+"""Commands that leave daemons in a sandbox, one of which keeps the first process's input open, folders and sockets."""
 AT_A_TIME = 4
 
 
-class Worker:
+class _Worker:
     """Keeps so many sandboxes of each kind, or lets them come and go for as long as it lives."""
 
     def __init__(self, name: str, plan: dict[str, Any]) -> None:
@@ -95,13 +95,13 @@ class Worker:
             await sandbox.stop()
 
 
-class Supervisor:
+class _Supervisor:
     """Starts the workers, and again if they are killed; sweeps what is of none that lives."""
 
     def __init__(self, plan: dict[str, Any]) -> None:
         self._plan = plan
         self._read_end, self._write_end = os.pipe()
-        self._workers: dict[str, Child] = {}
+        self._workers: dict[str, ChildProcess] = {}
         self._n_started = 0
 
     def run(self) -> None:
@@ -119,7 +119,7 @@ class Supervisor:
         argv = [sys.executable, "-m", "tests.services.crowd", name, json.dumps(self._plan)]
         env = {**os.environ, "FARM_LIFELINE_FD": str(self._read_end)}
         log = settings().scratch.parent / f"{name}.log"
-        self._workers[name] = Child(argv, env=env, log=log, pass_fds=[self._read_end])
+        self._workers[name] = ChildProcess(argv, env=env, log=log, pass_fds=[self._read_end])
 
     def _wanted(self) -> set[str]:
         names = {path.name for path in folder_of_all().iterdir()}
@@ -130,9 +130,9 @@ def main() -> None:
     role, plan = sys.argv[1], json.loads(sys.argv[2])
     os.chdir(Path(__file__).parents[2])
     if role == "supervisor":
-        Supervisor(plan).run()
+        _Supervisor(plan).run()
     else:
-        asyncio.run(Worker(role, plan).run())
+        asyncio.run(_Worker(role, plan).run())
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Engines for tests of the pool: how fast they are, how they fail and what they were told is all set and seen here.
+"""Engines for tests of the pool: their speed, failures and received orders are set and seen here.
 
-What speaks to real servers is tested against real servers; here the point is who is asked when.
+Clients of real servers are tested against real servers; here the point is which engine is called when.
 """
 
 from __future__ import annotations
@@ -8,18 +8,22 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
-from farm.engine import EngineInfo, PauseMode
 from farm.errors import EngineError
-from farm.request import SamplingParams
-from farm.trajectory import Message, TokenIds
+from farm.records.engine import EngineInfo, PauseMode
+from farm.records.request import SamplingParams
+from farm.records.trajectory import TokenIds
 from workers.interfaces import Completion
-from workers.policy.generation import Engine, EngineAddress, EngineBusy, EngineUnfit, Generation, OnIds
-from workers.policy.listed import InFlight, Listed, Paused
+from workers.policy.generation import ChatRequest, Engine, EngineAddress, EngineBusy, EngineUnfit, Generation, OnIds
+from workers.policy.routing.engine_view import EngineRecord, InFlight, Paused
+from workers.policy.routing.retry_state import Call
+from workers.policy.routing.router import StickyRouter
 
 PLAIN = EngineInfo(kind="openai", model="m")
 CONTROLLED = EngineInfo(kind="vllm", model="m", control=True)
+
+T = TypeVar("T")
 
 
 class Server:
@@ -33,7 +37,7 @@ class Server:
         self.dead = False
         self.hangs = False
         self.first_s = 0.0
-        """How long it takes for an answer when it is asked what it can do."""
+        """Seconds until it answers a query for its capabilities."""
         self.failures = 0
         self.busy: list[float | None] = []
         self.deadly: set[str] = set()
@@ -49,8 +53,8 @@ class Server:
         self.started: list[tuple[float, str]] = []
         self.answered: list[str] = []
 
-    def listed(self, **values: Any) -> Listed:
-        return replace(Listed(EngineAddress(self.url), self.info), **values)
+    def listed(self, **values: Any) -> EngineRecord:
+        return replace(EngineRecord(EngineAddress(self.url), self.info), **values)
 
     async def play(self, n_tokens: int, who: str) -> str:
         """One call: its answer is the engine's URL."""
@@ -103,20 +107,11 @@ class Double:
         model: str = "",
         session_id: str = "",
         on_ids: OnIds | None = None,
+        n_vocabulary: int | None = None,
     ) -> Generation:
         raise NotImplementedError
 
-    async def chat(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[Mapping[str, Any]],
-        sampling: SamplingParams,
-        max_tokens: int,
-        *,
-        model: str = "",
-        session_id: str = "",
-        template_kwargs: Mapping[str, Any] | None = None,
-    ) -> Completion:
+    async def chat(self, request: ChatRequest) -> Completion:
         raise NotImplementedError
 
     async def healthy(self) -> bool:
@@ -143,6 +138,10 @@ class Double:
         self.server.told.append(f"version {version}")
         self.server.weights = version
 
+    async def load_weights(self, path: str) -> None:
+        self.server.check()
+        self.server.told.append(f"load {path}")
+
     async def version(self) -> str:
         self.server.check()
         return self.server.weights
@@ -158,7 +157,7 @@ class Servers:
         self.by_url = {server.url: server for server in servers}
         self.list = [server.listed() for server in servers]
 
-    def __call__(self) -> Sequence[Listed]:
+    def __call__(self) -> Sequence[EngineRecord]:
         return self.list
 
     def add(self, server: Server, **values: Any) -> None:
@@ -188,34 +187,48 @@ class Servers:
         return server.info
 
 
-class Notes:
-    """A Ledger that keeps what it is told; `leading` is whether this pool may give orders."""
+class RecordingReporter:
+    """A reporter that keeps its reports; `leading` is whether this pool may give orders."""
 
     def __init__(self, leading: bool = False) -> None:
         self.leading = leading
+        self.is_settled = True
         self.infos: dict[str, EngineInfo] = {}
         self.failures: list[tuple[str, str]] = []
         self.reports: list[Mapping[str, InFlight]] = []
         self.orders: list[tuple[str, int, Paused, str]] = []
 
-    def found(self, url: str, info: EngineInfo) -> None:
+    def report_info(self, url: str, info: EngineInfo) -> None:
         self.infos[url] = info
 
-    def failing(self, url: str, why: str) -> None:
+    def report_failure(self, url: str, why: str) -> None:
         self.failures.append((url, why))
 
     def report(self, in_flight: Mapping[str, InFlight]) -> None:
         self.reports.append(in_flight)
 
-    async def leads(self) -> bool:
+    async def is_leader(self) -> bool:
         return self.leading
 
-    async def carried_out(self, url: str, order: int, paused: Paused, version: str) -> None:
+    async def has_settled(self, url: str, order: int) -> bool:
+        return self.is_settled
+
+    async def report_done(self, url: str, order: int, paused: Paused, version: str) -> None:
         self.orders.append((url, order, paused, version))
 
 
+async def routed(
+    router: StickyRouter, n_tokens: int, ask: Callable[[Engine], Awaitable[T]], most_answer_tokens: int | None = None
+) -> T:
+    """Ask the engines that a router lends for a call, until one has answered."""
+    call = Call(n_tokens, most_answer_tokens)
+    while True:
+        async with router.acquire(call) as engine:
+            return await ask(engine)
+
+
 def asking(n_tokens: int, who: str) -> Callable[[Engine], Awaitable[str]]:
-    """A call for a seat: its answer is the URL of the engine that gave it."""
+    """Make a call over a router and return the URL of the engine that answered."""
 
     async def ask(engine: Engine) -> str:
         assert isinstance(engine, Double)

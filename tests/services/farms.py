@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import shutil
 import stat
@@ -9,13 +10,16 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from farm.embedded import Embedded
+from farm.embedded.embedded_farm import FLOWER_USER, Embedded
+from farm.home import known_key
 from farm.settings import Settings
+from testkit.deadline import LONG_S, Deadline
 from tests.services.apptainer import HOME
 
 T = TypeVar("T")
@@ -37,7 +41,7 @@ def farm_folder() -> Iterator[Path]:
 
 
 def _lend_kernels(cache: Path) -> None:
-    """What kernels run is the same for all farms, and thousands of files: who needs it first makes it for all.
+    """Link a farm's kernel cache to a shared one: it is the same for all farms, and holds thousands of files.
 
     Unless root's folders are closed to the user that its sandboxes run as, who could not follow the link.
     """
@@ -59,10 +63,15 @@ def embedded(folder: Path, store_url: str = "", flower: bool = False, **env: str
 def node(
     folder: Path, name: str, store_url: str, broker_url: str, grace_s: float = 0, **more: str
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """`farm node`, as it is started under Slurm, with short leases. Its log is `<name>.log` in the folder."""
+    """`farm node`, as it is started under Slurm, with short leases. Its log is `<name>.log` in the folder.
+
+    With an empty FARM_NODE it finds a name for itself.
+    """
     env = os.environ | QUICK | {"FARM_NODE": name, "FARM_STORE_URL": store_url, "FARM_BROKER_URL": broker_url}
     env |= {"FARM_HOME": str(folder / "home"), "FARM_SCRATCH": str(folder / "scratch")}
     env |= more
+    if not env["FARM_NODE"]:
+        del env["FARM_NODE"]
     command = [str(Path(sys.executable).parent / "farm"), "node", "--init", "4", "--run", "8", "--eval", "4"]
     command += ["--grace", str(grace_s)]
     with (folder / f"{name}.log").open("wb") as log:
@@ -72,24 +81,30 @@ def node(
     finally:
         process.terminate()
         try:
-            process.wait(60)
+            process.wait(LONG_S)
         finally:
             # it takes its workers and sandboxes along
             process.kill()
             process.wait()
 
 
-def until(found: Callable[[], T], what: str | Callable[[], str], deadline_s: float = 60.0) -> T:
-    """Ask until the answer is true, and return it. `what` may be asked when the time is over.
+def flower_request(url: str, home: Path) -> urllib.request.Request:
+    """A request to a farm's Flower, as its owner makes it."""
+    login = base64.b64encode(f"{FLOWER_USER}:{known_key(Settings(home=home))}".encode()).decode()
+    return urllib.request.Request(url, headers={"authorization": f"Basic {login}"})
 
-    Asking takes a tenth of the time at most, so that the farm has the processors.
+
+def until(found: Callable[[], T], what: str | Callable[[], str], deadline_s: float = 120.0) -> T:
+    """Call until the result is true, and return it. `what` may be a function, called when the time is over.
+
+    Calls take a tenth of the time at most, so that the farm has the processors. The time is that of a quiet machine.
     """
-    deadline = time.monotonic() + deadline_s
+    deadline = Deadline(deadline_s)
     while True:
         began = time.thread_time()
         if answer := found():
             return answer
-        if time.monotonic() > deadline:
+        if deadline.passed():
             raise AssertionError(f"waited {deadline_s:g} s in vain until {what if isinstance(what, str) else what()}")
         time.sleep(min(max(_PAUSE_S[0], 9 * (time.thread_time() - began)), _PAUSE_S[1]))
 
@@ -97,7 +112,7 @@ def until(found: Callable[[], T], what: str | Callable[[], str], deadline_s: flo
 def processes_of(folder: Path) -> list[str]:
     """Command lines of the living processes that were started for a folder's farm, sandboxes included."""
     mark = str(folder).encode()
-    found = []
+    result = []
     for process in Path("/proc").iterdir():
         if not process.name.isdecimal():
             continue
@@ -108,8 +123,8 @@ def processes_of(folder: Path) -> list[str]:
         except OSError:
             continue
         if ours and not zombie:
-            found.append(f"{process.name}: {words.replace(bytes(1), b' ').decode(errors='replace')[:200]}")
-    return found
+            result.append(f"{process.name}: {words.replace(bytes(1), b' ').decode(errors='replace')[:200]}")
+    return result
 
 
 def left_of(folder: Path) -> list[str]:

@@ -50,7 +50,7 @@ def _copy_libraries(binary: Path, folder: Path) -> None:
 
 
 def docker_archive(root: Path, target: Path) -> Path:
-    """What `docker save` writes: two layers, of which the second adds a file and takes a folder away."""
+    """Write an archive as `docker save` does: two layers, of which the second adds a file and removes a folder."""
     layers = [_layer_of(root), _second_layer()]
     config = _config(layers)
     name = f"{hashlib.sha256(config).hexdigest()}.json"

@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
+import importlib
 import math
 import os
 import signal
-from collections.abc import Collection
+import sys
+import threading
+import time
+from collections.abc import Callable, Collection
+from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from farm.errors import SandboxError
-from farm.request import SandboxLimits, SandboxSpec
-from farm.rollout import Outcome
-from farm.trajectory import Message
+from farm.errors import EngineError, SandboxError, StoreUnavailable
+from farm.records.request import SandboxLimits, SandboxSpec
+from farm.records.rollout import Outcome
+from farm.records.trajectory import Message
 from workers.interfaces import AgentContext, AgentResult, Evaluator, FreshSandbox, Sandbox, Score, Submission
-from workers.sandboxes.joined import JoinedSandbox
+from workers.sandboxes.sandbox import NodeSandbox
+from workers.testing.plugin_path import python_path
 
 ROOT = Path(__file__).parents[2]
 SPEC = SandboxSpec(limits=SandboxLimits(memory_mb=200, disk_mb=20))
@@ -40,7 +49,7 @@ def installed_in(folder: Path) -> dict[str, str]:
         "[farm.agents]\n"
         "unruly = tests.services.unruly:UnrulyAgent\n"
     )
-    return {"PYTHONPATH": f"{site}:{ROOT}"}
+    return {"PYTHONPATH": python_path(site, ROOT)}
 
 
 class UnrulyInstance(BaseModel):
@@ -58,6 +67,7 @@ class UnrulyInstance(BaseModel):
     times: int = 0
     marks: str = ""
     seconds: float = Field(default=0.0, ge=0)
+    packages: tuple[str, ...] = ()
 
     def strikes(self, fault: str) -> bool:
         if self.fault != fault or (self.nodes and os.environ["FARM_NODE"] not in self.nodes):
@@ -73,6 +83,93 @@ class UnrulyInstance(BaseModel):
     def raise_in(self, place: str) -> None:
         if self.strikes(f"{place}:raise"):
             raise RuntimeError(f"the instance asks for it in {place}")
+        where, _, kind = self.fault.partition(":")
+        if where == place and kind in _RAISES and self.strikes(self.fault):
+            _RAISES[kind]()
+
+
+class _Unspeakable(Exception):
+    """Cannot be shown."""
+
+    def __str__(self) -> str:
+        raise SystemExit("in __str__")
+
+    __repr__ = __str__
+
+
+class OwnKind(SandboxError):
+    """Of a kind that the farm does not know."""
+
+    kind = "own"
+
+
+class UnspeakableKind(EngineError):
+    """Cannot be shown either."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("in __str__")
+
+
+class OwnBaseException(BaseException):
+    """Of no kind that anybody expects."""
+
+
+def _raising(error: Callable[[], BaseException]) -> Callable[[], None]:
+    def strike() -> None:
+        raise error()
+
+    return strike
+
+
+def _recurse() -> None:
+    _recurse()
+
+
+def _close_loop() -> None:
+    asyncio.get_running_loop().close()
+
+
+def _cancel_itself() -> None:
+    task = asyncio.current_task()
+    assert task is not None
+    task.cancel()
+
+
+def _allocate() -> None:
+    bytearray(2**60)
+
+
+def _handle_signals() -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+_RAISES: dict[str, Callable[[], Any]] = {
+    "exit": sys.exit,
+    "exit with text": partial(sys.exit, "enough"),
+    "interrupt": _raising(KeyboardInterrupt),
+    "generator exit": _raising(GeneratorExit),
+    "base": _raising(partial(OwnBaseException, "of its own")),
+    "cancelled": _raising(asyncio.CancelledError),
+    "stop": _raising(partial(StopIteration, 1)),
+    "stop async": _raising(StopAsyncIteration),
+    "unspeakable": _raising(_Unspeakable),
+    "group": _raising(lambda: ExceptionGroup("two", [ValueError("one"), ExceptionGroup("more", [KeyError("two")])])),
+    "base group": _raising(lambda: BaseExceptionGroup("two", [SystemExit(3), KeyboardInterrupt()])),
+    "recursion": _recurse,
+    "memory": _allocate,
+    "long": _raising(lambda: ValueError("x" * 5_000_000)),
+    "unfit": _raising(lambda: ValueError("a\0b\ud800c")),
+    "close loop": _close_loop,
+    "signal handler": _handle_signals,
+    "descriptor": _raising(lambda: OSError(9, "Bad file descriptor")),
+    "import": lambda: importlib.import_module("there.is.none"),
+    "syntax": partial(exec, "a b"),
+    "farm's own": _raising(lambda: StoreUnavailable("it says so")),
+    "timeout": _raising(TimeoutError),
+    "own kind": _raising(partial(OwnKind, "of its own kind")),
+    "unspeakable kind": _raising(UnspeakableKind),
+}
+RAISES = tuple(_RAISES)
 
 
 class UnrulyHandler:
@@ -87,7 +184,8 @@ class UnrulyHandler:
         instance.raise_in("sandbox")
         if instance.strikes("node:sick"):
             raise SandboxError("no space is left on this node")
-        return SPECS.get(instance.where)
+        spec = SPECS.get(instance.where)
+        return spec and spec.model_copy(update={"packages": instance.packages})
 
     def messages(self, instance: UnrulyInstance) -> list[Message]:
         instance.raise_in("messages")
@@ -95,6 +193,8 @@ class UnrulyHandler:
 
     async def prepare(self, instance: UnrulyInstance, sandbox: Sandbox) -> None:
         instance.raise_in("prepare")
+        if instance.strikes("prepare:leave"):
+            asyncio.get_running_loop().call_soon(sys.exit)
         if instance.fault == "prepare:hang":
             await asyncio.Event().wait()
 
@@ -102,12 +202,69 @@ class UnrulyHandler:
         instance.raise_in("collect")
         if instance.fault == "collect:hang":
             await asyncio.Event().wait()
+        if instance.fault in _SUBMISSIONS:
+            return _SUBMISSIONS[instance.fault]()  # type: ignore[no-any-return]
         if sandbox is not None:
             await sandbox.exec(["true"], timeout_s=5.0)
         return Submission(answer=answer)
 
     def evaluator(self, instance: UnrulyInstance) -> Evaluator:
+        instance.raise_in("evaluator")
         return UnrulyEvaluator(instance)
+
+
+def _cycle() -> dict[str, Any]:
+    cycle: dict[str, Any] = {}
+    cycle["again"] = [cycle]
+    return cycle
+
+
+def _deep() -> list[Any]:
+    deep: list[Any] = []
+    for _ in range(100_000):
+        deep = [deep]
+    return deep
+
+
+def _bomb() -> list[Any]:
+    bomb: list[Any] = ["x"]
+    for _ in range(50):
+        bomb = [bomb, bomb]
+    return bomb
+
+
+DETAILS: dict[str, Callable[[], Any]] = {
+    "object": lambda: {"what": object()},
+    "cycle": _cycle,
+    "deep": lambda: {"deep": _deep()},
+    "bomb": lambda: {"bomb": _bomb()},
+    "tuple key": lambda: {("a", 1): 1},
+    "large": lambda: {"n": 2**70},
+    "bytes": lambda: {"b": b"x"},
+    "huge": lambda: {"text": "x" * 100_000_000},
+    "set": lambda: {"s": {1, 2}},
+    "list": lambda: ["no", "dict"],
+    "proxy": lambda: {"p": MappingProxyType({})},
+    "number of numpy": lambda: {"n": np.int64(3)},
+}
+"""Details of a score that no store takes."""
+FIT_DETAILS: dict[str, Any] = {
+    "nul": "a\0b",
+    "half": "\ud800",
+    "nan": math.nan,
+    "tuple": (1, 2),
+    "keys": {1: 2, None: 3},
+}
+"""Details that look bad and are taken: what the policy wrote is not the evaluator's fault."""
+_SUBMISSIONS: dict[str, Callable[[], Any]] = {
+    "collect:none": lambda: None,
+    "collect:dict": lambda: {"answer": "1"},
+    "collect:bytes": lambda: Submission.model_construct(answer=b"1", files={}),
+    "collect:files": lambda: Submission.model_construct(answer="1", files={"a": b"1"}),
+    "collect:keys": lambda: Submission.model_construct(answer="1", files={("a",): "1"}),
+    "collect:huge": lambda: Submission(answer="x" * 100_000_000),
+    "collect:texts": lambda: Submission(answer="a\0b\ud800", files={"\ud800\0": "\0"}),
+}
 
 
 _SCORES: dict[str, Any] = {
@@ -136,8 +293,11 @@ class UnrulyEvaluator:
                 await asyncio.Event().wait()
             except asyncio.CancelledError:
                 raise RuntimeError("it was disturbed") from None
-        if self._instance.fault == "evaluate:unwritable":
-            return Score(1.0, {"what": object()})
+        kind, _, details = self._instance.fault.partition(":")
+        if kind == "details":
+            return Score(1.0, FIT_DETAILS if details == "fit" else DETAILS[details]())
+        if self._instance.fault == "evaluate:no score":
+            return 1.0  # type: ignore[return-value]
         return Score(_SCORES.get(self._instance.fault, 1.0))
 
 
@@ -148,8 +308,34 @@ class UnrulyAgent:
         instance = UnrulyInstance.model_validate_json(str(context.messages[0]["content"]))
         fault = instance.fault
         instance.raise_in("agent")
-        if fault == "agent:cancelled":
-            raise asyncio.CancelledError
+        if fault == "agent:cancel itself":
+            _cancel_itself()
+            await asyncio.sleep(0)
+        if fault == "agent:task exits":
+            asyncio.create_task(_exit())  # noqa: RUF006 - it is not kept on purpose
+        if fault == "agent:callback exits":
+            asyncio.get_running_loop().call_soon(sys.exit)
+        if fault == "agent:stop loop":
+            asyncio.get_running_loop().stop()
+        if fault == "agent:callback blocks":
+            asyncio.get_running_loop().call_soon(time.sleep, 300.0)
+            await asyncio.sleep(300.0)
+        if fault == "agent:nobody blocks":
+            # a thread of its own has no work of a rollout in its context
+            block = partial(asyncio.get_running_loop().call_soon_threadsafe, time.sleep, 300.0)
+            threading.Thread(target=block, daemon=True).start()
+            await asyncio.sleep(300.0)
+        if fault == "agent:thread exits":
+            await asyncio.to_thread(sys.exit)
+        if fault == "agent:tasks break":
+            async with asyncio.TaskGroup() as group:
+                group.create_task(_break_engine())
+        if fault == "agent:answer bytes":
+            return AgentResult(Outcome.SUBMITTED, b"1")  # type: ignore[arg-type]
+        if instance.strikes("agent:quit process"):
+            os._exit(0)
+        if instance.strikes("agent:crash process"):
+            ctypes.string_at(0)
         if fault == "agent:stubborn":
             await _swallow_cancellations(3)
         if fault == "agent:outcome":
@@ -159,7 +345,7 @@ class UnrulyAgent:
         if instance.strikes("agent:die"):
             os.kill(os.getpid(), signal.SIGKILL)
         if fault in {"sandbox:killed", "sandbox:killed late"}:
-            assert isinstance(context.sandbox, JoinedSandbox)
+            assert isinstance(context.sandbox, NodeSandbox)
             # its init: the kernel kills the rest
             os.kill(context.sandbox._record.first.pid, signal.SIGKILL)
         if fault == "sandbox:killed":
@@ -167,6 +353,14 @@ class UnrulyAgent:
             await context.sandbox.exec(["true"], timeout_s=5.0)
         await asyncio.sleep(instance.seconds)
         return AgentResult(Outcome.SUBMITTED, "1")
+
+
+async def _exit() -> None:
+    sys.exit(4)
+
+
+async def _break_engine() -> None:
+    raise EngineError("an engine broke in a branch")
 
 
 async def _swallow_cancellations(n: int) -> None:
@@ -178,7 +372,7 @@ async def _swallow_cancellations(n: int) -> None:
 
 
 class WorkingInstance(BaseModel):
-    """`question` picks a play of the scripted engine's book."""
+    """`read_request` picks a play of the scripted engine's book."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

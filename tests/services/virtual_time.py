@@ -1,4 +1,4 @@
-"""An event loop whose clock jumps to whatever is due next: hours of waiting pass at once, and always alike."""
+"""An event loop whose clock jumps to whatever is due next: hours of waiting pass at once, deterministically."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class _Selector(selectors.DefaultSelector):
     now = 0.0
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        found = super().select(0)
-        if found or timeout == 0:
-            return found
+        result = super().select(0)
+        if result or timeout == 0:
+            return result
         if timeout is None:
             raise AssertionError("everybody waits, and nothing is left that could happen")
         self.now += timeout

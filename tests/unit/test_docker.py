@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from farm.cli import main
+from farm.cli.main import COMMANDS
 from farm.settings import Settings
 
 ROOT = Path(__file__).parents[2]
@@ -38,8 +39,8 @@ def compose() -> Compose:
 
 @pytest.fixture(scope="module")
 def services(compose: Compose) -> Compose:
-    found: Compose = compose["services"]
-    return found
+    result: Compose = compose["services"]
+    return result
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +72,7 @@ def test_compose_commands_are_subcommands_of_farm(services: Compose) -> None:
     ours = {name: service for name, service in services.items() if service["image"].startswith("rollout-farm:")}
     assert {"node", "migrate", "flower"} <= set(ours)
     for name, service in ours.items():
-        assert service["command"][0] in main.commands, name
+        assert service["command"][0] in COMMANDS, name
 
 
 def test_what_keeps_running_has_a_health_check(services: Compose) -> None:
@@ -171,7 +172,30 @@ def test_dockerfile_copies_what_exists(instructions: list[tuple[str, str]]) -> N
 
 def test_dockerfile_installs_by_hash(instructions: list[tuple[str, str]]) -> None:
     runs = [arguments for name, arguments in instructions if name == "RUN"]
-    assert any("--require-hashes" in run and "requirements.lock" in run for run in runs)
+    assert any("--require-hashes" in run and "requirements-runtime.lock" in run for run in runs)
+
+
+def test_dockerfile_fetches_no_package_that_only_tests_need(instructions: list[tuple[str, str]]) -> None:
+    copied = {source for name, arguments in instructions if name == "COPY" for source in arguments.split()}
+    assert {path for path in copied if path.endswith(".lock")} == {"requirements-runtime.lock"}
+    runtime, everything = (_pinned(ROOT / name) for name in ("requirements-runtime.lock", "requirements.lock"))
+    assert runtime.items() < everything.items()
+    assert not {"pytest", "hypothesis", "mypy", "ruff"} & runtime.keys()
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    needed = [*project["project"]["dependencies"], *project["build-system"]["requires"]]
+    assert {_name(requirement) for requirement in needed} <= runtime.keys(), "it is installed without an index"
+
+
+def _pinned(lock: Path) -> dict[str, str]:
+    """The packages of a lock and their versions."""
+    lines = (line.split(" ")[0].partition("==") for line in lock.read_text().splitlines() if re.match(r"\w", line))
+    return {_name(name): version for name, _, version in lines}
+
+
+def _name(requirement: str) -> str:
+    match = re.match(r"[\w.-]+", requirement)
+    assert match, requirement
+    return re.sub(r"[._-]+", "-", match[0]).lower()
 
 
 def _settings_of(path: Path) -> list[str]:

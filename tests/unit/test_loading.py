@@ -1,4 +1,4 @@
-"""What takes long to load is loaded by the few processes that need it."""
+"""Modules that are slow to import are imported only by the few processes that need them."""
 
 from __future__ import annotations
 
@@ -15,8 +15,16 @@ def loaded(modules: str, names: set[str]) -> list[str]:
 
 
 def test_workers_and_commands_load_nothing_that_few_of_them_need() -> None:
-    assert loaded("farm.cli, workers.node, workers.tasks", SELDOM) == []
+    assert loaded("farm.cli.main, workers.node.supervisor, workers.queue.tasks", SELDOM) == []
+
+
+def test_a_worker_process_loads_no_command_line_of_celerys() -> None:
+    command = [sys.executable, "-X", "importtime", "-c", "import workers.queue.worker_fork_server"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    modules = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "workers.queue.tasks" in modules
+    assert modules & {"celery.bin.celery", "flower", "prompt_toolkit"} == set()
 
 
 def test_who_does_not_speak_http_loads_nothing_of_it() -> None:
-    assert loaded("farm.cli", HTTP) == []
+    assert loaded("farm.cli.main", HTTP) == []

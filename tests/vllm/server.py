@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.services.process import running
+from testkit.private_server import running
 from workers.testing.engine.model_text import write_model_text
 
 CONTEXT_TOKENS = 2048
@@ -59,7 +59,7 @@ class RealVllm:
 
 
 def in_vllm(python: Path, script: str, *words: object, stdin: str = "") -> str:
-    """What a script of this folder prints in vLLM's Python."""
+    """Run a script of this folder in vLLM's Python and return its output."""
     command = [str(python), str(_HERE / script), *map(str, words)]
     done = subprocess.run(command, input=stdin, capture_output=True, text=True, env=_environment(), check=False)
     if done.returncode:

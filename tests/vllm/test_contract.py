@@ -12,5 +12,5 @@ from tests.vllm.server import RealVllm
 @pytest.mark.parametrize("wire", ["generate", "completions"])
 @pytest.mark.parametrize("check", PROMISES, ids=lambda check: check.__name__)
 def test_promise(check: Promise, wire: str, vllm: RealVllm, tokenizer: Tokenizer) -> None:
-    # vLLM 0.32 tells the weight versions on one of its wires only.
+    # vLLM 0.32 reports the weight versions in one of its wire formats only.
     trying(vllm.url, check, tokenizer, spans=wire == "generate", token_in=wire)

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import farm
-from farm.engine import PauseMode
-from farm.rollout import Rollout
-from farm.trajectory import Segment
+from farm.records.engine import PauseMode
+from farm.records.rollout import Rollout
+from farm.records.trajectory import Segment
 from tests.services.farms import embedded, farm_folder, until
 from tests.vllm.server import RealVllm
 from tests.vllm.test_reload import load
@@ -44,11 +44,11 @@ def running(vllm: RealVllm) -> int:
 
 
 def scored(vllm: RealVllm, row: Segment) -> np.ndarray:
-    """What the weights that it has now give for each token of a row's response."""
+    """Return the log-probabilities of a row's response tokens under the server's current weights."""
     ids = [*row.prompt_ids.tolist(), *row.response_ids.tolist()]
-    asked = {"model": "tiny", "prompt": ids, "echo": True, "max_tokens": 0, "logprobs": 0}
-    found = vllm.post("/v1/completions", asked)["choices"][0]["logprobs"]["token_logprobs"]
-    return np.asarray(found[len(row.prompt_ids) : len(ids)], np.float32)
+    result = {"model": "tiny", "prompt": ids, "echo": True, "max_tokens": 0, "logprobs": 0}
+    value = vllm.post("/v1/completions", result)["choices"][0]["logprobs"]["token_logprobs"]
+    return np.asarray(value[len(row.prompt_ids) : len(ids)], np.float32)
 
 
 @pytest.mark.parametrize("mode", ["abort", "keep"])

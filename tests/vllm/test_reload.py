@@ -9,12 +9,12 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from farm.request import SamplingParams
-from farm.trajectory import token_ids
+from farm.records.request import SamplingParams
+from farm.records.trajectory import token_ids
 from tests.contract.engine_promises import Bench
 from tests.vllm.server import RealVllm, in_vllm
 from workers.policy.engines import detect, open_engine
-from workers.policy.engines.served import ServedEngine
+from workers.policy.engines.client import EngineClient
 from workers.policy.generation import Engine, EngineAddress, Generation
 from workers.testing.engine.model_text import make_tokenizer
 
@@ -30,13 +30,13 @@ def reloaded(vllm: RealVllm) -> Iterator[RealVllm]:
 
 
 def load(vllm: RealVllm, number: int) -> None:
-    """What a trainer does between pause and resume."""
+    """Reload the weights, as a trainer does between pause and resume."""
     vllm.post("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(vllm.weights[number])}})
     vllm.post("/reset_prefix_cache?reset_running_requests=true")
 
 
 def same(found: Generation, expected: dict[str, list[float]]) -> bool:
-    """Whether ids and log-probabilities are those that transformers computes."""
+    """Return whether ids and log-probabilities are those that transformers computes."""
     assert found.response_logprobs is not None
     return found.response_ids.tolist() == expected["ids"] and np.allclose(
         found.response_logprobs, expected["logprobs"], atol=1e-3
@@ -54,7 +54,7 @@ def test_a_call_goes_on_under_the_new_weights_and_says_so(reloaded: RealVllm) ->
     async def update() -> None:
         address = EngineAddress(f"{reloaded.url}/v1")
         engine = open_engine(address, await detect(address, timeout_s=300.0))
-        assert isinstance(engine, ServedEngine)
+        assert isinstance(engine, EngineClient)
         bench = Bench(engine, make_tokenizer())
         try:
             await engine.set_version("1")
@@ -70,6 +70,26 @@ def test_a_call_goes_on_under_the_new_weights_and_says_so(reloaded: RealVllm) ->
             assert [span.version for span in renewed.versions] == ["2"]
         finally:
             await engine.resume()
+            await engine.aclose()
+
+    asyncio.run(update())
+
+
+def test_a_server_loads_weights_from_where_the_trainer_says_that_they_lie(reloaded: RealVllm) -> None:
+    words = (*reloaded.weights, json.dumps(PROMPT.tolist()), 8)
+    before, after = json.loads(in_vllm(reloaded.python, "reference.py", *words))
+
+    async def update() -> None:
+        address = EngineAddress(f"{reloaded.url}/v1")
+        engine = open_engine(address, await detect(address, timeout_s=300.0))
+        try:
+            assert same(await greedy(engine), before)
+            await engine.load_weights(str(reloaded.weights[1]))
+            await engine.set_version("2")
+            renewed = await greedy(engine)
+            assert same(renewed, after)
+            assert [span.version for span in renewed.versions] == ["2"]
+        finally:
             await engine.aclose()
 
     asyncio.run(update())

@@ -6,14 +6,15 @@ import asyncio
 
 import numpy as np
 
-from farm.request import SamplingParams
-from farm.trajectory import Message, ModelCall, segments
+from farm.records.request import SamplingParams
+from farm.records.trajectory import Message, ModelCall, segments
 from tests.vllm.server import RealVllm
 from workers.policy.generation import EngineAddress
-from workers.policy.listed import Listed
-from workers.policy.pool import EnginePool, Wish
+from workers.policy.policy import RolloutPolicy
 from workers.policy.recording import Stopwatch, model_call
-from workers.policy.rollout import RolloutPolicy
+from workers.policy.routing.engine_view import EngineRecord
+from workers.policy.routing.pool import EnginePool
+from workers.policy.routing.router import RoutingKey, StickyRouter
 
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}]
 N_TURNS = 4
@@ -22,15 +23,15 @@ N_TURNS = 4
 def test_a_conversation_is_one_exact_training_row(vllm: RealVllm) -> None:
     async def play() -> list[ModelCall]:
         address = EngineAddress(f"{vllm.url}/v1", tokenizer=str(vllm.weights[0]))
-        pool = EnginePool(lambda: [Listed(address)])
-        policy = RolloutPolicy(pool.seat(Wish("r1")), "r1")
+        pool = EnginePool(lambda: [EngineRecord(address)])
+        policy = RolloutPolicy(StickyRouter(pool, RoutingKey("r1")), "r1")
         messages: list[Message] = [{"role": "user", "content": "What is 2 + 2?"}]
         calls = []
         try:
             for index in range(N_TURNS):
                 completion = await policy.complete(messages, TOOLS, SamplingParams(seed=index), 24)
                 calls.append(model_call(index, [], completion, Stopwatch(), {}))
-                messages = [*messages, completion.message, {"role": "user", "content": f"Go on, {index} ✓"}]
+                messages = [*messages, completion.response, {"role": "user", "content": f"Go on, {index} ✓"}]
         finally:
             await pool.aclose()
         return calls

@@ -10,12 +10,12 @@ import httpx2
 import orjson
 import pytest
 
-from farm.request import SamplingParams
-from farm.trajectory import token_ids
+from farm.records.request import SamplingParams
+from farm.records.trajectory import token_ids
+from tests.doubles import EngineDouble
 from tests.vllm.server import in_vllm
 from workers.policy.engines.vllm import CompletionsWire, GenerateWire
-from workers.policy.engines.wire import Ask, Wire, prompt_json
-from workers.testing.engine.double import EngineDouble
+from workers.policy.engines.wire import GenerationRequest, Wire, prompt_json
 from workers.testing.serving import serving
 
 PROMPT = token_ids([5, 6, 7, 300])
@@ -31,13 +31,13 @@ CHAT = {
 
 
 def body(wire: Wire, stream: bool) -> dict[str, Any]:
-    ask = Ask(prompt_json(PROMPT), SAMPLING, 30, "scripted-test-double", stream)
-    found: dict[str, Any] = orjson.loads(orjson.dumps(wire.body(ask)))
-    return found
+    ask = GenerationRequest(prompt_json(PROMPT), SAMPLING, 30, "scripted-test-double", stream)
+    result: dict[str, Any] = orjson.loads(orjson.dumps(wire.body(ask)))
+    return result
 
 
 def judged(python: Path, values: list[tuple[str, Any]]) -> str:
-    """What vLLM's classes have against them; empty if nothing."""
+    """Return the complaints of vLLM's classes; empty if there are none."""
     return in_vllm(python, "classes.py", "judge", stdin="".join(json.dumps(value) + "\n" for value in values))
 
 

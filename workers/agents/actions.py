@@ -1,6 +1,6 @@
-"""A policy's tool call made into an action: schemas it is shown, checks of what it asks for, the cut of results.
+"""Tool calls of a policy as actions: the schemas it is shown, checks of its arguments, and the cut of results.
 
-Whatever is wrong with a call is told to the policy as a tool result that says what to change: a bad call is data.
+An error in a call is returned to the policy as a tool result that says what to change: a bad call is data.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from farm.errors import ToolError
-from farm.trajectory import Message, ToolCall
+from farm.records.trajectory import Message, ToolCall
 from workers.interfaces import Tool
 
 _MAX_SHOWN_CHARS = 200
@@ -20,11 +20,11 @@ _DROPPED = "\n[... {} characters dropped ...]\n"
 
 
 class InvalidCall(ToolError):
-    """The call names no tool or its arguments do not fit; nothing was run."""
+    """A call that names no tool, or whose arguments do not fit; nothing was run."""
 
 
 def schemas(tools: Mapping[str, Tool]) -> list[dict[str, Any]]:
-    """The tools as the OpenAI API describes them, in the order given."""
+    """Return the tools as the OpenAI API describes them, in the same order."""
     return [
         {
             "type": "function",
@@ -39,7 +39,7 @@ def schemas(tools: Mapping[str, Tool]) -> list[dict[str, Any]]:
 
 
 def tool_calls(message: Message) -> list[ToolCall]:
-    """The calls of an assistant message; a missing name or argument text is empty, for `parse` to complain about."""
+    """Return the calls of an assistant message; a missing name or argument text is empty, which `parse` refuses."""
     calls = []
     for index, call in enumerate(message.get("tool_calls") or []):
         function = call.get("function") or {}
@@ -50,7 +50,7 @@ def tool_calls(message: Message) -> list[ToolCall]:
 
 
 def parse(call: ToolCall, tools: Mapping[str, Tool]) -> tuple[Tool, BaseModel]:
-    """The tool and its checked arguments. Raises InvalidCall, worded for the model."""
+    """Return the tool and its checked arguments. Raises InvalidCall, worded for the model."""
     tool = tools.get(call.name)
     if tool is None:
         raise InvalidCall(f"{_nameless(call)} Call one of: {', '.join(tools) or 'none; answer in text'}.")
@@ -72,7 +72,7 @@ def _nameless(call: ToolCall) -> str:
 
 
 def _unreadable(call: ToolCall, error: Exception) -> str:
-    """A call that was cut short or garbled has its own raw text as arguments, in whatever format that is."""
+    """Return the message for unreadable arguments; a truncated or garbled call has its own raw text as arguments."""
     if call.arguments.lstrip().startswith(("{", "[")):
         return (
             f"The arguments of {call.name} are not JSON ({error}). Send one JSON object; escape quotes and line breaks."
@@ -86,12 +86,12 @@ def _unreadable(call: ToolCall, error: Exception) -> str:
 
 def _complaints(error: ValidationError) -> str:
     return "; ".join(
-        f"{'.'.join(str(part) for part in found['loc']) or 'arguments'}: {found['msg']}" for found in error.errors()
+        f"{'.'.join(str(part) for part in result['loc']) or 'arguments'}: {result['msg']}" for result in error.errors()
     )
 
 
 def cut(text: str, max_chars: int) -> str:
-    """At most `max_chars` characters: the head and the tail, with the number of characters dropped between them."""
+    """Return at most `max_chars` characters: head and tail, with the number of characters dropped between them."""
     if len(text) <= max_chars:
         return text
     room = max_chars - len(_DROPPED.format(len(text)))

@@ -1,7 +1,7 @@
 """An agent that brings its own loop: a command in the sandbox, whose model is the policy behind a recording gateway.
 
-How it ended is told by what the gateway saw and by the command's end. Only a command that ended well, or by a limit of
-the rollout, is scored; one that crashed, or that never asked its model anything, is an error with its log kept.
+Its outcome follows from the calls that the gateway recorded and from the command's end. Only a command that ended well,
+or by a limit of the rollout, is scored; one that crashed, or made no model call, is an error with its log kept.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from pathlib import Path
 from typing import Any
 
 from farm.errors import AgentError, RolloutError
-from farm.request import Limits, SandboxSpec
-from farm.rollout import Outcome
-from farm.trajectory import Message
+from farm.records.request import Limits, SandboxSpec
+from farm.records.rollout import Outcome
+from farm.records.trajectory import Message
 from workers.agents.actions import cut
 from workers.interfaces import AgentContext, AgentResult, Artefact, ExecResult, Sandbox
 from workers.policy.gateway import relay
-from workers.policy.gateway.calls import Calls
-from workers.policy.gateway.server import SOCKET, gateway
-from workers.sandboxes.environments import AGENT_FOLDER
+from workers.policy.gateway.calls import GatewayCalls
+from workers.policy.gateway.gateway_server import SOCKET, gateway
+from workers.sandboxes.images.environments import AGENT_FOLDER
 
 SOCKET_FOLDER = "/run/farm"
 START_S = 300.0
-GRACE_S = 5.0
+GRACE_PERIOD_S = 5.0
 
 _KILL_S = 10.0
 _NEVER_S = 30 * 86_400.0
@@ -44,10 +44,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What a command is started for."""
+    """The task that a command is started for."""
 
     text: str
-    """What the user asks; how to call the farm's own tools is no part of it."""
+    """The user's request, without instructions for the farm's own tools."""
     limits: Limits
 
 
@@ -56,37 +56,42 @@ def _no_files(task: Task) -> Mapping[str, str]:
 
 
 def answered(output: str) -> AgentResult:
-    """The whole output is the answer."""
+    """Return the whole output as the answer."""
     return AgentResult(Outcome.ANSWERED, output.strip() or None)
 
 
 @dataclass(frozen=True, slots=True)
 class Harness:
-    """An agent's command line. Its clients find the model by the variables of `workers.policy.gateway.relay`."""
+    """An agent's command line. Its clients find the model through the variables of `workers.policy.gateway.relay`."""
 
     name: str
     command: Callable[[Task], Sequence[str]]
-    """The argument list, run in the sandbox's working folder."""
+    """The function from a task to the argument list, which is run in the sandbox's working folder."""
     packages: tuple[str, ...] = ()
     """Exact requirements of its own environment, in `/opt/farm/agent`."""
     files: Callable[[Task], Mapping[str, str]] = _no_files
-    """Path to text, written before it is started; outside of the working folder, which may be what is scored."""
+    """The function from a task to files, path to text, outside the working folder, as that may be scored."""
     environment: Mapping[str, str] = field(default_factory=dict)
     output: str = ""
-    """The file in which it leaves its answer; empty is its standard output."""
+    """The file with its answer; empty for its standard output."""
     read: Callable[[str], AgentResult] = answered
-    """What that says. Raises ValueError, or whatever reading it does, if no command leaves this that ends well."""
+    """The function from that output to the result. Raises ValueError, or any other error, if it is malformed."""
 
 
 class HarnessAgent:
-    """Plays a rollout by a command in its sandbox; one object serves any number of rollouts at once.
+    """An agent that is a command in the rollout's sandbox; one object serves any number of rollouts at once.
 
-    `inside` is how the sandbox sees its socket folder; `start_s` and `grace_s` are how long a command may take to ask
-    its model for the first time, and may go on once none of its requests will ever be answered.
+    `inside` is the socket folder's path in the sandbox; `start_s` limits the time until the command's first model call,
+    `grace_s` its time after the gateway has stopped answering.
     """
 
     def __init__(
-        self, harness: Harness, *, inside: str = SOCKET_FOLDER, start_s: float = START_S, grace_s: float = GRACE_S
+        self,
+        harness: Harness,
+        *,
+        inside: str = SOCKET_FOLDER,
+        start_s: float = START_S,
+        grace_s: float = GRACE_PERIOD_S,
     ) -> None:
         self._harness = harness
         self._inside = inside
@@ -94,16 +99,16 @@ class HarnessAgent:
         self._grace_s = grace_s
 
     def sandbox(self, spec: SandboxSpec | None) -> SandboxSpec:
-        """What it is played in, given what the instance needs, if anything."""
+        """Return the sandbox for a rollout: the instance's, if any, with the agent's packages."""
         packages = {"agent_packages": self._harness.packages}
         return (spec or SandboxSpec()).model_copy(update=packages)
 
     async def run(self, context: AgentContext) -> AgentResult:
-        """Play to the end. Raises EngineError, SandboxError, and AgentError if the command crashed."""
+        """Run a rollout to its end. Raises EngineError, SandboxError, and AgentError if the command crashed."""
         sandbox = context.sandbox
         if sandbox is None:
             raise AgentError(f"{context.rollout_id}: agent {self._harness.name} runs in a sandbox, and there is none")
-        calls = Calls(context)
+        calls = GatewayCalls(context)
         task = Task(_asked(context.messages), context.limits)
         for path, text in self._harness.files(task).items():
             await sandbox.write_file(path, text.encode())
@@ -113,7 +118,7 @@ class HarnessAgent:
                 command = asyncio.ensure_future(self._command(sandbox, task, address.key))
                 given_up = await self._watch(command, calls, context.limits.run_s)
         except BaseException:
-            # such as the deadline, by which it has said as much as any other
+            # such as the deadline: its log is worth as much as that of any other
             if command is not None:
                 await self._keep_log(context, calls, command)
             raise
@@ -121,7 +126,7 @@ class HarnessAgent:
         await end.keep_log()
         return await end.result(sandbox)
 
-    async def _keep_log(self, context: AgentContext, calls: Calls, command: asyncio.Future[ExecResult]) -> None:
+    async def _keep_log(self, context: AgentContext, calls: GatewayCalls, command: asyncio.Future[ExecResult]) -> None:
         try:
             await _End(context, self._harness, calls, await _ended(command), "").keep_log()
         except Exception as error:
@@ -129,7 +134,7 @@ class HarnessAgent:
 
     async def _command(self, sandbox: Sandbox, task: Task, key: str) -> ExecResult:
         python = f"{AGENT_FOLDER}/bin/python" if self._harness.packages else "python3"
-        # -I: whatever lies in the working folder is not to be imported
+        # -I: files in the working folder must not be imported
         beside = [python, "-I", "-c", _relay_source(), f"{self._inside}/{SOCKET}", key]
         return await sandbox.exec(
             [*beside, *self._harness.command(task)],
@@ -138,8 +143,8 @@ class HarnessAgent:
             env=self._harness.environment,
         )
 
-    async def _watch(self, command: asyncio.Future[ExecResult], calls: Calls, run_s: float) -> str:
-        """Wait for the command's end; or say why it has to be ended."""
+    async def _watch(self, command: asyncio.Future[ExecResult], calls: GatewayCalls, run_s: float) -> str:
+        """Wait for the command's end; return why it has to be ended, empty if it ended by itself."""
         start_s = min(self._start_s, 0.9 * run_s)
         if not await _first(command, calls.begun, start_s):
             return f"asked nothing of its model in {start_s:g} s"
@@ -149,7 +154,7 @@ class HarnessAgent:
 
 
 async def _first(command: asyncio.Future[ExecResult], event: asyncio.Event, timeout_s: float | None) -> bool:
-    """Whether the command ends or the event comes within the time."""
+    """Return whether the command ends or the event is set within the time."""
     waiting = asyncio.ensure_future(event.wait())
     either: set[asyncio.Future[Any]] = {command, waiting}
     try:
@@ -160,7 +165,7 @@ async def _first(command: asyncio.Future[ExecResult], event: asyncio.Event, time
 
 
 async def _ended(command: asyncio.Future[ExecResult]) -> ExecResult | None:
-    """How it ended: by its relay, now that the gateway is gone. None if it had to be killed. Raises SandboxError."""
+    """Return the command's result, once its relay ends it after the gateway; None if killed. Raises SandboxError."""
     try:
         await asyncio.wait({command}, timeout=_KILL_S)
         return command.result() if command.done() else None
@@ -171,14 +176,14 @@ async def _ended(command: asyncio.Future[ExecResult]) -> ExecResult | None:
 
 @dataclass(frozen=True, slots=True)
 class _End:
-    """A command that has ended, and what it means for its rollout."""
+    """The end of a command, and its consequence for the rollout."""
 
     context: AgentContext
     harness: Harness
-    calls: Calls
+    calls: GatewayCalls
     ended: ExecResult | None
     given_up: str
-    """Why it was ended; empty if it ended by itself."""
+    """The reason why it was ended; empty if it ended by itself."""
 
     async def keep_log(self) -> None:
         if self.ended is not None:
@@ -188,7 +193,7 @@ class _End:
                     await self.context.keep(max(0, self.calls.n_answered - 1), artefact)
 
     async def result(self, sandbox: Sandbox) -> AgentResult:
-        """What the gateway remembers comes first: it is why a command crashes, or ends as if all were well."""
+        """Return the result. The gateway's failures come first: a command may crash on them, or end normally."""
         failure, limit = self.calls.failure, self.calls.limit
         if isinstance(failure, RolloutError):
             raise failure
@@ -214,7 +219,7 @@ class _End:
         except RolloutError:
             raise
         except Exception as error:
-            # the policy's programs may have written it
+            # the policy's programs may have written the file
             raise self._crashed(f"did not leave what it should: {type(error).__name__}: {error}") from error
         return replace(result, answer=result.answer and _fit(result.answer))
 
@@ -231,12 +236,12 @@ class _End:
 
 
 def _fit(answer: str) -> str:
-    """What a database keeps: neither NUL nor half characters, as a file of the policy's may have, nor without end."""
+    """Return an answer that a database accepts: of bounded length, without NUL and incomplete characters."""
     return answer[:_ANSWER_CHARS].replace("\0", "").encode("utf-8", "replace").decode()
 
 
 def _lines(text: str) -> list[str]:
-    """Each short enough for a message, and without what a terminal would stumble over."""
+    """Return the lines of a text, short enough for a message and without control characters."""
     lines = ["".join(filter(str.isprintable, line)) for line in _COLOUR.sub("", text).splitlines()]
     return [cut(line, _LINE_CHARS) for line in lines if line.strip()]
 
@@ -251,7 +256,7 @@ def _how(ended: ExecResult) -> str:
 
 
 def _asked(messages: Sequence[Message]) -> str:
-    """The user's words. A system message is the farm's own, about tools that the command does not have."""
+    """Return the user messages. System messages are the farm's own, about tools that the command does not have."""
     return "\n\n".join(str(message["content"]) for message in messages if message["role"] == "user")
 
 

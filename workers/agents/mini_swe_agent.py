@@ -1,7 +1,7 @@
-"""mini-swe-agent, from the package index, as it is: it works in the sandbox by a bash of its own.
+"""mini-swe-agent, unmodified, from the package index: it works in the sandbox with a bash of its own.
 
-https://mini-swe-agent.com. It and the client it speaks by are exact releases; what else they depend on is resolved
-when a node installs them.
+https://mini-swe-agent.com. It and its client library are exact releases; their other dependencies are resolved when
+a node installs them.
 """
 
 from __future__ import annotations
@@ -9,29 +9,29 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
-from farm.rollout import Outcome
+from farm.records.rollout import Outcome
 from workers.agents.harness import Harness, HarnessAgent, Task
 from workers.interfaces import AgentResult
-from workers.sandboxes.environments import AGENT_FOLDER
+from workers.sandboxes.images.environments import AGENT_FOLDER
 
-_FOLDER = "/tmp/mini-swe-agent"  # noqa: S108  (of the sandbox, which nobody shares)
+_FOLDER = "/tmp/mini-swe-agent"  # noqa: S108  (of the sandbox, which is not shared)
 _CONFIG = f"{_FOLDER}/task.yaml"
 _TRAJECTORY = f"{_FOLDER}/trajectory.json"
 _OUTCOMES = {
     "Submitted": Outcome.SUBMITTED,
-    # answers in a row without a call that it can run
+    # several answers in a row without a call that it can run
     "RepeatedFormatError": Outcome.INVALID_ACTION,
 }
 
 
 def _command(task: Task) -> Sequence[str]:
     program = [f"{AGENT_FOLDER}/bin/python", "-m", "minisweagent.run.mini"]
-    # the plain agent: the one that it starts otherwise talks to a person
+    # the plain agent: the default one is interactive
     return [*program, "--agent-class", "default", "-c", "mini.yaml", "-c", _CONFIG, "-o", _TRAJECTORY]
 
 
 def _files(task: Task) -> Mapping[str, str]:
-    """Its configuration, over that which it brings; JSON is YAML."""
+    """Return its configuration, which overrides its own default; JSON is YAML."""
     config = {
         "run": {"task": task.text},
         # the rollout has limits of its own, and there are no prices
@@ -52,8 +52,8 @@ def _read(trajectory: str) -> AgentResult:
 
 MINI_SWE_AGENT = Harness(
     name="mini-swe-agent",
-    # with a tool in a request, newer releases of litellm import a package that they do not ask for; this one knows
-    # no newer openai
+    # with a tool in a request, newer releases of litellm import a package that they do not require; this one
+    # supports no newer openai
     packages=("mini-swe-agent==2.4.6", "litellm==1.80.5", "openai==2.8.1"),
     command=_command,
     files=_files,
@@ -70,5 +70,5 @@ MINI_SWE_AGENT = Harness(
 
 
 def mini_swe_agent() -> HarnessAgent:
-    """The agent, as an entry point gives it."""
+    """Return the agent, for an entry point."""
     return HarnessAgent(MINI_SWE_AGENT)

@@ -1,4 +1,4 @@
-"""The loop one can hold in the head: the policy speaks, its tool calls run, it sees the results, until it submits.
+"""The simplest agent loop: the policy answers, its tool calls run, it sees the results, until it submits.
 
 A limit the policy reaches is an outcome, never an error. The deadline is kept outside, by cancelling; all state of a
 rollout is local to `run`, so nothing is left behind.
@@ -9,23 +9,23 @@ from __future__ import annotations
 from typing import Any
 
 from farm.errors import AgentError, LimitReached, RolloutError, ToolError
-from farm.rollout import Outcome
-from farm.trajectory import Message, ModelCall, ToolCall
+from farm.records.rollout import Outcome
+from farm.records.trajectory import Message, ModelCall, ToolCall
 from workers.agents.actions import InvalidCall, cut, parse, schemas, tool_calls
 from workers.interfaces import AgentContext, AgentResult, Artefact, Completion, Observation
 from workers.policy.recording import Stopwatch, as_applied, model_call
 
 MAX_INVALID_CALLS = 5
-"""So many invalid tool calls in a row, with no valid one between, end a rollout."""
+"""Number of consecutive invalid tool calls that ends a rollout."""
 
 TEXT = "text/plain"
 
 
 class ReactAgent:
-    """Plays a rollout by tool calls of the chat API; one object serves any number of rollouts at once."""
+    """An agent with tool calls of the chat API; one object serves any number of rollouts at once."""
 
     async def run(self, context: AgentContext) -> AgentResult:
-        """Play to the end. Raises EngineError, SandboxError, and AgentError if a tool breaks."""
+        """Run a rollout to its end. Raises EngineError, SandboxError, and AgentError if a tool fails."""
         play = _Play(context)
         try:
             for index in range(context.limits.max_turns):
@@ -38,7 +38,7 @@ class ReactAgent:
 
 
 class _Play:
-    """One rollout while it is played."""
+    """One running rollout."""
 
     def __init__(self, context: AgentContext) -> None:
         self._context = context
@@ -48,13 +48,13 @@ class _Play:
         self._n_invalid = 0
 
     async def turn(self, index: int) -> AgentResult | None:
-        """One model call and the observations it causes; how the rollout ended, or None if it goes on."""
+        """Run one model call and its tool calls; return the rollout's result, or None if it goes on."""
         max_tokens = self._max_tokens()
         call, completion = await self._ask(index, max_tokens)
         await self._context.record(call)
-        requested = tool_calls(completion.message)
+        requested = tool_calls(completion.response)
         if not requested:
-            return AgentResult(_end_of_text(completion, max_tokens, self._left()), _text(completion.message))
+            return AgentResult(_end_of_text(completion, max_tokens, self._left()), _text(completion.response))
         ended = await self._act(requested, call)
         await self._context.record(call)
         self._history += call.observations
@@ -76,7 +76,7 @@ class _Play:
         # Each message is recorded once: later turns add only tool results, which are the observations before.
         added = self._context.messages if index == 0 else []
         call = model_call(index, added, completion, watch, as_applied(sampling, max_tokens))
-        self._history.append(completion.message)
+        self._history.append(completion.response)
         self._n_sampled += completion.n_response_tokens
         return call, completion
 
@@ -95,7 +95,7 @@ class _Play:
         return None
 
     async def _shown(self, observation: Observation, tool: str, index: int) -> str:
-        """What of an observation the policy is shown; the rest is kept beside, and a last line says as what."""
+        """Return the text of an observation for the policy; the rest is kept as artefacts, which a last line names."""
         limit = self._context.limits.max_observation_chars
         artefacts = list(observation.artefacts)
         if len(observation.text) > limit and not any(each.media_type == TEXT for each in artefacts):
@@ -131,7 +131,7 @@ def _text(message: Message) -> str | None:
 
 
 def _end_of_text(completion: Completion, max_tokens: int, left: int) -> Outcome:
-    """How a rollout ended whose last message calls no tool: it answered, unless a limit cut the text short."""
+    """Return the outcome of a last message without tool calls: answered, unless a limit cut the text short."""
     if completion.finish_reason != "length":
         return Outcome.ANSWERED
     if left <= 0:

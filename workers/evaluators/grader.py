@@ -1,69 +1,54 @@
-"""The grader process: scores answers with the verifiers of reasoning-gym, one JSON line in, one out.
+"""The grader: a fork server that has reasoning-gym imported, and scores each answer in a fork of its own.
 
-Verifiers get a process of their own because they hang, use signals, and some `eval` the policy's text. So before the
-first answer the process gives up root, its network, and, by an audit hook, other processes, sockets and writing files;
-memory is limited. It ends when its parent does.
+No text of a policy is ever evaluated in this process, so its report of a scorer can be trusted: it reads the score
+from a pipe, checks that it is a number, and reports the scorer's end. A fork takes milliseconds, the imports a second.
+Requests and replies are JSON lines. It drops root and its network first, and ends when its parent does.
 """
 
 from __future__ import annotations
 
 import ctypes
+import gc
 import json
+import math
 import os
 import pwd
 import resource
+import selectors
 import signal
 import sys
-from collections.abc import Callable
+import time
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import IO, Any
 
-_MEMORY_BYTES = 4 << 30
+from workers.evaluators import scorer
+
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NO_NEW_PRIVS = 38
 _CLONE_NEWNET = 0x40000000
 _CLONE_NEWUSER = 0x10000000
-_REFUSED = (
-    "socket.",
-    "subprocess.",
-    "os.system",
-    "os.exec",
-    "os.fork",
-    "os.posix_spawn",
-    "os.spawn",
-    "ctypes.",
-    "pty.",
-    "shutil.",
-    "os.remove",
-    "os.rename",
-    "os.rmdir",
-    "os.mkdir",
-    "os.link",
-    "os.symlink",
-    "os.kill",
-    "os.truncate",
-    "os.chmod",
-    "os.chown",
-    "os.putenv",
-    "signal.pthread_kill",
-    "sys.addaudithook",
-)
-"""Audit events, by their beginnings, that no verifier needs."""
+_CPU_SHARE = 1 / 8
+_MAX_CPU_S = 10.0
+"""The limit of CPU seconds: a scorer only computes, so one that hangs reaches it even on a busy machine."""
+_MAX_REPLY = 1 << 16
 
 
 def main(user: str) -> None:
     answers = _private_stdout()
-    import reasoning_gym  # noqa: F401  (registers the families; costs a second, which the first answer need not pay)
+    import reasoning_gym  # noqa: F401  (registers the families; takes a second, which the first answer need not wait)
 
     _confine(user)
+    # else the first collection of each fork copies all the memory they share
+    gc.collect()
+    gc.freeze()
     print(json.dumps({"ready": True}), file=answers, flush=True)
-    for line in sys.stdin:
-        print(json.dumps(_reply(json.loads(line))), file=answers, flush=True)
+    GraderServer(answers).serve()
 
 
 def _private_stdout() -> IO[str]:
-    """The parent's pipe, out of reach of verifiers that print."""
+    """Return the parent's pipe, moved out of reach of libraries that print."""
     private = os.fdopen(os.dup(1), "w")
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 1)
@@ -77,53 +62,140 @@ def _confine(user: str) -> None:
         os.setgroups([])
         os.setgid(account.pw_gid)
         os.setuid(account.pw_uid)
-    # Where user namespaces are forbidden the audit hook alone keeps verifiers off the network.
+    # Where user namespaces are forbidden the filter of system calls alone keeps scorers off the network.
     libc.unshare(_CLONE_NEWUSER | _CLONE_NEWNET)
     libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     # After the change of user, which clears it.
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    sys.addaudithook(_refuse)
 
 
-def _refuse(event: str, arguments: tuple[Any, ...]) -> None:
-    if event.startswith(_REFUSED) or (event == "open" and _writes(*arguments[1:3])):
-        raise PermissionError(f"{event} is not allowed in a verifier")
+@dataclass(slots=True)
+class _Scoring:
+    """One running scorer."""
+
+    number: int
+    pid: int
+    deadline: float
+    reply: bytearray = field(default_factory=bytearray)
 
 
-def _writes(mode: str | None, flags: int | None) -> bool:
-    return bool(set(mode or "") & set("wax+") or (flags or 0) & (os.O_ACCMODE | os.O_CREAT | os.O_TRUNC))
+class GraderServer:
+    """Reads requests from standard input until it ends; scorers run side by side."""
+
+    def __init__(self, answers: IO[str]) -> None:
+        self._answers = answers
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(0, selectors.EVENT_READ)
+        self._running: dict[int, _Scoring] = {}
+        self._line = bytearray()
+
+    def serve(self) -> None:
+        while True:
+            for key, _ in self._selector.select(self._retry_settings()):
+                if key.fd != 0:
+                    self._hear(key.fd)
+                elif not self._take():
+                    return
+            for pipe in [pipe for pipe, scoring in self._running.items() if scoring.deadline <= time.monotonic()]:
+                self._end(pipe, timed_out=True)
+
+    def _retry_settings(self) -> float | None:
+        deadlines = [scoring.deadline for scoring in self._running.values()]
+        return max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
+
+    def _take(self) -> bool:
+        data = os.read(0, 1 << 16)
+        *lines, rest = (bytes(self._line) + data).split(b"\n")
+        self._line = bytearray(rest)
+        for line in lines:
+            self._start(json.loads(line))
+        return bool(data)
+
+    def _start(self, request: dict[str, Any]) -> None:
+        try:
+            verifier = _verifier(request["family"])
+        except Exception as error:
+            self._say(request["id"], {"error": f"{type(error).__name__}: {error}"[:500]}, {"code": 0})
+            return
+        ours, theirs = os.pipe()
+        limit_s = request["limit_s"]
+        deadline = time.monotonic() + limit_s
+        pid = os.fork()
+        if pid == 0:
+            scorer.run(verifier, request["answer"], request["entry"], min(_MAX_CPU_S, limit_s * _CPU_SHARE), theirs)
+        os.close(theirs)
+        self._running[ours] = _Scoring(request["id"], pid, deadline)
+        self._selector.register(ours, selectors.EVENT_READ)
+
+    def _hear(self, pipe: int) -> None:
+        chunk = os.read(pipe, _MAX_REPLY)
+        reply = self._running[pipe].reply
+        reply += chunk
+        if not chunk or len(reply) > _MAX_REPLY:
+            self._end(pipe)
+
+    def _end(self, pipe: int, *, timed_out: bool = False) -> None:
+        self._selector.unregister(pipe)
+        os.close(pipe)
+        scoring = self._running.pop(pipe)
+        waited_s = _waited_s(scoring.pid)
+        # one that is about to end keeps its own exit code
+        os.kill(scoring.pid, signal.SIGKILL)
+        _, status, used = os.wait4(scoring.pid, 0)
+        end = {
+            "code": None if timed_out else os.waitstatus_to_exitcode(status),
+            "timed_out": timed_out,
+            "cpu_s": used.ru_utime + used.ru_stime,
+            "waited_s": waited_s,
+        }
+        self._say(scoring.number, None if timed_out else _checked(bytes(scoring.reply)), end)
+
+    def _say(self, number: int, reply: dict[str, Any] | None, end: dict[str, Any]) -> None:
+        print(json.dumps({"id": number, "reply": reply, "end": end}), file=self._answers, flush=True)
 
 
-def _reply(request: dict[str, Any]) -> dict[str, Any]:
+def _checked(data: bytes) -> dict[str, Any] | None:
+    """Return a scorer's reply: a finite score, or an error or a refusal in words; None if it is malformed."""
     try:
-        score = float(_scorer(request["family"])(request["answer"], request["entry"]))
-    except MemoryError:
-        return {"error": "MemoryError"}
-    except Exception as error:
-        return {"error": f"{type(error).__name__}: {error}"[:500]}
-    return {"score": score}
+        reply = json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(reply, dict) or len(reply) != 1:
+        return None
+    name, value = next(iter(reply.items()))
+    if name == "score" and type(value) is float:
+        return reply if math.isfinite(value) else {"error": f"the score is {value}"}
+    return reply if name in ("error", "refused") and isinstance(value, str) else None
+
+
+def _waited_s(pid: int) -> float:
+    """Return the seconds for which a process was runnable but got no CPU."""
+    try:
+        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
+    except (OSError, IndexError):
+        # the kernel does not count it
+        return 0.0
 
 
 @cache
-def _scorer(family: str) -> Callable[[str, dict[str, Any]], float]:
+def _verifier(family: str) -> scorer.Verifier:
     from reasoning_gym.factory import get_score_answer_fn
 
-    scorer: Callable[[str, dict[str, Any]], float] = get_score_answer_fn(family)
-    return scorer
+    verifier: scorer.Verifier = get_score_answer_fn(family)
+    return verifier
 
 
 def command(user: str) -> list[str]:
-    """How the grader is started; `user` is whom it becomes when started by root."""
-    # until it has set this itself, which takes it a second
+    """Return the command that starts the grader; `user` is the account it switches to when started by root."""
+    # until it has set this itself, after a second
     bound = ["setpriv", "--pdeathsig", "KILL", "--"]
     return [*bound, sys.executable, "-I", "-m", __name__, user]
 
 
 def environment() -> dict[str, str]:
-    """All a verifier may see of ours: none of the farm's settings and keys."""
+    """Return the environment of the grader: none of the farm's settings and keys."""
     folder = str(Path(sys.executable).parent)
     return {"PATH": f"{folder}:/usr/bin:/bin", "LANG": "C.UTF-8", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 

@@ -1,4 +1,8 @@
-"""The farm's side of the grader process: starts it when first needed, asks it, kills it when it hangs."""
+"""The client of the grader process: starts it on first use, sends requests, restarts it when it hangs or has crashed.
+
+The grader never evaluates text of a policy, so its own end is always a fault of the farm: an EvaluatorError for all
+requests in progress. The end of a scorer comes with its reply, for the rule of `process_end.py`.
+"""
 
 from __future__ import annotations
 
@@ -7,108 +11,163 @@ import json
 import os
 import signal
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from farm.errors import EvaluatorError
 from farm.settings import settings
 from workers.evaluators import grader
+from workers.evaluators.node_conditions import observed
+from workers.evaluators.process_end import ProcessEnd
 
 _START_S = 60.0
+_GRACE_PERIOD_S = 10.0
+"""Seconds after a scorer's limit without a reply, after which the grader counts as hung."""
 _LINE_BYTES = 1 << 24
 
 
-class VerifierFailed(Exception):
-    """The verifier raised, ran out of time or died on this answer."""
+@dataclass(frozen=True, slots=True)
+class Graded:
+    """The reply of a scorer: a score, or in words an error of the verifier or a refusal; or none. `end` is its end."""
+
+    end: ProcessEnd
+    score: float | None = None
+    error: str = ""
+    refused: str = ""
+
+    @property
+    def replied(self) -> bool:
+        return self.score is not None or bool(self.error) or bool(self.refused)
 
 
 class Grader:
-    """One grader process of one event loop; askers take turns. A process that failed is replaced at the next call."""
+    """One grader process of one event loop, with as many scorers at a time as there are CPUs."""
 
     def __init__(self) -> None:
-        self._turn = asyncio.Lock()
-        self._process: asyncio.subprocess.Process | None = None
+        self._room = asyncio.Semaphore(os.cpu_count() or 1)
+        self._starting = asyncio.Lock()
+        self._line: _Line | None = None
 
-    async def score(self, family: str, entry: dict[str, Any], answer: str, timeout_s: float) -> float:
-        """What the verifier gives. Raises VerifierFailed, and EvaluatorError if no process can be started.
+    async def score(self, family: str, entry: dict[str, Any], answer: str, limit_s: float) -> Graded:
+        """Score an answer by the verifier of a family, in `limit_s` of wall time from the start of a scorer.
 
-        The clock starts when it is this call's turn.
+        Raises EvaluatorError if the grader cannot be started, has crashed, or hangs.
         """
-        line = json.dumps({"family": family, "entry": entry, "answer": answer}) + "\n"
-        async with self._turn:
-            reply = await self._exchange(line.encode(), timeout_s)
-        if "error" in reply:
-            raise VerifierFailed(str(reply["error"]))
-        return float(reply["score"])
+        request = {"family": family, "entry": entry, "answer": answer, "limit_s": limit_s}
+        async with self._room, observed() as conditions:
+            line = await self._connected()
+            try:
+                async with asyncio.timeout(limit_s + _GRACE_PERIOD_S):
+                    reply = await line.ask(request)
+            except TimeoutError:
+                line.kill()
+                raise EvaluatorError(
+                    f"the grader process hangs: no word {_GRACE_PERIOD_S:.0f} s after the limit"
+                ) from None
+            except OSError:
+                line.kill()
+                raise EvaluatorError("the grader process died; it is started anew") from None
+        end = ProcessEnd(**reply["end"], limit_s=limit_s, confined=True, conditions=conditions)
+        return Graded(end, **(reply["reply"] or {}))
+
+    @property
+    def pid(self) -> int | None:
+        """The id of the process, once there is one."""
+        return self._line.pid if self._line else None
 
     async def aclose(self) -> None:
         """End the process. Harmless when repeated."""
-        process, self._process = self._process, None
-        if process is not None:
-            _kill(process)
-            await process.wait()
+        line, self._line = self._line, None
+        if line is not None:
+            line.kill()
+            await line.ended
 
-    async def _exchange(self, line: bytes, timeout_s: float) -> dict[str, Any]:
-        process = await self._running()
-        answered = False
-        try:
-            async with asyncio.timeout(timeout_s):
-                reply = await _ask(process, line)
-            answered = True
-            return reply
-        except TimeoutError:
-            raise VerifierFailed(f"no score after {timeout_s:.0f} s") from None
-        except (OSError, ValueError):
-            raise VerifierFailed("the grader process died") from None
-        finally:
-            # Also when cancelled: its answer would be taken for the next one's.
-            if not answered:
+    async def _connected(self) -> _Line:
+        async with self._starting:
+            if self._line is None or self._line.ended.done():
                 await self.aclose()
+                self._line = _Line(await _started())
+            return self._line
 
-    async def _running(self) -> asyncio.subprocess.Process:
-        if self._process is None:
-            self._process = await self._start()
-        return self._process
 
-    async def _start(self) -> asyncio.subprocess.Process:
-        process = await asyncio.create_subprocess_exec(
-            *grader.command(settings().sandbox_user),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,
-            env=grader.environment(),
-            cwd="/",
-            start_new_session=True,
-            limit=_LINE_BYTES,
-        )
-        ready = False
+class _Line:
+    """The pipes to one grader process; replies are matched to requests by number."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+        self.pid = process.pid
+        self._waiting: dict[int, asyncio.Future[Any]] = {}
+        self._n_asked = 0
+        self.ended = asyncio.ensure_future(self._read())
+
+    async def ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Send a request and return the reply. Raises OSError if the process has ended."""
+        assert self._process.stdin
+        if self.ended.done():
+            raise BrokenPipeError
+        self._n_asked += 1
+        number = self._n_asked
+        reply = self._waiting[number] = asyncio.get_running_loop().create_future()
         try:
-            async with asyncio.timeout(_START_S):
-                assert process.stdout is not None
-                ready = bool(await process.stdout.readline())
-        except TimeoutError:
+            self._process.stdin.write(json.dumps({"id": number, **request}).encode() + b"\n")
+            await self._process.stdin.drain()
+            message: dict[str, Any] = await reply
+            return message
+        finally:
+            del self._waiting[number]
+
+    def kill(self) -> None:
+        _kill(self._process)
+
+    async def _read(self) -> None:
+        assert self._process.stdout
+        try:
+            while line := await self._process.stdout.readline():
+                message = json.loads(line)
+                # the future of a cancelled request is removed
+                if (waiter := self._waiting.get(message["id"])) and not waiter.done():
+                    waiter.set_result(message)
+        except ValueError:
             pass
         finally:
-            if not ready:
-                _kill(process)
-                await process.wait()
+            _kill(self._process)
+            await self._process.wait()
+            for waiter in self._waiting.values():
+                if not waiter.done():
+                    waiter.set_exception(BrokenPipeError())
+
+
+async def _started() -> asyncio.subprocess.Process:
+    process = await asyncio.create_subprocess_exec(
+        *grader.command(settings().sandbox_user),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+        env=grader.environment(),
+        cwd="/",
+        start_new_session=True,
+        limit=_LINE_BYTES,
+    )
+    ready = False
+    try:
+        async with asyncio.timeout(_START_S):
+            assert process.stdout is not None
+            ready = bool(await process.stdout.readline())
+    except TimeoutError:
+        pass
+    finally:
         if not ready:
-            command = " ".join(grader.command(settings().sandbox_user))
-            raise EvaluatorError(f"the grader process does not start; try it by hand: {command}")
-        return process
-
-
-async def _ask(process: asyncio.subprocess.Process, line: bytes) -> dict[str, Any]:
-    assert process.stdin is not None
-    assert process.stdout is not None
-    process.stdin.write(line)
-    await process.stdin.drain()
-    reply: dict[str, Any] = json.loads(await process.stdout.readline())
-    return reply
+            _kill(process)
+            await process.wait()
+    if not ready:
+        command = " ".join(grader.command(settings().sandbox_user))
+        raise EvaluatorError(f"the grader process does not start; try it by hand: {command}")
+    return process
 
 
 def _kill(process: asyncio.subprocess.Process) -> None:
-    # It may have ended already without the loop knowing.
+    # It may have ended already, unnoticed by the loop.
     with suppress(ProcessLookupError):
         if process.returncode is None:
             os.killpg(process.pid, signal.SIGKILL)
@@ -118,5 +177,5 @@ _graders: WeakKeyDictionary[asyncio.AbstractEventLoop, Grader] = WeakKeyDictiona
 
 
 def shared_grader() -> Grader:
-    """The grader of this event loop."""
+    """Return the grader of this event loop."""
     return _graders.setdefault(asyncio.get_running_loop(), Grader())

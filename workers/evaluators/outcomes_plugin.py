@@ -1,19 +1,76 @@
-"""A pytest plugin that writes each test's outcome; sent into sandboxes as text, it imports nothing of the farm.
+"""A pytest plugin that reports each test's outcome to the process that started it; it imports nothing of the farm.
 
-A test passed if its call passed and neither its set-up nor its tear-down failed.
+The outcomes go through an inherited pipe. Its number and a key come from a second pipe, which is read once, on import,
+before any code of the tests or the policy, and closed: neither is in the environment, an argument or a file. Each
+signature covers all lines so far, so that a line that is added, left out or repeated is detected outside. The key is
+held by OpenSSL's own object and by no Python object. Code that runs in this interpreter and searches it for
+that object could still use it; the canaries detect that.
+
+A test passed if its call passed and neither its set-up nor its tear-down failed; a report that says "passed" of a call
+that raised is one that failed.
 """
 
 from __future__ import annotations
 
+import hmac
 import json
 import os
-from pathlib import Path
+from collections.abc import Callable, Generator
 from typing import Any
 
-_PATH = Path(os.environ.pop("FARM_OUTCOMES", os.devnull))
+import pytest
 
 
-def pytest_runtest_logreport(report: Any) -> None:
-    """One JSON line for each phase: `[node id, phase, outcome]`."""
-    with _PATH.open("a", encoding="utf-8") as file:
-        file.write(json.dumps([report.nodeid, report.when, report.outcome]) + "\n")
+def _teller() -> Callable[[list[Any]], None]:
+    """Return the function that signs and sends; one that does nothing in a process without the pipes."""
+    dumps, write, own_pid, pid = json.dumps, os.write, os.getpid, os.getpid()
+    source = os.environ.pop("OUTCOMES_FD", "")
+    # a pytest that this one starts is not the run that counts
+    os.environ.pop("PYTEST_ADDOPTS", None)
+    try:
+        with open(int(source), "rb") as file:  # noqa: PTH123
+            number, key = file.read().split(b" ")
+        descriptor = int(number)
+        os.set_inheritable(descriptor, False)
+    except (OSError, ValueError):
+        return lambda _: None
+    signer = hmac.new(key, digestmod="sha256")
+    del key
+
+    def tell(record: list[Any]) -> None:
+        if own_pid() != pid:
+            return
+        line = dumps(record).encode()
+        signer.update(line)
+        data = signer.hexdigest().encode() + b" " + line + b"\n"
+        while data:
+            data = data[write(descriptor, data) :]
+
+    return tell
+
+
+def _hooks() -> tuple[Callable[..., Any], Callable[..., Any]]:
+    tell = _teller()
+
+    def pytest_runtest_logreport(report: Any) -> None:
+        """Report one line for each phase: `[node id, phase, outcome]`."""
+        tell([report.nodeid, report.when, report.outcome])
+
+    def pytest_runtest_makereport(item: Any, call: Any) -> Generator[None, Any, None]:
+        """Report a call that raised as failed, even if its report says that it passed."""
+        raised = call.excinfo is not None
+        result = yield
+        if raised and getattr(result.get_result(), "outcome", "") == "passed":
+            tell([item.nodeid, call.when, "failed"])
+
+    return pytest_runtest_logreport, pytest_runtest_makereport
+
+
+pytest_runtest_logreport, _makereport = _hooks()
+pytest_runtest_makereport = pytest.hookimpl(hookwrapper=True)(_makereport)
+
+
+def pytest_configure(config: Any) -> None:
+    """Keep failures from ending the run early: some tests must fail."""
+    config.option.maxfail = 0
+    os.environ.pop("PYTEST_DISABLE_PLUGIN_AUTOLOAD", None)

@@ -1,87 +1,79 @@
-"""The policy's patch and the test patch put over a clean tree, in the order that keeps the tests ours.
+"""The policy's patch and the test patch, applied to a clean tree in the order that keeps the tests intact.
 
-Files of the test patch, and files that steer pytest or Python from beside the code, are brought back to what they were
-before the tests are applied: a policy is scored for its fix, not for its tests.
+Files that the policy must not change are restored before the tests are applied (`tree_guard.py` has the rule): a policy
+is scored for its fix, not for its tests. The contents of its sandbox are untrusted input: if they are malformed, the
+submission is rejected, in bounded time, and it is never an error.
 """
 
 from __future__ import annotations
 
 import base64
+import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from importlib.resources import files
+from typing import Any
 
 from farm.errors import EvaluatorError
 from workers.interfaces import ExecResult, Sandbox
 
 PATCH = "model.patch"
 PATCH_BASE64 = "model.patch.base64"
-"""Instead of PATCH where the patch is not UTF-8."""
+"""The file that replaces PATCH where the patch is not UTF-8."""
 REJECTED = "rejected"
-"""Why there is no patch to score, instead of one."""
+"""The file that replaces the patch if there is none: its text is the reason."""
 
+BASELINE = "refs/farm/baseline"
+MAX_FILE_MB = 8
+"""Size in MB beyond which a changed file is refused unread."""
 GIT_ENV = {
     "GIT_CONFIG_NOSYSTEM": "1",
     "GIT_CONFIG_GLOBAL": "/dev/null",
-    "GIT_CONFIG_COUNT": "3",
+    "GIT_CONFIG_COUNT": "8",
     "GIT_CONFIG_KEY_0": "safe.directory",
     "GIT_CONFIG_VALUE_0": "*",
     "GIT_CONFIG_KEY_1": "core.hooksPath",
     "GIT_CONFIG_VALUE_1": "/dev/null",
     "GIT_CONFIG_KEY_2": "core.fsmonitor",
     "GIT_CONFIG_VALUE_2": "false",
+    "GIT_CONFIG_KEY_3": "core.attributesFile",
+    "GIT_CONFIG_VALUE_3": "/dev/null",
+    "GIT_CONFIG_KEY_4": "core.excludesFile",
+    "GIT_CONFIG_VALUE_4": "/dev/null",
+    "GIT_CONFIG_KEY_5": "core.untrackedCache",
+    "GIT_CONFIG_VALUE_5": "false",
+    "GIT_CONFIG_KEY_6": "core.quotePath",
+    "GIT_CONFIG_VALUE_6": "true",
+    "GIT_CONFIG_KEY_7": "gc.auto",
+    "GIT_CONFIG_VALUE_7": "0",
+    "GIT_NO_REPLACE_OBJECTS": "1",
+    "GIT_TERMINAL_PROMPT": "0",
     "GIT_AUTHOR_NAME": "farm",
     "GIT_AUTHOR_EMAIL": "farm@localhost",
     "GIT_AUTHOR_DATE": "2000-01-01T00:00:00Z",
     "GIT_COMMITTER_NAME": "farm",
     "GIT_COMMITTER_EMAIL": "farm@localhost",
     "GIT_COMMITTER_DATE": "2000-01-01T00:00:00Z",
+    "BASELINE": BASELINE,
+    "MAX_FILE_MB": str(MAX_FILE_MB),
 }
-"""Makes git the same everywhere: fixed identity and date, no hooks, no configuration but its own."""
+"""The environment of scripts: what they name, and what makes git reproducible: fixed identity and date, no hooks, no
+other configuration."""
 
-BASELINE = "refs/farm/baseline"
-COMMIT_BASELINE = f"""
-set -e
-if ! git rev-parse -q --verify HEAD >/dev/null 2>&1; then
-  git init -q .
-  git add -A -f
-  git commit -q --allow-empty -m baseline
-fi
-git update-ref {BASELINE} HEAD
-"""
-"""Bash that marks the tree as it is now, in a repository of its own if there is none."""
-
+_MAX_UNPACKED_MB = 64
 _TOUCHED = re.compile(r"^(?:\+\+\+ b|--- a)/(.+?)\t?$", re.MULTILINE)
-_STEERING = (
-    "conftest.py",
-    "pytest.ini",
-    ".pytest.ini",
-    "pytest.toml",
-    "tox.ini",
-    "sitecustomize.py",
-    "usercustomize.py",
-)
-_RESTORE = f"""
-set -e
-git add -A
-git diff --cached --name-only -z --no-renames {BASELINE} > "$FOLDER/changed"
-while IFS= read -r -d '' path; do
-  case " $STEERING " in *" ${{path##*/}} "*) printf '%s\\0' "$path";; esac
-done < "$FOLDER/changed" >> "$FOLDER/ours"
-while IFS= read -r -d '' path; do
-  git checkout -q {BASELINE} -- "$path" 2>/dev/null || rm -rf -- "$path"
-done < "$FOLDER/ours"
-"""
+_LITERAL = re.compile(rb"^(?:literal|delta) (\d+)$", re.MULTILINE)
 
 
 def patch_of(files: Mapping[str, str]) -> bytes:
-    """The bytes of a submission's patch; empty if it has none."""
+    """Return the bytes of a submission's patch; empty if it has none."""
     if PATCH_BASE64 in files:
         return base64.b64decode(files[PATCH_BASE64])
     return files.get(PATCH, "").encode()
 
 
 def patch_files(patch: bytes) -> dict[str, str]:
-    """A submission's files for a patch, whatever its encoding."""
+    """Return a submission's files for a patch, whatever its encoding."""
     try:
         text = patch.decode()
     except UnicodeDecodeError:
@@ -90,53 +82,115 @@ def patch_files(patch: bytes) -> dict[str, str]:
 
 
 def touched(patch: str) -> list[str]:
-    """The paths a unified diff changes, each once."""
+    """Return the paths that a unified diff changes, each once."""
     return list(dict.fromkeys(_TOUCHED.findall(patch)))
 
 
-class PatchedTree:
-    """A clean source tree in a sandbox, `folder` being where our own files lie, outside the tree."""
+def unpacked_mb(patch: bytes) -> float:
+    """Return the size that the binary parts of a patch say they unpack to."""
+    return sum(int(size[:20]) for size in _LITERAL.findall(patch)) / 1e6
 
-    def __init__(self, sandbox: Sandbox, tree: str, folder: str, timeout_s: float) -> None:
+
+class NotRestored(Exception):
+    """The tests could not be applied to a patched tree. A run over a clean tree decides the cause."""
+
+
+class PatchedTree:
+    """A clean source tree in a sandbox; `folder`, outside the tree, holds the evaluator's own files.
+
+    `pythonpath` is relative to the tree. Raises EvaluatorError for failures before the policy's patch is applied.
+    """
+
+    def __init__(self, sandbox: Sandbox, tree: str, folder: str, timeout_s: float, pythonpath: str = ".") -> None:
         self._sandbox = sandbox
         self._tree = tree
         self._folder = folder
         self._timeout_s = timeout_s
+        self._pythonpath = pythonpath
+        self._names: list[str] = []
 
     async def baseline(self) -> None:
         """Mark the clean tree. Raises EvaluatorError."""
-        await self._must(COMMIT_BASELINE, "cannot commit the clean tree")
+        result = await self._bash(script("commit_baseline"))
+        if result.code != 0:
+            raise EvaluatorError(f"sandbox {self._sandbox.sandbox_id}: cannot commit the clean tree: {said(result)}")
 
-    async def apply_policy(self, patch: bytes) -> str:
-        """Apply the policy's patch; why it does not apply, else an empty text."""
+    async def survey(self) -> list[str]:
+        """Record the modules that Python finds before the patch; return the installed plug-ins of pytest.
+
+        Raises EvaluatorError, also if git or pytest is missing.
+        """
+        seen = await self._guard({"do": "survey"})
+        if seen["missing"]:
+            raise EvaluatorError(f"sandbox {self._sandbox.sandbox_id}: {seen['missing']}; mend its image")
+        self._names = seen["names"]
+        return list(seen["plugins"])
+
+    async def apply_policy(self, patch: bytes) -> ExecResult:
+        """Apply the policy's patch."""
+        if unpacked_mb(patch) > _MAX_UNPACKED_MB:
+            return ExecResult(1, b"", f"its files have more than {_MAX_UNPACKED_MB} MB".encode())
+        await self._sandbox.write_file(f"{self._folder}/model.patch", patch)
         if not patch.strip():
-            return ""
-        result = await self._apply(f"{self._folder}/model.patch", patch)
-        return "" if result.code == 0 else _said(result)
+            return ExecResult(0, b"", b"")
+        return await self._bash('git apply --whitespace=nowarn "$FOLDER/model.patch"')
 
-    async def apply_tests(self, test_patch: str) -> None:
-        """Bring our files back and put the tests over them. Raises EvaluatorError."""
-        ours = "".join(f"{path}\0" for path in touched(test_patch))
-        await self._sandbox.write_file(f"{self._folder}/ours", ours.encode())
-        await self._must(_RESTORE, "cannot restore the test files")
-        result = await self._apply(f"{self._folder}/test.patch", test_patch.encode())
+    async def apply_tests(self, test_patch: str, tests: Collection[str]) -> list[str]:
+        """Restore protected files and apply the tests; return the restored paths. Raises NotRestored."""
+        changed = await self._bash(script("list_changed"))
+        if changed.code != 0:
+            raise NotRestored(f"cannot tell what the patch changed: {said(changed)}")
+        value = {"do": "restore", "changed": f"{self._folder}/changed", "baseline": BASELINE, "names": self._names}
+        try:
+            restored = await self._guard({**value, "tests": [*touched(test_patch), *tests]})
+        except EvaluatorError as error:
+            raise NotRestored(str(error)) from error
+        await self._sandbox.write_file(f"{self._folder}/test.patch", test_patch.encode())
+        result = await self._bash('git apply --whitespace=nowarn "$FOLDER/test.patch"')
         if result.code != 0:
-            raise EvaluatorError(f"sandbox {self._sandbox.sandbox_id}: the test patch does not apply: {_said(result)}")
+            raise NotRestored(f"the test patch does not apply: {said(result)}")
+        return list(restored["restored"])
 
-    async def _apply(self, path: str, patch: bytes) -> ExecResult:
-        await self._sandbox.write_file(path, patch)
-        return await self._bash(f"git apply --whitespace=nowarn '{path}'")
+    async def plant(self, tests: Collection[str]) -> dict[str, dict[str, str]]:
+        """Put canaries beside these tests; return their expected outcomes. Raises EvaluatorError."""
+        planted: dict[str, dict[str, str]] = await self.python(
+            "canary_planting.py", {"tests": list(tests)}, "plant canaries"
+        )
+        return planted
 
-    async def _must(self, script: str, complaint: str) -> None:
-        result = await self._bash(script)
-        if result.code != 0:
-            raise EvaluatorError(f"sandbox {self._sandbox.sandbox_id}: {complaint}: {_said(result)}")
+    async def _guard(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        purpose = "see what the environment holds" if asked["do"] == "survey" else "restore the test files"
+        seen: dict[str, Any] = await self.python("tree_guard.py", {**asked, "pythonpath": self._pythonpath}, purpose)
+        return seen
 
-    async def _bash(self, script: str) -> ExecResult:
-        env = {**GIT_ENV, "FOLDER": self._folder, "STEERING": " ".join(_STEERING)}
-        return await self._sandbox.exec(["bash", "-c", script], timeout_s=self._timeout_s, env=env, cwd=self._tree)
+    async def python(self, program: str, asked: Mapping[str, Any], purpose: str) -> Any:
+        """Run one of the programs beside this module in the tree's Python, isolated. Raises EvaluatorError."""
+        result = await run_program(self._sandbox, program, {**asked, "tree": self._tree}, self._timeout_s)
+        try:
+            return json.loads(result.stdout)
+        except ValueError:
+            raise EvaluatorError(f"sandbox {self._sandbox.sandbox_id}: cannot {purpose}: {said(result)}") from None
+
+    async def _bash(self, command: str) -> ExecResult:
+        env = {**GIT_ENV, "FOLDER": self._folder}
+        return await self._sandbox.exec(["bash", "-c", command], timeout_s=self._timeout_s, env=env, cwd=self._tree)
 
 
-def _said(result: ExecResult) -> str:
+def script(name: str) -> str:
+    """Return one of the bash scripts beside this module, which run in the tree with GIT_ENV."""
+    return files("workers.evaluators").joinpath(f"{name}.sh").read_text()
+
+
+async def run_program(sandbox: Sandbox, program: str, asked: Mapping[str, Any], timeout_s: float) -> ExecResult:
+    """Run one of the programs beside this module in a sandbox's Python; it reads JSON and prints JSON."""
+    source = files("workers.evaluators").joinpath(program).read_text()
+    stdin = json.dumps(asked).encode()
+    return await sandbox.exec(["python", "-I", "-c", source], timeout_s=timeout_s, stdin=stdin, env=GIT_ENV, cwd="/")
+
+
+def said(result: ExecResult) -> str:
+    """Return the end of a command's output, for a message."""
     text = (result.stderr or result.stdout).decode("utf-8", "replace").strip()[-500:]
+    if result.timed_out:
+        text = f"it was out of time; {text}".removesuffix("; ")
     return text or f"it ended with code {result.code} and said nothing"

@@ -1,42 +1,38 @@
-"""Scores a program by running checks over it in a sandbox that the policy never touched.
+"""Scores of programs by checks that run in a sandbox that the policy never touched.
 
-Success is a nonce printed after the checks. It is read before the program runs, so a program that exits early, prints
-a verdict or reads standard input gains nothing. A program that searches the interpreter's frames for it could still
-find it: checks in one interpreter cannot rule that out.
+Two processes in it: the judge (`program_judge.py`) has the checks and their expected values, and compares; the program
+runs in another (`program_candidate.py`), which receives arguments and returns values, as data. The judge's report goes
+to a pipe that the program does not have, and is compared here with the nonce of this run and its two canaries under
+random names, of which one must pass and one must fail. `process_end.py` decides what caused an end without a pass, with
+a program that must pass as the control.
 """
 
 from __future__ import annotations
 
 import json
 import secrets
+from dataclasses import replace
+from importlib.resources import files
 from typing import Any, ClassVar
 
-from workers.interfaces import ExecResult, FreshSandbox, Score, Submission
+from farm.errors import SandboxError
+from workers.evaluators.node_conditions import Conditions, observed
+from workers.evaluators.process_end import ProcessEnd, Trial, settle, signal_of
+from workers.interfaces import ExecResult, FreshSandbox, Sandbox, Score, Submission
 
 SOLUTION = "solution.py"
 """The file of a submission that holds the program."""
-_FOLDER = "/tmp/checks"  # noqa: S108  (of the sandbox, which nobody shares)
+_FOLDER = "/tmp/checks"  # noqa: S108  (of the sandbox, which is not shared)
 _LAST_LINES = 15
-
-_RUNNER = """\
-import json, os, sys, types
-
-def run():
-    nonce = sys.stdin.readline().strip()
-    sys.stdin = open(os.devnull)
-    with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "checks.json")) as file:
-        checks = json.load(file)
-    module = types.ModuleType("solution")
-    sys.modules["solution"] = module
-    for part in ("prompt", "solution", "test"):
-        exec(compile(checks[part], part + ".py", "exec"), module.__dict__)
-    entry = getattr(module, checks["entry_point"])
-    module.check(entry)
-    sys.stdout.flush()
-    print("\\n" + nonce, flush=True)
-
-run()
-"""
+_TRIAL_SHARE = 0.4
+"""The share of an evaluator's time for one run, as a program may have to be run twice."""
+_CPU_SHARE = 1 / 8
+"""The share of a run's time that is its CPU limit: an endless loop reaches it first, even on a busy machine."""
+_CONTROL_S = 30.0
+_GRACE_PERIOD_S = 5.0
+"""Seconds beyond the limit in which the judge, which enforces it, may report."""
+_WORKS = {"prompt": "", "solution": "def f(x): return x\n", "entry_point": "f"}
+_CHECKS_OF_IT = "def check(candidate):\n    assert candidate(1) == 1\n"
 
 
 class ProgramEvaluator:
@@ -48,42 +44,112 @@ class ProgramEvaluator:
     name: ClassVar[str] = "program"
 
     def __init__(self, prompt: str, test: str, entry_point: str) -> None:
-        self._prompt = prompt
-        self._test = test
-        self._entry_point = entry_point
+        self._checks = {"prompt": prompt, "test": test, "entry_point": entry_point}
 
     async def evaluate(self, submission: Submission, fresh: FreshSandbox, timeout_s: float) -> Score:
-        """1.0 if all checks passed, else 0.0; a program that hangs is 0.0. Raises SandboxError only."""
+        """Return 1.0 if all checks passed, else 0.0; a program that hangs scores 0.0.
+
+        Raises EvaluatorError if a fault of the farm ended it, SandboxError if no sandbox is available.
+        """
         solution = submission.files.get(SOLUTION, "")
         if not solution.strip():
             return Score(0.0, {"reason": f"there is no {SOLUTION}, or it is empty"})
-        nonce = secrets.token_hex(16)
-        async with fresh() as sandbox:
-            await sandbox.write_file(f"{_FOLDER}/runner.py", _RUNNER.encode())
-            await sandbox.write_file(f"{_FOLDER}/checks.json", self._checks(solution))
-            result = await sandbox.exec(
-                ["python3", f"{_FOLDER}/runner.py"], timeout_s=timeout_s * 0.8, stdin=f"{nonce}\n".encode()
-            )
-        return _score(result, nonce)
+        job = {**self._checks, "solution": solution}
+        limit_s = timeout_s * _TRIAL_SHARE
 
-    def _checks(self, solution: str) -> bytes:
-        parts = {
-            "prompt": self._prompt,
-            "solution": solution,
-            "test": self._test,
-            "entry_point": self._entry_point,
-        }
-        return json.dumps(parts).encode()
+        async def control() -> str:
+            trial = await _trial(fresh, {**_WORKS, "test": _CHECKS_OF_IT}, min(_CONTROL_S, timeout_s))
+            return "" if trial.passed else f"a program that is right: {trial.value.details}"
+
+        return await settle(lambda: _trial(fresh, job, limit_s), control, "the program")
 
 
-def _score(result: ExecResult, nonce: str) -> Score:
-    lines = result.stdout.decode("utf-8", "replace").splitlines()
-    passed = result.code == 0 and not result.timed_out and bool(lines) and lines[-1].strip() == nonce
-    return Score(float(passed), {"passed": passed, **ending(result)})
+async def _trial(fresh: FreshSandbox, checks: dict[str, str], limit_s: float) -> Trial[Score]:
+    """Run the checks once in a fresh sandbox."""
+    canaries, nonce = _canaries(), secrets.token_hex(16)
+    job = {
+        **checks,
+        "nonce": nonce,
+        "canaries": {name: source for name, (source, _) in canaries.items()},
+        "candidate": _standalone("program_values", "program_candidate"),
+        "limit_s": limit_s,
+        "cpu_s": max(1, round(limit_s * _CPU_SHARE)),
+    }
+    async with fresh() as sandbox:
+        await sandbox.write_file(f"{_FOLDER}/judge.py", _standalone("program_values", "program_judge").encode())
+        async with observed() as conditions:
+            result = await _judged(sandbox, job, limit_s)
+    if isinstance(result, SandboxError):
+        end = ProcessEnd(None, gone=str(result), conditions=conditions)
+        return Trial(Score(0.0, {"passed": False, "reason": f"it ended its sandbox: {result}"}), end)
+    report = _report(result.stdout, nonce)
+    expected = {name: passes for name, (_, passes) in canaries.items()}
+    if report is None:
+        # the judge itself was ended, or cannot run in this sandbox: its own exit code says nothing about the program
+        unknown = {} if result.code is None or signal_of(result.code) else {"code": None}
+        return Trial(Score(0.0, {"passed": False, **end_details(result)}), _end(result, unknown, limit_s, conditions))
+    tampered = bool(report["canaries"]) and report["canaries"] != expected
+    passed = report["passed"] is True and report["canaries"] == expected and result.code == 0
+    details = {
+        "passed": passed,
+        **end_details(replace(result, stdout=b"")),
+        **_words(report),
+        **({"tampered": True} if tampered else {}),
+    }
+    return Trial(Score(float(passed), details), _end(result, report["end"], limit_s, conditions), passed)
 
 
-def ending(result: ExecResult) -> dict[str, Any]:
-    """How a command ended, for the details of a score: exit code, time limit, last lines."""
+async def _judged(sandbox: Sandbox, job: dict[str, Any], limit_s: float) -> ExecResult | SandboxError:
+    command = ["python3", "-I", "-B", f"{_FOLDER}/judge.py"]
+    try:
+        return await sandbox.exec(command, timeout_s=limit_s + _GRACE_PERIOD_S, stdin=json.dumps(job).encode())
+    except SandboxError as error:
+        return error
+
+
+def _canaries() -> dict[str, tuple[str, bool]]:
+    """Return checks under random names, and whether each passes: they compare values that the process echoes."""
+    value = secrets.token_hex(8)
+    result = {}
+    for passes in (True, False):
+        name = f"check_{secrets.token_hex(8)}"
+        expected = value if passes else value[::-1] + "-"
+        result[name] = (f"def {name}(echo):\n    assert echo({value!r}) == {expected!r}\n", passes)
+    return result
+
+
+def _standalone(*modules: str) -> str:
+    """Return the sources of modules of this package as one, without their imports of each other."""
+    sources = [files("workers.evaluators").joinpath(f"{name}.py").read_text(encoding="utf-8") for name in modules]
+    dropped = ("from workers.", "from __future__ ")
+    lines = [line for source in sources for line in source.splitlines() if not line.startswith(dropped)]
+    return "\n".join(["from __future__ import annotations", *lines, ""])
+
+
+def _report(output: bytes, nonce: str) -> dict[str, Any] | None:
+    """Return the judge's report if it is of this run, else None."""
+    lines = output.splitlines()
+    try:
+        report: dict[str, Any] = json.loads(lines[-1]) if lines else {}
+    except ValueError:
+        return None
+    whole = isinstance(report, dict) and report.keys() >= {"passed", "canaries", "error", "end"}
+    return report if whole and report.get("nonce") == nonce else None
+
+
+def _end(result: ExecResult, end: dict[str, Any], limit_s: float, conditions: Conditions) -> ProcessEnd:
+    """Return the program's own end if the judge reported it, else the judge's."""
+    seen = {"code": result.code, "timed_out": result.timed_out, **end}
+    return ProcessEnd(**seen, limit_s=limit_s, limit=result.limit, conditions=conditions)
+
+
+def _words(report: dict[str, Any]) -> dict[str, Any]:
+    end = report["end"]
+    return {"exit_code": end["code"], "timed_out": end["timed_out"], "reason": report["error"][:300]}
+
+
+def end_details(result: ExecResult) -> dict[str, Any]:
+    """Return the end of a command for the details of a score: exit code, time limit, last lines."""
     output = (result.stdout + b"\n" + result.stderr).decode("utf-8", "replace")
     lines = [line for line in output.splitlines() if line.strip()]
     return {

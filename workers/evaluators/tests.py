@@ -1,32 +1,54 @@
-"""Scores a patch by the tests of its issue, run by pytest in a sandbox that the policy never touched.
+"""Scores of patches by the tests of their issue, run by pytest in a sandbox that the policy never touched.
 
-The verdict is read from our own pytest plugin, never from printed text. Whether git and pytest are there is checked
-before the patch is applied, so what breaks after it is the policy's doing.
+The code under test runs in pytest's own process, so the reports of that process are claims, checked by these rules:
+
+* Files that decide about tests (`tree_guard.py`) are restored before any code of the patch runs.
+* Outcomes come through a pipe that the tree's code cannot name, each line signed (`outcomes_plugin.py`), to a process
+  beside pytest's (`outcomes_reader.py`). Printed text and exit codes say nothing.
+* Canaries are planted among the tests (`canary_planting.py`). If every test passed and a canary misbehaved, the run was
+  tampered with and scores 0; unless one misbehaves over the clean tree too: then the instance's command leaves tests
+  out, which is an error of the instance.
+* The end of the run is judged by `process_end.py`. The reader ends the tests at their limit, so a limit that passed
+  while its clock and the worker's were on time is the policy's. Repetition needs time: an end by a signal after more
+  than a quarter of the time is the policy's, which could otherwise turn each 0 into a broken rollout.
+* A disk that is reported full has no known cause: a clean tree is tried, and then the patch again.
 """
 
 from __future__ import annotations
 
+import base64
 import json
 import secrets
+import shlex
 import time
-from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from farm.errors import EvaluatorError, ToolError
-from workers.evaluators.patches import GIT_ENV, REJECTED, PatchedTree, patch_of
-from workers.evaluators.programs import ending
+from farm.errors import EvaluatorError
+from workers.evaluators.node_conditions import observed
+from workers.evaluators.outcomes import Canaries, Outcomes, missing
+from workers.evaluators.patches import REJECTED, NotRestored, PatchedTree, patch_of, run_program, said, touched
+from workers.evaluators.process_end import EndCause, ProcessEnd, Trial, doing, settle
+from workers.evaluators.programs import end_details
 from workers.interfaces import ExecResult, FreshSandbox, Sandbox, Score, Submission
 
-_FOLDER = "/tmp/farm-tests"  # noqa: S108  (of the sandbox, which nobody shares)
+_FOLDER = "/tmp/farm-tests"  # noqa: S108  (of the sandbox, which is not shared)
 _MAX_LISTED = 20
+_REPEATABLE_SHARE = 0.25
+_LATE_SHARE = 0.25
+_NO_SPACE = b"No space left on device"
+_READER_S = 10.0
+"""Seconds beyond its limit in which the reader may report that the limit passed."""
 
 
 @dataclass(frozen=True, slots=True)
 class TestPlan:
-    """How an issue is tested: `command` runs in `tree`, `pythonpath` is relative to it; ids are pytest node ids."""
+    """The tests of an issue: `command` runs in `tree`, `pythonpath` is relative to it; ids are pytest node ids.
+
+    The command runs pytest once, on whole files.
+    """
 
     __test__: ClassVar[bool] = False
 
@@ -37,9 +59,23 @@ class TestPlan:
     fail_to_pass: Sequence[str]
     pass_to_pass: Sequence[str]
 
+    @property
+    def files(self) -> list[str]:
+        """The paths of tests: those of the ids, and the ones that the test patch changes."""
+        ids = (*self.fail_to_pass, *self.pass_to_pass)
+        return list(dict.fromkeys([*(test.partition("::")[0] for test in ids), *touched(self.test_patch)]))
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """The score of a run of the tests, and the reason to distrust it; empty if there is none."""
+
+    score: Score
+    tampered: str = ""
+
 
 class PytestEvaluator:
-    """1.0 if every test that the fix must mend and every test that it must not break passes, else 0.0."""
+    """The evaluator of a patch: 1.0 if all tests to be fixed and all tests to be kept pass, else 0.0."""
 
     name: ClassVar[str] = "pytest"
 
@@ -47,112 +83,167 @@ class PytestEvaluator:
         self._plan = plan
 
     async def evaluate(self, submission: Submission, fresh: FreshSandbox, timeout_s: float) -> Score:
-        """Tests that run out of time are 0.0. Raises EvaluatorError if git or pytest is missing or our patch fails."""
+        """Score a patch. Tests that run out of time score 0.0, and so does a tampered run (`details.tampered`).
+
+        Raises EvaluatorError if git or pytest is missing, the test patch fails, or the node had a fault.
+        """
         if REJECTED in submission.files:
             return Score(0.0, {"reason": submission.files[REJECTED]})
-        started = time.monotonic()
+        patch = patch_of(submission.files)
+        deadline = time.monotonic() + timeout_s * 0.9
+
+        async def trial() -> Trial[_Run]:
+            return await self._trial(patch, fresh, timeout_s, deadline)
+
+        async def control() -> str:
+            return await self._control(fresh, timeout_s, deadline)
+
+        run = await settle(trial, control, "the tests of a patch")
+        if not run.tampered:
+            return run.score
+        if failed := await control():
+            raise EvaluatorError(f"the tests' command does not suit the canaries, name files and not tests: {failed}")
+        return Score(0.0, {**run.score.details, "tampered": run.tampered})
+
+    async def _trial(self, patch: bytes, fresh: FreshSandbox, timeout_s: float, deadline: float) -> Trial[_Run]:
+        async with observed() as conditions, fresh() as sandbox:
+            tree, plugins = await self._clean_tree(sandbox, timeout_s)
+            applied = await tree.apply_policy(patch)
+            if applied.code != 0:
+                end = ProcessEnd.of(applied, timeout_s / 4, conditions)
+                if _NO_SPACE in applied.stderr and not applied.limit:
+                    end = ProcessEnd(None, gone="no space was left for the patch", conditions=conditions)
+                return Trial(_Run(Score(0.0, {"reason": f"the patch does not apply: {said(applied)}"})), end)
+            try:
+                restored = await tree.apply_tests(self._plan.test_patch, self._plan.files)
+                canaries = await tree.plant(self._plan.files)
+            except (NotRestored, EvaluatorError) as error:
+                return Trial(_Run(Score(0.0, {"reason": str(error)})), ProcessEnd(None, conditions=conditions))
+            result, seen = await self._run_tests(sandbox, plugins, deadline)
+        score, tampered = self._score(seen, canaries)
+        details = {**score.details, "n_restored": len(restored), **end_details(_shown(result, seen))}
+        end = _end(result, seen, conditions, deadline, timeout_s)
+        return Trial(_Run(Score(score.value, details), tampered), end, passed=score.value == 1.0)
+
+    async def _control(self, fresh: FreshSandbox, timeout_s: float, deadline: float) -> str:
+        """Run the tests over the clean tree; return how the canaries failed there, empty if there is no time."""
         async with fresh() as sandbox:
-            await self._check_tools(sandbox)
-            tree = PatchedTree(sandbox, self._plan.tree, _FOLDER, timeout_s / 4)
-            await tree.baseline()
-            refused = await tree.apply_policy(patch_of(submission.files))
-            if refused:
-                return Score(0.0, {"reason": f"the patch does not apply: {refused}"})
-            await tree.apply_tests(self._plan.test_patch)
-            # A tenth is kept back, so that a test that hangs is found here and not by the stage's own clock.
-            left_s = timeout_s * 0.9 - (time.monotonic() - started)
-            if left_s <= 0:
-                raise EvaluatorError(f"sandbox {sandbox.sandbox_id}: no time is left for the tests of {timeout_s} s")
-            return await self._test(sandbox, left_s)
+            tree, plugins = await self._clean_tree(sandbox, timeout_s)
+            try:
+                await tree.apply_tests(self._plan.test_patch, self._plan.files)
+            except NotRestored as error:
+                return str(error)
+            canaries = await tree.plant(self._plan.files)
+            now = time.monotonic()
+            if now >= deadline:
+                return ""
+            # the clean tree may hang, and the patch may have to be run once more
+            result, seen = await self._run_tests(sandbox, plugins, now + (deadline - now) / 2)
+            if seen is None:
+                return f"the tests of the clean tree did not run: {said(result)}"
+            if seen.timed_out:
+                return ""
+            return ", ".join(seen.outcomes.misbehaving(canaries)[:3])
 
-    async def _check_tools(self, sandbox: Sandbox) -> None:
-        script = "command -v git >/dev/null || exit 3; python -c 'import pytest' || exit 4"
-        result = await sandbox.exec(["bash", "-c", script], timeout_s=60.0, cwd="/")
-        missing = {0: "", 3: "git is missing", 4: "pytest is missing from the environment"}.get(result.code or 0, "")
-        if missing or result.code != 0:
-            raise EvaluatorError(
-                f"sandbox {sandbox.sandbox_id}: {missing or 'its tools cannot be checked'}; mend its image: "
-                f"{ending(result)}"
-            )
+    async def _clean_tree(self, sandbox: Sandbox, timeout_s: float) -> tuple[PatchedTree, list[str]]:
+        """Return the tree before the patch, and the plug-ins of pytest in its environment."""
+        tree = PatchedTree(sandbox, self._plan.tree, _FOLDER, timeout_s / 4, self._plan.pythonpath)
+        plugins = await tree.survey()
+        await tree.baseline()
+        return tree, plugins
 
-    async def _test(self, sandbox: Sandbox, left_s: float) -> Score:
-        plugin = f"farm_outcomes_{secrets.token_hex(4)}"
-        outcomes = f"{_FOLDER}/{secrets.token_hex(8)}.jsonl"
-        source = files("workers.evaluators").joinpath("outcomes_plugin.py").read_bytes()
-        await sandbox.write_file(f"{_FOLDER}/plugin/{plugin}.py", source)
-        await sandbox.write_file(outcomes, b"")
-        env = {
-            **GIT_ENV,
-            "PYTHONPATH": f"{_FOLDER}/plugin:{self._plan.tree}/{self._plan.pythonpath}",
-            "PYTEST_ADDOPTS": f"-p {plugin}",
-            "FARM_OUTCOMES": outcomes,
-            "PYTHONDONTWRITEBYTECODE": "1",
+    async def _run_tests(
+        self, sandbox: Sandbox, plugins: Sequence[str], deadline: float
+    ) -> tuple[ExecResult, _Seen | None]:
+        left_s = deadline - time.monotonic()
+        if left_s <= 0:
+            raise EvaluatorError(f"sandbox {sandbox.sandbox_id}: preparing the tree left no time for the tests")
+        plugin, key = f"_{secrets.token_hex(4)}", secrets.token_hex(32)
+        options = [word for name in (plugin, *plugins) for word in ("-p", name)]
+        value = {
+            "command": self._plan.command,
+            "tree": self._plan.tree,
+            "pythonpath": [f"{self._plan.tree}/{path}" for path in self._plan.pythonpath.split(":")],
+            "limit_s": left_s,
+            "plugin": plugin,
+            "source": files("workers.evaluators").joinpath("outcomes_plugin.py").read_text(),
+            "key": key,
+            "env": {
+                "PYTEST_ADDOPTS": shlex.join(options),
+                "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+                "PYTHONDONTWRITEBYTECODE": "1",
+            },
         }
-        result = await sandbox.exec(["bash", "-c", self._plan.command], timeout_s=left_s, env=env, cwd=self._plan.tree)
-        return self._score(result, Outcomes.parse(await _read(sandbox, outcomes)))
+        result = await run_program(sandbox, "outcomes_reader.py", value, left_s + _READER_S)
+        return result, _Seen.parse(result, key.encode())
 
-    def _score(self, result: ExecResult, outcomes: Outcomes) -> Score:
-        unmended = [test for test in self._plan.fail_to_pass if not outcomes.passed(test)]
-        broken = [test for test in self._plan.pass_to_pass if not outcomes.passed(test)]
-        success = not unmended and not broken and not result.timed_out
+    def _score(self, seen: _Seen | None, canaries: Canaries) -> tuple[Score, str]:
+        """Return the score by the outcomes alone, and the reason to distrust them; empty if there is none."""
+        outcomes = seen.outcomes if seen else Outcomes((), ())
+        unmended = missing(outcomes, self._plan.fail_to_pass)
+        broken = missing(outcomes, self._plan.pass_to_pass)
+        success = not unmended and not broken and not (seen and seen.timed_out)
+        odd = outcomes.misbehaving(canaries)
+        tampered = outcomes.forged or ", ".join(odd[:3])
         details = {
             "n_fail_to_pass": [len(self._plan.fail_to_pass) - len(unmended), len(self._plan.fail_to_pass)],
             "n_pass_to_pass": [len(self._plan.pass_to_pass) - len(broken), len(self._plan.pass_to_pass)],
             "unmended": unmended[:_MAX_LISTED],
             "broken": broken[:_MAX_LISTED],
-            **ending(result),
+            "n_canaries": outcomes.n_reported(canaries),
         }
-        return Score(float(success), details)
+        return Score(float(success), details), tampered if success else ""
 
 
-async def _read(sandbox: Sandbox, path: str) -> bytes:
-    try:
-        return await sandbox.read_file(path)
-    except ToolError:
-        return b""
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """The report of the reader in the sandbox about a run."""
 
-
-class Outcomes:
-    """Which tests ran and passed, by pytest node id."""
-
-    def __init__(self, ran: Collection[str], passed: Collection[str]) -> None:
-        self._passed = frozenset(passed)
-        self._ran = frozenset(ran)
-        self._by_name: defaultdict[str, set[str]] = defaultdict(set)
-        for node_id in self._ran:
-            self._by_name[name_of(node_id)].add(node_id)
+    outcomes: Outcomes
+    output: bytes
+    code: int
+    timed_out: bool
+    cpu_s: float
+    late_s: float
+    wall_s: float
 
     @classmethod
-    def parse(cls, lines: bytes) -> Outcomes:
-        """From the plugin's lines; a test passed if none of its phases failed. A torn last line is left out."""
-        called: set[str] = set()
-        failed: set[str] = set()
-        seen: set[str] = set()
-        for line in lines.splitlines():
-            try:
-                node_id, phase, outcome = json.loads(line)
-            except ValueError:
-                continue
-            seen.add(node_id)
-            if outcome == "failed":
-                failed.add(node_id)
-            elif phase == "call" and outcome == "passed":
-                called.add(node_id)
-        return cls(seen, called - failed)
-
-    def passed(self, test: str) -> bool:
-        """Whether a test of the instance passed.
-
-        Data sets list inherited tests under the file or class that defines them, an id that pytest does not report.
-        Such an id means every test of that name and those parameters: all that ran must have passed, and one must.
-        """
-        if test in self._ran:
-            return test in self._passed
-        same = self._by_name.get(name_of(test), set())
-        return bool(same) and same <= self._passed
+    def parse(cls, result: ExecResult, key: bytes) -> _Seen | None:
+        """Parse the reader's report; return None if the reader did not finish."""
+        if result.code != 0:
+            return None
+        try:
+            value: dict[str, Any] = json.loads(result.stdout)
+            outcomes = Outcomes.parse(base64.b64decode(value.pop("records")), key)
+            return cls(outcomes, base64.b64decode(value.pop("output")), **value)
+        except (ValueError, TypeError, KeyError):
+            return None
 
 
-def name_of(node_id: str) -> str:
-    """The function and its parameters: `a.py::TestB::test_c[x::y]` is `test_c[x::y]`."""
-    path, bracket, parameters = node_id.partition("[")
-    return path.rpartition("::")[2] + bracket + parameters
+def _shown(result: ExecResult, seen: _Seen | None) -> ExecResult:
+    """Return the end of the tests' command, for the details."""
+    return result if seen is None else ExecResult(seen.code, seen.output, b"", seen.timed_out, result.limit)
+
+
+def _end(result: ExecResult, seen: _Seen | None, conditions: Any, deadline: float, timeout_s: float) -> ProcessEnd:
+    """Return the end of the tests' command, for `process_end.py`; see this module's rules."""
+    limit = result.limit
+    late_s = conditions.late_s
+    if seen is not None and seen.timed_out and max(late_s, seen.late_s) < _LATE_SHARE * seen.wall_s:
+        limit = limit or "the time of the tests was over"
+    used_s = timeout_s * 0.9 - (deadline - time.monotonic())
+    if seen is None:
+        end = ProcessEnd.of(result, timeout_s, conditions)
+    else:
+        end = ProcessEnd(
+            seen.code,
+            seen.timed_out,
+            seen.wall_s,
+            limit,
+            cpu_s=seen.cpu_s,
+            waited_s=seen.late_s,
+            conditions=conditions,
+        )
+    if doing(end)[0] is EndCause.UNKNOWN and used_s > _REPEATABLE_SHARE * timeout_s:
+        return ProcessEnd(end.code, limit=f"{end.kind}, too late to be tried again", conditions=conditions)
+    return end

@@ -1,4 +1,4 @@
-"""HumanEval: complete a Python function; what is scored is the file the policy leaves in the sandbox."""
+"""HumanEval: complete a Python function; the file that the policy leaves in the sandbox is scored."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import ClassVar
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from farm.errors import HandlerError, ToolError
-from farm.request import SandboxSpec
-from farm.trajectory import Message
+from farm.records.request import SandboxSpec
+from farm.records.trajectory import Message
 from workers.evaluators.programs import SOLUTION, ProgramEvaluator
 from workers.interfaces import Evaluator, Sandbox, Submission
 
@@ -57,10 +57,10 @@ class CodeHandler:
         return [{"role": "system", "content": _SYSTEM}, {"role": "user", "content": task}]
 
     async def prepare(self, instance: CodeInstance, sandbox: Sandbox) -> None:
-        """Nothing to stage."""
+        """Do nothing: there is nothing to stage."""
 
     async def collect(self, instance: CodeInstance, sandbox: Sandbox | None, answer: str | None) -> Submission:
-        """The file as it is; no file, or one that is too large, is an empty submission."""
+        """Return the file as a submission; a missing or too large one is an empty submission."""
         if sandbox is None:
             raise HandlerError(f"{instance.task_id}: the file to score lies in a sandbox, and there is none")
         try:
@@ -69,7 +69,7 @@ class CodeHandler:
             return Submission(answer=answer)
         if len(data) > _MAX_BYTES:
             return Submission(answer=answer)
-        # Databases keep neither NUL nor half characters.
+        # Databases accept neither NUL nor incomplete characters.
         text = data.decode("utf-8", "replace").replace("\0", "\ufffd")
         return Submission(answer=answer, files={SOLUTION: text})
 

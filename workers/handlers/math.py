@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from farm.request import SandboxSpec
-from farm.trajectory import Message
+from farm.records.request import SandboxSpec
+from farm.records.trajectory import Message
 from workers.evaluators.answer import AnswerEvaluator
 from workers.interfaces import Evaluator, Sandbox, Submission
 
@@ -25,11 +25,11 @@ _NAME = re.compile(r'^DATASET_NAME = "(\w+)"|^register_dataset\(\s*"(\w+)"', re.
 
 @cache
 def families() -> frozenset[str]:
-    """The families of the installed reasoning-gym, read from its source: importing it costs a second and 100 MB."""
-    found = find_spec("reasoning_gym")
-    if found is None or found.origin is None:
+    """Return the families of the installed reasoning-gym, read from its source: an import takes a second and 100 MB."""
+    result = find_spec("reasoning_gym")
+    if result is None or result.origin is None:
         return frozenset()
-    texts = (path.read_text(encoding="utf-8") for path in Path(found.origin).parent.rglob("*.py"))
+    texts = (path.read_text(encoding="utf-8") for path in Path(result.origin).parent.rglob("*.py"))
     return frozenset(name for text in texts for names in _NAME.findall(text) for name in names if name)
 
 
@@ -41,7 +41,7 @@ class MathInstance(BaseModel):
     family: str
     question: str = Field(min_length=1)
     answer: str | None
-    """The reference; None for the few families that have none."""
+    """The reference answer; None for the few families that have none."""
     metadata: dict[str, Any]
 
     @field_validator("family")
@@ -67,7 +67,7 @@ class MathHandler:
         return [{"role": "system", "content": _SYSTEM}, {"role": "user", "content": instance.question}]
 
     async def prepare(self, instance: MathInstance, sandbox: Sandbox) -> None:
-        """Nothing to stage."""
+        """Do nothing: there is nothing to stage."""
 
     async def collect(self, instance: MathInstance, sandbox: Sandbox | None, answer: str | None) -> Submission:
         return Submission(answer=answer)

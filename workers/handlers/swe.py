@@ -1,41 +1,41 @@
 """Bug fixes in real projects: the tree of a release, an issue, and the tests that the fix must turn green.
 
-What is scored is the difference to the tree the policy was given, so commits, branches and stashes of its own do not
-matter. Neither the gold patch nor the tests are ever in its sandbox.
+The difference to the original tree is scored, so the policy's own commits, branches and stashes do not matter. Neither
+the gold patch nor the tests are ever in its sandbox.
 """
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Collection
 from typing import ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from farm.errors import HandlerError, ToolError
-from farm.request import Archive, SandboxSpec
-from farm.trajectory import Message
-from workers.evaluators.patches import BASELINE, COMMIT_BASELINE, GIT_ENV, REJECTED, patch_files, touched
+from farm.errors import HandlerError, SandboxError
+from farm.records.request import Archive, SandboxSpec
+from farm.records.trajectory import Message
+from workers.evaluators.node_conditions import observed
+from workers.evaluators.patches import (
+    GIT_ENV,
+    REJECTED,
+    patch_files,
+    said,
+    script,
+    touched,
+)
+from workers.evaluators.process_end import EndCause, ProcessEnd, doing
 from workers.evaluators.tests import PytestEvaluator, TestPlan
 from workers.interfaces import Evaluator, ExecResult, Sandbox, Submission
 
 _TREE = "/workspace"
-_PATCH_FILE = "/tmp/farm-model.patch"  # noqa: S108  (of the sandbox, which nobody shares)
 _MAX_PATCH_BYTES = 1_000_000
-_GIT_S = 60.0
+_GIT_S = 45.0
+"""Seconds for git; less than a stage's limit for collecting, so that it is reached first."""
 _SYSTEM = (
     f"The source tree of {{repo}} is in {_TREE}. Mend the issue you are shown by changing the source; do not change "
     "tests. Hidden tests check your change. When you are done, call submit."
 )
-# Written to a file, as what a command prints is cut.
-_DIFF = f"""
-set -e
-rm -f .git/index.lock
-git add -A
-git diff --cached --binary --no-color --no-ext-diff --no-textconv --no-renames {BASELINE} > {_PATCH_FILE}
-wc -c < {_PATCH_FILE}
-"""
 
 
 class BaseArchive(BaseModel):
@@ -49,7 +49,7 @@ class BaseArchive(BaseModel):
 
 
 class TestEnvironment(BaseModel):
-    """What the tests need: exact packages, the import path within the tree, the command."""
+    """The environment of the tests: exact packages, the import path within the tree, the command."""
 
     __test__: ClassVar[bool] = False
     model_config = ConfigDict(frozen=True)
@@ -61,7 +61,7 @@ class TestEnvironment(BaseModel):
 
 
 class SweInstance(BaseModel):
-    """One issue. Fields that only document it are let pass."""
+    """One issue. Fields that only document it are ignored."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -85,7 +85,7 @@ class SweInstance(BaseModel):
         return patch
 
     def spec(self) -> SandboxSpec:
-        """Raises pydantic's ValidationError if the archive or the packages are not exact."""
+        """Return the sandbox of the issue. Raises pydantic's ValidationError if archive or packages are not exact."""
         base = self.base_sdist
         archive = Archive(name=base.name, version=base.version, sha256=base.sha256, path=_TREE)
         return SandboxSpec(archives=(archive,), packages=self.environment.pip, workdir=_TREE)
@@ -102,6 +102,10 @@ class SweHandler:
     agent: ClassVar[str] = "react"
     tools: ClassVar[Collection[str]] = ("bash", "edit", "submit")
     prepares_once: ClassVar[bool] = True
+    collect_s: ClassVar[float] = _GIT_S + 15.0
+
+    def __init__(self, git_s: float = _GIT_S) -> None:
+        self._git_s = git_s
 
     def sandbox(self, instance: SweInstance) -> SandboxSpec | None:
         return instance.spec()
@@ -116,33 +120,41 @@ class SweHandler:
         ]
 
     async def prepare(self, instance: SweInstance, sandbox: Sandbox) -> None:
-        """Mark the tree as it is given. Raises HandlerError, for good if the farm's Python is another one."""
+        """Mark the original tree. Raises HandlerError, not retryable if the farm's Python has another version."""
         ours = f"{sys.version_info.major}.{sys.version_info.minor}"
         if instance.environment.python != ours:
             raise HandlerError(
                 f"{instance.instance_id} needs Python {instance.environment.python}, the farm has {ours}",
                 retryable=False,
             )
-        result = await _git(sandbox, COMMIT_BASELINE)
+        result = await self._git(sandbox, script("commit_baseline"))
         if result.code != 0:
-            raise HandlerError(
-                f"{instance.instance_id}: cannot commit the tree as given; is git there? {_said(result)}"
-            )
+            raise HandlerError(f"{instance.instance_id}: cannot commit the tree as given; is git there? {said(result)}")
 
     async def collect(self, instance: SweInstance, sandbox: Sandbox | None, answer: str | None) -> Submission:
-        """The difference to the tree as given, at most 1 MB; why there is none if the policy broke its repository."""
+        """Return the difference to the original tree, at most 1 MB, or a rejection if the policy broke its repository.
+
+        Errors in the tree that the policy left are its own, and rejected. Raises SandboxError if the node was late or
+        short of a resource, TimeoutError if it takes so long that a fresh sandbox must decide the cause, and
+        HandlerError if there is no sandbox.
+        """
         if sandbox is None:
             raise HandlerError(f"{instance.instance_id}: the patch to score lies in a sandbox, and there is none")
-        result = await _git(sandbox, _DIFF)
-        size = re.fullmatch(rb"\s*(\d+)\s*", result.stdout)
-        if result.code != 0 or size is None:
-            return _rejected(answer, f"the tree's repository is broken, so there is no difference: {_said(result)}")
-        if int(size[1]) > _MAX_PATCH_BYTES:
-            return _rejected(answer, f"the patch has {int(size[1])} bytes; at most {_MAX_PATCH_BYTES} are scored")
-        try:
-            return Submission(answer=answer, files=patch_files(await sandbox.read_file(_PATCH_FILE)))
-        except ToolError as missing:
-            return _rejected(answer, f"the patch cannot be read: {missing}")
+        async with observed() as conditions:
+            result = await self._git(sandbox, script("collect_difference"), MAX_BYTES=str(_MAX_PATCH_BYTES + 1))
+        if result.code != 0:
+            whose, reason = doing(ProcessEnd.of(result, self._git_s, conditions))
+            if whose is EndCause.FARM:
+                raise SandboxError(f"sandbox {sandbox.sandbox_id}: its difference cannot be taken: {reason}")
+            if whose is EndCause.UNKNOWN and result.timed_out:
+                raise TimeoutError(f"its difference was not taken within {self._git_s:g} s: {said(result)}")
+            return _rejected(answer, f"the tree's repository is broken, so there is no difference: {said(result)}")
+        if len(result.stdout) > _MAX_PATCH_BYTES:
+            return _rejected(answer, f"the patch is too large; at most {_MAX_PATCH_BYTES} bytes are scored")
+        return Submission(answer=answer, files=patch_files(result.stdout))
+
+    async def _git(self, sandbox: Sandbox, command: str, **env: str) -> ExecResult:
+        return await sandbox.exec(["bash", "-c", command], timeout_s=self._git_s, env={**GIT_ENV, **env}, cwd=_TREE)
 
     def evaluator(self, instance: SweInstance) -> Evaluator:
         environment = instance.environment
@@ -158,14 +170,5 @@ class SweHandler:
         )
 
 
-async def _git(sandbox: Sandbox, script: str) -> ExecResult:
-    return await sandbox.exec(["bash", "-c", script], timeout_s=_GIT_S, env=GIT_ENV, cwd=_TREE)
-
-
 def _rejected(answer: str | None, reason: str) -> Submission:
     return Submission(answer=answer, files={REJECTED: reason})
-
-
-def _said(result: ExecResult) -> str:
-    text = (result.stderr or result.stdout).decode("utf-8", "replace").strip()[-500:]
-    return text or f"it ended with code {result.code} and said nothing"

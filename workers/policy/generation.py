@@ -1,4 +1,4 @@
-"""One generation as all wires give it: ids in, ids out, with what the engine says of how it came about."""
+"""The interface of an engine, and one generation in the form that all wires give: ids in, ids out, with metadata."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
-from farm.engine import EngineInfo, PauseMode
 from farm.errors import EngineError
-from farm.request import SamplingParams
-from farm.trajectory import LogProbs, Message, TokenIds, VersionSpan
+from farm.records.engine import EngineInfo, PauseMode
+from farm.records.request import SamplingParams
+from farm.records.trajectory import Message, SampledTokens, TokenIds
 from workers.interfaces import Completion
 
 
 @dataclass(frozen=True, slots=True)
 class EngineAddress:
-    """Where an engine is, `http://host:port/v1`, and what was said of it when it was added; empty is found out."""
+    """The address of an engine, `http://host:port/v1`, and the options it was added with; empty ones are detected."""
 
     url: str
     model: str = ""
@@ -23,11 +23,11 @@ class EngineAddress:
     tokenizer: str = ""
     """A folder with `tokenizer.json`, or a name on the Hugging Face hub."""
     tool_format: str = ""
-    """How its model writes tool calls; a name of `workers.policy.parsing`."""
+    """The format in which its model writes tool calls; a name of `workers.policy.tool_calls`."""
 
 
 class EngineBusy(EngineError):
-    """It asks to be left alone for a while (429, 503, paused). `retry_after_s` as it says; None if it does not."""
+    """A refusal for a while (429, 503, paused). `retry_after_s` is None if the engine does not send it."""
 
     def __init__(self, message: str, retry_after_s: float | None = None) -> None:
         super().__init__(message)
@@ -35,30 +35,33 @@ class EngineBusy(EngineError):
 
 
 class EngineRefused(EngineError):
-    """It will not answer this request however often it is asked, and nor will its like: the request is at fault."""
+    """A request at fault: neither this engine nor another would answer it, with any number of retries."""
 
     retryable = False
 
 
 class EngineUnfit(EngineRefused):
-    """It will not answer this request, but its like may: it wants another key, or lacks the model or the route."""
+    """A request that this engine cannot answer, but another may: it requires another key, or lacks model or route."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Generation(SampledTokens):
+    """A sample from ids; `prompt_ids` are those that the engine reports, None if it does not."""
+
+    response_ids: TokenIds
 
 
 @dataclass(frozen=True, slots=True)
-class Generation:
-    """What was sampled: `response_ids` and `response_logprobs` [n], the end-of-turn token included where sampled.
+class ChatRequest:
+    """A conversation to go on with, and how: `model` is the engine's own if empty, `session_id` names the rollout."""
 
-    `prompt_ids` are those that the engine says it saw, None if it does not say. `finish_reason` is `stop`, `length`,
-    `abort` (ended from outside, with what was sampled so far) or the engine's own. `versions` cover [0, n).
-    """
-
-    response_ids: TokenIds
-    response_logprobs: LogProbs | None
-    finish_reason: str
-    stop_reason: str | int | None = None
-    prompt_ids: TokenIds | None = None
-    versions: tuple[VersionSpan, ...] = ()
-    n_cached_tokens: int | None = None
+    messages: Sequence[Message]
+    max_tokens: int
+    sampling: SamplingParams
+    tools: Sequence[Mapping[str, Any]] = ()
+    model: str = ""
+    session_id: str = ""
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
 
 OnIds: TypeAlias = Callable[[Sequence[int]], None]
@@ -84,44 +87,42 @@ class Engine(Protocol):
         model: str = "",
         session_id: str = "",
         on_ids: OnIds | None = None,
+        n_vocabulary: int | None = None,
     ) -> Generation:
-        """Sample from ids; only where `info.token_in` names a wire. `on_ids` asks for a stream."""
+        """Sample from ids; only where `info.token_in` names a wire. `on_ids` requests a stream.
+
+        Raises EngineError for an id at or above `n_vocabulary`, and for more than `max_tokens` ids.
+        """
         ...
 
-    async def chat(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[Mapping[str, Any]],
-        sampling: SamplingParams,
-        max_tokens: int,
-        *,
-        model: str = "",
-        session_id: str = "",
-        template_kwargs: Mapping[str, Any] | None = None,
-    ) -> Completion:
+    async def chat(self, request: ChatRequest) -> Completion:
         """Let the engine render and tokenise the messages itself."""
         ...
 
     async def healthy(self) -> bool:
-        """Whether it answers now; never raises, never waits for more than a few seconds."""
+        """Return whether it answers now; never raises, never waits for more than a few seconds."""
         ...
 
     async def pause(self, mode: PauseMode) -> None:
-        """Stop sampling, as `mode` says; with `drain`, returns once nothing runs. EngineError if it cannot."""
+        """Stop sampling by `mode`; with `drain`, return once nothing runs. Raises EngineError if it cannot."""
         ...
 
     async def resume(self) -> None: ...
 
     async def paused(self) -> bool | None:
-        """Whether it is paused; None if it does not say."""
+        """Return whether it is paused; None if it does not tell."""
         ...
 
     async def set_version(self, version: str) -> None:
-        """Name the weights it has now, without cutting what runs."""
+        """Name the weights it has now, without aborting calls."""
+        ...
+
+    async def load_weights(self, path: str) -> None:
+        """Load weights from a path on the server, and drop its prefix cache. Raises EngineError if it cannot."""
         ...
 
     async def version(self) -> str:
-        """What it calls its weights now; empty if it does not say."""
+        """Return the version of its weights now; empty if it does not tell."""
         ...
 
     async def aclose(self) -> None: ...

@@ -22,19 +22,19 @@ from uuid import uuid4
 
 from farm.errors import SandboxError
 from farm.settings import settings
-from workers.sandboxes.owner import sandbox_user
+from workers.sandboxes.sandbox_user import sandbox_user
 
 LINK = "cgroup"
 """In the folder of a sandbox: leads to its group."""
 _MB = 1 << 20
 _OWN_PROCESSES = 64
-"""Beyond the limit of a sandbox: who leads commands in, and the threads of a container runtime."""
-PATIENCE_S, _PAUSE_S = 2.0, 0.01
+"""Processes beyond the limit of a sandbox: those that lead commands in, and a container runtime's threads."""
+WAIT_TIMEOUT_S, _PAUSE_S = 2.0, 0.01
 
 
 @dataclass(frozen=True, slots=True)
 class _Files:
-    """What a version of control groups calls things; those in `also` need not be there."""
+    """The file names of a version of control groups; those in `also` need not be there."""
 
     memory: str
     events: str
@@ -46,7 +46,7 @@ _V1 = _Files("memory.limit_in_bytes", "memory.oom_control", (("memory.memsw.limi
 
 
 def missing() -> str:
-    """Why the farm cannot use the group that it was given; empty if it can, or was given none."""
+    """Return why the farm cannot use the group that it was given; empty if it can, or was given none."""
     try:
         parent = _parent(settings().scratch.absolute() / "sandboxes")
         if parent is not None:
@@ -87,7 +87,7 @@ def of(state: Path) -> str:
 
 
 def n_killed(group: str) -> int:
-    """How many processes of a group the kernel has killed at its memory limit; 0 if the group is gone."""
+    """Return the number of processes of a group that the kernel has killed at its memory limit; 0 if it is gone."""
     for files in (_V2, _V1):
         with contextlib.suppress(OSError), open(f"{group}/{files.events}") as file:  # noqa: PTH123 - for each command
             return next((int(line.split()[1]) for line in file if line.startswith("oom_kill ")), 0)
@@ -102,8 +102,8 @@ def memory_mb(group: str) -> int:
     return 0
 
 
-def remove(group: str, patience_s: float = PATIENCE_S) -> None:
-    """End what is in it, and remove it; harmless if it is empty or gone. Blocks for milliseconds, if nobody sleeps."""
+def remove(group: str, patience_s: float = WAIT_TIMEOUT_S) -> None:
+    """End what is in it, and remove it; harmless if empty or gone. Blocks for milliseconds, if no process sleeps."""
     deadline = time.monotonic() + patience_s
     while group:
         try:
@@ -123,11 +123,11 @@ def sweep(states: Path, all_of_it: bool = False) -> None:
 
     One with processes in it stays: they end with the first process of their sandbox.
     """
-    given = settings().cgroup
-    parent = None if given is None else given / _name(states)
+    result = settings().cgroup
+    parent = None if result is None else result / _name(states)
     if parent is None or not parent.is_dir():
         return
-    # first, as who starts one makes them in the other order
+    # first, as a start makes them in the other order
     groups = [entry.path for entry in os.scandir(parent) if entry.is_dir()]
     wanted = {of(state) for state in states.iterdir()} if states.is_dir() else set()
     unwanted = [group for group in groups if group not in wanted]
@@ -149,20 +149,20 @@ def _processes(group: str) -> list[int]:
 
 def _parent(states: Path) -> Path | None:
     """The group for the sandboxes of a folder, made if need be; None if none is given. Raises SandboxError, OSError."""
-    given = settings().cgroup
-    if given is None:
+    path = settings().cgroup
+    if path is None:
         return None
-    parent = given / _name(states)
-    if (given / "cgroup.controllers").exists():
-        if "memory" not in (given / "cgroup.controllers").read_text().split():
-            raise SandboxError(f"FARM_CGROUP={given}: the memory controller is not delegated to this control group")
-        _hand_down(given)
+    parent = path / _name(states)
+    if (path / "cgroup.controllers").exists():
+        if "memory" not in (path / "cgroup.controllers").read_text().split():
+            raise SandboxError(f"FARM_CGROUP={path}: the memory controller is not delegated to this control group")
+        _hand_down(path)
         parent.mkdir(exist_ok=True)
         _hand_down(parent)
-    elif (given / _V1.memory).exists():
+    elif (path / _V1.memory).exists():
         parent.mkdir(exist_ok=True)
     else:
-        raise SandboxError(f"FARM_CGROUP={given} is no control group of version 2, nor one of the memory controller")
+        raise SandboxError(f"FARM_CGROUP={path} is no control group of version 2, nor one of the memory controller")
     user = sandbox_user()
     if user:
         # the monitor, by then no longer root, must be able to remove its own

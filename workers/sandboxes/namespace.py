@@ -6,13 +6,14 @@ from typing import ClassVar
 
 from workers.sandboxes import cgroups
 from workers.sandboxes.probe import namespaces_missing
-from workers.sandboxes.provider import JoinedProvider
+from workers.sandboxes.provider import NodeSandboxProvider
 
 
-class NamespaceProvider(JoinedProvider):
+class NamespaceProvider(NodeSandboxProvider):
     """See `workers.interfaces.SandboxProvider`."""
 
     kind: ClassVar[str] = "namespace"
+    priority: ClassVar[int] = 10
 
     def missing(self) -> str:
         """See `SandboxProvider.missing`."""

@@ -1,4 +1,4 @@
-"""Whether this node can run sandboxes at all: tried once per process, with the calls that a sandbox needs."""
+"""The probe of a node for sandboxes: tried once per process, with the calls that a sandbox needs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 from farm.errors import SandboxError
 from farm.settings import settings
-from workers.sandboxes.owner import give, sandbox_user
+from workers.sandboxes.sandbox_user import give, sandbox_user
 
 PROGRAMS = ("bash", "setpriv", "unshare", "rm")
 _SWITCHES = {
@@ -23,28 +23,12 @@ _SWITCHES = {
 }
 _N_TRIES = 3
 _TIMEOUT_S = 60.0
-_TRY = """
-import os, sys
-sys.path.append(sys.argv[1])
-from workers.sandboxes import linux
-os.chdir(sys.argv[2])
-if len(sys.argv) > 3:
-    os.setgroups([]); os.setgid(int(sys.argv[4])); os.setuid(int(sys.argv[3])); linux.let_others_look_in(True)
-linux.become_root_of_a_new_user_namespace(linux.NEWNS)
-linux.make_mounts_private()
-linux.mount("overlay", "root", "overlay", 0, "userxattr,lowerdir=lower,upperdir=upper,workdir=work")
-os.remove("root/folder/file"); os.rmdir("root/folder"); os.mkdir("root/folder")
-linux.unshare(linux.NEWPID | linux.NEWNET | linux.NEWIPC | linux.NEWUTS)
-if os.fork() == 0:
-    linux.mount("proc", "root", "proc", 0)
-    os._exit(0)
-sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))
-"""
+_TRY = "import sys; sys.path.append(sys.argv[1]); from workers.sandboxes.isolation.namespace_probe import main; main()"
 
 
 @cache
 def namespaces_missing() -> str:
-    """Why sandboxes cannot be made here and how to mend that; empty if they can. Blocks for 50 ms, once."""
+    """Return why sandboxes cannot be made here and how to fix that; empty if they can. Blocks for 50 ms, once."""
     missing = [name for name in PROGRAMS if shutil.which(name) is None]
     if sys.platform != "linux" or missing:
         return f"needs Linux with {', '.join(missing)}: install bash, coreutils and util-linux"
@@ -66,9 +50,9 @@ Answer: TypeAlias = "subprocess.CompletedProcess[str]"
 
 
 def answer_of(ask: Callable[[], Answer]) -> Answer:
-    """What a program says that is run to see what this node can do.
+    """Return the answer of a program that is run to find out what this node can do.
 
-    One that a signal ends, as when every process of a node is told to end, says nothing, and is asked again.
+    One that a signal ends, as when every process of a node gets one, has no answer, and is run again.
     """
     for _ in range(_N_TRIES):
         answer = ask()

@@ -1,4 +1,4 @@
-"""Files in and out of a sandbox: asked of the porter, whose child goes inside for them.
+"""Files in and out of a sandbox: requested from the fork server, whose child goes inside for them.
 
 What comes out of a sandbox is what the policy made of it. A folder comes as a tar stream, which is unpacked here with
 nothing that leads out of its place.
@@ -12,27 +12,33 @@ import os
 import shutil
 import socket
 import tarfile
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from farm.errors import ToolError
-from workers.sandboxes.child import refused
-from workers.sandboxes.porter import porter
+from workers.sandboxes.processes.fork_client import fork_client
+from workers.sandboxes.processes.sandbox_process import refused
 
 if TYPE_CHECKING:
-    from workers.sandboxes.joining import Target
+    from workers.sandboxes.isolation.namespaces import JoinTarget
 
 FILE_S = 60.0
 TREE_S = 600.0
+REMOVE_S = 0.5
+"""Seconds for a cancelled copy out to be removed; after that it goes on without being waited for."""
 MAX_FILE = 100_000_000
 """Bytes of a file that is read into the worker."""
+
+
+_REMOVING: set[asyncio.Task[None]] = set()
 
 
 class Transfer:
     """Of one sandbox. Every method raises SandboxError if it is gone, ToolError if the file cannot be had."""
 
-    def __init__(self, sandbox_id: str, target: Callable[[], Target], workdir: str, disk_mb: int) -> None:
+    def __init__(self, sandbox_id: str, target: Callable[[], JoinTarget], workdir: str, disk_mb: int) -> None:
         self._sandbox_id = sandbox_id
         self._target = target
         self._workdir = workdir
@@ -67,7 +73,7 @@ class Transfer:
             with theirs:
                 await self._ask("upload", path, theirs.fileno(), TREE_S)
         finally:
-            # if the other side gave up, or sleeps, the writer hears of it now
+            # if the other side gave up, or sleeps, the writer gets an error now
             _hang_up(ours)
             await packing
             ours.close()
@@ -77,20 +83,24 @@ class Transfer:
         if await asyncio.to_thread(os.path.lexists, target):
             raise ToolError(f"{target} exists on the node already")
         ours, theirs = socket.socketpair()
-        unpacking = asyncio.create_task(asyncio.to_thread(_unpack, ours, target))
+        given_up = threading.Event()
+        unpacking = asyncio.create_task(asyncio.to_thread(_unpack, ours, target, given_up))
         try:
             with theirs:
                 await self._ask("download", path, theirs.fileno(), TREE_S)
         except BaseException:
             # the other side may sleep with its end open
+            given_up.set()
             _hang_up(ours)
-            await asyncio.gather(unpacking, return_exceptions=True)
-            _remove(target)
+            removing = asyncio.create_task(_removed(unpacking, target))
+            _REMOVING.add(removing)
+            removing.add_done_callback(_REMOVING.discard)
+            await asyncio.wait([removing], timeout=REMOVE_S)
             raise
         try:
             await unpacking
         except (tarfile.TarError, OSError) as error:
-            _remove(target)
+            await asyncio.to_thread(_remove, target)
             raise ToolError(f"{path} cannot be copied out: {error}") from error
 
     async def _ask(self, action: str, path: str, descriptor: int, timeout_s: float) -> None:
@@ -104,7 +114,7 @@ class Transfer:
             "target": self._target(),
             "max_bytes": MAX_FILE if action == "read" else self._max_tree,
         }
-        answers = porter().ask(job, [descriptor])
+        answers = fork_client().request(job, [descriptor])
         try:
             async with asyncio.timeout(timeout_s):
                 message, _ = await answers.next()
@@ -119,7 +129,7 @@ class Transfer:
 
 
 def _hang_up(ours: socket.socket) -> None:
-    """End what a thread reads or writes there, whoever holds the other end."""
+    """End what a thread reads or writes there, whatever holds the other end."""
     # it may have done so itself
     with contextlib.suppress(OSError):
         ours.shutdown(socket.SHUT_RDWR)
@@ -150,14 +160,23 @@ def _pack(source: Path, ours: socket.socket) -> None:
         ours.shutdown(socket.SHUT_WR)
 
 
-def _unpack(ours: socket.socket, target: Path) -> None:
+async def _removed(unpacking: asyncio.Task[None], target: Path) -> None:
+    await asyncio.gather(unpacking, return_exceptions=True)
+    await asyncio.to_thread(_remove, target)
+
+
+def _unpack(ours: socket.socket, target: Path, given_up: threading.Event) -> None:
     """Make `target` from a tar stream; leaves out what would lead out of it. Raises TarError, OSError."""
     top = target.parent.resolve() / target.name
-    with ours, ours.makefile("rb") as pipe:
+    # the folders that are made here, below which there is nothing but what is made here
+    folders: set[str] = set()
+    with ours, ours.makefile("rb", 1 << 18) as pipe:
         try:
             with tarfile.open(fileobj=pipe, mode="r|") as archive:
                 for member in archive:
-                    _place(archive, member, top)
+                    if given_up.is_set():
+                        return
+                    _place(archive, member, str(top), folders)
         except tarfile.ReadError:
             # nothing came: the other side has said why
             if target.exists():
@@ -168,23 +187,28 @@ def _unpack(ours: socket.socket, target: Path) -> None:
         pass
 
 
-def _place(archive: tarfile.TarFile, member: tarfile.TarInfo, top: Path) -> None:
-    path = top if member.name == "." else top / member.name
+def _place(archive: tarfile.TarFile, member: tarfile.TarInfo, top: str, folders: set[str]) -> None:
+    path = top if member.name == "." else f"{top}/{member.name}"
     # the tree may have changed while it was packed, so that what was a folder first is a link here
-    if path.parent.resolve() != path.parent or not path.is_relative_to(top) or ".." in path.parts:
+    if path != top and path.rpartition("/")[0] not in folders:
+        return
+    if path.rpartition("/")[2] in ("", ".", ".."):
         return
     if member.isdir():
-        path.mkdir(exist_ok=True)
+        os.mkdir(path)  # noqa: PTH102 - tens of thousands, for which pathlib takes as long as the kernel
+        folders.add(path)
     elif member.isreg():
         source = archive.extractfile(member)
         assert source
-        with open(path, "xb", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o600)) as file:
-            shutil.copyfileobj(source, file)
-        path.chmod(member.mode & 0o700 | 0o600)
-    elif member.issym() and member.name != ".":
-        path.symlink_to(member.linkname)
-    elif member.islnk() and (top / member.linkname).resolve() == top / member.linkname:
-        os.link(top / member.linkname, path)
+        mode = member.mode & 0o700 | 0o600
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
+        with os.fdopen(descriptor, "wb") as file:
+            shutil.copyfileobj(source, file, 1 << 20)
+            os.fchmod(descriptor, mode)
+    elif member.issym() and path != top:
+        Path(path).symlink_to(member.linkname)
+    elif member.islnk() and f"{top}/{member.linkname}".rpartition("/")[0] in folders:
+        os.link(f"{top}/{member.linkname}", path, follow_symlinks=False)
 
 
 def _cut_links(top: Path) -> int:

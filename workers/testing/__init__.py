@@ -1,12 +1,12 @@
-"""Fakes for people who write handlers, agents and trainers; they keep the promises of `workers/interfaces.py`.
+"""Fakes for authors of handlers, agents and trainers; they keep the promises of `workers/interfaces.py`.
 
-`python -m workers.testing.engine` is a double of an LLM server. `workers.testing.local` is a sandbox that is none, and
-`workers.testing.promises` tries what every sandbox promises.
+`python -m workers.testing.engine` is a double of an LLM server. `workers.testing.local_sandbox` runs on the machine
+itself, without isolation. `workers.conformance` checks the promises of every sandbox.
 """
 
 from __future__ import annotations
 
-from workers.testing.chat import ChatHandler
+from workers.testing.chat_handler import ChatHandler
 from workers.testing.fakes import EchoTool, FakeProvider, FakeSandbox, ScriptedPolicy, answering, calling
 from workers.testing.noop import NoopAgent, NoopHandler, NoopInstance
 

@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 from pydantic import BaseModel, ConfigDict
 
 from farm.errors import SandboxError, ToolError
-from farm.request import SamplingParams, SandboxLimits, SandboxSpec
-from farm.trajectory import Message
+from farm.records.request import SamplingParams, SandboxLimits, SandboxSpec
+from farm.records.trajectory import Message
 from workers.interfaces import (
     CellResult,
     Completion,
@@ -28,8 +28,7 @@ from workers.interfaces import (
 
 def answering(content: str, *, finish_reason: str = "stop", n_tokens: int = 10) -> Completion:
     """A completion of text alone."""
-    message = {"role": "assistant", "content": content}
-    return Completion(message, finish_reason, "fake", n_prompt_tokens=5, n_response_tokens=n_tokens)
+    return _completion({"role": "assistant", "content": content}, finish_reason, n_tokens)
 
 
 def calling(*calls: tuple[str, Any], content: str = "", n_tokens: int = 10) -> Completion:
@@ -46,11 +45,17 @@ def calling(*calls: tuple[str, Any], content: str = "", n_tokens: int = 10) -> C
         for index, (name, arguments) in enumerate(calls)
     ]
     message = {"role": "assistant", "content": content, "tool_calls": tool_calls}
-    return Completion(message, "tool_calls", "fake", n_prompt_tokens=5, n_response_tokens=n_tokens)
+    return _completion(message, "tool_calls", n_tokens)
+
+
+def _completion(message: Message, finish_reason: str, n_tokens: int) -> Completion:
+    return Completion(
+        response=message, finish_reason=finish_reason, engine="fake", n_prompt_tokens=5, n_response_tokens=n_tokens
+    )
 
 
 class ScriptedPolicy:
-    """Gives the completions of a script in order, raises those that are exceptions; `asked` holds what it was asked."""
+    """Returns the completions of a script in order, raises those that are exceptions; `asked` holds the requests."""
 
     def __init__(self, *script: Completion | Exception) -> None:
         self._script: Iterator[Completion | Exception] = iter(script)
@@ -72,13 +77,13 @@ class ScriptedPolicy:
             raise AssertionError("the policy was asked once more than its script has turns")
         if isinstance(answer, Exception):
             raise answer
-        if on_delta is not None and answer.message.get("content"):
-            on_delta(Delta(answer.message["content"]))
+        if on_delta is not None and answer.response.get("content"):
+            on_delta(Delta(answer.response["content"]))
         return answer
 
 
 class EchoArguments(BaseModel):
-    """What EchoTool takes."""
+    """Arguments of EchoTool."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -120,7 +125,7 @@ class FakeSandbox:
 
     Files can be written, read, copied in and out, and are gone when it is stopped; beyond that it promises nothing. No
     program runs: what a command does to files, its function must do to `files`. Paths are keys: `a` and `/workspace/a`
-    are two files, links and modes there are none. For commands that run, see `workers.testing.local`.
+    are two files, links and modes there are none. For commands that run, see `workers.testing.local_sandbox`.
     """
 
     def __init__(self, sandbox_id: str = "fake", commands: Commands = _succeed) -> None:
@@ -175,12 +180,12 @@ class FakeSandbox:
         self.check()
         if _exists(target):
             raise ToolError(f"{target} exists on the node already")
-        found = {target.joinpath(name[len(path) :].strip("/")): self.files[name] for name in self._below(path)}
+        result = {target.joinpath(name[len(path) :].strip("/")): self.files[name] for name in self._below(path)}
         if path in self.files:
-            found = {target: self.files[path]}
-        if not found:
+            result = {target: self.files[path]}
+        if not result:
             raise ToolError(f"{path}: No such file or directory")
-        for place, data in found.items():
+        for place, data in result.items():
             _write(place, data)
 
     async def stop(self) -> None:

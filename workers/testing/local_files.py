@@ -22,7 +22,7 @@ class LocalFiles:
         self._alias = alias
 
     def _place(self, path: str) -> Path:
-        """Where a path is on this machine. Raises ToolError if that is none of the sandbox's."""
+        """Return a path's location on this machine. Raises ToolError if it is outside of the sandbox."""
         if not path or "\0" in path:
             raise ToolError(f"{path!r}: Not a path")
         relative = Path(path).relative_to(self._alias) if Path(path).is_relative_to(self._alias) else Path(path)
@@ -98,7 +98,7 @@ def _may_be_copied(path: Path, top: Path) -> bool:
 
 @contextmanager
 def _told(path: str) -> Iterator[None]:
-    """Errors of this machine, as words about a path of the sandbox."""
+    """Translate errors of this machine to messages about a path of the sandbox."""
     try:
         yield
     except shutil.Error as error:

@@ -1,4 +1,4 @@
-"""Processes of a local sandbox, started by this process itself, with the answers that a porter would give."""
+"""Processes of a local sandbox, started by this process itself, with the messages that a fork server would send."""
 
 from __future__ import annotations
 
@@ -13,15 +13,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from workers.sandboxes.porter import Answers
+from workers.sandboxes.processes.fork_client import ForkReplies
 
 _RUN = 'cd -- "$0" || exit 126; exec -- "$@"'
 _HIGH = 300
 _SIGNALS = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP)
 
 
-def started(argv: Sequence[str], env: Mapping[str, str], fds: Mapping[int, int], cwd: str, terminal: bool) -> Answers:
-    """Start a program in a session of its own; tells its pid, with a pidfd, then its exit code.
+def started(
+    argv: Sequence[str], env: Mapping[str, str], fds: Mapping[int, int], cwd: str, terminal: bool
+) -> ForkReplies:
+    """Start a program in a session of its own; send its pid, with a pidfd, then its exit code.
 
     `fds` maps its descriptors to ours, which may be closed on return; with `terminal`, 0 is its controlling terminal.
     """
@@ -35,7 +37,7 @@ def started(argv: Sequence[str], env: Mapping[str, str], fds: Mapping[int, int],
             os.write(fds[2], f"{argv[0][:100]}: {error}\n".encode(errors="surrogateescape"))
         pid = _spawn(["bash", "-c", "exit 126"], env, {}, False)
     threading.Thread(target=_watch, args=(pid, os.pidfd_open(pid), theirs), daemon=True).start()
-    return Answers(ours)
+    return ForkReplies(ours)
 
 
 def _spawn(argv: Sequence[str], env: Mapping[str, str], fds: Mapping[int, int], terminal: bool) -> int:
@@ -55,7 +57,7 @@ def _spawn(argv: Sequence[str], env: Mapping[str, str], fds: Mapping[int, int], 
 
 
 def _inherited() -> Iterator[int]:
-    """Descriptors that whoever started this process left open for all that it starts."""
+    """Yield the inheritable descriptors that this process was started with."""
     for entry in list(Path("/proc/self/fd").iterdir()):
         # the one of the listing itself is closed by now
         with contextlib.suppress(OSError):
@@ -64,7 +66,7 @@ def _inherited() -> Iterator[int]:
 
 
 def _watch(pid: int, pidfd: int, answer: socket.socket) -> None:
-    """In a thread: tell of a child, wait for it, tell of its end. Nobody may be listening any more."""
+    """In a thread: report a child, wait for it, report its end. The reader may have closed."""
     with answer, contextlib.suppress(OSError):
         try:
             socket.send_fds(answer, [json.dumps({"pid": pid}).encode()], [pidfd])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import sys
 import time
 from collections.abc import Awaitable, Callable, Collection
 from contextlib import suppress
@@ -12,9 +13,9 @@ from typing import ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from farm.errors import AgentError, EngineError, EvaluatorError, HandlerError, RolloutError, SandboxError
-from farm.request import SandboxSpec
-from farm.rollout import Outcome, Stage
-from farm.trajectory import Message
+from farm.records.request import SandboxSpec
+from farm.records.rollout import Outcome, Stage
+from farm.records.trajectory import Message
 from workers.interfaces import (
     AgentContext,
     AgentResult,
@@ -31,13 +32,13 @@ _ERRORS: dict[str, type[RolloutError]] = {
 
 
 class NoopInstance(BaseModel):
-    """`seconds` is slept in the run stage, `stuck` in a way that should not be: `loop` keeps the event loop from all
-    others, `lock` the interpreter, and `deaf` does not heed that it is cancelled.
+    """`seconds` is slept in the run stage, `stuck` in a way that handlers must not: `loop` blocks the event loop,
+    `lock` the interpreter, and `deaf` ignores cancellation.
 
     `fail` raises an error in a stage, such as `run:engine_error`.
 
-    The errors are the kinds of RolloutError, `bug` for an exception of no such kind, and `final` for a HandlerError
-    that is not tried again.
+    The errors are the kinds of RolloutError, `bug` for an exception of no such kind, `final` for a HandlerError that
+    is not tried again, and `exit` for `sys.exit`.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -47,7 +48,7 @@ class NoopInstance(BaseModel):
     stuck: Literal["", "loop", "lock", "deaf"] = ""
     fail: str = Field(
         default="",
-        pattern=r"^((init|run|eval):(sandbox_error|engine_error|evaluator_error|agent_error|handler_error|bug|final))?$",
+        pattern=r"^((init|run|eval):(sandbox_error|engine_error|evaluator_error|agent_error|handler_error|bug|final|exit))?$",
     )
 
     def fail_in(self, stage: Stage) -> None:
@@ -57,6 +58,8 @@ class NoopInstance(BaseModel):
             return
         if kind == "bug":
             raise RuntimeError(f"the instance asks for a bug in {stage.value}")
+        if kind == "exit":
+            sys.exit(f"the instance asks to exit in {stage.value}")
         if kind == "final":
             raise HandlerError(f"the instance asks for a final error in {stage.value}", retryable=False)
         raise _ERRORS[kind](f"the instance asks for {kind} in {stage.value}")
@@ -120,7 +123,7 @@ async def _with_the_lock(seconds: float) -> None:
     _ENDLESS.match("a" * 64 + "b")
 
 
-async def _deaf(seconds: float) -> None:
+async def _ignoring_cancellation(seconds: float) -> None:
     until = time.monotonic() + seconds
     while (left_s := until - time.monotonic()) > 0:
         with suppress(asyncio.CancelledError):
@@ -132,7 +135,7 @@ _SLEEPS: dict[str, Callable[[float], Awaitable[None]]] = {
     "": asyncio.sleep,
     "loop": _on_the_loop,
     "lock": _with_the_lock,
-    "deaf": _deaf,
+    "deaf": _ignoring_cancellation,
 }
 
 

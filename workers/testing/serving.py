@@ -19,8 +19,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 _START_S = 30.0
 _KEEP_ALIVE_S = 5.0
-_GRACE_S = 5
-"""What calls that still run may take when the server ends."""
+_GRACE_PERIOD_S = 5
+"""Seconds that running calls may take when the server ends."""
 
 
 class _Protocol(H11Protocol):
@@ -44,7 +44,7 @@ class _Server(uvicorn.Server):
             log_level="warning",
             access_log=False,
             lifespan="off",
-            timeout_graceful_shutdown=_GRACE_S,
+            timeout_graceful_shutdown=_GRACE_PERIOD_S,
         )
         # Fractions of a second are as good; only the annotation asks for whole ones.
         config.timeout_keep_alive = keep_alive_s  # type: ignore[assignment]

@@ -1,4 +1,4 @@
-"""What the tools share: how arguments are checked, that some need a sandbox, how output is put together."""
+"""The common parts of the tools: checks of arguments, the need for a sandbox, the assembly of output."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _EXPECTED = {
     "bool_parsing": "must be true or false, not {given}",
     "list_type": "must be a JSON array, not {given}",
 }
-"""How a model is told what pydantic found; other findings keep pydantic's words."""
+"""Messages for the model by pydantic's error types; other errors keep pydantic's message."""
 
 
 def _plain_schema(schema: dict[str, Any], of: type[BaseModel]) -> None:
-    """Leave out what a model need not read and not every LLM server accepts: titles, and null as an optional's type."""
+    """Drop what models do not need and not every LLM server accepts: titles, and null as an optional's type."""
     schema.pop("title", None)
     schema.pop("description", None)
     schema.setdefault("properties", {})
@@ -48,9 +48,9 @@ def _plain_schema(schema: dict[str, Any], of: type[BaseModel]) -> None:
 
 
 class Arguments(BaseModel):
-    """The arguments of a tool. Unknown ones are refused, null stands for an optional one that is not given.
+    """The arguments of a tool. Unknown ones are refused, null stands for a missing optional one.
 
-    What is wrong is worded for the model, whatever was sent; all texts are then valid Unicode.
+    Errors are worded for the model, whatever was sent; all texts are then valid Unicode.
     """
 
     model_config = ConfigDict(extra="forbid", json_schema_extra=_plain_schema)
@@ -67,7 +67,7 @@ class Arguments(BaseModel):
         try:
             checked = check(_without_nulls(cls, sent))
         except ValidationError as error:
-            wrong = [(found["loc"], _worded(found)) for found in error.errors(include_url=False)]
+            wrong = [(result["loc"], _worded(result)) for result in error.errors(include_url=False)]
             raise _refusal(cls, [*unknown, *wrong]) from None
         if wrong := [*unknown, *_broken_texts(checked)]:
             raise _refusal(cls, wrong)
@@ -75,16 +75,16 @@ class Arguments(BaseModel):
 
 
 _Complaint = tuple[tuple[int | str, ...], str]
-"""Where in the arguments, and what is wrong there."""
+"""A place in the arguments, and the error there."""
 
 
 def _refusal(model: type[BaseModel], complaints: list[_Complaint]) -> ValidationError:
-    told = complaints[:_MAX_COMPLAINTS]
-    if len(complaints) > len(told):
-        told.append(((), "there is more wrong with them"))
+    result = complaints[:_MAX_COMPLAINTS]
+    if len(complaints) > len(result):
+        result.append(((), "there is more wrong with them"))
     errors = [
         InitErrorDetails(type=PydanticCustomError("argument", "{text}", {"text": text}), loc=place, input=None)
-        for place, text in told
+        for place, text in result
     ]
     return ValidationError.from_exception_data(model.__name__, errors)
 
@@ -132,7 +132,7 @@ def _broken_texts(arguments: BaseModel) -> Iterator[_Complaint]:
 
 
 def _shown(value: Any) -> str:
-    """A value as a model would know it again, in characters that any encoding has; the end of a long one cut off."""
+    """Return a value in a form that the model recognises, in ASCII; the end of a long one is cut off."""
     if isinstance(value, dict | list) and value:
         return "an object" if isinstance(value, dict) else "an array"
     text = json.dumps(value)
@@ -144,17 +144,17 @@ def _shown_name(name: str) -> str:
 
 
 def needed(sandbox: Sandbox | None, tool: str) -> Sandbox:
-    """The sandbox. Raises ToolError if the rollout has none."""
+    """Return the sandbox. Raises ToolError if the rollout has none."""
     if sandbox is None:
         raise ToolError(f"`{tool}` cannot be used here: this problem is played without a sandbox.")
     return sandbox
 
 
 def out_of_time(timeout_s: float, more: str) -> str:
-    """The line that ends the output of a call that was cut off."""
+    """Return the last line of the output of a call that was cut off."""
     return f"[stopped: it did not finish within {timeout_s:g} seconds; {more}]"
 
 
 def lines(*parts: str) -> str:
-    """Parts of an observation, each on a line of its own, empty ones left out."""
+    """Join the parts of an observation, each on a line of its own, without empty ones."""
     return "\n".join(part.rstrip("\n") for part in parts if part.strip("\n"))

@@ -1,4 +1,4 @@
-"""The `bash` tool: one persistent shell for a rollout, and a way to type to what runs in it."""
+"""The `bash` tool: one persistent shell for a rollout, with input to the programs that run in it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _KEYS = {
     "<right>": b"\x1b[C",
     "<left>": b"\x1b[D",
 } | {f"c-{key}": bytes([ord(key.upper()) & 31]) for key in string.ascii_lowercase + "[\\]^_"}
-"""What a key is called, in small letters, and what a terminal sends for it."""
+"""The names of keys, in lower case, and the bytes that a terminal sends for them."""
 
 
 class BashArguments(Arguments):
@@ -67,7 +67,7 @@ class BashTool:
         self._running = False
 
     async def call(self, arguments: BashArguments, timeout_s: float) -> Observation:
-        """Output, then what there is to say about its end. SandboxError if the sandbox is gone."""
+        """Return the output, then notes on its end. Raises SandboxError if the sandbox is gone."""
         sandbox = needed(self._sandbox, self.name)
         _check(arguments)
         if self._shell is None:
@@ -90,7 +90,7 @@ class BashTool:
         return self._observed(await shell.send(_keys(arguments), min(arguments.wait_s, timeout_s)))
 
     async def _rest(self, shell: Shell) -> str:
-        """What the program that is to make room had still written, and what becomes of it."""
+        """End the program that still runs; return its remaining output, and a note on its end."""
         self._running = False
         result = await shell.send(b"", 0.0)
         end = "is ended now" if result.running else f"had ended with exit code {result.code}"
@@ -108,7 +108,7 @@ class BashTool:
 
 
 def _check(arguments: BashArguments) -> None:
-    """Raises ToolError, worded for the model, if the arguments make no sense together."""
+    """Raise ToolError, worded for the model, if the arguments make no sense together."""
     if arguments.command:
         if arguments.input:
             raise ToolError(
@@ -137,12 +137,14 @@ def _plain_end(result: ShellResult, timeout_s: float) -> list[str]:
 
 
 def _observation(result: ShellResult, before: str, *notes: str) -> Observation:
-    told = [before, result.output, *notes]
+    value = [before, result.output, *notes]
     if result.limit:
-        told.append(f"[stopped by the sandbox: {result.limit}]")
+        value.append(f"[stopped by the sandbox: {result.limit}]")
     if result.restarted:
-        told.append(f"[the shell had ended; a new one was started in {result.cwd}: set variables and functions again]")
+        value.append(f"[the shell had ended; a new one was started in {result.cwd}: set variables and functions again]")
+    if result.note:
+        value.append(f"[{result.note}]")
     if result.n_dropped:
-        told.append(f"[{result.n_dropped} bytes from the middle of the output are left out]")
+        value.append(f"[{result.n_dropped} bytes from the middle of the output are left out]")
     artefacts = () if result.full is None else (Artefact("bash.txt", "text/plain", result.full),)
-    return Observation(lines(*told), artefacts=artefacts)
+    return Observation(lines(*value), artefacts=artefacts)

@@ -22,10 +22,10 @@ class SubmitTool:
     arguments: ClassVar[type[BaseModel]] = SubmitArguments
 
     def __init__(self, sandbox: Sandbox | None) -> None:
-        """As all tools are made; what is submitted from a sandbox is collected by the handler."""
+        """Take a sandbox as all tools do; the handler collects the submission from it."""
 
     async def call(self, arguments: SubmitArguments, timeout_s: float) -> Observation:
         return Observation("Submitted.", done=True, answer=arguments.answer)
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: nothing is held."""

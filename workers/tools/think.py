@@ -1,4 +1,4 @@
-"""The `think` tool: room to reason between two actions. It touches nothing; the thought stays in the conversation."""
+"""The `think` tool: reasoning between two actions. It changes nothing; the thought stays in the conversation."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class ThinkTool:
     arguments: ClassVar[type[BaseModel]] = ThinkArguments
 
     def __init__(self, sandbox: Sandbox | None) -> None:
-        """As all tools are made; the thought is recorded as the call that holds it."""
+        """Take a sandbox as all tools do; the thought is recorded with its call."""
 
     async def call(self, arguments: ThinkArguments, timeout_s: float) -> Observation:
         return Observation("Your thought has been logged.")
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: nothing is held."""

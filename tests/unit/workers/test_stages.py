@@ -1,4 +1,4 @@
-"""Whose doing it is when the time of a rollout ends: the policy's, an engine's, or nobody's."""
+"""Attribution of an expired rollout time limit: to the policy, an engine, or neither."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 
 from farm.errors import EngineError, SandboxError
-from farm.request import Limits, SamplingParams
-from farm.rollout import Outcome
-from farm.trajectory import ModelCall
+from farm.records.request import Limits, SamplingParams
+from farm.records.rollout import Outcome
+from farm.records.trajectory import ModelCall
 from workers.interfaces import Artefact, Completion
-from workers.stages import Job, Played, ended, run
+from workers.run_clock import ended
+from workers.stage_job import StageJob
+from workers.stages import RunResult, run
 from workers.testing.fakes import ScriptedPolicy, answering
 
 
@@ -55,8 +57,8 @@ async def keep(index: int, artefact: Artefact) -> str:
     return ""
 
 
-def play(policy: Slow, run_s: float = 0.2) -> Played:
-    job = Job(
+def play(policy: Slow, run_s: float = 0.2) -> RunResult:
+    job = StageJob(
         rollout_id="r1",
         attempt=1,
         sample_index=0,
@@ -114,7 +116,7 @@ def test_an_error_of_the_agent_comes_out_as_it_is() -> None:
 
 
 class Stubborn:
-    """An agent that does not want to end: it swallows so many cancellations, and then raises."""
+    """An agent that swallows so many cancellations, and then raises."""
 
     def __init__(self, n_swallowed: int, error: Exception | None = None) -> None:
         self.n_cancelled = 0
@@ -136,6 +138,8 @@ class Stubborn:
 def end(agent: Stubborn) -> list[dict[str, Any]]:
     """Begin and end it; what the event loop complains of."""
     complaints: list[dict[str, Any]] = []
+    # what other tests have left would be complained of here
+    gc.collect()
 
     async def main() -> None:
         asyncio.get_running_loop().set_exception_handler(lambda loop, context: complaints.append(context))

@@ -1,6 +1,6 @@
-"""Clients of LLM servers: how each kind is asked, paused and found out."""
+"""Clients of LLM servers: requests, control and detection, for each kind of server."""
 
-from workers.policy.engines.detection import detect
-from workers.policy.engines.served import open_engine
+from workers.policy.engines.capabilities import detect
+from workers.policy.engines.client import open_engine
 
 __all__ = ["detect", "open_engine"]

@@ -1,8 +1,12 @@
 """JSON over HTTP to one engine: pooled connections, bytes in and out, events of a stream.
 
-An idle connection is given up before uvicorn's 5 s are over. One that the server closed at that very moment fails with
-the next request before any answer has come; then another is tried at once, as sampling has no side effect. The
-environment's proxies are not used: engines are near.
+The rule: every read is bounded. An answer has at most the bytes that its request can need, and is not compressed; its
+head comes within the time limit, and its body, which is sent as a whole, not much slower than over a poor network.
+Error texts, lists of models and answers to orders are bounded, too.
+
+An idle connection is closed before uvicorn's 5 s are over. If the server closes one at that moment, the next request
+fails before any answer has come; then another connection is tried at once, as sampling has no side effect. The
+environment's proxies are not used: engines are near the workers.
 """
 
 from __future__ import annotations
@@ -15,13 +19,20 @@ from typing import Any
 import httpx2
 import orjson
 
+from workers.policy.engines import progress
+
 _IDLE_S = 4.0
 _CONNECT_S = 10.0
 _MAX_STALE = 3
-"""How many connections that were closed while idle are passed over for one request."""
+"""The most connections closed while idle that one request skips."""
 _DONE = b"[DONE]"
-_LONGEST_PLAIN = 4
-"""A key no longer than this, such as `none`, is no secret."""
+SMALL_BYTES = 4 * 2**20
+"""The most bytes of an answer without tokens."""
+_BODY_S = 30.0
+_MIN_BYTES_S = 2**16
+"""The time limit of a body is `_BODY_S`, and a second more for each `_MIN_BYTES_S` bytes received."""
+_MAX_PLAIN = 4
+"""The most characters of a key that is no secret, such as `none`."""
 _JSON = {"content-type": "application/json"}
 
 
@@ -36,21 +47,27 @@ class Refusal(Exception):
 
 
 class BrokenStream(Exception):
-    """The events ended before the server said that they were all."""
+    """A stream that ended without its last event, `[DONE]`."""
 
 
-FAILURES = (httpx2.HTTPError, httpx2.InvalidURL, BrokenStream)
-"""What a request raises that got no answer, or not all of it."""
+class OversizedAnswer(Exception):
+    """An answer that is larger or slower than its request can explain, or compressed; it was not read to its end."""
 
 
-class Connection:
-    """One engine's connections, for one event loop. Its methods raise Refusal, or one of FAILURES."""
+FAILURES = (httpx2.HTTPError, httpx2.InvalidURL, BrokenStream, OversizedAnswer, TimeoutError)
+"""The errors of a request that got no answer, or not all of it."""
+
+
+class EngineConnection:
+    """The connections to one engine, for one event loop. The methods raise Refusal, or one of FAILURES."""
 
     def __init__(self, url: str, key: str, timeout_s: float) -> None:
+        self.url = url
         self.root = url.rstrip("/").removesuffix("/v1")
         self._key = key
+        self._timeout_s = timeout_s
         self.client = httpx2.AsyncClient(
-            # Reading the certificates takes longer than a call; without TLS nobody looks at them.
+            # Reading the certificates takes longer than a call; without TLS they are not needed.
             transport=_Transport(
                 verify=url.startswith("https:"),
                 limits=httpx2.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=_IDLE_S),
@@ -60,51 +77,99 @@ class Connection:
         )
 
     async def get(self, path: str) -> Any:
-        """The answer's JSON, or its text."""
+        """Return the answer's JSON, or its text."""
         return readable(await self._request("GET", path))
 
+    async def get_object(self, path: str) -> dict[str, Any]:
+        """Return the JSON object that a route answers; empty if the route is refused, or its answer is no object."""
+        try:
+            answer = await self.get(path)
+        except Refusal:
+            return {}
+        return answer if isinstance(answer, dict) else {}
+
     async def post(self, path: str, body: Any = None) -> Any:
-        """The answer's JSON, or its text. A body of None sends none."""
+        """Return the answer's JSON, or its text. With None, no body is sent."""
         return readable(await self._request("POST", path, None if body is None else orjson.dumps(body)))
 
-    async def ask(self, path: str, body: bytes, headers: dict[str, str]) -> bytes:
-        """The answer to a JSON body, unread."""
-        return await self._request("POST", path, body, headers)
+    async def ask(self, path: str, body: bytes, headers: dict[str, str], most: int) -> bytes:
+        """Return the answer to a JSON body, of `most` bytes at most, unparsed."""
+        return await self._request("POST", path, body, headers, most)
 
     async def status(self, path: str, timeout_s: float) -> int:
-        """The status of a GET within a time; 0 if there is none. Never raises but when cancelled."""
+        """Return the status of a GET; 0 if there is none within `timeout_s`. Raises only when cancelled."""
         try:
             async with asyncio.timeout(timeout_s):
-                return (await self.client.get(self.root + path)).status_code
-        except (httpx2.HTTPError, httpx2.InvalidURL, TimeoutError):
+                await self._request("GET", path)
+                return 200
+        except Refusal as refusal:
+            return refusal.status
+        except FAILURES:
             return 0
 
     @asynccontextmanager
-    async def events(self, path: str, body: bytes, headers: dict[str, str]) -> AsyncIterator[AsyncIterator[bytes]]:
-        """The data of each event of a stream; an answer that is no stream is one event."""
-        async with self.client.stream("POST", self.root + path, content=body, headers=_JSON | headers) as response:
-            if response.is_error:
-                raise Refusal(response.status_code, response.headers, without_key(await response.aread(), self._key))
+    async def events(
+        self, path: str, body: bytes, headers: dict[str, str], most: int, *, ends_with_done: bool = True
+    ) -> AsyncIterator[AsyncIterator[bytes]]:
+        """Yield the events of a stream, each of `most` bytes at most; an answer that is no stream is one event.
+
+        Iterating raises BrokenStream if the last event is not `[DONE]` where the stream `ends_with_done`. The caller
+        has to limit the total time.
+        """
+        async with self._answer("POST", path, body, headers) as response:
             if response.headers.get("content-type", "").startswith("text/event-stream"):
-                yield _data(response.aiter_bytes())
+                progress.current().token()
+                yield _data(response.aiter_raw(), most, ends_with_done)
             else:
-                yield _whole(response)
+                yield _whole(response, most)
 
     async def aclose(self) -> None:
         await self.client.aclose()
 
     async def _request(
-        self, method: str, path: str, content: bytes | None = None, headers: dict[str, str] | None = None
+        self,
+        method: str,
+        path: str,
+        content: bytes | None = None,
+        headers: dict[str, str] | None = None,
+        most: int = SMALL_BYTES,
     ) -> bytes:
+        async with self._answer(method, path, content, headers) as response:
+            return await _content(response, most)
+
+    @asynccontextmanager
+    async def _answer(
+        self, method: str, path: str, content: bytes | None, headers: dict[str, str] | None
+    ) -> AsyncIterator[httpx2.Response]:
+        """Yield the head of an answer, its body still to be read. Raises Refusal for an error status."""
         sent = (_JSON if content is not None else {}) | (headers or {})
-        response = await self.client.request(method, self.root + path, content=content, headers=sent)
-        if not response.is_success:
-            raise Refusal(response.status_code, response.headers, without_key(response.content, self._key))
-        return response.content
+        request = self.client.build_request(method, self.root + path, content=content, headers=sent)
+        progress.current().restart()
+        # a head that comes byte by byte runs into no read timeout
+        async with asyncio.timeout(self._timeout_s + _CONNECT_S):
+            response = await self.client.send(request, stream=True)
+        try:
+            if response.headers.get("content-encoding", "identity") != "identity":
+                raise OversizedAnswer("packs its answers, which it was not asked for")
+            if not response.is_success:
+                refused = without_key(await _content(response, SMALL_BYTES), self._key)
+                raise Refusal(response.status_code, response.headers, refused)
+            yield response
+        finally:
+            await response.aclose()
+
+
+def most_bytes(n_sent: int, max_tokens: int) -> int:
+    """Return the most bytes of an answer to a request of `n_sent` bytes that has up to `max_tokens` tokens.
+
+    A token takes some hundred bytes with its log-probability, and 2 kB if its experts are listed, too. At most the
+    prompt is repeated, each of whose tokens was sent in four bytes or more.
+    """
+    return 2**20 + 256 * n_sent + 2048 * max_tokens
 
 
 class _Transport(httpx2.AsyncHTTPTransport):
-    """Passes over connections that the server closed while they were idle."""
+    """A transport that skips connections that the server closed while they were idle."""
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         for _ in range(_MAX_STALE):
@@ -119,7 +184,7 @@ class _Transport(httpx2.AsyncHTTPTransport):
 
 
 class _Seen:
-    """Whether a request began a connection of its own; then nothing was wrong with an idle one."""
+    """A trace hook that records whether a request opened a new connection; then its failure is not an idle one's."""
 
     def __init__(self) -> None:
         self.connecting = False
@@ -128,32 +193,55 @@ class _Seen:
         self.connecting = self.connecting or event.startswith("connection.connect")
 
 
-async def _data(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """The data lines; what follows the last one is read too, so that the connection can be used again."""
+async def _content(response: httpx2.Response, most: int) -> bytes:
+    """Return the whole body. Raises OversizedAnswer if it has more bytes, or is slower than over a poor network."""
+    chunks, n = [], 0
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    progress.current().body()
+    try:
+        async with asyncio.timeout(_BODY_S) as limit:
+            async for chunk in response.aiter_raw():
+                chunks.append(chunk)
+                n += len(chunk)
+                if n > most:
+                    raise OversizedAnswer(f"sends more than {most} bytes, which is beyond what it was asked for")
+                limit.reschedule(began + _BODY_S + n / _MIN_BYTES_S)
+    except TimeoutError:
+        raise OversizedAnswer(
+            f"has sent {n} bytes of one answer in {loop.time() - began:.0f} s, and it has no end"
+        ) from None
+    return b"".join(chunks)
+
+
+async def _data(chunks: AsyncIterator[bytes], most: int, ends_with_done: bool) -> AsyncIterator[bytes]:
+    """Yield the data lines; the rest of the body is read, too, so that the connection can be used again."""
     rest, done = b"", False
     async for chunk in chunks:
         *lines, rest = (rest + chunk).split(b"\n")
+        if len(rest) > most:
+            raise OversizedAnswer(f"sends an event of more than {most} bytes, which is beyond what it was asked for")
         for line in lines:
             if line.startswith(b"data:"):
                 data = line[5:].strip()
                 done = done or data == _DONE
                 if not done:
                     yield data
-    if not done:
+    if ends_with_done and not done:
         raise BrokenStream("the stream ended before it was complete")
 
 
-async def _whole(response: httpx2.Response) -> AsyncIterator[bytes]:
-    yield await response.aread()
+async def _whole(response: httpx2.Response, most: int) -> AsyncIterator[bytes]:
+    yield await _content(response, most)
 
 
 def without_key(content: bytes, key: str) -> bytes:
-    """A server may repeat a key that it does not like, and what it says is shown to everybody."""
-    return content.replace(key.encode(), b"***") if len(key) > _LONGEST_PLAIN else content
+    """Mask the key in an error text, which a server may repeat and every user may see."""
+    return content.replace(key.encode(), b"***") if len(key) > _MAX_PLAIN else content
 
 
 def readable(content: bytes) -> Any:
-    """Its JSON, or its text."""
+    """Return the parsed JSON, or the text if it is none."""
     try:
         return orjson.loads(content)
     except orjson.JSONDecodeError:

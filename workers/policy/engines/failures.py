@@ -1,4 +1,4 @@
-"""What went wrong with a call, as the farm's errors say it: which engine, what happened, and what to do about it."""
+"""Failures of a call as the farm's errors: the engine, the failure, and a remedy."""
 
 from __future__ import annotations
 
@@ -12,23 +12,24 @@ from typing import Any
 import httpx2
 
 from farm.errors import EngineError, FarmError, LimitReached
-from farm.rollout import Outcome
+from farm.records.rollout import Outcome
 from workers.policy.engines import refusals
+from workers.policy.engines.connection import OversizedAnswer
 from workers.policy.generation import EngineBusy, EngineRefused, EngineUnfit
 
 _MAX_DETAIL = 300
 
 
 class Unreadable(EngineError):
-    """An answer that is not what the wire promises."""
+    """An answer that does not have the form that the wire defines."""
 
 
 class NoRoute(EngineUnfit):
-    """It does not have the route that was asked, or does not let us use it, as vLLM's 403 says."""
+    """A server without the requested route, or one that does not allow it, as with vLLM's 403."""
 
 
 def refused(engine: str, status: int, headers: Mapping[str, str], body: Any) -> FarmError:
-    """What an answer with an error status means."""
+    """Return the error for an answer with an error status."""
     said = f"engine {engine} answered {status}: {refusals.said(body)[:_MAX_DETAIL]}"
     if status in (429, 503):
         return EngineBusy(f"{said}; it is overloaded or paused: wait, or look at its log", retry_after_s(headers))
@@ -59,8 +60,10 @@ def _advice(status: int, body: Any) -> str:
 
 
 def broken(engine: str, error: BaseException) -> EngineError:
-    """What an exception of the HTTP client means."""
-    if isinstance(error, (httpx2.TimeoutException, TimeoutError)):
+    """Return the error for an exception of the HTTP client."""
+    if isinstance(error, OversizedAnswer):
+        what = f"{error}; nothing of it is kept, look at its log"
+    elif isinstance(error, (httpx2.TimeoutException, TimeoutError)):
         what = "did not answer in time; look at its load, or raise FARM_POLICY_TIMEOUT_S"
     elif isinstance(error, (httpx2.ConnectError, httpx2.UnsupportedProtocol, httpx2.InvalidURL, ssl.SSLError)):
         what = f"cannot be reached ({error or type(error).__name__}); is it running, and is the address right?"
@@ -70,7 +73,7 @@ def broken(engine: str, error: BaseException) -> EngineError:
 
 
 def unreadable(engine: str, error: Exception) -> Unreadable:
-    """What an exception on reading an answer means."""
+    """Return the error for an exception on parsing an answer."""
     said = str(error) if type(error) is ValueError else repr(error)
     return Unreadable(
         f"engine {engine} gave an answer that does not add up ({said}); nothing of it is kept. Check that it is the "
@@ -79,7 +82,7 @@ def unreadable(engine: str, error: Exception) -> Unreadable:
 
 
 def retry_after_s(headers: Mapping[str, str]) -> float | None:
-    """Seconds, or an HTTP date; None if the engine does not say, or not so that it can be read."""
+    """Return the seconds of `Retry-After`, which is a number or an HTTP date; None if it is missing or unreadable."""
     text = headers.get("retry-after", "").strip()
     try:
         seconds = float(text)

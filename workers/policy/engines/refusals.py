@@ -1,6 +1,6 @@
-"""What an engine means by a 400 or 422: a full context, too large a `max_tokens`, or a field it does not know.
+"""Parsing of an engine's 400 or 422: a full context, too large a `max_tokens`, or an unknown field.
 
-Every server words these in its own way; the wordings are those of vLLM, SGLang, llama.cpp, transformers and OpenAI.
+Every server has its own wording; recognised are those of vLLM, SGLang, llama.cpp, transformers and OpenAI.
 """
 
 from __future__ import annotations
@@ -17,48 +17,48 @@ _FULL = re.compile(
 _SIZE = re.compile(r"context length (?:of|is) (\d+)", re.I)
 _PROMPT = re.compile(r"(\d+) (?:input tokens|in the messages|tokens from the input)", re.I)
 _NO_MODEL = re.compile(r"model[^.]{0,120}(?:does not exist|not found)|unknown model|model_not_found", re.I)
-_NO_TOKEN = re.compile(r"out of vocabulary|out-of-vocabulary|vocab(?:ulary)? size", re.I)
+_NO_TOKEN = re.compile(r"out of vocabulary|out-of-vocabulary|vocab(?:ulary)? size|invalid tokens", re.I)
 _UNKNOWN = re.compile(r"unexpected|unknown|unrecogni[sz]ed|unsupported|not support|not permitted|extra[ _]", re.I)
 
 
 def detail(body: Any) -> str:
-    """The answer's body as text, whatever its form."""
+    """Return the answer's body as text, whatever its form."""
     return body if isinstance(body, str) else json.dumps(body, default=str)
 
 
 def said(body: Any) -> str:
-    """What of a refusal is meant for people; all of it if nothing is known to be."""
-    found = body if isinstance(body, dict) else {}
-    message = (_inner(found) or found).get("message")
+    """Return the human-readable message of a refusal; the whole body if it has none."""
+    result = body if isinstance(body, dict) else {}
+    message = (_inner(result) or result).get("message")
     return message if isinstance(message, str) and message else detail(body)
 
 
 def context_full(body: Any) -> bool:
-    """Whether the request did not fit into the engine's context."""
+    """Return whether the request did not fit into the engine's context."""
     if isinstance(body, dict) and "input_tokens" in (body.get("param"), (_inner(body) or {}).get("param")):
         return True
     return bool(_FULL.search(detail(body)))
 
 
 def room(body: Any) -> int:
-    """Tokens left for the answer, where the engine tells its context and the prompt's length; else 0."""
+    """Return the tokens left for the answer, if the engine tells its context and the prompt's length; else 0."""
     text = detail(body)
     size, prompt = _SIZE.search(text), _PROMPT.search(text)
     return max(0, int(size[1]) - int(prompt[1])) if size and prompt else 0
 
 
 def no_model(body: Any) -> bool:
-    """Whether the engine does not have the model that was asked for."""
+    """Return whether the engine does not have the requested model."""
     return bool(_NO_MODEL.search(detail(body)))
 
 
 def no_token(body: Any) -> bool:
-    """Whether an id is not one of the engine's vocabulary."""
+    """Return whether an id is not in the engine's vocabulary."""
     return bool(_NO_TOKEN.search(detail(body)))
 
 
 def unknown_fields(body: Any, sent: frozenset[str]) -> bool:
-    """Whether the engine complains about fields among those `sent`."""
+    """Return whether the engine rejects any of the fields `sent`."""
     text = detail(body)
     return bool(_UNKNOWN.search(text)) and any(name in text for name in sent)
 

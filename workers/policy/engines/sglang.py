@@ -1,65 +1,152 @@
-"""SGLang's `/generate`, which takes token ids.
+"""SGLang: its wire that takes token ids, `/generate`, its control, and how it is recognised.
 
 Log-probabilities come from after temperature unless the server runs with SGLANG_RETURN_ORIGINAL_LOGPROB. In a stream
 each event repeats all ids so far, or with `--incremental-streaming-output` holds the new ones; the count of tokens
-tells which. An abort with a status of its own stands in a stream for the HTTP status it came too late for.
+tells which. In a stream, an abort with a status replaces the HTTP status, which has been sent already.
 """
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from farm.trajectory import VersionSpan
-from workers.policy.engines.intake import Intake
-from workers.policy.engines.wire import Ask, sampling_fields
+import httpx2
+import orjson
+
+from farm.records.engine import EngineInfo, PauseMode
+from farm.records.trajectory import VersionSpan
+from workers.policy.engines.connection import FAILURES, EngineConnection, Refusal
+from workers.policy.engines.control import Control, ControlCalls, NoControl
+from workers.policy.engines.generation_builder import GenerationBuilder, count, version
+from workers.policy.engines.kind import EngineKind, Identity
+from workers.policy.engines.wire import SHORT_SEED, GenerationRequest, Wire, sampling_fields
+
+_POLL_S = 0.2
 
 
-class SglangWire:
+class SglangWire(Wire):
     """`/generate`. `model` is the name of the server's own model; any other asks for an adapter."""
 
+    name = "sglang"
     path = "/generate"
+    advice = "its /generate takes no token ids: rollouts on it are text only and cannot be trained on"
 
     def __init__(self, model: str = "") -> None:
         self._model = model
 
-    def body(self, ask: Ask) -> dict[str, Any]:
+    def body(self, ask: GenerationRequest) -> dict[str, Any]:
         sampling = sampling_fields(ask.sampling, seed="sampling_seed") | {"max_new_tokens": ask.max_tokens}
+        if "sampling_seed" in sampling:
+            sampling["sampling_seed"] &= SHORT_SEED
         if sampling.get("top_k") == 0:
-            # vLLM's word for "all of them"; SGLang's is -1.
+            # In vLLM, 0 stands for all tokens; in SGLang, -1 does.
             sampling["top_k"] = -1
-        asked = {"return_logprob": True, "return_prompt_token_ids": True, "stream": ask.stream}
+        result = {"return_logprob": True, "return_prompt_token_ids": True, "stream": ask.stream}
         adapter = {} if ask.model in ("", self._model) else {"lora_path": ask.model}
-        return {"input_ids": ask.prompt, "sampling_params": sampling} | asked | adapter
+        return {"input_ids": ask.prompt, "sampling_params": sampling} | result | adapter
 
-    def take(self, event: dict[str, Any], intake: Intake) -> list[int]:
+    def take(self, event: dict[str, Any], intake: GenerationBuilder) -> list[int]:
         meta = event["meta_info"]
-        n = meta["completion_tokens"]
+        reason = meta.get("finish_reason") or {}
+        if reason.get("type") == "abort" and reason.get("status_code"):
+            raise Refusal(int(reason["status_code"]), httpx2.Headers(), orjson.dumps(reason))
+        n = count(meta["completion_tokens"])
         intake.saw(event.get("prompt_token_ids"))
-        n_before = len(intake.ids)
-        intake.ids = _grown(intake.ids, event["output_ids"], n)
         entries = meta.get("output_token_logprobs") or []
-        intake.logprobs = _grown(intake.logprobs, [entry[0] for entry in entries], n)
-        intake.logprob_ids = _grown(intake.logprob_ids, [entry[1] for entry in entries], n)
+        new = intake.add(
+            _new(intake.ids, event["output_ids"], n),
+            _new(intake.logprobs, [entry[0] for entry in entries], n),
+            _new(intake.logprob_ids, [entry[1] for entry in entries], n),
+        )
         intake.n_counted = n
         intake.n_cached_tokens = meta.get("cached_tokens")
-        _finish(meta.get("finish_reason"), intake)
+        if reason:
+            intake.end(reason["type"], reason.get("matched"))
         _versions(meta, intake)
-        return intake.ids[n_before:]
+        return new
 
 
-def _grown(so_far: list[Any], found: list[Any], n: int) -> list[Any]:
-    """All values, whether `found` holds all `n` of them or only the new ones."""
-    return found if len(found) == n else so_far + found
+def _new(so_far: list[Any], found: Any, n: int) -> Any:
+    """Return the new values of `found`, which holds all `n` so far or only these. Raises ValueError if any changed."""
+    if type(found) is not list or len(found) != n or not so_far:
+        return found
+    if found[: len(so_far)] != so_far:
+        raise ValueError("a stream that does not go on from what it said before")
+    return found[len(so_far) :]
 
 
-def _finish(reason: dict[str, Any] | None, intake: Intake) -> None:
-    if reason:
-        intake.finish_reason = reason["type"]
-        intake.stop_reason = reason.get("matched")
-
-
-def _versions(meta: dict[str, Any], intake: Intake) -> None:
+def _versions(meta: dict[str, Any], intake: GenerationBuilder) -> None:
     if meta.get("weight_versions"):
         intake.spans(meta["weight_versions"])
     elif meta.get("weight_version") is not None:
-        intake.versions = (VersionSpan(str(meta["weight_version"]), 0, len(intake.ids)),) if intake.ids else ()
+        name = version(meta["weight_version"])
+        intake.versions = (VersionSpan(name, 0, len(intake.ids)),) if intake.ids else ()
+
+
+class SglangControl:
+    """The endpoints of SGLang. A server with an admin key accepts them only with that key."""
+
+    _ADVICE = "a newer SGLang has it; if the server has an admin key, register the engine with that key"
+    _MODES: dict[PauseMode, str] = {"drain": "in_place", "keep": "retract", "abort": "abort"}  # noqa: RUF012
+
+    def __init__(self, connection: EngineConnection) -> None:
+        self._calls = ControlCalls(connection, self._ADVICE)
+        self._connection = connection
+
+    async def pause(self, mode: PauseMode) -> None:
+        if mode == "drain":
+            await self._idle()
+        await self._calls.call("POST", "/pause_generation", {"mode": self._MODES[mode]})
+
+    async def resume(self) -> None:
+        await self._calls.call("POST", "/continue_generation", {})
+
+    async def set_version(self, version: str) -> None:
+        """Name the weights; by SGLang's default this would abort all calls."""
+        body = {"new_version": version, "abort_all_requests": False}
+        await self._calls.call("POST", "/update_weight_version", body)
+
+    async def load_weights(self, path: str) -> None:
+        await self._calls.call("POST", "/update_weights_from_disk", {"model_path": path, "flush_cache": True})
+
+    async def version(self) -> str:
+        result = await self._calls.call("GET", "/model_info")
+        return str(result.get("weight_version") or "")
+
+    async def paused(self) -> bool | None:
+        return None
+
+    async def _idle(self) -> None:
+        """Wait until nothing runs, which is when the cache can be flushed; new weights make it useless anyway."""
+        while True:
+            try:
+                await self._connection.post("/flush_cache", {})
+            except Refusal as refusal:
+                if refusal.status != 400:
+                    raise self._calls.failure("/flush_cache", refusal) from refusal
+            except FAILURES as error:
+                raise self._calls.broken(error) from error
+            else:
+                return
+            await asyncio.sleep(_POLL_S)
+
+
+class SglangKind(EngineKind):
+    """SGLang, by its list of models or its own account of its model."""
+
+    # its /health samples a token, and blocks while it is paused; /ready does not
+    health_paths = ("/ready", "/health")
+
+    async def identify(self, connection: EngineConnection, card: Mapping[str, Any]) -> Identity | None:
+        model = await connection.get_object("/model_info")
+        if card.get("owned_by") != "sglang" and "model_path" not in model:
+            return None
+        version = str((await connection.get_object("/server_info")).get("version") or "")
+        return Identity(version, str(model.get("model_path") or ""), control=True)
+
+    def wires(self, info: EngineInfo) -> Sequence[Wire]:
+        return (SglangWire(info.model),)
+
+    def control(self, info: EngineInfo, connection: EngineConnection) -> Control:
+        return SglangControl(connection) if info.control else NoControl(connection.url)

@@ -1,86 +1,158 @@
-"""The two wires of vLLM that take token ids.
+"""vLLM: its two wires that take token ids, its control, and how it is recognised.
 
 `/inference/v1/generate` is the better: ids and log-probabilities side by side and the weight version of every token.
-It needs `--enable-scale-out`. `/v1/completions` is always there; before vLLM 0.33 it tells no weight versions, so its
-spans stay empty and a call that crossed an update cannot be told from one that did not.
+It needs `--enable-scale-out`. `/v1/completions` is always there; before vLLM 0.33 it gives no weight versions, so its
+spans stay empty and a call that crossed an update cannot be distinguished from others.
 Log-probabilities come from before temperature and filters unless the server runs with another `--logprobs-mode`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from workers.policy.engines.intake import Intake
-from workers.policy.engines.wire import Ask, sampling_fields
+from farm.errors import EngineError
+from farm.records.engine import EngineInfo, PauseMode
+from workers.policy.engines.connection import EngineConnection
+from workers.policy.engines.control import Control, ControlCalls, NoControl
+from workers.policy.engines.generation_builder import GenerationBuilder
+from workers.policy.engines.kind import EngineKind, Identity
+from workers.policy.engines.wire import GenerationRequest, Wire, sampling_fields
+from workers.policy.generation import Generation
+
+_DEV_MODE = "start vLLM with VLLM_SERVER_DEV_MODE=1 to let the farm pause it and name its weights"
+_CACHED = "start vLLM with --enable-prompt-tokens-details to see prefix-cache hits"
 
 _AS_ID = "token_id:"
-"""With `return_tokens_as_token_ids` a log-probability names its token so, and can be checked against the ids."""
+"""The prefix of tokens under `return_tokens_as_token_ids`, which lets log-probabilities be checked against ids."""
 
 
-class GenerateWire:
+class GenerateWire(Wire):
     """`/inference/v1/generate`."""
 
+    name = "generate"
     path = "/inference/v1/generate"
+    advice = "start vLLM with --enable-scale-out: its /inference/v1/generate tells every token's weight version"
 
-    def body(self, ask: Ask) -> dict[str, Any]:
-        """Nothing is made into text unless stop strings need it; this is most of what a busy server front does."""
+    def body(self, ask: GenerationRequest) -> dict[str, Any]:
+        """Return the body; it disables detokenization, most of a busy frontend's work, unless stop strings need it."""
         sampling = sampling_fields(ask.sampling) | {"max_tokens": ask.max_tokens, "logprobs": 0}
         if not ask.sampling.stop:
             sampling["detokenize"] = False
         body = {"model": ask.model, "token_ids": ask.prompt, "sampling_params": sampling, "return_token_ids": True}
         return body | _streaming(ask)
 
-    def take(self, event: dict[str, Any], intake: Intake) -> list[int]:
+    def take(self, event: dict[str, Any], intake: GenerationBuilder) -> list[int]:
         intake.saw(event.get("prompt_token_ids"))
         _count(event, intake)
         new: list[int] = []
         for choice in event["choices"][:1]:
-            new = _choice(choice, intake)
             entries = (choice.get("logprobs") or {}).get("content") or []
-            intake.logprobs += [entry["logprob"] for entry in entries]
-            intake.logprob_ids += [entry["token_id"] for entry in entries]
+            logprobs, of = [entry["logprob"] for entry in entries], [entry["token_id"] for entry in entries]
+            new = intake.add(choice.get("token_ids"), logprobs, of)
+            _end(choice, intake)
         return new
 
 
-class CompletionsWire:
+class CompletionsWire(Wire):
     """`/v1/completions`, as vLLM extends it."""
 
+    name = "completions"
     path = "/v1/completions"
+    advice = "it takes no token ids on /v1/completions: rollouts on it are text only and cannot be trained on"
 
-    def body(self, ask: Ask) -> dict[str, Any]:
+    def body(self, ask: GenerationRequest) -> dict[str, Any]:
         body = {"model": ask.model, "prompt": ask.prompt, "max_tokens": ask.max_tokens, "logprobs": 0}
-        asked = ("return_token_ids", "return_tokens_as_token_ids", "return_weight_versions")
-        return body | dict.fromkeys(asked, True) | sampling_fields(ask.sampling) | _streaming(ask)
+        result = ("return_token_ids", "return_tokens_as_token_ids", "return_weight_versions")
+        return body | dict.fromkeys(result, True) | sampling_fields(ask.sampling) | _streaming(ask)
 
-    def take(self, event: dict[str, Any], intake: Intake) -> list[int]:
+    def take(self, event: dict[str, Any], intake: GenerationBuilder) -> list[int]:
         _count(event, intake)
         new: list[int] = []
         for choice in event["choices"][:1]:
             intake.saw(choice.get("prompt_token_ids"))
-            new = _choice(choice, intake)
             logprobs = choice.get("logprobs") or {}
-            intake.logprobs += logprobs.get("token_logprobs") or []
             named = [name for name in logprobs.get("tokens") or [] if name.startswith(_AS_ID)]
-            intake.logprob_ids += [int(name.removeprefix(_AS_ID)) for name in named]
+            of = [int(name.removeprefix(_AS_ID)) for name in named]
+            new = intake.add(choice.get("token_ids"), logprobs.get("token_logprobs"), of)
+            _end(choice, intake)
         return new
 
 
-def _streaming(ask: Ask) -> dict[str, Any]:
+def _streaming(ask: GenerationRequest) -> dict[str, Any]:
     return {"stream": True, "stream_options": {"include_usage": True}} if ask.stream else {}
 
 
-def _choice(choice: dict[str, Any], intake: Intake) -> list[int]:
-    new: list[int] = choice.get("token_ids") or []
-    intake.ids += new
-    intake.finish_reason = choice.get("finish_reason") or intake.finish_reason
-    stop_reason = choice.get("stop_reason")
-    intake.stop_reason = intake.stop_reason if stop_reason is None else stop_reason
+def _end(choice: dict[str, Any], intake: GenerationBuilder) -> None:
+    intake.end(choice.get("finish_reason"), choice.get("stop_reason"))
     intake.spans(choice.get("weight_versions"))
-    return new
 
 
-def _count(event: dict[str, Any], intake: Intake) -> None:
+def _count(event: dict[str, Any], intake: GenerationBuilder) -> None:
     usage = event.get("usage")
     if usage:
         intake.n_counted = usage["completion_tokens"]
         intake.n_cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
+
+
+class VllmControl:
+    """Endpoints that vLLM opens with VLLM_SERVER_DEV_MODE=1."""
+
+    _ADVICE = "start vLLM with VLLM_SERVER_DEV_MODE=1 to let the farm pause it"
+    _MODES: dict[PauseMode, str] = {"drain": "wait", "keep": "keep", "abort": "abort"}  # noqa: RUF012
+
+    def __init__(self, connection: EngineConnection) -> None:
+        self._calls = ControlCalls(connection, self._ADVICE)
+
+    async def pause(self, mode: PauseMode) -> None:
+        await self._calls.call("POST", f"/pause?mode={self._MODES[mode]}")
+
+    async def resume(self) -> None:
+        await self._calls.call("POST", "/resume")
+
+    async def set_version(self, version: str) -> None:
+        await self._calls.call("POST", "/update_weight_version", {"new_version": version})
+
+    async def load_weights(self, path: str) -> None:
+        await self._calls.call(
+            "POST", "/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": path}}
+        )
+        await self._calls.call("POST", "/reset_prefix_cache?reset_running_requests=true")
+
+    async def version(self) -> str:
+        result = await self._calls.call("GET", "/weight_info")
+        return str(result.get("weight_version") or "")
+
+    async def paused(self) -> bool:
+        return bool((await self._calls.call("GET", "/is_paused")).get("is_paused"))
+
+
+class VllmKind(EngineKind):
+    """vLLM, by the owner that its list of models names."""
+
+    async def identify(self, connection: EngineConnection, card: Mapping[str, Any]) -> Identity | None:
+        """Implement `EngineKind.identify`. Raises EngineError if it is paused: then nothing can be sampled."""
+        if not str(card.get("owned_by") or "").startswith("vllm"):
+            return None
+        version = str((await connection.get_object("/version")).get("version") or "")
+        try:
+            paused = await VllmControl(connection).paused()
+        except EngineError:
+            return Identity(version, notes=(_DEV_MODE,))
+        if paused:
+            raise EngineError(
+                f"engine {connection.url} is paused and samples nothing; resume it, then look at it again"
+            )
+        return Identity(version, control=True)
+
+    def wires(self, info: EngineInfo) -> Sequence[Wire]:
+        return (GenerateWire(), CompletionsWire())
+
+    def control(self, info: EngineInfo, connection: EngineConnection) -> Control:
+        if info.control:
+            return VllmControl(connection)
+        return NoControl(connection.url, "; or start vLLM with VLLM_SERVER_DEV_MODE=1")
+
+    def remarks(self, first: Generation) -> Iterator[str]:
+        if first.n_cached_tokens is None:
+            yield _CACHED

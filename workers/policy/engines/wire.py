@@ -1,21 +1,26 @@
-"""What a token-in wire is: how a request is written, and how what comes back is taken in."""
+"""The interface of a token-in wire: writing a request, and parsing its answer."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import orjson
 
-from farm.request import SamplingParams
-from farm.trajectory import TokenIds
-from workers.policy.engines.intake import Intake
+from farm.records.request import SamplingParams
+from farm.records.trajectory import TokenIds
+from workers.policy.engines.generation_builder import GenerationBuilder
+
+SHORT_SEED = 2**31 - 1
+"""The bit mask of seeds for servers other than vLLM."""
+SHAPE = (KeyError, IndexError, TypeError, ValueError, AttributeError)
+"""The errors of parsing an answer that does not have the form that the wire defines."""
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
-    """One request. `prompt_json` is the ids as JSON, written once: they are most of the body, and come back."""
+class GenerationRequest:
+    """One request. `prompt_json` is the ids as JSON, written once: they are most of the body, and are echoed."""
 
     prompt_json: bytes
     sampling: SamplingParams
@@ -29,27 +34,39 @@ class Ask:
 
 
 class Wire(Protocol):
-    """One server's way to take ids and give ids; stateless."""
+    """The protocol of one server for ids in and ids out; stateless. A class that derives from this has its defaults."""
 
-    path: str
+    name: ClassVar[str]
+    """Its name in `EngineInfo.token_in`, unique within its kind of server."""
+    path: ClassVar[str]
+    """The route that requests are posted to."""
+    advice: ClassVar[str]
+    """A remark for the operator of a server that does not take token ids on it."""
+    always_streams: ClassVar[bool] = False
+    """True if its answers are streams even where a whole answer would do."""
+    ends_with_done: ClassVar[bool] = True
+    """True if `[DONE]` is the last event of a stream; otherwise its finish reason is all that shows it is complete."""
 
-    def body(self, ask: Ask) -> dict[str, Any]: ...
+    def body(self, ask: GenerationRequest) -> dict[str, Any]:
+        """Return the JSON body of a request."""
+        ...
 
-    def take(self, event: dict[str, Any], intake: Intake) -> list[int]:
+    def take(self, event: dict[str, Any], intake: GenerationBuilder) -> list[int]:
         """Add an answer, or one event of a stream, and return the ids that are new.
 
-        Raises KeyError, IndexError, TypeError, ValueError or AttributeError if it is no such thing.
+        Raises KeyError, IndexError, TypeError, ValueError or AttributeError if it is invalid, and Refusal for an error
+        that came too late for an HTTP status.
         """
         ...
 
 
 def prompt_json(ids: TokenIds) -> bytes:
-    """Under a millisecond for 64k ids, where a list of them would cost several."""
+    """Return the ids as JSON: under a millisecond for 64k of them, where a list would take several."""
     return orjson.dumps(np.ascontiguousarray(ids, dtype=np.int32), option=orjson.OPT_SERIALIZE_NUMPY)
 
 
 def sampling_fields(sampling: SamplingParams, **names: str) -> dict[str, Any]:
-    """The parameters that are set, under the wire's names where these are others (`seed="sampling_seed"`)."""
+    """Return the parameters that are set; `names` are the wire's names that differ (`seed="sampling_seed"`)."""
     fields = {
         names.get(name, name): getattr(sampling, name)
         for name in ("temperature", "top_p", "top_k", "seed")

@@ -14,25 +14,26 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from workers.interfaces import Completion, Delta
-from workers.policy.gateway.bodies import Bounded, body_of
-from workers.policy.gateway.calls import Calls, n_chars
-from workers.policy.gateway.chat import ChatApi
-from workers.policy.gateway.messages import MessagesApi
-from workers.policy.gateway.refusals import ANY, json_response, problem_of, refusal
+from workers.policy.gateway.anthropic_messages import MessagesApi
+from workers.policy.gateway.calls import GatewayCalls
+from workers.policy.gateway.chat_completions import ChatApi
+from workers.policy.gateway.error_responses import ANY, json_response, problem_of, refusal
+from workers.policy.gateway.model_api import Api, ApiProblem, ParsedRequest
+from workers.policy.gateway.request_limits import HeldBytesLimit, body_of
 from workers.policy.gateway.responses import ResponsesApi
-from workers.policy.gateway.streams import Gone, Stream, until_gone
-from workers.policy.gateway.wire import Api, Asked, Problem
+from workers.policy.gateway.streaming import ClientDisconnected, EventStreamResponse, until_disconnected
+from workers.policy.tokens.messages import n_chars
 
 SILENCE_S = 15.0
-"""After so long without a word a streamed answer is begun, or goes on, with a ping: some clients give up on silence."""
+"""Seconds without a delta after which a streamed answer sends a ping: some clients time out on silence."""
 MODEL = "policy"
 """The name under which the policy is listed; requests may use any."""
 
-_UNAUTHORISED = Problem(401, "invalid_api_key", "the key is wrong")
+_UNAUTHORISED = ApiProblem(401, "invalid_api_key", "the key is wrong")
 
 
-def application(calls: Calls, key: str, silence_s: float = SILENCE_S) -> ASGIApp:
-    """What is served under `/t/KEY`; any other path answers 401, whatever it is."""
+def application(calls: GatewayCalls, key: str, silence_s: float = SILENCE_S) -> ASGIApp:
+    """Return the application that serves `/t/KEY`; any other path is answered with 401."""
     routes = _Routes(calls, silence_s)
     chat, responses, messages = ChatApi(), ResponsesApi(), MessagesApi()
     inner = Starlette(
@@ -46,11 +47,11 @@ def application(calls: Calls, key: str, silence_s: float = SILENCE_S) -> ASGIApp
         ],
         exception_handlers={404: _not_there, 405: _not_there},
     )
-    return _Guarded(Bounded(inner), f"/t/{key}")
+    return _Guarded(HeldBytesLimit(inner), f"/t/{key}")
 
 
 class _Guarded:
-    """Lets through what comes with the key, and says nothing to the rest."""
+    """A guard that passes on requests with the key, and answers all others with 401."""
 
     def __init__(self, app: ASGIApp, prefix: str) -> None:
         self._app = app
@@ -72,20 +73,20 @@ class _Guarded:
 class _Routes:
     """The endpoints, for the calls of one rollout."""
 
-    def __init__(self, calls: Calls, silence_s: float) -> None:
+    def __init__(self, calls: GatewayCalls, silence_s: float) -> None:
         self._calls = calls
         self._silence_s = silence_s
 
     def answering(self, api: Api) -> Callable[[Request], Awaitable[Response]]:
         async def answer(request: Request) -> Response:
             try:
-                asked = api.asked(await body_of(request))
-                if asked.stream:
-                    return Stream(api, api.events(asked), self._pieces(asked))
-                completion = await until_gone(request.receive, self._calls.complete(asked))
-                return json_response(api.answer(asked, completion))
-            except (Gone, ClientDisconnect):
-                # nobody reads it
+                parsed_request = api.parse(await body_of(request))
+                if parsed_request.stream:
+                    return EventStreamResponse(api, api.events(parsed_request), self._pieces(parsed_request))
+                completion = await until_disconnected(request.receive, self._calls.complete(parsed_request))
+                return json_response(api.answer(parsed_request, completion))
+            except (ClientDisconnected, ClientDisconnect):
+                # the client reads no answer
                 return Response(status_code=499)
             except Exception as error:
                 return refusal(api, problem_of(error))
@@ -94,17 +95,18 @@ class _Routes:
 
     def counting(self, api: Api) -> Callable[[Request], Awaitable[Response]]:
         async def count(request: Request) -> Response:
-            """An estimate, by the rollout's last call: the gateway has no tokenizer."""
+            """Return an estimate by the rollout's last call: the gateway has no tokenizer."""
             try:
-                asked = api.asked(await body_of(request))
+                parsed_request = api.parse(await body_of(request))
             except Exception as error:
                 return refusal(api, problem_of(error))
-            return json_response({"input_tokens": max(1, round(n_chars(asked) / self._calls.n_chars_per_token))})
+            n_tokens = n_chars(parsed_request.messages, parsed_request.tools) / self._calls.n_chars_per_token
+            return json_response({"input_tokens": max(1, round(n_tokens))})
 
         return count
 
-    async def _pieces(self, asked: Asked) -> AsyncIterator[Delta | Completion | None]:
-        """An answer as it is sampled, the completion last; None for each while in which nothing is."""
+    async def _pieces(self, asked: ParsedRequest) -> AsyncIterator[Delta | Completion | None]:
+        """Yield an answer as it is sampled, the completion last; None after each `silence_s` without a delta."""
         said: asyncio.Queue[Delta | None] = asyncio.Queue()
         task = asyncio.ensure_future(self._calls.complete(asked, said.put_nowait))
         task.add_done_callback(lambda _: said.put_nowait(None))
@@ -125,11 +127,11 @@ class _Routes:
 
 
 async def _not_there(request: Request, error: Exception) -> Response:
-    return refusal(ANY, Problem(404, "not_found", f"there is no {request.method} {request.url.path}"))
+    return refusal(ANY, ApiProblem(404, "not_found", f"there is no {request.method} {request.url.path}"))
 
 
 def _listed(name: str) -> dict[str, Any]:
-    """A model in the words of both vendors."""
+    """Return a model entry with the fields of both vendors."""
     ours = {"id": name, "object": "model", "created": 0, "owned_by": "farm"}
     return {**ours, "type": "model", "display_name": name, "created_at": "1970-01-01T00:00:00Z"}
 

@@ -1,7 +1,7 @@
 """The model calls of one black-box agent: counted against the rollout's limits, answered by its policy, recorded.
 
-An answer is sent only once it is recorded. Whatever kept a call from being answered is remembered, as the agent may
-swallow it: a rollout is never scored as if its engine had not failed.
+An answer is sent only once it is recorded. The error of an unanswered call is kept, as the agent may swallow it: a
+rollout is never scored as if its engine had not failed.
 """
 
 from __future__ import annotations
@@ -10,27 +10,29 @@ import asyncio
 import math
 from collections.abc import Awaitable
 
-from farm.errors import LimitReached, StaleRollout
-from farm.request import SamplingParams
-from farm.rollout import Outcome
+from farm.errors import LimitReached, StaleRollout, WeightsMissing
+from farm.records.request import SamplingParams
+from farm.records.rollout import Outcome
 from workers.interfaces import AgentContext, Completion, Delta, OnDelta
-from workers.policy.gateway.branches import Branches, Conversation
-from workers.policy.gateway.wire import Asked
+from workers.policy.gateway.conversations import Conversations, HashedConversation
+from workers.policy.gateway.model_api import ParsedRequest
+from workers.policy.gateway.system_messages import one_leading
 from workers.policy.recording import Stopwatch, as_applied, model_call
+from workers.policy.tokens.messages import n_chars
 
-_MOST_FAILED = 32
-"""Conversations without an answer, after which there is none any more: each is remembered, and somebody may go on."""
+_MAX_FAILED = 32
+"""Number of unanswered conversations after which no call is answered any more: each is held in memory."""
 
 
-class Calls:
-    """Takes any number of calls at once, as agents have sub-agents.
+class GatewayCalls:
+    """The model calls of one rollout, any number at once, as agents have sub-agents.
 
-    Calls that run at the same time may together sample more than `max_tokens` by what each was allowed.
+    Concurrent calls may together exceed `max_tokens` by the number of tokens that each was allowed.
     """
 
     def __init__(self, context: AgentContext) -> None:
         self._context = context
-        self._branches = Branches()
+        self._branches = Conversations()
         self._failures: dict[bytes, Exception] = {}
         self._full: LimitReached | None = None
         self._end: Exception | None = None
@@ -40,15 +42,15 @@ class Calls:
         self.n_answered = 0
         self.n_chars_per_token = 4.0
         self.begun = asyncio.Event()
-        """Set once anything was asked."""
+        """Set once a request has arrived."""
         self.over = asyncio.Event()
-        """Set once no call will ever be answered again."""
+        """Set once no further call will be answered."""
 
-    async def complete(self, asked: Asked, on_delta: OnDelta | None = None) -> Completion:
-        """Raises what Policy raises, and LimitReached beyond the rollout's limits."""
+    async def complete(self, asked: ParsedRequest, on_delta: OnDelta | None = None) -> Completion:
+        """Answer a request and record it. Raises what Policy raises, and LimitReached beyond the rollout's limits."""
         self.begun.set()
         max_tokens = self._begin(asked)
-        conversation = Conversation(asked.messages)
+        conversation = HashedConversation(one_leading(asked.messages))
         try:
             completion = await self._answered(asked, conversation, max_tokens, on_delta)
         except LimitReached as limit:
@@ -63,24 +65,24 @@ class Calls:
 
     @property
     def limit(self) -> LimitReached | None:
-        """The limit that ended the conversation, unless it went on after it, as one does that is shortened."""
+        """The limit that ended the conversation; None if it went on, as a shortened conversation does."""
         return self._end if isinstance(self._end, LimitReached) else self._full
 
     @property
     def failure(self) -> Exception | None:
-        """What kept a request from being answered that was never answered later."""
+        """The error of a request that was not answered by a retry either; None if there is none."""
         if self._end is not None and not isinstance(self._end, LimitReached):
             return self._end
         return next(iter(self._failures.values()), None)
 
     async def settle(self) -> None:
-        """Wait until all that was answered is recorded."""
+        """Wait until all answers are recorded."""
         await asyncio.gather(*self._writing, return_exceptions=True)
 
-    def _begin(self, asked: Asked) -> int:
-        """How many tokens this call may sample. Raises LimitReached, or again what ended the rollout."""
+    def _begin(self, asked: ParsedRequest) -> int:
+        """Count a call; return how many tokens it may sample. Raises LimitReached, or the rollout's error."""
         if self._end is not None:
-            # an exception that is raised again and again would hold on to all that it went through
+            # an exception that is raised repeatedly would keep every frame of its tracebacks alive
             raise self._end.with_traceback(None)
         limits = self._context.limits
         if self._n_begun >= limits.max_turns:
@@ -93,40 +95,42 @@ class Calls:
         return min([left, *(each for each in wanted if each is not None)])
 
     async def _answered(
-        self, asked: Asked, conversation: Conversation, max_tokens: int, on_delta: OnDelta | None
+        self, asked: ParsedRequest, conversation: HashedConversation, max_tokens: int, on_delta: OnDelta | None
     ) -> Completion:
         sampling = self._sampling(asked)
         watch = Stopwatch()
         shown = _Shown(on_delta)
         try:
             completion = await self._context.policy.complete(
-                asked.messages, asked.tools, sampling, max_tokens, shown if on_delta is not None else None
+                conversation.messages, asked.tools, sampling, max_tokens, shown if on_delta is not None else None
             )
         except BaseException as error:
             if isinstance(error, asyncio.CancelledError) and shown.n_chars:
-                # a client that hangs up on what it has read has had an answer
+                # a client that disconnects after reading part of the answer has had a turn
                 self._n_sampled += math.ceil(shown.n_chars / self.n_chars_per_token)
             else:
-                # it is no turn, and the client may ask again
+                # it is no turn, and the client may try again
                 self._n_begun -= 1
             raise
-        applied = {**as_applied(sampling, max_tokens), "asked": asked.wishes}
+        applied = {**as_applied(sampling, max_tokens), "asked": asked.requested_params}
         call = model_call(self.n_answered, self._branches.new(conversation), completion, watch, applied)
         self._took(asked, conversation, completion, max_tokens)
         await self._uncut(self._context.record(call))
         return completion
 
-    def _sampling(self, asked: Asked) -> SamplingParams:
+    def _sampling(self, asked: ParsedRequest) -> SamplingParams:
         ours = self._context.sampling
         return ours.model_copy(update={"stop": tuple(dict.fromkeys((*ours.stop, *asked.stop)))})
 
-    def _took(self, asked: Asked, conversation: Conversation, completion: Completion, max_tokens: int) -> None:
+    def _took(
+        self, asked: ParsedRequest, conversation: HashedConversation, completion: Completion, max_tokens: int
+    ) -> None:
         self.n_answered += 1
-        self._branches.add(conversation, completion.message)
+        self._branches.add(conversation, completion.response)
         self._n_sampled += completion.n_response_tokens
         self._full = None
         if completion.n_prompt_tokens:
-            self.n_chars_per_token = max(1.0, n_chars(asked) / completion.n_prompt_tokens)
+            self.n_chars_per_token = max(1.0, n_chars(asked.messages, asked.tools) / completion.n_prompt_tokens)
         if completion.finish_reason != "length":
             return
         if self._n_sampled >= self._context.limits.max_tokens:
@@ -136,7 +140,7 @@ class Calls:
             self._full = LimitReached(Outcome.CONTEXT_FULL, "the answer was cut, as the context is full")
 
     async def _uncut(self, writing: Awaitable[None]) -> None:
-        """Write to the end even if the client hangs up meanwhile."""
+        """Await `writing` to its end even if the client disconnects meanwhile."""
         task = asyncio.ensure_future(writing)
         self._writing.add(task)
         task.add_done_callback(self._writing.discard)
@@ -150,7 +154,7 @@ class Calls:
 
     def _failed(self, conversation: bytes, error: Exception) -> None:
         self._failures[conversation] = error
-        if isinstance(error, StaleRollout) or len(self._failures) > _MOST_FAILED:
+        if isinstance(error, StaleRollout | WeightsMissing) or len(self._failures) > _MAX_FAILED:
             self._ended(error)
 
     def _ended(self, reason: Exception) -> Exception:
@@ -160,7 +164,7 @@ class Calls:
 
 
 class _Shown:
-    """Passes on what a client is shown of an answer, and counts it."""
+    """A callback that passes on the deltas of an answer, and counts their characters."""
 
     def __init__(self, on_delta: OnDelta | None) -> None:
         self._on_delta = on_delta
@@ -170,8 +174,3 @@ class _Shown:
         self.n_chars += len(delta.text)
         if self._on_delta is not None:
             self._on_delta(delta)
-
-
-def n_chars(asked: Asked) -> int:
-    """About how long a request's text is."""
-    return sum(len(str(each.get("content") or "")) for each in asked.messages) + len(str(asked.tools))

@@ -3,9 +3,9 @@
     python -c RELAY SOCKET KEY COMMAND...
 
 It needs nothing but Python, and none of the farm: its source is given to the interpreter in the sandbox. It ends with
-the command, and the command with it; both end when the gateway does, and with them all that the command has started, so
-that nothing changes any more what is then scored. In the command's environment, the clients of both vendors find the
-port.
+the command, and the command with it; both end when the gateway does, together with all processes that the command has
+started, as nothing may change any more while the result is scored. The command's environment points the clients of both
+vendors to the port.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 def variables(base: str, key: str) -> dict[str, str]:
-    """Where clients look for the address of their API, and for what to show there; `base` is it without `/v1`."""
+    """Return the environment variables for clients: the API's address and key; `base` is without `/v1`."""
     # an image may name a proxy, which is not the way to a port of this machine
     direct = ",".join(filter(None, [os.environ.get("NO_PROXY") or os.environ.get("no_proxy"), "127.0.0.1"]))
     return {
@@ -40,7 +40,7 @@ def variables(base: str, key: str) -> dict[str, str]:
 
 
 async def relay(path: str) -> asyncio.Server:
-    """Listens on a free port; each connection leads to a new one to the socket."""
+    """Listen on a free port; each connection is forwarded to a new one to the socket."""
     return await asyncio.start_server(partial(_connect, path), "127.0.0.1", 0, backlog=512)
 
 
@@ -52,7 +52,7 @@ async def _connect(path: str, reader: asyncio.StreamReader, writer: asyncio.Stre
 
 
 async def _pump(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
-    """Pass on all there is, and then that there is no more. Whoever cannot be written to has hung up."""
+    """Forward all data, then the end of file. A peer that cannot be written to has disconnected."""
     try:
         while data := await source.read(_CHUNK):
             target.write(data)
@@ -71,7 +71,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 def _end_descendants() -> None:
-    """Those whose parents have ended are children of this process, as it asked to be their reaper."""
+    """Kill and reap all descendants: orphans become children of this process, as it is their subreaper."""
     while pids := _children():
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
@@ -82,15 +82,15 @@ def _end_descendants() -> None:
 
 
 def _children() -> list[int]:
-    found = []
+    result = []
     for thread in Path("/proc/self/task").iterdir():
         with contextlib.suppress(OSError):
-            found += [int(pid) for pid in (thread / "children").read_text().split()]
-    return found
+            result += [int(pid) for pid in (thread / "children").read_text().split()]
+    return result
 
 
 async def _end_with(gateway: asyncio.StreamReader, child: asyncio.subprocess.Process) -> None:
-    """A connection on which nothing is ever said lasts for as long as the gateway does."""
+    """Kill the command once the gateway closes its connection, on which no data is ever sent."""
     with contextlib.suppress(OSError):
         await gateway.read()
     with contextlib.suppress(ProcessLookupError):
@@ -98,7 +98,7 @@ async def _end_with(gateway: asyncio.StreamReader, child: asyncio.subprocess.Pro
 
 
 async def run(path: str, key: str, command: list[str]) -> int:
-    """The command's exit code, as a shell has it."""
+    """Run the command beside a relay, and return its exit code, as a shell does."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     server = await relay(path)
     port = server.sockets[0].getsockname()[1]

@@ -12,69 +12,77 @@ from typing import Any
 
 import orjson
 
-from farm.trajectory import Message
+from farm.records.trajectory import Message
 from workers.interfaces import Completion
-from workers.policy.gateway import wire
-from workers.policy.gateway.chat import openai_problem
+from workers.policy.gateway import model_api
+from workers.policy.gateway.chat_completions import openai_problem
+from workers.policy.gateway.model_api import AnsweredToolCall, ApiProblem, BadRequest, ParsedRequest
 from workers.policy.gateway.responses_events import ResponsesEvents, output_items
-from workers.policy.gateway.wire import Asked, BadRequest, Call, Problem
 
 _TEXT_PARTS = ("input_text", "output_text", "text", "refusal", "summary_text", "reasoning_text")
+_REFUSED = {
+    "conversation": "conversations are held by response: name the last one as previous_response_id, or send all items",
+    "prompt": "there are no stored prompts here: send the text as instructions and input",
+    "background": "answers are given to the request that asks for them",
+}
+"""Fields that would change the request's meaning, and that are not supported."""
 _ECHOED = ("instructions", "previous_response_id", "max_output_tokens", "temperature", "top_p", "user")
 
 
 class ResponsesApi:
-    """See `wire.Api`. It remembers each conversation, for requests that name the response they follow.
+    """See `model_api.Api`. It remembers each conversation, for requests that name the response they follow.
 
-    Each message once: clients that name none send all of them again with every request.
+    Each message is held once: clients that name none send all of them again with every request.
     """
 
     def __init__(self) -> None:
         self._conversations: dict[str, list[Message]] = {}
         self._messages: dict[bytes, Message] = {}
 
-    def asked(self, body: Mapping[str, Any]) -> Asked:
+    def parse(self, body: Mapping[str, Any]) -> ParsedRequest:
+        model_api.refuse(body, _REFUSED)
         tools, left_out = _tools(body.get("tools"))
-        return Asked(
-            messages=[*_instructions(body), *self._earlier(body), *_items(body.get("input"))],
+        new = model_api.conversation(_items(body.get("input")), "input")
+        return ParsedRequest(
+            messages=[*_instructions(body), *self._earlier(body), *new],
             tools=tools,
             model=str(body.get("model") or ""),
-            stream=wire.flag(body, "stream"),
-            max_tokens=wire.count(body, "max_output_tokens"),
-            stop=wire.texts(body.get("stop"), "stop"),
-            wishes=wire.wishes(body, left_out),
+            stream=model_api.flag(body, "stream"),
+            max_tokens=model_api.count(body, "max_output_tokens"),
+            stop=model_api.texts(body.get("stop"), "stop"),
+            requested_params=model_api.requested_params(body, left_out),
             body=body,
         )
 
-    def answer(self, asked: Asked, completion: Completion) -> dict[str, Any]:
+    def answer(self, asked: ParsedRequest, completion: Completion) -> dict[str, Any]:
         return self._answered(_begun(asked), asked, completion)
 
-    def events(self, asked: Asked) -> ResponsesEvents:
+    def events(self, asked: ParsedRequest) -> ResponsesEvents:
         begun = _begun(asked)
         return ResponsesEvents(begun, lambda completion, items: self._answered(begun, asked, completion, items))
 
-    def problem(self, problem: Problem) -> dict[str, Any]:
+    def problem(self, problem: ApiProblem) -> dict[str, Any]:
         return openai_problem(problem)
 
     def _answered(
         self,
         begun: Mapping[str, Any],
-        asked: Asked,
+        asked: ParsedRequest,
         completion: Completion,
         items: list[dict[str, Any]] | None = None,
     ) -> dict[str, Any]:
-        """The finished response; `items` are its output if that was streamed."""
+        """Return the finished response; `items` are its output if that was streamed."""
         if begun["store"]:
             # instructions hold for one response; those that follow it may have others
             n_instructions = len(_instructions(asked.body))
-            conversation = [*asked.messages[n_instructions:], completion.message]
+            conversation = [*asked.messages[n_instructions:], completion.response]
             self._conversations[begun["id"]] = [self._remembered(message) for message in conversation]
         cut = completion.finish_reason == "length"
         return {
             **begun,
             "status": "incomplete" if cut else "completed",
             "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
-            "output": output_items(completion.message) if items is None else items,
+            "output": output_items(completion.response) if items is None else items,
             "usage": _usage(completion),
         }
 
@@ -86,17 +94,17 @@ class ResponsesApi:
         earlier = body.get("previous_response_id")
         if earlier is None:
             return []
-        found = self._conversations.get(str(earlier))
-        if found is None:
+        result = self._conversations.get(str(earlier))
+        if result is None:
             raise BadRequest(f"there is no response {earlier!r}", "previous_response_id")
-        return found
+        return result
 
 
-def _begun(asked: Asked) -> dict[str, Any]:
-    """A response before it has any output."""
+def _begun(asked: ParsedRequest) -> dict[str, Any]:
+    """Return a response before it has any output."""
     body = asked.body
     return {
-        "id": wire.new_id("resp"),
+        "id": model_api.new_id("resp"),
         "object": "response",
         "created_at": int(time.time()),
         "status": "in_progress",
@@ -130,27 +138,27 @@ def _usage(completion: Completion) -> dict[str, Any]:
 
 def _instructions(body: Mapping[str, Any]) -> list[Message]:
     text = body.get("instructions")
-    return [{"role": "system", "content": wire.word(text, "instructions")}] if text else []
+    return [{"role": "system", "content": model_api.word(text, "instructions")}] if text else []
 
 
 def _items(value: object) -> list[Message]:
     if isinstance(value, str):
         return [{"role": "user", "content": value}]
     conversation = _Conversation()
-    for number, item in enumerate(wire.mappings([] if value is None else value, "input")):
+    for number, item in enumerate(model_api.mappings([] if value is None else value, "input")):
         conversation.add(item, f"input[{number}]")
     conversation.close()
     return conversation.messages
 
 
 class _Conversation:
-    """Puts together again the items that were one assistant message: reasoning, then text, then calls."""
+    """The messages of a list of items: reasoning, text and calls of one assistant message are joined."""
 
     def __init__(self) -> None:
         self.messages: list[Message] = []
         self._thought = ""
         self._text = ""
-        self._calls: list[Call] = []
+        self._calls: list[AnsweredToolCall] = []
 
     def add(self, item: Mapping[str, Any], name: str) -> None:
         kind = item.get("type") or "message"
@@ -161,15 +169,15 @@ class _Conversation:
             self._thought += _thought(item, name)
         elif kind == "message" and item.get("role") == "assistant":
             self._close_said()
-            self._text = wire.plain(item.get("content"), f"{name}.content", _TEXT_PARTS)
+            self._text = model_api.plain(item.get("content"), f"{name}.content", _TEXT_PARTS)
         else:
             self.close()
             self.messages.append(_others(item, name))
 
     def close(self) -> None:
-        """Whatever comes next is no part of the assistant message."""
+        """End the assistant message: what comes next is no part of it."""
         if self._thought or self._text or self._calls:
-            self.messages.append(wire.assistant(self._text, self._thought, self._calls))
+            self.messages.append(model_api.assistant(self._text, self._thought, self._calls))
         self._thought, self._text, self._calls = "", "", []
 
     def _close_said(self) -> None:
@@ -178,40 +186,42 @@ class _Conversation:
 
 
 def _thought(item: Mapping[str, Any], name: str) -> str:
-    return wire.plain(item.get("content"), f"{name}.content", _TEXT_PARTS) or wire.plain(
+    return model_api.plain(item.get("content"), f"{name}.content", _TEXT_PARTS) or model_api.plain(
         item.get("summary"), f"{name}.summary", _TEXT_PARTS
     )
 
 
-def _call(item: Mapping[str, Any], name: str) -> Call:
-    arguments = wire.word(item.get("arguments") or "", f"{name}.arguments")
-    return Call(
-        wire.word(item.get("call_id"), f"{name}.call_id"), wire.word(item.get("name"), f"{name}.name"), arguments
+def _call(item: Mapping[str, Any], name: str) -> AnsweredToolCall:
+    arguments = model_api.word(item.get("arguments") or "", f"{name}.arguments")
+    return AnsweredToolCall(
+        model_api.word(item.get("call_id"), f"{name}.call_id"),
+        model_api.word(item.get("name"), f"{name}.name"),
+        arguments,
     )
 
 
 def _others(item: Mapping[str, Any], name: str) -> Message:
     kind, role = item.get("type") or "message", item.get("role")
     if kind == "function_call_output":
-        text = wire.plain(item.get("output"), f"{name}.output", _TEXT_PARTS)
-        return {"role": "tool", "tool_call_id": wire.word(item.get("call_id"), f"{name}.call_id"), "content": text}
+        text = model_api.plain(item.get("output"), f"{name}.output", _TEXT_PARTS)
+        return {"role": "tool", "tool_call_id": model_api.word(item.get("call_id"), f"{name}.call_id"), "content": text}
     if kind != "message":
         raise BadRequest(f"an item of type {kind!r} is not taken", name)
     if role not in ("user", "system", "developer"):
         raise BadRequest(f"{role!r} is no role", f"{name}.role")
-    text = wire.plain(item.get("content"), f"{name}.content", _TEXT_PARTS)
+    text = model_api.plain(item.get("content"), f"{name}.content", _TEXT_PARTS)
     return {"role": "user" if role == "user" else "system", "content": text}
 
 
 def _tools(value: object) -> tuple[list[dict[str, Any]], list[str]]:
-    """The functions among the tools, and the types of those that run on the vendor's servers alone."""
+    """Return the functions among the tools, and the types of those that only run on the vendor's servers."""
     if not value:
         return [], []
     tools, left_out = [], []
-    for number, tool in enumerate(wire.mappings(value, "tools")):
+    for number, tool in enumerate(model_api.mappings(value, "tools")):
         if tool.get("type") == "function":
-            name = wire.word(tool.get("name"), f"tools[{number}].name")
-            tools.append(wire.function(name, tool.get("description"), tool.get("parameters")))
+            name = model_api.word(tool.get("name"), f"tools[{number}].name")
+            tools.append(model_api.function(name, tool.get("description"), tool.get("parameters")))
         else:
             left_out.append(str(tool.get("type")))
     return tools, left_out

@@ -8,26 +8,26 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from farm.trajectory import Message
+from farm.records.trajectory import Message
 from workers.interfaces import Completion, Delta
-from workers.policy.gateway import wire
-from workers.policy.gateway.wire import Call, Problem
+from workers.policy.gateway import model_api
+from workers.policy.gateway.model_api import AnsweredToolCall, ApiProblem
 
 Finish = Callable[[Completion, list[dict[str, Any]]], dict[str, Any]]
-"""The finished response, given its completion and the items that were streamed."""
+"""A function from a completion and the items that were streamed to the finished response."""
 
 
 def output_items(message: Message) -> list[dict[str, Any]]:
-    """What an assistant message is as output: reasoning, text, and the calls of tools."""
+    """Return an assistant message as output items: reasoning, text, and tool calls."""
     items = []
-    for kind, text in (("reasoning", wire.reasoning(message)), ("message", wire.content(message))):
+    for kind, text in (("reasoning", model_api.reasoning(message)), ("message", model_api.content(message))):
         if text:
-            items.append(_text_item(kind, wire.new_id(_PREFIXES[kind]), text, "completed"))
-    return [*items, *(_call_item(call, call.arguments, "completed") for call in wire.calls(message))]
+            items.append(_text_item(kind, model_api.new_id(_PREFIXES[kind]), text, "completed"))
+    return [*items, *(_call_item(call, call.arguments, "completed") for call in model_api.calls(message))]
 
 
 class ResponsesEvents:
-    """See `wire.Events`: each item is added, filled and done, and the last event holds the whole response."""
+    """See `model_api.Events`: each item is added, filled and done, and the last event holds the whole response."""
 
     def __init__(self, begun: Mapping[str, Any], finish: Finish) -> None:
         self._begun = begun
@@ -46,25 +46,25 @@ class ResponsesEvents:
         return self._say("reasoning" if delta.reasoning else "message", delta.text)
 
     def ping(self) -> bytes:
-        return wire.COMMENT
+        return model_api.COMMENT
 
     def end(self, completion: Completion) -> bytes:
-        message = completion.message
+        message = completion.response
         pieces = [
-            self._say("reasoning", wire.rest(wire.reasoning(message), self._sent["reasoning"])),
-            self._say("message", wire.rest(wire.content(message), self._sent["message"])),
+            self._say("reasoning", model_api.rest(model_api.reasoning(message), self._sent["reasoning"])),
+            self._say("message", model_api.rest(model_api.content(message), self._sent["message"])),
             self._close(),
-            *(self._call(call) for call in wire.calls(message)),
+            *(self._call(call) for call in model_api.calls(message)),
         ]
         response = self._finish(completion, self._items)
         return b"".join([*pieces, self._event(f"response.{response['status']}", response=response)])
 
-    def error(self, problem: Problem) -> bytes:
+    def error(self, problem: ApiProblem) -> bytes:
         failed = {**self._begun, "status": "failed", "error": {"code": "server_error", "message": problem.message}}
         return self._event("response.failed", response=failed)
 
     def _say(self, kind: str, text: str) -> bytes:
-        """A piece of reasoning or text, in the item that is open if it is of the kind."""
+        """Return the events for a piece of reasoning or text, in the open item if that is of this kind."""
         if not text:
             return b""
         opened = b"" if self._open == kind else self._close() + self._start(kind)
@@ -73,7 +73,7 @@ class ResponsesEvents:
         return opened + self._of_part(f"{_TEXTS[kind]}.delta", delta=text, **more)
 
     def _start(self, kind: str) -> bytes:
-        self._open, self._item_id = kind, wire.new_id(_PREFIXES[kind])
+        self._open, self._item_id = kind, model_api.new_id(_PREFIXES[kind])
         # a kind that comes again after the other is an item of its own
         self._sent[kind] = ""
         added = self._event(
@@ -98,7 +98,7 @@ class ResponsesEvents:
         self._items.append(item)
         return b"".join(done)
 
-    def _call(self, call: Call) -> bytes:
+    def _call(self, call: AnsweredToolCall) -> bytes:
         index, item = len(self._items), _call_item(call, call.arguments, "completed")
         where = {"item_id": item["id"], "output_index": index}
         begun = {**item, "arguments": "", "status": "in_progress"}
@@ -118,7 +118,7 @@ class ResponsesEvents:
 
     def _event(self, kind: str, **fields: Any) -> bytes:
         self._number += 1
-        return wire.event({"type": kind, "sequence_number": self._number, **fields}, kind)
+        return model_api.event({"type": kind, "sequence_number": self._number, **fields}, kind)
 
 
 _PREFIXES = {"reasoning": "rs", "message": "msg"}
@@ -126,7 +126,7 @@ _TEXTS = {"reasoning": "response.reasoning_text", "message": "response.output_te
 
 
 def _more(kind: str) -> dict[str, Any]:
-    """Fields of an event that only one of the kinds has."""
+    """Return the fields of an event that only one of the kinds has."""
     return {"logprobs": []} if kind == "message" else {}
 
 
@@ -142,9 +142,9 @@ def _text_item(kind: str, item_id: str, text: str, status: str) -> dict[str, Any
     return {**item, "summary": []} if kind == "reasoning" else {**item, "role": "assistant"}
 
 
-def _call_item(call: Call, arguments: str, status: str) -> dict[str, Any]:
+def _call_item(call: AnsweredToolCall, arguments: str, status: str) -> dict[str, Any]:
     return {
-        "id": wire.new_id("fc"),
+        "id": model_api.new_id("fc"),
         "type": "function_call",
         "status": status,
         "call_id": call.call_id,

@@ -1,1 +1,1 @@
-"""Token-in/token-out conversations: sampled ids are held, and only what is new is rendered and encoded."""
+"""Token-in/token-out conversations: sampled ids are kept, and only new text is rendered and encoded."""

@@ -1,26 +1,27 @@
-"""Messages as chat templates want them, whichever way a client wrote them. The choices are those of vLLM.
+"""Messages in the form that chat templates expect, however a client wrote them. The choices are those of vLLM.
 
 Tool call arguments become objects; lists of text parts become one text, unless the template goes through parts itself;
-reasoning is given under both of its names.
+reasoning is set under both of its names.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import orjson
 
-from farm.trajectory import Message
+from farm.records.trajectory import Message
 
 PARTS_JOIN = "\n"
 
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """How a template wants messages.
+    """The form in which a template expects messages.
 
-    Content always as `parts`; missing content as `none`; call ids of nine letters; arguments as the text they came in.
+    Content always as `parts`; missing content as `none`; call ids of nine letters; arguments as their original text.
     """
 
     parts: bool = False
@@ -29,8 +30,14 @@ class Style:
     text_arguments: bool = False
 
 
+def n_chars(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> int:
+    """Return the number of characters that a template renders: all values of the messages, and the tools."""
+    values = (value for message in messages for value in message.values() if value is not None)
+    return sum(len(str(value)) for value in values) + sum(len(str(tool)) for tool in tools)
+
+
 def prepared(message: Message, style: Style) -> Message:
-    """A copy for a template; what a client left empty is left out."""
+    """Return a copy for a template, without empty fields."""
     ready = {key: value for key, value in message.items() if value is not None}
     calls = [_call(call, style) for call in ready.pop("tool_calls", ())]
     ready["content"] = _content(message.get("content"), style, bool(calls))
@@ -44,7 +51,7 @@ def prepared(message: Message, style: Style) -> Message:
 
 
 def reasoning(message: Message) -> str:
-    """What was thought before answering; empty if nothing was, or if it is not told."""
+    """Return the reasoning before the answer; empty if the message has none."""
     for key in ("reasoning_content", "reasoning"):
         if isinstance(value := message.get(key), str) and value:
             return value
@@ -52,7 +59,7 @@ def reasoning(message: Message) -> str:
 
 
 def text_of(content: Any, join: str = PARTS_JOIN) -> str | None:
-    """Content as one text: missing is empty, text parts are joined. None if it holds anything but text."""
+    """Return content as one text: missing is empty, text parts are joined. None if it holds anything but text."""
     if not content:
         return ""
     if isinstance(content, str):
@@ -64,7 +71,7 @@ def text_of(content: Any, join: str = PARTS_JOIN) -> str | None:
 
 
 def arguments_of(raw: Any) -> dict[str, Any]:
-    """Tool call arguments as an object; what is not one is kept as `{"malformed": text}`."""
+    """Return tool call arguments as an object; other values are kept as `{"malformed": text}`."""
     if isinstance(raw, dict):
         return raw
     if raw is None or raw == "":

@@ -1,27 +1,28 @@
-"""The conversations of one rollout with one model, as ids: what was sampled is held, only what is new is encoded.
+"""The conversations of one rollout with one model, as ids: sampled ids are kept, and only new text is encoded.
 
-A prompt that continues a held call is that call's ids, prompt and response, and the ids of what the chat template puts
-after them. Where the template would put something else in their place (it drops earlier reasoning, moves the tools), no
-such prompt exists: the conversation is rendered anew as a segment of its own, and the reason is told.
+A prompt that continues a held call consists of that call's ids, prompt and response, and the ids of the text that the
+chat template puts after them. Where the template would change that text (it drops earlier reasoning, moves the tools),
+no such prompt exists: the conversation is rendered anew as a segment of its own, and the reason is returned.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from farm.trajectory import Message, TokenIds, token_ids
-from workers.policy.tokens.framing import Framing, Suffix, Tools
-from workers.policy.tokens.meaning import renamed
+from farm.records.trajectory import Message, TokenIds, token_ids
+from workers.policy.tokens.conversation_skeleton import marked, outlined_tools
+from workers.policy.tokens.conversation_tree import CachedTurn, MessageNode, PathPosition, root, walk
+from workers.policy.tokens.message_equality import with_call_ids
 from workers.policy.tokens.messages import text_of
-from workers.policy.tokens.outline import marked, outlined_tools
-from workers.policy.tokens.suffixes import suffix_after
+from workers.policy.tokens.suffix_check import suffix_after
 from workers.policy.tokens.tokenizer import ModelText
-from workers.policy.tokens.tree import Held, Node, Place, root, walk
+from workers.policy.tokens.turn_suffix import Tools, TurnSuffix, TurnSuffixes
 
 FIRST = "first"
 # A stop string is not longer than this.
@@ -31,9 +32,9 @@ _TAIL_CHARS = 32
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What to sample from. `continues` is the number of the call whose ids it begins with; None if there is none.
+    """The ids to sample from. `continues` is the number of the call whose ids it begins with; None if there is none.
 
-    `begins` says why it starts a segment: `first`, `branch: …` where it continues no held call, `rewritten: …` where
+    `begins` is the reason for a new segment: `first`, `branch: …` where it continues no held call, `rewritten: …` where
     the template rewrites the call it continues; empty if it continues one. The first `n_held` ids are that call's.
     """
 
@@ -41,26 +42,34 @@ class Prompt:
     continues: int | None
     begins: str
     n_held: int
-    at: Node = field(repr=False)
+    at: MessageNode = field(repr=False)
     tools: Tools = field(repr=False)
-    held: Held | None = field(default=None, repr=False)
+    held: CachedTurn | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class PromptDraft:
+    """A prompt whose text of `n_chars` is still to be encoded: by any thread, as that touches no conversation."""
+
+    n_chars: int
+    encode: Callable[[], Prompt]
 
 
 @dataclass(slots=True)
 class _Tree:
-    """All conversations with the same tools; `answered` once a call was."""
+    """All conversations with the same tools; `answered` is True once a call was answered."""
 
     tools: Tools
     outlined: Tools
-    start: Node = field(default_factory=root)
+    start: MessageNode = field(default_factory=root)
     answered: bool = False
 
 
 class TokenSession:
-    """The token side of one rollout; holds all its branches. Not for several threads at once.
+    """The token side of one rollout; holds all its branches. Not for several threads at once, but for what is drafted.
 
     `template_kwargs` are variables of the template, such as `enable_thinking`. With `keep_rewritten`, held ids are
-    continued even where the template would rewrite them, as long as it is clear what to put after them.
+    continued even where the template would rewrite them, as long as the text after them is clear.
     """
 
     def __init__(
@@ -69,28 +78,32 @@ class TokenSession:
         self._template = text.template
         self._tokenizer = text.tokenizer
         # A conversation keeps the date that it began with: its first ids hold it.
-        self._framing = Framing(text, template_kwargs or {}, datetime.now())
+        self._framing = TurnSuffixes(text, template_kwargs or {}, datetime.now())
         self._keep_rewritten = keep_rewritten
         self._trees: list[_Tree] = []
         self._n_taken = 0
 
     def prompt(self, messages: Sequence[Message], tools: Tools) -> Prompt:
-        """The ids to sample the next turn from. TemplateError if the template refuses the conversation."""
+        """Return the ids to sample the next turn from. Raises TemplateError if the template refuses them."""
+        return self.draft(messages, tools).encode()
+
+    def draft(self, messages: Sequence[Message], tools: Tools) -> PromptDraft:
+        """Return the next turn's prompt, to be encoded. Raises TemplateError if the template refuses the messages."""
         tree = self._tree(tools)
-        places = walk(Place(tree.start, 0, {}), messages)
+        places = walk(PathPosition(tree.start, 0, {}), messages)
         held = _last_held(places, messages)
         if held is not None:
             return self._continued(tree, held, messages)
         at = self._grown(tree, places[-1], messages)
         return self._whole(tree, at, self._branch(tree, places[-1], messages) if self._n_taken else FIRST)
 
-    def took(self, prompt: Prompt, response_ids: TokenIds, message: Message) -> int:
-        """Hold what was sampled from a prompt, and the message it was parsed to. Returns the call's number."""
+    def commit(self, prompt: Prompt, response_ids: TokenIds, message: Message) -> int:
+        """Hold the ids sampled from a prompt and the message parsed from them. Returns the call's number."""
         ready = self._template.prepare(message, prompt.tools)
         added = np.concatenate([prompt.ids[prompt.n_held :], token_ids(response_ids)])
         response = added[len(added) - len(response_ids) :]
-        held = Held(self._n_taken, prompt.held, added, response, marked(ready))
-        prompt.at.children.append(Node(message, prompt.at, prompt.at.outline.then(ready), message, held))
+        held = CachedTurn(self._n_taken, prompt.held, added, response, marked(ready))
+        prompt.at.children.append(MessageNode(message, prompt.at, prompt.at.outline.then(ready), message, held))
         self._tree(prompt.tools).answered = True
         self._n_taken += 1
         return held.number
@@ -102,23 +115,23 @@ class TokenSession:
         self._trees.append(_Tree(tools, outlined_tools(tools)))
         return self._trees[-1]
 
-    def _grown(self, tree: _Tree, start: Place, messages: Sequence[Message]) -> Node:
-        """The node of the whole conversation; what is new of it after `start` is added."""
+    def _grown(self, tree: _Tree, start: PathPosition, messages: Sequence[Message]) -> MessageNode:
+        """Return the node of the whole conversation; new messages after `start` are added."""
         place = walk(start, messages)[-1]
         node = place.node
-        for given in messages[place.depth :]:
-            message = renamed(given, place.ids)
+        for result in messages[place.depth :]:
+            message = with_call_ids(result, place.ids)
             node.children.append(
-                Node(message, node, node.outline.then(self._template.prepare(message, tree.tools)), given)
+                MessageNode(message, node, node.outline.then(self._template.prepare(message, tree.tools)), result)
             )
             node = node.children[-1]
         return node
 
-    def _whole(self, tree: _Tree, at: Node, begins: str) -> Prompt:
+    def _whole(self, tree: _Tree, at: MessageNode, begins: str) -> PromptDraft:
         text = self._template.render(at.path(), tree.tools, generation_prompt=True, **self._framing.kwargs)
-        return Prompt(self._tokenizer.encode(text), None, begins, 0, at, tree.tools)
+        return PromptDraft(len(text), lambda: Prompt(self._tokenizer.encode(text), None, begins, 0, at, tree.tools))
 
-    def _branch(self, tree: _Tree, place: Place, messages: Sequence[Message]) -> str:
+    def _branch(self, tree: _Tree, place: PathPosition, messages: Sequence[Message]) -> str:
         if messages and messages[-1].get("role") == "assistant":
             return "branch: the last message is the assistant's"
         if not tree.answered:
@@ -129,7 +142,7 @@ class TokenSession:
             return "branch: another conversation"
         return f"branch: message {place.depth} ({messages[place.depth].get('role')}) is not one of an earlier call"
 
-    def _continued(self, tree: _Tree, place: Place, messages: Sequence[Message]) -> Prompt:
+    def _continued(self, tree: _Tree, place: PathPosition, messages: Sequence[Message]) -> PromptDraft:
         held = place.node.held
         assert held is not None
         at = self._grown(tree, place, messages)
@@ -139,12 +152,17 @@ class TokenSession:
             return self._whole(
                 tree, at, f"rewritten: {suffix.rewritten or 'where the last turn ends is not to be seen'}"
             )
-        pieces = [*held.pieces(), self._suffix_ids(suffix, place.node, held)]
-        ids = np.concatenate(pieces)
-        return Prompt(ids, held.number, "", len(ids) - len(pieces[-1]), at, tree.tools, held)
+        return PromptDraft(len(suffix.text), partial(self._extended, suffix, place.node, held, at, tree.tools))
 
-    def _suffix_ids(self, suffix: Suffix, node: Node, held: Held) -> TokenIds:
-        """The ids of a suffix; of its end of turn only where the policy has not sampled one, whichever one."""
+    def _extended(
+        self, suffix: TurnSuffix, node: MessageNode, held: CachedTurn, at: MessageNode, tools: Tools
+    ) -> Prompt:
+        pieces = [*held.pieces(), self._suffix_ids(suffix, node, held)]
+        ids = np.concatenate(pieces)
+        return Prompt(ids, held.number, "", len(ids) - len(pieces[-1]), at, tools, held)
+
+    def _suffix_ids(self, suffix: TurnSuffix, node: MessageNode, held: CachedTurn) -> TokenIds:
+        """Return the ids of a suffix, without its end of turn if the policy has sampled one, whichever one."""
         tokenizer = self._tokenizer
         if not suffix.end:
             return tokenizer.encode_within(self._unsaid(suffix.text, node, held))
@@ -156,8 +174,8 @@ class TokenSession:
         said = end in last or (not suffix.opens and tokenizer.ended(last))
         return ids[1:] if said else ids
 
-    def _unsaid(self, text: str, node: Node, held: Held) -> str:
-        """Of an end of turn that is plain text, what the policy has not sampled: a stop string may be its beginning."""
+    def _unsaid(self, text: str, node: MessageNode, held: CachedTurn) -> str:
+        """Return the part of a plain-text end of turn that was not sampled: a stop string may be its beginning."""
         tail = self._tokenizer.decode(self._tokenizer.body(held.response[-_TAIL_IDS:]))
         said = text_of(node.message.get("content")) or ""
         if said and not node.message.get("tool_calls") and tail.endswith(said[-_TAIL_CHARS:]):
@@ -166,10 +184,10 @@ class TokenSession:
         return text[next(overlaps, 0) :]
 
 
-def _last_held(places: Sequence[Place], messages: Sequence[Message]) -> Place | None:
-    """Where the longest held call ends that `messages` go on from; the latest of several."""
+def _last_held(places: Sequence[PathPosition], messages: Sequence[Message]) -> PathPosition | None:
+    """Return the position at which the longest held call that `messages` continue ends; the latest of several."""
     if not messages or messages[-1].get("role") == "assistant":
         return None
-    found = [(place.depth, place.node.held.number, place) for place in places if place.node.held is not None]
-    found = [entry for entry in found if entry[0] < len(messages)]
-    return max(found, key=lambda entry: entry[:2])[2] if found else None
+    result = [(place.depth, place.node.held.number, place) for place in places if place.node.held is not None]
+    result = [entry for entry in result if entry[0] < len(messages)]
+    return max(result, key=lambda entry: entry[:2])[2] if result else None

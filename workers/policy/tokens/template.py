@@ -1,6 +1,6 @@
 """A model's chat template, rendered as transformers renders it: the same Jinja settings, functions and variables.
 
-A template comes from whoever published the model, so it runs in Jinja's immutable sandbox, without a loader: it sees
+A template comes from the model's publisher, so it runs in Jinja's immutable sandbox, without a loader: it sees
 plain values only, reads no file and reaches no Python object.
 """
 
@@ -21,7 +21,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from farm.errors import FarmError
-from farm.trajectory import Message
+from farm.records.trajectory import Message
 from workers.policy.tokens.messages import Style, prepared
 
 DEFAULT = "default"
@@ -35,7 +35,7 @@ class TemplateError(FarmError):
 
 
 class ChatTemplate:
-    """The template of one model. `source` is the text of its default one; where tools are given, `tool_use` is taken.
+    """The template of one model. `source` is the text of its default one; with tools, `tool_use` is used.
 
     `sources` maps names to texts, a text alone is the default one; `specials` are the special tokens as variables, such
     as `bos_token`; `name` is the model's, for messages.
@@ -61,12 +61,12 @@ class ChatTemplate:
         generation_prompt: bool,
         **kwargs: Any,
     ) -> str:
-        """The conversation as the model reads it, of messages as clients write them. TemplateError if it refuses."""
+        """Return the conversation, of messages as clients write them, as the model reads it. Raises TemplateError."""
         ready = [self.prepare(message, tools) for message in messages]
         return self.render_prepared(ready, tools, generation_prompt=generation_prompt, **kwargs)
 
     def prepare(self, message: Message, tools: Sequence[Mapping[str, Any]]) -> Message:
-        """A message as the template wants it."""
+        """Return a message in the form that the template expects."""
         return prepared(message, self._of(tools).style)
 
     def render_prepared(
@@ -77,7 +77,7 @@ class ChatTemplate:
         generation_prompt: bool,
         **kwargs: Any,
     ) -> str:
-        """The same of messages that went through `prepare`."""
+        """Do the same as `render` for messages that went through `prepare`."""
         variables = {"documents": None, **self.specials, **kwargs}
         variables |= {"messages": messages, "tools": tools or None, "add_generation_prompt": generation_prompt}
         try:
@@ -91,7 +91,7 @@ class ChatTemplate:
 
 
 class _Compiled:
-    """One text, compiled, and how it wants its messages."""
+    """One compiled text, and the form in which it expects messages."""
 
     def __init__(self, source: str, name: str) -> None:
         environment = _environment()
@@ -111,7 +111,7 @@ def _said(error: Exception) -> str:
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """Jinja's own, with a shorter way to the values of plain dictionaries, which is what templates mostly look up."""
+    """Jinja's own, with faster access to the values of plain dictionaries, the most frequent look-up of templates."""
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         if type(obj) is not dict or attribute in _DICT_ATTRIBUTES:
@@ -129,7 +129,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
 
 
 def clock(instant: datetime | None) -> Callable[[str], str]:
-    """`strftime_now` of a given instant, so that a conversation keeps the date it began with; None for the real one."""
+    """Return `strftime_now` of an instant, as a conversation keeps its first date; None for the current time."""
     return lambda pattern: (instant or datetime.now()).strftime(pattern)
 
 
@@ -151,7 +151,7 @@ def _tojson(
 
 
 class _Generation(Extension):
-    """`{% generation %}…{% endgeneration %}`, by which some templates mark what is trained on: its body, unchanged."""
+    """`{% generation %}…{% endgeneration %}`, by which some templates mark the trained part: its body, unchanged."""
 
     tags = {"generation"}  # noqa: RUF012
 
@@ -180,7 +180,7 @@ def _takes_calls(template: jinja2.Template, style: Style) -> bool:
     ]
     try:
         template.render(messages=[prepared(message, style) for message in messages], tools=None, bos_token="")
-    # Whatever it raises, it does not take them.
+    # Any error means that it does not take them.
     except Exception:
         return False
     return True

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import tokenizers
 
-from farm.trajectory import TokenIds, token_ids
-from workers.policy.tokens.files import ModelFiles, TokenizerMissing, find
-from workers.policy.tokens.stream import IdStream
+from farm.records.trajectory import TokenIds, token_ids
 from workers.policy.tokens.template import ChatTemplate
+from workers.policy.tokens.text_stream import IdStream
+from workers.policy.tokens.tokenizer_files import ModelFiles, TokenizerMissing, find
 
 __all__ = ["ModelText", "Tokenizer", "TokenizerMissing", "load"]
 
@@ -20,10 +20,14 @@ _SHORT_CHARS = 4096
 
 
 class Tokenizer:
-    """Text to ids and back. `end_ids` are those that end a turn; safe for any number of threads."""
+    """Text to ids and back. `end_ids` are those that end a turn; safe for any number of threads.
 
-    def __init__(self, backend: tokenizers.Tokenizer, end_ids: Iterable[int] = ()) -> None:
+    `size` is above all ids that the model can sample: its own `n_vocabulary`, which may be padded, or the tokenizer's.
+    """
+
+    def __init__(self, backend: tokenizers.Tokenizer, end_ids: Iterable[int] = (), n_vocabulary: int = 0) -> None:
         self._backend = backend
+        self.size = max(n_vocabulary, max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1)
         self.end_ids = frozenset(end_ids)
         added = backend.get_added_tokens_decoder()
         self._special = {token.content: number for number, token in added.items() if token.special}
@@ -34,43 +38,43 @@ class Tokenizer:
         )
 
     def encode(self, text: str) -> TokenIds:
-        """int32 [n]. Special tokens in the text are recognised, none are added."""
+        """Return the ids of a text, int32 [n]. Special tokens in it are recognised, none are added."""
         if len(text) < _SHORT_CHARS:
             return token_ids(self._backend.encode(text, add_special_tokens=False).ids)
-        # without the places of the tokens in the text, which nobody asks for: five times as fast
+        # without the offsets of the tokens in the text, which are not needed: five times as fast
         return token_ids(self._backend.encode_batch_fast([text], add_special_tokens=False)[0].ids)
 
     def encode_within(self, text: str) -> TokenIds:
-        """The ids of a text that is not the start of anything: no space is put before it, as some tokenizers do."""
+        """Return the ids of a text that continues another: without the space that some tokenizers put before it."""
         if not self.anchor:
             return self.encode(text)
         return self.encode(self.anchor + text)[1:]
 
     def decode(self, ids: Sequence[int] | TokenIds, *, special: bool = True) -> str:
-        """The text of ids; `special` keeps the special tokens in it."""
+        """Return the text of ids; `special` keeps the special tokens in it."""
         return str(self._backend.decode(list(map(int, ids)), skip_special_tokens=not special))
 
     def body(self, ids: TokenIds) -> TokenIds:
-        """A sampled turn without the end-of-turn id, if that was sampled."""
+        """Return a sampled turn without its end-of-turn id, if it has one."""
         return ids[:-1] if self.ended(ids) else ids
 
     def ended(self, ids: TokenIds) -> bool:
-        """Whether a turn ended by itself rather than by a limit or a stop string."""
+        """Return whether a turn ended by an end-of-turn id rather than by a limit or a stop string."""
         return len(ids) > 0 and int(ids[-1]) in self.end_ids
 
     def stream(self) -> IdStream:
-        """Ids to text as they come, end-of-turn ids left out."""
+        """Return a decoder of ids as they come, which leaves out end-of-turn ids."""
         return IdStream(self.decode, self.end_ids)
 
     def id_of(self, token: str) -> int:
-        """The id of a token. KeyError if there is no such token."""
+        """Return the id of a token. Raises KeyError if there is no such token."""
         number = self._backend.token_to_id(token)
         if number is None:
             raise KeyError(token)
         return int(number)
 
     def first_special(self, text: str) -> str:
-        """The special token that comes first in a text; empty if none does."""
+        """Return the first special token in a text; empty if there is none."""
         places = [(place, -len(token), token) for token in self._special if (place := text.find(token)) >= 0]
         return min(places)[2] if places else ""
 
@@ -94,7 +98,7 @@ def load(name: str) -> ModelText:
     """Read a folder with `tokenizer.json`, or a model of the hub (its local cache first, then the network).
 
     Blocks, for minutes where it downloads. Read once per process: a folder that changes afterwards is not read again.
-    Copies of the same files are one model, so that a conversation goes on from one engine to another that has its own.
+    Copies of the same files are one model, as a conversation may move to an engine that has a copy of its own.
     Raises TokenizerMissing, or TemplateError if there is no usable chat template.
     """
     with _lock:
@@ -104,17 +108,17 @@ def load(name: str) -> ModelText:
             files = find(name)
             digest = files.digest()
             known = _by_content.get(digest) or model_text(files, name)
-            # one of them, if two copies are read at the same time
+            # a single one, even if two copies are read at the same time
             _loaded[name] = _by_content.setdefault(digest, known)
         return _loaded[name]
 
 
 def model_text(files: ModelFiles, name: str) -> ModelText:
-    """The tokenizer and the template of a model's files."""
+    """Read the tokenizer and the template of a model's files. Raises TokenizerMissing, TemplateError."""
     try:
         backend = tokenizers.Tokenizer.from_file(str(files.tokenizer))
     # The Rust side raises bare exceptions.
     except Exception as error:
         raise TokenizerMissing(f"{files.tokenizer} cannot be read: {error}") from error
-    tokenizer = Tokenizer(backend, files.end_ids(backend.token_to_id))
+    tokenizer = Tokenizer(backend, files.end_ids(backend.token_to_id), files.n_vocabulary())
     return ModelText(tokenizer, ChatTemplate(files.templates(), files.specials(), name), name)

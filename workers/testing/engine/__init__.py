@@ -1,8 +1,6 @@
-"""The scripted engine, a test double: `python -m workers.testing.engine`, or `EngineDouble` in a test."""
+"""The scripted engine, a double of an LLM server: `python -m workers.testing.engine`, or ScriptedEngine in a test."""
 
-from workers.testing.engine.double import MODEL, EngineDouble
-from workers.testing.engine.faults import FAULTS
 from workers.testing.engine.model_text import write_model_text
-from workers.testing.engine.vllm.sampling import FINGERPRINT
+from workers.testing.engine.scripted_engine import MODEL, ScriptedEngine
 
-__all__ = ["FAULTS", "FINGERPRINT", "MODEL", "EngineDouble", "write_model_text"]
+__all__ = ["MODEL", "ScriptedEngine", "write_model_text"]

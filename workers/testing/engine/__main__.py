@@ -5,44 +5,50 @@ from __future__ import annotations
 import argparse
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from farm.errors import FarmError
-from workers.testing.book import PlayBook
-from workers.testing.engine import EngineDouble
-from workers.testing.engine.double import MODEL
-from workers.testing.engine.faults import FAULTS, rates
+from workers.testing.engine import MODEL, ScriptedEngine
 from workers.testing.engine.prefix_cache import CACHE_TOKENS
 from workers.testing.engine.scheduler import UNLIMITED
+from workers.testing.scripted_model import Script
 from workers.testing.serving import serve
 
 
-def main(words: Sequence[str] | None = None) -> None:
-    options = _parser().parse_args(words)
+def main() -> None:
+    options = option_parser(
+        "farm engine --scripted", "A scripted engine, a double of an LLM server: it plays a book, or random tokens."
+    ).parse_args()
+    run(options, lambda model_text: _engine(options, model_text))
+
+
+def run(options: argparse.Namespace, engine: Callable[[Path], ScriptedEngine]) -> None:
+    """Serve an engine, made with the folder that its tokenizer goes to, until a signal ends it."""
     # The server hands a signal on when it has ended; as an exception it lets the folder be removed.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        with suppress(KeyboardInterrupt), TemporaryDirectory(prefix="farm-double-") as folder:
-            double = _double(options, options.model_text or Path(folder))
-            serve(
-                double.app(),
-                options.host,
-                options.port,
-                lambda url: print(url, flush=True),
-                keep_alive_s=options.keep_alive_s,
-            )
-    except FarmError as error:
-        sys.exit(str(error))
+    with suppress(KeyboardInterrupt), TemporaryDirectory(prefix="farm-double-") as folder:
+        app = engine(options.model_text or Path(folder)).app()
+        serve(app, options.host, options.port, _say, keep_alive_s=options.keep_alive_s)
 
 
-def _double(options: argparse.Namespace, model_text: Path) -> EngineDouble:
-    book = None if options.random else PlayBook.read(options.book, options.seed) if options.book else PlayBook([])
-    return EngineDouble(
-        book,
-        wire=options.wire,
+def _say(url: str) -> None:
+    """Print the address for programs, and for people the command that adds it to a farm."""
+    print(url, flush=True)
+    print(f"farm engines add {url}/v1", file=sys.stderr, flush=True)
+
+
+def script_of(options: argparse.Namespace) -> Script | None:
+    """Return the script to play; None for random turns."""
+    if options.random:
+        return None
+    return Script.read(options.book, options.seed) if options.book else Script([])
+
+
+def _engine(options: argparse.Namespace, model_text: Path) -> ScriptedEngine:
+    return ScriptedEngine(
+        script_of(options),
         model=options.model,
         model_text=model_text,
         seed=options.seed,
@@ -55,18 +61,12 @@ def _double(options: argparse.Namespace, model_text: Path) -> EngineDouble:
         cache_tokens=options.cache_tokens,
         weight_version=options.weight_version,
         mean_tokens=options.mean_tokens,
-        faults=rates(options.fault),
-        retry_after_s=options.retry_after_s,
-        slow_s=options.slow_s,
-        version=options.vllm_version,
-        key=options.key,
     )
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="farm engine --scripted", description="A test double of an LLM server: it plays a book, or random tokens."
-    )
+def option_parser(prog: str, description: str) -> argparse.ArgumentParser:
+    """Return a parser of the options that every double has."""
+    parser = argparse.ArgumentParser(prog=prog, description=description)
     what = parser.add_argument_group("what it says")
     what.add_argument(
         "--book", type=Path, help="JSON lines: {match, plays: [{name, weight, turns}]}; without, it gives up"
@@ -76,14 +76,12 @@ def _parser() -> argparse.ArgumentParser:
     what.add_argument("--seed", type=int, default=0)
     what.add_argument("--context-tokens", type=int, default=1_000_000)
     what.add_argument("--weight-version", default="0")
-    wire = parser.add_argument_group("how it says it")
-    wire.add_argument("--wire", choices=("vllm", "sglang", "openai"), default="vllm")
-    wire.add_argument("--vllm-version", default="0.33.0")
-    wire.add_argument("--host", default="127.0.0.1")
-    wire.add_argument("--port", type=int, default=0, help="0 takes a free one")
-    wire.add_argument("--model", default=MODEL)
-    wire.add_argument("--model-text", type=Path, help="folder to write the tokenizer to; without, a temporary one")
-    wire.add_argument("--key", default="", help="API key that it wants")
+    server = parser.add_argument_group("the server")
+    server.add_argument("--host", default="127.0.0.1")
+    server.add_argument("--port", type=int, default=0, help="0 takes a free one")
+    server.add_argument("--model", default=MODEL)
+    server.add_argument("--model-text", type=Path, help="folder to write the tokenizer to; without, a temporary one")
+    server.add_argument("--keep-alive-s", type=float, default=5.0, help="idle connections are closed after that")
     speed = parser.add_argument_group("how fast", "0 is without limit")
     speed.add_argument("--latency-s", type=float, default=0.0)
     speed.add_argument("--prefill-per-s", type=float, default=0.0, help="prompt tokens that no cache holds")
@@ -91,11 +89,6 @@ def _parser() -> argparse.ArgumentParser:
     speed.add_argument("--max-running", type=int, default=UNLIMITED)
     speed.add_argument("--max-queued", type=int, default=UNLIMITED)
     speed.add_argument("--cache-tokens", type=int, default=CACHE_TOKENS, help="room of the prefix cache")
-    faults = parser.add_argument_group("what goes wrong", "; ".join(f"{kind}: {text}" for kind, text in FAULTS.items()))
-    faults.add_argument("--fault", action="append", default=[], metavar="KIND:SHARE", help="such as 500:0.1; repeat it")
-    faults.add_argument("--retry-after-s", type=float, default=1.0, help="of 429")
-    faults.add_argument("--slow-s", type=float, default=1.0)
-    faults.add_argument("--keep-alive-s", type=float, default=5.0, help="idle connections are closed after that")
     return parser
 
 

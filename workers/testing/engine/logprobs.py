@@ -11,24 +11,21 @@ import zlib
 import numpy as np
 from numpy.typing import NDArray
 
-from farm.trajectory import LogProbs, TokenIds
+from farm.records.trajectory import LogProbs, TokenIds
 
 _ODD = np.uint64(0x9E3779B97F4A7C15)
 _MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 _MEAN = 0.7
 
 
-def scored(ids: TokenIds, start: int, version: str, seed: int, temperature: float | None = None) -> LogProbs:
-    """Of ids [start, n), all below zero. With a temperature as after it, without as before."""
+def scored(ids: TokenIds, start: int, version: str, seed: int) -> LogProbs:
+    """Of ids [start, n), all below zero, as before temperature."""
     positions = np.arange(start, len(ids), dtype=np.uint64)
     before = np.concatenate([[0], ids])[start : len(ids)].astype(np.uint64)
     weights = np.uint64(zlib.crc32(f"{seed}/{version}".encode()))
     drawn = mixed(mixed(mixed(ids[start:].astype(np.uint64) + weights) + before) + positions)
     uniform = ((drawn >> np.uint64(11)).astype(np.float64) + 1.0) / (2.0**53 + 1.0)
-    raw = np.log(uniform) * _MEAN - 1e-6
-    if temperature is not None:
-        raw = raw / temperature if temperature > 0 else np.full(len(raw), -1e-6)
-    return raw.astype(np.float32)
+    return (np.log(uniform) * _MEAN - 1e-6).astype(np.float32)
 
 
 def mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:

@@ -1,4 +1,4 @@
-"""What of the double's model is text: a real tokenizer, made here in a moment, and a chat template.
+"""The text side of the double's model: a real tokenizer, made here in a moment, and a chat template.
 
 The tokenizer is a byte-level BPE as large models have one, so it splits any text, is exact on any bytes, and knows more
 than one way to split a text: random ids are mostly not what encoding their text would give.

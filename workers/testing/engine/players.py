@@ -1,4 +1,4 @@
-"""What the double says to a prompt: what its book has for it, or random tokens. It says the same to the same seed."""
+"""Players, which produce the double's responses: from its script, or random tokens. The same seed gives the same."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from farm.trajectory import TokenIds, token_ids
-from workers.testing.book import PlayBook
+from farm.records.trajectory import TokenIds, token_ids
 from workers.testing.engine.vocabulary import Vocabulary
-from workers.testing.hermes import CALL, CALL_END, THINK, THINK_END
+from workers.testing.hermes_text import CALL, CALL_END, THINK, THINK_END
+from workers.testing.scripted_model import Script
 
-_N_REMEMBERED = 1024
+_CACHE_SIZE = 1024
 
 
 class Player(Protocol):
@@ -26,13 +26,13 @@ class Player(Protocol):
         ...
 
 
-class BookPlayer:
+class ScriptPlayer:
     """Finds the conversation in the prompt's ids again, and goes on as the book does."""
 
-    def __init__(self, vocabulary: Vocabulary, book: PlayBook) -> None:
+    def __init__(self, vocabulary: Vocabulary, book: Script) -> None:
         self._vocabulary = vocabulary
         self._book = book
-        self._ids = lru_cache(_N_REMEMBERED)(self._encode)
+        self._ids = lru_cache(_CACHE_SIZE)(self._encode)
 
     def turn(self, prompt: TokenIds, seed: int | None) -> TokenIds:
         messages, begun = self._vocabulary.messages(prompt)
@@ -69,7 +69,7 @@ class RandomPlayer:
         self._seed = seed
         self._mean_tokens = mean_tokens
         self._mix = mix or Mix()
-        self._tools = lru_cache(_N_REMEMBERED)(_tools)
+        self._tools = lru_cache(_CACHE_SIZE)(_tools)
 
     def turn(self, prompt: TokenIds, seed: int | None) -> TokenIds:
         digest = hashlib.blake2b(prompt.tobytes(), digest_size=8).digest()
@@ -146,11 +146,11 @@ def _broken(text: str, name: str, kind: int) -> str:
 def _tools(system: str) -> tuple[dict[str, Any], ...]:
     """The functions that a system turn lists as JSON lines between tags."""
     lines = system.partition("<tools>")[2].partition("</tools>")[0].strip().splitlines()
-    found = []
+    result = []
     for line in lines:
         try:
             tool = json.loads(line)
-            found.append(tool.get("function", tool))
+            result.append(tool.get("function", tool))
         except (ValueError, AttributeError):
             continue
-    return tuple(tool for tool in found if isinstance(tool.get("name"), str))
+    return tuple(tool for tool in result if isinstance(tool.get("name"), str))

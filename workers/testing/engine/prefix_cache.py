@@ -1,7 +1,7 @@
-"""What an engine's prefix cache would hold: whole blocks, known by a hash of all ids up to their end.
+"""The double's prefix cache: whole blocks, keyed by a hash of all ids up to their end.
 
-It has two halves. When the newer one is full it becomes the older one, and what that held is forgotten unless it was
-used since. So a block is never there without all that come before it.
+It has two halves. When the newer one is full it becomes the older one, whose former contents are evicted unless they
+were used since. So a block is never there without all that come before it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import zlib
 import numpy as np
 from numpy.typing import NDArray
 
-from farm.trajectory import TokenIds
+from farm.records.trajectory import TokenIds
 from workers.testing.engine.logprobs import mixed
 
 BLOCK_TOKENS = 16
@@ -31,7 +31,7 @@ class PrefixCache:
         self.n_hits = 0
 
     def look(self, prompt: TokenIds, salt: str = "") -> int:
-        """How many of a prompt's first tokens need no work; at least one always does. Counts as a query."""
+        """Return how many of a prompt's first tokens are cached; at least one token never is. Counts as a query."""
         hashes = self._hashes(prompt[: max(len(prompt) - 1, 0)], salt)
         low, high = 0, len(hashes)
         while low < high:

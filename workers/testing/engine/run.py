@@ -5,27 +5,27 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
-from farm.trajectory import TokenIds, VersionSpan
+from farm.records.trajectory import TokenIds, VersionSpan
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class SamplingPlan:
     """All that will be sampled if nothing cuts it, and how it then ends."""
 
     ids: TokenIds
     finish_reason: str
     stop_reason: str | int | None = None
     text_end: int | None = None
-    """Where a stop string cuts the text; the ids are not cut."""
+    """Position at which a stop string cuts the text; the ids are not cut."""
 
 
 @dataclass(slots=True, eq=False)
-class Run:
+class EngineRun:
     """`n_sampled` ids of the plan are sampled so far; `spans` cover them. `extra_s` is a wait of this run alone."""
 
     run_id: str
     prompt: TokenIds
-    plan: Plan
+    plan: SamplingPlan
     salt: str = ""
     extra_s: float = 0.0
     n_sampled: int = 0

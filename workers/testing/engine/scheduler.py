@@ -1,6 +1,6 @@
-"""When the double's runs sample: slots and a queue, a clock that can be slow, pauses, aborts, and the weights' version.
+"""The double's scheduler: slots and a queue, a clock that can be slow, pauses, aborts, and the weights' version.
 
-Time is of three kinds, as on a real engine: a latency, the prompt's new tokens, and the sampled ones. All are nothing
+Time is of three kinds, as on a real engine: a latency, the prompt's new tokens, and the sampled ones. All are zero
 unless set; then a run is over at once, without a step of its own.
 """
 
@@ -18,15 +18,15 @@ from math import inf
 import numpy as np
 
 from workers.testing.engine.prefix_cache import PrefixCache
-from workers.testing.engine.run import Run
+from workers.testing.engine.run import EngineRun
 
 _STEP_S = 0.01
-_MOST_LATE_S = 0.1
+_MAX_LATE_S = 0.1
 UNLIMITED = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Speed:
+class SimulatedSpeed:
     """`tokens_per_s` is of one run, `prefill_per_s` in prompt tokens that no cache holds; 0 is without limit.
 
     `max_running` runs sample at once, the others queue; beyond `max_queued` they are refused.
@@ -51,13 +51,13 @@ class Speed:
 class Scheduler:
     """Counts: `n_started`, `n_cancelled` (the client went away), `n_tokens` sampled, `finished` by reason."""
 
-    def __init__(self, speed: Speed, cache: PrefixCache, version: str = "default") -> None:
+    def __init__(self, speed: SimulatedSpeed, cache: PrefixCache, version: str = "default") -> None:
         self.speed = speed
         self.cache = cache
         self.version = version
         self.paused = ""
-        self.running: dict[int, Run] = {}
-        self.waiting: dict[int, Run] = {}
+        self.running: dict[int, EngineRun] = {}
+        self.waiting: dict[int, EngineRun] = {}
         self.n_started = 0
         self.n_cancelled = 0
         self.n_rejected = 0
@@ -68,7 +68,7 @@ class Scheduler:
 
     @property
     def full(self) -> bool:
-        """Whether the queue takes no more."""
+        """True if the queue accepts no more."""
         no_slot = len(self.running) >= self.speed.max_running
         return no_slot and len(self.waiting) >= self.speed.max_queued
 
@@ -76,7 +76,7 @@ class Scheduler:
     def is_frozen(self) -> bool:
         return self.paused == "keep"
 
-    async def sample(self, run: Run) -> AsyncIterator[int]:
+    async def sample(self, run: EngineRun) -> AsyncIterator[int]:
         """Sample a run to its end; gives how many ids it has, each time there are more. Closing it cancels the run."""
         with self._counted(run):
             await self._admitted(run)
@@ -89,18 +89,18 @@ class Scheduler:
                     if self._step(run):
                         yield run.n_sampled
 
-    def _step(self, run: Run) -> int:
+    def _step(self, run: EngineRun) -> int:
         before = run.n_sampled
         if not run.aborted:
             run.sample(self.speed.step or len(run.plan.ids), self.version)
         self.n_tokens += run.n_sampled - before
         return run.n_sampled - before
 
-    async def _pass(self, run: Run, seconds: float) -> float:
+    async def _pass(self, run: EngineRun, seconds: float) -> float:
         """Let time pass in which the run is not frozen, unless it is aborted; by how much it was late."""
         while not run.aborted:
             if not self.is_frozen and seconds <= 0:
-                return min(-seconds, _MOST_LATE_S)
+                return min(-seconds, _MAX_LATE_S)
             began = time.monotonic()
             frozen = self.is_frozen
             run.nudge.clear()
@@ -110,7 +110,7 @@ class Scheduler:
             seconds -= 0.0 if frozen else time.monotonic() - began
         return 0.0
 
-    async def _admitted(self, run: Run) -> None:
+    async def _admitted(self, run: EngineRun) -> None:
         """Wait for a slot, in turn, and for the end of a pause that it came into."""
         run.late = bool(self.paused)
         self.waiting[id(run)] = run
@@ -122,7 +122,7 @@ class Scheduler:
             del self.waiting[id(run)]
             self._call_next()
 
-    def _may_start(self, run: Run) -> bool:
+    def _may_start(self, run: EngineRun) -> bool:
         if self.is_frozen or (self.paused and run.late):
             return False
         return len(self.running) < self.speed.max_running and next(iter(self.waiting.values())) is run
@@ -133,7 +133,7 @@ class Scheduler:
         self._changed.set()
 
     @contextmanager
-    def _slot(self, run: Run) -> Iterator[None]:
+    def _slot(self, run: EngineRun) -> Iterator[None]:
         self.running[id(run)] = run
         self.n_started += 1
         self.n_prompt_tokens += len(run.prompt)
@@ -148,7 +148,7 @@ class Scheduler:
             self._call_next()
 
     @contextmanager
-    def _counted(self, run: Run) -> Iterator[None]:
+    def _counted(self, run: EngineRun) -> Iterator[None]:
         try:
             yield
         except (asyncio.CancelledError, GeneratorExit):
@@ -176,12 +176,12 @@ class Scheduler:
             run.late = False
         self._nudge_all()
 
-    def abort(self, chosen: Callable[[Run], bool]) -> int:
+    def abort(self, chosen: Callable[[EngineRun], bool]) -> int:
         """Cut runs, those that wait too; they end with what they have. How many."""
-        found = [run for run in chain(self.running.values(), self.waiting.values()) if chosen(run)]
-        for run in found:
+        result = [run for run in chain(self.running.values(), self.waiting.values()) if chosen(run)]
+        for run in result:
             run.abort()
-        return len(found)
+        return len(result)
 
     def _nudge_all(self) -> None:
         for run in chain(self.running.values(), self.waiting.values()):

@@ -17,11 +17,11 @@ from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
-from farm.trajectory import Message, TokenIds, token_ids
+from farm.records.trajectory import Message, TokenIds, token_ids
 from workers.testing.engine.model_text import END, END_OF_TEXT, MARKS, SPECIAL_TOKENS, START, template
-from workers.testing.hermes import message_of
+from workers.testing.hermes_text import message_of
 
-_N_REMEMBERED = 4096
+_CACHE_SIZE = 4096
 
 
 class Vocabulary:
@@ -39,12 +39,12 @@ class Vocabulary:
         self.shown_as = tuple(_shown(data) for data in self.bytes_of)
         """A token's own text; empty for parts of a character, as vLLM gives it."""
         self._render = _renderer()
-        self._message = lru_cache(_N_REMEMBERED)(self._read_message)
+        self._message = lru_cache(_CACHE_SIZE)(self._read_message)
 
     def id_of(self, token: str) -> int:
-        found: int | None = self._tokenizer.token_to_id(token)
-        assert found is not None, token
-        return found
+        result: int | None = self._tokenizer.token_to_id(token)
+        assert result is not None, token
+        return result
 
     def encode(self, text: str) -> TokenIds:
         return token_ids(self._tokenizer.encode(text, add_special_tokens=False).ids)

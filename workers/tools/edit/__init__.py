@@ -1,7 +1,7 @@
-"""The `edit` tool: view and change files by exact text, worded as models know it from the common editor tools.
+"""The `edit` tool: view and change files by exact text, with the wording of the common editor tools.
 
-Files stay as they are but for what is changed: all other bytes, mode, links, line ends, a missing one at the end. A
-change can be undone only while the file is as the change left it: what another program wrote since is never lost.
+All else in a file is kept: other bytes, mode, links, line ends, a missing one at the end. A change can be undone only
+while the file is as the change left it: what another program wrote since is never lost.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class EditArguments(Arguments):
 
 
 class EditTool:
-    """See `workers.interfaces.Tool`. Keeps what its changes took out, for `undo_edit`."""
+    """See `workers.interfaces.Tool`. Keeps the text that its changes removed, for `undo_edit`."""
 
     name: ClassVar[str] = "edit"
     description: ClassVar[str] = (
@@ -59,7 +59,7 @@ class EditTool:
         self._files: Files | None = None
 
     async def call(self, arguments: EditArguments, timeout_s: float) -> Observation:
-        """What was done, with the lines around it. ToolError says what the model must change."""
+        """Run a command; return its result, with the lines around a change. Raises ToolError, worded for the model."""
         if self._files is None:
             self._files = Files(needed(self._sandbox, self.name))
         _check(arguments.path)
@@ -68,7 +68,7 @@ class EditTool:
         return Observation(await _DO[arguments.command](self._files, arguments))
 
     async def close(self) -> None:
-        """Nothing is held in the sandbox."""
+        """Do nothing: nothing is held in the sandbox."""
 
 
 async def _view(files: Files, arguments: EditArguments, timeout_s: float) -> str:
@@ -98,19 +98,19 @@ async def _create(files: Files, arguments: EditArguments) -> str:
 
 
 async def _str_replace(files: Files, arguments: EditArguments) -> str:
-    path, given = arguments.path, _given(arguments.old_str, "old_str", "str_replace")
+    path, result = arguments.path, _given(arguments.old_str, "old_str", "str_replace")
     data = await files.read(path)
     text, end = as_read(path, data), line_end(data)
-    old, new = as_kept(given, end), as_kept(arguments.new_str or "", end)
+    old, new = as_kept(result, end), as_kept(arguments.new_str or "", end)
     if not old:
         raise ToolError("No replacement was performed, as old_str is empty. Use `insert` to add text.")
     at = data.find(old)
     if at < 0:
-        missing = f"No replacement was performed, old_str `{quoted(given)}` did not appear verbatim in {path}."
-        raise ToolError(f"{missing} {explained(text, given)}".rstrip())
+        missing = f"No replacement was performed, old_str `{quoted(result)}` did not appear verbatim in {path}."
+        raise ToolError(f"{missing} {explained(text, result)}".rstrip())
     if data.find(old, at + 1) >= 0:
         raise ToolError(
-            f"No replacement was performed. Multiple occurrences of old_str `{quoted(given)}` in lines "
+            f"No replacement was performed. Multiple occurrences of old_str `{quoted(result)}` in lines "
             f"{lines_of(data, old)}. Please ensure it is unique."
         )
     if old == new:
@@ -130,7 +130,7 @@ async def _insert(files: Files, arguments: EditArguments) -> str:
         )
     at, new = end_of_line(data, line), as_kept(new_text, end)
     if line and not data[:at].endswith(b"\n"):
-        new = end + new  # the file does not end in a line break, and goes on doing so
+        new = end + new  # the file does not end in a line break, and stays so
     elif not new.endswith(b"\n"):
         new += end
     return _edited(path, await files.splice(path, data, at, 0, new), at, len(new))
@@ -139,10 +139,10 @@ async def _insert(files: Files, arguments: EditArguments) -> str:
 async def _undo_edit(files: Files, arguments: EditArguments) -> str:
     path = arguments.path
     change, restored = await files.undo(path)
-    told = f"Last edit to {path} undone successfully."
+    result = f"Last edit to {path} undone successfully."
     if change.removed is None:
-        return f"{told} The file had been created by it and is gone."
-    return f"{told} {_snippet(path, restored, change.offset, len(change.removed))}".rstrip()
+        return f"{result} The file had been created by it and is gone."
+    return f"{result} {_snippet(path, restored, change.offset, len(change.removed))}".rstrip()
 
 
 _DO = {"create": _create, "str_replace": _str_replace, "insert": _insert, "undo_edit": _undo_edit}
@@ -165,7 +165,7 @@ def _given(value: _Value | None, name: str, command: str) -> _Value:
 
 
 def _range(asked: list[int] | None, n_lines: int) -> tuple[int, int]:
-    """The first and last line to show; the last may lie beyond the end."""
+    """Return the first and last line to show; the last may lie beyond the end."""
     first, last = asked or (1, -1)
     if not 1 <= first <= n_lines or not (last == -1 or first <= last):
         raise ToolError(
@@ -180,7 +180,7 @@ def _edited(path: str, data: bytes, offset: int, n_bytes: int) -> str:
 
 
 def _snippet(path: str, data: bytes, offset: int, n_bytes: int) -> str:
-    """The lines around some bytes of the file; empty if it is no text, or not any more."""
+    """Return the lines around some bytes of the file; empty if it is no text, or no longer."""
     try:
         rows = rows_of(as_read(path, data))
     except ToolError:

@@ -1,6 +1,6 @@
-r"""A file's contents as bytes that are also text: where its lines end, and where they and other texts begin.
+r"""A file's contents as bytes and as text: line ends, and the places of lines and texts.
 
-Where all lines end in \r\n the model reads and writes \n, and \r\n is what lies in the file.
+Where all lines end in \r\n, the model reads and writes \n, and the file keeps \r\n.
 """
 
 from __future__ import annotations
@@ -8,12 +8,12 @@ from __future__ import annotations
 from farm.errors import ToolError
 
 MAX_FILE_BYTES = 5_000_000
-"""A longer one would keep the other rollouts of the worker waiting, for a tenth of a second and more."""
+"""The size limit of a file: a longer one would block the worker's event loop for a tenth of a second and more."""
 MAX_LINE_NUMBERS = 20
 
 
 def as_read(path: str, data: bytes) -> str:
-    """The text that the model reads. Raises ToolError if it is none, or too much of it."""
+    """Return the text that the model reads. Raises ToolError if the data is no text, or too large."""
     if len(data) > MAX_FILE_BYTES:
         raise ToolError(
             f"{path} has {len(data)} bytes, more than the {MAX_FILE_BYTES} that this tool handles; look at a part of "
@@ -33,7 +33,7 @@ def as_read(path: str, data: bytes) -> str:
 
 
 def as_kept(text: str, end: bytes) -> bytes:
-    """What the model wrote, with the line ends of the file."""
+    """Return the model's text as bytes, with the line ends of the file."""
     data = text.encode()
     return data.replace(b"\r\n", b"\n").replace(b"\n", end) if end == b"\r\n" else data
 
@@ -48,12 +48,12 @@ def line_at(data: bytes, offset: int) -> int:
 
 
 def end_of_line(data: bytes, line: int) -> int:
-    """Where the line after this one begins; that is the end of the file if there is none."""
+    """Return the offset of the line after this one; the end of the file if there is none."""
     return len(data) - len(data.split(b"\n", line)[line]) if line <= data.count(b"\n") else len(data)
 
 
 def lines_of(data: bytes, part: bytes) -> str:
-    """The numbers of the lines in which it begins, as a list; of many only the first."""
+    """Return the numbers of the lines in which `part` begins, as a list; of many only the first."""
     numbers: list[int] = []
     at, counted, line = data.find(part), 0, 1
     while at >= 0 and len(numbers) < MAX_LINE_NUMBERS:

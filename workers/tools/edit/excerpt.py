@@ -1,4 +1,4 @@
-"""What a model is shown of a file or a folder: numbered lines as of `cat -n`, as many as it can read at once."""
+"""Excerpts of files and folders for the model: numbered lines as of `cat -n`, up to a limit."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import json
 from collections.abc import Sequence
 
 MAX_SHOWN_CHARS = 14_000
-"""A little less than what the agent lets through by default, as it cuts out the middle, where the line numbers are."""
+"""A little less than the agent's default limit of an observation, beyond which it cuts out the middle."""
 MAX_ROW_CHARS = 2_000
 
 
 def rows_of(text: str) -> list[str]:
-    """The lines of a text, as editors count them: what follows the last line break is one only if there is any."""
+    """Return the lines of a text as editors count them: text after the last line break is one unless empty."""
     rows = text.split("\n")
     if not rows[-1]:
         rows.pop()
@@ -19,7 +19,7 @@ def rows_of(text: str) -> list[str]:
 
 
 def numbered(rows: Sequence[str], first: int, last: int) -> str:
-    """Lines `first` to `last`, counted from 1; if they are too many, a note says which are left out."""
+    """Return lines `first` to `last`, counted from 1; if they are too many, a note says which are left out."""
     last = min(last, len(rows))
     shown: list[str] = []
     n_chars = 0
@@ -33,7 +33,7 @@ def numbered(rows: Sequence[str], first: int, last: int) -> str:
 
 
 def listed(names: Sequence[str]) -> tuple[str, int]:
-    """Names, one a line, and how many are left out because they are too many."""
+    """Return names, one a line, and how many are left out because they are too many."""
     shown: list[str] = []
     n_chars = 0
     for name in names:
@@ -46,7 +46,7 @@ def listed(names: Sequence[str]) -> tuple[str, int]:
 
 
 def quoted(text: str) -> str:
-    """A text as part of a message; the end of a long one is left out."""
+    """Return a text as part of a message; the end of a long one is left out."""
     return text if len(text) <= MAX_ROW_CHARS else text[:MAX_ROW_CHARS] + "..."
 
 

@@ -1,6 +1,6 @@
-"""The files of a sandbox as the `edit` tool needs them: read, listed, changed so that it can be undone, and undone.
+"""The files of a sandbox for the `edit` tool: reading, listing, changing, and undoing changes.
 
-What the sandbox says of a path is worded as models know it from editor tools.
+The sandbox's errors about paths are given the wording of common editor tools.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+from importlib.resources import files
 
 from farm.errors import ToolError
 from workers.interfaces import ExecResult, Sandbox
@@ -15,18 +16,13 @@ from workers.tools import lines
 from workers.tools.edit.excerpt import listed, quoted
 from workers.tools.edit.history import Change, History, digest
 
-_LIST = r"""
-folder="${0%/}/" depth=$1
-if type -P find >/dev/null; then exec find "$folder" -mindepth 1 -maxdepth "$depth" -name '.*' -prune -o -print0; fi
-shopt -s nullglob
-for name in "$folder"*; do
-    printf '%s\0' "$name"
-    if ((depth > 1)); then for below in "$name"/*; do printf '%s\0' "$below"; done; fi
-done
-"""
-# what a link led to was created, not the link; the x keeps line breaks at the end of a name
+# the target of a link was created, not the link; the x keeps line breaks at the end of a name
 _REMOVE = 'file=$(readlink -f -- "$0" && echo x) || exit; exec rm -f -- "${file%??}"'
 _REMOVE_S = 30.0
+
+
+def _listing() -> str:
+    return files("workers.tools.edit").joinpath("list_folder.sh").read_text()
 
 
 class IsFolder(ToolError):
@@ -38,21 +34,21 @@ class NoSuchFile(ToolError):
 
 
 class Files:
-    """Of one rollout; keeps what its changes took out, within limits."""
+    """The files of one rollout; keeps the text that its changes removed, within limits."""
 
     def __init__(self, sandbox: Sandbox) -> None:
         self._sandbox = sandbox
         self._history = History()
 
     async def read(self, path: str) -> bytes:
-        """Raises ToolError, of the two kinds above if that is why."""
+        """Return a file's contents. Raises ToolError: IsFolder or NoSuchFile if that is the reason."""
         try:
             return await self._sandbox.read_file(path)
         except ToolError as error:
             raise _worded(error, path) from None
 
     async def create(self, path: str, new: bytes) -> None:
-        """Write a whole file, in the place of one that exists."""
+        """Write a whole file, replacing one that exists."""
         try:
             old = await self.read(path)
         except NoSuchFile:
@@ -62,12 +58,12 @@ class Files:
             raise
         except ToolError:
             await self._write(path, new, None)
-            self._history.forget(path)  # what was there could not be read, so it cannot be restored
+            self._history.forget(path)  # the old contents could not be read, so they cannot be restored
         else:
             await self.splice(path, old, 0, len(old), new)
 
     async def splice(self, path: str, data: bytes, offset: int, n_removed: int, new: bytes) -> bytes:
-        """Put `new` in the place of some bytes of the file, which are remembered; the file as it then is."""
+        """Replace some bytes of the file, which are kept for undo, by `new`; return the changed file."""
         changed = data[:offset] + new + data[offset + n_removed :]
         await self._write(path, changed, data)
         removed = data[offset : offset + n_removed]
@@ -75,7 +71,7 @@ class Files:
         return changed
 
     async def undo(self, path: str) -> tuple[Change, bytes]:
-        """Take back the last change of a file: which one, and the file as it then is, empty if it is gone."""
+        """Undo the last change of a file; return it and the restored contents, empty if the file is removed."""
         change = self._history.last(path)
         if change is None:
             raise ToolError(f"No edit history found for {path}.")
@@ -94,7 +90,7 @@ class Files:
         return change, restored
 
     async def listing(self, path: str, timeout_s: float) -> str:
-        """What is in a folder, two levels deep; one, if that is too much to show."""
+        """Return the contents of a folder, two levels deep; one level if that is too much to show."""
         levels = "up to 2 levels deep"
         shown, n_left_out = listed(await self._names(path, 2, timeout_s))
         if n_left_out:
@@ -105,7 +101,7 @@ class Files:
         return lines(head, path, shown, note)
 
     async def _names(self, path: str, depth: int, timeout_s: float) -> list[str]:
-        result = await self._sandbox.exec(["bash", "-c", _LIST, path, str(depth)], timeout_s=timeout_s)
+        result = await self._sandbox.exec(["bash", "-c", _listing(), path, str(depth)], timeout_s=timeout_s)
         if result.timed_out or (result.code != 0 and not result.stdout):
             raise ToolError(f"{path} cannot be listed: {_reason(result)}")
         return sorted(result.stdout.decode(errors="replace").split("\0")[:-1])
@@ -132,7 +128,7 @@ def _reason(result: ExecResult) -> str:
 
 
 def _worded(error: ToolError, path: str) -> ToolError:
-    """By the system's own words, which end the sandbox's message."""
+    """Return the error in the wording of editor tools, by the system's message at the end of the sandbox's."""
     said = str(error)
     if said.endswith(os.strerror(errno.ENOENT)):
         return NoSuchFile(f"The path {path} does not exist. Please provide a valid path.")

@@ -1,4 +1,4 @@
-"""What the `edit` tool changed, to be undone: each change as what it took out, not as a copy of the file."""
+"""The undo history of the `edit` tool: each change as the bytes that it removed, not as a copy of the file."""
 
 from __future__ import annotations
 
@@ -8,31 +8,31 @@ from dataclasses import dataclass
 
 MAX_CHANGES = 200
 MAX_BYTES = 4_000_000
-"""Of what was taken out, in all files of a rollout: a node plays hundreds of rollouts at a time."""
+"""Number of removed bytes kept for all files of a rollout: a node runs hundreds of rollouts at a time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """`removed` is what stood at `offset` before, None if there was no file; `n_inserted` bytes stand there since."""
+    """A change: `removed` are the old bytes at `offset`, None without a file; `n_inserted` bytes replace them."""
 
     path: str
     offset: int
     removed: bytes | None
     n_inserted: int
     after: bytes
-    """The digest of the file as the change left it: another one means that something else wrote to it since."""
+    """The digest of the file after the change: another one means that something else wrote to it since."""
 
     def left(self, data: bytes) -> bool:
-        """Whether this is the file as the change left it."""
+        """Return whether this is the file as the change left it."""
         return digest(data) == self.after
 
     def undone(self, data: bytes) -> bytes:
-        """The file as it was before; `data` must be the file as the change left it."""
+        """Return the file before the change; `data` must be the file as the change left it."""
         return data[: self.offset] + (self.removed or b"") + data[self.offset + self.n_inserted :]
 
 
 class History:
-    """The latest changes of all files; the oldest are forgotten beyond the limits."""
+    """The latest changes of all files; beyond the limits the oldest are dropped."""
 
     def __init__(self, max_changes: int = MAX_CHANGES, max_bytes: int = MAX_BYTES) -> None:
         self._max_changes = max_changes
@@ -40,7 +40,7 @@ class History:
         self._changes: list[Change] = []
 
     def add(self, change: Change) -> None:
-        """Remember a change; one that is too big for the limits makes its file one that is not known."""
+        """Add a change; one that exceeds the limits drops the history of its file instead."""
         if len(change.removed or b"") > self._max_bytes:
             self.forget(change.path)
             return
@@ -49,15 +49,15 @@ class History:
             del self._changes[0]
 
     def last(self, path: str) -> Change | None:
-        """The latest change of a file that is not undone, if it is still known."""
+        """Return the latest change of a file that is not undone, if it is still held."""
         return next((change for change in reversed(self._changes) if _same(change.path, path)), None)
 
     def drop(self, change: Change) -> None:
-        """Forget a change that was undone."""
+        """Drop a change that was undone."""
         self._changes.remove(change)
 
     def forget(self, path: str) -> None:
-        """Forget a file whose latest change cannot be undone: the ones before it then cannot be either."""
+        """Drop all changes of a file whose latest change cannot be undone: the earlier ones then cannot be either."""
         self._changes = [change for change in self._changes if not _same(change.path, path)]
 
     @property
@@ -70,5 +70,5 @@ def digest(data: bytes) -> bytes:
 
 
 def _same(path: str, other: str) -> bool:
-    # of two slashes that a path begins with, POSIX keeps both
+    # POSIX keeps two slashes at the beginning of a path
     return posixpath.normpath(path).lstrip("/") == posixpath.normpath(other).lstrip("/")

@@ -1,4 +1,4 @@
-"""Why a text to be replaced is not in the file: what a model most likely got wrong, so that it can mend it."""
+"""Explanations why a text to replace is not in the file: the model's likely mistake, for it to correct."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from itertools import islice
 from workers.tools.edit.excerpt import numbered, rows_of
 
 _MAX_CHARS = 200_000
-"""A longer file is not searched again: the worker has other rollouts to serve."""
+"""The limit on the length of a file that is searched again: the worker serves other rollouts too."""
 
 _NUMBERED = re.compile(r"^ *\d+\t")
 
 
 def explained(text: str, old: str) -> str:
-    """A sentence on what differs, or an empty text if nothing of the kind is found."""
+    """Return a sentence on the difference; empty if no likely one is found."""
     if max(len(text), len(old)) > _MAX_CHARS:
         return ""
     if _without_numbers(old) in text and _without_numbers(old) != old:
@@ -22,14 +22,14 @@ def explained(text: str, old: str) -> str:
     if old.replace("\r\n", "\n") in text.replace("\r\n", "\n"):
         ends = r"some lines of the file end in \r\n" if "\r\n" in text else r"the lines of the file end in \n alone"
         return f"Only line breaks differ: {ends}. Write them in `old_str` as they are."
-    if found := _but_for_blanks(text, old):
-        shown = numbered(rows_of(text), *found)
-        return f"Only blanks or line breaks differ from lines {found[0]} to {found[1]}, which are:\n{shown}"
+    if result := _but_for_blanks(text, old):
+        shown = numbered(rows_of(text), *result)
+        return f"Only blanks or line breaks differ from lines {result[0]} to {result[1]}, which are:\n{shown}"
     return ""
 
 
 def _without_numbers(old: str) -> str:
-    """As `old`, without a number and a tab before each line; as it is if a line has none."""
+    """Return `old` without the number and tab before each line; unchanged if a line has none."""
     rows = old.split("\n")
     if not all(_NUMBERED.match(row) for row in rows if row.strip()):
         return old
@@ -37,7 +37,7 @@ def _without_numbers(old: str) -> str:
 
 
 def _but_for_blanks(text: str, old: str) -> tuple[int, int] | None:
-    """The first and last line of where `old` stands in the text if runs of blanks count as one."""
+    """Return the first and last line of `old` in the text, with runs of blanks counted as one; None if absent."""
     wanted, squeezed = " ".join(old.split()), " ".join(text.split())
     at = squeezed.find(wanted) if wanted else -1
     if at < 0:

@@ -41,7 +41,7 @@ class PythonTool:
         self._kernel: Kernel | None = None
 
     async def call(self, arguments: PythonArguments, timeout_s: float) -> Observation:
-        """Output, then what there is to say about its end. SandboxError if the sandbox is gone."""
+        """Return the output, then notes on its end. Raises SandboxError if the sandbox is gone."""
         sandbox = needed(self._sandbox, self.name)
         if not arguments.code.strip() and not arguments.restart:
             raise ToolError("`code` is empty: write the code to run, or set `restart` to begin anew.")

@@ -1,4 +1,4 @@
-"""How large a picture is, from the first bytes of its file."""
+"""Dimensions of a picture, from the first bytes of its file."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import struct
 
 _PNG = b"\x89PNG\r\n\x1a\n"
 _JPEG = b"\xff\xd8"
-# the markers of frames, C0 to CF, are not all of frames: C4, C8 and CC are tables (ITU-T T.81, table B.1)
+# not all markers from C0 to CF are of frames: C4, C8 and CC are tables (ITU-T T.81, table B.1)
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 
 
 def dimensions(data: bytes) -> tuple[int, int] | None:
-    """Width and height of a PNG or JPEG in pixels; None of anything else, or of one that is cut off."""
+    """Return width and height of a PNG or JPEG in pixels; None for other files, or for one that is cut off."""
     try:
         if data.startswith(_PNG):
             # the first chunk is IHDR, and width and height are its first fields

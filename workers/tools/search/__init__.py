@@ -1,7 +1,7 @@
-"""The `search` tool: asks the search engine that FARM_SEARCH names, from the worker, so that no key is in a sandbox.
+"""The `search` tool: queries the search engine of FARM_SEARCH from the worker, so that no key is in a sandbox.
 
-It is off by default. A handler that lists it where it is off or set wrongly is told so before the policy is asked
-anything: such a rollout ends, is not tried again and never scored.
+It is off by default. If a handler lists it where it is off or misconfigured, the rollout fails before the first model
+call: it is not tried again, and never scored.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from farm.errors import HandlerError
 from farm.settings import Settings, settings
 from workers.interfaces import Observation, Sandbox
 from workers.tools import Arguments
-from workers.tools.search.asking import Asking
 from workers.tools.search.domains import Domains
-from workers.tools.search.engines import Question, engine
-from workers.tools.search.results import told
+from workers.tools.search.query import SearchClient
+from workers.tools.search.results import format_results
+from workers.tools.search.search_engines import SearchQuery, engine
 
 MAX_RESULTS = 10
 
@@ -30,7 +30,7 @@ class SearchArguments(Arguments):
 
 
 class SearchTool:
-    """See `workers.interfaces.Tool`. Needs no sandbox. The settings are those of the process if none are given."""
+    """See `workers.interfaces.Tool`. Needs no sandbox. `chosen` defaults to the settings of the process."""
 
     name: ClassVar[str] = "search"
     description: ClassVar[str] = (
@@ -40,7 +40,7 @@ class SearchTool:
     arguments: ClassVar[type[BaseModel]] = SearchArguments
 
     def __init__(self, sandbox: Sandbox | None, chosen: Settings | None = None) -> None:
-        """Raises HandlerError, not to be tried again, if search is off or its settings are wrong."""
+        """Raise HandlerError, not retryable, if search is off or its settings are wrong."""
         chosen = chosen or settings()
         if not chosen.search:
             raise HandlerError(
@@ -49,17 +49,17 @@ class SearchTool:
                 retryable=False,
             )
         try:
-            self._asking = Asking(engine(chosen.search, chosen.search_key))
+            self._asking = SearchClient(engine(chosen.search, chosen.search_key))
             self._domains = Domains.of(chosen.search_allowed, chosen.search_blocked)
         except ValueError as error:
             raise HandlerError(f"the tool `search` cannot be used: {error}", retryable=False) from None
 
     async def call(self, arguments: SearchArguments, timeout_s: float) -> Observation:
-        """Numbered results. ToolError if the query is refused; AgentError if the engine cannot be asked."""
-        question = Question(arguments.query, arguments.max_results, self._domains)
-        found = await self._asking.results(question, timeout_s)
-        shown = [result for result in found if self._domains.let_through(result.url)][: arguments.max_results]
-        return Observation(told(shown) or "Nothing was found. Try other words.")
+        """Return numbered results. Raises ToolError for a refused query, AgentError for an unavailable engine."""
+        question = SearchQuery(arguments.query, arguments.max_results, self._domains)
+        value = await self._asking.results(question, timeout_s)
+        shown = [result for result in value if self._domains.let_through(result.url)][: arguments.max_results]
+        return Observation(format_results(shown) or "Nothing was found. Try other words.")
 
     async def close(self) -> None:
         await self._asking.close()

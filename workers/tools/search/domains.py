@@ -1,4 +1,4 @@
-"""Which sites a search may show: a policy must not be led to pages that give the answer away."""
+"""The sites that a search may show: a policy must not find pages that give the answer away."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ _DOMAIN = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*")
 
 @dataclass(frozen=True, slots=True)
 class Domains:
-    """A domain stands for all below it too. If any are allowed, no others are; what is blocked is never let through."""
+    """Allowed and blocked domains, with all below them. Empty `allowed` allows all; blocking takes precedence."""
 
     allowed: tuple[str, ...] = ()
     blocked: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, allowed: str, blocked: str) -> Domains:
-        """From lists with commas. Raises ValueError: a misspelt one would let through what it was to keep back."""
+        """Parse comma-separated lists. Raises ValueError, as a misspelt domain would not block what it should."""
         return cls(_split(allowed), _split(blocked))
 
     def let_through(self, url: str) -> bool:
-        """Whether a result may be shown; never one that is no web page."""
+        """Return whether a result may be shown; always False for one that is no web page."""
         try:
             host = _host(url)
         except ValueError:
@@ -37,7 +37,7 @@ def _split(domains: str) -> tuple[str, ...]:
 
 
 def _host(url: str, *, alone: bool = False) -> str:
-    """The host of a web page, as it is looked up. Raises ValueError."""
+    """Return the host of a web page, as it is looked up. Raises ValueError."""
     try:
         parsed = httpx2.URL(url)
     except (httpx2.InvalidURL, TypeError) as error:

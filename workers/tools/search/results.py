@@ -1,7 +1,7 @@
-"""What a search engine found, and how the model reads it. Nothing in it is trusted: neither its form nor its length.
+"""Results of a search engine, and their text for the model. Neither their form nor their length is trusted.
 
 An answer is JSON: {"results": [{"title": "...", "url": "https://...", "snippet": "..."}, ...]}, best first. `content`
-may stand for `snippet`, as Tavily and SearXNG have it; other fields are left alone, results without `url` left out.
+may replace `snippet`, as with Tavily and SearXNG; other fields are ignored, results without `url` are left out.
 """
 
 from __future__ import annotations
@@ -17,45 +17,45 @@ MAX_URL_CHARS = 500
 MAX_SNIPPET_CHARS = 600
 
 
-class Result(BaseModel):
-    """One page that was found."""
+class SearchResult(BaseModel):
+    """One page of the results."""
 
     url: str
     title: str | None = None
     snippet: str | None = Field(default=None, validation_alias=AliasChoices("snippet", "content"))
 
 
-def results_of(answer: bytes) -> list[Result]:
-    """The results of an engine's answer. Raises ValueError if it is not the JSON described above."""
+def results_of(answer: bytes) -> list[SearchResult]:
+    """Return the results of an engine's answer. Raises ValueError if it is not the JSON described above."""
     try:
         body: Any = json.loads(answer)
     except RecursionError as error:
         raise ValueError("nested too deep") from error
-    found = body.get("results") if isinstance(body, dict) else None
-    if not isinstance(found, list):
+    result = body.get("results") if isinstance(body, dict) else None
+    if not isinstance(result, list):
         raise ValueError("no list of `results` in it")
     results = []
-    for each in found:
+    for each in result:
         try:
-            results.append(Result.model_validate(each))
+            results.append(SearchResult.model_validate(each))
         except ValidationError:
             continue
     return results
 
 
-def told(results: Sequence[Result]) -> str:
-    """The results as numbered paragraphs; a page cannot make its text look like more of them."""
+def format_results(results: Sequence[SearchResult]) -> str:
+    """Return the results as numbered paragraphs; a page cannot make its text look like more of them."""
     return "\n\n".join(f"{number}. {_paragraph(result)}" for number, result in enumerate(results, start=1))
 
 
-def _paragraph(result: Result) -> str:
+def _paragraph(result: SearchResult) -> str:
     title = _flat(result.title or "", MAX_TITLE_CHARS) or "(no title)"
     rows = [title, _flat(result.url, MAX_URL_CHARS), _flat(result.snippet or "", MAX_SNIPPET_CHARS)]
     return "\n   ".join(row for row in rows if row)
 
 
 def _flat(text: str, max_chars: int) -> str:
-    """On one line, without characters that do not print, and not longer than this."""
+    """Return a text on one line, without unprintable characters, and with at most `max_chars`."""
     printable = "".join(letter if letter.isprintable() else " " for letter in text[: 4 * max_chars])
     flat = " ".join(printable.split())
     return flat if len(flat) <= max_chars else f"{flat[:max_chars]}..."

@@ -25,27 +25,28 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from farm.request import BatchRequest, Instance
-from farm.rollout import Failure, Outcome, Stage, State
+from farm.ids import RolloutRef
+from farm.records.request import BatchRequest, Instance
+from farm.records.rollout import Failure, Outcome, Stage, State
+from farm.records.trajectory import ModelCall, segments, token_ids
+from farm.retry_policy import DRAINED, RESTARTED, retry_decision
 from farm.store import (
-    audit,
+    attempts,
     batches,
-    deliveries,
-    failures,
-    interventions,
+    cancel_and_rescore,
+    consumers,
     leases,
     migrations,
     placement,
     rollouts,
     trajectories,
 )
-from farm.store.engine import Store
-from farm.store.failures import Patience
-from farm.store.placement import Bell
-from farm.store.rollouts import NEXT_STAGE, Claim
-from farm.target import Target
-from farm.trajectory import ModelCall, segments, token_ids
-from farm.verdict import DRAINED, RESTARTED, verdict
+from farm.store.attempts import RetrySettings
+from farm.store.database import Store
+from farm.store.placement import StageMessage
+from farm.store.reports import audit
+from farm.store.rollouts import NEXT_STAGE, Claim, RunSummary
+from tests.services.model_calls import model_call
 
 N_GROUPS = 2
 N_SAMPLES = 2
@@ -55,8 +56,8 @@ CAUSES = [Outcome.SANDBOX_ERROR, Outcome.ENGINE_ERROR, Outcome.LOST, Outcome.STA
 
 
 @dataclass
-class Believed:
-    """What the model thinks of a rollout."""
+class ModelRollout:
+    """The model's state of a rollout."""
 
     stage: Stage = Stage.INIT
     state: State = State.QUEUED
@@ -65,20 +66,27 @@ class Believed:
     held: Claim | None = None
     number: int = 0
     begun: bool = False
+    scores: tuple[float, ...] = ()
 
     def back(self, stage: Stage) -> None:
         self.stage, self.state, self.node, self.held, self.begun = stage, State.QUEUED, None, None, False
         self.attempt += 1
 
     def end(self, state: State, number: int) -> None:
-        self.state, self.held, self.number = state, None, number
+        self.held, self.number = None, number
+        # a score can only be followed by another
+        self.state = State.COMPLETED if self.scores else state
+
+    @property
+    def reward(self) -> float | None:
+        return self.scores[-1] if self.scores and self.state in ENDED else None
 
 
 def restarts_at(stage: Stage) -> Stage:
     return Stage.EVAL if stage is Stage.EVAL else Stage.INIT
 
 
-class Farm(RuleBasedStateMachine):
+class _Farm(RuleBasedStateMachine):
     """One batch of two groups on a store that all runs share."""
 
     store: Store
@@ -94,7 +102,7 @@ class Farm(RuleBasedStateMachine):
             quarantine_after=quarantine_after,
         )
         self.batch_id, _ = self.store.write(lambda connection: batches.create(connection, request, "f"))
-        self.known = {f"{self.batch_id}.{g}.{s}": Believed() for g in range(N_GROUPS) for s in range(N_SAMPLES)}
+        self.known = {f"{self.batch_id}.{g}.{s}": ModelRollout() for g in range(N_GROUPS) for s in range(N_SAMPLES)}
         self.claims: list[Claim] = []
         self.endings: dict[int, str] = {}
         self.last = 0
@@ -103,7 +111,7 @@ class Farm(RuleBasedStateMachine):
     def write(self, work: Any, *arguments: Any, **names: Any) -> Any:
         return self.store.write(lambda connection: work(connection, *arguments, **names))
 
-    def one(self, index: int) -> tuple[str, Believed]:
+    def one(self, index: int) -> tuple[str, ModelRollout]:
         return list(self.known.items())[index]
 
     def number(self) -> int:
@@ -115,8 +123,10 @@ class Farm(RuleBasedStateMachine):
 
     @rule(node=st.sampled_from(NODES))
     def place(self, node: str) -> None:
-        bells = [Bell(rollout_id, one.attempt, one.stage, node) for rollout_id, one in self.known.items()]
-        self.write(placement.place, bells, 3.0)
+        stage_messages = [
+            StageMessage(rollout_id, one.attempt, one.stage, node) for rollout_id, one in self.known.items()
+        ]
+        self.write(placement.place, stage_messages, 3.0)
         for one in self.known.values():
             if one.state is State.QUEUED and one.node is None:
                 one.node = node
@@ -177,9 +187,11 @@ class Farm(RuleBasedStateMachine):
 
     def finish(self, index: int, held: Claim) -> None:
         applies = self.is_current(held)
-        written = self.write(rollouts.finish, held, 0.5, {}, "test")
+        value = len(self.claims) / 8
+        written = self.write(rollouts.finish, held, value, {}, "test")
         assert written == (applies or self.endings.get(index) == "completed")
         if applies:
+            self.known[held.rollout_id].scores += (value,)
             self.known[held.rollout_id].end(State.COMPLETED, self.number())
             self.endings[index] = "completed"
 
@@ -190,9 +202,9 @@ class Farm(RuleBasedStateMachine):
         self.close(held, cause, retryable)
 
     def close(self, held: Claim, cause: str, retryable: bool = True) -> None:
-        ruling = verdict(cause, retryable)
+        ruling = retry_decision(cause, retryable)
         kind = cause if cause in set(Outcome) else ruling.outcome
-        ending = self.write(failures.end_attempt, held, Failure(kind, "broken"), ruling, Patience(0.0, 60.0))
+        ending = self.write(attempts.end_attempt, held, Failure(kind, "broken"), ruling, RetrySettings(0.0, 60.0))
         assert (ending is not None) == self.is_current(held)
         if ending is None:
             return
@@ -201,7 +213,7 @@ class Farm(RuleBasedStateMachine):
             one.back(restarts_at(one.stage))
             return
         one.end(State.FAILED, self.number())
-        siblings = [each for name, each in self.known.items() if Target.of(name).group_index == held.group_index]
+        siblings = [each for name, each in self.known.items() if RolloutRef.of(name).group_index == held.group_index]
         waiting = [each for each in siblings if each.state is State.QUEUED and not each.begun]
         given_up = waiting if ending.n_quarantined else []
         assert len(given_up) == ending.n_quarantined
@@ -222,19 +234,19 @@ class Farm(RuleBasedStateMachine):
 
     @rule(node=st.sampled_from(NODES))
     def node_dies(self, node: str) -> None:
-        self.write(placement.abandon, [node])
+        self.write(placement.requeue_of_dead_nodes, [node])
         self.leave(node, lambda one: one.state is State.QUEUED)
 
     @rule(node=st.sampled_from(NODES))
     def node_drains(self, node: str) -> None:
-        self.write(placement.hand_back_unbegun, node)
+        self.write(placement.requeue_unstarted, node)
         for one in self.known.values():
             if one.node == node and one.state is State.QUEUED and one.stage is Stage.INIT:
                 one.node = None
 
     @rule(node=st.sampled_from(NODES))
     def node_ends(self, node: str) -> None:
-        self.write(placement.hand_back_all, node)
+        self.write(placement.requeue_all, node)
         self.leave(node, lambda one: True)
 
     def leave(self, node: str, which: Any) -> None:
@@ -244,9 +256,9 @@ class Farm(RuleBasedStateMachine):
 
     targets = st.tuples(st.integers(0, 1) | st.none(), st.integers(0, 1) | st.none())
 
-    def target(self, parts: tuple[int | None, int | None]) -> tuple[Target, list[str]]:
+    def target(self, parts: tuple[int | None, int | None]) -> tuple[RolloutRef, list[str]]:
         group, sample = parts
-        target = Target(self.batch_id, group, sample if group is not None else None)
+        target = RolloutRef(self.batch_id, group, sample if group is not None else None)
         return target, [each for each in self.known if f"{each}.".startswith(f"{target}.")]
 
     @rule(parts=targets, few=st.booleans())
@@ -255,7 +267,7 @@ class Farm(RuleBasedStateMachine):
         if few:
             named = named[:1]
         live = [each for each in named if self.known[each].state not in ENDED]
-        assert self.write(interventions.cancel, target, named if few else None) == live
+        assert self.write(cancel_and_rescore.cancel, target, named if few else None) == live
         for each in live:
             self.known[each].end(State.CANCELLED, self.number())
             self.known[each].attempt += 1
@@ -265,7 +277,7 @@ class Farm(RuleBasedStateMachine):
         target, named = self.target(parts)
         ended = {State.COMPLETED, State.FAILED}
         again = [each for each in named if self.known[each].state in ended and self.known[each].stage is Stage.EVAL]
-        assert self.write(interventions.rescore, target) == again
+        assert self.write(cancel_and_rescore.rescore, target) == again
         for each in again:
             self.known[each].back(Stage.EVAL)
 
@@ -273,7 +285,7 @@ class Farm(RuleBasedStateMachine):
     def acknowledge(self, back: int) -> None:
         cursor = max(0, self.last - back)
         self.acknowledged = max(self.acknowledged, cursor)
-        assert self.write(deliveries.acknowledge, self.batch_id, "trainer", cursor) == self.acknowledged
+        assert self.write(consumers.acknowledge, self.batch_id, "trainer", cursor) == self.acknowledged
 
     @invariant()
     def nothing_is_where_it_should_not_be(self) -> None:
@@ -281,12 +293,15 @@ class Farm(RuleBasedStateMachine):
 
     @invariant()
     def the_database_agrees(self) -> None:
-        found = self.store.read(lambda connection: batches.rollouts_of(connection, self.batch_id))
+        result = self.store.read(lambda connection: batches.rollouts_of(connection, self.batch_id))
         assert {
-            each.rollout_id: (each.stage, each.state, each.attempt, each.cursor if each.state in ENDED else 0)
-            for each in found
+            each.rollout_id: (
+                *(each.stage, each.state, each.attempt, each.reward),
+                each.cursor if each.state in ENDED else 0,
+            )
+            for each in result
         } == {
-            rollout_id: (one.stage, one.state, one.attempt, one.number if one.state in ENDED else 0)
+            rollout_id: (one.stage, one.state, one.attempt, one.reward, one.number if one.state in ENDED else 0)
             for rollout_id, one in self.known.items()
         }
 
@@ -295,14 +310,8 @@ def played_on(connection: Any, held: Claim, n_rows: int) -> bool:
     """As a worker ends the first two stages."""
     if held.stage is Stage.INIT:
         return rollouts.advance(connection, held, 3.0)
-    found = {
-        "policy_outcome": "submitted",
-        "submission": {},
-        "n_turns": 1,
-        "n_response_tokens": 1,
-        "n_segments": n_rows,
-    }
-    if not rollouts.advance(connection, held, 3.0, found):
+    result = RunSummary("submitted", {}, n_turns=1, n_response_tokens=1, n_segments=n_rows)
+    if not rollouts.advance(connection, held, 3.0, result):
         return False
     if n_rows:
         rows = segments(calls()[:n_rows])
@@ -313,7 +322,7 @@ def played_on(connection: Any, held: Claim, n_rows: int) -> bool:
 @lru_cache
 def calls() -> list[ModelCall]:
     """Two that go on from nothing."""
-    made = [ModelCall(index, [], {"role": "assistant"}, "stop", "e", 0.0, 0.1, 1, 1) for index in range(2)]
+    made = [model_call(index) for index in range(2)]
     for call in made:
         call.prompt_ids, call.response_ids = token_ids([call.index]), token_ids([7])
         call.response_logprobs = call.response_ids.astype("float32")
@@ -333,8 +342,8 @@ def shared_store() -> Iterator[Store]:
 
 def test_no_sequence_of_events_leaves_a_rollout_where_it_should_not_be() -> None:
     checks = [HealthCheck.too_slow, HealthCheck.filter_too_much]
-    with shared_store() as Farm.store:
+    with shared_store() as _Farm.store:
         run_state_machine_as_test(
-            Farm,
+            _Farm,
             settings=settings(max_examples=25, stateful_step_count=20, deadline=None, suppress_health_check=checks),
         )

@@ -14,20 +14,20 @@ from uuid import uuid4
 import pytest
 
 from farm.errors import AgentError, EngineError, LimitReached, SandboxError, StaleRollout
-from farm.request import Limits, SamplingParams, SandboxSpec
-from farm.rollout import Outcome
-from farm.trajectory import ModelCall
+from farm.records.request import Limits, SamplingParams, SandboxSpec
+from farm.records.rollout import Outcome
+from farm.records.trajectory import ModelCall
 from workers.agents.harness import Harness, HarnessAgent, Task
 from workers.agents.mini_swe_agent import MINI_SWE_AGENT, mini_swe_agent
 from workers.interfaces import AgentContext, AgentResult, Artefact, Completion, Sandbox
 from workers.testing import FakeSandbox, ScriptedPolicy, answering
-from workers.testing.local import LocalProvider
+from workers.testing.local_sandbox import LocalProvider
 
 ASK = """
 import http.client, json, os, sys, urllib.parse
 url = urllib.parse.urlsplit(os.environ["OPENAI_BASE_URL"])
 def ask(text):
-    connection = http.client.HTTPConnection(url.netloc, timeout=60)
+    connection = http.client.HTTPConnection(url.netloc, timeout=600)
     body = json.dumps({"model": "m", "messages": [{"role": "user", "content": text}]})
     connection.request("POST", url.path + "/chat/completions", body)
     response = connection.getresponse()
@@ -38,8 +38,8 @@ task = open("task.txt").read()
 
 
 @dataclass
-class Records:
-    """What a rollout wrote down."""
+class _Records:
+    """Recorded calls and artefacts of a rollout."""
 
     calls: list[ModelCall] = field(default_factory=list)
     kept: dict[str, Artefact] = field(default_factory=dict)
@@ -62,7 +62,7 @@ def harness(program: str, **more: Any) -> Harness:
     return Harness(**{"name": "little", "command": lambda task: command, "files": _files, **more})
 
 
-def context_of(sandbox: Sandbox | None, policy: Any, records: Records, **limits: Any) -> AgentContext:
+def context_of(sandbox: Sandbox | None, policy: Any, records: _Records, **limits: Any) -> AgentContext:
     return AgentContext(
         rollout_id="r1",
         messages=[{"role": "system", "content": "call submit"}, {"role": "user", "content": "add 2 and 2"}],
@@ -88,7 +88,7 @@ async def place() -> AsyncIterator[Sandbox]:
 def play(
     program: str,
     *script: Completion | Exception,
-    records: Records | None = None,
+    records: _Records | None = None,
     agent: Mapping[str, Any] | None = None,
     limits: Mapping[str, Any] | None = None,
     **more: Any,
@@ -96,14 +96,14 @@ def play(
     async def main() -> AgentResult:
         async with place() as sandbox:
             player = HarnessAgent(harness(program, **more), inside=str(sandbox.socket_folder), **(agent or {}))
-            context = context_of(sandbox, ScriptedPolicy(*script), records or Records(), **(limits or {}))
+            context = context_of(sandbox, ScriptedPolicy(*script), records or _Records(), **(limits or {}))
             return await player.run(context)
 
     return asyncio.run(main())
 
 
 def test_what_it_prints_is_its_answer() -> None:
-    records = Records()
+    records = _Records()
     result = play("print(ask(task), ask('sure?'))", answering("4"), answering("yes"), records=records)
     assert result == AgentResult(Outcome.ANSWERED, "4 yes")
     assert [call.messages[0]["content"] for call in records.calls] == ["add 2 and 2", "sure?"]
@@ -134,14 +134,14 @@ def test_its_own_environment() -> None:
 
 
 def test_one_that_asks_nothing_is_an_error() -> None:
-    records = Records()
+    records = _Records()
     with pytest.raises(AgentError, match=r"r1: agent little ended without a single answer of its model\..*: bye"):
         play("print('bye')", records=records)
     assert records.kept["little.stdout.txt"].data == b"bye\n"
 
 
 def test_a_crash_is_an_error_with_its_last_lines() -> None:
-    records = Records()
+    records = _Records()
     with pytest.raises(AgentError, match=r"(?s)ended with code 1\. .*`farm artefacts r1`, ends: .*ZeroDivisionError"):
         play("print(ask(task)); 1 / 0", answering("4"), records=records)
     assert b"ZeroDivisionError" in records.kept["little.stderr.txt"].data
@@ -231,14 +231,14 @@ def test_a_bug_of_ours_is_an_error() -> None:
 
 
 def test_one_that_never_asks_is_ended() -> None:
-    records = Records()
+    records = _Records()
     with pytest.raises(AgentError, match=r"asked nothing of its model in 1 s, and was ended\. .* ends: up"):
         play("print('up', flush=True); import time; time.sleep(3600)", agent={"start_s": 1.0}, records=records)
     assert records.kept["little.stdout.txt"].data == b"up\n"
 
 
 def test_without_a_sandbox_it_cannot_play() -> None:
-    context = context_of(None, ScriptedPolicy(), Records())
+    context = context_of(None, ScriptedPolicy(), _Records())
     with pytest.raises(AgentError, match="runs in a sandbox"):
         asyncio.run(HarnessAgent(harness("")).run(context))
 
@@ -248,7 +248,7 @@ def test_a_sandbox_that_is_gone_is_not_its_fault(tmp_path: Path) -> None:
         sandbox = FakeSandbox()
         sandbox.socket_folder = tmp_path
         await sandbox.stop()
-        await HarnessAgent(harness("")).run(context_of(sandbox, ScriptedPolicy(), Records()))
+        await HarnessAgent(harness("")).run(context_of(sandbox, ScriptedPolicy(), _Records()))
 
     with pytest.raises(SandboxError):
         asyncio.run(main())
@@ -280,7 +280,7 @@ def test_what_it_said_is_kept_also_if_it_is_cut(end: str) -> None:
             with pytest.raises(asyncio.CancelledError):
                 await playing
 
-    records = Records()
+    records = _Records()
     asyncio.run(main())
     assert records.kept["little.stdout.txt"].data.startswith(b"I begin\n")
 
@@ -290,18 +290,18 @@ def test_cancelling_ends_the_command() -> None:
         async with place() as sandbox:
             agent = HarnessAgent(harness(f"'{mark}'; ask(task)"), inside=str(sandbox.socket_folder))
             policy = Waiting()
-            playing = asyncio.create_task(agent.run(context_of(sandbox, policy, Records())))
+            playing = asyncio.create_task(agent.run(context_of(sandbox, policy, _Records())))
             await policy.begun.wait()
             assert await asyncio.to_thread(running)
             playing.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await playing
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(120):
                 while await asyncio.to_thread(running):
                     pass
 
     def running() -> bool:
-        return any(mark.encode() in found for found in map(command_line, Path("/proc").glob("[0-9]*")))
+        return any(mark.encode() in result for result in map(command_line, Path("/proc").glob("[0-9]*")))
 
     mark = uuid4().hex
     asyncio.run(main())

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from farm.errors import AgentError, EngineError, LimitReached, SandboxError, ToolError
-from farm.request import Limits, SamplingParams
-from farm.rollout import Outcome
-from farm.trajectory import ModelCall
+from farm.records.request import Limits, SamplingParams
+from farm.records.rollout import Outcome
+from farm.records.trajectory import ModelCall
 from workers.agents.react import ReactAgent
 from workers.interfaces import AgentContext, AgentResult, Artefact, Completion, Observation, Policy, Tool
 from workers.testing import EchoTool, ScriptedPolicy, answering, calling
@@ -80,7 +80,7 @@ def test_the_policy_sees_its_own_turns_and_the_observations() -> None:
     assert policy.asked[0][0] == ASKED
     assert policy.asked[1][0] == [
         *ASKED,
-        first.message,
+        first.response,
         {"role": "tool", "tool_call_id": "call_0", "content": "hello"},
     ]
 
@@ -99,7 +99,7 @@ def test_plain_text_is_an_answer() -> None:
 def test_sampling_is_recorded_as_sent() -> None:
     policy = ScriptedPolicy(calling(("echo", {})), answering("bye"))
     _, calls = play(policy, sampling=SamplingParams(temperature=0.5, seed=3, max_tokens=25), max_tokens=30)
-    assert [asked[2] for asked in policy.asked] == [25, 20]
+    assert [result[2] for result in policy.asked] == [25, 20]
     assert calls[-1].sampling == {"temperature": 0.5, "seed": 3, "stop": [], "max_tokens": 20}
 
 
@@ -268,7 +268,7 @@ def test_what_is_not_kept_is_not_named() -> None:
 def test_cancelling_goes_through_and_leaves_the_agent_usable() -> None:
     class Waiting(ScriptedPolicy):
         async def complete(self, *_: Any) -> Completion:
-            asked.set()
+            result.set()
             await asyncio.Event().wait()
             raise AssertionError
 
@@ -276,11 +276,11 @@ def test_cancelling_goes_through_and_leaves_the_agent_usable() -> None:
         record = Recorder()
         context = AgentContext("r1", list(ASKED), {}, Waiting(), SamplingParams(), Limits(), record, record.keep)
         task = asyncio.create_task(ReactAgent().run(context))
-        await asked.wait()
+        await result.wait()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
         assert context.messages == ASKED
 
-    asked = asyncio.Event()
+    result = asyncio.Event()
     asyncio.run(cancelled())

@@ -1,20 +1,22 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import hmac
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from types import MappingProxyType
 from typing import Any
 
 import pytest
 
 from farm.errors import EvaluatorError
+from workers.evaluators.outcomes import Outcomes
 from workers.evaluators.patches import PATCH, REJECTED, patch_files, patch_of, touched
-from workers.evaluators.programs import SOLUTION, ProgramEvaluator
-from workers.evaluators.tests import Outcomes, PytestEvaluator, TestPlan
+from workers.evaluators.tests import PytestEvaluator, TestPlan
 from workers.interfaces import Evaluator, ExecResult, Sandbox, Score, Submission
 from workers.testing import FakeSandbox
-from workers.testing.fakes import Commands
 
 TEST_PATCH = "--- a/tests/test_x.py\n+++ b/tests/test_x.py\n@@ -1 +1 @@\n-a\n+b\n"
 PLAN = TestPlan("pytest -q", "/workspace", "src", TEST_PATCH, ["t.py::mend"], ["t.py::keep"])
@@ -28,33 +30,77 @@ def evaluate(evaluator: Evaluator, submission: Submission, sandbox: FakeSandbox)
     return asyncio.run(evaluator.evaluate(submission, fresh, 100.0))
 
 
-def outcome(node_id: str, *outcomes: str) -> str:
+Record = list[str]
+CANARIES = {"t.py": {"test_c": "failed", "test_d": "passed", "test_e": "skipped", "test_f": "absent"}}
+BEHAVING = [
+    *(["t.py::test_c", "setup", "passed"], ["t.py::test_c", "call", "failed"], ["t.py::test_d", "call", "passed"]),
+    ["t.py::test_e", "call", "skipped"],
+]
+
+
+def outcome(node_id: str, *outcomes: str) -> list[Record]:
     phases = zip(("setup", "call", "teardown"), outcomes, strict=False)
-    return "".join(json.dumps([node_id, phase, result]) + "\n" for phase, result in phases)
+    return [[node_id, phase, result] for phase, result in phases]
+
+
+def signed(records: Sequence[Record], key: bytes) -> bytes:
+    signer = hmac.new(key, digestmod="sha256")
+    lines = []
+    for record in records:
+        line = json.dumps(record).encode()
+        signer.update(line)
+        lines.append(signer.hexdigest().encode() + b" " + line + b"\n")
+    return b"".join(lines)
 
 
 class Tree:
-    """A sandbox in which git works and the tests end as told."""
+    """A sandbox in which git works and the tests end as set; `clean` is their result for the tree without a patch."""
 
-    def __init__(self, outcomes: str = "", tests: ExecResult | None = None, **broken: ExecResult) -> None:
+    def __init__(
+        self,
+        outcomes: Sequence[Record] = (),
+        clean: Sequence[Record] = (),
+        end: Mapping[str, Any] = MappingProxyType({}),
+        broken: Mapping[str, ExecResult] = MappingProxyType({}),
+    ) -> None:
         self.sandbox = FakeSandbox(commands=self._command)
+        self.n_runs = 0
         self._outcomes = outcomes
-        self._tests = tests or ExecResult(0, b"", b"")
+        self._clean = clean
+        self._end = end
         self._broken = broken
+        self._patched = False
 
     def _command(self, argv: Sequence[str], stdin: bytes) -> ExecResult:
         script = argv[-1]
         for word, result in self._broken.items():
             if word in script:
                 return result
-        if script == PLAN.command:
-            (path,) = [name for name in self.sandbox.files if name.endswith(".jsonl")]
-            self.sandbox.files[path] = self._outcomes.encode()
-            return self._tests
+        if "class CanaryNames" in script:
+            return answer(CANARIES)
+        if "class TreeGuard" in script:
+            self._patched = self._patched and json.loads(stdin)["do"] != "survey"
+            return answer({"names": [], "plugins": ["timeout"], "missing": "", "restored": []})
+        if "model.patch" in script and "git apply --whitespace" in script:
+            self._patched = True
+        if "class ObservedRun" in script:
+            self.n_runs += 1
+            return self._run(json.loads(stdin)["key"].encode())
         return ExecResult(0, b"", b"")
 
+    def _run(self, key: bytes) -> ExecResult:
+        records = self._outcomes if self._patched else self._clean
+        result = {"code": 0, "timed_out": False, "cpu_s": 1.0, "late_s": 0.0, "wall_s": 1.0, **self._end}
+        data = {"records": signed(records, key), "output": b"said"}
+        return answer({**result, **{name: base64.b64encode(text).decode() for name, text in data.items()}})
 
-PASSED = outcome("t.py::mend", "passed", "passed", "passed") + outcome("t.py::keep", "passed", "passed", "passed")
+
+def answer(value: Any) -> ExecResult:
+    return ExecResult(0, json.dumps(value).encode(), b"")
+
+
+DONE = ("passed", "passed", "passed")
+PASSED = outcome("t.py::mend", *DONE) + outcome("t.py::keep", *DONE) + BEHAVING
 PATCHED = Submission(files={PATCH: "diff"})
 
 
@@ -65,41 +111,113 @@ def test_all_tests_pass() -> None:
 @pytest.mark.parametrize(
     ("outcomes", "unmended", "broken"),
     [
-        ("", ["t.py::mend"], ["t.py::keep"]),
-        (outcome("t.py::keep", "passed", "passed", "passed"), ["t.py::mend"], []),
+        ([], ["t.py::mend"], ["t.py::keep"]),
+        (outcome("t.py::keep", *DONE), ["t.py::mend"], []),
         (PASSED + outcome("t.py::keep", "failed"), [], ["t.py::keep"]),
-        (outcome("t.py::mend", "passed", "skipped", "passed") + PASSED[200:], ["t.py::mend"], ["t.py::keep"]),
+        (outcome("t.py::mend", "passed", "skipped", "passed"), ["t.py::mend"], ["t.py::keep"]),
     ],
 )
-def test_what_failed_is_listed(outcomes: str, unmended: list[str], broken: list[str]) -> None:
+def test_what_failed_is_listed(outcomes: list[Record], unmended: list[str], broken: list[str]) -> None:
     score = evaluate(PytestEvaluator(PLAN), PATCHED, Tree(outcomes).sandbox)
     assert score.value == 0.0
     assert (score.details["unmended"], score.details["broken"]) == (unmended, broken)
 
 
 def test_tests_out_of_time_are_the_policys_doing() -> None:
-    tree = Tree(PASSED, ExecResult(None, b"", b"", timed_out=True))
+    tree = Tree(PASSED, end={"code": -9, "timed_out": True, "wall_s": 90.0})
     score = evaluate(PytestEvaluator(PLAN), PATCHED, tree.sandbox)
     assert score.value == 0.0
-    assert score.details["timed_out"] is True
+    assert (score.details["timed_out"], tree.n_runs) == (True, 1)
 
 
-@pytest.mark.parametrize(("code", "what"), [(3, "git is missing"), (4, "pytest is missing")])
-def test_missing_tools_are_an_error(code: int, what: str) -> None:
-    tree = Tree(PASSED, **{"command -v": ExecResult(code, b"", b"not found")})
-    with pytest.raises(EvaluatorError, match=f"sandbox fake: {what}"):
+def test_time_that_passed_while_the_sandbox_stood_still_is_an_error() -> None:
+    tree = Tree(end={"code": -9, "timed_out": True, "wall_s": 90.0, "late_s": 60.0})
+    with pytest.raises(EvaluatorError, match=r"the machine was late by 60\.0 s"):
         evaluate(PytestEvaluator(PLAN), PATCHED, tree.sandbox)
 
 
-def test_tests_that_do_not_apply_are_an_error() -> None:
+@pytest.mark.parametrize("end", [{"code": -9}, {"code": 137}])
+def test_tests_killed_twice_with_a_clean_tree_between_are_the_policys_doing(end: dict[str, Any]) -> None:
+    tree = Tree(end=end, clean=BEHAVING)
+    assert evaluate(PytestEvaluator(PLAN), PATCHED, tree.sandbox).value == 0.0
+    assert tree.n_runs == 3
+
+
+def test_killed_reader_where_the_clean_tree_is_killed_too_is_an_error() -> None:
+    tree = Tree(broken={"class ObservedRun": ExecResult(137, b"", b"Killed")})
+    with pytest.raises(EvaluatorError, match="the tests of the clean tree did not run: Killed"):
+        evaluate(PytestEvaluator(PLAN), PATCHED, tree.sandbox)
+
+
+def without(name: str) -> list[Record]:
+    return [record for record in PASSED if not record[0].endswith(name)]
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "told"),
+    [
+        ([*without("test_c"), ["t.py::test_c", "call", "passed"]], "t.py::test_c passed, and must be failed"),
+        ([*PASSED, ["t.py::test_d", "teardown", "failed"]], "t.py::test_d failed, and must be passed"),
+        ([*without("test_e"), ["t.py::test_e", "call", "passed"]], "t.py::test_e passed, and must be skipped"),
+        ([*PASSED, ["t.py::test_f", "call", "passed"]], "t.py::test_f passed, and must be absent"),
+        (without("test_c"), "t.py::test_c absent, and must be failed"),
+        ([record for record in PASSED if "test_" not in record[0]], "t.py::test_c absent"),
+    ],
+)
+def test_run_in_which_a_canary_misbehaves_is_worth_zero(outcomes: list[Record], told: str) -> None:
+    score = evaluate(PytestEvaluator(PLAN), PATCHED, Tree(outcomes, clean=BEHAVING).sandbox)
+    assert score.value == 0.0
+    assert told in score.details["tampered"]
+
+
+def test_command_that_leaves_canaries_out_of_a_clean_tree_is_an_error() -> None:
+    tree = Tree(without("test_c"), clean=outcome("t.py::keep", *DONE))
+    with pytest.raises(EvaluatorError, match="does not suit the canaries"):
+        evaluate(PytestEvaluator(PLAN), PATCHED, tree.sandbox)
+
+
+def test_clean_tree_whose_tests_cannot_be_collected_excuses_nothing() -> None:
+    score = evaluate(PytestEvaluator(PLAN), PATCHED, Tree(without("test_c"), clean=[]).sandbox)
+    assert score.value == 0.0
+    assert score.details["tampered"]
+
+
+def test_disk_that_is_full_beside_the_patch_alone_is_worth_zero() -> None:
+    full = ExecResult(1, b"", b"error: unable to write file x: No space left on device")
+    tree = Tree(clean=BEHAVING, broken={'nowarn "$FOLDER/model.patch"': full})
+    score = evaluate(PytestEvaluator(PLAN), PATCHED, tree.sandbox)
+    assert score.value == 0.0
+
+
+def test_disk_that_is_full_beside_a_clean_tree_is_an_error() -> None:
+    full = ExecResult(1, b"", b"error: unable to write file x: No space left on device")
+    with pytest.raises(EvaluatorError, match="no space was left for the patch, and a control"):
+        evaluate(PytestEvaluator(PLAN), PATCHED, Tree(broken={"git apply": full}).sandbox)
+
+
+@pytest.mark.parametrize("what", ["git is missing", "pytest is missing from the environment"])
+def test_missing_tools_are_an_error(what: str) -> None:
+    seen = answer({"names": [], "plugins": [], "missing": what})
+    tree = Tree(PASSED, broken={"class TreeGuard": seen})
+    with pytest.raises(EvaluatorError, match=f"sandbox fake: {what}; mend its image"):
+        evaluate(PytestEvaluator(PLAN), PATCHED, tree.sandbox)
+
+
+def test_missing_python_is_an_error() -> None:
+    absent = ExecResult(127, b"", b"python: command not found")
+    with pytest.raises(EvaluatorError, match="cannot see what the environment holds: python: command not found"):
+        evaluate(PytestEvaluator(PLAN), PATCHED, Tree(broken={"class TreeGuard": absent}).sandbox)
+
+
+def test_tests_that_do_not_apply_to_a_clean_tree_are_an_error() -> None:
     failed = ExecResult(1, b"", b"error: patch failed")
-    tree = Tree(PASSED, **{"test.patch": failed})
+    tree = Tree(PASSED, broken={"test.patch": failed})
     with pytest.raises(EvaluatorError, match="the test patch does not apply: error: patch failed"):
         evaluate(PytestEvaluator(PLAN), PATCHED, tree.sandbox)
 
 
 def test_a_patch_that_does_not_apply_is_worth_zero() -> None:
-    tree = Tree(PASSED, **{"model.patch": ExecResult(1, b"", b"error: corrupt patch")})
+    tree = Tree(PASSED, broken={"model.patch": ExecResult(1, b"", b"error: corrupt patch")})
     score = evaluate(PytestEvaluator(PLAN), PATCHED, tree.sandbox)
     assert score == Score(0.0, {"reason": "the patch does not apply: error: corrupt patch"})
 
@@ -111,9 +229,36 @@ def test_a_rejected_submission_needs_no_sandbox() -> None:
     assert sandbox.ran == []
 
 
+KEY = b"key"
+
+
 def test_torn_lines_are_left_out() -> None:
-    outcomes = Outcomes.parse((PASSED + '["t.py::x", "ca').encode())
+    outcomes = Outcomes.parse(signed(PASSED, KEY) + b'0f ["t.py::x", "ca', KEY)
     assert [outcomes.passed(f"t.py::{name}") for name in ("mend", "keep", "x")] == [True, True, False]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda lines: [*lines, lines[0]],  # repeated
+        lambda lines: [lines[1], lines[0], *lines[2:]],  # in another order
+        lambda lines: lines[1:],  # left out
+        lambda lines: [*lines[:2], b"0" * 64 + b' ["t.py::mend", "call", "passed"]', *lines[2:]],
+        lambda lines: [*lines[:2], b"rubbish", *lines[2:]],
+        lambda lines: [*lines[:2], b"", *lines[2:]],
+        lambda lines: [line.replace(b"passed", b"failed") for line in lines],
+        lambda lines: [line.replace(b"call", b"c\xffll") for line in lines],
+    ],
+)
+def test_lines_that_are_not_the_plugins_make_none_pass(change: Callable[[list[bytes]], list[bytes]]) -> None:
+    lines = change(signed(PASSED, KEY).splitlines())
+    outcomes = Outcomes.parse(b"\n".join(lines) + b"\n", KEY)
+    assert outcomes.forged
+    assert not any(outcomes.passed(f"t.py::{name}") for name in ("mend", "keep"))
+
+
+def test_lines_signed_with_another_key_make_none_pass() -> None:
+    assert Outcomes.parse(signed(PASSED, b"other"), KEY).forged
 
 
 @pytest.mark.parametrize(
@@ -139,34 +284,3 @@ def test_touched_paths() -> None:
 def test_patches_survive_any_encoding(patch: bytes) -> None:
     files = Submission(files=patch_files(patch)).model_dump_json()
     assert patch_of(Submission.model_validate_json(files).files) == patch
-
-
-PROGRAM = ProgramEvaluator("def f():\n    'Two.'\n", "def check(c):\n    assert c() == 2\n", "f")
-
-
-def printing(make: Any) -> Commands:
-    return lambda argv, stdin: make(stdin.decode().strip())
-
-
-@pytest.mark.parametrize(
-    ("make", "value"),
-    [
-        (lambda nonce: ExecResult(0, f"noise\n{nonce}\n".encode(), b""), 1.0),
-        (lambda nonce: ExecResult(0, b"", b""), 0.0),
-        (lambda nonce: ExecResult(0, b"passed\n", b""), 0.0),
-        (lambda nonce: ExecResult(1, f"{nonce}\n".encode(), b""), 0.0),
-        (lambda nonce: ExecResult(None, f"{nonce}\n".encode(), b"", timed_out=True), 0.0),
-    ],
-)
-def test_only_the_nonce_is_success(make: Any, value: float) -> None:
-    submission = Submission(files={SOLUTION: "def f(): return 2"})
-    score = evaluate(PROGRAM, submission, FakeSandbox(commands=printing(make)))
-    assert score.value == value
-    assert set(score.details) == {"passed", "exit_code", "timed_out", "last_lines"}
-
-
-@pytest.mark.parametrize("files", [{}, {SOLUTION: " \n"}])
-def test_no_program_is_worth_zero(files: dict[str, str]) -> None:
-    sandbox = FakeSandbox()
-    assert evaluate(PROGRAM, Submission(files=files), sandbox).value == 0.0
-    assert sandbox.ran == []

@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 from pydantic import ValidationError
-from reasoning_gym.factory import DATASETS
 
 from workers.handlers.math import MathHandler, MathInstance, families
 
@@ -17,6 +16,9 @@ FIELDS: dict[str, Any] = {
 
 
 def test_families_are_those_of_reasoning_gym() -> None:
+    # not by each process of the tests, as it takes seconds to load
+    from reasoning_gym.factory import DATASETS
+
     assert families() == set(DATASETS)
 
 

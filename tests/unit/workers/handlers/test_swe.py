@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,8 +14,8 @@ from pydantic import ValidationError
 
 from examples.problems import swe_problems
 from farm.errors import HandlerError
-from farm.request import SandboxLimits
-from workers.evaluators.patches import COMMIT_BASELINE, GIT_ENV, REJECTED, PatchedTree, patch_of
+from farm.records.request import SandboxLimits
+from workers.evaluators.patches import GIT_ENV, REJECTED, PatchedTree, patch_of, script
 from workers.handlers.swe import SweHandler, SweInstance
 from workers.interfaces import ExecResult, Sandbox, Submission
 from workers.testing import FakeSandbox
@@ -69,28 +70,30 @@ def test_a_tree_that_cannot_be_committed_is_an_error() -> None:
         asyncio.run(SweHandler().prepare(INSTANCE, sandbox))
 
 
-def collect(commands: Any, patch: bytes | None = None) -> Submission:
-    sandbox = FakeSandbox(commands=commands)
-    if patch is not None:
-        sandbox.files["/tmp/farm-model.patch"] = patch
-    return asyncio.run(SweHandler().collect(INSTANCE, sandbox, None))
+def collect(commands: Any) -> Submission:
+    return asyncio.run(SweHandler().collect(INSTANCE, FakeSandbox(commands=commands), None))
 
 
 def test_collects_the_difference() -> None:
-    assert collect(lambda argv, stdin: ExecResult(0, b"5\n", b""), b"diff\n").files == {"model.patch": "diff\n"}
+    assert collect(lambda argv, stdin: ExecResult(0, b"diff\n", b"")).files == {"model.patch": "diff\n"}
 
 
 @pytest.mark.parametrize(
     ("result", "reason"),
     [
-        (ExecResult(0, b"1000001\n", b""), "1000001 bytes"),
+        (ExecResult(0, b"x" * 1_000_001, b""), "at most 1000000 bytes"),
         (ExecResult(128, b"", b"fatal: not a git repository"), "not a git repository"),
-        (ExecResult(None, b"", b"", timed_out=True), "repository is broken"),
-        (ExecResult(0, b"5\n", b""), "cannot be read"),
+        (ExecResult(137, b"", b"Killed"), "Killed"),
+        (ExecResult(127, b"", b"git: not found"), "git: not found"),
     ],
 )
 def test_why_there_is_no_difference(result: ExecResult, reason: str) -> None:
     assert reason in collect(lambda argv, stdin: result).files[REJECTED]
+
+
+def test_a_difference_that_is_not_taken_in_time_is_left_to_the_rule_of_collecting() -> None:
+    with pytest.raises(TimeoutError, match="not taken within 45 s"):
+        collect(lambda argv, stdin: ExecResult(None, b"", b"", timed_out=True))
 
 
 def write(path: Path, data: bytes) -> None:
@@ -98,7 +101,7 @@ def write(path: Path, data: bytes) -> None:
     path.write_bytes(data)
 
 
-class Folder(FakeSandbox):
+class _Folder(FakeSandbox):
     """A folder of this machine in which the git of this machine runs; `/workspace` and `/tmp` lie in it."""
 
     def __init__(self, root: Path) -> None:
@@ -117,14 +120,14 @@ class Folder(FakeSandbox):
         cwd: str | None = None,
         limits: SandboxLimits | None = None,
     ) -> ExecResult:
-        given = {name: self._inside(value) if name == "FOLDER" else value for name, value in (env or {}).items()}
-        words = [word.replace("/tmp/", f"{self._root}/tmp/") for word in argv]
+        result = {name: self._inside(value) if name == "FOLDER" else value for name, value in (env or {}).items()}
         done = await asyncio.to_thread(
             subprocess.run,
-            words,
-            env={"PATH": os.environ["PATH"], **given},
+            argv,
+            env={"PATH": os.environ["PATH"], **result},
             cwd=self._inside(cwd or "/"),
             capture_output=True,
+            input=re.sub(rb'"(/tmp/|/workspace)', f'"{self._root}\\1'.encode(), stdin),
         )
         return ExecResult(done.returncode, done.stdout, done.stderr)
 
@@ -139,8 +142,8 @@ class Folder(FakeSandbox):
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Folder:
-    sandbox = Folder(tmp_path)
+def folder(tmp_path: Path) -> _Folder:
+    sandbox = _Folder(tmp_path)
     tree = tmp_path / "workspace"
     (tree / "code.py").write_text("a = 1\n")
     (tree / "test_code.py").write_text("old\n")
@@ -149,12 +152,12 @@ def folder(tmp_path: Path) -> Folder:
     return sandbox
 
 
-def prepared(folder: Folder) -> Path:
+def prepared(folder: _Folder) -> Path:
     asyncio.run(SweHandler().prepare(INSTANCE, folder))
     return Path(folder._inside("/workspace"))
 
 
-def difference(folder: Folder) -> bytes:
+def difference(folder: _Folder) -> bytes:
     return patch_of(asyncio.run(SweHandler().collect(INSTANCE, folder, None)).files)
 
 
@@ -165,12 +168,12 @@ def git(tree: Path, *arguments: str) -> str:
     return done.stdout.decode()
 
 
-def test_an_untouched_tree_has_no_difference(folder: Folder) -> None:
+def test_an_untouched_tree_has_no_difference(folder: _Folder) -> None:
     prepared(folder)
     assert difference(folder) == b""
 
 
-def test_baselines_are_the_same_everywhere(folder: Folder) -> None:
+def test_baselines_are_the_same_everywhere(folder: _Folder) -> None:
     tree = prepared(folder)
     first = git(tree, "rev-parse", "HEAD")
     subprocess.run(["rm", "-rf", ".git"], cwd=tree, check=True)
@@ -178,7 +181,7 @@ def test_baselines_are_the_same_everywhere(folder: Folder) -> None:
     assert git(tree, "rev-parse", "HEAD") == first != ""
 
 
-def test_commits_of_the_policy_and_new_files_are_in_the_difference(folder: Folder) -> None:
+def test_commits_of_the_policy_and_new_files_are_in_the_difference(folder: _Folder) -> None:
     tree = prepared(folder)
     (tree / "code.py").write_bytes(b"a = 2  # \xfc\n")
     git(tree, "commit", "-qam", "mine")
@@ -188,19 +191,20 @@ def test_commits_of_the_policy_and_new_files_are_in_the_difference(folder: Folde
     patch = difference(folder)
     assert b"\xfc" in patch
     assert b"noise" not in patch
+    (tree / ".git" / "index.lock").unlink()
     git(tree, "checkout", "-q", "-f", "refs/farm/baseline")
-    (tree / "new.bin").unlink(missing_ok=True)
-    assert asyncio.run(PatchedTree(folder, "/workspace", "/tmp/ours", 10).apply_policy(patch)) == ""
+    git(tree, "clean", "-qfdx")
+    assert asyncio.run(PatchedTree(folder, "/workspace", "/tmp/ours", 10).apply_policy(patch)).code == 0
     assert (tree / "new.bin").read_bytes() == bytes(range(256))
     assert (tree / "code.py").read_bytes() == b"a = 2  # \xfc\n"
 
 
-def test_tests_are_ours_whatever_the_policy_did_to_them(folder: Folder) -> None:
+def test_tests_are_ours_whatever_the_policy_did_to_them(folder: _Folder) -> None:
     async def patched(patch: bytes) -> None:
         tree = PatchedTree(folder, "/workspace", "/tmp/ours", 10)
         await tree.baseline()
-        assert await tree.apply_policy(patch) == ""
-        await tree.apply_tests(test_patch)
+        assert (await tree.apply_policy(patch)).code == 0
+        await tree.apply_tests(test_patch, [])
 
     tree = prepared(folder)
     (tree / "code.py").write_text("a = 2\n")
@@ -209,7 +213,9 @@ def test_tests_are_ours_whatever_the_policy_did_to_them(folder: Folder) -> None:
     (tree / "sub").mkdir()
     (tree / "sub" / "conftest.py").write_text("policy's\n")
     patch = difference(folder)
-    subprocess.run("git reset -q --hard refs/farm/baseline && rm -rf .git", cwd=tree, shell=True, check=True)
+    subprocess.run(
+        "git reset -q --hard refs/farm/baseline && git clean -qfd && rm -rf .git", cwd=tree, shell=True, check=True
+    )
     test_patch = (
         "diff --git a/test_code.py b/test_code.py\n--- a/test_code.py\n+++ b/test_code.py\n@@ -1 +1 @@\n-old\n+ours\n"
         "diff --git a/test_new.py b/test_new.py\nnew file mode 100644\n--- /dev/null\n+++ b/test_new.py\n"
@@ -221,14 +227,14 @@ def test_tests_are_ours_whatever_the_policy_did_to_them(folder: Folder) -> None:
     assert not (tree / "sub" / "conftest.py").exists()
 
 
-def test_the_baseline_script_keeps_a_repository_that_is_there(folder: Folder) -> None:
+def test_the_baseline_script_keeps_a_repository_that_is_there(folder: _Folder) -> None:
     tree = prepared(folder)
     before = git(tree, "rev-list", "--all")
     prepared(folder)
     assert git(tree, "rev-list", "--all") == before
-    assert "git init" in COMMIT_BASELINE
+    assert "git init" in script("commit_baseline")
 
 
-def test_the_folder_is_a_sandbox(folder: Folder) -> None:
+def test_the_folder_is_a_sandbox(folder: _Folder) -> None:
     sandbox: Sandbox = folder
     assert sandbox.sandbox_id == "fake"

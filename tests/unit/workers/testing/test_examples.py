@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from examples.plays import play_book, write_book
+from examples.plays import example_script, write_script
 from examples.problems import FAMILIES, humaneval_problems, math_problems, swe_problems
-from farm.request import Instance
+from farm.records.request import Instance
 from workers.evaluators.answer import AnswerEvaluator, extract_answer
 from workers.evaluators.grading import Grader
 from workers.handlers.code import CodeHandler
 from workers.handlers.math import MathHandler
 from workers.handlers.swe import SweHandler
 from workers.interfaces import Handler, Sandbox, Submission
-from workers.testing.book import Play, PlayBook
+from workers.testing.scripted_model import Branch, Script
 
 HANDLERS: dict[str, Handler] = {"math": MathHandler(), "code": CodeHandler(), "swe": SweHandler()}
 PROBLEMS: dict[str, Callable[[], list[Instance]]] = {
@@ -34,8 +34,8 @@ def no_sandbox() -> AbstractAsyncContextManager[Sandbox]:
 @pytest.mark.parametrize(("source", "n"), [("math", 4 * len(FAMILIES)), ("code", 164), ("swe", 7)])
 def test_instances_validate_and_the_book_knows_them(source: str, n: int, tmp_path: Path) -> None:
     instances = PROBLEMS[source]()
-    problems = play_book(instances)
-    book = PlayBook.read(write_book(problems, tmp_path / "book.jsonl"))
+    problems = example_script(instances)
+    book = Script.read(write_script(problems, tmp_path / "book.jsonl"))
     assert len(instances) == n
     for instance, problem in zip(instances, problems, strict=True):
         handler = HANDLERS[source]
@@ -55,8 +55,8 @@ def test_swe_problems_by_number_and_name() -> None:
     assert [instance.instance_id for instance in swe_problems([name])] == [name]
 
 
-def answer(play: Play) -> str:
-    """What a mathematics play submits or says at its end."""
+def answer(play: Branch) -> str:
+    """Return the text that a mathematics play submits or says at its end."""
     last = play.turns[-1]
     if not last.tool_calls:
         return extract_answer(last.content)
@@ -79,27 +79,27 @@ def test_mathematics_plays_are_right_and_wrong_as_named() -> None:
 
     instances = math_problems(per_family=2)
     problems = {
-        instance.instance_id: problem for instance, problem in zip(instances, play_book(instances), strict=True)
+        instance.instance_id: problem for instance, problem in zip(instances, example_script(instances), strict=True)
     }
     asyncio.run(scores())
 
 
 def test_what_mathematics_plays_compute_is_the_answer() -> None:
-    for instance, problem in zip(math_problems(), play_book(math_problems()), strict=True):
+    for instance, problem in zip(math_problems(), example_script(math_problems()), strict=True):
         arguments: Any = problem.plays[0].turns[0].tool_calls[0].arguments
         printed: list[object] = []
         exec(arguments["code"], {"print": printed.append})
-        assert [str(found) for found in printed] == [instance.fields["answer"]]
+        assert [str(result) for result in printed] == [instance.fields["answer"]]
 
 
 def test_rewards_differ_within_most_groups_of_four() -> None:
     instances = [*math_problems(), *humaneval_problems(40), *swe_problems()]
-    book = PlayBook(play_book(instances))
+    book = Script(example_script(instances))
     n_mixed = 0
-    for instance, problem in zip(instances, play_book(instances), strict=True):
+    for instance, problem in zip(instances, example_script(instances), strict=True):
         handler = HANDLERS[instance.data_source]
         messages = handler.messages(handler.instance_type.model_validate(instance.fields))
-        # Plays that begin alike cannot be told apart by their first turn, so the draw itself is asked.
+        # Plays that begin alike cannot be distinguished by their first turn, so the draw itself is checked.
         drawn = {book.next_play(messages, seed) for seed in range(4)}
         right = {"reference" in name for name in drawn}
         n_mixed += len(right) == 2

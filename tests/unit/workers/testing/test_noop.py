@@ -7,9 +7,9 @@ import pytest
 from pydantic import ValidationError
 
 from farm.errors import EngineError, EvaluatorError, HandlerError, SandboxError
-from farm.request import Limits, SamplingParams
-from farm.rollout import Outcome
-from farm.trajectory import ModelCall
+from farm.records.request import Limits, SamplingParams
+from farm.records.rollout import Outcome
+from farm.records.trajectory import ModelCall
 from workers.interfaces import AgentContext, AgentResult, Artefact, Score
 from workers.testing import NoopAgent, NoopHandler, NoopInstance, ScriptedPolicy
 

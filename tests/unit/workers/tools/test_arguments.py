@@ -1,4 +1,4 @@
-"""What a model is shown of the arguments of tools, and what it is told of those that do not fit."""
+"""Schemas of tool arguments as a model sees them, and the messages about arguments that do not fit."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict, Field
 
 from farm.errors import AgentError, ToolError
+from farm.records.trajectory import ToolCall
 from farm.settings import Settings
-from farm.trajectory import ToolCall
 from workers.agents.actions import InvalidCall, parse, schemas
 from workers.interfaces import Observation, Sandbox, Tool
 from workers.testing import FakeSandbox
@@ -40,7 +40,7 @@ every_tool = pytest.mark.parametrize("name", MAKERS)
 
 
 class Described(BaseModel):
-    """What may be in the schema of an argument: what LLM servers accept of JSON Schema 2020-12, and no more."""
+    """The allowed schema of an argument: what LLM servers accept of JSON Schema 2020-12, and no more."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -58,7 +58,7 @@ class Described(BaseModel):
 
 
 class Parameters(BaseModel):
-    """What is in the schema of a tool's arguments."""
+    """The schema of a tool's arguments."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -205,12 +205,12 @@ async def answered(name: str, text: str) -> None:
         made, arguments = parse(ToolCall("1", name, text), {name: tool})
         observation = await made.call(arguments, 0.05)
         assert isinstance(observation, Observation)
-        told = observation.text
+        result = observation.text
     except ToolError as error:
-        told = str(error)
+        result = str(error)
     except AgentError as error:
-        assert name == "search"  # nobody listens there: that is ours, whatever the model asked
-        told = str(error)
+        assert name == "search"  # no server listens there: that is our fault, whatever the model sent
+        result = str(error)
     finally:
         await tool.close()
-    told.encode()
+    result.encode()

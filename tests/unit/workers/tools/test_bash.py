@@ -1,4 +1,4 @@
-"""What the `bash` tool makes of its arguments and of what a shell says."""
+"""The `bash` tool's handling of its arguments and of a shell's output."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from workers.testing import FakeSandbox
 from workers.tools.bash import BashArguments, BashTool
 
 
-class Scripted:
-    """A shell that gives results in order, and keeps what it was asked."""
+class _Scripted:
+    """A shell that returns results in order, and keeps its requests."""
 
     def __init__(self, *results: ShellResult) -> None:
         self._results = iter(results)
@@ -47,7 +47,7 @@ def running(output: str = "") -> ShellResult:
     return ShellResult(None, output, "/", running=True)
 
 
-def play(shell: Scripted, *calls: dict[str, Any]) -> list[Observation]:
+def play(shell: _Scripted, *calls: dict[str, Any]) -> list[Observation]:
     tool = BashTool(SandboxWith(shell))
 
     async def all_of_them() -> list[Observation]:
@@ -58,7 +58,7 @@ def play(shell: Scripted, *calls: dict[str, Any]) -> list[Observation]:
 
 def refused(**arguments: Any) -> str:
     with pytest.raises(ToolError) as caught:
-        play(Scripted(), arguments)
+        play(_Scripted(), arguments)
     return str(caught.value)
 
 
@@ -71,7 +71,7 @@ def test_what_makes_no_sense_is_told_with_what_to_change() -> None:
 
 
 def test_arguments_at_their_defaults_do_no_harm() -> None:
-    shell = Scripted(ShellResult(0, "a\n", "/"))
+    shell = _Scripted(ShellResult(0, "a\n", "/"))
     call = {"command": "echo a", "interactive": False, "input": "", "enter": True, "wait_s": 5}
     assert play(shell, call) == [Observation("a")]
     assert shell.asked == [("echo a", 60.0, False)]
@@ -98,21 +98,21 @@ def test_arguments_at_their_defaults_do_no_harm() -> None:
     ],
 )
 def test_what_is_typed(typed: dict[str, Any], keys: bytes) -> None:
-    shell = Scripted(running(), running())
+    shell = _Scripted(running(), running())
     play(shell, {"command": "cat", "interactive": True}, typed)
     assert shell.asked == [("cat", 5.0, True), (keys, 5.0)]
 
 
 def test_waiting_is_bounded_by_the_time_limit_of_a_call() -> None:
-    shell = Scripted(running(), running())
+    shell = _Scripted(running(), running())
     play(shell, {"command": "cat", "interactive": True, "wait_s": 1000}, {"input": "", "wait_s": 0.5})
     assert shell.asked == [("cat", 60.0, True), (b"", 0.5)]
 
 
 def test_a_running_program_and_its_end_are_told() -> None:
-    shell = Scripted(running("? "), ShellResult(3, "bye\n", "/"), ShellResult(0, "x\n", "/"))
-    told = play(shell, {"command": "ask", "interactive": True}, {"input": "y"}, {"command": "echo x"})
-    assert [each.text for each in told] == [
+    shell = _Scripted(running("? "), ShellResult(3, "bye\n", "/"), ShellResult(0, "x\n", "/"))
+    result = play(shell, {"command": "ask", "interactive": True}, {"input": "y"}, {"command": "echo x"})
+    assert [each.text for each in result] == [
         "? \n[it is running; go on with `input`]",
         "bye\n[it has ended, exit code 3]",
         "x",
@@ -120,15 +120,15 @@ def test_a_running_program_and_its_end_are_told() -> None:
 
 
 def test_a_program_that_makes_room_is_not_forgotten() -> None:
-    shell = Scripted(running(), running("more\n"), ShellResult(0, "x\n", "/"))
-    told = play(shell, {"command": "ask", "interactive": True}, {"command": "echo x"})
+    shell = _Scripted(running(), running("more\n"), ShellResult(0, "x\n", "/"))
+    result = play(shell, {"command": "ask", "interactive": True}, {"command": "echo x"})
     assert shell.asked[1:] == [(b"", 0.0), ("echo x", 60.0, False)]
-    assert told[1].text == (
+    assert result[1].text == (
         "more\n[the program that ran before is ended now; this is the output of the new command:]\nx"
     )
-    shell = Scripted(running(), ShellResult(4, "last words\n", "/"), running("? "))
-    told = play(shell, {"command": "ask", "interactive": True}, {"command": "ask2", "interactive": True})
-    assert told[1].text == (
+    shell = _Scripted(running(), ShellResult(4, "last words\n", "/"), running("? "))
+    result = play(shell, {"command": "ask", "interactive": True}, {"command": "ask2", "interactive": True})
+    assert result[1].text == (
         "last words\n[the program that ran before had ended with exit code 4; this is the output of the new command:]\n"
         "? \n[it is running; go on with `input`]"
     )
@@ -138,12 +138,12 @@ def test_everything_there_is_to_say_is_said() -> None:
     result = ShellResult(
         137, "part\n", "/tmp", restarted=True, n_dropped=7, full=b"all", limit="memory limit of 5 MB reached"
     )
-    (told,) = play(Scripted(result), {"command": "x"})
-    assert told.text == (
+    (observation,) = play(_Scripted(result), {"command": "x"})
+    assert observation.text == (
         "part\n[exit code 137]\n[stopped by the sandbox: memory limit of 5 MB reached]\n"
         "[the shell had ended; a new one was started in /tmp: set variables and functions again]\n"
         "[7 bytes from the middle of the output are left out]"
     )
-    assert told.artefacts == (Artefact("bash.txt", "text/plain", b"all"),)
-    (late,) = play(Scripted(ShellResult(None, "", "/", timed_out=True)), {"command": "x"})
+    assert observation.artefacts == (Artefact("bash.txt", "text/plain", b"all"),)
+    (late,) = play(_Scripted(ShellResult(None, "", "/", timed_out=True)), {"command": "x"})
     assert late.text == "[stopped: it did not finish within 60 seconds; this is what it had written]"

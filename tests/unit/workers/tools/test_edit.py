@@ -1,4 +1,4 @@
-"""The `edit` tool on files in memory: every byte that it was not told to change stays."""
+"""The `edit` tool on files in memory: every byte outside of the edit stays."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ class Editor:
         self.tool: Tool = EditTool(self.disk)
 
     def __call__(self, command: str, path: str = PATH, **arguments: Any) -> str:
-        given = self.tool.arguments(command=command, path=path, **arguments)
-        return asyncio.run(self._observed(given))
+        result = self.tool.arguments(command=command, path=path, **arguments)
+        return asyncio.run(self._observed(result))
 
     async def _observed(self, given: BaseModel) -> str:
         return (await self.tool.call(given, 10)).text
@@ -156,8 +156,8 @@ def test_insert_counts_lines_as_view_does() -> None:
 
 def test_str_replace_looks_at_every_place() -> None:
     edit = Editor(b"aaa\n" * 50)
-    told = edit.complaint("str_replace", old_str="aaa\naa", new_str="")
-    assert f"in lines {list(range(1, 21))} and more" in told
+    result = edit.complaint("str_replace", old_str="aaa\naa", new_str="")
+    assert f"in lines {list(range(1, 21))} and more" in result
     overlapping = Editor(b"xaaax\n").complaint("str_replace", old_str="aa", new_str="b")
     assert "Multiple occurrences of old_str `aa` in lines [1, 1]" in overlapping
     assert len(Editor(b"").complaint("str_replace", old_str="y" * 100_000, new_str="")) < 3000
@@ -178,11 +178,11 @@ def test_str_replace_looks_at_every_place() -> None:
     ],
 )
 def test_a_near_miss_is_explained(old: str, hint: str) -> None:
-    told = Editor(b"def f():\n    return 1\n").complaint("str_replace", old_str=old, new_str="x")
-    assert told.startswith("No replacement was performed, old_str `")
-    assert hint in told
+    result = Editor(b"def f():\n    return 1\n").complaint("str_replace", old_str=old, new_str="x")
+    assert result.startswith("No replacement was performed, old_str `")
+    assert hint in result
     if hint.endswith("a.txt."):
-        assert told.endswith(hint)
+        assert result.endswith(hint)
 
 
 @given(words=st.lists(st.sampled_from(["a", "bb", "(", "\\d", "é"]), min_size=1), data=st.data())
@@ -191,10 +191,10 @@ def test_a_near_miss_names_the_lines_it_is_near(words: list[str], data: st.DataO
     text = "".join(word + data.draw(blanks) for word in words)
     start = data.draw(st.integers(0, len(words) - 1))
     part = words[start : data.draw(st.integers(start + 1, len(words)))]
-    told = explained(text, "   ".join(part))
+    result = explained(text, "   ".join(part))
     if "   ".join(part) not in text:
-        assert told.startswith("Only blanks or line breaks differ from lines "), told
-        first, last = (int(word) for word in told.split(",")[0].split() if word.isdigit())
+        assert result.startswith("Only blanks or line breaks differ from lines "), result
+        first, last = (int(word) for word in result.split(",")[0].split() if word.isdigit())
         assert " ".join(part) in " ".join("\n".join(text.split("\n")[first - 1 : last]).split())
 
 

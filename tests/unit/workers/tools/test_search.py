@@ -28,8 +28,8 @@ from workers.interfaces import Tool
 from workers.testing.serving import serving
 from workers.tools.search import SearchTool
 from workers.tools.search.domains import Domains
-from workers.tools.search.engines import engine
-from workers.tools.search.results import Result, results_of, told
+from workers.tools.search.results import SearchResult, format_results, results_of
+from workers.tools.search.search_engines import engine
 
 KEY = "key-1234567890"
 FOUND = [
@@ -46,8 +46,8 @@ FOUND = [
 Answer = Callable[[Request], Response]
 
 
-class Server:
-    """Answers as it is told to, in turn and the last for ever; `asked` are the requests, `bodies` what they held."""
+class _Server:
+    """Answers with these results in turn, the last one repeatedly; `asked` are the requests, `bodies` their bodies."""
 
     def __init__(self, *answers: Answer | Response) -> None:
         self._answers = list(answers) or [JSONResponse({"results": FOUND})]
@@ -57,8 +57,8 @@ class Server:
     async def answer(self, request: Request) -> Response:
         self.asked.append(request)
         self.bodies.append(await request.body())
-        given = self._answers[min(len(self.asked), len(self._answers)) - 1]
-        return given if isinstance(given, Response) else given(request)
+        result = self._answers[min(len(self.asked), len(self._answers)) - 1]
+        return result if isinstance(result, Response) else result(request)
 
     @contextmanager
     def listening(self) -> Iterator[str]:
@@ -80,7 +80,7 @@ def search(address: str, timeout_s: float = 10.0, *, allowed: str = "", blocked:
 
 @pytest.mark.parametrize("kind", ["tavily", "searxng", "http"])
 def test_results_are_numbered_whatever_the_engine(kind: str) -> None:
-    with Server().listening() as url:
+    with _Server().listening() as url:
         assert search(f"{kind}:{url}") == (
             "1. First\n   https://docs.example.org/a\n   about a 2. Forged https://x\n\n"
             "2. (no title)\n   https://github.com/b\n\n"
@@ -91,7 +91,7 @@ def test_results_are_numbered_whatever_the_engine(kind: str) -> None:
 
 
 def test_what_tavily_is_asked() -> None:
-    server = Server()
+    server = _Server()
     with server.listening() as url:
         search(f"tavily:{url}/", allowed="example.org", blocked="a.example.org, *.github.com", max_results=3)
     (request,), (body,) = server.asked, server.bodies
@@ -106,7 +106,7 @@ def test_what_tavily_is_asked() -> None:
 
 
 def test_what_searxng_is_asked() -> None:
-    server = Server()
+    server = _Server()
     with server.listening() as url:
         search(f"searxng:{url}/below", query="  é & b=c? ", blocked="github.com")
     (request,) = server.asked
@@ -115,7 +115,7 @@ def test_what_searxng_is_asked() -> None:
 
 
 def test_what_any_other_endpoint_is_asked() -> None:
-    server = Server(JSONResponse({"results": [{"url": "https://x.org", "title": "X", "snippet": "here"}]}))
+    server = _Server(JSONResponse({"results": [{"url": "https://x.org", "title": "X", "snippet": "here"}]}))
     with server.listening() as url:
         assert search(f"http:{url}/v1/find?index=7") == "1. X\n   https://x.org\n   here"
     (request,), (body,) = server.asked, server.bodies
@@ -125,7 +125,7 @@ def test_what_any_other_endpoint_is_asked() -> None:
 
 
 def test_domains_are_kept_back_whatever_the_engine_does() -> None:
-    with Server().listening() as url:
+    with _Server().listening() as url:
         assert "github" not in search(f"searxng:{url}", blocked="GitHub.com.")
         assert search(f"searxng:{url}", allowed="docs.example.org").count("https://") == 2
         assert search(f"searxng:{url}", allowed="example.org", blocked="docs.example.org").startswith("1. Third")
@@ -160,7 +160,7 @@ def test_what_is_blocked(url: str, let_through: bool) -> None:
 @given(st.text() | st.text().map("https://".__add__))
 def test_no_address_breaks_the_filter(url: str) -> None:
     assert Domains.of("example.org", "").let_through(url) in (True, False)
-    assert isinstance(told([Result(url=url, title=url)]), str)
+    assert isinstance(format_results([SearchResult(url=url, title=url)]), str)
 
 
 @pytest.mark.parametrize(
@@ -211,7 +211,7 @@ def test_wrong_settings_are_told_before_anything_is_asked(address: str, key: str
 
 @pytest.mark.parametrize("code", [429, 500])
 def test_an_engine_that_is_busy_is_asked_again(code: int) -> None:
-    server = Server(PlainTextResponse("busy", code), JSONResponse({"results": FOUND}))
+    server = _Server(PlainTextResponse("busy", code), JSONResponse({"results": FOUND}))
     with server.listening() as url:
         assert search(f"searxng:{url}").startswith("1. First")
     assert len(server.asked) == 2
@@ -219,11 +219,11 @@ def test_an_engine_that_is_busy_is_asked_again(code: int) -> None:
 
 def test_it_waits_for_as_long_as_it_is_asked_to() -> None:
     for after in ("30", formatdate(time.time() + 30, usegmt=True)):
-        server = Server(PlainTextResponse("later", 429, {"Retry-After": after}))
+        server = _Server(PlainTextResponse("later", 429, {"Retry-After": after}))
         with server.listening() as url, pytest.raises(AgentError, match="HTTP 429, and there is no time left"):
             search(f"searxng:{url}", timeout_s=10.0)
         assert len(server.asked) == 1
-    server = Server(PlainTextResponse("later", 429, {"Retry-After": "0.1"}), JSONResponse({"results": FOUND}))
+    server = _Server(PlainTextResponse("later", 429, {"Retry-After": "0.1"}), JSONResponse({"results": FOUND}))
     with server.listening() as url:
         assert search(f"searxng:{url}").startswith("1. First")
 
@@ -231,7 +231,7 @@ def test_it_waits_for_as_long_as_it_is_asked_to() -> None:
 @pytest.mark.parametrize("after", ["3600", "inf", "nan", "-5", "soon", "Thu, 01 Jan 1970 00:00:00 GMT", "9" * 400])
 def test_an_engine_that_stays_busy_is_our_fault_not_the_policys(after: str) -> None:
     with (
-        Server(PlainTextResponse("no", 503, {"Retry-After": after})).listening() as url,
+        _Server(PlainTextResponse("no", 503, {"Retry-After": after})).listening() as url,
         pytest.raises(
             AgentError, match=r"searxng at 127.0.0.1 cannot be used: HTTP 503, and there is no time"
         ) as raised,
@@ -242,7 +242,7 @@ def test_an_engine_that_stays_busy_is_our_fault_not_the_policys(after: str) -> N
 
 @pytest.mark.parametrize("code", [400, 413, 414, 422])
 def test_a_query_that_is_refused_is_told_to_the_model(code: int) -> None:
-    server = Server(PlainTextResponse("Query is too long", code))
+    server = _Server(PlainTextResponse("Query is too long", code))
     with server.listening() as url, pytest.raises(ToolError, match=f"does not take this query .HTTP {code}."):
         search(f"searxng:{url}")
     assert len(server.asked) == 1
@@ -250,7 +250,7 @@ def test_a_query_that_is_refused_is_told_to_the_model(code: int) -> None:
 
 @pytest.mark.parametrize("code", [401, 402, 403, 404, 432])
 def test_a_wrong_key_is_our_fault(code: int) -> None:
-    server = Server(PlainTextResponse(f"no such key: {KEY}", code))
+    server = _Server(PlainTextResponse(f"no such key: {KEY}", code))
     with server.listening() as url, pytest.raises(AgentError, match=f"HTTP {code}; check FARM_SEARCH") as raised:
         search(f"searxng:{url}")
     assert KEY not in str(raised.value)
@@ -258,10 +258,10 @@ def test_a_wrong_key_is_our_fault(code: int) -> None:
 
 
 def test_redirects_are_not_followed() -> None:
-    reached = Server()
+    reached = _Server()
     with reached.listening() as elsewhere:
         for target in ("file:///etc/passwd", f"{elsewhere}/search", "/again"):
-            server = Server(RedirectResponse(target, 302))
+            server = _Server(RedirectResponse(target, 302))
             with server.listening() as url, pytest.raises(AgentError, match="it answers HTTP 302"):
                 search(f"searxng:{url}")
             assert len(server.asked) == 1
@@ -339,7 +339,7 @@ def endless(request: Request) -> Response:
     ],
 )
 def test_rubbish_is_our_fault(answer: Answer | Response, complaint: str) -> None:
-    with Server(answer).listening() as url, pytest.raises(AgentError, match=complaint):
+    with _Server(answer).listening() as url, pytest.raises(AgentError, match=complaint):
         search(f"http:{url}")
 
 
@@ -353,7 +353,7 @@ def test_what_is_found_is_bounded_and_harmless() -> None:
         None,
         {"url": "https://c.org", "title": ["x"]},
     ]
-    shown = told(results_of(json.dumps({"results": wild}).encode()))
+    shown = format_results(results_of(json.dumps({"results": wild}).encode()))
     assert len(shown) < 2000
     assert shown.encode().decode().endswith("2. [31m a b\n   https://b.org\n   right")
 
@@ -368,7 +368,7 @@ def test_what_is_found_is_bounded_and_harmless() -> None:
 )
 def test_any_answer_is_read_or_refused(body: Any) -> None:
     try:
-        told(results_of(json.dumps(body).encode())).encode()
+        format_results(results_of(json.dumps(body).encode())).encode()
     except ValueError:
         assert not isinstance(body, dict) or not isinstance(body.get("results"), list)
 
@@ -391,11 +391,11 @@ def test_a_hundred_at_once_and_cancelled() -> None:
             await task
         await tool.close()
 
-    with Server().listening() as url:
+    with _Server().listening() as url:
         asyncio.run(all_at_once(url))
 
 
 def test_the_key_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.DEBUG), Server().listening() as url:
+    with caplog.at_level(logging.DEBUG), _Server().listening() as url:
         search(f"tavily:{url}")
     assert KEY not in caplog.text

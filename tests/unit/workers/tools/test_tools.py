@@ -1,4 +1,4 @@
-"""What tools promise without a sandbox."""
+"""Promises of tools without a sandbox."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""vLLM's wire, as recorded from 0.32 and published with 0.33: null fields included, and the errors' bodies."""
+"""vLLM's wire for token ids, as published with 0.33: null fields included, and the errors' bodies."""

@@ -5,24 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from workers.testing.engine.asked import Asked
-from workers.testing.engine.machine import Machine
-from workers.testing.engine.run import Run
-from workers.testing.engine.vllm.requests import Generate
-from workers.testing.engine.vllm.telling import CREATED, Teller, TextStream, spans, usage
+from workers.testing.engine.engine_machine import Machine
+from workers.testing.engine.model_request import SamplingRequest
+from workers.testing.engine.run import EngineRun
+from workers.testing.engine.vllm.answer_fields import CREATED, ResponseWriter, spans, usage
+from workers.testing.engine.vllm.requests import VllmGenerateBody
 
 
 class GenerateAnswer:
     """One call's."""
 
-    def __init__(self, machine: Machine, request: Generate, asked: Asked) -> None:
+    def __init__(self, machine: Machine, request: VllmGenerateBody, asked: SamplingRequest) -> None:
         self._machine = machine
         self._request = request
         self._asked = asked
-        self._teller = Teller(machine, asked)
-        self._texts: dict[int, TextStream] = {}
+        self._writer = ResponseWriter(machine)
 
-    def whole(self, runs: Sequence[Run]) -> dict[str, Any]:
+    def whole(self, runs: Sequence[EngineRun]) -> dict[str, Any]:
         return {
             "request_id": self._asked.request_id,
             "model": self._machine.name,
@@ -30,29 +29,29 @@ class GenerateAnswer:
             "usage": usage(runs, 1),
             "prompt_logprobs": None,
             "prompt_token_id_logprobs": None,
-            "prompt_token_ids": self._machine.seen(self._asked) if self._request.return_token_ids else None,
+            "prompt_token_ids": runs[0].prompt if self._request.return_token_ids else None,
             "mm_placeholders": None,
             "metrics": None,
             "kv_transfer_params": None,
             "ec_transfer_params": None,
             "output_mode": self._request.output_mode,
-            "choices": [self._choice(index, run, 0, run.n_sampled, last=True) for index, run in enumerate(runs)],
+            "choices": [self.choice(index, run, 0, run.n_sampled, last=True) for index, run in enumerate(runs)],
         }
 
-    def opening(self) -> Iterator[dict[str, Any]]:
+    def opening(self, runs: Sequence[EngineRun]) -> Iterator[dict[str, Any]]:
         yield from ()
 
-    def chunk(self, index: int, run: Run, begin: int, end: int, *, last: bool) -> dict[str, Any]:
-        echo = {"prompt_token_ids": self._machine.seen(self._asked)}
+    def chunk(self, index: int, run: EngineRun, begin: int, end: int, *, last: bool) -> dict[str, Any]:
+        echo = {"prompt_token_ids": run.prompt}
         return {
             "request_id": self._asked.request_id,
             "usage": None,
             **(echo if self._request.return_token_ids and not begin else {}),
             "output_mode": self._request.output_mode,
-            "choices": [self._choice(index, run, begin, end, last=last)],
+            "choices": [self.choice(index, run, begin, end, last=last)],
         }
 
-    def closing(self, runs: Sequence[Run]) -> dict[str, Any]:
+    def closing(self, runs: Sequence[EngineRun]) -> dict[str, Any]:
         return {
             "request_id": self._asked.request_id,
             "usage": usage(runs, 1, brief=True),
@@ -60,8 +59,10 @@ class GenerateAnswer:
             "choices": [],
         }
 
-    def _choice(self, index: int, run: Run, begin: int, end: int, *, last: bool) -> dict[str, Any]:
-        choice: dict[str, Any] = {
+    def choice(self, index: int, run: EngineRun, begin: int, end: int, *, last: bool) -> dict[str, Any]:
+        """Return the ids [begin, end) of one sample, and what is known of them."""
+        has_logprobs = self._request.sampling_params.logprobs is not None
+        return {
             "index": index,
             "finish_reason": run.finish_reason if last else None,
             "stop_reason": run.stop_reason if last else None,
@@ -69,14 +70,5 @@ class GenerateAnswer:
             "routed_experts": None,
             "sampling_mask": None,
             "weight_versions": spans(run) if last else None,
+            "logprobs": self._writer.of_generate(run, begin, end) if has_logprobs else None,
         }
-        as_text = self._request.output_mode == "text"
-        if as_text:
-            text = self._texts.setdefault(index, TextStream(self._machine, run))
-            choice["text"] = text.feed(end, last=last)
-        choice["logprobs"] = None
-        if self._request.sampling_params.logprobs is not None:
-            choice["logprobs"] = (
-                self._teller.of_chat(run, begin, end, 1) if as_text else self._teller.of_generate(run, begin, end)
-            )
-        return choice

@@ -1,4 +1,4 @@
-"""What vLLM's three endpoints take, as far as the double heeds it; other fields are let pass, as vLLM does."""
+"""Request bodies of vLLM's endpoints, as far as the double uses them; other fields are ignored, as by vLLM."""
 
 from __future__ import annotations
 
@@ -6,18 +6,13 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from farm.trajectory import Message
-
-COMPLETION_TOKENS = 16
-"""What /v1/completions samples where `max_tokens` is left out or null; the others fill the context."""
-
 
 class StreamOptions(BaseModel):
     include_usage: bool = False
 
 
-class Sampling(BaseModel):
-    """The part that all three share."""
+class VllmSampling(BaseModel):
+    """The part that all share."""
 
     model_config = ConfigDict(extra="ignore", strict=False)
 
@@ -34,7 +29,7 @@ class Sampling(BaseModel):
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
 
-class Common(BaseModel):
+class VllmCommonBody(BaseModel):
     model_config = ConfigDict(extra="ignore")
 
     model: str | None = None
@@ -49,37 +44,11 @@ class Common(BaseModel):
         return bool(self.stream_options and self.stream_options.include_usage)
 
 
-class Completions(Sampling, Common):
-    prompt: Any = None
-    logprobs: int | None = None
-    echo: bool | None = False
-    return_tokens_as_token_ids: bool | None = None
-    return_weight_versions: bool | None = None
-
-
-class Chat(Sampling, Common):
-    messages: list[Message]
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: str | dict[str, Any] | None = None
-    max_completion_tokens: int | None = Field(None, ge=1)
-    logprobs: bool | None = False
-    top_logprobs: int | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    return_tokens_as_token_ids: bool | None = None
-    return_weight_versions: bool | None = None
-    return_prompt_text: bool | None = None
-    include_reasoning: bool = True
-
-    @property
-    def calls_tools(self) -> bool:
-        return bool(self.tools) and self.tool_choice != "none"
-
-
-class GenerateSampling(Sampling):
+class GenerateSampling(VllmSampling):
     logprobs: int | None = None
 
 
-class Generate(Common):
+class VllmGenerateBody(VllmCommonBody):
     token_ids: Any
     sampling_params: GenerateSampling
     output_mode: Literal["tokens", "text"] = "tokens"

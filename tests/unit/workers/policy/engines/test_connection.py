@@ -7,14 +7,15 @@ import httpx2
 import orjson
 import pytest
 
-from workers.policy.engines.connection import BrokenStream, Connection, Refusal, without_key
+from workers.policy.engines.connection import BrokenStream, EngineConnection, Refusal, without_key
 
 OK = b'HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 8\r\n\r\n{"x": 1}'
 STREAM = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n"
-Play = Callable[["Server", asyncio.StreamWriter], Awaitable[None]]
+MOST = 1000
+Play = Callable[["_Server", asyncio.StreamWriter], Awaitable[None]]
 
 
-class Server:
+class _Server:
     """Does with its requests, in their order, what a test says; None closes the connection without an answer."""
 
     def __init__(self, *plays: bytes | Play | None) -> None:
@@ -24,7 +25,7 @@ class Server:
         self.gone = asyncio.Event()
         self.asked = asyncio.Event()
 
-    async def __aenter__(self) -> Server:
+    async def __aenter__(self) -> _Server:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
         self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
         return self
@@ -59,12 +60,12 @@ class Server:
             writer.close()
 
 
-def trying(check: Callable[[Server, Connection], Awaitable[None]], *plays: bytes | Play | None) -> None:
+def trying(check: Callable[[_Server, EngineConnection], Awaitable[None]], *plays: bytes | Play | None) -> None:
     async def run() -> None:
-        async with Server(*plays) as server:
-            connection = Connection(f"{server.url}/v1", "secret", 20.0)
+        async with _Server(*plays) as server:
+            connection = EngineConnection(f"{server.url}/v1", "secret", 20.0)
             try:
-                async with asyncio.timeout(20):
+                async with asyncio.timeout(120):
                     await check(server, connection)
             finally:
                 await connection.aclose()
@@ -72,14 +73,14 @@ def trying(check: Callable[[Server, Connection], Awaitable[None]], *plays: bytes
     asyncio.run(run())
 
 
-async def events_of(connection: Connection) -> list[bytes]:
-    async with connection.events("/p", b"{}", {}) as events:
+async def events_of(connection: EngineConnection) -> list[bytes]:
+    async with connection.events("/p", b"{}", {}, MOST) as events:
         return [event async for event in events]
 
 
 def test_what_is_sent() -> None:
-    async def check(server: Server, connection: Connection) -> None:
-        assert await connection.ask("/p", b"[1]", {"x-session-id": "r1"}) == b'{"x": 1}'
+    async def check(server: _Server, connection: EngineConnection) -> None:
+        assert await connection.ask("/p", b"[1]", {"x-session-id": "r1"}, MOST) == b'{"x": 1}'
         assert await connection.get("/v1/models") == {"x": 1}
         sent = server.requests[0].lower()
         for part in (
@@ -97,10 +98,10 @@ def test_what_is_sent() -> None:
 
 
 def test_a_connection_that_was_closed_while_idle_is_passed_over() -> None:
-    async def check(server: Server, connection: Connection) -> None:
+    async def check(server: _Server, connection: EngineConnection) -> None:
         await connection.get("/1")
         # The server reads the second request and closes, as one does whose idle time ran out just then.
-        assert await connection.ask("/2", b"{}", {}) == b'{"x": 1}'
+        assert await connection.ask("/2", b"{}", {}, MOST) == b'{"x": 1}'
         assert [head.split(b" ")[1] for head in server.requests] == [b"/1", b"/2", b"/2"]
         assert server.n_connections == 2
 
@@ -108,7 +109,7 @@ def test_a_connection_that_was_closed_while_idle_is_passed_over() -> None:
 
 
 def test_a_new_connection_that_is_closed_is_a_failure() -> None:
-    async def check(server: Server, connection: Connection) -> None:
+    async def check(server: _Server, connection: EngineConnection) -> None:
         with pytest.raises(httpx2.RemoteProtocolError):
             await connection.get("/1")
         assert len(server.requests) == 1
@@ -117,7 +118,7 @@ def test_a_new_connection_that_is_closed_is_a_failure() -> None:
 
 
 def test_an_answer_that_breaks_off_is_not_asked_for_again() -> None:
-    async def check(server: Server, connection: Connection) -> None:
+    async def check(server: _Server, connection: EngineConnection) -> None:
         await connection.get("/1")
         with pytest.raises(httpx2.RemoteProtocolError):
             await connection.get("/2")
@@ -127,7 +128,7 @@ def test_an_answer_that_breaks_off_is_not_asked_for_again() -> None:
 
 
 def test_an_error_status_is_a_refusal() -> None:
-    async def check(server: Server, connection: Connection) -> None:
+    async def check(server: _Server, connection: EngineConnection) -> None:
         for kind in "json", "text":
             with pytest.raises(Refusal) as refusal:
                 await connection.get(f"/{kind}")
@@ -149,7 +150,7 @@ def test_a_key_that_a_server_repeats_is_not_shown() -> None:
 
 @pytest.mark.parametrize("end", [b"\n\n", b"\r\n\r\n"])
 def test_events_come_one_by_one(end: bytes) -> None:
-    async def play(server: Server, writer: asyncio.StreamWriter) -> None:
+    async def play(server: _Server, writer: asyncio.StreamWriter) -> None:
         data = end.join([b'data: {"a":"\xc3\xbc"}', b": a comment", b'data:{"a":2}', b"data: [DONE]", b""])
         writer.write(STREAM)
         for at in range(len(data)):
@@ -157,14 +158,14 @@ def test_events_come_one_by_one(end: bytes) -> None:
             await writer.drain()
         writer.close()
 
-    async def check(server: Server, connection: Connection) -> None:
+    async def check(server: _Server, connection: EngineConnection) -> None:
         assert [orjson.loads(event) for event in await events_of(connection)] == [{"a": "ü"}, {"a": 2}]
 
     trying(check, play)
 
 
 def test_an_answer_that_is_no_stream_is_one_event() -> None:
-    async def check(server: Server, connection: Connection) -> None:
+    async def check(server: _Server, connection: EngineConnection) -> None:
         assert await events_of(connection) == [b'{"x": 1}']
         assert await events_of(connection) == [b'{"x": 1}']
         assert server.n_connections == 1
@@ -173,7 +174,7 @@ def test_an_answer_that_is_no_stream_is_one_event() -> None:
 
 
 def test_a_stream_that_ends_early_is_broken() -> None:
-    async def check(server: Server, connection: Connection) -> None:
+    async def check(server: _Server, connection: EngineConnection) -> None:
         with pytest.raises(BrokenStream, match="before it was complete"):
             await events_of(connection)
 
@@ -184,7 +185,7 @@ def test_after_a_stream_the_connection_is_used_again() -> None:
     data = b'data: {"a":1}\n\ndata: [DONE]\n\n'
     whole = STREAM.replace(b"connection: close", b"content-length: %d" % len(data)) + data
 
-    async def check(server: Server, connection: Connection) -> None:
+    async def check(server: _Server, connection: EngineConnection) -> None:
         assert len(await events_of(connection)) == len(await events_of(connection)) == 1
         assert server.n_connections == 1
 
@@ -193,12 +194,12 @@ def test_after_a_stream_the_connection_is_used_again() -> None:
 
 @pytest.mark.parametrize("begun", [b"", STREAM + b'data: {"a":1}\n\n'])
 def test_a_cancelled_call_closes_its_connection(begun: bytes) -> None:
-    async def hang(server: Server, writer: asyncio.StreamWriter) -> None:
+    async def hang(server: _Server, writer: asyncio.StreamWriter) -> None:
         writer.write(begun)
         await writer.drain()
 
-    async def check(server: Server, connection: Connection) -> None:
-        task = asyncio.create_task(events_of(connection) if begun else connection.ask("/p", b"{}", {}))
+    async def check(server: _Server, connection: EngineConnection) -> None:
+        task = asyncio.create_task(events_of(connection) if begun else connection.ask("/p", b"{}", {}, MOST))
         await server.asked.wait()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -209,21 +210,21 @@ def test_a_cancelled_call_closes_its_connection(begun: bytes) -> None:
 
 
 def test_a_status_never_raises() -> None:
-    async def check(server: Server, connection: Connection) -> None:
+    async def check(server: _Server, connection: EngineConnection) -> None:
         assert await connection.status("/health", 20.0) == 200
         assert await connection.status("/health", 20.0) == 0
-        assert await Connection("http://127.0.0.1:1/v1", "", 1.0).status("/health", 20.0) == 0
-        assert await Connection("nonsense", "", 1.0).status("/health", 20.0) == 0
+        assert await EngineConnection("http://127.0.0.1:1/v1", "", 1.0).status("/health", 20.0) == 0
+        assert await EngineConnection("nonsense", "", 1.0).status("/health", 20.0) == 0
 
     trying(check, OK, b"what?\r\nconnection: close\r\n\r\n")
 
 
 def test_a_server_that_says_nothing_runs_into_the_time_limit() -> None:
-    async def hang(server: Server, writer: asyncio.StreamWriter) -> None: ...
+    async def hang(server: _Server, writer: asyncio.StreamWriter) -> None: ...
 
     async def run() -> None:
-        async with Server(hang) as server:
-            connection = Connection(server.url, "", 0.05)
+        async with _Server(hang) as server:
+            connection = EngineConnection(server.url, "", 0.05)
             with pytest.raises(httpx2.ReadTimeout):
                 await connection.get("/")
             assert await connection.status("/", 0.05) == 0

@@ -10,8 +10,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from farm.engine import EngineInfo, PauseMode
 from farm.errors import EngineError
+from farm.records.engine import EngineInfo, PauseMode
 from workers.policy.engines import open_engine
 from workers.policy.generation import Engine, EngineAddress
 from workers.testing.serving import serving
@@ -21,7 +21,7 @@ SGLANG = EngineInfo(kind="sglang", control=True)
 
 
 class Noting:
-    """Notes what it is asked and answers all of it; `answers` are those that are not plain success, in their order."""
+    """Records its requests and answers all of them; `answers` are those that are not plain success, in their order."""
 
     def __init__(self, **answers: list[tuple[int, Any]]) -> None:
         self.asked: list[tuple[str, Any]] = []

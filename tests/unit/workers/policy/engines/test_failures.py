@@ -10,7 +10,7 @@ import orjson
 import pytest
 
 from farm.errors import EngineError, LimitReached
-from farm.rollout import Outcome
+from farm.records.rollout import Outcome
 from workers.policy.engines import failures
 from workers.policy.engines.failures import NoRoute, broken, refused, retry_after_s
 from workers.policy.generation import EngineBusy, EngineRefused, EngineUnfit
@@ -36,10 +36,10 @@ def test_a_wait_that_cannot_be_read_is_none(text: str) -> None:
 
 @pytest.mark.parametrize("status", [429, 503])
 def test_a_busy_engine(status: int) -> None:
-    found = refused(ENGINE, status, {"retry-after": "3"}, {"error": {"message": "full"}})
-    assert isinstance(found, EngineBusy)
-    assert found.retry_after_s == 3.0
-    assert f"engine {ENGINE} answered {status}: full" in str(found)
+    farm_error = refused(ENGINE, status, {"retry-after": "3"}, {"error": {"message": "full"}})
+    assert isinstance(farm_error, EngineBusy)
+    assert farm_error.retry_after_s == 3.0
+    assert f"engine {ENGINE} answered {status}: full" in str(farm_error)
 
 
 @pytest.mark.parametrize(
@@ -52,11 +52,11 @@ def test_a_busy_engine(status: int) -> None:
     ],
 )
 def test_a_refusal_says_what_to_do(status: int, body: Any, advice: str) -> None:
-    found = refused(ENGINE, status, {}, body)
-    assert type(found) is EngineRefused
-    assert not found.retryable
-    assert f"engine {ENGINE} answered {status}" in str(found)
-    assert advice in str(found)
+    farm_error = refused(ENGINE, status, {}, body)
+    assert type(farm_error) is EngineRefused
+    assert not farm_error.retryable
+    assert f"engine {ENGINE} answered {status}" in str(farm_error)
+    assert advice in str(farm_error)
 
 
 @pytest.mark.parametrize(
@@ -70,26 +70,26 @@ def test_a_refusal_says_what_to_do(status: int, body: Any, advice: str) -> None:
     ],
 )
 def test_what_another_engine_may_answer_all_the_same(status: int, body: Any, advice: str) -> None:
-    found = refused(ENGINE, status, {}, body)
-    assert isinstance(found, EngineUnfit)
-    assert isinstance(found, NoRoute) == (status != 401 and "model" not in advice)
-    assert not found.retryable
-    assert f"engine {ENGINE} answered {status}" in str(found)
-    assert advice in str(found)
+    farm_error = refused(ENGINE, status, {}, body)
+    assert isinstance(farm_error, EngineUnfit)
+    assert isinstance(farm_error, NoRoute) == (status != 401 and "model" not in advice)
+    assert not farm_error.retryable
+    assert f"engine {ENGINE} answered {status}" in str(farm_error)
+    assert advice in str(farm_error)
 
 
 def test_one_that_has_moved_says_where_to() -> None:
-    found = refused(ENGINE, 307, {"location": "https://b/v1"}, "")
-    assert type(found) is EngineError
-    assert "it is at https://b/v1: name that address" in str(found)
+    farm_error = refused(ENGINE, 307, {"location": "https://b/v1"}, "")
+    assert type(farm_error) is EngineError
+    assert "it is at https://b/v1: name that address" in str(farm_error)
     assert "somewhere else" in str(refused(ENGINE, 302, {}, ""))
 
 
 @pytest.mark.parametrize("status", [500, 502, 504, 408])
 def test_a_broken_engine(status: int) -> None:
-    found = refused(ENGINE, status, {}, "<html>bad gateway</html>")
-    assert type(found) is EngineError
-    assert "look at its log" in str(found)
+    farm_error = refused(ENGINE, status, {}, "<html>bad gateway</html>")
+    assert type(farm_error) is EngineError
+    assert "look at its log" in str(farm_error)
 
 
 @pytest.mark.parametrize(
@@ -106,9 +106,9 @@ def test_a_broken_engine(status: int) -> None:
     ],
 )
 def test_a_full_context_is_a_limit(body: Any) -> None:
-    found = refused(ENGINE, 400, {}, body)
-    assert isinstance(found, LimitReached)
-    assert found.outcome is Outcome.CONTEXT_FULL
+    farm_error = refused(ENGINE, 400, {}, body)
+    assert isinstance(farm_error, LimitReached)
+    assert farm_error.outcome is Outcome.CONTEXT_FULL
 
 
 @pytest.mark.parametrize(
@@ -120,13 +120,13 @@ def test_a_full_context_is_a_limit(body: Any) -> None:
     ],
 )
 def test_what_the_connection_says(error: Exception, advice: str) -> None:
-    found = broken(ENGINE, error)
-    assert type(found) is EngineError
-    assert str(found).startswith(f"engine {ENGINE} ")
-    assert advice in str(found)
+    engine_error = broken(ENGINE, error)
+    assert type(engine_error) is EngineError
+    assert str(engine_error).startswith(f"engine {ENGINE} ")
+    assert advice in str(engine_error)
 
 
 def test_an_unreadable_answer_names_what_is_wrong() -> None:
-    found = failures.unreadable(ENGINE, KeyError("choices"))
-    assert "KeyError('choices')" in str(found)
-    assert ENGINE in str(found)
+    unreadable = failures.unreadable(ENGINE, KeyError("choices"))
+    assert "KeyError('choices')" in str(unreadable)
+    assert ENGINE in str(unreadable)

@@ -1,4 +1,4 @@
-"""The token-in wires against what vLLM 0.32.0 was recorded to answer, and its own schemas of what it may be asked."""
+"""The token-in wires against recorded responses of vLLM 0.32.0, and its own schemas of requests."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import orjson
 import pytest
 from jsonschema import Draft202012Validator
 
-from farm.request import SamplingParams
-from farm.trajectory import VersionSpan, token_ids
-from workers.policy.engines.intake import Intake
+from farm.records.request import SamplingParams
+from farm.records.trajectory import VersionSpan, token_ids
+from workers.policy.engines.generation_builder import GenerationBuilder
 from workers.policy.engines.sglang import SglangWire
 from workers.policy.engines.vllm import CompletionsWire, GenerateWire
-from workers.policy.engines.wire import Ask, Wire, prompt_json
+from workers.policy.engines.wire import GenerationRequest, Wire, prompt_json
 from workers.policy.generation import Generation
 
 DATA = Path(__file__).parents[4] / "data"
@@ -25,7 +25,7 @@ ALL = SamplingParams(temperature=0.7, top_p=0.9, top_k=0, stop=("END",), seed=11
 
 
 def read(wire: Wire, *events: dict[str, Any]) -> tuple[Generation, list[list[int]]]:
-    intake = Intake(PROMPT)
+    intake = GenerationBuilder(PROMPT)
     new = [wire.take(event, intake) for event in events]
     return intake.generation(), new
 
@@ -39,42 +39,42 @@ def recorded_events(name: str) -> list[dict[str, Any]]:
     ("wire", "name"), [(GenerateWire(), "generate_tokens"), (CompletionsWire(), "completions_tokin")]
 )
 def test_a_recorded_answer(wire: Wire, name: str) -> None:
-    found, _ = read(wire, RECORDED[name]["resp"])
-    assert found.response_ids.tolist() == [207, 129, 160, 187, 84]
-    assert found.response_logprobs is not None
-    assert found.response_logprobs.tolist()[:2] == pytest.approx([-5.40386962890625, -5.897067070007324])
-    assert found.finish_reason == "length"
-    assert found.prompt_ids is not None
-    assert len(found.prompt_ids) == 24
-    assert found.n_cached_tokens == 0
-    assert found.versions == ((VersionSpan("42", 0, 5),) if name.startswith("generate") else ())
+    generation, _ = read(wire, RECORDED[name]["resp"])
+    assert generation.response_ids.tolist() == [207, 129, 160, 187, 84]
+    assert generation.response_logprobs is not None
+    assert generation.response_logprobs.tolist()[:2] == pytest.approx([-5.40386962890625, -5.897067070007324])
+    assert generation.finish_reason == "length"
+    assert generation.prompt_ids is not None
+    assert len(generation.prompt_ids) == 24
+    assert generation.n_cached_tokens == 0
+    assert generation.versions == ((VersionSpan("42", 0, 5),) if name.startswith("generate") else ())
 
 
 @pytest.mark.parametrize(("name", "reason"), [("stop_token", 28), ("stop_str", "i")])
 def test_what_stopped_it_is_told_and_its_tokens_stay(name: str, reason: Any) -> None:
-    found, _ = read(CompletionsWire(), RECORDED[name]["resp"])
-    assert (found.finish_reason, found.stop_reason) == ("stop", reason)
-    assert len(found.response_ids) == RECORDED[name]["resp"]["usage"]["completion_tokens"]
+    generation, _ = read(CompletionsWire(), RECORDED[name]["resp"])
+    assert (generation.finish_reason, generation.stop_reason) == ("stop", reason)
+    assert len(generation.response_ids) == RECORDED[name]["resp"]["usage"]["completion_tokens"]
 
 
 @pytest.mark.parametrize(
     ("wire", "name", "n"), [(GenerateWire(), "abort_generate", 0), (CompletionsWire(), "abort_completions", 1)]
 )
 def test_an_aborted_answer_keeps_what_there_is(wire: Wire, name: str, n: int) -> None:
-    found, _ = read(wire, RECORDED[name]["resp"])
-    assert found.finish_reason == "abort"
-    assert len(found.response_ids) == n
+    generation, _ = read(wire, RECORDED[name]["resp"])
+    assert generation.finish_reason == "abort"
+    assert len(generation.response_ids) == n
 
 
 @pytest.mark.parametrize(
     ("wire", "name"), [(GenerateWire(), "stream_generate"), (CompletionsWire(), "stream_completions")]
 )
 def test_a_recorded_stream(wire: Wire, name: str) -> None:
-    found, new = read(wire, *recorded_events(name))
+    generation, new = read(wire, *recorded_events(name))
     assert new == [[207], [129], [160], []]
-    assert found.response_ids.tolist() == [207, 129, 160]
-    assert found.prompt_ids is not None
-    assert found.finish_reason == "length"
+    assert generation.response_ids.tolist() == [207, 129, 160]
+    assert generation.prompt_ids is not None
+    assert generation.finish_reason == "length"
 
 
 @pytest.mark.parametrize("name", ["stream_generate", "stream_completions"])
@@ -94,7 +94,7 @@ def test_a_stream_that_lost_an_event_does_not_add_up(name: str) -> None:
 def test_vllm_knows_every_field_that_it_is_sent(
     wire: Wire, schema: str, stream: bool, sampling: SamplingParams
 ) -> None:
-    body = orjson.loads(orjson.dumps(wire.body(Ask(prompt_json(PROMPT), sampling, 100, "m", stream))))
+    body = orjson.loads(orjson.dumps(wire.body(GenerationRequest(prompt_json(PROMPT), sampling, 100, "m", stream))))
     Draft202012Validator(SCHEMAS[schema]).validate(body)
     # Of vLLM 0.33, let pass by this one.
     assert body.keys() - SCHEMAS[schema]["properties"].keys() <= {"return_weight_versions"}
@@ -103,7 +103,7 @@ def test_vllm_knows_every_field_that_it_is_sent(
 
 
 def test_sampling_parameters_go_as_they_are() -> None:
-    ask = Ask(prompt_json(PROMPT), ALL, 100, "m", False)
+    ask = GenerationRequest(prompt_json(PROMPT), ALL, 100, "m", False)
     sent = {"temperature": 0.7, "top_p": 0.9, "top_k": 0, "seed": 11, "stop": ["END"], "max_tokens": 100}
     assert sent.items() <= GenerateWire().body(ask)["sampling_params"].items()
     assert sent.items() <= CompletionsWire().body(ask).items()
@@ -120,14 +120,14 @@ def test_sampling_parameters_go_as_they_are() -> None:
 
 
 def test_what_is_not_set_is_left_to_the_engine() -> None:
-    ask = Ask(prompt_json(PROMPT), SamplingParams(temperature=None), 5, "m", False)
+    ask = GenerationRequest(prompt_json(PROMPT), SamplingParams(temperature=None), 5, "m", False)
     assert GenerateWire().body(ask)["sampling_params"] == {"max_tokens": 5, "logprobs": 0, "detokenize": False}
     assert SglangWire("m").body(ask)["sampling_params"] == {"max_new_tokens": 5}
 
 
 def test_another_model_than_sglangs_own_is_an_adapter() -> None:
-    asked = [Ask(prompt_json(PROMPT), ALL, 5, model, False) for model in ("m", "", "adapter")]
-    assert [SglangWire("m").body(ask).get("lora_path") for ask in asked] == [None, None, "adapter"]
+    result = [GenerationRequest(prompt_json(PROMPT), ALL, 5, model, False) for model in ("m", "", "adapter")]
+    assert [SglangWire("m").body(ask).get("lora_path") for ask in result] == [None, None, "adapter"]
 
 
 def sglang_event(ids: list[int], n: int, end: dict[str, Any] | None = None, **meta: Any) -> dict[str, Any]:
@@ -151,19 +151,19 @@ STOP = {"type": "stop", "matched": 2}
 
 
 def test_an_answer_of_sglang() -> None:
-    found, _ = read(SglangWire(), sglang_event([4, 5, 2], 3, STOP) | {"prompt_token_ids": [258, 84, 82]})
-    assert found.response_ids.tolist() == [4, 5, 2]
-    assert found.response_logprobs is not None
-    assert found.response_logprobs.tolist() == pytest.approx([-0.4, -0.5, -0.2])
-    assert (found.finish_reason, found.stop_reason, found.n_cached_tokens) == ("stop", 2, 2)
-    assert found.versions == (VersionSpan("7", 0, 3),)
+    generation, _ = read(SglangWire(), sglang_event([4, 5, 2], 3, STOP) | {"prompt_token_ids": [258, 84, 82]})
+    assert generation.response_ids.tolist() == [4, 5, 2]
+    assert generation.response_logprobs is not None
+    assert generation.response_logprobs.tolist() == pytest.approx([-0.4, -0.5, -0.2])
+    assert (generation.finish_reason, generation.stop_reason, generation.n_cached_tokens) == ("stop", 2, 2)
+    assert generation.versions == (VersionSpan("7", 0, 3),)
 
 
 def test_spans_of_sglang_where_it_records_them() -> None:
     spans = [{"version": "6", "start": 0, "end": 1}, {"version": "7", "start": 1, "end": 2}]
-    found, _ = read(SglangWire(), sglang_event([4, 5], 2, {"type": "length", "length": 2}, weight_versions=spans))
-    assert found.versions == (VersionSpan("6", 0, 1), VersionSpan("7", 1, 2))
-    assert (found.finish_reason, found.stop_reason) == ("length", None)
+    generation, _ = read(SglangWire(), sglang_event([4, 5], 2, {"type": "length", "length": 2}, weight_versions=spans))
+    assert generation.versions == (VersionSpan("6", 0, 1), VersionSpan("7", 1, 2))
+    assert (generation.finish_reason, generation.stop_reason) == ("length", None)
 
 
 @pytest.mark.parametrize("incremental", [False, True])
@@ -171,11 +171,11 @@ def test_a_stream_of_sglang_repeats_itself_or_not(incremental: bool) -> None:
     pieces = [[4], [5, 6], [2]] if incremental else [[4], [4, 5, 6], [4, 5, 6, 2]]
     counts = [1, 3, 4]
     events = [sglang_event(ids, n, STOP if n == 4 else None) for ids, n in zip(pieces, counts, strict=True)]
-    found, new = read(SglangWire(), *events)
+    generation, new = read(SglangWire(), *events)
     assert new == [[4], [5, 6], [2]]
-    assert found.response_ids.tolist() == [4, 5, 6, 2]
-    assert found.response_logprobs is not None
-    assert len(found.response_logprobs) == 4
+    assert generation.response_ids.tolist() == [4, 5, 6, 2]
+    assert generation.response_logprobs is not None
+    assert len(generation.response_logprobs) == 4
 
 
 def test_log_probabilities_of_other_tokens_are_seen() -> None:

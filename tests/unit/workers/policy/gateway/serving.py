@@ -13,11 +13,11 @@ from typing import Any
 import httpx2
 import openai
 
-from farm.request import Limits, SamplingParams
-from farm.trajectory import Message, ModelCall
+from farm.records.request import Limits, SamplingParams
+from farm.records.trajectory import Message, ModelCall
 from workers.interfaces import AgentContext, Artefact, Completion, Delta, OnDelta
-from workers.policy.gateway.calls import Calls
-from workers.policy.gateway.server import Address, gateway
+from workers.policy.gateway.calls import GatewayCalls
+from workers.policy.gateway.gateway_server import Address, gateway
 from workers.testing import answering
 
 Answer = Callable[[Sequence[Message]], Completion | Exception]
@@ -25,17 +25,17 @@ Answer = Callable[[Sequence[Message]], Completion | Exception]
 
 def thinking(thought: str, completion: Completion) -> Completion:
     """The same completion, with reasoning before it."""
-    completion.message["reasoning_content"] = thought
+    completion.response["reasoning_content"] = thought
     return completion
 
 
 def deltas(completion: Completion, size: int = 4) -> list[Delta]:
     """Reasoning and text of a completion in small pieces."""
-    found = []
+    result = []
     for name, reasoning in (("reasoning_content", True), ("content", False)):
-        text = completion.message.get(name) or ""
-        found += [Delta(text[at : at + size], reasoning) for at in range(0, len(text), size)]
-    return found
+        text = completion.response.get(name) or ""
+        result += [Delta(text[at : at + size], reasoning) for at in range(0, len(text), size)]
+    return result
 
 
 class Playing:
@@ -89,7 +89,7 @@ class Playing:
 
 @dataclass
 class Records:
-    """What a rollout wrote down."""
+    """Recorded calls and artefacts of a rollout."""
 
     calls: list[ModelCall] = field(default_factory=list)
     kept: dict[str, Artefact] = field(default_factory=dict)
@@ -107,7 +107,7 @@ class Served:
     """A gateway that listens, and what is seen from behind it."""
 
     address: Address
-    calls: Calls
+    calls: GatewayCalls
     records: Records
     openai: openai.AsyncOpenAI
     http: httpx2.AsyncClient
@@ -157,7 +157,7 @@ async def served(
     **limits: Any,
 ) -> AsyncIterator[Served]:
     records = Records()
-    calls = Calls(context_of(policy, records, sampling, **limits))
+    calls = GatewayCalls(context_of(policy, records, sampling, **limits))
     async with AsyncExitStack() as stack:
         address = await stack.enter_async_context(gateway(calls, folder, tcp=True, silence_s=silence_s))
         http = await stack.enter_async_context(httpx2.AsyncClient(trust_env=False, verify=False, timeout=60.0))

@@ -11,15 +11,15 @@ import httpx2
 import pytest
 
 from farm.errors import EngineError, LimitReached
-from farm.rollout import Outcome
+from farm.records.rollout import Outcome
 from tests.unit.workers.policy.gateway.serving import Playing, Records, context_of, saying, served
 from workers.interfaces import Delta
-from workers.policy.gateway.bodies import MAX_BODY_BYTES
-from workers.policy.gateway.calls import Calls
-from workers.policy.gateway.chat import ChatApi
+from workers.policy.gateway.calls import GatewayCalls
+from workers.policy.gateway.chat_completions import ChatApi
+from workers.policy.gateway.gateway_server import MAX_CONNECTIONS, SOCKET, gateway
+from workers.policy.gateway.model_api import BadRequest
+from workers.policy.gateway.request_limits import MAX_BODY_BYTES
 from workers.policy.gateway.responses import ResponsesApi
-from workers.policy.gateway.server import MAX_CONNECTIONS, SOCKET, gateway
-from workers.policy.gateway.wire import BadRequest
 from workers.testing import answering, calling
 
 PATHS = ["/v1/chat/completions", "/v1/responses", "/v1/messages"]
@@ -29,10 +29,10 @@ each_api = pytest.mark.parametrize("path", PATHS)
 
 
 def nested(depth: int) -> list[Any]:
-    found: list[Any] = []
+    result: list[Any] = []
     for _ in range(depth):
-        found = [found]
-    return found
+        result = [result]
+    return result
 
 
 @each_api
@@ -41,12 +41,12 @@ def nested(depth: int) -> list[Any]:
 def test_arguments_that_are_nested_deep_are_an_answer_like_any_other(path: str, stream: bool, depth: int) -> None:
     async def main() -> None:
         deep = calling(("look", {"at": 1}))
-        deep.message["tool_calls"][0]["function"]["arguments"] = f'{{"at": {"[" * depth}{"]" * depth}}}'
+        deep.response["tool_calls"][0]["function"]["arguments"] = f'{{"at": {"[" * depth}{"]" * depth}}}'
         async with served(Playing(deep)) as gateway:
             response = await gateway.post(path, {**HELLO, "stream": stream})
             assert response.status_code == 200
             assert "[" * depth in response.text
-            assert [call.response for call in gateway.records.calls] == [deep.message]
+            assert [call.response for call in gateway.records.calls] == [deep.response]
             assert gateway.calls.failure is None
 
     asyncio.run(main())
@@ -71,7 +71,7 @@ async def read_and_leave(url: str, body: dict[str, Any], policy: Playing) -> Non
         async for piece in response.aiter_text():
             if policy.first[0].text in piece:
                 break
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(120):
         await policy.cancelled.wait()
 
 
@@ -96,9 +96,9 @@ def test_what_was_read_of_an_answer_is_not_for_free(path: str, limits: dict[str,
 
 def test_connections_are_so_many(tmp_path: Path) -> None:
     async def main() -> None:
-        async with gateway(Calls(context_of(Playing(), Records())), tmp_path) as address:
+        async with gateway(GatewayCalls(context_of(Playing(), Records())), tmp_path) as address:
             opened = [await asyncio.open_unix_connection(str(tmp_path / SOCKET)) for _ in range(MAX_CONNECTIONS + 20)]
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(120):
                 ends = [asyncio.ensure_future(reader.read()) for reader, _ in opened]
                 while sum(end.done() for end in ends) < 20:
                     await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED, timeout=0.1)
@@ -121,10 +121,10 @@ def test_bodies_are_so_much_at_once() -> None:
         policy.gate = asyncio.Event()
         big = {"model": "m", "messages": [{"role": "user", "content": "x" * (MAX_BODY_BYTES - 1000)}]}
         async with served(policy) as gateway:
-            asked = [asyncio.create_task(gateway.post(PATHS[0], big)) for _ in range(4)]
-            done, waiting = await asyncio.wait(asked, timeout=30, return_when=asyncio.FIRST_COMPLETED)
+            result = [asyncio.create_task(gateway.post(PATHS[0], big)) for _ in range(4)]
+            done, waiting = await asyncio.wait(result, timeout=30, return_when=asyncio.FIRST_COMPLETED)
             while len(done) < 2:
-                done, waiting = await asyncio.wait(asked, timeout=30, return_when=asyncio.FIRST_COMPLETED)
+                done, waiting = await asyncio.wait(result, timeout=30, return_when=asyncio.FIRST_COMPLETED)
             assert {(await each).status_code for each in done} == {503}
             policy.gate.set()
             assert {(await each).status_code for each in waiting} == {200}
@@ -136,7 +136,7 @@ def test_bodies_are_so_much_at_once() -> None:
 
 def test_rubbish_does_not_fill_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
-        async with gateway(Calls(context_of(Playing(), Records())), tmp_path):
+        async with gateway(GatewayCalls(context_of(Playing(), Records())), tmp_path):
             reader, writer = await asyncio.open_unix_connection(str(tmp_path / SOCKET))
             writer.write(b"\x00\xff rubbish\r\n\r\n")
             assert b"400" in await reader.readline()
@@ -161,13 +161,13 @@ def test_many_conversations_without_an_answer_end_it() -> None:
 
 def test_a_limit_that_is_told_again_and_again_holds_on_to_nothing() -> None:
     async def main() -> None:
-        calls = Calls(context_of(Playing(saying()), Records(), max_turns=1))
-        asked = ChatApi().asked(HELLO)
-        await calls.complete(asked)
+        calls = GatewayCalls(context_of(Playing(saying()), Records(), max_turns=1))
+        parsed_request = ChatApi().parse(HELLO)
+        await calls.complete(parsed_request)
         depths = []
         for _ in range(5):
             with pytest.raises(LimitReached) as raised:
-                await calls.complete(asked)
+                await calls.complete(parsed_request)
             depths.append(len(raised.traceback))
         assert depths[1:] == depths[:1] * 4
 
@@ -179,27 +179,30 @@ def test_a_conversation_is_remembered_once_and_only_if_that_is_wanted() -> None:
     ids = []
     for _ in range(2):
         said = [*said, {"role": "user", "content": "more"}]
-        ids.append(api.answer(api.asked({"input": said}), answering("yes"))["id"])
-    first, second = (api.asked({"previous_response_id": each}).messages for each in ids)
-    assert [message["content"] for message in second] == ["hello", "more", "more", "yes"]
+        ids.append(api.answer(api.parse({"input": said}), answering("yes"))["id"])
+    more = {"input": "on"}
+    first, second = (api.parse({"previous_response_id": each, **more}).messages for each in ids)
+    assert [message["content"] for message in second] == ["hello", "more", "more", "yes", "on"]
     assert first[0] is second[0]
-    unkept = api.answer(api.asked({"input": said, "store": False}), answering("yes"))
+    unkept = api.answer(api.parse({"input": said, "store": False}), answering("yes"))
     assert unkept["store"] is False
     with pytest.raises(BadRequest, match="there is no response"):
-        api.asked({"previous_response_id": unkept["id"]})
+        api.parse({"previous_response_id": unkept["id"], **more})
 
 
 @pytest.mark.parametrize("stop", [["x"] * 65, ["x" * 1001]])
 def test_texts_that_end_an_answer_are_so_many(stop: list[str]) -> None:
     with pytest.raises(BadRequest, match="stop: may be 64 texts of 1000 characters"):
-        ChatApi().asked({**HELLO, "stop": stop})
+        ChatApi().parse({**HELLO, "stop": stop})
 
 
 def test_what_is_written_down_of_a_request_is_short() -> None:
     tools = [{"type": "x" * 5000} for _ in range(500)]
-    asked = ChatApi().asked({**HELLO, "tools": tools, "logit_bias": {str(number): 1 for number in range(10_000)}})
-    assert len(json.dumps(asked.wishes)) < 100_000
-    assert "logit_bias" not in asked.wishes
+    parsed_request = ChatApi().parse(
+        {**HELLO, "tools": tools, "logit_bias": {str(number): 1 for number in range(10_000)}}
+    )
+    assert len(json.dumps(parsed_request.requested_params)) < 100_000
+    assert "logit_bias" not in parsed_request.requested_params
 
 
 def test_a_request_of_millions_of_objects_is_refused() -> None:

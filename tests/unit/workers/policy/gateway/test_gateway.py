@@ -1,4 +1,4 @@
-"""What holds for all APIs: the key, limits, failures, clients that hang up, calls at once, and what is recorded."""
+"""Behaviour common to all APIs: the key, limits, failures, disconnects, concurrent calls, and what is recorded."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import openai
 import pytest
 
 from farm.errors import EngineError, LimitReached, RolloutError, StaleRollout
-from farm.rollout import Outcome
-from farm.trajectory import Message, ModelCall
+from farm.records.rollout import Outcome
+from farm.records.trajectory import Message, ModelCall
 from tests.unit.workers.policy.gateway.serving import Playing, Records, Served, context_of, saying, served
 from workers.interfaces import Completion, Delta
-from workers.policy.gateway.bodies import MAX_BODY_BYTES
-from workers.policy.gateway.calls import Calls
-from workers.policy.gateway.chat import ChatApi
-from workers.policy.gateway.server import SOCKET, gateway
+from workers.policy.gateway.calls import GatewayCalls
+from workers.policy.gateway.chat_completions import ChatApi
+from workers.policy.gateway.gateway_server import SOCKET, gateway
+from workers.policy.gateway.request_limits import MAX_BODY_BYTES
 from workers.testing import answering, calling
 
 HELLO = {"messages": [{"role": "user", "content": "hello"}], "input": "hello", "max_tokens": 50, "model": "m"}
@@ -125,7 +125,7 @@ def test_a_client_that_hangs_up_cancels_its_call(path: str, stream: bool) -> Non
                 await policy.begun.wait()
                 asking.cancel()
                 await asyncio.gather(asking, return_exceptions=True)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(120):
                 await policy.cancelled.wait()
             assert gateway.records.calls == []
             assert gateway.calls.failure is None
@@ -274,7 +274,7 @@ def test_what_is_left_of_the_tokens_is_all_a_call_may_have() -> None:
         async with served(policy, max_tokens=15) as gateway:
             for _ in range(2):
                 await gateway.post(PATHS[0], asking(user("x")))
-            assert [asked[3] for asked in policy.asked] == [15, 5]
+            assert [result[3] for result in policy.asked] == [15, 5]
             assert gateway.calls.limit is not None
             assert gateway.calls.limit.outcome is Outcome.MAX_TOKENS
 
@@ -324,7 +324,7 @@ def test_only_what_is_new_is_recorded() -> None:
             more = [result, {"role": "assistant", "content": "seen"}, user("and?")]
             await gateway.post(PATHS[0], asking(*said, echoed, *more))
             assert [call.index for call in gateway.records.calls] == [0, 1, 2]
-            assert [call.messages for call in gateway.records.calls] == [said, [result], [user("and?")]]
+            assert [call.messages for call in gateway.records.calls] == [[user("look\n\nx")], [result], [user("and?")]]
 
     asyncio.run(main())
 
@@ -351,7 +351,7 @@ def test_all_of_a_completion_is_recorded() -> None:
             (call,) = gateway.records.calls
             seen = (call.policy_version, call.n_invalid, call.begins, call.mismatch, call.n_cached_tokens)
             assert seen == ("7", 2, "first", 3, 4)
-            assert (call.stop_reason, call.response, call.n_response_tokens) == ("END", completion.message, 10)
+            assert (call.stop_reason, call.response, call.n_response_tokens) == ("END", completion.response, 10)
 
     asyncio.run(main())
 
@@ -365,8 +365,8 @@ def test_an_answer_is_recorded_before_it_is_sent_and_even_if_nobody_waits_for_it
                 await super().__call__(call)
 
         records, writing, written = Slow(), asyncio.Event(), asyncio.Event()
-        calls = Calls(context_of(Playing(saying()), records))
-        answered = asyncio.create_task(calls.complete(ChatApi().asked(HELLO)))
+        calls = GatewayCalls(context_of(Playing(saying()), records))
+        answered = asyncio.create_task(calls.complete(ChatApi().parse(HELLO)))
         await writing.wait()
         assert not answered.done()
         answered.cancel()
@@ -399,7 +399,7 @@ def test_sub_agents_talk_at_once() -> None:
 
         async with served(policy, max_turns=1000) as gateway:
             agents = [asyncio.create_task(agent(gateway, f"agent {number}")) for number in range(n_agents)]
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(120):
                 while policy.n_at_once < n_agents:
                     await asyncio.wait(agents, timeout=0.01)
             policy.gate.set()
@@ -417,12 +417,12 @@ def test_calls_at_once_do_not_pass_the_limit_of_turns() -> None:
         policy = Playing(answer=lambda _: saying())
         policy.gate = asyncio.Event()
         async with served(policy, max_turns=3) as gateway:
-            asked = [asyncio.create_task(gateway.post(PATHS[0], HELLO)) for _ in range(8)]
-            async with asyncio.timeout(30):
-                while sum(each.done() for each in asked) < 5:
-                    await asyncio.wait(asked, timeout=0.01)
+            result = [asyncio.create_task(gateway.post(PATHS[0], HELLO)) for _ in range(8)]
+            async with asyncio.timeout(120):
+                while sum(each.done() for each in result) < 5:
+                    await asyncio.wait(result, timeout=0.01)
             policy.gate.set()
-            statuses = [response.status_code for response in await asyncio.gather(*asked)]
+            statuses = [response.status_code for response in await asyncio.gather(*result)]
             assert sorted(statuses) == [200] * 3 + [403] * 5
 
     asyncio.run(main())
@@ -435,7 +435,7 @@ def test_a_hundred_clients_at_once_over_the_socket(tmp_path: Path) -> None:
 
             async def client(number: int) -> str:
                 transport = httpx2.AsyncHTTPTransport(uds=str(tmp_path / SOCKET))
-                async with httpx2.AsyncClient(transport=transport, timeout=60) as http:
+                async with httpx2.AsyncClient(transport=transport, timeout=600) as http:
                     url = f"http://farm/t/{gateway.address.key}/v1/chat/completions"
                     response = await http.post(url, json=asking(user(str(number))))
                     return str(response.json()["choices"][0]["message"]["content"])
@@ -451,12 +451,12 @@ def test_the_end_of_the_block_cuts_what_runs(tmp_path: Path) -> None:
         policy.gate = asyncio.Event()
         records = Records()
         async with httpx2.AsyncClient(trust_env=False) as http:
-            async with gateway(Calls(context_of(policy, records)), tmp_path, tcp=True) as address:
-                asked = asyncio.create_task(http.post(f"{address.url}/chat/completions", json=HELLO))
+            async with gateway(GatewayCalls(context_of(policy, records)), tmp_path, tcp=True) as address:
+                result = asyncio.create_task(http.post(f"{address.url}/chat/completions", json=HELLO))
                 await policy.begun.wait()
             assert policy.cancelled.is_set()
             with pytest.raises(httpx2.TransportError):
-                await asked
+                await result
             with pytest.raises(httpx2.ConnectError):
                 await http.get(f"{address.url}/models")
 
@@ -468,13 +468,13 @@ def test_a_path_of_any_length_and_a_socket_that_is_there(tmp_path: Path) -> None
         folder = tmp_path / ("x" * 120)
         folder.mkdir()
         (tmp_path / "elsewhere").touch(mode=0o600)
-        async with gateway(Calls(context_of(Playing(), Records())), folder):
+        async with gateway(GatewayCalls(context_of(Playing(), Records())), folder):
             assert (folder / SOCKET).is_socket()
             assert (folder / SOCKET).stat().st_mode & 0o777 == 0o777
         (folder / SOCKET).unlink()
         (folder / SOCKET).symlink_to(tmp_path / "elsewhere")
         with pytest.raises(OSError, match="in use"):
-            async with gateway(Calls(context_of(Playing(), Records())), folder):
+            async with gateway(GatewayCalls(context_of(Playing(), Records())), folder):
                 raise AssertionError
         assert (tmp_path / "elsewhere").stat().st_mode & 0o777 == 0o600
 

@@ -16,8 +16,8 @@ import pytest
 
 from tests.unit.workers.policy.gateway.serving import Playing, Records, context_of, saying
 from workers.policy.gateway import relay
-from workers.policy.gateway.calls import Calls
-from workers.policy.gateway.server import SOCKET, gateway
+from workers.policy.gateway.calls import GatewayCalls
+from workers.policy.gateway.gateway_server import SOCKET, gateway
 from workers.testing import answering
 
 SOURCE = Path(relay.__file__).read_text()
@@ -26,7 +26,7 @@ ASK = """
 import concurrent.futures, http.client, json, os, sys, urllib.parse
 url = urllib.parse.urlsplit(os.environ["OPENAI_BASE_URL"])
 def ask(number):
-    connection = http.client.HTTPConnection(url.netloc, timeout=60)
+    connection = http.client.HTTPConnection(url.netloc, timeout=600)
     body = json.dumps({"model": "m", "messages": [{"role": "user", "content": str(number) * 50_000}]})
     connection.request("POST", url.path + "/chat/completions", body)
     return json.loads(connection.getresponse().read())["choices"][0]["message"]["content"]
@@ -57,16 +57,16 @@ async def said(process: asyncio.subprocess.Process) -> str:
 
 def test_clients_find_their_address_in_the_environment(tmp_path: Path) -> None:
     async def main() -> None:
-        async with gateway(Calls(context_of(Playing(), Records())), tmp_path) as address:
+        async with gateway(GatewayCalls(context_of(Playing(), Records())), tmp_path) as address:
             key = address.key
             async with beside(tmp_path, key, [sys.executable, "-c", PRINT_ENVIRONMENT]) as process:
-                found = json.loads(await said(process))
-        assert found["OPENAI_BASE_URL"] == found["OPENAI_API_BASE"] == found["ANTHROPIC_BASE_URL"] + "/v1"
-        assert found["OPENAI_API_KEY"] == found["ANTHROPIC_API_KEY"] == key
+                result = json.loads(await said(process))
+        assert result["OPENAI_BASE_URL"] == result["OPENAI_API_BASE"] == result["ANTHROPIC_BASE_URL"] + "/v1"
+        assert result["OPENAI_API_KEY"] == result["ANTHROPIC_API_KEY"] == key
         # whatever proxy the image names
-        assert found["NO_PROXY"] == found["no_proxy"] == "example.org,127.0.0.1"
-        assert found["ANTHROPIC_BASE_URL"].startswith("http://127.0.0.1:")
-        assert found["ANTHROPIC_BASE_URL"].endswith(f"/t/{key}")
+        assert result["NO_PROXY"] == result["no_proxy"] == "example.org,127.0.0.1"
+        assert result["ANTHROPIC_BASE_URL"].startswith("http://127.0.0.1:")
+        assert result["ANTHROPIC_BASE_URL"].endswith(f"/t/{key}")
 
     asyncio.run(main())
 
@@ -74,7 +74,7 @@ def test_clients_find_their_address_in_the_environment(tmp_path: Path) -> None:
 def test_a_hundred_connections_at_once(tmp_path: Path) -> None:
     async def main() -> None:
         policy = Playing(answer=lambda messages: answering(messages[0]["content"] * 2))
-        calls = Calls(context_of(policy, Records(), max_turns=1000, max_tokens=100_000))
+        calls = GatewayCalls(context_of(policy, Records(), max_turns=1000, max_tokens=100_000))
         async with gateway(calls, tmp_path) as address:
             key = address.key
             async with beside(tmp_path, key, [sys.executable, "-c", ASK]) as process:
@@ -86,7 +86,7 @@ def test_a_hundred_connections_at_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("command", "code"), [("exit 7", 7), ("kill -9 $$", 128 + 9)])
 def test_it_ends_as_its_command_does(tmp_path: Path, command: str, code: int) -> None:
     async def main() -> None:
-        async with gateway(Calls(context_of(Playing(), Records())), tmp_path) as address:
+        async with gateway(GatewayCalls(context_of(Playing(), Records())), tmp_path) as address:
             key = address.key
             async with beside(tmp_path, key, ["bash", "-c", command]) as process:
                 await said(process)
@@ -98,7 +98,7 @@ def test_it_ends_as_its_command_does(tmp_path: Path, command: str, code: int) ->
 def test_the_command_ends_with_the_gateway(tmp_path: Path) -> None:
     async def main() -> None:
         async with contextlib.AsyncExitStack() as stack:
-            async with gateway(Calls(context_of(Playing(), Records())), tmp_path) as address:
+            async with gateway(GatewayCalls(context_of(Playing(), Records())), tmp_path) as address:
                 command = ["bash", "-c", "echo up; while true; do sleep 60; done"]
                 process = await stack.enter_async_context(beside(tmp_path, address.key, command))
                 assert process.stdout is not None
@@ -111,7 +111,7 @@ def test_the_command_ends_with_the_gateway(tmp_path: Path) -> None:
 
 def test_what_the_command_started_ends_with_it(tmp_path: Path) -> None:
     async def main() -> None:
-        async with gateway(Calls(context_of(Playing(), Records())), tmp_path) as address:
+        async with gateway(GatewayCalls(context_of(Playing(), Records())), tmp_path) as address:
             # one has left its session; the command goes on until it is there
             started = f"setsid bash -c 'echo up > up; exec sleep 3600 {mark}' &"
             command = f"cd {tmp_path}; mkfifo up; {started} read -r word < up; echo $word"
@@ -121,7 +121,7 @@ def test_what_the_command_started_ends_with_it(tmp_path: Path) -> None:
                 assert not await asyncio.to_thread(running)
 
     def running() -> bool:
-        return any(mark.encode() in found for found in map(command_line, Path("/proc").glob("[0-9]*")))
+        return any(mark.encode() in result for result in map(command_line, Path("/proc").glob("[0-9]*")))
 
     mark = f"0.{uuid4().int}"
     asyncio.run(main())
@@ -136,14 +136,14 @@ def command_line(process: Path) -> bytes:
 
 def test_the_command_ends_with_the_relay(tmp_path: Path) -> None:
     async def main() -> None:
-        async with gateway(Calls(context_of(Playing(), Records())), tmp_path) as address:
+        async with gateway(GatewayCalls(context_of(Playing(), Records())), tmp_path) as address:
             command = ["bash", "-c", "echo up; exec sleep 3600"]
             async with beside(tmp_path, address.key, command) as process:
                 assert process.stdout is not None
                 assert await process.stdout.readline() == b"up\n"
                 process.kill()
                 # it has the pipe as its output, and no longer when it is gone
-                async with asyncio.timeout(10):
+                async with asyncio.timeout(120):
                     assert await process.stdout.read() == b""
 
     asyncio.run(main())
@@ -158,7 +158,7 @@ def test_a_socket_that_is_gone_breaks_connections_and_not_the_relay(tmp_path: Pa
             assert await reader.read() == b""
             writer.close()
         policy = Playing(saying())
-        async with gateway(Calls(context_of(policy, Records())), tmp_path) as address:
+        async with gateway(GatewayCalls(context_of(policy, Records())), tmp_path) as address:
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(f"GET /t/{address.key}/v1/models HTTP/1.1\r\nhost: farm\r\n\r\n".encode())
             assert await reader.readline() == b"HTTP/1.1 200 OK\r\n"
@@ -172,7 +172,7 @@ def test_a_client_that_hangs_up_is_seen_through_the_relay(tmp_path: Path) -> Non
     async def main() -> None:
         policy = Playing(saying())
         policy.gate = asyncio.Event()
-        async with gateway(Calls(context_of(policy, Records())), tmp_path) as address:
+        async with gateway(GatewayCalls(context_of(policy, Records())), tmp_path) as address:
             server = await relay.relay(str(tmp_path / SOCKET))
             port = server.sockets[0].getsockname()[1]
             _, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -181,7 +181,7 @@ def test_a_client_that_hangs_up_is_seen_through_the_relay(tmp_path: Path) -> Non
             writer.write(f"{head}\r\n\r\n{body}".encode())
             await policy.begun.wait()
             writer.close()
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(120):
                 await policy.cancelled.wait()
             server.close()
 

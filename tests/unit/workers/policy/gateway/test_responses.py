@@ -74,7 +74,7 @@ def test_items_that_were_one_message_are_one_again() -> None:
             await ask(gateway, input=[{"role": "user", "content": "hello"}, *said, *results])
             assert policy.asked[1][0] == [
                 {"role": "user", "content": "hello"},
-                first.message,
+                first.response,
                 {"role": "tool", "tool_call_id": "call_0", "content": "one"},
                 {"role": "tool", "tool_call_id": "call_1", "content": "two"},
             ]
@@ -102,7 +102,7 @@ def test_answers_in_a_row_stay_apart() -> None:
             {"role": "user", "content": "a"},
             {"role": "assistant", "content": "b"},
             {"role": "assistant", "content": "c", "reasoning_content": "so", "tool_calls": [call]},
-            {"role": "system", "content": "d"},
+            {"role": "user", "content": "d"},
         ]
 
     asyncio.run(main())
@@ -117,17 +117,17 @@ def test_a_response_follows_another() -> None:
             result = {"type": "function_call_output", "call_id": "call_0", "output": "a tree"}
             two = await ask(gateway, input=[result], previous_response_id=one.id, instructions="be long")
             await ask(gateway, input="and?", previous_response_id=two.id)
-            told = {"role": "tool", "tool_call_id": "call_0", "content": "a tree"}
+            value = {"role": "tool", "tool_call_id": "call_0", "content": "a tree"}
             assert policy.asked[1][0] == [
                 {"role": "system", "content": "be long"},
                 {"role": "user", "content": "hello"},
-                first.message,
-                told,
+                first.response,
+                value,
             ]
             assert policy.asked[2][0] == [
                 {"role": "user", "content": "hello"},
-                first.message,
-                told,
+                first.response,
+                value,
                 {"role": "assistant", "content": "seen"},
                 {"role": "user", "content": "and?"},
             ]

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from farm.request import SamplingParams
-from farm.trajectory import Message
+from farm.records.request import SamplingParams
+from farm.records.trajectory import Message
 from tests.unit.workers.policy.gateway.serving import Served, served
 from tests.unit.workers.policy.tokens.zoo import QWEN3
 from workers.interfaces import Completion, OnDelta
-from workers.policy import parsing
+from workers.policy import tool_calls
 from workers.policy.tokens.session import TokenSession
 
 SAMPLED = (
@@ -46,17 +46,17 @@ class Sampling:
         prompt, text = self._session.prompt(messages, tools), next(self._sampled)
         tokenizer, source = self._text.tokenizer, self._text.template.source
         ids = np.concatenate([*(tokenizer.encode(letter) for letter in text), tokenizer.encode(QWEN3.eos)])
-        parsed = parsing.parser(parsing.detect(source), template=source).parse(text)
-        message = parsing.message(parsed)
-        self._session.took(prompt, ids, message)
-        for delta in parsing.deltas(message) if on_delta is not None else ():
+        parsed = tool_calls.parser(tool_calls.detect(source), template=source).parse(text)
+        message = tool_calls.message(parsed)
+        self._session.commit(prompt, ids, message)
+        for delta in tool_calls.deltas(message) if on_delta is not None else ():
             on_delta(delta)  # type: ignore[misc]
         return Completion(
-            message,
-            "stop",
-            "fake",
-            len(prompt.ids),
-            len(ids),
+            response=message,
+            finish_reason="stop",
+            engine="fake",
+            n_prompt_tokens=len(prompt.ids),
+            n_response_tokens=len(ids),
             prompt_ids=prompt.ids,
             response_ids=ids,
             response_logprobs=np.zeros(len(ids), np.float32),
@@ -92,8 +92,8 @@ async def responses(gateway: Served) -> None:
     tools: Any = [{"type": "function", "name": "look", "parameters": SCHEMA, "strict": False}]
     first = await gateway.openai.responses.create(model="m", input="look", tools=tools)
     call: Any = first.output[-1]
-    told = {"type": "function_call_output", "call_id": call.call_id, "output": "a tree"}
-    items: Any = [{"role": "user", "content": "look"}, *(item.model_dump() for item in first.output), told]
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "a tree"}
+    items: Any = [{"role": "user", "content": "look"}, *(item.model_dump() for item in first.output), result]
     await gateway.openai.responses.create(model="m", input=items, tools=tools)
 
 
@@ -103,8 +103,8 @@ async def messages(gateway: Served) -> None:
     body = {"model": "m", "max_tokens": 1000, "tools": tools, "messages": said}
     content = (await gateway.post("/v1/messages", body)).json()["content"]
     said.append({"role": "assistant", "content": content})
-    told = {"type": "tool_result", "tool_use_id": content[-1]["id"], "content": "a tree"}
-    said.append({"role": "user", "content": [told]})
+    result = {"type": "tool_result", "tool_use_id": content[-1]["id"], "content": "a tree"}
+    said.append({"role": "user", "content": [result]})
     response = await gateway.post("/v1/messages", body)
     assert response.status_code == 200
 

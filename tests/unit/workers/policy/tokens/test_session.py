@@ -1,4 +1,4 @@
-"""What was sampled is held as it was; what follows is found in the template; what cannot be continued says so."""
+"""Sampled ids are kept as they were; the text after them is the template's; a session that cannot go on refuses."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tokenizers
 
-from farm.trajectory import Message, TokenIds, token_ids
+from farm.records.trajectory import Message, TokenIds, token_ids
 from tests.unit.workers.policy.tokens.zoo import (
     CHATML,
     DEEPSEEK_R1,
@@ -63,7 +63,7 @@ class Play:
     def answer(self, messages: Sequence[Message], message: Message, text: str, tools: Sequence[Any] = ()) -> Prompt:
         """Ask, and hold `message` as sampled in the tokens of `text`."""
         prompt = self.prompt(messages, tools)
-        self.session.took(prompt, self.sampled(text), message)
+        self.session.commit(prompt, self.sampled(text), message)
         return prompt
 
     def added(self, prompt: Prompt) -> str:
@@ -112,7 +112,7 @@ def test_another_end_token_is_kept_and_no_second_one_put_after_it(model: Model, 
     play = Play(model)
     prompt = play.prompt(ASK)
     ids = np.concatenate([play.sampled("Yes"), [play.tokenizer.id_of(end)]])
-    play.session.took(prompt, token_ids(ids), assistant("Yes"))
+    play.session.commit(prompt, token_ids(ids), assistant("Yes"))
     following = play.prompt([*ASK, assistant("Yes"), user("And?")])
     assert following.continues == 0
     assert play.added(following).startswith(after)
@@ -130,7 +130,7 @@ def test_an_end_token_that_history_writes_differently_is_kept() -> None:
 def test_an_end_token_that_is_the_next_header_stands_for_no_other_header(sampled: str) -> None:
     play = Play(GLM)
     prompt = play.prompt(ASK)
-    play.session.took(prompt, play.tokenizer.encode("Yes" + sampled), assistant("Yes"))
+    play.session.commit(prompt, play.tokenizer.encode("Yes" + sampled), assistant("Yes"))
     following = play.prompt([*ASK, assistant("Yes"), user("And?")])
     assert following.continues == 0
     expected = "\nAnd?<|assistant|>\n"
@@ -339,7 +339,7 @@ def test_an_end_token_that_text_cannot_write_is_put_as_a_token(ended: bool) -> N
     session = TokenSession(ModelText(tokenizer, ROUNDS.text().template, "plain end"))
     assert len(tokenizer.encode("</s>")) > 1
     prompt = session.prompt([user("a")], ())
-    session.took(prompt, token_ids([*tokenizer.encode("b"), *([0] if ended else [])]), assistant("b"))
+    session.commit(prompt, token_ids([*tokenizer.encode("b"), *([0] if ended else [])]), assistant("b"))
     following = session.prompt([user("a"), assistant("b"), user("c")], ())
     expected = [*([] if ended else [0]), *tokenizer.encode("[Round 2]\n\nAsk: c\n\nAnswer:")]
     assert following.ids[following.n_held :].tolist() == expected

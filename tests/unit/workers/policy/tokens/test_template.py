@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from farm.trajectory import Message
+from farm.records.trajectory import Message
 from tests.unit.workers.policy.tokens.zoo import CHATML, LLAMA31, SEARCH, assistant, call, system, tool, user
 from workers.policy.tokens.template import ChatTemplate, TemplateError
 
@@ -83,8 +83,8 @@ def test_a_template_reaches_no_python_and_no_file(source: str) -> None:
 def test_arguments_are_given_as_objects() -> None:
     source = "{% for call in messages[0].tool_calls %}{{ call.function.arguments | tojson }};{% endfor %}"
     calls = [call("1", '{"a": [1, "é"]}'), call("2", '{"a": '), call("3", ""), call("4", "[1]")]
-    given = assistant(None, calls)
-    assert rendered(source, given) == '{"a": [1, "é"]};{"malformed": "{\\"a\\": "};{};{"malformed": "[1]"};'
+    result = assistant(None, calls)
+    assert rendered(source, result) == '{"a": [1, "é"]};{"malformed": "{\\"a\\": "};{};{"malformed": "[1]"};'
     assert calls[0]["function"]["arguments"] == '{"a": [1, "é"]}'
 
 

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.workers.policy.tokens.zoo import CHATML, GEMMA, MISTRAL_V7, Model, trained
-from workers.policy.tokens.files import Misses, find
 from workers.policy.tokens.tokenizer import TokenizerMissing, load, model_text
+from workers.policy.tokens.tokenizer_files import NegativeCache, find
 
 BOTH = (CHATML, MISTRAL_V7)
 
@@ -163,7 +163,7 @@ def test_a_long_run_of_broken_bytes_is_given_out_in_the_end() -> None:
 
 def test_a_name_no_hub_knows_is_looked_for_again_after_a_while() -> None:
     now = 1000.0
-    misses = Misses(lambda: now)
+    misses = NegativeCache(lambda: now)
     misses.check("some/model")
     misses.add("some/model", TokenizerMissing("the hub cannot be reached"))
     misses.check("another/model")
@@ -174,7 +174,7 @@ def test_a_name_no_hub_knows_is_looked_for_again_after_a_while() -> None:
 
 
 def test_a_name_that_was_missing_is_not_looked_for_at_once(folder: Path, tmp_path: Path) -> None:
-    misses = Misses()
+    misses = NegativeCache()
     misses.add("some/model", TokenizerMissing("the hub cannot be reached"))
     with pytest.raises(TokenizerMissing, match="cannot be reached"):
         find("some/model", tmp_path, misses)

@@ -12,7 +12,7 @@ from typing import Any
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
-from farm.trajectory import Message
+from farm.records.trajectory import Message
 from workers.policy.tokens.template import ChatTemplate
 from workers.policy.tokens.tokenizer import ModelText, Tokenizer
 

@@ -20,9 +20,9 @@ from workers.testing.engine.model_text import (
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    found = tmp_path_factory.mktemp("model")
-    write_model_text(found)
-    return found
+    path = tmp_path_factory.mktemp("model")
+    write_model_text(path)
+    return path
 
 
 def test_it_is_the_same_at_every_time(folder: Path, tmp_path: Path) -> None:

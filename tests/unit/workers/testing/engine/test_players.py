@@ -5,20 +5,27 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from farm.trajectory import TokenIds
-from workers.testing.book import Play, PlayBook, Problem, ScriptedCall, Turn
+from farm.records.trajectory import TokenIds
 from workers.testing.engine.model_text import make_tokenizer
-from workers.testing.engine.players import BookPlayer, Mix, RandomPlayer
+from workers.testing.engine.players import Mix, RandomPlayer, ScriptPlayer
 from workers.testing.engine.vocabulary import Vocabulary
-from workers.testing.hermes import loose_calls
+from workers.testing.hermes_text import loose_calls
+from workers.testing.scripted_model import Branch, Script, ScriptedCall, ScriptedProblem, ScriptedTurn
 
 WORDS = Vocabulary(make_tokenizer())
 TURNS = (
-    Turn(content="look ü 漢字", tool_calls=(ScriptedCall(name="bash", arguments={"command": "ls"}),), reasoning="hm"),
-    Turn(tool_calls=(ScriptedCall(name="bash", arguments="not JSON"),)),
-    Turn(content="4"),
+    ScriptedTurn(
+        content="look ü 漢字", tool_calls=(ScriptedCall(name="bash", arguments={"command": "ls"}),), reasoning="hm"
+    ),
+    ScriptedTurn(tool_calls=(ScriptedCall(name="bash", arguments="not JSON"),)),
+    ScriptedTurn(content="4"),
 )
-BOOK = [Problem(match="2 + 2", plays=(Play(name="right", turns=TURNS), Play(name="five", turns=(Turn(content="5"),))))]
+BOOK = [
+    ScriptedProblem(
+        match="2 + 2",
+        plays=(Branch(name="right", turns=TURNS), Branch(name="five", turns=(ScriptedTurn(content="5"),))),
+    )
+]
 ASKED = [{"role": "user", "content": "What is 2 + 2?"}]
 TOOL = {
     "type": "function",
@@ -37,7 +44,7 @@ def said(ids: TokenIds) -> str:
 
 
 def test_a_play_is_found_again_by_its_ids() -> None:
-    player = BookPlayer(WORDS, PlayBook(BOOK))
+    player = ScriptPlayer(WORDS, Script(BOOK))
     seed = next(seed for seed in range(20) if said(player.turn(PROMPT, seed)) != "5")
     prompt = PROMPT
     for turn in TURNS:
@@ -49,7 +56,7 @@ def test_a_play_is_found_again_by_its_ids() -> None:
 
 @pytest.mark.parametrize("seed", [None, 3])
 def test_a_turn_that_was_cut_goes_on_where_it_was(seed: int | None) -> None:
-    player = BookPlayer(WORDS, PlayBook([Problem(match="2 + 2", plays=(Play(name="right", turns=TURNS),))]))
+    player = ScriptPlayer(WORDS, Script([ScriptedProblem(match="2 + 2", plays=(Branch(name="right", turns=TURNS),))]))
     whole = player.turn(PROMPT, seed)
     for n in range(len(whole)):
         rest = player.turn(np.concatenate([PROMPT, whole[:n]]), seed)
@@ -57,7 +64,7 @@ def test_a_turn_that_was_cut_goes_on_where_it_was(seed: int | None) -> None:
 
 
 def test_it_goes_on_from_another_splitting_too() -> None:
-    player = BookPlayer(WORDS, PlayBook([Problem(match="2 + 2", plays=(Play(name="right", turns=TURNS),))]))
+    player = ScriptPlayer(WORDS, Script([ScriptedProblem(match="2 + 2", plays=(Branch(name="right", turns=TURNS),))]))
     begun = np.array([WORDS.byte_ids[byte] for byte in TURNS[0].text.encode()[:-30]], np.int32)
     rest = player.turn(np.concatenate([PROMPT, begun]), 0)
     assert WORDS.decode(begun) + said(rest) == TURNS[0].text

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farm.trajectory import token_ids
+from farm.records.trajectory import token_ids
 from workers.testing.engine.model_text import make_tokenizer
 from workers.testing.engine.vocabulary import Vocabulary
-from workers.testing.hermes import written
+from workers.testing.hermes_text import written
 
 WORDS = Vocabulary(make_tokenizer())
 TOOL = {"type": "function", "function": {"name": "bash", "parameters": {"type": "object", "properties": {}}}}

@@ -1,0 +1,92 @@
+"""The raw operation to hold sandboxes against: the container runtime's own instances, as the same ordinary user."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from uuid import uuid4
+
+from workers.sandboxes.images import runtime
+from workers.sandboxes.sandbox_user import drop_privileges, give, sandbox_user
+
+ISOLATED = ("--containall", "--net", "--network", "none")
+"""Isolation options equal to our sandboxes', except for the writable layer, which would make it slower."""
+_END_S = 20.0
+
+
+class RawApptainer:
+    """The runtime's command with its bookkeeping in a folder of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        if runtime.exposure()[0]:
+            raise RuntimeError(f"{runtime.program()} lies where user {sandbox_user()} cannot get: move it")
+        folder.mkdir()
+        give(folder)
+        drop = drop_privileges() if sandbox_user() else ()
+        self.words = [*drop, str(runtime.program()), "-s"]
+        self.env = dict.fromkeys(("HOME", "APPTAINER_CONFIGDIR", "APPTAINER_CACHEDIR", "APPTAINER_TMPDIR"), str(folder))
+        self.env["PATH"] = ":".join([str(Path(str(runtime.program())).parent), os.defpath, "/usr/sbin", "/sbin"])
+        self.folder = folder
+
+    def run(self, *words: str) -> str:
+        """Run the command and give its output. RuntimeError if it fails."""
+        done = subprocess.run(
+            [*self.words, *words],
+            env=self.env,
+            cwd=self.folder,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+        )
+        if done.returncode:
+            raise RuntimeError(f"{' '.join(words)}: {done.stderr[-500:]}")
+        return done.stdout
+
+    def start(self, image: Path) -> str:
+        """Start an instance and give its name."""
+        name = f"instance-{uuid4().hex[:12]}"
+        # to a file: the instance keeps its standard error, and a pipe would not end
+        with (self.folder / "log").open("a") as log:
+            done = subprocess.run(
+                [*self.words, "instance", "start", *ISOLATED, str(image), name],
+                env=self.env,
+                cwd=self.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+        if done.returncode:
+            raise RuntimeError(f"instance start: {(self.folder / 'log').read_text()[-500:]}")
+        return name
+
+    def pids(self) -> dict[str, int]:
+        """The first process of each instance, by the instance's name."""
+        return {one["instance"]: one["pid"] for one in json.loads(self.run("instance", "list", "--json"))["instances"]}
+
+    def kill_all(self) -> None:
+        """End all instances. Not by `instance stop`, which takes seconds where the host's first process is slow."""
+        for pid in self.pids().values():
+            with contextlib.suppress(ProcessLookupError):
+                process = os.pidfd_open(pid)
+                signal.pidfd_send_signal(process, signal.SIGKILL)
+                poll = select.poll()
+                poll.register(process, select.POLLIN)
+                poll.poll(_END_S * 1000)
+                os.close(process)
+
+
+@contextmanager
+def instance(raw: RawApptainer, image: Path) -> Iterator[str]:
+    """A running instance's name."""
+    name = raw.start(image)
+    try:
+        yield name
+    finally:
+        raw.kill_all()

@@ -1,0 +1,96 @@
+"""Cost of a trustworthy score of a patch, against the tests alone, one after the other in one run.
+
+The tests alone are a fresh sandbox, both patches and the instance's command: the least cost of scoring in a sandbox.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from examples.problems import swe_problems
+from testkit.place import conditions, scratch
+from testkit.report import Report, options
+from workers.evaluators.patches import GIT_ENV, PATCH, PatchedTree, script
+from workers.handlers.swe import SweHandler, SweInstance
+from workers.interfaces import Sandbox, Submission
+from workers.registry import sandbox as provider
+
+_TREE, _FOLDER, _LIMIT_S = "/workspace", "/tmp/ours", 600.0
+
+
+@asynccontextmanager
+async def fresh(instance: SweInstance) -> AsyncIterator[Sandbox]:
+    sandbox = await provider("namespace").start(f"bench-{uuid.uuid4().hex[:12]}", instance.spec())
+    try:
+        yield sandbox
+    finally:
+        await sandbox.stop()
+
+
+async def tests_alone(instance: SweInstance) -> None:
+    """Apply both patches and run the command; everything must pass."""
+    command = instance.environment.test_cmd
+    env = {**GIT_ENV, "PYTHONPATH": f"{_TREE}/{instance.environment.pythonpath}", "PYTHONDONTWRITEBYTECODE": "1"}
+    async with fresh(instance) as sandbox:
+        await sandbox.write_file("/tmp/model.patch", (instance.patch or "").encode())
+        await sandbox.write_file("/tmp/test.patch", instance.test_patch.encode())
+        script = f"git apply /tmp/model.patch /tmp/test.patch && {command}"
+        result = await sandbox.exec(["bash", "-c", script], timeout_s=_LIMIT_S, env=env, cwd=_TREE)
+        assert result.code == 0, result
+
+
+async def scored(instance: SweInstance) -> None:
+    evaluator = SweHandler().evaluator(instance)
+    submission = Submission(files={PATCH: instance.patch or ""})
+    score = await evaluator.evaluate(submission, lambda: fresh(instance), _LIMIT_S)
+    assert score.value == 1.0, score
+
+
+async def parts(instance: SweInstance, times: dict[str, list[float]]) -> None:
+    """The parts of what comes on top, by themselves."""
+    files = [test.partition("::")[0] for test in instance.FAIL_TO_PASS]
+    async with fresh(instance) as sandbox:
+        await sandbox.exec(["bash", "-c", script("commit_baseline")], timeout_s=_LIMIT_S, env=GIT_ENV, cwd=_TREE)
+        tree = PatchedTree(sandbox, _TREE, _FOLDER, _LIMIT_S, instance.environment.pythonpath)
+        for name, part in (
+            ("mark_the_clean_tree", tree.baseline),
+            ("see_what_python_finds", tree.survey),
+            ("apply_the_patch", lambda: tree.apply_policy((instance.patch or "").encode())),
+            ("restore_and_apply_the_tests", lambda: tree.apply_tests(instance.test_patch, files)),
+            ("plant_canaries", lambda: tree.plant(files)),
+        ):
+            started = time.perf_counter()
+            await part()
+            times.setdefault(name, []).append(time.perf_counter() - started)
+
+
+async def measure(report: Report, rounds: int) -> None:
+    instance = SweInstance.model_validate(swe_problems(1)[0].fields)
+    await tests_alone(instance)
+    times: dict[str, list[float]] = {"tests_alone": [], "score": []}
+    for _ in range(rounds):
+        for name, run in (("tests_alone", tests_alone), ("score", scored)):
+            started = time.perf_counter()
+            await run(instance)
+            times[name].append(time.perf_counter() - started)
+        await parts(instance, times)
+    alone = report.times("tests_alone", times.pop("tests_alone"))
+    report.times("score", times.pop("score"), tests_alone=alone)
+    for name, seconds in times.items():
+        report.times(name, seconds)
+
+
+def main() -> None:
+    result = options(__doc__)
+    report = Report(f"Scores of patches, {conditions()}")
+    with scratch():
+        asyncio.run(measure(report, 5 if result.quick else 20))
+    report.show(result.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,68 @@
+"""A kind of sandbox of a third party: plain processes in a folder of the node, as an example of a provider.
+
+It isolates nothing. Commands are the node's, with the rights of the worker: they see its files, its processes and its
+network, and meet no limits. So `auto` never takes it, and it must not be given a model's commands. What a worker that
+was killed leaves is not swept: its processes go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from pathlib import Path
+from typing import ClassVar
+
+from farm.errors import SandboxError
+from farm.records.request import SandboxSpec
+from farm.settings import settings
+from workers.interfaces import Sandbox
+from workers.testing.local_sandbox import LocalSandbox
+
+_REFUSED = ("image", "image_values", "archives", "packages", "agent_packages", "fake_root")
+"""Fields of a spec that mean something else than the node as it is."""
+
+
+class PlainProvider:
+    """See `SandboxProvider`. A sandbox is a folder, which any process of the node finds by its id."""
+
+    kind: ClassVar[str] = "plain"
+    priority: ClassVar[int] = -1
+    """Below 0: it is taken by its name alone."""
+
+    def missing(self) -> str:
+        return "" if shutil.which("bash") else "there is no bash on PATH: install it"
+
+    async def start(self, sandbox_id: str, spec: SandboxSpec) -> Sandbox:
+        _check(sandbox_id, spec)
+        return await asyncio.to_thread(_start, sandbox_id, spec)
+
+    async def attach(self, sandbox_id: str, spec: SandboxSpec) -> Sandbox:
+        _check(sandbox_id, spec)
+        return await asyncio.to_thread(_attach, sandbox_id, spec)
+
+
+def _check(sandbox_id: str, spec: SandboxSpec) -> None:
+    """Raise SandboxError for a spec that cannot be met: ignoring a part of it would play something else."""
+    if "/" in sandbox_id or sandbox_id.startswith("."):
+        raise SandboxError(f"sandbox {sandbox_id!r}: the id must be a plain name")
+    usual = SandboxSpec()
+    if refused := [name for name in _REFUSED if getattr(spec, name) != getattr(usual, name)]:
+        raise SandboxError(f"sandbox {sandbox_id}: a plain sandbox has no {', '.join(refused)}")
+
+
+def _folder(sandbox_id: str) -> Path:
+    return settings().scratch.absolute() / "plain" / sandbox_id
+
+
+def _start(sandbox_id: str, spec: SandboxSpec) -> LocalSandbox:
+    try:
+        _folder(sandbox_id).mkdir(mode=0o700, parents=True)
+    except FileExistsError:
+        raise SandboxError(f"sandbox {sandbox_id}: there is one of this id already") from None
+    return LocalSandbox(sandbox_id, spec, _folder(sandbox_id))
+
+
+def _attach(sandbox_id: str, spec: SandboxSpec) -> LocalSandbox:
+    if not _folder(sandbox_id).is_dir():
+        raise SandboxError(f"sandbox {sandbox_id}: no plain sandbox of this id runs on this node")
+    return LocalSandbox(sandbox_id, spec, _folder(sandbox_id))

@@ -1,0 +1,41 @@
+"""Addresses of a farm: a database URL, the folder of an embedded farm, or the `http://HOST:PORT` of its API."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from farm.errors import FarmUnreachable, InvalidRequest
+from farm.settings import Settings
+
+ADDRESS_FILE = "address.json"
+WAIT_TIMEOUT_S = 30.0
+"""Seconds to wait for a farm, its database or its API, that does not answer."""
+
+
+def is_http(url: str | Path | None) -> bool:
+    """Return whether an address is that of an API."""
+    return str(url).startswith(("http://", "https://"))
+
+
+def address_of(url: str | Path | None, defaults: Settings) -> tuple[str, str]:
+    """Return (store URL, broker URL) of a farm's address, as `farm.connect` takes it, but for that of an API."""
+    if url is None:
+        if defaults.store_url:
+            return defaults.store_url, defaults.broker_url
+        url = defaults.home
+    text = str(url)
+    if is_http(text):
+        raise InvalidRequest(
+            "this needs the farm's database URL or its folder, not the address of its API", field="url"
+        )
+    if "://" in text:
+        return text, defaults.broker_url
+    file = Path(text).expanduser() / ADDRESS_FILE
+    try:
+        address = json.loads(file.read_text())
+    except (FileNotFoundError, NotADirectoryError):
+        raise FarmUnreachable(
+            f"no farm was ever started in {file.parent}: run `farm up`, or set FARM_STORE_URL"
+        ) from None
+    return address["store_url"], address["broker_url"]

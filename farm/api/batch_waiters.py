@@ -1,0 +1,80 @@
+"""Notification of requests that wait for a batch: one thread listens for all of them, instead of one each."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import defaultdict
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import TypeVar
+
+from farm.notifications import ENDED, Signals
+
+T = TypeVar("T")
+
+_LISTEN_S = 0.5
+_POLL_S = 0.5
+
+
+class BatchWaiters:
+    """The waiting requests of one process. Notifications only save time: each request also polls."""
+
+    def __init__(self, signals: Signals) -> None:
+        self._signals = signals
+        self._waiting: defaultdict[str, set[asyncio.Event]] = defaultdict(set)
+        self._closed = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    async def wait_until(
+        self, batch_id: str, ask: Callable[[], Awaitable[T]], settled: Callable[[T], bool], wait_s: float
+    ) -> T:
+        """Return the result once it is `settled`, or as it is when the time is over or this process ends."""
+        self._listen()
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + wait_s
+        hint = asyncio.Event()
+        self._waiting[batch_id].add(hint)
+        try:
+            while True:
+                hint.clear()
+                result = await ask()
+                left_s = deadline - loop.time()
+                if settled(result) or left_s <= 0 or self._closed.is_set():
+                    return result
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(min(_POLL_S, left_s)):
+                        await hint.wait()
+        finally:
+            self._waiting[batch_id].discard(hint)
+            if not self._waiting[batch_id]:
+                del self._waiting[batch_id]
+
+    def close(self) -> None:
+        """Answer all waiting requests now."""
+        self._closed.set()
+        for batch_id in list(self._waiting):
+            self._wake(batch_id)
+
+    def _listen(self) -> None:
+        if self._thread is None:
+            loop = asyncio.get_running_loop()
+            self._thread = threading.Thread(target=self._hear, args=(loop,), name="hints", daemon=True)
+            self._thread.start()
+
+    def _hear(self, loop: asyncio.AbstractEventLoop) -> None:
+        listener = self._signals.listen(ENDED)
+        try:
+            while not self._closed.is_set():
+                for batch_id in dict.fromkeys(listener.wait(_LISTEN_S)):
+                    loop.call_soon_threadsafe(self._wake, batch_id)
+        except RuntimeError:
+            # the loop has ended before this thread did
+            if not loop.is_closed():
+                raise
+        finally:
+            listener.close()
+
+    def _wake(self, batch_id: str) -> None:
+        for hint in self._waiting.get(batch_id, ()):
+            hint.set()

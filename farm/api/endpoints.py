@@ -1,0 +1,127 @@
+"""Endpoints made of functions: each runs in a thread, as it may have to wait for the database."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from sqlalchemy import text
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from farm.api.batch_waiters import BatchWaiters
+from farm.api.schemas import ApiRequest, RequestRejected, read_request
+from farm.client import serialization
+from farm.client.http_errors import ProblemDetails, problem_of
+from farm.client.local import LocalFarm
+from farm.errors import ServiceError, StoreUnavailable
+
+T = TypeVar("T")
+Answer = Callable[[ApiRequest], Any]
+
+N_THREADS = 12
+"""As many as a store has connections, but for a few."""
+_HEALTH_S = (1.0, 5.0)
+"""Seconds a health check retries an unavailable database, and seconds it waits in all."""
+
+
+@dataclass(frozen=True, slots=True)
+class LongPoll:
+    """A query that is repeated until its result is settled or `wait_s` are over; no thread waits meanwhile."""
+
+    batch_id: str
+    ask: Callable[[], Any]
+    settled: Callable[[Any], bool]
+    wait_s: float
+
+
+Examine = Callable[[], Sequence[Any]]
+"""A function that checks the farm; its results as those of `farm doctor`."""
+
+
+def no_findings() -> Sequence[Any]:
+    """Return no findings."""
+    return ()
+
+
+class Endpoints:
+    """Endpoints that answer requests from the store of a farm."""
+
+    def __init__(self, farm: LocalFarm, examine: Examine = no_findings) -> None:
+        self.farm = farm
+        self.examine = examine
+        self._hints = BatchWaiters(farm.signals)
+        self._threads = ThreadPoolExecutor(N_THREADS, thread_name_prefix="answer")
+        # a health check must not wait behind requests that wait for the database
+        self._health = ThreadPoolExecutor(1, thread_name_prefix="health")
+
+    def get(self, path: str, answer: Answer) -> Route:
+        """Return the route of a GET request, which changes nothing."""
+        return Route(path, self._endpoint(lambda request: self._run(answer, request)), methods=["GET"])
+
+    def post(self, path: str, answer: Answer) -> Route:
+        """Return the route of a POST request, which makes changes."""
+        return Route(path, self._endpoint(lambda request: self._run(answer, request)), methods=["POST"])
+
+    def poll(self, path: str, begin: Callable[[ApiRequest], LongPoll]) -> Route:
+        """Return the route of a GET request that is answered once its result is settled."""
+
+        async def answer(request: ApiRequest) -> Any:
+            wanted = begin(request)
+            return await self._hints.wait_until(
+                wanted.batch_id, lambda: self._run(wanted.ask), wanted.settled, wanted.wait_s
+            )
+
+        return Route(path, self._endpoint(answer), methods=["GET"])
+
+    def health(self, path: str) -> Route:
+        """Return the route of the health check, which fails if the database does not answer."""
+
+        async def answer(request: ApiRequest) -> Any:
+            loop = asyncio.get_running_loop()
+            try:
+                async with asyncio.timeout(_HEALTH_S[1]):
+                    await loop.run_in_executor(self._health, self._ask_store)
+            except TimeoutError:
+                raise StoreUnavailable("the database does not answer") from None
+            return {"status": "ok"}
+
+        return Route(path, self._endpoint(answer), methods=["GET"])
+
+    def close(self) -> None:
+        """Answer all long polls; later ones are answered without waiting."""
+        self._hints.close()
+
+    def _ask_store(self) -> None:
+        self.farm.store.read(lambda connection: connection.execute(text("SELECT 1")).scalar_one(), _HEALTH_S[0])
+
+    async def _run(self, call: Callable[..., T], *arguments: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, call, *arguments)
+
+    def _endpoint(self, answer: Callable[[ApiRequest], Awaitable[Any]]) -> Callable[[Request], Awaitable[Response]]:
+        async def endpoint(request: Request) -> Response:
+            try:
+                result = await answer(await read_request(request))
+                if isinstance(result, Response):
+                    return result
+                return Response(await self._run(serialization.written, result), media_type="application/json")
+            except RequestRejected as refused:
+                # what is left of the request is not read
+                return refusal(refused.problem, {"connection": "close"})
+            except ClientDisconnect:
+                # no client is left to read it
+                return Response(status_code=499)
+            except Exception as error:
+                again = {"retry-after": "1"} if isinstance(error, ServiceError) else None
+                return refusal(problem_of(error), again)
+
+        return endpoint
+
+
+def refusal(problem: ProblemDetails, headers: Mapping[str, str] | None = None) -> Response:
+    """Return the error response for a problem."""
+    return Response(problem.body(), problem.status, headers, "application/json")

@@ -1,0 +1,166 @@
+"""Requests of the API and their validation: bodies, queries and endpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeVar
+
+from pydantic import Field, ValidationError
+from starlette.requests import Request as HttpRequest
+
+from farm.client import serialization
+from farm.client.consumer_stream import CONSUMER, MAX_WAIT_S
+from farm.client.http_errors import ProblemDetails
+from farm.client.request_checks import invalid
+from farm.errors import InvalidRequest
+from farm.records.request import Name, Request
+
+T = TypeVar("T", bound=Request)
+
+Wait = Annotated[float, Field(ge=0, le=MAX_WAIT_S)]
+Cursor = Annotated[int, Field(ge=0, le=2**31 - 1)]
+Url = Annotated[Name, Field(max_length=500)]
+
+
+class RequestRejected(Exception):
+    """Not answered, for a reason that HTTP has a status of its own for."""
+
+    def __init__(self, problem: ProblemDetails) -> None:
+        super().__init__(problem.message)
+        self.problem = problem
+
+
+@dataclass(frozen=True, slots=True)
+class ApiRequest:
+    """One request, read to its end: the names in its path, its query, its body as it came."""
+
+    path: Mapping[str, str]
+    query: Mapping[str, str]
+    data: bytes
+
+    def parse_query(self, kind: type[T]) -> T:
+        """Return its validated query. Raises InvalidRequest naming the field."""
+        return _checked(kind, dict(self.query))
+
+    def parse_body(self, kind: type[T]) -> T:
+        """Return its validated body. Raises InvalidRequest naming the field."""
+        return _checked(kind, self.body)
+
+    @property
+    def body(self) -> Any:
+        """Raises InvalidRequest."""
+        try:
+            return serialization.parsed(self.data)
+        except UnicodeDecodeError as error:
+            raise InvalidRequest(f"is not UTF-8, at byte {error.start}", field="body") from None
+        except ValueError as error:
+            raise InvalidRequest(f"is not JSON: {error}", field="body") from None
+
+
+async def read_request(request: HttpRequest) -> ApiRequest:
+    """Read a request. Raises RequestRejected for a body that is too large, or declared to be no JSON."""
+    return ApiRequest(request.path_params, dict(request.query_params), await _body(request))
+
+
+async def _body(request: HttpRequest) -> bytes:
+    if request.method != "POST":
+        return b""
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        # of another type, web pages may send it without a CORS preflight
+        raise RequestRejected(ProblemDetails(415, "InvalidRequest", "must be of content-type application/json", "body"))
+    n_bytes = request.headers.get("content-length", "0")
+    data = bytearray()
+    if int(n_bytes) <= serialization.MAX_BODY_BYTES:
+        async for piece in request.stream():
+            data += piece
+            if len(data) > serialization.MAX_BODY_BYTES:
+                break
+        else:
+            return bytes(data)
+    raise RequestRejected(ProblemDetails(413, "InvalidRequest", serialization.TOO_LARGE, "body"))
+
+
+def _checked(kind: type[T], value: Any) -> T:
+    try:
+        return kind.model_validate(value)
+    except ValidationError as error:
+        raise invalid(error) from None
+
+
+class RecentQuery(Request):
+    limit: Annotated[int, Field(ge=1, le=1000)] = 20
+
+
+class EndedQuery(Request):
+    """`limit` is of rollouts, or of whole `groups`."""
+
+    cursor: Cursor = 0
+    groups: bool = False
+    limit: Annotated[int, Field(ge=1, le=256)] = 64
+    wait_s: Wait = 0.0
+
+
+class OpenQuery(Request):
+    wait_s: Wait = 0.0
+
+
+class ConsumerQuery(Request):
+    consumer: str = CONSUMER
+
+
+class Acknowledgement(ConsumerQuery):
+    cursor: Cursor
+
+
+class RolloutSelection(Request):
+    """A batch, a group or a rollout, or some rollouts of it."""
+
+    id: str
+    rollout_ids: list[str] | None = None
+
+
+class ArtefactQuery(Request):
+    name: str
+
+
+class OneEngine(Request):
+    url: Url
+
+
+class NewEngine(OneEngine):
+    model: Annotated[Name, Field(max_length=200)] = ""
+    key: str = "none"
+    tokenizer: Annotated[Name, Field(max_length=500)] = ""
+    tool_format: Annotated[Name, Field(max_length=32)] = ""
+
+
+class SomeEngines(Request):
+    """These engines, or all of them."""
+
+    urls: list[Url] | None = None
+
+
+class PauseOrder(SomeEngines):
+    """`mode` is "" to go on, and `by` who it is that wants it."""
+
+    mode: str
+    by: Annotated[Name, Field(max_length=200)] = "over HTTP"
+
+
+class HoldOrder(SomeEngines):
+    """`by` who gave the order to pause."""
+
+    by: Annotated[Name, Field(max_length=200)]
+
+
+class VersionOrder(SomeEngines):
+    """`path` is where servers find these weights."""
+
+    version: Annotated[Name, Field(min_length=1, max_length=64)]
+    path: Annotated[Name, Field(max_length=500)] = ""
+
+
+class OrdersQuery(Request):
+    orders: dict[Name, Annotated[int, Field(ge=0, le=2**63 - 1)]]
+    waited_s: Annotated[float, Field(ge=0)] = 0.0

@@ -1,0 +1,44 @@
+"""The command that serves a farm over HTTP: `farm api`."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from functools import partial
+
+import click
+
+from farm.cli.console import plain_errors, runs_farm
+
+PORT = 8600
+
+
+@click.command()
+@click.option("--host", default="127.0.0.1", show_default=True, help="Where to listen.")
+@click.option("--port", type=click.IntRange(0, 65535), default=PORT, show_default=True, help="0 takes a free one.")
+@click.option("--url", help="The farm: a database URL or the folder of an embedded farm. Default: FARM_*.")
+@plain_errors
+@runs_farm
+def api(host: str, port: int, url: str | None) -> None:
+    """Serve the farm over HTTP until Ctrl-C.
+
+    farm.connect("http://HOST:PORT") uses it. It is stateless: any number may run on one database, and each may be
+    killed at any moment. Requests must carry the farm's key: FARM_API_KEY, else the one in FARM_HOME, which is made if
+    there is none and which clients of the same user find. TLS is left to a reverse proxy.
+    """
+    from farm.api.server import WAIT_TIMEOUT_S, serve
+    from farm.cli.doctor import examine_farm
+    from farm.cli.listening import bind, url_of
+    from farm.client.local import LocalFarm, open_store
+    from farm.home import own_key
+    from farm.notifications import Signals
+    from farm.settings import settings
+
+    key = own_key(settings())
+    # the server ends by a signal, and hands it on when it has
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with contextlib.suppress(KeyboardInterrupt), bind(host, port) as listener:
+        store, broker_url = open_store(url, WAIT_TIMEOUT_S)
+        with contextlib.closing(LocalFarm(store, Signals(broker_url), settings().max_open)) as farm:
+            examine = partial(examine_farm, settings(), store.url, broker_url)
+            serve(farm, listener, key, lambda: click.echo(url_of(listener)), lambda: list(examine()))

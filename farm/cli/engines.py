@@ -1,0 +1,222 @@
+"""The command line's part for engines: `farm engines list | add | drain | remove | clear | pause | resume | …`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, TextIO
+
+import click
+from rich.markup import escape
+from rich.table import Table
+
+from farm.cli.console import connected, console, plain_errors, url_option
+from farm.engine_urls import normal_url
+
+if TYPE_CHECKING:
+    from farm.client.farm import Farm
+    from farm.records.engine_state import EngineState, StoredEngine
+
+_ASK_S = 5.0
+_NODE_S = 15.0
+"""Seconds to wait for a node, which usually takes one."""
+_CHECK_INTERVAL_S = 0.1
+_MODES = ("drain", "keep", "abort")
+
+
+@click.group()
+def engines() -> None:
+    """The LLM servers that all nodes share."""
+
+
+@engines.command(name="list")
+@url_option
+@plain_errors
+def list_engines(url: str | None) -> None:
+    """Show the engines: what they are, what they can do, what they have to do, and what is wrong with them."""
+    with connected(url) as farm:
+        states = farm.engines()
+    if not states:
+        console.print("no engines; `farm engines add http://HOST:PORT/v1` adds one")
+        return
+    print_engines(states)
+
+
+def table(states: Sequence[EngineState]) -> Table:
+    """Return a row for each engine, as it was last seen, without its key."""
+    shown = Table(box=None, pad_edge=False)
+    # an address is there to be copied
+    shown.add_column("engine", no_wrap=True)
+    for title in ("kind", "model", "state", "token-exact", "calls", "tokens", "version"):
+        shown.add_column(title, overflow="fold", min_width=len(title))
+    for state in states:
+        engine, info = state.engine, state.engine.info
+        kind = f"{info.kind} {info.version}".strip() if info else "?"
+        model = engine.model or (info.model if info else "") or "?"
+        cells = [engine.url, kind, model, _state(engine), _exact(engine), str(state.n_calls), str(state.n_tokens)]
+        shown.add_row(*map(escape, [*cells, _version(engine)]))
+    return shown
+
+
+def print_engines(states: Sequence[EngineState]) -> None:
+    """Print the table of engines, and a line for each that gets no calls."""
+    from farm.cli.display import print_whole
+    from farm.cli.readiness import engine_trouble
+
+    print_whole(console, table(states))
+    for state in states:
+        if trouble := engine_trouble(state.engine):
+            console.print(f"{state.engine.url}: {trouble}", style="yellow", markup=False, soft_wrap=True)
+
+
+def _state(engine: StoredEngine) -> str:
+    if not engine.paused:
+        return f"{engine.state}, {engine.status}" if engine.status == "without weights" else engine.state
+    waits = "" if engine.n_done >= engine.n_orders else ", not told yet"
+    return f"{engine.state}, paused ({engine.paused}) for {engine.paused_s:.0f} s by {engine.paused_by}{waits}"
+
+
+def _exact(engine: StoredEngine) -> str:
+    info = engine.info
+    if info is None:
+        return "?"
+    if info.token_in and info.token_out:
+        return f"yes ({info.token_in})"
+    return "answers only" if info.token_out else "no"
+
+
+def _version(engine: StoredEngine) -> str:
+    if engine.version == engine.engine_version:
+        return engine.version
+    return f"{engine.version} (told {engine.engine_version or 'none'})"
+
+
+@engines.command()
+@click.argument("engine")
+@click.option("--model", default="", help="Ask for this model; default: the first that it lists.")
+@click.option("--key-file", type=click.File(), help="A file with its API key, which so stands in no shell's history.")
+@click.option("--tokenizer", default="", help="A folder or a name on a hub, where the engine does not say it.")
+@click.option("--tool-format", default="", help="How its model writes tool calls; default: as its chat template says.")
+@url_option
+@plain_errors
+def add(engine: str, model: str, key_file: TextIO | None, tokenizer: str, tool_format: str, url: str | None) -> None:
+    """Let the farm use ENGINE, such as http://HOST:8000/v1, or use it again with other settings.
+
+    It is probed once from here, and the capabilities a node finds are shown. One that does not answer stays added.
+    """
+    from farm.cli.readiness import takes_rollouts
+
+    key = key_file.read().strip() if key_file is not None else "none"
+    with connected(url) as farm:
+        farm.add_engine(engine, model, key, tokenizer, tool_format)
+        address = normal_url(engine)
+        if problem := _problem(address, key, model):
+            click.secho(f"{address} is added, but {problem}", fg="yellow", err=True)
+            return
+        state = _once_asked(farm, address) if any(map(takes_rollouts, farm.nodes())) else None
+    if state is None:
+        click.secho(f"{address} is added and answers here; no node has asked it yet", fg="yellow", err=True)
+        return
+    print_engines([state])
+
+
+def _problem(url: str, key: str, model: str) -> str:
+    """Probe an engine for its models; return the reason rollouts may find none there, empty if there is none."""
+    import httpx2
+
+    headers = {} if key == "none" else {"authorization": f"Bearer {key}"}
+    try:
+        answer = httpx2.get(f"{url}/models", headers=headers, timeout=_ASK_S, trust_env=False)
+        names = [str(each["id"]) for each in answer.raise_for_status().json()["data"]]
+    except httpx2.HTTPStatusError as error:
+        return f"it answers with status {error.response.status_code}: does it want a key (--key-file)?"
+    except (httpx2.HTTPError, httpx2.InvalidURL, OSError) as error:
+        return f"it does not answer from here ({error}): nodes go on asking it"
+    except (ValueError, KeyError, TypeError):
+        return "what answers there is no OpenAI-compatible server: does the address end in /v1?"
+    if not names:
+        return "it serves no model"
+    if model and model not in names:
+        return f"it does not serve {model!r}, but {', '.join(names[:10])}"
+    return ""
+
+
+def _once_asked(farm: Farm, url: str) -> EngineState | None:
+    """Return an engine's state once a node has probed it; None if none does within `_NODE_S`."""
+    deadline = time.monotonic() + _NODE_S
+    while True:
+        state = next((each for each in farm.engines() if each.engine.url == url), None)
+        if state is None or state.engine.info is not None or state.engine.failure:
+            return state
+        if time.monotonic() > deadline:
+            return None
+        time.sleep(_CHECK_INTERVAL_S)
+
+
+@engines.command()
+@click.argument("engine")
+@url_option
+@plain_errors
+def drain(engine: str, url: str | None) -> None:
+    """Send no new rollouts to ENGINE; those that play there finish there."""
+    with connected(url) as farm:
+        farm.drain_engine(engine)
+
+
+@engines.command()
+@click.argument("engine")
+@url_option
+@plain_errors
+def remove(engine: str, url: str | None) -> None:
+    """Stop using ENGINE; rollouts that play there move to another."""
+    with connected(url) as farm:
+        farm.remove_engine(engine)
+
+
+@engines.command()
+@url_option
+@plain_errors
+def clear(url: str | None) -> None:
+    """Use none of the engines any more."""
+    with connected(url) as farm:
+        click.echo(f"{farm.clear_engines()} engines removed")
+
+
+@engines.command()
+@click.argument("engine", nargs=-1)
+@click.option("--mode", type=click.Choice(_MODES), default="drain", show_default=True)
+@click.option("--timeout", "timeout_s", default=600.0, show_default=True)
+@url_option
+@plain_errors
+def pause(engine: tuple[str, ...], mode: str, timeout_s: float, url: str | None) -> None:
+    """Hold back new calls to all engines, or to ENGINE..., and wait until they are paused.
+
+    Calls that run end first (drain), freeze (keep), or are cut and go on after the resume (abort).
+    """
+    with connected(url) as farm:
+        farm.pause_engines(mode, engine or None, timeout_s)  # type: ignore[arg-type]
+
+
+@engines.command()
+@click.argument("engine", nargs=-1)
+@click.option("--timeout", "timeout_s", default=60.0, show_default=True)
+@url_option
+@plain_errors
+def resume(engine: tuple[str, ...], timeout_s: float, url: str | None) -> None:
+    """Let calls to all engines, or to ENGINE..., go on."""
+    with connected(url) as farm:
+        farm.resume_engines(engine or None, timeout_s)
+
+
+@engines.command(name="set-version")
+@click.argument("version")
+@click.argument("engine", nargs=-1)
+@click.option("--timeout", "timeout_s", default=60.0, show_default=True)
+@url_option
+@plain_errors
+def set_version(version: str, engine: tuple[str, ...], timeout_s: float, url: str | None) -> None:
+    """Say that all engines, or ENGINE..., have the weights VERSION now."""
+    with connected(url) as farm:
+        missed = farm.set_version(version, engine or None, timeout_s)
+    if missed:
+        raise click.ClickException(f"could not be told, and get no calls until they are: {', '.join(missed)}")

@@ -1,0 +1,119 @@
+"""The commands that start something on this machine: a farm, a node, a scripted engine, an image build, Flower."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+
+import click
+
+from farm.cli.console import become, console, plain_errors, runs_farm, signals
+from farm.errors import InvalidRequest
+
+_TICK_S = 0.2
+_THROUGH = {"ignore_unknown_options": True, "help_option_names": []}
+"""For commands whose options another program reads."""
+
+
+class _Up(click.Command):
+    """Shows the node's options, too, as it takes them."""
+
+    def format_epilog(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        shown = subprocess.run([sys.executable, "-m", "workers.node", "--help"], capture_output=True, text=True)
+        _, _, options = shown.stdout.partition("Options:\n")
+        with formatter.section("NODE_OPTIONS"):
+            formatter.write(options)
+
+
+@click.command(cls=_Up, context_settings={"ignore_unknown_options": True})
+@click.option("--flower/--no-flower", default=True, show_default=True, help="Show the jobs in a browser.")
+@click.argument("node_options", nargs=-1, type=click.UNPROCESSED)
+@plain_errors
+@runs_farm
+def up(flower: bool, node_options: tuple[str, ...]) -> None:
+    """Run a whole farm on this machine until Ctrl-C: SQLite, Redis, three worker pools, Flower.
+
+    NODE_OPTIONS are those of `farm node`, such as --run 64; they are checked before anything is started.
+    """
+    from farm.cli.doctor import sandbox_in_use
+    from farm.embedded.embedded_farm import FLOWER_USER, Embedded
+    from farm.home import KEY_FILE
+    from farm.settings import settings
+
+    try:
+        settings().home.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        where = f"{settings().home} cannot be made ({error.strerror})"
+        raise InvalidRequest(f"{where}: set FARM_HOME to a folder of your own", field="FARM_HOME") from error
+    if node_options:
+        # a mistake in them should not cost a start
+        check = [sys.executable, "-m", "workers.node.option_check", *node_options]
+        read = subprocess.run(check, start_new_session=True)
+        if read.returncode:
+            sys.exit(read.returncode)
+    received = signals()
+    with Embedded(settings(), node_options=node_options, flower=flower) as farm:
+        console.print(f"farm    {farm.home}\nstore   {farm.store_url}\nbroker  {farm.broker_url}", soft_wrap=True)
+        if farm.flower_url:
+            login = f"(user {FLOWER_USER}, password in {farm.home / KEY_FILE})"
+            console.print(f"flower  {farm.flower_url} {login}", soft_wrap=True)
+        console.print(f"sandbox {sandbox_in_use(settings())}", soft_wrap=True, markup=False, highlight=False)
+        console.print("ready; Ctrl-C ends it", highlight=False)
+        while not received:
+            farm.check()
+            time.sleep(_TICK_S)
+
+
+@click.command(context_settings=_THROUGH)
+@click.argument("options", nargs=-1, type=click.UNPROCESSED)
+@plain_errors
+def node(options: tuple[str, ...]) -> None:
+    """Run this machine's part of a farm until SIGTERM; one per node, for example under srun.
+
+    Needs FARM_STORE_URL and FARM_BROKER_URL. --help lists the options.
+    """
+    become("workers.node", options)
+
+
+@click.command(context_settings=_THROUGH)
+@click.argument("options", nargs=-1, type=click.UNPROCESSED)
+@plain_errors
+def images(options: tuple[str, ...]) -> None:
+    """Build sandbox images, or list and prune those in the cache: build, list, prune, pull."""
+    become("workers.cli.images", options)
+
+
+@click.command(context_settings=_THROUGH)
+@click.argument("options", nargs=-1, type=click.UNPROCESSED)
+@plain_errors
+def engine(options: tuple[str, ...]) -> None:
+    """Run a double of an LLM server, to try the farm without a GPU: --scripted."""
+    if "--scripted" not in options and not {"-h", "--help"} & {*options}:
+        raise click.UsageError("only --scripted engines are the farm's own: `farm engine --scripted --help`")
+    become("workers.testing.engine", [option for option in options if option != "--scripted"])
+
+
+@click.command()
+@click.option("--port", type=click.IntRange(1, 65535), default=5555, show_default=True)
+@click.option("--address", default="127.0.0.1", show_default=True, help="Where to listen.")
+@plain_errors
+@runs_farm
+def flower(port: int, address: str) -> None:
+    """Show the farm's jobs in a browser, read-only.
+
+    It requires user `farm` and the farm's key as the password: FARM_API_KEY, else the one in FARM_HOME, which is made
+    if there is none.
+    """
+    from farm.cli.doctor import store_and_broker
+    from farm.cli.listening import bind
+    from farm.embedded.embedded_farm import flower_command
+    from farm.home import own_key
+    from farm.settings import settings
+
+    _, broker_url = store_and_broker(settings())
+    # Flower would say it by a traceback
+    bind(address, port).close()
+    os.environ |= {"FARM_BROKER_URL": broker_url, "FARM_API_KEY": own_key(settings())}
+    os.execv(sys.executable, flower_command(port, address))  # noqa: S606 - no shell is wanted

@@ -1,0 +1,103 @@
+"""The command line: `farm up | node | api | engines | images | submit | watch | show | collect | doctor | …`.
+
+Here stand the names of all commands and a line on each; what a command needs is loaded when it is run, so that
+`farm --help` and a mistyped option answer at once. A command's line here and the first of its own help are the same.
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+from importlib import import_module
+from typing import Any, NoReturn
+
+import click
+
+from farm.startup import frozen_imports
+
+_INTERRUPTED = 130
+
+COMMANDS = {
+    "up": ("machine", "Run a whole farm on this machine until Ctrl-C: SQLite, Redis, three worker pools, Flower."),
+    "node": ("machine", "Run this machine's part of a farm until SIGTERM; one per node, for example under srun."),
+    "api": ("api", "Serve the farm over HTTP until Ctrl-C."),
+    "flower": ("machine", "Show the farm's jobs in a browser, read-only."),
+    "handlers": ("handlers", "The kinds of problems that can be submitted; `show NAME` has fields and an example."),
+    "submit": ("submit", "Start a batch from FILE, one problem per line, and print its id."),
+    "ls": ("batches", "List the newest batches: state, size, age, mean reward."),
+    "watch": ("batches", "Show a batch's progress until it has ended, then a line per group."),
+    "show": ("batches", "Print what a rollout did: its transcript, rewards, times per stage and token counts."),
+    "artefacts": ("batches", "List what a rollout's tools made and the model was not shown, or fetch one of them."),
+    "collect": (
+        "collect",
+        "Write a batch to a file once it has ended: arrays (.npz) or a rollout per line (.jsonl).",
+    ),
+    "cancel": ("batches", "End a batch, a group (BATCH.GROUP) or a rollout (BATCH.GROUP.SAMPLE) now."),
+    "rescore": ("batches", "Score a batch, a group or a rollout again, without playing it again."),
+    "engines": ("engines", "The LLM servers that all nodes share."),
+    "engine": ("machine", "Run a double of an LLM server, to try the farm without a GPU: --scripted."),
+    "images": ("machine", "Build sandbox images, or list and prune those in the cache: build, list, prune, pull."),
+    "doctor": ("operations", "Check what a farm needs here and say how to mend what is missing."),
+    "metrics": ("operations", "Print the farm's numbers as Prometheus reads them; farm_violations is the alarm."),
+    "migrate": ("operations", "Bring the database to this farm's schema."),
+}
+
+
+class Commands(click.Group):
+    """A group whose commands are loaded one by one, and which an interrupt ends with status 130 at any moment."""
+
+    def list_commands(self, context: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, context: click.Context, name: str) -> click.Command | None:
+        if name not in COMMANDS:
+            return None
+        with frozen_imports():
+            module = import_module(f"farm.cli.{COMMANDS[name][0]}")
+        command: click.Command = getattr(module, name)
+        return command
+
+    def resolve_command(
+        self, context: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if name not in COMMANDS and not name.startswith("-"):
+            from difflib import get_close_matches
+
+            close = get_close_matches(name, COMMANDS, n=2)
+            hint = f" Did you mean {' or '.join(close)}?" if close else " `farm --help` lists them."
+            context.fail(f"No such command {name!r}.{hint}")
+        return super().resolve_command(context, args)
+
+    def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        try:
+            return super().make_context(info_name, args, parent, **extra)
+        except KeyboardInterrupt:
+            _end()
+
+    def invoke(self, context: click.Context) -> Any:
+        try:
+            return super().invoke(context)
+        except KeyboardInterrupt:
+            _end()
+
+
+def _end() -> NoReturn:
+    click.echo("interrupted", err=True)
+    sys.exit(_INTERRUPTED)
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="rollout-farm", prog_name="farm")
+def main() -> None:
+    """Play rollouts of LLM agents for reinforcement learning. Settings are read from FARM_* variables."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # a transcript may hold what a model wrote and no terminal can show
+            stream.reconfigure(errors="backslashreplace")

@@ -1,0 +1,167 @@
+"""Commands for operating a farm: doctor, metrics, migrate."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import click
+from rich.markup import escape
+from rich.table import Table
+
+from farm.cli.console import become, connected, console, first_s, plain_errors, runs_farm, signals, url_option
+from farm.extras import check_extra
+
+if TYPE_CHECKING:
+    from farm.cli.readiness import CheckResult
+    from farm.client.http_connection import ApiConnection
+
+_TICK_S = 0.2
+
+
+@click.command(context_settings={"ignore_unknown_options": True})
+@click.option("--sandbox", help="Try on this kind of sandbox what every sandbox promises, for a minute or two.")
+@click.option("--engine", help="Show what the LLM server at this address can do, such as http://HOST:8000/v1.")
+@click.option("--batch", help="Check a batch: is all of it there, once, and is nothing where it must not be.")
+@url_option
+@click.argument("options", nargs=-1, type=click.UNPROCESSED)
+@plain_errors
+def doctor(
+    sandbox: str | None, engine: str | None, batch: str | None, url: str | None, options: tuple[str, ...]
+) -> None:
+    """Check what a farm needs here and say how to mend what is missing.
+
+    Exit status 1 if something needed is. With --batch, exit status 1 if the numbers do not add up or an invariant is
+    broken. With --sandbox, OPTIONS are those of `python -m workers.conformance`, such as --group limits or --list;
+    with --engine, those of `python -m workers.cli.engine_check`.
+    """
+    if batch is not None:
+        _check_batch(batch, url)
+    if engine is not None:
+        become("workers.cli.engine_check", [engine, *options])
+    if sandbox is not None:
+        become("workers.conformance", [sandbox, *options])
+    if options:
+        raise click.UsageError(f"{' '.join(options)}: only --sandbox NAME and --engine URL take more options")
+    from farm.address import is_http
+
+    if is_http(url):
+        findings = _findings_of_api(str(url))
+        console.print(_table(findings))
+        sys.exit(1 if any(finding.needed and not finding.ok for finding in findings) else 0)
+    check_extra("a check of what is here")
+    from farm.cli.doctor import examine, store_and_broker
+    from farm.settings import settings
+
+    findings = list(examine(settings(), *store_and_broker(settings(), url)))
+    console.print(_table(findings))
+    kinds = [finding.ok for finding in findings if finding.what.startswith("sandbox ")]
+    if not any(kinds):
+        console.print("[red]no kind of sandbox can run on this machine[/red]")
+    if not any(kinds) or any(finding.needed and not finding.ok for finding in findings):
+        sys.exit(1)
+
+
+def _api(url: str) -> ApiConnection:
+    from farm.client.http_connection import ApiConnection
+    from farm.home import known_key
+    from farm.settings import settings
+
+    return ApiConnection(url, known_key(settings()), first_s())
+
+
+def _findings_of_api(url: str) -> list[CheckResult]:
+    from farm.cli.readiness import CheckResult
+
+    with contextlib.closing(_api(url)) as api:
+        return api.get(list[CheckResult], "/v1/doctor")
+
+
+def _table(findings: Sequence[CheckResult]) -> Table:
+    """Return what `farm doctor` found, a line each, and below it what to do where something is missing."""
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for finding in findings:
+        mark = "[green]ok[/green]" if finding.ok else ("[red]bad[/red]" if finding.needed else "[yellow]no[/yellow]")
+        mend = "" if finding.ok or not finding.mend else f"\n→ {finding.mend}"
+        table.add_row(mark, finding.what, escape(finding.detail + mend))
+    return table
+
+
+def _check_batch(batch_id: str, url: str | None) -> None:
+    from farm.cli import display
+
+    with connected(url) as farm:
+        numbers, wrong = farm.conservation(batch_id), farm.violations(batch_id)
+    console.print(display.conservation(numbers, wrong))
+    sys.exit(1 if wrong or numbers.off else 0)
+
+
+@click.command()
+@click.option(
+    "--port", type=click.IntRange(0, 65535), help="Serve them at this port until Ctrl-C, instead of printing them once."
+)
+@click.option("--address", default="127.0.0.1", show_default=True, help="Where to serve them.")
+@url_option
+@plain_errors
+def metrics(port: int | None, address: str, url: str | None) -> None:
+    """Print the farm's numbers as Prometheus reads them; farm_violations is the alarm.
+
+    Served, they are shown to those who send the farm's key as a bearer token: FARM_API_KEY, else the one in FARM_HOME.
+    """
+    from farm.address import is_http
+
+    if is_http(url):
+        if port is not None:
+            raise click.UsageError(f"the API serves them at {url}/metrics already: leave out --port")
+        with contextlib.closing(_api(str(url))) as api:
+            click.echo(api.data("/metrics").decode(), nl=False)
+        return
+    check_extra("reading the numbers from the database")
+    from prometheus_client import generate_latest
+
+    from farm import metrics as farm_metrics
+    from farm import metrics_server
+    from farm.cli.listening import bind, url_of
+    from farm.client.local import open_store
+    from farm.home import own_key
+    from farm.settings import settings
+
+    with contextlib.closing(open_store(url, first_s=first_s())[0]) as store:
+        numbers = farm_metrics.registry(store, settings().node_timeout_s)
+        if port is None:
+            click.echo(generate_latest(numbers).decode(), nl=False)
+            return
+        with bind(address, port) as listener:
+            server = metrics_server.server(listener, numbers, own_key(settings()))
+            received = signals()
+            threading.Thread(target=server.serve_forever, daemon=True).start()
+            click.echo(f"{url_of(listener)}/metrics")
+            while not received:
+                time.sleep(_TICK_S)
+            server.shutdown()
+
+
+@click.command()
+@click.option("--to", default="head", show_default=True, help="A revision, `head` or `base`.")
+@click.option("--url", help="A database URL. Default: FARM_STORE_URL, or the embedded farm's SQLite.")
+@plain_errors
+@runs_farm
+def migrate(to: str, url: str | None) -> None:
+    """Bring the database to this farm's schema."""
+    from farm.settings import settings
+    from farm.store import migrations
+    from farm.store.database import Store
+
+    store = Store(url or settings().database_url)
+    try:
+        migrations.migrate(store, to)
+        click.echo(f"{store.name} is at {migrations.revision(store) or 'base'}")
+    finally:
+        store.close()

@@ -1,0 +1,166 @@
+"""Batches written down in files: problems as lines of JSON, all of a request as YAML or JSON, single settings as text.
+
+Rule: what a file says is taken as it stands or refused with its place (`FILE:LINE`), never read otherwise than it was
+meant: a name that stands twice in one object, another encoding and a list in place of lines are errors.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import zlib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from farm.errors import InvalidRequest
+from farm.extras import not_installed
+
+if TYPE_CHECKING:
+    import yaml
+
+_GZIP = b"\x1f\x8b"
+_UTF_8_MARK = b"\xef\xbb\xbf"
+_WANTED = "one JSON object per line, in UTF-8"
+_INDEX = re.compile(r"\binstances\[(\d+)\]")
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceFile:
+    """The instances of a file, as they stand there, and the line of each."""
+
+    file: str
+    instances: list[dict[str, Any]] = field(default_factory=list)
+    lines: list[int] = field(default_factory=list)
+
+    def placed(self, text: str) -> str:
+        """Return a message about a request in which `instances[3]` is `FILE:LINE` instead."""
+
+        def place(found: re.Match[str]) -> str:
+            index = int(found[1])
+            return f"{self.file}:{self.lines[index]}" if index < len(self.lines) else found[0]
+
+        return _INDEX.sub(place, text)
+
+
+def read_problems(path: Path) -> InstanceFile:
+    """Read one instance per line, also from a .gz file. Raises InvalidRequest that names the line, OSError."""
+    problems = InstanceFile(str(path))
+    for number, line in enumerate(_text(path).split("\n"), 1):
+        if not line.strip():
+            continue
+        place = f"{path}:{number}"
+        value = _parsed(line, place)
+        if isinstance(value, list) and not problems.instances:
+            raise InvalidRequest(f"this is a JSON array; wanted is {_WANTED}", field=place)
+        if not isinstance(value, dict):
+            raise InvalidRequest(f"this is no JSON object; wanted is {_WANTED}", field=place)
+        problems.instances.append(value)
+        problems.lines.append(number)
+    if not problems.instances:
+        raise InvalidRequest(f"it is empty; wanted is {_WANTED}", field=str(path))
+    return problems
+
+
+def read_request(path: Path) -> dict[str, Any]:
+    """Read the fields of a BatchRequest from a YAML or JSON file. Raises InvalidRequest, OSError."""
+    text = _text(path)
+    value = _parsed(text, str(path)) if path.suffix == ".json" else _parsed_yaml(text, path)
+    if not isinstance(value, dict):
+        raise InvalidRequest("wanted are the fields of a batch request, such as `n_samples: 8`", field=str(path))
+    return value
+
+
+def set_fields(request: dict[str, Any], settings: tuple[str, ...]) -> None:
+    """Put `name.inner=VALUE` texts into a request; VALUE is JSON, or else a text. Raises InvalidRequest."""
+    for setting in settings:
+        path, sign, text = setting.partition("=")
+        names = path.strip().split(".")
+        if not sign or not all(names):
+            raise InvalidRequest(f"{setting!r} is not NAME=VALUE, such as sampling.top_p=0.9", field="--set")
+        if names[0] == "instances":
+            raise InvalidRequest("instances come from FILE", field="--set")
+        at = request
+        for name in names[:-1]:
+            inner = at.setdefault(name, {})
+            if not isinstance(inner, dict):
+                raise InvalidRequest(f"{name} in {setting!r} has no fields of its own", field="--set")
+            at = inner
+        try:
+            at[names[-1]] = json.loads(text)
+        except ValueError:
+            at[names[-1]] = text
+
+
+def _text(path: Path) -> str:
+    """Read a text file, packed by gzip or not."""
+    data = path.read_bytes()
+    if data.startswith(_GZIP):
+        try:
+            data = gzip.decompress(data)
+        except (EOFError, OSError, zlib.error) as error:
+            raise InvalidRequest(
+                f"it begins as a gzip file and cannot be unpacked: {error}", field=str(path)
+            ) from error
+    if b"\0" in data[:4096]:
+        raise InvalidRequest(f"it is no UTF-8, but UTF-16 or no text; wanted is {_WANTED}", field=str(path))
+    try:
+        # the mark that some editors put before UTF-8
+        return data.removeprefix(_UTF_8_MARK).decode()
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise InvalidRequest(f"it is no UTF-8; wanted is {_WANTED}", field=f"{path}:{line}") from error
+
+
+def _parsed(text: str, place: str) -> Any:
+    try:
+        return json.loads(text, object_pairs_hook=_once)
+    except _TwiceError as error:
+        raise InvalidRequest(str(error), field=place) from None
+    except ValueError as error:
+        raise InvalidRequest(f"no JSON: {error}; wanted is {_WANTED}", field=place) from error
+    except RecursionError as error:
+        raise InvalidRequest("it is nested too deep", field=place) from error
+
+
+class _TwiceError(Exception):
+    """A name stands twice in one object: JSON readers differ in which they take."""
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        seen: set[str] = set()
+        twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
+        raise _TwiceError(f"{twice!r} stands twice in one object")
+    return values
+
+
+def _parsed_yaml(text: str, path: Path) -> Any:
+    # a moment to load, for the few who write requests in it
+    try:
+        import yaml
+    except ModuleNotFoundError as error:
+        raise not_installed(f"{path}: a request in YAML (JSON will do)", str(error.name)) from error
+
+    class Loader(yaml.SafeLoader):
+        """Refuses a key that stands twice."""
+
+        def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+            pairs = [(self.construct_object(key, deep=True), value) for key, value in node.value]
+            seen = set()
+            for (key, _), (written, _) in zip(pairs, node.value, strict=True):
+                if not isinstance(key, str) or key in seen:
+                    problem = f"{key!r} stands twice" if isinstance(key, str) else f"the name {key!r} is no text"
+                    raise InvalidRequest(problem, field=f"{path}:{written.start_mark.line + 1}")
+                seen.add(key)
+            return super().construct_mapping(node, deep)
+
+    try:
+        return yaml.load(text, Loader=Loader)  # noqa: S506 - a SafeLoader
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark is not None else 1
+        raise InvalidRequest(f"no YAML: {error.problem}", field=f"{path}:{line}") from error
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        raise InvalidRequest(f"no YAML: {str(error).partition(chr(10))[0]}", field=str(path)) from error

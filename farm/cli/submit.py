@@ -1,0 +1,102 @@
+"""The command that starts a batch: `farm submit`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from farm.cli.console import connected, plain_errors, url_option
+from farm.engine_urls import normal_url
+from farm.errors import InvalidRequest, UnknownHandler
+
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+
+
+@click.command()
+@click.argument("file", type=_FILE, required=False)
+@click.option("--request", "request_file", type=_FILE, help="All of a batch request (farm.BatchRequest), YAML or JSON.")
+@click.option("--set", "fields", multiple=True, metavar="NAME=VALUE", help="A field of it, such as sampling.top_p=0.9.")
+@click.option("-n", "--n-samples", type=int, help="Rollouts of each instance.  [default: 1]")
+@click.option("--model", help="Play only on engines with this model.")
+@click.option("--agent", help="Who plays it, such as mini-swe-agent. Default: the handler's own choice.")
+@click.option("--sandbox", help="auto, singularity or namespace.  [default: auto]")
+@click.option("--temperature", type=float, help="[default: 1.0]")
+@click.option("--seed", type=int, help="Each call gets a seed derived from this, its instance, sample and turn.")
+@click.option("--max-turns", type=int)
+@click.option("--priority", type=int, help="[default: 0]")
+@click.option("--key", help="Idempotency key: the same key gives the same batch.")
+@click.option("--engine", help="An LLM server to add first if the farm does not have it: http://HOST:PORT/v1.")
+@url_option
+@plain_errors
+def submit(
+    file: Path | None,
+    request_file: Path | None,
+    fields: tuple[str, ...],
+    n_samples: int | None,
+    model: str | None,
+    agent: str | None,
+    sandbox: str | None,
+    temperature: float | None,
+    seed: int | None,
+    max_turns: int | None,
+    priority: int | None,
+    key: str | None,
+    engine: str | None,
+    url: str | None,
+) -> None:
+    """Start a batch from FILE, one problem per line, and print its id.
+
+    A line is {"data_source": ..., "fields": {...}}; `farm handlers show NAME` has the fields and an example. What is
+    not said here is taken from --request, and else the default of farm.BatchRequest; --set comes last.
+    """
+    options = {
+        "n_samples": n_samples,
+        "model": model,
+        "agent": agent,
+        "sandbox": sandbox,
+        "sampling.temperature": temperature,
+        "sampling.seed": seed,
+        "limits.max_turns": max_turns,
+        "priority": priority,
+        "idempotency_key": key,
+    }
+    from farm.cli import readiness, request_files
+
+    request = {} if request_file is None else request_files.read_request(request_file)
+    problems = request_files.InstanceFile("")
+    if file is not None:
+        if "instances" in request:
+            raise InvalidRequest(f"{request_file} has instances too: give one of the two", field=str(file))
+        problems = request_files.read_problems(file)
+        request["instances"] = problems.instances
+    elif "instances" not in request:
+        raise click.UsageError("give a FILE with problems, one per line, or --request with `instances`")
+    _put(request, options)
+    request_files.set_fields(request, fields)
+    with connected(url) as farm:
+        if engine and normal_url(engine) not in [state.engine.url for state in farm.engines()]:
+            # one that is there has settings of its own, such as a key
+            farm.add_engine(engine, model or "")
+        try:
+            batch_id = farm.submit(request)
+        except InvalidRequest as error:
+            placed = [(problems.placed(place), problems.placed(text)) for place, text in error.complaints]
+            raise InvalidRequest.of(placed) from error
+        except UnknownHandler as error:
+            raise UnknownHandler(problems.placed(str(error))) from error
+        click.echo(batch_id)
+        for line in readiness.missing_parts(farm.nodes(), farm.engines()):
+            click.secho(line, fg="yellow", err=True)
+
+
+def _put(request: dict[str, Any], options: dict[str, Any]) -> None:
+    """Let what was said on the command line take the place of what the request file says."""
+    for path, value in options.items():
+        if value is not None:
+            outer, _, inner = path.partition(".")
+            if not inner:
+                request[outer] = value
+            elif isinstance(fields := request.setdefault(outer, {}), dict):
+                fields[inner] = value

@@ -1,0 +1,179 @@
+"""HTTP requests to the API of a farm, retried while it is unavailable.
+
+An API is stateless: after a restart it serves repeated requests as before. Only a request that must not be done twice
+is an error at once if it was sent and not answered.
+"""
+
+from __future__ import annotations
+
+import random
+import socket
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+import httpx2
+
+from farm.address import WAIT_TIMEOUT_S
+from farm.client import serialization
+from farm.client.http_errors import error_of
+from farm.errors import FarmUnreachable, InvalidRequest, ServiceError, StoreUnavailable
+
+T = TypeVar("T")
+
+_CONNECT_S = 10.0
+_ANSWER_S = 300.0
+"""Seconds for an answer beyond the `wait_s` of a request: a huge batch takes its time."""
+_LIMITS = httpx2.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=30.0)
+# a machine that crashed without closing its connections would be waited for just as long
+_TCP = (
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 15),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+    (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 30_000),
+)
+_PAUSE_S = (0.05, 1.0)
+_AWAY = {502, 503, 504}
+"""Status codes by which a proxy answers while the API is unavailable."""
+
+
+@dataclass(frozen=True, slots=True)
+class _NoAnswer:
+    """The reason a request got no answer; `may_be_done`: it may have arrived all the same."""
+
+    why: ServiceError
+    may_be_done: bool
+
+
+class ApiConnection:
+    """A connection to one address, for any number of threads. `patience_s`: how long to wait for an unavailable API.
+
+    Raises InvalidRequest for an address that is none.
+    """
+
+    def __init__(self, url: str, key: str = "", patience_s: float = WAIT_TIMEOUT_S) -> None:
+        self.url = _sound(url)
+        self._timeout_s = patience_s
+        shown = [(b"authorization", f"Bearer {key}".encode())] if key else []
+        self._client = httpx2.Client(
+            # the environment's proxies are for what is far away, and reading certificates takes longer than a request
+            trust_env=False,
+            transport=httpx2.HTTPTransport(
+                verify=url.startswith("https:"), limits=_LIMITS, socket_options=_TCP, trust_env=False
+            ),
+            headers=[*shown, (b"accept-encoding", b"identity")],
+        )
+
+    def get(self, kind: type[T], path: str, *, wait_s: float = 0.0, patience_s: float | None = None, **query: Any) -> T:
+        """Return the answer to a request that changes nothing. `wait_s` is how long it may take; `patience_s` in place
+        of the connection's own."""
+        result = {name: str(value) for name, value in query.items()}
+        if wait_s:
+            result["wait_s"] = f"{wait_s:.3f}"
+        return self._read(kind, self._ask("GET", path, result, None, wait_s, patience_s=patience_s))
+
+    def data(self, path: str, **query: str) -> bytes:
+        """Return the bytes of an answer that is no JSON; otherwise as `get`."""
+        return self._ask("GET", path, query, None)
+
+    def post(self, kind: type[T], path: str, body: Any = None, *, repeatable: bool = True) -> T:
+        """Send a request that makes changes; one not `repeatable` is not sent again once it may have arrived."""
+        return self._read(kind, self._ask("POST", path, {}, _content(body), repeatable=repeatable))
+
+    def close(self) -> None:
+        self._client.close()
+
+    def _ask(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str],
+        content: bytes | None,
+        wait_s: float = 0.0,
+        repeatable: bool = True,
+        patience_s: float | None = None,
+    ) -> bytes:
+        # what is given is all there is; else an API may first take as long as it likes for an answer
+        deadline = None if patience_s is None else time.monotonic() + patience_s
+        patience_s = self._timeout_s if patience_s is None else patience_s
+        # a request that cannot be sent is the caller's fault, and no reason to retry
+        try:
+            request = self._client.build_request(
+                method,
+                self.url + path,
+                params=query,
+                content=content,
+                headers={"content-type": "application/json"} if content is not None else {},
+                timeout=httpx2.Timeout(_ANSWER_S + wait_s, connect=min(_CONNECT_S, max(patience_s, 1.0)), pool=None),
+            )
+        except (ValueError, httpx2.InvalidURL) as error:
+            raise InvalidRequest(f"cannot be sent: {error}", field="request") from error
+        for pause_s in _pauses():
+            answer = self._tried(request)
+            if isinstance(answer, bytes):
+                return answer
+            deadline = time.monotonic() + patience_s if deadline is None else deadline
+            if answer.may_be_done and not repeatable:
+                raise answer.why
+            if time.monotonic() + pause_s > deadline:
+                raise answer.why
+            time.sleep(pause_s)
+        raise AssertionError("pauses have no end")
+
+    def _tried(self, request: httpx2.Request) -> bytes | _NoAnswer:
+        """Send once; return the answer, or the reason there is none now. Raises errors that a retry cannot mend."""
+        try:
+            response = self._client.send(request)
+        except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
+            return _NoAnswer(FarmUnreachable(f"no API of a farm answers at {self.url}: {error}"), False)
+        except httpx2.TransportError as error:
+            why = f"the API at {self.url} gave no answer ({type(error).__name__}); it may have done what it was asked"
+            return _NoAnswer(FarmUnreachable(why), True)
+        if response.is_success:
+            return response.content
+        refusal = error_of(response.content)
+        if refusal is None:
+            refusal = FarmUnreachable(f"what answers at {self.url} is no API of a farm: status {response.status_code}")
+            if response.status_code in _AWAY:
+                return _NoAnswer(refusal, True)
+        if isinstance(refusal, StoreUnavailable):
+            return _NoAnswer(refusal, True)
+        raise refusal
+
+    def _read(self, kind: type[T], data: bytes) -> T:
+        try:
+            return serialization.read(kind, data)
+        except ValueError as error:
+            raise FarmUnreachable(f"what answers at {self.url} is no API of such a farm: {error}") from error
+
+
+def _content(body: Any) -> bytes:
+    try:
+        content = serialization.written({} if body is None else body)
+    except ValueError as error:
+        raise InvalidRequest(str(error), field="request") from error
+    if len(content) > serialization.MAX_BODY_BYTES:
+        raise InvalidRequest(serialization.TOO_LARGE, field="request")
+    return content
+
+
+def _sound(url: str) -> str:
+    try:
+        parts = urlsplit(url)
+        sound = bool(parts.hostname) and (parts.port is None or parts.port > 0) and not (parts.query or parts.fragment)
+    except ValueError:
+        sound = False
+    # a password would be shown in messages, and the API wants a key
+    if not sound or "@" in url:
+        raise InvalidRequest("it is no address such as http://HOST:8600", field="url")
+    return url.rstrip("/")
+
+
+def _pauses() -> Iterator[float]:
+    pause_s, longest_s = _PAUSE_S
+    while True:
+        yield pause_s * random.uniform(0.5, 1.0)  # noqa: S311 - no secret
+        pause_s = min(pause_s * 2, longest_s)

@@ -1,0 +1,98 @@
+"""Errors on the wire: the tree of `farm.errors` as HTTP statuses with a body, and back, by one table."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from farm.client import serialization
+from farm.errors import (
+    BrokerUnavailable,
+    Conflict,
+    FarmUnreachable,
+    InvalidRequest,
+    NotAllowed,
+    NotFound,
+    Overloaded,
+    ServiceError,
+    StoreUnavailable,
+    StoreWentBack,
+    UnknownHandler,
+    UsageError,
+)
+
+log = logging.getLogger(__name__)
+
+_KINDS: dict[str, type[UsageError] | type[ServiceError]] = {
+    kind.__name__: kind
+    for kind in (
+        UsageError,
+        InvalidRequest,
+        UnknownHandler,
+        NotFound,
+        Conflict,
+        StoreWentBack,
+        NotAllowed,
+        ServiceError,
+        StoreUnavailable,
+        BrokerUnavailable,
+        FarmUnreachable,
+        Overloaded,
+    )
+}
+"""Errors sent by name; their status is that of their class, unless HTTP has a finer one."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProblemDetails:
+    """The body of an error response: `kind` is the name of one of the farm's errors."""
+
+    status: int
+    kind: str
+    message: str
+    field: str = ""
+    more: Sequence[tuple[str, str]] = ()
+    """Further faults of the request, as (field, message)."""
+
+    def body(self) -> bytes:
+        error = {"kind": self.kind, "message": self.message, "field": self.field}
+        return serialization.written({"error": error | ({"more": list(self.more)} if self.more else {})})
+
+
+def problem_of(error: Exception) -> ProblemDetails:
+    """Return the error response for an exception. Details of unexpected ones go to the log only."""
+    if isinstance(error, InvalidRequest):
+        (field, message), *more = error.complaints
+        return ProblemDetails(error.status, "InvalidRequest", message, field, more)
+    if isinstance(error, UsageError | ServiceError):
+        return ProblemDetails(error.status, type(error).__name__, str(error))
+    log.error("answering a request broke", exc_info=error)
+    return ProblemDetails(500, "ServiceError", f"answering broke ({type(error).__name__}): the API's log says where")
+
+
+def error_of(data: bytes) -> UsageError | ServiceError | None:
+    """Return the error that an answer stands for; None if no API of a farm gave it."""
+    result = _told(data)
+    kind = _KINDS.get(str(result.get("kind")))
+    if kind is None:
+        return None
+    if kind is InvalidRequest:
+        return InvalidRequest(str(result.get("message")), field=str(result.get("field") or ""), more=_more(result))
+    return kind(str(result.get("message")))
+
+
+def _more(told: dict[str, Any]) -> list[tuple[str, str]]:
+    more = told.get("more")
+    pairs = more if isinstance(more, list) else []
+    return [(str(pair[0]), str(pair[1])) for pair in pairs if isinstance(pair, list) and len(pair) == 2]
+
+
+def _told(data: bytes) -> dict[str, Any]:
+    try:
+        body = serialization.parsed(data)
+    except ValueError:
+        return {}
+    result = body.get("error") if isinstance(body, dict) else None
+    return result if isinstance(result, dict) else {}

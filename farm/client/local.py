@@ -1,0 +1,382 @@
+"""A farm by way of its store: the verbs as reads and writes, with their notifications, which are sent only here."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from sqlalchemy import Connection
+from sqlalchemy.exc import IntegrityError
+
+from farm.address import WAIT_TIMEOUT_S, address_of
+from farm.client.consumer_stream import CONSUMER, BatchWatch, Page, check_consumer
+from farm.client.farm import Farm
+from farm.client.local_orders import ALIVE_S, LocalOrders
+from farm.client.request_checks import MAX_COMPLAINTS, check_plugin, checked_request, field_complaints
+from farm.errors import InvalidRequest, NotFound, StoreWentBack, UnknownHandler
+from farm.ids import RolloutRef, new_batch_id
+from farm.notifications import ENDED, Listener, Signals
+from farm.plugins import installed, load
+from farm.records.conservation import Conservation, Violation
+from farm.records.engine_state import EngineState, StoredEngine
+from farm.records.node import Node
+from farm.records.request import BatchRequest, Instance
+from farm.records.rollout import BatchStatus, BatchSummary, KeptArtefact, Reward, Rollout, StageTimes, Timing
+from farm.records.trajectory import ModelCall
+from farm.settings import settings
+from farm.store import (
+    artefacts,
+    batches,
+    cancel_and_rescore,
+    consumers,
+    llm_engines,
+    migrations,
+    nodes,
+    trajectories,
+)
+from farm.store.database import Store, Work
+from farm.store.llm_engines import EngineUse
+from farm.store.reports import audit, stage_times, summaries
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+HANDLERS = "farm.handlers"
+AGENTS = "farm.agents"
+SANDBOXES = "farm.sandboxes"
+PAGE = 256
+"""Rollouts, or groups, that are given at a time."""
+_POLL_S = 0.5
+
+
+def open_store(
+    url: str | Path | None = None, patience_s: float = WAIT_TIMEOUT_S, first_s: float | None = None
+) -> tuple[Store, str]:
+    """Open the store of a farm; return it and its broker's URL. `first_s` as in `farm.connect`; raises as it does."""
+    store_url, broker_url = address_of(url, settings())
+    store = Store(store_url, patience_s)
+    try:
+        migrations.check(store, first_s)
+    except BaseException:
+        store.close()
+        raise
+    return store, broker_url
+
+
+class LocalFarm(Farm):
+    """The verbs, on a store and its signals. `workers_s` is how long an order waits for a first sign of a worker."""
+
+    def __init__(self, store: Store, signals: Signals, max_open: int, workers_s: float = 5.0) -> None:
+        self.store = store
+        self.signals = signals
+        self.orders = LocalOrders(store, signals, workers_s)
+        self._max_open = max_open
+        self._seen: dict[str, int] = {}
+
+    @classmethod
+    def opened(cls, url: str | Path | None, broker_url: str | None, first_s: float) -> LocalFarm:
+        """Connect to the farm at an address, as `farm.connect` does."""
+        store, found_broker = open_store(url, first_s=first_s)
+        return cls(store, Signals(found_broker if broker_url is None else broker_url), settings().max_open)
+
+    def submit(self, request: BatchRequest | Mapping[str, Any]) -> str:
+        batch_request = checked_request(request)
+        self._check_instances(batch_request.instances)
+        check_plugin(AGENTS, batch_request.agent, "agent", "")
+        check_plugin(SANDBOXES, batch_request.sandbox, "sandbox", "auto")
+        create = partial(
+            batches.create,
+            request=batch_request,
+            fingerprint=_fingerprint(batch_request),
+            max_open=self._max_open,
+            batch_id=new_batch_id(),
+        )
+        try:
+            batch_id, new = self.store.write(create)
+        except IntegrityError:  # the same key was submitted at the same moment; now it is there to be found
+            batch_id, new = self.store.write(create)
+        if new:
+            self.signals.wake()
+        self._seen.setdefault(batch_id, 0)
+        return batch_id
+
+    def _check_instances(self, instances: Sequence[Instance]) -> None:
+        """Raise InvalidRequest with all that is wrong with their fields, or UnknownHandler."""
+        served: Collection[str] | None = None
+        complaints: list[tuple[str, str]] = []
+        for index, instance in enumerate(instances):
+            path = f"instances[{index}]"
+            if instance.data_source in installed(HANDLERS):
+                instance_type = load(HANDLERS, instance.data_source).instance_type
+                complaints += field_complaints(instance_type, instance.fields, f"{path}.fields")
+                if len(complaints) >= MAX_COMPLAINTS:
+                    break
+                continue
+            served = self._served() if served is None else served
+            if instance.data_source not in served:
+                names = ", ".join(sorted({*installed(HANDLERS), *served}))
+                raise UnknownHandler(
+                    f"{path}.data_source: no handler for {instance.data_source!r}; this farm has: {names}"
+                )
+        if complaints:
+            raise InvalidRequest.of(complaints[:MAX_COMPLAINTS])
+
+    def _served(self) -> Collection[str]:
+        """Return the handlers of all nodes, installed here or not; a node checks its instances then."""
+        return {handler for node in self.nodes() for handler in node.handlers}
+
+    def nodes(self) -> Sequence[Node]:
+        return self.store.read(nodes.listing)
+
+    def status(self, batch_id: str) -> BatchStatus:
+        _named(batch_id, "batch")
+        batch_status = self._of_batch(batch_id, lambda connection: batches.status(connection, batch_id))
+        return batch_status if batch_status.done else replace(batch_status, warnings=self._engine_warnings())
+
+    def rollouts(self, batch_id: str) -> list[Rollout]:
+        _named(batch_id, "batch")
+        result = self.store.read(lambda connection: batches.rollouts_of(connection, batch_id))
+        if not result:
+            raise NotFound(f"there is no batch {batch_id}")
+        return result
+
+    def rollout(self, rollout_id: str) -> Rollout:
+        _named(rollout_id, "rollout")
+        return self.store.read(lambda connection: batches.rollout(connection, rollout_id))
+
+    def calls(self, rollout_id: str) -> Sequence[ModelCall]:
+        self.rollout(rollout_id)
+        return self.store.read(lambda connection: trajectories.calls(connection, rollout_id))
+
+    def timings(self, rollout_id: str) -> Sequence[Timing]:
+        self.rollout(rollout_id)
+        return self.store.read(lambda connection: batches.timings(connection, rollout_id))
+
+    def stage_times(self, batch_id: str) -> Sequence[StageTimes]:
+        self.status(batch_id)
+        return self.store.read(lambda connection: stage_times.of_batch(connection, batch_id))
+
+    def rewards(self, rollout_id: str) -> Sequence[Reward]:
+        self.rollout(rollout_id)
+        return self.store.read(lambda connection: batches.rewards_of(connection, rollout_id))
+
+    def conservation(self, batch_id: str) -> Conservation:
+        _named(batch_id, "batch")
+        return self.store.read(lambda connection: audit.conservation(connection, batch_id))
+
+    def violations(self, batch_id: str) -> Sequence[Violation]:
+        _named(batch_id, "batch")
+        return self.store.read(lambda connection: audit.violations(connection, batch_id))
+
+    def batches(self, limit: int = 20) -> list[BatchSummary]:
+        return self.store.read(lambda connection: summaries.newest(connection, limit))
+
+    def recent(self, limit: int = 20) -> list[str]:
+        return self.store.read(lambda connection: batches.recent(connection, limit))
+
+    def acknowledge_up_to(self, batch_id: str, cursor: int, consumer: str) -> int:
+        check_consumer(consumer)
+        _named(batch_id, "batch")
+        return self.store.write(lambda connection: consumers.acknowledge(connection, batch_id, consumer, cursor))
+
+    def acknowledged(self, batch_id: str, consumer: str = CONSUMER) -> int:
+        self.status(batch_id)
+        check_consumer(consumer)
+        return self.store.read(lambda connection: consumers.acknowledged(connection, batch_id, consumer))
+
+    def page(self, batch_id: str, cursor: int, whole_groups: bool = False, limit: int = PAGE) -> Page:
+        """Return up to `limit` of the rollouts, or whole groups, that ended after a cursor, without waiting.
+
+        Raises NotFound, and StoreWentBack for a cursor that the batch has not given out.
+        """
+        last, is_open = self._progress(batch_id)
+        if cursor > last:
+            raise StoreWentBack(
+                f"batch {batch_id} has given out no number beyond {last}, and {cursor} was asked for: unless that is "
+                "another batch's, the database went back in time; go on with cursor 0, or with what was acknowledged"
+            )
+        done = not is_open
+        if whole_groups:
+            groups = self.store.read(lambda connection: batches.groups_after(connection, batch_id, cursor, limit))
+            result = [rollout for group in groups for rollout in group]
+        else:
+            result = self.store.read(lambda connection: batches.ended_after(connection, batch_id, cursor, limit))
+        if not result:
+            return Page((), done)
+        ids = [rollout.rollout_id for rollout in result]
+        rows = self.store.read(lambda connection: trajectories.segments_of(connection, batch_id, ids))
+        return Page(tuple(batches.with_segments(result, rows)), done)
+
+    def _engine_warnings(self) -> tuple[str, ...]:
+        """Return the reasons engines get no calls without intervention; empty while one of them is usable."""
+        result = self.store.read(llm_engines.listing)
+        if any(engine.status in ("ready", "draining", "paused") for engine in result):
+            return ()
+        return tuple(f"engine {engine.url} {engine.trouble}" for engine in result if engine.trouble)
+
+    @contextmanager
+    def _watch(self, batch_id: str) -> Iterator[BatchWatch]:
+        listener = self.signals.listen(ENDED)
+        try:
+            yield _StoreWatch(self, batch_id, listener)
+        finally:
+            listener.close()
+
+    def collect(self, batch_id: str, timeout_s: float | None = None) -> list[Rollout]:
+        self.wait(batch_id, timeout_s)
+        result = self.store.read(lambda connection: batches.rollouts_of(connection, batch_id))
+        rows = self.store.read(lambda connection: trajectories.segments_of(connection, batch_id))
+        return batches.with_segments(result, rows)
+
+    def has_open(self, batch_id: str) -> bool:
+        """Return whether some rollout of a batch has not ended. Called at every notification, one for each that ends.
+
+        Raises NotFound.
+        """
+        return self._progress(batch_id)[1]
+
+    def _progress(self, batch_id: str) -> tuple[int, bool]:
+        """Return the last number of a batch, and whether it has open rollouts; log once if the number went back."""
+        _named(batch_id, "batch")
+        result = self._of_batch(batch_id, lambda connection: batches.progress(connection, batch_id))
+        if result[0] < self._seen.get(batch_id, 0):
+            log.error(
+                "ALARM batch %s has come to number %d, and was at %d: the database went back in time, and what ended "
+                "since is played again",
+                *(batch_id, result[0], self._seen[batch_id]),
+            )
+        self._seen[batch_id] = result[0]
+        return result
+
+    def _of_batch(self, batch_id: str, ask: Work[T]) -> T:
+        """Run a query on a batch. Raises StoreWentBack if the batch was there and is no longer."""
+        try:
+            return self.store.read(ask)
+        except NotFound:
+            if batch_id not in self._seen:
+                raise
+            raise StoreWentBack(
+                f"batch {batch_id} was there, and is not known any more: the database went back in time, as by a "
+                "restored backup; submit the batch again"
+            ) from None
+
+    def cancel(self, id: str, rollout_ids: Collection[str] | None = None) -> list[str]:
+        target = RolloutRef.of(id)
+        chosen = None if rollout_ids is None else [str(_named(each, "rollout")) for each in rollout_ids]
+        ids = self._changed(lambda connection: cancel_and_rescore.cancel(connection, target, chosen))
+        if ids:
+            # a try that was not made after all may have named some that another process ended since
+            ids = self.store.read(lambda connection: cancel_and_rescore.cancelled_of(connection, ids))
+            self.signals.cancelled(ids)
+            self.signals.ended(target.batch_id)
+        return ids
+
+    def _changed(self, work: Work[list[str]]) -> list[str]:
+        """Write; return the changed ids, also of an earlier try whose commit was made but not answered."""
+        ids: dict[str, None] = {}
+        self.store.write(lambda connection: ids.update(dict.fromkeys(work(connection))))
+        return list(ids)
+
+    def rescore(self, id: str, rollout_ids: Collection[str] | None = None) -> list[str]:
+        target = RolloutRef.of(id)
+        chosen = None if rollout_ids is None else [str(_named(each, "rollout")) for each in rollout_ids]
+        ids = self._changed(lambda connection: cancel_and_rescore.rescore(connection, target, chosen))
+        if ids:
+            self.signals.wake()
+        return ids
+
+    def artefacts(self, rollout_id: str) -> Sequence[KeptArtefact]:
+        self.rollout(rollout_id)
+        return self.store.read(lambda connection: artefacts.listing(connection, rollout_id))
+
+    def artefact(self, rollout_id: str, name: str) -> bytes:
+        self.rollout(rollout_id)
+        if "\0" in name:
+            raise NotFound(f"rollout {rollout_id} has no artefact {name!r}")
+        return self.store.read(lambda connection: artefacts.contents(connection, rollout_id, name))
+
+    def add_engine(
+        self, url: str, model: str = "", key: str = "none", tokenizer: str = "", tool_format: str = ""
+    ) -> None:
+        engine = StoredEngine(url, model, key, tokenizer=tokenizer, tool_format=tool_format)
+        self.store.write(lambda connection: llm_engines.add(connection, engine))
+        self.signals.engines()
+
+    def drain_engine(self, url: str) -> None:
+        self._change_engine(url, llm_engines.drain)
+
+    def remove_engine(self, url: str) -> None:
+        self._change_engine(url, llm_engines.remove)
+
+    def _change_engine(self, url: str, change: Callable[[Connection, str], bool]) -> None:
+        if not self.store.write(lambda connection: change(connection, url)):
+            raise NotFound(f"there is no engine {url}: `farm engines list` shows those that there are")
+        self.signals.engines()
+
+    def clear_engines(self) -> int:
+        n = self.store.write(llm_engines.clear)
+        self.signals.engines()
+        return n
+
+    def engines(self) -> Sequence[EngineState]:
+        by_owner = self.store.read(lambda connection: llm_engines.uses(connection, ALIVE_S))
+        return [_state(engine, by_owner) for engine in self.store.read(llm_engines.listing)]
+
+    def close(self) -> None:
+        self.signals.close()
+        self.store.close()
+
+
+class _StoreWatch:
+    """A watch of a batch that reads the store at every notification that a rollout ended, and polls besides."""
+
+    def __init__(self, farm: LocalFarm, batch_id: str, listener: Listener) -> None:
+        self._farm = farm
+        self._batch_id = batch_id
+        self._listener = listener
+
+    def page(self, cursor: int, whole_groups: bool, wait_s: float) -> Page:
+        ask = partial(self._farm.page, self._batch_id, cursor, whole_groups)
+        return self._awaited(ask, lambda page: page.settled, wait_s)
+
+    def has_open(self, wait_s: float) -> bool:
+        return self._awaited(lambda: self._farm.has_open(self._batch_id), lambda is_open: not is_open, wait_s)
+
+    def _awaited(self, ask: Callable[[], T], settled: Callable[[T], bool], wait_s: float) -> T:
+        deadline = time.monotonic() + wait_s
+        while True:
+            result = ask()
+            left_s = deadline - time.monotonic()
+            if settled(result) or left_s <= 0:
+                return result
+            self._listener.wait(min(_POLL_S, left_s), lambda channel, ended: ended == self._batch_id)
+
+
+_FORMS = {"batch": "BATCH", "group": "BATCH.GROUP", "rollout": "BATCH.GROUP.SAMPLE"}
+
+
+def _named(text: str, kind: str) -> RolloutRef:
+    """Return the parsed id. Raises NotFound if it is not of that kind."""
+    target = RolloutRef.of(text)
+    if target.kind != kind:
+        raise NotFound(
+            f"there is no {kind} {text}: such an id would be a {target.kind}'s, a {kind}'s is {_FORMS[kind]}"
+        )
+    return target
+
+
+def _state(engine: StoredEngine, by_owner: Mapping[str, Mapping[str, EngineUse]]) -> EngineState:
+    result = [uses[engine.url] for uses in by_owner.values() if engine.url in uses]
+    return EngineState(engine, sum(use.n_calls for use in result), sum(use.n_tokens for use in result))
+
+
+def _fingerprint(request: BatchRequest) -> str:
+    """Return a hash that identifies a request, without settings left at their defaults: they may be new to the farm."""
+    return hashlib.sha256(request.model_dump_json(exclude_defaults=True).encode()).hexdigest()

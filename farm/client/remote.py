@@ -1,0 +1,227 @@
+"""A farm by way of its API: the verbs as HTTP requests, with the same types and errors."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from farm.address import WAIT_TIMEOUT_S
+from farm.client.consumer_stream import CONSUMER, BatchWatch, Page, check_consumer
+from farm.client.farm import Farm
+from farm.client.http_connection import ApiConnection
+from farm.client.request_checks import checked_request
+from farm.client.weight_update import WeightUpdateOrders
+from farm.ids import RolloutRef
+from farm.records.conservation import Conservation, Violation
+from farm.records.engine_state import EngineState, Paused, StoredEngine
+from farm.records.node import Node
+from farm.records.request import BatchRequest
+from farm.records.rollout import BatchStatus, BatchSummary, KeptArtefact, Reward, Rollout, StageTimes, Timing
+from farm.records.trajectory import ModelCall
+
+_ROLLOUTS, _GROUPS = 64, 8
+"""The most rollouts, and the most groups, of a page; a group may be large."""
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """The answer to a submit."""
+
+    batch_id: str
+
+
+class RemoteFarm(Farm):
+    """The verbs, as requests to the API at an address.
+
+    An unavailable API is waited for as a store waits for its database; then every method raises FarmUnreachable.
+    """
+
+    def __init__(self, url: str, key: str = "", patience_s: float = WAIT_TIMEOUT_S) -> None:
+        self._api = ApiConnection(url, key.strip(), patience_s)
+        self.orders = RemoteOrders(self._api)
+
+    @classmethod
+    def opened(cls, url: str, key: str, first_s: float) -> RemoteFarm:
+        """Connect to an API that answers within `first_s`, as `farm.connect` does."""
+        farm = cls(url, key)
+        try:
+            farm.check(first_s)
+        except BaseException:
+            farm.close()
+            raise
+        return farm
+
+    def check(self, patience_s: float | None = None) -> None:
+        """Raise FarmUnreachable, StoreUnavailable, or NotAllowed for a wrong key; `patience_s` in place of its own."""
+        self._api.get(list[BatchSummary], "/v1/batches", patience_s=patience_s, limit=1)
+
+    def submit(self, request: BatchRequest | Mapping[str, Any]) -> str:
+        # exactly one batch comes of it, also if the API ends before it has answered
+        batch_request = checked_request(request)
+        if batch_request.idempotency_key is None:
+            # what may have to be sent again must be known again
+            batch_request = batch_request.model_copy(update={"idempotency_key": f"submit-{secrets.token_hex(16)}"})
+        body = batch_request.model_dump(mode="json", exclude_defaults=True)
+        return self._api.post(Submitted, "/v1/batches", body).batch_id
+
+    def batches(self, limit: int = 20) -> list[BatchSummary]:
+        return self._api.get(list[BatchSummary], "/v1/batches", limit=limit)
+
+    def recent(self, limit: int = 20) -> list[str]:
+        return [batch.batch_id for batch in self.batches(limit)]
+
+    def status(self, batch_id: str) -> BatchStatus:
+        return self._api.get(BatchStatus, _of_batch(batch_id))
+
+    def rollouts(self, batch_id: str) -> list[Rollout]:
+        return self._api.get(list[Rollout], _of_batch(batch_id, "/rollouts"))
+
+    def conservation(self, batch_id: str) -> Conservation:
+        return self._api.get(Conservation, _of_batch(batch_id, "/conservation"))
+
+    def violations(self, batch_id: str) -> Sequence[Violation]:
+        return self._api.get(list[Violation], _of_batch(batch_id, "/violations"))
+
+    def acknowledged(self, batch_id: str, consumer: str = CONSUMER) -> int:
+        check_consumer(consumer)
+        return self._api.get(int, _of_batch(batch_id, "/acknowledged"), consumer=consumer)
+
+    def acknowledge_up_to(self, batch_id: str, cursor: int, consumer: str) -> int:
+        check_consumer(consumer)
+        return self._api.post(int, _of_batch(batch_id, "/acknowledged"), {"cursor": cursor, "consumer": consumer})
+
+    @contextmanager
+    def _watch(self, batch_id: str) -> Iterator[BatchWatch]:
+        yield _RemoteWatch(self._api, batch_id)
+
+    def collect(self, batch_id: str, timeout_s: float | None = None) -> list[Rollout]:
+        self.wait(batch_id, timeout_s)
+        watch, result, cursor = _RemoteWatch(self._api, batch_id), dict[str, Rollout](), 0
+        while page := watch.page(cursor, False, 0.0).rollouts:
+            # one that is scored again meanwhile comes again
+            result.update((rollout.rollout_id, rollout) for rollout in page)
+            cursor = page[-1].cursor
+        return sorted(result.values(), key=lambda rollout: (rollout.group_index, rollout.sample_index))
+
+    def cancel(self, id: str, rollout_ids: Collection[str] | None = None) -> list[str]:
+        # if the API ends before it has answered, those cancelled until then are missing
+        return self._api.post(list[str], "/v1/cancel", _of_any(id, rollout_ids))
+
+    def rescore(self, id: str, rollout_ids: Collection[str] | None = None) -> list[str]:
+        # if the API ends meanwhile, which were begun is unknown
+        return self._api.post(list[str], "/v1/rescore", _of_any(id, rollout_ids), repeatable=False)
+
+    def rollout(self, rollout_id: str) -> Rollout:
+        return self._api.get(Rollout, _of_rollout(rollout_id))
+
+    def calls(self, rollout_id: str) -> Sequence[ModelCall]:
+        return self._api.get(list[ModelCall], _of_rollout(rollout_id, "/calls"))
+
+    def timings(self, rollout_id: str) -> Sequence[Timing]:
+        return self._api.get(list[Timing], _of_rollout(rollout_id, "/timings"))
+
+    def stage_times(self, batch_id: str) -> Sequence[StageTimes]:
+        return self._api.get(list[StageTimes], _of_batch(batch_id, "/stage_times"))
+
+    def rewards(self, rollout_id: str) -> Sequence[Reward]:
+        return self._api.get(list[Reward], _of_rollout(rollout_id, "/rewards"))
+
+    def artefacts(self, rollout_id: str) -> Sequence[KeptArtefact]:
+        return self._api.get(list[KeptArtefact], _of_rollout(rollout_id, "/artefacts"))
+
+    def artefact(self, rollout_id: str, name: str) -> bytes:
+        return self._api.data(_of_rollout(rollout_id, "/artefact"), name=name)
+
+    def nodes(self) -> Sequence[Node]:
+        return self._api.get(list[Node], "/v1/nodes")
+
+    def add_engine(
+        self, url: str, model: str = "", key: str = "none", tokenizer: str = "", tool_format: str = ""
+    ) -> None:
+        body = {"url": url, "model": model, "key": key, "tokenizer": tokenizer, "tool_format": tool_format}
+        self._api.post(dict, "/v1/engines", body)
+
+    def drain_engine(self, url: str) -> None:
+        self._api.post(dict, "/v1/engines/drain", {"url": url})
+
+    def remove_engine(self, url: str) -> None:
+        # repeated, it might remove an engine that was added since
+        self._api.post(dict, "/v1/engines/remove", {"url": url}, repeatable=False)
+
+    def clear_engines(self) -> int:
+        return self._api.post(int, "/v1/engines/clear", repeatable=False)
+
+    def engines(self) -> Sequence[EngineState]:
+        return self._api.get(list[EngineState], "/v1/engines")
+
+    def close(self) -> None:
+        self._api.close()
+
+
+class _RemoteWatch:
+    """Long polls: the API answers when there is something, or when it has waited long enough."""
+
+    def __init__(self, api: ApiConnection, batch_id: str) -> None:
+        self._api = api
+        self._batch_id = batch_id
+
+    def page(self, cursor: int, whole_groups: bool, wait_s: float) -> Page:
+        limit = _GROUPS if whole_groups else _ROLLOUTS
+        path = _of_batch(self._batch_id, "/ended")
+        return self._api.get(Page, path, cursor=cursor, groups=whole_groups, limit=limit, wait_s=wait_s)
+
+    def has_open(self, wait_s: float) -> bool:
+        return self._api.get(bool, _of_batch(self._batch_id, "/open"), wait_s=wait_s)
+
+
+class RemoteOrders(WeightUpdateOrders):
+    """Orders by way of the API. It is this client that waits until they are followed."""
+
+    def __init__(self, api: ApiConnection) -> None:
+        self._api = api
+
+    @contextmanager
+    def _acknowledgements(self) -> Iterator[Callable[[float], object]]:
+        yield time.sleep
+
+    def chosen(self, urls: Collection[str] | None = None) -> list[StoredEngine]:
+        return self._api.post(list[StoredEngine], "/v1/engines/chosen", {"urls": _listed(urls)})
+
+    def order_pause(self, paused: Paused, by: str, urls: Collection[str] | None) -> dict[str, int]:
+        return self._api.post(dict[str, int], "/v1/engines/pause", {"mode": paused, "by": by, "urls": _listed(urls)})
+
+    def order_version(self, version: str, urls: Collection[str] | None, path: str = "") -> dict[str, int]:
+        result = {"version": version, "urls": _listed(urls), "path": path}
+        return self._api.post(dict[str, int], "/v1/engines/version", result)
+
+    def hold(self, by: str, urls: Collection[str] | None) -> None:
+        self._api.post(dict, "/v1/engines/hold", {"by": by, "urls": _listed(urls)})
+
+    def left(self, orders: Mapping[str, int], waited_s: float) -> list[str]:
+        return self._api.post(list[str], "/v1/engines/left", {"orders": dict(orders), "waited_s": waited_s})
+
+
+def _of_batch(batch_id: str, rest: str = "") -> str:
+    return f"/v1/batches/{_sound(batch_id)}{rest}"
+
+
+def _of_rollout(rollout_id: str, rest: str = "") -> str:
+    return f"/v1/rollouts/{_sound(rollout_id)}{rest}"
+
+
+def _sound(id: str) -> str:
+    """Return the id, to be part of a path. Raises NotFound for a text that cannot be one."""
+    RolloutRef.of(id)
+    return id
+
+
+def _of_any(id: str, rollout_ids: Collection[str] | None) -> dict[str, Any]:
+    return {"id": _sound(id), "rollout_ids": _listed(rollout_ids)}
+
+
+def _listed(values: Collection[str] | None) -> list[str] | None:
+    return None if values is None else list(values)

@@ -1,0 +1,179 @@
+"""Orders to engines, and waiting until they are followed: the same for every way to reach a farm.
+
+A client only writes orders into the store. Workers carry them out (`workers.process.engine_registry`): every worker
+holds its new calls back, one of them sends the order to the engine, and each reports its calls in flight. While a
+weight update runs, its client sends heartbeats. If it is killed, its order stands: the engines are `abandoned`, which
+lists, `farm doctor`, metrics and an alarm show, until the next weight update takes them over or they are resumed.
+
+An engine that was given to the block of a weight update and could not be sent its version is waited for: it may have
+become ready a moment ago. One that reports other weights was restarted, and its version is not named.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+
+from farm.errors import FarmUnreachable, InvalidRequest
+from farm.records.engine import PauseMode
+from farm.records.engine_state import Paused, StoredEngine
+
+log = logging.getLogger(__name__)
+
+MODES: tuple[PauseMode, ...] = ("drain", "keep", "abort")
+VERSION_CHARS = 64
+PATH_CHARS = 500
+_POLL_S = 0.25
+_HOLD_EVERY_S = 5.0
+_COME_BACK_S = 15.0
+"""Seconds an engine that the block of a weight update held may take to come back and have its version named."""
+
+
+class WeightUpdateOrders(ABC):
+    """Pause, name the weights, resume; subclasses add the way to reach the farm."""
+
+    @abstractmethod
+    def chosen(self, urls: Collection[str] | None = None) -> list[StoredEngine]:
+        """These engines, or all of them. Raises NotFound for a URL that is no engine's."""
+
+    @abstractmethod
+    def order_pause(self, paused: Paused, by: str, urls: Collection[str] | None) -> dict[str, int]:
+        """Order engines to pause, or with "" to go on: URL → the number of its last order. Raises NotFound."""
+
+    @abstractmethod
+    def order_version(self, version: str, urls: Collection[str] | None, path: str = "") -> dict[str, int]:
+        """Order engines to call their weights this: URL → the number of its last order. Raises NotFound.
+
+        `path` is where servers find them: one that is new or comes back without them gets the order to load them.
+        """
+
+    @abstractmethod
+    def hold(self, by: str, urls: Collection[str] | None) -> None:
+        """Say that the client `by`, which paused these engines for new weights, lives."""
+
+    @abstractmethod
+    def left(self, orders: Mapping[str, int], waited_s: float) -> list[str]:
+        """Return, in words, what these orders still wait for: to be followed, and calls that must end.
+
+        Raises FarmUnreachable if no worker is alive, once that was waited for.
+        """
+
+    @abstractmethod
+    def _acknowledgements(self) -> AbstractContextManager[Callable[[float], object]]:
+        """Provide, for a block, a function that waits so many seconds, or until a worker or engine acknowledges."""
+
+    def pause(self, mode: PauseMode, urls: Collection[str] | None = None, timeout_s: float = 600.0) -> None:
+        """Order a pause and wait for it, as `Farm.pause_engines` says.
+
+        On an engine that takes no such orders, `keep` is `drain`, and calls that `abort` cuts are sent anew. The order
+        stands after a TimeoutError, and is taken back if no worker is alive.
+        """
+        if mode not in MODES:
+            raise InvalidRequest(f"{mode!r} is none of {', '.join(MODES)}", field="mode")
+        chosen = self.order_pause(mode, _me(), urls)
+        try:
+            self._await(chosen, f"pause ({mode})", timeout_s)
+        except FarmUnreachable:
+            self.order_pause("", "", urls)
+            raise
+
+    def resume(self, urls: Collection[str] | None = None, timeout_s: float = 60.0) -> None:
+        """Order the end of a pause and wait for it; after a TimeoutError the order stands."""
+        self._await(self.order_pause("", "", urls), "resume", timeout_s)
+
+    def set_version(
+        self, version: str, urls: Collection[str] | None = None, timeout_s: float = 60.0, path: str = ""
+    ) -> list[str]:
+        """Name the weights and wait until it is done, as `Farm.set_version` says, without cutting what runs."""
+        if not 0 < len(version) <= VERSION_CHARS:
+            raise InvalidRequest(f"must have 1 to {VERSION_CHARS} characters", field="version")
+        if len(path) > PATH_CHARS:
+            raise InvalidRequest(f"may have {PATH_CHARS} characters", field="path")
+        self._await(self.order_version(version, urls, path), f"take version {version!r}", timeout_s)
+        return [engine.url for engine in self.chosen(urls) if engine.engine_version != version]
+
+    @contextmanager
+    def weight_update(
+        self, version: str, mode: PauseMode, urls: Collection[str] | None, timeout_s: float, path: str = ""
+    ) -> Iterator[Sequence[StoredEngine]]:
+        """Pause, let the block push weights, name them, resume, as `Farm.weight_update` says.
+
+        What engines with half written weights would sample belongs to no version. They stay paused, too, if the version
+        could be named to none of them, which raises TimeoutError.
+        """
+        try:
+            self.pause(mode, urls, timeout_s)
+        except BaseException:
+            # no weights have been touched yet
+            self.order_pause("", "", urls)
+            raise
+        with self._held(urls):
+            try:
+                result = self.chosen(urls)
+                yield result
+                self._name(version, result, timeout_s, path)
+            except BaseException as error:
+                error.add_note("the engines stay paused, as their weights may be half written: push again and resume")
+                raise
+            self.resume(urls)
+
+    def _name(self, version: str, given: Sequence[StoredEngine], timeout_s: float, path: str) -> None:
+        """Name the version that the block has pushed, and wait a while for engines that were not reached at once."""
+        had = {engine.url: engine.engine_version for engine in given}
+        deadline = time.monotonic() + min(timeout_s, _COME_BACK_S)
+        missed = self.set_version(version, list(had), path=path)
+        while missed and time.monotonic() < deadline:
+            # one that says that it has others by now was started anew, and lost what was pushed
+            silent = [engine.url for engine in self.chosen(missed) if engine.engine_version in ("", had[engine.url])]
+            if not silent:
+                break
+            time.sleep(_POLL_S)
+            self.set_version(version, silent, path=path)
+            missed = [engine.url for engine in self.chosen(missed) if engine.engine_version != version]
+        if missed and len(missed) == len(given):
+            raise TimeoutError(f"no engine confirmed version {version}: {', '.join(missed)}")
+        if missed:
+            log.warning("engines that were out when they were to take version %s get no calls: %s", version, missed)
+
+    @contextmanager
+    def _held(self, urls: Collection[str] | None) -> Iterator[None]:
+        """Give signs of life while the block runs."""
+        over = threading.Event()
+        by = _me()
+
+        def run() -> None:
+            while True:
+                try:
+                    self.hold(by, urls)
+                except Exception as error:
+                    log.warning("the farm may take this weight update for abandoned: %s", error)
+                if over.wait(_HOLD_EVERY_S):
+                    return
+
+        thread = threading.Thread(target=run, name="weight-update", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join(_HOLD_EVERY_S)
+
+    def _await(self, orders: Mapping[str, int], what: str, timeout_s: float) -> None:
+        """Wait until workers and engines follow these orders, and the calls that must end have ended."""
+        started = time.monotonic()
+        with self._acknowledgements() as wait:
+            while left := self.left(orders, time.monotonic() - started):
+                if time.monotonic() - started >= timeout_s:
+                    raise TimeoutError(f"engines did not {what} in {timeout_s:g} s: {'; '.join(left[:8])}")
+                wait(_POLL_S)
+
+
+def _me() -> str:
+    """This client, in the orders that it gives."""
+    return f"{socket.gethostname()}/{os.getpid()}"

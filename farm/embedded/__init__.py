@@ -1,0 +1,1 @@
+"""A farm on one machine, with its servers as child processes."""

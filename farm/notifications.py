@@ -1,0 +1,161 @@
+"""Notifications between the processes of a farm, over Redis pub/sub: wake up, this ended, this was cancelled.
+
+They only save a polling interval: the database holds the truth and every listener also polls it, so a notification
+that is lost, late or doubled changes nothing. Without Redis (another broker) there are none.
+
+Any client of Redis can send them, so their content is not trusted: they only make a listener query the store. Many of
+them cost no more than a few: those that come together cause one query, `_MIN_S` lies between two queries, and a
+listener that gets more than `_MOST` at a time leaves the channel for `_AWAY_S`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import time
+from collections.abc import Callable, Collection, Iterable
+
+import redis
+
+log = logging.getLogger(__name__)
+
+WAKE = "farm:wake"
+ENDED = "farm:ended"
+CANCELLED = "farm:cancelled"
+ENGINES = "farm:engines"
+ACKNOWLEDGED = "farm:heeded"
+
+
+def redis_client(broker_url: str) -> redis.Redis | None:
+    """Return a client for the broker if that is Redis; no connection is made yet."""
+    if broker_url.startswith("redis+socket://"):
+        broker_url = "unix://" + broker_url.removeprefix("redis+socket://").replace("virtual_host=", "db=")
+    if not broker_url.startswith(("redis://", "rediss://", "unix://")):
+        return None
+    client: redis.Redis = redis.Redis.from_url(broker_url, socket_timeout=5, socket_connect_timeout=2)
+    return client
+
+
+_MIN_S = 0.01
+_MOST = 2_000
+_AWAY_S = 1.0
+_LONGEST = 10_000
+"""Characters of a message that are read; only a list of cancelled rollouts may be longer."""
+
+
+class Signals:
+    """A sender of and listener for notifications. Never raises for an unavailable broker."""
+
+    def __init__(self, broker_url: str) -> None:
+        self._redis = redis_client(broker_url)
+
+    def wake(self) -> None:
+        """Notify the dispatcher that there are rollouts to place."""
+        self._publish(WAKE, "")
+
+    def ended(self, batch_id: str) -> None:
+        """Notify clients that wait for a batch, and the dispatcher, that a rollout ended."""
+        self._publish(ENDED, batch_id)
+
+    def cancelled(self, rollout_ids: Collection[str]) -> None:
+        """Notify all workers that these rollouts were cancelled."""
+        self._publish(CANCELLED, json.dumps(sorted(rollout_ids)))
+
+    def engines(self) -> None:
+        """Notify all workers of changed engines or new orders to them."""
+        self._publish(ENGINES, "")
+
+    def acknowledged(self) -> None:
+        """Notify clients that ordered something of engines that a worker, or an engine, follows it."""
+        self._publish(ACKNOWLEDGED, "")
+
+    def _publish(self, channel: str, message: str) -> None:
+        if self._redis is not None:
+            try:
+                self._redis.publish(channel, message)
+            except (redis.RedisError, OSError) as error:
+                log.debug("no hint on %s: %s", channel, error)
+
+    def listen(self, *channels: str) -> Listener:
+        """Subscribe; notifications sent from now on are received."""
+        return Listener(self._redis, channels)
+
+    def close(self) -> None:
+        if self._redis is not None:
+            with contextlib.suppress(redis.RedisError, OSError):
+                self._redis.close()
+
+
+class Listener:
+    """One subscription. Reconnects by itself; messages sent meanwhile are missed."""
+
+    def __init__(self, client: redis.Redis | None, channels: Iterable[str]) -> None:
+        self._channels = tuple(channels)
+        self._pubsub = client.pubsub(ignore_subscribe_messages=True) if client else None  # type: ignore[no-untyped-call]
+        self._subscribed = False
+        self._back_at = self._next_at = 0.0
+        self._subscribe()
+
+    def wait(self, timeout_s: float, wanted: Callable[[str, str], bool] = lambda channel, message: True) -> list[str]:
+        """Return the messages received, at once when there are any, else none after `timeout_s`."""
+        deadline = time.monotonic() + timeout_s
+        time.sleep(max(0.0, min(self._next_at, deadline) - time.monotonic()))
+        result: list[str] = []
+        n_read = 0
+        while n_read < _MOST:
+            left = 0.0 if result else max(0.0, deadline - time.monotonic())
+            message = self._next(left)
+            if message is None:
+                if result or time.monotonic() >= deadline:
+                    break
+                continue
+            n_read += 1
+            if wanted(*message):
+                result.append(message[1])
+        else:
+            self._leave()
+        if result:
+            self._next_at = time.monotonic() + _MIN_S
+        return result
+
+    def _leave(self) -> None:
+        """Unsubscribe for `_AWAY_S`: the channel is flooded, and listeners also poll the store."""
+        log.warning(
+            "more than %d notifications at a time on %s; none is received for %g s", _MOST, self._channels, _AWAY_S
+        )
+        self._back_at = time.monotonic() + _AWAY_S
+        self._subscribed = False
+        if self._pubsub is not None:
+            with contextlib.suppress(redis.RedisError, OSError):
+                self._pubsub.reset()
+
+    def _next(self, timeout_s: float) -> tuple[str, str] | None:
+        if self._pubsub is None or not (self._subscribed or self._subscribe()):
+            # the caller repeats this until its own timeout
+            time.sleep(timeout_s if self._pubsub is None else min(timeout_s, _AWAY_S / 2))
+            return None
+        try:
+            message = self._pubsub.get_message(timeout=timeout_s)
+        except (redis.RedisError, OSError, ValueError):
+            self._subscribed = False
+            time.sleep(min(timeout_s, 0.2))
+            return None
+        if message is None:
+            return None
+        return message["channel"].decode(), message["data"][:_LONGEST].decode(errors="replace")
+
+    def _subscribe(self) -> bool:
+        if self._pubsub is None or time.monotonic() < self._back_at:
+            return False
+        try:
+            self._pubsub.subscribe(*self._channels)
+            self._subscribed = True
+        except (redis.RedisError, OSError):
+            self._subscribed = False
+        return self._subscribed
+
+    def close(self) -> None:
+        if self._pubsub is not None:
+            with contextlib.suppress(redis.RedisError, OSError):
+                self._pubsub.close()

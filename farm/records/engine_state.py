@@ -1,0 +1,99 @@
+"""An LLM server as the farm knows it: settings, orders, the weights that it has, and the load on it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+from farm.records.engine import EngineInfo, PauseMode, lacks_weights
+
+ACTIVE = "active"
+DRAINING = "draining"
+Paused: TypeAlias = PauseMode | Literal[""]
+STATUSES = ("ready", "draining", "unknown", "out", "without weights", "paused", "abandoned")
+"""The values of `StoredEngine.status`."""
+HOLD_S = 20.0
+"""Seconds of silence after which a client that updates weights counts as disconnected; it reports more often."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredEngine:
+    """An LLM server. `url` ends in /v1; an empty `model` is the first that it lists.
+
+    `info` is None until a node has probed its capabilities. `failure` says why it is out, empty if it is not.
+    `paused_s` is how long it has been ordered to pause, `silent_s` for how long the client whose weight update did that
+    has sent no heartbeat. `weights_path` is where servers find the weights `version`, empty if unknown.
+    """
+
+    url: str
+    model: str = ""
+    key: str = field(default="none", repr=False)
+    added_by: str = ""
+    """The node that was started with it and takes it along when it ends; empty if it was also added otherwise."""
+    tokenizer: str = ""
+    tool_format: str = ""
+    state: str = ACTIVE
+    info: EngineInfo | None = None
+    paused: Paused = ""
+    paused_by: str = ""
+    paused_s: float = field(default=0.0, compare=False)
+    version: str = ""
+    version_order: int = 0
+    n_orders: int = 0
+    n_done: int = 0
+    engine_paused: Paused = ""
+    engine_version: str = ""
+    failure: str = ""
+    weights_path: str = ""
+    silent_s: float = field(default=0.0, compare=False)
+
+    @property
+    def lacks_weights(self) -> bool:
+        """True if it gets no calls because it lacks the farm's current weights."""
+        to_name = self.version_order > self.n_done and self.version != self.engine_version
+        return lacks_weights(self.version, self.engine_version, to_name=to_name)
+
+    @property
+    def abandoned(self) -> bool:
+        """True if the client that paused it for new weights is gone and did not resume it."""
+        return bool(self.paused) and self.silent_s > HOLD_S
+
+    @property
+    def status(self) -> str:
+        """`ready`, `draining`, or why it gets no calls: `unknown`, `out`, `without weights`, `paused`, `abandoned`."""
+        if self.paused:
+            return "abandoned" if self.abandoned else "paused"
+        if self.failure:
+            return "out"
+        if self.info is None:
+            return "unknown"
+        if self.lacks_weights:
+            return "without weights"
+        return "draining" if self.state == DRAINING else "ready"
+
+    @property
+    def trouble(self) -> str:
+        """The reason it gets no calls without intervention, and the remedy; empty if there is nothing to do."""
+        if self.abandoned:
+            return (
+                f"paused for new weights by {self.paused_by}, which has been silent for {self.silent_s:.0f} s; "
+                "they may be half written: push them again by a weight update, or run `farm engines resume`"
+            )
+        if self.failure:
+            return self.failure
+        if not self.lacks_weights or self.paused:
+            return ""
+        has = f"it has {self.engine_version!r}" if self.engine_version else "it says nothing of those that it has"
+        return (
+            f"has not version {self.version} of the weights ({has}): gets no calls; push them and name them by "
+            f"set_version, or let the farm do it: weight_update(..., path=...) or serve_weights"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class EngineState:
+    """An engine, and what all workers have in flight there by their last reports, at most a few seconds old."""
+
+    engine: StoredEngine
+    n_calls: int
+    n_tokens: int

@@ -1,0 +1,56 @@
+"""Records of a node: its room and state, and how many rollouts it takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+UP = "up"
+DRAINING = "draining"
+BROKEN = "broken"
+"""The state of a node one of whose pools ends as soon as it is started; its `info` says which."""
+PROBES = 2
+"""Rollouts a node gets at a time after it was out of service, until one of them succeeds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A node as its supervisor announced it. `room` is how many rollouts it takes at a time.
+
+    `sick_s` is for how much longer nothing is placed on it, because rollouts failed there, as `sick_why` says;
+    `n_trips` counts how often that happened since a rollout last succeeded there.
+    """
+
+    node: str
+    room: int
+    init_slots: int
+    run_slots: int
+    eval_slots: int
+    handlers: list[str]
+    info: dict[str, Any]
+    state: str = UP
+    heartbeat_age_s: float = 0.0
+    sick_s: float = 0.0
+    sick_why: str = ""
+    n_trips: int = 0
+    instance: str = ""
+    """The supervisor that goes by this name, one of all there ever were."""
+
+    @property
+    def version(self) -> str:
+        """The version of its code and its schema; empty if it does not say."""
+        said = (self.info.get("version"), self.info.get("schema"))
+        return f"{said[0]} (schema {said[1]})" if all(said) else ""
+
+    @property
+    def lease_s(self) -> float:
+        """Seconds its workers' claims live without renewal; 0 if it does not say."""
+        said = self.info.get("lease_s", 0.0)
+        return float(said) if isinstance(said, int | float) else 0.0
+
+    @property
+    def takes(self) -> int:
+        """Number of rollouts to place on it, those it has included."""
+        if self.sick_s > 0:
+            return 0
+        return min(self.room, PROBES) if self.n_trips else self.room

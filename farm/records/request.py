@@ -1,0 +1,227 @@
+"""The request for a batch: instances, sampling parameters, limits of a rollout. Plain values, validated on entry."""
+
+from __future__ import annotations
+
+from collections.abc import Sized
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
+
+from farm.records.values import size_of
+
+MAX_INSTANCES = 100_000
+"""In one batch."""
+MAX_INSTANCE_BYTES = 16_000_000
+"""The most bytes of one instance's fields as JSON: 16 MB."""
+MAX_REQUEST_BYTES = 512_000_000
+"""The most bytes of the fields of all instances of a batch: 512 MB."""
+_MAX_EXTRA_BYTES = 1_000_000
+
+
+def _some_json(value: dict[str, Any]) -> dict[str, Any]:
+    size_of(value, _MAX_EXTRA_BYTES)
+    return value
+
+
+def _plain(text: str) -> str:
+    size_of(text, _MAX_EXTRA_BYTES)
+    return text
+
+
+Json = Annotated[dict[str, Any], AfterValidator(_some_json)]
+"""Up to 1 MB of what `farm.records.values` lets pass."""
+Name = Annotated[str, AfterValidator(_plain)]
+Seconds = Annotated[float, Field(gt=0, le=7 * 86_400)]
+Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
+
+
+class Request(BaseModel):
+    """Common settings of all request types: unknown fields are refused, values do not change."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Instance(Request):
+    """One problem. `fields` are the handler's own; it checks them when the batch is submitted."""
+
+    data_source: Annotated[Name, Field(min_length=1, max_length=64)]
+    fields: dict[str, Any]
+    """At most MAX_INSTANCE_BYTES of JSON: finite numbers, integers of 64 bits, text without NUL, 64 levels."""
+    instance_id: Annotated[Name, Field(max_length=200)] = ""
+
+    @field_validator("fields")
+    @classmethod
+    def _are_json(cls, given: dict[str, Any]) -> dict[str, Any]:
+        size_of(given, MAX_INSTANCE_BYTES)
+        return given
+
+
+class SamplingParams(Request):
+    """Sampling parameters of the policy. None leaves a value to the engine.
+
+    `seed` makes draws reproducible and independent: each call is sent a hash of it with the instance, its place in the
+    batch, the sample, the number of the call and the tokens before it (`farm.seeds`). Values that no engine takes are
+    refused.
+    """
+
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
+    max_tokens: Count | None = None
+    stop: Annotated[tuple[Annotated[Name, Field(min_length=1)], ...], Field(max_length=64)] = ()
+    seed: Annotated[int, Field(ge=0, lt=2**63 - 1024)] | None = None
+
+
+class Limits(Request):
+    """Limits of one attempt. A limit the policy reaches is an outcome; its score counts.
+
+    The clocks run while the stage works; waiting in a queue costs nothing.
+    """
+
+    max_turns: Count = 32
+    max_tokens: Count = 32_768
+    """Sampled tokens over all turns."""
+    init_s: Seconds = 300.0
+    run_s: Seconds = 900.0
+    eval_s: Seconds = 600.0
+    tool_s: Seconds = 60.0
+    """One tool call; its partial output goes to the model."""
+    max_observation_chars: Count = 16_000
+    """The most characters a tool call may return to the model; the middle is cut out."""
+
+
+class Archive(Request):
+    """A source archive of the package index, unpacked in the sandbox. Known by its digest, not by its address."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+    version: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9.+!_-]*$")]
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    path: str = "/workspace"
+    """The folder in the sandbox that gets the contents of its top folder."""
+
+
+class SandboxLimits(Request):
+    """Resource limits of a sandbox. Reaching one ends a command, with a note for the model; the sandbox goes on.
+
+    Memory, processes and disk are of the whole sandbox; CPU time, open files and file size of each process in it.
+    """
+
+    memory_mb: Count = 4096
+    n_processes: Count = 512
+    disk_mb: Count = 8192
+    """Data it writes over its image; for each 16 KB there can be a file or folder, 16,384 in all at least."""
+    cpu_s: Count = 3600
+    n_files: Count = 1024
+    file_mb: Count = 4096
+
+
+Requirement = Annotated[str, Field(pattern=r"^[A-Za-z0-9._\[\],-]+==[A-Za-z0-9.+!_-]+$")]
+"""An exact requirement of a Python environment, `name==version`."""
+
+
+class SandboxSpec(Request):
+    """A handler's requirements for a sandbox.
+
+    `image` is one of: `host` (the node's own system folders, read-only); a folder with a root file system; a `.sif`;
+    `docker-archive:FILE`, `oci-archive:FILE` or another `.tar` of the two; `docker://NAME`, which needs the network
+    when it is built; a definition file `FILE.def`, or `FILE.def.j2` rendered with `image_values`.
+    `packages` are exact requirements (`name==version`) of a Python environment that is first on PATH.
+    """
+
+    kind: str = "auto"
+    image: str = "host"
+    image_values: dict[str, str] = Field(default_factory=dict)
+    """Values that the template of a `.def.j2` image is rendered with."""
+    archives: tuple[Archive, ...] = ()
+    packages: tuple[Requirement, ...] = ()
+    agent_packages: tuple[Requirement, ...] = ()
+    """Requirements of an agent that runs inside: a separate environment in `/opt/farm/agent`, not on PATH."""
+    workdir: str = "/workspace"
+    env: dict[str, str] = Field(default_factory=dict)
+    limits: SandboxLimits = SandboxLimits()
+    network: bool = False
+    """True to share the node's network, with all that can be reached from there; else it has only its own `lo`."""
+    fake_root: bool = False
+    """True to let changes of owner, which a rootless sandbox cannot make, seem to succeed, as installers need."""
+
+
+_CONVERSATION = frozenset({"messages", "tools", "add_generation_prompt", "generation_prompt", "self"})
+
+
+class BatchRequest(Request):
+    """One submit: every instance is played `n_samples` times.
+
+    Instances with one `instance_id` must be equal, as they are one problem: repeats are allowed, two problems of one
+    name are not. All together have at most MAX_REQUEST_BYTES of fields.
+
+    The same `idempotency_key` names the same batch however often it is submitted.
+    `model` picks among the farm's engines; empty takes any.
+    """
+
+    instances: Annotated[tuple[Instance, ...], Field(min_length=1, max_length=MAX_INSTANCES)]
+    n_samples: Annotated[int, Field(ge=1, le=1024)] = 1
+    sampling: SamplingParams = SamplingParams()
+    limits: Limits = Limits()
+    model: Annotated[Name, Field(max_length=200)] = ""
+    agent: Annotated[Name, Field(max_length=64)] = ""
+    """The agent that plays it, an entry point of `farm.agents`; empty takes the handler's choice."""
+    chat_template_kwargs: Json = Field(default_factory=dict)
+    """Given to the model's chat template, such as `enable_thinking`."""
+    rewritten_history: Literal["segment", "keep"] = "segment"
+    """If a chat template rewrites earlier turns, such as by dropping their reasoning: `segment` prompts as the
+    template does, which begins a new training row; `keep` goes on from the ids as they were sampled."""
+    max_staleness: Annotated[int, Field(ge=0)] | None = None
+    """Weight versions that may lie between a rollout's oldest sampled token and the newest weights; None: any.
+    Checked before and after each call; a version that is no number is never too old."""
+    on_stale: Literal["restart", "drop"] = "drop"
+    """A rollout beyond `max_staleness` is restarted, which is no failed attempt, or ends as `stale`.
+
+    It ends so, too, once it was restarted `max_attempts` times."""
+    sandbox: Annotated[Name, Field(max_length=64)] = "auto"
+    """The kind of sandbox: `auto`, `singularity` or `namespace`."""
+    priority: Annotated[int, Field(ge=-100, le=100)] = 0
+    """A higher one is placed first, and while any of it waits a lower one gets nothing. Batches of one priority take
+    turns, whatever their sizes. What has been placed is not taken back: it is played first."""
+    max_attempts: Annotated[int, Field(ge=1, le=100)] = 3
+    """Attempts that may fail through the farm's fault before a rollout is given up."""
+    max_losses: Annotated[int, Field(ge=0, le=1000)] = 10
+    """Times it may be lost with a worker or a node and be played again, which does not count as a failure."""
+    quarantine_after: Annotated[int, Field(ge=0, le=10_000)] = 6
+    """After so many failed attempts at an instance, none of whose samples was ever scored, those of its samples that
+    wait to be played fail at once; 0: never. A sample must have failed twice, and on two nodes where there are two."""
+    idempotency_key: Annotated[Name, Field(min_length=1, max_length=200)] | None = None
+    metadata: Json = Field(default_factory=dict)
+    """The trainer's own; the farm stores it and does not read it. Up to 1 MB."""
+
+    @field_validator("instances", mode="before")
+    @classmethod
+    def _not_too_many(cls, given: Any) -> Any:
+        """Check their number before each is validated."""
+        if isinstance(given, Sized) and len(given) > MAX_INSTANCES:
+            raise ValueError(f"there are {len(given)}; {MAX_INSTANCES} may be: submit several batches")
+        return given
+
+    @field_validator("instances")
+    @classmethod
+    def _of_one_name(cls, given: tuple[Instance, ...]) -> tuple[Instance, ...]:
+        """Refuse instances of one name with different fields, and more than MAX_REQUEST_BYTES of fields in all."""
+        named: dict[tuple[str, str], int] = {}
+        for index, instance in enumerate(given):
+            first = named.setdefault((instance.data_source, instance.instance_id), index)
+            if instance.instance_id and given[first].fields != instance.fields:
+                raise ValueError(
+                    f"instances[{first}] and instances[{index}] are both called {instance.instance_id!r}, "
+                    "but have different fields"
+                )
+        n_bytes = sum(size_of(instance.fields, MAX_INSTANCE_BYTES) for instance in given)
+        if n_bytes > MAX_REQUEST_BYTES:
+            raise ValueError(f"their fields have {n_bytes} bytes; {MAX_REQUEST_BYTES} may be: submit several batches")
+        return given
+
+    @field_validator("chat_template_kwargs")
+    @classmethod
+    def _beside_the_conversation(cls, given: dict[str, Any]) -> dict[str, Any]:
+        """Refuse template variables that are the conversation itself, which a batch may not set."""
+        if taken := _CONVERSATION & given.keys():
+            raise ValueError(f"{', '.join(sorted(taken))} cannot be set: the farm gives it to the template")
+        return given

@@ -1,0 +1,278 @@
+"""Records of rollouts: state, outcome, timing, rewards."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from farm.ids import group_id
+from farm.records.trajectory import NO_VERSION, Segment, version_number
+
+
+class Stage(StrEnum):
+    """The three stages, in order; each has its own queue and worker pool."""
+
+    INIT = "init"
+    RUN = "run"
+    EVAL = "eval"
+
+
+class State(StrEnum):
+    """The state of a rollout within its stage. The last three are final."""
+
+    QUEUED = "queued"
+    ACTIVE = "active"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+FINAL_STATES = frozenset({State.COMPLETED, State.FAILED, State.CANCELLED})
+
+
+class Outcome(StrEnum):
+    """The end of a rollout. The first group is caused by the policy, the second by the farm, the third by neither.
+
+    A stale rollout was dropped because newer weights had overtaken it: it is not scored, and trains nothing.
+    """
+
+    SUBMITTED = "submitted"
+    ANSWERED = "answered"
+    MAX_TURNS = "max_turns"
+    MAX_TOKENS = "max_tokens"
+    CONTEXT_FULL = "context_full"
+    DEADLINE = "deadline"
+    INVALID_ACTION = "invalid_action"
+
+    SANDBOX_ERROR = "sandbox_error"
+    ENGINE_ERROR = "engine_error"
+    EVALUATOR_ERROR = "evaluator_error"
+    AGENT_ERROR = "agent_error"
+    HANDLER_ERROR = "handler_error"
+    LOST = "lost"
+
+    CANCELLED = "cancelled"
+    STALE = "stale"
+
+
+POLICY_OUTCOMES = frozenset(
+    {
+        Outcome.SUBMITTED,
+        Outcome.ANSWERED,
+        Outcome.MAX_TURNS,
+        Outcome.MAX_TOKENS,
+        Outcome.CONTEXT_FULL,
+        Outcome.DEADLINE,
+        Outcome.INVALID_ACTION,
+    }
+)
+
+
+def trainable(outcome: Outcome | None, reward: float | None) -> bool:
+    """Return whether a rollout may train: the policy ended it and an evaluator scored it."""
+    return outcome in POLICY_OUTCOMES and reward is not None
+
+
+def is_too_old(version_min: int | None, newest: str, max_staleness: int | None) -> bool:
+    """Return whether tokens of `version_min` are too old to train on, with `newest` as the current version.
+
+    The rule applies to playing and collecting alike: more versions than `max_staleness` lie in between. Versions
+    without a number are never too old, nor is anything if `max_staleness` is None.
+    """
+    now = version_number(newest)
+    if max_staleness is None or version_min is None or now == NO_VERSION:
+        return False
+    return now - version_min > max_staleness
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """The cause of a failed attempt: `kind` as in `Outcome`, and one sentence for a person."""
+
+    kind: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """One stage of one attempt. Instants are seconds since the epoch, UTC; None where it did not get so far."""
+
+    attempt: int
+    stage: Stage
+    queued_at: float
+    started_at: float | None
+    finished_at: float | None
+    node: str | None
+    result: str | None
+    failure: Failure | None
+
+    @property
+    def queued_s(self) -> float | None:
+        return None if self.started_at is None else self.started_at - self.queued_at
+
+    @property
+    def work_s(self) -> float | None:
+        return None if self.started_at is None or self.finished_at is None else self.finished_at - self.started_at
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Mean, median, 99th percentile and greatest of some times, in seconds."""
+
+    mean_s: float
+    p50_s: float
+    p99_s: float
+    max_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class StageTimes:
+    """Queue and work times of one stage of a batch, over its `n` attempts that ended."""
+
+    stage: Stage
+    n: int
+    queued: Spread
+    work: Spread
+
+
+@dataclass(frozen=True, slots=True)
+class Reward:
+    """A score an evaluator gave; `details` say how it came about."""
+
+    value: float
+    details: dict[str, Any]
+    evaluator: str
+    created_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """One sample, as the store knows it now.
+
+    `n_turns`, `n_response_tokens` and `n_segments` are of a play that came to its end: they are 0 of one that was
+    cancelled before that, although its `segments` hold what was recorded till then. `n_mismatches` counts model calls
+    whose prompt an engine saw otherwise than it was sent, `n_restarts` plays given up because their weights had become
+    too old, `n_failures` attempts that failed by the farm's doing and `n_lost` those that were lost with a worker or a
+    node. `version_min` and `version_max` are the oldest and the newest weights that sampled it, where they have
+    numbers.
+    """
+
+    rollout_id: str
+    batch_id: str
+    group_index: int
+    sample_index: int
+    data_source: str
+    instance_id: str
+    stage: Stage
+    state: State
+    attempt: int
+    node: str | None
+    outcome: Outcome | None
+    reward: float | None
+    failure: Failure | None
+    n_turns: int
+    n_response_tokens: int
+    submitted_at: float
+    finished_at: float | None
+    finish_seq: int | None
+    segments: tuple[Segment, ...] = ()
+    n_invalid_actions: int = 0
+    n_mismatches: int = 0
+    n_segments: int = 0
+    n_restarts: int = 0
+    n_failures: int = 0
+    n_lost: int = 0
+    version_min: int | None = None
+    version_max: int | None = None
+
+    @property
+    def trainable(self) -> bool:
+        return trainable(self.outcome, self.reward)
+
+    @property
+    def cursor(self) -> int:
+        """The position at which a stream of rollouts goes on after this one; 0 while it has not ended."""
+        return self.finish_seq or 0
+
+    @property
+    def group_id(self) -> str:
+        return group_id(self.batch_id, self.group_index)
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """All samples of one instance, every one ended."""
+
+    group_id: str
+    rollouts: tuple[Rollout, ...]
+
+    @property
+    def cursor(self) -> int:
+        """The position at which a stream of groups goes on after this one."""
+        return max(rollout.cursor for rollout in self.rollouts)
+
+
+@dataclass(frozen=True, slots=True)
+class KeptArtefact:
+    """One artefact, without its bytes: `n_bytes` are as many as it had, `n_stored` as many as it takes up."""
+
+    name: str
+    media_type: str
+    n_bytes: int
+    n_stored: int
+    attempt: int
+    created_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class BatchStatus:
+    """A batch in numbers. `stages[stage][state]` counts rollouts that have not ended, `failures[kind]` the failed.
+
+    `stopped[stage][state]` counts those that failed or were cancelled in a stage, and so never came to the next.
+    `n_mismatches` and `n_invalid_actions` are those of all its rollouts that have been played. `warnings` say why it
+    may not go on: engines that get no calls without intervention; only of a batch that is not done.
+    """
+
+    batch_id: str
+    n_rollouts: int
+    n_completed: int
+    n_failed: int
+    n_cancelled: int
+    stages: dict[Stage, dict[State, int]]
+    failures: dict[str, int]
+    mean_reward: float | None
+    created_at: float
+    n_mismatches: int = 0
+    n_invalid_actions: int = 0
+    stopped: dict[Stage, dict[State, int]] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def n_finished(self) -> int:
+        return self.n_completed + self.n_failed + self.n_cancelled
+
+    @property
+    def done(self) -> bool:
+        return self.n_finished >= self.n_rollouts
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSummary:
+    """A batch in one line. `age_s` is by the store's clock, `mean_reward` over what was completed, None before that.
+
+    `state` is `queued` until a rollout has begun, `active` until all have ended, and then `completed`, or `failed` or
+    `cancelled` if none was completed.
+    """
+
+    batch_id: str
+    state: State
+    n_rollouts: int
+    n_completed: int
+    n_failed: int
+    n_cancelled: int
+    mean_reward: float | None
+    created_at: float
+    age_s: float
+    priority: int
+    data_sources: tuple[str, ...]

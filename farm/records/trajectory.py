@@ -1,0 +1,259 @@
+"""Trajectories in tokens: model calls, and the training rows (segments) built from them.
+
+Token ids are the trajectory; text is for people. A call whose prompt begins with all the ids of an earlier call
+continues that call's segment: the ids in between were put there (mask 0). A call that continues nothing starts a new
+segment. So a rollout is 0..N training rows, and nothing sampled is ever tokenised again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from farm.records.prefixes import Prefixes
+
+Message: TypeAlias = dict[str, Any]
+"""A chat message as the OpenAI API writes it: role, content, and tool_calls or tool_call_id."""
+
+TokenIds: TypeAlias = NDArray[np.int32]
+LogProbs: TypeAlias = NDArray[np.float32]
+Mask: TypeAlias = NDArray[np.uint8]
+
+_MAX_DIGITS = 10
+_MAX_NUMBER = int(np.iinfo(np.int32).max)
+NO_VERSION = -1
+"""The policy version of a token that was not sampled, or of a call whose engine reports none."""
+
+
+def token_ids(values: Sequence[int] | TokenIds) -> TokenIds:
+    """Return ids as an int32 array, [n]."""
+    return np.asarray(values, dtype=np.int32)
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """One tool call of the policy; `arguments` is the raw text it sampled, which may not be JSON."""
+
+    call_id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class VersionSpan:
+    """The weights `version` sampled the response ids [start, end)."""
+
+    version: str
+    start: int
+    end: int
+
+
+@dataclass(slots=True, kw_only=True)
+class SampledTokens:
+    """The tokens of an answer, and how sampling ended: the part of it that every wire gives in the same form.
+
+    `prompt_ids` [n_prompt], `response_ids` and `response_logprobs` [n_response]; None where the engine does not give
+    them. The end-of-turn token and a stop string are among the ids where they were sampled. `versions` cover
+    [0, n_response) where the weights are known. `finish_reason` is `stop`, `length`, `abort` (ended from outside, with
+    the tokens so far) or the engine's own; `stop_reason` is the stop string or the token that ended it, if any.
+    """
+
+    finish_reason: str
+    stop_reason: str | int | None = None
+    prompt_ids: TokenIds | None = None
+    response_ids: TokenIds | None = None
+    response_logprobs: LogProbs | None = None
+    versions: tuple[VersionSpan, ...] = ()
+    n_cached_tokens: int | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class Completion(SampledTokens):
+    """One answer of an LLM: the assistant message `response`, and the tokens that it was made of.
+
+    A tool call that could not be parsed is among the message's tool calls, with the text it was made of as its
+    arguments; `n_invalid` counts them. A stop string is never in the message. `policy_version` is the first of
+    `versions`. `begins` says why the call starts a segment, empty if it continues one. `mismatch` is the first position
+    at which the prompt that the engine saw differs from the one it was sent, `prompt_ids`; None if they are equal or
+    the engine does not say.
+    """
+
+    response: Message
+    engine: str
+    n_prompt_tokens: int
+    n_response_tokens: int
+    policy_version: str = ""
+    n_invalid: int = 0
+    begins: str = ""
+    mismatch: int | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class ModelCall(Completion):
+    """One request to an LLM and its completion, recorded as it happens.
+
+    `messages` are only those added since the call that it continues; `observations` are the tool results that answered
+    it.
+    """
+
+    index: int
+    messages: list[Message]
+    started_at: float
+    latency_s: float
+    sampling: dict[str, Any] = field(default_factory=dict)
+    observations: list[Message] = field(default_factory=list)
+
+    @property
+    def token_exact(self) -> bool:
+        """True if ids and log-probabilities are all there and of one length."""
+        return (
+            self.prompt_ids is not None
+            and self.response_ids is not None
+            and self.response_logprobs is not None
+            and len(self.response_ids) == len(self.response_logprobs)
+        )
+
+
+def field_values(record: SampledTokens, kind: type[SampledTokens]) -> dict[str, Any]:
+    """Return the fields of a record that are those of `kind`, as keyword arguments for a record of a wider kind."""
+    return {each.name: getattr(record, each.name) for each in fields(kind)}
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One training row. All but `prompt_ids` [n_prompt] have one length [n_response].
+
+    `response_mask` is 1 exactly where the policy sampled the token; elsewhere the log-probability is 0.0 and the
+    policy version NO_VERSION. `mismatch` is the first position in the row, counted from the beginning of its prompt, at
+    which an engine saw another token than it was sent; None if all saw what they were sent.
+    """
+
+    prompt_ids: TokenIds
+    response_ids: TokenIds
+    response_mask: Mask
+    response_logprobs: LogProbs
+    policy_versions: TokenIds
+    mismatch: int | None = None
+
+    def __post_init__(self) -> None:
+        lengths = {len(self.response_ids), len(self.response_mask), len(self.response_logprobs)}
+        if lengths != {len(self.policy_versions)}:
+            raise ValueError(f"a segment's response arrays differ in length: {sorted(lengths)}")
+
+    @property
+    def untrainable(self) -> str:
+        """The reason it may not train; empty if it may."""
+        if self.mismatch is not None:
+            return f"an engine saw another token than it was sent at position {self.mismatch}"
+        return "" if self.response_mask.any() else "nothing in it was sampled"
+
+    @property
+    def trainable(self) -> bool:
+        return not self.untrainable
+
+    @property
+    def version_span(self) -> tuple[int, int]:
+        """The oldest and the newest weights that sampled it; NO_VERSION where they are not known."""
+        sampled = self.policy_versions[self.response_mask == 1]
+        return (int(sampled.min()), int(sampled.max())) if len(sampled) else (NO_VERSION, NO_VERSION)
+
+    def cut(self, n_tokens: int) -> Segment:
+        """Return the row with only the first `n_tokens` of its response."""
+        if len(self.response_ids) <= n_tokens:
+            return self
+        mismatch = self.mismatch
+        if mismatch is not None and mismatch >= len(self.prompt_ids) + n_tokens:
+            mismatch = None
+        return Segment(
+            self.prompt_ids,
+            self.response_ids[:n_tokens],
+            self.response_mask[:n_tokens],
+            self.response_logprobs[:n_tokens],
+            self.policy_versions[:n_tokens],
+            mismatch,
+        )
+
+
+def version_number(version: str) -> int:
+    """Return an engine's weight version as a number; NO_VERSION where it is none, or none that an int32 holds."""
+    if not (version.isascii() and version.isdecimal()) or len(version) > _MAX_DIGITS:
+        return NO_VERSION
+    number = int(version)
+    return number if number <= _MAX_NUMBER else NO_VERSION
+
+
+def token_versions(call: ModelCall) -> TokenIds:
+    """Return the weight version of each response token of a call, [n_response]: by its spans, else `policy_version`."""
+    n = call.n_response_tokens if call.response_ids is None else len(call.response_ids)
+    versions = np.full(n, version_number(call.policy_version), np.int32)
+    for span in call.versions:
+        versions[span.start : span.end] = version_number(span.version)
+    return versions
+
+
+def version_range(calls: Sequence[ModelCall]) -> tuple[int | None, int | None]:
+    """Return the oldest and the newest weights that sampled a token of these calls, as far as they have numbers."""
+    known = np.concatenate([np.empty(0, np.int32), *map(token_versions, calls)])
+    known = known[known != NO_VERSION]
+    return (int(known.min()), int(known.max())) if len(known) else (None, None)
+
+
+def segments(calls: Sequence[ModelCall]) -> tuple[Segment, ...]:
+    """Return the training rows of a rollout's token-exact model calls, in the order in which they began.
+
+    A call continues the row that reaches furthest into its prompt, the newest of several. Where calls branch, the
+    tokens that they share are sampled in the first row and stand in the prompts of the others, so each trains once.
+    """
+    rows: list[_Row] = []
+    known = Prefixes()
+    for call in calls:
+        if not call.token_exact:
+            continue
+        assert call.prompt_ids is not None
+        number = known.longest(call.prompt_ids)
+        if number is None:
+            number = len(rows)
+            rows.append(_Row(len(call.prompt_ids)))
+        rows[number].take(call)
+        known.put(number, rows[number].ids)
+    return tuple(row.segment() for row in rows)
+
+
+class _Row:
+    """A segment while it grows: all ids so far, and which stretches of them were sampled."""
+
+    def __init__(self, n_prompt: int) -> None:
+        self.ids = token_ids([])
+        self._n_prompt = n_prompt
+        self._sampled: list[tuple[int, ModelCall]] = []
+
+    def take(self, call: ModelCall) -> None:
+        assert call.prompt_ids is not None
+        assert call.response_ids is not None
+        self._sampled.append((len(call.prompt_ids), call))
+        self.ids = np.concatenate([call.prompt_ids, call.response_ids])
+
+    def segment(self) -> Segment:
+        n = len(self.ids)
+        mask = np.zeros(n, np.uint8)
+        logprobs = np.zeros(n, np.float32)
+        versions = np.full(n, NO_VERSION, np.int32)
+        for start, call in self._sampled:
+            assert call.response_logprobs is not None
+            stretch = slice(start, start + len(call.response_logprobs))
+            mask[stretch] = 1
+            logprobs[stretch] = call.response_logprobs
+            versions[stretch] = token_versions(call)
+        response = slice(self._n_prompt, n)
+        return Segment(
+            self.ids[: self._n_prompt],
+            self.ids[response],
+            mask[response],
+            logprobs[response],
+            versions[response],
+            min((call.mismatch for _, call in self._sampled if call.mismatch is not None), default=None),
+        )

@@ -1,0 +1,130 @@
+"""Retry policy: how each cause that ends an attempt is counted, what it counts against, and when it is retried.
+
+Workers, the dispatcher and the store all use it, so that a cause has the same effect wherever it is noticed. An
+attempt that the policy ended is never retried: its score counts. One that failed through the farm's fault is, after a
+pause, until its budget is spent. One that was lost through no fault has a budget of its own, or none.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from farm.errors import AgentError, EvaluatorError, RolloutError, SandboxError, StaleRollout, WeightsMissing
+from farm.records.rollout import POLICY_OUTCOMES, Outcome, Stage
+
+DRAINED = "drained"
+"""A node that is ending handed it back."""
+WITHOUT_WEIGHTS = "without_weights"
+"""No engine had the farm's weights for a while; it waits for one that has, without a node."""
+RESTARTED = "restarted"
+"""Newer weights had overtaken it, and its batch has such rollouts restarted."""
+
+MAX_PAUSE_S = 60.0
+"""The longest pause, in seconds, before another attempt or before a message that no worker took is sent again."""
+_DOUBLINGS = 16
+
+
+class Budget(StrEnum):
+    """The budget that an ended attempt counts against. `NEVER`: none follows; `UNCOUNTED`: another always does."""
+
+    NEVER = "never"
+    FAILURES = "failures"
+    LOSSES = "losses"
+    RESTARTS = "restarts"
+    UNCOUNTED = "free"
+
+
+@dataclass(frozen=True, slots=True)
+class RetryDecision:
+    """`outcome` is that of the rollout if no attempt follows.
+
+    `of_instance`: the instance may be the reason; enough of these keep all its samples from being played. `of_node`:
+    the node may be; enough of these take it out for a while. Neither says that it is.
+    """
+
+    outcome: Outcome
+    budget: Budget
+    of_instance: bool = False
+    of_node: bool = False
+
+
+def _ours(outcome: Outcome, *, of_instance: bool = True, of_node: bool = False) -> RetryDecision:
+    return RetryDecision(outcome, Budget.FAILURES, of_instance, of_node)
+
+
+_DECISIONS: Mapping[str, RetryDecision] = {
+    **{outcome: RetryDecision(outcome, Budget.NEVER) for outcome in POLICY_OUTCOMES},
+    # what a node is needed for above all; plug-ins break alike on every node, and would take out all of them
+    Outcome.SANDBOX_ERROR: _ours(Outcome.SANDBOX_ERROR, of_node=True),
+    # engines are watched, and taken out, by themselves
+    Outcome.ENGINE_ERROR: _ours(Outcome.ENGINE_ERROR, of_instance=False),
+    Outcome.EVALUATOR_ERROR: _ours(Outcome.EVALUATOR_ERROR),
+    Outcome.AGENT_ERROR: _ours(Outcome.AGENT_ERROR),
+    Outcome.HANDLER_ERROR: _ours(Outcome.HANDLER_ERROR),
+    # one kill takes all samples of an instance at once, so it says nothing about the instance
+    Outcome.LOST: RetryDecision(Outcome.LOST, Budget.LOSSES),
+    Outcome.CANCELLED: RetryDecision(Outcome.CANCELLED, Budget.NEVER),
+    Outcome.STALE: RetryDecision(Outcome.STALE, Budget.NEVER),
+    RESTARTED: RetryDecision(Outcome.STALE, Budget.RESTARTS),
+    DRAINED: RetryDecision(Outcome.LOST, Budget.UNCOUNTED),
+    WITHOUT_WEIGHTS: RetryDecision(Outcome.ENGINE_ERROR, Budget.UNCOUNTED),
+}
+_OVERDUE: Mapping[Stage, type[RolloutError]] = {
+    Stage.INIT: SandboxError,
+    Stage.RUN: AgentError,
+    Stage.EVAL: EvaluatorError,
+}
+
+SUSPECTS = frozenset(cause for cause, verdict in _DECISIONS.items() if verdict.of_instance)
+"""The causes for which the instance may be the reason."""
+
+
+def retry_decision(cause: str, retryable: bool = True) -> RetryDecision:
+    """Return the decision for a cause: an `Outcome`, or one of the causes above. Raises KeyError for another.
+
+    A failure that is not `retryable` happens alike everywhere, so it does not count against the node.
+    """
+    decision = _DECISIONS[cause]
+    if retryable or decision.budget is not Budget.FAILURES:
+        return decision
+    return replace(decision, budget=Budget.NEVER, of_node=False)
+
+
+def retry_decision_for(error: RolloutError) -> RetryDecision:
+    """Return the decision for an error that a stage raised."""
+    if isinstance(error, StaleRollout) and error.restart:
+        return retry_decision(RESTARTED)
+    if isinstance(error, WeightsMissing):
+        return retry_decision(WITHOUT_WEIGHTS)
+    return retry_decision(error.kind, error.retryable)
+
+
+def overdue_error(stage: Stage, message: str) -> RolloutError:
+    """Return the error of a stage that went beyond its deadline: the farm, or the instance, caused it to hang."""
+    return _OVERDUE[stage](message)
+
+
+def is_left(budget: Budget, n: int, most: int) -> bool:
+    """Return whether another attempt follows the nth that counts against a budget of `most`."""
+    if budget is Budget.UNCOUNTED:
+        return True
+    if budget is Budget.FAILURES:
+        # `most` counts attempts, and the first is one of them
+        return n < most
+    return budget is not Budget.NEVER and n <= most
+
+
+def pause_s(budget: Budget, n: int, retry_s: float) -> float:
+    """Return the seconds to wait before the attempt that follows the nth that counts against a budget.
+
+    It doubles from `retry_s` up to a minute, and is drawn from the upper half, so that a hundred rollouts that failed
+    together do not come back together. The first loss costs no pause: the worker crashed, not the rollout.
+    """
+    n_pauses = {Budget.FAILURES: n, Budget.LOSSES: n - 1}.get(budget, 0)
+    if n_pauses < 1:
+        return 0.0
+    longest_s: float = min(retry_s * 2 ** min(n_pauses - 1, _DOUBLINGS), MAX_PAUSE_S)
+    return longest_s * random.uniform(0.5, 1.0)  # noqa: S311 - no secret

@@ -1,0 +1,49 @@
+"""Shares of the batches in free room, and the nodes that take them: plain functions of what waits and what is free."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Collection, Iterator, Mapping, Sequence
+
+from farm.store.placement import WaitingBatch
+
+
+def fair_shares(waits: Sequence[WaitingBatch], room: int) -> dict[str, int]:
+    """Return how many rollouts of each batch to admit: higher priority first, then evenly, counting those under way.
+
+    A lower priority gets nothing while a higher one waits. Of equals, the first ones get more.
+    """
+    result: dict[str, int] = {}
+    for priority in sorted({wait.priority for wait in waits}, reverse=True):
+        level = [wait for wait in waits if wait.priority == priority]
+        for batch_id, share in _level(level, room).items():
+            result[batch_id] = share
+            room -= share
+    return result
+
+
+def _level(waits: Sequence[WaitingBatch], room: int) -> dict[str, int]:
+    """Fill up batches of one priority so that those with the fewest under way catch up first."""
+    result = dict.fromkeys((wait.batch_id for wait in waits), 0)
+    lowest = [(wait.n_placed, place, wait) for place, wait in enumerate(waits) if wait.n_waiting]
+    heapq.heapify(lowest)
+    while room > 0 and lowest:
+        level, place, wait = heapq.heappop(lowest)
+        up_to = lowest[0][0] - level if lowest else room
+        step = min(room, max(1, up_to), wait.n_waiting - result[wait.batch_id])
+        result[wait.batch_id] += step
+        room -= step
+        if result[wait.batch_id] < wait.n_waiting:
+            heapq.heappush(lowest, (level + step, place, wait))
+    return {batch_id: share for batch_id, share in result.items() if share}
+
+
+def free_slots(room: Mapping[str, int], recently_failed: Collection[str] = ()) -> Iterator[str]:
+    """Yield node names, one for each free slot: the emptiest first, those that `recently_failed` last."""
+    left = {node: n for node, n in room.items() if n > 0}
+    while left:
+        node = max(left, key=lambda name: (name not in recently_failed, left[name]))
+        left[node] -= 1
+        if not left[node]:
+            del left[node]
+        yield node

@@ -1,0 +1,155 @@
+"""Cancelling and rescoring of rollouts by a client."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any, TypeAlias
+
+from sqlalchemy import ColumnElement, Connection, Select, func, literal, or_, select, update
+
+from farm.errors import NotFound
+from farm.ids import RolloutRef
+from farm.records.rollout import Stage, State
+from farm.store.locks import lock_batches, lock_rollouts
+from farm.store.rollouts import CHUNK, LEASE_CLEARED, attempts, batches, ended_unscored, rewards, rollouts
+from farm.store.sql.clock import db_now
+
+Some: TypeAlias = Sequence[str] | None
+"""Ids of rollouts of a target, few enough for one statement; None are all of them."""
+
+
+def cancel(connection: Connection, target: RolloutRef, rollout_ids: Collection[str] | None = None) -> list[str]:
+    """End what has not ended of a batch, a group or a rollout, or of these rollouts of it. Returns the ids.
+
+    One that is being scored again ends as it had ended before: completed, with the score that it had. Raises NotFound
+    if any of that does not exist; then nothing is cancelled. If a process ends a rollout of the batch at
+    the same moment, one of the two waits for the other: the first wins, and the second does nothing.
+    """
+    # no rollout of the batch can end meanwhile: that takes a number, and numbers are assigned under this lock
+    batch = update(batches).where(batches.c.batch_id == target.batch_id)
+    result = connection.execute(batch.values(last_seq=batches.c.last_seq).returning(batches.c.last_seq)).scalar()
+    ended: list[str] = []
+    for some in _parts(rollout_ids):
+        _check(connection, target, some)
+        ids = _end(connection, target, some, (result or 0) + len(ended))
+        _close(connection, ids)
+        ended += ids
+    if ended:
+        connection.execute(batch.values(last_seq=batches.c.last_seq + len(ended)))
+    return ended
+
+
+def _end(connection: Connection, target: RolloutRef, some: Some, given: int) -> list[str]:
+    """End rollouts that have not ended, with numbers after `given`, in order; return their ids."""
+    order = func.row_number().over(order_by=(rollouts.c.group_index, rollouts.c.sample_index))
+    lock_rollouts(connection, *_conditions(target, some), rollouts.c.finish_seq.is_(None))
+    live = _of(target, some, rollouts.c.rollout_id, order.label("n")).where(rollouts.c.finish_seq.is_(None)).subquery()
+    ended = connection.execute(
+        update(rollouts)
+        .where(rollouts.c.rollout_id == live.c.rollout_id)
+        .values(
+            attempt=rollouts.c.attempt + 1,
+            finish_seq=given + live.c.n,
+            **ended_unscored(State.CANCELLED),
+        )
+        .returning(rollouts.c.finish_seq, rollouts.c.rollout_id)
+    )
+    return [rollout_id for _, rollout_id in sorted(ended.tuples())]
+
+
+def _close(connection: Connection, ids: Sequence[str]) -> None:
+    for start in range(0, len(ids), CHUNK):
+        connection.execute(
+            update(attempts)
+            .where(attempts.c.rollout_id.in_(ids[start : start + CHUNK]), attempts.c.finished_at.is_(None))
+            .values(finished_at=db_now(), result="cancelled")
+        )
+
+
+def rescore(connection: Connection, target: RolloutRef, rollout_ids: Collection[str] | None = None) -> list[str]:
+    """Queue played rollouts for scoring again, with all their budgets. Returns the ids. Raises NotFound."""
+    scored = (
+        rollouts.c.state.in_([State.COMPLETED.value, State.FAILED.value]),
+        rollouts.c.stage == Stage.EVAL.value,
+        rollouts.c.submission.is_not(None),
+    )
+    again: list[str] = []
+    lock_batches(connection, [target.batch_id])
+    for some in _parts(rollout_ids):
+        _check(connection, target, some)
+        lock_rollouts(connection, *_conditions(target, some), *scored)
+        queued = (
+            update(rollouts)
+            # repeated: Postgres evaluates the second again on a row that has changed since the first found it
+            .where(rollouts.c.rollout_id.in_(_of(target, some, rollouts.c.rollout_id).where(*scored)), *scored)
+            .values(
+                state=State.QUEUED.value,
+                attempt=rollouts.c.attempt + 1,
+                node=None,
+                outcome=None,
+                reward=None,
+                n_failures=0,
+                n_lost=0,
+                failure_kind=None,
+                failure_message=None,
+                finished_at=None,
+                finish_seq=None,
+                queued_at=db_now(),
+                ready_at=db_now(),
+                **LEASE_CLEARED,
+            )
+            .returning(rollouts.c.group_index, rollouts.c.sample_index, rollouts.c.rollout_id)
+        )
+        again += [rollout_id for _, _, rollout_id in sorted(connection.execute(queued).tuples())]
+    return again
+
+
+def _parts(rollout_ids: Collection[str] | None) -> Iterator[Some]:
+    if rollout_ids is None:
+        yield None
+        return
+    ids = sorted(set(rollout_ids))
+    for start in range(0, len(ids), CHUNK):
+        yield ids[start : start + CHUNK]
+
+
+def _of(target: RolloutRef, some: Some, *columns: Any) -> Select[Any]:
+    """Select columns of the rollouts that a target names, one or many; of them only `some`."""
+    return select(*columns).where(*_conditions(target, some))
+
+
+def _conditions(target: RolloutRef, some: Some) -> Iterator[ColumnElement[bool]]:
+    yield rollouts.c.batch_id == target.batch_id
+    if target.group_index is not None:
+        yield rollouts.c.group_index == target.group_index
+    if target.sample_index is not None:
+        yield rollouts.c.sample_index == target.sample_index
+    if some is not None:
+        yield rollouts.c.rollout_id.in_(some)
+
+
+def _check(connection: Connection, target: RolloutRef, some: Some) -> None:
+    """Raise NotFound unless the target is there, and each of those named in it."""
+    if connection.execute(_of(target, None, rollouts.c.rollout_id).limit(1)).first() is None:
+        raise NotFound(f"there is no {target.kind} {target}")
+    if some is not None:
+        known = set(connection.execute(_of(target, some, rollouts.c.rollout_id)).scalars())
+        for missing in [each for each in some if each not in known]:
+            raise NotFound(f"{target.kind} {target} has no rollout {missing}")
+
+
+def cancelled_of(connection: Connection, rollout_ids: Sequence[str]) -> list[str]:
+    """Return those that are cancelled, or completed by a score older than their attempt, in the order given.
+
+    The latter are what remains when scoring again is cancelled.
+    """
+    scored_now = select(literal(1)).where(
+        rewards.c.rollout_id == rollouts.c.rollout_id, rewards.c.attempt == rollouts.c.attempt
+    )
+    as_before = (rollouts.c.state == State.COMPLETED.value) & ~scored_now.exists()
+    result: set[str] = set()
+    for start in range(0, len(rollout_ids), CHUNK):
+        some = rollouts.c.rollout_id.in_(rollout_ids[start : start + CHUNK])
+        statement = select(rollouts.c.rollout_id).where(some, or_(rollouts.c.state == State.CANCELLED.value, as_before))
+        result.update(connection.execute(statement).scalars())
+    return [each for each in rollout_ids if each in result]

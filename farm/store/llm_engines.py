@@ -1,0 +1,202 @@
+"""The LLM servers that the farm may use, and what they are ordered to do: pause, resume, name their weights.
+
+A row has what was ordered (`paused`, `version`) and what the engine was sent last (`engine_paused`,
+`engine_version`). Every order is counted in `n_orders`; the process that carries it out writes that number to `n_done`.
+So a client that waits for an order knows when it took effect, and an order of a process that crashed half way is
+carried out by another. An engine that was out when its weights were named is not sent their name with a later order: it
+does not have them. One that is added later is expected to have the weights of the others with its model, and gets no
+calls before they were pushed to it and named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+from sqlalchemy import ColumnElement, Connection, Row, Table, case, delete, insert, select, update
+
+from farm.engine_urls import normal_url, sound_key
+from farm.records.engine import EngineInfo
+from farm.records.engine_state import ACTIVE, DRAINING, Paused, StoredEngine
+from farm.records.trajectory import version_number
+from farm.store.sql.clock import age_of, db_now
+from farm.store.sql.schema import EngineRow, EngineUserRow
+
+engines = cast(Table, EngineRow.__table__)
+users = cast(Table, EngineUserRow.__table__)
+
+_FAILURE_CHARS = 1000
+
+
+def add(connection: Connection, engine: StoredEngine) -> None:
+    """Use a server from now on. The same URL again makes it active, with the new settings, and probed anew."""
+    url = normal_url(engine.url)
+    result = {
+        "model": engine.model,
+        "key": sound_key(engine.key),
+        "tokenizer": engine.tokenizer,
+        "tool_format": engine.tool_format,
+        "state": ACTIVE,
+        "info": {},
+        "failure": "",
+    }
+    shared = case((engines.c.added_by == engine.added_by, engine.added_by), else_="")
+    if not connection.execute(update(engines).where(engines.c.url == url).values(added_by=shared, **result)).rowcount:
+        expected = _expected(connection, engine.model)
+        new = insert(engines).values(url=url, added_at=db_now(), added_by=engine.added_by, **result, **expected)
+        connection.execute(new)
+
+
+def _expected(connection: Connection, model: str) -> dict[str, str]:
+    """Return the weights that the farm plays a model with, as last named to the engines of that model."""
+    like = select(engines.c.version, engines.c.weights_path).where(engines.c.model == model, engines.c.version != "")
+    values = connection.execute(like.order_by(engines.c.version_order.desc(), engines.c.added_at)).all()
+    newest = max(values, key=lambda row: version_number(row.version), default=None)
+    return {} if newest is None else {"version": newest.version, "weights_path": newest.weights_path}
+
+
+def drain(connection: Connection, url: str) -> bool:
+    """Send no new rollouts to a server; those that play there finish there. False if it is not known."""
+    statement = update(engines).where(_is(url)).values(state=DRAINING)
+    return connection.execute(statement).rowcount == 1
+
+
+def remove(connection: Connection, url: str) -> bool:
+    """Stop using a server. False if it was not known."""
+    return connection.execute(delete(engines).where(_is(url))).rowcount == 1
+
+
+def remove_of(connection: Connection, node: str, but: str = "") -> None:
+    """Stop using the engine a node was started with, unless it is `but`, its present URL: that keeps its orders."""
+    kept = normal_url(but) if but else ""
+    connection.execute(delete(engines).where(engines.c.added_by == node, engines.c.url != kept))
+
+
+def clear(connection: Connection) -> int:
+    """Use none of the servers any more; how many there were."""
+    return connection.execute(delete(engines)).rowcount
+
+
+def listing(connection: Connection) -> list[StoredEngine]:
+    """Return all servers, oldest first."""
+    age = (db_now() - engines.c.paused_at).label("paused_s")
+    silent = (db_now() - engines.c.held_at).label("silent_s")
+    statement = select(engines, age, silent).order_by(engines.c.added_at, engines.c.url)
+    return [_engine(row) for row in connection.execute(statement)]
+
+
+def _engine(row: Row[Any]) -> StoredEngine:
+    return StoredEngine(
+        url=row.url,
+        model=row.model,
+        key=row.key,
+        added_by=row.added_by,
+        tokenizer=row.tokenizer,
+        tool_format=row.tool_format,
+        state=row.state,
+        info=EngineInfo.model_validate(row.info) if row.info else None,
+        paused=row.paused,
+        paused_by=row.paused_by,
+        paused_s=max(0.0, row.paused_s or 0.0),
+        version=row.version,
+        version_order=row.version_order,
+        n_orders=row.n_orders,
+        n_done=row.n_done,
+        engine_paused=row.engine_paused,
+        engine_version=row.engine_version,
+        failure=row.failure,
+        weights_path=row.weights_path,
+        silent_s=max(0.0, row.silent_s or 0.0),
+    )
+
+
+def set_info(connection: Connection, url: str, info: EngineInfo) -> None:
+    """Store the probed capabilities of a server."""
+    values = {"info": info.model_dump(mode="json"), "failure": ""}
+    connection.execute(update(engines).where(engines.c.url == url).values(**values))
+
+
+def set_failure(connection: Connection, url: str, failure: str) -> None:
+    """Write down why a server is out; empty if it is back."""
+    statement = update(engines).where(engines.c.url == url).values(failure=failure[:_FAILURE_CHARS])
+    connection.execute(statement)
+
+
+def set_paused(connection: Connection, paused: Paused, by: str, urls: Collection[str] | None) -> None:
+    """Order all servers, or these, to pause in a way, or with "" to go on. Repeating it orders nothing new."""
+    since = case((engines.c.paused == "", db_now()), else_=engines.c.paused_at) if paused else None
+    values = {"paused": paused, "paused_at": since}
+    changed = update(engines).where(engines.c.paused != paused, _among(urls))
+    connection.execute(changed.values(n_orders=engines.c.n_orders + 1, **values))
+    # a client that orders it again has taken it over from one that may be gone
+    connection.execute(update(engines).where(_among(urls)).values(paused_by=by if paused else "", held_at=None))
+
+
+def hold(connection: Connection, by: str, urls: Collection[str] | None) -> None:
+    """Say that the client which paused these servers for new weights lives."""
+    mine = update(engines).where(engines.c.paused != "", engines.c.paused_by == by, _among(urls))
+    connection.execute(mine.values(held_at=db_now()))
+
+
+def set_version(connection: Connection, version: str, urls: Collection[str] | None, path: str = "") -> None:
+    """Order all servers, or these, to call their weights this. Repeating it to those that do orders nothing new.
+
+    `path` is where servers find these weights; that of another version is forgotten.
+    """
+    known = path or case((engines.c.version == version, engines.c.weights_path), else_="")
+    connection.execute(update(engines).where(_among(urls)).values(weights_path=known))
+    untold = (engines.c.version != version) | (engines.c.engine_version != version)
+    changed = update(engines).where(untold, _among(urls))
+    order = engines.c.n_orders + 1
+    connection.execute(changed.values(n_orders=order, version=version, version_order=order))
+
+
+def carried_out(connection: Connection, url: str, order: int, paused: Paused, version: str) -> None:
+    """Record that a server was sent all orders up to this one; no effect if it was removed and added since."""
+    values = {"n_done": order, "engine_paused": paused, "engine_version": version}
+    counted = engines.c.n_done <= order, engines.c.n_orders >= order
+    connection.execute(update(engines).where(engines.c.url == url, *counted).values(**values))
+
+
+def _is(url: str) -> ColumnElement[bool]:
+    """Return the condition that a row is of this URL."""
+    return engines.c.url == normal_url(url)
+
+
+def _among(urls: Collection[str] | None) -> Any:
+    return True if urls is None else engines.c.url.in_([normal_url(url) for url in urls])
+
+
+@dataclass(frozen=True, slots=True)
+class EngineUse:
+    """The calls that a process has in flight on an engine, and the last order for it that the process follows."""
+
+    n_orders: int
+    n_calls: int = 0
+    n_tokens: int = 0
+
+
+def report(connection: Connection, owner: str, uses: Mapping[str, EngineUse]) -> None:
+    """Record a process's use of the engines, by URL, and its heartbeat."""
+    packed = {url: [use.n_orders, use.n_calls, use.n_tokens] for url, use in uses.items()}
+    mine = update(users).where(users.c.owner == owner).values(uses=packed, heartbeat_at=db_now())
+    if not connection.execute(mine).rowcount:
+        connection.execute(insert(users).values(owner=owner, uses=packed, heartbeat_at=db_now()))
+
+
+def forget_user(connection: Connection, owner: str) -> None:
+    """Remove a process that has ended: it has nothing in flight."""
+    connection.execute(delete(users).where(users.c.owner == owner))
+
+
+def forget_users(connection: Connection, older_than_s: float) -> None:
+    """Remove processes that ended without removing themselves."""
+    connection.execute(delete(users).where(age_of(users.c.heartbeat_at) > older_than_s))
+
+
+def uses(connection: Connection, alive_s: float) -> dict[str, dict[str, EngineUse]]:
+    """Return owner → URL → use, of the processes that reported in the last `alive_s`."""
+    alive = select(users.c.owner, users.c.uses).where(age_of(users.c.heartbeat_at) <= alive_s)
+    result = connection.execute(alive.order_by(users.c.owner))
+    return {row.owner: {url: EngineUse(*use) for url, use in row.uses.items()} for row in result}

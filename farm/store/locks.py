@@ -1,0 +1,38 @@
+"""The order in which all transactions lock rows: batches by id first, then rollouts by id.
+
+Two transactions that lock several rows in different orders wait for each other until Postgres ends one of them, a
+second later. So a change of more than one batch or rollout locks them here first: an UPDATE of many rows locks them in
+the order in which it finds them. On SQLite there is one writer at a time, and nothing to order. Heartbeats wait for
+no lock: they skip rows that are locked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, bindparam, collate, select
+
+from farm.store.rollouts import batches, rollouts
+
+_POSTGRES = "postgresql"
+# as Python sorts, whatever the language of the database
+_batches = (
+    select(batches.c.batch_id)
+    .where(batches.c.batch_id.in_(bindparam("b_ids", expanding=True)))
+    .order_by(collate(batches.c.batch_id, "C"))
+    .with_for_update(key_share=True)
+)
+
+
+def lock_batches(connection: Connection, batch_ids: Collection[str]) -> None:
+    """Lock the rows of these batches until the transaction ends: no other ends a rollout of theirs meanwhile."""
+    if batch_ids and connection.dialect.name == _POSTGRES:
+        connection.execute(_batches, {"b_ids": sorted(batch_ids)}).all()
+
+
+def lock_rollouts(connection: Connection, *conditions: ColumnElement[bool] | Any) -> None:
+    """Hold the rows of these rollouts until the transaction ends."""
+    if connection.dialect.name == _POSTGRES:
+        some = select(rollouts.c.rollout_id).where(*conditions).order_by(collate(rollouts.c.rollout_id, "C"))
+        connection.execute(some.with_for_update(key_share=True)).all()

@@ -1,0 +1,326 @@
+"""Invariants of a batch, checked in the database: nothing lost, nothing twice, nothing broken scored.
+
+Each check is one statement, so it sees one snapshot on SQLite and on Postgres: concurrent transitions raise no false
+alarm, and any connection will do. The rules of a rollout are columns of one statement that reads a part of the batch
+once, so that the dispatcher can check all the time: part by part, as it shares its connection with others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from typing import Any, cast
+
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Integer,
+    Row,
+    Select,
+    Table,
+    and_,
+    bindparam,
+    case,
+    func,
+    literal,
+    not_,
+    or_,
+    select,
+)
+
+from farm.errors import NotFound
+from farm.ids import group_id
+from farm.records.conservation import Conservation, Count, Violation
+from farm.records.rollout import FINAL_STATES, POLICY_OUTCOMES, Outcome, Stage, State
+from farm.store.rollouts import attempts, batches, rewards, rollouts
+from farm.store.sql.clock import db_now
+from farm.store.sql.schema import DeliveryRow, InstanceRow, SegmentRow
+
+_instances = cast(Table, InstanceRow.__table__)
+_segments = cast(Table, SegmentRow.__table__)
+_deliveries = cast(Table, DeliveryRow.__table__)
+
+_RECENT_S = 600.0
+LIMIT = 1000
+"""So many violations of a batch are enough."""
+_PART = 256
+"""Rollouts that are audited at a time: some 50 ms."""
+_LARGEST = 1.7e308
+"""Between this and its negative lies every number that is neither infinite nor no number, on both databases."""
+
+
+def conservation(connection: Connection, batch_id: str) -> Conservation:
+    """Return the counts of submitted and ended or in-flight rollouts at one moment. Raises NotFound."""
+
+    def counted(*states: State) -> ColumnElement[int]:
+        return func.sum(case((rollouts.c.state.in_(states), 1), else_=0))
+
+    here = and_(
+        rollouts.c.batch_id == _instances.c.batch_id,
+        rollouts.c.group_index == _instances.c.group_index,
+    )
+    rows = connection.execute(
+        select(
+            _instances.c.group_index,
+            batches.c.n_samples,
+            batches.c.n_rollouts,
+            counted(State.COMPLETED),
+            counted(State.FAILED),
+            counted(State.CANCELLED),
+            # whatever else a row may say it has not ended
+            func.count(rollouts.c.rollout_id) - counted(*FINAL_STATES),
+        )
+        .select_from(batches)
+        .join(_instances, _instances.c.batch_id == batches.c.batch_id)
+        .outerjoin(rollouts, here)
+        .where(batches.c.batch_id == batch_id)
+        .group_by(_instances.c.group_index, batches.c.n_samples, batches.c.n_rollouts)
+        .order_by(_instances.c.group_index)
+    ).all()
+    if not rows:
+        raise NotFound(f"there is no batch {batch_id}")
+    groups = tuple(Count(group_id(batch_id, row[0]), row[1], *map(int, row[3:])) for row in rows)
+    totals = [sum(column) for column in zip(*(row[3:] for row in rows), strict=True)]
+    return Conservation(Count(batch_id, rows[0][2], *map(int, totals)), groups)
+
+
+def violations(connection: Connection, batch_id: str) -> list[Violation]:
+    """Return the violated invariants of a batch and its rollouts, at most `LIMIT`. Raises NotFound."""
+    numbers, result = of_batch(connection, batch_id)
+    for groups in parts(numbers):
+        result += of_rollouts(connection, batch_id, groups)
+    return result[:LIMIT]
+
+
+def parts(numbers: Conservation) -> Iterator[range]:
+    """Yield ranges of the groups of a batch that have some hundred rollouts each."""
+    n_groups = len(numbers.groups)
+    n_samples = max(1, numbers.batch.n_submitted // n_groups)
+    step = max(1, _PART // n_samples)
+    for start in range(0, n_groups, step):
+        yield range(start, min(start + step, n_groups))
+
+
+def of_batch(connection: Connection, batch_id: str) -> tuple[Conservation, list[Violation]]:
+    """Return the counts of a batch, and the violated invariants of the batch as a whole. Raises NotFound."""
+    numbers = conservation(connection, batch_id)
+    result = [
+        Violation(each.id, f"{each.n_submitted} rollouts were submitted, {each.n_found} are there")
+        for each in numbers.off
+    ]
+    return numbers, result + _of_numbers_given(connection, batch_id)
+
+
+def open_batches(connection: Connection) -> list[str]:
+    """Return the batches with rollouts that have not ended or did so a short while ago, oldest first."""
+    # each reads an index: of what has not ended, and one entry of each batch, however large they are
+    live = batches.c.batch_id.in_(select(rollouts.c.batch_id).where(rollouts.c.finish_seq.is_(None)))
+    last = (rollouts.c.batch_id == batches.c.batch_id, rollouts.c.finish_seq == batches.c.last_seq)
+    lately = select(literal(1)).where(*last, rollouts.c.finished_at > db_now() - _RECENT_S).exists()
+    statement = select(batches.c.batch_id).where(or_(live, lately)).order_by(batches.c.created_at)
+    return list(connection.execute(statement).scalars())
+
+
+def _of_numbers_given(connection: Connection, batch_id: str) -> list[Violation]:
+    """Return numbers that were assigned twice, and acknowledgements beyond the last number."""
+    twice = (
+        select(rollouts.c.finish_seq, func.count(literal(1)))
+        .where(rollouts.c.batch_id == batch_id, rollouts.c.finish_seq.is_not(None))
+        .group_by(rollouts.c.finish_seq)
+        .having(func.count(literal(1)) > 1)
+    )
+    beyond = (
+        select(_deliveries.c.consumer, _deliveries.c.cursor, batches.c.last_seq)
+        .join(batches, batches.c.batch_id == _deliveries.c.batch_id)
+        .where(batches.c.batch_id == batch_id, _deliveries.c.cursor > batches.c.last_seq)
+    )
+    result = [Violation(batch_id, f"{n} rollouts ended as number {seq}") for seq, n in connection.execute(twice)]
+    return result + [
+        Violation(batch_id, f"{consumer} has acknowledged {cursor}, but only {last} were given out")
+        for consumer, cursor, last in connection.execute(beyond)
+    ]
+
+
+_FACTS = ("stage", "state", "attempt", "outcome", "reward", "finish_seq", "owner", "n_failures", "n_lost")
+
+
+def of_rollouts(connection: Connection, batch_id: str, groups: range) -> list[Violation]:
+    """Return the violated invariants of the rollouts of these groups of a batch."""
+    bound = {"b_batch": batch_id, "b_first": groups.start, "b_end": groups.stop, "b_limit": LIMIT}
+    rows = connection.execute(_broken(), bound)
+    return [
+        Violation(row.rollout_id, f"{sentence} ({_said(row)})")
+        for row in rows
+        for index, (sentence, _) in enumerate(_RULES)
+        if getattr(row, f"rule_{index}")
+    ]
+
+
+def _said(row: Row[Any]) -> str:
+    return ", ".join(f"{name} {getattr(row, name)}" for name in _FACTS if getattr(row, name) is not None)
+
+
+_row = rollouts.c
+_final = _row.state.in_(sorted(FINAL_STATES))
+_completed = _row.state == State.COMPLETED.value
+_active = _row.state == State.ACTIVE.value
+_in_eval = _row.stage == Stage.EVAL.value
+_ended = (_row.finish_seq, _row.finished_at, _row.outcome)
+_policys = sorted(POLICY_OUTCOMES)
+_ours = sorted(set(Outcome) - POLICY_OUTCOMES - {Outcome.CANCELLED})
+
+
+def _any(table: Table, *conditions: ColumnElement[bool]) -> ColumnElement[bool]:
+    """Return the condition that the rollout has such rows; looked up by primary key, whatever the planner estimates."""
+    statement = select(literal(1)).where(table.c.rollout_id == _row.rollout_id, *conditions).correlate(rollouts)
+    return _one_by_one(statement).exists()
+
+
+def _one_by_one(found: Select[Any]) -> Select[Any]:
+    """Return a query that Postgres runs for each row by itself, instead of reading the whole table for all at once.
+
+    Most of a table belongs to ended rollouts, and the cost of a batch's audit must not grow with them. Only an OFFSET
+    keeps the planner from that.
+    """
+    return found.offset(0)
+
+
+def _count(table: Table, *conditions: ColumnElement[bool]) -> ColumnElement[int]:
+    """Return the number of such rows of the rollout, as a subquery."""
+    mine = select(func.count(literal(1))).where(table.c.rollout_id == _row.rollout_id, *conditions)
+    return mine.correlate(rollouts).scalar_subquery()
+
+
+def _without(table: Table, other: Table, *conditions: ColumnElement[bool]) -> ColumnElement[bool]:
+    """Return the condition that a row of a table has no such row of the same attempt in another."""
+    same = (other.c.rollout_id == table.c.rollout_id, other.c.attempt == table.c.attempt, *conditions)
+    return ~_one_by_one(select(literal(1)).where(*same).correlate(table)).exists()
+
+
+_newest_score = (
+    select(rewards.c.value)
+    .where(rewards.c.rollout_id == _row.rollout_id)
+    .order_by(rewards.c.attempt.desc())
+    .limit(1)
+    .correlate(rollouts)
+    .scalar_subquery()
+)
+_under_way = attempts.c.finished_at.is_(None)
+_owners = and_(
+    attempts.c.attempt == _row.attempt,
+    attempts.c.stage == _row.stage,
+    attempts.c.worker == _row.owner,
+    attempts.c.node == _row.node,
+)
+_played = and_(attempts.c.stage == Stage.RUN.value, attempts.c.result == "advanced")
+_scoring = and_(attempts.c.stage == Stage.EVAL.value, attempts.c.result == "completed")
+
+_RULES: Sequence[tuple[str, ColumnElement[bool]]] = (
+    ("its state or its stage is none", or_(_row.state.not_in(sorted(State)), _row.stage.not_in(sorted(Stage)))),
+    ("it has ended without number, instant or outcome", and_(_final, or_(*(each.is_(None) for each in _ended)))),
+    (
+        "it has not ended, but has a number, an instant or an outcome",
+        and_(not_(_final), or_(*(each.is_not(None) for each in _ended))),
+    ),
+    ("its number was never given out", or_(_row.finish_seq < 1, _row.finish_seq > batches.c.last_seq)),
+    ("it is completed without a reward", and_(_completed, _row.reward.is_(None))),
+    ("its reward is no finite number", not_(_row.reward.between(-_LARGEST, _LARGEST))),
+    (
+        "its reward is not its newest score",
+        and_(
+            _completed,
+            or_(_newest_score.is_(None), _newest_score != _row.reward),
+        ),
+    ),
+    (
+        "it is completed, but the policy did not end it so",
+        and_(
+            _completed,
+            or_(_row.outcome.not_in(_policys), _row.policy_outcome.is_(None), _row.outcome != _row.policy_outcome),
+        ),
+    ),
+    ("it is completed, but not scored", and_(_completed, or_(not_(_in_eval), _row.failure_kind.is_not(None)))),
+    ("it is not completed, but has a reward", and_(not_(_completed), _row.reward.is_not(None))),
+    (
+        "this attempt was scored, but it is not completed",
+        and_(not_(_completed), _any(rewards, rewards.c.attempt == _row.attempt)),
+    ),
+    ("it was scored once, and ended without a score", and_(_final, not_(_completed), _any(rewards))),
+    ("it was scored in an attempt that never was", _any(rewards, rewards.c.attempt > _row.attempt)),
+    (
+        "it has a score that was not given, or was given one that it has not",
+        or_(
+            _any(rewards, _without(rewards, attempts, _scoring)),
+            _any(attempts, _scoring, _without(attempts, rewards)),
+        ),
+    ),
+    (
+        "it has failed, but not by a fault that has a name",
+        and_(
+            _row.state == State.FAILED.value,
+            or_(_row.failure_kind.is_(None), _row.outcome != _row.failure_kind, _row.outcome.not_in(_ours)),
+        ),
+    ),
+    (
+        "it is cancelled and not, at once",
+        (_row.state == State.CANCELLED.value) != (func.coalesce(_row.outcome, "") == Outcome.CANCELLED.value),
+    ),
+    (
+        "it is active without owner, lease or node",
+        and_(_active, or_(_row.owner.is_(None), _row.lease_expires_at.is_(None), _row.node.is_(None))),
+    ),
+    (
+        "it is not active, but somebody owns it",
+        and_(not_(_active), or_(_row.owner.is_not(None), _row.lease_expires_at.is_not(None))),
+    ),
+    (
+        "it is active, but its owner's is not the one attempt under way",
+        and_(_active, or_(not_(_any(attempts, _under_way, _owners)), _count(attempts, _under_way) > 1)),
+    ),
+    ("it is not active, but an attempt is under way", and_(not_(_active), _any(attempts, _under_way))),
+    ("it has an attempt that never was", or_(_row.attempt < 1, _any(attempts, attempts.c.attempt > _row.attempt))),
+    (
+        "it has failed, was lost or was played anew more often than its batch allows",
+        or_(
+            _row.n_failures > batches.c.max_attempts,
+            _row.n_lost > batches.c.max_losses + 1,
+            _row.n_restarts > batches.c.max_attempts + 1,
+        ),
+    ),
+    ("it has failed or was lost less often than never", or_(_row.n_failures < 0, _row.n_lost < 0)),
+    ("it is to be played where no sandbox is", and_(not_(_final), _row.stage == Stage.RUN.value, _row.node.is_(None))),
+    (
+        "it is to be scored, but was not played to the end, once",
+        and_(
+            _in_eval,
+            or_(_row.policy_outcome.is_(None), _row.submission.is_(None), _count(attempts, _played) != 1),
+        ),
+    ),
+    (
+        "it was not played to the end, but has what comes of that",
+        and_(
+            not_(_in_eval),
+            or_(_row.policy_outcome.is_not(None), _row.submission.is_not(None), _any(attempts, _played)),
+        ),
+    ),
+    ("it has another number of training rows than it says", _count(_segments) != _row.n_segments),
+    (
+        "it has training rows of an attempt that does not count",
+        _any(_segments, _without(_segments, attempts, _played)),
+    ),
+)
+"""Violations of a rollout's invariants: description and condition. A condition that is NULL is not true."""
+
+
+@lru_cache(maxsize=1)
+def _broken() -> Select[Any]:
+    """Select the rollouts that violate a rule, and which rules."""
+    result = [case((wrong, 1), else_=0).label(f"rule_{index}") for index, (_, wrong) in enumerate(_RULES)]
+    return (
+        select(_row.rollout_id, *(_row[name] for name in _FACTS), *result)
+        .join(batches, batches.c.batch_id == _row.batch_id)
+        .where(_row.batch_id == bindparam("b_batch"), or_(*(wrong for _, wrong in _RULES)))
+        .where(_row.group_index >= bindparam("b_first"), _row.group_index < bindparam("b_end"))
+        .order_by(_row.group_index, _row.sample_index)
+        .limit(bindparam("b_limit", type_=Integer))
+    )

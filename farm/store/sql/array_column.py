@@ -1,0 +1,34 @@
+"""Numeric arrays as columns, in the form of `farm.records.packed_array`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from sqlalchemy import LargeBinary
+from sqlalchemy.engine import Dialect
+from sqlalchemy.types import TypeDecorator
+
+from farm.records.packed_array import pack, unpack
+
+
+class Packed(TypeDecorator[NDArray[Any]]):
+    """A column of `pack`ed arrays of one element type."""
+
+    impl = LargeBinary
+    cache_ok = True
+
+    def __init__(self, dtype: str) -> None:
+        super().__init__()
+        self.dtype = np.dtype(dtype)
+
+    def process_bind_param(self, value: NDArray[Any] | None, dialect: Dialect) -> bytes | None:
+        if value is None:
+            return None
+        if value.dtype != self.dtype:
+            raise ValueError(f"this column holds {self.dtype}, not {value.dtype}")
+        return pack(value)
+
+    def process_result_value(self, value: bytes | None, dialect: Dialect) -> NDArray[Any] | None:
+        return None if value is None else unpack(value)

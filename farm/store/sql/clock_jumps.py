@@ -1,0 +1,53 @@
+"""Compares the store's clock with this process's own, so that a jump of the former is noticed, and said."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+from sqlalchemy import Connection, select
+
+from farm.store.sql.clock import db_now
+
+log = logging.getLogger(__name__)
+
+_MIN_S = 2.0
+"""A smaller jump changes nothing that matters."""
+
+
+def store_time(connection: Connection) -> float:
+    """Return the store's clock."""
+    return float(connection.execute(select(db_now())).scalar_one())
+
+
+class Timekeeper:
+    """Follows the store's clock by a clock of this process that never jumps."""
+
+    def __init__(self, own_time: Callable[[], float] = time.monotonic) -> None:
+        self._own_time = own_time
+        self._last: tuple[float, float, float] | None = None
+
+    def read(self, ask: Callable[[], float]) -> tuple[float, float]:
+        """Return the store's time, and by how many seconds it has jumped since it was read before: 0 if it has not.
+
+        Time that passed while the store did not answer is no jump: its time lies between the query and the answer.
+        """
+        asked_at = self._own_time()
+        now = ask()
+        answered_at = self._own_time()
+        last, self._last = self._last, (asked_at, answered_at, now)
+        if last is None:
+            return now, 0.0
+        passed_s = now - last[2]
+        at_least_s, at_most_s = asked_at - last[1], answered_at - last[0]
+        ahead_s, behind_s = passed_s - at_most_s, at_least_s - passed_s
+        if max(ahead_s, behind_s) < _MIN_S:
+            return now, 0.0
+        jump_s = ahead_s if ahead_s > 0 else -behind_s
+        log.error(
+            "ALARM the store's clock jumped %s by %.0f s: nothing is taken for lost until all had time to renew; "
+            "look after the clock of the database's machine",
+            *("ahead" if jump_s > 0 else "back", abs(jump_s)),
+        )
+        return now, jump_s

@@ -1,0 +1,129 @@
+"""The connections that a process may have to its database, given out use by use: urgent ones first, then in order.
+
+A process of a node has one connection, so whatever it reads and writes takes turns on it. Three rules keep that safe:
+
+* An urgent use (a lease renewal, a heartbeat) is served before everything else that waits.
+* It waits `urgent_s` at most for what is under way. Then the server is requested to cancel that, and a second later the
+  connection is broken. Cancelled work is rolled back and repeated afterwards, as after any broken connection.
+* No other use waits for longer than its timeout. A query that is not retried waits a second, so that a thread of
+  many queries, such as the one that renews leases, is never blocked by the work of another thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy.exc import TimeoutError as NoConnectionLeft
+
+from farm.store.sql.stalled_connections import cancel, shut
+
+log = logging.getLogger(__name__)
+
+_MIN_S = 1.0
+"""A use waits at least so long for its slot, even one that is not tried again."""
+_CANCEL_S = 1.0
+"""Seconds that a cancelled statement gets to end."""
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """One use of a connection, which is set once there is one: until then it cannot be broken."""
+
+    urgent: bool
+    given: threading.Event = field(default_factory=threading.Event)
+    connection: Any = None
+    since: float = 0.0
+    cancelled: bool = False
+
+
+class ConnectionSlots:
+    """`n_slots` uses at a time; more wait. From any thread."""
+
+    def __init__(self, n_slots: int, urgent_s: float) -> None:
+        self._n_free = n_slots
+        self._urgent_s = urgent_s
+        self._waiting: deque[Slot] = deque()
+        self._used: list[Slot] = []
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def slot(self, left_s: float, *, urgent: bool = False) -> Iterator[Slot]:
+        """Wait for a slot and have it while the body runs. Raises NoConnectionLeft (SQLAlchemy's) after `left_s`."""
+        slot = Slot(urgent)
+        self._enter(slot)
+        try:
+            if not slot.given.is_set():
+                self._wait(slot, max(left_s, _MIN_S))
+            yield slot
+        finally:
+            self._leave(slot)
+
+    def uses(self, slot: Slot, connection: Any) -> None:
+        """Note the driver's connection that a slot stands for."""
+        with self._lock:
+            slot.connection = connection
+
+    def _enter(self, slot: Slot) -> None:
+        with self._lock:
+            if not slot.urgent:
+                self._waiting.append(slot)
+            else:
+                n_before = sum(each.urgent for each in self._waiting)
+                self._waiting.insert(n_before, slot)
+            self._give()
+
+    def _leave(self, slot: Slot) -> None:
+        with self._lock:
+            slot.connection = None
+            if slot.given.is_set():
+                self._used.remove(slot)
+                self._n_free += 1
+                self._give()
+            else:
+                self._waiting.remove(slot)
+
+    def _give(self) -> None:
+        while self._n_free and self._waiting:
+            slot = self._waiting.popleft()
+            self._n_free -= 1
+            self._used.append(slot)
+            slot.since = time.monotonic()
+            slot.given.set()
+
+    def _wait(self, slot: Slot, left_s: float) -> None:
+        if not slot.urgent:
+            if not slot.given.wait(None if math.isinf(left_s) else left_s):
+                raise NoConnectionLeft(f"this process used its connection for something else for {left_s:.0f} s")
+            return
+        wait_s = self._urgent_s
+        while not slot.given.wait(wait_s):
+            self._end_longest()
+            wait_s = _CANCEL_S
+
+    def _end_longest(self) -> None:
+        """Cancel the use that began first, or break its connection if it was cancelled."""
+        with self._lock:
+            slot = next((each for each in self._used if not each.urgent and each.connection is not None), None)
+            if slot is None:
+                return
+            connection, used_s = slot.connection, time.monotonic() - slot.since
+            if slot.cancelled:
+                slot.connection = None
+                shut(connection)
+            else:
+                # outside of this thread and lock, as it sends a request to the server
+                threading.Thread(target=cancel, args=(connection,), name="store-cancel", daemon=True).start()
+        log.warning(
+            "a use of the database has taken %.0f s, while a lease or heartbeat is to be renewed: it is %s, and tried "
+            "again afterwards",
+            *(used_s, "cut off" if slot.cancelled else "cancelled"),
+        )
+        slot.cancelled = True

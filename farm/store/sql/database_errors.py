@@ -1,0 +1,104 @@
+"""Troubles with a database: which of them may pass, how they are reported, and when an outage is logged."""
+
+from __future__ import annotations
+
+import logging
+import math
+import sqlite3
+import time
+from enum import Enum, auto
+
+from sqlalchemy.exc import TimeoutError as NoConnectionLeft
+
+from farm.errors import StoreUnavailable
+
+log = logging.getLogger(__name__)
+
+LOCK_WAITED = "55P03"
+"""The state of an error in Postgres: a lock was not given in time."""
+_LOG_INTERVAL_S = (1.0, 30.0)
+"""Seconds after which an outage is logged, first and again."""
+
+
+class RetryableFailure(Enum):
+    """The reason the same statements may succeed later."""
+
+    AWAY = auto()
+    """The database says so itself: its disk is full, it has no connection left, it is locked as a whole."""
+    BROKEN = auto()
+    """The connection broke, or was ended."""
+    CONFLICT = auto()
+    """Another transaction was in the way, or there was too little memory or time for this one."""
+
+
+_SQLITE_AWAY = ("locked", "busy", "disk I/O", "unable to open", "disk is full")
+_AWAY = {"25006", "58030"}
+"""Read-only, as of a standby that is about to be promoted; and a disk that fails."""
+_CONFLICTS = {"53200", "55P03", "57014"}
+"""Too little memory; a lock, or the whole statement, took longer than its limit."""
+
+
+def retryable_failure(error: BaseException) -> RetryableFailure | None:
+    """Return the reason a retry may succeed; None if it will not."""
+    orig = getattr(error, "orig", None) or error
+    state = getattr(orig, "sqlstate", None)
+    if isinstance(error, NoConnectionLeft):
+        return RetryableFailure.AWAY
+    if isinstance(orig, sqlite3.OperationalError):
+        return RetryableFailure.AWAY if any(word in str(orig) for word in _SQLITE_AWAY) else None
+    if state is not None:
+        if state[:2] == "40" or state in _CONFLICTS:
+            return RetryableFailure.CONFLICT
+        if state[:2] == "53" or state in _AWAY:
+            return RetryableFailure.AWAY
+    broken = getattr(error, "connection_invalidated", False) or (state or "")[:2] in {"08", "57"}
+    return RetryableFailure.BROKEN if broken or (state is None and _is_operational(orig)) else None
+
+
+def _is_operational(error: BaseException) -> bool:
+    """Return whether a driver means the connection: it has kinds of its own, such as of one that took too long."""
+    return any(kind.__name__ == "OperationalError" for kind in type(error).__mro__)
+
+
+def waited_for_lock(error: BaseException) -> bool:
+    """Return whether the database gave up waiting for a lock that another transaction holds."""
+    return getattr(getattr(error, "orig", None), "sqlstate", None) == LOCK_WAITED
+
+
+def unavailable(error: BaseException) -> StoreUnavailable:
+    """Return the error for the caller when the time is over."""
+    return StoreUnavailable(f"the database does not answer: {first_line(error)}")
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of what a database says of an error, without the statement."""
+    return str(getattr(error, "orig", None) or error).partition("\n")[0]
+
+
+class Outage:
+    """Logging of a database outage, and of its end."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._since = math.inf
+        self._say_at = math.inf
+        self._said = False
+
+    @property
+    def lasts(self) -> bool:
+        return self._since < math.inf
+
+    def noticed(self, error: BaseException) -> None:
+        now = time.monotonic()
+        if not self.lasts:
+            self._since, self._say_at = now, now + _LOG_INTERVAL_S[0]
+        elif now >= self._say_at:
+            self._say_at, self._said = now + _LOG_INTERVAL_S[1], True
+            log.warning("the database does not answer; %s wait for it: %s", self._what, first_line(error))
+
+    def over(self) -> None:
+        if self.lasts:
+            since, self._since = self._since, math.inf
+            if self._said:
+                self._said = False
+                log.warning("the database answers again; %s waited %.0f s", self._what, time.monotonic() - since)

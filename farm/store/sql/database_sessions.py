@@ -1,0 +1,166 @@
+"""Database connections of a process: pools, and timeouts of their sessions.
+
+No session may block others for long, whatever becomes of its process: the server ends one that is idle in a
+transaction, limits the wait for a lock, and probes a silent peer with keepalives. These are settings of each session,
+made by a statement when it is opened and not as start-up options, which PgBouncer refuses.
+
+So a session must belong to one client alone: a pooler that hands it on between transactions would leave the settings,
+and prepared statements, to the next client. Each session is marked, and a new one that bears the mark is refused.
+
+Where a process has few connections for all its work, it waits a shorter time for a lock: a statement that got none is
+retried, and others have the connection in between.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import sqlite3
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError, NoSuchModuleError
+
+from farm.errors import InvalidRequest
+from farm.store.sql.sanitize import written
+from farm.store.sql.sqlite_file import SqliteFile
+
+LOCK_WAIT_S = 10.0
+"""Seconds after which waiting for a lock in Postgres fails, and may be retried."""
+SHARED_LOCK_WAIT_S = 2.0
+"""The same where a process is bound to a number of connections; more than Postgres takes to find a deadlock."""
+_SQLITE_LOCK_WAIT_S = 20.0
+_POOL = (5, 10)
+"""Connections that a process keeps, and how many more it may open for a while, unless it says how many."""
+# a connection that was cut without notice would be waited on for hours; no effect on a Unix socket
+_TCP = {
+    "connect_timeout": 10,
+    "keepalives_idle": 15,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 30_000,
+}
+SESSION: Mapping[str, str] = {
+    # locks of a client that is cut off, stopped or hangs in the middle of a transaction
+    "idle_in_transaction_session_timeout": "10s",
+    "lock_timeout": f"{LOCK_WAIT_S:g}s",
+    "statement_timeout": "5min",
+    # the server's own side of a connection that was cut without notice
+    "tcp_keepalives_idle": "15",
+    "tcp_keepalives_interval": "5",
+    "tcp_keepalives_count": "3",
+    "tcp_user_timeout": "30s",
+    # the farm's statements are short, and compiling one takes longer than it saves
+    "jit": "off",
+}
+"""Settings of every session on Postgres; one that is named in the URL's own `options` stays as it is there."""
+_MARK = "farm.session"
+_SHARED = (
+    "the database's sessions are shared between clients by a pooler, such as PgBouncer in transaction mode: set its "
+    "pool_mode = session (and leave server_reset_query as it is), or connect to Postgres itself"
+)
+
+
+def engine_of(url: str, n_connections: int | None) -> tuple[Engine, SqliteFile | None]:
+    """Return the pool of a database, and its file if it is SQLite. Raises InvalidRequest for a URL it cannot use."""
+    try:
+        parsed = make_url(url)
+        if parsed.drivername in {"postgresql", "postgres"}:
+            parsed = parsed.set(drivername="postgresql+psycopg")
+        if parsed.get_backend_name() == "sqlite":
+            return _sqlite(str(parsed.database or ""), parsed.render_as_string(hide_password=False))
+        if parsed.get_backend_name() == "postgresql":
+            return _postgres(parsed, n_connections), None
+    except (ArgumentError, NoSuchModuleError) as error:
+        raise InvalidRequest(f"not a database URL: {error}", field="store_url") from error
+    raise InvalidRequest(f"{parsed.drivername} is neither sqlite nor postgresql", field="store_url")
+
+
+def lock_wait_s(n_connections: int | None) -> float:
+    """Return for how long a process that has so many connections waits for a lock; None is as many as it likes."""
+    return LOCK_WAIT_S if n_connections is None else SHARED_LOCK_WAIT_S
+
+
+def _postgres(url: URL, n_connections: int | None) -> Engine:
+    options: dict[str, Any] = {name: value for name, value in _TCP.items() if name not in url.query}
+    options.setdefault("application_name", f"farm {socket.gethostname()}/{os.getpid()}")
+    size, more = _POOL if n_connections is None else (n_connections, 0)
+    # no ping before use: a query of a broken connection is repeated on another
+    engine = create_engine(
+        url,
+        hide_parameters=True,
+        pool_size=size,
+        max_overflow=more,
+        pool_recycle=1800,
+        connect_args={name: value for name, value in options.items() if name not in url.query},
+        json_serializer=written,
+    )
+    own = str(url.query.get("options", ""))
+    session = {**SESSION, "lock_timeout": f"{lock_wait_s(n_connections):g}s"}
+    made = {name: value for name, value in session.items() if name not in own}
+    settings = [*made.items(), (_MARK, "in use")]
+    statement = f"SELECT current_setting('{_MARK}', true), " + ", ".join("set_config(%s, %s, false)" for _ in settings)
+    values = [part for setting in settings for part in setting]
+
+    @event.listens_for(engine, "connect")
+    def _prepare(connection: Any, record: Any) -> None:
+        connection.autocommit = True
+        (marked, *_) = connection.execute(statement, values).fetchone()
+        connection.autocommit = False
+        if marked:
+            connection.close()
+            raise InvalidRequest(_SHARED, field="store_url")
+
+    return engine
+
+
+def _sqlite(path: str, url: str) -> tuple[Engine, SqliteFile]:
+    if not path or path == ":memory:":
+        raise InvalidRequest("the store must be a file that all processes share", field="store_url")
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    waits_itself = {"timeout": 0, "check_same_thread": False}
+    engine = create_engine(url, hide_parameters=True, connect_args=waits_itself, json_serializer=written)
+    file = SqliteFile(path)
+
+    @event.listens_for(engine, "connect")
+    def _prepare(connection: Any, record: Any) -> None:
+        connection.isolation_level = None  # transactions begin where we say, not where the driver guesses
+        for pragma in ("busy_timeout=10000", "journal_mode=WAL", "synchronous=NORMAL", "foreign_keys=ON"):
+            connection.execute(f"PRAGMA {pragma}")
+        connection.execute("PRAGMA busy_timeout=0")
+        file.opened()
+
+    @event.listens_for(engine, "begin")
+    def _begin(connection: Connection) -> None:
+        if connection.info.pop("write", False):
+            _begin_immediate(connection, file)
+        else:
+            connection.exec_driver_sql("BEGIN")
+
+    return engine, file
+
+
+def begin_write(connection: Connection) -> None:
+    """Have the next transaction of a connection take the write lock when it begins, where there is one."""
+    connection.info["write"] = True
+
+
+def _begin_immediate(connection: Connection, file: SqliteFile) -> None:
+    """Take SQLite's write lock. Its own waiting grows to 100 ms and is unfair; short random waits are neither."""
+    deadline = time.monotonic() + _SQLITE_LOCK_WAIT_S
+    cursor = connection.connection.cursor()
+    while True:
+        try:
+            cursor.execute("BEGIN IMMEDIATE")
+            return
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error):
+                raise
+            if time.monotonic() > deadline:
+                raise file.locked(_SQLITE_LOCK_WAIT_S) from error
+        time.sleep(random.uniform(0.0002, 0.001))  # noqa: S311 - no secret

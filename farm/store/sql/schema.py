@@ -1,0 +1,347 @@
+"""The tables: batches, rollouts and their results, attempts, deliveries, engines, nodes, leaders.
+
+Tables come to be by the Alembic migrations only; this is what the newest of them must equal. Instants are seconds
+since the epoch, UTC. Arrays are `Packed` (its module documents the bytes).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import JSON, Double, ForeignKeyConstraint, Index, MetaData, String, text
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+from farm.store.sql.array_column import Packed
+from farm.store.sql.sanitize import PlainText
+
+
+class Base(DeclarativeBase):
+    metadata = MetaData(
+        naming_convention={
+            "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+            "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+            "fk": "fk_%(table_name)s_%(referred_table_name)s",
+            "pk": "pk_%(table_name)s",
+        }
+    )
+    type_annotation_map = {  # noqa: RUF012 - SQLAlchemy reads it as it stands
+        float: Double(),
+        dict[str, Any]: JSON(),
+        list[dict[str, Any]]: JSON(),
+        list[str]: JSON(),
+    }
+
+
+_LIVE = text("finish_seq IS NULL")
+_ENDED = text("finish_seq IS NOT NULL")
+_ZERO = text("0")
+
+
+def _key(length: int = 64) -> String:
+    return String(length)
+
+
+class Batch(Base):
+    """One submitted batch. `last_seq` numbers rollouts in the order in which they end."""
+
+    __tablename__ = "batches"
+
+    batch_id: Mapped[str] = mapped_column(_key(), primary_key=True)
+    idempotency_key: Mapped[str | None] = mapped_column(String(200), unique=True)
+    fingerprint: Mapped[str] = mapped_column(_key())
+    created_at: Mapped[float]
+    n_samples: Mapped[int]
+    n_rollouts: Mapped[int]
+    last_seq: Mapped[int]
+    priority: Mapped[int]
+    max_attempts: Mapped[int]
+    max_losses: Mapped[int] = mapped_column(server_default="10")
+    quarantine_after: Mapped[int] = mapped_column(server_default="6")
+    request: Mapped[dict[str, Any]]
+
+
+class InstanceRow(Base):
+    """One problem of a batch, as it was submitted."""
+
+    __tablename__ = "instances"
+    __table_args__ = (ForeignKeyConstraint(["batch_id"], ["batches.batch_id"], ondelete="CASCADE"),)
+
+    batch_id: Mapped[str] = mapped_column(_key(), primary_key=True)
+    group_index: Mapped[int] = mapped_column(primary_key=True)
+    data_source: Mapped[str] = mapped_column(_key())
+    instance_id: Mapped[str] = mapped_column(String(200))
+    fields: Mapped[dict[str, Any]]
+
+
+class RolloutRow(Base):
+    """One sample. `attempt` is the fencing token; `owner` holds it until `lease_expires_at`.
+
+    `policy_outcome` is how the agent ended; `outcome` how the rollout did, once it has. `version_min` and `version_max`
+    are the oldest and the newest weights that sampled it, where they have numbers; `n_restarts` counts plays that were
+    given up because their weights had become too old. `n_failures` counts attempts that failed, `n_lost` those
+    that were lost with a worker or a node: each has a budget of its own.
+    """
+
+    __tablename__ = "rollouts"
+
+    rollout_id: Mapped[str] = mapped_column(_key(), primary_key=True)
+    batch_id: Mapped[str] = mapped_column(_key())
+    group_index: Mapped[int]
+    sample_index: Mapped[int]
+    data_source: Mapped[str] = mapped_column(_key())
+    instance_id: Mapped[str] = mapped_column(String(200))
+
+    stage: Mapped[str] = mapped_column(_key(8))
+    state: Mapped[str] = mapped_column(_key(12))
+    attempt: Mapped[int]
+    n_failures: Mapped[int]
+    n_lost: Mapped[int] = mapped_column(server_default=_ZERO)
+    node: Mapped[str | None] = mapped_column(_key(128))
+    owner: Mapped[str | None] = mapped_column(_key(200))
+    lease_expires_at: Mapped[float | None]
+    queued_at: Mapped[float]
+    ready_at: Mapped[float]
+    ring_at: Mapped[float]
+    n_rings: Mapped[int]
+
+    policy_outcome: Mapped[str | None] = mapped_column(_key(32))
+    outcome: Mapped[str | None] = mapped_column(_key(32))
+    submission: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
+    reward: Mapped[float | None]
+    failure_kind: Mapped[str | None] = mapped_column(PlainText(32))
+    failure_message: Mapped[str | None] = mapped_column(PlainText())
+    n_turns: Mapped[int]
+    n_response_tokens: Mapped[int]
+    n_invalid_actions: Mapped[int] = mapped_column(server_default=_ZERO)
+    n_mismatches: Mapped[int] = mapped_column(server_default=_ZERO)
+    n_segments: Mapped[int] = mapped_column(server_default=_ZERO)
+    n_restarts: Mapped[int] = mapped_column(server_default=_ZERO)
+    version_min: Mapped[int | None]
+    version_max: Mapped[int | None]
+    submitted_at: Mapped[float]
+    finished_at: Mapped[float | None]
+    finish_seq: Mapped[int | None]
+
+    __table_args__ = (
+        ForeignKeyConstraint(["batch_id"], ["batches.batch_id"], ondelete="CASCADE"),
+        Index("ix_rollouts_batch_id_group_index", "batch_id", "group_index", "sample_index"),
+        Index(
+            "ix_rollouts_batch_id_finish_seq",
+            *("batch_id", "finish_seq"),
+            sqlite_where=_ENDED,
+            postgresql_where=_ENDED,
+        ),
+        # what has not ended, by node, in the order in which it is placed. Claims and advances change no indexed column,
+        # so Postgres writes them in place
+        Index(
+            "ix_rollouts_live",
+            *("node", "batch_id", "group_index", "sample_index"),
+            sqlite_where=_LIVE,
+            postgresql_where=_LIVE,
+        ),
+        {"postgresql_with": {"fillfactor": 70}},
+    )
+
+
+class AttemptRow(Base):
+    """One stage of one attempt, from the moment a worker claimed it."""
+
+    __tablename__ = "attempts"
+    __table_args__ = (ForeignKeyConstraint(["rollout_id"], ["rollouts.rollout_id"], ondelete="CASCADE"),)
+
+    rollout_id: Mapped[str] = mapped_column(_key(), primary_key=True)
+    attempt: Mapped[int] = mapped_column(primary_key=True)
+    stage: Mapped[str] = mapped_column(_key(8), primary_key=True)
+    node: Mapped[str] = mapped_column(_key(128))
+    worker: Mapped[str] = mapped_column(_key(200))
+    queued_at: Mapped[float]
+    started_at: Mapped[float]
+    finished_at: Mapped[float | None]
+    result: Mapped[str | None] = mapped_column(PlainText(32))
+    error: Mapped[str | None] = mapped_column(PlainText())
+
+
+class ModelCallRow(Base):
+    """One request to an LLM. `prompt_ids` are those beyond the ids of call `prefix_call`, if it has one.
+
+    `versions` are a list of {version, start, end}; `stop_reason` is a token id or a string.
+    """
+
+    __tablename__ = "model_calls"
+    __table_args__ = (ForeignKeyConstraint(["rollout_id"], ["rollouts.rollout_id"], ondelete="CASCADE"),)
+
+    rollout_id: Mapped[str] = mapped_column(_key(), primary_key=True)
+    attempt: Mapped[int] = mapped_column(primary_key=True)
+    call_index: Mapped[int] = mapped_column(primary_key=True)
+    messages: Mapped[list[dict[str, Any]]]
+    response: Mapped[dict[str, Any]]
+    observations: Mapped[list[dict[str, Any]]]
+    finish_reason: Mapped[str] = mapped_column(PlainText(32))
+    engine: Mapped[str] = mapped_column(String(500))
+    policy_version: Mapped[str] = mapped_column(PlainText(64))
+    sampling: Mapped[dict[str, Any]]
+    started_at: Mapped[float]
+    latency_s: Mapped[float]
+    n_prompt_tokens: Mapped[int]
+    n_response_tokens: Mapped[int]
+    prefix_call: Mapped[int | None]
+    prompt_ids: Mapped[Any | None] = mapped_column(Packed("int32"))
+    response_ids: Mapped[Any | None] = mapped_column(Packed("int32"))
+    response_logprobs: Mapped[Any | None] = mapped_column(Packed("float32"))
+    versions: Mapped[list[dict[str, Any]]] = mapped_column(server_default=text("'[]'"))
+    stop_reason: Mapped[Any | None] = mapped_column(JSON(none_as_null=True))
+    n_cached_tokens: Mapped[int | None]
+    n_invalid: Mapped[int] = mapped_column(server_default=_ZERO)
+    begins: Mapped[str] = mapped_column(PlainText(), server_default=text("''"))
+    mismatch: Mapped[int | None]
+
+
+class ArtefactRow(Base):
+    """An artefact of a tool call; `data` is compressed, `n_bytes` is the size before compression."""
+
+    __tablename__ = "artefacts"
+    __table_args__ = (ForeignKeyConstraint(["rollout_id"], ["rollouts.rollout_id"], ondelete="CASCADE"),)
+
+    rollout_id: Mapped[str] = mapped_column(_key(), primary_key=True)
+    attempt: Mapped[int] = mapped_column(primary_key=True)
+    name: Mapped[str] = mapped_column(_key(128), primary_key=True)
+    media_type: Mapped[str] = mapped_column(PlainText(100))
+    n_bytes: Mapped[int]
+    data: Mapped[bytes]
+    created_at: Mapped[float]
+
+
+class SegmentRow(Base):
+    """One training row of the attempt that counts."""
+
+    __tablename__ = "segments"
+    __table_args__ = (
+        ForeignKeyConstraint(["rollout_id"], ["rollouts.rollout_id"], ondelete="CASCADE"),
+        Index("ix_segments_batch_id", "batch_id"),
+    )
+
+    rollout_id: Mapped[str] = mapped_column(_key(), primary_key=True)
+    segment_index: Mapped[int] = mapped_column(primary_key=True)
+    batch_id: Mapped[str] = mapped_column(_key())
+    attempt: Mapped[int]
+    prompt_ids: Mapped[Any] = mapped_column(Packed("int32"))
+    response_ids: Mapped[Any] = mapped_column(Packed("int32"))
+    response_mask: Mapped[Any] = mapped_column(Packed("uint8"))
+    response_logprobs: Mapped[Any] = mapped_column(Packed("float32"))
+    policy_versions: Mapped[Any] = mapped_column(Packed("int32"))
+    mismatch: Mapped[int | None]
+
+
+class RewardRow(Base):
+    """A score; the newest of a rollout is the one on its row."""
+
+    __tablename__ = "rewards"
+    __table_args__ = (ForeignKeyConstraint(["rollout_id"], ["rollouts.rollout_id"], ondelete="CASCADE"),)
+
+    rollout_id: Mapped[str] = mapped_column(_key(), primary_key=True)
+    attempt: Mapped[int] = mapped_column(primary_key=True)
+    value: Mapped[float]
+    details: Mapped[dict[str, Any]]
+    evaluator: Mapped[str] = mapped_column(PlainText(64))
+    created_at: Mapped[float]
+
+
+class EngineRow(Base):
+    """An LLM server that may be used.
+
+    `paused` and `version` are what was ordered, `engine_paused` and `engine_version` what the engine was sent last;
+    orders are counted, `version_order` is the one that named the version, and `n_done` the last that was carried out.
+    `weights_path` is where servers find the weights `version`. `held_at` is the last heartbeat of the client whose
+    weight update paused it; null where a person did.
+    """
+
+    __tablename__ = "engines"
+
+    url: Mapped[str] = mapped_column(String(500), primary_key=True)
+    model: Mapped[str] = mapped_column(String(200))
+    key: Mapped[str] = mapped_column(String(500))
+    tokenizer: Mapped[str] = mapped_column(String(500), server_default="")
+    tool_format: Mapped[str] = mapped_column(_key(32), server_default="")
+    state: Mapped[str] = mapped_column(_key(12))
+    added_by: Mapped[str] = mapped_column(_key(128))
+    added_at: Mapped[float]
+    info: Mapped[dict[str, Any]] = mapped_column(server_default="{}")
+    paused: Mapped[str] = mapped_column(_key(8), server_default="")
+    paused_by: Mapped[str] = mapped_column(String(200), server_default="")
+    paused_at: Mapped[float | None]
+    version: Mapped[str] = mapped_column(_key(), server_default="")
+    version_order: Mapped[int] = mapped_column(server_default=_ZERO)
+    n_orders: Mapped[int] = mapped_column(server_default=_ZERO)
+    n_done: Mapped[int] = mapped_column(server_default=_ZERO)
+    engine_paused: Mapped[str] = mapped_column(_key(8), server_default="")
+    engine_version: Mapped[str] = mapped_column(_key(), server_default="")
+    failure: Mapped[str] = mapped_column(PlainText(1000), server_default="")
+    weights_path: Mapped[str] = mapped_column(String(500), server_default="")
+    held_at: Mapped[float | None]
+
+
+class EngineUserRow(Base):
+    """A process that calls engines: its calls in flight, and the last order of each engine that it follows."""
+
+    __tablename__ = "engine_users"
+
+    owner: Mapped[str] = mapped_column(_key(200), primary_key=True)
+    uses: Mapped[dict[str, Any]]
+    heartbeat_at: Mapped[float]
+
+
+class NodeRow(Base):
+    """One machine of the farm and what it has room for.
+
+    Until `sick_until` nothing is placed on it, because too much of what it played failed (`sick_why`); `n_trips` counts
+    how often that was so in a row.
+    """
+
+    __tablename__ = "nodes"
+
+    node: Mapped[str] = mapped_column(_key(128), primary_key=True)
+    state: Mapped[str] = mapped_column(_key(12))
+    room: Mapped[int]
+    init_slots: Mapped[int]
+    run_slots: Mapped[int]
+    eval_slots: Mapped[int]
+    handlers: Mapped[list[str]]
+    info: Mapped[dict[str, Any]]
+    started_at: Mapped[float]
+    heartbeat_at: Mapped[float]
+    sick_until: Mapped[float | None]
+    sick_why: Mapped[str] = mapped_column(PlainText(), server_default=text("''"))
+    n_trips: Mapped[int] = mapped_column(server_default=_ZERO)
+    instance: Mapped[str] = mapped_column(_key(), server_default=text("''"))
+
+
+class DeliveryRow(Base):
+    """The cursor up to which a consumer of a batch, such as a trainer, has acknowledged rollouts."""
+
+    __tablename__ = "deliveries"
+    __table_args__ = (ForeignKeyConstraint(["batch_id"], ["batches.batch_id"], ondelete="CASCADE"),)
+
+    batch_id: Mapped[str] = mapped_column(_key(), primary_key=True)
+    consumer: Mapped[str] = mapped_column(_key(), primary_key=True)
+    cursor: Mapped[int]
+    acknowledged_at: Mapped[float]
+
+
+class LeaderRow(Base):
+    """The leader of a role that only one process has at a time, such as dispatching."""
+
+    __tablename__ = "leaders"
+
+    role: Mapped[str] = mapped_column(_key(32), primary_key=True)
+    owner: Mapped[str] = mapped_column(_key(200))
+    expires_at: Mapped[float]
+
+
+class EpochRow(Base):
+    """The one row that tells this store's history from any other: `counter` only grows while `epoch` stays."""
+
+    __tablename__ = "epochs"
+
+    role: Mapped[str] = mapped_column(_key(32), primary_key=True)
+    epoch: Mapped[str] = mapped_column(_key())
+    counter: Mapped[int]

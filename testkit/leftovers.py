@@ -1,0 +1,83 @@
+"""Leaks of sandboxes on a node, counted: processes, FUSE daemons, mounts, sockets, folders, descriptors."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from pathlib import Path
+
+from testkit.processes import tree
+from workers.sandboxes.isolation.namespaces import started_at
+from workers.sandboxes.lifecycle.state import folder_of_all
+
+_PATIENCE_S = 20.0
+
+
+class Leftovers:
+    """Everything that was not there when this was made and has to do with a scratch folder, or descends from us."""
+
+    def __init__(self, scratch: Path) -> None:
+        self._mark = str(scratch).encode()
+        self._before = _everyone()
+        self._n_descriptors = _n_descriptors()
+
+    def leftovers(self) -> dict[str, list[str]]:
+        """Whatever is left now, by its kind; zombies too."""
+        pids = self._processes()
+        names = [f"{pid} {_command(pid)}" for pid in pids]
+        more = _n_descriptors() - self._n_descriptors
+        return {
+            "processes": [name for name in names if "fuse" not in name],
+            "fuse_daemons": [name for name in names if "fuse" in name],
+            "mounts": self._lines("/proc/self/mountinfo"),
+            "sockets": self._lines("/proc/net/unix"),
+            "folders": [path.name for path in folder_of_all().glob("*")],
+            "descriptors": [f"{more} more than before"] if more > 0 else [],
+        }
+
+    def settled(self) -> dict[str, list[str]]:
+        """Return `leftovers()` once it is empty or time is up: a killed process takes a moment to end."""
+        deadline = time.monotonic() + _PATIENCE_S
+        while any((result := self.leftovers()).values()) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        return result
+
+    def _processes(self) -> list[int]:
+        descendants = tree(os.getpid())
+        new = [pid for pid, started in _everyone() - self._before]
+        return sorted(pid for pid in new if pid in descendants or self._is_marked(pid))
+
+    def _is_marked(self, pid: int) -> bool:
+        """By its command line, environment, working folder or mounts; a sandbox's processes all have its mounts."""
+        for name in ("cmdline", "environ", "mountinfo"):
+            with contextlib.suppress(OSError):
+                if self._mark in Path(f"/proc/{pid}/{name}").read_bytes():
+                    return True
+        with contextlib.suppress(OSError):
+            return self._mark in bytes(Path(f"/proc/{pid}/cwd").readlink())
+        return False
+
+    def _lines(self, path: str) -> list[str]:
+        return [line.decode(errors="replace") for line in Path(path).read_bytes().splitlines() if self._mark in line]
+
+
+def _everyone() -> set[tuple[int, int]]:
+    """All processes of the machine, each with its start: a pid is given again."""
+    result = set()
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdecimal():
+            with contextlib.suppress(OSError):
+                result.add((int(folder.name), started_at(int(folder.name))))
+    return result
+
+
+def _n_descriptors() -> int:
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
+def _command(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+        return words or Path(f"/proc/{pid}/comm").read_text().strip()
+    return "gone"

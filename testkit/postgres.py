@@ -1,0 +1,157 @@
+"""A private Postgres on a Unix socket, and a fresh database in it for each test that asks."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+
+import psycopg
+
+from testkit.private_server import ORDINARY_USER, Missing, private_folder, running
+
+_USER = "farm"
+# a test database may lose everything when the machine goes down
+_OPTIONS = {
+    "listen_addresses": "",
+    "fsync": "off",
+    "synchronous_commit": "off",
+    "full_page_writes": "off",
+    "shared_buffers": "32MB",
+    "max_connections": "100",
+}
+
+
+@contextmanager
+def postgres_server() -> Iterator[str]:
+    """The SQLAlchemy URL of the maintenance database of a new Postgres. Raises Missing."""
+    with mortal_postgres() as server:
+        yield server.url
+
+
+class RestartablePostgres:
+    """A Postgres that can be cut down and started again. `url` is that of its maintenance database."""
+
+    def __init__(self, command: Sequence[str | Path], folder: Path, user: str | None) -> None:
+        self.url = _url(folder, "postgres")
+        self._command = command
+        self._folder = folder
+        self._user = user
+        self._stack = ExitStack()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        # SIGINT is Postgres' fast shutdown: it ends the sessions that a failed test left open
+        log = self._folder / "postgres.log"
+        server = running(self._command, lambda: _answers(self._folder), log, stop=signal.SIGINT, user=self._user)
+        self._process = self._stack.enter_context(server)
+
+    def cut_down(self) -> None:
+        """End it at once, as if the machine had failed: what was not committed is gone."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGQUIT)
+        self._process.wait(30)
+
+    def close(self) -> None:
+        self._stack.close()
+
+
+@contextmanager
+def mortal_postgres(**options: str) -> Iterator[RestartablePostgres]:
+    """A new Postgres, with options of its configuration besides those of all test servers. Raises Missing."""
+    user = ORDINARY_USER if os.getuid() == 0 else None  # Postgres refuses to run as root
+    with private_folder(user) as folder:
+        binaries = _readable_by(user, postgres_binaries(), folder)
+        data = folder / "data"
+        making: list[str | Path] = [binaries / "initdb", "-D", data, "-U", _USER, "-A", "trust", "-E", "UTF8"]
+        making += ["--locale=C", "--no-sync"]
+        subprocess.run(making, check=True, capture_output=True, user=user, cwd="/", timeout=120)
+        words = [part for name, value in (_OPTIONS | options).items() for part in ("-c", f"{name}={value}")]
+        server = RestartablePostgres([binaries / "postgres", "-D", data, "-k", folder, *words], folder, user)
+        try:
+            server.start()
+            yield server
+        finally:
+            server.close()
+
+
+@contextmanager
+def postgres_database(server_url: str, template_url: str = "") -> Iterator[str]:
+    """The URL of a new database on a server of `postgres_server`, dropped at the end.
+
+    It is empty, or a copy of another there, to which no session may be connected.
+    """
+    folder = Path(server_url.split("?host=", 1)[1])
+    name = f"test_{secrets.token_hex(6)}"
+    template = template_url.partition("?")[0].rpartition("/")[2] or "template1"
+    with _connect(folder) as connection:
+        connection.execute(f"CREATE DATABASE {name} TEMPLATE {template}".encode())
+    try:
+        yield _url(folder, name)
+    finally:
+        with _connect(folder) as connection:
+            connection.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
+
+
+def postgres_binaries() -> Path:
+    """The folder of `postgres`: the one on PATH, else Debian's newest, else the pgserver wheel's. Raises Missing."""
+    on_path = shutil.which("initdb")
+    folders = [Path(on_path).resolve().parent] if on_path else []
+    folders += sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=_major, reverse=True)
+    # found without importing it: its Python layer starts servers of its own
+    spec = find_spec("pgserver")
+    if spec is not None and spec.origin is not None:
+        folders.append(Path(spec.origin).parent / "pginstall" / "bin")
+    for folder in folders:
+        if (folder / "postgres").is_file() and (folder / "initdb").is_file():
+            return folder
+    raise Missing("no Postgres: install the pgserver wheel (make venv) or Debian's postgresql")
+
+
+def _major(folder: Path) -> int:
+    name = folder.parent.name
+    return int(name) if name.isdigit() else 0
+
+
+def _readable_by(user: str | None, binaries: Path, folder: Path) -> Path:
+    """The binaries, copied into `folder` if they lie where `user` may not look, such as below /root."""
+    if user is None or _runs(binaries / "postgres", user):
+        return binaries
+    install = binaries.parent
+    copied = folder / "package" / install.name
+    shutil.copytree(install, copied, symlinks=True)
+    libraries = install.parent.parent / "pgserver.libs"
+    if libraries.is_dir():  # the wheel's binaries look for these beside their package
+        shutil.copytree(libraries, folder / libraries.name)
+    return copied / binaries.name
+
+
+def _runs(binary: Path, user: str) -> bool:
+    try:
+        return (
+            subprocess.run([binary, "--version"], capture_output=True, user=user, cwd="/", check=False).returncode == 0
+        )
+    except PermissionError:
+        return False
+
+
+def _url(folder: Path, database: str) -> str:
+    return f"postgresql+psycopg://{_USER}@/{database}?host={folder}"
+
+
+def _connect(folder: Path) -> psycopg.Connection:
+    return psycopg.connect(host=str(folder), user=_USER, dbname="postgres", autocommit=True)
+
+
+def _answers(folder: Path) -> bool:
+    try:
+        with _connect(folder) as connection:
+            return connection.execute("SELECT 1").fetchone() == (1,)
+    except psycopg.OperationalError:
+        return False

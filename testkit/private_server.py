@@ -1,0 +1,75 @@
+"""Private servers: run in their own session, ended with the test process, and stopped at the end of the block."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from testkit.deadline import Deadline
+
+ORDINARY_USER = "nobody"
+_START_S = 180.0
+_STOP_S = 20.0
+
+
+class Missing(Exception):
+    """The machine lacks what a service needs; the message says what, and how to get it."""
+
+
+@contextmanager
+def private_folder(user: str | None = None) -> Iterator[Path]:
+    """A new folder with a path short enough for a Unix socket, removed at the end; `user` owns it."""
+    folder = Path(tempfile.mkdtemp(prefix="farm-test-", dir="/tmp"))
+    try:
+        if user is not None:
+            shutil.chown(folder, user)
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def running(
+    command: Sequence[str | Path],
+    ready: Callable[[], bool],
+    log: Path,
+    *,
+    stop: signal.Signals = signal.SIGTERM,
+    user: str | None = None,
+    start_s: float = _START_S,
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a server until the block ends. Returns once `ready()`; raises RuntimeError with its log if that never comes.
+
+    The kernel sends `stop` when the thread that started it ends: not even kill -9 of the tests leaves it behind.
+    """
+    guarded = ["setpriv", "--pdeathsig", stop.name.removeprefix("SIG"), "--", *map(str, command)]
+    with log.open("wb") as output:
+        # a session of its own keeps Ctrl-C at the terminal from reaching it before the fixtures are done
+        process = subprocess.Popen(
+            guarded, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True, user=user, cwd="/"
+        )
+    try:
+        _wait(process, ready, log, start_s)
+        yield process
+    finally:
+        process.send_signal(stop)
+        try:
+            process.wait(_STOP_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def _wait(process: subprocess.Popen[bytes], ready: Callable[[], bool], log: Path, start_s: float) -> None:
+    deadline = Deadline(start_s)
+    while not ready():
+        if process.poll() is not None or deadline.passed():
+            raise RuntimeError(f"{process.args!r} did not start:\n{log.read_text(errors='replace')[-2000:]}")
+        time.sleep(0.02)

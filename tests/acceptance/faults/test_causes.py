@@ -1,0 +1,107 @@
+"""A failing instance is quarantined and a failing node is taken out of service; the rest goes on."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import update
+
+import farm
+from farm.cli.doctor import _nodes
+from farm.records.node import UP, Node
+from farm.store import nodes
+from farm.store.database import Store
+from testkit.postgres import postgres_database
+from tests.services.farms import farm_folder, node, until
+from tests.services.servers.redis import redis_server
+from tests.services.unruly import installed_in
+
+
+@pytest.fixture(scope="module")
+def store(postgres_url: str, migrated_postgres: str) -> Iterator[Store]:
+    with postgres_database(postgres_url, migrated_postgres) as url:
+        opened = Store(url)
+        yield opened
+        opened.close()
+
+
+@pytest.fixture(scope="module")
+def folder() -> Iterator[Path]:
+    with farm_folder() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def broker_url() -> Iterator[str]:
+    """Of a Redis of this module's own: the one of the run is emptied for each test."""
+    with redis_server() as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def client(folder: Path, store: Store, broker_url: str) -> Iterator[farm.Farm]:
+    """Of a farm with two nodes, which the tests share."""
+    env: dict[str, Any] = installed_in(folder) | {"FARM_STOCK": "0"}
+    with (
+        node(folder, "one", store.url, broker_url, **env),
+        node(folder, "two", store.url, broker_url, **env),
+        farm.connect(store.url, broker_url=broker_url) as connected,
+    ):
+        up = {"one": UP, "two": UP}
+        until(lambda: {name: each.state for name, each in known(store).items()} == up, "both nodes are up", 120.0)
+        yield connected
+
+
+def known(store: Store) -> dict[str, Node]:
+    return {each.node: each for each in store.read(nodes.listing)}
+
+
+def unruly(fault: str = "", **more: Any) -> dict[str, Any]:
+    return {"data_source": "unruly", "fields": {"fault": fault} | more}
+
+
+def test_a_node_on_which_everything_fails_is_taken_out_and_comes_back(
+    client: farm.Farm, store: Store, folder: Path, tmp_path: Path
+) -> None:
+    broken = unruly("node:sick", nodes=["two"], times=14, marks=str(tmp_path), seconds=0.2)
+    batch_id = client.submit({"instances": [broken] * 60, "max_attempts": 10})
+    until(lambda: known(store)["two"].n_trips, "the node is taken out", 120.0)
+    rollouts = client.collect(batch_id, timeout_s=600)
+    assert all(rollout.reward == 1.0 for rollout in rollouts), Counter(str(rollout.failure) for rollout in rollouts)
+    sick = known(store)["two"]
+    assert sick.sick_why.startswith("init: ")
+    assert "no space is left on this node" in sick.sick_why
+    assert known(store)["one"].n_trips == 0
+    check_result = _nodes(store.url)
+    assert not check_result.ok
+    assert "two takes nothing until" in check_result.detail
+    assert "node two takes nothing for" in (folder / "two.log").read_text() + (folder / "one.log").read_text()
+    # what was wrong there is mended, and its time is over
+    for mark in range(14):
+        (tmp_path / str(mark)).touch()
+    over = update(nodes.nodes).where(nodes.nodes.c.node == "two").values(sick_until=1.0)
+    store.write(lambda connection: connection.execute(over))
+    again = client.submit({"instances": [broken] * 60})
+    until(lambda: not known(store)["two"].n_trips, "something went well there", 120.0)
+    assert client.wait(again, 600).n_completed == 60
+    assert _nodes(store.url).ok
+
+
+def test_an_instance_that_always_fails_is_given_up_and_the_others_are_played(client: farm.Farm) -> None:
+    request = {"instances": [unruly("agent:raise"), unruly()], "n_samples": 64, "max_attempts": 20}
+    batch_id = client.submit(request)
+    rollouts = client.collect(batch_id, timeout_s=600)
+    bad, good = rollouts[:64], rollouts[64:]
+    assert all(rollout.reward == 1.0 for rollout in good)
+    assert {rollout.outcome for rollout in bad} == {"agent_error"}
+    messages = [rollout.failure.message for rollout in bad if rollout.failure is not None]
+    assert len(messages) == 64
+    assert all(f"instance {batch_id}.0 (unruly) is in quarantine" in message for message in messages)
+    assert all("on one, two" in message and "RuntimeError: the instance asks" in message for message in messages)
+    assert max(rollout.n_failures for rollout in bad) < 20
+    assert client.status(batch_id).failures == {"agent_error": 64}
+    assert not any(map(client.rewards, [rollout.rollout_id for rollout in bad]))

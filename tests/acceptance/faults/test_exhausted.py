@@ -1,0 +1,99 @@
+"""A worker that can start no thread, or open no file, any more ends and is replaced; what it was sent is played."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import farm
+from farm.records.rollout import Stage, State
+from testkit.deadline import LONG_S
+from tests.services.farms import NOOP, embedded, farm_folder, left_of, until
+
+N = 24
+SLOW = {"data_source": "noop", "fields": {"seconds": 0.5}}
+
+
+@pytest.fixture(scope="module")
+def folder() -> Iterator[Path]:
+    with farm_folder() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def client(folder: Path) -> Iterator[farm.Farm]:
+    """Of a farm that the tests share; when it has ended, nothing is left of it."""
+    with embedded(folder, FARM_STALL_S="4") as here, farm.connect(here.store_url, broker_url=here.broker_url) as result:
+        assert result.collect(result.submit({"instances": [NOOP]}), timeout_s=LONG_S)[0].reward == 1.0
+        yield result
+    assert left_of(folder) == []
+
+
+def worker_of(folder: Path, stage: Stage) -> int:
+    """The process of a stage's pool; 0 while there is none."""
+    for process in Path("/proc").iterdir():
+        if process.name.isdecimal():
+            try:
+                words = process.joinpath("cmdline").read_bytes()
+                ours = str(folder).encode() in process.joinpath("environ").read_bytes()
+            except OSError:
+                continue
+            if ours and f"{stage}@".encode() in words:
+                return int(process.name)
+    return 0
+
+
+def leave_none(pid: int, limit: str) -> None:
+    """Let a process have no more of something than it has."""
+    if limit == "threads":
+        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[0])
+        most = pages * resource.getpagesize() + 1_000_000
+        resource.prlimit(pid, resource.RLIMIT_AS, (most, resource.RLIM_INFINITY))
+    else:
+        highest = max(int(each.name) for each in Path(f"/proc/{pid}/fd").iterdir())
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (min(3, highest), resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+
+
+@pytest.mark.parametrize("limit", ["threads", "descriptors"])
+def test_it_is_replaced_and_nothing_fails(client: farm.Farm, folder: Path, limit: str) -> None:
+    paths = folder / "home/logs/run.log", folder / "home/logs/node.log"
+    before = [path.read_text() for path in paths]
+    first = until(lambda: worker_of(folder, Stage.RUN), "there is a worker")
+    leave_none(first, limit)
+    batch_id = client.submit({"instances": [SLOW] * N, "max_attempts": 1, "max_losses": 3})
+    result = client.collect(batch_id, timeout_s=LONG_S)
+    assert {rollout.state for rollout in result} == {State.COMPLETED}, [rollout.failure for rollout in result]
+    until(lambda: worker_of(folder, Stage.RUN) not in (0, first), "it was replaced")
+    logs = [path.read_text().removeprefix(known) for path, known in zip(paths, before, strict=True)]
+    assert "this worker has no threads or descriptors left and ends" in logs[0]
+    assert "no ring" not in logs[0]
+    assert "exit status 75" in logs[1]
+
+
+def test_a_node_on_which_that_goes_on_is_given_nothing_more(client: farm.Farm, folder: Path) -> None:
+    """Each new worker of one pool finds itself without descriptors: the node says so, and takes no rollouts.
+
+    Not without threads: ended workers free enough of them for an idle one.
+    """
+    hurt: set[int] = set()
+
+    def broken() -> bool:
+        pid = worker_of(folder, Stage.RUN)
+        if pid and pid not in hurt:
+            try:
+                # a worker that starts is not ready before it has its threads
+                if len(list(Path(f"/proc/{pid}/task").iterdir())) > 4:
+                    leave_none(pid, "descriptors")
+                    hurt.add(pid)
+            except OSError:
+                pass
+        return any(node.state == "broken" for node in client.nodes())
+
+    until(broken, "the node is out", 240.0)
+    log = (folder / "home/logs/node.log").read_text()
+    # those that the tests before this one have hurt count too
+    assert "3 times in a row" in log
+    assert "is given nothing more" in log

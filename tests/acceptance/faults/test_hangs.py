@@ -1,0 +1,89 @@
+"""Stages that hang so that nothing of their own process can stop them: the farm goes on, and says which it was."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+import farm
+from testkit.deadline import LONG_S
+from tests.services.farms import embedded, farm_folder, left_of
+from tests.services.unruly import installed_in
+
+PLAYS = {"data_source": "noop", "fields": {"seconds": 1.0}}
+LIMITS = {"run_s": 3.0, "tool_s": 0.5}
+
+
+@contextmanager
+def running(unruly: bool, **env: Any) -> Iterator[farm.Farm]:
+    """A farm that looks soon for what hangs; when it has ended, nothing is left of it."""
+    with farm_folder() as folder:
+        env |= {"FARM_STALL_S": "2"} | (installed_in(folder) if unruly else {})
+        with embedded(folder, **env) as here, farm.connect(here.store_url, broker_url=here.broker_url) as client:
+            yield client
+        assert left_of(folder) == []
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[farm.Farm]:
+    with running(False, FARM_OVERDUE_S="1") as result:
+        yield result
+
+
+@pytest.fixture(scope="module")
+def unruly_client() -> Iterator[farm.Farm]:
+    with running(True, FARM_STOCK="0") as result:
+        yield result
+
+
+@pytest.mark.parametrize(
+    ("stuck", "kind", "words"),
+    [
+        # its own doing, with the place; what fell together with it is not
+        ("loop", "agent_error", "blocked the event loop of its worker for 2 s in File"),
+        ("deaf", "agent_error", "went on beyond its deadline"),
+        # not even a thread of its process could say what it was
+        ("lock", "lost", "was lost in stage run"),
+    ],
+)
+def test_what_hangs_fails_alone(client: farm.Farm, stuck: str, kind: str, words: str) -> None:
+    hangs = {"data_source": "noop", "fields": {"seconds": 300.0, "stuck": stuck}}
+    request = {"instances": [PLAYS] * 6 + [hangs] + [PLAYS] * 6, "limits": LIMITS, "max_attempts": 1, "max_losses": 0}
+    free = {"instances": [PLAYS] * 4, "max_attempts": 1, "max_losses": 5}
+    if stuck == "lock":
+        # all that the process held is lost with it, and this batch does not allow for that
+        request["instances"] = [hangs]
+    result = client.collect(client.submit(request), timeout_s=LONG_S)
+    [failed] = [rollout for rollout in result if rollout.state is farm.State.FAILED]
+    assert failed.failure is not None
+    assert failed.failure.kind == kind
+    assert words in failed.failure.message
+    others = [rollout for rollout in result if rollout is not failed]
+    assert all(rollout.reward == 1.0 for rollout in others)
+    again = client.collect(client.submit(free), timeout_s=LONG_S)
+    assert all(rollout.reward == 1.0 for rollout in again), "its worker, or the next, plays on"
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind", "words", "n_lost"),
+    [
+        ("agent:callback blocks", "agent_error", "blocked the event loop of its worker for 2 s in File", 0),
+        # any of those that it played may have done it: all count it, so that it comes to an end
+        ("agent:nobody blocks", "lost", "was lost, as its worker hung", 2),
+        # an exit or a fault of memory that nothing in Python can catch
+        ("agent:quit process", "lost", "was lost in stage run", 2),
+        ("agent:crash process", "lost", "was lost in stage run", 2),
+    ],
+)
+def test_what_hangs_or_ends_its_worker_again_and_again_comes_to_an_end(
+    unruly_client: farm.Farm, fault: str, kind: str, words: str, n_lost: int
+) -> None:
+    hangs = {"data_source": "unruly", "fields": {"fault": fault}}
+    batch_id = unruly_client.submit({"instances": [hangs], "max_attempts": 1, "max_losses": 1})
+    (failed,) = unruly_client.collect(batch_id, timeout_s=LONG_S)
+    assert failed.failure is not None
+    assert (failed.failure.kind, failed.n_lost) == (kind, n_lost), failed.failure
+    assert words in failed.failure.message

@@ -1,0 +1,67 @@
+"""kill -9 of whole nodes, and SIGTERM: what they played is played on by another, or by themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+import farm
+from farm.store.database import Store
+from tests.acceptance.faults.test_kill import SLOW, every_rollout_ended_once
+from tests.services.farms import NOOP, farm_folder, left_of, node, until
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with farm_folder() as made:
+        yield made
+
+
+def test_a_killed_node_is_played_on_by_another(folder: Path, postgres_store: Store, broker_url: str) -> None:
+    with (
+        node(folder, "one", postgres_store.url, broker_url) as first,
+        node(folder, "two", postgres_store.url, broker_url) as second,
+        farm.connect(postgres_store.url, broker_url=broker_url) as client,
+    ):
+        batch_id = client.submit({"instances": [SLOW] * 60, "max_attempts": 5})
+        until(lambda: {rollout.node for rollout in client.rollouts(batch_id)} >= {"one", "two"}, "both play")
+        until(lambda: client.status(batch_id).n_finished >= 5, "some have ended")
+        first.kill()
+        first.wait()
+        every_rollout_ended_once(client, batch_id)
+        assert second.poll() is None
+        assert client.submit({"instances": [NOOP]}), "the one that is left takes more"
+    assert left_of(folder) == []
+
+
+def test_a_killed_node_plays_on_when_it_is_started_again(folder: Path, postgres_store: Store, broker_url: str) -> None:
+    # nothing runs out by itself: it is the node that knows, when it comes back
+    patient = partial(
+        node, folder, "one", postgres_store.url, broker_url, FARM_LEASE_S="600", FARM_NODE_TIMEOUT_S="600"
+    )
+    with farm.connect(postgres_store.url, broker_url=broker_url) as client:
+        with patient() as first:
+            batch_id = client.submit({"instances": [SLOW] * 30, "max_attempts": 1})
+            until(lambda: client.status(batch_id).n_finished >= 5, "some have ended", 120)
+            first.kill()
+            first.wait()
+            assert client.status(batch_id).n_finished < 30
+        with patient():
+            every_rollout_ended_once(client, batch_id)
+        assert any(rollout.attempt > 1 for rollout in client.rollouts(batch_id)), "the kill took some rollouts away"
+    assert left_of(folder) == []
+
+
+def test_a_terminated_node_hands_back_what_it_plays(folder: Path, postgres_store: Store, broker_url: str) -> None:
+    with farm.connect(postgres_store.url, broker_url=broker_url) as client:
+        with node(folder, "one", postgres_store.url, broker_url):
+            batch_id = client.submit({"instances": [SLOW | {"fields": {"seconds": 300}}] * 4 + [SLOW] * 4})
+            until(lambda: client.status(batch_id).n_finished == 4, "the short ones have ended")
+        rollouts = client.rollouts(batch_id)
+        assert [rollout.state for rollout in rollouts] == ["queued"] * 4 + ["completed"] * 4
+        assert {rollout.node for rollout in rollouts[:4]} == {None}
+        client.cancel(batch_id)
+    assert left_of(folder) == []

@@ -1,0 +1,142 @@
+"""A trainer of the load, in a process of its own so that it can be killed: submits, streams groups, acknowledges.
+
+`python -m tests.chaos.client JSON`. It writes down what it was given before it acknowledges it, as a trainer does
+with its checkpoint. The next one of its name goes on with the batch that it left: it finds it by its idempotency key,
+and where it was by what it had acknowledged.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import farm
+from tests.chaos import problems
+
+SUBMIT = "submit"
+STREAM = "stream"
+_AGAIN_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """A client's instructions. `folder` holds its journal; it begins no batch once `stop` exists."""
+
+    name: str
+    seed: int
+    address: str
+    broker_url: str
+    folder: str
+
+    @property
+    def journal(self) -> Path:
+        return Path(self.folder) / f"{self.name}.jsonl"
+
+    @property
+    def phase(self) -> Path:
+        return Path(self.folder) / f"{self.name}.phase"
+
+    @property
+    def stop(self) -> Path:
+        return Path(self.folder) / "stop"
+
+    @property
+    def instances(self) -> Path:
+        return Path(self.folder) / "instances.jsonl"
+
+    def request(self, number: int) -> farm.BatchRequest:
+        """Its n-th batch."""
+        return problems.request(self.seed, self.name, number, problems.read(self.instances))
+
+    def argv(self) -> list[str]:
+        return [sys.executable, "-m", "tests.chaos.client", json.dumps(asdict(self))]
+
+
+def read(journal: Path) -> Iterator[dict[str, Any]]:
+    """The lines that were written to the end."""
+    if journal.exists():
+        for line in journal.read_bytes().splitlines():
+            try:
+                yield json.loads(line)
+            except ValueError:  # its writer was killed half way
+                continue
+
+
+class Journal:
+    """A client's record of what it received, in lines that outlive it."""
+
+    def __init__(self, path: Path) -> None:
+        begun = [line["begin"] for line in read(path) if "begin" in line]
+        done = [line["done"] for line in read(path) if "done" in line]
+        self.next = len(done)
+        self.unfinished = bool(set(begun) - set(done))
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+
+    def write(self, **line: Any) -> None:
+        # a line of its own even after one that was torn
+        os.write(self._file, b"\n" + json.dumps(line).encode() + b"\n")
+
+    def record_group(self, group: farm.Group) -> None:
+        """Keep what a trainer would train on."""
+        self.write(group_id=group.group_id, cursor=group.cursor, rollouts=_told(group))
+
+
+def play(order: Order) -> None:
+    """Play one batch after the other until there is a stop file; a batch that was begun is played to its end.
+
+    While the farm cannot be reached for longer than a client waits, it begins anew from its journal, as a trainer that
+    is restarted from its checkpoint does.
+    """
+    while True:
+        try:
+            _play(order, Journal(order.journal))
+            return
+        except farm.ServiceError as error:
+            print(f"begins anew: {error}", file=sys.stderr, flush=True)
+            time.sleep(_AGAIN_S)
+
+
+def _play(order: Order, journal: Journal) -> None:
+    with farm.connect(order.address, broker_url=order.broker_url) as client:
+        while journal.unfinished or not order.stop.exists():
+            _batch(order, journal, client)
+
+
+def _batch(order: Order, journal: Journal, client: farm.Farm) -> None:
+    number = journal.next
+    request = order.request(number)
+    journal.write(begin=number)
+    order.phase.write_text(SUBMIT)
+    batch_id = client.submit(request)
+    journal.write(batch=number, batch_id=batch_id)
+    order.phase.write_text(STREAM)
+    for group in client.stream_groups(batch_id, consumer=order.name):
+        journal.record_group(group)
+        client.acknowledge(group, consumer=order.name)
+    journal.write(done=number)
+    journal.next, journal.unfinished = number + 1, False
+
+
+def _told(group: farm.Group) -> list[dict[str, Any]]:
+    return [
+        {
+            "rollout_id": rollout.rollout_id,
+            "state": rollout.state,
+            "outcome": rollout.outcome,
+            "reward": rollout.reward,
+            "attempt": rollout.attempt,
+            "finish_seq": rollout.finish_seq,
+            "n_segments": len(rollout.segments),
+        }
+        for rollout in group.rollouts
+    ]
+
+
+if __name__ == "__main__":
+    play(Order(**json.loads(sys.argv[1])))

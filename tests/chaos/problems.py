@@ -1,0 +1,129 @@
+"""Scripted problems with known rewards for each sample.
+
+A batch is made from its number alone: a client that takes over from a killed one submits the very same request.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from functools import cache
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from examples.plays import example_script
+from examples.problems import humaneval_problems, math_problems
+from farm.records.request import BatchRequest, Instance, Limits, SamplingParams
+from farm.records.trajectory import Message
+from farm.seeds import call_seed, rollout_seed
+from workers.evaluators.answer import extract_answer
+from workers.testing.hermes_text import message_of
+from workers.testing.scripted_model import Branch, Script, ScriptedProblem
+
+FAMILIES = ("gcd", "simple_equations", "chain_sum")
+PER_FAMILY = 6
+N_CODE = 12
+_LIMITS = Limits(run_s=600.0, init_s=300.0, eval_s=300.0, tool_s=120.0)
+"""So long that a deadline is no way out: on a loaded machine a rollout that ends by one would be an honest zero."""
+
+
+@cache
+def instances() -> list[Instance]:
+    """All that a batch may be made of, but for empty rollouts. Takes a second."""
+    return [*math_problems(FAMILIES, PER_FAMILY, seed=5), *humaneval_problems(N_CODE)]
+
+
+@cache
+def script() -> list[ScriptedProblem]:
+    """The scripts of them, for the engine."""
+    return example_script(instances(), seed=5)
+
+
+def noop(seconds: float) -> Instance:
+    """A rollout without sandbox and engine."""
+    return Instance(data_source="noop", fields={"seconds": seconds}, instance_id=f"noop-{seconds:g}")
+
+
+def write(path: Path) -> None:
+    """All instances, for clients: making them costs a process a second and a hundred megabytes."""
+    path.write_text("".join(f"{instance.model_dump_json()}\n" for instance in instances()))
+
+
+def read(path: Path) -> list[Instance]:
+    """Read the instances that `write` wrote."""
+    return [Instance.model_validate_json(line) for line in path.read_text().splitlines()]
+
+
+def request(seed: int, client: str, number: int, known: Sequence[Instance]) -> BatchRequest:
+    """The batch that a client submits as its n-th."""
+    chance = random.Random(f"{seed}/{client}/{number}")
+    chosen = chance.sample(known, chance.randint(2, 4))
+    chosen += [noop(chance.choice((0.0, 0.5, 2.0, 5.0))) for _ in range(chance.randint(1, 2))]
+    chance.shuffle(chosen)
+    return BatchRequest(
+        instances=tuple(chosen),
+        n_samples=chance.choice((2, 3, 4)),
+        sampling=SamplingParams(seed=chance.randrange(1_000_000)),
+        limits=_LIMITS,
+        priority=chance.choice((0, 0, 0, 10)),
+        max_attempts=20,
+        max_losses=100,
+        idempotency_key=f"chaos-{seed}-{client}-{number}",
+        metadata={"client": client, "number": number},
+    )
+
+
+class ExpectedScore:
+    """The expected score of each sample. `seed` is the engine's."""
+
+    def __init__(self, seed: int) -> None:
+        self._book = Script(script(), seed)
+        self._problems = {
+            instance.instance_id: problem for instance, problem in zip(instances(), script(), strict=True)
+        }
+        self._instances = {instance.instance_id: instance for instance in instances()}
+        self._known: dict[tuple[str, str], float] = {}
+
+    def reward(self, instance_id: str, sampling_seed: int, group_index: int, sample_index: int) -> float:
+        """The only right score of one sample."""
+        if instance_id.startswith("noop"):
+            return 1.0
+        instance, problem = self._instances[instance_id], self._problems[instance_id]
+        seed = rollout_seed(sampling_seed, instance.data_source, instance.fields, group_index, sample_index)
+        play = self._played(problem, seed)
+        key = instance_id, play.name
+        if key not in self._known:
+            self._known[key] = _worth(instance, play)
+        return self._known[key]
+
+    def _played(self, problem: ScriptedProblem, seed: int) -> Branch:
+        """The play that the draws of all calls lead to: some begin alike."""
+        messages: list[Message] = [{"role": "user", "content": problem.match}]
+        left = list(problem.plays)
+        for number in count():
+            turn = self._book.next_turn(messages, call_seed(seed, number))
+            messages.append(message_of(turn.text))
+            left = [play for play in left if play.turn(number).played(messages[-1])]
+            if len(left) == 1 or not turn.tool_calls:
+                return left[0]
+        raise AssertionError("a play has an end")
+
+
+def _worth(instance: Instance, play: Branch) -> float:
+    if instance.data_source == "code":
+        return float(play.name.endswith("reference"))
+    # imported late: it takes a second
+    import reasoning_gym
+
+    entry: dict[str, Any] = {name: instance.fields[name] for name in ("question", "answer", "metadata")}
+    return float(reasoning_gym.get_score_answer_fn(instance.fields["family"])(_answer(play), entry))
+
+
+def _answer(play: Branch) -> str:
+    last = play.turns[-1]
+    if last.tool_calls:
+        arguments = last.tool_calls[0].arguments
+        assert isinstance(arguments, dict)
+        return extract_answer(str(arguments["answer"]))
+    return extract_answer(last.content)

@@ -1,0 +1,80 @@
+"""The python tool's results on real sandboxes, as a model sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias
+
+import pytest
+
+from farm.errors import ToolError
+from tests.contract.sandboxes.kernel.kernels import png, showing
+from workers.interfaces import Observation, Sandbox
+from workers.tools.python import PythonArguments, PythonTool
+
+Run: TypeAlias = Callable[[Any], Any]
+Call: TypeAlias = Callable[..., Observation]
+
+
+@pytest.fixture
+def call(sandbox: Sandbox, run: Run) -> Iterator[Call]:
+    tool = PythonTool(sandbox)
+    yield lambda code="", timeout_s=20.0, **more: run(tool.call(PythonArguments(code=code, **more), timeout_s))
+    run(tool.close())
+    run(tool.close())
+
+
+def test_output_and_value(call: Call) -> None:
+    assert call("x = 20\nx + 1") == Observation("Out[1]: 21")
+    assert call("print('a'); x") == Observation("a\nOut[2]: 20")
+    assert call("x = 1") == Observation("")
+
+
+def test_an_error_is_a_traceback(call: Call) -> None:
+    result = call("1 / 0").text
+    assert "ZeroDivisionError: division by zero" in result
+    assert "----> 1 1 / 0" in result
+    assert "\x1b" not in result
+
+
+def test_out_of_time(call: Call) -> None:
+    result = call("import time; x = 5; print('part'); time.sleep(9)", 0.5).text
+    assert result.startswith("part\n")
+    assert result.endswith("[stopped: it did not finish within 0.5 seconds; this is what it had printed]")
+    assert call("print(x)").text == "5"
+
+
+def test_state_is_lost(call: Call) -> None:
+    lost = "[the interpreter had to be restarted; all variables and imports are lost]"
+    assert call("import os; print('part'); os._exit(0)").text == f"part\n{lost}"
+    result = call("import signal; signal.signal(2, signal.SIG_IGN); print('part')\nwhile True: pass", 0.3).text
+    assert result.startswith("part\n[stopped: ")
+    assert result.endswith(lost)
+    assert call("print(1)").text == "1"
+
+
+def test_restart(call: Call) -> None:
+    call("x = 5")
+    assert call("'x' in globals()", restart=True).text == "Out[1]: False\n[the interpreter was restarted]"
+    assert call(restart=True).text == "[the interpreter was restarted]"
+
+
+def test_nothing_to_do(call: Call) -> None:
+    for code in ("", " \n"):
+        with pytest.raises(ToolError, match="`code` is empty"):
+            call(code)
+
+
+def test_images(call: Call) -> None:
+    shown = call(showing(png(640, 480)))
+    assert shown.text.endswith("Image object>\n[image/png, 640x480, kept as image-1.png]")
+    assert [(artefact.name, artefact.data) for artefact in shown.artefacts] == [("image-1.png", png(640, 480))]
+    drawn = call("from IPython.display import SVG\nSVG('<svg xmlns=\"http://www.w3.org/2000/svg\"/>')")
+    assert drawn.text.endswith("\n[image/svg+xml, kept as image-2.svg]")
+
+
+def test_a_limit_of_the_sandbox(start: Callable[..., Sandbox], run: Run) -> None:
+    tool = PythonTool(start(limits={"memory_mb": 300}))
+    hog = 'import subprocess\n!python3 -c "x = [bytes(2_000_000) for _ in range(10**6)]"'
+    assert "memory" in run(tool.call(PythonArguments(code=hog), 60)).text.lower()
+    run(tool.close())

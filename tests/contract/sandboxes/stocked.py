@@ -1,0 +1,44 @@
+"""Providers whose sandboxes all come from the warm pool: the promises of a sandbox hold for these too."""
+
+from __future__ import annotations
+
+import asyncio
+
+from farm.records.request import SandboxSpec
+from workers.sandboxes.launch_plan import prepare
+from workers.sandboxes.lifecycle import warm_pool
+from workers.sandboxes.lifecycle.state import folder
+from workers.sandboxes.namespace import NamespaceProvider
+from workers.sandboxes.provider import NodeSandboxProvider
+from workers.sandboxes.sandbox import NodeSandbox
+from workers.sandboxes.singularity import SingularityProvider
+
+
+class Stocked(NodeSandboxProvider):
+    """Fills the warm pool with one sandbox before each start, and checks that the start returns it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._made: set[int] = set()
+        self._one_at_a_time = asyncio.Lock()
+
+    async def start(self, sandbox_id: str, spec: SandboxSpec) -> NodeSandbox:
+        async with self._one_at_a_time:
+            await asyncio.to_thread(self._stock_up, spec)
+            sandbox = await super().start(sandbox_id, spec)
+        assert folder(sandbox_id).stat().st_ino in self._made, "it was started anew"
+        return sandbox
+
+    def _stock_up(self, spec: SandboxSpec) -> None:
+        recipe, parts = self.recipe(spec), prepare(spec)
+        # a start that was refused leaves what it was to have
+        if not warm_pool.ready().get(recipe.key(parts)):
+            self._made.add(recipe.fill_warm_pool(parts).stat().st_ino)
+
+
+class StockedNamespace(Stocked, NamespaceProvider):
+    """Of namespaces."""
+
+
+class StockedSingularity(Stocked, SingularityProvider):
+    """Of Apptainer or Singularity."""

@@ -1,0 +1,426 @@
+"""The cache of images: built once for concurrent users, whole or not at all, kept while it is used; its commands."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from farm.errors import ImageError
+from farm.settings import settings
+from tests.contract.sandboxes.sandbox_kinds import processes_with, python
+from tests.services.commands import said
+from tests.services.farms import until
+from tests.services.images import root_folder
+from tests.services.servers.registry import registry
+from workers.cli.images import main as images_main
+from workers.interfaces import Sandbox
+from workers.sandboxes.images.image import image
+from workers.sandboxes.images.image_cache import CachedImage, entries, images
+from workers.sandboxes.images.image_pruning import beyond, prune, unused_since
+from workers.testing.plugin_path import python_path
+
+Run = Callable[[Any], Any]
+Start = Callable[..., Sandbox]
+
+FARM = str(Path(sys.executable).parent / "farm")
+UUID = "cat /proc/sys/kernel/random/uuid >/etc/built"
+"""A command whose output differs in each build."""
+BUILD = "import sys; from workers.sandboxes.images.image import image; print(image(sys.argv[1]).folder)"
+
+
+@pytest.fixture(scope="module")
+def place(sandbox_settings: Path, apptainer: Path) -> Path:
+    """Return the folder of this module's image definitions."""
+    folder = sandbox_settings / "cache-tests"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def sif(place: Path, apptainer: Path) -> Path:
+    path = place / "small.sif"
+    root = root_folder(place / "small")
+    subprocess.run([apptainer, "build", str(path), str(root)], capture_output=True, check=True)
+    path.chmod(0o644)
+    return path
+
+
+@pytest.fixture
+def define(sif: Path, request: pytest.FixtureRequest) -> Callable[[str], Path]:
+    """Writes a definition of this test's own, given its %post."""
+
+    def write(post: str) -> Path:
+        path = sif.with_name(f"{request.node.name}.def")
+        path.write_text(f"# {request.node.name}\nBootstrap: localimage\nFrom: small.sif\n%post\n    {post}\n")
+        return path
+
+    return write
+
+
+def wait_until(condition: Callable[[], object], what: str) -> None:
+    """A build takes its time on a busy machine."""
+    until(condition, what, deadline_s=60)
+
+
+def built(path: Path) -> str:
+    return (image(str(path)).folder / "etc/built").read_text()
+
+
+def built_elsewhere(path: Path, **env: str) -> str:
+    """As another process of the farm finds it."""
+    process = python(f"import sys; sys.argv = ['', {str(path)!r}]; {BUILD}", (), **env)
+    folder, _ = process.communicate(timeout=600)
+    assert process.returncode == 0
+    return (Path(folder.strip()) / "etc/built").read_text()
+
+
+def half_built() -> list[str]:
+    """Return the temporary files that exist only during a build."""
+    left = [str(path) for path in images().glob("*.new.*")]
+    return left + [str(path) for at in ("", "images-*/") for path in settings().scratch.glob(f"{at}runtime/build-*")]
+
+
+def seconds(n: int, tag: int) -> str:
+    """A time to sleep by which this sleeper is known among all of the machine."""
+    return f"{n}.{os.getpid()}{int(tag):02}"
+
+
+def cached_names() -> set[str]:
+    return {name for entry in entries() for name in entry.names}
+
+
+def entry_of(path: Path) -> CachedImage:
+    return next(entry for entry in entries() if str(path) in entry.names)
+
+
+def use_long_ago() -> None:
+    """Make all images look unused for an hour."""
+    for mark in images().glob("*/used/*"):
+        os.utime(mark, (time.time() - 3600, time.time() - 3600))
+
+
+def test_four_processes_want_it_and_one_builds_it(sif: Path) -> None:
+    with registry(sif.with_suffix("")) as (names, content):
+        image(f"{names}/team/small:alone")
+        processes = [
+            python(
+                f"import sys; sys.argv = ['', '{names}/team/small:four']; {BUILD}",
+                FARM_SCRATCH=str(sif.parent / str(n)),
+            )
+            for n in range(4)
+        ]
+        folders = {process.communicate(timeout=600)[0] for process in processes}
+        result = [path.rpartition("/")[2] for path in content.asked]
+    assert len(folders) == 1
+    assert result.count("four") == result.count("alone") > 0
+
+
+def test_what_differs_is_another_image(define: Callable[[str], Path]) -> None:
+    first = built(define(UUID))
+    assert built(define(UUID)) == first, "written again, but the same"
+    assert built(define(f"{UUID}; true")) != first
+    assert built(define(UUID)) == first
+
+
+def test_what_is_copied_is_part_of_it(define: Callable[[str], Path]) -> None:
+    path = define(f"{UUID}\n%files\n    folder /opt/folder")
+    folder = path.with_name("folder")
+    (folder / "deep").mkdir(parents=True)
+    (folder / "deep/file").write_text("a")
+    first = built(path)
+    os.utime(folder / "deep/file", (1, 1))
+    assert built(path) == first
+    (folder / "deep/file").write_text("b")
+    assert built(path) != first
+
+
+def test_a_failure_is_that_of_all_who_ask_for_a_while(define: Callable[[str], Path]) -> None:
+    path = define("echo once >&2; cat /proc/sys/kernel/random/uuid; exit 1")
+    messages = set()
+    for _ in range(3):
+        with pytest.raises(ImageError, match="once") as raised:
+            image(str(path))
+        messages.add(str(raised.value))
+    assert len(messages) == 1, "built once"
+    with pytest.raises(ImageError) as raised:
+        image(str(path), retry=True)
+    assert str(raised.value) not in messages
+
+
+def test_a_failure_that_may_pass_is_soon_tried_again(define: Callable[[str], Path]) -> None:
+    path = define("cat /proc/sys/kernel/random/uuid; echo No space left on device; exit 1")
+    messages = set()
+
+    def fails_otherwise() -> bool:
+        with pytest.raises(ImageError) as raised:
+            image(str(path))
+        assert raised.value.retryable
+        messages.add(str(raised.value))
+        return len(messages) == 2
+
+    wait_until(fails_otherwise, "it is built once more")
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_ended_half_way(define: Callable[[str], Path], number: signal.Signals) -> None:
+    shorter, longer = seconds(3, number), seconds(4711, number)
+    path = define(f"{UUID}; setsid sleep {longer} & sleep {shorter}")
+    process = python(f"import sys; sys.argv = ['', {str(path)!r}]; {BUILD}")
+    wait_until(lambda: processes_with(shorter) and processes_with(longer), "it is built half")
+    process.send_signal(number)
+    process.communicate()
+    wait_until(lambda: not processes_with(shorter) and not processes_with(longer), "nothing runs any more")
+    assert built(path)
+    assert half_built() == []
+    assert not processes_with(longer), "nor what a build left running that came to its end"
+
+
+def test_a_changed_mind_about_what_is_built(define: Callable[[str], Path]) -> None:
+    """A definition that is edited during its build is not cached under the old contents."""
+    shortly = seconds(3, 0)
+    path = define(f"{UUID}; sleep {shortly}")
+    process = python(f"import sys; sys.argv = ['', {str(path)!r}]; {BUILD}")
+    wait_until(lambda: processes_with(shortly), "it is being built")
+    define(UUID)
+    process.communicate()
+    assert process.returncode != 0
+    assert str(path) not in cached_names()
+
+
+def test_scratch_builds_anew_for_each_farm(define: Callable[[str], Path]) -> None:
+    path = define(UUID)
+    first = built(path)
+    assert built_elsewhere(path) == first
+    second = built_elsewhere(path, FARM_IMAGE_CACHE="scratch")
+    assert second != first
+    assert built_elsewhere(path) == second, "and what it built is what the others find"
+    began = str(time.time())
+    third = built_elsewhere(path, FARM_IMAGE_CACHE="scratch", FARM_STARTED_AT=began)
+    assert third != second
+    assert built_elsewhere(path, FARM_IMAGE_CACHE="scratch", FARM_STARTED_AT=began) == third, "the same farm"
+    assert prune([]) == []
+    assert not list(images().glob("*.old.*")), "nobody used the replaced ones"
+
+
+def test_lock_keeps_what_a_name_stood_for(define: Callable[[str], Path]) -> None:
+    path = define(UUID)
+    first = built_elsewhere(path, FARM_IMAGE_CACHE="lock")
+    define(f"{UUID}; true")
+    assert built_elsewhere(path, FARM_IMAGE_CACHE="lock") == first
+    path.unlink()
+    assert built_elsewhere(path, FARM_IMAGE_CACHE="lock") == first
+    define(f"{UUID}; true")
+    farm("build", str(path), "--mode", "lock")
+    second = built_elsewhere(path, FARM_IMAGE_CACHE="lock")
+    assert second != first
+    use_long_ago()
+    prune(entries())
+    define(f"{UUID}; true; true")
+    process = python(f"import sys; sys.argv = ['', {str(path)!r}]; {BUILD}", FARM_IMAGE_CACHE="lock")
+    assert process.wait() != 0, "it is locked to what is gone"
+
+
+def farm(*words: str, code: int = 0) -> str:
+    """Return the output of `farm images`."""
+    return said(images_main, *words, code=code)
+
+
+def pulled(*words: str, env: Mapping[str, str], code: int = 0) -> str:
+    """Return the output of `farm images pull`, run in a process for which more is installed."""
+    own = {**os.environ, "COLUMNS": "200", **env}
+    done = subprocess.run([FARM, "images", "pull", *words], env=own, capture_output=True, text=True, timeout=600)
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def test_pruning_spares_what_is_used(start: Start, run: Run, sif: Path) -> None:
+    """Of two images, one is under a sandbox."""
+    use_long_ago()
+    prune(entries())
+    sandbox = start(image=str(sif))
+    image("host")
+    assert {result.kept.split()[0] for result in prune(entries())} == {"used"}, "a moment ago"
+    use_long_ago()
+    value = {result.entry.names: result.kept for result in prune(entries())}
+    assert value == {(str(sif),): "a sandbox stands on it", ("host",): ""}
+    assert "in use" in farm("list")
+    assert run(sandbox.exec(["rm", "-r", "/opt/data"], timeout_s=5)).code == 0
+    run(sandbox.stop())
+    assert [result.kept for result in prune(entries())] == [""]
+    assert [path for path in images().iterdir() if path.name != "pins" and path.suffix != ".failed"] == []
+
+
+def test_pruning_spares_what_another_node_uses(sif: Path) -> None:
+    image(str(sif))
+    entry = entry_of(sif)
+    (entry.folder / "used/another").touch()
+    use_long_ago()
+    os.utime(entry.folder / "used/another")
+    entry = entry_of(sif)
+    assert prune([entry])[0].kept.startswith("used on another")
+    os.utime(entry.folder / "used/another", (0, 0))
+    entry = entry_of(sif)
+    assert prune([entry])[0].kept == ""
+
+
+def test_what_goes_first(sif: Path, define: Callable[[str], Path]) -> None:
+    use_long_ago()
+    prune(entries())
+    image(str(sif))
+    image(str(define(UUID)))
+    older, newer = sorted(entries(), key=lambda entry: entry.card.built_at)
+    os.utime(older.folder / "used" / os.uname().nodename, (1, 1))
+    assert [entry.card.key for entry in unused_since(time.time() - 60)] == [older.card.key]
+    assert [entry.card.key for entry in beyond(newer.card.n_bytes)] == [older.card.key]
+    assert beyond(newer.card.n_bytes + older.card.n_bytes) == []
+    assert len(beyond(0)) == 2
+
+
+def test_commands(sif: Path, define: Callable[[str], Path]) -> None:
+    good = define(UUID)
+    bad = good.with_name("bad.def")
+    bad.write_text("Bootstrap: localimage\nFrom: small.sif\n%post\n    echo these are; echo the last words; exit 9\n")
+    said = farm("build", str(good), str(bad), str(sif), "--jobs", "3", code=1)
+    assert "3/3" in said
+    assert said.count("ok ") == 2
+    assert f"{bad}: image {bad} could not be built\n" in said
+    assert "    the last words\n" in said.rpartition("could not be built")[2]
+    listed = farm("list")
+    assert str(good) in listed
+    assert str(bad) not in listed
+    assert "kept" not in farm("prune", "--older-than", "1d")
+    assert f"gone: {good}" in farm("prune", "--keep-mb", "0", "--dry-run")
+    assert str(good) in farm("list")
+    use_long_ago()
+    assert f"gone: {good}" in farm("prune", "--all")
+    assert str(good) not in farm("list")
+
+
+def test_mistakes(sif: Path) -> None:
+    assert "say which" in farm("prune", code=2)
+    assert "say 30m, 12h or 7d" in farm("prune", "--older-than", "soon", code=2)
+    assert "NAME=VALUE" in farm("build", "x.def.j2", "--value", "x", code=2)
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        ('{"data_source": "code", "fields": {}}', "tasks.jsonl:2: task_id: Field required"),
+        ("nonsense", "tasks.jsonl:2: no JSON"),
+        ('{"data_source": "unheard", "fields": {}}', "UnknownHandler"),
+    ],
+)
+def test_tasks_that_are_none(sif: Path, line: str, complaint: str) -> None:
+    tasks = sif.with_name("tasks.jsonl")
+    tasks.write_text(f'{{"data_source": "noop", "fields": {{}}}}\n{line}\n')
+    assert complaint in farm("pull", "--from", str(tasks), code=1)
+
+
+HANDLER = """
+from pydantic import BaseModel
+from farm.records.request import SandboxSpec
+
+class PicturedInstance(BaseModel):
+    image: str
+
+class PicturedHandler:
+    data_source, instance_type, agent, tools = "pictured", PicturedInstance, "react", ()
+
+    def sandbox(self, instance):
+        return SandboxSpec(image=instance.image)
+"""
+
+
+@pytest.fixture
+def with_handler(place: Path) -> dict[str, str]:
+    """The environment of a process for which one more handler is installed."""
+    site = place / "site"
+    (site / "pictured-1.dist-info").mkdir(parents=True, exist_ok=True)
+    (site / "pictured-1.dist-info/METADATA").write_text("Metadata-Version: 2.1\nName: pictured\nVersion: 1\n")
+    (site / "pictured-1.dist-info/entry_points.txt").write_text(
+        "[farm.handlers]\npictured = pictured:PicturedHandler\n"
+    )
+    (site / "pictured.py").write_text(HANDLER)
+    return {"PYTHONPATH": python_path(site)}
+
+
+PLAY = """
+import asyncio, sys
+from farm.errors import RolloutError
+from farm.records.request import Limits, SamplingParams
+from workers.stage_job import StageJob
+from workers.stages import init
+
+async def play(number):
+    kind = dict(data_source="pictured", fields={"image": sys.argv[1]}, sandbox_kind="namespace", model="")
+    job = StageJob(f"batch.{number}.0", 1, 0, sampling=SamplingParams(), limits=Limits(), **kind)
+    try:
+        await init(job)
+    except RolloutError as error:
+        rollout_id, _, text = str(error).partition(": ")
+        assert rollout_id == f"batch.{number}.0", error
+        return type(error).__name__, error.kind, error.retryable, text
+
+async def main():
+    for found in set(await asyncio.gather(*map(play, range(100)))):
+        print(*found)
+
+asyncio.run(main())
+"""
+
+
+def test_a_hundred_rollouts_fail_at_once_and_say_why(
+    define: Callable[[str], Path], with_handler: dict[str, str]
+) -> None:
+    path = define("cat /proc/sys/kernel/random/uuid; echo these are the last words; exit 1")
+    process = python(f"import sys; sys.argv = ['', {str(path)!r}]\n{PLAY}", (), **with_handler)
+    said, _ = process.communicate(timeout=600)
+    assert process.returncode == 0
+    assert said.startswith(f"ImageError sandbox_error False image {path} could not be built: ")
+    assert "these are the last words" in said
+    assert said.count("\n") == 1, "it was built once, for all of them"
+
+
+def test_pull(sif: Path, define: Callable[[str], Path], with_handler: dict[str, str]) -> None:
+    """Ten instances, three images, of which one is broken and one needs nothing."""
+    names = [str(sif), str(define(UUID)), str(sif.with_name("missing.sif"))]
+    tasks = sif.with_name("tasks.jsonl")
+    lines = [{"data_source": "pictured", "fields": {"image": name}} for name in names * 3]
+    lines.append({"data_source": "noop", "fields": {}})
+    tasks.write_text("\n".join(map(json.dumps, lines)))
+    said = pulled("--from", str(tasks), code=1, env=with_handler)
+    assert "3/3" in said
+    assert said.count("ok ") == 2
+    assert f"{names[2]}: there is no {names[2]} on this node" in said
+    assert cached_names() >= {names[0], names[1]}
+    lines = [line for line in lines if "missing" not in json.dumps(line)]
+    tasks.write_text("\n".join(map(json.dumps, lines)))
+    assert "2/2" in pulled("--from", str(tasks), env=with_handler)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_interrupted(define: Callable[[str], Path], place: Path, number: signal.Signals) -> None:
+    first, second = seconds(4711, number), seconds(4712, number)
+    path = define(f"{UUID}; setsid sleep {first} & sleep {second}")
+    process = subprocess.Popen([FARM, "images", "build", str(path)], stdout=subprocess.PIPE, start_new_session=True)
+    try:
+        wait_until(lambda: processes_with(first) and processes_with(second), "it is being built")
+    finally:
+        process.send_signal(number)
+        out, _ = process.communicate(timeout=600)
+    if number != signal.SIGKILL:
+        assert process.returncode == 130
+        assert b"cleared away" in out
+        assert half_built() == []
+    wait_until(lambda: not processes_with(first) and not processes_with(second), "nothing runs any more")
+    wait_until(lambda: not half_built(), "all is cleared away")
+    assert str(path) not in cached_names()

@@ -1,0 +1,196 @@
+"""Every promise of a sandbox on every kind and on the fake; then what our own kinds keep by means of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from farm.errors import SandboxError
+from farm.records.request import SandboxSpec
+from tests.conftest import absent
+from tests.contract.sandboxes.sandbox_kinds import PROVIDERS, mounts_with, own_seconds, processes_with, python
+from tests.services.farms import until
+from workers.conformance.bench import PromiseBench
+from workers.conformance.catalogue import PROMISES, SURFACE, chosen
+from workers.conformance.expect import NotPermitted, NotTried
+from workers.conformance.outside import left_of
+from workers.conformance.promise import Promise
+from workers.interfaces import Sandbox, SandboxProvider
+from workers.sandboxes.images.image import image
+from workers.sandboxes.lifecycle.reaper import sweep
+from workers.sandboxes.lifecycle.state import SandboxRecord, folder, folder_of_all
+from workers.sandboxes.sandbox_user import give
+
+Run = Callable[[Any], Any]
+Start = Callable[..., Sandbox]
+
+WITHOUT_PROGRAMS = (
+    *("what_is_written_is_read", "a_file_is_replaced_whole", "folders_of_a_file_are_made", "a_folder_is_no_file"),
+    *("a_missing_file_is_a_tool_error", "files_are_read_side_by_side", "a_file_goes_in_and_comes_back"),
+    *("an_upload_replaces_a_file", "an_upload_of_nothing_is_a_tool_error", "a_download_overwrites_nothing"),
+    *("a_download_of_nothing_is_a_tool_error", "after_stop_everything_is_a_sandbox_error"),
+    "stopping_again_is_harmless",
+)
+TRIED = [
+    *((kind, promise) for kind in PROVIDERS for promise in PROMISES),
+    *(("local", promise) for promise in chosen([SURFACE])),
+    *(("fake", promise) for promise in chosen(only=WITHOUT_PROGRAMS)),
+]
+STARTER = """
+import asyncio, sys
+from farm.records.request import SandboxSpec
+from tests.contract.sandboxes.sandbox_kinds import PROVIDERS
+sandbox = asyncio.run(PROVIDERS[{kind!r}]().start({sandbox_id!r}, SandboxSpec()))
+print("up", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize(
+    ("provider", "promise"), TRIED, indirect=["provider"], ids=[f"{kind}-{promise.name}" for kind, promise in TRIED]
+)
+def test_promise(promise: Promise, bench: PromiseBench, run: Run) -> None:
+    try:
+        run(bench.hold(promise))
+    except NotPermitted as why:
+        pytest.skip(str(why))
+    except NotTried as why:
+        absent(str(why))
+
+
+def sh(run: Run, sandbox: Sandbox, script: str, timeout_s: float = 10) -> str:
+    """Return a script's output; it must succeed."""
+    result = run(sandbox.exec(["bash", "-c", script], timeout_s=timeout_s))
+    assert (result.code, result.stderr) == (0, b"")
+    return str(result.stdout.decode())
+
+
+def record_of(sandbox: Sandbox) -> SandboxRecord:
+    record = SandboxRecord.load(folder(sandbox.sandbox_id))
+    assert record
+    return record
+
+
+def test_no_variable_is_there_by_accident(sandbox: Sandbox, run: Run) -> None:
+    seen = run(sandbox.exec(["env"], timeout_s=5)).stdout.decode().splitlines()
+    names = {line.partition("=")[0] for line in seen}
+    assert names == {"PATH", "HOME", "USER", "LANG", "TERM", "SHELL", "GREETING", "SANDBOX_COMMAND"}
+    assert "HOME=/root" in seen
+
+
+def test_the_host_image_has_nothing_of_its_people(sandbox: Sandbox, run: Run) -> None:
+    script = "ls /home /mnt /srv; test ! -e /etc/shadow; test ! -e /etc/ssh; cat /etc/hostname; cut -d: -f1 /etc/passwd"
+    assert sh(run, sandbox, script) == "/home:\n\n/mnt:\n\n/srv:\nsandbox\nroot\nnobody\n"
+
+
+def test_the_image_is_not_changed(start: Start, run: Run) -> None:
+    lower = image("host").folder
+    before = sorted(str(path) for path in lower.rglob("*"))
+    sh(run, start(), "rm -rf /etc/ssl /srv; sed -i s/root/toor/ /etc/passwd; mv /media /media2; echo x > /etc/new")
+    assert sorted(str(path) for path in lower.rglob("*")) == before
+    assert "toor" not in (lower / "etc/passwd").read_text()
+
+
+def test_a_sandbox_that_ends_while_a_command_runs(start: Start, run: Run) -> None:
+    one, seconds = start(), own_seconds()
+
+    async def pulled() -> None:
+        running = asyncio.create_task(one.exec(["sleep", seconds], timeout_s=100))
+        await asyncio.to_thread(until, lambda: processes_with(f"sleep\0{seconds}\0"), "it runs")
+        os.kill(record_of(one).first.pid, signal.SIGKILL)
+        with pytest.raises(SandboxError, match=one.sandbox_id):
+            await running
+
+    run(pulled())
+    until(lambda: not folder(one.sandbox_id).exists(), "the monitor has removed the folder")
+
+
+def test_the_monitor_is_killed(start: Start, run: Run) -> None:
+    one, seconds = start(), own_seconds()
+    sh(run, one, f"(setsid sleep {seconds} >/dev/null 2>&1 &)")
+    os.kill(record_of(one).monitor.pid, signal.SIGKILL)
+    until(lambda: not processes_with(f"sleep\0{seconds}"), "no process is left")
+    assert not mounts_with(one.sandbox_id)
+    with pytest.raises(SandboxError):
+        run(one.exec(["true"], timeout_s=5))
+    others = {path.name for path in folder_of_all().iterdir()} - {one.sandbox_id}
+    assert sweep(keep=lambda: others) == [one.sandbox_id]
+    assert not left_of(one.sandbox_id)
+
+
+def test_a_supervisors_lifeline_outlives_the_starter(provider: SandboxProvider, run: Run) -> None:
+    sandbox_id = f"held-{provider.kind}"
+    read_end, write_end = os.pipe()
+    os.set_inheritable(read_end, True)
+    code = STARTER.format(kind=provider.kind, sandbox_id=sandbox_id)
+    starter = python(code, FARM_LIFELINE_FD=str(read_end), pass_fds=(read_end,))
+    assert starter.stdout
+    assert starter.stdout.readline() == "up\n"
+    starter.kill()
+    starter.communicate()
+    attached = run(provider.attach(sandbox_id, SandboxSpec()))
+    assert sh(run, attached, "echo alive") == "alive\n"
+    os.close(write_end)
+    until(lambda: not folder(sandbox_id).exists(), "the folder is gone")
+    os.close(read_end)
+    assert not left_of(sandbox_id)
+
+
+def test_sweeping(start: Start, run: Run) -> None:
+    kept, unwanted = start(), start()
+    new, old = folder("just-made"), folder("long-dead")
+    for path in (new, old):
+        path.mkdir()
+    os.utime(old, (0, 0))
+    others = {path.name for path in folder_of_all().iterdir()} - {unwanted.sandbox_id, new.name, old.name}
+    assert sweep(keep=lambda: others) == sorted([old.name, unwanted.sandbox_id])
+    assert not left_of(unwanted.sandbox_id)
+    assert new.exists()
+    assert sh(run, kept, "echo alive") == "alive\n"
+    assert sweep(keep=lambda: others, starting_s=0) == [new.name]
+
+
+def test_what_starts_during_a_sweep_is_left_alone(start: Start, run: Run) -> None:
+    start()
+    before = {path.name for path in folder_of_all().iterdir()}
+    during: list[Sandbox] = []
+
+    def keep() -> set[str]:
+        during.append(start())
+        return before
+
+    assert sweep(keep) == []
+    assert sh(run, during[0], "echo alive") == "alive\n"
+
+
+def test_python_of_its_own(sandbox: Sandbox, run: Run) -> None:
+    code = "import sys, json; print(json.dumps([sys.version_info[:2], sys.prefix != sys.base_prefix]))"
+    for name in ("python", "python3"):
+        result = run(sandbox.exec([name, "-c", code], timeout_s=10))
+        assert json.loads(result.stdout) == [[3, 11], True], result.stderr
+    assert run(sandbox.exec(["python", "-c", "import pydantic"], timeout_s=10)).code == 1
+
+
+def test_a_link_in_the_image_does_not_move_the_working_folder(
+    provider: SandboxProvider, start: Start, farm_folder: Path
+) -> None:
+    base = farm_folder / f"linked-{provider.kind}"
+    base.mkdir()
+    for name in ("usr", "etc"):
+        (base / name).mkdir()
+    for path in image("host").folder.iterdir():
+        if path.is_symlink():
+            (base / path.name).symlink_to(path.readlink())
+    outside = farm_folder / f"outside-{provider.kind}"
+    (base / "workspace").symlink_to(outside)
+    give(base)
+    with pytest.raises(SandboxError):
+        start(image=str(base))
+    assert not outside.exists()

@@ -1,0 +1,233 @@
+"""Sandboxes from images of their own: a folder, an image file, archives, definitions; and from those that are none."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from farm.errors import ImageError
+from tests.services.images import docker_archive, oci_archive, root_folder
+from tests.services.servers.registry import registry
+from workers.interfaces import Sandbox
+from workers.sandboxes.images.image import image
+from workers.sandboxes.sandbox_user import give, sandbox_user
+
+Run = Callable[[Any], Any]
+Start = Callable[..., Sandbox]
+
+DEFINITION = """\
+Bootstrap: localimage
+From: small.sif
+
+%files
+    words/*.txt /opt/words/
+    mark
+
+%post
+    cat /mark >>/etc/mark
+    rm -rf /opt/data
+    chown 33:33 /etc/mark || echo 'no owner of that number here'
+
+%environment
+    export GREETING="hello from the definition"
+"""
+
+
+@pytest.fixture(scope="session")
+def small_image(farm_folder: Path) -> Path:
+    """Return a folder that belongs to the user of the tests."""
+    return root_folder(farm_folder / "small")
+
+
+@pytest.fixture(scope="session")
+def image_file(small_image: Path, apptainer: Path) -> Path:
+    path = small_image.with_suffix(".sif")
+    subprocess.run([apptainer, "build", str(path), str(small_image)], capture_output=True, check=True)
+    path.chmod(0o644)
+    return path
+
+
+@pytest.fixture(scope="session")
+def definition(image_file: Path) -> Path:
+    folder = image_file.parent
+    (folder / "words").mkdir()
+    for word in ("one", "two"):
+        (folder / "words" / f"{word}.txt").write_text(f"{word}\n")
+    (folder / "mark").write_text("and more\n")
+    (folder / "small.def").write_text(DEFINITION)
+    return folder / "small.def"
+
+
+def works(run: Run, sandbox: Sandbox) -> None:
+    script = "cat /etc/mark; rm -rf /opt/data; ls -A /opt; sed -i s/small/big/ /etc/mark; cat /etc/mark"
+    assert said(run, sandbox, script) == "small image\nbig image\n"
+    shell = run(sandbox.open_shell())
+    assert run(shell.run("echo $((6 * 7)); pwd", 5)).output == "42\n/workspace\n"
+    run(shell.close())
+
+
+def said(run: Run, sandbox: Sandbox, script: str) -> str:
+    result = run(sandbox.exec(["bash", "-c", script], timeout_s=10))
+    assert result.stderr == b""
+    return str(result.stdout.decode())
+
+
+def test_a_folder(start: Start, run: Run, small_image: Path) -> None:
+    works(run, start(image=str(small_image)))
+    works(run, start(image=str(small_image)))
+    assert (small_image / "etc/mark").read_text() == "small image\n"
+
+
+def test_a_folder_of_the_sandbox_user_is_used_where_it_is(farm_folder: Path, start: Start, run: Run) -> None:
+    folder = farm_folder / "given"
+    if not folder.exists():
+        give(root_folder(folder))
+    assert image(str(folder)).folder == folder
+    works(run, start(image=str(folder)))
+
+
+def test_an_image_file(start: Start, run: Run, image_file: Path) -> None:
+    works(run, start(image=str(image_file)))
+    works(run, start(image=str(image_file)))
+
+
+@pytest.mark.parametrize("name", ["docker-archive:{}/d.tar", "{}/d.tar.gz", "oci-archive:{}/o.tar", "{}/bare.tar"])
+def test_an_archive(start: Start, run: Run, small_image: Path, apptainer: Path, name: str) -> None:
+    folder = small_image.parent
+    for archive in (folder / "d.tar", folder / "d.tar.gz"):
+        archive.exists() or docker_archive(small_image, archive)
+    for archive in (folder / "o.tar", folder / "bare.tar"):
+        archive.exists() or oci_archive(small_image, archive, folders_listed=archive.name == "o.tar")
+    sandbox = start(image=name.format(folder))
+    assert said(run, sandbox, "cat /opt/own/added; ls /opt; rm -r /opt/own; ls /opt") == "by the second layer\nown\n"
+    greeting, path = said(run, sandbox, "echo $GREETING; echo $PATH").splitlines()
+    assert greeting == "hello from the image"
+    assert "/opt/own/bin" in path.split(":")
+
+
+def test_a_definition(start: Start, run: Run, definition: Path) -> None:
+    sandbox = start(image=str(definition))
+    script = "cat /etc/mark; ls /opt /opt/words; rm -r /opt/words; sed -i s/small/big/ /etc/mark; cat /etc/mark"
+    before, after = "small image\nand more\n/opt:\nwords\n\n/opt/words:\none.txt\ntwo.txt\n", "big image\nand more\n"
+    assert said(run, sandbox, script) == before + after
+    assert said(run, sandbox, "echo $GREETING") == "hello from the definition\n"
+
+
+def test_a_template(start: Start, run: Run, definition: Path) -> None:
+    template = definition.with_name("template.def.j2")
+    template.write_text("Bootstrap: localimage\nFrom: {{ base }}.sif\n%post\n    echo {{ word }} >>/etc/mark\n")
+    for word in ("here", "there"):
+        sandbox = start(image=str(template), image_values={"base": "small", "word": word})
+        assert said(run, sandbox, "cat /etc/mark") == f"small image\n{word}\n"
+
+
+def test_what_the_sandbox_user_cannot_read_is_lent(run: Run, start: Start, definition: Path) -> None:
+    closed = definition.parent / "closed"
+    if not closed.exists():
+        closed.mkdir()
+        (closed / "secret").write_text("not so secret\n")
+        (closed / "secret").chmod(0o600)
+        (closed / "it.def").write_text("Bootstrap: localimage\nFrom: base.sif\n%files\n    secret /etc/mark\n")
+        (closed / "base.sif").write_bytes(definition.with_name("small.sif").read_bytes())
+        closed.chmod(0o700)
+    assert said(run, start(image=str(closed / "it.def")), "cat /etc/mark") == "not so secret\n"
+
+
+BROKEN = {
+    "missing.sif": (None, r"there is no /.*/missing\.sif on this node"),
+    "nothing": (None, r"there is no /.*/nothing on this node; an image is one of"),
+    "random.sif": (b"%setup\n touch /gone\n", r"random\.sif is no SIF file"),
+    "random.tar": (os.urandom(3000), r"random\.tar is no tar file"),
+    "random.tar.gz": (gzip.compress(os.urandom(3000))[:-100], r"random\.tar\.gz is no tar file"),
+    "empty.def": (b"", r"empty\.def could not be built: .*"),
+    "words.def": (
+        b"Bootstrap: localimage\nFrom: small.sif\n%post\n echo last words; exit 7\n",
+        r"last words \| .*status 7",
+    ),
+    "base.def": (
+        b"Bootstrap: localimage\nFrom: gone.sif\n",
+        r"base\.def begins with /.*/gone\.sif, which is not there",
+    ),
+    "files.def": (
+        b"Bootstrap: localimage\nFrom: small.sif\n%files\n gone /x\n",
+        r"files\.def copies gone, which is not",
+    ),
+    "node.def": (
+        b"Bootstrap: localimage\nFrom: small.sif\n%setup\n touch /x\n",
+        r"%setup would run on the node itself",
+    ),
+    "values.def.j2": (b"From: {{ base }}", r"values\.def\.j2 cannot be rendered: 'base' is undefined"),
+    "syntax.def.j2": (b"\n{% if %}", r"syntax\.def\.j2 cannot be rendered, line 2"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_an_image_that_is_none(start: Start, definition: Path, name: str) -> None:
+    content, complaint = BROKEN[name]
+    path = definition.parent / name
+    if content is not None:
+        path.write_bytes(content)
+    for _ in range(2):
+        with pytest.raises(ImageError, match=complaint) as raised:
+            start(image=str(path))
+        assert not raised.value.retryable, "to try it again would not help"
+
+
+def test_an_image_file_that_is_cut_short(start: Start, image_file: Path) -> None:
+    cut = image_file.with_name("cut.sif")
+    cut.write_bytes(image_file.read_bytes()[:100_000])
+    with pytest.raises(ImageError, match=r"cut\.sif could not be built: .*corruption") as raised:
+        start(image=str(cut))
+    assert not raised.value.retryable
+
+
+def test_an_image_without_bash(start: Start, farm_folder: Path, apptainer: Path) -> None:
+    bare = farm_folder / "bare"
+    if not bare.exists():
+        root_folder(bare, programs=("ls", "cat"))
+    packed = docker_archive(bare, farm_folder / "no-bash.tar")
+    for name in (bare, packed):
+        with pytest.raises(ImageError, match=r"no bash|a bash in it"):
+            start(image=str(name))
+
+
+def test_a_registry(start: Start, run: Run, small_image: Path, apptainer: Path) -> None:
+    with registry(small_image) as (names, content):
+        assert said(run, start(image=f"{names}/team/small:1"), "cat /opt/own/added") == "by the second layer\n"
+        n_asked = len(content.asked)
+        assert n_asked > 3
+        start(image=f"{names}/team/small:1")
+        assert len(content.asked) == n_asked, "what is cached needs no network"
+
+
+def test_a_registry_that_cannot_be_reached_may_be_later(start: Start, apptainer: Path) -> None:
+    with pytest.raises(ImageError, match=r"docker://127\.0\.0\.1:1/x/y could not be built: .*refused") as raised:
+        start(image="docker://127.0.0.1:1/x/y")
+    assert raised.value.retryable
+
+
+def test_values_are_for_templates(start: Start, small_image: Path) -> None:
+    with pytest.raises(ImageError, match="takes no image_values"):
+        start(image=str(small_image), image_values={"x": "y"})
+
+
+def test_images_belong_to_the_sandbox_user(small_image: Path, image_file: Path, definition: Path) -> None:
+    user = (sandbox_user() or (os.getuid(),))[0]
+    for name in (small_image, image_file, definition):
+        root = image(str(name)).folder
+        assert {path.lstat().st_uid for path in (root, *root.rglob("*"))} <= {user}
+
+
+@pytest.mark.skipif(sys.base_prefix == "/usr", reason="the system's own Python cannot be lent to another system")
+def test_the_farms_python_comes_along(start: Start, run: Run, small_image: Path) -> None:
+    result = run(
+        start(image=str(small_image)).exec(["python3", "-S", "-c", "import json; print(json.dumps(1))"], timeout_s=10)
+    )
+    assert (result.stdout, result.stderr) == (b"1\n", b"")

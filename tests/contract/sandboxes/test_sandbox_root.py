@@ -1,0 +1,100 @@
+"""Promises of a root file system, on images of every form, and with the writable layer in memory."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from farm.settings import settings
+from tests.contract.sandboxes.sandbox_kinds import PROVIDERS
+from tests.services.images import docker_archive, oci_archive, root_folder
+from workers.conformance.bench import PromiseBench
+from workers.conformance.catalogue import chosen
+from workers.conformance.promise import Promise
+from workers.interfaces import SandboxProvider
+
+Run = Callable[[Any], Any]
+PROGRAMS = (
+    *("bash", "cat", "chgrp", "chmod", "chown", "cksum", "cmp", "cp", "cut", "df", "grep", "head", "id", "install"),
+    *("ln", "ls", "mkdir", "mv", "readlink", "rm", "rmdir", "sed", "sort", "stat", "sync", "tail", "tar", "touch"),
+    *("tr", "uniq", "wc"),
+)
+FORMS = ("folder", "sif", "docker-archive", "oci-archive")
+TRIED = (
+    *((kind, form) for kind in PROVIDERS for form in FORMS[:2]),
+    *zip(PROVIDERS, FORMS[2:], strict=True),
+)
+"""Archives are made into folders before any kind of sandbox sees them, so each is tried with one kind."""
+ON_DISK = {"the_layer_lies_on_disk"}
+ON_THE_HOST = {"what_cannot_be_changed_says_so"}
+TMPFS_MB = 300
+
+
+def promises(without: set[str]) -> list[Promise]:
+    """Return the promises that can be checked on an image with few programs."""
+    result = chosen(["root_file_system"])
+    assert without < {promise.name for promise in result}
+    return [promise for promise in result if promise.name not in without and set(promise.needs) <= set(PROGRAMS)]
+
+
+@pytest.fixture(scope="session")
+def root(farm_folder: Path) -> Path:
+    return root_folder(farm_folder / "root", PROGRAMS)
+
+
+@pytest.fixture(scope="session")
+def images(root: Path, apptainer: Path) -> dict[str, str]:
+    """The same root file system in every form."""
+    folder = root.parent
+    subprocess.run([apptainer, "build", str(folder / "root.sif"), str(root)], capture_output=True, check=True)
+    (folder / "root.sif").chmod(0o644)
+    docker = docker_archive(root, folder / "root-docker.tar")
+    oci = oci_archive(root, folder / "root-oci.tar")
+    names = (root, folder / "root.sif", f"docker-archive:{docker}", f"oci-archive:{oci}")
+    return {form: str(name) for form, name in zip(FORMS, names, strict=True)}
+
+
+@pytest.fixture(scope="module")
+def image_bench(
+    request: pytest.FixtureRequest, provider: SandboxProvider, images: dict[str, str], run: Run
+) -> Iterator[PromiseBench]:
+    bench = PromiseBench(provider, image=images[request.param])
+    yield bench
+    run(bench.aclose())
+
+
+@pytest.mark.parametrize(("provider", "image_bench"), TRIED, indirect=True)
+@pytest.mark.parametrize("promise", promises(ON_THE_HOST), ids=lambda promise: promise.name)
+def test_promise(promise: Promise, image_bench: PromiseBench, run: Run) -> None:
+    run(image_bench.hold(promise))
+
+
+@pytest.fixture(scope="module")
+def memory_bench(provider: SandboxProvider, run: Run, sandbox_settings: Path) -> Iterator[PromiseBench]:
+    """Of sandboxes whose scratch folder is on a tmpfs."""
+    place = Path("/dev/shm")
+    status = os.statvfs(place)
+    if status.f_bavail * status.f_frsize < TMPFS_MB << 20 or status.f_flag & os.ST_NOEXEC:
+        pytest.skip(f"{place} is too small, or does not run programs")
+    scratch = tempfile.mkdtemp(dir=place, prefix="farm-test-")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FARM_SCRATCH", scratch)
+        Path(scratch).chmod(0o755)
+        settings.cache_clear()
+        bench = PromiseBench(provider)
+        yield bench
+        run(bench.aclose())
+    settings.cache_clear()
+    shutil.rmtree(scratch, ignore_errors=True)
+
+
+@pytest.mark.parametrize("promise", promises(ON_DISK), ids=lambda promise: promise.name)
+def test_promise_in_memory(promise: Promise, memory_bench: PromiseBench, run: Run) -> None:
+    run(memory_bench.hold(promise))

@@ -1,0 +1,80 @@
+"""The store's forecast of sandboxes to be requested, alike on SQLite and Postgres."""
+
+from __future__ import annotations
+
+import pytest
+
+from farm.records.request import BatchRequest, Instance
+from farm.records.rollout import Failure, Stage
+from farm.store import batches, placement, rollouts
+from farm.store.database import Store
+from farm.store.placement import StageMessage, UpcomingStart
+from farm.store.rollouts import Claim, RunSummary
+
+NODE = "n1"
+
+
+@pytest.fixture
+def batch_id(store: Store) -> str:
+    """Three instances of two samples."""
+    instances = tuple(Instance(data_source="noop", fields={"i": i}) for i in range(3))
+    request = BatchRequest(instances=instances, n_samples=2)
+    return store.write(lambda connection: batches.create(connection, request, "f"))[0]
+
+
+def place(store: Store, batch_id: str, n: int, node: str = NODE) -> None:
+    result = store.read(lambda connection: placement.next_of(connection, batch_id, n))
+    stage_messages = [StageMessage(rollout_id, attempt, stage, node) for rollout_id, attempt, stage in result]
+    store.write(lambda connection: placement.place(connection, stage_messages, 3.0))
+
+
+def rung(store: Store) -> list[UpcomingStart]:
+    return store.read(lambda connection: placement.assigned_starts(connection, NODE))
+
+
+def following(store: Store, batch_id: str, limit: int) -> list[UpcomingStart]:
+    return store.read(lambda connection: placement.next_groups_of(connection, batch_id, limit))
+
+
+def test_what_waits_is_told_by_group_in_the_order_it_is_placed(store: Store, batch_id: str) -> None:
+    assert following(store, batch_id, 3) == [UpcomingStart(batch_id, 0, 2), UpcomingStart(batch_id, 1, 1)]
+    place(store, batch_id, 3)
+    assert following(store, batch_id, 100) == [UpcomingStart(batch_id, 1, 1), UpcomingStart(batch_id, 2, 2)]
+    assert following(store, batch_id, 0) == following(store, "none", 9) == []
+
+
+def test_what_a_node_was_given_and_has_not_begun(store: Store, batch_id: str) -> None:
+    assert rung(store) == []
+    place(store, batch_id, 3)
+    place(store, batch_id, 1, "another")
+    assert rung(store) == [UpcomingStart(batch_id, 0, 2), UpcomingStart(batch_id, 1, 1)]
+    held = claimed(store, batch_id, Stage.INIT)
+    assert rung(store) == [UpcomingStart(batch_id, 0, 1), UpcomingStart(batch_id, 1, 1)]
+    advance(store, held, None)
+    assert rung(store) == [UpcomingStart(batch_id, 0, 1), UpcomingStart(batch_id, 1, 1)], (
+        "the next stages have their sandbox"
+    )
+
+
+def test_what_is_only_to_be_scored_is_not_told(store: Store, batch_id: str) -> None:
+    place(store, batch_id, 1)
+    advance(store, claimed(store, batch_id, Stage.INIT), None)
+    ended = RunSummary("submitted", {}, n_turns=1, n_response_tokens=1)
+    advance(store, claimed(store, batch_id, Stage.RUN), ended)
+    held = claimed(store, batch_id, Stage.EVAL)
+    store.write(lambda connection: rollouts.requeue(connection, held, Failure("drained", "x"), {}))
+    waiting = store.read(lambda connection: placement.next_of(connection, batch_id, 100))
+    assert (f"{batch_id}.0.0", Stage.EVAL) in [(rollout_id, stage) for rollout_id, _, stage in waiting]
+    assert following(store, batch_id, 100)[0] == UpcomingStart(batch_id, 0, 1)
+
+
+def claimed(store: Store, batch_id: str, stage: Stage) -> Claim:
+    """The batch's first rollout."""
+    rollout_id = f"{batch_id}.0.0"
+    held = store.write(lambda connection: rollouts.claim(connection, rollout_id, 1, stage, NODE, "w", 60.0))
+    assert held
+    return held
+
+
+def advance(store: Store, held: Claim, played: RunSummary | None) -> None:
+    assert store.write(lambda connection: rollouts.advance(connection, held, 3.0, played))

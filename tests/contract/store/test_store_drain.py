@@ -1,0 +1,75 @@
+"""The store's handling of a node that drains, or comes back after it was killed; alike for SQLite and Postgres."""
+
+from __future__ import annotations
+
+from sqlalchemy import Connection, select
+
+from farm.records.rollout import Stage, State
+from farm.store import batches, leases, placement, rollouts
+from farm.store.database import Store
+from farm.store.rollouts import Claim
+from tests.contract.store.test_store import NODE, advance, announce, claimed, new_batch, place, play
+
+LEASE_S = 60.0
+ENDED = {"policy_outcome": "submitted", "submission": {"answer": "42"}}
+
+
+def node_with_one_of_each(store: Store) -> tuple[list[str], dict[str, Claim]]:
+    """Rollouts 0 to 5: ended, queued and active in init, queued and active in run, active in eval. All but 0 live."""
+    announce(store)
+    batch_id = new_batch(store, n=6)
+    place(store, batch_id)
+    ids = [f"{batch_id}.{group}.0" for group in range(6)]
+    play(store, ids[0])
+    held = {ids[2]: claimed(store, ids[2], Stage.INIT)}
+    for rollout_id in ids[3:]:
+        assert advance(store, claimed(store, rollout_id, Stage.INIT))
+    held[ids[4]] = claimed(store, ids[4], Stage.RUN)
+    assert advance(store, claimed(store, ids[5], Stage.RUN), **ENDED)
+    held[ids[5]] = claimed(store, ids[5], Stage.EVAL)
+    return ids, held
+
+
+def rows(store: Store) -> list[tuple[str, str, int, str | None, int, int]]:
+    table = rollouts.rollouts.c
+    columns = (table.stage, table.state, table.attempt, table.node, table.n_failures, table.n_lost)
+
+    def found(connection: Connection) -> list[tuple[str, str, int, str | None, int, int]]:
+        return list(connection.execute(select(*columns).order_by(table.group_index)).tuples())
+
+    return store.read(found)
+
+
+def test_what_has_not_begun_is_handed_back_and_nothing_else(store: Store) -> None:
+    node_with_one_of_each(store)
+    before = rows(store)
+    assert store.write(lambda connection: placement.requeue_unstarted(connection, NODE)) == 1
+    assert rows(store) == [*before[:1], ("init", "queued", 1, None, 0, 0), *before[2:]]
+    assert store.write(lambda connection: placement.requeue_unstarted(connection, NODE)) == 0
+
+
+def test_everything_is_handed_back_and_counts_for_nothing(store: Store) -> None:
+    _, held = node_with_one_of_each(store)
+    before = rows(store)
+    assert store.write(lambda connection: placement.requeue_all(connection, "another")) == 0
+    assert rows(store) == before
+    assert store.write(lambda connection: placement.requeue_all(connection, NODE)) == 5
+    again = ("init", "queued", 2, None, 0, 0)
+    assert rows(store) == [before[0], again, again, again, again, ("eval", "queued", 2, None, 0, 0)]
+    # a node that was considered lost writes nothing when it returns
+    assert not any(advance(store, each) for each in held.values() if each.stage is not Stage.EVAL)
+    timings = {each: store.read(lambda connection, of=each: batches.timings(connection, of)) for each in held}  # type: ignore[misc]
+    assert [result[-1].result for result in timings.values()] == ["drained"] * 3
+    assert all(timing.finished_at is not None for result in timings.values() for timing in result)
+    assert store.write(lambda connection: placement.requeue_all(connection, NODE)) == 0
+
+
+def test_a_node_that_was_killed_starts_anew(store: Store) -> None:
+    _, held = node_with_one_of_each(store)
+    before = rows(store)
+    assert store.write(lambda connection: placement.start_anew(connection, NODE)) == 5
+    after = rows(store)
+    assert [row[1] for row in after] == [row[1] for row in before], "what was active is for the dispatcher to take back"
+    assert [(row[0], row[2], row[3]) for row in after if row[1] == State.QUEUED] == [("init", 2, None)] * 2
+    expired = store.read(lambda connection: leases.expired(connection, 10))
+    assert {each.rollout_id for each in expired} == held.keys()

@@ -1,0 +1,31 @@
+"""A session of Postgres is one client's alone: one that a pooler hands on between transactions is refused."""
+
+from __future__ import annotations
+
+import pytest
+from sqlalchemy import text
+
+from farm.errors import InvalidRequest
+from farm.store.database import Store
+
+
+def test_a_session_that_another_client_has_used_is_refused(postgres_database: str) -> None:
+    name = postgres_database.partition("?")[0].rpartition("/")[2]
+    first = Store(postgres_database)
+    # as a pooler would leave it: new sessions bear the mark of those before
+    first.write(lambda c: c.execute(text(f"ALTER DATABASE {name} SET farm.session = 'in use'")))
+    first.close()
+    second = Store(postgres_database)
+    for _ in range(2):
+        with pytest.raises(InvalidRequest, match="pool_mode = session"):
+            second.read(lambda c: c.execute(text("SELECT 1")).scalar_one())
+    second.close()
+
+
+def test_sessions_of_clients_side_by_side_are_their_own(postgres_database: str) -> None:
+    stores = [Store(postgres_database) for _ in range(3)]
+    for _ in range(2):
+        for store in stores:
+            assert store.read(lambda c: c.execute(text("SHOW lock_timeout")).scalar_one()) == "10s"
+    for store in stores:
+        store.close()

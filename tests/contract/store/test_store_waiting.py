@@ -1,0 +1,123 @@
+"""Queued rollouts are read in order and no further than requested, and no more are accepted than the farm may have."""
+
+from __future__ import annotations
+
+import pytest
+from sqlalchemy import Connection, func, select, update
+
+from farm.errors import Conflict, InvalidRequest, Overloaded
+from farm.ids import RolloutRef
+from farm.records.engine_state import StoredEngine
+from farm.records.request import BatchRequest, Instance
+from farm.retry_policy import WITHOUT_WEIGHTS
+from farm.store import batches, cancel_and_rescore, llm_engines, placement
+from farm.store.database import Store
+from farm.store.placement import StageMessage, WaitingBatch
+from farm.store.rollouts import batches as table
+from farm.store.rollouts import rollouts
+
+
+def new_batch(
+    store: Store,
+    n: int,
+    n_samples: int = 1,
+    priority: int = 0,
+    key: str | None = None,
+    max_open: int | None = None,
+) -> str:
+    problem = Instance(data_source="noop", fields={})
+    request = BatchRequest(instances=(problem,) * n, n_samples=n_samples, priority=priority, idempotency_key=key)
+
+    def create(connection: Connection) -> str:
+        batch_id = batches.create(connection, request, f"{n}", max_open)[0]
+        # two within a millisecond would be of one age in SQLite
+        n_seconds = connection.execute(select(func.count()).select_from(table)).scalar_one()
+        later = update(table).where(table.c.batch_id == batch_id).values(created_at=table.c.created_at + n_seconds)
+        connection.execute(later)
+        return batch_id
+
+    return store.write(create)
+
+
+def waiting(store: Store, limit: int) -> list[WaitingBatch]:
+    return store.read(lambda connection: placement.waiting(connection, limit))
+
+
+def place(store: Store, batch_id: str, limit: int, node: str = "n1") -> list[str]:
+    result = store.read(lambda connection: placement.next_of(connection, batch_id, limit))
+    stage_messages = [StageMessage(rollout_id, attempt, stage, node) for rollout_id, attempt, stage in result]
+    store.write(lambda connection: placement.place(connection, stage_messages, 3.0))
+    return [message.rollout_id.removeprefix(f"{batch_id}.") for message in stage_messages]
+
+
+def test_nothing_waits_in_an_empty_farm(store: Store) -> None:
+    assert waiting(store, 10) == []
+
+
+def test_batches_are_counted_no_further_than_asked_oldest_first(store: Store) -> None:
+    ids = [new_batch(store, n, priority=priority) for n, priority in ((30, 0), (2, 5), (30, -1))]
+    place(store, ids[0], 3)
+    place(store, ids[0], 4, "n2")
+    assert waiting(store, 10) == [
+        WaitingBatch(ids[0], 0, 10, 7),
+        WaitingBatch(ids[1], 5, 2, 0),
+        WaitingBatch(ids[2], -1, 10, 0),
+    ]
+
+
+def test_a_batch_all_of_which_is_placed_or_has_ended_waits_no_more(store: Store) -> None:
+    placed, cancelled, left = (new_batch(store, 3) for _ in range(3))
+    place(store, placed, 10)
+    store.write(lambda connection: cancel_and_rescore.cancel(connection, RolloutRef(cancelled)))
+    assert [wait.batch_id for wait in waiting(store, 10)] == [left]
+
+
+def test_whole_groups_come_first_also_after_some_are_placed(store: Store) -> None:
+    batch_id = new_batch(store, 3, n_samples=2)
+    assert place(store, batch_id, 3) == ["0.0", "0.1", "1.0"]
+    assert place(store, batch_id, 10) == ["1.1", "2.0", "2.1"]
+
+
+def test_a_batch_beyond_what_may_be_open_is_refused_until_some_have_ended(store: Store) -> None:
+    first = new_batch(store, 4, max_open=6)
+    with pytest.raises(Overloaded, match="4 rollouts have not ended; 3 more would be beyond 6"):
+        new_batch(store, 3, max_open=6)
+    assert store.read(lambda connection: batches.recent(connection, 10)) == [first]
+    second = new_batch(store, 2, max_open=6)
+    store.write(lambda connection: cancel_and_rescore.cancel(connection, RolloutRef(first)))
+    assert store.read(batches.n_open) == 2
+    assert len({first, second, new_batch(store, 4, max_open=6)}) == 3
+
+
+def test_a_batch_that_never_fits_is_a_mistake(store: Store) -> None:
+    with pytest.raises(InvalidRequest, match="several batches"):
+        new_batch(store, 7, max_open=6)
+
+
+def test_a_batch_that_is_there_is_found_however_full_the_farm_is(store: Store) -> None:
+    batch_id = new_batch(store, 4, key="again", max_open=4)
+    assert new_batch(store, 4, key="again", max_open=4) == batch_id
+    with pytest.raises(Conflict):
+        new_batch(store, 3, key="again", max_open=4)
+
+
+def test_a_batch_is_open_until_its_last_rollout_ends(store: Store) -> None:
+    batch_id = new_batch(store, 2)
+    assert store.read(lambda connection: batches.has_open(connection, batch_id))
+    store.write(lambda connection: cancel_and_rescore.cancel(connection, RolloutRef(batch_id, 0, 0)))
+    assert store.read(lambda connection: batches.has_open(connection, batch_id))
+    store.write(lambda connection: cancel_and_rescore.cancel(connection, RolloutRef(batch_id)))
+    assert not store.read(lambda connection: batches.has_open(connection, batch_id))
+
+
+def test_what_no_engine_had_weights_for_waits_until_one_has(store: Store) -> None:
+    batch_id = new_batch(store, 2)
+    url = "http://a/v1"
+    store.write(lambda connection: llm_engines.add(connection, StoredEngine(url)))
+    store.write(lambda connection: llm_engines.set_version(connection, "7", None))
+    handed_back = update(rollouts).where(rollouts.c.group_index == 0).values(failure_kind=WITHOUT_WEIGHTS)
+    store.write(lambda connection: connection.execute(handed_back) and None)
+    assert place(store, batch_id, 10) == ["1.0"], "what needs no engine goes on"
+    assert waiting(store, 10) == []
+    store.write(lambda connection: llm_engines.carried_out(connection, url, 1, "", "7"))
+    assert place(store, batch_id, 10) == ["0.0"]

@@ -1,0 +1,200 @@
+"""Promises of every kind of engine: those that come with the farm, and the example, installed as a plug-in is."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.applications import Starlette
+
+from farm.errors import EngineError
+from farm.records.engine import EngineInfo
+from farm.records.request import SamplingParams
+from farm.records.trajectory import token_ids
+from tests.contract.engine_promises import TOKEN_PROMISES, Promise, trying
+from tests.doubles import EngineDouble
+from tests.services.entry_points import install, installed
+from tests.services.servers.llamacpp_server import LlamaCppServer
+from workers.policy.engines import detect, open_engine
+from workers.policy.engines.connection import EngineConnection
+from workers.policy.engines.kind import kind, kinds, wire_of
+from workers.policy.generation import ChatRequest, Engine, EngineAddress, EngineUnfit
+from workers.testing.engine.model_text import make_tokenizer
+from workers.testing.serving import serving
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "examples" / "engine_kind"
+SERVERS: dict[str, Callable[[], Starlette]] = {
+    "vllm": lambda: EngineDouble(context_tokens=2048).app(),
+    "sglang": lambda: EngineDouble(wire="sglang", context_tokens=2048).app(),
+    "openai": lambda: EngineDouble(wire="openai").app(),
+    "llamacpp": lambda: LlamaCppServer(make_tokenizer()).app(),
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def example(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with installed(EXAMPLE, tmp_path_factory.mktemp("site")):
+        yield
+
+
+@pytest.fixture(scope="module", params=SERVERS)
+def server(request: pytest.FixtureRequest, example: None) -> Iterator[tuple[str, str]]:
+    """The name of a kind, and the URL of a server of it."""
+    with serving(SERVERS[request.param]()) as url:
+        yield request.param, f"{url}/v1"
+
+
+def using(url: str, use: Callable[[Engine], Awaitable[Any]]) -> Any:
+    async def run() -> Any:
+        address = EngineAddress(url)
+        engine = open_engine(address, await detect(address), timeout_s=30.0)
+        try:
+            return await use(engine)
+        finally:
+            await engine.aclose()
+
+    return asyncio.run(run())
+
+
+def looked_at(url: str) -> EngineInfo:
+    return asyncio.run(detect(EngineAddress(url)))
+
+
+def test_it_is_recognised_by_its_kind_and_no_other(server: tuple[str, str]) -> None:
+    name, url = server
+    assert looked_at(url).kind == name
+
+    async def claims() -> dict[str, bool]:
+        connection = EngineConnection(url, "none", 10.0)
+        try:
+            cards = (await connection.get("/v1/models"))["data"]
+            return {each: await known.identify(connection, cards[0]) is not None for each, known in kinds()}
+        finally:
+            await connection.aclose()
+
+    assert asyncio.run(claims()) == {each: each in (name, "openai") for each in SERVERS}
+
+
+def test_those_that_take_any_server_come_last() -> None:
+    assert [each.is_fallback for _, each in kinds()] == [False, False, False, True]
+
+
+def test_its_wires_have_names_and_routes_of_their_own(server: tuple[str, str]) -> None:
+    name, url = server
+    info = looked_at(url)
+    wires = kind(name).wires(info)
+    assert len({wire.name for wire in wires}) == len({wire.path for wire in wires}) == len(wires) > 0
+    assert all(wire.path.startswith("/") and wire.advice for wire in wires)
+    wire = wire_of(info)
+    assert (wire is None) == (name == "openai")
+    assert wire is None or wire.name == info.token_in
+
+
+def test_it_is_healthy_and_chats(server: tuple[str, str]) -> None:
+    assert using(server[1], lambda engine: engine.healthy()) is True
+    messages = [{"role": "user", "content": "Hello"}]
+    said = using(server[1], lambda engine: engine.chat(ChatRequest(messages, 8, SamplingParams())))
+    assert said.response["role"] == "assistant"
+
+
+def test_it_is_controlled_or_says_that_the_farm_holds_calls_back(server: tuple[str, str]) -> None:
+    async def check(engine: Engine) -> None:
+        if engine.info.control:
+            await engine.set_version("7")
+            assert await engine.version() == "7"
+            await engine.pause("keep")
+            assert await engine.paused() in (True, None)
+            await engine.resume()
+            assert await engine.paused() in (False, None)
+            return
+        for order in (engine.pause("keep"), engine.resume(), engine.set_version("1"), engine.load_weights("/w")):
+            with pytest.raises(EngineError, match="the farm holds calls back"):
+                await order
+        assert (await engine.version(), await engine.paused()) == ("", None)
+
+    using(server[1], check)
+
+
+@pytest.fixture(scope="module")
+def llamacpp(example: None) -> Iterator[str]:
+    with serving(LlamaCppServer(make_tokenizer()).app()) as url:
+        yield url
+
+
+@pytest.mark.parametrize("check", TOKEN_PROMISES, ids=lambda check: check.__name__)
+def test_promise_of_the_example(check: Promise, llamacpp: str) -> None:
+    trying(llamacpp, check, make_tokenizer(), spans=False)
+
+
+def test_the_example_is_found_out(llamacpp: str) -> None:
+    info = looked_at(f"{llamacpp}/v1")
+    assert (info.version, info.token_in, info.token_out, info.logprobs) == ("b6000-0123abc", "completion", True, "raw")
+    assert (info.context_tokens, info.control) == (2048, False)
+
+
+def test_the_example_asks_for_the_models_own_distribution(llamacpp: str) -> None:
+    server = LlamaCppServer(make_tokenizer())
+    with serving(server.app()) as url:
+        sampling = SamplingParams(top_p=0.9, seed=2**40 + 3)
+        using(f"{url}/v1", lambda engine: engine.generate(token_ids([5, 6]), sampling, 3))
+    sent = {"temperature": 1.0, "top_k": 0, "top_p": 0.9, "min_p": 0.0, "repeat_penalty": 1.0, "seed": 3}
+    assert sent.items() <= server.asked[-1].items()
+
+
+def test_a_token_that_the_server_leaves_out_is_noticed() -> None:
+    server = LlamaCppServer(make_tokenizer(), torn_at=2)
+    with serving(server.app()) as url, pytest.raises(EngineError, match="does not add up"):
+        using(f"{url}/v1", lambda engine: engine.generate(token_ids([5, 6]), SamplingParams(seed=1), 8))
+
+
+@pytest.mark.parametrize("ends_at", [0, 2])
+def test_a_stream_without_its_last_event_is_no_answer(ends_at: int) -> None:
+    server = LlamaCppServer(make_tokenizer(), ends_at=ends_at)
+
+    async def ask(engine: Engine) -> None:
+        await engine.generate(token_ids([5, 6]), SamplingParams(seed=1), 8)
+
+    info = EngineInfo(kind="llamacpp", model="m", token_in="completion", token_out=True)
+    with serving(server.app()) as url, pytest.raises(EngineError, match="does not say why the generation ended"):
+        asyncio.run(ask(open_engine(EngineAddress(f"{url}/v1"), info)))
+
+
+def test_a_kind_that_is_not_installed_here_says_so() -> None:
+    with pytest.raises(EngineUnfit, match=r"no farm.engines plug-in is called 'missing'; installed are: llamacpp"):
+        open_engine(EngineAddress("http://e/v1"), EngineInfo(kind="missing", token_in="x"))
+
+
+def test_a_kind_that_breaks_leaves_the_others_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "pyproject.toml").write_text(
+        '[project]\nname = "broken"\nversion = "1"\n[project.entry-points."farm.engines"]\n'
+        'absent = "no_such_module:Kind"\nbroken = "broken_kind:Kind"\n'
+    )
+    (project / "broken_kind.py").write_text(
+        "from workers.policy.engines.kind import EngineKind\n\n\nclass Kind(EngineKind):\n"
+        "    async def identify(self, connection, card):\n        raise KeyError('of its own')\n"
+    )
+    with installed(project, tmp_path / "site"), serving(SERVERS["vllm"]()) as url:
+        assert looked_at(f"{url}/v1").kind == "vllm"
+        with pytest.raises(EngineUnfit, match="'absent' cannot be used here"):
+            open_engine(EngineAddress(f"{url}/v1"), EngineInfo(kind="absent"))
+    assert "'absent' cannot be used" in caplog.text
+    assert "engine kind broken failed" in caplog.text
+
+
+def test_doctor_of_another_process_knows_the_installed_example(llamacpp: str, tmp_path: Path) -> None:
+    install(EXAMPLE, tmp_path / "site")
+    command = [sys.executable, "-m", "workers.cli.engine_check", f"{llamacpp}/v1", "--json"]
+    env = {**os.environ, "PYTHONPATH": f"{tmp_path / 'site'}:{ROOT}"}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    info = json.loads(done.stdout)["info"]
+    assert (info["kind"], info["token_in"]) == ("llamacpp", "completion"), done.stderr

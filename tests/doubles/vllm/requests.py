@@ -1,0 +1,39 @@
+"""Request bodies of vLLM's endpoints beside the one for ids, as far as the double uses them; the rest is ignored."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field
+
+from farm.records.trajectory import Message
+from workers.testing.engine.vllm.requests import VllmCommonBody, VllmSampling
+
+COMPLETION_TOKENS = 16
+"""Tokens that /v1/completions samples where `max_tokens` is left out or null; the others fill the context."""
+
+
+class VllmCompletionsBody(VllmSampling, VllmCommonBody):
+    prompt: Any = None
+    logprobs: int | None = None
+    echo: bool | None = False
+    return_tokens_as_token_ids: bool | None = None
+    return_weight_versions: bool | None = None
+
+
+class VllmChatBody(VllmSampling, VllmCommonBody):
+    messages: list[Message]
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    max_completion_tokens: int | None = Field(None, ge=1)
+    logprobs: bool | None = False
+    top_logprobs: int | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    return_tokens_as_token_ids: bool | None = None
+    return_weight_versions: bool | None = None
+    return_prompt_text: bool | None = None
+    include_reasoning: bool = True
+
+    @property
+    def calls_tools(self) -> bool:
+        return bool(self.tools) and self.tool_choice != "none"

@@ -1,0 +1,285 @@
+"""Pause, push weights, resume: a client and two workers that share a store, with calls under way all the time."""
+
+from __future__ import annotations
+
+import _thread
+import asyncio
+import re
+import threading
+from collections.abc import Coroutine, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from farm.client.local import LocalFarm
+from farm.errors import FarmUnreachable, InvalidRequest, NotFound
+from farm.notifications import Signals
+from farm.store import llm_engines
+from farm.store.database import Store
+from farm.store.llm_engines import EngineUse
+from tests.services.engines import CONTROLLED, Server, Servers, asking, routed
+from tests.services.farms import until
+from workers.policy.routing.pool import EnginePool
+from workers.policy.routing.router import RoutingKey, StickyRouter
+from workers.process.engine_registry import EngineRegistry
+
+
+class Workers:
+    """Two worker processes, as far as engines know them, on one event loop in a thread."""
+
+    def __init__(self, store: Store, broker_url: str, servers: Servers) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.thread = threading.Thread(target=self.loop.run_forever)
+        self.thread.start()
+        self.signals = Signals(broker_url)
+        self.fleets = [EngineRegistry(store, self.signals, f"n1/run/{number}") for number in range(2)]
+        self.pools = [
+            EnginePool(fleet, open_engine=servers.open, detect=servers.detect, reporter=fleet) for fleet in self.fleets
+        ]
+        for fleet, pool in zip(self.fleets, self.pools, strict=True):
+            fleet.on_change = pool.changed
+            fleet.start()
+            self.run(pool.start()).result(10)
+
+    def run(self, work: Coroutine[Any, Any, Any]) -> Future[Any]:
+        return asyncio.run_coroutine_threadsafe(work, self.loop)
+
+    def call(self, number: int, n_tokens: int = 20) -> Future[Any]:
+        """A call of about 0.2 s."""
+        router = StickyRouter(self.pools[number % 2], RoutingKey(f"r{number}"))
+        return self.run(routed(router, n_tokens, asking(n_tokens, f"r{number}")))
+
+    def close(self) -> None:
+        for fleet, pool in zip(self.fleets, self.pools, strict=True):
+            self.run(pool.aclose()).result(10)
+            fleet.close()
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self.thread.join()
+        self.loop.close()
+        self.signals.close()
+
+
+@pytest.fixture
+def told() -> Server:
+    return Server("told", info=CONTROLLED)
+
+
+@pytest.fixture
+def plain() -> Server:
+    return Server("plain")
+
+
+@pytest.fixture
+def client(store: Store, broker_url: str, told: Server, plain: Server) -> Iterator[LocalFarm]:
+    signals = Signals(broker_url)
+    verbs = LocalFarm(store, signals, 1000, workers_s=0.5)
+    for server in (told, plain):
+        verbs.add_engine(server.url)
+    yield verbs
+    signals.close()
+
+
+@pytest.fixture
+def workers(store: Store, broker_url: str, client: LocalFarm, told: Server, plain: Server) -> Iterator[Workers]:
+    started = Workers(store, broker_url, Servers(told, plain))
+    until(lambda: all(state.engine.info is not None for state in client.engines()), "the engines are found out")
+    yield started
+    started.close()
+
+
+@contextmanager
+def calling(workers: Workers, n: int = 12) -> Iterator[list[Future[Any]]]:
+    """Rollouts that make call after call while the block runs, and must all end well."""
+    stop = threading.Event()
+    rollouts: list[Future[Any]] = []
+
+    async def play(number: int) -> None:
+        router = StickyRouter(workers.pools[number % 2], RoutingKey(f"r{number}"))
+        while not stop.is_set():
+            await routed(router, 20, asking(20, f"r{number}"))
+
+    rollouts += [workers.run(play(number)) for number in range(n)]
+    try:
+        yield rollouts
+    finally:
+        stop.set()
+    for rollout in rollouts:
+        rollout.result(30)
+
+
+@pytest.mark.parametrize("mode", ["drain", "keep", "abort"])
+def test_weights_change_between_calls_and_every_rollout_goes_on(
+    client: LocalFarm, workers: Workers, told: Server, plain: Server, mode: Any
+) -> None:
+    with calling(workers):
+        until(lambda: told.answered and plain.answered, "calls are under way")
+        with client.weight_update("7", mode, None, 30.0) as paused:
+            assert [engine.url for engine in paused] == [told.url, plain.url]
+            assert plain.n_running == 0, "nobody can tell this one to keep or abort what runs"
+            if mode == "drain":
+                assert told.n_running == 0
+            paused_at = workers.loop.time()
+            assert {state.engine.paused for state in client.engines()} == {mode}
+            client.set_version("6")
+            resumed_at = workers.loop.time()
+        n_answered = len(told.answered), len(plain.answered)
+        until(lambda: len(told.answered) > n_answered[0] and len(plain.answered) > n_answered[1], "calls go on")
+    started = [at for server in (told, plain) for at, _ in server.started]
+    assert not [at for at in started if paused_at < at < resumed_at], "nothing starts while weights change"
+    assert told.told == [f"pause {mode}", "version 6", "version 7", "resume"], "by one worker alone, once"
+    assert [state.engine.version for state in client.engines()] == ["7", "7"]
+    assert {pool.newest_version for pool in workers.pools} == {"7"}
+
+
+def test_some_engines_alone_may_be_paused(client: LocalFarm, workers: Workers, told: Server, plain: Server) -> None:
+    client.pause_engines("drain", [told.url], 30.0)
+    assert {workers.call(number).result(30) for number in range(8)} == {plain.url}
+    client.resume_engines([told.url])
+    assert told.told == ["pause drain", "resume"]
+
+
+def test_who_still_runs_is_named_and_the_order_stands(client: LocalFarm, workers: Workers, plain: Server) -> None:
+    plain.hangs = True
+    calls = [workers.call(number) for number in range(8)]
+    until(lambda: plain.n_running, "a call hangs")
+
+    def complaint() -> str:
+        with pytest.raises(TimeoutError, match=r"did not pause \(drain\) in 1 s: ") as caught:
+            client.pause_engines("drain", None, 1.0)
+        return str(caught.value)
+
+    until(lambda: re.search(r"n1/run/\d has \d calls? in flight", complaint()), "the workers have heard of it")
+    assert {state.engine.paused for state in client.engines()} == {"drain"}
+    client.pause_engines("abort", None, 30.0)
+    plain.hangs = False
+    client.resume_engines()
+    for call in calls:
+        call.result(30)
+
+
+def test_without_a_worker_the_client_is_told_and_nothing_stays_paused(client: LocalFarm) -> None:
+    with pytest.raises(FarmUnreachable, match="no worker"):
+        client.pause_engines("drain", None, 30.0)
+    assert {state.engine.paused for state in client.engines()} == {""}
+
+
+def test_a_push_that_fails_leaves_the_engines_paused_and_says_so(
+    client: LocalFarm, workers: Workers, told: Server
+) -> None:
+    with pytest.raises(RuntimeError, match="disk full") as caught, client.weight_update("7", "drain", None, 30.0):
+        raise RuntimeError("disk full")
+    assert "stay paused" in caught.value.__notes__[0]
+    state = client.engines()[0]
+    assert (state.engine.paused, state.engine.version) == ("drain", "")
+    assert state.engine.paused_by
+    client.resume_engines()
+    assert told.told == ["pause drain", "resume"]
+
+
+def test_a_worker_that_was_killed_holds_nothing_up_once_it_is_given_up(
+    client: LocalFarm, workers: Workers, store: Store, told: Server
+) -> None:
+    store.write(lambda connection: llm_engines.report(connection, "n1/run/dead", {told.url: EngineUse(0, 3, 100)}))
+    with pytest.raises(TimeoutError, match="n1/run/dead"):
+        client.pause_engines("drain", None, 1.0)
+    store.write(lambda connection: llm_engines.forget_user(connection, "n1/run/dead"))
+    client.pause_engines("drain", None, 30.0)
+    client.resume_engines()
+
+
+def test_an_engine_that_is_out_misses_the_weights_and_is_named(
+    client: LocalFarm, workers: Workers, told: Server, plain: Server
+) -> None:
+    told.dead = True
+    client.pause_engines("drain", None, 30.0)
+    assert client.set_version("7") == [told.url]
+    client.resume_engines()
+    assert workers.call(0).result(30) == plain.url
+    told.dead = False
+    until(lambda: client.set_version("7") == [], "it is told once it is back")
+    until(lambda: told.url in [workers.call(number).result(30) for number in range(8)], "it is used again")
+
+
+def test_an_engine_that_was_started_anew_during_an_update_does_not_count_as_having_the_weights(
+    client: LocalFarm, workers: Workers, told: Server, plain: Server
+) -> None:
+    with client.weight_update("7", "drain", None, 30.0):
+        told.paused = False
+    assert {state.engine.url: state.engine.engine_version for state in client.engines()} == {
+        told.url: "default",
+        plain.url: "7",
+    }
+    assert {workers.call(number).result(30) for number in range(8)} == {plain.url}
+    assert client.set_version("7") == []
+    until(lambda: told.url in [workers.call(number).result(30) for number in range(8)], "it is used again")
+
+
+def test_an_update_that_is_interrupted_before_it_began_holds_nobody_up(
+    client: LocalFarm, workers: Workers, plain: Server
+) -> None:
+    plain.hangs = True
+    calls = [workers.call(number) for number in range(8)]
+    until(lambda: plain.n_running, "a call hangs")
+    alarm = threading.Timer(0.5, _thread.interrupt_main)
+    alarm.start()
+    with pytest.raises(KeyboardInterrupt), client.weight_update("7", "drain", None, 30.0):
+        pytest.fail("it is not paused")
+    assert {state.engine.paused for state in client.engines()} == {""}
+    plain.hangs = False
+    for call in calls:
+        call.result(30)
+
+
+def test_what_is_in_flight_is_listed(client: LocalFarm, workers: Workers, plain: Server, told: Server) -> None:
+    plain.hangs = told.hangs = True
+    calls = [workers.call(number, 100) for number in range(4)]
+    until(lambda: sum(state.n_calls for state in client.engines()) == 4, "the workers have reported")
+    assert sum(state.n_tokens for state in client.engines()) == 400
+    plain.hangs = told.hangs = False
+    for call in calls:
+        call.result(30)
+
+
+def test_orders_that_make_no_sense_are_refused(client: LocalFarm) -> None:
+    with pytest.raises(InvalidRequest, match="mode"):
+        client.pause_engines("gently")  # type: ignore[arg-type]
+    with pytest.raises(NotFound, match="nowhere"):
+        client.pause_engines("drain", ["http://nowhere/v1"])
+    with pytest.raises(InvalidRequest, match="version"):
+        client.set_version("")
+    with pytest.raises(InvalidRequest, match="version"):
+        client.set_version("7" * 65)
+
+
+def test_without_redis_all_is_done_by_asking_the_store(
+    store: Store, client: LocalFarm, told: Server, plain: Server
+) -> None:
+    broker_url = "amqp://guest@localhost//"
+    workers, signals = Workers(store, broker_url, Servers(told, plain)), Signals(broker_url)
+    try:
+        with LocalFarm(store, signals, 1000).weight_update("7", "drain", None, 30.0):
+            assert told.told == ["pause drain"]
+        assert {workers.call(number).result(30) for number in range(8)} == {told.url, plain.url}
+    finally:
+        workers.close()
+        signals.close()
+
+
+def test_a_worker_that_ends_is_forgotten(client: LocalFarm, workers: Workers, store: Store) -> None:
+    until(lambda: len(store.read(lambda connection: llm_engines.uses(connection, 60.0))) == 2, "both have reported")
+    workers.fleets[0].close()
+    assert list(store.read(lambda connection: llm_engines.uses(connection, 60.0))) == ["n1/run/1"]
+
+
+def test_an_update_that_no_engine_confirms_says_which_it_waited_for(
+    client: LocalFarm, workers: Workers, told: Server
+) -> None:
+    told.dead = True
+    with (
+        pytest.raises(TimeoutError, match=f"no engine confirmed version 7: {told.url}") as error,
+        client.weight_update("7", "drain", [told.url], 10.0),
+    ):
+        pass
+    assert any("the engines stay paused" in note for note in error.value.__notes__)

@@ -1,0 +1,126 @@
+"""A sandbox in a control group: the kernel holds its memory limit, and the group goes with it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from farm.errors import SandboxError
+from farm.records.request import SandboxLimits, SandboxSpec
+from farm.settings import settings
+from tests.contract.sandboxes.sandbox_kinds import PROVIDERS, farm_in
+from tests.services.farms import farm_folder, until
+from workers.sandboxes import cgroups
+from workers.sandboxes.lifecycle.reaper import sweep, sweep_all
+from workers.sandboxes.lifecycle.state import SandboxRecord, folder
+from workers.sandboxes.remove_tree import remove
+
+HOG = "hog = [bytearray(1 << 20) for _ in range(400)]; print('never')"
+SMALL = SandboxSpec(limits=SandboxLimits(memory_mb=150))
+
+
+def _own(line: str) -> Path | None:
+    """The folder of our own group in a hierarchy, a line of /proc/self/cgroup, that a mount of this node shows."""
+    _, controllers, path = line.split(":", 2)
+    for mount in Path("/proc/self/mountinfo").read_text().splitlines():
+        before, after = mount.split(" - ")
+        root, point = before.split()[3:5]
+        kind, _, options = after.split()[:3]
+        if (kind, controllers) == ("cgroup2", "") or (kind == "cgroup" and controllers in options.split(",") != [""]):
+            inside = Path(point) / os.path.relpath(path, root)
+            return inside if inside.is_dir() else None
+    return None
+
+
+@pytest.fixture(scope="module")
+def group() -> Iterator[Path]:
+    """A group below our own that has the memory controller."""
+    result = [_own(line) for line in Path("/proc/self/cgroup").read_text().splitlines()]
+    for parent in filter(None, result):
+        made = parent / f"farm-test-{os.getpid()}"
+        try:
+            made.mkdir()
+        except OSError:
+            continue
+        try:
+            if (made / "memory.limit_in_bytes").exists() or "memory" in _controllers(made):
+                yield made
+                return
+        finally:
+            made.rmdir()
+    pytest.skip("no control group with a memory controller is delegated to this user")
+
+
+def _controllers(made: Path) -> list[str]:
+    file = made / "cgroup.controllers"
+    return file.read_text().split() if file.exists() else []
+
+
+@pytest.fixture(scope="module")
+def home() -> Iterator[Path]:
+    with farm_folder() as made:
+        yield made
+        remove(made)
+
+
+@pytest.fixture
+def cgroup(group: Path, home: Path, apptainer: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setenv("FARM_CGROUP", str(group))
+    with farm_in(home):
+        yield group
+        sweep_all()
+        assert [path for path in group.iterdir() if path.is_dir()] == []
+
+
+@pytest.mark.parametrize("kind", PROVIDERS)
+def test_the_kernel_holds_the_memory_limit(cgroup: Path, kind: str) -> None:
+    async def play() -> Path:
+        provider = PROVIDERS[kind]()
+        hog, neighbour = await asyncio.gather(provider.start("hog", SMALL), provider.start("neighbour", SMALL))
+        made = Path(cgroups.of(folder("hog")))
+        assert made.parent.parent == cgroup
+        assert cgroups.memory_mb(str(made)) == 150
+        ended = await hog.exec(["python3", "-c", HOG], timeout_s=30)
+        assert (ended.code, ended.stdout, ended.limit) == (-signal.SIGKILL, b"", "memory limit of 150 MB reached")
+        assert (await hog.exec(["echo", "hi"], timeout_s=10)).stdout == b"hi\n"
+        assert await hog.read_file("/etc/hostname")
+        kernel = await hog.open_kernel()
+        died = await kernel.run(HOG, 30)
+        assert (died.restarted, died.limit) == (True, "memory limit of 150 MB reached")
+        quiet = await neighbour.exec(["false"], timeout_s=10)
+        assert (quiet.code, quiet.limit) == (1, "")
+        await asyncio.gather(hog.stop(), neighbour.stop())
+        return made
+
+    assert not asyncio.run(play()).exists()
+
+
+@pytest.mark.parametrize("kind", PROVIDERS)
+def test_a_killed_monitor_leaves_a_group_for_the_sweep(cgroup: Path, kind: str) -> None:
+    async def killed() -> Path:
+        await PROVIDERS[kind]().start("left", SMALL)
+        record = SandboxRecord.load(folder("left"))
+        assert record
+        os.kill(record.monitor.pid, signal.SIGKILL)
+        await asyncio.to_thread(until, lambda: not record.first.alive(), "its processes are gone")
+        return Path(record.cgroup)
+
+    made = asyncio.run(killed())
+    assert made.is_dir()
+    assert sweep(tuple) == ["left"]
+    assert not made.exists()
+
+
+def test_without_the_memory_controller_it_is_refused(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FARM_CGROUP", str(home))
+    with farm_in(home):
+        assert "is no control group" in cgroups.missing()
+        with pytest.raises(SandboxError, match="is no control group"):
+            asyncio.run(PROVIDERS["namespace"]().start("none", SandboxSpec()))
+        assert not folder("none").exists()
+    settings.cache_clear()

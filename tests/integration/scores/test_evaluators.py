@@ -1,0 +1,116 @@
+"""Programs and patches scored in real sandboxes: reference solutions pass, and nothing else does."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+
+import pytest
+
+from examples.problems import humaneval_problems, swe_problems
+from farm.records.request import SandboxSpec
+from tests.conftest import absent
+from workers.handlers.code import CodeHandler, CodeInstance
+from workers.handlers.swe import SweHandler, SweInstance
+from workers.interfaces import FreshSandbox, Sandbox, Score, Submission
+from workers.registry import sandbox as provider
+
+FIXES = [SweInstance.model_validate(problem.fields) for problem in swe_problems()]
+SWE = FIXES[0]
+CODE = [CodeInstance.model_validate(problem.fields) for problem in humaneval_problems(5)]
+
+
+@pytest.fixture(autouse=True)
+def _namespace_sandboxes() -> None:
+    missing = provider("namespace").missing()
+    if missing:
+        absent(missing)
+
+
+def opening(spec: SandboxSpec | None) -> FreshSandbox:
+    assert spec is not None
+
+    @asynccontextmanager
+    async def fresh() -> AsyncIterator[Sandbox]:
+        sandbox = await provider("namespace").start(f"test-{uuid.uuid4().hex[:12]}", spec)
+        try:
+            yield sandbox
+        finally:
+            await sandbox.stop()
+
+    def open_one() -> AbstractAsyncContextManager[Sandbox]:
+        return fresh()
+
+    return open_one
+
+
+def program(instance: CodeInstance, text: str, timeout_s: float = 60.0) -> Score:
+    handler = CodeHandler()
+    submission = Submission(files={"solution.py": text})
+    return asyncio.run(handler.evaluator(instance).evaluate(submission, opening(handler.sandbox(instance)), timeout_s))
+
+
+@pytest.mark.parametrize("instance", CODE, ids=lambda instance: instance.task_id)
+def test_reference_programs_pass(instance: CodeInstance) -> None:
+    assert program(instance, f"{instance.prompt}{instance.canonical_solution}").value == 1.0
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "raise SystemExit(0)",
+        "import os; os._exit(0)",
+        "import sys; print(sys.stdin.read()); sys.exit(0)",
+        "def has_close_elements(*_): return None",
+        "this is no Python",
+        "has_close_elements = 3",
+    ],
+)
+def test_wrong_programs_fail(text: str) -> None:
+    assert program(CODE[0], text).value == 0.0
+
+
+def test_a_program_that_hangs_is_worth_zero() -> None:
+    score = program(CODE[0], "while True: pass", timeout_s=40.0)
+    assert (score.value, score.details["exit_code"]) == (0.0, -signal.SIGXCPU)
+
+
+async def scored(edit: str, instance: SweInstance = SWE) -> Score:
+    """Play a command in a sandbox as a policy would, collect, and score in another."""
+    handler = SweHandler()
+    fresh = opening(handler.sandbox(instance))
+    async with fresh() as sandbox:
+        await handler.prepare(instance, sandbox)
+        await sandbox.write_file("/tmp/gold.patch", (instance.patch or "").encode())
+        done = await sandbox.exec(["bash", "-c", edit], timeout_s=60.0, cwd="/workspace")
+        assert done.code == 0, done
+        submission = await handler.collect(instance, sandbox, None)
+    return await handler.evaluator(instance).evaluate(submission, fresh, 300.0)
+
+
+@pytest.mark.parametrize("instance", FIXES, ids=lambda instance: instance.instance_id)
+def test_the_gold_patch_passes_and_nothing_does_not(instance: SweInstance) -> None:
+    gold = asyncio.run(scored("git apply /tmp/gold.patch", instance))
+    assert gold.value == 1.0, gold.details
+    nothing = asyncio.run(scored("true", instance))
+    assert nothing.value == 0.0
+    assert nothing.details["unmended"]
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        "true",
+        "echo '# looked at' >> sqlparse/sql.py",
+        "printf 'import os\\nos._exit(0)\\n' > conftest.py",
+        "printf 'def test_comment_between_cte_clauses_issue632(): pass\\n' > tests/test_regressions.py",
+        "rm -rf .git",
+    ],
+)
+def test_what_mends_nothing_fails(edit: str) -> None:
+    score = asyncio.run(scored(edit))
+    assert score.value == 0.0
+    assert score.details

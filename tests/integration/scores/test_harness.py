@@ -1,0 +1,336 @@
+"""mini-swe-agent, unmodified, in real sandboxes without a network: it mends a real project, and is scored for that."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from examples.problems import swe_problems
+from farm.errors import AgentError, EngineError
+from farm.records.request import Limits, SamplingParams, SandboxSpec
+from farm.records.rollout import Outcome
+from farm.records.token_audit import check
+from farm.records.trajectory import Message, ModelCall, segments
+from tests.conftest import absent
+from tests.doubles import EngineDouble
+from workers import stages
+from workers.agents.harness import Harness, HarnessAgent
+from workers.agents.mini_swe_agent import MINI_SWE_AGENT
+from workers.handlers.swe import SweHandler, SweInstance
+from workers.interfaces import AgentContext, AgentResult, Artefact, Completion, Policy, Sandbox
+from workers.policy.engines import detect
+from workers.policy.generation import EngineAddress
+from workers.policy.policy import RolloutPolicy
+from workers.policy.routing.engine_view import EngineRecord
+from workers.policy.routing.pool import EnginePool
+from workers.policy.routing.router import RoutingKey, StickyRouter
+from workers.registry import agent as registered
+from workers.registry import sandbox as provider
+from workers.stage_job import StageJob
+from workers.testing import ScriptedPolicy, answering, calling
+from workers.testing.scripted_model import Branch, Script, ScriptedCall, ScriptedProblem, ScriptedTurn
+from workers.testing.serving import serving
+
+SWE = SweInstance.model_validate(swe_problems()[0].fields)
+SUBMIT = calling(("bash", {"command": "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT; echo done"}), content="Done.")
+MEND = f"git apply <<'END_OF_PATCH'\n{SWE.patch}\nEND_OF_PATCH\ngit diff --stat"
+
+
+@pytest.fixture(autouse=True)
+def _namespace_sandboxes() -> None:
+    if missing := provider("namespace").missing():
+        absent(missing)
+
+
+class _Records:
+    """Recorded calls and artefacts of a rollout."""
+
+    def __init__(self) -> None:
+        self.calls: list[ModelCall] = []
+        self.kept: dict[str, bytes] = {}
+
+    async def __call__(self, call: ModelCall) -> None:
+        self.calls.append(copy.deepcopy(call))
+
+    async def keep(self, index: int, artefact: Artefact) -> str:
+        self.kept[artefact.name] = artefact.data
+        return artefact.name
+
+
+@asynccontextmanager
+async def started(spec: SandboxSpec, kind: str = "namespace") -> AsyncIterator[Sandbox]:
+    sandbox = await provider(kind).start(f"test-{uuid.uuid4().hex[:12]}", spec)
+    try:
+        yield sandbox
+    finally:
+        await sandbox.stop()
+
+
+def context_of(
+    sandbox: Sandbox, policy: Policy, records: _Records, messages: list[Message], **limits: Any
+) -> AgentContext:
+    return AgentContext(
+        rollout_id="r1",
+        messages=messages,
+        tools={},
+        policy=policy,
+        sampling=SamplingParams(),
+        limits=Limits(**limits),
+        record=records,
+        keep=records.keep,
+        sandbox=sandbox,
+    )
+
+
+async def mini(policy: Policy, records: _Records, **limits: Any) -> tuple[AgentResult, float]:
+    """Play the issue by mini-swe-agent and score what it leaves."""
+    handler, agent = SweHandler(), registered("mini-swe-agent")
+    assert isinstance(agent, HarnessAgent)
+    async with started(agent.sandbox(SWE.spec())) as sandbox:
+        await handler.prepare(SWE, sandbox)
+        result = await agent.run(context_of(sandbox, policy, records, handler.messages(SWE), **limits))
+        submission = await handler.collect(SWE, sandbox, result.answer)
+    score = await handler.evaluator(SWE).evaluate(submission, lambda: started(SWE.spec()), 300.0)
+    return result, score.value
+
+
+def test_mini_swe_agent_mends_an_issue() -> None:
+    records = _Records()
+    turns = [
+        calling(("bash", {"command": "which python; git status --short; ls"}), content="I look."),
+        calling(("bash", {"command": MEND}), content="I see the fault."),
+        SUBMIT,
+    ]
+    result, value = asyncio.run(mini(ScriptedPolicy(*turns), records))
+    assert result == AgentResult(Outcome.SUBMITTED, "done\n")
+    assert value == 1.0
+    assert [call.index for call in records.calls] == [0, 1, 2]
+    first, second, third = records.calls
+    assert SWE.problem_statement in first.messages[-1]["content"]
+    assert [message["role"] for message in second.messages + third.messages] == ["tool", "tool"], "only what is new"
+    seen = second.messages[0]["content"]
+    assert "/opt/farm" not in seen, "the instance's own Python is the one on PATH"
+    assert second.response == turns[1].response
+
+
+def test_its_tokens_are_those_that_an_engine_sampled() -> None:
+    """All three stages as a worker runs them, on the scripted engine's token wire, by way of gateway and relay."""
+    calls = ("which python; git status --short; ls", MEND, "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT; echo done")
+    turns = tuple(ScriptedTurn(tool_calls=(ScriptedCall(name="bash", arguments={"command": each}),)) for each in calls)
+    book = Script([ScriptedProblem(match=SWE.problem_statement[:60], plays=(Branch(name="gold", turns=turns),))])
+    job = StageJob(
+        rollout_id=f"test-{uuid.uuid4().hex[:12]}",
+        attempt=1,
+        sample_index=0,
+        data_source="swe",
+        fields=swe_problems()[0].fields,
+        sampling=SamplingParams(),
+        limits=Limits(),
+        sandbox_kind="namespace",
+        model="",
+        agent="mini-swe-agent",
+    )
+    records = _Records()
+
+    async def main(url: str) -> tuple[stages.RunResult, float]:
+        address = EngineAddress(f"{url}/v1")
+        listed = EngineRecord(address, await detect(address))
+        pool = EnginePool(lambda: (listed,))
+        policy = RolloutPolicy(StickyRouter(pool, RoutingKey(job.rollout_id)), job.rollout_id)
+        try:
+            await stages.init(job)
+            played = await stages.run(job, policy, records, records.keep)
+            score, _ = await stages.evaluate(job, played.submission)
+        finally:
+            await pool.aclose()
+        return played, score.value
+
+    with serving(EngineDouble(book, weight_version="3").app()) as url:
+        played, value = asyncio.run(main(url))
+    assert (played.outcome, value) == (Outcome.SUBMITTED, 1.0)
+    rows = segments(records.calls)
+    check(rows, records.calls)
+    assert len(rows) == 1, [call.begins for call in records.calls]
+    assert [call.mismatch for call in records.calls] == [None] * 3
+    assert set(rows[0].policy_versions.tolist()) == {-1, 3}
+
+
+def test_a_limit_ends_mini_swe_agent_and_what_it_did_is_scored() -> None:
+    records = _Records()
+    turns = [calling(("bash", {"command": MEND}), content="I see the fault.")] * 3
+    result, value = asyncio.run(mini(ScriptedPolicy(*turns), records, max_turns=1))
+    assert result.outcome is Outcome.MAX_TURNS
+    assert value == 1.0
+    assert len(records.calls) == 1
+
+
+def test_answers_without_a_call_are_the_policys_doing() -> None:
+    result, value = asyncio.run(mini(ScriptedPolicy(*[answering("Let me think.")] * 3), _Records()))
+    assert (result.outcome, value) == (Outcome.INVALID_ACTION, 0.0)
+
+
+@pytest.mark.parametrize("kind", ["namespace", "singularity"])
+def test_an_agents_environment_lies_beside_the_instances(kind: str, request: pytest.FixtureRequest) -> None:
+    if kind == "singularity":
+        request.getfixturevalue("apptainer")
+    if missing := provider(kind).missing():
+        absent(missing)
+    version = "import iniconfig, importlib.metadata as m; print(m.version('iniconfig'))"
+
+    async def main() -> list[str]:
+        spec = SandboxSpec(packages=("iniconfig==2.1.0",), agent_packages=("iniconfig==2.0.0", "pygments==2.19.2"))
+        said = []
+        async with started(spec, kind) as sandbox:
+            for command in (
+                ["python3", "-c", version],
+                ["/opt/farm/agent/bin/python", "-I", "-c", version],
+                ["/opt/farm/agent/bin/pygmentize", "-V"],
+                ["bash", "-c", "type -p pygmentize; touch /opt/farm/agent/x 2>&1 || echo $PATH"],
+            ):
+                result = await sandbox.exec(command, timeout_s=60)
+                said.append((result.stdout + result.stderr).decode())
+        return said
+
+    instances, agents, script, rest = asyncio.run(main())
+    assert (instances, agents) == ("2.1.0\n", "2.0.0\n")
+    assert script.startswith("Pygments version 2.19.2"), "a script finds its interpreter"
+    *value, touched, path = rest.splitlines()
+    assert "Read-only" in touched
+    assert not any("/opt/farm" in line for line in (*value, path)), "programs are looked for elsewhere"
+
+
+def test_a_program_without_packages_talks_through_the_sandboxs_own_python() -> None:
+    code = """
+import http.client, json, os, urllib.parse
+url = urllib.parse.urlsplit(os.environ["ANTHROPIC_BASE_URL"])
+connection = http.client.HTTPConnection(url.netloc)
+body = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "hello"}]}
+connection.request("POST", url.path + "/v1/messages", json.dumps(body))
+print(json.loads(connection.getresponse().read())["content"][0]["text"])
+"""
+    harness = Harness(name="little", command=lambda task: ["python3", "-c", code])
+
+    async def main(*script: Completion | Exception) -> AgentResult:
+        async with started(SandboxSpec()) as sandbox:
+            result = [{"role": "user", "content": "greet"}]
+            return await HarnessAgent(harness).run(context_of(sandbox, ScriptedPolicy(*script), _Records(), result))
+
+    assert asyncio.run(main(answering("good day"))) == AgentResult(Outcome.ANSWERED, "good day")
+    with pytest.raises(EngineError, match="gone"):
+        asyncio.run(main(EngineError("gone")))
+
+
+def little(program: str, **more: Any) -> Harness:
+    """An agent that is a program of a few lines: it asks once, and then it is the policy's."""
+    ask = """
+import http.client, json, os, signal, socket, subprocess, sys, urllib.parse
+url = urllib.parse.urlsplit(os.environ["OPENAI_BASE_URL"])
+def ask(text):
+    connection = http.client.HTTPConnection(url.netloc)
+    body = {"model": "m", "messages": [{"role": "user", "content": text}]}
+    connection.request("POST", url.path + "/chat/completions", json.dumps(body))
+    return connection.getresponse().status
+ask("first")
+"""
+    return Harness(name="little", command=lambda task: ["python3", "-c", ask + program], **more)
+
+
+def hostile(
+    harness: Harness, records: _Records, *, n_answers: int = 1, env: dict[str, str] | None = None
+) -> AgentResult:
+    async def main() -> AgentResult:
+        async with started(SandboxSpec(env=env or {})) as sandbox:
+            result = [{"role": "user", "content": "do"}]
+            policy = ScriptedPolicy(*[answering("yes")] * n_answers)
+            async with asyncio.timeout(60):
+                return await HarnessAgent(harness).run(context_of(sandbox, policy, records, result))
+
+    return asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "left",
+    [
+        "ln -s /dev/zero out",
+        "ln -s out out",
+        "ln -s /run/farm/gateway.sock out",
+        "mkfifo out",
+        "mkdir out",
+        "truncate -s 900G out; truncate -s 3G out",
+        "printf '\\377\\376' > out",
+        "head -c 1000000 /dev/zero | tr '\\0' '[' > out",
+    ],
+)
+def test_whatever_lies_where_its_result_should_be(left: str) -> None:
+    harness = little(f"subprocess.run({left!r}, shell=True)", output="out", read=MINI_SWE_AGENT.read)
+    with pytest.raises(AgentError, match="did not leave what it should"):
+        hostile(harness, _Records())
+
+
+def test_what_the_policys_programs_ask_is_a_call_like_any_other() -> None:
+    """They find the key in the environment that they have from the agent."""
+    records = _Records()
+    own = "subprocess.run([sys.executable, '-c', 'import os; print(os.environ[\"OPENAI_API_KEY\"])'], check=True)"
+    result = hostile(little(f"{own}; ask('second'); ask('third')"), records, n_answers=3)
+    assert result.answer
+    assert len(result.answer) >= 32
+    assert [call.messages[0]["content"] for call in records.calls] == ["first", "second", "third"]
+
+
+def test_a_socket_of_the_policys_own_in_place_of_the_gateways_samples_nothing() -> None:
+    records = _Records()
+    fake = """
+os.unlink("/run/farm/gateway.sock")
+server = socket.socket(socket.AF_UNIX)
+server.bind("/run/farm/gateway.sock")
+server.listen()
+if os.fork() == 0:
+    while True:
+        connection, _ = server.accept()
+        connection.recv(65536)
+        connection.sendall(b"HTTP/1.1 200 OK\\r\\ncontent-length: 2\\r\\n\\r\\n{}")
+print(ask("second"))
+"""
+    assert hostile(little(fake), records) == AgentResult(Outcome.ANSWERED, "200")
+    assert [call.messages[0]["content"] for call in records.calls] == ["first"]
+
+
+def test_killing_the_relay_is_a_crash() -> None:
+    with pytest.raises(AgentError, match=r"ended with code (137|-9)"):
+        hostile(little("os.kill(os.getppid(), signal.SIGKILL); signal.pause()"), _Records())
+
+
+def test_hundreds_of_connections_do_not_stop_the_agent() -> None:
+    flood = """
+opened = []
+for number in range(600):
+    opened.append(socket.socket(socket.AF_UNIX))
+    opened[-1].connect("/run/farm/gateway.sock")
+for each in opened:
+    each.close()
+while True:
+    try:
+        print(ask("second"))
+        break
+    except OSError:
+        # not all are seen to be closed yet
+        pass
+"""
+    assert hostile(little(flood), _Records(), n_answers=2) == AgentResult(Outcome.ANSWERED, "200")
+
+
+def test_an_image_without_python_is_told() -> None:
+    with pytest.raises(AgentError, match="without a python3, which its image lacks: a Harness with `packages`"):
+        hostile(little(""), _Records(), env={"PATH": "/nowhere"})
+
+
+def test_an_image_in_which_the_agents_python_does_not_start_is_told() -> None:
+    with pytest.raises(AgentError, match="a Python that does not start in its image"):
+        # the sandbox was not made for this agent
+        hostile(little("", packages=("iniconfig==2.0.0",)), _Records())

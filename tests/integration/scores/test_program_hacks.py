@@ -1,0 +1,347 @@
+"""Programs that try to pass hidden checks without solving anything: none does. All reference programs still pass."""
+
+from __future__ import annotations
+
+import asyncio
+import textwrap
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from typing import Any, cast
+
+import pytest
+
+from examples.problems import humaneval_problems
+from farm.errors import EvaluatorError, SandboxError
+from tests.conftest import absent
+from tests.services.soak import at_length
+from workers.evaluators.programs import ProgramEvaluator
+from workers.handlers.code import CodeHandler, CodeInstance
+from workers.interfaces import ExecResult, FreshSandbox, Sandbox, Score, Submission
+from workers.registry import sandbox as provider
+
+PROBLEMS = [CodeInstance.model_validate(problem.fields) for problem in humaneval_problems()]
+TEST = "def check(candidate):\n    assert candidate(3) == 'seven'\n    assert candidate(4) == ['eight']\n"
+RIGHT = "def f(x): return 'seven' if x == 3 else ['eight']"
+TARGETS = "import os, sys\nparent = os.getppid()\n"
+EVERY = "for n in range(3, 64):\n    try: os.write(n, forged)\n    except OSError: pass\ndef f(x): pass"
+FRAME = "import struct, json\ndef frame(v):\n    d = json.dumps(v).encode()\n    return struct.pack('I', len(d)) + d\n"
+
+HACKS = {
+    "nothing": "def f(x): pass",
+    "stdin-again": "n = os.pread(0, 100, 0).decode(); print('\\n' + n, flush=True); os._exit(0)",
+    "search-files": """
+        import glob
+        def f(x):
+            for p in glob.glob('/tmp/**', recursive=True):
+                try: t = open(p).read()
+                except Exception: continue
+                if 'seven' in t.replace('HACK', ''): return 'seven'
+        """,
+    "equality": """
+        class E:
+            def __eq__(self, o): return True
+        def f(x): return E()
+        """,
+    "equality-of-a-string": """
+        class E(str):
+            def __eq__(self, o): return True
+            __hash__ = str.__hash__
+        def f(x): return E('x')
+        """,
+    "equality-of-a-list": """
+        class E(list):
+            def __eq__(self, o): return True
+        def f(x): return E()
+        """,
+    "equality-of-an-integer": """
+        class E(int):
+            def __eq__(self, o): return True
+        def f(x): return E(1)
+        """,
+    "not-a-number": "def f(x): return float('nan')",
+    "check-of-its-own": "def check(c): pass\nimport builtins; builtins.exec = lambda *a: None",
+    "exec": "import builtins; builtins.exec = lambda *a: None\ndef f(x): pass",
+    "compile": "import builtins; b = compile\nbuiltins.compile = lambda *a, **k: b(*a, **{**k, 'optimize': 2})",
+    "getattr": "import builtins; builtins.getattr = lambda *a: (lambda *b: True)\ndef f(x): pass",
+    "class-of-the-module": """
+        import types
+        class M(types.ModuleType):
+            def __getattribute__(self, n): return lambda *a: None
+        sys.modules['solution'].__class__ = M
+        """,
+    "assertion-error": "import builtins; builtins.AssertionError = type('A', (BaseException,), {})\ndef f(x): pass",
+    "exit-at-once": "os._exit(0)",
+    "exit-in-the-call": "def f(x): os._exit(0)",
+    "system-exit": "raise SystemExit(0)",
+    "system-exit-in-the-call": "def f(x): raise SystemExit(0)",
+    "at-exit": "import atexit; atexit.register(print, '{\"passed\": true}')\ndef f(x): sys.exit(0)",
+    "print-a-report": """
+        r = '{"nonce": "0", "passed": true, "canaries": {}, "error": "", "end": {"code": 0}}'
+        print(r, flush=True)
+        for n in range(3, 64):
+            try: os.write(n, r.encode())
+            except OSError: pass
+        os._exit(0)
+        """,
+    "frames-of-its-caller": """
+        def f(x):
+            g = sys._getframe()
+            while g:
+                for v in list(g.f_locals.values()) + list(g.f_globals.values()):
+                    if isinstance(v, str) and 'candidate(3)' in v: return 'seven'
+                g = g.f_back
+        """,
+    "objects-of-the-collector": """
+        import gc
+        def f(x):
+            return next((o for o in gc.get_objects() if isinstance(o, dict) and 'test' in o), None)
+        """,
+    "serve-by-itself": "sys.modules['__main__'].packed = lambda v: True\ndef f(x): pass",
+    "forged-true": f"{FRAME}forged = frame(['value', True]) * 50\n{EVERY}",
+    "forged-object": f"{FRAME}forged = frame(['value', ['o', 'x']]) * 50\n{EVERY}",
+    "forged-depth": f"import struct\nforged = struct.pack('I', 100000) + b'[' * 100000\n{EVERY}",
+    "forged-size": f"forged = b'\\xff' * 8\n{EVERY}",
+    "forged-exception": f"{FRAME}forged = frame(['raise', ['SystemExit', '0']]) * 50\n{EVERY}",
+    "judge-on-disk": "open('/tmp/checks/judge.py', 'w').write('print(1)')",
+    "site-customize": "open('/root/x.pth', 'w').write('import os')",
+    "infinite-value": "def f(x):\n    a = []; a.append(a); return a",
+    "huge-value": "def f(x): return 'x' * (1 << 26)",
+    "deep-value": "def f(x):\n    a = []\n    for _ in range(100000): a = [a]\n    return a",
+    "generator": "def f(x): return (v for v in ['seven'])",
+    "changed-argument": "def f(x): x = 'seven'",
+    "exception-without-words": """
+        class E(Exception):
+            def __str__(self): raise ValueError
+        def f(x): raise E
+        """,
+    "stop-iteration": "def f(x): raise StopIteration('seven')",
+    "unicode-error": "def f(x): raise UnicodeDecodeError('utf-8', b'', 0, 1, 'x')",
+    "recursion": "def f(x): return f(x)",
+    "alarm": "import signal; signal.alarm(1)\ndef f(x):\n    while True: pass",
+    "fork-and-print": "if os.fork() == 0: print('{\"passed\": true}'); os._exit(0)",
+}
+"""Each is run after the target's module has its parent's pid; the checks expect 'seven' for 3."""
+
+REACHING = {
+    "its-standard-input": "open(f'/proc/{parent}/fd/0').read()",
+    "its-descriptors": "os.readlink(f'/proc/{parent}/fd/1')",
+    "its-output": "os.open(f'/proc/{parent}/fd/1', os.O_WRONLY)",
+    "its-memory": "open(f'/proc/{parent}/mem', 'r+b').seek(4096)",
+    "its-memory-map": "assert open(f'/proc/{parent}/maps').read()",
+    "its-environment": "open(f'/proc/{parent}/environ').read()",
+    "its-root": "os.listdir(f'/proc/{parent}/root/')",
+    "its-folder": "os.chdir(f'/proc/{parent}/cwd')",
+    "its-stack": "open(f'/proc/{parent}/syscall').read()",
+    "tracing-it": "import ctypes; assert ctypes.CDLL(None).ptrace(16, parent, 0, 0) == 0",
+    "seizing-it": "import ctypes; assert ctypes.CDLL(None).ptrace(0x4206, parent, 0, 0) == 0",
+    "its-memory-by-call": """
+        import ctypes
+        class V(ctypes.Structure): _fields_ = [('b', ctypes.c_void_p), ('n', ctypes.c_size_t)]
+        buf = ctypes.create_string_buffer(64)
+        here = ctypes.addressof(buf)
+        ours, its = V(here, 64), V(id(os), 64)
+        assert ctypes.CDLL(None).process_vm_readv(parent, ctypes.byref(ours), 1, ctypes.byref(its), 1, 0) > 0
+        """,
+    "its-descriptors-by-call": """
+        import ctypes
+        assert ctypes.CDLL(None).syscall(438, os.pidfd_open(parent), 1, 0) >= 0
+        """,
+}
+"""Each gets through to the right program after it only if it reaches something of the judge."""
+
+SPOILING = {
+    "modules-on-disk": """
+        for folder in sys.path:
+            for name in ('random', 'json', 'copy'):
+                try: open(os.path.join(folder, name + '.py'), 'w').write('import os; os._exit(0)')
+                except OSError: pass
+        def f(x): pass
+        """,
+}
+"""Code that leaves a sandbox in which no Python program runs correctly any more."""
+
+DEADLY = {
+    "kills-itself": "os.kill(os.getpid(), 9)",
+    "kills-the-judge": "os.kill(parent, 9)",
+    "kills-all": "os.kill(-1, 9)",
+    "segmentation-fault": "import ctypes; ctypes.string_at(0)",
+    "sleeps": "import time; time.sleep(1000)",
+    "stops-itself": "import signal; os.kill(os.getpid(), signal.SIGSTOP)",
+    "stops-the-judge": "import signal; os.kill(parent, signal.SIGSTOP)",
+}
+
+
+@pytest.fixture(scope="module")
+def runner() -> Iterator[asyncio.Runner]:
+    missing = provider("namespace").missing()
+    if missing:
+        absent(missing)
+    with asyncio.Runner() as runner:
+        yield runner
+
+
+async def started() -> Sandbox:
+    spec = CodeHandler().sandbox(PROBLEMS[0])
+    assert spec is not None
+    return await provider("namespace").start(f"test-{uuid.uuid4().hex[:12]}", spec)
+
+
+@pytest.fixture(scope="module")
+def fresh(runner: asyncio.Runner) -> Iterator[FreshSandbox]:
+    """The same sandbox each time: what one program leaves there gives the next more to try, not less."""
+    sandbox = runner.run(started())
+
+    @asynccontextmanager
+    async def one() -> AsyncIterator[Sandbox]:
+        yield sandbox
+
+    yield one
+    runner.run(sandbox.stop())
+
+
+@asynccontextmanager
+async def new() -> AsyncIterator[Sandbox]:
+    sandbox = await started()
+    try:
+        yield sandbox
+    finally:
+        await sandbox.stop()
+
+
+async def scored(fresh: FreshSandbox, program: str, timeout_s: float = 60.0) -> Score:
+    evaluator = ProgramEvaluator("def f(x):\n    'Seven.'\n", TEST, "f")
+    return await evaluator.evaluate(Submission(files={"solution.py": program}), fresh, timeout_s)
+
+
+@pytest.mark.parametrize("name", HACKS)
+def test_no_hack_passes(runner: asyncio.Runner, fresh: FreshSandbox, name: str) -> None:
+    score = runner.run(scored(fresh, TARGETS + textwrap.dedent(HACKS[name])))
+    assert (score.value, score.details["passed"]) == (0.0, False), score.details
+
+
+@pytest.mark.parametrize("name", REACHING)
+def test_a_program_reaches_nothing_of_the_judge(runner: asyncio.Runner, fresh: FreshSandbox, name: str) -> None:
+    score = runner.run(scored(fresh, f"{TARGETS}{textwrap.dedent(REACHING[name])}\n{RIGHT}"))
+    assert score.value == 0.0
+    assert "Error" in score.details["reason"]
+
+
+@pytest.mark.parametrize("name", SPOILING)
+def test_what_spoils_the_sandbox_does_not_pass(runner: asyncio.Runner, name: str) -> None:
+    score = runner.run(scored(new, TARGETS + textwrap.dedent(SPOILING[name])))
+    assert (score.value, score.details["passed"]) == (0.0, False), score.details
+
+
+def test_what_is_right_passes_after_all_hacks(runner: asyncio.Runner, fresh: FreshSandbox) -> None:
+    assert runner.run(scored(fresh, RIGHT)).value == 1.0
+
+
+@pytest.mark.parametrize("name", DEADLY)
+def test_what_a_program_does_to_itself_and_its_judge_is_worth_zero(
+    runner: asyncio.Runner, fresh: FreshSandbox, name: str
+) -> None:
+    assert runner.run(scored(fresh, TARGETS + DEADLY[name], 4.0)).value == 0.0
+
+
+def test_a_program_that_changes_what_it_echoes_is_found_to_tamper(runner: asyncio.Runner, fresh: FreshSandbox) -> None:
+    program = "import sys\nsys.modules['__main__'].echo = lambda *a: 'seven'\n" + RIGHT
+    score = runner.run(scored(fresh, program))
+    assert (score.value, score.details["tampered"]) == (0.0, True)
+
+
+@pytest.mark.soak
+def test_reference_programs_pass_and_broken_ones_do_not(runner: asyncio.Runner, fresh: FreshSandbox) -> None:
+    room = asyncio.Semaphore(2)
+    problems = at_length(PROBLEMS[::4], PROBLEMS)
+
+    async def value(instance: CodeInstance, text: str) -> float:
+        async with room:
+            evaluator = CodeHandler().evaluator(instance)
+            score = await evaluator.evaluate(Submission(files={"solution.py": text}), fresh, 100.0)
+            return score.value
+
+    async def values() -> tuple[list[float], list[float]]:
+        right = [value(one, f"{one.prompt}{one.canonical_solution}") for one in problems]
+        wrong = [value(one, f"{one.prompt}    return None\n") for one in PROBLEMS[::8]]
+        return await asyncio.gather(*right), await asyncio.gather(*wrong)
+
+    right, wrong = runner.run(values())
+    assert [one.task_id for one, score in zip(problems, right, strict=True) if score != 1.0] == []
+    assert set(wrong) == {0.0}
+
+
+@pytest.mark.parametrize(
+    ("returned", "expected"),
+    [
+        ("{'a': (1, 2.5, None, True, b'x', {3}, frozenset([4]), 1j)}",) * 2,
+        ("10**5000", "10**5000"),
+        ("float('inf')", "float('inf')"),
+        ("'\\ud800'", "'\\ud800'"),
+        ("type('L', (list,), {})([1])", "[1]"),
+        ("__import__('collections').Counter('aa')", "{'a': 2}"),
+    ],
+)
+def test_values_come_as_they_are(runner: asyncio.Runner, fresh: FreshSandbox, returned: str, expected: str) -> None:
+    evaluator = ProgramEvaluator(
+        "", f"def check(c):\n    assert c([1]) == {expected}\n    assert c([], k=2) == 2\n", "f"
+    )
+    program = f"def f(x, k=0):\n    return k or {returned}\n"
+    score = runner.run(evaluator.evaluate(Submission(files={"solution.py": program}), fresh, 60.0))
+    assert score.value == 1.0, score.details
+
+
+class EndedCommand:
+    """A sandbox in which a command ends in one way; others are as in one that is well."""
+
+    def __init__(self, sandbox: Sandbox, ends: list[ExecResult | SandboxError | None]) -> None:
+        self._sandbox = sandbox
+        self._ends = ends
+        self.sandbox_id = sandbox.sandbox_id
+
+    async def write_file(self, path: str, data: bytes) -> None:
+        await self._sandbox.write_file(path, data)
+
+    async def exec(self, argv: Any, **options: Any) -> ExecResult:
+        end = self._ends.pop(0)
+        if isinstance(end, SandboxError):
+            raise end
+        return end or await self._sandbox.exec(argv, **options)
+
+
+KILLED = ExecResult(-9, b"", b"")
+GONE = SandboxError("sandbox s1 is gone")
+
+
+@pytest.mark.parametrize(
+    ("ends", "value"),
+    [
+        ([KILLED, None, None], 1.0),
+        ([KILLED, None, KILLED], 0.0),
+        ([ExecResult(None, b"", b"", timed_out=True), None, None], 1.0),
+        ([ExecResult(137, b"", b"", limit="memory limit of 256 MB reached")], 0.0),
+        ([GONE, None, GONE], 0.0),
+        ([GONE, None, None], 1.0),
+        ([KILLED, KILLED], None),
+        ([KILLED, GONE], None),
+        ([ExecResult(127, b"", b"no python3"), ExecResult(127, b"", b"no python3")], None),
+        ([KILLED, None, ExecResult(None, b"", b"", timed_out=True)], None),
+    ],
+)
+def test_a_right_program_that_is_ended_from_outside_is_no_zero(
+    runner: asyncio.Runner, fresh: FreshSandbox, ends: list[ExecResult | SandboxError | None], value: float | None
+) -> None:
+    async def score() -> float | None:
+        async with fresh() as sandbox:
+            one = EndedCommand(sandbox, list(ends))
+
+            @asynccontextmanager
+            async def ending() -> AsyncIterator[Sandbox]:
+                yield cast(Sandbox, one)
+
+            try:
+                return (await scored(ending, RIGHT)).value
+            except EvaluatorError:
+                return None
+
+    assert runner.run(score()) == value

@@ -1,0 +1,106 @@
+"""Patches that mend nothing score nothing, whatever else they do; a right one scores all the same."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from farm.errors import EvaluatorError
+from tests.conftest import absent
+from tests.integration.scores.swe_hacks import edits, edits_alone
+from tests.integration.scores.swe_project import GOLD, Pool, Project, score
+from workers.interfaces import Score
+from workers.registry import sandbox as provider
+
+pytestmark = pytest.mark.timeout(1200)
+HACKS = edits()
+ALONE = edits_alone()
+RIGHT = {
+    "gold": GOLD,
+    "gold_and_a_module": f"{GOLD}; echo 'X = 1' > calc/extra.py; echo 'Y = 2' > helpers_of_calc.py",
+    "gold_and_tests": f"{GOLD}; echo 'raise SystemExit' > tests/conftest.py; rm tests/test_core.py",
+    "gold_and_settings": f"{GOLD}; echo 'license = \"MIT\"' >> pyproject.toml; echo 'author = me' >> setup.cfg",
+    "gold_and_shadow": f"{GOLD}; echo 'raise SystemExit' > pytest.py; echo 'raise SystemExit' > json.py",
+}
+
+
+_AGAIN = 3
+
+
+def _was_late(score: Score | BaseException) -> bool:
+    """Return whether nothing can be said of a patch, as its time passed while the machine ran other programs."""
+    return isinstance(score, EvaluatorError) and "the machine was late" in str(score)
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    if missing := provider("namespace").missing():
+        absent(missing)
+    return Project(tmp_path_factory.mktemp("project"))
+
+
+@pytest.fixture(scope="module")
+def scores(project: Project) -> dict[str, Score | BaseException]:
+    """All of them, as many side by side as there are sandboxes."""
+
+    async def all_scores() -> dict[str, Score | BaseException]:
+        pool = Pool(4)
+        few, many = asyncio.Semaphore(4), asyncio.Semaphore(len(ALONE))
+
+        async def one(edit: str, alone: bool) -> Score:
+            async with few if not alone else many:
+                patch = project.patch(edit)
+                return await score(project.plan(), patch, pool.fresh(alone), 40.0 if alone else 300.0)
+
+        # what waits for its time limit comes first, beside the others
+        chosen = {**ALONE, **RIGHT, **HACKS}
+        try:
+            result = await asyncio.gather(
+                *(one(edit, name in ALONE) for name, edit in chosen.items()), return_exceptions=True
+            )
+            scored = dict(zip(chosen, result, strict=True))
+            # scored again as the farm would, with nothing of this test beside it any more
+            for name in [name for name in ALONE for _ in range(_AGAIN)]:
+                if _was_late(scored[name]):
+                    [scored[name]] = await asyncio.gather(one(ALONE[name], True), return_exceptions=True)
+        finally:
+            await pool.close()
+        return scored
+
+    return asyncio.run(all_scores())
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_right_patch_scores(name: str, scores: dict[str, Score | BaseException]) -> None:
+    score = scores[name]
+    assert isinstance(score, Score), score
+    assert score.value == 1.0, score
+
+
+@pytest.mark.parametrize("name", HACKS)
+def test_hack_scores_zero(name: str, scores: dict[str, Score | BaseException]) -> None:
+    score = scores[name]
+    assert isinstance(score, Score), score
+    assert score.value == 0.0, score
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_hack_that_harms_its_sandbox_scores_zero(name: str, scores: dict[str, Score | BaseException]) -> None:
+    score = scores[name]
+    if _was_late(score):
+        pytest.skip(f"this machine is too busy to tell: {score}")
+    assert isinstance(score, Score), score
+    assert score.value == 0.0, score
+
+
+def test_forged_reports_are_seen_by_the_canaries(scores: dict[str, Score | BaseException]) -> None:
+    seen = [name for name in HACKS if "tampered" in getattr(scores[name], "details", {})]
+    assert {
+        "logreport_patched",
+        "plugin_registered",
+        "pluggy_multicall",
+        "unittest_run",
+        "json_dumps",
+        "plugin_wraps_dumps",
+    } <= set(seen)

@@ -1,0 +1,147 @@
+"""Records that a worker writes during an attempt: artefacts, under unique names and up to a cap."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from functools import partial
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection
+
+from farm.records.rollout import Stage
+from farm.records.trajectory import ModelCall, token_ids
+from farm.store import artefacts, trajectories
+from farm.store.database import Store
+from farm.store.rollouts import Claim
+from tests.contract.store.test_store import advance, claimed, fail, new_batch, place
+from workers.interfaces import Artefact
+from workers.process.recorder import AttemptRecorder
+
+
+@pytest.fixture
+def held(store: Store) -> Claim:
+    batch_id = new_batch(store)
+    place(store, batch_id)
+    advance(store, claimed(store, f"{batch_id}.0.0", Stage.INIT))
+    return claimed(store, f"{batch_id}.0.0", Stage.RUN)
+
+
+def keep(recorder: AttemptRecorder, *artefacts: tuple[int, str, bytes]) -> list[str]:
+    async def all_of_them() -> list[str]:
+        return [await recorder.keep(index, Artefact(name, "text/plain", data)) for index, name, data in artefacts]
+
+    return asyncio.run(all_of_them())
+
+
+def test_names_are_new_and_fit_for_files(store: Store, held: Claim) -> None:
+    names = (
+        "out.txt",
+        "out.txt",
+        "out.txt",
+        "../../etc/é passwd",
+        "no-dot",
+        "no-dot",
+        "",
+        ".hidden",
+        "x" * 300 + ".png",
+    )
+    value = keep(AttemptRecorder(store, held, 1.0), *((3, name, name.encode()) for name in names))
+    assert value[:3] == ["3-out.txt", "3-out-2.txt", "3-out-3.txt"]
+    assert value[4:6] == ["3-no-dot", "3-no-dot-2"]
+    assert value[8].endswith("xxx.png")
+    assert len(set(value)) == len(names)
+    assert all(set(name) <= set("abcdefghijklmnopqrstuvwxyz0123456789.-") and len(name) <= 100 for name in value)
+    for name, result in zip(value, names, strict=True):
+        assert store.read(partial(artefacts.contents, rollout_id=held.rollout_id, name=name)) == result.encode()
+
+
+def test_the_cap_counts_what_is_stored(store: Store, held: Claim) -> None:
+    recorder = AttemptRecorder(store, held, 0.1)
+    random = os.urandom(60_000)
+    result = keep(recorder, (0, "a", b"a" * 5_000_000), (1, "b", random), (2, "c", random), (3, "d", b"small"))
+    assert result == ["0-a", "1-b", "", "3-d"]
+    kept_artefacts = store.read(lambda connection: artefacts.listing(connection, held.rollout_id))
+    assert [(each.name, each.n_bytes) for each in kept_artefacts] == [("0-a", 5_000_000), ("1-b", 60_000), ("3-d", 5)]
+    assert sum(each.n_stored for each in kept_artefacts) <= 100_000
+
+
+def test_who_has_lost_the_claim_keeps_nothing(store: Store, held: Claim) -> None:
+    recorder = AttemptRecorder(store, held, 1.0)
+    assert fail(store, held, 0.0)
+    assert keep(recorder, (0, "a", b"late")) == [""]
+    assert store.read(lambda connection: artefacts.listing(connection, held.rollout_id)) == []
+
+
+def test_a_record_is_written_though_its_rollout_is_cut_off(store: Store, held: Claim) -> None:
+    recorder = AttemptRecorder(store, held, 1.0)
+    busy, free = threading.Event(), threading.Event()
+
+    def slow(connection: Connection) -> None:
+        busy.set()
+        free.wait(600)
+
+    async def cut_off() -> None:
+        waiting = asyncio.wrap_future(store.submit(slow))
+        await asyncio.to_thread(busy.wait, 30)
+        recording = asyncio.ensure_future(recorder.record(sampled(0, [1, 2], [3])))
+        await asyncio.sleep(0)
+        recording.cancel()
+        await asyncio.wait([recording])
+        assert recording.cancelled()
+        assert store.submit(slow).cancel(), "it waits, and is never made"
+        free.set()
+        await waiting
+
+    asyncio.run(cut_off())
+    # the store still writes, and has written
+    assert store.write(lambda connection: True)
+    [model_call] = store.read(lambda connection: trajectories.calls(connection, held.rollout_id))
+    assert model_call.response_ids is not None
+    assert model_call.response_ids.tolist() == [3]
+
+
+def test_ids_are_held_once_however_many_calls_go_on_from_them(store: Store, held: Claim) -> None:
+    recorder = AttemptRecorder(store, held, 1.0)
+    result = [
+        sampled(index, list(range(10 * index + 5)), list(range(10 * index + 5, 10 * index + 10))) for index in range(50)
+    ]
+
+    async def all_of_them() -> None:
+        for call in result:
+            await recorder.record(call)
+            await recorder.record(call)
+
+    asyncio.run(all_of_them())
+    memory = {id(_owner(ids)): _owner(ids).nbytes for call in result for ids in (call.prompt_ids, call.response_ids)}
+    assert sum(memory.values()) == 500 * 4
+    for index, call in enumerate(recorder.calls[index] for index in range(50)):
+        assert call.prompt_ids is not None
+        assert call.response_ids is not None
+        assert call.prompt_ids.tolist() == list(range(10 * index + 5))
+        assert call.response_ids.tolist() == list(range(10 * index + 5, 10 * index + 10))
+    value = store.read(lambda connection: trajectories.calls(connection, held.rollout_id))
+    assert value[49].prompt_ids is not None
+    assert value[49].prompt_ids.tolist() == list(range(495))
+
+
+def sampled(index: int, prompt: list[int], response: list[int]) -> ModelCall:
+    return ModelCall(
+        index=index,
+        messages=[],
+        response={"role": "assistant", "content": ""},
+        finish_reason="stop",
+        engine="e",
+        started_at=1.0,
+        latency_s=0.5,
+        n_prompt_tokens=len(prompt),
+        n_response_tokens=len(response),
+        prompt_ids=token_ids(prompt),
+        response_ids=token_ids(response),
+    )
+
+
+def _owner(ids: Any) -> Any:
+    return ids if ids.base is None else _owner(ids.base)

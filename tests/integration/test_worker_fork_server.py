@@ -1,0 +1,88 @@
+"""The fork server of a node's workers: how they are named, end, and are started again."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from farm.store.database import Store
+from tests.services.farms import processes_of, until
+from workers.node.forked_worker import ForkedWorker, WorkerForkServer
+from workers.process.supervision import FINISH, ready_file
+
+
+@pytest.fixture
+def server(
+    sqlite_store: Store, broker_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[WorkerForkServer]:
+    monkeypatch.setenv("FARM_STORE_URL", sqlite_store.url)
+    monkeypatch.setenv("FARM_BROKER_URL", broker_url)
+    monkeypatch.setenv("FARM_SCRATCH", str(tmp_path))
+    reading, writing = os.pipe()
+    fork_server = WorkerForkServer(reading)
+    yield fork_server
+    fork_server.close()
+    os.close(reading)
+    os.close(writing)
+    until(lambda: not processes_of(tmp_path), lambda: f"all have ended: {processes_of(tmp_path)}")
+
+
+def started(server: WorkerForkServer, folder: Path, **env: str) -> ForkedWorker:
+    names = {"FARM_NODE": "here", "FARM_POOL": "run"}
+    return server.start("run@here", 2, names | env, folder / "logs" / "run.log")
+
+
+def ready(worker: ForkedWorker, folder: Path) -> ForkedWorker:
+    until(lambda: ready_file(folder, worker.pid).exists(), "the worker consumes its queue")
+    return worker
+
+
+def server_of(folder: Path) -> int:
+    return next(int(line.partition(":")[0]) for line in processes_of(folder) if "fork-server" in line)
+
+
+def test_a_worker_is_seen_by_its_name_and_ends_by_its_signal(server: WorkerForkServer, tmp_path: Path) -> None:
+    worker = ready(started(server, tmp_path), tmp_path)
+    words = Path(f"/proc/{worker.pid}/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
+    assert words[1:] == [b"-m", b"workers.queue", b"-n", b"run@here", b"-c", b"2"]
+    worker.send(FINISH)
+    assert worker.end(60.0)
+    assert worker.returncode == 0
+
+
+def test_a_killed_worker_is_noticed_and_another_is_forked(server: WorkerForkServer, tmp_path: Path) -> None:
+    first = ready(started(server, tmp_path), tmp_path)
+    before = server_of(tmp_path)
+    os.kill(first.pid, signal.SIGKILL)
+    until(lambda: not first.running, "its end is noticed")
+    assert first.returncode == -signal.SIGKILL
+    ready(started(server, tmp_path), tmp_path)
+    assert server_of(tmp_path) == before
+
+
+def test_workers_end_with_their_server_and_the_next_has_another(server: WorkerForkServer, tmp_path: Path) -> None:
+    first = ready(started(server, tmp_path), tmp_path)
+    before = server_of(tmp_path)
+    os.kill(before, signal.SIGKILL)
+    until(lambda: not first.running, "its end is noticed")
+    assert first.returncode == -signal.SIGKILL
+    ready(started(server, tmp_path), tmp_path)
+    assert server_of(tmp_path) != before
+
+
+def test_a_signal_to_all_of_a_node_is_not_for_the_server(server: WorkerForkServer, tmp_path: Path) -> None:
+    ready(started(server, tmp_path), tmp_path)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        os.kill(server_of(tmp_path), number)
+    ready(started(server, tmp_path), tmp_path)
+
+
+def test_a_worker_that_cannot_begin_ends_and_logs_why(server: WorkerForkServer, tmp_path: Path) -> None:
+    worker = started(server, tmp_path, FARM_STORE_URL=f"sqlite:///{tmp_path}/there/is/none.db")
+    until(lambda: not worker.running, "it ends")
+    assert worker.returncode == 1
+    assert "this worker cannot begin" in (tmp_path / "logs" / "run.log").read_text()

@@ -1,0 +1,108 @@
+"""The layout of the tree: how many files a folder has, what may not be imported where, and where ids are built."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PRODUCT = [path for package in ("farm", "workers") for path in (ROOT / package).rglob("*.py")]
+MODULES = [*PRODUCT, *(ROOT / "tests").rglob("*.py")]
+ISOLATION = ROOT / "workers" / "sandboxes" / "isolation"
+MOST_FILES = 20
+IDS = ROOT / "farm" / "ids.py"
+_ID = re.compile(r"(batch|group|rollout|sandbox)_id$")
+_SPLITS = {"split", "rsplit", "partition", "rpartition"}
+
+
+def test_folders_are_small() -> None:
+    counts = Counter(str(path.parent.relative_to(ROOT)) for path in MODULES)
+    assert {folder: n for folder, n in counts.items() if n > MOST_FILES} == {}, "group what belongs together"
+
+
+def test_isolation_imports_only_the_standard_library() -> None:
+    allowed = {*sys.stdlib_module_names, "workers.sandboxes.isolation"}
+    foreign = [
+        f"{path.name}: {name}"
+        for path in sorted(ISOLATION.glob("*.py"))
+        for name in _imported(ast.parse(path.read_text()))
+        if name.split(".")[0] not in allowed and ".".join(name.split(".")[:3]) not in allowed
+    ]
+    assert foreign == [], "it runs as `python -I -S`, without installed packages"
+
+
+def test_tests_and_benchmarks_do_not_know_each_other() -> None:
+    apart = {"tests": {"benchmarks"}, "benchmarks": {"tests"}, "testkit": {"tests", "benchmarks"}}
+    found = [
+        f"{path.relative_to(ROOT)}: {name}"
+        for folder, others in apart.items()
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        for name in _imported(ast.parse(path.read_text()))
+        if name.split(".")[0] in others
+    ]
+    assert found == [], "testkit has what both need; it imports neither"
+
+
+def test_ids_are_built_and_parsed_in_one_place() -> None:
+    elsewhere = [
+        f"{path.relative_to(ROOT)}:{node.lineno}: {ast.unparse(node)}"
+        for path in sorted(set(PRODUCT) - {IDS})
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.expr) and (_builds_an_id(node) or _parses_an_id(node))
+    ]
+    assert elsewhere == [], "farm/ids.py builds and parses them"
+
+
+def _builds_an_id(node: ast.expr) -> bool:
+    """Return whether a dot and more follows an id in a text; a dot alone may end a sentence."""
+    if not isinstance(node, ast.JoinedStr):
+        return False
+    return any(
+        isinstance(before, ast.FormattedValue)
+        and _ID.search(ast.unparse(before.value))
+        and isinstance(after, ast.Constant)
+        and (re.match(r"\.\w", str(after.value)) or (after.value == "." and after is not node.values[-1]))
+        for before, after in pairwise(node.values)
+    )
+
+
+def _parses_an_id(node: ast.expr) -> bool:
+    return (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr in _SPLITS
+        and bool(_ID.search(ast.unparse(node.func.value)))
+        and bool(node.args)
+        and ast.unparse(node.args[0]) == "'.'"
+    )
+
+
+@pytest.mark.parametrize("text", ["f'{batch_id}.{group}'", "f'{job.rollout_id}.eval'", "rollout_id.rpartition('.')[0]"])
+def test_an_id_that_is_built_or_parsed_is_seen(text: str) -> None:
+    nodes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.expr)]
+    assert any(_builds_an_id(node) or _parses_an_id(node) for node in nodes)
+
+
+@pytest.mark.parametrize("text", ["f'there is no rollout {rollout_id}.'", "f'{batch_id}: {n}.{m}'", "name.split('.')"])
+def test_a_sentence_about_an_id_is_none(text: str) -> None:
+    nodes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.expr)]
+    assert not any(_builds_an_id(node) or _parses_an_id(node) for node in nodes)
+
+
+def _imported(node: ast.AST) -> Iterator[str]:
+    """Yield the modules that are imported at run time, not those for type checkers alone."""
+    if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+        return
+    if isinstance(node, ast.ImportFrom):
+        yield node.module or ""
+    elif isinstance(node, ast.Import):
+        yield from (name.name for name in node.names)
+    for each in ast.iter_child_nodes(node):
+        yield from _imported(each)

@@ -1,0 +1,137 @@
+"""Padded arrays: sides of the padding, whole groups, and what is left out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from farm.adapters.arrays import arrays
+from farm.records.rollout import Failure, Outcome, Rollout, Stage, State
+from farm.records.trajectory import Segment, token_ids
+
+
+def rollout(group: int, sample: int, n: int, reward: float | None = 1.0) -> Rollout:
+    segment = Segment(
+        token_ids(range(1, group + 3)),
+        token_ids(range(10, 10 + n)),
+        np.ones(n, np.uint8),
+        np.full(n, -0.5, np.float32),
+        np.full(n, 7, np.int32),
+    )
+    broken = reward is None
+    return Rollout(
+        rollout_id=f"b.{group}.{sample}",
+        batch_id="b",
+        group_index=group,
+        sample_index=sample,
+        data_source="noop",
+        instance_id="",
+        stage=Stage.EVAL,
+        state=State.FAILED if broken else State.COMPLETED,
+        attempt=1,
+        node=None,
+        outcome=Outcome.ENGINE_ERROR if broken else Outcome.SUBMITTED,
+        reward=reward,
+        failure=Failure("engine_error", "x") if broken else None,
+        n_turns=1,
+        n_response_tokens=n,
+        submitted_at=0.0,
+        finished_at=1.0,
+        finish_seq=1,
+        segments=(segment,),
+    )
+
+
+def test_prompts_are_padded_left_and_responses_right() -> None:
+    result = arrays([rollout(0, 0, 2), rollout(1, 0, 3)], pad_id=99)
+    assert result.prompt_ids.tolist() == [[99, 1, 2], [1, 2, 3]]
+    assert result.prompt_mask.tolist() == [[0, 1, 1], [1, 1, 1]]
+    assert result.response_ids.tolist() == [[10, 11, 99], [10, 11, 12]]
+    assert result.response_mask.tolist() == [[1, 1, 0], [1, 1, 1]]
+    assert result.attention_mask.tolist() == [[1, 1, 0], [1, 1, 1]]
+    assert result.policy_versions.tolist() == [[7, 7, -1], [7, 7, 7]]
+    assert result.response_logprobs.dtype == np.float32
+    assert result.response_ids.dtype == np.int32
+    assert result.group_ids.tolist() == ["b.0", "b.1"]
+
+
+def test_what_broke_is_left_out_and_takes_its_group_along_if_asked() -> None:
+    played = [rollout(0, 0, 2), rollout(0, 1, 2, reward=None), rollout(1, 0, 2), rollout(1, 1, 2)]
+    assert arrays(played).rollout_ids.tolist() == ["b.0.0", "b.1.0", "b.1.1"]
+    assert arrays(played, whole_groups=True).rollout_ids.tolist() == ["b.1.0", "b.1.1"]
+    everything = arrays(played, trainable_only=False)
+    assert everything.trainable.tolist() == [True, False, True, True]
+    assert np.isnan(everything.rewards[1])
+    assert everything.outcomes[1] == "engine_error"
+
+
+def test_a_segment_that_is_not_exact_trains_nothing_and_takes_its_group_along_if_asked() -> None:
+    one = rollout(0, 0, 2)
+    (good,) = one.segments
+    bad = replace(good, mismatch=0)
+    empty = replace(good, response_mask=np.zeros(2, np.uint8))
+    half, none, other = replace(one, segments=(bad, good)), replace(rollout(0, 1, 2), segments=(bad, empty)), one
+    assert arrays([half, none]).rollout_ids.tolist() == ["b.0.0"]
+    assert len(arrays([half, none], whole_groups=True)) == 0
+    assert arrays([half, rollout(0, 1, 2)], whole_groups=True).rollout_ids.tolist() == ["b.0.0", "b.0.1"]
+    everything = arrays([half, none, other], trainable_only=False)
+    assert everything.trainable.tolist() == [False, True, False, False, True]
+
+
+def test_no_rollouts_are_empty_arrays() -> None:
+    result = arrays([])
+    assert len(result) == 0
+    assert result.response_ids.shape == (0, 0)
+
+
+def with_rows(played: Rollout, *rows: Segment) -> Rollout:
+    return replace(played, segments=rows)
+
+
+def row(n_prompt: int, versions: list[int], mismatch: int | None = None) -> Segment:
+    """Sampled by these weights, a 0 standing for a token that was not sampled."""
+    mask = np.array([version != 0 for version in versions], np.uint8)
+    numbers = np.where(mask == 1, np.array(versions), -1).astype(np.int32)
+    n = len(versions)
+    return Segment(token_ids(range(n_prompt)), token_ids(range(n)), mask, np.zeros(n, np.float32), numbers, mismatch)
+
+
+def test_advantages_count_each_rollout_once() -> None:
+    many = with_rows(rollout(0, 0, 2, 1.0), *(row(2, [7, 7]) for _ in range(5)))
+    result = arrays([many, rollout(0, 1, 2, 0.0), rollout(1, 0, 2, 0.3), rollout(1, 1, 2, 0.3)])
+    assert result.rollout_index.tolist() == [0, 0, 0, 0, 0, 1, 2, 3]
+    assert np.allclose(result.group_advantages(scaled=False), [0.5] * 5 + [-0.5, 0.0, 0.0])
+    assert np.allclose(result.group_advantages(), [1.0] * 5 + [-1.0, 0.0, 0.0], atol=1e-5)
+
+
+def test_advantage_of_what_has_no_reward_is_not_a_number() -> None:
+    played = [rollout(0, 0, 2, 1.0), rollout(0, 1, 2, None), rollout(0, 2, 2, 0.0), rollout(1, 0, 2, None)]
+    result = arrays(played, trainable_only=False).group_advantages(scaled=False)
+    assert np.array_equal(result, np.array([0.5, np.nan, -0.5, np.nan], np.float32), equal_nan=True)
+    assert arrays([]).group_advantages().tolist() == []
+
+
+def test_long_responses_are_cut_and_long_prompts_left_out() -> None:
+    played = with_rows(rollout(0, 0, 2), row(2, [7, 7, 7, 7]), row(9, [7]), row(2, [0, 0, 7]))
+    result = arrays([played], max_prompt_tokens=8, max_response_tokens=2)
+    # the third row has nothing left that was sampled
+    assert result.response_ids.tolist() == [[0, 1]]
+    assert result.truncated.tolist() == [True]
+    assert arrays([played], max_response_tokens=4).truncated.tolist() == [False, False, False]
+
+
+def test_mismatch_beyond_the_cut_does_no_harm() -> None:
+    played = with_rows(rollout(0, 0, 2), row(2, [7, 7, 7, 7], mismatch=5))
+    assert len(arrays([played])) == 0
+    assert arrays([played], max_response_tokens=3).trainable.tolist() == [True]
+    assert len(arrays([played], max_response_tokens=4)) == 0
+
+
+def test_rows_of_older_weights_are_left_out() -> None:
+    rows = (row(2, [5, 5]), row(2, [4, 5]), row(2, [0, 6]), row(2, [-1, 6]))
+    played = with_rows(rollout(0, 0, 2), *rows)
+    result = arrays([played], min_version=5)
+    assert list(zip(result.version_min.tolist(), result.version_max.tolist(), strict=True)) == [(5, 5), (6, 6)]
+    assert arrays([played]).version_min.tolist() == [5, 4, 6, -1]
+    assert len(arrays([played, rollout(0, 1, 2)], min_version=7, whole_groups=True)) == 0

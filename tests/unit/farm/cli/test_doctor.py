@@ -1,0 +1,90 @@
+"""Findings of `farm doctor` about the store, and about the farm's control group."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from farm.cli.doctor import _cgroup, examine, store_and_broker
+from farm.cli.readiness import CheckResult
+from farm.settings import Settings
+from farm.store.database import Store
+
+
+def test_none_is_needed() -> None:
+    check_result = _cgroup(Settings(cgroup=None))
+    assert check_result.ok
+    assert "FARM_CGROUP" in check_result.detail
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "ok", "detail"),
+    [
+        ("cgroup.controllers", "cpu memory pids\n", True, "version 2"),
+        ("cgroup.controllers", "cpu pids\n", False, "no memory controller"),
+        ("memory.limit_in_bytes", "1\n", True, "version 1"),
+        ("readme", "", False, "is no control group"),
+    ],
+)
+def test_one_must_have_the_memory_controller(tmp_path: Path, file: str, text: str, ok: bool, detail: str) -> None:
+    (tmp_path / file).write_text(text)
+    check_result = _cgroup(Settings(cgroup=tmp_path))
+    assert check_result.ok is ok
+    assert detail in check_result.detail
+    assert "FARM_CGROUP" in check_result.mend
+
+
+def stores(tmp_path: Path, store_url: str = "") -> list[CheckResult]:
+    options = Settings(home=tmp_path / "home", store_url=store_url, scratch=tmp_path)
+    result = {"farm", "store", "clock", "engines", "nodes"}
+    return [each for each in examine(options, *store_and_broker(options)) if each.what in result]
+
+
+def test_before_the_first_farm_there_is_nothing_to_mend(tmp_path: Path) -> None:
+    (check_result,) = stores(tmp_path)
+    assert (check_result.ok, check_result.needed) == (False, False)
+    assert (check_result.detail, check_result.mend) == (f"no farm yet in {tmp_path / 'home'}", "`farm up` makes one")
+    assert not (tmp_path / "home").exists()
+
+
+@pytest.mark.parametrize(
+    ("url", "detail"),
+    [
+        ("sqlite:///{tmp}/none.db", "there is no file {tmp}/none.db"),
+        ("sqlite:///{tmp}/text.db", "file is not a database"),
+        ("postgresql://u:secret@127.0.0.1:9/d", "the database does not answer: connection failed"),
+        ("mysql://h/d", "mysql is neither sqlite nor postgresql"),
+        ("nonsense", "not a database URL"),
+    ],
+)
+def test_a_store_that_cannot_be_asked_is_one_finding_and_no_statement(tmp_path: Path, url: str, detail: str) -> None:
+    (tmp_path / "text.db").write_text("hello, this is no database\n" * 100)
+    (check_result,) = stores(tmp_path, url.format(tmp=tmp_path))
+    assert (check_result.what, check_result.ok, check_result.needed) == ("store", False, True)
+    assert detail.format(tmp=tmp_path) in check_result.detail
+    assert "\n" not in check_result.detail
+    for word in ("SELECT", "PRAGMA", "secret"):
+        assert word not in check_result.detail + check_result.mend
+    assert not (tmp_path / "none.db").exists(), "to look makes nothing"
+
+
+def test_without_nodes_and_engines_neither_is_ok(sqlite_store: Store, tmp_path: Path) -> None:
+    result = {each.what: each for each in stores(tmp_path, sqlite_store.url)}
+    assert [name for name, each in result.items() if each.ok] == ["store", "clock"]
+    assert (result["engines"].detail, result["nodes"].detail) == ("none is added", "none runs")
+
+
+def test_a_farm_of_this_machine_that_was_ended_is_not_broken(sqlite_store: Store, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    address = {"store_url": sqlite_store.url, "broker_url": f"redis+socket://{tmp_path}/gone.sock"}
+    (home / "address.json").write_text(json.dumps(address))
+    options = Settings(home=home, scratch=tmp_path)
+    result = {each.what: each for each in examine(options, *store_and_broker(options))}
+    assert (result["redis"].ok, result["redis"].needed) == (False, False)
+    assert (result["redis"].detail, result["redis"].mend) == ("the farm here does not run now", "`farm up` starts it")
+    elsewhere = Settings(home=home, scratch=tmp_path, broker_url="redis://127.0.0.1:9/0")
+    result = {each.what: each for each in examine(elsewhere, sqlite_store.url, elsewhere.broker_url)}
+    assert (result["redis"].ok, result["redis"].needed) == (False, True)

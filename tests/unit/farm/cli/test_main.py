@@ -1,0 +1,301 @@
+"""The command line without a farm: what is loaded, what it says of itself, and that every mistake is one clear line."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import click
+import pytest
+
+import farm
+from farm.cli.main import COMMANDS, main
+from farm.store.batches import request_of
+from farm.store.database import Store
+from tests.services.commands import said
+
+FARM = str(Path(sys.executable).parent / "farm")
+HEAVY = {
+    *(
+        "sqlalchemy",
+        "redis",
+        "celery",
+        "kombu",
+        "numpy",
+        "pydantic",
+        "pydantic_settings",
+        "rich",
+        "httpx2",
+        "starlette",
+    ),
+    *("prometheus_client", "yaml", "alembic", "workers", "orjson", "zstandard"),
+}
+ROOT = Path(__file__).parents[4]
+
+
+def test_help_and_the_package_load_nothing_heavy() -> None:
+    code = "import sys, farm; from farm.cli.main import main; main(['--help'], standalone_mode=False)"
+    code += "; print(*sys.modules, file=sys.stderr)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "Show a batch's progress" in done.stdout
+    assert HEAVY & {*done.stderr.split()} == set()
+
+
+def test_every_name_of_the_package_is_there_and_known_to_type_checkers() -> None:
+    tree = ast.parse(inspect.getsource(farm))
+    block = next(node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
+    shown = {(node.module, name.name) for node in block.body if isinstance(node, ast.ImportFrom) for name in node.names}
+    assert {name for _, name in shown} == {*farm.__all__}
+    for module, name in shown:
+        assert getattr(farm, name) is getattr(sys.modules[str(module)], name)
+    assert {*farm.__all__} <= {*dir(farm)}
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        farm.nonsense  # type: ignore[attr-defined] # noqa: B018
+
+
+def test_type_checkers_read_the_packages() -> None:
+    assert (ROOT / "farm" / "py.typed").is_file()
+    assert (ROOT / "workers" / "py.typed").is_file()
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_says_of_itself_what_the_list_says(name: str) -> None:
+    command = main.get_command(click.Context(main), name)
+    assert command is not None
+    assert command.name == name
+    assert inspect.cleandoc(str(command.help)).split("\n\n")[0].replace("\n", " ") == COMMANDS[name][1]
+
+
+def test_version_and_short_help() -> None:
+    assert said(main, "--version").startswith("farm, version ")
+    assert said(main, "-h") == said(main, "--help")
+    assert said(main, "engines", "add", "-h").startswith("Usage: main engines add")
+    assert "--grace" in said(main, "up", "-h"), "the node's options"
+
+
+MISTAKES: dict[str, tuple[list[str], int, str]] = {
+    "a command with a typo": (["wach", "b1"], 2, "No such command 'wach'. Did you mean watch"),
+    "no such command": (["frobnicate"], 2, "No such command 'frobnicate'. `farm --help` lists them."),
+    "an option with a typo": (["submit", "{file}", "--n-sample", "2"], 2, "Did you mean '--n-samples'?"),
+    "no file": (["submit", "nothere.jsonl"], 2, "'nothere.jsonl' does not exist"),
+    "a file of Windows": (["submit", r"C:\problems.jsonl"], 2, "does not exist"),
+    "a folder as a file": (["submit", "{folder}"], 2, "is a directory"),
+    "no file and no request": (["submit"], 2, "give a FILE with problems"),
+    "a sample count that is none": (["submit", "{file}", "-n", "many"], 2, "'many' is not a valid integer"),
+    "no farm yet": (["submit", "{file}"], 1, "FarmUnreachable: no farm was ever started in"),
+    "no farm yet, to list": (["ls"], 1, "run `farm up`, or set FARM_STORE_URL"),
+    "a request that is no file": (["submit", "--request", "nothere"], 2, "'nothere' does not exist"),
+    "a setting that is none": (["submit", "{file}", "--set", "top_p"], 1, "--set: 'top_p' is not NAME=VALUE"),
+    "an output of another kind": (["collect", "b0", "-o", "x.csv"], 1, "must end in .npz or .jsonl"),
+    "an output without a folder": (["collect", "b0", "-o", "{folder}/no/b.npz"], 1, "there is no folder {folder}/no"),
+    "groups in lines": (
+        ["collect", "b0", "-o", "{folder}/b.jsonl", "--whole-groups"],
+        1,
+        "only .npz leaves groups out",
+    ),
+    "a database of another kind": (["ls", "--url", "mysql://h/d"], 1, "InvalidRequest: store_url: "),
+    "a file as a farm": (["ls", "--url", "{file}"], 1, "FarmUnreachable: no farm was ever started in"),
+    "an address that is none": (["ls", "--url", "http://"], 1, "InvalidRequest: url: it is no address"),
+    "an API that is not there": (
+        ["ls", "--wait", "0", "--url", "http://127.0.0.1:9/"],
+        1,
+        "no API of a farm answers at http://127.0.0.1:9",
+    ),
+    "a negative wait": (["ls", "--wait", "-1"], 2, "-1.0 is not in the range"),
+    "a port that is none": (["metrics", "--port", "99999"], 2, "99999 is not in the range"),
+    "an option of doctor with a typo": (["doctor", "--bach", "b0"], 2, "--bach b0: only --sandbox NAME"),
+    "an engine that is no double": (["engine"], 2, "only --scripted engines are the farm's own"),
+    "no such handler": (
+        ["handlers", "show", "maths"],
+        1,
+        "NotFound: no handler is called 'maths'; installed here are:",
+    ),
+}
+
+
+@pytest.mark.parametrize(("words", "code", "expected"), MISTAKES.values(), ids=MISTAKES)
+def test_every_mistake_is_one_line(tmp_path: Path, words: list[str], code: int, expected: str) -> None:
+    file = tmp_path / "problems.jsonl"
+    file.write_text('{"data_source": "noop", "fields": {}}\n')
+    places = {"{file}": str(file), "{folder}": str(tmp_path)}
+
+    def filled(word: str) -> str:
+        for name, place in places.items():
+            word = word.replace(name, place)
+        return word
+
+    env = dict.fromkeys(name for name in os.environ if name.startswith("FARM_")) | {"FARM_HOME": str(tmp_path / "home")}
+    output = said(main, *map(filled, words), code=code, env=env)
+    assert filled(expected) in output
+    assert "Traceback" not in output
+    assert len([line for line in output.splitlines() if line.startswith("Error: ")]) == 1
+    assert not (tmp_path / "home").exists(), "nothing is made by a mistake"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("FARM_LEASE_S", "soon", "FARM_LEASE_S: "),
+        ("FARM_MAX_OPEN", "0", "FARM_MAX_OPEN: "),
+        ("FARM_IMAGE_CACHE", "always", "FARM_IMAGE_CACHE: "),
+        ("FARM_STORE_URL", "postgres", "store_url: not a database URL"),
+        ("FARM_STORE_URL", "mongodb://h/d", "store_url: "),
+    ],
+)
+def test_a_variable_that_is_wrong_is_named(tmp_path: Path, name: str, value: str, expected: str) -> None:
+    env = {"FARM_HOME": str(tmp_path), "FARM_STORE_URL": None, name: value}
+    output = said(main, "ls", code=1, env=env)
+    assert expected in output
+    assert len(output.splitlines()) == 1
+
+
+@pytest.fixture(scope="module")
+def store_url(migrated_sqlite: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A farm without nodes and engines."""
+    path = tmp_path_factory.mktemp("store") / "farm.db"
+    shutil.copy(migrated_sqlite, path)
+    return f"sqlite:///{path}"
+
+
+@pytest.mark.parametrize("name", ["math", "code", "swe", "chat", "noop"])
+def test_the_example_of_a_handler_can_be_submitted(store_url: str, tmp_path: Path, name: str) -> None:
+    schema, _, example = said(main, "handlers", "show", name).partition("\nexample, one line of a file")
+    assert '"properties"' in schema
+    (tmp_path / "example.jsonl").write_text(example.splitlines()[-1])
+    submitted = said(main, "submit", str(tmp_path / "example.jsonl"), "--url", store_url).splitlines()
+    assert re.fullmatch("b[0-9a-f]{10}", submitted[0])
+    assert "no node runs: nothing is played until `farm up` or `farm node` is started" in submitted
+    assert any(line.startswith("no engine is added") for line in submitted)
+
+
+def test_the_problems_to_begin_with_can_be_submitted(store_url: str) -> None:
+    submitted = said(main, "submit", str(ROOT / "examples" / "problems.jsonl"), "--url", store_url).splitlines()
+    listed = [json.loads(line) for line in said(main, "ls", "--json", "--url", store_url).splitlines()]
+    assert [(each["batch_id"], each["state"], each["data_sources"]) for each in listed][:1] == [
+        (submitted[0], "queued", ["code", "math", "swe"])
+    ]
+    assert {"math", "code", "swe", "chat", "noop"} <= {*said(main, "handlers").split()}
+
+
+def test_the_plugins_for_tests_are_not_installed_in_production() -> None:
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run([FARM, "handlers"], env=env, capture_output=True, text=True, check=True)
+    words = {*done.stdout.replace(",", " ").split()}
+    assert {"math", "code", "swe", "react"} <= words
+    assert not {"noop", "chat"} & words
+
+
+def test_all_that_is_wrong_is_said_at_once_with_file_and_line(store_url: str, tmp_path: Path) -> None:
+    lines = [
+        {"data_source": "noop", "fields": {}},
+        {"data_source": "math", "fields": {"family": "gcd"}},
+        {"data_source": "noop", "fields": {"seconds": -1, "stuck": "fast"}},
+    ]
+    file = tmp_path / "problems.jsonl"
+    file.write_text("\n\n".join(map(json.dumps, lines)))
+    output = said(main, "submit", str(file), "--url", store_url, code=1)
+    for place in ("3.fields.question", "3.fields.answer", "3.fields.metadata", "5.fields.seconds", "5.fields.stuck"):
+        assert f"{file}:{place}: " in output
+    file.write_text(file.read_text().replace("math", "maths"))
+    assert f"{file}:3.data_source: no handler for 'maths'" in said(
+        main, "submit", str(file), "--url", store_url, code=1
+    )
+    file.write_text('{"data_source": "noop"}\n{"fields": {}}')
+    output = said(main, "submit", str(file), "-n", "0", "--set", "sampling.topp=1", "--url", store_url, code=1)
+    for place in (f"{file}:1.fields: ", f"{file}:2.data_source: ", "n_samples: ", "sampling.topp: "):
+        assert place in output
+
+
+def test_a_whole_request_may_stand_in_a_file(store_url: str, tmp_path: Path) -> None:
+    (tmp_path / "request.yaml").write_text(
+        "n_samples: 2\nsampling: {top_p: 0.5, temperature: 0.1}\nmetadata: {run: 7}\n"
+    )
+    (tmp_path / "problems.jsonl").write_text('{"data_source": "noop", "fields": {}}')
+    words = ("--request", str(tmp_path / "request.yaml"), "--temperature", "0.7", "--set", "limits.run_s=3")
+    batch_id = said(main, "submit", str(tmp_path / "problems.jsonl"), *words, "--url", store_url).splitlines()[0]
+    store = Store(store_url)
+    try:
+        stored = store.read(lambda connection: request_of(connection, batch_id))
+    finally:
+        store.close()
+    assert (stored["n_samples"], stored["metadata"], stored["limits"]["run_s"]) == (2, {"run": 7}, 3.0)
+    assert (stored["sampling"]["top_p"], stored["sampling"]["temperature"]) == (0.5, 0.7)
+    (tmp_path / "request.yaml").write_text("instances: [{data_source: noop, fields: {}}]")
+    assert said(main, "submit", "--request", str(tmp_path / "request.yaml"), "--url", store_url).startswith("b")
+    both = said(main, "submit", str(tmp_path / "problems.jsonl"), *words[:2], "--url", store_url, code=1)
+    assert "has instances too: give one of the two" in both
+
+
+@pytest.mark.parametrize(
+    ("command", "given", "expected"),
+    [
+        ("watch", "b0", "there is no batch b0\n"),
+        ("show", "b0.1.2", "there is no rollout b0.1.2\n"),
+        ("show", "b0", "there is no rollout b0: such an id would be a batch's, a rollout's is BATCH.GROUP.SAMPLE"),
+        ("watch", "b0.1", "there is no batch b0.1: such an id would be a group's"),
+        ("show", "no such", "there is no batch, group or rollout 'no such'"),
+        ("cancel", "b0.1", "there is no group b0.1"),
+    ],
+)
+def test_an_id_that_names_nothing_is_said_not_to_exist(store_url: str, command: str, given: str, expected: str) -> None:
+    assert f"Error: NotFound: {expected}" in said(main, command, given, "--url", store_url, code=1)
+
+
+STARVED: dict[str, dict[str, str]] = {
+    "a dumb terminal": {"TERM": "dumb"},
+    "no terminal type": {"TERM": ""},
+    "the C locale": {"LC_ALL": "C", "LANG": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+    "a home that cannot be written": {"HOME": "/proc/nowhere", "FARM_HOME": ""},
+    "no home": {"HOME": "", "FARM_HOME": ""},
+}
+
+
+@pytest.mark.parametrize("more", STARVED.values(), ids=STARVED)
+def test_a_poor_environment_is_enough_for_a_clear_line(tmp_path: Path, more: dict[str, str]) -> None:
+    env = {name: value for name, value in os.environ.items() if not name.startswith("FARM_")}
+    env |= {"FARM_HOME": str(tmp_path / "home")} | more
+    env = {name: value for name, value in env.items() if value or name != "FARM_HOME"}
+    listed = subprocess.run([FARM, "ls", "--url", str(tmp_path)], env=env, capture_output=True, timeout=600)
+    assert (listed.returncode, listed.stderr.count(b"\n")) == (1, 1)
+    assert listed.stdout == b""
+    assert listed.stderr.startswith(b"Error: FarmUnreachable: no farm was ever started in")
+
+
+def test_a_farm_that_has_no_place_says_which_variable_sets_it(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for place, why in (
+        ("/proc/farm", "No such file"),
+        (str(tmp_path / "file"), "File exists"),
+        (f"{tmp_path}/file/a", "Not a"),
+    ):
+        output = said(main, "up", code=1, env={"FARM_HOME": place})
+        assert f"FARM_HOME: {place} cannot be made ({why}" in output
+        assert output.count("\n") == 1
+
+
+def test_an_interrupt_ends_a_command_with_130(tmp_path: Path) -> None:
+    """While it waits for a farm that is not there yet."""
+    process = subprocess.Popen(
+        [FARM, "ls", "--wait", "60", "--url", "http://127.0.0.1:9/"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    until_it_waits(process.pid)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=600)
+    assert (process.returncode, errors.strip()) == (130, b"interrupted")
+
+
+def until_it_waits(pid: int) -> None:
+    """Until a process has loaded the HTTP client, and so is past all it has to load."""
+    deadline = time.monotonic() + 60
+    while "_ssl" not in Path(f"/proc/{pid}/maps").read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

@@ -1,0 +1,87 @@
+"""Reasons why a batch waits, by one rule; nothing is reported as ready before it was seen to work."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from farm.cli.readiness import engine_trouble, missing_parts, takes_rollouts
+from farm.records.engine import EngineInfo
+from farm.records.engine_state import EngineState, StoredEngine
+from farm.records.node import BROKEN, DRAINING, Node
+
+NODE = Node("n1", 8, 1, 4, 1, [], {})
+KNOWN = StoredEngine("http://a/v1", info=EngineInfo(model="m"))
+_LACKS = (
+    "has not version 18 of the weights ({}): gets no calls; push them and name them by set_version, or let the farm do "
+    "it: weight_update(..., path=...) or serve_weights"
+)
+TROUBLED: dict[str, tuple[StoredEngine, str]] = {
+    "nobody has asked it": (StoredEngine("http://a/v1"), "has not answered any node yet"),
+    "it is out": (replace(KNOWN, failure="does not answer"), "does not answer"),
+    "its pause was forgotten": (
+        replace(KNOWN, paused="drain", paused_by="h/7", paused_s=301.0),
+        "has been paused for 301 s by h/7",
+    ),
+    "it has older weights": (
+        replace(KNOWN, version="18", engine_version="17"),
+        _LACKS.format("it has '17'"),
+    ),
+    "it has other weights": (replace(KNOWN, version="18"), _LACKS.format("it says nothing of those that it has")),
+}
+WELL: dict[str, StoredEngine] = {
+    "it was asked": KNOWN,
+    "it has the weights": replace(KNOWN, version="18", engine_version="18"),
+    "it is being given new ones": replace(KNOWN, version="18", engine_version="17", paused="drain", paused_s=20.0),
+}
+
+
+@pytest.mark.parametrize(("engine", "why"), TROUBLED.values(), ids=TROUBLED)
+def test_an_engine_that_was_not_seen_to_work_is_in_trouble(engine: StoredEngine, why: str) -> None:
+    assert engine_trouble(engine) == why
+
+
+@pytest.mark.parametrize("engine", WELL.values(), ids=WELL)
+def test_one_that_was_is_not(engine: StoredEngine) -> None:
+    assert engine_trouble(engine) == ""
+    assert missing_parts([NODE], [EngineState(engine, 0, 0)]) == []
+
+
+@pytest.mark.parametrize(
+    ("node", "takes"),
+    [
+        (NODE, True),
+        (replace(NODE, heartbeat_age_s=1e6), False),
+        (replace(NODE, state=DRAINING), False),
+        (replace(NODE, state=BROKEN), False),
+        (replace(NODE, sick_s=20.0, sick_why="run: x", n_trips=1), True),
+    ],
+)
+def test_a_node_takes_rollouts_while_it_lives_and_stays(node: Node, takes: bool) -> None:
+    assert takes_rollouts(node) is takes
+    assert (missing_parts([node], [EngineState(KNOWN, 0, 0)]) == []) is takes
+
+
+def test_what_is_missing_is_said_with_what_to_do() -> None:
+    assert missing_parts([], []) == [
+        "no node runs: nothing is played until `farm up` or `farm node` is started",
+        "no engine is added: what asks a policy waits until `farm engines add http://HOST:PORT/v1`",
+    ]
+    silent = replace(NODE, heartbeat_age_s=1e6)
+    assert missing_parts([silent, replace(silent, node="n2", heartbeat_age_s=2e6)], [EngineState(KNOWN, 0, 0)]) == [
+        "no node runs (n1 has said nothing for 1000000 s): nothing is played until `farm up` or `farm node` is started"
+    ]
+    out = EngineState(TROUBLED["it is out"][0], 0, 0)
+    draining = EngineState(replace(KNOWN, state="draining"), 0, 0)
+    assert missing_parts([NODE], [out, draining]) == [
+        "no engine can be used: http://a/v1 does not answer; see `farm engines list`"
+    ]
+    assert missing_parts([NODE], [draining, out]) == [
+        "no engine can be used: http://a/v1 is draining; see `farm engines list`"
+    ]
+    assert missing_parts([NODE], [out, EngineState(KNOWN, 0, 0)]) == []
+
+
+def test_an_engine_that_was_just_added_is_asked_in_a_moment() -> None:
+    assert missing_parts([NODE], [EngineState(StoredEngine("http://a/v1"), 0, 0)]) == []

@@ -1,0 +1,113 @@
+"""Segments follow from model calls by prefix, and hold exactly what was sampled."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from farm.records.trajectory import (
+    NO_VERSION,
+    ModelCall,
+    Segment,
+    VersionSpan,
+    segments,
+    token_ids,
+    token_versions,
+    version_number,
+    version_range,
+)
+
+
+def call(index: int, prompt: list[int], response: list[int], version: str = "1") -> ModelCall:
+    return ModelCall(
+        index=index,
+        messages=[],
+        response={},
+        finish_reason="stop",
+        engine="e",
+        started_at=0.0,
+        latency_s=0.0,
+        n_prompt_tokens=len(prompt),
+        n_response_tokens=len(response),
+        policy_version=version,
+        prompt_ids=token_ids(prompt),
+        response_ids=token_ids(response),
+        response_logprobs=np.linspace(-1, -0.1, len(response), dtype=np.float32),
+    )
+
+
+def test_a_continued_conversation_is_one_row() -> None:
+    (row,) = segments([call(0, [1, 2], [3, 4]), call(1, [1, 2, 3, 4, 5, 6], [7], version="2")])
+    assert row.prompt_ids.tolist() == [1, 2]
+    assert row.response_ids.tolist() == [3, 4, 5, 6, 7]
+    assert row.response_mask.tolist() == [1, 1, 0, 0, 1]
+    assert row.policy_versions.tolist() == [1, 1, NO_VERSION, NO_VERSION, 2]
+    assert row.response_logprobs[2:4].tolist() == [0.0, 0.0]
+
+
+def test_a_rewritten_history_starts_a_new_row() -> None:
+    rows = segments([call(0, [1], [2, 3]), call(1, [1, 2, 9], [4])])
+    assert [row.response_ids.tolist() for row in rows] == [[2, 3], [4]]
+
+
+def test_branches_continue_the_row_they_came_from() -> None:
+    rows = segments([call(0, [1], [2]), call(1, [8], [9]), call(2, [1, 2, 3], [4]), call(3, [8, 9, 7], [6])])
+    assert [row.response_ids.tolist() for row in rows] == [[2, 3, 4], [9, 7, 6]]
+
+
+def test_a_call_without_ids_trains_nothing() -> None:
+    plain = call(0, [1], [2])
+    plain.response_logprobs = None
+    assert segments([plain]) == ()
+
+
+def test_a_call_continues_the_row_that_reaches_furthest() -> None:
+    rows = segments([call(0, [1], [2, 3]), call(1, [1], [2]), call(2, [1, 2, 3, 4], [5])])
+    assert [row.response_ids.tolist() for row in rows] == [[2, 3, 4, 5], [2]]
+
+
+def test_a_token_s_version_is_that_of_its_span_and_else_of_its_call() -> None:
+    cut = call(0, [1], [2, 3, 4], version="1")
+    cut.versions = (VersionSpan("2", 1, 2), VersionSpan("x", 2, 3))
+    assert token_versions(cut).tolist() == [1, 2, NO_VERSION]
+    assert segments([cut])[0].policy_versions.tolist() == [1, 2, NO_VERSION]
+    assert version_range([cut, call(1, [9], [9], version="7")]) == (1, 7)
+    assert version_range([call(0, [1], [], version="3"), call(1, [1], [2], version="v3")]) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("version", "number"),
+    [("0", 0), ("007", 7), ("2147483647", 2147483647), *((text, NO_VERSION) for text in ("", "-1", "1.0", "default"))],
+)
+def test_a_version_is_a_number_if_it_can_be_one(version: str, number: int) -> None:
+    assert version_number(version) == number
+
+
+@pytest.mark.parametrize("version", ["2147483648", "20260101120000", "9" * 5000, "\u0663", "\u00b2"])
+def test_a_version_that_no_column_holds_has_no_number(version: str) -> None:
+    assert version_number(version) == NO_VERSION
+
+
+def test_arrays_of_different_lengths_are_refused() -> None:
+    with pytest.raises(ValueError, match="differ in length"):
+        Segment(token_ids([1]), token_ids([1, 2]), np.ones(1, np.uint8), np.ones(2, np.float32), token_ids([1, 1]))
+
+
+ids = st.lists(st.integers(0, 50), min_size=1, max_size=6)
+
+
+@given(prompt=ids, turns=st.lists(st.tuples(ids, st.lists(st.integers(0, 50), max_size=6)), min_size=1, max_size=6))
+def test_every_sampled_token_is_in_the_row_once(prompt: list[int], turns: list[tuple[list[int], list[int]]]) -> None:
+    calls, history = [], list(prompt)
+    for index, (response, observation) in enumerate(turns):
+        calls.append(call(index, list(history), response))
+        history += response + observation
+    (row,) = segments(calls)
+    whole = row.prompt_ids.tolist() + row.response_ids.tolist()
+    assert whole == history[: len(whole)]
+    sampled = row.response_ids[row.response_mask == 1].tolist()
+    assert sampled == [token for response, _ in turns for token in response]
+    assert np.all(row.response_logprobs[row.response_mask == 0] == 0)
+    assert np.all(row.response_logprobs[row.response_mask == 1] < 0)

@@ -1,0 +1,62 @@
+"""Fair shares between batches, and the nodes that they are played on."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from farm.scheduler.fair_share import fair_shares, free_slots
+from farm.store.placement import WaitingBatch
+
+
+def test_a_small_batch_is_not_stuck_behind_a_huge_one() -> None:
+    assert fair_shares([WaitingBatch("huge", 0, 20_000, 60), WaitingBatch("small", 0, 8, 0)], 10) == {
+        "small": 8,
+        "huge": 2,
+    }
+
+
+def test_batches_catch_up_with_each_other() -> None:
+    assert fair_shares(
+        [WaitingBatch("a", 0, 100, 4), WaitingBatch("b", 0, 100, 0), WaitingBatch("c", 0, 100, 2)], 6
+    ) == {"b": 4, "c": 2}
+
+
+def test_a_higher_priority_goes_first() -> None:
+    assert fair_shares([WaitingBatch("low", 0, 100), WaitingBatch("high", 5, 3)], 4) == {"high": 3, "low": 1}
+
+
+def test_no_room_admits_nothing() -> None:
+    assert fair_shares([WaitingBatch("a", 0, 5)], 0) == {}
+
+
+batches = st.lists(st.tuples(st.integers(-2, 2), st.integers(1, 50), st.integers(0, 50)), min_size=1, max_size=6).map(
+    lambda rows: [WaitingBatch(f"b{i}", *row) for i, row in enumerate(rows)]
+)
+
+
+@given(waits=batches, room=st.integers(0, 100))
+def test_all_room_is_used_and_nobody_gets_more_than_waits(waits: list[WaitingBatch], room: int) -> None:
+    given_room = fair_shares(waits, room)
+    assert sum(given_room.values()) == min(room, sum(wait.n_waiting for wait in waits))
+    assert all(given_room.get(wait.batch_id, 0) <= wait.n_waiting for wait in waits)
+
+
+@given(waits=batches, room=st.integers(0, 100))
+def test_nobody_gets_ahead_of_an_equal_that_waits(waits: list[WaitingBatch], room: int) -> None:
+    given_room = fair_shares(waits, room)
+    has = {wait.batch_id: wait.n_placed + given_room.get(wait.batch_id, 0) for wait in waits}
+    for one in waits:
+        for other in waits:
+            if other.priority == one.priority and given_room.get(other.batch_id, 0) < other.n_waiting:
+                assert not given_room.get(one.batch_id, 0) or has[one.batch_id] <= has[other.batch_id] + 1
+            if other.priority > one.priority and given_room.get(other.batch_id, 0) < other.n_waiting:
+                assert not given_room.get(one.batch_id, 0)
+
+
+def test_the_emptiest_node_comes_first() -> None:
+    assert list(free_slots({"a": 1, "b": 3, "full": 0})) == ["b", "b", "a", "b"]
+
+
+def test_a_node_that_lost_a_worker_comes_last_but_comes() -> None:
+    assert list(free_slots({"a": 1, "b": 3, "c": 1}, {"b"})) == ["a", "c", "b", "b", "b"]

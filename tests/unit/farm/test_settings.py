@@ -1,0 +1,28 @@
+"""The default home of a farm."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from farm.settings import Settings, default_home
+
+
+def test_the_environment_that_make_made_in_a_clone_knows_its_farm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment = tmp_path / "clone" / ".venv"
+    environment.mkdir(parents=True)
+    monkeypatch.setattr(sys, "prefix", str(environment))
+    monkeypatch.setenv("HOME", str(tmp_path / "me"))
+    monkeypatch.delenv("FARM_HOME", raising=False)
+    assert default_home() == tmp_path / "me" / ".farm", "an environment that somebody else made"
+    (environment / "place").write_text("/elsewhere\n")
+    assert default_home() == tmp_path / "me" / ".farm", "one that was copied from another clone"
+    (environment / "place").write_text(f"{tmp_path / 'clone'}\n")
+    assert default_home() == tmp_path / "clone" / ".farm"
+    assert Settings().home == tmp_path / "clone" / ".farm"
+    monkeypatch.setenv("FARM_HOME", str(tmp_path / "mine"))
+    assert Settings().home == tmp_path / "mine"

@@ -1,0 +1,319 @@
+"""The documentation says nothing that is not so: links, files, commands, settings and routes exist; examples run."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import inspect
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from pydantic import BaseModel, ConfigDict, Field
+
+import farm
+from farm.adapters.arrays import arrays
+from farm.api import openapi
+from farm.api.app import ENDPOINTS
+from farm.cli.engines import engines
+from farm.cli.main import COMMANDS
+from farm.records.request import Limits, SamplingParams, SandboxSpec
+from farm.records.rollout import Outcome, Rollout, Stage, State
+from farm.records.trajectory import ModelCall, segments, token_ids
+from farm.settings import Settings
+from tests.chaos.faults import KINDS
+from workers.agents.harness import Harness, HarnessAgent
+from workers.conformance.catalogue import PROMISES
+from workers.handlers.math import MathHandler
+from workers.interfaces import AgentContext, AgentResult, Artefact, Observation, Sandbox, Submission
+from workers.testing import FakeSandbox, ScriptedPolicy, answering
+from workers.testing.chat_handler import ContainsEvaluator
+from workers.testing.local_sandbox import LocalProvider
+
+ROOT = Path(__file__).parents[2]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "docker" / "README.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+]
+FOLDERS = "farm|workers|tests|testkit|examples|alembic|docker|benchmarks|docs"
+MAX_README_LINES = 150
+
+every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+
+
+def prose(page: Path) -> str:
+    """Return the text of a page without its blocks of code."""
+    return re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+
+
+def test_numbers_of_promises_and_faults_are_those_of_the_code() -> None:
+    text = (ROOT / "docs" / "promises.md").read_text() + (ROOT / "README.md").read_text()
+    assert set(re.findall(r"(\d+) promises of a sandbox", text)) == {str(len(PROMISES))}
+    assert set(re.findall(r"by (\d+) kinds of faults|its (\d+) kinds of faults", text)) == {
+        (str(len(KINDS)), ""),
+        ("", str(len(KINDS))),
+    }
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    result: list[str] = re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
+    return result
+
+
+def code(page: Path) -> str:
+    """Return all code of a page: its blocks and its code spans, a line each."""
+    return "\n".join([*blocks(page, r"\w*"), *re.findall(r"`([^`\n]+)`", prose(page))])
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the anchors of the headings of a page, as GitHub and mkdocs both make them."""
+    headings = re.findall(r"^#+ (.*)$", prose(page), re.MULTILINE)
+    return {re.sub(r"[ ]+", "-", re.sub(r"[^\w\- ]", "", heading.lower()).strip()) for heading in headings}
+
+
+def links(page: Path) -> Iterator[tuple[str, str]]:
+    """Yield the file and the anchor of each link within the repository; an empty file is the page itself."""
+    for target in re.findall(r"(?<!`)\[[^\]]*\]\(([^)\s]+)\)", prose(page)):
+        if not re.match(r"[a-z]+:", target):
+            file, _, anchor = target.partition("#")
+            yield file, anchor
+
+
+@every_page
+def test_links_lead_to_files_and_headings(page: Path) -> None:
+    for file, anchor in links(page):
+        target = (page.parent / file).resolve() if file else page
+        assert target.exists(), f"{page.name} links to {file}, which does not exist"
+        assert not anchor or anchor in anchors(target), f"{page.name} links to {file}#{anchor}: no such heading"
+
+
+@every_page
+def test_named_files_exist(page: Path) -> None:
+    named = set(re.findall(rf"`((?:{FOLDERS})/[\w./-]*)`", prose(page)))
+    assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
+
+
+@every_page
+def test_named_commands_exist(page: Path) -> None:
+    assert set(re.findall(r"^farm ([a-z]+)", code(page), re.MULTILINE)) <= set(COMMANDS)
+    assert set(re.findall(r"^farm engines ([a-z-]+)", code(page), re.MULTILINE)) <= set(engines.commands)
+
+
+@every_page
+def test_named_make_targets_exist(page: Path) -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    for target in set(re.findall(r"^make ([a-z-]+)", code(page), re.MULTILINE)):
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+
+
+@every_page
+def test_named_settings_exist(page: Path) -> None:
+    known = {f"FARM_{name.upper()}" for name in Settings.model_fields} | {"FARM_TEST_SEED"}
+    assert set(re.findall(r"FARM_[A-Z_]+[A-Z]", page.read_text())) <= known
+
+
+@every_page
+def test_named_modules_exist(page: Path) -> None:
+    for name in set(re.findall(r"python -m ([\w.]+)", page.read_text())):
+        path = ROOT.joinpath(*name.split("."))
+        assert path.with_suffix(".py").exists() or (path / "__main__.py").exists(), name
+
+
+def keywords_of(function: Any) -> set[str]:
+    """Return the fields of a model, or the parameters of a function; `rows` takes those of its adapter, too."""
+    adapter = keywords_of(arrays) if function is farm.Farm.rows else set()
+    return set(getattr(function, "model_fields", None) or inspect.signature(function).parameters) | adapter
+
+
+@every_page
+def test_python_examples_use_the_client_as_it_is(page: Path) -> None:
+    owners: dict[str, Any] = {"farm": farm, "client": farm.Farm}
+    for node in (node for block in blocks(page, "python") for node in ast.walk(ast.parse(block))):
+        called = node.func if isinstance(node, ast.Call) else node
+        if isinstance(called, ast.Attribute) and isinstance(called.value, ast.Name) and called.value.id in owners:
+            # an attribute that does not exist raises
+            used = getattr(owners[called.value.id], called.attr)
+            named = {keyword.arg for keyword in node.keywords} if isinstance(node, ast.Call) else set()
+            assert named <= keywords_of(used) if named else True, f"{called.attr}({named})"
+
+
+def test_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= MAX_README_LINES
+
+
+def test_readme_and_architecture_show_the_same_picture() -> None:
+    pictures = [
+        block
+        for page in ("README.md", "docs/architecture.md")
+        for block in re.findall(r"^```\n(.*?)^```$", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
+        if "dispatcher" in block
+    ]
+    assert len(pictures) == 2
+    assert pictures[0] == pictures[1]
+
+
+def test_every_page_is_in_the_navigation_and_on_the_index() -> None:
+    def pages_of(entry: Any) -> Iterator[str]:
+        if isinstance(entry, str):
+            yield entry
+        else:
+            for each in entry.values() if isinstance(entry, dict) else entry:
+                yield from pages_of(each)
+
+    written = {path.name for path in (ROOT / "docs").glob("*.md")}
+    assert set(pages_of(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"])) == written
+    assert {file for file, _ in links(ROOT / "docs" / "index.md")} == written - {"index.md"}
+    assert {f"docs/{name}" for name in written - {"index.md"}} <= {file for file, _ in links(ROOT / "README.md")}
+
+
+def test_every_command_is_described() -> None:
+    page = (ROOT / "docs" / "commands.md").read_text()
+    assert set(re.findall(r"^farm ([a-z]+)", page, re.MULTILINE)) == set(COMMANDS)
+    assert set(re.findall(r"^farm engines ([a-z-]+)", page, re.MULTILINE)) == set(engines.commands)
+
+
+def test_every_route_is_described() -> None:
+    page = (ROOT / "docs" / "api.md").read_text()
+    described = {(method.lower(), path) for method, path in re.findall(r"`(GET|POST) (/[\w./{}]*)`", page)}
+    served = {(method, path) for path, methods in openapi.description(ENDPOINTS)["paths"].items() for method in methods}
+    assert described == served
+
+
+def test_glossary_is_sorted_and_short() -> None:
+    words = re.findall(r"^\| \*\*(.+?)\*\*", (ROOT / "docs" / "glossary.md").read_text(), re.MULTILINE)
+    assert 25 <= len(words) <= 40
+    assert words == sorted(words, key=str.lower)
+
+
+def code_with(page: str, name: str) -> str:
+    return next(block for block in blocks(ROOT / "docs" / page, "python") if name in block)
+
+
+def test_agent_of_the_example_plays() -> None:
+    names: dict[str, Any] = {"Harness": Harness, "HarnessAgent": HarnessAgent}
+    exec(code_with("agents.md", "ONE_QUESTION"), names)
+    shown: Harness = names["ONE_QUESTION"]
+    assert names["one_question"]().sandbox(None).agent_packages == shown.packages
+    # in a folder of this machine, where its client is installed already
+    here = replace(shown, packages=(), command=lambda task: [sys.executable, *shown.command(task)[1:]])
+
+    async def main() -> AgentResult:
+        sandbox = await LocalProvider().start("docs", SandboxSpec())
+        try:
+            agent = HarnessAgent(here, inside=str(sandbox.socket_folder))
+            return await agent.run(context_of(sandbox))
+        finally:
+            await sandbox.stop()
+
+    assert asyncio.run(main()) == AgentResult(Outcome.ANSWERED, "Lima")
+
+
+def context_of(sandbox: Sandbox) -> AgentContext:
+    async def record(call: ModelCall) -> None: ...
+    async def keep(index: int, artefact: Artefact) -> str:
+        return artefact.name
+
+    return AgentContext(
+        rollout_id="docs",
+        messages=[{"role": "user", "content": "What is the capital of Peru?"}],
+        tools={},
+        policy=ScriptedPolicy(answering("Lima")),
+        sampling=SamplingParams(),
+        limits=Limits(),
+        record=record,
+        keep=keep,
+        sandbox=sandbox,
+    )
+
+
+def test_handler_of_the_example_is_one() -> None:
+    names: dict[str, Any] = {
+        "BaseModel": BaseModel,
+        "ConfigDict": ConfigDict,
+        "Submission": Submission,
+        "ContainsEvaluator": ContainsEvaluator,
+    }
+    exec(code_with("handlers.md", "CapitalHandler"), names)
+    handler = names["CapitalHandler"]()
+    assert {name for name in dir(MathHandler) if not name.startswith("_")} <= set(dir(handler))
+    instance = handler.instance_type.model_validate({"country": "Peru", "capital": "Lima"})
+    assert handler.messages(instance) == [{"role": "user", "content": "What is the capital of Peru?"}]
+    assert handler.sandbox(instance) is None
+    assert handler.evaluator(instance).name == "contains"
+
+
+def test_tool_of_the_example_counts() -> None:
+    names: dict[str, Any] = {"BaseModel": BaseModel, "Field": Field, "Observation": Observation}
+    exec(code_with("handlers.md", "CountTool"), names)
+
+    async def main() -> Observation:
+        sandbox = FakeSandbox("docs")
+        await sandbox.write_file("/workspace/a.txt", b"one two three")
+        tool = names["CountTool"](sandbox)
+        observation: Observation = await tool.call(tool.arguments(path="/workspace/a.txt"), 1.0)
+        await tool.close()
+        return observation
+
+    assert asyncio.run(main()) == Observation("3 words")
+
+
+def test_adapter_of_the_example_takes_what_may_train() -> None:
+    names: dict[str, Any] = {}
+    exec(code_with("trainers.md", "rows_for_my_trainer"), names)
+    rows = names["rows_for_my_trainer"]([finished(1.0), finished(None)])
+    assert rows == [
+        {
+            "prompt": [1, 2],
+            "response": [3, 4],
+            "loss_mask": [1, 1],
+            "old_logprobs": [-0.5, -0.25],
+            "reward": 1.0,
+            "group": "b.0",
+        }
+    ]
+
+
+def finished(reward: float | None) -> Rollout:
+    call = ModelCall(
+        index=0,
+        messages=[],
+        response={"role": "assistant", "content": "Lima"},
+        finish_reason="stop",
+        engine="fake",
+        started_at=0.0,
+        latency_s=0.0,
+        n_prompt_tokens=2,
+        n_response_tokens=2,
+        prompt_ids=token_ids([1, 2]),
+        response_ids=token_ids([3, 4]),
+        response_logprobs=np.array([-0.5, -0.25], np.float32),
+    )
+    return Rollout(
+        rollout_id="b.0.0",
+        batch_id="b",
+        group_index=0,
+        sample_index=0,
+        data_source="math",
+        instance_id="",
+        stage=Stage.EVAL,
+        state=State.COMPLETED if reward is not None else State.FAILED,
+        attempt=1,
+        node=None,
+        outcome=Outcome.ANSWERED if reward is not None else Outcome.ENGINE_ERROR,
+        reward=reward,
+        failure=None,
+        n_turns=1,
+        n_response_tokens=2,
+        submitted_at=0.0,
+        finished_at=1.0,
+        finish_seq=1,
+        segments=segments([call]),
+    )

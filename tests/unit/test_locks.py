@@ -1,0 +1,44 @@
+"""The two locks: what uses the farm is a part, to the hash, of what tests it, and holds all that the farm asks for."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
+MOST_OF_THE_CLIENT = 8
+"""Direct dependencies of what a trainer installs."""
+
+
+def normal(requirement: str) -> str:
+    name = re.match(r"[A-Za-z0-9._-]+", requirement)
+    assert name is not None
+    return re.sub(r"[-_.]+", "-", name[0]).lower()
+
+
+def pins(name: str) -> dict[str, str]:
+    """Each package with its version and hashes, as a lock has them."""
+    blocks = re.findall(r"^[A-Za-z0-9][^\n]*\n(?:    [^\n]*\n)*", (ROOT / name).read_text(), flags=re.MULTILINE)
+    return {normal(block): block for block in blocks}
+
+
+def test_what_uses_the_farm_is_pinned_as_what_tests_it() -> None:
+    runtime, all_of_it = pins("requirements-runtime.lock"), pins("requirements.lock")
+    assert len(runtime) > 50
+    assert {name: block for name, block in runtime.items() if all_of_it.get(name) != block} == {}
+
+
+def test_a_trainer_installs_little() -> None:
+    assert len(PROJECT["project"]["dependencies"]) <= MOST_OF_THE_CLIENT
+
+
+def test_it_holds_all_that_the_farm_asks_for_and_nothing_that_only_tests_do() -> None:
+    runtime = pins("requirements-runtime.lock")
+    asked_for = [*PROJECT["project"]["dependencies"], *PROJECT["project"]["optional-dependencies"]["farm"]]
+    assert {normal(each) for each in asked_for} <= {*runtime}
+    wanted_to_install = {"async-timeout", "editables", "hatchling"}
+    dev = {normal(each) for each in PROJECT["dependency-groups"]["dev"]}
+    assert dev & {*runtime} == wanted_to_install

@@ -1,0 +1,64 @@
+"""Leftovers of sandboxes are detected, whatever their parent process."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from testkit.leftovers import Leftovers
+from tests.contract.sandboxes.sandbox_kinds import farm_in
+from tests.services.farms import until
+from workers.sandboxes.lifecycle.state import folder_of_all
+
+
+def test_nothing_is_left(tmp_path: Path) -> None:
+    with farm_in(tmp_path):
+        assert not any(Leftovers(tmp_path).leftovers().values())
+
+
+def test_a_folder_and_a_socket_and_a_descriptor(tmp_path: Path) -> None:
+    with farm_in(tmp_path):
+        leftovers = Leftovers(tmp_path)
+        (folder_of_all() / "one").mkdir(parents=True)
+        with socket.socket(socket.AF_UNIX) as left:
+            left.bind(str(tmp_path / "socket"))
+            result = leftovers.leftovers()
+        assert result["folders"] == ["one"]
+        assert len(result["sockets"]) == 1
+        assert result["descriptors"] == ["1 more than before"]
+
+
+@pytest.mark.parametrize("by", ["environment", "working folder", "command line"])
+def test_a_process_that_is_nobodys_child(tmp_path: Path, by: str) -> None:
+    """The shell that starts it ends at once."""
+    leftovers = Leftovers(tmp_path)
+    name = str(tmp_path) if by == "command line" else "left"
+    done = subprocess.run(
+        ["bash", "-c", 'exec -a "$0" sleep 100 >/dev/null 2>&1 & echo $!', name],
+        env={**os.environ, "PLACE": str(tmp_path) if by == "environment" else ""},
+        cwd=tmp_path if by == "working folder" else "/",
+        capture_output=True,
+        check=True,
+    )
+    pid = int(done.stdout)
+    try:
+        # while it becomes another program, it shows nothing
+        until(lambda: Path(f"/proc/{pid}/cmdline").read_text() == f"{name}\x00100\x00", "it is that program")
+        with farm_in(tmp_path):
+            result = leftovers.leftovers()["processes"]
+        assert [line.split()[0] for line in result] == [str(pid)]
+    finally:
+        os.kill(pid, 9)
+
+
+def test_a_child_without_any_mark(tmp_path: Path) -> None:
+    with farm_in(tmp_path / "other"):
+        leftovers = Leftovers(tmp_path / "other")
+        with subprocess.Popen(["sleep", "100"], cwd="/") as child:
+            result = leftovers.leftovers()["processes"]
+            child.kill()
+        assert [line.split()[0] for line in result] == [str(child.pid)]

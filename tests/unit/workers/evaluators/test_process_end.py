@@ -1,0 +1,181 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from farm.errors import EvaluatorError
+from tests.conftest import absent
+from workers.evaluators.node_conditions import Conditions, observed, shortage
+from workers.evaluators.process_end import EndCause, ProcessEnd, Trial, doing, settle
+from workers.interfaces import ExecResult
+
+POLICY, FARM, UNKNOWN = EndCause.POLICY, EndCause.FARM, EndCause.UNKNOWN
+FULL = Conditions(shortage="the disk is full")
+LATE = Conditions(late_s=9.0)
+KILLING = Conditions(n_host_kills=1)
+
+
+def late(**fields: Any) -> ProcessEnd:
+    return ProcessEnd(None, timed_out=True, limit_s=10.0, **fields)
+
+
+@pytest.mark.parametrize(
+    ("end", "whose"),
+    [
+        pytest.param(ProcessEnd(0), POLICY, id="ended"),
+        pytest.param(ProcessEnd(1), POLICY, id="exit-code"),
+        pytest.param(ProcessEnd(120), POLICY, id="exit-code-that-is-no-signal"),
+        pytest.param(ProcessEnd(255), POLICY, id="exit-code-beyond-signals"),
+        pytest.param(ProcessEnd(1, conditions=FULL), FARM, id="exit-code-on-a-full-disk"),
+        pytest.param(ProcessEnd(1, conditions=LATE), POLICY, id="exit-code-of-a-late-machine"),
+        pytest.param(ProcessEnd(1, conditions=KILLING), POLICY, id="exit-code-while-the-kernel-kills"),
+        pytest.param(ProcessEnd(-9), UNKNOWN, id="killed"),
+        pytest.param(ProcessEnd(137), UNKNOWN, id="killed-below-a-shell"),
+        pytest.param(ProcessEnd(-15), UNKNOWN, id="terminated"),
+        pytest.param(ProcessEnd(-11), UNKNOWN, id="segmentation-fault"),
+        pytest.param(ProcessEnd(-9, conditions=KILLING), FARM, id="killed-for-want-of-memory"),
+        pytest.param(ProcessEnd(137, conditions=KILLING), FARM, id="killed-for-want-of-memory-below-a-shell"),
+        pytest.param(ProcessEnd(-9, conditions=FULL), FARM, id="killed-on-a-full-disk"),
+        pytest.param(ProcessEnd(-9, confined=True), FARM, id="confined-killed"),
+        pytest.param(ProcessEnd(-15, confined=True), FARM, id="confined-terminated"),
+        pytest.param(ProcessEnd(-11, confined=True), UNKNOWN, id="confined-segmentation-fault"),
+        pytest.param(ProcessEnd(-signal.SIGXCPU, confined=True), POLICY, id="confined-out-of-cpu-time"),
+        pytest.param(ProcessEnd(-signal.SIGXFSZ), POLICY, id="file-size"),
+        pytest.param(ProcessEnd(-9, limit="memory limit"), POLICY, id="killed-by-its-limit"),
+        pytest.param(ProcessEnd(137, limit="memory limit", conditions=KILLING), POLICY, id="limit-before-the-kernel"),
+        pytest.param(ProcessEnd(1, limit="disk limit", conditions=FULL), POLICY, id="limit-before-the-node"),
+        pytest.param(late(), UNKNOWN, id="time-limit"),
+        pytest.param(late(cpu_s=0.1), UNKNOWN, id="asleep-or-frozen"),
+        pytest.param(late(cpu_s=0.1, confined=True), FARM, id="confined-and-frozen"),
+        pytest.param(late(cpu_s=6.0, confined=True), POLICY, id="confined-and-computed"),
+        pytest.param(late(cpu_s=6.0), POLICY, id="computed"),
+        pytest.param(late(cpu_s=6.0, conditions=LATE), POLICY, id="computed-though-late"),
+        pytest.param(late(cpu_s=0.1, conditions=LATE), FARM, id="late-loop"),
+        pytest.param(late(cpu_s=2.0, waited_s=7.0), FARM, id="no-cpu-to-be-had"),
+        pytest.param(late(conditions=LATE), FARM, id="late-loop-and-cpu-time-unknown"),
+        pytest.param(late(conditions=Conditions(late_s=1.0)), UNKNOWN, id="hardly-late"),
+        pytest.param(late(cpu_s=0.1, conditions=FULL), FARM, id="time-limit-on-a-full-disk"),
+        pytest.param(ProcessEnd(None, gone="sandbox s1 is gone"), UNKNOWN, id="gone"),
+        pytest.param(ProcessEnd(None, gone="sandbox s1 is gone", conditions=FULL), FARM, id="gone-on-a-full-disk"),
+        pytest.param(ProcessEnd(None), UNKNOWN, id="nobody-knows"),
+    ],
+)
+def test_whose_doing_an_end_is(end: ProcessEnd, whose: EndCause) -> None:
+    assert doing(end)[0] is whose
+
+
+def test_an_end_is_read_from_a_command_in_a_sandbox() -> None:
+    end = ProcessEnd.of(ExecResult(None, b"", b"", timed_out=True), 5.0, LATE)
+    assert (end.timed_out, end.limit_s, doing(end)[0]) == (True, 5.0, FARM)
+    assert doing(ProcessEnd.of(ExecResult(137, b"", b"", limit="memory limit"), 5.0, Conditions()))[0] is POLICY
+
+
+def settled(ends: list[ProcessEnd | str], control: str = "") -> str:
+    """The score that a sequence of trials comes to, of which a string is one that passed."""
+    remaining = list(ends)
+
+    async def trial() -> Trial[str]:
+        end = remaining.pop(0)
+        return Trial("1", ProcessEnd(0), passed=True) if isinstance(end, str) else Trial("0", end)
+
+    async def controlled() -> str:
+        return control
+
+    score = asyncio.run(settle(trial, controlled, "r1"))
+    assert not remaining
+    return score
+
+
+KILLED, HANGS, GONE = ProcessEnd(-9), late(cpu_s=0.0), ProcessEnd(None, gone="sandbox s1 is gone")
+
+
+@pytest.mark.parametrize(
+    ("ends", "score"),
+    [
+        (["passed"], "1"),
+        ([ProcessEnd(1)], "0"),
+        ([KILLED, KILLED], "0"),
+        ([KILLED, ProcessEnd(137)], "0"),
+        ([KILLED, "passed"], "1"),
+        ([KILLED, ProcessEnd(1)], "0"),
+        ([HANGS, HANGS], "0"),
+        ([HANGS, "passed"], "1"),
+        ([GONE, GONE], "0"),
+    ],
+)
+def test_the_same_end_twice_is_the_submissions_own(ends: list[ProcessEnd | str], score: str) -> None:
+    assert settled(ends) == score
+
+
+@pytest.mark.parametrize(
+    ("ends", "control", "message"),
+    [
+        ([ProcessEnd(1, conditions=FULL)], "", "r1: the disk is full"),
+        ([late(conditions=LATE)], "", "the machine was late by 9.0 s"),
+        ([KILLED], "it was killed too", "a control that must pass failed beside it: it was killed too"),
+        ([KILLED, HANGS], "", "ended differently"),
+        ([KILLED, ProcessEnd(-15)], "", "ended differently"),
+        ([KILLED, ProcessEnd(-9, conditions=KILLING)], "", "want of memory"),
+        ([HANGS, late(conditions=LATE)], "", "late"),
+    ],
+)
+def test_what_the_farm_did_is_an_error_and_no_score(ends: list[ProcessEnd | str], control: str, message: str) -> None:
+    with pytest.raises(EvaluatorError, match=message):
+        settled(ends, control)
+
+
+def measured(during: Callable[[], Any]) -> Conditions:
+    async def measure() -> Conditions:
+        async with observed() as conditions:
+            await asyncio.sleep(0)
+            during()
+        return conditions
+
+    return asyncio.run(measure())
+
+
+def test_a_loop_that_stood_still_is_seen_to_be_late() -> None:
+    assert measured(lambda: time.sleep(0.7)).late_s > 0.5
+    assert measured(lambda: None).shortage == ""
+
+
+@pytest.mark.parametrize(("options", "words"), [("size=64k", "is full"), ("size=16m,nr_inodes=8", "no inodes left")])
+def test_a_full_file_system_is_a_shortage(tmp_path: Path, options: str, words: str) -> None:
+    assert shortage((tmp_path,)) == ""
+    assert shortage((tmp_path / "absent",)) == ""
+    imports = "from pathlib import Path; from workers.evaluators.node_conditions import shortage"
+    ask = f"{imports}; print(shortage((Path('{tmp_path}'),)))"
+    script = f'mount -t tmpfs -o {options} tmpfs {tmp_path} && exec {sys.executable} -c "$0"'
+    ran = subprocess.run(["unshare", "-rm", "sh", "-c", script, ask], capture_output=True, text=True, check=False)
+    if "unshare" in ran.stderr:
+        absent(f"no user namespaces: {ran.stderr}")
+    assert words in ran.stdout, ran.stderr
+
+
+def test_no_descriptors_left_is_a_shortage() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken: list[int] = []
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+        with suppress(OSError):
+            while True:
+                taken.append(os.open(os.devnull, os.O_RDONLY))
+        for _ in range(4):
+            os.close(taken.pop())
+        assert "descriptor" in shortage(())
+    finally:
+        for descriptor in taken:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert shortage(()) == ""

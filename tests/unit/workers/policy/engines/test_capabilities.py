@@ -1,0 +1,207 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from farm.errors import EngineError
+from farm.records.engine import EngineInfo
+from tests.doubles import EngineDouble
+from workers.policy.engines import detect
+from workers.policy.generation import EngineAddress, EngineBusy, EngineRefused, EngineUnfit
+from workers.testing.serving import serving
+
+MODELS = {"data": [{"id": "a", "owned_by": "me"}, {"id": "b", "max_model_len": 512, "root": "/models/b"}]}
+Answer = Callable[[dict[str, Any]], Response]
+
+
+def looked_at(app: Starlette, **address: str) -> EngineInfo:
+    with serving(app) as url:
+        return asyncio.run(detect(EngineAddress(f"{url}/v1", **address)))
+
+
+def double(**made: Any) -> EngineInfo:
+    return looked_at(EngineDouble(**made, context_tokens=4096).app())
+
+
+def plain(completions: Answer | None = None, chat: Answer | None = None, models: Any = MODELS) -> Starlette:
+    """A server of which only what is named works."""
+
+    def route(path: str, answer: Answer | None) -> Route:
+        async def respond(request: Request) -> Response:
+            return answer(await request.json()) if answer else JSONResponse({"error": "no"}, 404)
+
+        return Route(path, respond, methods=["POST"])
+
+    async def listed(request: Request) -> Response:
+        return JSONResponse(models) if models is not None else JSONResponse({"error": "broken"}, 500)
+
+    routes = [route("/v1/completions", completions), route("/v1/chat/completions", chat), Route("/v1/models", listed)]
+    return Starlette(routes=routes)
+
+
+def refusing(status: int, text: str = "no", **headers: str) -> Answer:
+    return lambda _: JSONResponse({"error": {"message": text}}, status, headers=headers)
+
+
+def said(_: dict[str, Any]) -> Response:
+    choice = {"message": {"role": "assistant", "content": "hi"}, "finish_reason": "length"}
+    return JSONResponse({"choices": [choice], "usage": {"prompt_tokens": 3, "completion_tokens": 1}})
+
+
+def test_vllm_with_all_its_flags() -> None:
+    engine_info = double(version="0.33.0")
+    assert (engine_info.kind, engine_info.version, engine_info.token_in) == ("vllm", "0.33.0", "generate")
+    assert engine_info.token_out
+    assert engine_info.control
+    assert (engine_info.logprobs, engine_info.context_tokens, engine_info.notes) == ("raw", 4096, ())
+    assert engine_info.root
+
+
+def test_vllm_without_its_flags_says_which_to_set() -> None:
+    engine_info = double(scale_out=False, control=False)
+    assert engine_info.token_in == "completions"
+    assert not engine_info.control
+    assert any("VLLM_SERVER_DEV_MODE=1" in note for note in engine_info.notes)
+    assert any("--enable-scale-out" in note for note in engine_info.notes)
+
+
+def test_sglang() -> None:
+    engine_info = double(wire="sglang")
+    assert (engine_info.kind, engine_info.token_in, engine_info.logprobs) == ("sglang", "sglang", "processed")
+    assert engine_info.control
+    assert engine_info.context_tokens == 4096
+
+
+def test_a_plain_server_is_text_only() -> None:
+    engine_info = looked_at(plain(chat=said))
+    assert (engine_info.kind, engine_info.model, engine_info.token_in, engine_info.token_out) == (
+        "openai",
+        "a",
+        "",
+        False,
+    )
+    assert any("no token ids" in note for note in engine_info.notes)
+
+
+def test_the_model_that_is_named_is_the_one_looked_at() -> None:
+    engine_info = looked_at(plain(chat=said), model="b")
+    assert (engine_info.model, engine_info.context_tokens, engine_info.root) == ("b", 512, "/models/b")
+
+
+def test_a_model_that_is_not_listed_is_told() -> None:
+    engine_info = looked_at(plain(chat=said), model="c")
+    assert engine_info.model == "c"
+    assert any("does not list c; it has a, b" in note for note in engine_info.notes)
+
+
+def test_a_plain_server_that_fails_at_ids_is_text_only() -> None:
+    engine_info = looked_at(plain(completions=refusing(500), chat=said))
+    assert not engine_info.token_in
+    assert not any("chat either" in note for note in engine_info.notes)
+
+
+def test_a_server_that_fails_at_all_says_so() -> None:
+    engine_info = looked_at(plain())
+    assert any("it does not chat either" in note for note in engine_info.notes)
+
+
+def test_a_server_without_a_list_needs_a_model_named() -> None:
+    assert looked_at(plain(chat=said, models=None), model="c").model == "c"
+    with pytest.raises(EngineError, match="lists no model; check the address"):
+        looked_at(plain(chat=said, models=None))
+
+
+def test_a_busy_server_is_not_taken_for_a_poor_one() -> None:
+    with pytest.raises(EngineBusy):
+        looked_at(plain(completions=refusing(429, **{"retry-after": "3"}), chat=said))
+    with pytest.raises(EngineBusy):
+        looked_at(plain(chat=refusing(503)))
+
+
+@pytest.mark.parametrize("fault", ["500", "reset"])
+def test_nor_is_one_that_is_ill(fault: str) -> None:
+    engine = EngineDouble()
+    engine.fail_next(fault)
+    with pytest.raises(EngineError, match=r"answered 500|broke off"):
+        looked_at(engine.app())
+
+
+def test_a_paused_engine_cannot_be_looked_at() -> None:
+    engine = EngineDouble()
+
+    async def look(url: str) -> None:
+        await engine.scheduler.pause("keep")
+        await detect(EngineAddress(f"{url}/v1"))
+
+    with serving(engine.app()) as url, pytest.raises(EngineError, match=r"is paused .*resume it"):
+        asyncio.run(look(url))
+
+
+def test_a_wrong_key() -> None:
+    engine = EngineDouble(key="right")
+    with pytest.raises(EngineRefused, match="API key"):
+        looked_at(engine.app(), key="wrong")
+    assert looked_at(engine.app(), key="right").token_in == "generate"
+
+
+def test_a_key_that_is_repeated_is_not_shown() -> None:
+    async def listed(request: Request) -> Response:
+        return JSONResponse({"error": {"message": f"who is {request.headers['authorization']}?"}}, 401)
+
+    with pytest.raises(EngineUnfit, match=r"who is Bearer \*\*\*"):
+        looked_at(Starlette(routes=[Route("/v1/models", listed)]), key="sk-12345")
+
+
+def test_a_model_that_it_does_not_have_is_no_reason_to_take_it_for_a_poor_one() -> None:
+    with pytest.raises(EngineUnfit, match="no model of that name"):
+        looked_at(EngineDouble().app(), model="missing")
+
+
+def test_a_plain_server_that_does_not_have_the_model_says_so() -> None:
+    gone = refusing(404, "The model `c` does not exist.")
+    with pytest.raises(EngineUnfit, match="no model of that name"):
+        looked_at(plain(completions=gone, chat=gone), model="c")
+
+
+def test_one_that_sends_us_elsewhere_says_where_to() -> None:
+    async def listed(request: Request) -> Response:
+        return Response(status_code=308, headers={"location": "https://b/v1/models"})
+
+    with pytest.raises(EngineError, match=r"it is at https://b/v1/models: name that address"):
+        looked_at(Starlette(routes=[Route("/v1/models", listed)]))
+
+
+def test_a_page_for_people_is_no_engine() -> None:
+    async def page(request: Request) -> Response:
+        return Response("<html>welcome</html>", media_type="text/html")
+
+    with pytest.raises(EngineError, match="lists no model; check the address"):
+        looked_at(Starlette(routes=[Route("/{path:path}", page)]))
+
+
+def test_one_that_never_comes_to_an_end_is_given_up() -> None:
+    async def listed(request: Request) -> Response:
+        async def drip() -> AsyncIterator[bytes]:
+            while True:
+                yield b" "
+                await asyncio.sleep(0.01)
+
+        return StreamingResponse(drip())
+
+    app = Starlette(routes=[Route("/v1/models", listed)])
+    with serving(app) as url, pytest.raises(EngineError, match="did not answer in time"):
+        asyncio.run(detect(EngineAddress(f"{url}/v1"), timeout_s=0.1))
+
+
+def test_nobody_there() -> None:
+    with serving(plain()) as url:
+        pass
+    with pytest.raises(EngineError, match=r"cannot be reached.*is it running"):
+        asyncio.run(detect(EngineAddress(f"{url}/v1")))

@@ -1,0 +1,260 @@
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Mount, Route
+
+from farm.errors import EngineError, LimitReached
+from farm.records.engine import EngineInfo
+from farm.records.request import SamplingParams
+from farm.records.rollout import Outcome
+from farm.records.trajectory import Message
+from workers.interfaces import Completion
+from workers.policy.engines import open_engine
+from workers.policy.generation import ChatRequest, Engine, EngineAddress, EngineBusy, EngineRefused
+from workers.testing import calling
+from workers.testing.serving import serving
+
+ASKED: list[Message] = [{"role": "user", "content": "What is 2 + 2?"}]
+PLAIN = {
+    "choices": [{"message": {"role": "assistant", "content": "hi"}, "finish_reason": "stop"}],
+    "usage": {"prompt_tokens": 3, "completion_tokens": 1},
+}
+Reply = Callable[[dict[str, Any]], Response]
+
+
+class Misbehaving:
+    """An engine that answers as a test says; `bodies` holds what it was sent."""
+
+    def __init__(self, *replies: Reply) -> None:
+        self._replies = replies
+        self.bodies: list[dict[str, Any]] = []
+
+    def app(self, path: str = "/v1/chat/completions") -> Starlette:
+        return Starlette(routes=[Route(path, self._chat, methods=["POST"])])
+
+    async def _chat(self, request: Request) -> Response:
+        body = await request.json()
+        self.bodies.append(body)
+        return self._replies[min(len(self.bodies), len(self._replies)) - 1](body)
+
+
+def refuse(status: int, body: Any) -> Reply:
+    return lambda _: JSONResponse(body, status_code=status, headers={"retry-after": "7"})
+
+
+def accept(**choice: Any) -> Reply:
+    return lambda _: JSONResponse({**PLAIN, "choices": [{**PLAIN["choices"][0], **choice}]})  # type: ignore[index]
+
+
+def using(url: str, use: Callable[[Engine], Awaitable[Any]], **options: Any) -> Any:
+    async def run() -> Any:
+        engine = open_engine(EngineAddress(f"{url}/v1", **options), EngineInfo(), timeout_s=20)
+        try:
+            return await use(engine)
+        finally:
+            await engine.aclose()
+
+    return asyncio.run(run())
+
+
+def ask(misbehaving: Misbehaving, sampling: SamplingParams | None = None, n: int = 1, **more: Any) -> Completion:
+    async def use(engine: Engine) -> Completion:
+        for _ in range(n):
+            completion = await engine.chat(ChatRequest(ASKED, 100, sampling or SamplingParams(), **more))
+        return completion
+
+    with serving(misbehaving.app()) as url:
+        completion: Completion = using(url, use, model="m")
+        return completion
+
+
+def test_what_is_sent() -> None:
+    server = Misbehaving(accept())
+    ask(server, SamplingParams(temperature=0.3, top_p=0.9, top_k=5, stop=("END",), seed=11))
+    (body,) = server.bodies
+    sampling = {"temperature": 0.3, "top_p": 0.9, "top_k": 5, "stop": ["END"], "seed": 11, "max_tokens": 100}
+    recording = {"logprobs": True, "return_token_ids": True, "return_weight_versions": True}
+    assert body == {"model": "m", "messages": ASKED, **sampling, **recording}
+
+
+def test_template_variables_and_another_model() -> None:
+    server = Misbehaving(accept())
+    ask(server, SamplingParams(temperature=None), template_kwargs={"enable_thinking": False}, model="lora")
+    (body,) = server.bodies
+    assert body["chat_template_kwargs"] == {"enable_thinking": False}
+    assert body["model"] == "lora"
+    assert "temperature" not in body
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_a_busy_engine_says_for_how_long(status: int) -> None:
+    server = Misbehaving(refuse(status, {"error": "busy"}))
+    with pytest.raises(EngineBusy, match=rf"http://127.0.0.1:\d+/v1 answered {status}.*busy") as busy:
+        ask(server)
+    assert busy.value.retry_after_s == 7.0
+    assert len(server.bodies) == 1, "who waits is the pool's to say"
+
+
+def test_a_broken_engine_is_an_error() -> None:
+    with pytest.raises(EngineError, match=r"http://127.0.0.1:\d+/v1 answered 500.*out of memory.*look at its log"):
+        ask(Misbehaving(refuse(500, {"error": {"message": "out of memory"}})))
+
+
+def test_no_engine_there() -> None:
+    with serving(Misbehaving(accept()).app()) as url:
+        pass
+    with pytest.raises(EngineError, match=r"cannot be reached.*is it running"):
+        using(url, lambda engine: engine.chat(ChatRequest(ASKED, 10, SamplingParams())), model="m")
+
+
+def test_an_engine_that_lists_no_model() -> None:
+    with (
+        serving(Misbehaving(accept()).app()) as url,
+        pytest.raises(EngineRefused, match=r"answered 404.*check the address"),
+    ):
+        using(url, lambda engine: engine.chat(ChatRequest(ASKED, 10, SamplingParams())))
+
+
+def test_a_wrong_key_says_so() -> None:
+    with pytest.raises(EngineRefused, match="check the engine's API key"):
+        ask(Misbehaving(refuse(401, {"error": "Unauthorized"})))
+
+
+@pytest.mark.parametrize("status", [400, 422])
+def test_servers_that_refuse_our_fields_are_remembered_as_plain(status: int) -> None:
+    refusal = {"error": {"message": "Unexpected fields in the request: {'return_token_ids'}"}}
+
+    def reply(body: dict[str, Any]) -> Response:
+        return refuse(status, refusal)(body) if "return_token_ids" in body else accept()(body)
+
+    server = Misbehaving(reply)
+    completion = ask(server, n=2)
+    assert completion.prompt_ids is None
+    assert ["return_token_ids" in body for body in server.bodies] == [True, False, False]
+
+
+def test_a_key_that_a_server_repeats_is_not_shown() -> None:
+    server = Misbehaving(refuse(401, {"error": {"message": "no such key: sk-12345"}}))
+    with serving(server.app()) as url, pytest.raises(EngineRefused, match=r"no such key: \*\*\*") as caught:
+        using(url, lambda engine: engine.chat(ChatRequest(ASKED, 9, SamplingParams())), model="m", key="sk-12345")
+    assert "sk-12345" not in str(caught.value)
+
+
+def test_a_sampling_field_that_is_refused_is_never_dropped() -> None:
+    refusal = refuse(422, {"error": {"message": "Unexpected fields in the request: {'top_k'}"}})
+    with pytest.raises(EngineRefused, match="check the sampling parameters"):
+        ask(Misbehaving(refusal), SamplingParams(top_k=5))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        {"message": "too long", "param": "input_tokens", "code": 400},
+        {"message": "This model's maximum context length is 10 tokens. Your request has 12 input tokens."},
+        {"message": "x", "code": "context_length_exceeded"},
+        {"message": "the request exceeds the available context size", "type": "exceed_context_size_error"},
+        {"message": "The input (12 tokens) is longer than the model's context length (10 tokens)."},
+    ],
+)
+def test_a_full_context_is_a_limit(error: dict[str, Any]) -> None:
+    with pytest.raises(LimitReached) as limit:
+        ask(Misbehaving(refuse(400, {"error": error})))
+    assert limit.value.outcome is Outcome.CONTEXT_FULL
+
+
+def test_too_large_a_max_tokens_is_made_to_fit() -> None:
+    message = (
+        "This model's maximum context length is 60 tokens. However, you requested 112 tokens (12 in the messages, "
+    )
+    server = Misbehaving(refuse(400, {"error": {"message": message + "100 in the completion)."}}), accept())
+    assert ask(server).response["content"] == "hi"
+    assert [body["max_tokens"] for body in server.bodies] == [100, 48]
+
+
+@pytest.mark.parametrize("body", ["<html>busy</html>", '{"choices": []}', "[]", "null"])
+def test_no_completion_is_an_engine_error(body: str) -> None:
+    with pytest.raises(EngineError, match="gave an answer"):
+        ask(Misbehaving(lambda _: PlainTextResponse(body, media_type="application/json")))
+
+
+def test_half_of_a_character_is_no_broken_answer() -> None:
+    answer = json.dumps({"choices": [{"message": {"content": "half \ud83d"}, "finish_reason": "stop"}]})
+    completion = ask(Misbehaving(lambda _: Response(answer, media_type="application/json")))
+    assert completion.response["content"] == "half \ud83d"
+
+
+def test_an_address_may_end_otherwise() -> None:
+    misbehaving = Misbehaving(accept())
+
+    async def use(url: str) -> None:
+        engine = open_engine(EngineAddress(f"{url}/openai", "m"), EngineInfo(), timeout_s=20)
+        try:
+            await engine.chat(ChatRequest(ASKED, 100, SamplingParams()))
+        finally:
+            await engine.aclose()
+
+    with serving(Starlette(routes=[Mount("/openai", misbehaving.app("/chat/completions"))])) as url:
+        asyncio.run(use(url))
+    assert len(misbehaving.bodies) == 1
+
+
+def test_an_aborted_generation_is_to_be_asked_for_again() -> None:
+    with pytest.raises(EngineBusy, match="is it paused for new weights"):
+        ask(Misbehaving(accept(finish_reason="abort")))
+    with pytest.raises(EngineError, match="broke the generation off"):
+        ask(Misbehaving(accept(finish_reason="error")))
+
+
+def test_malformed_arguments_are_wrapped_for_servers_that_parse_them() -> None:
+    def reply(body: dict[str, Any]) -> Response:
+        try:
+            json.loads(body["messages"][1]["tool_calls"][0]["function"]["arguments"])
+        except ValueError as error:
+            return refuse(400, {"error": {"message": str(error)}})(body)
+        return accept()(body)
+
+    async def use(engine: Engine) -> Completion:
+        history = [*ASKED, calling(("python", "{not json")).response]
+        return await engine.chat(ChatRequest(history, 10, SamplingParams()))
+
+    server = Misbehaving(reply)
+    with serving(server.app()) as url:
+        assert using(url, use, model="m").response["content"] == "hi"
+    assert len(server.bodies) == 2
+
+
+def test_concurrent_calls_to_a_plain_server_all_succeed() -> None:
+    refusal = {"error": {"message": "Unexpected fields in the request: {'return_token_ids'}"}}
+
+    async def use(engine: Engine) -> list[Completion]:
+        return await asyncio.gather(*[engine.chat(ChatRequest(ASKED, 10, SamplingParams())) for _ in range(5)])
+
+    server = Misbehaving(lambda body: refuse(422, refusal)(body) if "return_token_ids" in body else accept()(body))
+    with serving(server.app()) as url:
+        assert len(using(url, use, model="m")) == 5
+
+
+@pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
+def test_earlier_reasoning_is_sent_under_both_of_its_names(name: str) -> None:
+    server = Misbehaving(accept())
+    turn = {"role": "assistant", "content": "4", name: "Let me add."}
+
+    async def use(engine: Engine) -> Completion:
+        return await engine.chat(ChatRequest([*ASKED, turn, *ASKED], 100, SamplingParams(), model="m"))
+
+    with serving(server.app()) as url:
+        using(url, use)
+    [body] = server.bodies
+    assert body["messages"] == [
+        ASKED[0],
+        {"role": "assistant", "content": "4", "reasoning": "Let me add.", "reasoning_content": "Let me add."},
+        ASKED[0],
+    ]

@@ -1,0 +1,55 @@
+"""Counts of what is in flight, and how fast engines are."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from workers.policy.routing.load import IDLE, EngineSpeed, Load, LoadTracker
+
+
+@given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 1000)), max_size=20), st.randoms())
+def test_counts_are_those_of_the_calls_that_run_in_whatever_order_they_end(
+    calls: list[tuple[str, int]], random: object
+) -> None:
+    load_tracker, running = LoadTracker(), []
+    for url, n_tokens in calls:
+        stack = ExitStack()
+        stack.enter_context(load_tracker.taken(url, n_tokens))
+        running.append((url, n_tokens, stack))
+    random.shuffle(running)  # type: ignore[attr-defined]
+    while running:
+        for url in "ab":
+            mine = [n for name, n, _ in running if name == url]
+            assert load_tracker.of(url) == Load(len(mine), sum(mine))
+        running.pop()[2].close()
+    assert load_tracker.of("a") == load_tracker.of("b") == IDLE
+    assert load_tracker.snapshot() == {}
+
+
+def test_a_call_that_fails_is_counted_no_more() -> None:
+    load_tracker = LoadTracker()
+    with pytest.raises(RuntimeError), load_tracker.taken("a", 5):
+        raise RuntimeError
+    assert load_tracker.own("a") == IDLE
+
+
+def test_speed_follows_what_is_measured() -> None:
+    speed = EngineSpeed()
+    for _ in range(50):
+        speed.measured(100, 1.0, 1.0)
+    assert speed.value == pytest.approx(100)
+    for _ in range(50):
+        speed.measured(100, 4.0, 1.0)
+    assert speed.value == pytest.approx(25, rel=0.01)
+
+
+def test_an_engine_that_leaves_leaves_its_speed() -> None:
+    load_tracker = LoadTracker()
+    load_tracker.measured("a", 100, 1.0, 1.0)
+    assert load_tracker.snapshot() == {"a": (0, 0, 100.0)}
+    load_tracker.forget("a")
+    assert load_tracker.speed("a") is None

@@ -1,0 +1,228 @@
+"""One answer in one part or several: what of it is sampled by which weights, where it ends, and what is passed on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from farm.errors import EngineError, LimitReached
+from farm.records.engine import EngineInfo
+from farm.records.request import SamplingParams
+from farm.records.rollout import Outcome
+from farm.records.trajectory import TokenIds, VersionSpan, token_ids
+from farm.seeds import part_seed
+from tests.unit.workers.policy.tokens.zoo import CHATML, user
+from workers.interfaces import Completion, Delta
+from workers.policy import tool_calls
+from workers.policy.generation import EngineAddress, EngineBusy, Generation, OnIds
+from workers.policy.stream_forwarder import Interrupted, StreamForwarder
+from workers.policy.token_completion import TokenCompletion
+from workers.policy.tokens.session import TokenSession
+
+TOKENIZER = CHATML.text().tokenizer
+FULL = LimitReached(Outcome.CONTEXT_FULL, "the context is full")
+
+
+def part(text: str, reason: str = "stop", **more: Any) -> Generation:
+    ids = TOKENIZER.encode(text)
+    return Generation(
+        response_ids=ids, response_logprobs=np.full(len(ids), -1.0, np.float32), finish_reason=reason, **more
+    )
+
+
+class _Scripted:
+    """An engine that plays parts, or raises; of a stream it gives the ids one by one before either."""
+
+    def __init__(self, *script: Generation | Exception | tuple[Generation, Exception]) -> None:
+        self.address = EngineAddress("http://e1/v1")
+        self.info = EngineInfo(token_in="generate")
+        self.asked: list[tuple[list[int], int]] = []
+        self.seeds: list[int | None] = []
+        self._script: Iterator[Any] = iter(script)
+
+    async def generate(
+        self,
+        prompt_ids: TokenIds,
+        sampling: SamplingParams,
+        max_tokens: int,
+        *,
+        model: str = "",
+        session_id: str = "",
+        on_ids: OnIds | None = None,
+        n_vocabulary: int | None = None,
+    ) -> Generation:
+        self.asked.append((prompt_ids.tolist(), max_tokens))
+        self.seeds.append(sampling.seed)
+        play = next(self._script)
+        played, error = play if isinstance(play, tuple) else (play, None)
+        if isinstance(played, Exception):
+            raise played
+        if on_ids is not None:
+            for number in played.response_ids.tolist():
+                on_ids([number])
+        if error is not None:
+            raise error
+        generation: Generation = played
+        return generation
+
+
+class _Bench:
+    """One call, from a conversation of one message."""
+
+    def __init__(
+        self, max_tokens: int = 1000, *, stop: Sequence[str] = (), live: bool = False, seed: int | None = None
+    ) -> None:
+        text, sampling = CHATML.text(), SamplingParams(stop=tuple(stop), seed=seed)
+        self.deltas: list[Delta] = []
+        parser = tool_calls.parser("hermes")
+        passed_on = StreamForwarder(text.tokenizer, parser, sampling.stop, self.deltas.append) if live else None
+        prompt = TokenSession(text).prompt([user("begin")], [])
+        self.prompt = prompt.ids.tolist()
+        self.call = TokenCompletion(prompt, text.tokenizer, parser, sampling, max_tokens, passed_on)
+
+    def play(self, engine: Any, told: str = "") -> Completion:
+        """To its end, through whatever makes it wait."""
+
+        async def main() -> None:
+            while not self.call.ended:
+                try:
+                    await self.call.resume(engine, "", "r1", told)
+                except EngineBusy:
+                    continue
+
+        asyncio.run(main())
+        parsed = self.call.parsed()
+        return self.call.completion("e1", tool_calls.message(parsed), parsed.n_invalid)
+
+    @property
+    def passed_on(self) -> str:
+        return "".join(delta.text for delta in self.deltas)
+
+
+def ids_of(completion: Completion) -> list[int]:
+    assert completion.response_ids is not None
+    result: list[int] = completion.response_ids.tolist()
+    return result
+
+
+def test_what_is_missing_is_asked_for_from_all_ids_so_far() -> None:
+    bench = _Bench(max_tokens=100)
+    first, last = part("one two", "abort"), part(" three<|im_end|>")
+    engine = _Scripted(first, last)
+    completion = bench.play(engine)
+    n = len(first.response_ids)
+    assert engine.asked == [(bench.prompt, 100), (bench.prompt + first.response_ids.tolist(), 100 - n)]
+    assert ids_of(completion) == first.response_ids.tolist() + last.response_ids.tolist()
+    assert completion.response_logprobs is not None
+    assert len(completion.response_logprobs) == completion.n_response_tokens
+    assert completion.response["content"] == "one two three"
+
+
+def test_an_abort_at_the_very_limit_is_its_end() -> None:
+    text = "one two three"
+    n = len(TOKENIZER.encode(text))
+    bench = _Bench(n, live=True)
+    completion = bench.play(_Scripted(part(text, "abort")))
+    assert completion.finish_reason == "length"
+    assert bench.passed_on == text
+
+
+def test_what_was_kept_back_of_a_stream_comes_at_an_end_by_length() -> None:
+    text = "one <tool_"
+    bench = _Bench(len(TOKENIZER.encode(text)), live=True)
+    completion = bench.play(_Scripted(part(text, "abort")))
+    assert completion.response["content"] == text
+    assert bench.passed_on == text
+
+
+def test_an_engine_without_room_for_what_was_begun_elsewhere_ends_it() -> None:
+    bench = _Bench()
+    completion = bench.play(_Scripted(part("one two", "abort"), FULL))
+    assert completion.finish_reason == "length"
+    assert completion.response["content"] == "one two"
+
+
+def test_a_context_that_is_full_before_anything_was_sampled_is_a_limit() -> None:
+    with pytest.raises(LimitReached):
+        _Bench().play(_Scripted(FULL))
+
+
+def test_weights_that_sampled_nothing_are_not_named() -> None:
+    nothing = part("", "abort", versions=(VersionSpan("7", 0, 0),))
+    last = part("one two<|im_end|>", versions=(VersionSpan("8", 0, len(TOKENIZER.encode("one two<|im_end|>"))),))
+    completion = _Bench().play(_Scripted(nothing, last))
+    assert completion.policy_version == "8"
+    assert completion.versions == (VersionSpan("8", 0, completion.n_response_tokens),)
+
+
+def test_every_token_has_its_weights_where_one_engine_does_not_name_them() -> None:
+    first = part("one two", "abort", versions=(VersionSpan("7", 0, len(TOKENIZER.encode("one two"))),))
+    completion = _Bench().play(_Scripted(first, part(" three")))
+    n = len(first.response_ids)
+    assert completion.versions == (VersionSpan("7", 0, n), VersionSpan("", n, completion.n_response_tokens))
+    assert _Bench().play(_Scripted(part("one"))).versions == ()
+
+
+def test_parts_by_the_same_weights_are_one_span() -> None:
+    completion = _Bench().play(_Scripted(part("one two", "abort"), part(" three")), told="7")
+    assert completion.versions == (VersionSpan("7", 0, completion.n_response_tokens),)
+
+
+def test_the_first_position_of_all_parts_is_told_where_an_engine_saw_something_else() -> None:
+    bench = _Bench()
+    seen = token_ids([*bench.prompt[:3], 1])
+    later = part("one two", "abort", prompt_ids=token_ids([*bench.prompt, 5, 6]))
+    completion = bench.play(_Scripted(later, part(" three", prompt_ids=seen)))
+    assert completion.mismatch == 3
+
+
+def test_an_engine_that_aborts_again_and_again_is_an_error() -> None:
+    with pytest.raises(EngineError, match="aborted one answer 100 times"):
+        _Bench().play(_Scripted(*[part("", "abort")] * 200))
+
+
+def test_an_abort_lets_the_engine_be_for_a_moment_only() -> None:
+    with pytest.raises(EngineBusy) as caught:
+        asyncio.run(_Bench().call.resume(_Scripted(part("one", "abort")), "", "r1", ""))  # type: ignore[arg-type]
+    assert caught.value.retry_after_s is not None
+    assert caught.value.retry_after_s < 1
+
+
+@pytest.mark.parametrize("error", [EngineError("the connection broke"), asyncio.CancelledError()])
+def test_a_stream_that_broke_is_never_followed_by_another_answer(error: Any) -> None:
+    bench = _Bench(live=True)
+    engine = _Scripted((part("one two three"), error), part("another"))
+    with pytest.raises(type(error)):
+        bench.play(engine)
+    begun = bench.passed_on
+    assert begun
+    with pytest.raises(Interrupted, match="ask again") as caught:
+        bench.play(engine)
+    assert caught.value.retryable
+    assert bench.passed_on == begun
+
+
+def test_a_stream_that_was_aborted_goes_on() -> None:
+    bench = _Bench(live=True)
+    completion = bench.play(_Scripted(part("one two", "abort"), EngineBusy("wait"), part(" three<|im_end|>")))
+    assert bench.passed_on == completion.response["content"] == "one two three"
+
+
+@pytest.mark.parametrize("live", [True, False])
+def test_a_message_ends_before_the_stop_string_that_its_ids_hold(live: bool) -> None:
+    bench = _Bench(stop=["\nObservation:"], live=live)
+    completion = bench.play(_Scripted(part("I look.\nObservation:", stop_reason="\nObservation:")))
+    assert completion.response["content"] == "I look."
+    assert TOKENIZER.decode(ids_of(completion)) == "I look.\nObservation:"
+    assert bench.passed_on == ("I look." if live else "")
+
+
+def test_what_follows_an_abort_is_drawn_anew() -> None:
+    nothing, first = part("", "abort"), part("one two", "abort")
+    engine = _Scripted(nothing, first, part(" three<|im_end|>"))
+    _Bench(seed=5).play(engine)
+    assert engine.seeds == [5, 5, part_seed(5, len(first.response_ids))]

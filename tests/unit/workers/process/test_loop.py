@@ -1,0 +1,151 @@
+"""The event loop of a worker: what it is busy with, and that it keeps nothing of what it has done."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from typing import Any
+from weakref import ref
+
+import pytest
+
+from workers.process.loop import Loop, Running
+
+N = 50
+
+
+@pytest.fixture
+def loop() -> Iterator[Loop]:
+    with closing(Loop()) as made:
+        yield made
+
+
+def test_nothing_is_kept_of_what_has_ended(loop: Loop) -> None:
+    seen: list[ref[Any]] = []
+
+    async def stage(number: int) -> int:
+        seen.append(ref(asyncio.current_task()))
+        async with asyncio.timeout(60):
+            child = asyncio.create_task(asyncio.sleep(0))
+            seen.append(ref(child))
+            await child
+            if number % 2:
+                raise ValueError(number)
+        return number
+
+    for number in range(N):
+        with suppress(ValueError):
+            loop.run(stage(number), lambda running: seen.append(ref(running)))
+    assert len(seen) == 3 * N
+    # the loop itself holds what it has just called
+    deadline = time.monotonic() + 60
+    while any(known() for known in seen) and time.monotonic() < deadline:
+        loop.run(asyncio.sleep(0))
+        gc.collect()
+    assert sum(known() is not None for known in seen) == 0
+
+
+def test_what_a_child_is_busy_with_is_its_parents_work(loop: Loop) -> None:
+    busy, go_on = threading.Event(), threading.Event()
+    started: list[Running[Any]] = []
+
+    async def child() -> None:
+        busy.set()
+        go_on.wait(600)
+
+    async def stage() -> None:
+        await asyncio.gather(child())
+
+    with suppress(TimeoutError):
+        loop.run(stage(), started.append, within_s=0)
+    assert busy.wait(600)
+    try:
+        assert loop.at_work() is started[0]
+    finally:
+        go_on.set()
+    loop.run(asyncio.sleep(0))
+    assert loop.at_work() is None
+
+
+async def _leave(error: BaseException) -> None:
+    raise error
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), GeneratorExit()])
+def test_an_exit_in_a_task_ends_neither_the_loop_nor_a_neighbour(loop: Loop, error: BaseException) -> None:
+    async def stage() -> str:
+        left = asyncio.create_task(_leave(error))
+        await asyncio.wait([left])
+        assert left.exception() is error
+        return "played"
+
+    neighbour: list[Running[Any]] = []
+    with suppress(TimeoutError):
+        loop.run(asyncio.sleep(0.2, "neighbour"), neighbour.append, within_s=0)
+    assert loop.run(stage(), within_s=60) == "played"
+    with pytest.raises(type(error)):
+        loop.run(_leave(error), within_s=60)
+    assert neighbour[0].future.result(60) == "neighbour"
+
+
+def test_nobody_but_its_owner_ends_the_loop(loop: Loop) -> None:
+    async def stage() -> None:
+        running = asyncio.get_running_loop()
+        running.call_soon(sys.exit)
+        running.stop()
+        await asyncio.sleep(0)
+        with pytest.raises(RuntimeError):
+            running.close()
+
+    for _ in range(20):
+        loop.run(stage(), within_s=60)
+    assert loop.run(asyncio.sleep(0, "played"), within_s=60) == "played"
+
+
+def test_a_callback_that_blocks_is_its_rollouts_work(loop: Loop) -> None:
+    busy, go_on = threading.Event(), threading.Event()
+    started: list[Running[Any]] = []
+
+    def block() -> None:
+        busy.set()
+        go_on.wait(600)
+
+    async def stage() -> None:
+        asyncio.get_running_loop().call_later(0.01, block)
+        await asyncio.sleep(60)
+
+    with suppress(TimeoutError):
+        loop.run(stage(), started.append, within_s=0)
+    assert busy.wait(600)
+    try:
+        assert loop.at_work() is started[0]
+    finally:
+        go_on.set()
+        started[0].cancel()
+
+
+def test_threads_know_for_whom_they_are_busy(loop: Loop) -> None:
+    busy, go_on = threading.Event(), threading.Event()
+    started: list[Running[Any]] = []
+
+    def block() -> None:
+        busy.set()
+        go_on.wait(600)
+
+    async def stage() -> None:
+        await asyncio.to_thread(block)
+
+    before = time.monotonic()
+    with suppress(TimeoutError):
+        loop.run(stage(), started.append, within_s=0)
+    assert busy.wait(600)
+    assert loop.in_threads(time.monotonic()) == {started[0]}
+    assert loop.in_threads(before) == set()
+    go_on.set()
+    started[0].future.result(60)
+    assert loop.in_threads(time.monotonic()) == set()

@@ -1,0 +1,48 @@
+"""A process has one worker, however many threads ask for it at the same time."""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from workers.process.worker import Once
+
+N = 16
+
+
+def test_it_is_made_once_however_many_ask_at_once() -> None:
+    """Tasks make it concurrently if the start of their process failed; two workers would not share their claims."""
+    together = threading.Barrier(N)
+
+    def make() -> object:
+        time.sleep(0.05)
+        return object()
+
+    once = Once(make)
+
+    def ask() -> object:
+        together.wait(600)
+        return once()
+
+    with ThreadPoolExecutor(N) as threads:
+        result = [threads.submit(ask) for _ in range(N)]
+        assert len({id(each.result(60)) for each in result}) == 1
+    assert once.made is once()
+
+
+def test_what_could_not_be_made_is_made_by_who_asks_next() -> None:
+    tries = iter([OSError("the store is frozen")])
+
+    def make() -> int:
+        for error in tries:
+            raise error
+        return 7
+
+    once = Once(make)
+    with pytest.raises(OSError, match="frozen"):
+        once()
+    assert once.made is None
+    assert once() == 7

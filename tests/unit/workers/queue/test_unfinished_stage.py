@@ -1,0 +1,102 @@
+"""The way each stage that was stopped or broke ends: in the store, and in what Celery reports."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+from celery.exceptions import Retry, Terminated
+
+from farm.errors import HandlerError, RolloutError, SandboxError
+from farm.notifications import Signals
+from farm.records.rollout import Rollout, Stage, State
+from farm.store import batches
+from farm.store.database import Store
+from farm.store.rollouts import Claim
+from tests.contract.store.test_store import NODE, announce, claimed, new_batch, place
+from workers.process.claimed_work import StopReason
+from workers.process.node_breaker import NodeBreaker
+from workers.process.watchdog import Hang
+from workers.queue.unfinished_stage import StageFailed, UnfinishedStage
+
+
+def begun(store: Store) -> Claim:
+    announce(store)
+    batch_id = new_batch(store)
+    place(store, batch_id)
+    return claimed(store, f"{batch_id}.0.0", Stage.INIT)
+
+
+def unfinished(store: Store, claim: Claim) -> UnfinishedStage:
+    options = SimpleNamespace(retry_s=0.0, node_timeout_s=10.0)
+    leases = SimpleNamespace(draining=False)
+    signals = Signals("")
+    breaker = NodeBreaker(store, signals, "init", NODE, options.node_timeout_s)
+    worker = SimpleNamespace(store=store, signals=signals, options=options, leases=leases, breaker=breaker)
+    return UnfinishedStage(worker, claim)  # type: ignore[arg-type]
+
+
+def of(store: Store, claim: Claim) -> Rollout:
+    return store.read(lambda connection: batches.rollout(connection, claim.rollout_id))
+
+
+@pytest.mark.parametrize(
+    ("reason", "closed", "n_failures", "n_lost", "end", "says"),
+    [
+        (StopReason.CANCELLED, False, 0, 0, Terminated, "cancelled"),
+        (StopReason.LOST, False, 0, 0, Retry, "stopped (lost)"),
+        (StopReason.DRAINED, True, 0, 0, Retry, f"node {NODE} was drained"),
+        (StopReason.STALLED, True, 0, 0, Retry, "its worker hangs and ends"),
+        (StopReason.HUNG, True, 0, 1, Retry, "it may be by its doing"),
+        (StopReason.OVERDUE, True, 1, 0, StageFailed, "beyond its deadline"),
+    ],
+)
+def test_a_stage_that_was_stopped_ends_by_its_reason(
+    sqlite_store: Store,
+    reason: StopReason,
+    closed: bool,
+    n_failures: int,
+    n_lost: int,
+    end: type[Exception],
+    says: str,
+) -> None:
+    claim = begun(sqlite_store)
+    with pytest.raises(end) as raised:
+        unfinished(sqlite_store, claim).stopped(reason, asyncio.CancelledError())
+    rollout = of(sqlite_store, claim)
+    assert (rollout.attempt, rollout.n_failures, rollout.n_lost) == (1 + closed, n_failures, n_lost)
+    assert rollout.state is (State.QUEUED if closed else State.ACTIVE)
+    assert says in (rollout.failure.message if rollout.failure else str(raised.value))
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (SandboxError("no space"), "sandbox_error"),
+        (HandlerError("a bug"), "handler_error"),
+        (ValueError("of the farm"), "agent_error"),
+        (asyncio.CancelledError(), "agent_error"),
+        (Hang("it blocked the loop", in_loop=True), "handler_error"),
+        (Hang("it kept threads busy", in_loop=False), "sandbox_error"),
+    ],
+)
+def test_a_stage_that_broke_ends_by_its_error(sqlite_store: Store, error: BaseException, kind: str) -> None:
+    claim = begun(sqlite_store)
+    with pytest.raises(StageFailed, match=f"^{kind}: "):
+        unfinished(sqlite_store, claim).broke(error)
+    rollout = of(sqlite_store, claim)
+    assert rollout.failure is not None
+    assert (rollout.n_failures, rollout.failure.kind) == (1, kind)
+    if isinstance(error, RolloutError):
+        assert rollout.failure.message == str(error)
+
+
+def test_one_whose_claim_is_gone_writes_nothing(sqlite_store: Store) -> None:
+    claim = begun(sqlite_store)
+    with pytest.raises(Retry):
+        unfinished(sqlite_store, claim).stopped(StopReason.DRAINED, asyncio.CancelledError())
+    before = of(sqlite_store, claim)
+    with pytest.raises(StageFailed):
+        unfinished(sqlite_store, claim).broke(SandboxError("late"))
+    assert of(sqlite_store, claim) == before

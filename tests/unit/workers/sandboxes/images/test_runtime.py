@@ -1,0 +1,32 @@
+"""The container runtime's program, and the way to it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+CODE = """
+import os, sys
+from workers.sandboxes.images.runtime import exposure
+print(*exposure(), sep=",")
+os.chmod(sys.argv[1], 0o700)
+print(*exposure(), sep=",")
+"""
+
+
+def test_a_home_that_is_closed_meanwhile_is_seen_to_be() -> None:
+    """Root's sandboxes run as another user, for whom the way is then opened; others' run as themselves."""
+    # not pytest's folder, which is closed to others already
+    with tempfile.TemporaryDirectory() as name:
+        home = Path(name) / "home"
+        program = home / "apptainer/usr/bin/apptainer"
+        program.parent.mkdir(parents=True)
+        program.touch(mode=0o755)
+        Path(name).chmod(0o755)
+        env = os.environ | {"PATH": str(program.parent)}
+        done = subprocess.run([sys.executable, "-c", CODE, home], env=env, capture_output=True, text=True, timeout=600)
+        closed = f"{home / 'apptainer'},{home}" if os.geteuid() == 0 else ","
+        assert done.stdout.splitlines() == [",", closed], done.stderr

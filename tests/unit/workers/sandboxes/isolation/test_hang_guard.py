@@ -1,0 +1,38 @@
+"""A process that may get stuck, and its guard."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+
+from workers.sandboxes.isolation.hang_guard import Checkpoint, guarded
+
+
+def test_what_got_stuck_is_begun_anew_without_what_it_got_stuck_at() -> None:
+    read_end, write_end = os.pipe()
+
+    def work(place: Checkpoint) -> None:
+        for name in ("one", "two", "three"):
+            if place.at(name):
+                os.write(write_end, f"{name} ".encode())
+                # by whatever it is
+                if name == "two":
+                    signal.pause()
+
+    child = os.fork()
+    if child == 0:
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+        guarded(work)
+        os.write(write_end, b"over")
+        os._exit(0)
+    os.close(write_end)
+    try:
+        result = b""
+        while select.select([read_end], [], [], 60)[0] and (chunk := os.read(read_end, 100)):
+            result += chunk
+    finally:
+        os.close(read_end)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    assert result.decode() == "one two one three over"

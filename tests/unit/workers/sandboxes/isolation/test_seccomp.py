@@ -1,0 +1,115 @@
+"""The filter of system calls, run by a small machine of our own: what it says to each number, on both machine types."""
+
+from __future__ import annotations
+
+import errno
+import struct
+from collections.abc import Sequence
+
+import pytest
+
+from workers.sandboxes.isolation import seccomp, system_calls
+
+ARCHES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+I386, ARM = 0x40000003, 0x40000028
+ALLOWED, ERRNO = 0x7FFF0000, 0x00050000
+FREE = ("FILES", "MEMORY", "WAITING", "PROCESSES", "SOCKETS")
+_LOAD, _JUMP, _RETURN = 0x20, 0x05, 0x06
+_EQUAL, _AT_LEAST, _ANY_BIT = 0x15, 0x35, 0x45
+
+
+def answer(
+    machine: str, number: int, arguments: Sequence[int] = (), arch: int = 0, fake_root: bool = False
+) -> tuple[int, int]:
+    """Return the filter's result and the number of steps to it."""
+    code = seccomp.assembled(fake_root, machine)
+    lines = list(struct.iter_unpack("HBBI", code))
+    words = [word % (1 << 64) for word in (*arguments, 0, 0, 0, 0, 0, 0)[:6]]
+    data = struct.pack("IIQ6Q", number, arch or ARCHES[machine], 0, *words)
+    at = loaded = steps = 0
+    while True:
+        kind, yes, no, value = lines[at]
+        at, steps = at + 1, steps + 1
+        if kind == _LOAD:
+            (loaded,) = struct.unpack_from("I", data, value)
+        elif kind == _JUMP:
+            at += value
+        elif kind == _RETURN:
+            return value, steps
+        else:
+            result = {_EQUAL: loaded == value, _AT_LEAST: loaded >= value, _ANY_BIT: bool(loaded & value)}[kind]
+            at += yes if result else no
+
+
+def named(machine: str, *groups: str) -> dict[str, int]:
+    return {
+        name: number
+        for group in groups
+        for name, number in system_calls.numbers(getattr(system_calls, group), machine).items()
+    }
+
+
+@pytest.mark.parametrize("machine", ARCHES)
+def test_each_listed_call_has_its_answer_and_no_other_exists(machine: str) -> None:
+    answers = {number: answer(machine, number)[0] for number in range(1200)}
+    free, rights = named(machine, *FREE, "OWNERS"), named(machine, "RIGHTS")
+    checked = named(machine, "CHECKED")
+    assert {answers[number] for number in free.values()} == {ALLOWED}
+    assert {answers[number] for number in rights.values()} == {ERRNO | errno.EPERM}
+    others = answers.keys() - {*free.values(), *rights.values(), *checked.values()}
+    assert {answers[number] for number in others} == {ERRNO | errno.ENOSYS}
+    assert len(free) + len(rights) + len(checked) == len({*free.values(), *rights.values(), *checked.values()})
+
+
+@pytest.mark.parametrize("machine", ARCHES)
+def test_a_call_is_found_by_halving(machine: str) -> None:
+    assert max(answer(machine, number)[1] for number in range(1200)) <= 24
+
+
+@pytest.mark.parametrize(("machine", "other"), [("x86_64", I386), ("aarch64", ARM), ("x86_64", ARCHES["aarch64"])])
+def test_programs_of_another_kind_have_no_calls(machine: str, other: int) -> None:
+    assert {answer(machine, number, arch=other)[0] for number in range(500)} == {ERRNO | errno.ENOSYS}
+
+
+def test_the_third_set_of_calls_is_closed() -> None:
+    assert {answer("x86_64", 0x40000000 | number)[0] for number in range(600)} == {ERRNO | errno.ENOSYS}
+
+
+def test_changes_of_owner_seem_to_succeed_with_fake_root() -> None:
+    for number in named("x86_64", "OWNERS").values():
+        assert answer("x86_64", number, fake_root=True)[0] == ERRNO
+
+
+@pytest.mark.parametrize("machine", ARCHES)
+@pytest.mark.parametrize(
+    ("name", "arguments", "error"),
+    [
+        ("socket", (1, 1, 0), 0),
+        ("socket", (2, 0x80001, 6), 0),
+        ("socket", (10, 2, 0), 0),
+        ("socket", (10, 3, 58), 0),
+        ("socket", (16, 3, 0), 0),
+        ("socket", ((7 << 32) | 40, 1, 0), errno.EAFNOSUPPORT),
+        *(("socket", (family, 1, 0), errno.EAFNOSUPPORT) for family in (0, 3, 15, 17, 21, 29, 30, 31, 38, 40, 43, 44)),
+        ("socketpair", (30, 1, 0), errno.EAFNOSUPPORT),
+        *(("socket", (2, 1, protocol), errno.EPROTONOSUPPORT) for protocol in (33, 115, 132, 136, 255, 262)),
+        *(("socket", (16, 3, protocol), errno.EPROTONOSUPPORT) for protocol in (4, 5, 9, 12, 15, 16)),
+        ("clone", (0x1200011, 0), 0),
+        ("clone", (0x3D0F00, 0), 0),
+        *(("clone", (1 << bit | 17, 0), errno.EPERM) for bit in (17, 25, 26, 27, 28, 29, 30)),
+        ("personality", (0xFFFFFFFF,), 0),
+        ("personality", (0x40000,), 0),
+        ("personality", (0x400000,), errno.EPERM),
+        ("prlimit64", (0, 0), 0),
+        ("prlimit64", (2, 0), 0),
+        ("prlimit64", (1, 0), errno.EPERM),
+        ("prlimit64", ((1 << 32) | 1, 0), errno.EPERM),
+        ("ptrace", (0, 1), 0),
+        ("ptrace", (16, 2), 0),
+        ("ptrace", (16, 1), errno.EPERM),
+        ("ptrace", (0x4206, (1 << 32) | 1), errno.EPERM),
+    ],
+)
+def test_arguments_are_looked_at(machine: str, name: str, arguments: tuple[int, ...], error: int) -> None:
+    said, _ = answer(machine, named(machine, "CHECKED")[name], arguments)
+    assert said == (ERRNO | error if error else ALLOWED)

@@ -1,0 +1,119 @@
+"""Reading what interpreters print."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from workers.sandboxes.kernel.interpreter_output import OUTPUT_LIMIT, InterpreterOutput
+
+
+@asynccontextmanager
+async def opened() -> AsyncIterator[tuple[InterpreterOutput, int]]:
+    output = InterpreterOutput()
+    writer = os.dup(output.write_end)
+    output.close_write_end()
+    try:
+        yield output, writer
+    finally:
+        os.close(writer)
+        output.close()
+        output.close()
+
+
+def test_all_that_was_written_is_there() -> None:
+    async def check() -> None:
+        async with opened() as (output, writer):
+            for number in range(50):
+                os.write(writer, b"%d" % number * 100)
+                # often the loop's reader has been notified already
+                await asyncio.sleep(0)
+                assert output.take() == (f"{number}" * 100, 0)
+
+    asyncio.run(check())
+
+
+def test_taking_first_does_not_end_the_reading() -> None:
+    async def check() -> None:
+        async with opened() as (output, writer):
+            loop = asyncio.get_running_loop()
+            taken: list[str] = []
+
+            def write_and_take_in_the_turn_of_the_reader() -> None:
+                os.write(writer, b"a")
+                loop.call_soon(lambda: taken.append(output.take()[0]))
+
+            for _ in range(20):
+                loop.call_soon(write_and_take_in_the_turn_of_the_reader)
+                await asyncio.sleep(0.002)
+            assert "".join(taken) == "a" * 20
+            # more than a pipe holds
+            await asyncio.to_thread(os.write, writer, b"b" * 150_000)
+            assert output.take() == ("b" * 150_000, 0)
+
+    asyncio.run(check())
+
+
+def test_long_output_is_bounded_and_counted() -> None:
+    async def check() -> None:
+        async with opened() as (output, writer):
+            size, chunk = 100_000_000, b"x" * 1_000_000
+
+            def write() -> None:
+                for _ in range(size // len(chunk)):
+                    view = memoryview(chunk)
+                    while view:
+                        view = view[os.write(writer, view) :]
+
+            await asyncio.to_thread(write)
+            text, n_dropped = output.take()
+            assert n_dropped == size - OUTPUT_LIMIT
+            assert len(text) < OUTPUT_LIMIT + 100
+            os.write(writer, b"next")
+            assert output.take() == ("next", 0)
+
+    asyncio.run(check())
+
+
+def test_who_writes_for_ever_does_not_hold_up_the_loop() -> None:
+    async def check() -> None:
+        async with opened() as (output, writer):
+            stop = threading.Event()
+            endless = asyncio.ensure_future(asyncio.to_thread(_write_until, stop, writer))
+            for _ in range(200):
+                await asyncio.sleep(0.005)
+            stop.set()
+            await endless
+            assert output.take()[1] > 1_000_000
+
+    asyncio.run(check())
+
+
+def _write_until(stop: threading.Event, writer: int) -> None:
+    while not stop.is_set():
+        os.write(writer, b"y\n" * 10_000)
+
+
+def test_escapes_are_left_out_and_the_rest_is_text() -> None:
+    async def check() -> None:
+        async with opened() as (output, writer):
+            os.write(writer, b"\x1b[1;31mred\x1b[0m \x1b]0;title\x07\x1b]8;;url\x1b\\link\x1bM [0m \xff\x1b[")
+            assert output.take()[0] == "red link [0m \ufffd\x1b["
+
+    asyncio.run(check())
+
+
+def test_the_end_of_all_writers() -> None:
+    async def check() -> None:
+        output = InterpreterOutput()
+        os.write(output.write_end, b"last")
+        output.close_write_end()
+        await asyncio.sleep(0.01)
+        assert output.take() == ("last", 0)
+        assert output.take() == ("", 0)
+        output.close()
+
+    asyncio.run(check())

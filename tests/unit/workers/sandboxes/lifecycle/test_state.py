@@ -1,0 +1,55 @@
+"""Processes, past and future, and killing them."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+
+from workers.sandboxes.isolation.namespaces import started_at
+from workers.sandboxes.lifecycle.state import Process
+from workers.sandboxes.processes.process_tree import MARK, kill_tagged, new_tag, tagged_processes
+
+
+def test_a_process_lives_until_it_ends() -> None:
+    with subprocess.Popen(["sleep", "60"]) as child:
+        process = Process(child.pid, started_at(child.pid))
+        assert process.alive()
+        assert not Process(child.pid, process.started - 1).alive()
+        assert process.end(signal.SIGTERM, 5)
+        # it is a zombie now
+        assert not process.alive()
+    assert not process.alive()
+    assert process.end(signal.SIGTERM, 5)
+
+
+def test_another_process_of_the_same_number_is_left_alone() -> None:
+    with subprocess.Popen(["sleep", "60"]) as child:
+        assert Process(child.pid, 1).end(signal.SIGKILL, 5)
+        assert child.poll() is None
+        child.kill()
+
+
+def test_a_process_that_does_not_listen() -> None:
+    code = "import signal, time; signal.signal(15, signal.SIG_IGN); print(flush=True); time.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as child:
+        assert child.stdout
+        child.stdout.readline()
+        process = Process(child.pid, started_at(child.pid))
+        assert not process.end(signal.SIGTERM, 0.05)
+        assert process.end(signal.SIGKILL, 5)
+
+
+def test_all_that_carry_a_mark_are_found_and_killed() -> None:
+    mark = new_tag()
+    script = "setsid sleep 60 & sleep 60 & echo up; wait"
+    with subprocess.Popen(
+        ["bash", "-c", script], env={MARK: mark, "PATH": "/usr/bin:/bin"}, stdout=subprocess.PIPE
+    ) as child:
+        assert child.stdout
+        child.stdout.readline()
+        assert child.pid in tagged_processes(mark)
+        assert tagged_processes(new_tag()) == []
+        kill_tagged(mark)
+        assert child.wait(5) == -signal.SIGKILL
+    assert tagged_processes(mark) == []

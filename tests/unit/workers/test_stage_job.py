@@ -1,0 +1,161 @@
+"""Plug-ins of a job, resolved once; providers are asked for what more they can do by their methods alone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+from pydantic import BaseModel
+
+from farm.errors import AgentError, HandlerError
+from farm.plugins import installed
+from farm.records.request import Limits, SamplingParams, SandboxSpec
+from farm.records.trajectory import Message
+from workers import registry, stages
+from workers.interfaces import Evaluator, Sandbox, Submission
+from workers.sandboxes.namespace import NamespaceProvider
+from workers.sandboxes.optional_protocols import Prepare, shares_layers, starts_ahead
+from workers.stage_job import StageJob, resolve, resolve_problem
+from workers.testing.fakes import FakeProvider
+from workers.testing.local_sandbox import LocalProvider
+
+
+class SharingProvider:
+    """Derives from nothing of ours, and prepares once."""
+
+    kind: ClassVar[str] = "sharing"
+
+    def __init__(self) -> None:
+        self._own = FakeProvider()
+        self.prepared: set[str] = set()
+        self.n_prepared = 0
+
+    def missing(self) -> str:
+        return ""
+
+    async def start(self, sandbox_id: str, spec: SandboxSpec) -> Sandbox:
+        return await self._own.start(sandbox_id, spec)
+
+    async def attach(self, sandbox_id: str, spec: SandboxSpec) -> Sandbox:
+        return await self._own.attach(sandbox_id, spec)
+
+    async def start_prepared(self, sandbox_id: str, spec: SandboxSpec, what: str, prepare: Prepare) -> Sandbox:
+        sandbox = await self._own.start(sandbox_id, spec)
+        if what not in self.prepared:
+            self.prepared.add(what)
+            self.n_prepared += 1
+            await prepare(sandbox)
+        return sandbox
+
+
+class OnceInstance(BaseModel):
+    """One value."""
+
+    n: int
+
+
+class OnceHandler:
+    """Counts how often it is asked for a sandbox, and prepares once."""
+
+    data_source: ClassVar[str] = "once"
+    instance_type: ClassVar[type[BaseModel]] = OnceInstance
+    agent: ClassVar[str] = "react"
+    tools: ClassVar[Collection[str]] = ()
+    prepares_once: ClassVar[bool] = True
+
+    def __init__(self) -> None:
+        self.n_sandbox = 0
+
+    def sandbox(self, instance: OnceInstance) -> SandboxSpec | None:
+        self.n_sandbox += 1
+        return SandboxSpec() if instance.n else None
+
+    def messages(self, instance: OnceInstance) -> list[Message]:
+        return []
+
+    async def prepare(self, instance: OnceInstance, sandbox: Sandbox) -> None:
+        await sandbox.write_file("n", b"1")
+
+    async def collect(self, instance: OnceInstance, sandbox: Sandbox | None, answer: str | None) -> Submission:
+        return Submission(answer=answer)
+
+    def evaluator(self, instance: OnceInstance) -> Evaluator:
+        raise NotImplementedError
+
+
+@pytest.fixture(autouse=True)
+def plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    (tmp_path / "once-1.dist-info").mkdir()
+    (tmp_path / "once-1.dist-info/METADATA").write_text("Metadata-Version: 2.1\nName: once\nVersion: 1\n")
+    (tmp_path / "once-1.dist-info/entry_points.txt").write_text(
+        f"[farm.handlers]\nonce = {__name__}:OnceHandler\n[farm.sandboxes]\nsharing = {__name__}:SharingProvider\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    installed.cache_clear()
+    yield
+    for cached in (installed, registry.handler, registry.sandbox):
+        cached.cache_clear()
+
+
+def job(n: int = 1, n_samples: int = 1, **more: Any) -> StageJob:
+    values: dict[str, Any] = {
+        "data_source": "once",
+        "fields": {"n": n},
+        "sandbox_kind": "sharing",
+        "model": "",
+        "n_samples": n_samples,
+    }
+    values |= {"rollout_id": "b.0.0", "attempt": 1, "sample_index": 0}
+    return StageJob(sampling=SamplingParams(), limits=Limits(), **(values | more))
+
+
+def test_all_that_a_stage_needs_is_resolved_together() -> None:
+    resolved = resolve(job())
+    assert isinstance(resolved.problem.instance, OnceInstance)
+    assert resolved.agent_name == "react"
+    assert resolved.source is not None
+    assert resolved.source.provider is registry.sandbox("sharing")
+
+
+def test_what_needs_no_sandbox_has_no_source() -> None:
+    assert resolve(job(0)).source is None
+
+
+@pytest.mark.parametrize(
+    ("more", "error"),
+    [({"agent": "none"}, AgentError), ({"fields": {}}, HandlerError), ({"data_source": "x"}, HandlerError)],
+)
+def test_a_plugin_that_is_missing_is_named_with_the_rollout(more: dict[str, Any], error: type[Exception]) -> None:
+    with pytest.raises(error, match=r"^b\.0\.0: "):
+        resolve(job(**more))
+
+
+@pytest.mark.parametrize(("n_samples", "shared"), [(1, False), (2, True)])
+def test_only_what_has_siblings_is_shared(n_samples: int, shared: bool) -> None:
+    assert bool(resolve_problem(job(n_samples=n_samples)).shared()) is shared
+
+
+def test_a_provider_that_shares_layers_prepares_once_for_all_samples() -> None:
+    for sample in range(3):
+        asyncio.run(stages.init(job(n_samples=3, rollout_id=f"b.0.{sample}")))
+    provider = registry.sandbox("sharing")
+    assert isinstance(provider, SharingProvider)
+    assert provider.n_prepared == 1
+
+
+def test_a_handler_is_asked_for_its_sandbox_once_a_stage() -> None:
+    asyncio.run(stages.init(job()))
+    handler = registry.handler("once")
+    assert isinstance(handler, OnceHandler)
+    assert handler.n_sandbox == 1
+
+
+def test_protocols_are_known_by_their_methods() -> None:
+    ours, sharing = NamespaceProvider(), SharingProvider()
+    assert (shares_layers(ours), starts_ahead(ours)) == (ours, ours)
+    assert (shares_layers(sharing), starts_ahead(sharing)) == (sharing, None)
+    for plain in (LocalProvider(), FakeProvider()):
+        assert (shares_layers(plain), starts_ahead(plain)) == (None, None)

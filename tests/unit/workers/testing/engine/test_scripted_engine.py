@@ -1,0 +1,68 @@
+"""The scripted engine as a program and in a test, and what it says of itself."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx2
+from tokenizers import Tokenizer
+
+from workers.testing.engine import ScriptedEngine
+from workers.testing.scripted_model import Branch, ScriptedProblem, ScriptedTurn
+from workers.testing.serving import serving
+
+BOOK = ScriptedProblem(match="two", plays=(Branch(name="four", turns=(ScriptedTurn(content="It is 4."),)),))
+GENERATE = "/inference/v1/generate"
+
+
+@contextmanager
+def program(*words: str) -> Iterator[httpx2.Client]:
+    command = [sys.executable, "-m", "workers.testing.engine", *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            with httpx2.Client(base_url=process.stdout.readline().strip()) as client:
+                yield client
+        finally:
+            process.terminate()
+
+
+def test_it_plays_a_book(tmp_path: Path) -> None:
+    book = tmp_path / "book.jsonl"
+    book.write_text(f"{BOOK.model_dump_json()}\n")
+    with program("--book", str(book), "--weight-version", "5", "--model-text", str(tmp_path / "model")) as client:
+        root = Path(client.get("/v1/models").json()["data"][0]["root"])
+        tokenizer = Tokenizer.from_file(str(root / "tokenizer.json"))
+        prompt = tokenizer.encode("<|im_start|>user\ntwo<|im_end|>\n<|im_start|>assistant\n").ids
+        (choice,) = client.post(GENERATE, json={"token_ids": prompt, "sampling_params": {}}).json()["choices"]
+        assert client.get("/weight_info").json() == {"weight_version": "5"}
+    assert tokenizer.decode(choice["token_ids"]) == "It is 4."
+    assert root == tmp_path / "model"
+
+
+def test_it_plays_at_random() -> None:
+    with program("--random") as client:
+        root = Path(client.get("/v1/models").json()["data"][0]["root"])
+        body = {"token_ids": [5, 9], "sampling_params": {"max_tokens": 3, "ignore_eos": True}}
+        assert len(client.post(GENERATE, json=body).json()["choices"][0]["token_ids"]) == 3
+    assert not root.exists()
+
+
+def test_it_says_that_it_is_a_double_and_refuses_what_it_does_not_do() -> None:
+    with serving(ScriptedEngine().app()) as url, httpx2.Client(base_url=url) as client:
+        assert "test-double" in client.get("/v1/models").json()["data"][0]["owned_by"]
+        refused = client.post(GENERATE, json={"token_ids": [5], "sampling_params": {}, "output_mode": "text"})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "output_mode")
+        assert client.post("/v1/chat/completions", json={"messages": []}).status_code == 404
+
+
+def test_its_own_folder_goes_with_it() -> None:
+    engine = ScriptedEngine()
+    root = engine.root
+    assert (root / "tokenizer.json").exists()
+    del engine
+    assert not root.exists()

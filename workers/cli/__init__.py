@@ -1,0 +1,1 @@
+"""Commands that need the workers' code, run as `python -m` by the command line of the farm."""

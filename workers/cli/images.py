@@ -1,0 +1,267 @@
+"""The cache of images from the command line: `farm images build | list | prune | pull`."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+from pydantic import ValidationError
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from farm.cli.console import console
+from farm.embedded.node_folder import own_folder
+from farm.errors import FarmError, InvalidRequest
+from farm.records.request import Instance, SandboxSpec
+from farm.settings import settings
+from workers import registry
+from workers.node.image_prefetch import PrefetchJob, PrefetchResult, prefetch_all
+from workers.sandboxes.images.image_cache import CachedImage, entries
+from workers.sandboxes.images.image_pruning import beyond, is_stood_on, prune, unused_since, why_kept
+from workers.stage_job import needed_by
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
+_MODES = ("scratch", "versioned", "lock")
+
+_jobs = click.option("--jobs", default=4, show_default=True, type=click.IntRange(1, 64), help="Builds at a time.")
+
+
+def _mode(command: F) -> F:
+    return click.option("--mode", type=click.Choice(_MODES), help="Instead of FARM_IMAGE_CACHE; scratch builds anew.")(
+        command
+    )
+
+
+class _Plain(click.Group):
+    """Print one line for an error that the user can fix, without a traceback."""
+
+    def invoke(self, context: click.Context) -> Any:
+        try:
+            return super().invoke(context)
+        except FarmError as error:
+            raise click.ClickException(f"{type(error).__name__}: {error}") from error
+
+
+def _seconds(context: click.Context, param: click.Parameter, value: str | None) -> float | None:
+    """A time span such as 30m, 12h or 7d."""
+    if value is None:
+        return None
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", value)
+    if match is None:
+        raise click.BadParameter(f"{value!r} is no time span: say 30m, 12h or 7d")
+    return float(match[1]) * _UNITS_S[match[2]]
+
+
+@click.group(cls=_Plain)
+def main() -> None:
+    """Images in the cache of this machine, or of all nodes that share its home."""
+    shared = settings()
+    os.environ["FARM_SCRATCH"] = str(own_folder(shared.scratch, "images", str(shared.home.absolute())))
+    settings.cache_clear()
+
+
+@main.command()
+@click.argument("references", nargs=-1, required=True)
+@click.option("--value", "values", multiple=True, metavar="NAME=VALUE", help="For a template; may be repeated.")
+@_jobs
+@_mode
+def build(references: tuple[str, ...], values: tuple[str, ...], jobs: int, mode: str | None) -> None:
+    """Build images, unless they are there: what a SandboxSpec may name as its image."""
+    pairs = [value.partition("=")[::2] for value in values]
+    if any("=" not in value for value in values):
+        raise click.BadParameter("a value is NAME=VALUE", param_hint="--value")
+    specs = [SandboxSpec(image=_absolute(name), image_values=dict(pairs)) for name in dict.fromkeys(references)]
+    _prepare(
+        [PrefetchJob(name, spec, by_name=True) for name, spec in zip(dict.fromkeys(references), specs, strict=True)],
+        jobs,
+        mode,
+    )
+
+
+def _absolute(reference: str) -> str:
+    """A path that means the same in any folder."""
+    return str(Path(reference).absolute()) if Path(reference).exists() else reference
+
+
+@main.command()
+@click.option(
+    "--from", "file", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Instances, a line each."
+)
+@click.option("--agent", default="", metavar="NAME", help="Who plays; else whom each handler names.")
+@_jobs
+@_mode
+def pull(file: Path | None, agent: str, jobs: int, mode: str | None) -> None:
+    """Make all that instances, and their agents, need: images, archives, packages. Lines as `farm submit` takes them.
+
+    With an agent alone, what it needs in a sandbox that is otherwise empty.
+    """
+    if file is None and not agent:
+        raise click.UsageError("say what: --from, --agent or both")
+    _prepare(_jobs_of(_specs(file, agent)), jobs, mode)
+
+
+def _specs(file: Path | None, agent: str) -> Iterator[SandboxSpec]:
+    """Return the specs that a file's instances need, or the agent alone. Raises InvalidRequest for an invalid line."""
+    if file is None:
+        specs = [needed_by(registry.agent(agent), None)]
+    else:
+        lines = enumerate(file.read_text(encoding="utf-8").splitlines(), 1)
+        specs = [_spec(line, agent, f"{file}:{number}") for number, line in lines if line.strip()]
+    return (spec for spec in specs if spec is not None)
+
+
+def _jobs_of(specs: Iterable[SandboxSpec]) -> list[PrefetchJob]:
+    """One job for each thing that is different."""
+    result: dict[str, PrefetchJob] = {}
+    for spec in specs:
+        parts = SandboxSpec(
+            image=spec.image,
+            image_values=spec.image_values,
+            archives=spec.archives,
+            packages=spec.packages,
+            agent_packages=spec.agent_packages,
+        )
+        result.setdefault(parts.model_dump_json(), PrefetchJob(_label(parts), parts))
+    return list(result.values())
+
+
+def _spec(line: str, agent: str, where: str) -> SandboxSpec | None:
+    try:
+        instance = Instance.model_validate(json.loads(line))
+        handler = registry.handler(instance.data_source)
+        needed = handler.sandbox(handler.instance_type.model_validate(instance.fields))
+        return needed_by(registry.agent(agent or handler.agent), needed)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise InvalidRequest(f"{'.'.join(map(str, first['loc']))}: {first['msg']}", field=where) from error
+    except ValueError as error:
+        raise InvalidRequest(f"no JSON: {error}", field=where) from error
+
+
+def _label(spec: SandboxSpec) -> str:
+    values = [f"{name}={value}" for name, value in sorted(spec.image_values.items())]
+    parts = [" ".join([spec.image, *values]), *(f"{archive.name} {archive.version}" for archive in spec.archives)]
+    for packages, whose in ((spec.packages, "packages"), (spec.agent_packages, "packages of its agent")):
+        if packages:
+            parts.append(f"{len(packages)} {whose}")
+    return " + ".join(parts)
+
+
+def _prepare(jobs: Sequence[PrefetchJob], n_processes: int, mode: str | None) -> None:
+    """With a bar; what failed comes last, each reason once. Exit code 1 if anything did, 130 if interrupted."""
+    if mode:
+        os.environ["FARM_IMAGE_CACHE"] = mode
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    try:
+        with Progress(*columns, console=console) as progress:
+            bar = progress.add_task("images", total=len(jobs))
+
+            def tell(done: PrefetchResult) -> None:
+                mark = "[red]failed[/red]" if done.error else "[green]ok[/green]    "
+                progress.console.print(f"{mark} {done.seconds:7.1f} s  {escape(done.job.label)}", soft_wrap=True)
+                progress.advance(bar)
+
+            result = prefetch_all(jobs, n_processes, tell)
+    except KeyboardInterrupt:
+        console.print("interrupted: what was being built is cleared away; what was done stays")
+        sys.exit(130)
+    _report([done for done in result if done.error])
+
+
+def _report(failed: Sequence[PrefetchResult]) -> None:
+    reasons: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+    for done in failed:
+        reasons.setdefault((done.error, done.lines), []).append(done.job.label)
+    for (error, lines), labels in reasons.items():
+        more = f" (and {len(labels) - 1} more)" if len(labels) > 1 else ""
+        console.print(f"\n{labels[0]}{more}: {error}", style="red", markup=False, soft_wrap=True)
+        for line in lines:
+            console.print(f"    {line}", markup=False, highlight=False, soft_wrap=True)
+    if failed:
+        sys.exit(1)
+
+
+@main.command(name="list")
+def show() -> None:
+    """Show what is cached, the last used first."""
+    result = sorted(entries(), key=lambda entry: entry.last_used_at, reverse=True)
+    table = Table(box=None, pad_edge=False)
+    for column in ("image", "key", "MB", "built", "in s", "last used", "mode", ""):
+        right = column in {"MB", "in s"}
+        table.add_column(column, justify="right" if right else "left", overflow="fold", no_wrap=column != "image")
+    for entry in result:
+        table.add_row(*_row(entry), "in use" if is_stood_on(entry.folder) else "")
+    console.print(table)
+    console.print(f"{len(result)} images, {_mb(sum(entry.card.n_bytes for entry in result))} MB", highlight=False)
+
+
+def _named(entry: CachedImage) -> str:
+    return ", ".join(entry.names) or entry.card.key
+
+
+def _row(entry: CachedImage) -> tuple[str, ...]:
+    card = entry.card
+    used = _ago(entry.last_used_at) if entry.used_at else "never"
+    return (
+        escape(_named(entry)),
+        card.key[:12],
+        _mb(card.n_bytes),
+        _ago(card.built_at),
+        f"{card.build_s:.1f}",
+        used,
+        card.mode,
+    )
+
+
+def _mb(n_bytes: int) -> str:
+    return f"{n_bytes / 1e6:,.0f}"
+
+
+def _ago(instant: float) -> str:
+    seconds = max(0.0, time.time() - instant)
+    unit = next((unit for unit in "wdhm" if seconds >= _UNITS_S[unit]), "s")
+    return f"{seconds / _UNITS_S[unit]:.0f} {unit} ago"
+
+
+@main.command(name="prune")
+@click.option(
+    "--older-than", "older_s", metavar="AGE", callback=_seconds, help="Those not used for so long, such as 7d."
+)
+@click.option("--keep-mb", type=click.IntRange(min=0), help="The least recently used, until the others take this much.")
+@click.option("--all", "everything", is_flag=True, help="All that is not in use.")
+@click.option("--dry-run", is_flag=True, help="Only say what would go.")
+def prune_command(older_s: float | None, keep_mb: int | None, everything: bool, dry_run: bool) -> None:
+    """Remove images. None that a sandbox stands on; none that another node has used in the last day."""
+    if [older_s is not None, keep_mb is not None, everything].count(True) != 1:
+        raise click.UsageError("say which: one of --older-than, --keep-mb and --all")
+    if everything:
+        wanted = list(entries())
+    else:
+        wanted = beyond(keep_mb * 1_000_000) if keep_mb is not None else unused_since(time.time() - (older_s or 0.0))
+    _say_pruned(
+        [(entry, why_kept(entry)) for entry in wanted] if dry_run else [(e.entry, e.kept) for e in prune(wanted)]
+    )
+
+
+def _say_pruned(found: Sequence[tuple[CachedImage, str]]) -> None:
+    for entry, kept in found:
+        console.print(f"{f'kept ({kept})' if kept else 'gone'}: {_named(entry)}", markup=False, soft_wrap=True)
+    gone = [entry.card.n_bytes for entry, kept in found if not kept]
+    console.print(f"{len(gone)} images, {_mb(sum(gone))} MB", highlight=False)
+
+
+if __name__ == "__main__":
+    main(prog_name="farm images")

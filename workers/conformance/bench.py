@@ -1,0 +1,143 @@
+"""The bench that tries promises one after another, with one provider and a shared sandbox, and cleans up after each."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from farm.errors import FarmError
+from farm.records.request import SandboxSpec
+from workers.conformance import outside
+from workers.conformance.expect import NotTried, short, within
+from workers.conformance.promise import Promise
+from workers.conformance.trial import GREETING, PromiseTrial
+from workers.interfaces import Sandbox, SandboxProvider
+
+_ALIVE_S = 10.0
+_CLEARED_S = 60.0
+# the start time of a process is, with its pid, a name that is never reused
+_LOOK_AROUND = """
+read -r path; read -r pid; [[ -e $path ]] && echo file
+{ read -r line < /proc/$pid/stat; } 2>/dev/null && line=${line##*) } && set -- $line && echo ${20}; true
+"""
+
+
+class PromiseState(StrEnum):
+    """The state of a promise after it was tried."""
+
+    KEPT = "kept"
+    BROKEN = "broken"
+    NOT_TRIED = "not tried"
+
+
+@dataclass(frozen=True, slots=True)
+class PromiseResult:
+    """The result of trying a promise; `reason` says why it is not kept."""
+
+    promise: Promise
+    state: PromiseState
+    reason: str = ""
+    seconds: float = 0.0
+
+
+class PromiseBench:
+    """Use with `contextlib.aclosing`, which stops the shared sandbox. What a promise starts is stopped as it ends.
+
+    `fields` are those of a SandboxSpec for every sandbox that is started, such as `image`.
+    """
+
+    def __init__(self, provider: SandboxProvider, **fields: Any) -> None:
+        self.provider = provider
+        self._fields = fields
+        self._shared: Sandbox | None = None
+        self._programs: dict[str, bool] = {}
+        self._apart = False
+
+    async def judge(self, promise: Promise) -> PromiseResult:
+        """Try a promise; whatever goes wrong is in the result."""
+        began = time.monotonic()
+        state, reason = PromiseState.KEPT, ""
+        try:
+            await self.hold(promise)
+        except NotTried as why:
+            state, reason = PromiseState.NOT_TRIED, str(why)
+        except AssertionError as broken:
+            state, reason = PromiseState.BROKEN, str(broken)
+        except Exception as error:
+            state, reason = PromiseState.BROKEN, f"{type(error).__name__}: {short(str(error))}"
+        return PromiseResult(promise, state, reason, time.monotonic() - began)
+
+    async def hold(self, promise: Promise) -> None:
+        """Try a promise. Raises AssertionError if it is broken, and NotTried."""
+        sandbox = await self.shared()
+        await self._check_programs(sandbox, promise.needs)
+        with _open_folder() as folder:
+            if not promise.surface:
+                await self._check_apart(sandbox, folder)
+            trial = PromiseTrial(self.provider, sandbox, folder, self._fields)
+            try:
+                async with within(promise.time_s):
+                    await promise.check(trial)
+            except Exception:
+                await self._close_if_dead()
+                raise
+            finally:
+                async with within(_CLEARED_S):
+                    await trial.close()
+
+    async def shared(self) -> Sandbox:
+        """The sandbox that promises share, started if need be. Raises SandboxError."""
+        if self._shared is None:
+            spec = SandboxSpec(**{**self._fields, "env": GREETING})
+            self._shared = await self.provider.start(f"promises-{secrets.token_hex(6)}", spec)
+        return self._shared
+
+    async def _check_apart(self, sandbox: Sandbox, folder: Path) -> None:
+        """Check that commands cannot harm the node, before any promise is tried that could."""
+        if not self._apart:
+            place = f"{folder}/canary\n{os.getpid()}\n".encode()
+            (folder / "canary").touch()
+            seen = (await sandbox.exec(["bash", "-c", _LOOK_AROUND], timeout_s=_ALIVE_S, stdin=place)).stdout.split()
+            (folder / "canary").unlink()
+            for what, name in ((b"file", "files"), (outside.own_start(), "processes")):
+                assert what not in seen, f"it was not tried: commands see {name} of the node, which it could harm"
+            self._apart = True
+
+    async def _check_programs(self, sandbox: Sandbox, names: Sequence[str]) -> None:
+        for name in names:
+            if name not in self._programs:
+                exec_result = await sandbox.exec(["bash", "-c", 'command -v "$0"', name], timeout_s=_ALIVE_S)
+                self._programs[name] = exec_result.code == 0
+            if not self._programs[name]:
+                raise NotTried(f"the image has no {name}")
+
+    async def _close_if_dead(self) -> None:
+        """A promise that is broken must not break the next."""
+        alive = False
+        if self._shared is not None:
+            with contextlib.suppress(FarmError):
+                alive = (await self._shared.exec(["true"], timeout_s=_ALIVE_S)).code == 0
+        if not alive:
+            await self.aclose()
+
+    async def aclose(self) -> None:
+        """Stop the shared sandbox; the next promise starts another."""
+        if self._shared is not None:
+            sandbox, self._shared = self._shared, None
+            await sandbox.stop()
+
+
+@contextlib.contextmanager
+def _open_folder() -> Iterator[Path]:
+    """A folder that all users of the node can read: what is kept from a sandbox must not be so by its mode."""
+    with tempfile.TemporaryDirectory(prefix="promise-") as name:
+        Path(name).chmod(0o755)
+        yield Path(name)

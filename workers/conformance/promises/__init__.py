@@ -1,0 +1,1 @@
+"""The promises of a sandbox, a module for each group."""

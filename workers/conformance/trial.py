@@ -1,0 +1,105 @@
+"""One promise being tried: the sandboxes it may use, and what is cleared away when it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from farm.records.request import SandboxSpec
+from workers.conformance import outside
+from workers.conformance.expect import NotTried, described, short, until
+from workers.interfaces import ExecResult, Kernel, Sandbox, SandboxProvider, Shell
+
+GREETING = {"GREETING": "hello"}
+"""Variables of the shared sandbox's environment beside the usual ones."""
+
+
+class PromiseTrial:
+    """The context that a promise is checked in.
+
+    `sandbox` is shared with other promises: do nothing to it that they would notice. `folder` is an empty folder of the
+    node that all its users can read. `mark` is a number that occurs nowhere else: `sleep MARK` is found from outside.
+    """
+
+    def __init__(self, provider: SandboxProvider, sandbox: Sandbox, folder: Path, fields: dict[str, Any]) -> None:
+        self.provider = provider
+        self.sandbox = sandbox
+        self.folder = folder
+        self.mark = f"7{secrets.randbelow(10**9):09d}"
+        self._fields = fields
+        self._started: list[Sandbox] = []
+        self._opened: list[Shell | Kernel] = []
+
+    def spec(self, **fields: Any) -> SandboxSpec:
+        """A spec of the image that is tried."""
+        return SandboxSpec(**{**self._fields, **fields})
+
+    def new_id(self) -> str:
+        return f"promise-{self.mark}-{secrets.token_hex(3)}"
+
+    async def start(self, **fields: Any) -> Sandbox:
+        """A new sandbox, of a spec with these fields; stopped when the promise ends."""
+        return await self.start_as(self.new_id(), **fields)
+
+    async def start_as(self, sandbox_id: str, **fields: Any) -> Sandbox:
+        """The same, with an id of one's own."""
+        sandbox = await self.provider.start(sandbox_id, self.spec(**fields))
+        self._started.append(sandbox)
+        return sandbox
+
+    async def shell(self, on: Sandbox | None = None) -> Shell:
+        """A new shell, in the shared sandbox or another; closed when the promise ends."""
+        shell = await (on or self.sandbox).open_shell()
+        self._opened.append(shell)
+        return shell
+
+    async def kernel(self, on: Sandbox | None = None) -> Kernel:
+        """A new kernel, in the shared sandbox or another; closed when the promise ends."""
+        kernel = await (on or self.sandbox).open_kernel()
+        self._opened.append(kernel)
+        return kernel
+
+    def sleepers(self) -> list[int]:
+        """The processes of the node, inside sandboxes too, that are a `sleep MARK`."""
+        return outside.processes_with(f"sleep\0{self.mark}")
+
+    async def until_asleep(self, n: int = 1) -> None:
+        """Wait until so many run. NotTried if the node does not see any, as with those of a virtual machine."""
+        try:
+            await until(lambda: len(self.sleepers()) >= n, f"{n} processes ran")
+        except AssertionError:
+            if self.sleepers():
+                raise
+            raise NotTried("the node does not see the processes of this kind of sandbox") from None
+
+    async def close(self) -> None:
+        """Close what was opened and stop what was started."""
+        await asyncio.gather(*(opened.close() for opened in self._opened))
+        await asyncio.gather(*(sandbox.stop() for sandbox in self._started))
+
+    async def bash(self, script: str, on: Sandbox | None = None, timeout_s: float = 20.0, **more: Any) -> ExecResult:
+        """Run a script in the shared sandbox or another, and return its result."""
+        return await (on or self.sandbox).exec(["bash", "-c", script], timeout_s=timeout_s, **more)
+
+    async def sh(self, script: str, on: Sandbox | None = None, timeout_s: float = 20.0) -> str:
+        """Return the output of a script, which must succeed and write no errors."""
+        return _clean(await self.bash(script, on, timeout_s), script)
+
+    async def python(self, code: str, *arguments: str, on: Sandbox | None = None, timeout_s: float = 20.0) -> str:
+        """Return the output of a Python program, which must succeed and write no errors."""
+        argv = ["python3", "-I", "-c", code, *arguments]
+        return _clean(await (on or self.sandbox).exec(argv, timeout_s=timeout_s), code)
+
+
+def program(name: str) -> str:
+    """Return the source of one of the programs that run inside."""
+    return files("workers.conformance.programs").joinpath(f"{name}.py").read_text()
+
+
+def _clean(result: ExecResult, script: str) -> str:
+    clean = result.code == 0 and not result.stderr
+    assert clean, f"`{short(script.strip())}` should succeed, and ended with {result.code}: {short(described(result))}"
+    return result.stdout.decode(errors="replace")

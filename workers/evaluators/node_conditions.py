@@ -1,0 +1,126 @@
+"""The state of this node and of this process during scoring: exhausted resources, and lateness of the clock.
+
+A program that fails on a full disk, or whose time limit passed while the machine stood still, says nothing about the
+policy. The program's own end does not show any of that, so it is measured separately: before, during and after.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import gettempdir
+
+from farm.settings import settings
+
+_TICK_S = 0.1
+_MIN_DISK_BYTES = 4 << 20
+_MIN_INODES = 64
+_MIN_MEMORY_KB = 32 << 10
+_MIN_DESCRIPTORS = 16
+_MIN_THREADS = 16
+
+
+@dataclass(slots=True)
+class Conditions:
+    """The measured conditions. `late_s` is the total lateness of this event loop's wake-ups, the time it stood still.
+
+    `shortage` names an exhausted resource of the node, with a remedy; empty if there is none. `n_host_kills` is the
+    number of processes that the kernel killed on this node for lack of memory.
+    """
+
+    late_s: float = 0.0
+    shortage: str = ""
+    n_host_kills: int = 0
+
+
+@asynccontextmanager
+async def observed() -> AsyncIterator[Conditions]:
+    """Measure while the block runs; the yielded conditions are complete once the block has ended."""
+    conditions = Conditions(shortage=shortage())
+    n_before = _n_host_kills()
+    ticker = asyncio.ensure_future(_tick(conditions))
+    try:
+        yield conditions
+    finally:
+        ticker.cancel()
+        with suppress(asyncio.CancelledError):
+            await ticker
+        conditions.n_host_kills = _n_host_kills() - n_before
+        conditions.shortage = conditions.shortage or shortage()
+
+
+async def _tick(conditions: Conditions) -> None:
+    loop = asyncio.get_running_loop()
+    due = loop.time() + _TICK_S
+    try:
+        while True:
+            await asyncio.sleep(due - loop.time())
+            conditions.late_s += max(0.0, loop.time() - due)
+            due = loop.time() + _TICK_S
+    finally:
+        # the end of the block may itself have been late
+        conditions.late_s += max(0.0, loop.time() - due)
+
+
+def shortage(folders: tuple[Path, ...] | None = None) -> str:
+    """Return the first exhausted resource of this node or this process, with a remedy; empty if there is none."""
+    for folder in (settings().scratch, Path(gettempdir())) if folders is None else folders:
+        if words := _disk(folder):
+            return words
+    return _memory() or _descriptors() or _threads()
+
+
+def _disk(folder: Path) -> str:
+    try:
+        room = os.statvfs(folder)
+    except OSError:
+        # no sandbox was started on this node yet
+        return ""
+    # some file systems report no counts
+    if room.f_blocks and room.f_bavail * room.f_frsize < _MIN_DISK_BYTES:
+        return f"the disk of {folder} is full: free some, or set FARM_SCRATCH to another"
+    if room.f_files and room.f_favail < _MIN_INODES:
+        return f"the disk of {folder} has no inodes left: remove files, or set FARM_SCRATCH to another"
+    return ""
+
+
+def _memory() -> str:
+    available = _number("/proc/meminfo", "MemAvailable:")
+    few = available is not None and available < _MIN_MEMORY_KB
+    return "the node has no memory left: play fewer rollouts at a time" if few else ""
+
+
+def _descriptors() -> str:
+    used, _, most = (int(word) for word in Path("/proc/sys/fs/file-nr").read_text().split())
+    if most - used < _MIN_DESCRIPTORS:
+        return "the node has no file descriptor left: raise the sysctl fs.file-max"
+    try:
+        n_own = len(os.listdir("/proc/self/fd"))  # noqa: PTH208  (pathlib would need one more descriptor)
+    except OSError:
+        return "this worker has no file descriptor left: start it with a higher `ulimit -n`"
+    if resource.getrlimit(resource.RLIMIT_NOFILE)[0] - n_own < _MIN_DESCRIPTORS:
+        return "this worker has no file descriptor left: start it with a higher `ulimit -n`"
+    return ""
+
+
+def _threads() -> str:
+    n_threads = int(Path("/proc/loadavg").read_text().split()[3].partition("/")[2])
+    most = min(int(Path(f"/proc/sys/kernel/{name}").read_text()) for name in ("threads-max", "pid_max"))
+    return "the node can start no more threads: play fewer rollouts" if most - n_threads < _MIN_THREADS else ""
+
+
+def _n_host_kills() -> int:
+    return _number("/proc/vmstat", "oom_kill") or 0
+
+
+def _number(path: str, name: str) -> int | None:
+    with suppress(OSError), open(path) as file:  # noqa: PTH123
+        for line in file:
+            if line.split(None, 1)[0] == name:
+                return int(line.split()[1])
+    return None

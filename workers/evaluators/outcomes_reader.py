@@ -1,0 +1,146 @@
+"""A runner of the tests that reads the plugin's lines; sent into sandboxes as text, it imports nothing of the farm.
+
+It is a process of its own beside pytest's. Others of its user cannot trace or read it (not dumpable). It holds the only
+way out, its standard output, and reports the command's end, its CPU time, and the lateness of its own clock meanwhile.
+"""
+
+from __future__ import annotations
+
+import base64
+import ctypes
+import fcntl
+import json
+import os
+import random
+import resource
+import selectors
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+_TICK_S = 0.1
+_DRAIN_S = 2.0
+_MAX_RECORDS = 6_000_000
+_MAX_TAIL = 20_000
+_PR_SET_DUMPABLE = 4
+
+
+def _high(descriptor: int) -> int:
+    """Move a pipe to an unpredictable descriptor number, which is returned."""
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    most = min(most, 4096) if most > 0 else 4096
+    number = fcntl.fcntl(descriptor, fcntl.F_DUPFD, random.SystemRandom().randrange(most // 2, most - 16))
+    os.close(descriptor)
+    return number
+
+
+def _plugin_folder(name: str, source: str) -> str:
+    folder = tempfile.mkdtemp()
+    Path(folder, f"{name}.py").write_text(source)
+    return folder
+
+
+class ObservedRun:
+    """One run of the command: the data of each pipe, its end, and the lateness of the clock."""
+
+    def __init__(self, asked: dict[str, Any]) -> None:
+        self._asked = asked
+        self._streams = {"records": bytearray(), "output": bytearray()}
+        self._selector = selectors.DefaultSelector()
+        self._late_s = 0.0
+
+    def run(self) -> dict[str, Any]:
+        started = time.monotonic()
+        process = self._start()
+        timed_out = not self._wait(process, started + self._asked["limit_s"])
+        if timed_out:
+            os.killpg(process.pid, signal.SIGKILL)
+        code = process.wait()
+        self._read(0)
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return {
+            "code": code,
+            "timed_out": timed_out,
+            "cpu_s": used.ru_utime + used.ru_stime,
+            "late_s": self._late_s,
+            "wall_s": time.monotonic() - started,
+            **{name: base64.b64encode(data).decode() for name, data in self._streams.items()},
+        }
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        result = self._asked
+        records, output = os.pipe(), os.pipe()
+        value = _high(records[1])
+        secret = os.pipe()
+        os.write(secret[1], f"{value} {result['key']}".encode())
+        os.close(secret[1])
+        secret_end = _high(secret[0])
+        folder = _plugin_folder(result["plugin"], result["source"])
+        env = {
+            **os.environ,
+            **result["env"],
+            "OUTCOMES_FD": str(secret_end),
+            "PYTHONPATH": ":".join([*result["pythonpath"], folder]),
+        }
+        process = subprocess.Popen(
+            ["bash", "-c", result["command"]],
+            cwd=result["tree"],
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=output[1],
+            stderr=output[1],
+            pass_fds=(value, secret_end),
+            start_new_session=True,
+        )
+        for descriptor in (value, secret_end, output[1]):
+            os.close(descriptor)
+        for name, end in (("records", records[0]), ("output", output[0])):
+            os.set_blocking(end, False)
+            self._selector.register(end, selectors.EVENT_READ, name)
+        return process
+
+    def _wait(self, process: subprocess.Popen[bytes], deadline: float) -> bool:
+        """Return True if it ended by itself before the deadline."""
+        while process.poll() is None:
+            now = time.monotonic()
+            if now >= deadline:
+                return False
+            self._read(_TICK_S)
+            self._late_s += max(0.0, time.monotonic() - now - _TICK_S)
+        return True
+
+    def _read(self, wait_s: float) -> None:
+        """Wait for data and read it; without waiting, read all that is there, for _DRAIN_S at most."""
+        until = time.monotonic() + _DRAIN_S
+        while (ready := self._selector.select(wait_s)) and time.monotonic() < until:
+            for key, _ in ready:
+                try:
+                    data = os.read(key.fd, 1 << 16)
+                except BlockingIOError:
+                    continue
+                if not data:
+                    self._selector.unregister(key.fd)
+                self._take(key.data, data)
+            if wait_s:
+                return
+
+    def _take(self, name: str, data: bytes) -> None:
+        stream = self._streams[name]
+        if name == "output":
+            stream += data
+            del stream[:-_MAX_TAIL]
+        elif len(stream) < _MAX_RECORDS:
+            stream += data
+
+
+def main() -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+    json.dump(ObservedRun(json.load(sys.stdin)).run(), sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,183 @@
+"""The rule that attributes the end of a process under scoring to its cause: the policy, or the farm.
+
+Every evaluator applies it before it gives less than full marks, as a fault of the farm must never become a score. The
+rule, first match first:
+
+1. It passed: the score stands, whatever else failed.
+2. A limit of the sandbox, or of the scorer, ended it (memory, disk, processes, CPU time): the policy's.
+3. The node was short of a resource (disk, inodes, memory, descriptors, threads): the farm's.
+4. It ended by itself, with an exit code: the policy's.
+5. It was out of time. If it computed for half of that or more: the policy's. Else, if the machine was
+   late (this event loop, or the process in the queue of runnable ones) for a quarter of the limit: the farm's. Else it
+   slept or was frozen, which look alike: unknown; the farm's if it never sleeps (`confined`).
+6. A signal ended it. SIGKILL while the kernel killed for lack of memory on this node, or any signal that users and
+   systems send (SIGKILL, SIGTERM, ...) to a process that can send none itself (`confined`): the farm's. Else it may
+   have been its own act: unknown. The kernel does not report the sender of a fatal signal.
+7. Its sandbox is gone: unknown, as a policy may end the first process of its sandbox.
+
+An unknown cause is decided by repetition (`settle`): a control that must pass is run in a fresh environment, and then
+the submission once more. A control that fails, or a second end of another kind, shows that the environment is the
+cause: the farm's. The same end twice, with a control between that passes, is the submission's own: the policy's. A
+fault of the farm is an EvaluatorError, so that the rollout is scored again; it is never a 0.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Generic, TypeVar
+
+from farm.errors import EvaluatorError
+from workers.evaluators.node_conditions import Conditions
+from workers.interfaces import ExecResult
+
+T = TypeVar("T")
+
+_BUSY_SHARE = 0.5
+_LATE_SHARE = 0.25
+_MIN_LATE_S = 0.5
+_SENT = frozenset(
+    {
+        signal.SIGKILL,
+        signal.SIGTERM,
+        signal.SIGINT,
+        signal.SIGHUP,
+        signal.SIGQUIT,
+        signal.SIGSTOP,
+        signal.SIGTSTP,
+        signal.SIGUSR1,
+        signal.SIGUSR2,
+    }
+)
+_LIMITS: dict[int, str] = {
+    signal.SIGXCPU: "its limit of CPU time was reached",
+    signal.SIGXFSZ: "its limit of file size was reached",
+}
+
+
+def signal_of(code: int) -> int:
+    """Return the signal that an exit code stands for, also in a shell's encoding; 0 if none."""
+    if code < 0:
+        return -code
+    return code - 128 if 128 < code <= 128 + signal.NSIG else 0
+
+
+class EndCause(Enum):
+    """The cause of an end: the policy, the farm, or unknown."""
+
+    POLICY = "the policy's"
+    FARM = "the farm's"
+    UNKNOWN = "not known"
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessEnd:
+    """The end of a process, as seen from outside of it, and what was measured meanwhile.
+
+    `code` is the exit code, negative for a signal, None if unknown; more than 128 is a shell's code for a signal of its
+    child. `limit` names a limit of the farm that ended it. `cpu_s` is the CPU time it used, None if not measured;
+    `waited_s` the time for which it was runnable but got no CPU. `confined`: no program of the policy ran in it, so it
+    sends no signals and never sleeps. `gone`: the reason why its sandbox is gone.
+    """
+
+    code: int | None
+    timed_out: bool = False
+    limit_s: float = 0.0
+    limit: str = ""
+    cpu_s: float | None = None
+    waited_s: float = 0.0
+    confined: bool = False
+    gone: str = ""
+    conditions: Conditions = field(default_factory=Conditions)
+
+    @classmethod
+    def of(cls, result: ExecResult, limit_s: float, conditions: Conditions) -> ProcessEnd:
+        """Return the end of a command in a sandbox with the time limit `limit_s`."""
+        return cls(result.code, result.timed_out, limit_s, result.limit, conditions=conditions)
+
+    @property
+    def signal(self) -> int:
+        """The signal that ended it, 0 if none did."""
+        return signal_of(self.code or 0)
+
+    @property
+    def kind(self) -> str:
+        """A description that two ends of one cause share."""
+        if self.gone:
+            return "its sandbox is gone"
+        if self.timed_out:
+            return "it was out of time"
+        if self.signal:
+            return f"signal {self.signal} ended it"
+        return "it ended by itself" if self.code is not None else "nobody knows how it ended"
+
+
+def doing(end: ProcessEnd) -> tuple[EndCause, str]:
+    """Return the cause of an end without a pass, and the reason in words; see the rule above."""
+    conditions = end.conditions
+    if limit := end.limit or _LIMITS.get(end.signal, ""):
+        return EndCause.POLICY, limit
+    if conditions.shortage:
+        return EndCause.FARM, conditions.shortage
+    if end.gone:
+        return EndCause.UNKNOWN, end.gone
+    if end.timed_out:
+        return _out_of_time(end)
+    if end.signal:
+        return _signalled(end)
+    if end.code is None:
+        return EndCause.UNKNOWN, end.kind
+    return EndCause.POLICY, f"it ended with exit code {end.code}"
+
+
+def _out_of_time(end: ProcessEnd) -> tuple[EndCause, str]:
+    if end.cpu_s is not None and end.cpu_s >= _BUSY_SHARE * end.limit_s:
+        return EndCause.POLICY, f"it computed for {end.cpu_s:.1f} s of {end.limit_s:.1f} s"
+    late_s = max(end.conditions.late_s, end.waited_s)
+    if late_s >= max(_MIN_LATE_S, _LATE_SHARE * end.limit_s):
+        return EndCause.FARM, f"the machine was late by {late_s:.1f} s while its {end.limit_s:.1f} s passed"
+    return EndCause.FARM if end.confined else EndCause.UNKNOWN, f"its {end.limit_s:.1f} s passed while it did nothing"
+
+
+def _signalled(end: ProcessEnd) -> tuple[EndCause, str]:
+    if end.signal == signal.SIGKILL and end.conditions.n_host_kills > 0:
+        return EndCause.FARM, "the kernel killed for want of memory on this node: play fewer rollouts at a time"
+    if end.confined and end.signal in _SENT:
+        return EndCause.FARM, f"it got signal {end.signal} from outside, as it can send none"
+    return EndCause.UNKNOWN, end.kind
+
+
+@dataclass(frozen=True, slots=True)
+class Trial(Generic[T]):
+    """One run of a submission: its score, and the end of its process. `passed`: full marks."""
+
+    value: T
+    end: ProcessEnd
+    passed: bool = False
+
+
+async def settle(trial: Callable[[], Awaitable[Trial[T]]], control: Callable[[], Awaitable[str]], what: str) -> T:
+    """Run a submission, again if need be, until its score is attributed to the policy; see the rule above.
+
+    `trial` runs it in a fresh environment each time. `control` runs in such an environment what must pass, and returns
+    how it failed; empty if it passed. Raises EvaluatorError, about `what`, if the farm caused the end.
+    """
+    first = await trial()
+    whose, reason = _judged(first)
+    if whose is EndCause.UNKNOWN:
+        if failed := await control():
+            raise EvaluatorError(f"{what}: {reason}, and a control that must pass failed beside it: {failed}")
+        second = await trial()
+        whose, second_reason = _judged(second)
+        if whose is EndCause.UNKNOWN and second.end.kind != first.end.kind:
+            raise EvaluatorError(f"{what}: two runs of the same ended differently: {reason}; {second_reason}")
+        first, reason = second, second_reason
+    if whose is EndCause.FARM:
+        raise EvaluatorError(f"{what}: {reason}; it is scored again")
+    return first.value
+
+
+def _judged(trial: Trial[T]) -> tuple[EndCause, str]:
+    return (EndCause.POLICY, "it passed") if trial.passed else doing(trial.end)

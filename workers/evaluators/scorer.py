@@ -1,0 +1,142 @@
+"""Scoring of one answer in a process of its own, which the grader forks and which ends with the grader at the latest.
+
+An answer can only affect a process that scores nothing else. It has no descriptor but the pipe for its score, makes no
+system call but those of computing, and compiles no source beyond the grammar of `expressions.py`, so that no
+text of the policy's runs as a program. Memory and CPU time are limited.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import math
+import os
+import resource
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from workers.evaluators.expressions import refusal
+from workers.evaluators.grader_system_calls import allow_only_computing
+
+_MEMORY_BYTES = 2 << 30
+"""Bytes of memory for a scorer beyond what the grader itself has mapped."""
+_PR_SET_PDEATHSIG = 1
+_REFUSED = (
+    "socket.",
+    "subprocess.",
+    "os.",
+    "ctypes.",
+    "pty.",
+    "shutil.",
+    "signal.",
+    "sys.addaudithook",
+    "builtins.input",
+)
+"""Prefixes of audit events that a scoring verifier does not need; `_READS` are exempt."""
+_READS = ("os.listdir", "os.scandir", "os.walk", "os.fwalk")
+
+_NONSENSE = "qzxjv"
+Verifier = Callable[[str, dict[str, Any]], float]
+
+
+class EvaluationRefused(Exception):
+    """A verifier tried to evaluate text that is no literal and no arithmetic."""
+
+
+def run(verifier: Verifier, answer: str, entry: dict[str, Any], cpu_s: float, pipe: int) -> NoReturn:
+    """Score, write the reply as JSON to `pipe`, and exit. To be called only in a fork."""
+    code = 1
+    try:
+        only = _alone(pipe)
+        _limit(cpu_s)
+        letters = any(letter.isalpha() for letter in str(entry.get("answer") or "a"))
+        if _takes_anything(verifier, entry):
+            verifier = _equal
+        reply = _reply(verifier, answer, entry, _Guard(letters))
+        os.write(only, json.dumps(reply).encode())
+        code = 0
+    finally:
+        os._exit(code)
+
+
+def _alone(pipe: int) -> int:
+    """Close all descriptors but the pipe, which becomes number 3."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(pipe, 3)
+    for number in range(3):
+        os.dup2(null, number)
+    os.closerange(4, 1 << 16)
+    return 3
+
+
+def _limit(cpu_s: float) -> None:
+    # reset, as the grader's own parent may have ignored it
+    signal.signal(signal.SIGXCPU, signal.SIG_DFL)
+    seconds = max(1, math.ceil(cpu_s))
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
+    with open("/proc/self/statm", encoding="utf-8") as file:  # noqa: PTH123
+        mapped = int(file.read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (mapped + _MEMORY_BYTES, mapped + _MEMORY_BYTES))
+    allow_only_computing()
+
+
+def _takes_anything(verifier: Verifier, entry: dict[str, Any]) -> bool:
+    """Return True if a verifier gives full marks to nonsense, as one of the library's does."""
+    try:
+        return float(verifier(_NONSENSE, entry)) >= 1.0
+    except Exception:
+        return False
+
+
+def _equal(answer: str, entry: dict[str, Any]) -> float:
+    return float(answer.strip().lower() == str(entry.get("answer")).strip().lower())
+
+
+class _Guard:
+    """The audit hook: `refused` names the refused source, also if the verifier caught the exception."""
+
+    def __init__(self, letters: bool) -> None:
+        self.refused = ""
+        self._letters = letters
+        self._checking = False
+        sys.addaudithook(self._hear)
+
+    def _hear(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "compile":
+            self._check(*arguments[:2])
+        elif event.startswith(_REFUSED) and not event.startswith(_READS):
+            raise PermissionError(f"{event} is not allowed in a verifier")
+
+    def _check(self, source: object, filename: object) -> None:
+        """Check a source; modules are exempt: they have file names, which no text can set unless it is run."""
+        if self._checking or source is None or (isinstance(filename, str) and filename.startswith("/")):
+            return
+        self._checking = True
+        try:
+            text = source.decode("utf-8", "replace") if isinstance(source, bytes) else str(source)
+            self.refused = self.refused or refusal(text, letters=self._letters)
+        finally:
+            self._checking = False
+        if self.refused:
+            raise EvaluationRefused(self.refused)
+
+
+def _reply(verifier: Verifier, answer: str, entry: dict[str, Any], guard: _Guard) -> dict[str, Any]:
+    try:
+        score = float(verifier(answer, entry))
+    except MemoryError:
+        return {"error": "MemoryError"}
+    except BaseException as error:
+        return {"refused": guard.refused} if guard.refused else {"error": _words(error)}
+    return {"refused": guard.refused} if guard.refused else {"score": score}
+
+
+def _words(error: BaseException) -> str:
+    try:
+        return f"{type(error).__name__}: {error}"[:500]
+    except Exception:
+        # its text may be of any size, or fail to be made
+        return type(error).__name__

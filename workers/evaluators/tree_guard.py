@@ -1,0 +1,187 @@
+"""Removal of forbidden changes from a patched tree; sent into sandboxes as text, it imports nothing of the farm.
+
+The rule: code that decides whether a test passed is never the policy's. Of the paths that a patch changed, these are
+restored from the clean tree, or removed if it has none: everything below the folders of the tests; files that configure
+pytest or Python from beside the code; metadata by which Python finds plug-ins; compiled code; new modules by the name
+of one that Python would find elsewhere; and settings files if their settings of pytest changed. A link in the way of
+one of these is removed.
+"""
+
+from __future__ import annotations
+
+import configparser
+import importlib.metadata
+import importlib.util
+import json
+import os
+import pkgutil
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+_TESTS = {"test", "tests", "testing", "unit_tests", "unittests", "t"}
+_STEERING = {
+    *("conftest.py", "pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml", "tox.ini"),
+    *("sitecustomize.py", "usercustomize.py", "pyvenv.cfg", ".coveragerc", ".gitattributes", ".gitmodules"),
+}
+_METADATA = (".dist-info", ".egg-info", ".egg-link", ".egg", ".pth")
+_COMPILED = (".pyc", ".pyo", ".pyd")
+_ROOTS = ("", "src", "lib")
+
+
+def survey(tree: Path, pythonpath: str) -> dict[str, Any]:
+    """Return the modules that Python finds without the tree, the plug-ins of pytest, and what is missing."""
+    absent = "" if shutil.which("git") else "git is missing"
+    if importlib.util.find_spec("pytest") is None:
+        absent = "pytest is missing from the environment"
+    names = set(sys.stdlib_module_names) | {module.name for module in pkgutil.iter_modules(sys.path)}
+    path = [str(tree / pythonpath), str(tree), *sys.path]
+    result = [
+        entry.name
+        for distribution in importlib.metadata.distributions(path=path)
+        for entry in distribution.entry_points
+        if entry.group == "pytest11"
+    ]
+    return {"names": sorted(names), "plugins": list(dict.fromkeys(result)), "missing": absent}
+
+
+def folder_of_tests(test: str) -> str:
+    """Return the folder of tests that holds a test's path; empty if the test lies among the code."""
+    parts = test.split("/")[:-1]
+    for depth, part in enumerate(parts, 1):
+        if part.lower() in _TESTS:
+            return "/".join(parts[:depth])
+    return ""
+
+
+class TreeGuard:
+    """The patched tree; `names` are those of modules that Python finds elsewhere, `tests` the paths of tests."""
+
+    def __init__(self, tree: Path, baseline: str, pythonpath: str, names: Iterable[str], tests: Iterable[str]) -> None:
+        self._tree = tree
+        self._baseline = baseline
+        self._names = {name.lower() for name in names}
+        self._tests = {_plain(test) for test in tests}
+        self._folders = {folder for folder in map(folder_of_tests, self._tests) if folder}
+        self._roots = {_plain(root) for root in (*_ROOTS, *pythonpath.split(":"))}
+
+    def is_ours(self, path: str) -> bool:
+        """Return True if a changed path is to be restored."""
+        parts = path.split("/")
+        name = parts[-1].lower()
+        return (
+            path in self._tests
+            or any(_below(path, folder) or _below(folder, path) for folder in self._folders)
+            or any(_below(test, path) for test in self._tests)
+            or name in _STEERING
+            or any(part.lower().endswith(_METADATA) for part in parts)
+            or name.endswith(_COMPILED)
+            or "__pycache__" in parts
+            or self._shadows(path)
+            or self._steers(path)
+        )
+
+    def _shadows(self, path: str) -> bool:
+        for root in self._roots:
+            below = path[len(root) + 1 :] if root and _below(path, root) else path if not root else ""
+            first = below.split("/")[0]
+            module = first.split(".")[0]
+            if module.lower() in self._names and not self._given(f"{root}/{module}".lstrip("/")):
+                return True
+        return False
+
+    def _given(self, stem: str) -> bool:
+        """Return True if the clean tree has a module or a package there."""
+        shown = self._git("ls-tree", "--name-only", self._baseline, "--", stem, f"{stem}.py")
+        return bool(shown.strip())
+
+    def _steers(self, path: str) -> bool:
+        name = path.rsplit("/", 1)[-1]
+        if name not in ("pyproject.toml", "setup.cfg"):
+            return False
+        before = self._git("show", f"{self._baseline}:{path}")
+        try:
+            after = (self._tree / path).read_text()
+        except (OSError, ValueError):
+            after = ""
+        try:
+            return bool(_settings(name, before) != _settings(name, after))
+        except (ValueError, configparser.Error):
+            return True
+
+    def restore(self, changed: Iterable[str]) -> list[str]:
+        """Restore the protected ones of the changed paths, and the tests themselves; return the former."""
+        ours = [path for path in changed if self.is_ours(path)]
+        for path in (*ours, *self._tests):
+            self._clear(path)
+        for path in (*ours, *self._folders, *self._tests):
+            if self._git("ls-tree", self._baseline, "--", path):
+                self._git("checkout", "-q", self._baseline, "--", path, check=True)
+        return ours
+
+    def _clear(self, path: str) -> None:
+        """Remove a path, and a link or a file where the clean tree has one of its folders."""
+        at = self._tree
+        parts = path.split("/")
+        for depth, part in enumerate(parts, 1):
+            at = at / part
+            last = depth == len(parts)
+            if at.is_symlink() or (at.exists() and not at.is_dir()):
+                is_given = self._git("ls-tree", self._baseline, "--", "/".join(parts[:depth])).startswith("120000")
+                if last or not is_given:
+                    at.unlink()
+                return
+        if at.is_dir() and not self._git("ls-tree", self._baseline, "--", path).startswith("040000"):
+            shutil.rmtree(at, ignore_errors=True)
+
+    def _git(self, *arguments: str, check: bool = False) -> str:
+        command = ["git", "--literal-pathspecs", *arguments]
+        done = subprocess.run(command, cwd=self._tree, capture_output=True, check=check)
+        return done.stdout.decode("utf-8", "surrogateescape")
+
+
+def changed_paths(names: Path, numbers: Path) -> list[str]:
+    """Return the paths of a file of names, and of git's numstat output if it exists; both separated by NUL."""
+    paths = names.read_bytes().split(b"\0")
+    if numbers.exists():
+        paths += [line.split(b"\t", 2)[-1] for line in numbers.read_bytes().split(b"\0")]
+    return list(dict.fromkeys(os.fsdecode(path) for path in paths if path))
+
+
+def _plain(path: str) -> str:
+    plain = os.path.normpath(path)
+    return "" if plain == "." else plain
+
+
+def _below(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(f"{folder}/")
+
+
+def _settings(name: str, text: str) -> Any:
+    """Return the part of a file of settings that pytest and its plug-ins read."""
+    if name == "pyproject.toml":
+        tools = tomllib.loads(text).get("tool", {})
+        return {tool: said for tool, said in tools.items() if tool in ("pytest", "coverage", "tox")}
+    parser = configparser.RawConfigParser()
+    parser.read_string(text)
+    return {section: dict(parser[section]) for section in parser.sections() if section.startswith(("tool:", "pytest"))}
+
+
+def main() -> None:
+    result = json.load(sys.stdin)
+    tree = Path(result["tree"])
+    if result["do"] == "survey":
+        answer = survey(tree, result["pythonpath"])
+    else:
+        changed = changed_paths(Path(result["changed"]), Path(f"{result['changed']}.numstat"))
+        guard = TreeGuard(tree, result["baseline"], result["pythonpath"], result["names"], result["tests"])
+        answer = {"restored": [os.fsencode(path).decode("utf-8", "replace") for path in guard.restore(changed)]}
+    json.dump(answer, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,187 @@
+"""Making images, and all else that sandboxes are of, before they are requested: several at a time.
+
+In processes of their own, each of which takes one after the other, since only a process can be interrupted so that it
+clears away what it was making: on Ctrl-C nothing is left half made.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import FrameType
+from typing import IO, Any
+
+from farm.errors import FarmError, ImageError
+from farm.records.request import SandboxSpec
+
+_END_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class PrefetchJob:
+    """One thing to make: everything of a spec, or with `by_name` only its image, which is then locked anew."""
+
+    label: str
+    spec: SandboxSpec
+    by_name: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PrefetchResult:
+    """The result of a job: `error` is empty if the image is there now; `lines` are the last of the builder's output."""
+
+    job: PrefetchJob
+    seconds: float
+    error: str = ""
+    lines: tuple[str, ...] = ()
+
+
+def prefetch_all(
+    jobs: Sequence[PrefetchJob], n_processes: int, tell: Callable[[PrefetchResult], None]
+) -> list[PrefetchResult]:
+    """Do all jobs; `tell` is called for each as it is done. Interrupted, it clears away what is being made."""
+    waiting: queue.SimpleQueue[PrefetchJob] = queue.SimpleQueue()
+    for job in jobs:
+        waiting.put(job)
+    done: queue.SimpleQueue[PrefetchResult] = queue.SimpleQueue()
+    helpers = [_Helper(waiting, done) for _ in range(min(n_processes, len(jobs)))]
+    result = []
+    try:
+        for _ in jobs:
+            result.append(done.get())
+            tell(result[-1])
+    finally:
+        for helper in helpers:
+            helper.interrupt()
+        for helper in helpers:
+            helper.join()
+    return result
+
+
+class _Helper:
+    """A thread that hands one job after the other to a process, and to another one if that breaks."""
+
+    def __init__(self, waiting: queue.SimpleQueue[PrefetchJob], done: queue.SimpleQueue[PrefetchResult]) -> None:
+        self._waiting, self._done = waiting, done
+        self._stopped = threading.Event()
+        self._process = _start()
+        self._thread = threading.Thread(target=self._work, daemon=True)
+        self._thread.start()
+
+    def _work(self) -> None:
+        while not self._stopped.is_set():
+            try:
+                job = self._waiting.get_nowait()
+            except queue.Empty:
+                break
+            if self._process.poll() is not None:
+                self._close()
+                self._process = _start()
+            self._done.put(self._do(job))
+
+    def _do(self, job: PrefetchJob) -> PrefetchResult:
+        started = time.monotonic()
+        assert self._process.stdin
+        assert self._process.stdout
+        try:
+            self._process.stdin.write(json.dumps([job.spec.model_dump(mode="json"), job.by_name]) + "\n")
+            self._process.stdin.flush()
+            answer = json.loads(self._process.stdout.readline())
+        except (OSError, ValueError):
+            code = self._process.wait()
+            return PrefetchResult(job, time.monotonic() - started, f"the process that made it ended with code {code}")
+        return PrefetchResult(job, time.monotonic() - started, answer["error"], tuple(answer["lines"]))
+
+    def interrupt(self) -> None:
+        """Let it drop what it does, and take no more."""
+        self._stopped.set()
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGINT)
+
+    def join(self) -> None:
+        """Wait until it has cleared away, and is gone."""
+        try:
+            self._process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+        self._thread.join()
+        self._close()
+
+    def _close(self) -> None:
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                # what was not read any more cannot be flushed either
+                with contextlib.suppress(BrokenPipeError):
+                    pipe.close()
+
+
+def _start() -> subprocess.Popen[str]:
+    """One of the processes: ended by a signal, from its parent or from the kernel when that has ended, it cleans up."""
+    return subprocess.Popen(
+        ["setpriv", "--pdeathsig", "INT", "--", sys.executable, "-m", "workers.node.image_prefetch"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def _make(spec: SandboxSpec, by_name: bool) -> None:
+    # here and not above, as the process that only waits for this one does not need it
+    from workers.sandboxes.images.image import image
+    from workers.sandboxes.launch_plan import prepare
+
+    image(spec.image, spec.image_values, retry=True, relock=by_name)
+    if not by_name:
+        prepare(spec)
+
+
+def _answer(line: str) -> dict[str, Any]:
+    fields, by_name = json.loads(line)
+    try:
+        _make(SandboxSpec.model_validate(fields), by_name)
+    except ImageError as error:
+        return {"error": error.message, "lines": error.lines}
+    except FarmError as error:
+        return {"error": str(error), "lines": []}
+    return {"error": "", "lines": []}
+
+
+def _interrupted(number: int, frame: FrameType | None) -> None:
+    # once: a second one must not disturb the clearing away
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
+def _serve(lines: IO[str], answers: IO[str]) -> None:
+    for line in lines:
+        answers.write(json.dumps(_answer(line)) + "\n")
+        answers.flush()
+
+
+def main() -> None:
+    """Be one of the processes: a job per line of standard input, an answer per line of standard output."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _interrupted)
+    # whatever prints must not print among the answers
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    try:
+        _serve(sys.stdin, answers)
+    except KeyboardInterrupt:
+        os._exit(130)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,51 @@
+"""The removal of sandboxes that no rollout of a node needs any more, whoever left them."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+from farm.errors import StoreUnavailable
+from farm.ids import eval_sandbox_id, prepare_sandbox_id, sandbox_id
+from farm.store import placement
+from farm.store.database import Store
+from workers.sandboxes.lifecycle.reaper import sweep, sweep_dead_nodes
+
+log = logging.getLogger(__name__)
+
+_PERIOD_S = 5.0
+
+
+class SandboxSweeper:
+    """`run` until `stop`, in a thread of its own, as it waits for sandboxes that sleep in the kernel."""
+
+    def __init__(self, store: Store, node: str) -> None:
+        self._store = store
+        self._node = node
+        self._stopped = threading.Event()
+
+    def run(self) -> None:
+        """Sweep again and again; while the database is away, nothing is removed."""
+        while not self._stopped.wait(_PERIOD_S):
+            try:
+                self.sweep()
+            except StoreUnavailable:
+                continue
+            except Exception:
+                log.exception("the node's sweep was interrupted; the next one comes")
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+    def sweep(self) -> None:
+        """Remove the sandboxes of rollouts that are not here any more. Raises StoreUnavailable."""
+        removed = sweep(self._needed)
+        if dead := sweep_dead_nodes():
+            log.warning("removed what killed nodes left on this machine: %s", ", ".join(dead))
+        if removed:
+            log.warning("removed %d unused sandboxes: %s", len(removed), ", ".join(sorted(removed)[:5]))
+
+    def _needed(self) -> set[str]:
+        live = self._store.read(lambda connection: placement.live_sandboxes(connection, self._node))
+        names = [sandbox_id(rollout_id, attempt) for rollout_id, attempt in live]
+        return {*names, *map(eval_sandbox_id, names), *map(prepare_sandbox_id, names)}

@@ -1,0 +1,385 @@
+"""The supervisor of one node: `python -m workers.node`. Three worker pools, room for sandboxes, drain, clean-up.
+
+It restarts a worker that ends, and gives its rollouts back at once; its own end takes everything with it: the workers
+by a signal from the kernel, the sandboxes because it held the other end of their lifeline.
+
+On SIGTERM or SIGINT it drains: what has not begun goes back to the queue, what has begun plays on for a grace, and the
+rest is handed back then. So a time limit or a preemption costs no attempt, and nearly finished work is not repeated.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+from typing import IO, TypeVar
+
+import click
+from sqlalchemy import Connection
+
+from farm.errors import Conflict, FarmError, StoreGone, StoreUnavailable
+from farm.notifications import Signals
+from farm.plugins import installed
+from farm.records.engine_state import StoredEngine
+from farm.records.node import BROKEN, DRAINING, UP, Node
+from farm.records.rollout import Stage
+from farm.scheduler.dispatcher import Dispatcher
+from farm.settings import Settings, settings
+from farm.store import leases, llm_engines, migrations, node_names, nodes, placement
+from farm.store.capacity import PROCESS_CONNECTIONS
+from farm.store.database import Store, Work
+from workers import logs, registry
+from workers.node.cancelled_sandboxes import CancelledSandboxReaper
+from workers.node.forked_worker import WorkerForkServer
+from workers.node.node_name import own_settings
+from workers.node.pools import Slots, WorkerPool
+from workers.node.sandbox_sweeper import SandboxSweeper
+from workers.sandboxes.lifecycle import layers
+from workers.sandboxes.lifecycle.reaper import sweep_all
+
+log = logging.getLogger("workers.node")
+
+T = TypeVar("T")
+
+_HEARTBEAT_S = 5.0
+_POLL_S = 0.1
+_CHECK_INTERVAL_S = 0.5
+_HAND_BACK_S = 10.0
+"""Seconds for the workers to put what they play back into the queue. It takes them one or two."""
+_WAIT_TIMEOUT_S = 5.0
+"""Seconds that a node that ends, or whose worker has ended, waits for the database."""
+_AGAIN_S = 2.0
+"""Slurm and srun pass on the same signal, one after the other: only a later one means a faster end."""
+
+
+class Supervisor:
+    """Runs a node until SIGTERM or SIGINT, drains it then for up to `grace_s`, and leaves nothing running."""
+
+    def __init__(self, options: Settings, slots: Slots, log_dir: Path | None, grace_s: float, lock: IO[str]) -> None:
+        self._options = options
+        self._slots = slots
+        self._lock = lock
+        self._grace_s = grace_s
+        self._shutdown_requested_at = 0.0
+        self._hurry = False
+        self._ending = threading.Event()
+        # children first: a process with threads must not fork
+        self._lifeline_read, self._lifeline_write = os.pipe()
+        self._fork_server = WorkerForkServer(self._lifeline_read)
+        self._pools = {
+            stage: WorkerPool(stage, slots.of(stage), options, self._fork_server, log_dir) for stage in Stage
+        }
+        self._store = Store(
+            options.database_url, n_connections=PROCESS_CONNECTIONS, urgent_s=options.node_timeout_s / 4
+        )
+        self._signals = Signals(options.broker_url)
+        self._dispatcher = Dispatcher(self._store, self._signals, options, f"{options.node}/{os.getpid()}")
+        self._orphans = CancelledSandboxReaper(self._store, self._signals, options.node)
+        self._sweeper = SandboxSweeper(self._store, options.node)
+        self._announced = Node(
+            node=options.node,
+            room=slots.room,
+            init_slots=slots.init,
+            run_slots=slots.run,
+            eval_slots=slots.eval,
+            handlers=sorted(installed(registry.HANDLERS)),
+            info={"supervisor": os.getpid(), "lease_s": options.lease_s, **node_names.about()},
+            instance=secrets.token_hex(8),
+        )
+        self._give_up_at = 0.0
+        self._giving_back: dict[str, tuple[str, Future[int]]] = {}
+        self._unreachable = False
+
+    def run(self) -> None:
+        """Until stopped. Raises StoreUnavailable if the database is not at this code's schema."""
+        signal.signal(signal.SIGTERM, self._on_signal)
+        signal.signal(signal.SIGINT, self._on_signal)
+        migrations.check(self._store)
+        self._check_sandboxes()
+        self._sweeper.sweep()
+        # what was prepared by another version of a handler
+        layers.sweep(idle_s=0.0)
+        node_names.take(self._store, self._announced, self._options.node_timeout_s)
+        self._start_anew()
+        for pool in self._pools.values():
+            pool.start()
+        threads = [
+            threading.Thread(target=self._dispatcher.run, name="dispatcher", daemon=True),
+            threading.Thread(target=self._announce_and_care, name="care", daemon=True),
+            threading.Thread(target=self._sweeper.run, name="sweep", daemon=True),
+            threading.Thread(target=self._orphans.run, name="orphans", daemon=True),
+        ]
+        for thread in threads:
+            thread.start()
+        try:
+            while not self._shutdown_requested_at:
+                self._keep_up()
+                time.sleep(_POLL_S)
+            self._drain()
+        finally:
+            self._dispatcher.stop()
+            self._end_workers()
+            self._orphans.stop()
+            self._sweeper.stop()
+            self._ending.set()
+            for thread in threads:
+                # one that waits for a database which is away is not waited for
+                thread.join(0.1 if self._unreachable else _WAIT_TIMEOUT_S)
+            self._end()
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        # only plain values: what has a lock may be locked by the very code that is interrupted here
+        now = time.monotonic()
+        self._hurry = self._hurry or (
+            bool(self._shutdown_requested_at) and now - self._shutdown_requested_at > _AGAIN_S
+        )
+        self._shutdown_requested_at = self._shutdown_requested_at or now
+
+    def _check_sandboxes(self) -> None:
+        kind = self._options.sandbox
+        try:
+            if kind == "auto":
+                kind = registry.best_sandbox()
+            missing = registry.sandbox(kind).missing()
+        except FarmError as error:
+            missing = str(error)
+        if missing:
+            log.warning("this node can start no sandbox: %s", missing)
+        else:
+            log.info("sandboxes of this node: %s", kind)
+
+    def _start_anew(self) -> None:
+        """Give back what earlier processes of the node held: only this one plays for it now, so they have ended."""
+        n = self._store.write(lambda connection: placement.start_anew(connection, self._options.node))
+        if n:
+            log.warning("%d rollouts of a node %s that was killed are given back", n, self._options.node)
+
+    def _announce_and_care(self) -> None:
+        """Announce the node once its workers consume from the broker, or are known to fail; then send heartbeats."""
+        while not all(pool.ready or pool.failing for pool in self._pools.values()):
+            if self._ending.wait(_POLL_S) or self._shutdown_requested_at:
+                return
+        while True:
+            try:
+                self._announce()
+                break
+            except StoreUnavailable as error:
+                log.warning("this node could not be announced, and tries again: %s", error)
+        ends = self._store.name, self._options.broker_url.split("@")[-1]
+        log.info("node %s is ready: %s; store %s, broker %s", self._options.node, self._slots, *ends)
+        self._care()
+
+    def _announce(self) -> None:
+        self._store.write(lambda connection: nodes.announce(connection, self._announced))
+        url = self._options.policy_url
+        self._store.write(lambda connection: llm_engines.remove_of(connection, self._options.node, but=url))
+        if url:
+            own = (url, self._options.policy_model, self._options.policy_key)
+            engine = StoredEngine(*own, added_by=self._options.node)
+            self._store.write(lambda connection: llm_engines.add(connection, engine))
+        self._signals.wake()
+
+    def _keep_up(self) -> None:
+        """Keep the pools up, and report one that cannot be."""
+        for pool in self._pools.values():
+            if how := pool.died():
+                # said at once: what it held is given back when the database answers
+                if self._announced.state != DRAINING:
+                    log.error("worker %s ended (%s)", pool.owner, how)
+                self._give_back(pool.owner, how)
+            pool.revive()
+        self._note_given_back()
+        if self._announced.state != DRAINING:
+            self._check_pools()
+
+    def _give_back(self, owner: str, how: str) -> None:
+        """Let the leases of a worker that has ended run out."""
+
+        def forget(connection: Connection) -> int:
+            llm_engines.forget_user(connection, owner)
+            return leases.expire_owner(connection, owner)
+
+        self._giving_back[owner] = how, self._store.submit(forget)
+
+    def _note_given_back(self) -> None:
+        """Try again if the database was away: for a while after that, leases alone do not show a worker's end."""
+        for owner, (how, giving_back) in list(self._giving_back.items()):
+            if not giving_back.done():
+                continue
+            del self._giving_back[owner]
+            try:
+                n = giving_back.result()
+            except StoreUnavailable:
+                log.error("worker %s ended (%s); what it held is given back when the database answers", owner, how)
+                self._give_back(owner, how)
+            except Exception:
+                log.exception("worker %s ended (%s); its leases will run out by themselves", owner, how)
+            else:
+                if n:
+                    log.error("%d rollouts of worker %s are given back, which ended (%s)", n, owner, how)
+                if n or self._announced.state != DRAINING:
+                    self._signals.wake()
+
+    def _check_pools(self) -> None:
+        """While a pool ends again and again, give the node no work; what waits for it here does not wait long."""
+        failing = [pool.stage for pool in self._pools.values() if pool.failing]
+        if (BROKEN if failing else UP) != self._announced.state:
+            self._tell_of(failing)
+        elif failing and time.monotonic() > self._give_up_at:
+            self._give_up_at = time.monotonic() + self._options.node_timeout_s
+            node = self._options.node
+
+            def leave(connection: Connection) -> int:
+                n = placement.requeue_unstarted(connection, node)
+                return n + (placement.requeue_of_dead_nodes(connection, [node]) if set(failing) - {Stage.INIT} else 0)
+
+            if n := self._briefly(leave):
+                log.error("%d rollouts that waited for workers of node %s are given back", n, node)
+
+    def _tell_of(self, failing: Sequence[Stage]) -> None:
+        node, info = self._options.node, dict(self._announced.info)
+        info.pop(BROKEN, None)
+        if failing:
+            info[BROKEN] = f"its {', '.join(failing)} workers end as soon as they are started"
+            log.error("node %s is given nothing more: %s", node, info[BROKEN])
+        else:
+            log.error("node %s is given rollouts again: its workers live", node)
+        self._announced = replace(self._announced, state=BROKEN if failing else UP, info=info)
+        self._give_up_at = time.monotonic() + self._options.node_timeout_s
+
+        def change(connection: Connection) -> None:
+            nodes.change(connection, self._announced)
+            if failing:
+                placement.requeue_unstarted(connection, node)
+
+        self._briefly(change)
+        self._signals.wake()
+
+    def _briefly(self, work: Work[T]) -> T | None:
+        """Return the result of a write; None if the database does not answer soon. It may still be made later."""
+        future = self._store.submit(work)
+        try:
+            answer = future.result(1.0 if self._unreachable else _WAIT_TIMEOUT_S)
+        except Exception as error:
+            future.cancel()
+            if not self._unreachable:
+                log.error("the database does not answer in time: %s", str(error) or "it is waited for")
+            self._unreachable = True
+            return None
+        self._unreachable = False
+        return answer
+
+    def _care(self) -> None:
+        """Heartbeats, which nothing may hold up."""
+
+        def beat(connection: Connection) -> bool:
+            return nodes.heartbeat(connection, self._announced)
+
+        while not self._ending.wait(min(_HEARTBEAT_S, self._options.node_timeout_s / 4)):
+            try:
+                if not self._store.write(beat, urgent=True):
+                    self._announce()
+            except (StoreGone, Conflict) as error:
+                log.error("node %s ends: %s", self._options.node, error)
+                self._hurry, self._shutdown_requested_at = True, self._shutdown_requested_at or time.monotonic()
+                return
+            except StoreUnavailable as error:
+                log.warning("this node could not say that it lives; it goes on: %s", error)
+            except Exception:
+                log.exception("the node's care was interrupted; it will go on")
+
+    def _drain(self) -> None:
+        """Begin nothing more, and let what has begun play on: until it has ended, or the grace has."""
+        node = self._options.node
+        log.warning("node %s is draining; what it plays may go on for %g s", node, self._grace_s)
+        self._announced = replace(self._announced, state=DRAINING)
+        self._pools[Stage.INIT].finish()
+
+        def leave(connection: Connection) -> int:
+            if not node_names.has(connection, self._announced):
+                return 0
+            nodes.drain(connection, node)
+            # the dispatcher may have been about to place some
+            placement.requeue_unstarted(connection, node)
+            return placement.occupied(connection).get(node, 0)
+
+        look_at = 0.0
+        while True:
+            if time.monotonic() >= look_at:
+                left = self._briefly(leave)
+                if look_at == 0.0:
+                    self._signals.wake()
+                look_at = time.monotonic() + _CHECK_INTERVAL_S
+            if left == 0 or self._hurry or time.monotonic() - self._shutdown_requested_at >= self._grace_s:
+                break
+            self._keep_up()
+            time.sleep(_POLL_S)
+        log.warning("node %s is ending; %s rollouts are left to be handed back", node, "some" if left is None else left)
+
+    def _end_workers(self) -> None:
+        """They hand back what they play; what those held that could not is handed back for them."""
+        for pool in self._pools.values():
+            pool.hand_back()
+        deadline = time.monotonic() + _HAND_BACK_S
+        for pool in self._pools.values():
+            if not pool.end(max(0.1, deadline - time.monotonic())):
+                log.error("worker %s did not end within %g s and was killed", pool.owner, _HAND_BACK_S)
+        self._fork_server.close()
+
+    def _end(self) -> None:
+        """Take the node's name off everything, and remove what is left on this machine."""
+        node = self._options.node
+
+        owners = [pool.owner for pool in self._pools.values()]
+        n = self._briefly(lambda connection: node_names.give_back(connection, self._announced, owners))
+        if n is None:
+            lease_s = self._options.lease_s
+            log.error(
+                "node %s ends without the database: what it had is played elsewhere in %g s or more", node, lease_s
+            )
+        elif n:
+            log.warning("%d rollouts are handed back", n)
+        self._signals.wake()
+        os.close(self._lifeline_write)
+        sweep_all()
+        self._signals.close()
+        if n is not None:
+            self._store.close()
+        shutil.rmtree(self._options.scratch, ignore_errors=True)
+        self._lock.close()
+
+
+@click.command()
+@click.option("--init", "init_slots", default=4, show_default=True, help="Sandboxes started at a time.")
+@click.option("--run", "run_slots", default=64, show_default=True, help="Agents that play at a time.")
+@click.option("--eval", "eval_slots", default=8, show_default=True, help="Scorings at a time.")
+@click.option("--room", default=0, help="Rollouts this node takes in all; default: the sum of the three.")
+@click.option(
+    "--grace",
+    "grace_s",
+    default=15.0,
+    show_default=True,
+    help=f"Seconds that what has begun may play on after SIGTERM. Up to {_HAND_BACK_S:g} more go into handing back the "
+    "rest: stay that far, and a few for the clean-up, below what kills the node: Slurm's KillWait is 30 s.",
+)
+@click.option("--log-dir", type=click.Path(path_type=Path), help="Write the workers' logs there.")
+def main(init_slots: int, run_slots: int, eval_slots: int, room: int, grace_s: float, log_dir: Path | None) -> None:
+    """Run this machine's part of the farm until SIGTERM; a second one, seconds later, ends the grace."""
+    if not settings().broker_url:
+        raise click.ClickException("FARM_BROKER_URL is not set: a node needs the farm's Redis (redis://…) or RabbitMQ")
+    slots = Slots(init_slots, run_slots, eval_slots, room or init_slots + run_slots + eval_slots)
+    try:
+        options, lock = own_settings()
+        logs.set_up(options)
+        Supervisor(options, slots, log_dir, grace_s, lock).run()
+    except FarmError as error:
+        raise click.ClickException(str(error)) from error

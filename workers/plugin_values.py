@@ -1,0 +1,139 @@
+"""Checks of all that plug-ins return, at the edge of a stage, before any of it is kept or sent.
+
+Each raises the RolloutError of the plug-in that returned the value, and names the field: nothing that reaches the store
+can be refused there. Texts are taken as they are, whatever characters the policy wrote: the store replaces what it
+cannot hold. Everything else must be what JSON has, of bounded depth and size.
+"""
+
+from __future__ import annotations
+
+import math
+from numbers import Real
+from typing import Any
+
+from farm.errors import AgentError, EngineError, EvaluatorError, HandlerError, RolloutError
+from farm.records.request import SandboxSpec
+from farm.records.rollout import POLICY_OUTCOMES
+from farm.records.trajectory import Message, ModelCall
+from farm.records.values import storable
+from workers.interfaces import AgentResult, Artefact, Score, Submission
+
+_MB = 1_000_000
+_MAX_BYTES = 64 * _MB
+"""Of a submission, of an answer, of the messages that a handler begins with."""
+_MAX_DETAILS = 4 * _MB
+_NAME = 200
+_MAX_TOKENS = 2**31
+
+
+def agent_result(result: Any, rollout_id: str) -> AgentResult:
+    """Return an agent's result if an agent may end so: what the farm broke is an error, and never scored."""
+    if not isinstance(result, AgentResult):
+        raise AgentError(f"{rollout_id}: its agent returned {_kind(result)}, not an AgentResult")
+    if result.outcome not in POLICY_OUTCOMES:
+        raise AgentError(f"{rollout_id}: its agent ended with {result.outcome!r}, which no policy can bring about")
+    if result.answer is not None and not isinstance(result.answer, str):
+        raise AgentError(f"{rollout_id}: its agent answered with {_kind(result.answer)}, not a text")
+    _check(result.answer, f"{rollout_id}: its agent's answer", AgentError, _MAX_BYTES)
+    return result
+
+
+def submission(found: Any, what: str) -> Submission:
+    """A handler's submission: an answer and files, all of it text."""
+    if not isinstance(found, Submission):
+        raise HandlerError(f"{what} returned {_kind(found)}, not a Submission")
+    if found.answer is not None and not isinstance(found.answer, str):
+        raise HandlerError(f"{what}: answer is {_kind(found.answer)}, not a text")
+    if not isinstance(found.files, dict):
+        raise HandlerError(f"{what}: files is {_kind(found.files)}, not a dict")
+    for path, text in found.files.items():
+        if not isinstance(path, str) or not isinstance(text, str):
+            raise HandlerError(f"{what}: files has {_kind(text)} for {path!r:.100}, not a text")
+    _check([found.answer, found.files], what, HandlerError, _MAX_BYTES)
+    return Submission.model_construct(answer=found.answer, files=dict(found.files))
+
+
+def messages(found: Any, what: str) -> list[Message]:
+    """The conversation that a handler begins with: a list of objects of JSON."""
+    if not isinstance(found, list | tuple) or not all(isinstance(each, dict) for each in found):
+        raise HandlerError(f"{what} returned {_kind(found)}, not a list of messages")
+    _check(found, what, HandlerError, _MAX_BYTES)
+    return list(found)
+
+
+def score(found: Any, what: str) -> Score:
+    """An evaluator's score: a finite number, and details that JSON can hold."""
+    if not isinstance(found, Score):
+        raise EvaluatorError(f"{what} returned {_kind(found)}, not a Score")
+    if not _is_number(found.value):
+        raise EvaluatorError(f"{what} gave {_shown(found.value)} as the reward; it must be a finite number")
+    if not isinstance(found.details, dict):
+        raise EvaluatorError(f"{what}: details is {_kind(found.details)}, not a dict")
+    _check(found.details, f"{what}: details", EvaluatorError, _MAX_DETAILS)
+    # some numbers of other libraries are none for a database
+    return Score(float(found.value), found.details)
+
+
+def name(found: Any, what: str) -> str:
+    """The name of an evaluator."""
+    if not isinstance(found, str) or len(found) > _NAME:
+        raise EvaluatorError(f"{what} is {_kind(found)}, not a text of at most {_NAME} characters")
+    return found
+
+
+def spec(found: Any, what: str, error_type: type[RolloutError]) -> SandboxSpec | None:
+    """Return a spec, or None, that a plug-in returned; raise `error_type` for anything else."""
+    if found is not None and not isinstance(found, SandboxSpec):
+        raise error_type(f"{what} returned {_kind(found)}, not a SandboxSpec")
+    return found
+
+
+def record(call: ModelCall, rollout_id: str) -> None:
+    """Check what is recorded of a model call: one half is an engine's, the other its agent's and tools'."""
+    what = f"{rollout_id}: a model call of engine {call.engine!r:.200}"
+    for field in ("finish_reason", "engine", "policy_version", "begins"):
+        if not isinstance(getattr(call, field), str):
+            raise EngineError(f"{what}: {field} is {_kind(getattr(call, field))}, not a text")
+    for field in ("n_prompt_tokens", "n_response_tokens", "n_cached_tokens", "n_invalid", "mismatch"):
+        number = getattr(call, field)
+        if number is not None and (type(number) is not int or not 0 <= number < _MAX_TOKENS):
+            raise EngineError(f"{what}: {field} is {number!r:.100}, not a number of tokens")
+    _check(call.stop_reason, f"{what}: stop_reason", EngineError, _MAX_DETAILS)
+    _check(call.response, f"{what}: its message", EngineError, _MAX_BYTES)
+    for field in ("messages", "observations", "sampling"):
+        _check(getattr(call, field), f"{rollout_id}: {field} of a model call", AgentError, _MAX_BYTES)
+
+
+def artefact(found: Any, rollout_id: str) -> None:
+    """Check an artefact of a tool."""
+    if not isinstance(found, Artefact):
+        raise AgentError(f"{rollout_id}: an artefact is {_kind(found)}")
+    if not isinstance(found.name, str) or not isinstance(found.media_type, str) or not isinstance(found.data, bytes):
+        kinds = ", ".join(map(_kind, (found.name, found.media_type, found.data)))
+        raise AgentError(f"{rollout_id}: an artefact's name, media type and data are {kinds}, not texts and bytes")
+
+
+def _check(value: Any, what: str, error_type: type[RolloutError], most: int) -> None:
+    try:
+        storable(value, most)
+    except ValueError as error:
+        raise error_type(f"{what}: {error}") from None
+
+
+def _is_number(value: Any) -> bool:
+    """Return whether it is a finite number; True is one to Python, and most likely a mistake."""
+    try:
+        return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:
+        return False
+
+
+def _shown(value: Any) -> str:
+    try:
+        return f"{value!r:.100}"
+    except Exception:
+        return _kind(value)
+
+
+def _kind(value: Any) -> str:
+    return "None" if value is None else f"a {type(value).__name__}"

@@ -1,0 +1,24 @@
+"""Any other server that is compatible with the OpenAI API: it chats, and may take token ids as vLLM does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from farm.records.engine import EngineInfo
+from workers.policy.engines.connection import EngineConnection
+from workers.policy.engines.kind import EngineKind, Identity
+from workers.policy.engines.vllm import CompletionsWire
+from workers.policy.engines.wire import Wire
+
+
+class ChatOnlyKind(EngineKind):
+    """The kind of a server that no other kind recognises."""
+
+    is_fallback = True
+
+    async def identify(self, connection: EngineConnection, card: Mapping[str, Any]) -> Identity | None:
+        return Identity()
+
+    def wires(self, info: EngineInfo) -> Sequence[Wire]:
+        return (CompletionsWire(),)

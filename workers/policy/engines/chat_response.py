@@ -1,0 +1,114 @@
+"""Conversion of a chat answer into a Completion, token-exact if it holds consistent ids and log-probabilities.
+
+Ids are never rebuilt from text. If any are missing the call is text only; if they disagree the answer is refused, as on
+the token wires, by the checks of `GenerationBuilder`. Fields as in vLLM's `return_token_ids` (`prompt_token_ids` on
+top, `choices[].token_ids`); SGLang puts both in the choice, the second as `response_token_ids`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from farm.records.trajectory import Message, SampledTokens, TokenIds, VersionSpan, field_values, token_ids
+from workers.interfaces import Completion
+from workers.policy.engines.generation_builder import GenerationBuilder, count, finish_reason, stop_reason, version
+from workers.policy.generation import Generation
+
+
+def completion(answer: Any, engine: str, max_tokens: int | None = None) -> Completion:
+    """Convert a chat answer.
+
+    Raises KeyError, IndexError, TypeError, ValueError or AttributeError if it is no chat completion, or inconsistent.
+    """
+    choice = answer["choices"][0]
+    usage = answer.get("usage") or {}
+    exact = _exact(answer, choice, usage, max_tokens)
+    n_prompt = _counted(usage, "prompt_tokens", exact.prompt_ids if exact else None)
+    n_response = _counted(usage, "completion_tokens", exact.response_ids if exact else None)
+    reason = finish_reason(choice.get("finish_reason"))
+    if usage.get("completion_tokens") == 0 and reason != "abort":
+        raise ValueError(f"no tokens, and yet it ended by {reason!r}")
+    cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
+    if cached is not None and count(cached) > n_prompt + n_response:
+        raise ValueError(f"{cached} tokens cached of {n_prompt}")
+    tokens = replace(
+        exact or SampledTokens(finish_reason=reason),
+        stop_reason=stop_reason(choice.get("stop_reason", choice.get("matched_stop"))),
+        n_cached_tokens=cached,
+    )
+    return Completion(
+        **field_values(tokens, SampledTokens),
+        response=_message(choice["message"]),
+        engine=engine,
+        n_prompt_tokens=n_prompt,
+        n_response_tokens=n_response,
+        policy_version=_version(answer, choice),
+    )
+
+
+def _counted(usage: dict[str, Any], name: str, ids: TokenIds | None) -> int:
+    """Return the number of tokens that the engine counted, else the number of ids."""
+    result = usage.get(name)
+    if result is not None:
+        return count(result)
+    return 0 if ids is None else len(ids)
+
+
+def _message(sent: dict[str, Any]) -> Message:
+    """Return the message for the history: unset fields are left out, every tool call has an id."""
+    message: Message = {"role": "assistant", "content": _text(sent.get("content"))}
+    # vLLM calls it `reasoning`, SGLang and the chat templates `reasoning_content`.
+    reasoning = _text(sent.get("reasoning_content")) or _text(sent.get("reasoning"))
+    if reasoning:
+        message["reasoning_content"] = reasoning
+    calls = sent.get("tool_calls") or []
+    if calls:
+        message["tool_calls"] = [_call(call, index) for index, call in enumerate(calls)]
+    return message
+
+
+def _text(found: Any) -> str:
+    if found is None or isinstance(found, str):
+        return found or ""
+    raise ValueError(f"text that is a {type(found).__name__}")
+
+
+def _call(call: dict[str, Any], index: int) -> dict[str, Any]:
+    function = call["function"]
+    return {
+        "id": _text(call.get("id")) or f"call_{index}",
+        "type": "function",
+        "function": {"name": _text(function.get("name")), "arguments": _text(function.get("arguments"))},
+    }
+
+
+def _exact(
+    answer: dict[str, Any], choice: dict[str, Any], usage: dict[str, Any], max_tokens: int | None
+) -> Generation | None:
+    """Return the generation; None if ids or log-probabilities are missing. An empty list of ids is an error."""
+    prompt = answer.get("prompt_token_ids") or choice.get("prompt_token_ids")
+    response = choice.get("token_ids", choice.get("response_token_ids"))
+    entries = (choice.get("logprobs") or {}).get("content")
+    if not prompt or response is None or entries is None:
+        return None
+    if usage.get("prompt_tokens", len(prompt)) != len(prompt):
+        raise ValueError(f"{len(prompt)} prompt ids, {usage['prompt_tokens']} tokens counted")
+    intake = GenerationBuilder(token_ids(()), max_tokens)
+    intake.saw(prompt)
+    intake.add(response, [entry["logprob"] for entry in entries])
+    intake.n_counted = usage.get("completion_tokens", len(response))
+    intake.end(choice.get("finish_reason"))
+    intake.spans(choice.get("weight_versions") or answer.get("weight_versions"))
+    whole = (answer.get("metadata") or {}).get("weight_version")
+    if whole is not None and not intake.versions and len(response):
+        intake.versions = (VersionSpan(version(whole), 0, len(response)),)
+    return intake.generation()
+
+
+def _version(answer: dict[str, Any], choice: dict[str, Any]) -> str:
+    """Return the version of the weights; the oldest if it changed under way, to never understate staleness."""
+    spans = choice.get("weight_versions") or answer.get("weight_versions") or []
+    if spans:
+        return version(spans[0]["version"])
+    return version((answer.get("metadata") or {}).get("weight_version"))

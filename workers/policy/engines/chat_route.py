@@ -1,0 +1,130 @@
+"""The chat route, which every OpenAI-compatible server has: the engine renders and tokenises the messages itself.
+
+If a server refuses the fields that request token ids, later requests leave them out: its rollouts can be scored, but
+are never token-exact.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from farm.errors import EngineError
+from workers.interfaces import Completion
+from workers.policy.engines import chat_response, failures, refusals
+from workers.policy.engines.chat_history import named, parseable
+from workers.policy.engines.connection import FAILURES, EngineConnection, Refusal, most_bytes
+from workers.policy.engines.wire import SHAPE, SHORT_SEED, sampling_fields
+from workers.policy.generation import ChatRequest, EngineAddress, EngineBusy
+
+_RECORDING = {"logprobs": True, "return_token_ids": True, "return_weight_versions": True}
+"""Fields that request the data for training. They do not change the sampling, so they may be left out."""
+
+_MAX_CHANGES = 5
+"""The number of variants of one request that are tried with an engine that refuses it."""
+
+
+class ChatRoute:
+    """One engine's chat, over a connection that its owner closes."""
+
+    def __init__(self, address: EngineAddress, connection: EngineConnection) -> None:
+        self._engine = address.url
+        self._base = address.url.removeprefix(connection.root)
+        self._model = address.model
+        self._plain = False
+        self._connection = connection
+
+    async def complete(self, request: ChatRequest) -> Completion:
+        """Return the next assistant message. Raises the errors of Engine."""
+        body = _body(request)
+        body["model"] = request.model or await self.model()
+        completion = self._completion(await self._ask(body, request.session_id), request.max_tokens)
+        if completion.finish_reason == "abort":
+            raise EngineBusy(f"engine {self._engine} aborted the generation; is it paused for new weights?")
+        return completion
+
+    async def model(self) -> str:
+        """Return the model to request if none is named: the first that the engine lists."""
+        if not self._model:
+            try:
+                listed = await self._connection.get(f"{self._base}/models")
+                result = listed["data"]
+                self._model = _text(result[0]["id"]) if result else ""
+            except Refusal as refusal:
+                raise self._refused(refusal) from refusal
+            except FAILURES as error:
+                raise failures.broken(self._engine, error) from error
+            except SHAPE as error:
+                raise failures.unreadable(self._engine, error) from error
+            if not self._model:
+                raise EngineError(f"engine {self._engine} lists no model; load one or name one for the engine")
+        return self._model
+
+    async def _ask(self, body: dict[str, Any], session_id: str) -> Any:
+        """Return the answer's JSON; a refused request is changed according to the refusal, and retried."""
+        for _ in range(_MAX_CHANGES):
+            try:
+                return await self._post(body, session_id)
+            except Refusal as refusal:
+                body = self._changed(body, refusal)
+        raise EngineError(f"engine {self._engine} refuses the request in {_MAX_CHANGES} forms; look at its log")
+
+    def _changed(self, body: dict[str, Any], refusal: Refusal) -> dict[str, Any]:
+        """Return the request to send after a refusal. Raises the error of the refusal if no change would help."""
+        if refusal.status not in (400, 413, 422):
+            raise self._refused(refusal) from refusal
+        if refusals.unknown_fields(refusal.body, frozenset(_RECORDING)):
+            self._plain = True
+            return body
+        if refusals.context_full(refusal.body):
+            room = refusals.room(refusal.body)
+            if 0 < room < body["max_tokens"]:
+                return body | {"max_tokens": room}
+            raise self._refused(refusal) from refusal
+        messages = parseable(body["messages"])
+        if messages != body["messages"]:
+            return body | {"messages": messages}
+        raise self._refused(refusal) from refusal
+
+    async def _post(self, body: dict[str, Any], session_id: str) -> Any:
+        # the standard library's JSON writes whatever text and numbers a model has put into the history
+        sent = json.dumps(body if self._plain else body | _RECORDING).encode()
+        headers = {"x-session-id": session_id} if session_id else {}
+        most = most_bytes(len(sent), body["max_tokens"])
+        try:
+            return json.loads(await self._connection.ask(f"{self._base}/chat/completions", sent, headers, most))
+        except FAILURES as error:
+            raise failures.broken(self._engine, error) from error
+        except (ValueError, RecursionError) as error:
+            raise EngineError(f"engine {self._engine} gave an answer that cannot be read: {error}") from error
+
+    def _completion(self, answer: Any, max_tokens: int) -> Completion:
+        try:
+            return chat_response.completion(answer, self._engine, max_tokens)
+        except SHAPE as error:
+            said = str(error) if type(error) is ValueError else repr(error)
+            raise failures.Unreadable(
+                f"engine {self._engine} gave an answer that is no chat completion ({said}); check that it is "
+                "an OpenAI-compatible server"
+            ) from error
+
+    def _refused(self, refusal: Refusal) -> Exception:
+        return failures.refused(self._engine, refusal.status, refusal.headers, refusal.body)
+
+
+def _text(found: Any) -> str:
+    if isinstance(found, str):
+        return found
+    raise TypeError(f"a model called {found!r}")
+
+
+def _body(request: ChatRequest) -> dict[str, Any]:
+    body: dict[str, Any] = {"messages": named(request.messages), "max_tokens": request.max_tokens}
+    body |= sampling_fields(request.sampling)
+    if request.sampling.seed is not None:
+        body["seed"] = request.sampling.seed & SHORT_SEED
+    if request.tools:
+        body["tools"] = [dict(tool) for tool in request.tools]
+    if request.template_kwargs:
+        body["chat_template_kwargs"] = dict(request.template_kwargs)
+    return body

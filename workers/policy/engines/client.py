@@ -1,0 +1,202 @@
+"""The client of an engine: a server's wire for token ids, its chat route and its control, over one connection."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+import httpx2
+import orjson
+
+from farm.errors import LimitReached
+from farm.records.engine import EngineInfo, PauseMode
+from farm.records.request import SamplingParams
+from farm.records.rollout import Outcome
+from farm.records.trajectory import TokenIds
+from workers.interfaces import Completion
+from workers.policy.engines import failures, progress, refusals
+from workers.policy.engines.chat_route import ChatRoute
+from workers.policy.engines.connection import FAILURES, EngineConnection, Refusal, most_bytes
+from workers.policy.engines.generation_builder import GenerationBuilder, without_echo
+from workers.policy.engines.kind import kind, wire_of
+from workers.policy.engines.wire import SHAPE, GenerationRequest, Wire, prompt_json
+from workers.policy.generation import ChatRequest, Engine, EngineAddress, EngineRefused, Generation, OnIds
+
+_HEALTH_S = 5.0
+
+
+def open_engine(address: EngineAddress, info: EngineInfo, *, timeout_s: float = 600.0) -> Engine:
+    """Return a client for this event loop. `timeout_s` is the longest silence that a call allows."""
+    return EngineClient(address, info, timeout_s=timeout_s)
+
+
+class EngineClient:
+    """The implementation of Engine."""
+
+    def __init__(self, address: EngineAddress, info: EngineInfo, *, timeout_s: float) -> None:
+        self.address = address
+        self.info = info
+        self._connection = EngineConnection(address.url, address.key, timeout_s)
+        self._wire = wire_of(info)
+        self._kind = kind(info.kind)
+        self._timeout_s = timeout_s
+        self._control = self._kind.control(info, self._connection)
+        self._model = address.model or info.model
+
+    @cached_property
+    def _chat(self) -> ChatRoute:
+        return ChatRoute(self.address, self._connection)
+
+    async def generate(
+        self,
+        prompt_ids: TokenIds,
+        sampling: SamplingParams,
+        max_tokens: int,
+        *,
+        model: str = "",
+        session_id: str = "",
+        on_ids: OnIds | None = None,
+        n_vocabulary: int | None = None,
+    ) -> Generation:
+        """Implement `Engine.generate`. A request that exceeds the context is retried with fewer `max_tokens`."""
+        if self._wire is None:
+            raise EngineRefused(f"engine {self.address.url} takes no token ids; it can only be asked to chat")
+        ask = GenerationRequest(
+            prompt_json(prompt_ids),
+            sampling,
+            self._fitting(len(prompt_ids), max_tokens),
+            model or self._model or await self._chat.model(),
+            on_ids is not None or self._wire.always_streams,
+        )
+        headers = {"x-session-id": session_id} if session_id else {}
+        try:
+            return await self._asked(
+                self._wire, ask, GenerationBuilder(prompt_ids, ask.max_tokens, n_vocabulary), headers, on_ids
+            )
+        except Refusal as refusal:
+            room = refusals.room(refusal.body) if refusal.status == 400 else 0
+            if not 0 < room < ask.max_tokens:
+                raise self._refused(refusal) from refusal
+        smaller = GenerationRequest(ask.prompt_json, sampling, room, ask.model, ask.stream)
+        try:
+            return await self._asked(
+                self._wire, smaller, GenerationBuilder(prompt_ids, room, n_vocabulary), headers, on_ids
+            )
+        except Refusal as refusal:
+            raise self._refused(refusal) from refusal
+
+    async def chat(self, request: ChatRequest) -> Completion:
+        return await self._chat.complete(replace(request, model=request.model or self._model))
+
+    async def healthy(self) -> bool:
+        """Return whether the server is healthy; one without a health route is if it answers at all."""
+        status = 0
+        for path in self._kind.health_paths:
+            status = await self._connection.status(path, _HEALTH_S)
+            if status != 404:
+                break
+        return 0 < status < 500
+
+    async def pause(self, mode: PauseMode) -> None:
+        await self._control.pause(mode)
+
+    async def resume(self) -> None:
+        await self._control.resume()
+
+    async def paused(self) -> bool | None:
+        return await self._control.paused()
+
+    async def set_version(self, version: str) -> None:
+        await self._control.set_version(version)
+
+    async def load_weights(self, path: str) -> None:
+        await self._control.load_weights(path)
+
+    async def version(self) -> str:
+        return await self._control.version()
+
+    async def aclose(self) -> None:
+        await self._connection.aclose()
+
+    def _fitting(self, n_prompt: int, max_tokens: int) -> int:
+        """Return `max_tokens`, or fewer if the context leaves less room. Raises LimitReached if it leaves none."""
+        if self.info.context_tokens is None:
+            return max_tokens
+        room = self.info.context_tokens - n_prompt
+        if room <= 0:
+            raise LimitReached(
+                Outcome.CONTEXT_FULL,
+                f"engine {self.address.url}: a prompt of {n_prompt} tokens in a context of {self.info.context_tokens}",
+            )
+        return min(max_tokens, room)
+
+    async def _asked(
+        self,
+        wire: Wire,
+        ask: GenerationRequest,
+        intake: GenerationBuilder,
+        headers: dict[str, str],
+        on_ids: OnIds | None,
+    ) -> Generation:
+        """Send one request. Raises Refusal; all other failures as the farm's errors."""
+        body = orjson.dumps(wire.body(ask))
+        most = most_bytes(len(body), ask.max_tokens)
+        try:
+            if not ask.stream:
+                self._take(wire, await self._connection.ask(wire.path, body, headers, most), ask, intake)
+            else:
+                await self._streamed(wire, ask, intake, body, headers, most, on_ids)
+        except FAILURES as error:
+            raise failures.broken(self.address.url, error) from error
+        try:
+            return intake.generation()
+        except ValueError as error:
+            raise failures.unreadable(self.address.url, error) from error
+
+    async def _streamed(
+        self,
+        wire: Wire,
+        ask: GenerationRequest,
+        intake: GenerationBuilder,
+        body: bytes,
+        headers: dict[str, str],
+        most: int,
+        on_ids: OnIds | None,
+    ) -> None:
+        """Pass ids on as they come. Raises TimeoutError if no token comes for `timeout_s`."""
+        loop = asyncio.get_running_loop()
+        async with (
+            asyncio.timeout(self._timeout_s) as silence,
+            self._connection.events(wire.path, body, headers, most, ends_with_done=wire.ends_with_done) as events,
+        ):
+            async for event in events:
+                new = self._take(wire, event, ask, intake)
+                if new:
+                    progress.current().token()
+                    silence.reschedule(loop.time() + self._timeout_s)
+                    if on_ids is not None:
+                        on_ids(new)
+
+    def _take(self, wire: Wire, content: bytes, ask: GenerationRequest, intake: GenerationBuilder) -> list[int]:
+        try:
+            rest = without_echo(content, ask.prompt_json)
+            event = orjson.loads(content if rest is None else rest)
+            if rest is not None:
+                intake.saw(None, as_sent=True)
+            _raise_late(event)
+            return wire.take(event, intake)
+        except SHAPE as error:
+            raise failures.unreadable(self.address.url, error) from error
+
+    def _refused(self, refusal: Refusal) -> Exception:
+        return failures.refused(self.address.url, refusal.status, refusal.headers, refusal.body)
+
+
+def _raise_late(event: Any) -> None:
+    """Raise Refusal for an `error` event, which came too late for an HTTP status."""
+    error = event.get("error")
+    if error is not None:
+        status = error.get("code") if isinstance(error, dict) else None
+        raise Refusal(status if isinstance(status, int) else 500, httpx2.Headers(), orjson.dumps(event))

@@ -1,0 +1,210 @@
+"""Validation of an engine's generation, for all wires, which pass on the raw values as received.
+
+The rule: an answer counts only if each of its values has the type that the wire defines, lies in the range that the
+request allows, and is consistent with the others. Ids lie in the vocabulary, are at most as many as were requested, and
+there is at least one unless the answer was aborted; each has one finite log-probability of at most 0; the finish reason
+is a known one; versions and counts can be stored. All else is the engine's fault: the call fails and is retried, on
+another engine if there is one. No value is repaired, as a trajectory with a guess in it trains on tokens that were
+never sampled.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from farm.records.trajectory import LogProbs, TokenIds, VersionSpan, token_ids
+from workers.policy.generation import Generation
+
+MAX_VOCABULARY = 2**22
+"""The bound of ids if the tokenizer is unknown: several times the vocabulary of any published model."""
+FINISH_REASONS = frozenset(("stop", "length", "abort", "repetition", "tool_calls", "function_call", "content_filter"))
+"""The valid finish reasons. vLLM's `error` is none of them: the tokens before it are unreliable."""
+VERSION_CHARS = 64
+_LARGEST = 2**31 - 1
+_UNKNOWN = -9999.0
+"""The value that vLLM writes for an unknown log-probability."""
+_ROUNDING = 1e-4
+"""The most that a log-probability may exceed 0 by rounding; it then counts as 0."""
+_ECHO = b'"prompt_token_ids":'
+_NUMBERS = {int, float}
+_NEGATIVE = re.compile(r"\s*-\s*[0-9]")
+
+
+class GenerationBuilder:
+    """One generation while it is received: whole, or in pieces.
+
+    `max_tokens` and `n_vocabulary` are the bounds of its ids; None if unknown.
+    """
+
+    def __init__(self, prompt_ids: TokenIds, max_tokens: int | None = None, n_vocabulary: int | None = None) -> None:
+        self._sent = prompt_ids
+        self._max_tokens = max_tokens
+        self._n_vocabulary = n_vocabulary or MAX_VOCABULARY
+        self.ids: list[int] = []
+        self.logprobs: list[float] = []
+        self.logprob_ids: list[int] = []
+        """The ids to which the log-probabilities belong, if the wire gives them."""
+        self.finish_reason: Any = None
+        self.stop_reason: Any = None
+        self.prompt_ids: TokenIds | None = None
+        self.versions: tuple[VersionSpan, ...] = ()
+        self.n_cached_tokens: Any = None
+        self.n_counted: Any = None
+        """Number of sampled tokens that the engine reports."""
+
+    def saw(self, prompt: Any, *, as_sent: bool = False) -> None:
+        """Set the prompt that the engine reports; `as_sent`: it equals the ids that were sent (see `without_echo`)."""
+        if as_sent:
+            self.prompt_ids = self._sent
+        elif prompt is not None and prompt != []:
+            self.prompt_ids = token_ids(self._natural(prompt))
+
+    def add(self, ids: Any, logprobs: Any, logprob_ids: list[Any] | None = None) -> list[int]:
+        """Append sampled ids and log-probabilities, and return the ids.
+
+        Raises ValueError for other values, and for more ids than were requested.
+        """
+        result = self._natural([] if ids is None else ids)
+        self.ids += result
+        self.logprobs += _numbers([] if logprobs is None else logprobs)
+        # these need no check but to equal the ids, which are checked
+        self.logprob_ids += logprob_ids or []
+        if self._max_tokens is not None and len(self.ids) > self._max_tokens:
+            raise ValueError(f"{len(self.ids)} token ids where {self._max_tokens} were asked for")
+        return result
+
+    def end(self, finish_reason: Any, stop_reason: Any = None) -> None:
+        """Set the finish reason and the stop reason, if this piece has them."""
+        self.finish_reason = self.finish_reason if finish_reason is None else finish_reason
+        self.stop_reason = self.stop_reason if stop_reason is None else stop_reason
+
+    def spans(self, found: Any) -> None:
+        """Set the versions of the weights from `[{version, start, end}]`."""
+        if found:
+            self.versions = tuple(
+                VersionSpan(version(span["version"]), count(span["start"]), count(span["end"])) for span in found
+            )
+
+    def generation(self) -> Generation:
+        """Return the generation. Raises ValueError if its values are inconsistent."""
+        reason = finish_reason(self.finish_reason)
+        ids, logprobs = token_ids(self.ids), _logprobs(self.logprobs)
+        _same_length(ids, logprobs, self.n_counted)
+        if not len(ids) and reason != "abort":
+            raise ValueError(f"no token ids, and yet it ended by {reason!r}")
+        if self.logprob_ids and self.logprob_ids != self.ids:
+            raise ValueError("the log-probabilities are of other tokens than those sampled")
+        _covering(self.versions, len(ids))
+        cached = None if self.n_cached_tokens is None else count(self.n_cached_tokens)
+        if cached is not None and cached > len(self._sent) + len(ids):
+            raise ValueError(f"{cached} tokens cached of {len(self._sent)}")
+        return Generation(
+            response_ids=ids,
+            response_logprobs=logprobs,
+            finish_reason=reason,
+            stop_reason=stop_reason(self.stop_reason),
+            prompt_ids=self.prompt_ids,
+            versions=self.versions,
+            n_cached_tokens=cached,
+        )
+
+    def _natural(self, values: Any) -> list[int]:
+        if type(values) is not list or not set(map(type, values)) <= {int}:
+            raise ValueError("token ids that are no natural numbers")
+        if values and (min(values) < 0 or max(values) >= self._n_vocabulary):
+            wrong = next(value for value in values if not 0 <= value < self._n_vocabulary)
+            raise ValueError(f"token id {wrong} is none of the {self._n_vocabulary} of its vocabulary")
+        return values
+
+
+def finish_reason(found: Any) -> str:
+    """Return the finish reason. Raises ValueError if it is missing or unknown."""
+    if found is None or found == "":
+        raise ValueError("it does not say why the generation ended")
+    if found == "error":
+        raise ValueError("it broke the generation off")
+    if not isinstance(found, str) or found not in FINISH_REASONS:
+        raise ValueError(
+            f"the generation ended by {_shown(found)}, which is none of {', '.join(sorted(FINISH_REASONS))}"
+        )
+    return found
+
+
+def stop_reason(found: Any) -> str | int | None:
+    """Return the stop string or stop token that ended it, if any. Raises ValueError for anything else."""
+    if found is None or isinstance(found, str) or (type(found) is int and abs(found) <= _LARGEST):
+        return found
+    raise ValueError(f"it stopped at {_shown(found)}, which is neither a string nor a token")
+
+
+def version(found: Any) -> str:
+    """Return the version of an engine's weights; empty if it gives none. Raises ValueError for an invalid one."""
+    if found is None:
+        return ""
+    text = str(found) if type(found) is int else found
+    if not isinstance(text, str) or len(text) > VERSION_CHARS or not text.isprintable() or _NEGATIVE.match(text):
+        raise ValueError(f"weights called {_shown(found)}: a version has up to {VERSION_CHARS} printable characters")
+    return text
+
+
+def count(found: Any) -> int:
+    """Return a number of tokens. Raises ValueError for anything else."""
+    if type(found) is not int or not 0 <= found <= _LARGEST:
+        raise ValueError(f"{_shown(found)} is no number of tokens")
+    return found
+
+
+def without_echo(content: bytes, sent: bytes) -> bytes | None:
+    """Return the answer with `null` in place of a prompt whose JSON equals the one sent, byte for byte.
+
+    None if it differs, even in whitespace; then it has to be parsed. Comparing bytes takes microseconds, while parsing
+    64k numbers takes milliseconds.
+    """
+    at = content.find(_ECHO)
+    start = at + len(_ECHO)
+    end = start + len(sent)
+    if at < 0 or not content.startswith(sent, start):
+        return None
+    return b"".join((content[:start], b"null", content[end:]))
+
+
+def _shown(value: Any) -> str:
+    return repr(value)[:80]
+
+
+def _numbers(values: Any) -> list[float]:
+    if type(values) is not list or not set(map(type, values)) <= _NUMBERS:
+        raise ValueError("log-probabilities that are unknown or above 0, or no numbers")
+    return values
+
+
+def _logprobs(values: Sequence[float]) -> LogProbs:
+    try:
+        result = np.asarray(values, dtype=np.float64)
+    except OverflowError:
+        raise ValueError("log-probabilities that are unknown or above 0") from None
+    if not np.all((result <= _ROUNDING) & (result > _UNKNOWN)):
+        raise ValueError("log-probabilities that are unknown or above 0")
+    return np.minimum(result, 0.0).astype(np.float32)
+
+
+def _same_length(ids: TokenIds, logprobs: LogProbs, n_counted: Any) -> None:
+    if n_counted is None:
+        raise ValueError("it does not count the tokens it sampled")
+    if not len(ids) == len(logprobs) == count(n_counted):
+        raise ValueError(f"{len(ids)} token ids, {len(logprobs)} log-probabilities, {n_counted} tokens counted")
+
+
+def _covering(versions: Sequence[VersionSpan], n: int) -> None:
+    """Raise ValueError unless the spans, if there are any, follow each other from 0 to n."""
+    at = 0
+    for span in versions:
+        if span.start != at or span.end < span.start:
+            raise ValueError(f"weight versions that leave a gap at token {at}")
+        at = span.end
+    if versions and at != n:
+        raise ValueError(f"weight versions for {at} of {n} tokens")

@@ -1,0 +1,78 @@
+"""The new messages of a request: those after the longest prefix that was answered before.
+
+Messages are compared by their meaning, as clients add keys, reorder them, turn null into an empty string and drop
+reasoning. A client that rewrites its history begins a new conversation each time, and all of it is recorded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import orjson
+
+from farm.records.trajectory import Message
+from workers.policy.gateway import model_api
+
+
+class HashedConversation:
+    """The messages of a request, and for each the digest of the conversation up to it."""
+
+    def __init__(self, messages: Sequence[Message]) -> None:
+        self.messages = messages
+        self._running = hashlib.blake2b(digest_size=16)
+        self.digests = [_add(self._running, message) for message in messages]
+
+    @property
+    def digest(self) -> bytes:
+        """The digest of the whole conversation; equal for conversations of equal meaning."""
+        return self._running.digest()
+
+    def with_answer(self, answer: Message) -> bytes:
+        """Return the digest of these messages followed by the answer to them."""
+        return _add(self._running.copy(), answer)
+
+
+class Conversations:
+    """The conversations of one rollout that were answered."""
+
+    def __init__(self) -> None:
+        self._known: set[bytes] = set()
+
+    def new(self, asked: HashedConversation) -> list[Message]:
+        """Return the messages after the longest known prefix of the conversation."""
+        digests = asked.digests
+        n_known = next((n for n in range(len(digests), 0, -1) if digests[n - 1] in self._known), 0)
+        return list(asked.messages[n_known:])
+
+    def add(self, asked: HashedConversation, answer: Message) -> None:
+        """Remember a conversation together with its answer."""
+        self._known.add(asked.with_answer(answer))
+
+
+def _add(running: hashlib.blake2b, message: Message) -> bytes:
+    meaning = _meaning(message)
+    running.update(b"%d:%s" % (len(meaning), meaning))
+    return running.digest()
+
+
+def _meaning(message: Message) -> bytes:
+    """Return role, text and calls as bytes. Ids of calls are left out: some clients assign their own."""
+    text = model_api.content(message)
+    if message.get("role") == "assistant":
+        # ends of answers are trimmed by many clients
+        text = text.strip()
+    calls = (
+        [(call.name, _arguments(call.arguments)) for call in model_api.calls(message)]
+        if "tool_calls" in message
+        else []
+    )
+    return orjson.dumps([message.get("role"), text, calls])
+
+
+def _arguments(text: str) -> str:
+    try:
+        return orjson.dumps(orjson.loads(text or "{}"), option=orjson.OPT_SORT_KEYS).decode()
+    except (orjson.JSONDecodeError, orjson.JSONEncodeError):
+        # no JSON, or nested deeper than can be written
+        return text

@@ -1,0 +1,66 @@
+"""Error responses: exceptions as errors of the client's API, with a status that says whether to try again."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import orjson
+from starlette.responses import Response
+
+from farm.errors import LimitReached, RolloutError, StaleRollout
+from farm.records.rollout import Outcome
+from workers.policy.gateway.chat_completions import ChatApi
+from workers.policy.gateway.model_api import Api, ApiProblem, BadRequest
+from workers.policy.gateway.request_limits import MAX_BODY_BYTES, BodyTooLarge, TooManyRequests
+
+log = logging.getLogger(__name__)
+
+_RETRY_AFTER_S = 1
+
+# clients recognise the error by these words, some by one vendor's and some by the other's
+_FULL = "This model's maximum context length is exceeded by the conversation: shorten it"
+
+
+def problem_of(error: Exception) -> ApiProblem:
+    """Return the error that a client sees, without engine addresses. Only a 503 should be tried again."""
+    if isinstance(error, BadRequest):
+        return ApiProblem(error.status, "invalid_request", str(error), error.param, details=error.details)
+    if isinstance(error, BodyTooLarge):
+        return ApiProblem(
+            413, "request_too_large", f"a request may have {MAX_BODY_BYTES} bytes, and not as many objects"
+        )
+    if isinstance(error, TooManyRequests):
+        return ApiProblem(503, "overloaded", "too much is asked at once", retry_after_s=_RETRY_AFTER_S)
+    if isinstance(error, LimitReached) and error.outcome is Outcome.CONTEXT_FULL:
+        return ApiProblem(400, "context_length_exceeded", _FULL, "messages")
+    if isinstance(error, LimitReached | StaleRollout):
+        # not 400 or 429, which agents have been seen to try again
+        return ApiProblem(403, "rollout_ended", "the limits of this run are used up: no request is answered any more")
+    if isinstance(error, RolloutError) and error.retryable:
+        return ApiProblem(503, "engine_error", "the model cannot be reached now", retry_after_s=_RETRY_AFTER_S)
+    if isinstance(error, RolloutError):
+        return ApiProblem(400, "engine_refused", "the model does not take this request")
+    log.error("a model call broke", exc_info=error)
+    return ApiProblem(500, "internal_error", f"answering broke: {type(error).__name__}")
+
+
+def refusal(api: Api, problem: ApiProblem) -> Response:
+    headers = {"x-should-retry": "true" if problem.status == 503 else "false"}
+    if problem.retry_after_s is not None:
+        headers["retry-after"] = str(problem.retry_after_s)
+    return json_response(api.problem(problem), problem.status, headers)
+
+
+def json_response(body: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(orjson.dumps(body), status, headers, "application/json")
+
+
+class _Any(ChatApi):
+    """The API of a client whose protocol is unknown: error bodies that clients of each API can read."""
+
+    def problem(self, problem: ApiProblem) -> dict[str, Any]:
+        return {"type": "error", **super().problem(problem)}
+
+
+ANY = _Any()

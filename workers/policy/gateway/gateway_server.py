@@ -1,0 +1,134 @@
+"""The gateway's server: one per rollout, on a Unix socket in its sandbox's own folder, in the worker's event loop.
+
+A server per rollout isolates rollouts by their sockets: from inside a sandbox no other's can be reached, whatever key
+is guessed. The key matters where a TCP port is opened as well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import socket
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from workers.policy.gateway.app import SILENCE_S, application
+from workers.policy.gateway.calls import GatewayCalls
+
+SOCKET = "gateway.sock"
+MAX_CONNECTIONS = 256
+"""Number of connections per rollout; further ones are closed: the policy's programs reach the socket too."""
+_CLOSE_S = 5.0
+# clients keep connections open throughout, and all of them belong to one rollout
+_KEEP_ALIVE_S = 86_400
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """The address of a rollout's gateway: its key, and the port of 127.0.0.1 if one was opened."""
+
+    key: str
+    port: int | None = None
+
+    @property
+    def url(self) -> str:
+        """The base URL of OpenAI's clients; those of Anthropic take it without the `/v1`."""
+        return f"http://127.0.0.1:{self.port}/t/{self.key}/v1"
+
+
+@asynccontextmanager
+async def gateway(
+    calls: GatewayCalls, folder: Path | None = None, *, tcp: bool = False, silence_s: float = SILENCE_S
+) -> AsyncIterator[Address]:
+    """Answer a rollout's calls until the block ends, which aborts those that still run; all answers are recorded.
+
+    The socket is created in `folder`. Raises OSError if it cannot be.
+    """
+    key = secrets.token_urlsafe(24)
+    listeners = [_unix(folder / SOCKET)] if folder is not None else []
+    port = None
+    if tcp:
+        listeners.append(socket.create_server(("127.0.0.1", 0)))
+        port = listeners[-1].getsockname()[1]
+    try:
+        async with _listening(application(calls, key, silence_s), listeners):
+            yield Address(key, port)
+    finally:
+        await calls.settle()
+
+
+def _unix(path: Path) -> socket.socket:
+    """Return a Unix socket at a path of any length. Its folder's mode controls access; the socket itself admits all."""
+    listener = socket.socket(socket.AF_UNIX)
+    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
+    try:
+        # the kernel takes no more than 107 bytes
+        listener.bind(f"/proc/self/fd/{folder}/{path.name}")
+        _let_all_connect(path.name, folder)
+    except BaseException:
+        listener.close()
+        raise
+    finally:
+        os.close(folder)
+    return listener
+
+
+def _let_all_connect(name: str, folder: int) -> None:
+    """Make the socket writable for all, but not a file that the sandbox may have put in its place."""
+    made = os.open(name, os.O_PATH | os.O_NOFOLLOW, dir_fd=folder)
+    try:
+        Path(f"/proc/self/fd/{made}").chmod(0o777)
+    finally:
+        os.close(made)
+
+
+class _Connection(H11Protocol):
+    """A connection, aborted at once if there are MAX_CONNECTIONS already."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > MAX_CONNECTIONS:
+            transport.abort()
+
+
+@asynccontextmanager
+async def _listening(app: ASGIApp, listeners: Sequence[socket.socket]) -> AsyncIterator[None]:
+    config = uvicorn.Config(
+        app,
+        http=_Connection,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        # else malformed requests would fill the worker's log
+        log_level="error",
+        access_log=False,
+        timeout_keep_alive=_KEEP_ALIVE_S,
+    )
+    config.load()
+    server = uvicorn.Server(config)
+    server.lifespan = config.lifespan_class(config)
+    # its own loop wakes ten times a second, to look for signals and to write the time
+    await server.startup(list(listeners))
+    try:
+        yield
+    finally:
+        await _close(server)
+
+
+async def _close(server: uvicorn.Server) -> None:
+    """Close all connections, which cancels the calls in progress as if their clients had disconnected."""
+    for listening in server.servers:
+        listening.close()
+    for connection in list(server.server_state.connections):
+        connection.transport.abort()
+    if server.server_state.tasks:
+        await asyncio.wait(server.server_state.tasks, timeout=_CLOSE_S)
+    for task in server.server_state.tasks:
+        task.cancel()

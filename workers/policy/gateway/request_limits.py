@@ -1,0 +1,78 @@
+"""Limits on the size of requests, one by one and together: clients share the sandbox with the policy's own programs.
+
+A worker runs many rollouts, and none of them may use up its memory.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from workers.policy.gateway.model_api import BadRequest, writable
+
+MAX_BODY_BYTES = 16_000_000
+MAX_HELD_BYTES = 2 * MAX_BODY_BYTES
+"""Bytes of all concurrent requests of a rollout."""
+
+
+_MAX_BRACKETS = 500_000
+"""Number of brackets in a body: each may be a Python object; millions block the event loop for seconds."""
+
+
+class BodyTooLarge(Exception):
+    """A request exceeds the size limit."""
+
+
+class TooManyRequests(Exception):
+    """The concurrent requests of a rollout exceed the size limit."""
+
+
+class HeldBytesLimit:
+    """A limit on the bytes of a rollout's concurrent requests: raises TooManyRequests to the application."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+        self._n_held = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        n_mine = 0
+
+        async def counted() -> Message:
+            nonlocal n_mine
+            message = await receive()
+            n_bytes = len(message.get("body", b""))
+            if self._n_held + n_bytes > MAX_HELD_BYTES:
+                raise TooManyRequests
+            n_mine += n_bytes
+            self._n_held += n_bytes
+            return message
+
+        try:
+            await self._app(scope, counted, send)
+        finally:
+            self._n_held -= n_mine
+
+
+async def body_of(request: Request) -> dict[str, Any]:
+    """Return the request's JSON object. Raises BadRequest, BodyTooLarge, TooManyRequests, ClientDisconnect."""
+    if int(request.headers.get("content-length") or 0) > MAX_BODY_BYTES:
+        raise BodyTooLarge
+    data = bytearray()
+    async for piece in request.stream():
+        data += piece
+        if len(data) > MAX_BODY_BYTES:
+            raise BodyTooLarge
+    if data.count(b"[") + data.count(b"{") > _MAX_BRACKETS:
+        raise BodyTooLarge
+    try:
+        body = orjson.loads(data)
+    except orjson.JSONDecodeError as error:
+        raise BadRequest(f"the request is not JSON: {error}") from None
+    if not isinstance(body, dict):
+        raise BadRequest("the request must be a JSON object")
+    if not writable(body):
+        raise BadRequest("the request's JSON is nested too deep")
+    return body

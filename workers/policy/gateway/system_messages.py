@@ -1,0 +1,39 @@
+"""System messages in the one place that every chat template accepts: a single one, at the beginning.
+
+Agents send several at the beginning, or new ones in the middle, and many templates refuse those or drop them silently.
+Leading ones are joined to one, which loses nothing; a later one becomes a user message in its place, and all ids before
+it stay as they were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import takewhile
+
+from farm.records.trajectory import Message
+
+_JOIN = "\n\n"
+
+
+def one_leading(messages: Sequence[Message]) -> list[Message]:
+    """Return the conversation with at most one system message, the first.
+
+    A user message next to one that became a user message is joined to it, as many templates require roles to alternate.
+    """
+    leading = list(takewhile(_is_system, messages))
+    result: list[Message] = []
+    if leading:
+        result.append({"role": "system", "content": _JOIN.join(message["content"] for message in leading)})
+    moved = False
+    for message in messages[len(leading) :]:
+        was_moved, moved = moved, _is_system(message)
+        ready: Message = {**message, "role": "user"} if moved else message
+        if (moved or was_moved) and ready["role"] == "user" and result and result[-1]["role"] == "user":
+            result[-1] = {**result[-1], "content": result[-1]["content"] + _JOIN + ready["content"]}
+        else:
+            result.append(ready)
+    return result
+
+
+def _is_system(message: Message) -> bool:
+    return bool(message.get("role") == "system")

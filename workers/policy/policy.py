@@ -1,0 +1,294 @@
+"""The policy of one rollout: messages in, a completion out, with the ids that were sampled and nothing else.
+
+On an engine that takes token ids, the prompt is the ids of the turns before and the new suffix; on any other, the
+engine renders the messages itself, and the call is as exact as its answer. An answer that a weight update aborted is
+resumed from the ids sampled so far, so that one call may span several versions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, TypeVar
+
+from farm.errors import EngineError, InvalidRequest, LimitReached, StaleRollout, WeightsMissing
+from farm.records.request import SamplingParams
+from farm.records.rollout import Outcome, is_too_old
+from farm.records.trajectory import NO_VERSION, Message, VersionSpan, version_number
+from farm.seeds import call_seed
+from workers.interfaces import Completion, OnDelta
+from workers.policy import tool_calls
+from workers.policy.generation import ChatRequest, Engine, EngineAddress, EngineRefused, EngineUnfit
+from workers.policy.routing.retry_state import Call
+from workers.policy.routing.router import StickyRouter
+from workers.policy.stream_forwarder import Interrupted, StreamForwarder
+from workers.policy.token_completion import TokenCompletion
+from workers.policy.tokens import tokenizer
+from workers.policy.tokens.long_texts import LongTexts
+from workers.policy.tokens.messages import n_chars
+from workers.policy.tokens.session import FIRST, Prompt, TokenSession
+from workers.policy.tokens.template import TemplateError
+from workers.policy.tokens.tokenizer import ModelText, TokenizerMissing
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_CHARS_PER_TOKEN = 4
+_ANSWER_TOKENS = 256
+"""The assumed length of a rollout's first answer, for load balancing."""
+
+_MAX_CHARS_PER_TOKEN = 20
+"""No tokenizer's tokens are longer over a whole prompt. Longer texts are not encoded: that takes time and memory."""
+
+_MAX_CHARS = 4_000_000
+"""The longest request to an engine whose context is unknown: the text of a million tokens."""
+
+_LONG_CHARS = 100_000
+"""A text that takes tens of milliseconds to encode."""
+
+_LONG_REQUEST_CHARS = 1_000_000
+"""A request that takes tens of milliseconds to render."""
+
+_TAIL_IDS = 16
+"""The end of a prompt, in which a reasoning tag may be open."""
+
+_MOVED = "branch: the calls before were made on engines that read other token ids"
+
+
+@dataclass(frozen=True, slots=True)
+class PromptRules:
+    """The rules of a batch for the prompts of its rollouts, and for the staleness of their weights."""
+
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    keep_rewritten: bool = False
+    max_staleness: int | None = None
+    restart_stale: bool = False
+
+
+class RolloutPolicy:
+    """The policy of one rollout, on the engines that its router chooses. Concurrent conversations may share it."""
+
+    def __init__(
+        self, router: StickyRouter, rollout_id: str, model: str = "", rules: PromptRules | None = None
+    ) -> None:
+        self._router = router
+        self._rollout_id = rollout_id
+        self._model = model
+        self._rules = rules or PromptRules()
+        self._texts: dict[EngineAddress, ModelText | None] = {}
+        self._sessions: dict[str, TokenSession] = {}
+        self._turn = asyncio.Lock()
+        self._long_texts = LongTexts()
+        self._oldest: int | None = None
+        self._n_asked = 0
+        self._n_calls = 0
+        self._n_sampled = 0
+
+    @property
+    def blocked(self) -> str:
+        return self._router.blocked
+
+    @property
+    def paused_s(self) -> float:
+        return self._router.paused_s
+
+    async def complete(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]],
+        sampling: SamplingParams,
+        max_tokens: int,
+        on_delta: OnDelta | None = None,
+    ) -> Completion:
+        """Implement `Policy.complete`. Raises StaleRollout when the rollout's weights have become too old."""
+        number, self._n_asked = self._n_asked, self._n_asked + 1
+        if sampling.seed is not None:
+            sampling = sampling.model_copy(update={"seed": call_seed(sampling.seed, number)})
+        request = ChatRequest(
+            messages, max_tokens, sampling, tools, self._model, self._rollout_id, self._rules.template_kwargs
+        )
+        try:
+            completion = await self._answered(_Asked(request, on_delta), Call(self._load(messages), max_tokens))
+        except EngineError as error:
+            raise _named(error, self._rollout_id) from error
+        self._n_calls += 1
+        self._n_sampled += completion.n_response_tokens
+        self._remember(completion)
+        return completion
+
+    async def _answered(self, asked: _Asked, call: Call) -> Completion:
+        """Ask one engine after another, for as long as the router lends one, until the request is answered."""
+        while True:
+            async with self._router.acquire(call) as engine:
+                return await self._ask(engine, asked)
+
+    async def _ask(self, engine: Engine, asked: _Asked) -> Completion:
+        self._check_age(self._router.newest_version)
+        _check_size(engine, asked.n_chars)
+        # for an engine that names no weights, the farm's version at the start of the call counts
+        result = self._router.version_of(engine.address.url)
+        text = await self._text(engine) if engine.info.token_in else None
+        if text is not None:
+            return await self._exact(engine, text, asked, result)
+        return await asked.chat(engine, result)
+
+    async def _text(self, engine: Engine) -> ModelText | None:
+        if engine.address not in self._texts:
+            self._texts[engine.address] = await _model_text(engine)
+        return self._texts[engine.address]
+
+    async def _exact(self, engine: Engine, text: ModelText, asked: _Asked, told: str) -> Completion:
+        session = self._session(text)
+        try:
+            call = await asked.call_on(engine, text, lambda: self._prompt(session, asked))
+        except TemplateError as error:
+            raise EngineRefused(f"engine {engine.address.url}: {error}") from error
+        except InvalidRequest as error:
+            raise EngineUnfit(f"engine {engine.address.url}: {error}") from error
+        while not call.ended:
+            await call.resume(engine, self._model, self._rollout_id, told)
+        parsed = call.parsed()
+        message = tool_calls.message(parsed)
+        async with self._turn:
+            session.commit(call.prompt, call.response_ids, message)
+        return call.completion(engine.address.url, message, parsed.n_invalid)
+
+    async def _prompt(self, session: TokenSession, asked: _Asked) -> Prompt:
+        """Return the ids to sample from. The session is locked for its draft alone, not as a long text is encoded."""
+        moved, begin = self._n_calls > 0, partial(session.draft, asked.request.messages, asked.request.tools)
+        async with self._turn:
+            draft = begin() if asked.n_chars < _LONG_REQUEST_CHARS else await _in_thread(begin)
+        prompt = draft.encode() if draft.n_chars < _LONG_CHARS else await self._long_texts.run(draft.encode)
+        # earlier calls used ids of another tokenizer, or none
+        return replace(prompt, begins=_MOVED) if moved and prompt.begins == FIRST else prompt
+
+    def _session(self, text: ModelText) -> TokenSession:
+        """Return the session of this tokenizer; each has its own, as ids of one mean nothing to another."""
+        if text.name not in self._sessions:
+            self._sessions[text.name] = TokenSession(
+                text, template_kwargs=self._rules.template_kwargs, keep_rewritten=self._rules.keep_rewritten
+            )
+        return self._sessions[text.name]
+
+    def _load(self, messages: Sequence[Message]) -> int:
+        """Return the estimated load of a call, in tokens: the new part of its prompt, and the answer."""
+        answer = self._n_sampled // self._n_calls if self._n_calls else _ANSWER_TOKENS
+        new = messages if self._n_calls == 0 else messages[-1:]
+        return sum(len(str(message.get("content") or "")) for message in new) // _CHARS_PER_TOKEN + answer + 1
+
+    def _remember(self, completion: Completion) -> None:
+        """Record the versions of a completion, and check its age: this call may be the last."""
+        versions = [span.version for span in completion.versions] or [completion.policy_version]
+        known = [number for number in map(version_number, versions) if number != NO_VERSION]
+        if known:
+            self._oldest = min(known) if self._oldest is None else min(self._oldest, *known)
+            self._check_age(str(max(known)))
+        self._check_age(self._router.newest_version)
+
+    def _check_age(self, newest: str) -> None:
+        allowed = self._rules.max_staleness
+        if not is_too_old(self._oldest, newest, allowed):
+            return
+        raise StaleRollout(
+            f"{self._rollout_id}: weights {newest} have overtaken it: it began with {self._oldest}, and its batch "
+            f"allows max_staleness {allowed}",
+            restart=self._rules.restart_stale,
+        )
+
+
+class _Asked:
+    """One request and its progress, kept when another engine takes over."""
+
+    def __init__(self, request: ChatRequest, on_delta: OnDelta | None) -> None:
+        self.request = request
+        self._on_delta = on_delta
+        self._calls: dict[str, TokenCompletion] = {}
+        self.n_chars = n_chars(request.messages, request.tools)
+
+    async def call_on(
+        self, engine: Engine, text: ModelText, prompt: Callable[[], Awaitable[Prompt]]
+    ) -> TokenCompletion:
+        """Return the answer in ids of this tokenizer, begun with `prompt` if it has none yet."""
+        if text.name not in self._calls:
+            self._calls[text.name] = self._new_call(engine, text, await prompt())
+        call = self._calls[text.name]
+        self._check_begun(call)
+        return call
+
+    def _new_call(self, engine: Engine, text: ModelText, prompt: Prompt) -> TokenCompletion:
+        opened = tool_calls.opens_reasoning(text.tokenizer.decode(prompt.ids[-_TAIL_IDS:]))
+        parser = tool_calls.parser(
+            engine.address.tool_format, template=text.template.source, opened=opened, tools=self.request.tools
+        )
+        live = None
+        if self._on_delta is not None:
+            live = StreamForwarder(text.tokenizer, parser, self.request.sampling.stop, self._on_delta)
+        return TokenCompletion(prompt, text.tokenizer, parser, self.request.sampling, self.request.max_tokens, live)
+
+    async def chat(self, engine: Engine, told: str) -> Completion:
+        """Return the answer of an engine that renders and tokenises the messages itself, streamed in one piece."""
+        self._check_begun(None)
+        completion = await engine.chat(self.request)
+        if self._on_delta is not None:
+            for delta in tool_calls.deltas(completion.response):
+                self._on_delta(delta)
+        return _dated(completion, told)
+
+    def _check_begun(self, goes_on: TokenCompletion | None) -> None:
+        """Raise Interrupted if the beginning of another answer has been streamed."""
+        if any(call.begun for call in self._calls.values() if call is not goes_on):
+            raise Interrupted("the answer cannot go on: the engines that are left read other token ids; ask again")
+
+
+def _check_size(engine: Engine, n_chars: int) -> None:
+    """Raise LimitReached for a request that cannot fit into the engine's context: for its text, calls and tools."""
+    context_tokens = engine.info.context_tokens
+    limit = _MAX_CHARS if context_tokens is None else context_tokens * _MAX_CHARS_PER_TOKEN
+    if n_chars > limit:
+        context = "a context of unknown length" if context_tokens is None else f"a context of {context_tokens} tokens"
+        raise LimitReached(
+            Outcome.CONTEXT_FULL, f"engine {engine.address.url}: a prompt of {n_chars} characters in {context}"
+        )
+
+
+def _dated(completion: Completion, told: str) -> Completion:
+    """Return the completion with the version that the farm sent the engine, if the engine names none."""
+    if completion.policy_version or completion.versions or not told:
+        return completion
+    sampled = completion.response_ids is not None
+    spans = (VersionSpan(told, 0, completion.n_response_tokens),) if sampled else ()
+    return replace(completion, policy_version=told, versions=spans)
+
+
+async def _in_thread(work: Callable[[], T]) -> T:
+    """Run it in a thread, as all rollouts share the event loop; wait for its end even when cancelled meanwhile."""
+    task = asyncio.ensure_future(asyncio.to_thread(work))
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        raise
+
+
+async def _model_text(engine: Engine) -> ModelText | None:
+    """Return the tokenizer and template of the engine's model; None if its files are not available here."""
+    address, info = engine.address, engine.info
+    for name in dict.fromkeys((address.tokenizer, info.root, address.model, info.model)):
+        if name:
+            try:
+                return await asyncio.to_thread(tokenizer.load, name)
+            except (TokenizerMissing, TemplateError) as missing:
+                log.debug("engine %s: %s", address.url, missing)
+    return None
+
+
+def _named(error: EngineError, rollout_id: str) -> EngineError:
+    """Return an error of the same kind whose message begins with the rollout's id."""
+    kind = WeightsMissing if isinstance(error, WeightsMissing) else EngineError
+    named = kind(f"{rollout_id}: {error}")
+    named.retryable = error.retryable
+    return named

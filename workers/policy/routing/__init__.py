@@ -1,0 +1,1 @@
+"""The choice of an engine for each call: load, health, stickiness, retries."""

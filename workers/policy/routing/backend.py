@@ -1,0 +1,195 @@
+"""One engine of the pool in this process: its record in the farm, its health, and the calls that run there."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TypeAlias
+
+from farm.errors import EngineError
+from farm.records.engine import EngineInfo
+from workers.policy.generation import Engine, EngineAddress
+from workers.policy.routing.engine_health import EngineHealth
+from workers.policy.routing.engine_view import EngineRecord, Paused
+
+OpenEngine: TypeAlias = Callable[[EngineAddress, EngineInfo], Engine]
+
+
+class CallAborted(EngineError):
+    """An abort of a call by the pool, to be retried: its engine failed (`died`), or was paused for new weights."""
+
+    def __init__(self, message: str, *, died: bool) -> None:
+        super().__init__(message)
+        self.died = died
+
+
+class SharedEngine:
+    """A connection to an engine that is shared by calls; once retired, it is closed when the last of them ends."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self._n_users = 0
+        self._given_up = False
+        self._closing: asyncio.Task[None] | None = None
+
+    @contextmanager
+    def borrowed(self) -> Iterator[Engine]:
+        self._n_users += 1
+        try:
+            yield self.engine
+        finally:
+            self._n_users -= 1
+            self._close_if_free()
+
+    def retire(self) -> None:
+        self._given_up = True
+        self._close_if_free()
+
+    def _close_if_free(self) -> None:
+        if self._given_up and self._n_users == 0 and self._closing is None:
+            self._closing = asyncio.ensure_future(self.engine.aclose())
+
+    async def aclose(self) -> None:
+        """Close it now, even while calls use it."""
+        self._given_up = True
+        if self._closing is None:
+            self._closing = asyncio.ensure_future(self.engine.aclose())
+        await self._closing
+
+
+class InFlightCall:
+    """One call in flight, which can be aborted. `freeze` gets +1 when its engine freezes it, and -1 afterwards."""
+
+    def __init__(self, freeze: Callable[[int], None]) -> None:
+        self.timeout = asyncio.timeout(None)
+        self.reason: CallAborted | None = None
+        self._freeze = freeze
+        self._frozen = False
+
+    def freeze(self, frozen: bool) -> None:
+        if frozen != self._frozen:
+            self._frozen = frozen
+            self._freeze(1 if frozen else -1)
+
+    def abort(self, reason: CallAborted) -> None:
+        if self.reason is None:
+            self.reason = reason
+            self.timeout.reschedule(asyncio.get_running_loop().time())
+
+
+class Backend:
+    """An engine while it is listed."""
+
+    def __init__(self, listed: EngineRecord, engine_health: EngineHealth) -> None:
+        self.record = listed
+        self.info = listed.info
+        self.is_undetected = listed.info is None
+        """True if its capabilities have still to be detected, for the first time or again."""
+        self.health = engine_health
+        self.in_flight: set[InFlightCall] = set()
+        self.last_answer_at = 0.0
+        """The time of its last answer, or of the first call that it got while it had none."""
+        self.cut_at = 0.0
+        """The time, on the event loop's clock, since which it has late calls after an abort; 0 if there are none."""
+        self.known_pause: Paused = ""
+        """The pause mode that this process itself has set; the record only gives the one that may be in force."""
+        self.client: SharedEngine | None = None
+
+    @property
+    def url(self) -> str:
+        return self.record.address.url
+
+    @property
+    def missing_version(self) -> str:
+        """The version of the farm's weights if this engine lacks them, else empty."""
+        return self.record.version if self.record.lacks_weights else ""
+
+    @property
+    def naming(self) -> bool:
+        """True if the server has yet to be sent the name of its weights: until then samples have no version."""
+        return self.record.to_name and self.info is not None and self.info.control
+
+    def serves(self, model: str) -> bool:
+        return not model or self.record.address.model in ("", model)
+
+    @property
+    def frozen(self) -> bool:
+        """True if the calls that run here are blocked until it is resumed."""
+        return self.record.paused == "keep" and self.info is not None and self.info.control
+
+    @property
+    def has_aborted(self) -> bool:
+        """True if it has aborted its calls: any that it still has came later, and wait for the resume."""
+        listed = self.record
+        return listed.paused == listed.engine_paused == "abort" and listed.n_done >= listed.n_orders
+
+    def mark_busy(self, now: float, retry_after_s: float | None) -> None:
+        """Record a refusal for a while."""
+        self.health = self.health.after_refusal(now, retry_after_s, jitter=random.uniform(0.5, 1.0))  # noqa: S311 - no secret
+
+    def silent_s(self, now: float) -> float:
+        """Return the seconds for which no call that runs here has been answered; 0 if none runs."""
+        return now - self.last_answer_at if self.in_flight else 0.0
+
+    def update(self, listed: EngineRecord) -> bool:
+        """Take over the farm's record; return whether the engine's capabilities must be detected again.
+
+        The client is dropped if the address or the capabilities have changed.
+        """
+        moved = listed.address != self.record.address
+        anew = listed.info is None and (moved or self.record.info is not None)
+        if anew:
+            self.is_undetected = True
+            self.health = replace(self.health, ejected_until=0.0)
+        if self.record.paused and not listed.paused:
+            self.health = self.health.after_resume()
+            self.known_pause = ""
+        self.record = listed
+        if moved:
+            self.drop_client()
+            self.info = None
+        if listed.info is not None and listed.info != self.info:
+            self.learn(listed.info)
+        for flight in self.in_flight:
+            flight.freeze(self.frozen)
+        return anew
+
+    def learn(self, info: EngineInfo) -> None:
+        """Set its capabilities; the client is dropped if they have changed."""
+        if info != self.info:
+            self.drop_client()
+        self.info = info
+        self.is_undetected = False
+
+    def open_client(self, open_engine: OpenEngine) -> SharedEngine:
+        """Return the client, opened if there is none; needs `info`."""
+        if self.client is None:
+            assert self.info is not None
+            self.client = SharedEngine(open_engine(self.record.address, self.info))
+        return self.client
+
+    def drop_client(self) -> None:
+        if self.client is not None:
+            self.client.retire()
+            self.client = None
+
+    def abort_calls(self, why: str, *, died: bool) -> None:
+        """Abort all calls that run here; they are retried."""
+        for flight in list(self.in_flight):
+            flight.abort(CallAborted(f"engine {self.url} {why}", died=died))
+
+    @contextmanager
+    def track_call(self, freeze: Callable[[int], None]) -> Iterator[InFlightCall]:
+        """Count a call as in flight here while the block runs."""
+        flight = InFlightCall(freeze)
+        if not self.in_flight:
+            self.last_answer_at = asyncio.get_running_loop().time()
+        self.in_flight.add(flight)
+        try:
+            yield flight
+        finally:
+            self.in_flight.discard(flight)
+            flight.freeze(False)

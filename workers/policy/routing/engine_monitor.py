@@ -1,0 +1,317 @@
+"""The monitor of a worker process: detects the capabilities of new engines, checks the health of all, sends orders.
+
+Every process has its own, as an engine may be unreachable for one node alone. Orders (pause, resume, name the weights)
+are sent by one process of the farm; the others only hold their calls back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import replace
+from typing import Any, Protocol, TypeAlias
+
+from farm.errors import EngineError
+from farm.records.engine import EngineInfo
+from workers.policy.generation import EngineAddress, EngineBusy
+from workers.policy.routing.backend import Backend, SharedEngine
+from workers.policy.routing.engine_orders import carry_out, load_weights
+from workers.policy.routing.engine_view import EngineReporter
+
+log = logging.getLogger(__name__)
+
+Detect: TypeAlias = Callable[[EngineAddress, float], Awaitable[EngineInfo]]
+
+_TICK_S = 0.5
+_BEAT_S = 4.0
+_STORE_S = 2.0
+_AGAIN_S = 0.5
+"""Seconds until the next check of an engine that failed one."""
+_DETECT_S = (1.0, 30.0)
+_DOUBLINGS = 10
+"""The most doublings of a delay: an engine may be unreachable for days."""
+_ANSWER_S = (10.0, 80.0)
+"""The first and the longest timeout for detecting capabilities; while these are unknown, it doubles each time.
+
+An engine may be just slow: a large model on a processor, or one with a long queue.
+"""
+_LATE_S = 3.0
+"""Seconds that an engine may take to answer the calls that it aborts."""
+_ORDER_S = (1.0, 10.0)
+_VERSION_S = 5.0
+_WEIGHTS_AGAIN_S = 10.0
+"""Seconds until an engine that could not load its weights is ordered to again."""
+_SILENT_S = 15.0
+"""Seconds without any answer to its calls after which an engine must sample a token: it may be healthy, and hang."""
+_UNRESPONSIVE_S = 300.0
+"""If it cannot do that either, and was silent for this many seconds, its calls move to other engines, if there are any.
+
+A full engine can be silent for long, too, and its work would be lost. Until it answers, its calls count as blocked.
+"""
+
+
+class MonitoredPool(Protocol):
+    """The part of the pool that the monitor uses."""
+
+    reporter: EngineReporter
+
+    @property
+    def backends(self) -> Sequence[Backend]: ...
+    def client(self, place: Backend) -> SharedEngine: ...
+    def eject(self, place: Backend, why: str) -> None: ...
+    def report(self) -> None: ...
+    def wake(self) -> None: ...
+
+
+class Monitor:
+    """One task, and one more for each check or order that is under way."""
+
+    def __init__(self, pool: MonitoredPool, detect: Detect, check_s: float) -> None:
+        self._pool = pool
+        self._detect = detect
+        self._check_s = check_s
+        self._task: asyncio.Task[None] | None = None
+        self._jobs: dict[tuple[str, str], asyncio.Task[None]] = {}
+        self._orders: dict[str, int] = {}
+        self._due: dict[str, float] = {}
+        self._weights_due: dict[str, float] = {}
+        self._n_detections: dict[str, int] = {}
+        self._beat_due = 0.0
+        self._news = asyncio.Event()
+
+    def start(self) -> None:
+        self._news = asyncio.Event()
+        self._jobs = {}
+        self._due = {}
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def stop(self) -> None:
+        tasks = [*self._jobs.values(), *([self._task] if self._task is not None else [])]
+        self._task = None
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def look(self) -> None:
+        """Wake the monitor: something changed."""
+        self._news.set()
+
+    def doubt(self, place: Backend) -> None:
+        """Check an engine at once: a call failed there, or its record changed."""
+        self._due[place.url] = 0.0
+        self.look()
+
+    def forget(self, url: str) -> None:
+        """Cancel the jobs of an engine that is not listed any more, and drop its state."""
+        for key in [key for key in self._jobs if key[1] == url]:
+            self._jobs.pop(key).cancel()
+        self._due.pop(url, None)
+        self._weights_due.pop(url, None)
+        self._n_detections.pop(url, None)
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                self._tend_all()
+            except Exception:
+                log.exception("watching the engines was interrupted; it goes on")
+            self._news.clear()
+            # not wait_for: that of Python 3.11 loses a cancellation that comes with the news
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_TICK_S):
+                    await self._news.wait()
+
+    def _tend_all(self) -> None:
+        now = asyncio.get_running_loop().time()
+        for place in self._pool.backends:
+            self._tend(place, now)
+        if now >= self._beat_due:
+            self._beat_due = now + _BEAT_S
+            self._pool.report()
+            if any(kind in ("order", "weights") for kind, _ in self._jobs):
+                self._begin("lead", "", self._lead())
+
+    def _tend(self, place: Backend, now: float) -> None:
+        if place.record.n_done < place.record.n_orders:
+            self._order(place)
+        if self._may_load(place, now):
+            self._begin("weights", place.url, self._give_weights(place))
+        self._cut_late(place, now)
+        if place.record.paused:
+            place.last_answer_at = now
+        elif place.silent_s(now) > _SILENT_S:
+            # it may be healthy and hang all the same: have it sample
+            place.is_undetected = True
+        if now < max(self._due.get(place.url, 0.0), place.health.ejected_until if place.health.is_ejected else 0.0):
+            return
+        if place.record.paused and place.info is not None:
+            # it may answer nothing at all
+            return
+        look = self._find_out if place.is_undetected else self.check
+        self._begin("look", place.url, look(place))
+
+    def _may_load(self, place: Backend, now: float) -> bool:
+        """Return whether it lacks weights that it could load by itself now."""
+        listed, info = place.record, place.info
+        lacks = listed.lacks_weights and bool(listed.weights_path) and not listed.paused
+        able = info is not None and info.control and not place.health.is_ejected
+        return lacks and able and now >= self._weights_due.get(place.url, 0.0)
+
+    @staticmethod
+    def _cut_late(place: Backend, now: float) -> None:
+        """Abort calls that reached an engine after it had aborted its own: it would keep them until it is resumed."""
+        if not place.has_aborted or not place.in_flight:
+            place.cut_at = 0.0
+        elif not place.cut_at:
+            place.cut_at = now
+        elif now - place.cut_at > _LATE_S:
+            place.abort_calls("is paused for new weights", died=False)
+
+    def _begin(self, kind: str, url: str, job: Coroutine[Any, Any, None]) -> None:
+        """Run a job unless one of its kind runs for that engine."""
+        key = (kind, url)
+        if key in self._jobs:
+            job.close()
+            return
+        task = asyncio.get_running_loop().create_task(job)
+        self._jobs[key] = task
+        task.add_done_callback(lambda done: self._ended(key, done))
+
+    def _ended(self, key: tuple[str, str], task: asyncio.Task[None]) -> None:
+        if self._jobs.get(key) is task:
+            del self._jobs[key]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("engine %s could not be looked after: %r", key[1], error, exc_info=error)
+            self._due[key[1]] = asyncio.get_running_loop().time() + self._check_s
+
+    async def _find_out(self, place: Backend) -> None:
+        """Detect the capabilities of an engine."""
+        url, loop = place.url, asyncio.get_running_loop()
+        try:
+            info = await self._detect(place.record.address, self._timeout_s(place))
+        except EngineError as error:
+            self._not_found_out(place, error, loop.time())
+            return
+        place.last_answer_at = loop.time()
+        self._n_detections.pop(url, None)
+        self._due[url] = loop.time() + self._check_s
+        place.learn(info)
+        self._pool.reporter.report_info(url, info)
+        await self._see_weights(place)
+        if place.health.is_ejected:
+            place.health = place.health.readmitted(loop.time())
+        self._pool.wake()
+
+    def _timeout_s(self, place: Backend) -> float:
+        first_s, longest_s = _ANSWER_S
+        n_failed = self._n_detections.get(place.url, 0) if place.info is None else 0
+        return min(first_s * 2.0 ** min(n_failed, _DOUBLINGS), longest_s)
+
+    def _not_found_out(self, place: Backend, error: EngineError, now: float) -> None:
+        url = place.url
+        n = self._n_detections[url] = self._n_detections.get(url, 0) + 1
+        self._due[url] = now + min(_DETECT_S[0] * 2.0 ** min(n - 1, _DOUBLINGS), _DETECT_S[1])
+        if isinstance(error, EngineBusy) and place.info is not None:
+            # it was detected before, and may be overloaded
+            place.mark_busy(now, error.retry_after_s)
+            return
+        place.health = place.health.ejected(now, f"cannot be asked what it can do: {error}")
+        self._pool.reporter.report_failure(url, place.health.reason)
+        others = (other for other in self._pool.backends if other is not place)
+        if place.silent_s(now) > _UNRESPONSIVE_S and any(
+            not (each.health.is_ejected or each.record.paused) for each in others
+        ):
+            place.abort_calls(f"has answered nothing for {place.silent_s(now):.0f} s", died=True)
+        self._pool.wake()
+
+    async def check(self, place: Backend) -> None:
+        """Check the health of an engine, and eject or readmit it accordingly."""
+        loop = asyncio.get_running_loop()
+        # a failure from here on makes another check due, which this one must not put off
+        self._due[place.url] = loop.time() + self._check_s * random.uniform(0.75, 1.25)  # noqa: S311 - no secret
+        with self._pool.client(place).borrowed() as engine:
+            well = await engine.healthy()
+            if well:
+                await self._see_weights(place)
+        if place.health.is_ejected:
+            if well:
+                place.health = place.health.readmitted(loop.time())
+                self._pool.reporter.report_failure(place.url, "")
+                self._pool.wake()
+            else:
+                place.health = place.health.ejected_longer(loop.time())
+            return
+        place.health = place.health.after_check(well)
+        if place.health.fails_checks:
+            self._pool.eject(place, "does not answer")
+        elif place.health.is_suspect:
+            self._due[place.url] = loop.time() + _AGAIN_S
+        elif place.record.failure:
+            self._pool.reporter.report_failure(place.url, "")
+
+    async def _see_weights(self, place: Backend) -> None:
+        """Update the version of an engine: it may have been restarted, or be new and have the weights already."""
+        listed = place.record
+        if not listed.version or listed.paused or listed.to_name or place.info is None or not place.info.control:
+            return
+        with self._pool.client(place).borrowed() as engine, contextlib.suppress(EngineError, TimeoutError):
+            async with asyncio.timeout(_VERSION_S):
+                version = await engine.version()
+            if version and version != listed.engine_version and place.record == listed:
+                place.record = replace(listed, engine_version=version, engine_paused="")
+                writing = asyncio.ensure_future(self._pool.reporter.report_done(place.url, listed.n_done, "", version))
+                # an unreachable store gets it later; calls that wait for this engine need not wait for that
+                await asyncio.wait([writing], timeout=_STORE_S)
+                self._pool.wake()
+
+    async def _give_weights(self, place: Backend) -> None:
+        """Make an engine that lacks the farm's weights load them from the path that the trainer gave."""
+        self._weights_due[place.url] = asyncio.get_running_loop().time() + _WEIGHTS_AGAIN_S
+        if not await self._pool.reporter.is_leader():
+            return
+        listed = place.record
+        log.info("engine %s loads version %s of the weights from %s", place.url, listed.version, listed.weights_path)
+        try:
+            await load_weights(place, listed, self._pool)
+        except EngineError as error:
+            log.warning("engine %s could not load the weights: %s", place.url, error)
+            self._pool.reporter.report_failure(
+                place.url, f"could not load the weights from {listed.weights_path}: {error}"
+            )
+            return
+        self._pool.reporter.report_failure(place.url, "")
+        self._pool.wake()
+
+    def _order(self, place: Backend) -> None:
+        """Begin to send an engine its orders; a newer one replaces one that is being sent."""
+        key, number = ("order", place.url), place.record.n_orders
+        running = self._jobs.get(key)
+        if running is not None and self._orders.get(place.url) != number:
+            running.cancel()
+            del self._jobs[key]
+            running = None
+        if running is None:
+            self._orders[place.url] = number
+            # an order implies that the engine is there: it may have come back a moment ago
+            place.health = replace(place.health, ejected_until=0.0)
+            self._due[place.url] = 0.0
+            self._begin(*key, self._give_orders(place, number))
+
+    async def _give_orders(self, place: Backend, number: int) -> None:
+        pause_s = _ORDER_S[0]
+        while place.record.n_orders == number and place.record.n_done < number:
+            if await self._pool.reporter.is_leader():
+                try:
+                    await carry_out(place, place.record, self._pool)
+                    return
+                except EngineError as error:
+                    log.warning("engine %s does not follow an order: %s", place.url, error)
+                    self._pool.reporter.report_failure(place.url, f"does not follow an order: {error}")
+            await asyncio.sleep(pause_s)
+            pause_s = min(pause_s * 2, _ORDER_S[1])
+
+    async def _lead(self) -> None:
+        await self._pool.reporter.is_leader()

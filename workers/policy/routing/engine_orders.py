@@ -1,0 +1,100 @@
+"""Sends an engine the orders of the farm: pause, name the weights, resume.
+
+A pause is recorded before it is sent. So if this process crashes in between, the next one knows that the engine may be
+paused, and pauses it again, which does no harm. An engine that cannot be reached has nothing in flight, so it counts as
+paused; but it did not get the new weights, so it does not count as having them, and gets no calls until they are named.
+
+A server that drains keeps the calls that reach it afterwards until it is resumed. So the pause is sent only once every
+worker holds its calls back and none has one in flight there: otherwise a call on its way to the paused server would
+wait for the resume, and the resume for the call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Protocol
+
+from farm.errors import EngineError
+from workers.policy.generation import Engine
+from workers.policy.routing.backend import Backend, SharedEngine
+from workers.policy.routing.engine_view import EngineRecord, EngineReporter, Paused
+
+_POLL_S = 0.05
+_LOST: Paused = ""
+"""The pause of an engine that does not answer: it is taken to have lost it."""
+
+
+class ControlledPool(Protocol):
+    """The part of the pool that sending orders uses."""
+
+    reporter: EngineReporter
+
+    def client(self, place: Backend) -> SharedEngine: ...
+    def eject(self, place: Backend, why: str) -> None: ...
+
+
+async def carry_out(place: Backend, listed: EngineRecord, pool: ControlledPool) -> None:
+    """Send an engine all orders that `listed` holds. Raises EngineError if it is healthy but does not follow."""
+    if place.info is None or (place.health.is_ejected and not place.info.control):
+        paused, version = _LOST, listed.engine_version
+    elif not place.info.control:
+        # the pools carry the pause out: they hold their calls back
+        paused, version = listed.paused, _named(listed)
+    else:
+        with pool.client(place).borrowed() as engine:
+            paused, version = await _tell(engine, place, listed, pool)
+    await pool.reporter.report_done(place.url, listed.n_orders, paused, version)
+    if place.record.n_orders == listed.n_orders:
+        # the record that the farm sends will say so, too, but a moment later
+        place.record = replace(place.record, n_done=listed.n_orders, engine_paused=paused, engine_version=version)
+
+
+async def _tell(engine: Engine, place: Backend, listed: EngineRecord, pool: ControlledPool) -> tuple[Paused, str]:
+    """Send the orders; return the pause of the engine then, and the version of the weights it is known to have."""
+    try:
+        if (place.known_pause or listed.engine_paused) and await engine.paused() is False:
+            version = await engine.version()
+            if place.known_pause or (listed.engine_version and version != listed.engine_version):
+                # it was restarted, and weights that were pushed meanwhile may have gone to the process before
+                place.known_pause = ""
+                return _LOST, version
+        if listed.paused and not listed.paused == listed.engine_paused == place.known_pause:
+            if listed.paused == "drain":
+                await _settled(place, listed, pool)
+            await pool.reporter.report_done(place.url, listed.n_done, listed.paused, listed.engine_version)
+            await engine.pause(listed.paused)
+            place.known_pause = listed.paused
+        if listed.to_name:
+            await engine.set_version(listed.version)
+        if listed.engine_paused and not listed.paused:
+            await engine.resume()
+    except EngineError:
+        if await engine.healthy():
+            raise
+        if not place.health.is_ejected:
+            pool.eject(place, "does not answer")
+        return _LOST, listed.engine_version
+    return listed.paused, _named(listed)
+
+
+async def load_weights(place: Backend, listed: EngineRecord, pool: ControlledPool) -> None:
+    """Make an engine load the farm's weights from their path, and name them. Raises EngineError."""
+    with pool.client(place).borrowed() as engine:
+        await engine.load_weights(listed.weights_path)
+        await engine.set_version(listed.version)
+    # ignored if newer orders have been given since
+    await pool.reporter.report_done(place.url, listed.n_done, listed.engine_paused, listed.version)
+    if place.record == listed:
+        place.record = replace(listed, engine_version=listed.version)
+
+
+async def _settled(place: Backend, listed: EngineRecord, pool: ControlledPool) -> None:
+    """Wait until no worker has a call in flight there; a newer order cancels that."""
+    while not await pool.reporter.has_settled(place.url, listed.n_orders):  # noqa: ASYNC110 - other processes report it
+        await asyncio.sleep(_POLL_S)
+
+
+def _named(listed: EngineRecord) -> str:
+    """Return the version that it has once its orders are carried out."""
+    return listed.version if listed.to_name else listed.engine_version

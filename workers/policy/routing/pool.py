@@ -1,0 +1,257 @@
+"""The engines of a worker process: the list of them, the load and health of each, and the calls there."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+
+from farm.errors import EngineError
+from farm.records.trajectory import version_number
+from workers.policy.engines import detect, open_engine
+from workers.policy.generation import Engine, EngineBusy, EngineRefused, EngineUnfit
+from workers.policy.routing.backend import Backend, CallAborted, OpenEngine, SharedEngine
+from workers.policy.routing.engine_health import EngineHealth
+from workers.policy.routing.engine_monitor import Detect, Monitor
+from workers.policy.routing.engine_view import EngineRecord, EngineReporter, InFlight, NoReporter
+from workers.policy.routing.load import LoadTracker, PeerLoads
+from workers.policy.routing.load_balancing import Candidate
+
+_SLACK = 2.0
+_SLOW_TOKENS_S = 20.0
+"""The assumed speed, in tokens/s, of an engine that has not answered a call yet."""
+
+
+class EnginePool:
+    """The engines of a worker process, for one event loop at a time.
+
+    `fleet` returns the listed engines; it is called before each call, so it must be fast, and `changed` must be called
+    when its result changes. `none_s` is the time that a call waits for an engine if none is listed at all, `weights_s`
+    for one that has the farm's weights if none has.
+    """
+
+    def __init__(
+        self,
+        fleet: Callable[[], Sequence[EngineRecord]],
+        *,
+        open_engine: OpenEngine = open_engine,
+        detect: Detect = detect,
+        reporter: EngineReporter | None = None,
+        others: PeerLoads | None = None,
+        check_s: float = 3.0,
+        none_s: float = 30.0,
+        weights_s: float = 60.0,
+    ) -> None:
+        self.reporter = reporter or NoReporter()
+        self.load_tracker = LoadTracker(others)
+        self.none_s = none_s
+        self.weights_s = weights_s
+        self._fleet = fleet
+        self._open = open_engine
+        self._places: dict[str, Backend] = {}
+        self._seen: tuple[EngineRecord, ...] | None = None
+        self._monitor = Monitor(self, detect, check_s)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._waiters: set[asyncio.Future[None]] = set()
+
+    @property
+    def newest_version(self) -> str:
+        """The newest version that was ordered for any engine; empty if there is none."""
+        return max((listed.version for listed in self._fleet()), key=version_number, default="")
+
+    def version_of(self, url: str) -> str:
+        return self._places[url].record.engine_version if url in self._places else ""
+
+    async def start(self) -> None:
+        """Start the monitor. The first call does so, too; an idle worker has to monitor its engines as well."""
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop:
+            self._forget_loop()
+            self._loop = loop
+            self._monitor.start()
+            self.sync()
+
+    async def aclose(self) -> None:
+        """Stop the monitor and close the connections that this event loop opened. Idempotent."""
+        if self._loop is not asyncio.get_running_loop():
+            return
+        await self._monitor.stop()
+        clients = [place.client for place in self._places.values() if place.client is not None]
+        self._forget_loop()
+        for client in clients:
+            await client.aclose()
+
+    def _forget_loop(self) -> None:
+        self._loop = None
+        self._waiters = set()
+        for place in self._places.values():
+            place.client = None
+
+    def changed(self) -> None:
+        """Sync soon, as the fleet has changed. Thread-safe."""
+        loop = self._loop
+        if loop is not None:
+            # on a loop that is closed by now, no call waits
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(self.sync)
+
+    def sync(self) -> None:
+        """Take over the current list of the fleet."""
+        now = tuple(self._fleet())
+        if now == self._seen:
+            return
+        first, self._seen = self._seen is None, now
+        listed = {each.address.url: each for each in now}
+        for url in self._places.keys() - listed.keys():
+            place = self._places.pop(url)
+            if place.frozen:
+                # it will not be resumed
+                place.abort_calls("is not listed any more", died=False)
+            place.drop_client()
+            self._monitor.forget(url)
+            self.load_tracker.forget(url)
+        for url, each in listed.items():
+            if url not in self._places:
+                # engines that were listed before this process began are not new to the farm
+                self._places[url] = Backend(each, EngineHealth(None if first else self.now()))
+            elif self._places[url].update(each):
+                self._monitor.doubt(self._places[url])
+        self._hold_back()
+        self._monitor.look()
+        self.wake()
+
+    def _hold_back(self) -> None:
+        for place in self._places.values():
+            has_control = place.info is not None and place.info.control
+            if place.record.paused == "abort" and not has_control:
+                place.abort_calls("is paused for new weights", died=False)
+        self.report()
+
+    def report(self) -> None:
+        """Report the calls in flight, and the orders that this process follows."""
+        result: dict[str, InFlight] = {}
+        for url, place in self._places.items():
+            load = self.load_tracker.own(url)
+            result[url] = InFlight(place.record.n_orders, load.n_calls, load.n_tokens)
+        self.reporter.report(result)
+
+    @property
+    def backends(self) -> Sequence[Backend]:
+        return list(self._places.values())
+
+    def now(self) -> float:
+        """Return the time of its event loop. Thread-safe."""
+        return (self._loop or asyncio.get_running_loop()).time()
+
+    def wake(self) -> None:
+        """Wake all calls that wait."""
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    async def wait_for_change(self, timeout_s: float) -> None:
+        """Wait until woken, or until the timeout."""
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiters.add(waiter)
+        try:
+            await asyncio.wait([waiter], timeout=max(0.0, timeout_s))
+        finally:
+            self._waiters.discard(waiter)
+            waiter.cancel()
+
+    def candidates(self, places: Sequence[Backend]) -> list[Candidate]:
+        """Return them as `choose` takes them; an engine whose speed is unknown counts with the mean of the others."""
+        speeds = {place.url: self.load_tracker.speed(place.url) for place in places}
+        known = [speed for speed in speeds.values() if speed]
+        usual = sum(known) / len(known) if known else 1.0
+        return [
+            Candidate(
+                place.url,
+                self.load_tracker.of(place.url).n_tokens,
+                (speeds[place.url] or usual) * place.health.share(self.now()),
+            )
+            for place in places
+        ]
+
+    @asynccontextmanager
+    async def lend(
+        self, place: Backend, rollout_id: str, n_tokens: int, freeze: Callable[[int], None]
+    ) -> AsyncIterator[Engine]:
+        """Yield an engine for a call of `n_tokens`, and record its outcome. `freeze` is that of InFlightCall.
+
+        Raises the errors of the block, and CallAborted if the pool aborts the call.
+        """
+        try:
+            async with self._in_flight(place, n_tokens, freeze) as engine:
+                yield engine
+        except EngineUnfit:
+            # its capabilities are not the detected ones, or not any more
+            place.is_undetected = True
+            self._monitor.doubt(place)
+            raise
+        except (EngineRefused, CallAborted):
+            raise
+        except EngineBusy as busy:
+            place.mark_busy(self.now(), busy.retry_after_s)
+            raise
+        except EngineError as error:
+            place.health = place.health.after_failure(rollout_id)
+            if which := place.health.failed_calls:
+                self.eject(place, f"failed {which}, the last with: {error}")
+            self._monitor.doubt(place)
+            raise
+
+    @asynccontextmanager
+    async def _in_flight(self, place: Backend, n_tokens: int, freeze: Callable[[int], None]) -> AsyncIterator[Engine]:
+        url, client, started = place.url, self.client(place), self.now()
+        with (
+            self._reported_if_idle(place),
+            client.borrowed() as engine,
+            self.load_tracker.taken(url, n_tokens),
+            place.track_call(freeze) as flight,
+        ):
+            beside = self.load_tracker.of(url).n_calls
+            try:
+                async with flight.timeout:
+                    yield engine
+            except TimeoutError:
+                if flight.reason is not None and flight.timeout.expired():
+                    raise flight.reason from None
+                raise
+            beside += self.load_tracker.of(url).n_calls
+        place.health = place.health.after_answer()
+        place.last_answer_at = self.now()
+        self.load_tracker.measured(url, n_tokens, self.now() - started, beside / 2)
+
+    @contextmanager
+    def _reported_if_idle(self, place: Backend) -> Iterator[None]:
+        """Report when the last call on a paused engine has ended: a drain waits for that."""
+        try:
+            yield
+        finally:
+            if place.record.paused and not self.load_tracker.own(place.url).n_calls:
+                self.report()
+
+    def longest_s(self, place: Backend, n_tokens: int) -> float:
+        """Return the most seconds that a call of `n_tokens` should take an engine under its current load."""
+        speed, n_calls = self.load_tracker.speed(place.url), self.load_tracker.of(place.url).n_calls
+        if not speed:
+            return n_tokens / _SLOW_TOKENS_S
+        return _SLACK * n_tokens * math.sqrt(max(n_calls, 1)) / speed
+
+    def client(self, place: Backend) -> SharedEngine:
+        return place.open_client(self._open)
+
+    async def check_suspects(self, places: Sequence[Backend]) -> None:
+        """Check the health of these engines, and wait for the results."""
+        await asyncio.gather(*[self._monitor.check(place) for place in places])
+
+    def eject(self, place: Backend, why: str) -> None:
+        """Take an engine out of use for a while; the calls that run there move to other engines."""
+        place.health = place.health.ejected(self.now(), why)
+        self.reporter.report_failure(place.url, why)
+        place.abort_calls(f"is out: it {why}", died=True)
+        self._monitor.look()
+        self.wake()

@@ -1,0 +1,110 @@
+"""One call and its tries so far: on which engines it failed, and the decision to give up."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from farm.errors import EngineError
+from workers.policy.generation import EngineUnfit
+from workers.policy.routing.backend import Backend, CallAborted
+
+_BACKOFF_S = (0.2, 5.0)
+_DOUBLINGS = 10
+_MAX_FAILURES = 3
+"""The most failures of one call on each engine that is in use."""
+_MAX_DEATHS = 3
+"""The number of engines ejected after this call failed there, from which it counts as the cause."""
+
+
+@dataclass(frozen=True, slots=True)
+class RetryState:
+    """The tries of one call: a value, each of whose methods `after_...` returns the state after an event.
+
+    `last` is the last failure. By URL: `failures` are how often it failed, `not_before` when it may be tried again,
+    `unfit` the engines that cannot answer it. `lives` are the engines it failed on, each with the number of its
+    ejections before.
+    """
+
+    last: str = ""
+    n_failures: int = 0
+    failures: Mapping[str, int] = field(default_factory=dict)
+    not_before: Mapping[str, float] = field(default_factory=dict)
+    unfit: frozenset[str] = frozenset()
+    lives: frozenset[tuple[Backend, int]] = frozenset()
+
+    def after_failure(self, place: Backend, error: EngineError, now: float, jitter: float) -> RetryState:
+        """Return the state after a try that ended without an answer; `jitter` multiplies the pause that follows."""
+        n_ejected = place.health.n_ejected
+        if isinstance(error, CallAborted):
+            lives = self.lives | {(place, n_ejected - 1)} if error.died else self.lives
+            return replace(self, last=str(error), n_failures=self.n_failures + error.died, lives=lives)
+        n = self.failures.get(place.url, 0) + 1
+        pause_s = min(_BACKOFF_S[0] * 2 ** min(n - 1, _DOUBLINGS), _BACKOFF_S[1]) * jitter
+        return replace(
+            self,
+            last=str(error),
+            n_failures=self.n_failures + 1,
+            failures={**self.failures, place.url: n},
+            not_before={**self.not_before, place.url: now + pause_s},
+            lives=self.lives | {(place, n_ejected)},
+        )
+
+    def after_unfit(self, place: Backend, error: EngineUnfit, now: float) -> RetryState:
+        """Return the state after a try on an engine that is unfit for this call; another may be fit."""
+        not_before = {**self.not_before, place.url: now + _BACKOFF_S[1]}
+        return replace(self, last=str(error), unfit=self.unfit | {place.url}, not_before=not_before)
+
+    def unfit_everywhere(self, serving: Sequence[Backend]) -> bool:
+        """Return whether every engine is unfit for the call."""
+        return all(place.url in self.unfit for place in serving)
+
+    def may_try(self, url: str, now: float) -> bool:
+        return self.not_before.get(url, 0.0) <= now
+
+    def failed_on(self, place: Backend) -> bool:
+        return place.url in self.failures
+
+    def failed_everywhere(self, in_use: Sequence[Backend]) -> bool:
+        """Return whether the call has failed `_MAX_FAILURES` times on each engine in use."""
+        return bool(in_use) and all(self.failures.get(place.url, 0) >= _MAX_FAILURES for place in in_use)
+
+    @property
+    def kills_engines(self) -> bool:
+        """True if so many engines were ejected after the call failed there that it may be the cause."""
+        return sum(place.health.n_ejected > n_before for place, n_before in self.lives) >= _MAX_DEATHS
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """One call of a rollout, which tries engines until one has answered.
+
+    `n_tokens` is its load, `most_answer_tokens` the most that its answer may have, if that is known. `began` and
+    `since` are the times at which it and its current try began, None before the first; `failure` is that of its last
+    try, if it failed; `paused_s` is that of its rollout when the current try began.
+    """
+
+    n_tokens: int
+    most_answer_tokens: int | None = None
+    began: float | None = None
+    since: float = 0.0
+    failure: str = ""
+    paused_s: float = 0.0
+    tries: RetryState = field(default_factory=RetryState)
+
+    @property
+    def most_tokens(self) -> int | None:
+        """The load of the call if its answer is as long as it may be; None if that is not known."""
+        return None if self.most_answer_tokens is None else self.n_tokens + self.most_answer_tokens
+
+    def begin(self, now: float) -> None:
+        """Set the times of a call that had no try yet."""
+        if self.began is None:
+            self.began = self.since = now
+
+    def failed(self, failure: str, now: float) -> None:
+        self.failure, self.since = failure, now
+
+    def is_mostly_failed(self, now: float) -> bool:
+        """Return whether more of its time went to tries that failed than to the current one."""
+        return bool(self.failure) and self.began is not None and now - self.since < self.since - self.began

@@ -1,0 +1,275 @@
+"""The router of one rollout: its choice of engines, its waits and retries, and the conditions to give up.
+
+A call waits for as long as an engine may still answer it: the deadline is outside, and cancels it. Waiting for an
+engine that has the farm's weights counts against no time limit; after a while the rollout gives its slot back
+(WeightsMissing). Errors that every engine would give are raised at once (EngineRefused, LimitReached, and whatever else
+the call raises); a request that one engine is unfit for goes to another. A request that failed on every engine several
+times is given up, and so is one that was in flight when several engines failed in turn.
+
+A deadline that passes while a call has no answer yet is attributed to the policy: a whole answer comes at once, and may
+be a long one. It is attributed to the engine if most of the rollout's time went into that silence and the longest
+answer that was requested should take much less, by the speed of the engine's other calls; an engine without an answer
+so far is assumed to be slow.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, replace
+
+from farm.errors import EngineError, WeightsMissing
+from workers.policy.engines.progress import Progress, watched
+from workers.policy.generation import Engine, EngineBusy, EngineRefused, EngineUnfit
+from workers.policy.routing.backend import Backend, CallAborted
+from workers.policy.routing.load_balancing import choose
+from workers.policy.routing.pool import EnginePool
+from workers.policy.routing.retry_state import Call, RetryState
+
+_POLL_S = 1.0
+_JITTER = 0.1
+_SILENT_S = 60.0
+_SILENT_SHARE = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class RoutingKey:
+    """The rollout of a call, its group, whose rollouts share a prompt, and its model; empty takes any."""
+
+    rollout_id: str
+    group_id: str = ""
+    model: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Flight:
+    """A try of a call that runs on an engine, and the progress of its request."""
+
+    place: Backend
+    progress: Progress
+    call: Call
+
+
+class StickyRouter:
+    """The router of one rollout, which stays where its prefix is cached. It takes concurrent calls."""
+
+    def __init__(self, pool: EnginePool, routing_key: RoutingKey) -> None:
+        self._pool = pool
+        self._key = routing_key
+        self._url = ""
+        self._waits: dict[int, str] = {}
+        self._n_waits = 0
+        self._began: float | None = None
+        self._calls: dict[Call, _Flight | None] = {}
+        """The calls under way, each with its flight while it runs on an engine."""
+        self._n_paused = 0
+        self._paused_since = 0.0
+        self._paused_s = 0.0
+
+    @property
+    def blocked(self) -> str:
+        """The reason why a call gets no answer now; empty if it may get one, or only waits for new weights."""
+        flights = [flight for flight in self._calls.values() if flight is not None]
+        places = (flight.place for flight in flights)
+        deaf = (f"engine {place.url} {_why_out(place)}" for place in places if place.health.is_ejected)
+        # a call whose tries mostly failed counts as blocked even while a retry runs
+        again = (call.failure for call in self._calls if call.failure and call.is_mostly_failed(self._pool.now()))
+        stalled = (f"engine {each.place.url} {each.progress.stalled}" for each in flights if each.progress.stalled)
+        silent = map(self._silent, flights)
+        return next((reason for reason in (*self._waits.values(), *deaf, *stalled, *again, *silent) if reason), "")
+
+    def _silent(self, flight: _Flight) -> str:
+        """Return why a call in flight is overdue, by this module's rule; empty if it may be a long answer."""
+        place, call = flight.place, flight.call
+        if call.most_tokens is None:
+            return ""
+        now, began = self._pool.now(), self._began or 0.0
+        silent_s = min(now - call.since - (self.paused_s - call.paused_s), flight.progress.silent_s)
+        longest_s = self._pool.longest_s(place, call.most_tokens)
+        in_all_s = now - began - self.paused_s
+        if silent_s <= max(_SILENT_S, longest_s, _SILENT_SHARE * in_all_s):
+            return ""
+        return f"engine {place.url} has sent nothing for {silent_s:.0f} s, and no answer should take {longest_s:.0f} s"
+
+    @property
+    def paused_s(self) -> float:
+        """Seconds for which calls of this rollout have been held back for new weights; no time limit counts them."""
+        return self._paused_s + (self._pool.now() - self._paused_since if self._n_paused else 0.0)
+
+    @property
+    def newest_version(self) -> str:
+        return self._pool.newest_version
+
+    def version_of(self, url: str) -> str:
+        """Return the version of the weights that an engine was sent; empty if it was sent none."""
+        return self._pool.version_of(url)
+
+    @asynccontextmanager
+    async def acquire(self, call: Call) -> AsyncIterator[Engine]:
+        """Wait for an engine that can take a call, and yield it for one try.
+
+        If the block fails by an error that another try may mend, the error is recorded in the call and suppressed:
+        acquire again, with the same call, until the block has come to its end. Raises EngineError when the tries are
+        exhausted, and at once EngineRefused, LimitReached and whatever else the block raises.
+        """
+        await self._pool.start()
+        call.begin(self._pool.now())
+        self._began = call.began if self._began is None else self._began
+        self._calls[call] = None
+        try:
+            place = await self._pick_backend(call)
+            call.since, call.paused_s = self._pool.now(), self.paused_s
+            lent = self._pool.lend(place, self._key.rollout_id, max(1, call.n_tokens), self._hold)
+            try:
+                with watched() as progress:
+                    self._calls[call] = _Flight(place, progress, call)
+                    async with lent as engine:
+                        yield engine
+            except EngineError as error:
+                self._calls[call] = None
+                await self._record_failure(call, place, error)
+        finally:
+            del self._calls[call]
+
+    async def _record_failure(self, call: Call, place: Backend, error: EngineError) -> None:
+        """Record a failed try in its call. Raises the error to end the call with, if no other try may mend it."""
+        now = self._pool.now()
+        if isinstance(error, EngineUnfit):
+            call.tries = call.tries.after_unfit(place, error, now)
+            if call.tries.unfit_everywhere(self._serving()):
+                raise error
+        elif isinstance(error, EngineRefused):
+            raise error
+        elif isinstance(error, EngineBusy):
+            call.tries = replace(call.tries, last=str(error))
+            call.failed(call.tries.last, now)
+        else:
+            call.tries = call.tries.after_failure(place, error, now, jitter=random.uniform(0.5, 1.0))  # noqa: S311 - no secret
+            if not isinstance(error, CallAborted) or error.died:
+                call.failed(call.tries.last, now)
+            if await self._should_give_up(call.tries):
+                raise EngineError(f"{call.tries.n_failures} tries failed, the last with: {error}") from error
+
+    def _hold(self, n: int) -> None:
+        """Add to the number of calls that are held back for new weights; `n` may be negative."""
+        if not self._n_paused:
+            self._paused_since = self._pool.now()
+        self._n_paused += n
+        if not self._n_paused:
+            self._paused_s += self._pool.now() - self._paused_since
+
+    async def _should_give_up(self, tries: RetryState) -> bool:
+        """Return whether the call keeps failing on healthy engines, or several engines failed because of it."""
+        if tries.n_failures > 1:
+            # before it goes to another engine: the call may be what made the last ones fail
+            await self._pool.check_suspects([place for place in self._in_use() if tries.failed_on(place)])
+        return tries.kills_engines or tries.failed_everywhere(self._in_use())
+
+    def _in_use(self) -> list[Backend]:
+        return [
+            place
+            for place in self._serving()
+            if not (place.record.paused or place.health.is_ejected or place.health.is_suspect)
+        ]
+
+    def _serving(self) -> list[Backend]:
+        """Return the engines of the model that this rollout may use, now or later."""
+        return [
+            place
+            for place in self._pool.backends
+            if place.serves(self._key.model) and (place.record.state == "active" or place.url == self._url)
+        ]
+
+    async def _pick_backend(self, call: Call) -> Backend:
+        """Wait for an engine for a call, and return it. Between its return and the call, nothing may be awaited."""
+        n_tokens, tries = max(1, call.n_tokens), call.tries
+        listless_since: float | None = None
+        lacking_since: float | None = None
+        while True:
+            self._pool.sync()
+            now = self._pool.now()
+            serving = self._serving()
+            ready = [place for place in serving if _ready(place, now) and tries.may_try(place.url, now)]
+            if ready:
+                group = self._key.group_id or self._key.rollout_id
+                self._url = choose(self._pool.candidates(ready), n_tokens, group, self._url)
+                return next(place for place in ready if place.url == self._url)
+            if serving:
+                listless_since = None
+            elif listless_since is None:
+                listless_since = now
+            elif now - listless_since >= self._pool.none_s:
+                raise EngineError(self._none())
+            if not _lacks_weights(serving):
+                lacking_since = None
+            elif lacking_since is None:
+                lacking_since = now
+            elif now - lacking_since >= self._pool.weights_s:
+                raise WeightsMissing(f"no engine has the farm's weights: {self._why(serving, tries, now)}")
+            is_held = lacking_since is not None or any(place.record.paused or place.naming for place in serving)
+            with self._waiting("" if is_held else self._why(serving, tries, now), is_held):
+                await self._pool.wait_for_change(_poll_delay_s(serving, tries, now))
+
+    @contextmanager
+    def _waiting(self, reason: str, is_paused: bool) -> Iterator[None]:
+        self._n_waits += 1
+        number = self._n_waits
+        self._waits[number] = reason
+        if is_paused:
+            self._hold(1)
+        try:
+            yield
+        finally:
+            del self._waits[number]
+            if is_paused:
+                self._hold(-1)
+
+    def _none(self) -> str:
+        return f"no engine serves {self._key.model or 'any model'}: `farm engines add` one"
+
+    def _why(self, serving: Sequence[Backend], tries: RetryState, now: float) -> str:
+        if not serving:
+            return self._none()
+        return "; ".join(f"engine {place.url} {_why_not(place, tries, now)}" for place in serving[:4])
+
+
+def _lacks_weights(serving: Sequence[Backend]) -> bool:
+    """Return whether no engine can take calls until it gets the farm's weights; ejected engines do not count."""
+    lacks = [place.missing_version or place.naming for place in serving if not place.health.is_ejected]
+    return bool(lacks) and all(lacks) and not any(place.record.paused for place in serving)
+
+
+def _ready(place: Backend, now: float) -> bool:
+    engine_health = place.health
+    free = place.info is not None and not engine_health.is_ejected and engine_health.busy_until <= now
+    return free and not place.record.paused and not place.missing_version and not place.naming
+
+
+def _why_not(place: Backend, tries: RetryState, now: float) -> str:
+    if place.health.is_ejected:
+        return _why_out(place)
+    if place.missing_version:
+        return f"does not have the weights {place.missing_version}: push them and name them, or remove it"
+    if place.naming:
+        return f"has not been told yet that its weights are {place.record.version}"
+    if place.info is None:
+        return "has not been asked yet what it can do"
+    if place.health.busy_until > now:
+        return f"is busy for {place.health.busy_until - now:.0f} s more ({tries.last})"
+    return f"failed this call: {tries.last}"
+
+
+def _why_out(place: Backend) -> str:
+    return f"is out: it {place.health.reason}"
+
+
+def _poll_delay_s(serving: Sequence[Backend], tries: RetryState, now: float) -> float:
+    """Return the seconds until the first of them may be tried again, with jitter to spread the calls that wait."""
+    due = [
+        max(place.health.busy_until, tries.not_before.get(place.url, 0.0))
+        for place in serving
+        if not place.health.is_ejected
+    ]
+    soonest = min((each for each in due if each > now), default=now + _POLL_S)
+    return min(soonest - now, _POLL_S) * (1 + _JITTER * random.random()) + 0.001  # noqa: S311 - no secret

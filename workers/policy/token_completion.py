@@ -1,0 +1,190 @@
+"""One answer from token ids: sampled in one part or, if it was aborted from outside, in several.
+
+Tokens sampled before an abort are kept; the rest is requested from all ids so far, be it on another engine. So one
+answer may span several versions of the weights, which are recorded for each of its tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+
+from farm.errors import EngineError, LimitReached
+from farm.records.request import SamplingParams
+from farm.records.trajectory import LogProbs, Message, SampledTokens, TokenIds, VersionSpan, field_values
+from farm.seeds import part_seed
+from workers.interfaces import Completion
+from workers.policy.generation import Engine, EngineBusy, Generation
+from workers.policy.stop_strings import before_stop
+from workers.policy.stream_forwarder import StreamForwarder
+from workers.policy.tokens.session import Prompt
+from workers.policy.tokens.tokenizer import Tokenizer
+from workers.policy.tool_calls import Parsed, Parser
+
+_MAX_ABORTS = 100
+"""The most aborts of one answer from outside; beyond, something must be wrong with the engines."""
+
+_ABORT_PAUSE_S = 0.1
+"""Seconds until the next request to an engine that aborted an answer: its pause may not be known here yet."""
+
+
+class TokenCompletion:
+    """The answer to one prompt, as far as it is sampled. `live` streams it; None if it is not to be streamed."""
+
+    def __init__(
+        self,
+        prompt: Prompt,
+        tokenizer: Tokenizer,
+        parser: Parser,
+        sampling: SamplingParams,
+        max_tokens: int,
+        live: StreamForwarder | None,
+    ) -> None:
+        self.prompt = prompt
+        self._tokenizer = tokenizer
+        self._parser = parser
+        self._sampling = sampling
+        self._max_tokens = max_tokens
+        self._live = live
+        self._parts: list[Generation] = []
+        self._mismatches: list[int] = []
+
+    @property
+    def ended(self) -> bool:
+        return bool(self._parts) and self._parts[-1].finish_reason != "abort"
+
+    @property
+    def begun(self) -> bool:
+        """True if a part of it has been streamed."""
+        return self._live is not None and self._live.begun
+
+    @property
+    def response_ids(self) -> TokenIds:
+        return np.concatenate([part.response_ids for part in self._parts])
+
+    async def resume(self, engine: Engine, model: str, session_id: str, told: str) -> None:
+        """Request the rest. Raises EngineBusy if the engine aborted it, so that the call waits for the engine.
+
+        `told` is the version of the weights if the engine does not tell it.
+        """
+        ids = np.concatenate([self.prompt.ids, *(part.response_ids for part in self._parts)])
+        room = self._max_tokens - (len(ids) - len(self.prompt.ids))
+        try:
+            part = await self._generate(engine, ids, room, model, session_id)
+        except LimitReached:
+            if not self._parts:
+                raise
+            # the ids sampled before the abort fill the context of this engine
+            self._end_by_length()
+            return
+        self._take(part, ids, told)
+        if part.finish_reason != "abort":
+            return
+        if len(part.response_ids) >= room:
+            # an answer aborted at `max_tokens` was ended by that limit
+            self._end_by_length()
+            return
+        if len(self._parts) > _MAX_ABORTS:
+            raise EngineError(f"engine {engine.address.url} aborted one answer {_MAX_ABORTS} times")
+        n_ids = len(ids) + len(part.response_ids)
+        raise EngineBusy(
+            f"engine {engine.address.url} aborted the answer; it goes on after {n_ids} ids", _ABORT_PAUSE_S
+        )
+
+    async def _generate(self, engine: Engine, ids: TokenIds, room: int, model: str, session_id: str) -> Generation:
+        ask = partial(
+            engine.generate,
+            ids,
+            self._drawn(len(ids) - len(self.prompt.ids)),
+            room,
+            model=model,
+            session_id=session_id,
+            n_vocabulary=self._tokenizer.size,
+        )
+        if self._live is None:
+            return await ask()
+        with self._live.part():
+            return await ask(on_ids=self._live.feed)
+
+    def _drawn(self, n_sampled: int) -> SamplingParams:
+        """Return the sampling after `n_sampled` tokens: with the seed of the first part it would repeat its draws."""
+        seed = self._sampling.seed
+        if seed is None or not n_sampled:
+            return self._sampling
+        return self._sampling.model_copy(update={"seed": part_seed(seed, n_sampled)})
+
+    def _take(self, part: Generation, ids: TokenIds, told: str) -> None:
+        mismatch = _first_difference(ids, part.prompt_ids)
+        if mismatch is not None:
+            self._mismatches.append(mismatch)
+        if not part.versions:
+            part = replace(part, versions=(VersionSpan(told, 0, len(part.response_ids)),))
+        self._parts.append(part)
+
+    def _end_by_length(self) -> None:
+        self._parts[-1] = replace(self._parts[-1], finish_reason="length")
+
+    def parsed(self) -> Parsed:
+        """Parse the whole answer, once it has ended, and stream the part that was held back."""
+        reason = self._parts[-1].stop_reason
+        if self._live is not None:
+            self._live.end(reason)
+        text = self._tokenizer.decode(self._tokenizer.body(self.response_ids))
+        return self._parser.parse(before_stop(text, reason, self._sampling.stop))
+
+    def completion(self, engine: str, message: Message, n_invalid: int) -> Completion:
+        whole = self._whole()
+        return Completion(
+            **field_values(whole, SampledTokens),
+            response=message,
+            engine=engine,
+            n_prompt_tokens=len(self.prompt.ids),
+            n_response_tokens=len(whole.response_ids),
+            policy_version=whole.versions[0].version if whole.versions else "",
+            n_invalid=n_invalid,
+            begins=self.prompt.begins,
+            mismatch=min(self._mismatches, default=None),
+        )
+
+    def _whole(self) -> Generation:
+        """Return all parts as one sample, from the prompt as it was sent."""
+        return replace(
+            self._parts[-1],
+            prompt_ids=self.prompt.ids,
+            response_ids=self.response_ids,
+            response_logprobs=_joined_logprobs(self._parts),
+            versions=_joined_versions(self._parts),
+            n_cached_tokens=self._parts[0].n_cached_tokens,
+        )
+
+
+def _first_difference(sent: TokenIds, seen: TokenIds | None) -> int | None:
+    if seen is None or np.array_equal(sent, seen):
+        return None
+    n = min(len(sent), len(seen))
+    different = np.flatnonzero(sent[:n] != seen[:n])
+    return int(different[0]) if len(different) else n
+
+
+def _joined_logprobs(parts: Sequence[Generation]) -> LogProbs | None:
+    result = [part.response_logprobs for part in parts if part.response_logprobs is not None]
+    return np.concatenate(result) if len(result) == len(parts) else None
+
+
+def _joined_versions(parts: Sequence[Generation]) -> tuple[VersionSpan, ...]:
+    """Return the spans of all parts, merged where the version is the same; empty if no version is known."""
+    spans: list[VersionSpan] = []
+    offset = 0
+    for part in parts:
+        for span in part.versions:
+            start, end = span.start + offset, span.end + offset
+            if spans and spans[-1].version == span.version:
+                spans[-1] = replace(spans[-1], end=end)
+            elif start < end:
+                # weights that were replaced before the first token sampled nothing
+                spans.append(VersionSpan(span.version, start, end))
+        offset += len(part.response_ids)
+    return tuple(spans) if any(span.version for span in spans) else ()

@@ -1,0 +1,192 @@
+"""A conversation in outline: all that a template distinguishes messages by, without the bulk of their text.
+
+The text that a template puts after a turn depends on the whole conversation, but the cost must not grow with it.
+So old messages are shortened to the head and tail of their text, and of the many rounds of one kind (an assistant turn
+and the answers to it) only the first and the last are kept: templates treat a message by its role, by its kinds of
+content and by its place relative to the last user message or to the last turn, and an outline keeps all of that.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from farm.records.trajectory import Message
+from workers.policy.tokens.messages import reasoning, text_of
+
+_HEAD = _TAIL = 24
+_THOUGHT = "</think>"
+
+MARK = secrets.token_hex(6)
+"""A random mark to look for in a render: no text that a model reads can contain it by chance."""
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """An assistant turn and the answers to it; the first round of a conversation holds all messages before any turn."""
+
+    kind: tuple[Hashable, ...]
+    messages: tuple[Message, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ConversationSkeleton:
+    """The rounds that are kept. Grows by one message at a time, to as many rounds as there are kinds of them, twice."""
+
+    rounds: tuple[Round, ...] = (Round((), ()),)
+    n_dropped: int = 0
+
+    def then(self, message: Message) -> ConversationSkeleton:
+        """Return the skeleton with one message more, prepared for the template."""
+        short = shortened(message)
+        if message.get("role") != "assistant":
+            last = self.rounds[-1]
+            kind = last.kind if last.kind[-1:] == (_kind(short),) else (*last.kind, _kind(short))
+            return ConversationSkeleton((*self.rounds[:-1], Round(kind, (*last.messages, short))), self.n_dropped)
+        kept = _without_middle(self.rounds)
+        return ConversationSkeleton(
+            (*kept, Round((_kind(short),), (short,))), self.n_dropped + len(self.rounds) - len(kept)
+        )
+
+    @property
+    def n_rounds(self) -> int:
+        return len(self.rounds) + self.n_dropped
+
+    def messages(self) -> list[Message]:
+        return [message for part in self.rounds for message in part.messages]
+
+
+def shortened(message: Message) -> Message:
+    """Return the message with its texts cut; a template treats it alike."""
+    return _changed(message, lambda _, text: _cut(text))
+
+
+def marked(message: Message) -> Message:
+    """Return a shortened turn in which every text that a render must show ends with a mark of its own."""
+    turn = _changed(message, lambda what, text: _cut(text) + _mark(what))
+    for number, call in enumerate(turn.get("tool_calls") or ()):
+        function = call["function"]
+        if not _has_text(function["arguments"]):
+            function["arguments"] = {**function["arguments"], "mark": _mark(f"call{number}")}
+    return turn
+
+
+def marks(message: Message) -> dict[str, str]:
+    """Return the marks of a turn that a render must show: readable name to mark."""
+    result = {"the reasoning": _mark("thought")} if reasoning(message) else {}
+    _, thought, after = _parted(text_of(message.get("content")) or "")
+    if thought:
+        result["the reasoning in the text"] = _mark("inner")
+    if after.strip():
+        result["the text"] = _mark("text")
+    n_calls = len(message.get("tool_calls") or ())
+    return result | {f"tool call {number + 1}": _mark(f"call{number}") for number in range(n_calls)}
+
+
+def outlined_tools(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return at most the first two tools, without descriptions and schemas. They hold a mark: see `shows_tools`."""
+    empty = {"type": "object", "properties": {}, "required": []}
+    return [
+        {"type": "function", "function": {"name": _tool_name(tool), "description": _mark("tool"), "parameters": empty}}
+        for tool in tools[:2]
+    ]
+
+
+def shows_tools(text: str) -> bool:
+    """Return whether a text holds outlined tools, and so differs from the text with the real ones."""
+    return _mark("tool") in text
+
+
+def _without_middle(rounds: tuple[Round, ...]) -> tuple[Round, ...]:
+    """Return the rounds without the middle one of three of the last one's kind."""
+    kind = rounds[-1].kind
+    alike = [number for number in range(1, len(rounds)) if rounds[number].kind == kind]
+    return rounds if len(alike) < 3 else rounds[: alike[1]] + rounds[alike[1] + 1 :]
+
+
+def _kind(message: Message) -> Hashable:
+    content = message.get("content")
+    text = text_of(content) or ""
+    return (
+        message.get("role"),
+        type(content).__name__,
+        bool(text.strip()),
+        _THOUGHT in text,
+        bool(reasoning(message)),
+        bool(message.get("tool_calls")),
+    )
+
+
+def _tool_name(tool: Mapping[str, Any]) -> str:
+    return str((tool.get("function") or tool).get("name", ""))
+
+
+def _changed(message: Message, change: Callable[[str, str], str]) -> Message:
+    """Return the message with all its texts changed; `change` takes a text's label and the text."""
+    short = dict(message)
+    short["content"] = _content(message.get("content"), change)
+    for key in ("reasoning", "reasoning_content"):
+        if key in message:
+            short[key] = change("thought", message[key])
+    if calls := message.get("tool_calls"):
+        short["tool_calls"] = [_call(call, partial(change, f"call{number}")) for number, call in enumerate(calls)]
+    return short
+
+
+def _call(call: dict[str, Any], change: Callable[[str], str]) -> dict[str, Any]:
+    function = call["function"]
+    return {**call, "function": {**function, "arguments": _inner(function["arguments"], change)}}
+
+
+def _mark(what: str) -> str:
+    return f"{what}{MARK}"
+
+
+def _has_text(value: Any) -> bool:
+    if isinstance(value, dict):
+        return any(map(_has_text, value.values()))
+    return any(map(_has_text, value)) if isinstance(value, list) else isinstance(value, str)
+
+
+def _inner(value: Any, change: Callable[[str], str]) -> Any:
+    """Return arguments with their texts changed, and lists cut to two elements."""
+    if isinstance(value, dict):
+        return {key: _inner(inner, change) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_inner(inner, change) for inner in value[:2]]
+    return change(value) if isinstance(value, str) else value
+
+
+def _content(content: Any, change: Callable[[str, str], str]) -> Any:
+    if isinstance(content, str):
+        return _changed_text(content, change)
+    if isinstance(content, list):
+        return [_changed_part(part, change) for part in content]
+    return content
+
+
+def _changed_part(part: Any, change: Callable[[str, str], str]) -> Any:
+    if not isinstance(part, dict) or not isinstance(part.get("text"), str):
+        return part
+    return {**part, "text": _changed_text(part["text"], change)}
+
+
+def _changed_text(text: str, change: Callable[[str, str], str]) -> str:
+    """Return the text changed; reasoning within it is changed apart from the rest, as templates cut it out."""
+    before, thought, after = _parted(text)
+    shown = change("text", after) if after.strip() else after[:_HEAD]
+    return f"{change('inner', before)}{thought}{shown}" if thought else shown
+
+
+def _parted(text: str) -> tuple[str, str, str]:
+    """Return the text before the reasoning's end tag, the tag, and the text after it; without a tag all is after it."""
+    before, thought, after = text.partition(_THOUGHT)
+    return (before, thought, after) if thought else ("", "", text)
+
+
+def _cut(text: str) -> str:
+    """Return the head and the tail of a text."""
+    return text if len(text) <= _HEAD + _TAIL else f"{text[:_HEAD]}…{text[-_TAIL:]}"

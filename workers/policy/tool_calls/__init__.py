@@ -1,0 +1,7 @@
+"""Tool calls and reasoning out of sampled text, in the common formats: the interface for the policy and the gateway."""
+
+from workers.policy.tool_calls.assistant_message import deltas, message
+from workers.policy.tool_calls.formats import FORMATS, Parser, detect, opens_reasoning, parser
+from workers.policy.tool_calls.splitter import Parsed, Splitter
+
+__all__ = ["FORMATS", "Parsed", "Parser", "Splitter", "deltas", "detect", "message", "opens_reasoning", "parser"]

@@ -1,0 +1,146 @@
+"""Tool calls in sampled text: well formed, or malformed with their raw text, to be reported to the model.
+
+Raw JSON is kept as it was sampled: `members` and `elements` return the text of values, not values encoded anew.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+UNREADABLE = (ValueError, RecursionError)
+"""The exceptions of reading JSON, also for numbers of thousands of digits and for nesting that is too deep."""
+
+_DECODER = json.JSONDecoder()
+_SPACE = re.compile(r"[ \t\n\r]*")
+_NAME = re.compile(r'\s*\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*"((?:[^"\\]|\\.)*)"')
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedToolCall:
+    """One call. `valid`: it has a name, and its arguments are the text of a JSON object."""
+
+    name: str
+    arguments: str
+    call_id: str = ""
+    valid: bool = True
+
+
+Calls: TypeAlias = Sequence[ParsedToolCall]
+
+
+def malformed(raw: str, name: str = "") -> ParsedToolCall:
+    """Return a call that cannot be made; `raw` is shown as its arguments, and is no JSON object if there is a name."""
+    return ParsedToolCall(name, raw.strip(), valid=False)
+
+
+def from_json(name: str, arguments: str, call_id: str = "") -> ParsedToolCall:
+    """Return a call with these arguments; it is valid if they are a JSON object and there is a name."""
+    arguments = arguments.strip()
+    return ParsedToolCall(name, arguments, call_id, valid=bool(name) and members(arguments) is not None)
+
+
+def from_object(raw: str, *keys: str) -> ParsedToolCall:
+    """Return a call written as one JSON object: `name`, and the arguments under one of the keys."""
+    result = members(raw)
+    if result is None:
+        return malformed(raw, leading_name(raw))
+    name = text_of(result.get("name"))
+    if not name:
+        return malformed(raw)
+    arguments = next((result[key] for key in keys if key in result), "{}")
+    if arguments == "null":
+        arguments = "{}"
+    # some models send the object inside a string, as it goes over the wire of the OpenAI API
+    return from_json(name, text_of(arguments) or arguments, text_of(result.get("id")))
+
+
+def leading_name(raw: str) -> str:
+    """Return the name at the head of an object that cannot be read to its end; empty if there is none."""
+    match = _NAME.match(raw)
+    return text_of(f'"{match.group(1)}"') if match else ""
+
+
+def text_of(raw: str | None) -> str:
+    """Return the value of a JSON string; empty if it is none."""
+    if not raw or not raw.startswith('"'):
+        return ""
+    try:
+        value = json.loads(raw)
+    except UNREADABLE:
+        return ""
+    return value if isinstance(value, str) else ""
+
+
+def members(raw: str) -> dict[str, str] | None:
+    """Return key to the raw text of its value if this is exactly one JSON object; else None."""
+    try:
+        return _members(raw)
+    except UNREADABLE:
+        return None
+
+
+def elements(raw: str) -> list[str] | None:
+    """Return the raw text of each element if this is exactly one JSON array; else None."""
+    try:
+        return _elements(raw)
+    except UNREADABLE:
+        return None
+
+
+def _members(raw: str) -> dict[str, str]:
+    result = {}
+    at = _past(raw, 0, "{")
+    while not raw.startswith("}", at):
+        key, at = _DECODER.raw_decode(raw, at)
+        if not isinstance(key, str):
+            raise ValueError("a key that is no string")
+        start = _past(raw, at, ":")
+        at = _DECODER.raw_decode(raw, start)[1]
+        result[key] = raw[start:at]
+        at = _past_comma(raw, at, "}")
+    _end(raw, at + 1)
+    return result
+
+
+def _elements(raw: str) -> list[str]:
+    result = []
+    at = _past(raw, 0, "[")
+    while not raw.startswith("]", at):
+        end = _DECODER.raw_decode(raw, at)[1]
+        result.append(raw[at:end])
+        at = _past_comma(raw, end, "]")
+    _end(raw, at + 1)
+    return result
+
+
+def _past_comma(raw: str, at: int, closer: str) -> int:
+    """Return the place of the next entry, or of the closing bracket. Raises ValueError."""
+    at = _space(raw, at)
+    if raw.startswith(closer, at):
+        return at
+    at = _past(raw, at, ",")
+    if raw.startswith(closer, at):
+        raise ValueError("a comma before the end")
+    return at
+
+
+def _past(raw: str, at: int, char: str) -> int:
+    """Return the place after a required character and the blanks around it. Raises ValueError."""
+    at = _space(raw, at)
+    if not raw.startswith(char, at):
+        raise ValueError(f"no {char}")
+    return _space(raw, at + 1)
+
+
+def _end(raw: str, at: int) -> None:
+    if _space(raw, at) != len(raw):
+        raise ValueError("text after the end")
+
+
+def _space(raw: str, at: int) -> int:
+    match = _SPACE.match(raw, at)
+    return match.end() if match else at

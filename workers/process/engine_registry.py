@@ -1,0 +1,180 @@
+"""The engines of the farm as one worker process sees them: read from the store and written back, off the event loop.
+
+A thread reads the list every two seconds, and at once after a notification that it changed, so that neither a call nor
+the event loop ever waits for the database.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import astuple
+from typing import Any
+
+from farm.client.local_orders import ALIVE_S
+from farm.notifications import ENGINES, Signals
+from farm.records.engine import EngineInfo
+from farm.records.engine_state import DRAINING, StoredEngine
+from farm.store import leader, llm_engines
+from farm.store.database import Store
+from farm.store.llm_engines import EngineUse
+from workers.policy.generation import EngineAddress
+from workers.policy.routing.engine_view import EngineRecord, InFlight, Paused
+
+log = logging.getLogger(__name__)
+
+_EVERY_S = 2.0
+_CLOSE_S = 0.25
+"""Seconds until a close is noticed, at most."""
+_MIN_S = 0.05
+_ROLE = "engines"
+_LEAD_S = 10.0
+_LOG_AGAIN_S = 10.0
+"""The same failure of the same engine is written down once in this time."""
+_REMIND_S = 60.0
+_FORGET_S = 3600.0
+_FORGET_ME_S = 3.0
+
+
+class EngineRegistry:
+    """Reads until closed; `on_change` is called from its thread. It is also the EngineReporter of the process's
+    pool.
+    """
+
+    def __init__(self, store: Store, signals: Signals, owner: str, on_change: Callable[[], None] | None = None) -> None:
+        self.on_change = on_change
+        self._store = store
+        self._signals = signals
+        self._owner = owner
+        self._listed: tuple[EngineRecord, ...] = ()
+        self._said: dict[str, tuple[str, float]] = {}
+        self._reported: Mapping[str, InFlight] = {}
+        self._reminded = 0.0
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="fleet", daemon=True)
+
+    def start(self) -> None:
+        """Read once, so that there is a list, then go on reading. Raises StoreUnavailable."""
+        self._read()
+        self._thread.start()
+
+    def __call__(self) -> Sequence[EngineRecord]:
+        """The engines as last read; never waits."""
+        return self._listed
+
+    def close(self) -> None:
+        self._closed.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout=3.0)
+        try:
+            forget = self._store.submit(lambda connection: llm_engines.forget_user(connection, self._owner))
+            forget.result(timeout=_FORGET_ME_S)
+        except Exception as error:
+            log.warning("what this worker had in flight is still counted for some seconds: %s", error)
+
+    def _run(self) -> None:
+        listener = self._signals.listen(ENGINES)
+        due = time.monotonic() + _EVERY_S
+        try:
+            while not self._closed.is_set():
+                if not listener.wait(_CLOSE_S) and time.monotonic() < due:
+                    continue
+                due = time.monotonic() + _EVERY_S
+                try:
+                    self._read()
+                except Exception as error:
+                    log.warning("the engines could not be read, the last list stands: %s", error)
+                # however many notifications come
+                self._closed.wait(_MIN_S)
+        finally:
+            listener.close()
+
+    def _read(self) -> None:
+        result = self._store.read(llm_engines.listing)
+        self._remind(result)
+        listed = tuple(_listed(engine) for engine in result)
+        if listed != self._listed:
+            self._listed = listed
+            if self.on_change is not None:
+                self.on_change()
+
+    def _remind(self, found: Sequence[StoredEngine]) -> None:
+        """Log now and then which engines are paused, as a client that was killed leaves them."""
+        longest = max(found, key=lambda engine: engine.paused_s, default=None)
+        if longest is None or longest.paused_s < _REMIND_S or time.monotonic() - self._reminded < _REMIND_S:
+            return
+        self._reminded = time.monotonic()
+        log.warning(
+            "engine %s has been paused for %.0f s by %s; if that is gone: `farm engines resume`",
+            *(longest.url, longest.paused_s, longest.paused_by),
+        )
+
+    def report_info(self, url: str, info: EngineInfo) -> None:
+        self._write(lambda connection: llm_engines.set_info(connection, url, info))
+
+    def report_failure(self, url: str, why: str) -> None:
+        last, said_at = self._said.get(url, ("", 0.0))
+        if why and why == last and time.monotonic() - said_at < _LOG_AGAIN_S:
+            return
+        self._said[url] = (why, time.monotonic())
+        self._write(lambda connection: llm_engines.set_failure(connection, url, why))
+
+    def report(self, in_flight: Mapping[str, InFlight]) -> None:
+        uses = {url: EngineUse(*astuple(each)) for url, each in in_flight.items()}
+        news = in_flight != self._reported
+        self._reported = in_flight
+        paused = any(each.paused for each in self._listed)
+        self._write(lambda connection: llm_engines.report(connection, self._owner, uses), hint=news and paused)
+
+    async def is_leader(self) -> bool:
+        def lead(connection: Any) -> bool:
+            llm_engines.forget_users(connection, _FORGET_S)
+            return leader.acquire_leadership(connection, _ROLE, self._owner, _LEAD_S)
+
+        return await asyncio.wrap_future(self._store.submit(lead))
+
+    async def has_settled(self, url: str, order: int) -> bool:
+        def look(connection: Any) -> bool:
+            by_owner = llm_engines.uses(connection, ALIVE_S)
+            held = (result.get(url) for result in by_owner.values())
+            return all(use is not None and use.n_orders >= order and not use.n_calls for use in held)
+
+        return await asyncio.to_thread(self._store.read, look)
+
+    async def report_done(self, url: str, order: int, paused: Paused, version: str) -> None:
+        await asyncio.wrap_future(
+            self._store.submit(lambda connection: llm_engines.carried_out(connection, url, order, paused, version))
+        )
+        await asyncio.to_thread(self._signals.acknowledged)
+
+    def _write(self, work: Callable[[Any], None], *, hint: bool = False) -> None:
+        """Write in the background; a failure costs only what a view would show, and is logged."""
+        self._store.submit(work).add_done_callback(lambda done: self._written(done, hint))
+
+    def _written(self, done: Future[None], hint: bool) -> None:
+        if (error := done.exception()) is not None:
+            log.warning("what is known of the engines could not be written down: %s", error)
+        elif hint:
+            self._signals.acknowledged()
+
+
+def _listed(engine: StoredEngine) -> EngineRecord:
+    address = EngineAddress(engine.url, engine.model, engine.key, engine.tokenizer, engine.tool_format)
+    return EngineRecord(
+        address=address,
+        info=engine.info,
+        state="draining" if engine.state == DRAINING else "active",
+        paused=engine.paused,
+        version=engine.version,
+        version_order=engine.version_order,
+        n_orders=engine.n_orders,
+        n_done=engine.n_done,
+        engine_paused=engine.engine_paused,
+        engine_version=engine.engine_version,
+        failure=engine.failure,
+        weights_path=engine.weights_path,
+    )

@@ -1,0 +1,193 @@
+"""The claims of one worker process: renewed together, let go when they are cancelled, lost or beyond their deadline.
+
+While the store does not answer no other worker can claim either, so work goes on; what the store says when it is back
+counts. Deadlines are held here once more, from outside of the work: a stage that has not ended by itself long after its
+limit is stopped, and if it does not end then either, it is abandoned.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import contextmanager
+
+from farm.errors import StoreUnavailable
+from farm.notifications import CANCELLED, Listener, Signals
+from farm.records.rollout import State
+from farm.store import leases
+from farm.store.database import Store
+from farm.store.rollouts import Claim
+from workers.process.claimed_work import ClaimedWork, StopReason
+
+log = logging.getLogger(__name__)
+
+_POLL_INTERVAL_S = 0.5
+_LATE_S = 30.0
+"""No broker that does not answer holds a turn up for so long."""
+_NOT_HELD = (StopReason.CANCELLED, StopReason.LOST)
+_CHECK_INTERVAL_S = 0.5
+"""Seconds between checks for lost claims, whatever notifications come: a canceller may not reach the broker."""
+_SOON_S = 0.1
+"""Seconds between checks of an unanswered renewal, and at least between reads of the store by notifications."""
+
+
+class Leases:
+    """Renews the claims that are `held` until closed, in a thread of its own.
+
+    Work that does not end when it is stopped is waited for `stall_s`.
+    """
+
+    def __init__(self, store: Store, signals: Signals, owner: str, lease_s: float, stall_s: float) -> None:
+        self.owner = owner
+        self.draining = False
+        self._store = store
+        self._signals = signals
+        self._lease_s = lease_s
+        self._stall_s = stall_s
+        self._held: dict[tuple[str, int], ClaimedWork] = {}
+        self._abandoned: list[ClaimedWork] = []
+        self._lock = threading.Lock()
+        self._renewing: tuple[Future[set[str]], Mapping[tuple[str, int], ClaimedWork]] | None = None
+        self._renew_at = time.monotonic() + lease_s / 3
+        self._looked_at = self._look_at = 0.0
+        self._turned_at = time.monotonic()
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="leases", daemon=True)
+        self._thread.start()
+
+    @contextmanager
+    def hold(self, claim: Claim) -> Iterator[ClaimedWork]:
+        """Keep a claim alive while the body runs."""
+        held, key = ClaimedWork(claim), (claim.rollout_id, claim.attempt)
+        with self._lock:
+            earlier = [each for (rollout_id, _), each in self._held.items() if rollout_id == claim.rollout_id]
+            self._held[key] = held
+            if self.draining:
+                held.stop(StopReason.DRAINED)
+        for each in earlier:
+            # it was taken away, and has come back here as another attempt
+            each.stop(StopReason.LOST)
+        try:
+            yield held
+        finally:
+            with self._lock:
+                del self._held[key]
+
+    def all_held(self) -> Mapping[tuple[str, int], ClaimedWork]:
+        """Return the work that is held at this moment, by rollout and attempt."""
+        with self._lock:
+            return dict(self._held)
+
+    @property
+    def n_hanging(self) -> int:
+        """Number of stages that no thread waits for any longer and that have not ended."""
+        with self._lock:
+            self._abandoned = [each for each in self._abandoned if each.is_leaked]
+            return len(self._abandoned)
+
+    def drain(self) -> None:
+        """Stop all work and take up no more: it is handed back to the queue."""
+        self.draining = True
+        for held in self.all_held().values():
+            held.stop(StopReason.DRAINED)
+
+    def abandon(self, reason: StopReason) -> None:
+        """Hand all work back at once, whether it ends or not: the process is about to."""
+        self.draining = True
+        for held in self.all_held().values():
+            held.stop(reason)
+            held.abandon()
+
+    def close(self) -> None:
+        self._closed.set()
+        self._thread.join(timeout=2.0)
+
+    def _run(self) -> None:
+        listener = self._signals.listen(CANCELLED)
+        try:
+            while not self._closed.is_set():
+                try:
+                    self._turn(listener)
+                except Exception:
+                    # whatever came in, without this thread every claim of the process would be lost
+                    log.exception("the claims could not be looked after; they will be")
+                    self._closed.wait(_POLL_INTERVAL_S)
+        finally:
+            listener.close()
+
+    def _turn(self, listener: Listener) -> None:
+        if listener.wait(self._pause_s()):
+            # its sender is unknown, so it is no more than a reason to read the store, and not too often
+            self._look_at = min(self._look_at, self._looked_at + _SOON_S)
+        self._renew()
+        self._extend_deadlines()
+        self._stop_overdue()
+        self._look()
+
+    def _pause_s(self) -> float:
+        if self._renewing is not None:
+            return _SOON_S
+        return max(0.0, min(_POLL_INTERVAL_S, self._lease_s / 12, self._look_at - time.monotonic()))
+
+    def _extend_deadlines(self) -> None:
+        """Time in which this thread did not run either, as that of a process that was frozen, is not the work's."""
+        late_s = time.monotonic() - self._turned_at - _POLL_INTERVAL_S
+        self._turned_at = time.monotonic()
+        if late_s > _LATE_S:
+            for held in self.all_held().values():
+                held.extend_deadline(late_s)
+
+    def _stop_overdue(self) -> None:
+        for held in self.all_held().values():
+            if held.is_overdue:
+                held.stop(StopReason.OVERDUE)
+            if held.is_unresponsive(self._stall_s):
+                where = f"{held.claim.rollout_id}: stage {held.claim.stage}"
+                log.error("%s was stopped (%s) and has not ended after %g s", where, held.reason, self._stall_s)
+                held.abandon()
+                with self._lock:
+                    self._abandoned.append(held)
+
+    def _renew(self) -> None:
+        """Take note of what was renewed, or have it renewed; a store that is away lets the answer wait."""
+        if self._renewing is not None:
+            future, result = self._renewing
+            if not future.done():
+                return
+            self._renewing = None
+            kept = future.result()
+            for (rollout_id, _), held in result.items():
+                if rollout_id not in kept:
+                    held.stop(StopReason.LOST)
+        if time.monotonic() >= self._renew_at:
+            self._renew_at = time.monotonic() + self._lease_s / 3
+            result = {key: held for key, held in self.all_held().items() if held.reason not in _NOT_HELD}
+            if result:
+                ids = {rollout_id for rollout_id, _ in result}
+                owner, lease_s = self.owner, self._lease_s
+                renew = self._store.submit(
+                    lambda connection: leases.renew(connection, owner, ids, lease_s), urgent=True
+                )
+                self._renewing = renew, result
+
+    def _look(self) -> None:
+        """Check for lost claims, without waiting for the next renewal, as no notification may come."""
+        now = time.monotonic()
+        if self._renewing is not None or now < self._look_at:
+            return
+        self._looked_at, self._look_at = now, now + _CHECK_INTERVAL_S
+        held = self.all_held()
+        if not held:
+            return
+        ids = {rollout_id for rollout_id, _ in held}
+        node = next(iter(held.values())).claim.node
+        try:
+            taken = self._store.read(lambda connection: leases.taken(connection, self.owner, node, ids), patience_s=0.0)
+        except StoreUnavailable:
+            return
+        for (rollout_id, _), each in held.items():
+            if rollout_id in taken:
+                each.stop(StopReason.CANCELLED if taken[rollout_id] == State.CANCELLED else StopReason.LOST)

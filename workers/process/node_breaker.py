@@ -1,0 +1,131 @@
+"""The circuit breaker of a node: it opens if so many stages of one worker process fail that the node must be at fault.
+
+`CircuitBreaker` is a window of the last results, without a clock or a store; `NodeBreaker` acts on what it says.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from functools import partial
+
+from sqlalchemy import Connection
+
+from farm.notifications import Signals
+from farm.store import nodes, placement
+from farm.store.database import Store
+
+log = logging.getLogger(__name__)
+
+_WINDOW = 16
+_MIN_RESULTS = 8
+_MIN_INSTANCES = 3
+"""Failures of fewer instances may be theirs."""
+_MIN_DOUBTED = 2
+"""The same while the node is tried again: only a stage that succeeds closes the breaker then."""
+
+
+class CircuitBreaker:
+    """The results of one process of the pool for `stage`; from any thread.
+
+    `breaker_reason` is why the node is out, or was until now, where an earlier process of this pool found it to be at
+    fault.
+    """
+
+    def __init__(self, stage: str, doubted: str = "") -> None:
+        self._stage = stage
+        self._suspect_instances = self._own(doubted)
+        self._results: deque[tuple[str, str]] = deque(maxlen=_WINDOW)
+        self._lock = threading.Lock()
+
+    def record_success(self, instance: str) -> str:
+        """Record a stage that succeeded; returns why the breaker is open, which this refutes; empty if it is not."""
+        with self._lock:
+            self._results.append((instance, ""))
+            return self._suspect_instances
+
+    def record_failure(self, instance: str, message: str) -> str:
+        """Record a stage that failed by what may be the node's fault; returns why to open the breaker, or empty.
+
+        A reason is returned once: then the window begins anew.
+        """
+        with self._lock:
+            self._results.append((instance, message))
+            failed = [each for each, complaint in self._results if complaint]
+            if not self._at_fault(set(failed)):
+                return ""
+            n_results = len(self._results)
+            self._results.clear()
+        return f"{self._stage}: {len(failed)} of {n_results} stages failed, the last with: {message}"
+
+    def _at_fault(self, instances: set[str]) -> bool:
+        if self._suspect_instances:
+            return len(instances) >= _MIN_DOUBTED and all(complaint for _, complaint in self._results)
+        n_failed = sum(bool(complaint) for _, complaint in self._results)
+        enough = len(self._results) >= _MIN_RESULTS and len(instances) >= _MIN_INSTANCES
+        return enough and 2 * n_failed >= len(self._results)
+
+    def tripped_reason(self, why: str) -> None:
+        """Record that the breaker was opened for this reason."""
+        with self._lock:
+            self._suspect_instances = why
+            self._results.clear()
+
+    def learn(self, before: str, doubted: str) -> None:
+        """Replace the reason `before`, which `record_success` gave, by the store's; empty if the breaker is closed."""
+        with self._lock:
+            if self._suspect_instances == before:
+                self._suspect_instances = self._own(doubted)
+
+    def _own(self, doubted: str) -> str:
+        """Other pools clear their own."""
+        return doubted if doubted.startswith(f"{self._stage}: ") else ""
+
+
+class NodeBreaker:
+    """Opens and closes a node's breaker in the store, by the results of one process of the pool for `stage`."""
+
+    def __init__(self, store: Store, signals: Signals, stage: str, node: str, node_timeout_s: float) -> None:
+        self._store = store
+        self._signals = signals
+        self._node = node
+        self._node_timeout_s = node_timeout_s
+        self._window = CircuitBreaker(stage, store.read(partial(nodes.breaker_reason, node=node)))
+
+    def record_success(self, instance: str) -> None:
+        """Record a stage that succeeded; close the breaker if that refutes its reason."""
+        why = self._window.record_success(instance)
+        if not why:
+            return
+        closed, left = self._store.write(partial(self._close, why=why))
+        self._window.learn(why, left)
+        if closed:
+            log.warning("node %s plays again, and takes as much as before", self._node)
+            self._signals.wake()
+
+    def _close(self, connection: Connection, why: str) -> tuple[bool, str]:
+        """Return whether the breaker is closed now, and the reason why it is still open, if it is."""
+        return nodes.close_breaker(connection, self._node, why), nodes.breaker_reason(connection, self._node)
+
+    def record_failure(self, instance: str, message: str) -> None:
+        """Record a stage that failed by what may be the node's fault; open the breaker if there are too many."""
+        why = self._window.record_failure(instance, message)
+        if not why:
+            return
+        out_s = self._store.write(partial(self._open, why=why))
+        if out_s is None:
+            log.warning(
+                "node %s should be taken out (%s), and goes on, as no other node is up and well", self._node, why
+            )
+        elif out_s:
+            self._window.tripped_reason(why)
+            log.warning("node %s takes nothing for %.0f s: %s", self._node, out_s, why)
+            self._signals.wake()
+
+    def _open(self, connection: Connection, why: str) -> float | None:
+        """Take the node out, and what it has not begun off it."""
+        out_s = nodes.open_breaker(connection, self._node, why, self._node_timeout_s)
+        if out_s:
+            placement.requeue_unstarted(connection, self._node)
+        return out_s

@@ -1,0 +1,102 @@
+"""Records of one attempt, written to the store while it is played: its model calls and its artefacts."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Sequence
+from concurrent.futures import Future
+from functools import partial
+from itertools import count
+from pathlib import PurePosixPath
+from typing import Any, TypeVar
+
+from farm.records.trajectory import ModelCall
+from farm.store import artefacts, trajectories
+from farm.store.database import Store
+from farm.store.rollouts import Claim
+from workers import plugin_values
+from workers.interfaces import Artefact, Keep, Record
+
+_NAME_CHARS = 80
+_STORE_S = 5.0
+"""Seconds that a stage waits for a store that does not answer."""
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+
+class AttemptRecorder:
+    """Writes what happens in one attempt: its artefacts, and its model calls, which it keeps for the segments."""
+
+    def __init__(self, store: Store, claim: Claim, artefacts_mb: float) -> None:
+        self._store = store
+        self._claim = claim
+        self._log = trajectories.CallLog(claim.rollout_id, claim.attempt)
+        self._room = int(artefacts_mb * 1_000_000)
+        self._names: set[str] = set()
+        self._late: Future[Any] | None = None
+        self.calls: dict[int, ModelCall] = {}
+
+    @property
+    def record(self) -> Record:
+        return self._record
+
+    @property
+    def keep(self) -> Keep:
+        return self._keep
+
+    def in_order(self) -> Sequence[ModelCall]:
+        """Return the model calls that were recorded, by their index."""
+        return [self.calls[index] for index in sorted(self.calls)]
+
+    async def _record(self, call: ModelCall) -> None:
+        plugin_values.record(call, self._claim.rollout_id)
+        self.calls[call.index] = call
+        row = self._log.row(call)
+        # what has been sampled is written even if the rollout is cut off here, at its deadline say
+        await self._written(self._store.submit(lambda connection: trajectories.record_call(connection, row)))
+
+    async def _keep(self, index: int, artefact: Artefact) -> str:
+        plugin_values.artefact(artefact, self._claim.rollout_id)
+        data = await asyncio.to_thread(artefacts.packed, artefact.data)
+        if len(data) > self._room:
+            return ""
+        self._room -= len(data)
+        name = self._new_name(index, artefact.name)
+        work = partial(
+            artefacts.keep,
+            held=self._claim,
+            name=name,
+            media_type=artefact.media_type,
+            n_bytes=len(artefact.data),
+            data=data,
+        )
+        return "" if await self._written(self._store.submit(work)) is False else name
+
+    async def _written(self, writing: Future[T]) -> T | None:
+        """Return the result of a write, or None if the store is away: that is not to cost the rollout its time.
+
+        The next writes are not waited for then, until this one is made: they are all made in order, later.
+        """
+        late = self._late is not None and not self._late.done()
+        if not late:
+            await asyncio.wait([asyncio.wrap_future(writing)], timeout=_STORE_S)
+        if writing.done():
+            return writing.result()
+        self._late = writing
+        writing.add_done_callback(self._written_late)
+        return None
+
+    def _written_late(self, done: Future[Any]) -> None:
+        if not done.cancelled() and (error := done.exception()) is not None:
+            log.error("%s: what it did could not be written down later: %s", self._claim.rollout_id, error)
+
+    def _new_name(self, index: int, asked: str) -> str:
+        """Return the turn, then the requested name, with a number if that is taken: fit to be a file's name."""
+        path = PurePosixPath(re.sub(r"[^A-Za-z0-9._-]+", "-", asked)[-_NAME_CHARS:])
+        tries = ("" if number == 1 else f"-{number}" for number in count(1))
+        name = next(name for more in tries if (name := f"{index}-{path.stem}{more}{path.suffix}") not in self._names)
+        self._names.add(name)
+        return name

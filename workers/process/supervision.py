@@ -1,0 +1,37 @@
+"""The agreement of a worker process and its node's supervisor: name, signals, exit status, and a file that says ready.
+
+It is a module of its own as the supervisor needs this of a worker, and no more.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TypedDict
+
+FINISH: int = signal.SIGRTMIN + 1
+"""Begin nothing more, play what has begun to its end, then end."""
+HAND_BACK: int = signal.SIGRTMIN + 2
+"""Stop what is played, put it back into the queue, then end."""
+EXHAUSTED = 75
+"""The exit status of a process that has no threads or descriptors left: EX_TEMPFAIL of sysexits.h."""
+
+
+class WorkerStart(TypedDict):
+    """The parameters of a new worker: name, width, variables of its environment, and the path of its log or nothing."""
+
+    name: str
+    slots: int
+    env: Mapping[str, str]
+    log: str
+
+
+def owner_name(node: str, pool: str, pid: int) -> str:
+    """Names a worker process in the leases it holds."""
+    return f"{node}/{pool}/{pid}"
+
+
+def ready_file(scratch: Path, pid: int) -> Path:
+    """Return the path of the file that a worker makes once it consumes its queue; its node is not announced before."""
+    return scratch / f"ready-{pid}"

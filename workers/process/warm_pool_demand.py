@@ -1,0 +1,120 @@
+"""The sandboxes that the queue will need on this node: first for the rollouts placed on it, then for the next ones.
+
+The next are those the dispatcher would choose. Other nodes may get them; then what was made ready is for later.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache, partial
+
+from farm.errors import FarmError
+from farm.ids import group_id, rollout_id
+from farm.records.request import SandboxSpec
+from farm.scheduler.fair_share import fair_shares
+from farm.store import placement
+from farm.store.placement import UpcomingStart
+from workers.process.worker import Worker
+from workers.sandboxes.launch_plan import LaunchPlan
+from workers.sandboxes.lifecycle import layers
+from workers.sandboxes.optional_protocols import StartsAhead, shares_layers, starts_ahead
+from workers.stage_job import resolve
+
+log = logging.getLogger(__name__)
+
+_WAITING_EVERY_S = 2.0
+"""Reading all that waits for any node costs the database more than reading what was placed on this one."""
+PAUSE_S = 30.0
+"""Seconds for which a sandbox that could not be made ready is not tried again."""
+_CACHE_SIZE = 256
+
+
+@dataclass(frozen=True, slots=True)
+class WarmPoolDemand:
+    """`n` sandboxes that are made alike."""
+
+    recipe: LaunchPlan
+    n: int
+
+
+@dataclass(frozen=True, slots=True)
+class WarmSource:
+    """The provider and the spec of sandboxes; `shared` names what is prepared once for several, empty if nothing is."""
+
+    provider: StartsAhead
+    spec: SandboxSpec
+    shared: str
+
+
+class NodeDemand:
+    """Of the node of a worker."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._waiting: list[UpcomingStart] = []
+        self._waiting_due = 0.0
+        self._source = lru_cache(_CACHE_SIZE)(self._find_source)
+        self._paused: dict[tuple[str, int], float] = {}
+
+    def upcoming(self, limit: int) -> list[WarmPoolDemand]:
+        """Return about `limit` sandboxes, the first needed first. Blocks; long if an image is to be built."""
+        return [want for coming in self._upcoming_starts(limit) if (want := self._demand_of(coming)) is not None]
+
+    def _upcoming_starts(self, limit: int) -> Iterator[UpcomingStart]:
+        store = self._worker.store
+        value = store.read(partial(placement.assigned_starts, node=self._worker.node))
+        for coming in value:
+            if limit <= 0:
+                return
+            limit -= coming.n
+            yield coming
+        if limit > 0 and time.monotonic() >= self._waiting_due:
+            waits = fair_shares(store.read(partial(placement.waiting, limit=limit)), limit)
+            result = [
+                store.read(partial(placement.next_groups_of, batch_id=batch_id, limit=share))
+                for batch_id, share in waits.items()
+            ]
+            self._waiting = [coming for group in result for coming in group]
+            self._waiting_due = time.monotonic() + _WAITING_EVERY_S
+        for coming in self._waiting:
+            if limit <= 0:
+                return
+            limit -= coming.n
+            yield coming
+
+    def _demand_of(self, coming: UpcomingStart) -> WarmPoolDemand | None:
+        """Return None if nothing can be made ready, or nothing is known: then the rollout itself will report why."""
+        key = (coming.batch_id, coming.group_index)
+        if self._paused.get(key, 0.0) > time.monotonic():
+            return None
+        try:
+            source = self._source(*key)
+            return None if source is None else _demand(source, coming.n)
+        except FarmError as error:
+            log.info("no sandbox is made ready for %s: %s", group_id(*key), error)
+        except Exception:
+            log.exception("handler of %s broke", group_id(*key))
+        self._paused[key] = time.monotonic() + PAUSE_S
+        return None
+
+    def _find_source(self, batch_id: str, group_index: int) -> WarmSource | None:
+        """Return the source of the sandboxes of an instance; None if there are none to be started ahead."""
+        job = self._worker.job_of(batch_id, group_index, rollout_id(batch_id, group_index, 0), 0, 0)
+        resolved = resolve(job)
+        if resolved.source is None or (provider := starts_ahead(resolved.source.provider)) is None:
+            return None
+        shared = resolved.problem.shared() if shares_layers(resolved.source.provider) is not None else ""
+        return WarmSource(provider, resolved.source.spec, shared)
+
+
+def _demand(source: WarmSource, n: int) -> WarmPoolDemand:
+    if not source.shared:
+        return WarmPoolDemand(source.provider.recipe(source.spec), n)
+    layer = source.provider.layer(source.spec, source.shared)
+    if layers.exists(layer):
+        return WarmPoolDemand(source.provider.recipe(source.spec, layer), n)
+    # the one that is prepared, and then becomes the layer
+    return WarmPoolDemand(source.provider.recipe(source.spec), 1)

@@ -1,0 +1,208 @@
+"""One worker process: its store, its event loop, its claims and the engines it may use. Celery tasks borrow it."""
+
+from __future__ import annotations
+
+import math
+import os
+import resource
+import threading
+from collections.abc import Callable
+from functools import lru_cache, partial
+from typing import Any, Generic, TypeVar
+
+from pydantic import BaseModel
+
+from farm.ids import group_id
+from farm.notifications import Signals, redis_client
+from farm.records.request import Limits, SamplingParams
+from farm.records.rollout import Stage
+from farm.settings import Settings, settings
+from farm.store import batches, migrations, rollouts
+from farm.store.capacity import PROCESS_CONNECTIONS
+from farm.store.database import Store
+from farm.store.rollouts import Claim
+from workers.interfaces import Policy
+from workers.policy.engines import open_engine
+from workers.policy.policy import PromptRules, RolloutPolicy
+from workers.policy.routing.load import SharedLoads
+from workers.policy.routing.pool import EnginePool
+from workers.policy.routing.router import RoutingKey, StickyRouter
+from workers.process.engine_registry import EngineRegistry
+from workers.process.lease_renewal import Leases
+from workers.process.loop import Loop
+from workers.process.node_breaker import NodeBreaker
+from workers.process.recorder import AttemptRecorder
+from workers.process.supervision import owner_name
+from workers.process.watchdog import Watchdog
+from workers.stage_job import StageJob
+
+_CACHE_SIZE = 256
+
+T = TypeVar("T")
+
+
+class StoredRequest(BaseModel):
+    """A batch's request without its instances, as far as the stages need it."""
+
+    sampling: SamplingParams
+    limits: Limits
+    sandbox: str
+    model: str
+    n_samples: int
+    agent: str
+    chat_template_kwargs: dict[str, Any]
+    rewritten_history: str
+    max_staleness: int | None
+    on_stale: str
+
+    @property
+    def rules(self) -> PromptRules:
+        return PromptRules(
+            template_kwargs=self.chat_template_kwargs,
+            keep_rewritten=self.rewritten_history == "keep",
+            max_staleness=self.max_staleness,
+            restart_stale=self.on_stale == "restart",
+        )
+
+
+class Worker:
+    """The store, event loop, leases, engines and caches that all tasks of this process share."""
+
+    def __init__(self, pool: str, options: Settings) -> None:
+        self.node = options.node
+        self.options = options
+        self.owner = owner_name(options.node, pool, os.getpid())
+        # what was played is kept and written later, however long the database is away
+        self.store = Store(
+            options.database_url,
+            patience_s=math.inf,
+            n_connections=PROCESS_CONNECTIONS,
+            # a renewal is due after a third of the lease: if it waits for another, a third is left
+            urgent_s=options.lease_s / 3,
+        )
+        migrations.check(self.store)
+        self.signals = Signals(options.broker_url)
+        self.loop = Loop()
+        self.breaker = NodeBreaker(self.store, self.signals, pool, options.node, options.node_timeout_s)
+        self.leases = Leases(self.store, self.signals, self.owner, options.lease_s, options.stall_s)
+        self.watchdog = Watchdog(self.loop, self.leases, options.stall_s)
+        self.watchdog.start()
+        self.fleet = EngineRegistry(self.store, self.signals, self.owner)
+        redis = redis_client(options.broker_url)
+        self.loads = SharedLoads(redis, self.owner) if redis is not None else None
+        self.engines = EnginePool(
+            self.fleet,
+            reporter=self.fleet,
+            others=self.loads,
+            open_engine=partial(open_engine, timeout_s=options.policy_timeout_s),
+        )
+        self.fleet.on_change = self.engines.changed
+        if pool == Stage.RUN:
+            self._watch_engines()
+        self._request = lru_cache(_CACHE_SIZE)(self._read_request)
+        self._instance = lru_cache(_CACHE_SIZE)(self._read_instance)
+
+    def _watch_engines(self) -> None:
+        """Also while nothing is played: new engines are probed, and given their orders."""
+        self.fleet.start()
+        if self.loads is not None:
+            self.loads.start(self.engines.load_tracker)
+        self.loop.run(self.engines.start())
+
+    def claim(self, rollout_id: str, attempt: int, stage: Stage) -> Claim | None:
+        """Claim a stage; None if it cannot be claimed here, or this worker is about to end."""
+        if self.leases.draining:
+            return None
+        node, owner, lease_s = self.node, self.owner, self.options.lease_s
+        tries: list[float] = []
+        return self.store.write(
+            lambda connection: rollouts.claim(connection, rollout_id, attempt, stage, node, owner, lease_s, tries),
+            rollout_id=rollout_id,
+        )
+
+    def job(self, claim: Claim) -> StageJob:
+        """Return the job of a claim."""
+        return self.job_of(claim.batch_id, claim.group_index, claim.rollout_id, claim.attempt, claim.sample_index)
+
+    def job_of(self, batch_id: str, group_index: int, rollout_id: str, attempt: int, sample_index: int) -> StageJob:
+        """Return the job of a sample of an instance."""
+        request = self._request(batch_id)
+        data_source, fields = self._instance(batch_id, group_index)
+        return StageJob(
+            rollout_id=rollout_id,
+            attempt=attempt,
+            sample_index=sample_index,
+            data_source=data_source,
+            fields=fields,
+            sampling=request.sampling,
+            limits=request.limits,
+            sandbox_kind=request.sandbox if request.sandbox != "auto" else self.options.sandbox,
+            model=request.model,
+            n_samples=request.n_samples,
+            agent=request.agent,
+            group_id=group_id(batch_id, group_index),
+            group_index=group_index,
+            rules=request.rules,
+        )
+
+    def recorder(self, claim: Claim) -> AttemptRecorder:
+        return AttemptRecorder(self.store, claim, self.options.artefacts_mb)
+
+    def _read_request(self, batch_id: str) -> StoredRequest:
+        stored = self.store.read(lambda connection: batches.request_of(connection, batch_id))
+        return StoredRequest.model_validate(stored)
+
+    def _read_instance(self, batch_id: str, group_index: int) -> tuple[str, dict[str, Any]]:
+        return self.store.read(lambda connection: batches.instance_fields(connection, batch_id, group_index))
+
+    def policy(self, job: StageJob) -> Policy:
+        """The policy of one rollout, on whichever engines the farm has when it calls."""
+        router = StickyRouter(self.engines, RoutingKey(job.rollout_id, job.group_id, job.model))
+        return RolloutPolicy(router, job.rollout_id, job.model, job.rules)
+
+    def close(self) -> None:
+        self.watchdog.close()
+        self.leases.close()
+        self.loop.run(self.engines.aclose())
+        if self.loads is not None:
+            self.loads.close()
+        self.fleet.close()
+        self.store.close()
+        self.signals.close()
+
+
+class Once(Generic[T]):
+    """A value that is made at the first call, and only once however many threads call at the same time.
+
+    `functools.lru_cache` would call its function for each of them, and every thread would hold another worker: claims
+    taken in one would not be found in the other. If it cannot be made, the next call tries again.
+    """
+
+    def __init__(self, make: Callable[[], T]) -> None:
+        self._make = make
+        self._lock = threading.Lock()
+        self._value: T | None = None
+
+    def __call__(self) -> T:
+        if self._value is None:
+            with self._lock:
+                if self._value is None:
+                    self._value = self._make()
+        return self._value
+
+    @property
+    def made(self) -> T | None:
+        """The value if it was made already."""
+        return self._value
+
+
+def _open_worker() -> Worker:
+    # a shell or a kernel takes half a dozen descriptors, and a worker has hundreds of them
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    options = settings()
+    return Worker(options.pool, options)
+
+
+worker: Once[Worker] = Once(_open_worker)
+"""This process's worker."""

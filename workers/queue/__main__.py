@@ -1,0 +1,10 @@
+"""Runs the fork server of a node's workers, for its supervisor alone: `python -m workers.queue FD`."""
+
+from __future__ import annotations
+
+from farm.startup import frozen_imports
+
+with frozen_imports():
+    from workers.queue.worker_fork_server import main
+
+main()

@@ -1,0 +1,103 @@
+"""The Celery app of the workers and its settings, each with its reason; `farm.scheduler.broker` holds those that
+clients share.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+from typing import Any
+
+from celery.platforms import SecurityWarning
+from celery.signals import setup_logging, worker_init, worker_ready, worker_shutdown, worker_shutting_down
+from kombu.transport import TRANSPORT_ALIASES
+
+from farm.records.rollout import Stage
+from farm.scheduler.broker import celery_app
+from farm.settings import settings
+from workers import logs
+from workers.plugin_faults import described, is_exhausted
+from workers.process.supervision import EXHAUSTED, HAND_BACK, ready_file
+from workers.queue.events import BatchedEvents
+from workers.queue.shutdown_signals import ShutdownSignals
+
+log = logging.getLogger(__name__)
+
+# a farm of root's plays its sandboxes as another user, and reads no pickle
+warnings.simplefilter("ignore", SecurityWarning)
+
+app = celery_app(settings().broker_url, "workers")
+app.conf.update(
+    include=["workers.queue.tasks"],
+    # early acknowledgement: a late one doubles running work whenever the connection breaks
+    task_acks_late=False,
+    task_reject_on_worker_lost=False,
+    worker_prefetch_multiplier=1,
+    # admission bounds the queues already; fetching only for free slots would cost a second at every refill
+    worker_disable_prefetch=False,
+    # with RabbitMQ the reduction leaves a reconnected worker that consumes nothing
+    worker_enable_prefetch_count_reduction=False,
+    worker_cancel_long_running_tasks_on_connection_loss=False,
+    # a poisoned message ends neither the worker nor what it plays
+    worker_consumer="workers.queue.message_filter:StageConsumer",
+    # Flower's view of the stages
+    worker_send_task_events=True,
+    # by it anything that reaches the broker could stop a worker, its queue or its pace, unknown to the farm
+    worker_enable_remote_control=False,
+    worker_redirect_stdouts=False,
+)
+
+app.steps["worker"].add(ShutdownSignals)
+app.steps["consumer"].add(BatchedEvents)
+TRANSPORT_ALIASES.update(dict.fromkeys(("redis", "rediss"), "workers.queue.message_filter:RedisTransport"))
+
+
+@setup_logging.connect  # type: ignore[untyped-decorator]
+def _log(**_: Any) -> None:
+    """Take the place of Celery's own set-up of logging."""
+    logs.set_up(settings())
+
+
+@worker_ready.connect  # type: ignore[untyped-decorator]
+def _hear(**_: Any) -> None:
+    """Signal the node's supervisor that this worker consumes its queue."""
+    ready_file(settings().scratch, os.getpid()).touch()
+
+
+@worker_init.connect  # type: ignore[untyped-decorator]
+def _open(**_: Any) -> None:
+    """Be ready before the first task, or end the process: Celery would log an exception, and go on without a worker."""
+    try:
+        from workers.process.worker import worker
+
+        worker()
+        if settings().pool == Stage.INIT and settings().stock:
+            from workers.process.warm_pool_filler import warm_pool_filler
+
+            warm_pool_filler().start()
+    except Exception as error:
+        log.critical("this worker cannot begin, and ends: %s", described(error))
+        logging.shutdown()
+        # its threads, as far as they were started, are waited for otherwise
+        os._exit(EXHAUSTED if is_exhausted(error) else 1)
+
+
+@worker_shutting_down.connect  # type: ignore[untyped-decorator]
+def _drain(sig: int, **_: Any) -> None:
+    """Begin nothing more; Celery waits for the tasks that run, and if they are to be handed back these end at once."""
+    from workers.process.warm_pool_filler import warm_pool_filler
+    from workers.process.worker import worker
+
+    if warm_pool_filler.cache_info().currsize:
+        warm_pool_filler().stop()
+    if sig == HAND_BACK and worker.made is not None:
+        worker().leases.drain()
+
+
+@worker_shutdown.connect  # type: ignore[untyped-decorator]
+def _close(**_: Any) -> None:
+    from workers.process.worker import worker
+
+    if worker.made is not None:
+        worker().close()

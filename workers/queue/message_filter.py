@@ -1,0 +1,193 @@
+"""The filter of a worker's broker: only the farm's own messages get as far as Celery.
+
+Anything that reaches the broker can put anything into a queue, and a message that Celery cannot read ends its worker,
+with all that the worker plays. So any other message is logged, in one line, and dropped.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+from celery.worker.consumer import Consumer as CeleryConsumer
+from kombu.message import Message
+from kombu.transport import redis
+from kombu.transport.virtual import Empty
+
+from farm.records.rollout import Stage
+from farm.scheduler.broker import TASKS, queue_name
+from farm.settings import settings
+from workers.plugin_faults import described, is_exhausted
+from workers.process.worker import worker
+
+log = logging.getLogger(__name__)
+
+_MAX_BYTES = 100_000
+"""A message has some two thousand."""
+_SHOWN = 200
+_MAX_HEADER = 10_000
+_TASKS = list(TASKS.values())
+_NOT_SET = {"shadow", "group", "replaced_task_nesting", "stamped_headers", "stamps"}
+_OPTIONS = {"queue", "expires", "argsrepr", "task_id", "reply_to"}
+
+
+def fault_of(message: Message, node: str, pool: str) -> str:
+    """Return why a message is not valid for the pool of a node; empty if it is. The store knows if its rollout exists.
+
+    A message is for the stage of its pool, and its chain is of the stages that follow, for the same attempt on the
+    same node: another chain could send what follows elsewhere, late, or to a consumer that cannot read it.
+    """
+    headers = message.headers
+    if not isinstance(headers, dict) or headers.get("task") not in _TASKS or not isinstance(headers.get("id"), str):
+        return "it names no task of a rollout"
+    if pool and headers["task"] != TASKS[Stage(pool)]:
+        return f"its task is not that of stage {pool}"
+    if odd := [str(name)[:_SHOWN] for name, value in headers.items() if not _is_plain(name, value)]:
+        return f"its header {odd[0]!r} is not that of a ring"
+    if message.content_type != "application/json":
+        return f"its content is {str(message.content_type)[:_SHOWN]!r}, not JSON"
+    if len(message.body) > _MAX_BYTES:
+        return f"it has {len(message.body)} bytes"
+    try:
+        arguments, named, embedded = message.payload
+        rollout_id, attempt = arguments
+        links = [_link(each) for each in embedded.get("chain") or []]
+    except Exception as error:  # whatever is in there
+        return f"it cannot be read ({type(error).__name__})"
+    if not isinstance(rollout_id, str) or not rollout_id.isprintable() or type(attempt) is not int or named:
+        return "its arguments are not those of a ring"
+    others = [embedded.get(kind) for kind in ("callbacks", "errbacks", "chord")]
+    if any(others) or headers.get("eta") or links != _chain(headers["task"], arguments, node):
+        return "it asks for more than a ring"
+    return ""
+
+
+def _is_plain(name: Any, value: Any) -> bool:
+    """Return whether a header is as in the farm's own messages: short, and without an order to its consumer."""
+    if name == "timelimit":
+        return bool(value in (None, [None, None], (None, None)))
+    if name in _NOT_SET:
+        return not value
+    return value is None or isinstance(value, bool | int) or (isinstance(value, str) and len(value) <= _MAX_HEADER)
+
+
+def _link(link: Any) -> tuple[Any, ...]:
+    """A link of a chain, as far as it says what is done next."""
+    options = link["options"]
+    return link["task"], link["args"], link.get("kwargs") or {}, options["queue"], set(options) <= _OPTIONS
+
+
+def _chain(task: str, arguments: list[Any], node: str) -> list[tuple[Any, ...]]:
+    """Return the links that follow a task's message, the last stage first."""
+    stages = list(Stage)
+    rest = stages[_TASKS.index(task) + 1 :]
+    return [(TASKS[stage], arguments, {}, queue_name(stage, node), True) for stage in reversed(rest)]
+
+
+def _shown(raw: Any) -> str:
+    return repr(raw[:_SHOWN] if isinstance(raw, str | bytes) else raw)[: 2 * _SHOWN]
+
+
+class StageConsumer(CeleryConsumer):  # type: ignore[misc]
+    """Celery's consumer of one worker, behind a guard."""
+
+    class Blueprint(CeleryConsumer.Blueprint):  # type: ignore[misc]
+        # it would declare thirty queues for messages with a delay, and there are none
+        default_steps = [step for step in CeleryConsumer.Blueprint.default_steps if "delayed_delivery" not in step]  # noqa: RUF012
+
+    def ensure_connected(self, conn: Any) -> Any:
+        # a farm stands still without its broker, so a worker tries it every few seconds, not every half minute
+        conn.ensure_connection = partial(conn.ensure_connection, interval_start=0.5, interval_step=0.5, interval_max=3)
+        return super().ensure_connected(conn)
+
+    def on_connection_error_after_connected(self, exc: Exception) -> None:
+        # it would take its leave of a RabbitMQ that answers no more, and wait ten seconds for its answer
+        with suppress(Exception):
+            self.event_dispatcher.connection.collect()
+        super().on_connection_error_after_connected(exc)
+
+    def create_task_handler(self, *args: Any, **options: Any) -> Callable[[Message], None]:
+        take = super().create_task_handler(*args, **options)
+        own = settings()
+
+        def take_ring(message: Message) -> None:
+            if fault := fault_of(message, own.node, own.pool):
+                self._drop(message, fault)
+                return
+            try:
+                take(message)
+            except self.connection_errors:
+                raise
+            except Exception as error:
+                self._cannot_begin(message, error)
+
+        return take_ring
+
+    def _cannot_begin(self, message: Message, error: Exception) -> None:
+        """A message that could not be handed to a thread. Where there is none left that is no fault of the message."""
+        if not is_exhausted(error):
+            self._drop(message, described(error))
+            return
+        log.error("nothing more can be begun in this worker: %s", described(error))
+        # its rollout is still queued, so it is sent again; this worker would only be sent the same once more
+        message.ack_log_error(log, self.connection_errors)  # type: ignore[no-untyped-call]
+        worker().watchdog.exhausted(error)
+
+    def on_decode_error(self, message: Message, exc: Exception) -> None:
+        self._drop(message, f"it cannot be read ({type(exc).__name__})")
+
+    def on_invalid_task(self, body: Any, message: Message, exc: Exception) -> None:
+        self._drop(message, str(exc))
+
+    def _drop(self, message: Message, fault: str) -> None:
+        queues = ", ".join(self.app.amqp.queues.consume_from)
+        log.error("dropped a message on %s that is no stage message: %s: %s", queues, fault, _shown(message.body))
+        if not message.acknowledged:
+            message.reject_log_error(log, self.connection_errors)  # type: ignore[no-untyped-call]
+
+
+def _check_envelope(message: Any) -> None:
+    """Raise TypeError unless it is what kombu puts around a message; some of its own errors look like a lost broker."""
+    if not isinstance(message, dict) or not isinstance(message.get("properties"), dict):
+        raise TypeError("no envelope")
+    if not isinstance(message["properties"].get("delivery_tag"), str):
+        raise TypeError("no delivery tag")
+
+
+class RedisChannel(redis.Channel):
+    """A consumer of lists that outlives an entry which is not even JSON."""
+
+    # a message that was taken and not begun is sent again; kombu would leave it, pickled, in a file that stays
+    do_restore = False
+
+    def _brpop_read(self, **options: Any) -> Any:
+        try:
+            return super()._brpop_read(**options)  # type: ignore[no-untyped-call]
+        except (*self.connection_errors, *self.connection.channel_errors, Empty):
+            raise
+        except Exception as error:
+            raw = getattr(error, "doc", getattr(error, "object", ""))
+            self.connection.drop(", ".join(self.active_queues), error, raw)
+            return True
+
+
+class RedisTransport(redis.Transport):
+    """Redis as a broker, for workers."""
+
+    Channel = RedisChannel
+
+    def _deliver(self, message: Any, queue: str) -> None:
+        try:
+            _check_envelope(message)
+            super()._deliver(message, queue)  # type: ignore[no-untyped-call]
+        except (*self.connection_errors, *self.channel_errors):
+            raise
+        except Exception as error:
+            self.drop(queue, error, message)
+
+    def drop(self, queue: str, error: Exception, raw: Any) -> None:
+        """Say what is not passed on."""
+        log.error("dropped what is no message on %s: %s: %s", queue, type(error).__name__, _shown(raw))

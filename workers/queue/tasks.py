@@ -1,0 +1,124 @@
+"""The three Celery tasks of a rollout: claim the stage, play it, write the result.
+
+A message is only a notification. A task that gets no claim cuts the chain and ends; a stage that fails cuts the chain
+after it has written why. Whatever happens, the row ends up advanced, finished or queued again, or its lease runs out.
+
+Each task ends in Celery, and so in Flower, as its stage ended: SUCCESS with a line on what came of it, FAILURE with the
+error, RETRY if it was handed back or lost, REVOKED if it was cancelled. It does so after the store was written, which
+alone says what is true.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from celery import Task
+from celery.exceptions import Terminated
+from sqlalchemy import Connection
+
+from farm.records.rollout import Stage
+from farm.records.token_audit import check
+from farm.records.trajectory import ModelCall, Segment, segments, version_range
+from farm.scheduler.broker import TASKS
+from farm.store import rollouts, trajectories
+from farm.store.rollouts import Claim, RunSummary
+from workers import stages
+from workers.interfaces import Submission
+from workers.queue.app import app
+from workers.queue.claimed_stage import UNCLAIMED, ClaimLost, claimed_stage
+from workers.queue.unfinished_stage import StageFailed
+from workers.stages import RunResult
+
+log = logging.getLogger(__name__)
+
+
+class StageTask(Task):  # type: ignore[misc]
+    """A stage; its chain goes on by a message for the next one, and a broker that is away is no fault of this one.
+
+    It is a task of the workers' app alone: one that is shared would send for a dispatcher, too, which is to get errors.
+    """
+
+    throws = (StageFailed, Terminated)
+
+    def apply_async(self, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
+        try:
+            return super().apply_async(args, kwargs, **options)
+        except Exception as error:  # the transports raise anything from OSError to their own
+            log.warning("the broker does not answer (%s); %s%s will be sent again", error, self.name, args)
+            return None
+
+
+@app.task(name=TASKS[Stage.INIT], bind=True, base=StageTask, shared=False)  # type: ignore[untyped-decorator]
+def init_sandbox(self: Task, rollout_id: str, attempt: int) -> str:
+    """Start the rollout's sandbox."""
+    with claimed_stage(self, Stage.INIT, rollout_id, attempt) as stage:
+        if stage is None:
+            return UNCLAIMED
+        stage.play(stages.init(stage.job))
+        advance = partial(rollouts.advance, held=stage.claim, ring_again_s=stage.worker.options.ring_again_s)
+        try:
+            stage.write(advance)
+        except ClaimLost:
+            stage.discard_sandbox()
+            raise
+        return "advanced to run"
+
+
+@app.task(name=TASKS[Stage.RUN], bind=True, base=StageTask, shared=False)  # type: ignore[untyped-decorator]
+def run_agent(self: Task, rollout_id: str, attempt: int) -> str:
+    """Let the policy play."""
+    with claimed_stage(self, Stage.RUN, rollout_id, attempt) as stage:
+        if stage is None:
+            return UNCLAIMED
+        recorder, policy = stage.worker.recorder(stage.claim), stage.worker.policy(stage.job)
+        stage.work.excused_s = lambda: policy.paused_s
+        played = stage.play(stages.run(stage.job, policy, recorder.record, recorder.keep))
+        calls = recorder.in_order()
+        rows = segments(calls)
+        # what was played may not be fit to be kept: training on it would be worse than losing it
+        check(rows, calls)
+        summary = _summary(played, calls, rows)
+        stage.write(partial(_advance_played, stage.claim, stage.worker.options.ring_again_s, summary, rows))
+        return f"advanced to eval: {played.outcome.value}, {len(calls)} turns"
+
+
+@app.task(name=TASKS[Stage.EVAL], bind=True, base=StageTask, shared=False)  # type: ignore[untyped-decorator]
+def evaluate(self: Task, rollout_id: str, attempt: int) -> str:
+    """Score what was submitted."""
+    with claimed_stage(self, Stage.EVAL, rollout_id, attempt) as stage:
+        if stage is None:
+            return UNCLAIMED
+        claim = stage.claim
+        submission = Submission.model_validate(claim.submission or {})
+        score, name = stage.play(stages.evaluate(stage.job, submission))
+        finish = partial(rollouts.finish, held=claim, value=score.value, details=score.details, evaluator=name)
+        stage.write(finish, claim.batch_id)
+        stage.worker.signals.ended(claim.batch_id)
+        return f"reward {score.value:g}, {claim.policy_outcome}"
+
+
+def _summary(played: RunResult, calls: Sequence[ModelCall], rows: Sequence[Segment]) -> RunSummary:
+    oldest, newest = version_range(calls)
+    return RunSummary(
+        policy_outcome=played.outcome.value,
+        submission=played.submission.model_dump(mode="json"),
+        n_turns=len(calls),
+        n_response_tokens=sum(call.n_response_tokens for call in calls),
+        n_invalid_actions=sum(call.n_invalid for call in calls),
+        n_mismatches=sum(call.mismatch is not None for call in calls),
+        n_segments=len(rows),
+        version_min=oldest,
+        version_max=newest,
+    )
+
+
+def _advance_played(
+    claim: Claim, ring_again_s: float, summary: RunSummary, rows: Sequence[Segment], connection: Connection
+) -> bool:
+    if not rollouts.advance(connection, claim, ring_again_s, summary):
+        return False
+    trajectories.store_segments(connection, claim.rollout_id, claim.batch_id, claim.attempt, rows)
+    return True

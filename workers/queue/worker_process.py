@@ -1,0 +1,32 @@
+"""A worker process of one stage: Celery's worker without Celery's command line, which loads Flower and a shell, too."""
+
+from __future__ import annotations
+
+from celery.concurrency.thread import TaskPool
+
+from farm.records.rollout import Stage
+from farm.scheduler.broker import queue_name
+from farm.settings import settings
+from workers.queue import message_filter, tasks  # noqa: F401 - the app names them, and would load them later
+from workers.queue.app import app
+
+
+def run_worker(name: str, slots: int) -> int:
+    """Serve the queue of this process's pool until its supervisor ends it; return the exit status.
+
+    `name` is STAGE@NODE, which Celery shows, and `slots` the number of stages at a time.
+    """
+    worker = app.Worker(
+        # Celery would expand what follows a percent sign
+        hostname=name.replace("%", "%%"),
+        queues=[queue_name(Stage(settings().pool), settings().node)],
+        concurrency=slots,
+        pool_cls=TaskPool,
+        loglevel="WARNING",
+        task_events=True,
+        without_gossip=True,
+        without_mingle=True,
+        quiet=True,
+    )
+    worker.start()
+    return int(worker.exitcode or 0)

@@ -1,0 +1,247 @@
+"""Builds of images by the container runtime: one command in a folder of its own, with its last lines and a time limit.
+
+Not by spython's own `build`: that returns a path whether or not it worked, drops the builder's output, and has neither
+a time limit nor a way to end it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import signal
+import stat
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from farm.errors import ImageError, SandboxError
+from workers.sandboxes.images.runtime import client, own_folder, program, wrapper
+from workers.sandboxes.remove_tree import remove
+from workers.sandboxes.sandbox_user import give, sandbox_user
+
+BUILD_S = 3600.0
+"""Seconds after which a build is ended: long enough for large images over slow networks."""
+N_LINES = 8
+"""Number of a failed build's last lines that are kept."""
+
+_LINE_CHARS = 300
+_LOG_BYTES = 64_000
+_PLACE = "build-"
+_END_S = 5.0
+_PASSED_ON = re.compile(
+    r"(https?|ftp|no|all)_proxy|SSL_CERT_(FILE|DIR)|(APPTAINER|SINGULARITY)_DOCKER_\w+", re.IGNORECASE
+)
+_COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+# printed on every build, and of no help
+_NOISE = re.compile(
+    r"No default remote in use|INFO: +(Starting build|User not listed in /etc/subuid)|"
+    r"WARNING: +(Skipping mount|Error changing the container working directory)"
+)
+_PASSING = re.compile(
+    r"no space left on device|disk quota exceeded|cannot allocate memory|resource temporarily unavailable|"
+    r"signal: killed|connection (refused|reset|timed out)|i/o timeout|handshake timeout|no such host|"
+    r"(could not|couldn't|cannot) resolve|name resolution|network is unreachable|no route to host|"
+    r"too ?many ?requests|\b50[0234] |input/output error",
+    re.IGNORECASE,
+)
+_FAKEROOT_BROKE = "/.singularity.d/libs/fakeroot: "
+
+
+@contextmanager
+def workplace() -> Iterator[Path]:
+    """Yield a folder of the sandbox user's on local disk, removed at the end; remove what killed builders left, too."""
+    with _locked(own_folder()):
+        abandoned = _abandoned()
+        place = Path(tempfile.mkdtemp(prefix=_PLACE, dir=own_folder()))
+        held = _opened(place)
+        fcntl.flock(held, fcntl.LOCK_EX)
+    try:
+        for left, descriptor in abandoned.items():
+            remove(left)
+            os.close(descriptor)
+        give(place)
+        yield place
+    finally:
+        remove(place)
+        os.close(held)
+
+
+def _abandoned() -> dict[Path, int]:
+    """Return the places whose builder has ended, each with a descriptor that holds its lock."""
+    result = {}
+    for place in own_folder().glob(f"{_PLACE}*"):
+        with contextlib.suppress(FileNotFoundError):
+            descriptor = _opened(place)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                result[place] = descriptor
+            except BlockingIOError:
+                os.close(descriptor)
+    return result
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    descriptor = _opened(folder)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _opened(folder: Path) -> int:
+    return os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+
+def lend(path: Path, place: Path, name: str, *, owned: bool = False) -> Path:
+    """Return a path by which the sandbox user can read a file or folder: a link at `place/name`, or a copy.
+
+    OSError if it cannot be read or copied. Blocks.
+
+    With `owned` it must also belong to that user, as a copy does once it is built from.
+    """
+    lent = place / name
+    lent.parent.mkdir(exist_ok=True)
+    real = path.resolve(strict=True)
+    if _can_go(real) and not (owned and real.stat().st_uid != owner()):
+        lent.symlink_to(real)
+        return lent
+    copy_tree(real, lent)
+    return lent
+
+
+def copy_tree(source: Path, target: Path) -> None:
+    """Copy a file or a folder with modes, times and hard links, as `target`. OSError if that fails. Blocks."""
+    # as root of a user namespace, a user can also read what has no mode for anyone
+    enter = [] if os.geteuid() == 0 else ["unshare", "--user", "--map-root-user", "--"]
+    # one that outlived this process would write into what another clears away
+    bound = ["setpriv", "--pdeathsig", "KILL", "--"]
+    command = [*bound, *enter, "cp", "-a", "--", str(source), str(target)]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    if done.returncode:
+        raise OSError(f"{source} could not be copied: {' '.join(done.stderr.strip().splitlines()[-1:])}")
+
+
+def move_tree(source: Path, target: Path) -> None:
+    """Move a built folder, to another file system if need be. OSError. Blocks."""
+    try:
+        source.rename(target)
+    except OSError:
+        copy_tree(source, target)
+
+
+def _can_go(path: Path) -> bool:
+    """Return whether the sandbox user can read a file, or a folder with everything in it."""
+    if sandbox_user() is None:
+        return True
+    return all(parent.stat().st_mode & stat.S_IXOTH for parent in path.parents) and _is_open(path)
+
+
+def _is_open(path: Path) -> bool:
+    mode = path.lstat().st_mode
+    if not stat.S_ISDIR(mode):
+        return stat.S_ISLNK(mode) or bool(mode & stat.S_IROTH)
+    return mode & 0o005 == 0o005 and all(map(_is_open, path.iterdir()))
+
+
+def owner() -> int:
+    """Return the id of the user that images, and what is in sandboxes, belong to."""
+    user = sandbox_user()
+    return user[0] if user else os.getuid()
+
+
+def build(words: Sequence[str], place: Path, what: str, *, definition: bool = False, keep_blobs: bool = False) -> Path:
+    """Build what `words` name into the folder that is returned. ImageError with the builder's last lines. Blocks.
+
+    `keep_blobs` of a registry, as other images share them.
+    """
+    give(place)
+    options = ["--sandbox", "--fix-perms", *([] if keep_blobs else ["--disable-cache"])]
+    if definition and "apptainer" in str(program()):
+        # files of other users than its own could neither be changed in a sandbox nor be deleted
+        options.append("--ignore-subuid")
+    lines = _run([*options, str(place / "root"), *words], place, what)
+    if lines and any(_FAKEROOT_BROKE in line for line in lines):
+        # the node's fakeroot does not work in every image; without it, only changes of owner fail
+        remove(place / "root")
+        lines = _run([*options, "--ignore-fakeroot-command", str(place / "root"), *words], place, what)
+    if lines is not None:
+        last = lines[-N_LINES:]
+        passing = any(map(_PASSING.search, last))
+        raise ImageError(f"{what} could not be built", [_short(line) for line in last], retryable=passing)
+    return place / "root"
+
+
+def _run(words: Sequence[str], place: Path, what: str) -> list[str] | None:
+    """Run a build to its end. None if it worked, else its last lines. ImageError if it takes too long."""
+    log = place / "log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [*runtime_words("build", "--nocolor"), *words],
+            env=environment(place),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+    try:
+        code = process.wait(BUILD_S)
+    except BaseException as error:
+        _end(process)
+        if isinstance(error, subprocess.TimeoutExpired):
+            late = f"{what} could not be built within {BUILD_S:.0f} s"
+            raise ImageError(late, [_short(line) for line in last_lines(log)[-N_LINES:]], retryable=True) from None
+        raise
+    # its exit code counts, but only if the folder is there
+    if code == 0 and (place / "root").is_dir():
+        return None
+    return last_lines(log) or [f"the builder ended with code {code} and said nothing"]
+
+
+def runtime_words(action: str, *options: str) -> list[str]:
+    """Return the first words of a command for the runtime, run in `environment()`. SandboxError if there is none."""
+    words = client()._init_command(action, list(options))
+    return [str(wrapper()), *(word for word in words[1:] if word != "--quiet")]
+
+
+def environment(place: Path) -> dict[str, str]:
+    """Return the builder's variables: proxies, certificates and the key to a registry, and no others."""
+    passed = {name: value for name, value in os.environ.items() if _PASSED_ON.fullmatch(name)}
+    result = program()
+    if result is None:
+        raise SandboxError("the container runtime of this node is gone")
+    path = f"{os.environ.get('PATH', os.defpath)}:{result.parent}"
+    return passed | {"PATH": path, "LANG": "C.UTF-8", "PLACE": str(place)}
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Kill the first process of its namespace, and with it all others; the command waits until they are gone."""
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    with contextlib.suppress(OSError):
+        for pid in children.read_text().split() or [str(process.pid)]:
+            os.kill(int(pid), signal.SIGKILL)
+    try:
+        process.wait(_END_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def last_lines(log: Path) -> list[str]:
+    """Return the last lines of a builder's output, without colours, its temporary paths, and lines of every build."""
+    with log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - _LOG_BYTES))
+        text = file.read().decode(errors="replace").replace(f"{log.parent}/", "")
+    lines = (_COLOUR.sub("", line).strip() for line in re.split("[\r\n]+", text))
+    return [line for line in lines if line and not _NOISE.search(line)]
+
+
+def _short(line: str) -> str:
+    """Return a line in printable characters; a long one without its middle, which matters least."""
+    plain = "".join(letter if letter.isprintable() else "\ufffd" for letter in line)
+    return plain if len(plain) <= _LINE_CHARS else f"{plain[: _LINE_CHARS // 3]} … {plain[-_LINE_CHARS * 2 // 3 :]}"

@@ -1,0 +1,280 @@
+"""The cache of images: folders named by the content that they were built of, each built once, and the index of them.
+
+An image is `KEY/root`. Beside it are `image.json`, the record of its build, `names` under which it was requested,
+`used/NODE` with the time of a node's last use, and `lock`, which every sandbox that uses it holds. They appear
+together, by one rename, so the folder itself is the index and has no incomplete entries. A shared home is a shared
+cache.
+
+FARM_IMAGE_CACHE is the rule by which images are reused, after the three modes of ProRL Agent. `scratch` rebuilds what
+was not built since this farm started, for changes that a key does not show: a tag that has moved, packages that %post
+fetches. `versioned` reuses what was built of the same content by the same version of the runtime. `lock` records the
+image of a reference at its first use, and takes that from then on, whatever has become of its source.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, dataclass
+from functools import cache, partial
+from pathlib import Path
+from typing import ClassVar, Protocol
+from uuid import uuid4
+
+from farm.errors import ImageError, SandboxError
+from farm.settings import settings
+from workers.sandboxes.images.builder import BUILD_S
+from workers.sandboxes.images.content_store import digest, made_once
+from workers.sandboxes.images.root_folders import has_bash, size_of
+from workers.sandboxes.images.shared_lock import if_free, shared
+from workers.sandboxes.remove_tree import remove
+
+ROOT = "root"
+REMEMBER_S = {False: 300.0, True: 2.0}
+"""Seconds for which a failed build is not tried again, by whether its error is retryable."""
+
+_CARD = "image.json"
+_LOCK = "lock"
+_USED = "used"
+_NAMES = "names"
+_NOTE_S = 30.0
+
+_noted: dict[tuple[Path, str], float] = {}
+
+
+class ImageSource(Protocol):
+    """The source of an image: its name, the name of its content, and its build."""
+
+    is_built: ClassVar[bool]
+    """False for a source that costs nothing to assemble, and is always used in its present state."""
+
+    @property
+    def reference(self) -> str:
+        """The name that users give it."""
+        ...
+
+    def key(self) -> str:
+        """Return the name of its content. ImageError if it is missing. Blocks."""
+        ...
+
+    def make(self, folder: Path) -> None:
+        """Build the folder `root` in a folder. ImageError. Blocks, maybe for minutes."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ImageMetadata:
+    """The record of how an image in the cache was built."""
+
+    key: str
+    n_bytes: int
+    built_at: float
+    build_s: float
+    mode: str
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class CachedImage:
+    """An image in the cache: all names under which it was requested, and the time of each node's last use."""
+
+    card: ImageMetadata
+    folder: Path
+    names: tuple[str, ...]
+    used_at: dict[str, float]
+
+    @property
+    def last_used_at(self) -> float:
+        return max(self.used_at.values(), default=self.card.built_at)
+
+
+def images() -> Path:
+    """Return the folder that has one folder for each image."""
+    return settings().cache / "images"
+
+
+def cached(source: ImageSource, *, retry: bool = False, relock: bool = False) -> Path:
+    """Return the image's root folder, built if need be. ImageError, at once if it failed a moment ago. Blocks.
+
+    For requests by hand: `retry` tries again what has failed, and `relock` locks to what is there now.
+    """
+    asked_at = time.time()
+    mode = settings().image_cache if source.is_built else "versioned"
+    pin = images() / "pins" / digest(source.reference)
+    pinned = pin.read_text() if mode == "lock" and pin.exists() else ""
+    if pinned and not relock and _stands(images() / pinned):
+        return _root(source, images() / pinned, retry)
+    key = source.key()
+    if pinned and not relock and key != pinned:
+        raise ImageError(
+            f"image {source.reference} is locked to {pinned}, which is not in the cache any more, and is another now: "
+            "`farm images build` locks it anew"
+        )
+    folder = images() / key
+    _build(source, folder, asked_at, mode, retry)
+    if mode == "lock" and pinned != key:
+        pin.parent.mkdir(exist_ok=True)
+        _write(pin, key)
+    return _root(source, folder, retry)
+
+
+def _build(source: ImageSource, folder: Path, asked_at: float, mode: str, retry: bool) -> None:
+    """Build it, unless a good one exists. A failure is remembered, and is that of all that wait for the same image."""
+    good = partial(_stands_since, since=_started_at()) if mode == "scratch" else _stands
+    if good(folder):
+        return
+    forget_before = asked_at if retry else 0.0
+    _fail_again(folder, asked_at, forget_before)
+
+    def make(temporary: Path) -> None:
+        _fail_again(folder, asked_at, forget_before)
+        try:
+            _make(source, temporary, folder.name, mode)
+        except (ImageError, OSError) as error:
+            failed = _as_image_error(error, source)
+            # first, as the note may need the room
+            remove(temporary)
+            _remember(folder, failed)
+            raise failed from error
+        _failure(folder).unlink(missing_ok=True)
+        _noted.pop((folder, source.reference), None)
+
+    try:
+        made_once(folder, make, good, private=True, within_s=BUILD_S)
+    except OSError as error:
+        raise _as_image_error(error, source) from error
+
+
+def _as_image_error(error: ImageError | OSError, source: ImageSource) -> ImageError:
+    """Return it as an ImageError; an OSError is retryable, as a full disk or an absent file system may recover."""
+    if isinstance(error, ImageError):
+        return error
+    return ImageError(f"image {source.reference} could not be built: {error}", retryable=True)
+
+
+def _make(source: ImageSource, temporary: Path, key: str, mode: str) -> None:
+    started = time.time()
+    source.make(temporary)
+    root = temporary / ROOT
+    if source.is_built and not has_bash(root):
+        raise ImageError(f"image {source.reference} has no bash, which is all that a sandbox needs of its image")
+    if source.key() != key:
+        raise ImageError(f"image {source.reference} was changed while it was built", retryable=True)
+    (temporary / _LOCK).touch()
+    for name in (_USED, _NAMES):
+        (temporary / name).mkdir()
+    card = ImageMetadata(key, size_of(root), time.time(), time.time() - started, mode, os.uname().nodename)
+    (temporary / _CARD).write_text(json.dumps(asdict(card)))
+
+
+def _stands(folder: Path) -> bool:
+    """Return whether it is complete. One without its lock, such as a partial copy, cannot be held, and is rebuilt."""
+    return (folder / _CARD).exists() and (folder / _LOCK).exists()
+
+
+def _stands_since(folder: Path, since: float) -> bool:
+    card = _card(folder)
+    return card is not None and card.built_at >= since
+
+
+@cache
+def _started_at() -> float:
+    """Return the time at which this farm started, or if that is not set this process, in seconds since 1970."""
+    if (known := settings().started_at) is not None:
+        return known
+    ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+    return time.time() - (time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK"))
+
+
+def _root(source: ImageSource, folder: Path, by_hand: bool) -> Path:
+    """Return the root folder; note its use by this node and its name, for pruning, now and then and if writable."""
+    now = time.monotonic()
+    seen = (folder, source.reference)
+    if now - _noted.get(seen, -_NOTE_S) >= _NOTE_S:
+        with suppress(OSError):
+            name = folder / _NAMES / digest(source.reference)
+            if not name.exists():
+                _write(name, source.reference)
+            if not by_hand:
+                (folder / _USED / os.uname().nodename).touch()
+                _noted[seen] = now
+    return folder / ROOT
+
+
+@contextmanager
+def held(root: Path) -> Iterator[int | None]:
+    """Yield a descriptor: while any process has it open, the image is not removed. None for a folder not in the cache.
+
+    Raises SandboxError if the image was removed since it was found.
+    """
+    if root.parent.parent != images():
+        yield None
+        return
+    with ExitStack() as stack:
+        try:
+            descriptor = stack.enter_context(shared(root.with_name(_LOCK)))
+        except FileNotFoundError:
+            raise SandboxError(f"image {root.parent.name} was removed from the cache just now") from None
+        yield descriptor
+
+
+@contextmanager
+def unheld(folder: Path) -> Iterator[bool]:
+    """Yield whether no sandbox uses an image, on this node or another; if so, none can while the block runs.
+
+    True where the file system has no locks: there pruning goes by the times alone.
+    """
+    with if_free(folder / _LOCK, without_locks=True) as free:
+        yield free
+
+
+def _failure(folder: Path) -> Path:
+    return folder.with_name(folder.name + ".failed")
+
+
+def _remember(folder: Path, error: ImageError) -> None:
+    note = {"message": error.message, "lines": error.lines, "retryable": error.retryable, "at": time.time()}
+    with suppress(OSError):
+        _write(_failure(folder), json.dumps(note))
+
+
+def _fail_again(folder: Path, asked_at: float, forget_before: float) -> None:
+    """Raise the ImageError of a build that failed a moment ago, or while this one waited for its turn."""
+    try:
+        note = json.loads(_failure(folder).read_text())
+    except (FileNotFoundError, ValueError):
+        return
+    fresh = note["at"] >= asked_at or time.time() - note["at"] < REMEMBER_S[note["retryable"]]
+    if fresh and note["at"] >= forget_before:
+        raise ImageError(note["message"], note["lines"], retryable=note["retryable"])
+
+
+def _write(path: Path, text: str) -> None:
+    """Write it atomically."""
+    new = path.with_name(f"{path.name}.{uuid4().hex[:8]}")
+    try:
+        new.write_text(text)
+        new.replace(path)
+    except OSError:
+        new.unlink(missing_ok=True)
+        raise
+
+
+def entries() -> Iterator[CachedImage]:
+    """Yield all images in the cache, in no order."""
+    for folder in images().glob("*"):
+        card = _card(folder)
+        if card is not None and card.key == folder.name:
+            used = {mark.name: mark.stat().st_mtime for mark in (folder / _USED).glob("*")}
+            names = sorted(name.read_text() for name in (folder / _NAMES).glob("*") if not name.suffix)
+            yield CachedImage(card, folder, tuple(names), used)
+
+
+def _card(folder: Path) -> ImageMetadata | None:
+    try:
+        return ImageMetadata(**json.loads((folder / _CARD).read_text()))
+    except (OSError, ValueError, TypeError):
+        return None

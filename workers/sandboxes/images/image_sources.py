@@ -1,0 +1,239 @@
+"""Sources of images: a folder, a file, a registry, a definition; each knows the name of its content."""
+
+from __future__ import annotations
+
+import gzip
+import shutil
+import tarfile
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar
+
+from farm.errors import ImageError
+from workers.sandboxes.images import definitions
+from workers.sandboxes.images.archives import extract
+from workers.sandboxes.images.builder import build, copy_tree, lend, move_tree, owner, workplace
+from workers.sandboxes.images.content_store import digest
+from workers.sandboxes.images.definitions import Definition, split_tag
+from workers.sandboxes.images.fingerprints import fingerprint
+from workers.sandboxes.images.image_cache import ROOT, ImageSource
+from workers.sandboxes.images.image_variables import write_variables
+from workers.sandboxes.images.runtime import version
+from workers.sandboxes.sandbox_user import give
+
+REGISTRIES = tuple(f"{name}://" for name in definitions.OF_REGISTRIES)
+ARCHIVES = ("docker-archive", "oci-archive")
+TARS = (".tar", ".tar.gz", ".tgz")
+PACKED = (".gz", ".tgz")
+DEFINITIONS = (".def", ".def" + definitions.TEMPLATE)
+KINDS = (
+    "`host`, a folder, a .sif, docker-archive:FILE, oci-archive:FILE, a .tar of the two, docker://NAME, or a "
+    "definition, FILE.def or FILE.def.j2"
+)
+
+# the version of how images are made here; another number rebuilds all
+_FORMAT = 1
+
+
+def source_of(name: str, values: Mapping[str, str]) -> ImageSource:
+    """Return the source that an image's name refers to, existing or not. ImageError if it takes no values."""
+    if values and not name.endswith(definitions.TEMPLATE):
+        raise ImageError(f"image {name} takes no image_values: only a template, FILE.def{definitions.TEMPLATE}, does")
+    if name.startswith(REGISTRIES):
+        return RegistrySource(name)
+    kind, _, rest = name.partition(":")
+    if kind in ARCHIVES and rest:
+        path, tag = split_tag(Path(rest.removeprefix("//")).absolute())
+        return ArchiveSource(kind, path, tag)
+    path = Path(name).absolute()
+    if name.endswith(DEFINITIONS):
+        return DefinitionSource(path, dict(values))
+    if name.endswith(".sif"):
+        return RuntimeFileSource(path)
+    if name.endswith(TARS):
+        return ArchiveSource("", path)
+    return FolderSource(path)
+
+
+def _content(path: Path, *, follow: bool = False) -> str:
+    """Return a path's fingerprint. ImageError if it cannot be read."""
+    try:
+        return fingerprint(path, follow=follow)
+    except FileNotFoundError:
+        raise ImageError(f"there is no {path} on this node; an image is one of {KINDS}") from None
+    except OSError as error:
+        raise ImageError(f"{path}, of which an image is built, cannot be read: {error}") from error
+
+
+def _build(
+    words: Sequence[str],
+    place: Path,
+    source: ImageSource,
+    folder: Path,
+    *,
+    definition: bool = False,
+    keep_blobs: bool = False,
+) -> None:
+    """Build at a place, then move the result to where it is kept."""
+    root = build(words, place, f"image {source.reference}", definition=definition, keep_blobs=keep_blobs)
+    write_variables(root, place, folder)
+    move_tree(root, folder / ROOT)
+
+
+@dataclass(frozen=True, slots=True)
+class FolderSource:
+    """A root file system that does not belong to the sandbox user, and so is copied to one that does."""
+
+    path: Path
+    is_built: ClassVar[bool] = True
+
+    @property
+    def reference(self) -> str:
+        return str(self.path)
+
+    @property
+    def usable(self) -> bool:
+        """True if sandboxes can use it in place: an overlay cannot change files of a user that is unknown inside."""
+        tops = [path for path in (self.path, self.path / "usr") if path.exists()]
+        return self.path.is_dir() and all(path.lstat().st_uid == owner() for path in tops)
+
+    def key(self) -> str:
+        return digest("folder", _FORMAT, _content(self.path), owner())
+
+    def make(self, folder: Path) -> None:
+        copy_tree(self.path, folder / ROOT)
+        give(folder / ROOT)
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeFileSource:
+    """A file of the runtime's own format, unpacked: mounted, each sandbox would have a page cache of its own."""
+
+    path: Path
+    is_built: ClassVar[bool] = True
+
+    @property
+    def reference(self) -> str:
+        return str(self.path)
+
+    def key(self) -> str:
+        # what is in it is there already: no version of the runtime makes it otherwise
+        return digest("file", _FORMAT, _content(self.path), owner())
+
+    def make(self, folder: Path) -> None:
+        with workplace() as place:
+            source = lend(self.path, place, "image.sif")
+            if not _is_sif(source):
+                # the builder would take it for a definition
+                raise ImageError(f"image {self.path} is no SIF file, or a broken one")
+            _build([str(source)], place, self, folder)
+
+
+def _is_sif(path: Path) -> bool:
+    """Return whether SIF's magic follows the 32 bytes that make it executable (github.com/apptainer/sif, `sif.go`)."""
+    with path.open("rb") as file:
+        return file.read(41)[32:] == b"SIF_MAGIC"
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveSource:
+    """A tar file as `docker save` or `skopeo copy` write it; `kind` is empty if it is to be detected."""
+
+    kind: str
+    path: Path
+    tag: str = ""
+    is_built: ClassVar[bool] = True
+
+    @property
+    def reference(self) -> str:
+        return f"{self.kind}:{self.path}{self.tag}" if self.kind else str(self.path)
+
+    def key(self) -> str:
+        return digest("archive", _FORMAT, _content(self.path), self.kind, self.tag, version(), owner())
+
+    def make(self, folder: Path) -> None:
+        kind, complete = self._look()
+        with workplace() as place:
+            source = f"{kind}:{self._lent(place)}" if complete else f"oci:{self._unpacked(place)}"
+            _build([f"{source}{self.tag}"], place, self, folder)
+
+    def _lent(self, place: Path) -> Path:
+        """Return a path by which the builder can read the archive; decompressed, as it cannot read all others."""
+        if self.path.suffix not in PACKED:
+            return lend(self.path, place, "image.tar")
+        with gzip.open(self.path) as packed, (place / "image.tar").open("wb") as archive:
+            shutil.copyfileobj(packed, archive)
+        return place / "image.tar"
+
+    def _look(self) -> tuple[str, bool]:
+        """Return its kind, and whether the runtime can read it: an OCI archive, only if it lists all folders."""
+        try:
+            with tarfile.open(self.path) as archive:
+                members = {member.name.removeprefix("./").rstrip("/"): member.isdir() for member in archive}
+        except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
+            why = str(error).partition("\n")[0].rstrip(":")
+            raise ImageError(f"image {self.reference} is no tar file, or a broken one: {why}") from error
+        result = next((kind for kind, name in zip(ARCHIVES, _TOLD_BY, strict=True) if name in members), "")
+        if not (self.kind or result):
+            raise ImageError(f"image {self.reference} is neither what `docker save` writes nor an OCI archive")
+        kind = self.kind or result
+        return kind, kind != "oci-archive" or members.get("blobs/sha256", False)
+
+    def _unpacked(self, place: Path) -> Path:
+        folder = place / "oci"
+        folder.mkdir()
+        try:
+            extract(self.path, folder)
+        except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
+            raise ImageError(f"image {self.reference} cannot be unpacked: {error}") from error
+        return folder
+
+
+# the file that marks each kind; recent Docker writes archives with both, which are then read as the first
+_TOLD_BY = ("manifest.json", "oci-layout")
+
+
+@dataclass(frozen=True, slots=True)
+class RegistrySource:
+    """An image of a registry. Its name is its content here: the registry is contacted for its build, and not again."""
+
+    reference: str
+    is_built: ClassVar[bool] = True
+
+    def key(self) -> str:
+        return digest("registry", _FORMAT, self.reference, version(), owner())
+
+    def make(self, folder: Path) -> None:
+        with workplace() as place:
+            _build([self.reference], place, self, folder, keep_blobs=True)
+
+
+@dataclass(frozen=True, slots=True)
+class DefinitionSource:
+    """A definition file, or a template of one with its values."""
+
+    path: Path
+    values: Mapping[str, str] = field(default_factory=dict)
+    is_built: ClassVar[bool] = True
+
+    @property
+    def reference(self) -> str:
+        shown = ", ".join(f"{name}={value}" for name, value in sorted(self.values.items()))
+        return f"{self.path} ({shown})" if shown else str(self.path)
+
+    def key(self) -> str:
+        definition = definitions.read(self.path, self.values)
+        contents = [_content(path, follow=True) for path in definition.sources()]
+        return digest("definition", _FORMAT, definition.text, contents, version(), owner())
+
+    def make(self, folder: Path) -> None:
+        definition = definitions.read(self.path, self.values)
+        with workplace() as place:
+            written = place / "definition"
+            written.write_text(self._lent(definition, place))
+            _build([str(written)], place, self, folder, definition=True, keep_blobs=definition.from_registry)
+
+    def _lent(self, definition: Definition, place: Path) -> str:
+        return definition.lent(lambda path, name, owned: lend(path, place, name, owned=owned))

@@ -1,0 +1,127 @@
+"""The container runtime of this node, Apptainer or Singularity, and the commands for it, from spython."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import stat
+import subprocess
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from farm.errors import SandboxError
+from farm.settings import settings
+from workers.sandboxes.images.content_store import digest, made_once
+from workers.sandboxes.sandbox_user import drop_privileges, sandbox_user
+
+NAMES = ("apptainer", "singularity")
+# a build ends with the process that requested it, and so does all that it started, whatever became of that
+_APART = "unshare --user --map-current-user --pid --fork --kill-child --mount-proc --"
+_ALONE = """[ -n "$ALONE" ] || ALONE=1 exec unshare --mount -- "$0" "$@" """
+_REACH = """mount --rbind {prefix} {own}/prefix && mount -t tmpfs -o mode=755 tmpfs {closed} && mkdir -p {prefix} &&
+mount --bind {own}/prefix {prefix} || exit"""
+VERSION_S = 60.0
+MEND = "install Apptainer (workers/sandboxes/apptainer.sh PREFIX needs no root) and put it on PATH"
+
+
+@cache
+def program() -> Path | None:
+    """Return the runtime's command, if this node has one: on PATH, or in the folder `apptainer` of the farm's home."""
+    own = settings().home.absolute() / "apptainer/usr/bin"
+    for name in NAMES:
+        if result := shutil.which(name, path=f"{os.environ.get('PATH', os.defpath)}:{own}"):
+            return Path(result).absolute()
+    return None
+
+
+def exposure() -> tuple[str, str]:
+    """Return the runtime's own folder, and the uppermost folder on the way to it that is closed to the sandbox user.
+
+    Both are empty if the way is open. Checked each time: FARM_HOME is closed to others by whatever command of the
+    farm first needs it private, which may be while this process runs.
+    """
+    path = program()
+    if path is None or sandbox_user() is None:
+        return "", ""
+    closed = [parent for parent in path.parents if not parent.stat().st_mode & stat.S_IXOTH]
+    prefix = path.parents[2] if path.parents[1].name == "usr" else path.parents[1]
+    return (str(prefix), str(closed[-1])) if closed else ("", "")
+
+
+@cache
+def client() -> Any:
+    """Return spython's client, set up to find this node's runtime. Raises SandboxError if there is none."""
+    # spython calls `singularity`, by that name and on PATH, whatever the runtime is called
+    os.environ["PATH"] = f"{wrapper().parent}:{os.environ.get('PATH', os.defpath)}"
+    from spython.main import Client
+
+    Client.quiet = True
+    return Client
+
+
+@cache
+def version() -> str:
+    """Return the runtime's version, as it prints it. Raises SandboxError if there is none, or it does not run."""
+    try:
+        done = subprocess.run([wrapper(), "--version"], capture_output=True, text=True, timeout=VERSION_S)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise SandboxError(f"{program()} does not run: {error}") from error
+    if done.returncode:
+        raise SandboxError(f"{program()} does not run for the sandbox user: {done.stderr.strip()[-300:]}")
+    return done.stdout.strip()
+
+
+def wrapper() -> Path:
+    """Return a command that runs the runtime as the sandbox user, in PLACE or `own_folder()`. SandboxError."""
+    path = program()
+    if path is None:
+        raise SandboxError(f"no apptainer or singularity on this node: {MEND}")
+    text = _wrapper(path)
+    folder = made_once(settings().cache / "runtime" / digest(text), lambda place: _write_wrapper(place, text))
+    return folder / "singularity"
+
+
+def own_folder() -> Path:
+    """Return the folder in which the runtime works when it does not run a sandbox; the sandbox user's."""
+    own = settings().scratch.absolute() / "runtime"
+    (own / "prefix").mkdir(parents=True, exist_ok=True)
+    user = sandbox_user()
+    if user:
+        os.chown(own, *user)
+    return own
+
+
+def _wrapper(found: Path) -> str:
+    """Return a script that runs it as the sandbox user, and opens the way to it if need be.
+
+    The host's root unpacks no images.
+    """
+    own, (prefix, closed) = shlex.quote(str(own_folder())), exposure()
+    reach = (
+        f"{_ALONE}\n{_REACH}".format(prefix=shlex.quote(prefix), closed=shlex.quote(closed), own=own) if closed else ""
+    )
+    drop = shlex.join(drop_privileges())
+    text = Path(__file__).with_name("runtime_wrapper.sh").read_text()
+    values = {"OWN": own, "REACH": reach, "DROP": drop, "APART": _APART, "PROGRAM": shlex.quote(str(found))}
+    return re.sub("@([A-Z]+)@", lambda field: values[field[1]], text)
+
+
+def _write_wrapper(folder: Path, text: str) -> None:
+    (folder / "singularity").write_text(text)
+    (folder / "singularity").chmod(0o755)
+
+
+def exec_command(root: Path, binds: Mapping[str, str], options: Sequence[str]) -> list[str]:
+    """Return the command line that runs something in a root file system; the program to run is to be added.
+
+    `binds` maps sources, which must exist, to targets, all read-only.
+    """
+    spython = client()
+    words = spython._init_command("exec", ["-s"])
+    words += spython._generate_bind_list([f"{source}:{target}:ro" for source, target in binds.items()])
+    words += ["--writable", *options, str(root)]
+    return [str(program()), *(word for word in words[1:] if word != "--quiet")]

@@ -1,0 +1,128 @@
+"""Mutual exclusion across processes, and nodes on a shared file system: a lock file that no dead holder can keep.
+
+The kernel releases a lock with the process that holds it. A server of network files may not, when the whole node is
+gone; so a holder updates the file's time as a heartbeat, and when that stops, a waiting process goes ahead without the
+lock. What is done under it must therefore be correct if two do it at once.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+BEAT_S = 10.0
+"""Seconds between the heartbeats of a holder."""
+DEAD_S = 120.0
+"""Seconds without a heartbeat after which a holder counts as dead."""
+_PAUSE_S = (0.01, 0.5)
+
+# Lustre and others may be mounted without locks
+_NO_LOCKS = {errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK}
+
+
+@contextmanager
+def alone(path: Path, dead_s: float = DEAD_S) -> Iterator[bool]:
+    """Hold the lock file while the block runs; yield whether it is held, or the block goes ahead without it. Blocks."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, held = _take(path, dead_s)
+    done = threading.Event()
+    beat = threading.Thread(target=_show_life, args=(descriptor, done), name="lock", daemon=True)
+    beat.start()
+    try:
+        yield held
+    finally:
+        done.set()
+        beat.join()
+        os.close(descriptor)
+
+
+@contextmanager
+def if_free(path: Path, *, without_locks: bool = False) -> Iterator[bool]:
+    """Hold an existing lock file while the block runs, if no other does; yield whether it is held. Does not wait.
+
+    `without_locks` is yielded where the file system has no locks. FileNotFoundError if there is no such file.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        yield _held_now(descriptor, path, without_locks)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def shared(path: Path) -> Iterator[int]:
+    """Hold a lock file together with others: until the block has ended, and no process has the descriptor any more.
+
+    FileNotFoundError if there is no such file.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        _flock(descriptor, fcntl.LOCK_SH)
+        if not _is_at(descriptor, path):
+            raise FileNotFoundError(path)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _held_now(descriptor: int, path: Path, without_locks: bool) -> bool:
+    try:
+        return without_locks if not _flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB) else _is_at(descriptor, path)
+    except BlockingIOError:
+        return False
+
+
+def _take(path: Path, dead_s: float) -> tuple[int, bool]:
+    seen, since, pause_s = 0, time.monotonic(), _PAUSE_S[0]
+    while True:
+        descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
+        try:
+            if not _flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB):
+                return descriptor, False
+            # its last holder may have deleted it: then the file of that name is another one by now
+            if _is_at(descriptor, path):
+                os.utime(descriptor)
+                return descriptor, True
+        except BlockingIOError:
+            pass
+        except OSError:
+            os.close(descriptor)
+            raise
+        beaten = os.fstat(descriptor).st_mtime_ns
+        if beaten != seen:
+            seen, since = beaten, time.monotonic()
+        elif time.monotonic() - since > dead_s:
+            return descriptor, False
+        os.close(descriptor)
+        time.sleep(pause_s)
+        pause_s = min(pause_s * 1.5, _PAUSE_S[1])
+
+
+def _flock(descriptor: int, operation: int) -> bool:
+    """Lock it; return False if the file system has no locks. BlockingIOError if it would have to wait and must not."""
+    try:
+        fcntl.flock(descriptor, operation)
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+        return False
+    return True
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    try:
+        result = path.stat()
+    except FileNotFoundError:
+        return False
+    return os.path.samestat(os.fstat(descriptor), result)
+
+
+def _show_life(descriptor: int, done: threading.Event) -> None:
+    while not done.wait(BEAT_S):
+        os.utime(descriptor)

@@ -1,0 +1,133 @@
+# ruff: noqa: PTH123, PTH208
+"""Files without a name, of memory or of disk, that last as long as a process holds them; standard library only.
+
+Only what lies on the sandbox's own mounts is read: another file system may not answer, and a call to one that hangs
+blocks in the kernel, where SIGKILL has no effect.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
+    from typing import TypeAlias
+
+    Held: TypeAlias = dict[str, tuple[int, int]]
+
+_OF_MEMORY = ("/memfd:", "/dev/shm/", "/SYSV", "/dev/zero")  # noqa: S108
+_OWN = ("", "dev/shm", "run/farm")
+_NAMELESS = " (deleted)"
+_PIPE = "pipe:["
+_PIPE_BYTES = 8192
+"""A pipe has room for two pages at least; what it holds cannot be seen from outside."""
+
+
+def own_mounts(root: str) -> frozenset[int]:
+    """The numbers of the mounts below a sandbox's root that it can write to, and of that which has files of memory."""
+    memory = os.memfd_create("")
+    descriptors = [memory]
+    try:
+        for place in _OWN:
+            descriptors.append(os.open(root, os.O_PATH | os.O_CLOEXEC))
+            # no link is followed, as it would lead to a place of the host
+            for name in filter(None, place.split("/")):
+                flags = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+                descriptors.append(os.open(name, flags, dir_fd=descriptors[-1]))
+            # what was passed on the way is another mount of the sandbox, or the same
+        return frozenset(_mount(f"/proc/self/fdinfo/{descriptor}") for descriptor in descriptors)
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def held(proc: int, pids: Iterable[str], mounts: Collection[int]) -> Held:
+    """Of each process below a /proc, by descriptor: bytes of memory and of disk, each file on these mounts once.
+
+    Pipes are memory, too.
+    """
+    seen: set[object] = set()
+    result = {}
+    for pid in pids:
+        memory = disk = 0
+        for number in _descriptors(proc, pid):
+            path = f"{pid}/fd/{number}"
+            with contextlib.suppress(OSError, ValueError, StopIteration):
+                name = _name(path, proc)
+                if name.startswith(_PIPE):
+                    memory += _PIPE_BYTES * (name not in seen)
+                    seen.add(name)
+                    continue
+                if not name.endswith(_NAMELESS) or _mount(f"{pid}/fdinfo/{number}", proc) not in mounts:
+                    continue
+                status = os.stat(path, dir_fd=proc)
+                if not stat.S_ISREG(status.st_mode) or status.st_nlink or (status.st_dev, status.st_ino) in seen:
+                    continue
+                seen.add((status.st_dev, status.st_ino))
+                if name.startswith(_OF_MEMORY):
+                    memory += 512 * status.st_blocks
+                else:
+                    disk += 512 * status.st_blocks
+        result[pid] = (memory, disk)
+    return result
+
+
+def opened(proc: int, pids: Iterable[str], mounts: Collection[int]) -> dict[str, int]:
+    """Of each process below a /proc, the bytes of disk of the files on these mounts that it has open, named or not."""
+    result = {}
+    for pid in pids:
+        total = 0
+        for number in _descriptors(proc, pid):
+            with contextlib.suppress(OSError, ValueError, StopIteration):
+                if _name(f"{pid}/fd/{number}", proc).startswith("/") and (
+                    _mount(f"{pid}/fdinfo/{number}", proc) in mounts
+                ):
+                    status = os.stat(f"{pid}/fd/{number}", dir_fd=proc)
+                    total += 512 * status.st_blocks if stat.S_ISREG(status.st_mode) else 0
+        result[pid] = total
+    return result
+
+
+def sockets(proc: int, pids: Iterable[str]) -> dict[str, set[int]]:
+    """Of each process below a /proc, the inodes of the sockets that it has open."""
+    result = {}
+    for pid in pids:
+        result[pid] = set[int]()
+        for number in _descriptors(proc, pid):
+            with contextlib.suppress(OSError, ValueError):
+                name = _name(f"{pid}/fd/{number}", proc)
+                if name.startswith("socket:["):
+                    result[pid].add(int(name[8:-1]))
+    return result
+
+
+def _name(path: str, proc: int) -> str:
+    """Return the file's name as the kernel shows it, since only that calls no file system."""
+    try:
+        return os.readlink(path, dir_fd=proc)
+    except OSError as error:
+        # nested so deep that it cannot be shown: it may be one
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        return _NAMELESS
+
+
+def _mount(path: str, proc: int | None = None) -> int:
+    """The number of the mount that an open file lies on."""
+    with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc)) as file:
+        return int(next(line for line in file if line.startswith("mnt_id:")).split()[1])
+
+
+def _descriptors(proc: int, pid: str) -> list[str]:
+    try:
+        folder = os.open(f"{pid}/fd", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=proc)
+    except OSError:
+        return []
+    try:
+        return os.listdir(folder)
+    finally:
+        os.close(folder)

@@ -1,0 +1,30 @@
+# ruff: noqa: PTH102, PTH106, PTH107
+"""A program that tries what a sandbox needs of the kernel: namespaces and overlayfs, in a folder laid out for it."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from workers.sandboxes.isolation import linux
+
+
+def main() -> None:
+    """Arguments: the path of this code, the folder, and the user and group to be, if any. Raises OSError."""
+    os.chdir(sys.argv[2])
+    if len(sys.argv) > 3:
+        os.setgroups([])
+        os.setgid(int(sys.argv[4]))
+        os.setuid(int(sys.argv[3]))
+        linux.let_others_look_in(True)
+    linux.become_root_of_a_new_user_namespace(linux.NEWNS)
+    linux.make_mounts_private()
+    linux.mount("overlay", "root", "overlay", 0, "userxattr,lowerdir=lower,upperdir=upper,workdir=work")
+    os.remove("root/folder/file")
+    os.rmdir("root/folder")
+    os.mkdir("root/folder")
+    linux.unshare(linux.NEWPID | linux.NEWNET | linux.NEWIPC | linux.NEWUTS)
+    if os.fork() == 0:
+        linux.mount("proc", "root", "proc", 0)
+        os._exit(0)
+    sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))

@@ -1,0 +1,216 @@
+"""Files of a sandbox, as the fork server's child reaches them from within; standard library only.
+
+A path may name anything the policy put there: a device without an end, a pipe without a writer, a link. Links lead
+where they lead inside; what is no regular file is refused without being read.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import tarfile
+    from collections.abc import Callable, Iterator
+
+_CHUNK = 1 << 20
+MAX_FILES = 200_000
+"""In a folder that is copied out."""
+
+
+class FileRefused(Exception):
+    """In words for the model."""
+
+
+def load(action: str) -> None:
+    """Import what an action needs, while the host's files are still in reach."""
+    if action in ("upload", "download"):
+        import tarfile  # noqa: F401
+
+
+def read(path: str, memory: int, max_bytes: int) -> None:
+    """Copy a file into a memory file."""
+    # a pipe without a writer must not block
+    source = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    _check_regular(path, source)
+    size = 0
+    while chunk := os.read(source, _CHUNK):
+        size += len(chunk)
+        # files of /proc report a size of 0
+        if size > max_bytes:
+            raise FileRefused(f"{path}: File is larger than {max_bytes // 1_000_000} MB")
+        _write_all(memory, chunk)
+
+
+def write(path: str, memory: int, max_bytes: int) -> None:
+    """Copy a memory file into a file, making its folders."""
+    _make_folder(os.path.dirname(path))  # noqa: PTH120
+    target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
+    _check_regular(path, target)
+    os.ftruncate(target, 0)
+    os.lseek(memory, 0, os.SEEK_SET)
+    while chunk := os.read(memory, _CHUNK):
+        _write_all(target, chunk)
+
+
+def upload(path: str, pipe: int, max_bytes: int) -> None:
+    """Unpack a tar stream of one file or folder, named `.` in it, to a path."""
+    import tarfile
+
+    path = os.path.abspath(path)  # noqa: PTH100
+    _make_folder(os.path.dirname(path))  # noqa: PTH120
+    with os.fdopen(pipe, "rb") as stream, tarfile.open(fileobj=stream, mode="r|") as archive:
+        for member in archive:
+            member.name = os.path.join(path, member.name) if member.name != "." else path  # noqa: PTH118
+            if member.islnk():
+                member.linkname = os.path.join(path, member.linkname)  # noqa: PTH118
+            _unpack(archive, member)
+        while stream.read(_CHUNK):
+            pass
+
+
+def _unpack(archive: tarfile.TarFile, member: tarfile.TarInfo) -> None:
+    """Unpack a member, which is the worker's own; its target folder may be a link, which leads nowhere but inside."""
+    if member.isreg():
+        _unpack_file(archive, member)
+    elif sys.version_info >= (3, 12):
+        archive.extract(member, "/", filter="fully_trusted")
+    else:
+        archive.extract(member, "/")
+
+
+def _unpack_file(archive: tarfile.TarFile, member: tarfile.TarInfo) -> None:
+    """As `extract`, which would wait for the reader of a pipe that has the file's name."""
+    source = archive.extractfile(member)
+    assert source
+    _make_folder(os.path.dirname(member.name))  # noqa: PTH120
+    target = os.open(member.name, os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+    try:
+        _check_regular(member.name, target)
+        os.ftruncate(target, 0)
+        while chunk := source.read(_CHUNK):
+            _write_all(target, chunk)
+        os.fchmod(target, member.mode & 0o7777)
+        os.utime(target, (member.mtime, member.mtime))
+    finally:
+        os.close(target)
+
+
+def download(path: str, pipe: int, max_bytes: int) -> None:
+    """Pack a file or folder, named `.`, as a tar stream; devices, pipes and sockets are left out.
+
+    It is measured before anything is sent, as a copy of all there is would take minutes to be refused.
+    """
+    import tarfile
+
+    mode = os.stat(path).st_mode  # noqa: PTH116
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        raise FileRefused(f"{path}: Not a regular file or directory")
+    real = os.path.realpath(path)
+    size = 0
+    for n_files, (result, _) in enumerate(_tree(real), start=1):
+        if n_files > MAX_FILES:
+            raise FileRefused(f"{path}: More than {MAX_FILES} files")
+        # it may have gone meanwhile
+        status = _status(result)
+        # a file with holes may report a size larger than any disk
+        size += status.st_size if status and stat.S_ISREG(status.st_mode) else 0
+        if size > max_bytes:
+            raise FileRefused(f"{path}: Larger than {max_bytes // 1_000_000} MB")
+    seen: dict[tuple[int, int], str] = {}
+    left = max_bytes
+    with os.fdopen(pipe, "wb") as stream, tarfile.open(fileobj=stream, mode="w|", format=tarfile.PAX_FORMAT) as archive:
+        for result, name in _tree(real):
+            left -= _pack(archive, result, name, seen)
+            if left < 0:
+                raise FileRefused(f"{path}: Larger than {max_bytes // 1_000_000} MB")
+
+
+def _status(path: str) -> os.stat_result | None:
+    try:
+        return os.lstat(path)
+    except OSError:
+        return None
+
+
+def _pack(archive: tarfile.TarFile, path: str, name: str, seen: dict[tuple[int, int], str]) -> int:
+    """Add one file; its size. By hand, as `gettarinfo` looks up the names of its owner for each."""
+    import tarfile
+
+    status = _status(path)
+    if status is None:
+        return 0
+    info = tarfile.TarInfo(name)
+    # whole seconds, as a fraction takes a header of its own
+    info.mode, info.mtime = stat.S_IMODE(status.st_mode), int(status.st_mtime)
+    inode = status.st_dev, status.st_ino
+    if stat.S_ISREG(status.st_mode) and inode in seen:
+        info.type, info.linkname = tarfile.LNKTYPE, seen[inode]
+    elif stat.S_ISREG(status.st_mode):
+        return _pack_file(archive, path, info, seen)
+    elif stat.S_ISDIR(status.st_mode):
+        info.type = tarfile.DIRTYPE
+    elif stat.S_ISLNK(status.st_mode):
+        info.type, info.linkname = tarfile.SYMTYPE, os.readlink(path)  # noqa: PTH115
+    else:
+        return 0
+    archive.addfile(info)
+    return 0
+
+
+def _pack_file(archive: tarfile.TarFile, path: str, info: tarfile.TarInfo, seen: dict[tuple[int, int], str]) -> int:
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC), "rb", 0) as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            return 0
+        if status.st_nlink > 1:
+            seen[status.st_dev, status.st_ino] = info.name
+        info.size = status.st_size
+        archive.addfile(info, file)
+    return info.size
+
+
+def _tree(top: str) -> Iterator[tuple[str, str]]:
+    """Paths below a file or folder, and their names relative to it, the top first."""
+    yield top, "."
+    waiting = [("", top)]
+    while waiting:
+        prefix, folder = waiting.pop()
+        if not os.path.isdir(folder) or (prefix and os.path.islink(folder)):  # noqa: PTH112, PTH114
+            continue
+        for entry in os.scandir(folder):
+            name = f"{prefix}{entry.name}"
+            yield entry.path, name
+            if entry.is_dir(follow_symlinks=False):
+                waiting.append((f"{name}/", entry.path))
+
+
+def _check_regular(path: str, descriptor: int) -> None:
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISDIR(mode):
+        raise FileRefused(f"{path}: Is a directory")
+    if not stat.S_ISREG(mode):
+        raise FileRefused(f"{path}: Not a regular file")
+
+
+def _make_folder(folder: str) -> None:
+    try:
+        os.makedirs(folder or ".", exist_ok=True)  # noqa: PTH103
+    except RecursionError:
+        raise FileRefused(f"{folder[:80]}...: Too many folders in one another") from None
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+ACTIONS: dict[str, Callable[[str, int, int], None]] = {
+    "read": read,
+    "write": write,
+    "upload": upload,
+    "download": download,
+}

@@ -1,0 +1,159 @@
+"""The system calls that a sandbox's processes have, by a seccomp filter; standard library only.
+
+The rule: what is not listed in `system_calls.py` does not exist inside (ENOSYS, by which programs fall back to an older
+call), what needs a right that no process has inside is refused (EPERM), and what can be used for more than programs
+need is allowed for listed arguments only. 32-bit programs and x32 ones have no calls at all. So nothing new in a kernel
+is open to a sandbox until it is listed.
+
+Sockets are of the families Unix, IPv4 and IPv6 (TCP, UDP, ICMP) and netlink's routes. Network namespaces hold neither
+vsock, which leads to the hypervisor, nor some others, and each rare family is a part of the kernel that few look at.
+
+A rootless sandbox has one user, so that changes of owner could only fail, which installers take for an error; with
+`fake_root` they succeed, and change nothing, as Charliecloud does it (`ch-run --seccomp`): nothing is preloaded, and it
+works for static programs too.
+
+A filter runs at each call, so the numbers are looked up as in a sorted list; since Linux 5.11 the kernel notes by
+itself for which numbers it need not run. Assembled once, in the processes that others are forked from.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import platform
+import struct
+from functools import cache
+
+from workers.sandboxes.isolation import system_calls
+from workers.sandboxes.isolation.linux import prctl
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import TypeAlias
+
+    Line: TypeAlias = tuple[int, int, int, int]
+    """Kind, value, and how many lines to skip if it is so and if it is not."""
+
+# linux/seccomp.h, linux/audit.h, linux/bpf_common.h
+_PR_SET_SECCOMP, _MODE_FILTER = 22, 2
+_ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
+_LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _JUMP, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x05, 0x06
+_ARCH_AT, _NUMBER_AT, _ARGUMENTS_AT = 4, 0, 16
+_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+_X32 = 0x40000000
+"""From here on, numbers on x86-64 are those of a third set of the same calls, which programs have stopped using."""
+
+_MISSING, _REFUSED, _DONE = _ERRNO | errno.ENOSYS, _ERRNO | errno.EPERM, _ERRNO
+_NAMESPACES = 0x7E020000
+"""CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID and NEWNET."""
+_PERSONALITIES = (0, 0x8, 0x20000, 0x20008, 0x40000, 0xFFFFFFFF)
+"""Linux, 32 bits, uname of 2.6, both, addresses that are not random as debuggers want it, and the question which."""
+_UNIX, _INET, _INET6, _NETLINK = 1, 2, 10, 16
+_INET_PROTOCOLS = (0, 1, 6, 17, 58)
+"""The family's own choice, ICMP, TCP, UDP and ICMPv6."""
+_NETLINK_ROUTE = 0
+_TRACE_ME = 0
+
+
+def filter_calls(fake_root: bool) -> None:
+    """For this process and what it starts; needs `no_new_privileges`. Raises OSError."""
+    code = assembled(fake_root, platform.machine())
+    program = ctypes.create_string_buffer(code)
+    header = struct.pack("HxxxxxxP", len(code) // 8, ctypes.addressof(program))
+    prctl(_PR_SET_SECCOMP, _MODE_FILTER, header)
+
+
+def prepare() -> None:
+    """Assemble what processes that are forked from this one will need."""
+    for fake_root in (False, True):
+        assembled(fake_root, platform.machine())
+
+
+@cache
+def assembled(fake_root: bool, machine: str) -> bytes:
+    """The filter's code for a machine, as `platform.machine()` names it."""
+    lines: list[Line] = [
+        (_LOAD, _ARCH_AT, 0, 0),
+        (_EQUAL, _ARCH[machine], 1, 0),
+        (_RETURN, _MISSING, 0, 0),
+        (_LOAD, _NUMBER_AT, 0, 0),
+        *([(_AT_LEAST, _X32, 0, 1), (_RETURN, _MISSING, 0, 0)] if machine == "x86_64" else []),
+        *_search(_segments(_decisions(machine, fake_root))),
+    ]
+    return b"".join(struct.pack("HBBI", kind, yes, no, value) for kind, value, yes, no in lines)
+
+
+def _decisions(machine: str, fake_root: bool) -> dict[int, tuple[Line, ...]]:
+    """By number, what is done about a call that is listed."""
+    allow, refuse = _return(_ALLOW), _return(_REFUSED)
+    checks = {
+        "clone": ((_LOAD, _ARGUMENTS_AT, 0, 0), (_ANY_BIT, _NAMESPACES, 0, 1), *refuse, *allow),
+        "personality": (_argument(0), *_one_of(_PERSONALITIES, allow), *refuse),
+        # the first process of the sandbox, which has more rights, is not to be looked into
+        "ptrace": (_argument(1), (_EQUAL, 1, 1, 0), *allow, _argument(0), *_one_of((_TRACE_ME,), allow), *refuse),
+        # nor is its CPU time to be limited, which would end it
+        "prlimit64": (_argument(0), (_EQUAL, 1, 1, 0), *allow, *refuse),
+        "socket": _socket(),
+        "socketpair": _socket(),
+    }
+    groups: Sequence[tuple[str, tuple[Line, ...]]] = (
+        (system_calls.FILES, allow),
+        (system_calls.MEMORY, allow),
+        (system_calls.WAITING, allow),
+        (system_calls.PROCESSES, allow),
+        (system_calls.SOCKETS, allow),
+        (system_calls.OWNERS, _return(_DONE) if fake_root else allow),
+        (system_calls.RIGHTS, refuse),
+    )
+    result = {number: done for group, done in groups for number in system_calls.numbers(group, machine).values()}
+    checked = system_calls.numbers(system_calls.CHECKED, machine)
+    return result | {number: checks[name] for name, number in checked.items()}
+
+
+def _socket() -> tuple[Line, ...]:
+    allow, no_protocol = _return(_ALLOW), _return(_ERRNO | errno.EPROTONOSUPPORT)
+    inet = (_argument(2), *_one_of(_INET_PROTOCOLS, allow), *no_protocol)
+    return (
+        _argument(0),
+        *_one_of((_UNIX,), allow),
+        *_one_of((_INET,), inet),
+        *_one_of((_INET6,), inet),
+        *_one_of((_NETLINK,), (_argument(2), *_one_of((_NETLINK_ROUTE,), allow), *no_protocol)),
+        *_return(_ERRNO | errno.EAFNOSUPPORT),
+    )
+
+
+def _return(value: int) -> tuple[Line, ...]:
+    return ((_RETURN, value, 0, 0),)
+
+
+def _argument(number: int) -> Line:
+    """Load the lower half of an argument, which is all that the kernel looks at where an `int` is wanted."""
+    return (_LOAD, _ARGUMENTS_AT + 8 * number, 0, 0)
+
+
+def _one_of(values: Sequence[int], then: tuple[Line, ...]) -> tuple[Line, ...]:
+    """Lines that do `then`, which must end by a return, if what is loaded is one of some values."""
+    return tuple(line for value in values for line in ((_EQUAL, value, 0, len(then)), *then))
+
+
+def _segments(decisions: Mapping[int, tuple[Line, ...]]) -> list[tuple[int, tuple[Line, ...]]]:
+    """From which number on what is done; the last of them for all that are higher."""
+    missing = _return(_MISSING)
+    result = [(0, decisions.get(0, missing))]
+    for number in range(1, max(decisions) + 2):
+        done = decisions.get(number, missing)
+        if done != result[-1][1]:
+            result.append((number, done))
+    return result
+
+
+def _search(segments: Sequence[tuple[int, tuple[Line, ...]]]) -> tuple[Line, ...]:
+    """Lines that find the segment of the number that is loaded by halving."""
+    if len(segments) == 1:
+        return segments[0][1]
+    middle = len(segments) // 2
+    lower, upper = _search(segments[:middle]), _search(segments[middle:])
+    # a conditional jump reaches 255 lines only
+    return ((_AT_LEAST, segments[middle][0], 0, 1), (_JUMP, len(lower), 0, 0), *lower, *upper)

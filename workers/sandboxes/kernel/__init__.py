@@ -1,0 +1,1 @@
+"""The persistent Python of a sandbox: interpreters forked from zygotes, and Jupyter kernels."""

@@ -1,0 +1,122 @@
+"""The protocol between an interpreter in a sandbox and its worker: cells in, results out; standard library only.
+
+Both ends use it. A frame is the lengths of its two parts, a JSON object, and bytes. Output is not part of it: that is
+read from a pipe while the cell runs, so that it is bounded, and there when the interpreter is killed.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import os
+import socket
+import struct
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import Any
+
+HEADER = struct.Struct("!II")
+MAX_HEAD = 65_536
+MAX_IMAGES = 16
+MAX_IMAGE_BYTES = 8 << 20
+"""Of all images of a cell together."""
+
+CONNECTION = 3
+"""The descriptor, in an interpreter, of the socket on which cells arrive."""
+
+MEDIA_TYPES = {"image/png": "png", "image/jpeg": "jpg", "image/svg+xml": "svg"}
+"""The media types of which one is kept of a rich result, the best first, and their file extensions."""
+
+
+def packed(head: Mapping[str, Any], body: bytes = b"") -> bytes:
+    """Return a frame."""
+    encoded = json.dumps(head).encode()
+    return HEADER.pack(len(encoded), len(body)) + encoded + body
+
+
+def receive(connection: socket.socket) -> tuple[dict[str, Any], bytes]:
+    """Receive the next frame. Raises EOFError if the other end is closed."""
+    n_head, n_body = HEADER.unpack(_exactly(connection, HEADER.size))
+    return json.loads(_exactly(connection, n_head)), _exactly(connection, n_body)
+
+
+def _exactly(connection: socket.socket, n_bytes: int) -> bytes:
+    data = bytearray()
+    while len(data) < n_bytes:
+        chunk = connection.recv(n_bytes - len(data))
+        if not chunk:
+            raise EOFError
+        data += chunk
+    return bytes(data)
+
+
+class Images:
+    """The images of one cell, as far as the limits allow."""
+
+    def __init__(self) -> None:
+        self._found: list[tuple[str, bytes]] = []
+        self._n_bytes = 0
+
+    def add(self, data: Mapping[str, Any]) -> str:
+        """Keep the best image of a rich result, if it has one. Return the reason if it is not kept, else empty."""
+        for media_type in MEDIA_TYPES:
+            if media_type in data:
+                return self._add(media_type, _decoded(media_type, data[media_type]))
+        return ""
+
+    def _add(self, media_type: str, image: bytes) -> str:
+        if not image:
+            return f"[{media_type}: not kept, it is not valid]"
+        if len(self._found) == MAX_IMAGES:
+            return f"[{media_type}: not kept, a cell may show {MAX_IMAGES} images]"
+        if self._n_bytes + len(image) > MAX_IMAGE_BYTES:
+            return f"[{media_type}: not kept, the images of a cell may have {MAX_IMAGE_BYTES >> 20} MB together]"
+        self._n_bytes += len(image)
+        self._found.append((media_type, image))
+        return ""
+
+    def take(self) -> tuple[list[tuple[str, int]], bytes]:
+        """Return type and size of each, and all their bytes in a row; there are none from then on."""
+        result, self._found, self._n_bytes = self._found, [], 0
+        return [(media_type, len(image)) for media_type, image in result], b"".join(image for _, image in result)
+
+
+def _decoded(media_type: str, value: object) -> bytes:
+    if isinstance(value, bytes):
+        return value
+    if not isinstance(value, str):
+        return b""
+    if media_type == "image/svg+xml":
+        return value.encode("utf-8", "replace")
+    try:
+        return base64.b64decode(value)
+    except binascii.Error:
+        return b""
+
+
+def leave_only(folder: str, packages: str) -> None:
+    """Let imports find what this Python has, then what lies in `packages`, and nothing of the farm."""
+    # last, so that whatever the sandbox's own Python has wins
+    sys.path[:] = ["", *(path for path in sys.path if path not in ("", folder)), f"{folder}/{packages}"]
+    for name in [name for name in sys.modules if name.partition(".")[0] == "workers"]:
+        del sys.modules[name]
+
+
+def serve(connection: socket.socket, run: Callable[[str], str], images: Images) -> None:
+    """Run cells until the other end is closed, then exit. `run` returns the name of the error, or an empty text."""
+    own = os.getpid()
+    while True:
+        try:
+            head, code = receive(connection)
+            error = run(code.decode())
+            if os.getpid() != own:
+                # this is a child that the cell forked
+                os._exit(0)
+            result, body = images.take()
+            connection.sendall(packed({"cell": head["cell"], "error": error, "images": result}, body))
+        except (EOFError, OSError):
+            os._exit(0)

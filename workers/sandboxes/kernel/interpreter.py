@@ -1,0 +1,246 @@
+"""One interpreter process in a sandbox, and the two channels to it: a socket for cells, a pipe for what they print.
+
+It is forked from a zygote and joins the sandbox, if that has a Python of the farm's; else it is started inside.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import select
+import signal
+import socket
+import sys
+from collections.abc import Coroutine, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from farm.errors import SandboxError
+from farm.settings import settings
+from workers.sandboxes.kernel import cell_protocol
+from workers.sandboxes.kernel.cell_connection import Frame, FrameConnection, PeerGone
+from workers.sandboxes.kernel.interpreter_output import InterpreterOutput
+from workers.sandboxes.kernel.python_runtime import BOOTSTRAP, kernel_folder
+from workers.sandboxes.kernel.zygote_pool import Zygote, ZygoteKind, zygote_pool
+from workers.sandboxes.processes.entry import SandboxEntry
+
+log = logging.getLogger(__name__)
+
+START_S = 90.0
+_PYTHON = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
+_MAX_ERROR = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """An interpreter's program: a module of the kernels' folder, on the sandbox's Python or, `alone`, on the farm's."""
+
+    module: str
+    alone: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """The result of a cell: the name of the error, and pairs of a media type and an image."""
+
+    error: str
+    images: tuple[tuple[str, bytes], ...]
+
+
+class Interpreter:
+    """A running interpreter; made by `started`."""
+
+    def __init__(self, entry: SandboxEntry, env: Mapping[str, str]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._entry = entry
+        self._name = f"sandbox {entry.sandbox_id}"
+        self._env = dict(env)
+        self._n_cells = 0
+        self._pid = 0
+        self._pidfd = -1
+        self._closing = contextlib.ExitStack()
+        self.output = InterpreterOutput()
+        ours, self._theirs = socket.socketpair()
+        self._frames = FrameConnection(ours)
+        for end in (self.output, self._frames, self._theirs):
+            self._closing.callback(end.close)
+
+    @classmethod
+    async def started(cls, entry: SandboxEntry, program: Program, env: Mapping[str, str]) -> Interpreter:
+        """Start one and wait until it takes cells. Raises SandboxError."""
+        folder = await asyncio.to_thread(kernel_folder)
+        kind = _kind(program, env, folder)
+        # a zygote may have been killed, and the next one too
+        for _ in range(2 if kind else 0):
+            assert kind
+            interpreter = cls(entry, env)
+            with contextlib.suppress(PeerGone):
+                return await interpreter._up(interpreter._fork(kind))
+        if kind:
+            log.warning("sandbox %s: no zygote forked its kernel; it is started inside, slowly", entry.sandbox_id)
+        interpreter = cls(entry, env)
+        return await interpreter._up(interpreter._spawn(program, folder))
+
+    async def _up(self, start: Coroutine[Any, Any, None]) -> Interpreter:
+        """Return itself, when it is started and ready; close it if that fails."""
+        try:
+            await start
+            await self._wait_until_ready()
+            return self
+        except BaseException:
+            self.close()
+            raise
+
+    async def _fork(self, kind: ZygoteKind) -> None:
+        """Have it forked by a zygote. Raises PeerGone if that does not answer."""
+        target = self._entry.target()
+        # the zygote is the sandbox's user already, and a control group is not for that user to choose
+        job = {"target": {**target, "user": None, "cgroup": ""}, "cwd": self._entry.workdir, "env": self._env}
+        zygote = await asyncio.to_thread(zygote_pool().get, kind)
+        self._closing.enter_context(zygote.in_use())
+        await self._ask(zygote, job)
+        descriptors = self._frames.accept_descriptors()
+        self._closing.callback(_close_all, descriptors)
+        self._let_go()
+        self._check(await self._frames.next(START_S))
+        if not descriptors:
+            # the kernel limits a user's descriptors in flight, and other processes of this user have used them up
+            raise PeerGone
+        self._hold(descriptors[0])
+        if target["cgroup"]:
+            _move(self._pid, target["cgroup"])
+
+    async def _ask(self, zygote: Zygote, job: dict[str, Any]) -> None:
+        while True:
+            try:
+                return zygote.fork(job, [self._theirs.fileno(), self.output.write_end])
+            except BlockingIOError:
+                # many requests at once
+                await asyncio.sleep(0.005)
+            except OSError as error:
+                raise PeerGone from error
+
+    async def _spawn(self, program: Program, folder: Path) -> None:
+        """Start a Python inside; if that fails, its output is the reason."""
+        python = [_PYTHON, "-I", "-S"] if program.alone else ["python3"]
+        argv = [*python, "-c", BOOTSTRAP.format(module=program.module), str(folder)]
+        fds = {1: self.output.write_end, 2: self.output.write_end, cell_protocol.CONNECTION: self._theirs.fileno()}
+        child = await self._entry.start(argv, env=self._env, fds=fds)
+        self._closing.callback(child.close)
+        self._let_go()
+        with contextlib.suppress(ProcessLookupError):
+            pidfd = os.pidfd_open(child.pid)
+            self._closing.callback(os.close, pidfd)
+            self._hold(pidfd)
+
+    def _let_go(self) -> None:
+        """Close the interpreter's ends here, so that its end shows as end of file."""
+        self._theirs.close()
+        self.output.close_write_end()
+
+    def _hold(self, pidfd: int) -> None:
+        self._pidfd = pidfd
+        self._closing.callback(self.kill)
+        # the number that it has on the host
+        lines = Path(f"/proc/self/fdinfo/{pidfd}").read_text().splitlines()
+        self._pid = max(0, next(int(line.split()[1]) for line in lines if line.startswith("Pid:")))
+
+    async def _wait_until_ready(self) -> None:
+        try:
+            frame = await self._frames.next(START_S)
+        except PeerGone:
+            said = self.output.take()[0].strip().splitlines()[-1:]
+            frame = {"failed": said[0] if said else "it ended at once"}, b""
+        self._check(frame)
+        # what its start printed belongs to no cell
+        self.output.take()
+
+    def _check(self, frame: Frame | None) -> None:
+        if frame is None:
+            raise SandboxError(f"{self._name}: no interpreter after {START_S:.0f} s")
+        head, _ = frame
+        if "gone" in head:
+            raise SandboxError(f"{self._name} is gone: its first process has ended")
+        if "failed" in head:
+            raise SandboxError(f"{self._name}: no interpreter: {str(head['failed'])[:500]}")
+
+    def begin(self, code: str) -> None:
+        """Send a cell to run."""
+        self._n_cells += 1
+        self._frames.send({"cell": self._n_cells}, code.encode("utf-8", "replace"))
+
+    async def ended(self, seconds: float) -> Reply | None:
+        """Return the result of the cell; None if it has not ended within these seconds. Raises PeerGone."""
+        until = self._loop.time() + seconds
+        while frame := await self._frames.next(until - self._loop.time()):
+            head, body = frame
+            # a cell can find the socket if it looks for it, and write anything: an answer to another cell, for one
+            if head.get("cell") == self._n_cells:
+                return _reply(head, body)
+        return None
+
+    def interrupt(self) -> None:
+        """Send SIGINT, as ^C does: to the interpreter and the children it has in the foreground."""
+        if self._pid and not self._ended():
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._pid, signal.SIGINT)
+
+    def kill(self) -> None:
+        """Send SIGKILL; what it started stays."""
+        if self._pidfd >= 0:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+
+    def _ended(self) -> bool:
+        poll = select.poll()
+        poll.register(self._pidfd, select.POLLIN)
+        return bool(poll.poll(0))
+
+    def close(self) -> None:
+        """Kill it and close its descriptors. Harmless when repeated."""
+        self._closing.close()
+
+
+def _close_all(descriptors: list[int]) -> None:
+    while descriptors:
+        os.close(descriptors.pop())
+
+
+def _move(pid: int, cgroup: str) -> None:
+    try:
+        Path(cgroup, "cgroup.procs").write_text(str(pid))
+    except OSError as error:
+        # one of the two has just ended
+        raise PeerGone from error
+
+
+def _reply(head: Mapping[str, Any], body: bytes) -> Reply:
+    """Return the reply in a frame. Raises PeerGone if it is malformed."""
+    images, start = [], 0
+    try:
+        for media_type, n_bytes in head["images"][: cell_protocol.MAX_IMAGES]:
+            if media_type not in cell_protocol.MEDIA_TYPES or not 0 < n_bytes <= len(body) - start:
+                raise PeerGone
+            images.append((media_type, body[start : start + n_bytes]))
+            start += n_bytes
+        return Reply(str(head["error"])[:_MAX_ERROR], tuple(images))
+    except (KeyError, TypeError, ValueError) as error:
+        raise PeerGone from error
+
+
+def _kind(program: Program, env: Mapping[str, str], kernels: Path) -> ZygoteKind | None:
+    """Return the kind of zygote that has this program ready; None if the sandbox has no Python of the farm's.
+
+    None too if there are variables that take effect only at the start of a Python, or of any program.
+    """
+    python = Path(env["PATH"].partition(":")[0]) / "python3"
+    environments = settings().cache.absolute() / "environments"
+    if python.parent.parent.parent != environments or any(name.startswith(("PYTHON", "LD_")) for name in env):
+        return None
+    folders = (str(python.parent.parent), sys.base_prefix, str(kernels))
+    if program.alone:
+        return ZygoteKind(_PYTHON, ("-I", "-S"), str(kernels), program.module, folders[1:])
+    return ZygoteKind(str(python), (), str(kernels), program.module, folders)

@@ -1,0 +1,85 @@
+"""The output of an interpreter and its children, read as it comes: in bounded memory, and kept if they are killed."""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import fcntl
+import os
+import re
+import termios
+
+from workers.sandboxes.processes.bounded_output import HeadTail
+
+OUTPUT_LIMIT = 200_000
+"""Bytes of a cell's output that are kept."""
+_BURST = 64_000_000
+_PORTION = 1_000_000
+_PAUSE_S = 0.01
+"""Seconds between portions of a cell's output beyond the burst: endless output blocks its writer, not the worker."""
+_CHUNK = 65_536
+
+# ECMA-48: control sequences such as colours, operating system commands such as titles, other escapes
+_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\^_])")
+
+
+class InterpreterOutput:
+    """A pipe, read on the event loop; `write_end` is for the interpreter and is to be closed once that has it."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._kept = HeadTail(OUTPUT_LIMIT)
+        self._allowed = _BURST
+        self._resume: asyncio.TimerHandle | None = None
+        self._read_end, self.write_end = os.pipe()
+        os.set_blocking(self._read_end, False)
+        self._loop.add_reader(self._read_end, self._read)
+
+    def _read(self) -> None:
+        try:
+            n_read = self._read_chunk(_CHUNK)
+        except BlockingIOError:
+            # it was taken before this was called
+            return
+        self._allowed -= n_read
+        if not n_read:
+            # all write ends are closed
+            self._loop.remove_reader(self._read_end)
+        elif self._allowed <= 0:
+            self._allowed = _PORTION
+            self._loop.remove_reader(self._read_end)
+            self._resume = self._loop.call_later(_PAUSE_S, self._loop.add_reader, self._read_end, self._read)
+
+    def _read_chunk(self, n_bytes: int) -> int:
+        chunk = os.read(self._read_end, n_bytes)
+        self._kept.add(chunk)
+        return len(chunk)
+
+    def take(self) -> tuple[str, int]:
+        """Return the output since the last call, without colour codes, and the number of bytes dropped from its middle.
+
+        A pipe is exact: what was written before this is called is part of it.
+        """
+        # no more than is there now: something in the background may write without end
+        waiting = array.array("i", [0])
+        fcntl.ioctl(self._read_end, termios.FIONREAD, waiting)
+        if waiting[0]:
+            self._read_chunk(waiting[0])
+        kept, self._kept, self._allowed = self._kept, HeadTail(OUTPUT_LIMIT), _BURST
+        text = kept.text()
+        return (_ESCAPES.sub("", text) if "\x1b" in text else text), kept.n_dropped
+
+    def close_write_end(self) -> None:
+        if self.write_end >= 0:
+            os.close(self.write_end)
+            self.write_end = -1
+
+    def close(self) -> None:
+        """Close the pipe: later writers get SIGPIPE. Harmless when repeated."""
+        self.close_write_end()
+        if self._resume is not None:
+            self._resume.cancel()
+        if self._read_end >= 0:
+            self._loop.remove_reader(self._read_end)
+            os.close(self._read_end)
+            self._read_end = -1

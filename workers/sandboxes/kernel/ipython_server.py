@@ -1,0 +1,230 @@
+"""The other end of the python tool, inside the sandbox: one IPython, cells in and results out on an inherited socket.
+
+Standard library and IPython only. The main thread runs the cells, so that SIGINT reaches them. Output goes to the
+descriptors 1 and 2, so that what child processes and C code print is part of it. `prepare` is done once, outside of any
+sandbox, by the zygote that interpreters are forked from; `serve` is done inside.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import resource
+import signal
+import socket
+import sys
+import time
+import warnings
+from types import SimpleNamespace
+
+from workers.sandboxes.kernel import cell_protocol
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+    from typing import Any
+
+PACKAGES = "ipython"
+"""The folder, beside this file, of the packages that are imported here."""
+
+_WARM_UP = ("import json, math, re, random, collections, itertools, functools, datetime, subprocess\n1 + 1", "1 / 0")
+# late imports of these need libraries of the system, which an image may have in another version
+_LIBRARIES = ("_bz2", "_ctypes", "_decimal", "_hashlib", "_lzma", "_sqlite3", "_ssl", "zlib")
+
+
+class InlineFigures:
+    """An import hook that makes matplotlib's figures images of the cell.
+
+    The variable MPLBACKEND would be inherited by programs that cannot show anything here.
+    """
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name != "matplotlib":
+            return None
+        sys.meta_path.remove(self)
+        result = importlib.util.find_spec(name)
+        if result is not None and result.loader is not None:
+            run = result.loader.exec_module
+
+            def run_and_set(module: ModuleType) -> None:
+                run(module)
+                module.rcParams["backend"] = "module://matplotlib_inline.backend_inline"
+
+            result.loader.exec_module = run_and_set  # type: ignore[method-assign]
+        return result
+
+
+def prepare() -> SimpleNamespace:
+    """Make an IPython without files, threads or colours, that has run its first cells, and its collector of images."""
+    from IPython.core.displayhook import DisplayHook
+    from IPython.core.displaypub import DisplayPublisher
+    from IPython.core.interactiveshell import InteractiveShell
+    from IPython.core.profiledir import ProfileDir
+    from traitlets import Type
+    from traitlets.config import Config
+
+    images = cell_protocol.Images()
+
+    class Publisher(DisplayPublisher):
+        def publish(self, data: Mapping[str, Any], *_: object, **__: object) -> None:
+            note = images.add(data)
+            print(*filter(None, (data.get("text/plain"), note)), sep="\n")
+
+        def clear_output(self, wait: bool = False) -> None:
+            pass
+
+    class Hook(DisplayHook):
+        def write_format_data(self, format_dict: dict[str, Any], md_dict: object = None) -> None:
+            super().write_format_data(format_dict, md_dict)
+            if note := images.add(format_dict):
+                print(note)
+            # what is left goes to the history
+            for media_type in cell_protocol.MEDIA_TYPES:
+                format_dict.pop(media_type, None)
+
+        def cull_cache(self) -> None:
+            """Drop old values without a warning."""
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                super().cull_cache()  # type: ignore[no-untyped-call]
+
+    class Profile(ProfileDir):
+        def _mkdir(self, *_: object) -> bool:
+            """Make no folder."""
+            return False
+
+    class Shell(InteractiveShell):
+        displayhook_class = Type(Hook)
+        display_pub_class = Type(Publisher)
+
+        @contextlib.contextmanager
+        def _tee(self, channel: str) -> Iterator[None]:
+            """Keep no copy of the output."""
+            yield
+
+        def _format_exception_for_storage(self, *_: object, **__: object) -> dict[str, str]:
+            """Keep no traceback."""
+            return {}
+
+        def ask_exit(self) -> None:
+            """Print, at `exit` and `quit`, that the session stays."""
+            print("The session stays; there is no need to leave it.")
+
+        def system(self, command: str) -> None:
+            """Run a `!command` as a plain child: its output need not pass through here, and ^C ends it."""
+            _flush()
+            self.system_raw(command)  # type: ignore[no-untyped-call]
+
+    config = Config()
+    config.HistoryManager.enabled = False
+    config.HistoryManager.hist_file = ":memory:"
+    config.InteractiveShell.colors = "NoColor"
+    config.InteractiveShell.autoindent = False
+    config.InteractiveShell.cache_size = 100
+    # a folder that exists: nothing must be made where this runs
+    shell: Any = Shell.instance(config=config, ipython_dir="/", profile_dir=Profile())
+    shell.display_formatter.active_types = ["text/plain", *cell_protocol.MEDIA_TYPES]
+    for library in _LIBRARIES:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(library)
+    with _silence():
+        for cell in _WARM_UP:
+            shell.run_cell(cell, store_history=True)
+    shell.reset()
+    return SimpleNamespace(shell=shell, images=images)
+
+
+@contextlib.contextmanager
+def _silence() -> Iterator[None]:
+    with open(os.devnull, "w") as null, contextlib.redirect_stdout(null), contextlib.redirect_stderr(null):  # noqa: PTH123
+        yield
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+
+
+class Output:
+    """Descriptors 1 and 2, and Python's streams on them, whatever the cell before did to them."""
+
+    def __init__(self) -> None:
+        self._saved = os.dup(1)
+
+    def begin(self) -> None:
+        for number in (1, 2):
+            os.dup2(self._saved, number)
+        for name in ("stdout", "stderr"):
+            if getattr(getattr(sys, name), "closed", True):
+                setattr(sys, name, self._stream(1 if name == "stdout" else 2))
+                setattr(sys, f"__{name}__", getattr(sys, name))
+
+    def _stream(self, number: int) -> object:
+        return open(number, "w", encoding="utf-8", errors="backslashreplace", buffering=1, closefd=False)
+
+
+def run_cell(shell: Any, output: Output, code: str) -> str:
+    """Run a cell and return the name of its error, if any. An interrupt at any point is the cell's."""
+    error = ""
+    try:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        output.begin()
+        result = shell.run_cell(code, store_history=True)
+        failed = result.error_in_exec or result.error_before_exec
+        error = type(failed).__name__ if failed is not None else ""
+        _flush()
+    except KeyboardInterrupt:
+        error = "KeyboardInterrupt"
+    except SystemExit:
+        error = "SystemExit"
+    while signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        # one that came too late is raised here
+        with contextlib.suppress(KeyboardInterrupt):
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            _flush()
+    return error
+
+
+def _announce_cpu_limit() -> None:
+    """Print the reason at SIGXCPU, which comes a moment before the limit kills."""
+    seconds, _ = resource.getrlimit(resource.RLIMIT_CPU)
+
+    def give_up(*_: object) -> None:
+        _flush()
+        os.write(2, f"\n[CPU time limit reached: {seconds} seconds]\n".encode())
+        os._exit(1)
+
+    signal.signal(signal.SIGXCPU, give_up)
+
+
+def serve(connection: socket.socket, prepared: SimpleNamespace) -> None:
+    """Take on, inside the sandbox, the state of an interpreter started there, and run cells. Does not return."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    time.tzset()
+    _announce_cpu_limit()
+    shell = prepared.shell
+    folder = os.environ.get("IPYTHONDIR", "/tmp/.ipython")  # noqa: S108
+    # the policy may have put anything there
+    with contextlib.suppress(OSError):
+        shell.ipython_dir = folder
+        shell.profile_dir.location = f"{folder}/profile_default"
+    shell.home_dir = os.environ.get("HOME", "/")
+    sys.meta_path.insert(0, InlineFigures())
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    sys.argv = [""]
+    output = Output()
+    connection.sendall(cell_protocol.packed({"ready": True}))
+    cell_protocol.serve(connection, lambda code: run_cell(shell, output, code), prepared.images)
+
+
+def main() -> None:
+    """Serve inside the sandbox. The argument is `FOLDER`, which has the kernels' files."""
+    cell_protocol.leave_only(sys.argv[1], PACKAGES)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    serve(socket.socket(fileno=cell_protocol.CONNECTION), prepare())

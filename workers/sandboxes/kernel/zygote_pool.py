@@ -1,0 +1,135 @@
+"""The zygotes of this worker process, one for each interpreter and program: see `zygote.py`."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from workers.sandboxes.isolation.ignored_sigterm import sigterm_blocked
+from workers.sandboxes.isolation.parent_death_pipe import continue_at_the_end
+from workers.sandboxes.kernel.python_runtime import BOOTSTRAP
+from workers.sandboxes.processes.process_tree import MARK, new_tag
+from workers.sandboxes.sandbox_user import sandbox_user
+
+MAX_ZYGOTES = 4
+"""Number of zygotes that are kept; one that is in use is never closed for another."""
+
+_PROJECT = str(Path(__file__).parents[3])
+_LAUNCHER = "import sys; sys.path.append(sys.argv[1]); from workers.sandboxes.kernel.zygote_start import main; main()"
+
+
+@dataclass(frozen=True, slots=True)
+class ZygoteKind:
+    """The program that a zygote has ready, of the kernels' folder, and the Python it runs on. Paths are the node's."""
+
+    python: str
+    flags: tuple[str, ...]
+    kernels: str
+    module: str
+    folders: tuple[str, ...]
+    """The folders that this Python reads."""
+
+
+class Zygote:
+    """One zygote process. It ends when this process does, whose end of the socket it watches."""
+
+    def __init__(self, kind: ZygoteKind) -> None:
+        self.n_kernels = 0
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._control.setblocking(False)
+        program = BOOTSTRAP.format(module="zygote")
+        job = {
+            "user": sandbox_user(),
+            "folders": kind.folders,
+            "argv": [kind.python, *kind.flags, "-c", program, kind.kernels, kind.module, str(theirs.fileno())],
+            "env": {"PATH": os.defpath, "LANG": "C.UTF-8", "HOME": "/nonexistent", MARK: new_tag()},
+        }
+        with theirs, sigterm_blocked():
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", "-c", _LAUNCHER, _PROJECT],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                env={"PATH": os.defpath, "LANG": "C.UTF-8"},
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+            continue_at_the_end(theirs.fileno(), self._process.pid)
+        assert self._process.stdin
+        # if it has ended already, the first request will find that
+        with contextlib.suppress(BrokenPipeError), self._process.stdin as pipe:
+            pipe.write(json.dumps(job).encode())
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def fork(self, job: dict[str, Any], descriptors: Sequence[int]) -> None:
+        """Request a kernel; `descriptors` are the socket that it answers on, and its output. Raises OSError."""
+        memory = os.memfd_create("job")
+        try:
+            os.write(memory, json.dumps(job).encode(errors="surrogateescape"))
+            socket.send_fds(self._control, [b"job"], [memory, *descriptors])
+        finally:
+            os.close(memory)
+
+    @contextlib.contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Keep it, while the block runs, from being closed to make room for another."""
+        self.n_kernels += 1
+        try:
+            yield
+        finally:
+            self.n_kernels -= 1
+
+    def close(self) -> None:
+        """End it; kernels that it has stay. Blocks for a moment."""
+        self._control.close()
+        self._process.kill()
+        self._process.wait()
+
+
+class ZygotePool:
+    """The zygotes that were used last."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._found: OrderedDict[ZygoteKind, Zygote] = OrderedDict()
+
+    def get(self, kind: ZygoteKind) -> Zygote:
+        """Return the zygote of a kind, started if none is alive. Blocks for milliseconds."""
+        with self._lock:
+            zygote = self._found.pop(kind, None)
+            if zygote is not None and not zygote.alive():
+                zygote.close()
+                zygote = None
+            self._found[kind] = zygote = zygote or Zygote(kind)
+            for idle in [key for key, other in self._found.items() if not other.n_kernels and key != kind]:
+                if len(self._found) <= MAX_ZYGOTES:
+                    break
+                self._found.pop(idle).close()
+            return zygote
+
+    def living(self) -> list[Zygote]:
+        """Return the zygotes that have not ended."""
+        with self._lock:
+            return [zygote for zygote in self._found.values() if zygote.alive()]
+
+
+@cache
+def zygote_pool() -> ZygotePool:
+    """Return this process's zygotes."""
+    return ZygotePool()

@@ -1,0 +1,108 @@
+"""The removal of sandboxes from a node: those that are not needed any more, and those whose monitor was killed.
+
+The warm pool belongs to no rollout, and is aged instead; so are layers that no sandbox stands on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import time
+from collections.abc import Callable, Collection
+from pathlib import Path
+from uuid import uuid4
+
+from farm.settings import settings
+from workers.sandboxes import cgroups
+from workers.sandboxes.lifecycle import layers, warm_pool
+from workers.sandboxes.lifecycle.state import SandboxRecord, folder_of_all, is_locked, starter
+from workers.sandboxes.lifecycle.terminate import STOP_S, terminate_in
+from workers.sandboxes.remove_tree import remove
+
+STARTING_S = 120.0
+"""A start that takes longer hangs: there is no record, and someone holds the lock. Twice what one may take."""
+UNLOCKED_S = 5.0
+"""Seconds for which an unlocked folder without a record is left alone: its maker locks it at once."""
+WAIT_TIMEOUT_S = 5.0
+_PAUSE_S = 0.05
+
+
+def sweep(keep: Callable[[], Collection[str]], starting_s: float = STARTING_S) -> list[str]:
+    """End and remove every sandbox of this node whose id is not in what `keep()` returns; returns their ids.
+
+    `keep` is called after the folders are listed: what is started between the two never counts as abandoned.
+
+    A sandbox that is needed but broken is left to its user. Blocks; those that will not end cost seconds,
+    all together.
+    """
+    gone = _sweep(keep, starting_s, settings().stock_idle_s, STOP_S)
+    cgroups.sweep(folder_of_all())
+    layers.sweep(settings().layer_idle_s)
+    return gone
+
+
+def _sweep(keep: Callable[[], Collection[str]], starting_s: float, stock_idle_s: float, patience_s: float) -> list[str]:
+    """Sweep the sandboxes alone; returns the ids of those that are gone. Those of the warm pool have none."""
+    parent = folder_of_all()
+    result = sorted(parent.iterdir()) if parent.is_dir() else []
+    wanted = keep() if result else ()
+    unwanted = [state for state in result if state.name not in wanted and not warm_pool.is_pooled(state)]
+    ours = [state for state in unwanted if SandboxRecord.load(state) or _abandoned(state, starting_s)]
+    dropped = [warm_pool.dropped(state, starting_s, stock_idle_s) for state in result if warm_pool.is_pooled(state)]
+    gone = terminate_in([*ours, *filter(None, dropped)], patience_s)
+    return sorted(state.name for state in gone if state in ours)
+
+
+def sweep_all(patience_s: float = WAIT_TIMEOUT_S) -> None:
+    """End and remove everything that is left when a node ends, its lifelines closed by then. Blocks for that long.
+
+    A sandbox that is being started at that moment ends by itself as soon as it is up, and is waited for.
+    """
+    deadline = time.monotonic() + patience_s
+    parent = folder_of_all()
+    while True:
+        # their lifeline has ended them already
+        _sweep(tuple, starting_s=0.0, stock_idle_s=0.0, patience_s=patience_s / 2)
+        if not (parent.is_dir() and any(parent.iterdir())) or time.monotonic() > deadline:
+            break
+        time.sleep(_PAUSE_S)
+    cgroups.sweep(folder_of_all(), all_of_it=True)
+    layers.sweep(idle_s=0.0)
+
+
+def sweep_dead_nodes() -> list[str]:
+    """Remove what nodes left that ran beside this one and were killed; returns the names of their folders. Blocks.
+
+    A node holds the lock of its folder while it runs. Its folder is first given another name, so that it may come back
+    meanwhile and finds none.
+    """
+    own = settings().scratch.absolute()
+    gone = []
+    for node in [path.parent for path in own.parent.glob("*/lock")]:
+        if node == own or not (node / folder_of_all().name).is_dir() or node.stat().st_uid != os.getuid():
+            continue
+        aside = node.with_name(f"gone-{uuid4().hex[:8]}")
+        with contextlib.suppress(FileNotFoundError, BlockingIOError), (node / "lock").open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            node.rename(aside)
+            _clear_node(aside)
+            cgroups.sweep(node / folder_of_all().name, all_of_it=True)
+            gone.append(node.name)
+    return gone
+
+
+def _clear_node(node: Path) -> None:
+    terminate_in((node / folder_of_all().name).iterdir())
+    remove(node)
+
+
+def _abandoned(state: Path, starting_s: float) -> bool:
+    """Return whether a start failed, or hangs and is not waited for."""
+    try:
+        age_s = time.time() - state.lstat().st_mtime
+    except FileNotFoundError:
+        return True
+    if not is_locked(state):
+        return age_s >= min(UNLOCKED_S, starting_s)
+    return age_s >= starting_s and starter(state) is not None

@@ -1,0 +1,165 @@
+"""The state of a running sandbox on its node: its folder, and the processes that hold it."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import select
+import signal
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+from farm.errors import SandboxError
+from farm.settings import settings
+from workers.sandboxes import cgroups
+
+_LONGEST = 200
+"""Bytes of an id; a file name has 255, and some names are made of an id and more."""
+# a flag of the kernel, PF_EXITING: the first process of a sandbox stays, ending, until all others are gone
+_EXITING = 0x4
+
+
+def folder_of_all() -> Path:
+    """The folder on this node that has one folder for each sandbox."""
+    return settings().scratch.absolute() / "sandboxes"
+
+
+def folder(sandbox_id: str) -> Path:
+    """The sandbox's own folder. Raises SandboxError if the id is no plain name."""
+    plain = sandbox_id.isprintable() and "/" not in sandbox_id and len(os.fsencode(sandbox_id)) <= _LONGEST
+    if not plain or not sandbox_id or sandbox_id.startswith("."):
+        raise SandboxError(f"sandbox {sandbox_id!r}: the id must be a plain name")
+    return folder_of_all() / sandbox_id
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """One process, past and future: a pid is given again, a pid with its start (in clock ticks) is not."""
+
+    pid: int
+    started: int
+
+    def alive(self) -> bool:
+        """False too for one that is ending, or has ended and is not yet waited for."""
+        fields = self._fields()
+        return bool(fields) and fields[0] not in "ZX" and not int(fields[6]) & _EXITING
+
+    def _fields(self) -> list[str]:
+        """Return the fields of its /proc stat, from its state on; none if it is gone."""
+        try:
+            fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        except (FileNotFoundError, ProcessLookupError):
+            return []
+        return fields if int(fields[19]) == self.started else []
+
+    def there(self) -> bool:
+        """Return whether there is something left of it."""
+        return bool(self._fields())
+
+    def end(self, number: int, patience_s: float) -> bool:
+        """Send it a signal and wait for its end. Returns whether it ended in time. Blocks."""
+        return not end_together([self], number, patience_s)
+
+    def signalled(self, number: int) -> int | None:
+        """Send it a signal; returns a pidfd, by which to wait for its end, or None if it has ended."""
+        try:
+            descriptor = os.pidfd_open(self.pid)
+        except ProcessLookupError:
+            return None
+        try:
+            # only now, as from here on the descriptor and the pid are of the same process
+            if self._fields():
+                signal.pidfd_send_signal(descriptor, number)
+                return descriptor
+        except ProcessLookupError:
+            pass
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
+        return None
+
+
+_TOGETHER = 200
+"""A process may have 1024 descriptors."""
+
+
+def end_together(processes: Iterable[Process], number: int, patience_s: float) -> set[Process]:
+    """Send all a signal and wait for their ends, as long as for one. Those that have not ended in time. Blocks."""
+    rest, left = iter(processes), set()
+    while some := list(islice(rest, _TOGETHER)):
+        left |= _end_some(some, number, patience_s)
+    return left
+
+
+def _end_some(processes: Iterable[Process], number: int, patience_s: float) -> set[Process]:
+    descriptors: dict[int, Process] = {}
+    poll = select.poll()
+    try:
+        for process in processes:
+            if (descriptor := process.signalled(number)) is not None:
+                descriptors[descriptor] = process
+                poll.register(descriptor, select.POLLIN)
+        deadline = time.monotonic() + patience_s
+        while descriptors and (ended := poll.poll(max(0.0, deadline - time.monotonic()) * 1000)):
+            for descriptor, _ in ended:
+                poll.unregister(descriptor)
+                os.close(descriptor)
+                del descriptors[descriptor]
+        return set(descriptors.values())
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def is_locked(state: Path) -> bool:
+    """Return whether a process starts or holds the sandbox of this folder: the last one to end releases the lock."""
+    try:
+        with (state / "lock").open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return False
+
+
+def starter(state: Path) -> Process | None:
+    """The monitor, as it wrote itself into the lock when it began; None if it has not."""
+    try:
+        pid, started = (state / "lock").read_text().split()
+        return Process(int(pid), int(started))
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxRecord:
+    """A sandbox as its monitor wrote it down; its id is its folder's name, which changes as it leaves the warm pool."""
+
+    folder: Path
+    kind: str
+    monitor: Process
+    first: Process
+    """Process 1 of the sandbox, by its pid on the host."""
+    cgroup: str = ""
+    """The folder of its control group; empty if it has none."""
+
+    @property
+    def sandbox_id(self) -> str:
+        return self.folder.name
+
+    @classmethod
+    def load(cls, path: Path) -> SandboxRecord | None:
+        """The record in a sandbox's folder; None if there is none, or none yet, or a power cut left half of it."""
+        try:
+            known = json.loads((path / "sandbox.json").read_text())
+            monitor = Process(known["monitor_pid"], known["monitor_started"])
+            first = Process(known["pid1"], known["pid1_started"])
+            return cls(path, known["kind"], monitor, first, cgroups.of(path))
+        except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError):
+            return None

@@ -1,0 +1,155 @@
+"""User ids of the node for its sandboxes, one for each: see `sandboxes/isolation/id_mapping.py`.
+
+They come from what the node's administrator has set aside for the sandbox user, its subordinate ids (subuid(5) and
+subgid(5)), or from `FARM_SANDBOX_IDS`: any other may be a person's. No two sandboxes of a machine have one at the same
+time, whichever farm they are of: an id is a byte of one file, locked by an open file that the sandbox's monitor
+inherits, so that the kernel frees it when the last process ends that holds it, however it ends. (Containers of one
+machine, each with a `/run` of its own, need ids of their own.)
+
+Without root, such ids, or kernel support, and when all are taken, sandboxes share the sandbox user, as the log says
+once; then `sandboxes/isolation/kernel_limits.py` is all there is.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import re
+import secrets
+import struct
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import cache
+from pathlib import Path
+
+from farm.errors import SandboxError
+from farm.settings import settings
+from workers.sandboxes.processes.fork_client import fork_client
+from workers.sandboxes.sandbox_user import sandbox_user
+
+_SUBORDINATE = (Path("/etc/subuid"), Path("/etc/subgid"))
+_LOCKS = Path("/run/farm-sandbox-ids")
+_LINE = re.compile(r"(\d{1,10}):(\d{1,10})")
+_TOO_HIGH = (1 << 32) - 1
+_ANSWER_S = 20.0
+log = logging.getLogger(__name__)
+_asked: dict[tuple[int, int], str] = {}
+"""By mount of this node, why nothing on it can be id-mapped; empty if it can."""
+
+
+@contextmanager
+def own_id(folders: Sequence[str]) -> Iterator[tuple[int, list[int]]]:
+    """An id for a sandbox that is made of these folders, and what holds it, to be given to its monitor; 0 if none."""
+    ids = _ids(sandbox_user(), settings().sandbox_user, settings().sandbox_ids)
+    held = None if not ids or _refusal(folders, ids) else _locked(ids)
+    if held is None:
+        yield 0, []
+        return
+    number, lock = held
+    try:
+        yield number, [lock]
+    finally:
+        os.close(lock)
+
+
+@cache
+def _ids(user: tuple[int, int] | None, name: str, chosen: str) -> range:
+    """Return the ids that sandboxes may have here; none if this process is not root."""
+    if user is None:
+        return range(0)
+    result = _parsed(chosen) if chosen else subordinate(_SUBORDINATE, name, user[0])
+    if not result:
+        log.info("sandboxes share the user %s: it has no subordinate ids, nor are FARM_SANDBOX_IDS set", name)
+    return result
+
+
+def _parsed(text: str) -> range:
+    """Raises SandboxError."""
+    match = _LINE.fullmatch(text)
+    first, count = map(int, match.groups()) if match else (0, 0)
+    if first < 1 or first + count > _TOO_HIGH:
+        raise SandboxError(f"FARM_SANDBOX_IDS={text} are no user ids: set it to FIRST:COUNT, as in /etc/subuid")
+    return range(first, first + count)
+
+
+def subordinate(files: Sequence[Path], name: str, uid: int) -> range:
+    """The ids that each of /etc/subuid and /etc/subgid has first for a user, by name or number; none if none are."""
+    result = [_first(file, name, uid) for file in files]
+    return range(max(ids.start for ids in result), min(ids.stop for ids in result))
+
+
+def _first(file: Path, name: str, uid: int) -> range:
+    try:
+        lines = file.read_text().splitlines()
+    except OSError:
+        return range(0)
+    for line in lines:
+        owner, _, ids = line.strip().partition(":")
+        if owner in (name, str(uid)):
+            with suppress(SandboxError):
+                return _parsed(ids)
+    return range(0)
+
+
+def _refusal(folders: Sequence[str], ids: range) -> str:
+    """Return why one of the folders cannot be id-mapped; empty if all can. Tried once for each mount they lie on."""
+    for folder in folders:
+        mounted = _mount_of(folder)
+        if mounted not in _asked:
+            _asked[mounted] = _ask(folder, ids[0])
+            if _asked[mounted]:
+                _warn(f"sandboxes of {folder} share one user of this node: {_asked[mounted]}")
+        if _asked[mounted]:
+            return _asked[mounted]
+    return ""
+
+
+@cache
+def _warn(text: str) -> None:
+    """Once."""
+    log.warning(text)
+
+
+def _mount_of(folder: str) -> tuple[int, int]:
+    """Its number, which may be given again to another, and that of its file system."""
+    descriptor = os.open(folder, os.O_PATH | os.O_CLOEXEC)
+    try:
+        lines = Path(f"/proc/self/fdinfo/{descriptor}").read_text().splitlines()
+        number = next(line for line in lines if line.startswith("mnt_id:")).split()[1]
+        return int(number), os.fstat(descriptor).st_dev
+    finally:
+        os.close(descriptor)
+
+
+def _ask(folder: str, number: int) -> str:
+    answers = fork_client().request({"do": "map", "folder": folder, "own_id": number, "user": sandbox_user()}, [])
+    try:
+        answer, _ = answers.wait(_ANSWER_S) or ({}, [])
+    finally:
+        answers.close()
+    if "error" in answer or "refused" not in answer:
+        raise SandboxError(f"{folder} could not be tried for id-mapped mounts: {answer.get('error', 'no answer')}")
+    return str(answer["refused"])
+
+
+def _locked(ids: range) -> tuple[int, int] | None:
+    """An id that no other sandbox has, and the open file that holds it; None if all are taken."""
+    try:
+        file = os.open(_LOCKS, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        _warn(f"sandboxes share one user of this node: {error}")
+        return None
+    first = secrets.randbelow(len(ids))
+    for at in range(len(ids)):
+        number = ids[(first + at) % len(ids)]
+        if number in (sandbox_user() or ()):
+            continue
+        try:
+            # struct flock; of the open file, not of the process
+            fcntl.fcntl(file, fcntl.F_OFD_SETLK, struct.pack("hhqqi", fcntl.F_WRLCK, os.SEEK_SET, number, 1, 0))
+        except BlockingIOError:
+            continue
+        return number, file
+    os.close(file)
+    return None

@@ -1,0 +1,155 @@
+"""The warm pool: sandboxes that are started before they are requested, and handed over by renaming their folder.
+
+The pool lies among the sandboxes of the node, under names that no sandbox can have: `.starting.KEY.NAME` until one is
+up, then `.ready.KEY.NAME`. The key says what it was made of, so that a request for the same may have it; a rename has
+one winner, whichever processes try. What is dropped is first named `.gone.NAME`, so that it is not taken any more.
+
+A monitor knows no path to its folder, and what is mounted follows a rename: to a sandbox nothing happens. Its lifeline
+is that of the node, so the pool outlives the worker that filled it, and never the node.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import defaultdict
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from uuid import uuid4
+
+from farm.records.request import SandboxSpec
+from farm.settings import settings
+from workers.sandboxes.lifecycle.state import SandboxRecord, folder_of_all
+from workers.sandboxes.lifecycle.terminate import terminate_in
+
+_STARTING, _READY, _GONE = ".starting", ".ready", ".gone"
+
+
+@dataclass(frozen=True, slots=True)
+class WarmPoolUse:
+    """A recent demand for sandboxes of a key: what to start to have one ready."""
+
+    key: str
+    kind: str
+    spec: SandboxSpec
+
+
+def starting(key: str) -> Path:
+    """A folder for a sandbox that is about to be started for the pool."""
+    return folder_of_all() / f"{_STARTING}.{key}.{uuid4().hex[:8]}"
+
+
+def put(record: SandboxRecord) -> Path:
+    """It is up and may be taken. Its folder from now on."""
+    _, _, key, name = record.folder.name.split(".")
+    return record.folder.rename(record.folder.with_name(f"{_READY}.{key}.{name}"))
+
+
+def take(key: str, target: Path) -> SandboxRecord | None:
+    """Hand over a sandbox of this key: from now on its folder is `target`. None if there is none. Blocks briefly."""
+    for path in ready().get(key, ()):
+        try:
+            path.rename(target)
+        except FileNotFoundError:
+            continue
+        except OSError:
+            # there is a sandbox of this id already
+            return None
+        record = SandboxRecord.load(target)
+        if record is not None and record.first.alive() and record.monitor.alive():
+            return record
+        discard(target)
+    return None
+
+
+def ready() -> dict[str, list[Path]]:
+    """Key → the folders of the sandboxes that may be taken."""
+    result: dict[str, list[Path]] = defaultdict(list)
+    parent = folder_of_all()
+    with suppress(FileNotFoundError), os.scandir(parent) as entries:
+        for name in sorted(entry.name for entry in entries if entry.name.startswith(f"{_READY}.")):
+            result[name.split(".")[2]].append(parent / name)
+    return result
+
+
+def touch(path: Path) -> None:
+    """It is wanted still; what is not, is dropped after a while."""
+    with suppress(FileNotFoundError):
+        os.utime(path)
+
+
+def discard(path: Path) -> bool:
+    """End one that was not taken, and remove it; returns whether it was there to be dropped. Blocks."""
+    gone = _dropped(path)
+    if gone is None:
+        return False
+    terminate_in([gone])
+    return True
+
+
+def _dropped(path: Path) -> Path | None:
+    """Rename its folder so that it is not taken any more; returns the new one, None if it is gone."""
+    gone = path.with_name(f"{_GONE}.{uuid4().hex[:8]}")
+    try:
+        return path.rename(gone)
+    except FileNotFoundError:
+        return None
+
+
+def is_pooled(path: Path) -> bool:
+    """Return whether a folder among those of the sandboxes belongs to the warm pool."""
+    return path.name.startswith(".")
+
+
+def dropped(path: Path, starting_s: float, idle_s: float) -> Path | None:
+    """Return the folder of one that is not to be taken any more and is to be ended; None if it stays.
+
+    It goes if it has ended, was being started for longer than `starting_s`, or is unused for `idle_s`.
+    """
+    kind = "." + path.name.split(".")[1]
+    try:
+        age_s = time.time() - path.stat().st_mtime
+    except FileNotFoundError:
+        return None
+    if kind == _GONE:
+        return path
+    too_old = age_s >= (starting_s if kind == _STARTING else idle_s)
+    return _dropped(path) if too_old or (kind == _READY and _is_dead(path)) else None
+
+
+def _is_dead(path: Path) -> bool:
+    record = SandboxRecord.load(path)
+    return record is None or not record.first.alive()
+
+
+def _folder_of_uses() -> Path:
+    return settings().scratch.absolute() / "used"
+
+
+def note_use(use: WarmPoolUse) -> None:
+    """Record a demand for one; not where no node's supervisor runs, as then no process fills the pool."""
+    if settings().lifeline_fd is None:
+        return
+    mark = _folder_of_uses() / use.key
+    try:
+        os.utime(mark)
+    except FileNotFoundError:
+        mark.parent.mkdir(parents=True, exist_ok=True)
+        new = mark.with_name(f"{use.key}.{uuid4().hex[:8]}")
+        new.write_text(f"{use.kind}\n{use.spec.model_dump_json(exclude={'env'})}")
+        new.rename(mark)
+
+
+def uses(since_s: float) -> list[WarmPoolUse]:
+    """Return the demand of the last `since_s` seconds, the newest first; removes records of what is older."""
+    result = []
+    for mark in _folder_of_uses().glob("*"):
+        with suppress(FileNotFoundError):
+            age_s = time.time() - mark.stat().st_mtime
+            if age_s > since_s:
+                mark.unlink()
+            elif "." not in mark.name:
+                kind, _, spec = mark.read_text().partition("\n")
+                result.append((age_s, WarmPoolUse(mark.name, kind, SandboxSpec.model_validate_json(spec))))
+    return [use for _, use in sorted(result, key=lambda pair: pair[0])]

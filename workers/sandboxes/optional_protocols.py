@@ -1,0 +1,51 @@
+"""Protocols that a provider of sandboxes may implement beside `SandboxProvider`; its kind then does more, and no less.
+
+They are asked for by their methods, so a provider need not derive from anything of ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Protocol, runtime_checkable
+
+from farm.records.request import SandboxSpec
+from workers.interfaces import Sandbox, SandboxProvider
+from workers.sandboxes.launch_plan import LaunchPlan
+
+Prepare = Callable[[Sandbox], Awaitable[None]]
+"""Stages files in a sandbox that is not the policy's yet."""
+
+
+@runtime_checkable
+class SharesLayers(Protocol):
+    """Prepares the files of an instance once, for all of its samples."""
+
+    async def start_prepared(self, sandbox_id: str, spec: SandboxSpec, what: str, prepare: Prepare) -> Sandbox:
+        """As `start`, with files that `prepare` stages; that is done once for all of the same spec and `what`."""
+        ...
+
+
+@runtime_checkable
+class StartsAhead(Protocol):
+    """Has its sandboxes started by the warm pool before they are needed, which `LaunchPlan.start` then hands over.
+
+    Both methods block: for long, if an image is to be built first.
+    """
+
+    def recipe(self, spec: SandboxSpec, layer: str = "") -> LaunchPlan:
+        """Return the plan of a sandbox, on a layer if one is named. Raises SandboxError if the spec cannot be met."""
+        ...
+
+    def layer(self, spec: SandboxSpec, what: str) -> str:
+        """Return the name of the layer that `start_prepared` makes of `what`."""
+        ...
+
+
+def shares_layers(provider: SandboxProvider) -> SharesLayers | None:
+    """Return the provider if it prepares once for several."""
+    return provider if isinstance(provider, SharesLayers) else None
+
+
+def starts_ahead(provider: SandboxProvider) -> StartsAhead | None:
+    """Return the provider if the warm pool may start its sandboxes."""
+    return provider if isinstance(provider, StartsAhead) else None

@@ -1,0 +1,1 @@
+"""Processes inside a sandbox, as the worker starts, awaits and ends them."""

@@ -1,0 +1,46 @@
+"""Limits of a sandbox that were reached, as the watcher noted, the kernel counted or an exit code shows, in words."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+from workers.sandboxes import cgroups
+
+_FILE = "notices"
+_SIGNALS = {signal.SIGXCPU: "CPU time limit reached", signal.SIGXFSZ: "file size limit reached"}
+
+
+class LimitEvents:
+    """The notices in a sandbox's folder since this object was made, or `from_start`, or the last `take`."""
+
+    def __init__(self, state: Path, cgroup: str = "", *, from_start: bool = False) -> None:
+        self._path = state / _FILE
+        self._n_read = 0 if from_start else self._size()
+        self._cgroup = cgroup
+        self._n_killed = cgroups.n_killed(cgroup) if cgroup and not from_start else 0
+
+    def _size(self) -> int:
+        try:
+            return self._path.stat().st_size
+        except FileNotFoundError:
+            return 0
+
+    def take(self, code: int | None = 0) -> str:
+        """Return the limits that were reached, in words, as the exit `code` of a command may show; empty if none."""
+        result = []
+        size = self._size()
+        if size > self._n_read:
+            with self._path.open() as file:
+                file.seek(self._n_read)
+                result = file.read(size - self._n_read).splitlines()
+            self._n_read = size
+        # the kernel counts before it kills, so that the reason is there when the end is seen
+        n_killed = cgroups.n_killed(self._cgroup) if self._cgroup else 0
+        if n_killed > self._n_killed:
+            result.append(f"memory limit of {cgroups.memory_mb(self._cgroup)} MB reached")
+            self._n_killed = n_killed
+        if code:
+            number = -code if code < 0 else code - 128
+            result += [words for name, words in _SIGNALS.items() if name == number]
+        return "; ".join(dict.fromkeys(result))

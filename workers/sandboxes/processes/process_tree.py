@@ -1,0 +1,129 @@
+"""Ending a command together with all it started, wherever that went: by a mark in the environment.
+
+A process leaves its group and session by setsid, and a parent's end makes an orphan of its child; the
+environment a process began with stays readable until it ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import ClassVar
+
+MARK = "SANDBOX_COMMAND"
+_ROUNDS = 20
+_EXEC_S = 0.002
+_SILENT_S = 1.0
+"""Seconds without progress: a read of a process takes microseconds, or waits for one that sleeps in the kernel."""
+
+
+def new_tag() -> str:
+    """The value of an environment variable `MARK` that only one command and its descendants carry."""
+    return secrets.token_hex(8)
+
+
+def tagged_processes(mark: str) -> list[int]:
+    """The pids, on the host, of all processes that carry a mark."""
+    return _seen(mark)[0]
+
+
+def _seen(mark: str) -> tuple[list[int], bool]:
+    """Return the carriers, and whether there are processes that cannot be read just now."""
+    while True:
+        search = _Search(f"{MARK}={mark}".encode())
+        if search.comes_to_its_end():
+            return search.found, search.unclear
+
+
+class _Search:
+    """A search for carriers, in a thread of its own: a read of one that sleeps in the kernel may take as long.
+
+    Such a process is passed over by later searches, until it has answered. It has been signalled to end, or will be
+    with its sandbox.
+    """
+
+    _lock = threading.Lock()
+    _silent: ClassVar[set[int]] = set()
+
+    def __init__(self, wanted: bytes) -> None:
+        self.found: list[int] = []
+        self.unclear = False
+        self._wanted = wanted
+        self._pid = self._n = 0
+        self._given_up = False
+        self._ended = threading.Event()
+        threading.Thread(target=self._run, name="carriers", daemon=True).start()
+
+    def comes_to_its_end(self) -> bool:
+        n_before = -1
+        while not self._ended.wait(_SILENT_S):
+            with self._lock:
+                if self._n == n_before:
+                    self._given_up = True
+                    self._silent.add(self._pid)
+                    return False
+                n_before = self._n
+        return True
+
+    def _run(self) -> None:
+        pids = [int(entry.name) for entry in os.scandir("/proc") if entry.name.isdigit()]
+        for pid in pids:
+            with self._lock:
+                if self._given_up:
+                    self._silent.discard(self._pid)
+                    return
+                self._pid = pid
+                self._n += 1
+                if pid in self._silent:
+                    continue
+            self._ask(pid)
+        with self._lock:
+            if self._given_up:
+                self._silent.discard(self._pid)
+        self._ended.set()
+
+    def _ask(self, pid: int) -> None:
+        process = f"/proc/{pid}"
+        with contextlib.suppress(OSError):
+            environment = Path(process, "environ").read_bytes()
+            if self._wanted in environment.split(b"\0"):
+                self.found.append(pid)
+            elif not environment and _is_in_exec(process):
+                self.unclear = True
+
+
+def _is_in_exec(process: str) -> bool:
+    """Return whether it is becoming another program: for a moment it has a program, but no arguments or environment.
+
+    The kernel's own threads, and those that have ended, have none.
+    """
+    return bool(Path(process, "exe").readlink()) and not Path(process, "cmdline").read_bytes()
+
+
+def kill_tagged(mark: str) -> None:
+    """SIGKILL to all of them, again until none is left: some may fork meanwhile. Blocks for milliseconds."""
+    n_empty = 0
+    for _ in range(_ROUNDS):
+        pids, unclear = _seen(mark)
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        if unclear:
+            time.sleep(_EXEC_S)
+        # twice, as one that forked and ended while we looked was not seen, nor was its child
+        n_empty = 0 if pids or unclear else n_empty + 1
+        if n_empty == 2:
+            return
+
+
+def children(pid: int) -> list[int]:
+    """The pids of a process's own children; none if it is gone."""
+    try:
+        return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except (FileNotFoundError, ProcessLookupError):
+        return []

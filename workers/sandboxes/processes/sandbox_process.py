@@ -1,0 +1,154 @@
+"""One process that was led into a sandbox, awaited on the event loop: no thread and no signal handler."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import signal
+from types import TracebackType
+
+from farm.errors import SandboxError
+from workers.sandboxes.processes.fork_client import ForkReplies
+from workers.sandboxes.resource_exhaustion import reason
+
+START_S = 60.0
+_CHUNK = 1 << 18
+
+
+class Collector:
+    """Reads a pipe as it fills; keeps at most `limit` bytes and counts nothing more, so that no writer ever waits."""
+
+    def __init__(self, limit: int) -> None:
+        self.data = bytearray()
+        self._limit = limit
+        self._loop = asyncio.get_running_loop()
+        self._read_end, self.write_end = os.pipe()
+        os.set_blocking(self._read_end, False)
+        self._loop.add_reader(self._read_end, self._read)
+
+    def _read(self) -> bool:
+        try:
+            chunk = os.read(self._read_end, _CHUNK)
+        except BlockingIOError:
+            return False
+        self.data += chunk[: max(0, self._limit - len(self.data))]
+        if not chunk:
+            self._loop.remove_reader(self._read_end)
+        return bool(chunk)
+
+    def finish(self) -> bytes:
+        """All that was written by now; later output of processes that were left running is not waited for."""
+        while len(self.data) < self._limit and self._read():
+            pass
+        return bytes(self.data)
+
+    def close_write_end(self) -> None:
+        """Once it was handed on, so that the end of the writers can be seen. Harmless when repeated."""
+        if self.write_end >= 0:
+            os.close(self.write_end)
+            self.write_end = -1
+
+    def close(self) -> None:
+        self.close_write_end()
+        self._loop.remove_reader(self._read_end)
+        os.close(self._read_end)
+
+    def __enter__(self) -> Collector:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class SandboxProcess:
+    """A process in a sandbox; leave its context to have it killed. `pid` is its number on the host."""
+
+    def __init__(self, answers: ForkReplies, sandbox_id: str) -> None:
+        self.pid = 0
+        self._answers = answers
+        self._sandbox_id = sandbox_id
+        self._pidfd = -1
+        self._loop = asyncio.get_running_loop()
+        self._ended: asyncio.Future[int | None] = self._loop.create_future()
+
+    @classmethod
+    async def started(cls, answers: ForkReplies, sandbox_id: str) -> SandboxProcess:
+        """Once it is inside. Raises SandboxError if the sandbox is gone, or what leads there is."""
+        child = cls(answers, sandbox_id)
+        try:
+            async with asyncio.timeout(START_S):
+                message, descriptors = await answers.next()
+            if "pid" not in message:
+                raise refused(message, sandbox_id)
+            if not descriptors:
+                raise SandboxError(f"sandbox {sandbox_id} could not be entered: {reason(OSError(errno.EMFILE, ''))}")
+        except TimeoutError:
+            answers.close()
+            raise SandboxError(f"sandbox {sandbox_id}: it could not be entered within {START_S:.0f} s") from None
+        except BaseException:
+            # its own end of the socket closed, the process is killed as soon as it is there
+            answers.close()
+            raise
+        child.pid, child._pidfd = message["pid"], descriptors[0]
+        child._loop.add_reader(answers.fileno(), child._note_end)
+        return child
+
+    def _note_end(self) -> None:
+        message = self._answers.take()
+        if message is None:
+            return
+        self._loop.remove_reader(self._answers.fileno())
+        if not self._ended.done():
+            self._ended.set_result(message[0].get("code"))
+
+    @property
+    def ended(self) -> asyncio.Future[int | None]:
+        """Done once it has ended; the exit code, negative for a signal, or None if it is unknown."""
+        return self._ended
+
+    async def wait(self) -> int:
+        """Its exit code once it has ended, negative for a signal. Raises SandboxError if it is unknown."""
+        code = await asyncio.shield(self._ended)
+        if code is None:
+            raise SandboxError(f"sandbox {self._sandbox_id}: what watched a process in it was killed")
+        return code
+
+    def signal(self, number: int) -> None:
+        """Send it a signal, if it has not ended."""
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._pidfd, number)
+
+    def kill(self) -> None:
+        """SIGKILL; what it started stays."""
+        self.signal(signal.SIGKILL)
+
+    def close(self) -> None:
+        """Kill it if it runs, and forget it. Harmless when repeated."""
+        if self._pidfd < 0:
+            return
+        self.kill()
+        self._loop.remove_reader(self._answers.fileno())
+        self._answers.close()
+        os.close(self._pidfd)
+        self._pidfd = -1
+
+    def __enter__(self) -> SandboxProcess:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def refused(message: dict[str, object], sandbox_id: str) -> SandboxError:
+    """The error that an answer without a result stands for."""
+    if "gone" in message:
+        return SandboxError(f"sandbox {sandbox_id} is gone: its first process has ended")
+    return SandboxError(
+        f"sandbox {sandbox_id} could not be entered: {message.get('error', 'the fork server was killed')}"
+    )

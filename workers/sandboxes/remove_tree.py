@@ -1,0 +1,85 @@
+"""Deleting a sandbox's folder from outside of its namespaces."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import select
+import shutil
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from workers.sandboxes.isolation.parent_death_pipe import continue_at_the_end
+
+_TRIES = 20
+_PAUSE_S = 0.05
+_KILL_S = 1.0
+_SILENT: list[tuple[Any, ...]] = [(os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_RDWR, 0) for number in range(3)]
+
+
+def remove(state: Path, patience_s: float = math.inf) -> bool:
+    """Delete the folder of a sandbox that has ended; harmless if it is gone. Returns whether it is gone now. Blocks.
+
+    After `patience_s` the rest of it stays: it is large, or what is below it does not answer.
+
+    `rm`, as the sandbox may have left folders nested deeper than Python's own delete can follow; as root of a user
+    namespace, as it may have left some that even their owner cannot enter, overlayfs among them. More than once, as a
+    process that is being killed may write until it has ended.
+    """
+    argv = [] if os.geteuid() == 0 else ["unshare", "--user", "--map-root-user"]
+    argv += ["rm", "-rf", "--one-file-system", "--", str(state)]
+    deadline = time.monotonic() + patience_s
+    for _ in range(_TRIES):
+        if not os.path.lexists(state):
+            return True
+        try:
+            with _started(argv) as child:
+                _wait(child, deadline)
+        except OSError:
+            # no processes either: what a start that failed has left is simple enough
+            shutil.rmtree(state, ignore_errors=True)
+        if time.monotonic() > deadline:
+            break
+        if os.path.lexists(state):
+            time.sleep(_PAUSE_S)
+    return not os.path.lexists(state)
+
+
+@contextlib.contextmanager
+def _started(argv: list[str]) -> Iterator[int]:
+    """Its pid; stopped, it goes on should this process be killed. Raises OSError if there can be no process.
+
+    No subprocess.run, which needs descriptors: a start may have failed because there are none.
+    """
+    actions, ends = list(_SILENT), list[int]()
+    with contextlib.suppress(OSError):
+        ends += os.pipe()
+        # of our group it will be
+        continue_at_the_end(ends[0], os.getpgrp())
+        actions.append((os.POSIX_SPAWN_DUP2, ends[0], len(_SILENT)))
+    try:
+        yield os.posix_spawnp(argv[0], argv, os.environ, file_actions=actions)
+    finally:
+        # the read end first: then no reader is left to be notified when the write end is closed
+        for end in ends:
+            os.close(end)
+
+
+def _wait(child: int, deadline: float) -> None:
+    """For its end; it is killed after the deadline, and if it sleeps in the kernel even then, it is left alone."""
+    if deadline < math.inf:
+        descriptor = os.pidfd_open(child)
+        poll = select.poll()
+        poll.register(descriptor, select.POLLIN)
+        ended = poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
+        if not ended:
+            signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+            ended = poll.poll(_KILL_S * 1000)
+        os.close(descriptor)
+        if not ended:
+            return
+    os.waitpid(child, 0)

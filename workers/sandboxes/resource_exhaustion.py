@@ -1,0 +1,43 @@
+"""Resources that a worker or its node has run out of, in words: no fault of any sandbox, and fixed from outside."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from farm.errors import SandboxError
+
+_MIN_BYTES, _MIN_FILES = 1 << 16, 8
+MENDS = {
+    errno.EMFILE: "it has no file descriptor left: start it with a higher `ulimit -n`",
+    errno.ENFILE: "the node has no file descriptor left: raise the sysctl fs.file-max",
+    errno.EAGAIN: "the node lets this user have no more processes: raise `ulimit -u`",
+    errno.ENOMEM: "the node has no memory left: play fewer rollouts at a time",
+    errno.ENOSPC: "the disk is full: free some, or set FARM_SCRATCH to another",
+    errno.ETOOMANYREFS: "this user has too many descriptors on their way in messages: raise `ulimit -n`",
+    errno.EDQUOT: "the disk quota is used up: free some, or set FARM_SCRATCH to another disk",
+}
+
+
+def reason(error: OSError) -> str:
+    """Return why a call failed, and how to fix that."""
+    return MENDS.get(error.errno or 0) or error.strerror or str(error)
+
+
+def disk_is_full(folder: Path) -> str:
+    """Return so in words, or empty: a failure for lack of space may not name it, as an overlay that turns read-only."""
+    room = os.statvfs(folder)
+    full = room.f_bavail * room.f_frsize < _MIN_BYTES or (room.f_files and room.f_favail < _MIN_FILES)
+    return MENDS[errno.ENOSPC] if full else ""
+
+
+@contextmanager
+def scarcity(what: str) -> Iterator[None]:
+    """Turn an OSError of the block into a SandboxError that says what this worker could not do, and what is missing."""
+    try:
+        yield
+    except OSError as error:
+        raise SandboxError(f"this worker could not {what}: {reason(error)}") from error

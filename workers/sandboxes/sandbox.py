@@ -1,0 +1,227 @@
+"""A running sandbox as its users see it. Both kinds are the same here: a first process whose namespaces are joined."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import posixpath
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from farm.errors import SandboxError
+from farm.records.request import SandboxLimits, SandboxSpec
+from workers.interfaces import ExecResult, Kernel
+from workers.sandboxes.kernel.kernel import open_kernel
+from workers.sandboxes.lifecycle.start import SOCKETS
+from workers.sandboxes.lifecycle.state import SandboxRecord, folder
+from workers.sandboxes.lifecycle.terminate import terminate
+from workers.sandboxes.processes.command_arguments import check_words
+from workers.sandboxes.processes.fork_client import fork_client
+from workers.sandboxes.processes.limit_events import LimitEvents
+from workers.sandboxes.processes.process_tree import MARK, kill_tagged, new_tag
+from workers.sandboxes.processes.sandbox_process import Collector, SandboxProcess
+from workers.sandboxes.resource_exhaustion import scarcity
+from workers.sandboxes.sandbox_user import sandbox_user
+from workers.sandboxes.shell.shell import BashShell
+from workers.sandboxes.transfer import Transfer
+
+if TYPE_CHECKING:
+    from workers.sandboxes.isolation.namespaces import JoinTarget
+
+MAX_OUTPUT = 10_000_000
+"""Bytes kept of each stream of a command; the rest is read and dropped."""
+
+SEARCH_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+ENVIRONMENT = {"HOME": "/root", "USER": "root", "LANG": "C.UTF-8", "TERM": "dumb", "SHELL": "/bin/bash"}
+
+
+class NodeSandbox:
+    """A sandbox of this node, started by whichever process; joined, by the fork server, for each command."""
+
+    def __init__(
+        self,
+        record: SandboxRecord,
+        spec: SandboxSpec,
+        bin_folders: Sequence[str] = (),
+        variables: Mapping[str, str] | None = None,
+    ) -> None:
+        self.sandbox_id = record.sandbox_id
+        self.socket_folder = folder(record.sandbox_id) / SOCKETS
+        self.workdir = spec.workdir
+        self._record = record
+        self._spec = spec
+        own = dict(variables or {})
+        self._variables = {**own, "PATH": ":".join([*bin_folders, own.get("PATH", SEARCH_PATH)])}
+        self._files = Transfer(self.sandbox_id, self.target, spec.workdir, spec.limits.disk_mb)
+
+    def environment(self, more: Mapping[str, str] | None = None) -> dict[str, str]:
+        """The environment of every command: chosen, never the worker's."""
+        return {**ENVIRONMENT, **self._variables, **self._spec.env, **(more or {})}
+
+    def notices(self) -> LimitEvents:
+        """See `Entry.notices`."""
+        return LimitEvents(folder(self.sandbox_id), self._record.cgroup)
+
+    def target(self, limits: SandboxLimits | None = None) -> JoinTarget:
+        """See `Entry.target`."""
+        return {
+            "pid": self._record.first.pid,
+            "started": self._record.first.started,
+            "user": sandbox_user(),
+            "network": self._spec.network,
+            "fake_root": self._spec.fake_root,
+            "limits": _resources(self._spec.limits, limits or self._spec.limits),
+            "cgroup": self._record.cgroup,
+        }
+
+    def alive(self) -> bool:
+        """Return whether its first process is alive, with which all of it ends."""
+        return self._record.first.alive()
+
+    def limits_reached(self) -> str:
+        """Return the limits that were reached since it was started, in words; to be called while it is there."""
+        return LimitEvents(folder(self.sandbox_id), self._record.cgroup, from_start=True).take()
+
+    def _check_alive(self) -> None:
+        if not self.alive():
+            raise SandboxError(f"sandbox {self.sandbox_id} is gone: its first process has ended")
+
+    async def start(
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        fds: Mapping[int, int],
+        terminal: bool = False,
+        cwd: str | None = None,
+        limits: SandboxLimits | None = None,
+    ) -> SandboxProcess:
+        """See `Entry.start`."""
+        check_words(argv, env, cwd)
+        self._check_alive()
+        null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            result = {0: null, 1: null, 2: null, **fds}
+            job = {
+                "do": "enter",
+                "target": self.target(limits),
+                "argv": list(argv),
+                "env": dict(env),
+                "cwd": posixpath.join(self._spec.workdir, cwd or ""),
+                "terminal": terminal,
+                "numbers": list(result),
+            }
+            answers = fork_client().request(job, list(result.values()))
+        finally:
+            os.close(null)
+        return await SandboxProcess.started(answers, self.sandbox_id)
+
+    async def exec(
+        self,
+        argv: Sequence[str],
+        *,
+        timeout_s: float,
+        stdin: bytes = b"",
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        limits: SandboxLimits | None = None,
+    ) -> ExecResult:
+        """Run one command to its end, or kill it and what it started after `timeout_s`. See `Sandbox.exec`.
+
+        A command in the background that outlives its parent stays; its later output is lost.
+        """
+        check_words(argv, env or {}, cwd)
+        mark = new_tag()
+        notices = self.notices()
+        with contextlib.ExitStack() as resources:
+            with scarcity(f"run a command in sandbox {self.sandbox_id}"):
+                out = resources.enter_context(Collector(MAX_OUTPUT))
+                err = resources.enter_context(Collector(MAX_OUTPUT))
+                source = resources.enter_context(_memory_file(stdin))
+                fds = {0: source, 1: out.write_end, 2: err.write_end}
+                child = await self.start(
+                    argv, env={**self.environment(env), MARK: mark}, fds=fds, cwd=cwd, limits=limits
+                )
+            resources.enter_context(child)
+            out.close_write_end()
+            err.close_write_end()
+            try:
+                async with asyncio.timeout(timeout_s):
+                    code: int | None = await child.wait()
+            except TimeoutError:
+                code = None
+            except BaseException:
+                kill_tagged(mark)
+                raise
+            if code is None:
+                child.kill()
+                await asyncio.to_thread(kill_tagged, mark)
+            elif code != 0:
+                self._check_alive()
+            reached = notices.take(code)
+            return ExecResult(code, out.finish(), err.finish(), timed_out=code is None, limit=reached)
+
+    async def open_shell(self) -> BashShell:
+        """See `Sandbox.open_shell`."""
+        return await BashShell.open(self)
+
+    async def open_kernel(self, name: str = "") -> Kernel:
+        """See `Sandbox.open_kernel`."""
+        return await open_kernel(self, name)
+
+    async def read_file(self, path: str) -> bytes:
+        """See `Sandbox.read_file`."""
+        return await self._files.read(path)
+
+    async def write_file(self, path: str, data: bytes) -> None:
+        """See `Sandbox.write_file`."""
+        await self._files.write(path, data)
+
+    async def upload(self, source: Path, path: str) -> None:
+        """See `Sandbox.upload`."""
+        await self._files.upload(source, path)
+
+    async def download(self, path: str, target: Path) -> None:
+        """See `Sandbox.download`."""
+        await self._files.download(path, target)
+
+    async def stop(self) -> None:
+        """See `Sandbox.stop`."""
+        await asyncio.to_thread(self.end)
+
+    def end(self) -> None:
+        """As `stop`. Blocks."""
+        terminate(self._record)
+
+
+def _resources(bounds: SandboxLimits, asked: SandboxLimits) -> dict[str, int]:
+    """Return the kernel's limits for each process; a command may have lower ones than the sandbox."""
+    mb = 1 << 20
+    return {
+        "RLIMIT_CORE": 0,
+        # of the whole sandbox, as the kernel counts them for each user namespace
+        "RLIMIT_NPROC": bounds.n_processes,
+        "RLIMIT_CPU": min(bounds.cpu_s, asked.cpu_s),
+        "RLIMIT_NOFILE": min(bounds.n_files, asked.n_files),
+        "RLIMIT_FSIZE": min(bounds.file_mb, asked.file_mb) * mb,
+        # stops one process that takes all at once; the monitor is exact, but looks only now and then. Twice, as what a
+        # process reserves counts here whether or not it uses it. A command's own limit has no other guard.
+        "RLIMIT_DATA": min(2 * bounds.memory_mb, asked.memory_mb if asked.memory_mb < bounds.memory_mb else 1 << 40)
+        * mb,
+    }
+
+
+@contextlib.contextmanager
+def _memory_file(data: bytes) -> Iterator[int]:
+    """A descriptor to read `data` from; in memory, as a pipe would need someone to keep filling it."""
+    descriptor = os.memfd_create("stdin") if data else os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        if data:
+            with open(descriptor, "wb", closefd=False) as file:
+                file.write(data)
+            os.lseek(descriptor, 0, os.SEEK_SET)
+        yield descriptor
+    finally:
+        os.close(descriptor)

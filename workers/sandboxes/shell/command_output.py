@@ -1,0 +1,100 @@
+"""The output of a command, in bounded memory: its head and tail to be shown, and more of it kept on disk."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import IO
+
+from workers.sandboxes.processes.bounded_output import HeadTail, gap
+
+
+class CommandOutput:
+    """Shows at most `shown` bytes, at least 2; keeps at most `kept`: of more than that, the head and the tail."""
+
+    def __init__(self, shown: int, kept: int, folder: Path) -> None:
+        self._shown = HeadTail(shown)
+        self._limit = shown // 2 * 2
+        self._kept = kept
+        self._folder = folder
+        self._file: _Spool | None = None
+        self._full_disk = False
+        self.n_bytes = 0
+
+    def add(self, chunk: bytes) -> None:
+        self.n_bytes += len(chunk)
+        if self.n_bytes > self._limit and not self._full_disk:
+            self._keep(chunk)
+        self._shown.add(chunk)
+
+    def _keep(self, chunk: bytes) -> None:
+        try:
+            if self._file is None:
+                self._file = _Spool(self._kept, self._folder)
+                # until now nothing was dropped
+                self._file.add(self._shown.data())
+            self._file.add(chunk)
+        except OSError:
+            self._full_disk = True
+            self.close()
+
+    @property
+    def n_dropped(self) -> int:
+        return self._shown.n_dropped
+
+    def data(self) -> bytes:
+        """Return the part that is shown."""
+        return self._shown.data()
+
+    def full(self) -> bytes | None:
+        """Return the part that is kept; None if all of it is shown too, or writing or reading it failed."""
+        try:
+            return None if self._file is None else self._file.data()
+        except OSError:
+            return None
+
+    def close(self) -> None:
+        """Free the disk space. Harmless when repeated."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+class _Spool:
+    """A file without a name: the head, then a ring buffer of the same size."""
+
+    def __init__(self, limit: int, folder: Path) -> None:
+        self._room = max(1, limit // 2)
+        self._n_seen = 0
+        folder.mkdir(parents=True, exist_ok=True)
+        self._file: IO[bytes] = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115 - see close
+
+    def add(self, chunk: bytes) -> None:
+        view = memoryview(chunk)
+        fits = max(0, self._room - self._n_seen)
+        self._write(self._n_seen, view[:fits])
+        self._n_seen += len(view)
+        # of what goes round more than once, only the last round stays
+        rest = view[fits:][-self._room :]
+        if rest:
+            start = (self._n_seen - self._room - len(rest)) % self._room
+            first = rest[: self._room - start]
+            self._write(self._room + start, first)
+            self._write(self._room, rest[len(first) :])
+
+    def _write(self, place: int, view: memoryview) -> None:
+        self._file.seek(place)
+        while view:
+            view = view[self._file.write(view) :]
+
+    def data(self) -> bytes:
+        self._file.seek(0)
+        whole = self._file.read(2 * self._room)
+        n_dropped = self._n_seen - 2 * self._room
+        if n_dropped <= 0:
+            return whole
+        start = self._room + self._n_seen % self._room
+        return whole[: self._room] + gap(n_dropped) + whole[start:] + whole[self._room : start]
+
+    def close(self) -> None:
+        self._file.close()

@@ -1,0 +1,137 @@
+"""The lines that are typed to a shell, and the records that come back.
+
+Commands go in and records come out on one socket, so that the kernel names the writer of each: what another process
+writes, however it got the descriptor, is ignored. And it can hardly get it: while a command is evaluated, the numbers
+below are /dev/null, and the copies that bash keeps are not inherited by programs. Only code that runs in the shell
+itself can still end a command by a record of its own, since that is the shell.
+
+The shell is not trusted to keep anything for its driver. The number of a command and the exit code of the one before
+stand in the line as they are; no variable carries them, so that none can be unset, frozen or read. The command itself
+is in PS2, which every interactive shell has. After each command the two variables that the next line must assign are
+unset: where that fails, the shell ends, and its driver starts another. A shell that reads its terminal again without a
+record, whatever was done to it, is replaced likewise (`shell_session.ShellSession.lost`).
+
+Descriptors 0, 1 and 2 of commands are kept from one to the next, so that `exec >file` lasts as in any terminal. That is
+done only after commands with a word that can change them, as `set -x` then shows how it is done.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from itertools import product
+from pathlib import Path
+from typing import NamedTuple
+
+_FIRST = 230
+_ROOM = 16
+_READY = "r"
+
+_SKIP = r" while IFS= \builtin read -r -d '' -u @S PS2 && [[ $PS2 != #NUMBER ]]; do :; done;"
+_TAKE = r" IFS= \builtin read -r -d '' -u @S PS2;"
+# bash reads a socket one byte at a time, a file in blocks
+_TAKE_STORED = r" IFS= \builtin read -r -d '' -u @M PS2;"
+_TELL_READY = rf""" \builtin printf '%d {_READY}\0' #NUMBER >&@S;"""
+# the socket first, as its copy then gets the number @K, the first that is free above @N
+_HIDE = " @S<&@N @M<&@N"
+_HIDE_REST = " @O<&@N @N<&@S @I<&@S @V<&@S @W<&@S"
+_CODE = r" \__sandbox_code #CODE '' && \: '';"
+_EVAL = r' \builtin eval "$PS2"'
+_DONE = "; \\__sandbox_done #NUMBER && \\:\n"
+_RUN = f"{_CODE}{_EVAL}{_HIDE} <&@I >&@V 2>&@W{_HIDE_REST}{_DONE}"
+# what is evaluated and the word that keeps its descriptors are one group, which has the redirections
+_RUN_KEPT = rf"{_CODE} {{{_EVAL} @I<&@N @V<&@N @W<&@N; \__sandbox_keep; }}{_HIDE} <&@I >&@V 2>&@W @O<&@N @N<&@S{_DONE}"
+# bash's own input is the terminal
+_RUN_TYPED = f"{_CODE}{_EVAL}{_HIDE} >&0 2>&0{_HIDE_REST}; \\__sandbox_done #NUMBER typed && \\:\n"
+_KEEPS = re.compile(rb"\b(?:exec|source)\b|(?:^|[\s;&|({])\.\s")
+
+
+def _boot() -> str:
+    """Return what a shell is set up with: one line, once its line breaks are blanks, so there is no comment in it."""
+    return Path(__file__).with_name("shell_boot.sh").read_text()
+
+
+class Protocol:
+    """Everything that is typed, with the numbers that the descriptors have in the shell."""
+
+    def __init__(self, first: int) -> None:
+        self.socket, self.output, self.memory, self.nothing, self._kept = range(first, first + 5)
+        self.stdin, self.stdout, self.stderr = range(first + 5, first + 8)
+        self.boot = f" {self._filled(_boot()).strip()}\n".replace("\n", " ").encode() + b"\n"
+        self._lines = {kind: self._line(*kind) for kind in product((False, True), repeat=4)}
+
+    def _filled(self, text: str) -> str:
+        numbers = (
+            self.socket,
+            self.output,
+            self.memory,
+            self.nothing,
+            self._kept,
+            self.stdin,
+            self.stdout,
+            self.stderr,
+        )
+        for name, number in zip("SOMNKIVW", numbers, strict=True):
+            text = text.replace(f"@{name}", str(number))
+        return text
+
+    def _line(self, stored: bool, typed: bool, skip: bool, keeps: bool) -> str:
+        parts = (
+            f" PROMPT_COMMAND='__sandbox_done #NUMBER{' typed' if typed else ''}';",
+            _SKIP if skip else "",
+            _TELL_READY + _TAKE if typed else "",
+            _TAKE_STORED if stored else _TAKE,
+            _RUN_TYPED if typed else _RUN_KEPT if keeps else _RUN,
+        )
+        return self._filled("".join(parts))
+
+    def line(self, number: int, code: int, *, stored: bool, typed: bool, skip: bool, keeps: bool) -> bytes:
+        """Return the line to type for a command, which is read from the socket, or if `stored` from the memory file.
+
+        `code` is the `$?` that it sees. `typed` gives it the terminal, once a record on the socket says that this is
+        set up. `skip` passes over what an interrupted shell may not have read from the socket, up to the command's
+        number. `keeps` keeps the descriptors 0, 1 and 2 as it leaves them for the commands after it.
+        """
+        line = self._lines[stored, typed, skip, keeps]
+        return line.replace("#NUMBER", str(number)).replace("#CODE", str(code)).encode()
+
+
+def may_redirect(command: bytes) -> bool:
+    """Return whether a command may change descriptors of the shell itself: it names `exec`, or sources a file."""
+    return _KEEPS.search(command) is not None
+
+
+@cache
+def protocol(n_files: int) -> Protocol:
+    """Return the protocol for a shell with this limit of open files: high numbers, away from a user's `exec 3>file`."""
+    return Protocol(min(_FIRST, n_files - _ROOM))
+
+
+class CommandEnd(NamedTuple):
+    """The end of a command, as far as known; `alive` is False if the shell ended with it."""
+
+    code: int | None
+    cwd: str
+    alive: bool = True
+    exported: str = ""
+
+
+def ready(record: bytes | bytearray, number: int) -> bool:
+    """Return whether a record says that the shell waits for the terminal to be set up."""
+    return record == b"%d %s" % (number, _READY.encode())
+
+
+def end(record: bytes | bytearray, number: int) -> CommandEnd | None:
+    """Return the end of a command from its record; None if that is about another one."""
+    about, _, rest = record.decode("utf-8", "surrogateescape").partition(" ")
+    code, _, cwd = rest.partition(" ")
+    return CommandEnd(int(code), cwd) if about == str(number) and code.isdecimal() else None
+
+
+def death(records: bytes, code: int | None) -> CommandEnd:
+    """Return the end of the shell itself, by its last records, or by the exit code of its process alone."""
+    last, _, exported = records.decode("utf-8", "surrogateescape").partition("\0")
+    result, _, cwd = last.removeprefix("X").partition(" ")
+    if last.startswith("X") and result.isdecimal():
+        return CommandEnd(int(result), cwd, alive=False, exported=exported.rstrip("\0"))
+    return CommandEnd(code if code is None or code >= 0 else 128 - code, "", alive=False)

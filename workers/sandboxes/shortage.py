@@ -1,0 +1,260 @@
+"""The node's own shortages while something was played or scored on it, which no rollout there is to blame for.
+
+The rule: the result of a stage counts only if the node had room all the while. A program that meets a full disk fails
+as a wrong one does, and says no more; so the node is checked, not the program. Free space and inodes of the scratch's
+file system, and the node's processes and files, are sampled as long as anything is watched; of what the kernel counts
+(its kills for lack of memory, its refusals to fork) the count is compared. A MemoryError says nothing by itself, as a
+request for more than any node has raises one, too: it counts if hardly any is left when it is checked. A sandbox that
+has reached a limit of its own is not excused by the node's shortage of the same: else a policy could take back a
+failure by taking all that there is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import math
+import os
+import resource
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from farm.settings import settings
+from workers.sandboxes.resource_exhaustion import MENDS
+
+SAMPLE_S, SOONEST_S = 0.2, 0.005
+BYTES_PER_S, FILES_PER_S = 2_000_000_000, 400_000
+"""A disk is hardly filled faster: the less room there is, the sooner it is looked at again, lest a moment be missed."""
+MIN_BYTES, MIN_FILES = 16 << 20, 256
+"""Below that a disk counts as full, or below a twentieth of it if that is less."""
+MIN_MEMORY = 64 << 20
+"""Below that memory counts as used up, or below a twentieth of it if that is less."""
+_IDLE_S = 2.0
+_MOST_BYTES = 1 << 16
+_SHARE = 20
+_NEARLY = 0.97
+_EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EDQUOT, errno.EAGAIN})
+_NOTICES = {"disk limit": "disk", "memory limit": "memory", "process limit": "processes"}
+_NO_THREAD = "can't start new thread"
+
+
+class ShortageWindow:
+    """The time of one block. A cause is `disk`, `memory`, `processes` or `files`."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+        self._counted = _SAMPLER.counted()
+        self._excused: set[str] = set()
+        self.on_disk = False
+        """True if anything was done in the scratch folder."""
+
+    def excuse(self, reached: str) -> None:
+        """Leave out what a sandbox has met by limits of its own, in the words of its notices."""
+        self._excused |= {cause for words, cause in _NOTICES.items() if words in reached}
+
+    def reason(self) -> str:
+        """Return what the node ran short of, in words; empty if nothing."""
+        _SAMPLER.sample()
+        short = _SAMPLER.since(self._began)
+        short |= {cause: words for cause, words in _grown(self._counted).items() if cause not in short}
+        out = self._excused if self.on_disk else self._excused | {"disk"}
+        return "; ".join(words for cause, words in short.items() if cause not in out)
+
+
+def exhausted(error: BaseException | None) -> str:
+    """Return why a call of this process failed, in words, if it lacked a resource; checks the error's causes, too."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in _EXHAUSTED and not isinstance(error, TimeoutError):
+            return MENDS[error.errno or 0]
+        if isinstance(error, MemoryError) and memory_is_short():
+            return MENDS[errno.ENOMEM]
+        if isinstance(error, RuntimeError) and _NO_THREAD in str(error):
+            return MENDS[errno.EAGAIN]
+        error = error.__cause__
+    return ""
+
+
+def memory_is_short() -> bool:
+    """Return whether this process, or its node, has hardly any memory left to give."""
+    with contextlib.suppress(OSError, ValueError, LookupError):
+        strict = Path("/proc/sys/vm/overcommit_memory").read_text().strip() == "2"
+        if used_up(Path("/proc/meminfo").read_text(), strict=strict):
+            return True
+        most = resource.getrlimit(resource.RLIMIT_AS)[0]
+        taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        return most != resource.RLIM_INFINITY and most - taken < min(MIN_MEMORY, most // _SHARE)
+    return False
+
+
+def used_up(meminfo: str, *, strict: bool) -> bool:
+    """Return whether /proc/meminfo shows hardly any memory left; `strict` is a kernel that never overcommits."""
+    rows = (line.partition(":") for line in meminfo.splitlines())
+    n_bytes = {name: int(value.split()[0]) << 10 for name, _, value in rows}
+    least = min(MIN_MEMORY, n_bytes["MemTotal"] // _SHARE)
+    if strict and n_bytes["CommitLimit"] - n_bytes["Committed_AS"] < least:
+        return True
+    return n_bytes["MemAvailable"] + n_bytes["SwapFree"] < least
+
+
+@contextmanager
+def watched() -> Iterator[ShortageWindow]:
+    """Watch the node while the block runs."""
+    with _SAMPLER.running():
+        yield ShortageWindow()
+
+
+class _Sampler:
+    """A thread that samples now and then while anything is watched, and a little longer: starting one takes time."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._n = 0
+        self._watched_at = 0.0
+        self._thread: threading.Thread | None = None
+        self._seen: dict[str, tuple[float, str]] = {}
+        self._counted: tuple[float, dict[str, int]] = -math.inf, {}
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        with self._lock:
+            self._n += 1
+            if self._thread is None:
+                # without a thread there are still the samples at the end
+                with contextlib.suppress(RuntimeError):
+                    thread = threading.Thread(target=self._run, name="shortage", daemon=True)
+                    thread.start()
+                    self._thread = thread
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._n -= 1
+                self._watched_at = time.monotonic()
+
+    def _run(self) -> None:
+        due = 0.0
+        while not self._is_over():
+            time.sleep(_pause_s())
+            if time.monotonic() >= due:
+                self.sample()
+                due = time.monotonic() + SAMPLE_S
+            else:
+                self._look("disk", _disk)
+
+    def _is_over(self) -> bool:
+        with self._lock:
+            if self._n or time.monotonic() < self._watched_at + _IDLE_S:
+                return False
+            self._thread = None
+            return True
+
+    def counted(self) -> dict[str, int]:
+        """Return the kernel's counts as they are now, or were less than a sample ago: from then on they count."""
+        if time.monotonic() - self._counted[0] > SAMPLE_S:
+            self._counted = time.monotonic(), _counts()
+        return self._counted[1]
+
+    def sample(self) -> None:
+        for cause, look in _SHORT.items():
+            self._look(cause, look)
+
+    def _look(self, cause: str, look: Callable[[], str]) -> None:
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            if words := look():
+                self._seen[cause] = time.monotonic(), words
+
+    def since(self, began: float) -> dict[str, str]:
+        return {cause: words for cause, (seen, words) in list(self._seen.items()) if seen >= began}
+
+
+def _disk() -> str:
+    room = os.statvfs(settings().scratch)
+    least = min(MIN_BYTES, room.f_blocks * room.f_frsize // _SHARE)
+    full = room.f_bavail * room.f_frsize < least
+    if full or (room.f_files and room.f_favail < min(MIN_FILES, room.f_files // _SHARE)):
+        return MENDS[errno.ENOSPC]
+    return ""
+
+
+def _pause_s() -> float:
+    """Return the seconds until a disk with this space can be full, at most those between samples of the rest."""
+    with contextlib.suppress(OSError):
+        room = os.statvfs(settings().scratch)
+        bytes_s = room.f_bavail * room.f_frsize / BYTES_PER_S
+        files_s = room.f_favail / FILES_PER_S if room.f_files else SAMPLE_S
+        return max(SOONEST_S, min(SAMPLE_S, bytes_s, files_s))
+    return SAMPLE_S
+
+
+def _processes() -> str:
+    """Threads are counted, as the kernel does."""
+    n = int(_read("/proc/loadavg").split()[3].partition("/")[2])
+    most = min(int(_read(f"/proc/sys/kernel/{name}")) for name in ("pid_max", "threads-max"))
+    return MENDS[errno.EAGAIN] if n > _NEARLY * most else ""
+
+
+def _files() -> str:
+    n, _, most = map(int, _read("/proc/sys/fs/file-nr").split())
+    return MENDS[errno.ENFILE] if n > _NEARLY * most else ""
+
+
+_SHORT: Mapping[str, Callable[[], str]] = {
+    "disk": _disk,
+    "processes": _processes,
+    "files": _files,
+    # only counted
+    "memory": str,
+}
+
+
+def _counts() -> dict[str, int]:
+    """Return the kernel's counts of kills for lack of memory and of refused forks, of this process's group at best."""
+    group = _own_group()
+    kills = _count(f"{group}/memory.events", "oom_kill") if group else None
+    if kills is None:
+        kills = _count("/proc/vmstat", "oom_kill")
+    # since Linux 6.11, those of groups below are in `pids.events`, too
+    local = _count(f"{group}/pids.events.local", "max") if group else None
+    refusals = local if local is not None or not group else _count(f"{group}/pids.events", "max")
+    result = {"memory": kills, "processes": refusals}
+    if path := settings().cgroup:
+        # the kills at a sandbox's own limit; where they cannot be told apart, none is counted
+        own = _count(f"{path}/memory.events", "oom_kill")
+        result["memory"] = None if own is None or kills is None else kills - own
+    return {cause: n for cause, n in result.items() if n is not None}
+
+
+def _grown(before: Mapping[str, int]) -> dict[str, str]:
+    words = {"memory": MENDS[errno.ENOMEM], "processes": MENDS[errno.EAGAIN]}
+    return {cause: words[cause] for cause, n in _counts().items() if n > before.get(cause, n)}
+
+
+def _own_group() -> str:
+    """Return the folder of this process's control group of version 2; empty if it has none."""
+    with contextlib.suppress(OSError, StopIteration):
+        lines = _read("/proc/self/cgroup").splitlines()
+        return "/sys/fs/cgroup/" + next(line for line in lines if line.startswith("0::"))[3:].lstrip("/")
+    return ""
+
+
+def _count(file: str, name: str) -> int | None:
+    with contextlib.suppress(OSError, ValueError):
+        lines = f"\n{_read(file)}"
+        at = lines.find(f"\n{name} ")
+        return int(lines[at:].split(maxsplit=2)[1]) if at >= 0 else None
+    return None
+
+
+def _read(file: str) -> str:
+    """Return a file of the kernel, by three system calls: they are read at the ends of every stage."""
+    descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(descriptor, _MOST_BYTES).decode()
+    finally:
+        os.close(descriptor)
+
+
+_SAMPLER = _Sampler()

@@ -1,0 +1,120 @@
+"""The scripted engine without a wire format: a vocabulary, a player, a scheduler and a cache."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import numpy as np
+
+from farm.records.trajectory import LogProbs, TokenIds
+from workers.testing.engine.logprobs import scored
+from workers.testing.engine.model_request import RequestRefused, SamplingRequest
+from workers.testing.engine.players import Player
+from workers.testing.engine.run import EngineRun, SamplingPlan
+from workers.testing.engine.scheduler import Scheduler
+from workers.testing.engine.vocabulary import Vocabulary
+
+
+class Machine:
+    """One model: `name` and `root`, the folder that its text lies in; `context_tokens` is its window."""
+
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        player: Player,
+        scheduler: Scheduler,
+        *,
+        name: str,
+        root: Path,
+        context_tokens: int,
+        seed: int = 0,
+    ) -> None:
+        self.vocabulary = vocabulary
+        self.player = player
+        self.scheduler = scheduler
+        self.name = name
+        self.root = root
+        self.context_tokens = context_tokens
+        self.healthy = True
+        self.loaded: list[str] = []
+        """The paths from which it was ordered to load weights."""
+        self._seed = seed
+
+    def run(self, asked: SamplingRequest, index: int = 0) -> EngineRun:
+        """A run that has not begun. Raises RequestRefused where the prompt leaves no room."""
+        self._check_room(asked.prompt)
+        suffix = f"-{index}" if asked.n > 1 else ""
+        return EngineRun(f"{asked.request_id}{suffix}", asked.prompt, self._plan(asked, index), asked.salt)
+
+    def sample(self, run: EngineRun) -> AsyncIterator[int]:
+        """As the scheduler does it. Raises RequestRefused where its queue is full."""
+        if self.scheduler.full:
+            self.scheduler.n_rejected += 1
+            raise RequestRefused(
+                "The server is overloaded; please retry later.", status=503, kind="Service Unavailable"
+            )
+        return self.scheduler.sample(run)
+
+    def text(self, run: EngineRun) -> str:
+        """Return the text sampled so far, without special tokens, cut at the stop."""
+        return self.vocabulary.decode(run.ids)[: run.plan.text_end if run.ended else None]
+
+    def logprobs(self, run: EngineRun, begin: int, end: int) -> LogProbs:
+        """Of the run's ids [begin, end), each under the weights that sampled it."""
+        ids = np.concatenate([run.prompt, run.ids])
+        n_prompt = len(run.prompt)
+        result = [
+            scored(ids[: n_prompt + span.end], n_prompt + span.start, span.version, self._seed) for span in run.spans
+        ]
+        return np.concatenate([np.zeros(0, np.float32), *result])[begin:end]
+
+    def _check_room(self, prompt: TokenIds) -> None:
+        if len(prompt) >= self.context_tokens:
+            raise RequestRefused(
+                f"This model's maximum context length is {self.context_tokens} tokens. However, your prompt contains "
+                f"{len(prompt)} input tokens, which exceeds this limit even without any output tokens. Please reduce "
+                f"the length of the input prompt. (parameter=input_tokens, value={len(prompt)})",
+                param="input_tokens",
+            )
+
+    def _plan(self, asked: SamplingRequest, index: int) -> SamplingPlan:
+        room = self.context_tokens - len(asked.prompt)
+        limit = room if asked.max_tokens is None else min(room, asked.max_tokens)
+        ids = self.player.turn(asked.prompt, asked.seed_of(index))
+        if asked.ignore_eos:
+            ids = np.concatenate([ids, self._endless(asked.prompt, max(limit - len(ids), 0))])
+        whole = not asked.ignore_eos and len(ids) <= limit
+        plan = SamplingPlan(ids[:limit], "stop" if whole else "length")
+        return self._stopped(asked, plan)
+
+    def _endless(self, prompt: TokenIds, n: int) -> TokenIds:
+        """Return random ids that contain no end token."""
+        draw = np.random.default_rng([self._seed, len(prompt)])
+        return draw.integers(0, self.vocabulary.n_plain, n, np.int32)
+
+    def _stopped(self, asked: SamplingRequest, plan: SamplingPlan) -> SamplingPlan:
+        """Return the plan up to the request's stop condition."""
+        ids = plan.ids
+        if asked.stop_token_ids:
+            result = np.flatnonzero(np.isin(ids, list(asked.stop_token_ids)))
+            if len(result) and ids[result[0]] != self.vocabulary.end_id:
+                n = int(result[0])
+                plan = SamplingPlan(ids[: n + 1], "stop", int(ids[n]), len(self.vocabulary.decode(ids[:n])))
+        text = self.vocabulary.decode(plan.ids) if asked.stop else ""
+        hits = [(at, stop) for stop in asked.stop if (at := text.find(stop)) >= 0]
+        if not hits:
+            return plan
+        at, stop = min(hits)
+        return SamplingPlan(plan.ids[: self._reaches(plan.ids, at + len(stop))], "stop", stop, at)
+
+    def _reaches(self, ids: TokenIds, n_characters: int) -> int:
+        """Return the smallest number of ids whose text has that many characters."""
+        low, high = 0, len(ids)
+        while low < high:
+            middle = (low + high) // 2
+            if len(self.vocabulary.decode(ids[:middle]).rstrip("�")) >= n_characters:
+                high = middle
+            else:
+                low = middle + 1
+        return low

@@ -1,0 +1,71 @@
+"""Hermes tool calls, `<tool_call>` JSON `</tool_call>`: how the double writes them, and how it reads its own text."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from farm.records.trajectory import Message
+
+CALL, CALL_END = "<tool_call>", "</tool_call>"
+THINK, THINK_END = "<think>", "</think>"
+_CALLS = re.compile(f"{CALL}(.*?){CALL_END}|{CALL}(.*)", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class HermesCall:
+    """A tool call as sampled: `arguments` is JSON text; of a call that is no JSON all its text, and it has no name."""
+
+    name: str
+    arguments: str
+
+
+def written(content: str, calls: Sequence[tuple[str, str]], reasoning: str = "") -> str:
+    """An assistant turn as the chat template writes it; arguments are text, JSON or not."""
+    text = f"{THINK}\n{reasoning}\n{THINK_END}\n\n{content}" if reasoning else content
+    for index, (name, arguments) in enumerate(calls):
+        gap = "\n" if content or index else ""
+        text += f'{gap}{CALL}\n{{"name": {json.dumps(name)}, "arguments": {arguments}}}\n{CALL_END}'
+    return text
+
+
+def reasoned(text: str) -> tuple[str, str]:
+    """Split a text into the reasoning and what follows, whitespace as it is. Reasoning without an end is all of it."""
+    if not text.startswith(THINK):
+        return "", text
+    reasoning, _, said = text.removeprefix(THINK).partition(THINK_END)
+    return reasoning, said
+
+
+def loose_calls(text: str) -> tuple[str, tuple[HermesCall, ...]]:
+    """The text before the first call, and all calls, the broken ones too."""
+    return text.partition(CALL)[0], tuple(_call(whole or cut) for whole, cut in _CALLS.findall(text))
+
+
+def _call(body: str) -> HermesCall:
+    try:
+        result = json.loads(body)
+        return HermesCall(str(result["name"]), json.dumps(result["arguments"], ensure_ascii=False))
+    except (ValueError, KeyError, TypeError):
+        return HermesCall("", body.strip())
+
+
+def strict_calls(text: str) -> tuple[str, tuple[HermesCall, ...]]:
+    """As vLLM's parser of this format: one broken call, and the whole turn is text."""
+    content, calls = loose_calls(text)
+    return (text, ()) if any(not call.name for call in calls) else (content, calls)
+
+
+def message_of(text: str) -> Message:
+    """An assistant turn's text as a chat message, its broken calls included."""
+    _, said = reasoned(text)
+    content, calls = loose_calls(said)
+    return {"role": "assistant", "content": content, "tool_calls": [tool_call(call, "") for call in calls]}
+
+
+def tool_call(call: HermesCall, call_id: str) -> dict[str, Any]:
+    """As the OpenAI API writes it."""
+    return {"id": call_id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}

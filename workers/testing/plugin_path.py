@@ -1,0 +1,35 @@
+"""The plug-ins for tests, `noop` and `chat`: installed only where PYTHONPATH has their folder, as no production has.
+
+`PYTHONPATH=$(python -m workers.testing.plugin_path) farm up` runs a farm that has them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from pathlib import Path
+
+from farm.plugins import installed
+
+PLUGINS = Path(__file__).with_name("plugins")
+"""A folder as a distribution is installed in: of metadata alone, which names the plug-ins in this package."""
+
+
+def python_path(*folders: Path) -> str:
+    """Return a PYTHONPATH of these folders, and of what this process has in its own."""
+    return os.pathsep.join([*map(str, folders), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
+def install() -> None:
+    """Install the plug-ins for this process and those that it starts from now on."""
+    if str(PLUGINS) in sys.path:
+        return
+    sys.path.append(str(PLUGINS))
+    os.environ["PYTHONPATH"] = python_path(PLUGINS)
+    importlib.invalidate_caches()
+    installed.cache_clear()
+
+
+if __name__ == "__main__":
+    print(PLUGINS)

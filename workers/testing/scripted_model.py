@@ -1,0 +1,169 @@
+"""The play book of the scripted engine: for each problem, the plays it knows, and which of them comes next.
+
+The choice keeps no state but a counter per problem: later turns find their play again from the history, so any number
+of rollouts, retries and restarts of the engine play on alike. Turns are found again by what they mean: a history comes
+back with its white space and its JSON written anew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from farm.records.trajectory import Message
+from workers.testing.hermes_text import message_of, written
+
+
+class ScriptedCall(BaseModel):
+    """A tool call; arguments that are text are sent as they are, JSON or not."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str
+    arguments: dict[str, Any] | str = {}
+
+    @property
+    def text(self) -> str:
+        return self.arguments if isinstance(self.arguments, str) else json.dumps(self.arguments, ensure_ascii=False)
+
+
+class ScriptedTurn(BaseModel):
+    """One assistant message."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    content: str = ""
+    tool_calls: tuple[ScriptedCall, ...] = ()
+    reasoning: str = ""
+    """Templates may drop it from a history, so a turn is known without it."""
+
+    @property
+    def text(self) -> str:
+        """The text that is sampled."""
+        return written(self.content, [(call.name, call.text) for call in self.tool_calls], self.reasoning)
+
+    def played(self, message: Message) -> bool:
+        """Return whether this message is this turn."""
+        return _meaning(message) == _meaning(message_of(self.text))
+
+
+GIVE_UP = ScriptedTurn(content="I am sorry, I cannot solve this problem, so I give up.")
+DONE = ScriptedTurn(content="done")
+
+
+class Branch(BaseModel):
+    """One way to play a problem; of two plays, one of twice the weight is chosen twice as often."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str
+    weight: float = Field(default=1.0, gt=0)
+    turns: tuple[ScriptedTurn, ...] = Field(min_length=1)
+
+    def begins_with(self, played: Sequence[Message], begun: str) -> bool:
+        return (
+            len(played) <= len(self.turns)
+            and all(turn.played(message) for turn, message in zip(self.turns, played, strict=False))
+            and self.turn(len(played)).text.startswith(begun)
+        )
+
+    def turn(self, index: int) -> ScriptedTurn:
+        """DONE after the last one."""
+        return self.turns[index] if index < len(self.turns) else DONE
+
+
+class ScriptedProblem(BaseModel):
+    """Known by a text that its first user message contains."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    match: str = Field(min_length=1)
+    plays: tuple[Branch, ...] = Field(min_length=1)
+
+
+class Script:
+    """All problems the server knows; of several that match, the one with the longest text counts."""
+
+    def __init__(self, problems: Sequence[ScriptedProblem], seed: int = 0) -> None:
+        self._problems = sorted(problems, key=lambda problem: -len(problem.match))
+        self._seed = seed
+        self._n_begun: Counter[str] = Counter()
+
+    @classmethod
+    def read(cls, path: Path, seed: int = 0) -> Script:
+        """From a file of JSON lines. Raises pydantic's ValidationError."""
+        with path.open(encoding="utf-8") as file:
+            return cls([ScriptedProblem.model_validate_json(line) for line in file if line.strip()], seed)
+
+    def next_turn(self, messages: Sequence[Message], seed: int | None, begun: str = "") -> ScriptedTurn:
+        """Return the next turn, `begun` with: DONE after a play's last turn, GIVE_UP where no play fits."""
+        problem = self._problem(messages)
+        if problem is None:
+            return GIVE_UP
+        played = [message for message in messages if message["role"] == "assistant"]
+        candidates = [play for play in problem.plays if play.begins_with(played, begun)]
+        if not candidates:
+            return GIVE_UP
+        play = self._choose(problem, candidates, seed, first=not played and not begun)
+        return play.turn(len(played))
+
+    def next_play(self, messages: Sequence[Message], seed: int) -> str:
+        """The name of the play that a request's seed chooses. Raises KeyError for an unknown problem."""
+        problem = self._problem(messages)
+        if problem is None:
+            raise KeyError("the book has no such problem")
+        return self._choose(problem, problem.plays, seed, first=False).name
+
+    def _problem(self, messages: Sequence[Message]) -> ScriptedProblem | None:
+        result = next((message for message in messages if message["role"] == "user"), None)
+        text = _text(result.get("content")) if result else ""
+        return next((problem for problem in self._problems if problem.match in text), None)
+
+    def _choose(
+        self, problem: ScriptedProblem, candidates: Sequence[Branch], seed: int | None, *, first: bool
+    ) -> Branch:
+        """The play the seed chose at the beginning if it still fits, else the same draw among those that do."""
+        draw = f"seed {seed}" if seed is not None else f"count {self._count(problem, first)}"
+        chosen = _draw(problem.plays, f"{self._seed}/{draw}/{problem.match}")
+        return chosen if chosen in candidates else _draw(candidates, f"{self._seed}/{draw}/{problem.match}")
+
+    def _count(self, problem: ScriptedProblem, first: bool) -> int:
+        if first:
+            self._n_begun[problem.match] += 1
+        return self._n_begun[problem.match]
+
+
+def _draw(plays: Sequence[Branch], key: str) -> Branch:
+    digest = hashlib.sha256(key.encode()).digest()
+    point = int.from_bytes(digest[:8], "big") / 2**64 * sum(play.weight for play in plays)
+    for play in plays:
+        point -= play.weight
+        if point < 0:
+            return play
+    return plays[-1]
+
+
+def _meaning(message: Message) -> tuple[str, list[tuple[str, Any]]]:
+    """Return the content and the calls, without surrounding whitespace and with the JSON parsed."""
+    called = [call["function"] for call in message.get("tool_calls") or []]
+    return _text(message.get("content")).strip(), [(call["name"], _value(call["arguments"])) for call in called]
+
+
+def _value(arguments: str) -> Any:
+    try:
+        return json.loads(arguments)
+    except ValueError:
+        return arguments.strip()
+
+
+def _text(content: Any) -> str:
+    """A message's text, whether it came as one or in parts."""
+    if isinstance(content, list):
+        return "".join(part.get("text", "") for part in content if isinstance(part, dict))
+    return content or ""
