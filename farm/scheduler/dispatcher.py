@@ -238,33 +238,38 @@ class Dispatcher:
 
     def _admit(self) -> bool:
         """Place waiting rollouts on nodes with room; return whether more than one is under way."""
-        room = self._room()
-        n_free = sum(room.values())
-        if not n_free:
-            # a full farm: the waiting rollouts are not read, however many there are
-            return True
-        # one more than there is room for, to know whether any is left
-        waits = self._read(partial(placement.waiting, limit=n_free + 1))
-        if not waits:
-            return False
+        chosen, n_waiting = self._read(self._choose)
         stage_messages = [
-            StageMessage(rollout_id, attempt, stage, node)
-            for (rollout_id, attempt, stage), node in zip(
-                self._chosen(waits, n_free), free_slots(room, self._recently_failed_nodes()), strict=False
-            )
+            StageMessage(rollout_id, attempt, stage, node) for (rollout_id, attempt, stage), node in chosen
         ]
         if stage_messages:
             again_s = self._settings.ring_again_s
             self._write(lambda connection: placement.place(connection, stage_messages, again_s))
             self._enqueue(stage_messages)
-        return sum(wait.n_waiting for wait in waits) > 1
+        return n_waiting > 1
 
-    def _room(self) -> dict[str, int]:
+    def _choose(self, connection: Connection) -> tuple[list[tuple[tuple[str, int, Stage], str]], float]:
+        """Return the rollouts to place, each with its node, and how many wait; without any room that is not counted."""
+        room = self._room(connection)
+        n_free = sum(room.values())
+        if not n_free:
+            # a full farm: the waiting rollouts are not read, however many there are
+            return [], math.inf
+        # one more than there is room for, to know whether any is left
+        waits = placement.waiting(connection, n_free + 1)
+        if not waits:
+            return [], 0
+        chosen = zip(
+            self._chosen(connection, waits, n_free), free_slots(room, self._recently_failed_nodes()), strict=False
+        )
+        return list(chosen), sum(wait.n_waiting for wait in waits)
+
+    def _room(self, connection: Connection) -> dict[str, int]:
         """Return node → how many more rollouts it takes."""
-        placed = self._read(placement.occupied)
+        placed = placement.occupied(connection)
         up = [
             node
-            for node in self._read(nodes.listing)
+            for node in nodes.listing(connection)
             if node.state == UP and node.heartbeat_age_s < self._settings.node_timeout_s
         ]
         self._log_breakers(up)
@@ -296,11 +301,13 @@ class Dispatcher:
         self._lost_at = {node: at for node, at in self._lost_at.items() if at > since}
         return set(self._lost_at)
 
-    def _chosen(self, waits: Sequence[WaitingBatch], room: int) -> Iterator[tuple[str, int, Stage]]:
+    def _chosen(
+        self, connection: Connection, waits: Sequence[WaitingBatch], room: int
+    ) -> Iterator[tuple[str, int, Stage]]:
         """Yield rollouts to place. Without room for all batches, of equals the least recently served go first."""
         in_turn = sorted(waits, key=lambda wait: self._served.get(wait.batch_id, 0))
         result = fair_shares(in_turn, room)
         served = {wait.batch_id: self._served.get(wait.batch_id, 0) for wait in waits}
         self._served = served | dict.fromkeys(result, max(served.values(), default=0) + 1)
         for batch_id, share in result.items():
-            yield from self._read(partial(placement.next_of, batch_id=batch_id, limit=share))
+            yield from placement.next_of(connection, batch_id, share)
