@@ -31,9 +31,25 @@ class Style:
 
 
 def n_chars(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> int:
-    """Return the number of characters that a template renders: all values of the messages, and the tools."""
-    values = (value for message in messages for value in message.values() if value is not None)
-    return sum(len(str(value)) for value in values) + sum(len(str(tool)) for tool in tools)
+    """Return about how many characters a template renders: all texts and keys in the messages' values and the tools."""
+    result = 0
+    values: list[Any] = [*tools]
+    for message in messages:
+        values.extend(message.values())
+    # each call counts anew, and most of it is text
+    while values:
+        value = values.pop()
+        kind = type(value)
+        if kind is str:
+            result += len(value)
+        elif kind is dict:
+            values.extend(value)
+            values.extend(value.values())
+        elif kind is list or kind is tuple:
+            values.extend(value)
+        elif value is not None:
+            result += len(str(value))
+    return result
 
 
 def prepared(message: Message, style: Style) -> Message:
