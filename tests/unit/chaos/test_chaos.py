@@ -5,15 +5,19 @@ from __future__ import annotations
 import json
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
-from tests.chaos import problems
+from tests.chaos import problems, report
 from tests.chaos.__main__ import _keep
+from tests.chaos.checks import BrokenPromise
 from tests.chaos.client import Journal, Order, read
 from tests.chaos.faults import KINDS, deck
 from tests.chaos.plan import digest, plan
 from tests.chaos.recovery import Hit, Try, recoveries, wasted
+from tests.chaos.run import Run
 
 
 def test_the_same_seed_gives_the_same_plan() -> None:
@@ -47,6 +51,26 @@ def test_the_logs_of_all_parts_are_kept(tmp_path: Path) -> None:
     _keep(tmp_path / "farm", tmp_path / "kept")
     kept = {str(path.relative_to(tmp_path / "kept")) for path in (tmp_path / "kept").rglob("*") if path.is_file()}
     assert kept == {*written}
+
+
+@pytest.mark.parametrize(
+    ("promise", "row"),
+    [
+        ("conservation", "results_lost"),
+        ("every rollout ends", "not_ended_in_time"),
+        ("every batch ends", "not_ended_in_time"),
+        ("every client is given its batches", "not_delivered_in_time"),
+        ("every rollout ends once", "results_doubled"),
+        ("nothing broken is scored", "wrongly_scored"),
+        ("groups are whole", "other_promises_broken"),
+    ],
+)
+def test_a_broken_promise_is_counted_in_its_own_row_alone(promise: str, row: str) -> None:
+    """What has not ended in time is not lost: it is still there."""
+    run = cast(Run, SimpleNamespace(injected=[], events=[], broken=[BrokenPromise(promise, "b1.0.0", "so it was")]))
+    rows = report.figures(run, report.Findings(1, {}, {}, [], {}), []).rows
+    missed = {name: figure["value"] for name, figure in rows.items() if figure.get("reached") is False}
+    assert missed == {row: 1}
 
 
 def test_a_client_that_takes_over_asks_for_the_very_same_batch(tmp_path: Path) -> None:

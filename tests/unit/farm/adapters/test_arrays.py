@@ -97,6 +97,17 @@ def row(n_prompt: int, versions: list[int], mismatch: int | None = None) -> Segm
     return Segment(token_ids(range(n_prompt)), token_ids(range(n)), mask, np.zeros(n, np.float32), numbers, mismatch)
 
 
+def test_each_row_names_its_rollout() -> None:
+    first = replace(
+        with_rows(rollout(0, 1, 2), row(2, [7]), row(3, [7])), instance_id="q7", n_turns=3, finished_at=12.5
+    )
+    result = arrays([first, rollout(1, 0, 2)])
+    assert result.rollout_ids.tolist() == ["b.0.1", "b.0.1", "b.1.0"]
+    assert result.instance_ids.tolist() == ["q7", "q7", ""]
+    assert result.n_turns.tolist() == [3, 3, 1]
+    assert result.finished_at.tolist() == [12.5, 12.5, 1.0]
+
+
 def test_advantages_count_each_rollout_once() -> None:
     many = with_rows(rollout(0, 0, 2, 1.0), *(row(2, [7, 7]) for _ in range(5)))
     result = arrays([many, rollout(0, 1, 2, 0.0), rollout(1, 0, 2, 0.3), rollout(1, 1, 2, 0.3)])

@@ -282,6 +282,21 @@ def test_a_farm_that_has_no_place_says_which_variable_sets_it(tmp_path: Path) ->
         assert output.count("\n") == 1
 
 
+@pytest.mark.parametrize(("words", "expected"), [((), 2.0), (("--wait", "7"), 7.0)], ids=["default", "asked"])
+def test_a_farm_that_does_not_answer_is_waited_for_briefly(
+    monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], expected: float
+) -> None:
+    waited = []
+
+    def connect(url: object, *, first_s: float) -> farm.Farm:
+        waited.append(first_s)
+        raise farm.FarmUnreachable("nobody answers")
+
+    monkeypatch.setattr("farm.client.connect.connect", connect)
+    assert "nobody answers" in said(main, "ls", "--url", "http://127.0.0.1:9/", *words, code=1)
+    assert waited == [expected]
+
+
 def test_an_interrupt_ends_a_command_with_130(tmp_path: Path) -> None:
     """While it waits for a farm that is not there yet."""
     process = subprocess.Popen(

@@ -42,6 +42,7 @@ class _Scripted:
         self.info = EngineInfo(token_in="generate")
         self.asked: list[tuple[list[int], int]] = []
         self.seeds: list[int | None] = []
+        self.vocabularies: set[int | None] = set()
         self._script: Iterator[Any] = iter(script)
 
     async def generate(
@@ -57,6 +58,7 @@ class _Scripted:
     ) -> Generation:
         self.asked.append((prompt_ids.tolist(), max_tokens))
         self.seeds.append(sampling.seed)
+        self.vocabularies.add(n_vocabulary)
         play = next(self._script)
         played, error = play if isinstance(play, tuple) else (play, None)
         if isinstance(played, Exception):
@@ -120,6 +122,12 @@ def test_what_is_missing_is_asked_for_from_all_ids_so_far() -> None:
     assert completion.response_logprobs is not None
     assert len(completion.response_logprobs) == completion.n_response_tokens
     assert completion.response["content"] == "one two three"
+
+
+def test_every_request_names_the_bound_of_its_ids() -> None:
+    engine = _Scripted(part("one two", "abort"), part(" three<|im_end|>"))
+    _Bench().play(engine)
+    assert engine.vocabularies == {TOKENIZER.size}
 
 
 def test_an_abort_at_the_very_limit_is_its_end() -> None:

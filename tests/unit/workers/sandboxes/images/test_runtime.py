@@ -30,3 +30,13 @@ def test_a_home_that_is_closed_meanwhile_is_seen_to_be() -> None:
         done = subprocess.run([sys.executable, "-c", CODE, home], env=env, capture_output=True, text=True, timeout=600)
         closed = f"{home / 'apptainer'},{home}" if os.geteuid() == 0 else ","
         assert done.stdout.splitlines() == [",", closed], done.stderr
+
+
+def test_the_runtime_in_the_farms_home_is_found_without_path(tmp_path: Path) -> None:
+    program = tmp_path / "apptainer/usr/bin/apptainer"
+    program.parent.mkdir(parents=True)
+    program.touch(mode=0o755)
+    env = os.environ | {"PATH": "/nonexistent", "FARM_HOME": str(tmp_path)}
+    code = "from workers.sandboxes.images.runtime import program; print(program())"
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=600)
+    assert done.stdout.strip() == str(program), done.stderr
