@@ -66,7 +66,7 @@ def test_the_logs_of_all_parts_are_kept(tmp_path: Path) -> None:
     ],
 )
 def test_a_broken_promise_is_counted_in_its_own_row_alone(promise: str, row: str) -> None:
-    """What has not ended in time is not lost: it is still there."""
+    """A rollout that has not ended in time is not lost: it is still there."""
     run = cast(Run, SimpleNamespace(injected=[], events=[], broken=[BrokenPromise(promise, "b1.0.0", "so it was")]))
     rows = report.figures(run, report.Findings(1, {}, {}, [], {}), []).rows
     missed = {name: figure["value"] for name, figure in rows.items() if figure.get("reached") is False}
