@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import signal
 import socket
 import sys
@@ -45,7 +46,11 @@ class WorkerForkServer:
             answer = self._ask({"start": start})
         if "pid" not in answer:
             raise OSError(f"the node cannot start a process: {answer.get('error')}")
-        return ForkedWorker(self, answer["pid"])
+        try:
+            return ForkedWorker(self, answer["pid"])
+        except OSError:
+            os.killpg(answer["pid"], signal.SIGKILL)
+            raise
 
     def code(self, pid: int) -> int | None:
         """Return the exit status of a worker that has ended; that of SIGKILL if it ended with its server."""
@@ -98,13 +103,21 @@ class ForkedWorker:
         self.pid = pid
         self.returncode: int | None = None
         self._server = server
+        self._lock = threading.Lock()
+        # /proc/PID/stat is a hundred times as dear to ask
+        self._pidfd = os.pidfd_open(pid)
+        self._ended = select.poll()
+        self._ended.register(self._pidfd, select.POLLIN)
 
     @property
     def running(self) -> bool:
         # the server is asked only at the end: a pid stays this worker's until the server has seen that
-        if self.returncode is None and not _lives(self.pid):
-            self.returncode = self._server.code(self.pid)
-        return self.returncode is None
+        with self._lock:
+            if self.returncode is None and self._ended.poll(0):
+                self.returncode = self._server.code(self.pid)
+                if self.returncode is not None:
+                    os.close(self._pidfd)
+            return self.returncode is None
 
     def send(self, number: int) -> None:
         """Send it a signal, unless it has ended."""
@@ -129,10 +142,3 @@ class ForkedWorker:
                 return False
             time.sleep(_POLL_S)
         return True
-
-
-def _lives(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False

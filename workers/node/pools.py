@@ -111,6 +111,8 @@ class WorkerPool:
     def _end_if_frozen(self) -> None:
         """Kill a worker that is stopped, by SIGSTOP say: it holds nothing any more, but its node's work would wait."""
         now = time.monotonic()
+        if now - self._looked_at < _CHECK_INTERVAL_S / 2:
+            return
         # what is looked at seldom is not stopped for long: this process may have been frozen with it
         since_s, self._looked_at = min(now - self._looked_at, _CHECK_INTERVAL_S), now
         if self._child is None or not self._child.running or not _is_stopped(self._child.pid):
