@@ -66,7 +66,7 @@ class RestartablePostgres:
 def mortal_postgres(**options: str) -> Iterator[RestartablePostgres]:
     """A new Postgres, with options of its configuration besides those of all test servers. Raises Missing."""
     user = ORDINARY_USER if os.getuid() == 0 else None  # Postgres refuses to run as root
-    with private_folder(user) as folder:
+    with private_folder(user, in_memory=True) as folder:
         binaries = _readable_by(user, postgres_binaries(), folder)
         data = folder / "data"
         making: list[str | Path] = [binaries / "initdb", "-D", data, "-U", _USER, "-A", "trust", "-E", "UTF8"]

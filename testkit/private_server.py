@@ -17,6 +17,9 @@ from testkit.deadline import Deadline
 ORDINARY_USER = "nobody"
 _START_S = 180.0
 _STOP_S = 20.0
+_MEMORY = Path("/dev/shm")
+_MEMORY_MB = 2048
+"""Free space below which nothing is put there: a server of all of a worker's tests comes to a tenth of it."""
 
 
 class Missing(Exception):
@@ -24,15 +27,29 @@ class Missing(Exception):
 
 
 @contextmanager
-def private_folder(user: str | None = None) -> Iterator[Path]:
-    """A new folder with a path short enough for a Unix socket, removed at the end; `user` owns it."""
-    folder = Path(tempfile.mkdtemp(prefix="farm-test-", dir="/tmp"))
+def private_folder(user: str | None = None, *, in_memory: bool = False) -> Iterator[Path]:
+    """A new folder with a path short enough for a Unix socket, removed at the end; `user` owns it.
+
+    `in_memory`, if there is room: for many small files that come and go. For a minute after each that was deleted, a
+    disk's file system searches longer for the place of any new one.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="farm-test-", dir=_MEMORY if in_memory and _is_roomy(_MEMORY) else "/tmp"))
     try:
         if user is not None:
             shutil.chown(folder, user)
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_roomy(folder: Path) -> bool:
+    """Return whether a file system in memory has room, and runs programs."""
+    try:
+        status = os.statvfs(folder)
+    except OSError:
+        return False
+    free_mb = status.f_bavail * status.f_frsize >> 20
+    return free_mb >= _MEMORY_MB and not status.f_flag & os.ST_NOEXEC and os.access(folder, os.W_OK)
 
 
 @contextmanager

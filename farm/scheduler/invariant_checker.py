@@ -55,11 +55,12 @@ class InvariantChecker:
     def _run(self) -> None:
         while not self._closed.wait(self._period_s):
             try:
-                self._look_around()
+                self.look_around()
             except Exception as error:
                 log.warning("the audit could not look: %s", error)
 
-    def _look_around(self) -> None:
+    def look_around(self) -> None:
+        """Check the engines, then one batch, and others for as long as a period has room for them."""
         began = time.monotonic()
         if self._leads():
             self.look_at_engines()

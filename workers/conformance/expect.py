@@ -65,11 +65,17 @@ async def eventually(condition: Callable[[], Awaitable[bool]], what: str, within
 
 
 async def until(condition: Callable[[], object], what: str, within_s: float = DEADLINE_S) -> None:
-    """Wait for a condition of the node; `what` ends the sentence "waited in vain until"."""
-    deadline = time.monotonic() + within_s
+    """Wait for a condition of the node; `what` ends the sentence "waited in vain until".
+
+    Looking for it takes a quarter of the time at most, so that what is waited for has the processors.
+    """
+    began = time.monotonic()
+    deadline = began + within_s
     while not condition():
-        assert time.monotonic() < deadline, f"waited {within_s:.0f} s in vain until {what}"
-        await asyncio.sleep(0.02)
+        now = time.monotonic()
+        assert now < deadline, f"waited {within_s:.0f} s in vain until {what}"
+        await asyncio.sleep(max(0.02, 3 * (now - began)))
+        began = time.monotonic()
 
 
 def described(result: ExecResult | ShellResult | CellResult) -> str:

@@ -27,14 +27,16 @@ PROGRAMS = (
     *("tr", "uniq", "wc"),
 )
 FORMS = ("folder", "sif", "docker-archive", "oci-archive")
-TRIED = (
-    *((kind, form) for kind in PROVIDERS for form in FORMS[:2]),
-    *zip(PROVIDERS, FORMS[2:], strict=True),
+OF_THE_IMAGE = (
+    *("a_folder_of_the_image_*", "a_file_of_the_image_*", "packages_can_be_replaced", "removed_is_removed"),
+    *("the_image_is_not_changed",),
 )
-"""Archives are made into folders before any kind of sandbox sees them, so each is tried with one kind."""
+"""The promises about what comes with an image."""
 ON_DISK = {"the_layer_lies_on_disk"}
 ON_THE_HOST = {"what_cannot_be_changed_says_so"}
 TMPFS_MB = 300
+PACKED = dict(zip(PROVIDERS, FORMS[2:], strict=True))
+"""Archives are made into folders before any kind of sandbox sees them, so each is tried with one kind."""
 
 
 def promises(without: set[str]) -> list[Promise]:
@@ -70,8 +72,18 @@ def image_bench(
     run(bench.aclose())
 
 
-@pytest.mark.parametrize(("provider", "image_bench"), TRIED, indirect=True)
-@pytest.mark.parametrize("promise", promises(ON_THE_HOST), ids=lambda promise: promise.name)
+TRIED = [
+    *((kind, form, promise) for kind in PROVIDERS for form in FORMS[:2] for promise in promises(ON_THE_HOST)),
+    *((kind, form, promise) for kind, form in PACKED.items() for promise in chosen(only=OF_THE_IMAGE)),
+]
+
+
+@pytest.mark.parametrize(
+    ("provider", "image_bench", "promise"),
+    TRIED,
+    indirect=["provider", "image_bench"],
+    ids=[f"{promise.name}-{kind}-{form}" for kind, form, promise in TRIED],
+)
 def test_promise(promise: Promise, image_bench: PromiseBench, run: Run) -> None:
     run(image_bench.hold(promise))
 

@@ -201,9 +201,24 @@ def test_many_small_batches_are_looked_at_together(store: Store, caplog: pytest.
     for _ in range(30):
         new_batch(store)
     store.write(lambda connection: connection.execute(update(ROW).values(reward=1.0)))
-    invariant_checker = InvariantChecker(store, period_s=4.0)
+    invariant_checker = InvariantChecker(store, period_s=30.0)
+    rounds = 0
+    while sum(record.levelname == "ERROR" for record in caplog.records) < 30:
+        invariant_checker.look_around()
+        rounds += 1
+    assert rounds < 30
+
+
+def test_an_auditor_that_is_started_looks_until_it_is_closed(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+    invariant_checker = InvariantChecker(store, period_s=0.05)
     invariant_checker.start()
-    until(lambda: sum(record.levelname == "ERROR" for record in caplog.records) == 30, "all were looked at", 100)
+    for number in range(1, 3):
+        new_batch(store)
+        store.write(lambda connection: connection.execute(update(ROW).values(reward=1.0)))
+        until(
+            lambda number=number: sum(record.levelname == "ERROR" for record in caplog.records) == number,  # type: ignore[misc]
+            "it was looked at",
+        )
     invariant_checker.close()
 
 

@@ -19,16 +19,17 @@ _TAKE = {
         "signal.pthread_sigmask(signal.SIG_BLOCK, {40})\nlibc = ctypes.CDLL(None)\nvalue = ctypes.c_void_p(0)\n"
         "while libc.sigqueue(os.getpid(), 40, value) == 0: held.append(0)"
     ),
-    "message queues": (
-        "libc = ctypes.CDLL('librt.so.1', use_errno=True)\n"
-        "while (n := libc.mq_open(f'/q{len(held)}'.encode(), 0o102, 0o600, None)) >= 0: held.append(n)"
-    ),
     "timers": "libc = ctypes.CDLL(None)\n"
     "while libc.timer_create(0, None, ctypes.create_string_buffer(8)) == 0: held.append(0)",
     "watched files": (
         "libc = ctypes.CDLL(None)\nn = libc.inotify_init1(0)\nos.mkdir('w')\n"
         "for m in range(3000):\n    open(f'w/{m}', 'w').close()\n"
         "    held.append(libc.inotify_add_watch(n, f'w/{m}'.encode(), 2))"
+    ),
+    # last, as they stay when the program has ended
+    "message queues": (
+        "libc = ctypes.CDLL('librt.so.1', use_errno=True)\n"
+        "while (n := libc.mq_open(f'/q{len(held)}'.encode(), 0o102, 0o600, None)) >= 0: held.append(n)"
     ),
 }
 """By one program, as much as it gets."""
@@ -83,16 +84,17 @@ async def some_start_while_others_end(trial: PromiseTrial) -> None:
 @promise("python3", time_s=120)
 async def one_leaves_the_others_what_they_need(trial: PromiseTrial) -> None:
     """A sandbox that takes all it can get of what the kernel counts for a user leaves the next one enough to work."""
-    two = await trial.start()
+    one, two = await trial.start(), await trial.start()
     for what, code in _TAKE.items():
-        one = await trial.start()
         code = f"import ctypes, os, signal, time\nheld = []\n{code}\nprint('taken', flush=True)\ntime.sleep(100)"
         await one.write_file("take.py", code.encode())
-        script = "python3 take.py > out 2>&1 & until grep -qs . out; do sleep 0.05; done; cat out"
+        script = (
+            "rm -f out; python3 take.py > out 2>&1 & echo $! > pid; until grep -qs . out; do sleep 0.05; done; cat out"
+        )
         same(await trial.sh(script, one, 60), "taken\n", f"what a program says that takes {what}")
         missing = (await trial.python(program("use_counted_resources"), on=two)).strip()
         assert not missing, f"while another has taken {what}, these are refused: {missing}"
-        await one.stop()
+        await trial.sh("kill -9 $(cat pid)", one)
 
 
 @promise("python3", time_s=120)

@@ -99,7 +99,7 @@ async def stopping_leaves_nothing(trial: PromiseTrial) -> None:
     one = await trial.start()
     shell, kernel = await trial.shell(one), await trial.kernel(one)
     await trial.sh(f"mkdir -p a/b; chmod 000 a; (setsid sleep {trial.mark} >/dev/null 2>&1 &)", one)
-    await trial.sh("cd /tmp; for i in {1..300}; do mkdir d; cd d; done; touch $(printf 'x%.0s' {1..255})", one)
+    await trial.sh("cd /tmp; d=$(printf 'd/%.0s' {1..300}); mkdir -p $d; touch $d$(printf 'x%.0s' {1..255})", one)
     await shell.run(f"trap '' TERM INT HUP; sleep {trial.mark} &", 10)
     await kernel.run(f"import subprocess; p = subprocess.Popen(['sleep', '{trial.mark}'], start_new_session=True)", 20)
     await trial.until_asleep(3)

@@ -16,22 +16,23 @@ from workers.interfaces import CellResult, ExecResult, Sandbox, ShellResult
 _HOG = "held = []\nwhile True: held.append(bytearray(b'x' * 5_000_000))"
 _SMALL = SandboxLimits(memory_mb=300, n_processes=80, disk_mb=100, file_mb=4096)
 _TIGHT = SandboxLimits(memory_mb=256, n_processes=200, disk_mb=200)
+_LITTLE_DISK = SandboxLimits(memory_mb=256, disk_mb=20)
 _ENDS_S = 30.0
 _TAKE_DISK = {
-    "reserved": "f = os.open('big', os.O_CREAT | os.O_RDWR); os.posix_fallocate(f, 0, 700 << 20)",
+    "reserved": "f = os.open('big', os.O_CREAT | os.O_RDWR); os.posix_fallocate(f, 0, 70 << 20)",
     "reserved and closed": (
-        "f = os.open('big', os.O_CREAT | os.O_RDWR)\nos.posix_fallocate(f, 0, 700 << 20); os.close(f)"
+        "f = os.open('big', os.O_CREAT | os.O_RDWR)\nos.posix_fallocate(f, 0, 70 << 20); os.close(f)"
     ),
     "a byte in each block": (
-        "f = os.open('big', os.O_CREAT | os.O_RDWR)\nfor n in range(0, 700 << 20, 4096): os.pwrite(f, b'x', n)"
+        "f = os.open('big', os.O_CREAT | os.O_RDWR)\nfor n in range(0, 70 << 20, 4096): os.pwrite(f, b'x', n)"
     ),
     "mapped": (
-        "f = os.open('big', os.O_CREAT | os.O_RDWR); os.ftruncate(f, 700 << 20); m = mmap.mmap(f, 0); os.close(f)\n"
-        "for n in range(0, 700 << 20, 4096): m[n] = 1"
+        "f = os.open('big', os.O_CREAT | os.O_RDWR); os.ftruncate(f, 70 << 20); m = mmap.mmap(f, 0); os.close(f)\n"
+        "for n in range(0, 70 << 20, 4096): m[n] = 1"
     ),
     "deep": (
         "for _ in range(1500): os.mkdir('d'); os.chdir('d')\n"
-        "for n in range(7): open(str(n), 'wb').write(bytes(100 << 20))"
+        "for n in range(7): open(str(n), 'wb').write(bytes(10 << 20))"
     ),
 }
 
@@ -213,8 +214,8 @@ async def a_disk_filler_ends(trial: PromiseTrial) -> None:
 @promise(time_s=120)
 async def many_small_files_fill_a_disk_too(trial: PromiseTrial) -> None:
     """Files too small to matter alone count together, wherever in the sandbox they are."""
-    one = await trial.start(limits=_SMALL)
-    script = "mkdir -p /srv/many; cd /srv/many; data=$(printf 'x%.0s' {1..4000}); "
+    one = await trial.start(limits=_LITTLE_DISK)
+    script = "mkdir -p /srv/many; cd /srv/many; data=$(printf 'x%.0s' {1..16000}); "
     script += "for ((n = 0;; n++)); do echo $data > $n; done"
     names(await trial.bash(script, one, 60), "disk", "space")
     await trial.bash("rm -rf /srv/many", one, 60)
@@ -225,10 +226,10 @@ async def many_small_files_fill_a_disk_too(trial: PromiseTrial) -> None:
 async def disk_is_taken_without_writing(trial: PromiseTrial) -> None:
     """Room that is reserved, mapped, filled sparsely or below deeply nested folders counts as what is written does."""
     for how, code in _TAKE_DISK.items():
-        one = await trial.start(limits=_TIGHT)
+        one = await trial.start(limits=_LITTLE_DISK)
         code = f"import mmap, os, time\n{code}\ntime.sleep(40)\nprint('held')"
         result = await one.exec(["python3", "-c", code], timeout_s=90)
-        assert b"held" not in result.stdout, f"700 of {_TIGHT.disk_mb} MB were held: {how}"
+        assert b"held" not in result.stdout, f"70 of {_LITTLE_DISK.disk_mb} MB were held: {how}"
         # what is mapped may be memory before it is disk
         names(result, "disk", *(("memory",) if how == "mapped" else ()))
         await goes_on(trial, one)
@@ -248,7 +249,7 @@ async def files_are_counted(trial: PromiseTrial) -> None:
     """Empty files, folders and links share a limit, as each takes an inode; beyond it a program gets a message."""
     one = await trial.start(limits=_TIGHT)
     code = "import os, time\nos.mkdir('many'); os.chdir('many'); open('x', 'w').close()\n"
-    code += "for n in range(60000): os.link('x', str(n))\ntime.sleep(40)\nprint('held')"
+    code += "for n in range(26000): os.link('x', str(n))\ntime.sleep(40)\nprint('held')"
     result = await one.exec(["python3", "-c", code], timeout_s=120)
     names(result, "files")
     await trial.bash("rm -rf many", one, 60)

@@ -16,7 +16,7 @@ from workers.conformance.promise import promise
 from workers.conformance.trial import PromiseTrial
 
 _QUICK_S = 15.0
-_MANY = 1500
+_MANY = 500
 
 
 def tree(folder: Path) -> dict[str, object]:
@@ -249,7 +249,8 @@ async def many_small_files_are_one_copy(trial: PromiseTrial) -> None:
 async def a_tree_deeper_than_a_path_is_no_trap(trial: PromiseTrial) -> None:
     """A folder deeper than any path can name is copied or refused with ToolError, and is neither crash nor hang."""
     name = f"t{trial.mark}"
-    deep = f"mkdir {name}; cd {name}; for i in {{1..150}}; do mkdir {'d' * 60}; cd {'d' * 60}; done"
+    part = f"{'d' * 60}/" * 50
+    deep = f"mkdir {name}; cd {name}; for i in 1 2 3; do mkdir -p {part}; cd {part}; done"
     await trial.sh(deep)
     async with within(_QUICK_S):
         with contextlib.suppress(ToolError):
@@ -275,7 +276,7 @@ async def a_pipe_is_no_place_for_an_upload(trial: PromiseTrial) -> None:
 async def a_cancelled_copy_ends_at_once(trial: PromiseTrial) -> None:
     """Cancelling an upload or a download is obeyed within seconds, however much there is to copy."""
     name = f"t{trial.mark}"
-    await trial.sh(f"mkdir {name}; cd {name}; truncate -s 1G large; for i in {{1..2000}}; do : >$i; done")
+    await trial.sh(f"mkdir {name}; cd {name}; truncate -s 1G large; for i in {{1..500}}; do : >$i; done")
     source = trial.folder / "source"
     with source.open("wb") as file:
         file.truncate(1 << 30)

@@ -13,6 +13,7 @@ from farm.errors import SandboxError
 from farm.records.request import SandboxSpec
 from tests.conftest import absent
 from tests.contract.sandboxes.kernel.kernels import BACK_ENDS
+from tests.services.environments import lend_environment
 from workers.interfaces import Sandbox, SandboxProvider
 
 Run: TypeAlias = Callable[[Any], Any]
@@ -24,6 +25,7 @@ LAUNCH = ["python3", "-m", "ipykernel_launcher", "-f", "{connection_file}"]
 @pytest.fixture(scope="module")
 def place(provider: SandboxProvider, run: Run) -> Iterator[Sandbox]:
     try:
+        lend_environment(BACK_ENDS["jupyter"][1])
         spec = SandboxSpec(packages=BACK_ENDS["jupyter"][1])
         sandbox = run(provider.start(f"jupyter-{uuid4().hex[:12]}", spec))
     except SandboxError as error:

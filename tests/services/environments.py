@@ -1,0 +1,41 @@
+"""Environments of packages that many tests need: installed once for all of them, and for later runs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from farm.settings import settings
+from tests.services.apptainer import HOME
+from workers.sandboxes.images.environments import environment
+from workers.sandboxes.images.image import image
+
+_SHARED = HOME / "cache" / "test-home"
+
+
+def lend_environment(packages: Sequence[str]) -> None:
+    """Link the environment that sandboxes of the current farm have for these packages to one that all tests share.
+
+    What runs in it must not need its scripts, which name the interpreter by the path that it was installed at. Raises
+    SandboxError.
+    """
+    own, host = settings().cache / "environments", image("host")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FARM_HOME", str(_SHARED))
+        settings.cache_clear()
+        try:
+            shared = Path(environment(packages, host).binds[0][0])
+        finally:
+            patch.undo()
+            settings.cache_clear()
+    if _is_open(shared) and not (link := own / shared.name).exists():
+        own.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(shared)
+
+
+def _is_open(folder: Path) -> bool:
+    """Return whether the user that sandboxes of root run as can follow a link to it."""
+    return bool(os.geteuid()) or all(above.stat().st_mode & 0o001 for above in (folder, *folder.resolve().parents))
