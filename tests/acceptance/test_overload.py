@@ -10,9 +10,10 @@ import pytest
 import farm
 from farm.embedded.embedded_farm import Embedded
 from farm.records.rollout import Rollout
+from farm.settings import Settings
 from testkit.deadline import LONG_S
 from testkit.processes import forget_peak, named, peak_mb, tree
-from tests.services.farms import NOOP, embedded, farm_folder, until
+from tests.services.farms import NOOP, QUICK, farm_folder, until
 
 SLOTS = (2, 4, 2)
 """Slots of the pools of a small farm: a large one would need as many more rollouts to be full."""
@@ -23,8 +24,11 @@ HUGE = 3000
 
 @pytest.fixture(scope="module")
 def here() -> Iterator[Embedded]:
-    with farm_folder() as folder, embedded(folder, slots=SLOTS) as running:
-        yield running
+    node_options = [f"--{pool}={slots}" for pool, slots in zip(("init", "run", "eval"), SLOTS, strict=True)]
+    with farm_folder() as folder:
+        own = Settings(home=folder / "home", scratch=folder / "scratch", store_url="", broker_url="")
+        with Embedded(own, node_options=node_options, flower=False, env=QUICK) as running:
+            yield running
 
 
 @pytest.fixture

@@ -52,13 +52,10 @@ def _lend_kernels(cache: Path) -> None:
         (cache / "kernels").symlink_to(shared)
 
 
-def embedded(
-    folder: Path, store_url: str = "", flower: bool = False, slots: tuple[int, int, int] = (4, 16, 4), **env: str
-) -> Embedded:
-    """A farm in a folder, not started yet, with short leases; `slots` are those of its init, run and eval pools."""
+def embedded(folder: Path, store_url: str = "", flower: bool = False, **env: str) -> Embedded:
+    """A farm in a folder, not started yet, with short leases."""
     settings = Settings(home=folder / "home", scratch=folder / "scratch", store_url=store_url, broker_url="")
-    init_slots, run_slots, eval_slots = map(str, slots)
-    options = ("--init", init_slots, "--run", run_slots, "--eval", eval_slots)
+    options = ("--init", "4", "--run", "16", "--eval", "4")
     return Embedded(settings, node_options=options, flower=flower, env=QUICK | env)
 
 
