@@ -2,6 +2,8 @@
 
 FARM_HOME ?= $(CURDIR)/.farm
 export FARM_HOME
+# Else each of the thousands of processes that tests start would compile all that it imports.
+unexport PYTHONDONTWRITEBYTECODE
 # A distribution's own Apptainer comes first; ours is the fallback that `make apptainer` unpacks.
 export PATH := $(PATH):$(FARM_HOME)/apptainer/usr/bin
 

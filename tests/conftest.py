@@ -32,6 +32,12 @@ _APART = tuple(
 )
 """Tests of these files share nothing and play whole farms for many seconds each; the longest come first."""
 
+_FIRST = tuple(
+    f"tests/acceptance/{name}.py::"
+    for name in ("test_wheel", "faults/test_broker_faults", "faults/test_store_faults", "test_weight_updates")
+)
+"""These whole files take longest: at the end of a run each would keep one worker when the others have nothing left."""
+
 _BY_PARAMETER = "tests/acceptance/faults/test_broker_faults.py::"
 """Its tests share a farm for each kind of broker."""
 
@@ -65,9 +71,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _rank(item: pytest.Item) -> tuple[int, int]:
-    """Within a suite whole files come before what is given out test by test: it evens out when the workers end."""
+    """Within a suite long files come first, and what is given out test by test last: it evens out when workers end."""
     suite = Path(item.path).relative_to(Path(__file__).parents[1]).parts[1]
     apart = next((at for at, file in enumerate(_APART) if item.nodeid.startswith(file)), -1)
+    if item.nodeid.startswith(_FIRST):
+        apart = -2
     return _ORDER.index(suite) if suite in _ORDER else 0, apart
 
 

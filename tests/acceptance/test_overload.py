@@ -10,19 +10,25 @@ import pytest
 import farm
 from farm.embedded.embedded_farm import Embedded
 from farm.records.rollout import Rollout
+from farm.settings import Settings
 from testkit.deadline import LONG_S
 from testkit.processes import forget_peak, named, peak_mb, tree
-from tests.services.farms import NOOP, embedded, farm_folder, until
+from tests.services.farms import NOOP, QUICK, farm_folder, until
 
-ROOM = 24
-"""Capacity of a farm of `embedded`, in rollouts at a time."""
+SLOTS = (2, 4, 2)
+"""Slots of the pools of a small farm: a large one would need as many more rollouts to be full."""
+ROOM = sum(SLOTS)
+"""Its capacity, in rollouts at a time."""
 HUGE = 3000
 
 
 @pytest.fixture(scope="module")
 def here() -> Iterator[Embedded]:
-    with farm_folder() as folder, embedded(folder) as running:
-        yield running
+    node_options = [f"--{pool}={slots}" for pool, slots in zip(("init", "run", "eval"), SLOTS, strict=True)]
+    with farm_folder() as folder:
+        own = Settings(home=folder / "home", scratch=folder / "scratch", store_url="", broker_url="")
+        with Embedded(own, node_options=node_options, flower=False, env=QUICK) as running:
+            yield running
 
 
 @pytest.fixture
@@ -51,40 +57,40 @@ def ended_during(client: farm.Farm, batch_id: str, others: list[Rollout]) -> int
 
 
 def test_a_small_batch_passes_a_huge_one(client: farm.Farm, huge: str) -> None:
-    small = client.collect(client.submit({"instances": [NOOP] * 64}), timeout_s=LONG_S)
+    small = client.collect(client.submit({"instances": [NOOP] * 24}), timeout_s=LONG_S)
     # it has half of the room for itself; in a queue it would have waited for all of them
-    assert ended_during(client, huge, small) < HUGE // 4
+    assert ended_during(client, huge, small) < 4 * len(small)
 
 
 def test_a_higher_priority_has_all_the_room(client: farm.Farm, huge: str) -> None:
-    small = client.collect(client.submit({"instances": [NOOP] * 150, "priority": 1}), timeout_s=LONG_S)
+    small = client.collect(client.submit({"instances": [NOOP] * 50, "priority": 1}), timeout_s=LONG_S)
     # what was placed before it, and what took its place while the last of it played; of equals it were as many
-    assert ended_during(client, huge, small) < 100
+    assert ended_during(client, huge, small) < 33
 
 
 def test_a_lower_priority_waits_until_there_is_nothing_higher(client: farm.Farm) -> None:
-    higher = client.submit({"instances": [NOOP] * 200, "priority": 1})
+    higher = client.submit({"instances": [NOOP] * 70, "priority": 1})
     lower = client.submit({"instances": [NOOP] * 8})
     low = client.collect(lower, timeout_s=600)
-    assert client.wait(higher, 600).n_completed == 200
+    assert client.wait(higher, 600).n_completed == 70
     begun = min(timing.started_at or 0.0 for each in low for timing in client.timings(each.rollout_id))
     ends = [rollout.finished_at or 0.0 for rollout in client.rollouts(higher)]
     assert sum(end > begun for end in ends) <= 2 * ROOM, "no more than had been placed already"
 
 
 def test_more_batches_than_there_is_room_for_take_turns(client: farm.Farm) -> None:
-    ids = [client.submit({"instances": [NOOP] * 40}) for _ in range(2 * ROOM)]
+    ids = [client.submit({"instances": [NOOP] * 20}) for _ in range(2 * ROOM)]
     until(lambda: sum(client.status(each).n_finished for each in ids) >= 4 * len(ids), "some of them ended")
     assert min(client.status(batch_id).n_finished for batch_id in ids) >= 1
 
 
 def test_memory_does_not_grow_with_what_waits(client: farm.Farm) -> None:
-    client.wait(client.submit({"instances": [NOOP] * 100}), 600)
+    client.wait(client.submit({"instances": [NOOP] * 2 * ROOM}), 600)
     supervisor = named(tree(os.getpid()), "-m workers.node")
     before = peak_mb(supervisor)
     forget_peak(supervisor)
     batch_id = client.submit({"instances": [NOOP] * (HUGE // 8), "n_samples": 8})
-    until(lambda: client.status(batch_id).n_finished >= 100, "it plays", 120)
+    until(lambda: client.status(batch_id).n_finished >= 4 * ROOM, "it plays", 120)
     assert peak_mb(supervisor) < before + 30
 
 

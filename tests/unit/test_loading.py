@@ -28,3 +28,7 @@ def test_a_worker_process_loads_no_command_line_of_celerys() -> None:
 
 def test_who_does_not_speak_http_loads_nothing_of_it() -> None:
     assert loaded("farm.cli.main", HTTP) == []
+
+
+def test_options_of_a_node_are_checked_without_the_node() -> None:
+    assert loaded("workers.node.command", {"celery", "numpy", "pydantic", "redis", "sqlalchemy"}) == []

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from farm.startup import frozen_imports
-
-with frozen_imports():
-    from workers.node.supervisor import main
+from workers.node.command import main
 
 main()

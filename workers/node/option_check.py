@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from workers.node.supervisor import main
+from workers.node.command import main
 
 if __name__ == "__main__":
     try:

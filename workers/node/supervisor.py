@@ -23,7 +23,6 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, TypeVar
 
-import click
 from sqlalchemy import Connection
 
 from farm.errors import Conflict, FarmError, StoreGone, StoreUnavailable
@@ -33,16 +32,16 @@ from farm.records.engine_state import StoredEngine
 from farm.records.node import BROKEN, DRAINING, UP, Node
 from farm.records.rollout import Stage
 from farm.scheduler.dispatcher import Dispatcher
-from farm.settings import Settings, settings
+from farm.settings import Settings
 from farm.store import leases, llm_engines, migrations, node_names, nodes, placement
 from farm.store.capacity import PROCESS_CONNECTIONS
 from farm.store.database import Store, Work
-from workers import logs, registry
+from workers import registry
 from workers.node.cancelled_sandboxes import CancelledSandboxReaper
 from workers.node.forked_worker import WorkerForkServer
-from workers.node.node_name import own_settings
 from workers.node.pools import Slots, WorkerPool
 from workers.node.sandbox_sweeper import SandboxSweeper
+from workers.process.supervision import HAND_BACK_S
 from workers.sandboxes.lifecycle import layers
 from workers.sandboxes.lifecycle.reaper import sweep_all
 
@@ -53,8 +52,6 @@ T = TypeVar("T")
 _HEARTBEAT_S = 5.0
 _POLL_S = 0.1
 _CHECK_INTERVAL_S = 0.5
-_HAND_BACK_S = 10.0
-"""Seconds for the workers to put what they play back into the queue. It takes them one or two."""
 _WAIT_TIMEOUT_S = 5.0
 """Seconds that a node that ends, or whose worker has ended, waits for the database."""
 _AGAIN_S = 2.0
@@ -329,10 +326,10 @@ class Supervisor:
         """They hand back what they play; what those held that could not is handed back for them."""
         for pool in self._pools.values():
             pool.hand_back()
-        deadline = time.monotonic() + _HAND_BACK_S
+        deadline = time.monotonic() + HAND_BACK_S
         for pool in self._pools.values():
             if not pool.end(max(0.1, deadline - time.monotonic())):
-                log.error("worker %s did not end within %g s and was killed", pool.owner, _HAND_BACK_S)
+                log.error("worker %s did not end within %g s and was killed", pool.owner, HAND_BACK_S)
         self._fork_server.close()
 
     def _end(self) -> None:
@@ -356,30 +353,3 @@ class Supervisor:
             self._store.close()
         shutil.rmtree(self._options.scratch, ignore_errors=True)
         self._lock.close()
-
-
-@click.command()
-@click.option("--init", "init_slots", default=4, show_default=True, help="Sandboxes started at a time.")
-@click.option("--run", "run_slots", default=64, show_default=True, help="Agents that play at a time.")
-@click.option("--eval", "eval_slots", default=8, show_default=True, help="Scorings at a time.")
-@click.option("--room", default=0, help="Rollouts this node takes in all; default: the sum of the three.")
-@click.option(
-    "--grace",
-    "grace_s",
-    default=15.0,
-    show_default=True,
-    help=f"Seconds that what has begun may play on after SIGTERM. Up to {_HAND_BACK_S:g} more go into handing back the "
-    "rest: stay that far, and a few for the clean-up, below what kills the node: Slurm's KillWait is 30 s.",
-)
-@click.option("--log-dir", type=click.Path(path_type=Path), help="Write the workers' logs there.")
-def main(init_slots: int, run_slots: int, eval_slots: int, room: int, grace_s: float, log_dir: Path | None) -> None:
-    """Run this machine's part of the farm until SIGTERM; a second one, seconds later, ends the grace."""
-    if not settings().broker_url:
-        raise click.ClickException("FARM_BROKER_URL is not set: a node needs the farm's Redis (redis://…) or RabbitMQ")
-    slots = Slots(init_slots, run_slots, eval_slots, room or init_slots + run_slots + eval_slots)
-    try:
-        options, lock = own_settings()
-        logs.set_up(options)
-        Supervisor(options, slots, log_dir, grace_s, lock).run()
-    except FarmError as error:
-        raise click.ClickException(str(error)) from error

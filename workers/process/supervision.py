@@ -14,6 +14,8 @@ FINISH: int = signal.SIGRTMIN + 1
 """Begin nothing more, play what has begun to its end, then end."""
 HAND_BACK: int = signal.SIGRTMIN + 2
 """Stop what is played, put it back into the queue, then end."""
+HAND_BACK_S = 10.0
+"""Seconds for the workers to put what they play back into the queue. It takes them one or two."""
 EXHAUSTED = 75
 """The exit status of a process that has no threads or descriptors left: EX_TEMPFAIL of sysexits.h."""
 

@@ -36,9 +36,11 @@ from tests.services.soak import at_length
 
 BROKERS = {"redis": redis_broker, "rabbitmq": rabbitmq_broker}
 NODE = "one"
-N = 30
+N = 24
 SLOW = {"data_source": "noop", "fields": {"seconds": 0.6}}
 ENDLESS = {"data_source": "noop", "fields": {"seconds": 3600.0}}
+N_DEATHS = {"redis": 2, "rabbitmq": at_length(1, 2)}
+"""The number of kills of each broker: a start of RabbitMQ takes a processor for five seconds."""
 N_RUN, N_ROOM = 8, 16
 """Slots of the node's run pool, and how many rollouts it takes in all."""
 CUT_S = at_length(3.0, 60.0)
@@ -52,6 +54,7 @@ _OF_ATTEMPTS = ("queued_at", "started_at", "finished_at")
 class _Here:
     """A farm of one node that reaches a broker of its own over a line."""
 
+    kind: str
     broker: Broker
     line: Line
     store: Store
@@ -102,7 +105,7 @@ def here(request: pytest.FixtureRequest) -> Iterator[_Here]:
         url = broker.url_at(line.port)
         stack.enter_context(node(folder, NODE, store_url, url))
         client = stack.enter_context(farm.connect(store_url, broker_url=url))
-        result = _Here(broker, line, store, client, folder)
+        result = _Here(request.param, broker, line, store, client, folder)
         until(lambda: len(result.workers()) == 3, lambda: f"there are three workers; {result.log[-2000:]}", 120)
         result.client.collect(result.client.submit({"instances": [NOOP]}), timeout_s=600)
         yield result
@@ -117,7 +120,7 @@ def played(here: _Here) -> Iterator[str]:
     yield batch_id
     every_rollout_ended_once(here, batch_id)
     # more than any pool has slots, so that all of them are seen to take messages
-    every_rollout_ended_once(here, here.client.submit({"instances": [NOOP] * 16}))
+    every_rollout_ended_once(here, here.client.submit({"instances": [NOOP] * 10}))
     assert here.workers() == workers, here.log[-4000:]
     assert "raised unexpected" not in here.log, "a stage is none of the broker's faults"
 
@@ -130,9 +133,10 @@ def every_rollout_ended_once(here: _Here, batch_id: str) -> None:
     assert all(len(here.client.rewards(rollout.rollout_id)) == 1 for rollout in rollouts)
 
 
+@pytest.mark.soak
 def test_it_dies_and_comes_back(here: _Here) -> None:
     with played(here) as batch_id:
-        for _ in range(2):
+        for _ in range(N_DEATHS[here.kind]):
             here.broker.kill()
             until(lambda: here.rests(batch_id), "nothing goes on without a broker", 120)
             here.broker.start()

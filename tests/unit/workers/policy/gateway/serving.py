@@ -7,11 +7,11 @@ import copy
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx2
-import openai
 
 from farm.records.request import Limits, SamplingParams
 from farm.records.trajectory import Message, ModelCall
@@ -19,6 +19,9 @@ from workers.interfaces import AgentContext, Artefact, Completion, Delta, OnDelt
 from workers.policy.gateway.calls import GatewayCalls
 from workers.policy.gateway.gateway_server import Address, gateway
 from workers.testing import answering
+
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI
 
 Answer = Callable[[Sequence[Message]], Completion | Exception]
 
@@ -109,13 +112,21 @@ class Served:
     address: Address
     calls: GatewayCalls
     records: Records
-    openai: openai.AsyncOpenAI
     http: httpx2.AsyncClient
+    max_retries: int
 
     @property
     def url(self) -> str:
         """Without the `/v1`, as Anthropic's clients take it."""
         return self.address.url.removesuffix("/v1")
+
+    @cached_property
+    def openai(self) -> AsyncOpenAI:
+        """The official client, loaded by the tests that speak through it."""
+        from openai import AsyncOpenAI
+
+        address, http = self.address, self.http
+        return AsyncOpenAI(base_url=address.url, api_key=address.key, max_retries=self.max_retries, http_client=http)
 
     async def post(self, path: str, body: Mapping[str, Any]) -> httpx2.Response:
         return await self.http.post(f"{self.url}{path}", json=dict(body))
@@ -161,10 +172,7 @@ async def served(
     async with AsyncExitStack() as stack:
         address = await stack.enter_async_context(gateway(calls, folder, tcp=True, silence_s=silence_s))
         http = await stack.enter_async_context(httpx2.AsyncClient(trust_env=False, verify=False, timeout=60.0))
-        client = openai.AsyncOpenAI(
-            base_url=address.url, api_key=address.key, max_retries=max_retries, http_client=http
-        )
-        yield Served(address, calls, records, client, http)
+        yield Served(address, calls, records, http, max_retries)
 
 
 def saying(text: str = "hello") -> Completion:

@@ -6,7 +6,6 @@ import asyncio
 import json
 from typing import Any
 
-import openai
 import pytest
 
 from farm.records.request import SamplingParams
@@ -167,9 +166,11 @@ def test_messages_are_given_to_the_policy_without_what_clients_add() -> None:
     ],
 )
 def test_what_cannot_be_understood_is_refused(wrong: dict[str, Any], param: str) -> None:
+    from openai import BadRequestError
+
     async def main() -> None:
         async with served(Playing()) as gateway:
-            with pytest.raises(openai.BadRequestError) as caught:
+            with pytest.raises(BadRequestError) as caught:
                 await gateway.openai.chat.completions.create(**{"model": "m", "messages": ASKED, **wrong})
             assert caught.value.param == param
             assert gateway.calls.failure is None

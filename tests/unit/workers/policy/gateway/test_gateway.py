@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
-import openai
 import pytest
 
 from farm.errors import EngineError, LimitReached, RolloutError, StaleRollout
@@ -482,12 +481,14 @@ def test_a_path_of_any_length_and_a_socket_that_is_there(tmp_path: Path) -> None
 
 
 def test_openai_names_the_errors() -> None:
+    from openai import BadRequestError, InternalServerError
+
     async def main() -> None:
         async with served(Playing(FULL, BUSY), max_turns=2) as gateway:
             create = gateway.openai.chat.completions.create
-            with pytest.raises(openai.BadRequestError, match="maximum context length"):
+            with pytest.raises(BadRequestError, match="maximum context length"):
                 await create(model="m", messages=[user("a")])  # type: ignore[list-item]
-            with pytest.raises(openai.InternalServerError):
+            with pytest.raises(InternalServerError):
                 await create(model="m", messages=[user("a")])  # type: ignore[list-item]
 
     asyncio.run(main())

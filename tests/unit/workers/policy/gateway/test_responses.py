@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import openai
 import pytest
 
 from tests.unit.workers.policy.gateway.serving import Playing, Served, served, thinking
@@ -109,6 +108,8 @@ def test_answers_in_a_row_stay_apart() -> None:
 
 
 def test_a_response_follows_another() -> None:
+    from openai import BadRequestError
+
     async def main() -> None:
         first = calling(("look", {"at": 1}))
         policy = Playing(first, answering("seen"), answering("again"))
@@ -131,7 +132,7 @@ def test_a_response_follows_another() -> None:
                 {"role": "assistant", "content": "seen"},
                 {"role": "user", "content": "and?"},
             ]
-            with pytest.raises(openai.BadRequestError, match="resp_x"):
+            with pytest.raises(BadRequestError, match="resp_x"):
                 await ask(gateway, previous_response_id="resp_x")
 
     asyncio.run(main())
@@ -227,9 +228,11 @@ def test_an_answer_that_was_cut_is_incomplete() -> None:
     ],
 )
 def test_what_cannot_be_understood_is_refused(wrong: dict[str, Any], param: str) -> None:
+    from openai import BadRequestError
+
     async def main() -> None:
         async with served(Playing()) as gateway:
-            with pytest.raises(openai.BadRequestError) as caught:
+            with pytest.raises(BadRequestError) as caught:
                 await ask(gateway, **wrong)
             assert (caught.value.param or "").startswith(param)
             assert caught.value.code == "invalid_request"

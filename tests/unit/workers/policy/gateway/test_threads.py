@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import anthropic
 import pytest
-from anthropic import beta_async_tool
 
 from tests.unit.workers.policy.gateway.serving import Playing, Served, served
 from workers.testing import answering, calling
@@ -49,10 +47,13 @@ def test_thread_is_continued_with_its_system_prompt_tools_and_messages() -> None
 
 @pytest.mark.parametrize("streamed", [False, True])
 def test_official_tool_runner_keeps_its_conversation(streamed: bool) -> None:
+    # loaded late, as in the other tests: it takes a second
+    import anthropic
+
     async def main() -> None:
         policy = Playing(calling(("look", {"path": "x"})), answering("it is a tree"))
 
-        @beta_async_tool
+        @anthropic.beta_async_tool
         async def look(path: str) -> str:
             """Look at a file.
 
@@ -85,6 +86,8 @@ def test_official_tool_runner_keeps_its_conversation(streamed: bool) -> None:
 
 
 def test_official_client_replays_a_thread_that_is_not_held() -> None:
+    import anthropic
+
     async def main() -> None:
         policy = Playing(*(answering(word) for word in ("one", "two", "three")))
         async with served(policy) as before, served(policy) as after:
