@@ -54,8 +54,13 @@ def _lend_kernels(cache: Path) -> None:
 
 def embedded(folder: Path, store_url: str = "", flower: bool = False, **env: str) -> Embedded:
     """A farm in a folder, not started yet, with short leases."""
+    return embedded_of(16, folder, store_url, flower, **env)
+
+
+def embedded_of(n_run: int, folder: Path, /, store_url: str = "", flower: bool = False, **env: str) -> Embedded:
+    """The same, for so many rollouts that run at once."""
     settings = Settings(home=folder / "home", scratch=folder / "scratch", store_url=store_url, broker_url="")
-    options = ("--init", "4", "--run", "16", "--eval", "4")
+    options = ("--init", "4", "--run", str(n_run), "--eval", "4")
     return Embedded(settings, node_options=options, flower=flower, env=QUICK | env)
 
 

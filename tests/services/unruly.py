@@ -337,7 +337,7 @@ class UnrulyAgent:
         if instance.strikes("agent:crash process"):
             ctypes.string_at(0)
         if fault == "agent:stubborn":
-            await _swallow_cancellations(3)
+            await _swallow_cancellations(2)
         if fault == "agent:outcome":
             return AgentResult(Outcome.LOST, "1")
         if fault == "agent:none":

@@ -25,6 +25,8 @@ from workers.policy.routing.pool import EnginePool
 from workers.policy.routing.router import RoutingKey, StickyRouter
 from workers.process.engine_registry import EngineRegistry
 
+BOTH_STORES = pytest.mark.parametrize("store", ["sqlite_store", "postgres_store"], indirect=True)
+
 
 class Workers:
     """Two worker processes, as far as engines know them, on one event loop in a thread."""
@@ -59,6 +61,16 @@ class Workers:
         self.thread.join()
         self.loop.close()
         self.signals.close()
+
+
+@pytest.fixture
+def store(request: pytest.FixtureRequest) -> Store:
+    """A farm's tables: in Postgres, unless a test asks for both kinds of database.
+
+    The statements themselves are tried on both by tests/contract/store.
+    """
+    result: Store = request.getfixturevalue(getattr(request, "param", "postgres_store"))
+    return result
 
 
 @pytest.fixture
@@ -109,6 +121,7 @@ def calling(workers: Workers, n: int = 12) -> Iterator[list[Future[Any]]]:
         rollout.result(30)
 
 
+@BOTH_STORES
 @pytest.mark.parametrize("mode", ["drain", "keep", "abort"])
 def test_weights_change_between_calls_and_every_rollout_goes_on(
     client: LocalFarm, workers: Workers, told: Server, plain: Server, mode: Any
@@ -178,6 +191,7 @@ def test_a_push_that_fails_leaves_the_engines_paused_and_says_so(
     assert told.told == ["pause drain", "resume"]
 
 
+@BOTH_STORES
 def test_a_worker_that_was_killed_holds_nothing_up_once_it_is_given_up(
     client: LocalFarm, workers: Workers, store: Store, told: Server
 ) -> None:
@@ -232,6 +246,7 @@ def test_an_update_that_is_interrupted_before_it_began_holds_nobody_up(
         call.result(30)
 
 
+@BOTH_STORES
 def test_what_is_in_flight_is_listed(client: LocalFarm, workers: Workers, plain: Server, told: Server) -> None:
     plain.hangs = told.hangs = True
     calls = [workers.call(number, 100) for number in range(4)]
@@ -267,6 +282,7 @@ def test_without_redis_all_is_done_by_asking_the_store(
         signals.close()
 
 
+@BOTH_STORES
 def test_a_worker_that_ends_is_forgotten(client: LocalFarm, workers: Workers, store: Store) -> None:
     until(lambda: len(store.read(lambda connection: llm_engines.uses(connection, 60.0))) == 2, "both have reported")
     workers.fleets[0].close()
@@ -279,7 +295,7 @@ def test_an_update_that_no_engine_confirms_says_which_it_waited_for(
     told.dead = True
     with (
         pytest.raises(TimeoutError, match=f"no engine confirmed version 7: {told.url}") as error,
-        client.weight_update("7", "drain", [told.url], 10.0),
+        client.weight_update("7", "drain", [told.url], 5.0),
     ):
         pass
     assert any("the engines stay paused" in note for note in error.value.__notes__)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 
+import pytest
+
 from farm.errors import SandboxError
 from farm.records.request import SandboxSpec
 from tests.conftest import absent
@@ -22,7 +24,10 @@ CELLS = (
 )
 
 
-def test_figures_are_images(provider: NamespaceProvider) -> None:
+def test_figures_are_images(provider: NamespaceProvider, monkeypatch: pytest.MonkeyPatch) -> None:
+    # two processes import a tenth of it: to compile all would take longer; pip's negative options are set by a 0
+    monkeypatch.setenv("PIP_NO_COMPILE", "0")
+
     async def play() -> list[Observation]:
         try:
             sandbox = await provider.start(f"figures-{os.getpid()}", SandboxSpec(packages=("matplotlib==3.11.2",)))

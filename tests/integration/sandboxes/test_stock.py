@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import socket
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -15,10 +17,11 @@ from examples.problems import humaneval_problems
 from farm.embedded.embedded_farm import Embedded
 from farm.records.rollout import Stage, State
 from tests.conftest import absent
-from tests.services.farms import embedded, farm_folder, left_of, processes_of, until
+from tests.services.farms import embedded_of, farm_folder, left_of, processes_of, until
 from workers.registry import sandbox as provider
 
 (PROBLEM,) = humaneval_problems(1)
+N_RUN, N_READY, IDLE_S = 4, 3, 60
 
 
 @pytest.fixture(scope="module")
@@ -39,14 +42,15 @@ def folder() -> Iterator[Path]:
 @pytest.fixture(scope="module")
 def here(folder: Path, silent: str) -> Iterator[Embedded]:
     """Runs until the last test of this module stops it."""
-    with embedded(
+    with embedded_of(
+        N_RUN,
         folder,
         FARM_SANDBOX="namespace",
         FARM_POLICY_URL=silent,
         FARM_POLICY_MODEL="silent",
-        FARM_STOCK="5",
+        FARM_STOCK=str(N_READY),
         # longer than it takes to start a worker on a busy machine: while none runs, no sandbox is kept in use
-        FARM_STOCK_IDLE_S="45",
+        FARM_STOCK_IDLE_S=str(IDLE_S),
     ) as running:
         yield running
 
@@ -59,8 +63,8 @@ def client(here: Embedded) -> Iterator[farm.Farm]:
 
 @pytest.fixture
 def batch_id(client: farm.Farm, folder: Path) -> Iterator[str]:
-    """Yield a batch of which 24 rollouts are placed, the node's limit; 16 run, and the rest need a warm pool."""
-    submitted = client.submit({"instances": [PROBLEM] * 40})
+    """Yield a batch of which 12 rollouts are placed, the node's limit; 4 run, and the rest need a warm pool."""
+    submitted = client.submit({"instances": [PROBLEM] * 24})
     yield submitted
     client.cancel(submitted)
 
@@ -69,14 +73,27 @@ def ready(folder: Path) -> set[str]:
     return {path.name for path in (folder / "scratch").glob("*/sandboxes/.ready.*")}
 
 
+def make_old(paths: Iterable[Path]) -> None:
+    """Set the last use of these back, by as long as nothing is kept that is not used."""
+    for path in paths:
+        with suppress(FileNotFoundError):
+            used_at = path.stat().st_mtime - IDLE_S
+            os.utime(path, (used_at, used_at))
+
+
+def unused_s(paths: Iterable[Path]) -> float:
+    """Return the seconds since the last use of any of these."""
+    return time.time() - max((path.stat().st_mtime for path in paths), default=0.0)
+
+
 def init_workers(folder: Path) -> list[int]:
     mark = "init@"
     return [int(line.partition(":")[0]) for line in processes_of(folder) if mark in line and "workers.queue" in line]
 
 
 def test_it_is_filled_for_what_waits_and_survives_the_worker(client: farm.Farm, batch_id: str, folder: Path) -> None:
-    until(lambda: client.status(batch_id).stages[Stage.RUN][State.ACTIVE] == 16, "16 play", 60.0)
-    until(lambda: len(ready(folder)) == 5, "the stock is full", 60.0)
+    until(lambda: client.status(batch_id).stages[Stage.RUN][State.ACTIVE] == N_RUN, "as many play as may", 60.0)
+    until(lambda: len(ready(folder)) == N_READY, "the stock is full", 60.0)
     before = ready(folder)
     for pid in init_workers(folder):
         os.kill(pid, signal.SIGKILL)
@@ -86,13 +103,18 @@ def test_it_is_filled_for_what_waits_and_survives_the_worker(client: farm.Farm, 
         lambda: f"the next one has taken one of {before}, and no more are gone: {ready(folder)} are there",
         60.0,
     )
-    until(lambda: len(ready(folder)) == 5, "the new worker has filled it again", 60.0)
+    until(lambda: len(ready(folder)) == N_READY, "the new worker has filled it again", 60.0)
     client.cancel(batch_id)
+    client.wait(batch_id, 120)
+    scratch = folder / "scratch"
+    make_old(scratch.glob("*/used/*"))
+    until(lambda: unused_s(scratch.glob("*/sandboxes/.ready.*")) > 3.0, "nothing keeps it in use any more", 60.0)
+    make_old(scratch.glob("*/sandboxes/.ready.*"))
     until(lambda: not ready(folder), "what is not wanted is dropped", 180.0)
 
 
 def test_nothing_of_it_outlives_the_node(batch_id: str, folder: Path) -> None:
-    until(lambda: len(ready(folder)) == 5, "the stock is full", 60.0)
+    until(lambda: len(ready(folder)) == N_READY, "the stock is full", 60.0)
     (supervisor,) = (
         int(line.partition(":")[0]) for line in processes_of(folder) if "workers.node" in line.partition(": ")[2]
     )

@@ -487,14 +487,19 @@ ALONE = {
     "kill_itself": "import os\nos.kill(os.getpid(), 9)\n",
     "stop_reader": "import os, signal\nos.kill(os.getppid(), signal.SIGSTOP)\n",
     "sleeps": "import time\ntime.sleep(1000)\n",
+    # more than any bound at once, then steadily until it is ended
     "floods": """
-import os
+import os, time
+left = {fd: 2000 for fd in range(3, 4096)}
 while True:
-    for fd in range(3, 4096):
+    for fd in list(left):
         try:
             os.write(fd, b"x" * 4096)
+            left[fd] -= 1
         except OSError:
-            pass
+            del left[fd]
+    if not any(n > 0 for n in left.values()):
+        time.sleep(0.005)
 """,
     "daemon_floods_output": """
 import os

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import os
+import subprocess
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -32,6 +34,8 @@ from workers.policy.routing.pool import EnginePool
 from workers.policy.routing.router import RoutingKey, StickyRouter
 from workers.registry import agent as registered
 from workers.registry import sandbox as provider
+from workers.sandboxes.images.environments import agent_environment
+from workers.sandboxes.images.image import image
 from workers.stage_job import StageJob
 from workers.testing import ScriptedPolicy, answering, calling
 from workers.testing.scripted_model import Branch, Script, ScriptedCall, ScriptedProblem, ScriptedTurn
@@ -46,6 +50,17 @@ MEND = f"git apply <<'END_OF_PATCH'\n{SWE.patch}\nEND_OF_PATCH\ngit diff --stat"
 def _namespace_sandboxes() -> None:
     if missing := provider("namespace").missing():
         absent(missing)
+
+
+@pytest.fixture(scope="module")
+def mini_swe_agent() -> None:
+    """Install it once, and compile only what it imports, which is a tenth: the rest takes longer than its tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        # pip's negative options are set by a 0
+        patch.setenv("PIP_NO_COMPILE", "0")
+        ((folder, _), *_) = agent_environment(MINI_SWE_AGENT.packages, image("host")).binds
+    env = {**os.environ, **MINI_SWE_AGENT.environment}
+    subprocess.run([f"{folder}/bin/python", "-c", "import litellm, minisweagent.run.mini"], env=env, check=True)
 
 
 class _Records:
@@ -100,6 +115,7 @@ async def mini(policy: Policy, records: _Records, **limits: Any) -> tuple[AgentR
     return result, score.value
 
 
+@pytest.mark.usefixtures("mini_swe_agent")
 def test_mini_swe_agent_mends_an_issue() -> None:
     records = _Records()
     turns = [
@@ -119,6 +135,7 @@ def test_mini_swe_agent_mends_an_issue() -> None:
     assert second.response == turns[1].response
 
 
+@pytest.mark.usefixtures("mini_swe_agent")
 def test_its_tokens_are_those_that_an_engine_sampled() -> None:
     """All three stages as a worker runs them, on the scripted engine's token wire, by way of gateway and relay."""
     calls = ("which python; git status --short; ls", MEND, "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT; echo done")
@@ -161,6 +178,7 @@ def test_its_tokens_are_those_that_an_engine_sampled() -> None:
     assert set(rows[0].policy_versions.tolist()) == {-1, 3}
 
 
+@pytest.mark.usefixtures("mini_swe_agent")
 def test_a_limit_ends_mini_swe_agent_and_what_it_did_is_scored() -> None:
     records = _Records()
     turns = [calling(("bash", {"command": MEND}), content="I see the fault.")] * 3
@@ -170,6 +188,7 @@ def test_a_limit_ends_mini_swe_agent_and_what_it_did_is_scored() -> None:
     assert len(records.calls) == 1
 
 
+@pytest.mark.usefixtures("mini_swe_agent")
 def test_answers_without_a_call_are_the_policys_doing() -> None:
     result, value = asyncio.run(mini(ScriptedPolicy(*[answering("Let me think.")] * 3), _Records()))
     assert (result.outcome, value) == (Outcome.INVALID_ACTION, 0.0)
@@ -184,14 +203,14 @@ def test_an_agents_environment_lies_beside_the_instances(kind: str, request: pyt
     version = "import iniconfig, importlib.metadata as m; print(m.version('iniconfig'))"
 
     async def main() -> list[str]:
-        spec = SandboxSpec(packages=("iniconfig==2.1.0",), agent_packages=("iniconfig==2.0.0", "pygments==2.19.2"))
+        spec = SandboxSpec(packages=("iniconfig==2.1.0",), agent_packages=("iniconfig==2.0.0", "wheel==0.45.1"))
         said = []
         async with started(spec, kind) as sandbox:
             for command in (
                 ["python3", "-c", version],
                 ["/opt/farm/agent/bin/python", "-I", "-c", version],
-                ["/opt/farm/agent/bin/pygmentize", "-V"],
-                ["bash", "-c", "type -p pygmentize; touch /opt/farm/agent/x 2>&1 || echo $PATH"],
+                ["/opt/farm/agent/bin/wheel", "version"],
+                ["bash", "-c", "type -p wheel; touch /opt/farm/agent/x 2>&1 || echo $PATH"],
             ):
                 result = await sandbox.exec(command, timeout_s=60)
                 said.append((result.stdout + result.stderr).decode())
@@ -199,7 +218,7 @@ def test_an_agents_environment_lies_beside_the_instances(kind: str, request: pyt
 
     instances, agents, script, rest = asyncio.run(main())
     assert (instances, agents) == ("2.1.0\n", "2.0.0\n")
-    assert script.startswith("Pygments version 2.19.2"), "a script finds its interpreter"
+    assert script.startswith("wheel 0.45.1"), "a script finds its interpreter"
     *value, touched, path = rest.splitlines()
     assert "Read-only" in touched
     assert not any("/opt/farm" in line for line in (*value, path)), "programs are looked for elsewhere"

@@ -35,11 +35,12 @@ from workers.stage_job import StageJob
 from workers.stages import RunResult, evaluate, init, run
 from workers.testing.fakes import ScriptedPolicy, calling
 
+N_AT_ONCE = 6
 PROBLEMS = [
     json.loads(line)
     for line in gzip.decompress(
         (Path(__file__).parents[3] / "examples/data/humaneval.jsonl.gz").read_bytes()
-    ).splitlines()[:24]
+    ).splitlines()[: 2 * N_AT_ONCE]
 ]
 SUBMIT = calling(("submit", {}))
 
@@ -130,7 +131,7 @@ def empty(scratch: Path) -> None:
 
 @pytest.mark.parametrize("what", ["bytes", "inodes"])
 def test_no_right_solution_is_scored_0_on_a_disk_that_fills(what: str) -> None:
-    """24 rollouts, of which half write their solution while the disk is full; it is emptied before they submit."""
+    """12 rollouts, of which half write their solution while the disk is full; it is emptied before they submit."""
 
     async def rollout(number: int, steps: Sequence[asyncio.Semaphore], gates: Sequence[asyncio.Event]) -> float | str:
         job = job_of(PROBLEMS[number], number)
@@ -145,7 +146,7 @@ def test_no_right_solution_is_scored_0_on_a_disk_that_fills(what: str) -> None:
 
     async def all_of_them(scratch: Path) -> list[float | str]:
         steps, gates = [asyncio.Semaphore(0) for _ in range(3)], [asyncio.Event() for _ in range(3)]
-        playing = [asyncio.create_task(rollout(number, steps, gates)) for number in range(12)]
+        playing = [asyncio.create_task(rollout(number, steps, gates)) for number in range(N_AT_ONCE)]
         gates[0].set()
         for _ in playing:
             await steps[1].acquire()
@@ -155,12 +156,16 @@ def test_no_right_solution_is_scored_0_on_a_disk_that_fills(what: str) -> None:
             await steps[2].acquire()
         await asyncio.to_thread(empty, scratch)
         gates[2].set()
-        return await asyncio.gather(*playing, *(rollout(number, steps, gates) for number in range(12, 24)))
+        return await asyncio.gather(
+            *playing, *(rollout(number, steps, gates) for number in range(N_AT_ONCE, 2 * N_AT_ONCE))
+        )
 
     with small_scratch("size=120m" if what == "bytes" else "size=1g,nr_inodes=20k") as scratch:
         result = asyncio.run(all_of_them(scratch))
-    assert all(str(each).startswith("SandboxError") and "disk is full" in str(each) for each in result[:12]), result
-    assert result[12:] == [1.0] * 12
+    assert all(str(each).startswith("SandboxError") and "disk is full" in str(each) for each in result[:N_AT_ONCE]), (
+        result
+    )
+    assert result[N_AT_ONCE:] == [1.0] * N_AT_ONCE
 
 
 def test_a_sandbox_at_its_own_disk_limit_is_the_policys() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from sqlalchemy import ColumnElement, Executable, Table, Update, delete, select,
 import farm
 from farm.records.rollout import Stage
 from farm.records.trajectory import ModelCall, segments, token_ids
-from farm.store import migrations, trajectories
+from farm.store import trajectories
 from farm.store.database import Store
 from farm.store.rollouts import attempts, rewards, rollouts
 from farm.store.trajectories import CallLog, segment_rows
@@ -48,13 +49,18 @@ def _play(store: Store, rollout: farm.Rollout, reward: float) -> None:
     assert finish(store, claimed(store, rollout.rollout_id, Stage.EVAL), reward)
 
 
-@pytest.fixture
-def evidence(tmp_path: Path) -> Iterator[Evidence]:
-    """A farm of one client, whose first batch was played, scored and delivered."""
-    order = Order("client0", SEED, f"sqlite:///{tmp_path}/farm.db", "", str(tmp_path))
+def _order(folder: Path) -> Order:
+    return Order("client0", SEED, f"sqlite:///{folder}/farm.db", "", str(folder))
+
+
+@pytest.fixture(scope="module")
+def played(migrated_sqlite: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a farm of one client, whose first batch was played, scored and delivered; to be copied."""
+    folder = tmp_path_factory.mktemp("played")
+    shutil.copy(migrated_sqlite, folder / "farm.db")
+    order = _order(folder)
     problems.write(order.instances)
     store = Store(order.address)
-    migrations.migrate(store)
     journal = Journal(order.journal)
     worth = problems.ExpectedScore(SEED)
     with farm.connect(order.address, broker_url="") as client:
@@ -70,6 +76,16 @@ def evidence(tmp_path: Path) -> Iterator[Evidence]:
         for group in client.stream_groups(batch_id):
             journal.record_group(group)
         journal.write(done=0)
+    store.close()
+    return folder
+
+
+@pytest.fixture
+def evidence(played: Path, tmp_path: Path) -> Iterator[Evidence]:
+    """Evidence of the same farm, in a folder of the test's own."""
+    shutil.copytree(played, tmp_path, dirs_exist_ok=True)
+    order = _order(tmp_path)
+    store = Store(order.address)
     yield Evidence(store, [order], SEED, Interventions())
     store.close()
 

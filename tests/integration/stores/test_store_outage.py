@@ -383,13 +383,13 @@ class TestDispatcherLeadership:
         waker = threading.Thread(target=wake)
         waker.start()
         try:
-            with dispatching(store, broker_url, lease_s=6.0):
+            with dispatching(store, broker_url, lease_s=3.0):
                 begun = now(beside)
                 silent, dead = self._claimed(store, lease_s=600.0)
-                until(lambda: now(beside) > begun + 7.0, "what was before it began does not matter any more")
+                until(lambda: now(beside) > begun + 4.0, "what was before it began does not matter any more")
                 database.away()
                 away = now(beside)
-                until(lambda: now(beside) > away + 4.0, "this is an outage")
+                until(lambda: now(beside) > away + 3.0, "this is an outage")
                 late = update(rollouts.rollouts).where(rollouts.rollouts.c.rollout_id == silent)
                 beside.write(lambda connection: connection.execute(late.values(lease_expires_at=1.0)) and None)
                 beside.write(lambda connection: leases.expire_owner(connection, "dead"))
