@@ -66,3 +66,14 @@ def test_its_own_folder_goes_with_it() -> None:
     assert (root / "tokenizer.json").exists()
     del engine
     assert not root.exists()
+
+
+def test_its_program_prints_the_address_and_the_command_that_adds_it() -> None:
+    words = [sys.executable, "-m", "workers.testing.engine", "--port", "0"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as program:
+        assert program.stdout is not None
+        assert program.stderr is not None
+        url = program.stdout.readline().strip()
+        assert program.stderr.readline() == f"farm engines add {url}/v1\n"
+        program.terminate()
+    assert url.startswith("http://127.0.0.1:")
