@@ -86,7 +86,7 @@ def test_a_server_dies_with_the_tests_even_by_kill_9(kind: str, request: pytest.
 
 
 def _folder(url: str) -> Path:
-    match = re.search(r"/tmp/farm-test-\w+", url)
+    match = re.search(r"/(tmp|dev/shm)/farm-test-\w+", url)
     assert match is not None, f"no server came up: {url!r}"
     return Path(match[0])
 
