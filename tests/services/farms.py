@@ -102,7 +102,7 @@ def flower_request(url: str, home: Path) -> urllib.request.Request:
 def until(found: Callable[[], T], what: str | Callable[[], str], deadline_s: float = 120.0) -> T:
     """Call until the result is true, and return it. `what` may be a function, called when the time is over.
 
-    Calls take a tenth of the time at most, so that the farm has the processors. The time is that of a quiet machine.
+    Calls take a thirtieth of the time at most: the farm is to have the processors. The time is that of a quiet machine.
     """
     deadline = Deadline(deadline_s)
     while True:
@@ -111,7 +111,7 @@ def until(found: Callable[[], T], what: str | Callable[[], str], deadline_s: flo
             return answer
         if deadline.passed():
             raise AssertionError(f"waited {deadline_s:g} s in vain until {what if isinstance(what, str) else what()}")
-        time.sleep(min(max(_PAUSE_S[0], 9 * (time.thread_time() - began)), _PAUSE_S[1]))
+        time.sleep(min(max(_PAUSE_S[0], 29 * (time.thread_time() - began)), _PAUSE_S[1]))
 
 
 def processes_of(folder: Path) -> list[str]:

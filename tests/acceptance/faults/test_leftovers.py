@@ -63,14 +63,17 @@ class _Node:
         argv = [sys.executable, "-m", "tests.services.crowd", "supervisor", json.dumps({"seed": SEED, **plan})]
         self.supervisor = subprocess.Popen(argv, env={**os.environ, "PATH": path}, cwd=Path(__file__).parents[3])
 
-    def processes(self) -> dict[str, list[int]]:
-        """Return pids by kind of process."""
+    def processes(self, others: set[int] | None = None) -> dict[str, list[int]]:
+        """Return pids by kind of process. `others` are known not to be ours, and grow: to look at each is dear."""
+        others = {os.getpid(), self.supervisor.pid} if others is None else others
         result: dict[str, list[int]] = {}
         for entry in Path("/proc").iterdir():
-            if entry.name.isdecimal() and int(entry.name) not in (os.getpid(), self.supervisor.pid):
+            if entry.name.isdecimal() and (pid := int(entry.name)) not in others:
                 with contextlib.suppress(OSError):
                     if self._is_ours(entry):
-                        result.setdefault(_what(entry), []).append(int(entry.name))
+                        result.setdefault(_what(entry), []).append(pid)
+                    else:
+                        others.add(pid)
         return result
 
     def pids(self) -> set[int]:
@@ -186,11 +189,12 @@ def test_killed_at_random_points_nothing_is_left(folder: Path) -> None:
     hits: Counter[str] = Counter()
     kinds = {"namespace": 5, "singularity": 1}
     node = _Node(folder, n_workers=2, kinds=kinds, comes_and_goes=True)
+    others = {os.getpid(), node.supervisor.pid}
     try:
         until(lambda: len(sandboxes()) >= 4, "some sandboxes are up", 60)
         while hits.total() < KILLS:
             assert node.supervisor.poll() is None, "\n".join(log.read_text() for log in folder.glob("*.log"))
-            there = node.processes()
+            there = node.processes(others)
             # a worker that is killed as soon as it begins starts nothing that could be left
             if there.keys() <= {"worker"}:
                 node.unblock()
@@ -293,6 +297,22 @@ def test_a_killed_monitor_takes_along_what_the_policy_started(folder: Path) -> N
         node.kill()
     sweep_all()
     until(lambda: not node.left(), lambda: f"nothing is left: {node.left()}")
+
+
+def test_a_stopped_runtime_ends_with_its_killed_monitor(folder: Path) -> None:
+    """Its group is all that still leads to it."""
+    node = _Node(folder, n_workers=1, kinds={"singularity": 2}, comes_and_goes=False)
+    try:
+        until(lambda: _all_are_up(folder, node) >= 1, "the sandboxes are up", 60)
+        stopped = node.processes()["runtime"]
+        for pid in stopped:
+            node.hit(pid, signal.SIGSTOP)
+        for record in sandboxes():
+            node.hit(record.monitor.pid, signal.SIGKILL)
+    finally:
+        node.kill()
+    sweep_all()
+    until(lambda: not node.left(), lambda: f"nothing is left: {node.left()} of {stopped}")
 
 
 def test_a_neighbour_sweeps_what_a_killed_node_left(folder: Path) -> None:

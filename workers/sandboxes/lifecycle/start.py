@@ -15,7 +15,7 @@ from typing import TypedDict
 from farm.errors import SandboxError
 from farm.settings import settings
 from workers.sandboxes.isolation.id_mapping import MAPPED
-from workers.sandboxes.lifecycle.state import SandboxRecord, folder_of_all
+from workers.sandboxes.lifecycle.state import SandboxRecord, folder_of_all, starter
 from workers.sandboxes.processes.fork_client import fork_client
 from workers.sandboxes.remove_tree import remove
 from workers.sandboxes.resource_exhaustion import disk_is_full
@@ -146,6 +146,8 @@ def launch(plan: MonitorPlan, lock: int, held: Sequence[int] = ()) -> SandboxRec
             return record
         if monitor >= 0:
             _kill(monitor)
+        if starting := starter(state):
+            starting.kill_group()
     finally:
         answers.close()
         if monitor >= 0:

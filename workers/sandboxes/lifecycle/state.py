@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -63,6 +64,12 @@ class Process:
     def end(self, number: int, patience_s: float) -> bool:
         """Send it a signal and wait for its end. Returns whether it ended in time. Blocks."""
         return not end_together([self], number, patience_s)
+
+    def kill_group(self) -> None:
+        """Kill what is left of the process group that it led, once it has ended; stopped, it would stay for ever."""
+        if self.there() or not Path(f"/proc/{self.pid}").exists():
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGKILL)
 
     def signalled(self, number: int) -> int | None:
         """Send it a signal; returns a pidfd, by which to wait for its end, or None if it has ended."""

@@ -42,6 +42,7 @@ def terminate_all(records: Collection[SandboxRecord], patience_s: float = STOP_S
     asleep = _kill([*deaf, *(record.first for record in records)])
     gone = []
     for record in records:
+        record.monitor.kill_group()
         # where a process sleeps it cannot be removed now; a later sweep does
         cgroups.remove(record.cgroup, 0.0 if record.first in asleep else cgroups.WAIT_TIMEOUT_S)
         state = record.folder
@@ -67,6 +68,8 @@ def terminate_in(states: Iterable[Path], patience_s: float = STOP_S) -> list[Pat
             others.append(state)
     gone = terminate_all(records, patience_s)
     asleep = _kill(hanging.values())
+    for starting in hanging.values():
+        starting.kill_group()
     others += [state for state, starting in hanging.items() if starting not in asleep]
     return gone + [state for state in others if remove(state, REMOVE_S)]
 
