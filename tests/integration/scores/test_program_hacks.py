@@ -6,7 +6,7 @@ import asyncio
 import textwrap
 import uuid
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, cast
 
 import pytest
@@ -171,6 +171,8 @@ DEADLY = {
     "stops-the-judge": "import signal; os.kill(parent, signal.SIGSTOP)",
 }
 
+_TRIES = 5
+
 
 @pytest.fixture(scope="module")
 def runner() -> Iterator[asyncio.Runner]:
@@ -209,9 +211,17 @@ async def new() -> AsyncIterator[Sandbox]:
         await sandbox.stop()
 
 
-async def scored(fresh: FreshSandbox, program: str, timeout_s: float = 60.0) -> Score:
+async def scored_once(fresh: FreshSandbox, program: str, timeout_s: float = 60.0) -> Score:
     evaluator = ProgramEvaluator("def f(x):\n    'Seven.'\n", TEST, "f")
     return await evaluator.evaluate(Submission(files={"solution.py": program}), fresh, timeout_s)
+
+
+async def scored(fresh: FreshSandbox, program: str, timeout_s: float = 60.0) -> Score:
+    """Score it as the farm does: again, where the machine was too busy to tell whose doing an end was."""
+    for _ in range(_TRIES - 1):
+        with suppress(EvaluatorError):
+            return await scored_once(fresh, program, timeout_s)
+    return await scored_once(fresh, program, timeout_s)
 
 
 @pytest.mark.parametrize("name", HACKS)
@@ -340,7 +350,7 @@ def test_a_right_program_that_is_ended_from_outside_is_no_zero(
                 yield cast(Sandbox, one)
 
             try:
-                return (await scored(ending, RIGHT)).value
+                return (await scored_once(ending, RIGHT)).value
             except EvaluatorError:
                 return None
 
