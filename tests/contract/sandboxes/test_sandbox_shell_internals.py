@@ -108,6 +108,8 @@ def test_a_shell_that_cannot_go_on_is_replaced_at_once(name: str, shell: Shell, 
         ("echo 'exec >/tmp/_to' >/tmp/_script; source /tmp/_script", "echo a", ""),
         ("f() { exec >/tmp/_to; }; f", "echo a", ""),
         ("(exec >/tmp/_to)", "echo a", "a\n"),
+        ("exec() { :; }; exec >/tmp/_to", "echo a", "a\n"),
+        ("exec 5>&1", "exec >/tmp/_to; echo a >&5; exec >&5 5>&-; echo b", "a\nb\n"),
         ("{ exec 3>&1; } >/tmp/_to", "echo a >&3; cat /tmp/_to", "a\n"),
     ],
 )
@@ -116,6 +118,14 @@ def test_a_redirection_of_the_shell_lasts(command: str, then: str, output: str, 
     assert run(shell.run(then, 5)).output == output
     assert run(shell.run("exit", 5)).restarted
     assert run(shell.run("echo back", 5)).output == "back\n"
+
+
+def test_a_redirection_that_is_interrupted_leaves_a_shell_that_works(shell: Shell, run: Run) -> None:
+    assert run(shell.run("exec >/tmp/_to; sleep 100", 1)).timed_out
+    result = run(shell.run("echo ok", 5))
+    assert (result.output, result.restarted) == ("ok\n", False)
+    run(shell.run("exec 2>/tmp/_to", 5))
+    assert run(shell.run("echo a; echo b >&2", 5)).output == "a\n"
 
 
 def test_a_shell_without_output_says_so(shell: Shell, run: Run) -> None:
@@ -142,6 +152,7 @@ def test_a_shell_without_output_says_so(shell: Shell, run: Run) -> None:
         (["set -- a b", "echo $# $@"], "2 a b\n"),
         (["(exit 7)", "echo $?"], "7\n"),
         (["ls /proc/self/fd | tail -1"], "3\n"),
+        (["exec 5>&1", "ls /proc/self/fd | tail -1"], "5\n"),
     ],
 )
 def test_a_shell_shows_nothing_of_its_driver(commands: list[str], output: str, shell: Shell, run: Run) -> None:

@@ -12,7 +12,8 @@ unset: where that fails, the shell ends, and its driver starts another. A shell 
 record, whatever was done to it, is replaced likewise (`shell_session.ShellSession.lost`).
 
 Descriptors 0, 1 and 2 of commands are kept from one to the next, so that `exec >file` lasts as in any terminal. That is
-done only after commands with a word that can change them, as `set -x` then shows how it is done.
+done only after commands with a word that can change them, as `set -x` then shows how it is done; their record has a
+negative number. Until the first of them nothing is kept, which makes each command a tenth faster.
 """
 
 from __future__ import annotations
@@ -34,15 +35,23 @@ _TAKE_STORED = r" IFS= \builtin read -r -d '' -u @M PS2;"
 _TELL_READY = rf""" \builtin printf '%d {_READY}\0' #NUMBER >&@S;"""
 # the socket first, as its copy then gets the number @K, the first that is free above @N
 _HIDE = " @S<&@N @M<&@N"
-_HIDE_REST = " @O<&@N @N<&@S @I<&@S @V<&@S @W<&@S"
+_HIDE_REST = " @O<&@N @N<&@S"
+_HIDE_KEPT = " @I<&@S @V<&@S @W<&@S"
 _CODE = r" \__sandbox_code #CODE '' && \: '';"
 _EVAL = r' \builtin eval "$PS2"'
 _DONE = "; \\__sandbox_done #NUMBER && \\:\n"
-_RUN = f"{_CODE}{_EVAL}{_HIDE} <&@I >&@V 2>&@W{_HIDE_REST}{_DONE}"
+_DONE_KEPT = _DONE.replace("#NUMBER", "#NUMBER kept")
+_AS_STARTED = " <&@N >&@O 2>&@O"
+_AS_KEPT = " <&@I >&@V 2>&@W"
+_RUN = f"{_CODE}{_EVAL}{_HIDE}{_AS_STARTED}{_HIDE_REST}{_DONE}"
+_RUN_AFTER_KEPT = f"{_CODE}{_EVAL}{_HIDE}{_AS_KEPT}{_HIDE_REST}{_HIDE_KEPT}{_DONE}"
 # what is evaluated and the word that keeps its descriptors are one group, which has the redirections
-_RUN_KEPT = rf"{_CODE} {{{_EVAL} @I<&@N @V<&@N @W<&@N; \__sandbox_keep; }}{_HIDE} <&@I >&@V 2>&@W @O<&@N @N<&@S{_DONE}"
+_KEEP = r"; \__sandbox_keep; }"
+_RUN_KEPT = f"{_CODE} {{{_EVAL}{_KEEP}{_HIDE}{_AS_STARTED}{_HIDE_REST}{_DONE_KEPT}"
+_RUN_KEPT_AGAIN = f"{_CODE} {{{_EVAL} @I<&@N @V<&@N @W<&@N{_KEEP}{_HIDE}{_AS_KEPT}{_HIDE_REST}{_DONE_KEPT}"
 # bash's own input is the terminal
-_RUN_TYPED = f"{_CODE}{_EVAL}{_HIDE} >&0 2>&0{_HIDE_REST}; \\__sandbox_done #NUMBER typed && \\:\n"
+_RUN_TYPED = f"{_CODE}{_EVAL}{_HIDE} >&0 2>&0{_HIDE_REST}"
+_DONE_TYPED = "; \\__sandbox_done #NUMBER typed && \\:\n"
 _KEEPS = re.compile(rb"\b(?:exec|source)\b|(?:^|[\s;&|({])\.\s")
 
 
@@ -55,10 +64,11 @@ class Protocol:
     """Everything that is typed, with the numbers that the descriptors have in the shell."""
 
     def __init__(self, first: int) -> None:
-        self.socket, self.output, self.memory, self.nothing, self._kept = range(first, first + 5)
-        self.stdin, self.stdout, self.stderr = range(first + 5, first + 8)
+        # the lowest, as bash puts the copies that it keeps during a command above what it copies
+        self.stdin, self.stdout, self.stderr = range(first, first + 3)
+        self.socket, self.output, self.memory, self.nothing, self._kept = range(first + 3, first + 8)
         self.boot = f" {self._filled(_boot()).strip()}\n".replace("\n", " ").encode() + b"\n"
-        self._lines = {kind: self._line(*kind) for kind in product((False, True), repeat=4)}
+        self._lines = {kind: self._line(*kind) for kind in product((False, True), repeat=5)}
 
     def _filled(self, text: str) -> str:
         numbers = (
@@ -75,24 +85,31 @@ class Protocol:
             text = text.replace(f"@{name}", str(number))
         return text
 
-    def _line(self, stored: bool, typed: bool, skip: bool, keeps: bool) -> str:
+    def _line(self, stored: bool, typed: bool, skip: bool, keeps: bool, kept: bool) -> str:
+        if typed:
+            run = f"{_RUN_TYPED}{_HIDE_KEPT if kept else ''}{_DONE_TYPED}"
+        elif keeps:
+            run = _RUN_KEPT_AGAIN if kept else _RUN_KEPT
+        else:
+            run = _RUN_AFTER_KEPT if kept else _RUN
         parts = (
             f" PROMPT_COMMAND='__sandbox_done #NUMBER{' typed' if typed else ''}';",
             _SKIP if skip else "",
             _TELL_READY + _TAKE if typed else "",
             _TAKE_STORED if stored else _TAKE,
-            _RUN_TYPED if typed else _RUN_KEPT if keeps else _RUN,
+            run,
         )
         return self._filled("".join(parts))
 
-    def line(self, number: int, code: int, *, stored: bool, typed: bool, skip: bool, keeps: bool) -> bytes:
+    def line(self, number: int, code: int, *, stored: bool, typed: bool, skip: bool, keeps: bool, kept: bool) -> bytes:
         """Return the line to type for a command, which is read from the socket, or if `stored` from the memory file.
 
         `code` is the `$?` that it sees. `typed` gives it the terminal, once a record on the socket says that this is
         set up. `skip` passes over what an interrupted shell may not have read from the socket, up to the command's
-        number. `keeps` keeps the descriptors 0, 1 and 2 as it leaves them for the commands after it.
+        number. `keeps` keeps the descriptors 0, 1 and 2 as it leaves them for the commands after it; `kept` is to be
+        true from the first record on that says so.
         """
-        line = self._lines[stored, typed, skip, keeps]
+        line = self._lines[stored, typed, skip, keeps, kept]
         return line.replace("#NUMBER", str(number)).replace("#CODE", str(code)).encode()
 
 
@@ -114,6 +131,8 @@ class CommandEnd(NamedTuple):
     cwd: str
     alive: bool = True
     exported: str = ""
+    kept: bool = False
+    """Whether its descriptors 0, 1 and 2 are kept for the next."""
 
 
 def ready(record: bytes | bytearray, number: int) -> bool:
@@ -125,7 +144,9 @@ def end(record: bytes | bytearray, number: int) -> CommandEnd | None:
     """Return the end of a command from its record; None if that is about another one."""
     about, _, rest = record.decode("utf-8", "surrogateescape").partition(" ")
     code, _, cwd = rest.partition(" ")
-    return CommandEnd(int(code), cwd) if about == str(number) and code.isdecimal() else None
+    if about not in (str(number), str(-number)) or not code.isdecimal():
+        return None
+    return CommandEnd(int(code), cwd, kept=about.startswith("-"))
 
 
 def death(records: bytes, code: int | None) -> CommandEnd:

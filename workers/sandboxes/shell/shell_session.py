@@ -85,6 +85,7 @@ class ShellSession:
         self._number = 1
         self._code = 0
         self._interrupted = False
+        self._kept = False
         self.has_terminal = False
         self._wants_terminal = False
         self._stored = False
@@ -148,8 +149,9 @@ class ShellSession:
             os.lseek(self._memory, 0, os.SEEK_SET)
         else:
             self._put(command + b"\0")
-        how = {"stored": self._stored, "typed": typed, "skip": skip, "keeps": may_redirect(command)}
-        self.terminal.type(self._protocol.line(self._number, self._code, **how))
+        how = {"stored": self._stored, "typed": typed, "skip": skip}
+        line = self._protocol.line(self._number, self._code, keeps=may_redirect(command), kept=self._kept, **how)
+        self.terminal.type(line)
         self._watch = self._loop.call_later(_UNWATCHED_S, self._watch_output)
 
     def _put(self, data: bytes) -> None:
@@ -286,6 +288,7 @@ class ShellSession:
             os.ftruncate(self._memory, 0)
         self.ended = ended
         self._code = ended.code or 0
+        self._kept = self._kept or ended.kept
         self._wake()
 
     def lost(self) -> bool:
