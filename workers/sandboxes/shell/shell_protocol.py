@@ -132,7 +132,7 @@ class CommandEnd(NamedTuple):
     alive: bool = True
     exported: str = ""
     kept: bool = False
-    """Whether its descriptors 0, 1 and 2 are kept for the next."""
+    """True if its descriptors 0, 1 and 2 are kept for the next."""
 
 
 def ready(record: bytes | bytearray, number: int) -> bool:
