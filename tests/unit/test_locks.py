@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import re
 import tomllib
+from importlib.metadata import distributions, metadata
 from pathlib import Path
 from typing import Any
+
+from packaging.specifiers import SpecifierSet
 
 ROOT = Path(__file__).parents[2]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -19,6 +22,9 @@ def normal(requirement: str) -> str:
     return re.sub(r"[-_.]+", "-", name[0]).lower()
 
 
+INSTALLED = {normal(each.metadata["Name"]) for each in distributions()}
+
+
 def pins(name: str) -> dict[str, str]:
     """Each package with its version and hashes, as a lock has them."""
     blocks = re.findall(r"^[A-Za-z0-9][^\n]*\n(?:    [^\n]*\n)*", (ROOT / name).read_text(), flags=re.MULTILINE)
@@ -29,6 +35,14 @@ def test_what_uses_the_farm_is_pinned_as_what_tests_it() -> None:
     runtime, all_of_it = pins("requirements-runtime.lock"), pins("requirements.lock")
     assert len(runtime) > 50
     assert {name: block for name, block in runtime.items() if all_of_it.get(name) != block} == {}
+
+
+def test_every_python_that_the_farm_allows_can_install_them() -> None:
+    """The locks are made with one of them, and a package may want more."""
+    oldest = f"{PROJECT['project']['requires-python'].removeprefix('>=')}.0"
+    wanted = {name: metadata(name)["Requires-Python"] or "" for name in pins("requirements.lock") if name in INSTALLED}
+    assert len(wanted) > 100
+    assert {name: each for name, each in wanted.items() if not SpecifierSet(each).contains(oldest)} == {}
 
 
 def test_a_trainer_installs_little() -> None:
