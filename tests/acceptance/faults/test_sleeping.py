@@ -34,6 +34,8 @@ def servers(folder: Path) -> Iterator[Path]:
     """Yield the folder of the marker files of the servers of hanging FUSE mounts."""
     made = folder / "servers"
     made.mkdir()
+    if os.geteuid():
+        pytest.skip("only root may mount something in a sandbox")
     if why := missing():
         absent(why)
     yield made

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -59,6 +60,8 @@ class Silence:
 
     def fall(self, run: Run, sandbox: Sandbox) -> None:
         assert isinstance(sandbox, NodeSandbox)
+        if os.geteuid():
+            pytest.skip("only root may mount something in a sandbox")
         sh(run, sandbox, f"mkdir {PLACE}")
         try:
             self._servers.enter_context(silent_mount(sandbox._record.first.pid, PLACE))

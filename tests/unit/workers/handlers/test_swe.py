@@ -5,6 +5,7 @@ import json
 import os
 import re
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -124,7 +125,7 @@ class _Folder(FakeSandbox):
         done = await asyncio.to_thread(
             subprocess.run,
             argv,
-            env={"PATH": os.environ["PATH"], **result},
+            env={"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", **result},
             cwd=self._inside(cwd or "/"),
             capture_output=True,
             input=re.sub(rb'"(/tmp/|/workspace)', f'"{self._root}\\1'.encode(), stdin),
