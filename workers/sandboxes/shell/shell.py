@@ -24,7 +24,7 @@ GENTLE = ((b"\x03", 1.0), (b"\x03", 0.5), (b"\x1c", 0.5))
 """Keys that are typed at the time limit, and seconds that each may take: ^C, ^C, ^backslash."""
 BRISK = ((b"\x03", 0.3), (b"\x1c", 0.3))
 """The same for a program that is used interactively, which may well live on after ^C."""
-KILLS, KILL_S = 10, 0.1
+KILLS, KILL_S = 30, 0.1
 LAST_S = 0.5
 CHECK_INTERVAL_S = 0.02
 SILENCE_S = 0.15
