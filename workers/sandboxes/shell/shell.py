@@ -8,6 +8,7 @@ import os
 import shlex
 import signal
 from collections.abc import Sequence
+from pathlib import Path
 
 from farm.errors import SandboxError, ToolError
 from workers.interfaces import ShellResult
@@ -24,7 +25,9 @@ GENTLE = ((b"\x03", 1.0), (b"\x03", 0.5), (b"\x1c", 0.5))
 """Keys that are typed at the time limit, and seconds that each may take: ^C, ^C, ^backslash."""
 BRISK = ((b"\x03", 0.3), (b"\x1c", 0.3))
 """The same for a program that is used interactively, which may well live on after ^C."""
-KILLS, KILL_S = 30, 0.1
+KILLS_S, KILL_S, MOST_KILLS_S, ENOUGH_S = 1.0, 0.1, 10.0, 0.2
+"""Seconds for which what runs is killed again and again. Those that its shell waits for a processor do not count, until
+it has had enough of it to see the end of its program."""
 LAST_S = 0.5
 CHECK_INTERVAL_S = 0.02
 SILENCE_S = 0.15
@@ -153,12 +156,17 @@ class BashShell:
             session.interrupt(keys)
             if ended := await session.settled(patience_s):
                 return ended
-        for _ in range(KILLS):
+        loop = asyncio.get_running_loop()
+        began, (used_s, waited_s) = loop.time(), _processor_s(session.pid)
+        limit_s = KILLS_S
+        while loop.time() - began < min(limit_s, MOST_KILLS_S):
             _kill_foreground(session)
             # a loop goes on to its next command
             session.interrupt(b"\x03")
             if ended := await session.settled(KILL_S):
                 return ended
+            used_now_s, waited_now_s = _processor_s(session.pid)
+            limit_s = KILLS_S + (waited_now_s - waited_s if used_now_s - used_s < ENOUGH_S else 0.0)
         return None
 
     async def _start(self) -> None:
@@ -263,6 +271,15 @@ async def _type(session: ShellSession, keys: bytes, deadline: float) -> int:
         if not n and (loop.time() > deadline or await session.settled(CHECK_INTERVAL_S)):
             break
     return n_typed
+
+
+def _processor_s(pid: int) -> tuple[float, float]:
+    """Return the seconds that a process has used a processor and has waited for one; zeros if it is gone."""
+    try:
+        used, waited, _ = Path(f"/proc/{pid}/schedstat").read_text().split()
+    except (OSError, ValueError):
+        return 0.0, 0.0
+    return int(used) / 1e9, int(waited) / 1e9
 
 
 def _kill_foreground(session: ShellSession) -> None:
