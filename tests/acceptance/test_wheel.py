@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from email.parser import Parser
 from importlib.metadata import distribution
 from pathlib import Path
+from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
@@ -123,9 +124,14 @@ def _asked_for(wheel: Path, extras: Sequence[str]) -> set[str]:
 
 def _files_of(names: set[str]) -> dict[str, Path]:
     """The files and folders of these packages at the top of site-packages here, by name."""
-    found = {}
+    found: dict[str, Path] = {}
     for name in names:
-        package = distribution(name)
+        package: Any = distribution(name)
+        if package._path.suffix == ".egg-info":
+            # how an older pip installs what it compiles, with a list of its source files
+            tops = (package.read_text("top_level.txt") or "").split()
+            found |= {path.name: path for top in tops for path in package._path.parent.glob(f"{top}*")}
+            continue
         for top in {file.parts[0] for file in package.files or ()} - {"..", "bin", "__pycache__"}:
             found[top] = Path(str(package.locate_file(top)))
     return found
