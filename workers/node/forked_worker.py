@@ -104,7 +104,7 @@ class ForkedWorker:
         self.returncode: int | None = None
         self._server = server
         self._lock = threading.Lock()
-        # /proc/PID/stat is a hundred times as dear to ask
+        # much cheaper to ask than /proc/PID/stat, ten times a second
         self._pidfd = os.pidfd_open(pid)
         self._ended = select.poll()
         self._ended.register(self._pidfd, select.POLLIN)

@@ -66,7 +66,7 @@ class Process:
         return not end_together([self], number, patience_s)
 
     def kill_group(self) -> None:
-        """Kill what is left of the process group that it led, once it has ended; stopped, it would stay for ever."""
+        """Kill the process group that it leads or has led: what is stopped there would stay for ever."""
         if self.there() or not Path(f"/proc/{self.pid}").exists():
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)

@@ -13,7 +13,7 @@ record, whatever was done to it, is replaced likewise (`shell_session.ShellSessi
 
 Descriptors 0, 1 and 2 of commands are kept from one to the next, so that `exec >file` lasts as in any terminal. That is
 done only after commands with a word that can change them, as `set -x` then shows how it is done; their record has a
-negative number. Until the first of them nothing is kept, which makes each command a tenth faster.
+negative number. Until the first of them nothing is kept, which saves each command three redirections.
 """
 
 from __future__ import annotations
