@@ -11,7 +11,7 @@ import pytest
 
 from farm.store.database import Store
 from tests.services.farms import processes_of, until
-from workers.node.forked_worker import ForkedWorker, WorkerForkServer
+from workers.node.forked_worker import ForkedProcess, WorkerForkServer
 from workers.process.supervision import FINISH, ready_file
 
 
@@ -22,21 +22,21 @@ def server(
     monkeypatch.setenv("FARM_STORE_URL", sqlite_store.url)
     monkeypatch.setenv("FARM_BROKER_URL", broker_url)
     monkeypatch.setenv("FARM_SCRATCH", str(tmp_path))
-    reading, writing = os.pipe()
-    fork_server = WorkerForkServer(reading)
+    lifeline = os.pipe()
+    fork_server = WorkerForkServer(lifeline)
     yield fork_server
     fork_server.close()
-    os.close(reading)
-    os.close(writing)
+    fork_server.cut_lifeline()
+    os.close(lifeline[0])
     until(lambda: not processes_of(tmp_path), lambda: f"all have ended: {processes_of(tmp_path)}")
 
 
-def started(server: WorkerForkServer, folder: Path, **env: str) -> ForkedWorker:
+def started(server: WorkerForkServer, folder: Path, **env: str) -> ForkedProcess:
     names = {"FARM_NODE": "here", "FARM_POOL": "run"}
     return server.start("run@here", 2, names | env, folder / "logs" / "run.log")
 
 
-def ready(worker: ForkedWorker, folder: Path) -> ForkedWorker:
+def ready(worker: ForkedProcess, folder: Path) -> ForkedProcess:
     until(lambda: ready_file(folder, worker.pid).exists(), "the worker consumes its queue")
     return worker
 

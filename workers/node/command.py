@@ -4,6 +4,7 @@ to check them, as `farm up` does before it starts anything, and to show them cos
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import click
@@ -32,15 +33,19 @@ def main(init_slots: int, run_slots: int, eval_slots: int, room: int, grace_s: f
         from farm.errors import FarmError
         from farm.settings import settings
         from workers import logs
+        from workers.node.forked_worker import WorkerForkServer
         from workers.node.node_name import own_settings
         from workers.node.pools import Slots
         from workers.node.supervisor import Supervisor
     if not settings().broker_url:
         raise click.ClickException("FARM_BROKER_URL is not set: a node needs the farm's Redis (redis://…) or RabbitMQ")
+    # before there are threads and files
+    fork_server = WorkerForkServer(os.pipe())
+    fork_server.fork()
     slots = Slots(init_slots, run_slots, eval_slots, room or init_slots + run_slots + eval_slots)
     try:
         options, lock = own_settings()
         logs.set_up(options)
-        Supervisor(options, slots, log_dir, grace_s, lock).run()
+        Supervisor(options, slots, log_dir, grace_s, lock, fork_server).run()
     except FarmError as error:
         raise click.ClickException(str(error)) from error

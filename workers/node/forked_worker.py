@@ -1,8 +1,14 @@
-"""The worker processes of a node, as its supervisor starts and sees them: children of the node's fork server."""
+"""The worker processes of a node, as its supervisor starts and sees them: children of the node's fork server.
+
+The first fork server is forked from the supervisor itself while that has one thread, so that the two share the memory
+and the second of a processor that their common modules take. A process with threads must not fork: one that takes the
+place of a server that has ended is a program of its own.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import select
@@ -11,11 +17,12 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from farm.embedded.child_process import ChildProcess
+from farm.startup import frozen_imports
 from workers.process.supervision import WorkerStart
 from workers.queue.process_title import TITLE_ROOM
 
@@ -24,18 +31,37 @@ _KILL_S = 5.0
 _ANSWER_S = 120.0
 """Seconds in which the server answers; the first answer waits for its imports, on however busy a machine."""
 _MAX_BYTES = 65536
+_PR_SET_PDEATHSIG = 1
 
 
 class WorkerForkServer:
-    """The fork server of a node, started with its first worker, and anew if it has ended: its workers end with it."""
+    """The fork server of a node, started by `fork` or with the first worker, and anew if it has ended.
 
-    def __init__(self, lifeline: int) -> None:
+    Its workers end with it. `lifeline` is the pipe, (read end, write end), whose read end they inherit.
+    """
+
+    def __init__(self, lifeline: tuple[int, int]) -> None:
         self._lifeline = lifeline
         self._lock = threading.Lock()
-        self._child: ChildProcess | None = None
+        self._child: ChildProcess | ForkedProcess | None = None
         self._control: socket.socket | None = None
 
-    def start(self, name: str, slots: int, env: Mapping[str, str], log: Path | None) -> ForkedWorker:
+    def fork(self) -> None:
+        """Fork the server from this process, which must have one thread and no open file but the standard ones.
+
+        In the server, and in each of its workers, it raises SystemExit at the end.
+        """
+        ours, its = _control_sockets()
+        supervisor = os.getpid()
+        with its:
+            pid = os.fork()
+            if not pid:
+                ours.close()
+                os.close(self._lifeline[1])
+                _serve_forked(its.detach(), self._lifeline[0], supervisor)
+        self._child, self._control = ForkedProcess(_exit_status, pid), ours
+
+    def start(self, name: str, slots: int, env: Mapping[str, str], log: Path | None) -> ForkedProcess:
         """Fork a worker. Raises OSError if that fails."""
         if log is not None:
             log.parent.mkdir(parents=True, exist_ok=True)
@@ -47,7 +73,7 @@ class WorkerForkServer:
         if "pid" not in answer:
             raise OSError(f"the node cannot start a process: {answer.get('error')}")
         try:
-            return ForkedWorker(self, answer["pid"])
+            return ForkedProcess(self.code, answer["pid"])
         except OSError:
             os.killpg(answer["pid"], signal.SIGKILL)
             raise
@@ -69,15 +95,18 @@ class WorkerForkServer:
             if self._child is not None:
                 self._child.end(_KILL_S)
 
+    def cut_lifeline(self) -> None:
+        """Close the end of the lifeline that only this process holds, by which sandboxes end."""
+        os.close(self._lifeline[1])
+
     def _begin(self) -> None:
         if self._control is not None:
             self._control.close()
-        ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours, its = _control_sockets()
         with its:
-            env = os.environ | {"FARM_LIFELINE_FD": str(self._lifeline)}
+            env = os.environ | {"FARM_LIFELINE_FD": str(self._lifeline[0])}
             argv = [sys.executable, "-m", "workers.queue", str(its.fileno()), "-" * TITLE_ROOM]
-            self._child = ChildProcess(argv, env=env, pass_fds=[its.fileno(), self._lifeline])
-        ours.settimeout(_ANSWER_S)
+            self._child = ChildProcess(argv, env=env, pass_fds=[its.fileno(), self._lifeline[0]])
         self._control = ours
 
     def _ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -96,13 +125,43 @@ class WorkerForkServer:
         return result
 
 
-class ForkedWorker:
-    """A worker process, with the methods of `ChildProcess`."""
+def _control_sockets() -> tuple[socket.socket, socket.socket]:
+    """Return the supervisor's end and the server's."""
+    ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.settimeout(_ANSWER_S)
+    return ours, its
 
-    def __init__(self, server: WorkerForkServer, pid: int) -> None:
+
+def _serve_forked(control: int, lifeline: int, supervisor: int) -> None:
+    """Turn this process, just forked, into the fork server."""
+    os.setsid()
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+    if os.getppid() != supervisor:  # it ended before the line above
+        os._exit(1)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    os.set_inheritable(lifeline, True)
+    os.environ["FARM_LIFELINE_FD"] = str(lifeline)
+    with frozen_imports():
+        from workers.queue.worker_fork_server import main
+    main(control)
+    sys.exit()
+
+
+def _exit_status(pid: int) -> int | None:
+    """Return the exit status of a child of this process, negative for a signal; None while it runs."""
+    ended, status = os.waitpid(pid, os.WNOHANG)
+    return os.waitstatus_to_exitcode(status) if ended else None
+
+
+class ForkedProcess:
+    """A process without a `Popen`, with the methods of `ChildProcess`; `code` gives its exit status, once it ended."""
+
+    def __init__(self, code: Callable[[int], int | None], pid: int) -> None:
         self.pid = pid
         self.returncode: int | None = None
-        self._server = server
+        self._code = code
         self._lock = threading.Lock()
         # much cheaper to ask than /proc/PID/stat, ten times a second
         self._pidfd = os.pidfd_open(pid)
@@ -111,10 +170,10 @@ class ForkedWorker:
 
     @property
     def running(self) -> bool:
-        # the server is asked only at the end: a pid stays this worker's until the server has seen that
+        # it is asked for only at the end: a pid stays this process's until its parent has seen that
         with self._lock:
             if self.returncode is None and self._ended.poll(0):
-                self.returncode = self._server.code(self.pid)
+                self.returncode = self._code(self.pid)
                 if self.returncode is not None:
                     os.close(self._pidfd)
             return self.returncode is None

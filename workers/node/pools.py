@@ -11,7 +11,7 @@ from subprocess import SubprocessError
 
 from farm.records.rollout import Stage
 from farm.settings import Settings
-from workers.node.forked_worker import ForkedWorker, WorkerForkServer
+from workers.node.forked_worker import ForkedProcess, WorkerForkServer
 from workers.process.supervision import EXHAUSTED, FINISH, HAND_BACK, owner_name, ready_file
 
 log = logging.getLogger(__name__)
@@ -55,14 +55,19 @@ class WorkerPool:
         self._stall_s = options.stall_s
         self._slots = slots
         self._server = server
-        self._env = {"FARM_NODE": options.node, "FARM_POOL": str(stage), "FARM_STARTED_AT": str(time.time())}
+        self._env = {
+            "FARM_NODE": options.node,
+            "FARM_SCRATCH": str(options.scratch),
+            "FARM_POOL": str(stage),
+            "FARM_STARTED_AT": str(time.time()),
+        }
         self._started = 0.0
         self._due = 0.0
         self._finishing = False
         self._n_deaths = 0
         self._settled_s = _SETTLED_S
         self._frozen_s = self._looked_at = 0.0
-        self._child: ForkedWorker | None = None
+        self._child: ForkedProcess | None = None
 
     @property
     def owner(self) -> str:

@@ -61,7 +61,15 @@ _AGAIN_S = 2.0
 class Supervisor:
     """Runs a node until SIGTERM or SIGINT, drains it then for up to `grace_s`, and leaves nothing running."""
 
-    def __init__(self, options: Settings, slots: Slots, log_dir: Path | None, grace_s: float, lock: IO[str]) -> None:
+    def __init__(
+        self,
+        options: Settings,
+        slots: Slots,
+        log_dir: Path | None,
+        grace_s: float,
+        lock: IO[str],
+        fork_server: WorkerForkServer,
+    ) -> None:
         self._options = options
         self._slots = slots
         self._lock = lock
@@ -69,12 +77,8 @@ class Supervisor:
         self._shutdown_requested_at = 0.0
         self._hurry = False
         self._ending = threading.Event()
-        # children first: a process with threads must not fork
-        self._lifeline_read, self._lifeline_write = os.pipe()
-        self._fork_server = WorkerForkServer(self._lifeline_read)
-        self._pools = {
-            stage: WorkerPool(stage, slots.of(stage), options, self._fork_server, log_dir) for stage in Stage
-        }
+        self._fork_server = fork_server
+        self._pools = {stage: WorkerPool(stage, slots.of(stage), options, fork_server, log_dir) for stage in Stage}
         self._store = Store(
             options.database_url, n_connections=PROCESS_CONNECTIONS, urgent_s=options.node_timeout_s / 4
         )
@@ -346,7 +350,7 @@ class Supervisor:
         elif n:
             log.warning("%d rollouts are handed back", n)
         self._signals.wake()
-        os.close(self._lifeline_write)
+        self._fork_server.cut_lifeline()
         sweep_all()
         self._signals.close()
         if n is not None:

@@ -28,7 +28,7 @@ from workers.policy.stream_forwarder import Interrupted, StreamForwarder
 from workers.policy.token_completion import TokenCompletion
 from workers.policy.tokens import tokenizer
 from workers.policy.tokens.long_texts import LongTexts
-from workers.policy.tokens.messages import n_chars
+from workers.policy.tokens.messages import n_chars, n_chars_at_most
 from workers.policy.tokens.session import FIRST, Prompt, TokenSession
 from workers.policy.tokens.template import TemplateError
 from workers.policy.tokens.tokenizer import ModelText, TokenizerMissing
@@ -128,7 +128,7 @@ class RolloutPolicy:
 
     async def _ask(self, engine: Engine, asked: _Asked) -> Completion:
         self._check_age(self._router.newest_version)
-        _check_size(engine, asked.n_chars)
+        _check_size(engine, asked)
         # for an engine that names no weights, the farm's version at the start of the call counts
         result = self._router.version_of(engine.address.url)
         text = await self._text(engine) if engine.info.token_in else None
@@ -161,7 +161,7 @@ class RolloutPolicy:
         """Return the ids to sample from. The session is locked for its draft alone, not as a long text is encoded."""
         moved, begin = self._n_calls > 0, partial(session.draft, asked.request.messages, asked.request.tools)
         async with self._turn:
-            draft = begin() if asked.n_chars < _LONG_REQUEST_CHARS else await _in_thread(begin)
+            draft = begin() if asked.n_chars_at_most < _LONG_REQUEST_CHARS else await _in_thread(begin)
         prompt = draft.encode() if draft.n_chars < _LONG_CHARS else await self._long_texts.run(draft.encode)
         # earlier calls used ids of another tokenizer, or none
         return replace(prompt, begins=_MOVED) if moved and prompt.begins == FIRST else prompt
@@ -207,7 +207,7 @@ class _Asked:
         self.request = request
         self._on_delta = on_delta
         self._calls: dict[str, TokenCompletion] = {}
-        self.n_chars = n_chars(request.messages, request.tools)
+        self.n_chars_at_most = n_chars_at_most(request.messages, request.tools)
 
     async def call_on(
         self, engine: Engine, text: ModelText, prompt: Callable[[], Awaitable[Prompt]]
@@ -244,14 +244,17 @@ class _Asked:
             raise Interrupted("the answer cannot go on: the engines that are left read other token ids; ask again")
 
 
-def _check_size(engine: Engine, n_chars: int) -> None:
+def _check_size(engine: Engine, asked: _Asked) -> None:
     """Raise LimitReached for a request that cannot fit into the engine's context: for its text, calls and tools."""
     context_tokens = engine.info.context_tokens
     limit = _MAX_CHARS if context_tokens is None else context_tokens * _MAX_CHARS_PER_TOKEN
-    if n_chars > limit:
+    if asked.n_chars_at_most <= limit:
+        return
+    size = n_chars(asked.request.messages, asked.request.tools)
+    if size > limit:
         context = "a context of unknown length" if context_tokens is None else f"a context of {context_tokens} tokens"
         raise LimitReached(
-            Outcome.CONTEXT_FULL, f"engine {engine.address.url}: a prompt of {n_chars} characters in {context}"
+            Outcome.CONTEXT_FULL, f"engine {engine.address.url}: a prompt of {size} characters in {context}"
         )
 
 

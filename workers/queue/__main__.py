@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+
 from farm.startup import frozen_imports
 
 with frozen_imports():
     from workers.queue.worker_fork_server import main
 
-main()
+main(int(sys.argv[1]))

@@ -1,7 +1,7 @@
 """The fork server of a node's workers: it imports what they all need, once, and forks each of them.
 
 An import takes a second of a processor and a hundred megabytes, and a node has three workers: what is forked shares
-both. The supervisor has threads and must not fork, so this is a process of its own with a single thread.
+both. The supervisor has threads by then and must not fork, so this is a process of its own with a single thread.
 
 A request is a message of JSON on the socket FD, and so is its answer: `{"start": …}` gives `{"pid": …}`, and
 `{"ended": PID}` gives `{"code": …}`, null while it runs. The server ends with its supervisor, and its workers with it.
@@ -81,10 +81,10 @@ def _ignore(number: int, frame: FrameType | None) -> None:
     """A signal to all processes of a node is for its supervisor to obey."""
 
 
-def main() -> None:
+def main(control_fd: int) -> None:
     """Run the server until its supervisor ends."""
     for number in _IGNORED:
         signal.signal(number, _ignore)
     show_as([sys.executable, "-m", "workers.queue", "fork-server"])
-    with suppress(ConnectionError), socket.socket(fileno=int(sys.argv[1])) as control:
+    with suppress(ConnectionError), socket.socket(fileno=control_fd) as control:
         serve(control)

@@ -52,6 +52,16 @@ def n_chars(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> 
     return result
 
 
+def n_chars_at_most(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> int:
+    """Return an upper bound of `n_chars` that costs a tenth: what is no plain text counts as JSON, escapes included."""
+    values = [value for message in messages for value in message.values()]
+    texts = [value for value in values if type(value) is str]
+    try:
+        return sum(map(len, texts)) + len(orjson.dumps([tools, *(v for v in values if type(v) is not str)]))
+    except TypeError:
+        return n_chars(messages, tools)
+
+
 def prepared(message: Message, style: Style) -> Message:
     """Return a copy for a template, without empty fields."""
     ready = {key: value for key, value in message.items() if value is not None}

@@ -72,12 +72,12 @@ def work(descriptors: Sequence[int]) -> None:
     """In a child: do the job, answer how it went, end."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     request, answers, *result = descriptors
-    answer = socket.socket(fileno=answers)
+    # else the kernel is asked for each of the three
+    answer = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, answers)
     code = 1
     try:
-        with os.fdopen(request, "rb") as file:
-            file.seek(0)
-            job = json.load(file)
+        job = json.loads(os.pread(request, os.fstat(request).st_size, 0))
+        os.close(request)
         code = _JOBS[job["do"]](job, result, answer) or 0
     except namespaces.SandboxGone:
         tell(answer, {"gone": True})

@@ -1,4 +1,4 @@
-# ruff: noqa: PTH109, PTH123
+# ruff: noqa: PTH109
 """A user id of its own for a sandbox, by id-mapped mounts; standard library only.
 
 The kernel counts descriptors in flight and pages of pipes for a user, whatever namespaces that user's processes are in:
@@ -44,8 +44,7 @@ def map_owners(process: int, own_id: int, user: Sequence[int], folders: Sequence
     # what root has made, such as a socket, needs some owner that there is, or it could not be written to; not root, as
     # the sandbox user may take on whatever is in the namespace that it owns
     for name, text in (("uid_map", f"{uid} {own_id} 1\n0 {uid} 1"), ("gid_map", f"{gid} {gid} 1\n0 {own_id} 1")):
-        with open(f"/proc/{process}/{name}", "w") as file:
-            file.write(text)
+        linux.write_text(f"/proc/{process}/{name}", text)
     namespace = os.open(f"/proc/{process}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
     mounts: list[int] = []
     try:

@@ -1,4 +1,3 @@
-# ruff: noqa: PTH123
 """Limits that the kernel itself sets on what a sandbox may take of it; standard library only.
 
 The rule: whatever the kernel counts for a namespace or a user is given a limit for each sandbox, before anything of the
@@ -36,8 +35,8 @@ def of_the_user() -> dict[str, int]:
     """Names and values of what a user namespace may have, to be read before it is made."""
     result = {}
     for name in _OF_A_USER:
-        with contextlib.suppress(OSError), open(f"{_SETTINGS}/user/{name}") as file:
-            result[name] = max(1, int(file.read()) // _SHARE)
+        with contextlib.suppress(OSError):
+            result[name] = max(1, int(linux.read_text(f"{_SETTINGS}/user/{name}")) // _SHARE)
     return result
 
 
@@ -45,8 +44,7 @@ def limit_user_namespace(limits: dict[str, int]) -> None:
     """Limit these resources in this user namespace, for its root too. Raises OSError."""
     # none nested in it, in which all capabilities could be had again
     for name, value in {**limits, "max_user_namespaces": 0}.items():
-        with open(f"{_SETTINGS}/user/{name}", "w") as file:
-            file.write(str(value))
+        linux.write_text(f"{_SETTINGS}/user/{name}", str(value))
 
 
 def limit_ipc_namespace(memory_mb: int) -> None:
@@ -55,8 +53,8 @@ def limit_ipc_namespace(memory_mb: int) -> None:
     values = {"shmall": (memory_mb << 20) // 2 // page, "sem": _SEMAPHORES, "msgmni": _QUEUES}
     for name, value in values.items():
         # an older kernel: it is measured
-        with contextlib.suppress(OSError), open(f"{_SETTINGS}/kernel/{name}", "w") as file:
-            file.write(str(value))
+        with contextlib.suppress(OSError):
+            linux.write_text(f"{_SETTINGS}/kernel/{name}", str(value))
 
 
 def limit_ipc_of(first: int, memory_mb: int) -> None:

@@ -103,15 +103,23 @@ def in_child(work: Callable[[], None]) -> None:
         raise OSError(complaint)
 
 
+def make_folders(path: str) -> None:
+    """Make a folder and those above it, as far as they are missing; nearly always at most the last is."""
+    try:
+        os.mkdir(path)
+    except OSError:
+        os.makedirs(path, exist_ok=True)
+
+
 def make_mount_points(plan: MonitorPlan) -> None:
     """Folders and files to mount on, in what is the root folder now, so that its links lead nowhere else."""
     for folder in (*FOLDERS, plan["workdir"]):
-        os.makedirs(os.path.join("/", folder), exist_ok=True)
+        make_folders(os.path.join("/", folder))
     for number, (_, target) in enumerate(plan["binds"]):
         if plan["are_folders"][number]:
-            os.makedirs(target, exist_ok=True)
+            make_folders(target)
         elif not os.path.exists(target):
-            os.makedirs(os.path.dirname(target), exist_ok=True)
+            make_folders(os.path.dirname(target))
             os.close(os.open(target, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o644))
 
 
@@ -235,7 +243,7 @@ def start_builder(plan: MonitorPlan, wanted: int) -> tuple[int, list[int]]:
             namespaces.place({0: stdin, 1: stdout, 2: 2, 3: to_monitor.fileno()})
             os.set_inheritable(3, False)
             namespaces.default_signals()
-            build(plan, socket.socket(fileno=3))
+            build(plan, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, 0, 3))
         except BaseException as error:
             os.write(2, f"{type(error).__name__}: {error}\n".encode())
         os._exit(1)
@@ -268,11 +276,10 @@ def end_start() -> None:
     """Kill all that a start which failed has left, whatever its parent was."""
     with contextlib.suppress(ChildProcessError):
         while True:
-            with open(f"/proc/self/task/{os.getpid()}/children") as file:
-                for pid in map(int, file.read().split()):
-                    # a builder that is root still will find its pipe closed
-                    with contextlib.suppress(PermissionError):
-                        os.kill(pid, signal.SIGKILL)
+            for pid in map(int, linux.read_text(f"/proc/self/task/{os.getpid()}/children").split()):
+                # a builder that is root still will find its pipe closed
+                with contextlib.suppress(PermissionError):
+                    os.kill(pid, signal.SIGKILL)
             os.waitpid(-1, 0)
 
 
@@ -293,12 +300,11 @@ def first_process_of(child: int) -> int:
     pids = [child]
     while pids:
         pid = pids.pop()
-        with open(f"/proc/{pid}/status") as file:
-            numbers = next(line for line in file if line.startswith("NSpid:")).split()[1:]
+        status = linux.read_text(f"/proc/{pid}/status")
+        numbers = next(line for line in status.splitlines() if line.startswith("NSpid:")).split()[1:]
         if len(numbers) > 1 and numbers[-1] == "1":
             return pid
-        with open(f"/proc/{pid}/task/{pid}/children") as file:
-            pids.extend(map(int, file.read().split()))
+        pids.extend(map(int, linux.read_text(f"/proc/{pid}/task/{pid}/children").split()))
     raise OSError("its first process is not to be found")
 
 
@@ -313,7 +319,7 @@ def write_record(plan: MonitorPlan, pid1: int) -> dict[str, Any]:
         "limits": plan["limits"],
     }
     with open("sandbox.json.new", "w", encoding="utf-8") as file:
-        json.dump(record, file)
+        file.write(json.dumps(record))
     os.rename("sandbox.json.new", "sandbox.json")
     return record
 

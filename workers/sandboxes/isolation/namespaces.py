@@ -47,8 +47,7 @@ class SandboxGone(Exception):
 
 def started_at(pid: int) -> int:
     """Return the start time of a process, in clock ticks since boot: with the pid, a name that is never reused."""
-    with open(f"/proc/{pid}/stat") as file:  # noqa: PTH123 - pathlib would double the time of a start
-        return int(file.read().rpartition(")")[2].split()[19])
+    return int(linux.read_text(f"/proc/{pid}/stat").rpartition(")")[2].split()[19])
 
 
 def become(uid: int, gid: int, kept: int | None = None) -> None:
@@ -81,15 +80,14 @@ def join(target: JoinTarget, namespaces: int = ALL) -> None:
 
 def enter_cgroup(group: str) -> None:
     """Move this process into a control group; what it forks is there, too."""
-    with open(f"{group}/cgroup.procs", "w") as file:  # noqa: PTH123
-        file.write("0")
+    linux.write_text(f"{group}/cgroup.procs", "0")
 
 
 def be_killed_first() -> None:
     """Have the kernel kill this process before the farm's own when the node's or the sandbox's memory runs out."""
     # a runtime may have hidden it
-    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:  # noqa: PTH123
-        file.write("500")
+    with contextlib.suppress(OSError):
+        linux.write_text("/proc/self/oom_score_adj", "500")
 
 
 def limit(limits: Mapping[str, int]) -> None:

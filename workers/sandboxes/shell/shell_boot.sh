@@ -1,5 +1,5 @@
 unset HISTFILE; set +o history; history -c; HISTCONTROL=ignorespace; PS0= PS1= PS2= PS4='+ ';
-__sandbox_done() { set -- "$?" "$@"; builtin unset -v PROMPT_COMMAND PS2 2>/dev/null || builtin exit "$1";
+__sandbox_done() { set -- "$?" "$@"; builtin unset -v PROMPT_COMMAND PS2 && [[ $- != *r* ]] || builtin exit "$1";
 if [[ ${3-} == kept && -e /proc/self/fd/@W ]]; then set -- "$1" "-$2"; fi;
 builtin printf '%d %d %s\0' "$2" "$1" "$PWD" >&@S || builtin exit "$1";
 if [[ ${3-} == typed ]]; then IFS= builtin read -r -d '' -u @S PS2; fi; PS0= PS1= PS2=; return "$1"; };
