@@ -1,4 +1,4 @@
-"""The start of the farm's own programs: modules are loaded without garbage collections, and kept out of later ones.
+"""The start and the end of the farm's own programs: modules are loaded without garbage collections, and kept out of later ones.
 
 A worker imports 200,000 objects that live as long as it does. Collections while they come, and at the process's end,
 would take as long again as half of the imports; later ones would stop an event loop for a tenth of a second each.
@@ -6,9 +6,14 @@ would take as long again as half of the imports; later ones would stop an event 
 
 from __future__ import annotations
 
+import atexit
 import gc
+import os
+import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import NoReturn
 
 
 @contextmanager
@@ -20,3 +25,17 @@ def frozen_imports() -> Iterator[None]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+def end_process(code: int) -> NoReturn:
+    """End this process as the interpreter does, after its threads and its exit functions, but free nothing.
+
+    To free each object of a forked process would first copy every page that it shares: a tenth of a second.
+    """
+    try:
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(code)

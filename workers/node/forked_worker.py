@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from farm.embedded.child_process import ChildProcess
-from farm.startup import frozen_imports
+from farm.startup import end_process, frozen_imports
 from workers.process.supervision import WorkerStart
 from workers.queue.process_title import TITLE_ROOM
 
@@ -49,7 +49,7 @@ class WorkerForkServer:
     def fork(self) -> None:
         """Fork the server from this process, which must have one thread and no open file but the standard ones.
 
-        In the server, and in each of its workers, it raises SystemExit at the end.
+        It returns in this process alone.
         """
         ours, its = _control_sockets()
         supervisor = os.getpid()
@@ -146,7 +146,7 @@ def _serve_forked(control: int, lifeline: int, supervisor: int) -> None:
     with frozen_imports():
         from workers.queue.worker_fork_server import main
     main(control)
-    sys.exit()
+    end_process(0)
 
 
 def _exit_status(pid: int) -> int | None:

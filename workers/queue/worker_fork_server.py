@@ -21,6 +21,7 @@ from types import FrameType
 import numpy as np
 
 from farm.settings import settings
+from farm.startup import end_process
 from workers.process.supervision import WorkerStart
 from workers.queue.process_title import show_as
 from workers.queue.worker_process import run_worker
@@ -31,7 +32,7 @@ _IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def serve(control: socket.socket) -> None:
-    """Answer requests until the supervisor's end is closed; return in the server, and exit in a worker."""
+    """Answer requests until the supervisor's end is closed; return in the server; a worker ends here."""
     while message := control.recv(_MAX_BYTES):
         request = json.loads(message)
         answer = {"code": _code(request["ended"])} if "ended" in request else _started(control, request["start"])
@@ -48,7 +49,7 @@ def _started(control: socket.socket, start: WorkerStart) -> dict[str, int | str]
         return {"pid": pid}
     control.close()
     _become(start, server)
-    sys.exit(run_worker(start["name"], start["slots"]))
+    end_process(run_worker(start["name"], start["slots"]))
 
 
 def _become(start: WorkerStart, server: int) -> None:
