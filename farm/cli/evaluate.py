@@ -151,28 +151,29 @@ def _print(report: EvaluationReport, comparison: Comparison | None) -> None:
 def scores_table(report: EvaluationReport) -> Table:
     """Return a line for each data source: avg@k and pass@j, each with its interval."""
     passes = list(next(iter(report.sources.values())).passed)
-    table = _table(f"{report.name}: batch {report.batch_id}, 95 % intervals by bootstrap over instances")
-    for column in ("instances", f"avg@{report.n_samples}", *(f"pass@{j}" for j in passes)):
-        table.add_column(column, justify="right", no_wrap=True)
-    for name, source in report.sources.items():
-        cells = [_interval(source.average), *(_interval(source.passed[j]) for j in passes)]
-        table.add_row(escape(name), str(source.n_instances), *cells)
-    return table
+    rows = [
+        [name, str(source.n_instances), _interval(source.average), *(_interval(source.passed[j]) for j in passes)]
+        for name, source in report.sources.items()
+    ]
+    columns = ["data_source", "instances", f"avg@{report.n_samples}", *(f"pass@{j}" for j in passes)]
+    return _table(f"{report.name}: batch {report.batch_id}, 95 % intervals by bootstrap over instances", columns, rows)
 
 
 def differences_table(comparison: Comparison) -> Table:
     """Return a line for each data source: the difference to another evaluation, and whether it may be chance."""
-    table = _table(
-        f"{comparison.name} - {comparison.other}: paired by instance, p of the two-sided sign-flip permutation test"
-    )
+    rows = [
+        [
+            name,
+            "0" if average is None else str(average.estimate.n),
+            *_difference(average),
+            *_difference(comparison.passed[name])[:2],
+        ]
+        for name, average in comparison.average.items()
+    ]
     k = comparison.n_samples
-    for column in ("instances", f"avg@{k}", "p", "better", "worse", f"pass@{k}", "p"):
-        table.add_column(column, justify="right", no_wrap=True)
-    for name, average in comparison.average.items():
-        mean, passed = _difference(average), _difference(comparison.passed[name])
-        n = "0" if average is None else str(average.estimate.n)
-        table.add_row(escape(name), n, *mean, *passed[:2])
-    return table
+    columns = ["data_source", "instances", f"avg@{k}", "p", "better", "worse", f"pass@{k}", "p"]
+    title = f"{comparison.name} - {comparison.other}: paired by instance, p of the two-sided sign-flip permutation test"
+    return _table(title, columns, rows)
 
 
 def notes(report: EvaluationReport, short: dict[str, int] | Any) -> list[str]:
@@ -192,9 +193,14 @@ def notes(report: EvaluationReport, short: dict[str, int] | Any) -> list[str]:
     return lines
 
 
-def _table(title: str) -> Table:
+def _table(title: str, columns: list[str], rows: list[list[str]]) -> Table:
+    """Return a table whose cells are shown whole, however narrow the terminal is."""
     table = Table(title=escape(title), title_justify="left", box=None, pad_edge=False)
-    table.add_column("data_source", no_wrap=True)
+    for index, column in enumerate(columns):
+        width = max(len(cells[index]) for cells in [columns, *rows])
+        table.add_column(column, justify="right" if index else "left", no_wrap=True, min_width=width)
+    for cells in rows:
+        table.add_row(*map(escape, cells))
     return table
 
 
