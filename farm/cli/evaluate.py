@@ -74,8 +74,8 @@ def eval(
         raise InvalidRequest(f"{request_file} has instances too: give one of the two", field=str(file))
     request_files.set_fields(request, fields)
     request |= {"n_samples": n_samples} | ({} if model is None else {"model": model})
-    if temperature is not None:
-        request["sampling"] = {**request.get("sampling", {}), "temperature": temperature}
+    if temperature is not None and isinstance(sampling := request.setdefault("sampling", {}), dict):
+        sampling["temperature"] = temperature
     problems = request_files.read_problems(file)
     # what is written to stdout is for programs
     progress = Console(stderr=True)
@@ -93,7 +93,12 @@ def eval(
         display.watch(farm, batch_id, progress, timeout_s=timeout_s)
         shown = str(asked.idempotency_key).removeprefix("eval:")
         report = report_of(
-            farm.rollouts(batch_id), n_samples=n_samples, name=shown, batch_id=batch_id, solved_at=solved_at
+            farm.rollouts(batch_id),
+            n_samples=n_samples,
+            name=shown,
+            batch_id=batch_id,
+            model=asked.model,
+            solved_at=solved_at,
         )
     comparison = None if known is None else compare(report, known)
     values = report.as_json() | ({} if comparison is None else {"comparison": comparison.as_json()})

@@ -8,6 +8,7 @@ from typing import Any
 
 from farm.client.farm import Farm
 from farm.collecting.instance_samplers import SamplerState
+from farm.errors import InvalidRequest
 from farm.ids import RolloutRef
 from farm.records.rollout import Group, Rollout
 from farm.records.training_run import KeyedBatch
@@ -62,6 +63,13 @@ class Wave:
 
     @classmethod
     def of(cls, number: int, batch: KeyedBatch) -> Wave:
+        """Return the wave that a batch is. Raises InvalidRequest for one that only has the key of a wave."""
+        if METADATA not in batch.metadata:
+            raise InvalidRequest(
+                f"batch {batch.batch_id} has the idempotency key {batch.key!r}, and no collector submitted it: choose "
+                "another name",
+                field="run",
+            )
         return cls(number, batch.metadata[METADATA]["step"], batch.batch_id, batch.n_rollouts // batch.n_samples)
 
     @classmethod

@@ -33,10 +33,14 @@ class SourceReport:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationReport:
-    """An evaluation: `n_samples` is k, `unscored` the ids of rollouts without a score by what ended them."""
+    """An evaluation: `n_samples` is k, `unscored` the ids of rollouts without a score by what ended them.
+
+    `model` is the name that was asked for, `versions` the oldest and the newest weights that sampled, by number.
+    """
 
     name: str
     batch_id: str
+    model: str
     n_samples: int
     solved_at: float
     n_rollouts: int
@@ -69,7 +73,7 @@ class EvaluationReport:
             k, solved_at = int(values["n_samples"]), float(values["solved_at"])
             oldest, newest = values["versions"]
             rest = (int(values["n_rollouts"]), (oldest, newest))
-            named = (str(values["name"]), str(values["batch_id"]))
+            named = (str(values["name"]), str(values["batch_id"]), str(values["model"]))
             unscored = {str(kind): list(ids) for kind, ids in values["unscored"].items()}
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise InvalidRequest(
@@ -79,7 +83,13 @@ class EvaluationReport:
 
 
 def report_of(
-    rollouts: Sequence[Rollout], *, n_samples: int, name: str = "", batch_id: str = "", solved_at: float = 1.0
+    rollouts: Sequence[Rollout],
+    *,
+    n_samples: int,
+    name: str = "",
+    batch_id: str = "",
+    model: str = "",
+    solved_at: float = 1.0,
 ) -> EvaluationReport:
     """Return the report of rollouts that have ended; `n_samples` is the k of avg@k."""
     instances = scores_of(rollouts)
@@ -91,7 +101,7 @@ def report_of(
     newest = max((each.version_max for each in rollouts if each.version_max is not None), default=None)
     sources = _sources(instances, n_samples, solved_at)
     counts = (n_samples, solved_at, len(rollouts), (oldest, newest))
-    return EvaluationReport(name, batch_id, *counts, sources, dict(unscored), instances)
+    return EvaluationReport(name, batch_id, model, *counts, sources, dict(unscored), instances)
 
 
 def _ended_by(rollout: Rollout) -> str:

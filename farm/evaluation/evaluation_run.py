@@ -62,5 +62,5 @@ def evaluate(
     batch_id = client.submit(asked)
     client.wait(batch_id, timeout_s)
     shown = (asked.idempotency_key or "").removeprefix("eval:")
-    rollouts = client.rollouts(batch_id)
-    return report_of(rollouts, n_samples=n_samples, name=shown, batch_id=batch_id, solved_at=solved_at)
+    named = {"name": shown, "batch_id": batch_id, "model": asked.model}
+    return report_of(client.rollouts(batch_id), n_samples=n_samples, solved_at=solved_at, **named)

@@ -239,6 +239,10 @@ def test_what_is_wrong_is_named_before_anything_is_played(sqlite_store: Store) -
         with pytest.raises(InvalidRequest) as error:
             collector.collect(step)  # type: ignore[arg-type]
         assert error.value.field == "step"
+    run.client.submit({"instances": problems(1, "algebra"), "idempotency_key": "taken:wave-0"})
+    with pytest.raises(InvalidRequest, match="taken:wave-0") as error:
+        run.collector("taken").collect(1)
+    assert error.value.field == "run"
     run.sampler = ShuffledInstances([{"data_source": "noop", "instance_id": "bad", "fields": {"turns": "many"}}])
     with pytest.raises(InvalidRequest) as error:
         run.collector("other").collect(1)
