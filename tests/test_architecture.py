@@ -61,6 +61,7 @@ def test_the_client_but_its_local_part_is_held_to_be_light() -> None:
         "farm.client.__init__",
         "farm.client.local",
         "farm.client.local_orders",
+        "farm.client.local_runs",
     }
     assert modules <= {*contract["source_modules"]}
 

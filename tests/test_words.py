@@ -113,6 +113,7 @@ REPEATED_FILES = {
     "rollout": "one resource",
     "nodes": "one resource",
     "images": "one resource",
+    "runs": "one resource",
 }
 """Names of files that may stand in several folders, and why."""
 

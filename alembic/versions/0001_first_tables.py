@@ -15,6 +15,7 @@ depends_on = None
 
 _LIVE = sa.text("finish_seq IS NULL")
 _ENDED = sa.text("finish_seq IS NOT NULL")
+_SCORED = sa.text("reward IS NOT NULL")
 
 
 def upgrade() -> None:
@@ -23,12 +24,13 @@ def upgrade() -> None:
     _played()
     _engines()
     _nodes()
+    _steps()
     _epochs()
 
 
 def downgrade() -> None:
     for table in (
-        *("epochs", "leaders", "nodes", "engine_users", "engines"),
+        *("epochs", "collected_steps", "leaders", "nodes", "engine_users", "engines"),
         *("rewards", "segments", "artefacts", "model_calls", "attempts"),
         *("rollouts", "deliveries", "instances", "batches"),
     ):
@@ -49,6 +51,7 @@ def _batches() -> None:
         sa.Column("max_attempts", sa.Integer(), nullable=False),
         sa.Column("max_losses", sa.Integer(), nullable=False, server_default="10"),
         sa.Column("quarantine_after", sa.Integer(), nullable=False, server_default="6"),
+        _text("run", sa.String(64)),
         sa.Column("request", sa.JSON(), nullable=False),
         sa.PrimaryKeyConstraint("batch_id", name=op.f("pk_batches")),
         sa.UniqueConstraint("idempotency_key", name=op.f("uq_batches_idempotency_key")),
@@ -131,6 +134,13 @@ def _rollouts() -> None:
         ["node", "batch_id", "group_index", "sample_index"],
         sqlite_where=_LIVE,
         postgresql_where=_LIVE,
+    )
+    op.create_index(
+        "ix_rollouts_scored",
+        "rollouts",
+        ["data_source", "instance_id"],
+        sqlite_where=_SCORED,
+        postgresql_where=_SCORED,
     )
     op.create_table(
         "attempts",
@@ -280,6 +290,17 @@ def _nodes() -> None:
         sa.Column("owner", sa.String(200), nullable=False),
         sa.Column("expires_at", sa.Double(), nullable=False),
         sa.PrimaryKeyConstraint("role", name=op.f("pk_leaders")),
+    )
+
+
+def _steps() -> None:
+    op.create_table(
+        "collected_steps",
+        sa.Column("run", sa.String(64), nullable=False),
+        sa.Column("step", sa.Integer(), nullable=False),
+        sa.Column("record", sa.JSON(), nullable=False),
+        sa.Column("created_at", sa.Double(), nullable=False),
+        sa.PrimaryKeyConstraint("run", "step", name=op.f("pk_collected_steps")),
     )
 
 

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from farm import metrics
-from farm.api import batches, engines, openapi, rollouts
+from farm.api import batches, engines, openapi, rollouts, runs
 from farm.api.auth import HEALTH, KeyMiddleware
 from farm.api.connections import ConnectionLimits, RequestBodyLimit
 from farm.api.endpoints import Endpoints, refusal
@@ -33,6 +33,7 @@ ENDPOINTS: Described = {
     ("GET", "/v1/nodes"): EndpointDescription("The nodes.", list[Node]),
     **batches.ENDPOINTS,
     **rollouts.ENDPOINTS,
+    **runs.ENDPOINTS,
     **engines.ENDPOINTS,
 }
 
@@ -51,6 +52,7 @@ def application(endpoints: Endpoints, key: str, bounds: ConnectionLimits) -> ASG
             endpoints.health(HEALTH),
             *batches.routes(endpoints),
             *rollouts.routes(endpoints),
+            *runs.routes(endpoints),
             *engines.routes(endpoints),
             endpoints.get("/v1/doctor", lambda request: list(endpoints.examine())),
             endpoints.get("/v1/nodes", lambda request: endpoints.farm.nodes()),

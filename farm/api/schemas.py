@@ -120,6 +120,35 @@ class RolloutSelection(Request):
     rollout_ids: list[str] | None = None
 
 
+class BatchKeys(Request):
+    keys: Annotated[list[Name], Field(max_length=1000)]
+
+
+class StepQuery(Request):
+    """The newest step of a training run, of those up to one."""
+
+    run: Name
+    up_to: int | None = None
+
+
+class StepRecord(Request):
+    """The record of a step of a training run."""
+
+    run: Name
+    step: Annotated[int, Field(ge=0, le=2**31 - 1)]
+    record: dict[str, Any]
+
+
+class RatesQuery(Request):
+    """Some instances of a data source, or all that a training run played."""
+
+    run: Name
+    data_source: Name
+    instance_ids: list[Name] | None = None
+    min_version: int | None = None
+    solved_at: float = 1.0
+
+
 class ArtefactQuery(Request):
     name: str
 

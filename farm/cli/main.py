@@ -32,6 +32,7 @@ COMMANDS = {
         "collect",
         "Write a batch to a file once it has ended: arrays (.npz) or a rollout per line (.jsonl).",
     ),
+    "eval": ("evaluate", "Play the problems of FILE k times each and report avg@k and pass@k, with intervals."),
     "cancel": ("batches", "End a batch, a group (BATCH.GROUP) or a rollout (BATCH.GROUP.SAMPLE) now."),
     "rescore": ("batches", "Score a batch, a group or a rollout again, without playing it again."),
     "engines": ("engines", "The LLM servers that all nodes share."),

@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from farm.client.consumer_stream import CONSUMER, BatchWatch, Page, all_ended, pages
+from farm.client.runs import Runs
 from farm.client.weight_server import WeightServer
 from farm.client.weight_update import WeightUpdateOrders
 from farm.errors import InvalidRequest
@@ -47,6 +48,8 @@ class Farm(ABC):
 
     orders: WeightUpdateOrders
     """The orders to engines of which pauses and weight updates are made."""
+    runs: Runs
+    """The store's memory of training runs, of which `farm.collecting` is made."""
 
     @abstractmethod
     def submit(self, request: BatchRequest | Mapping[str, Any]) -> str:

@@ -19,6 +19,7 @@ from farm.address import WAIT_TIMEOUT_S, address_of
 from farm.client.consumer_stream import CONSUMER, BatchWatch, Page, check_consumer
 from farm.client.farm import Farm
 from farm.client.local_orders import ALIVE_S, LocalOrders
+from farm.client.local_runs import LocalRuns
 from farm.client.request_checks import MAX_COMPLAINTS, check_plugin, checked_request, field_complaints
 from farm.errors import InvalidRequest, NotFound, StoreWentBack, UnknownHandler
 from farm.ids import RolloutRef, new_batch_id
@@ -77,6 +78,7 @@ class LocalFarm(Farm):
         self.store = store
         self.signals = signals
         self.orders = LocalOrders(store, signals, workers_s)
+        self.runs = LocalRuns(store)
         self._max_open = max_open
         self._seen: dict[str, int] = {}
 

@@ -14,6 +14,7 @@ from farm.client.consumer_stream import CONSUMER, BatchWatch, Page, check_consum
 from farm.client.farm import Farm
 from farm.client.http_connection import ApiConnection
 from farm.client.request_checks import checked_request
+from farm.client.runs import Runs
 from farm.client.weight_update import WeightUpdateOrders
 from farm.ids import RolloutRef
 from farm.records.conservation import Conservation, Violation
@@ -21,6 +22,7 @@ from farm.records.engine_state import EngineState, Paused, StoredEngine
 from farm.records.node import Node
 from farm.records.request import BatchRequest
 from farm.records.rollout import BatchStatus, BatchSummary, KeptArtefact, Reward, Rollout, StageTimes, Timing
+from farm.records.training_run import KeyedBatch, RecordedStep, SolveRate
 from farm.records.trajectory import ModelCall
 
 _ROLLOUTS, _GROUPS = 64, 8
@@ -43,6 +45,7 @@ class RemoteFarm(Farm):
     def __init__(self, url: str, key: str = "", patience_s: float = WAIT_TIMEOUT_S) -> None:
         self._api = ApiConnection(url, key.strip(), patience_s)
         self.orders = RemoteOrders(self._api)
+        self.runs = RemoteRuns(self._api)
 
     @classmethod
     def opened(cls, url: str, key: str, first_s: float) -> RemoteFarm:
@@ -203,6 +206,36 @@ class RemoteOrders(WeightUpdateOrders):
 
     def left(self, orders: Mapping[str, int], waited_s: float) -> list[str]:
         return self._api.post(list[str], "/v1/engines/left", {"orders": dict(orders), "waited_s": waited_s})
+
+
+class RemoteRuns(Runs):
+    """Training runs by way of the API."""
+
+    def __init__(self, api: ApiConnection) -> None:
+        self._api = api
+
+    def keyed_batches(self, keys: Sequence[str]) -> Sequence[KeyedBatch]:
+        return self._api.post(list[KeyedBatch], "/v1/keyed_batches", {"keys": list(keys)})
+
+    def record_step(self, run: str, step: int, record: Mapping[str, Any]) -> RecordedStep:
+        return self._api.post(RecordedStep, "/v1/steps", {"run": run, "step": step, "record": dict(record)})
+
+    def recorded_step(self, run: str, up_to: int | None = None) -> RecordedStep | None:
+        wanted = {"run": run} if up_to is None else {"run": run, "up_to": up_to}
+        return next(iter(self._api.get(list[RecordedStep], "/v1/steps", **wanted)), None)
+
+    def solve_rates(
+        self,
+        run: str,
+        data_source: str,
+        instance_ids: Sequence[str] | None = None,
+        *,
+        min_version: int | None = None,
+        solved_at: float = 1.0,
+    ) -> Sequence[SolveRate]:
+        wanted = {"run": run, "data_source": data_source, "instance_ids": _listed(instance_ids)}
+        window = {"min_version": min_version, "solved_at": solved_at}
+        return self._api.post(list[SolveRate], "/v1/solve_rates", wanted | window)
 
 
 def _of_batch(batch_id: str, rest: str = "") -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Sized
 from typing import Annotated, Any, Literal
 
@@ -48,6 +50,13 @@ class Instance(Request):
     fields: dict[str, Any]
     """At most MAX_INSTANCE_BYTES of JSON: finite numbers, integers of 64 bits, text without NUL, 64 levels."""
     instance_id: Annotated[Name, Field(max_length=200)] = ""
+
+    def named(self) -> Instance:
+        """Return it with a name, for want of one a hash of its fields: by that it is found again in other batches."""
+        if self.instance_id:
+            return self
+        text = json.dumps([self.data_source, self.fields], sort_keys=True, separators=(",", ":"))
+        return self.model_copy(update={"instance_id": hashlib.sha256(text.encode()).hexdigest()[:16]})
 
     @field_validator("fields")
     @classmethod
@@ -190,6 +199,8 @@ class BatchRequest(Request):
     """After so many failed attempts at an instance, none of whose samples was ever scored, those of its samples that
     wait to be played fail at once; 0: never. A sample must have failed twice, and on two nodes where there are two."""
     idempotency_key: Annotated[Name, Field(min_length=1, max_length=200)] | None = None
+    run: Annotated[str, Field(pattern=r"^[A-Za-z0-9._:-]{0,64}$")] = ""
+    """The training run that asks for it, by which solve rates are counted; `farm.collecting` sets it."""
     metadata: Json = Field(default_factory=dict)
     """The trainer's own; the farm stores it and does not read it. Up to 1 MB."""
 

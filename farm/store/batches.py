@@ -12,6 +12,7 @@ from farm.errors import Conflict, InvalidRequest, NotFound, Overloaded
 from farm.ids import new_batch_id, rollout_id
 from farm.records.request import BatchRequest
 from farm.records.rollout import BatchStatus, Failure, Outcome, Reward, Rollout, Stage, State, Timing
+from farm.records.training_run import KeyedBatch
 from farm.records.trajectory import Segment
 from farm.store.rollouts import attempts, batches, rewards, rollouts
 from farm.store.sql.clock import db_now
@@ -19,7 +20,7 @@ from farm.store.sql.schema import InstanceRow
 
 instances = cast(Table, InstanceRow.__table__)
 _CHUNK = 1000
-"""Rows written by one statement: a huge batch takes no more memory than a small one."""
+"""Rows written, or keys looked up, by one statement: a huge batch takes no more memory than a small one."""
 
 
 def create(
@@ -68,6 +69,7 @@ def create(
             "max_attempts": request.max_attempts,
             "max_losses": request.max_losses,
             "quarantine_after": request.quarantine_after,
+            "run": request.run,
             "request": request.model_dump(mode="json", exclude={"instances"}),
         },
     )
@@ -155,6 +157,19 @@ def progress(connection: Connection, batch_id: str) -> tuple[int, bool]:
         return result.last_seq, True
     live = select(literal(1)).where(rollouts.c.batch_id == batch_id, rollouts.c.finish_seq.is_(None)).limit(1)
     return result.last_seq, connection.execute(live).first() is not None
+
+
+def keyed(connection: Connection, keys: Sequence[str]) -> list[KeyedBatch]:
+    """Return the batches that were submitted with these idempotency keys, in the order of the keys."""
+    columns = (batches.c.idempotency_key, batches.c.batch_id, batches.c.n_rollouts, batches.c.n_samples)
+    known: dict[str, KeyedBatch] = {}
+    for start in range(0, len(keys), _CHUNK):
+        some = batches.c.idempotency_key.in_(keys[start : start + _CHUNK])
+        for row in connection.execute(select(*columns, batches.c.last_seq, batches.c.request).where(some)):
+            key = row.idempotency_key
+            numbers = (row.n_rollouts, row.n_samples, row.last_seq)
+            known[key] = KeyedBatch(key, row.batch_id, *numbers, row.request.get("metadata", {}))
+    return [known[key] for key in dict.fromkeys(keys) if key in known]
 
 
 def request_of(connection: Connection, batch_id: str) -> dict[str, Any]:

@@ -1,21 +1,26 @@
-"""Acknowledgements of each consumer of a batch: a cursor that only ever grows.
+"""Acknowledgements of each consumer of a batch, a cursor that only ever grows, and records of what trainers collected.
 
 Rollouts are numbered as they end, in the order of commits, so one number says which of them a consumer has dealt with.
 Rollouts that it did not acknowledge are delivered again: delivery is at least once.
+
+A training run records each of its steps once, before it gets the step's groups: asked again, it gets the same.
 """
 
 from __future__ import annotations
 
-from typing import cast
+from collections.abc import Mapping
+from typing import Any, cast
 
 from sqlalchemy import Connection, Table, insert, select, update
 
 from farm.errors import InvalidRequest, NotFound
+from farm.records.training_run import RecordedStep
 from farm.store.rollouts import batches
 from farm.store.sql.clock import db_now
-from farm.store.sql.schema import DeliveryRow
+from farm.store.sql.schema import CollectedStepRow, DeliveryRow
 
 deliveries = cast(Table, DeliveryRow.__table__)
+steps = cast(Table, CollectedStepRow.__table__)
 
 
 def acknowledge(connection: Connection, batch_id: str, consumer: str, cursor: int) -> int:
@@ -44,3 +49,24 @@ def acknowledged(connection: Connection, batch_id: str, consumer: str) -> int:
     """Return the cursor of a consumer; 0 if it has acknowledged nothing."""
     mine = (deliveries.c.batch_id == batch_id, deliveries.c.consumer == consumer)
     return connection.execute(select(deliveries.c.cursor).where(*mine)).scalar_one_or_none() or 0
+
+
+def record_step(connection: Connection, run: str, step: int, record: Mapping[str, Any]) -> RecordedStep:
+    """Write the record of a step, unless that was written before. Returns what is written.
+
+    Raises IntegrityError if another writes it at the same moment: then it is there to be found.
+    """
+    known = connection.execute(select(steps.c.record).where(steps.c.run == run, steps.c.step == step)).one_or_none()
+    if known is not None:
+        return RecordedStep(run, step, known.record)
+    connection.execute(insert(steps).values(run=run, step=step, record=dict(record), created_at=db_now()))
+    return RecordedStep(run, step, dict(record))
+
+
+def recorded_step(connection: Connection, run: str, up_to: int | None = None) -> RecordedStep | None:
+    """Return the record of a run's newest step, of those up to `up_to`; None if there is none."""
+    statement = select(steps.c.step, steps.c.record).where(steps.c.run == run)
+    if up_to is not None:
+        statement = statement.where(steps.c.step <= up_to)
+    row = connection.execute(statement.order_by(steps.c.step.desc()).limit(1)).one_or_none()
+    return None if row is None else RecordedStep(run, row.step, row.record)

@@ -34,6 +34,7 @@ class Base(DeclarativeBase):
 
 _LIVE = text("finish_seq IS NULL")
 _ENDED = text("finish_seq IS NOT NULL")
+_SCORED = text("reward IS NOT NULL")
 _ZERO = text("0")
 
 
@@ -57,6 +58,7 @@ class Batch(Base):
     max_attempts: Mapped[int]
     max_losses: Mapped[int] = mapped_column(server_default="10")
     quarantine_after: Mapped[int] = mapped_column(server_default="6")
+    run: Mapped[str] = mapped_column(_key(), server_default=text("''"))
     request: Mapped[dict[str, Any]]
 
 
@@ -131,6 +133,8 @@ class RolloutRow(Base):
             sqlite_where=_ENDED,
             postgresql_where=_ENDED,
         ),
+        # scored rollouts by instance, for solve rates; a reward is given when a rollout ends, so it is written once
+        Index("ix_rollouts_scored", "data_source", "instance_id", sqlite_where=_SCORED, postgresql_where=_SCORED),
         # what has not ended, by node, in the order in which it is placed. Claims and advances change no indexed column,
         # so Postgres writes them in place
         Index(
@@ -325,6 +329,17 @@ class DeliveryRow(Base):
     consumer: Mapped[str] = mapped_column(_key(), primary_key=True)
     cursor: Mapped[int]
     acknowledged_at: Mapped[float]
+
+
+class CollectedStepRow(Base):
+    """The record of a step of a training run; written once."""
+
+    __tablename__ = "collected_steps"
+
+    run: Mapped[str] = mapped_column(_key(), primary_key=True)
+    step: Mapped[int] = mapped_column(primary_key=True)
+    record: Mapped[dict[str, Any]]
+    created_at: Mapped[float]
 
 
 class LeaderRow(Base):

@@ -1,0 +1,51 @@
+"""Training runs over HTTP: batches by key, records of steps, solve rates."""
+
+from __future__ import annotations
+
+from starlette.routing import Route
+
+from farm.api.endpoints import Endpoints
+from farm.api.openapi import Described, EndpointDescription
+from farm.api.schemas import ApiRequest, BatchKeys, RatesQuery, StepQuery, StepRecord
+from farm.records.training_run import KeyedBatch, RecordedStep, SolveRate
+
+ENDPOINTS: Described = {
+    ("POST", "/v1/keyed_batches"): EndpointDescription(
+        "The batches that were submitted with these idempotency keys.", list[KeyedBatch], body=BatchKeys
+    ),
+    ("GET", "/v1/steps"): EndpointDescription(
+        "What the newest step of a training run collected: a list of one, or of none.", list[RecordedStep], StepQuery
+    ),
+    ("POST", "/v1/steps"): EndpointDescription(
+        "Write what a step is, unless that was written before.", RecordedStep, body=StepRecord
+    ),
+    ("POST", "/v1/solve_rates"): EndpointDescription(
+        "How often instances were solved in a training run.", list[SolveRate], body=RatesQuery
+    ),
+}
+
+
+def routes(endpoints: Endpoints) -> list[Route]:
+    """Return the routes of training runs."""
+    runs = endpoints.farm.runs
+
+    def recorded(request: ApiRequest) -> list[RecordedStep]:
+        wanted = request.parse_query(StepQuery)
+        step = runs.recorded_step(wanted.run, wanted.up_to)
+        return [] if step is None else [step]
+
+    def record(request: ApiRequest) -> RecordedStep:
+        body = request.parse_body(StepRecord)
+        return runs.record_step(body.run, body.step, body.record)
+
+    def rates(request: ApiRequest) -> list[SolveRate]:
+        body = request.parse_body(RatesQuery)
+        window = {"min_version": body.min_version, "solved_at": body.solved_at}
+        return list(runs.solve_rates(body.run, body.data_source, body.instance_ids, **window))  # type: ignore[arg-type]
+
+    return [
+        endpoints.post("/v1/keyed_batches", lambda request: runs.keyed_batches(request.parse_body(BatchKeys).keys)),
+        endpoints.get("/v1/steps", recorded),
+        endpoints.post("/v1/steps", record),
+        endpoints.post("/v1/solve_rates", rates),
+    ]

@@ -1,0 +1,59 @@
+"""An asynchronous producer: keeps waves in flight while the trainer trains."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from types import TracebackType
+from typing import Self
+
+from farm.collecting.step_collector import StepCollector
+from farm.errors import FarmError, InvalidRequest
+
+log = logging.getLogger(__name__)
+
+
+class Producer:
+    """Keeps a run's waves in flight, from now until it is closed: `with Producer(collector):` around the training.
+
+    A thread takes what has ended and asks for more, so that `max_inflight_groups` are in flight at any time. It stops
+    where the groups in flight and those that wait are all that the next `max_staleness` steps can train: more would be
+    too old before its turn. What it meets is logged, and tried again; the trainer's own `collect` raises it.
+    Raises InvalidRequest where the options leave nothing to carry over.
+    """
+
+    def __init__(self, collector: StepCollector, *, poll_s: float = 0.5) -> None:
+        if collector.options.leftovers != "carry_over":
+            raise InvalidRequest(
+                "'carry_over' is wanted: what was produced ahead would be cancelled", field="leftovers"
+            )
+        self._collector = collector
+        self._poll_s = poll_s
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._produce, name="farm-producer", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread. What is in flight goes on, and is carried over."""
+        self._closed.set()
+        self._thread.join()
+
+    def _produce(self) -> None:
+        said = ""
+        while not self._closed.is_set():
+            try:
+                self._collector.keep_ahead()
+                said = ""
+            except FarmError as error:
+                if str(error) != said:
+                    log.warning("nothing is produced ahead for now: %s", error)
+                said = str(error)
+            self._closed.wait(self._poll_s)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

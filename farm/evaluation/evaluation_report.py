@@ -1,0 +1,145 @@
+"""The report of an evaluation: avg@k and pass@k with their intervals, by data source, and what has no score."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from farm.errors import InvalidRequest
+from farm.evaluation.instance_scores import InstanceScores, scores_of
+from farm.evaluation.resampling import Estimate, estimate
+from farm.records.rollout import Rollout, State
+
+ALL = "all"
+"""The row of all data sources together, in which each instance counts once."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceReport:
+    """One data source. `n_short` of its instances have fewer than k scored samples, `n_unscored` of these none.
+
+    `average` is the mean over instances of their mean reward, and `passed` pass@j by j, over instances with j scored
+    samples or more; None where there is no such instance.
+    """
+
+    n_instances: int
+    n_short: int
+    n_unscored: int
+    average: Estimate | None
+    passed: dict[int, Estimate | None]
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationReport:
+    """An evaluation: `n_samples` is k, `unscored` the ids of rollouts without a score by what ended them.
+
+    `model` is the name that was asked for, `versions` the oldest and the newest weights that sampled, by number.
+    """
+
+    name: str
+    batch_id: str
+    model: str
+    n_samples: int
+    solved_at: float
+    n_rollouts: int
+    versions: tuple[int | None, int | None]
+    sources: dict[str, SourceReport]
+    unscored: dict[str, list[str]]
+    instances: list[InstanceScores] = field(default_factory=list)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as plain values for JSON; `from_json` reads what a comparison needs of them."""
+        values = asdict(self)
+        values["versions"] = list(self.versions)
+        for source in values["sources"].values():
+            source["passed"] = {str(k): value for k, value in source["passed"].items()}
+        return values
+
+    @classmethod
+    def from_json(cls, values: Any, place: str) -> EvaluationReport:
+        """Read a report again, from its instances. Raises InvalidRequest, naming the place, for what is none."""
+        try:
+            instances = [
+                InstanceScores(
+                    str(each["data_source"]),
+                    str(each["instance_id"]),
+                    tuple(float(reward) for reward in each["rewards"]),
+                    int(each["n_unscored"]),
+                )
+                for each in values["instances"]
+            ]
+            k, solved_at = int(values["n_samples"]), float(values["solved_at"])
+            oldest, newest = values["versions"]
+            rest = (int(values["n_rollouts"]), (oldest, newest))
+            named = (str(values["name"]), str(values["batch_id"]), str(values["model"]))
+            unscored = {str(kind): list(ids) for kind, ids in values["unscored"].items()}
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise InvalidRequest(
+                f"it is no report of `farm eval`: {type(error).__name__}: {error}", field=place
+            ) from None
+        return cls(*named, k, solved_at, *rest, _sources(instances, k, solved_at), unscored, instances)
+
+
+def report_of(
+    rollouts: Sequence[Rollout],
+    *,
+    n_samples: int,
+    name: str = "",
+    batch_id: str = "",
+    model: str = "",
+    solved_at: float = 1.0,
+) -> EvaluationReport:
+    """Return the report of rollouts that have ended; `n_samples` is the k of avg@k."""
+    instances = scores_of(rollouts)
+    unscored: defaultdict[str, list[str]] = defaultdict(list)
+    for rollout in rollouts:
+        if not rollout.trainable:
+            unscored[_ended_by(rollout)].append(rollout.rollout_id)
+    oldest = min((each.version_min for each in rollouts if each.version_min is not None), default=None)
+    newest = max((each.version_max for each in rollouts if each.version_max is not None), default=None)
+    sources = _sources(instances, n_samples, solved_at)
+    counts = (n_samples, solved_at, len(rollouts), (oldest, newest))
+    return EvaluationReport(name, batch_id, model, *counts, sources, dict(unscored), instances)
+
+
+def _ended_by(rollout: Rollout) -> str:
+    if rollout.failure is not None and rollout.state is State.FAILED:
+        return rollout.failure.kind
+    return str(rollout.outcome or rollout.state)
+
+
+def _sources(instances: Sequence[InstanceScores], k: int, solved_at: float) -> dict[str, SourceReport]:
+    by_source: defaultdict[str, list[InstanceScores]] = defaultdict(list)
+    for instance in instances:
+        by_source[instance.data_source].append(instance)
+    result = {source: _source(some, k, solved_at) for source, some in sorted(by_source.items())}
+    return result | {ALL: _source(instances, k, solved_at)} if len(by_source) > 1 else result
+
+
+def _source(instances: Sequence[InstanceScores], k: int, solved_at: float) -> SourceReport:
+    return SourceReport(
+        n_instances=len(instances),
+        n_short=sum(len(each.rewards) < k for each in instances),
+        n_unscored=sum(not each.rewards for each in instances),
+        average=estimate([each.mean for each in instances if each.rewards]),
+        passed={
+            j: estimate([each.passed(j, solved_at) for each in instances if len(each.rewards) >= j])
+            for j in powers_up_to(k)
+        },
+    )
+
+
+def powers_up_to(k: int) -> list[int]:
+    """Return the j of which pass@j is reported: 1, 2, 4 … below k, and k."""
+    return sorted({*(2**power for power in range(k.bit_length()) if 2**power < k), k})
+
+
+def short_instances(report: EvaluationReport) -> Mapping[str, int]:
+    """Return the scored samples of instances that have fewer than k, by their names."""
+    return {
+        f"{each.data_source} {each.instance_id}": len(each.rewards)
+        for each in report.instances
+        if len(each.rewards) < report.n_samples
+    }

@@ -1,0 +1,55 @@
+"""Records of a training run: its batches by key, what each of its steps collected, how often instances were solved."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from farm.errors import InvalidRequest
+
+_RUN = re.compile(r"[A-Za-z0-9._:-]{1,64}")
+
+
+def check_run(run: str) -> None:
+    """Raise InvalidRequest for a text that is no training run's name."""
+    if not isinstance(run, str) or not _RUN.fullmatch(run):
+        raise InvalidRequest("1 to 64 of A-Z, a-z, 0-9, '.', '_', ':' and '-'", field="run")
+
+
+@dataclass(frozen=True, slots=True)
+class KeyedBatch:
+    """A batch, by the idempotency key that it was submitted with.
+
+    `cursor` is the number of the rollout that ended last, 0 before one has: it rises with each that ends.
+    """
+
+    key: str
+    batch_id: str
+    n_rollouts: int
+    n_samples: int
+    cursor: int
+    metadata: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedStep:
+    """The record of a step of a training run: written once, before the trainer gets the step, and never changed."""
+
+    run: str
+    step: int
+    record: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class SolveRate:
+    """The scored rollouts of an instance, those of them that solved it, and their mean reward."""
+
+    instance_id: str
+    n_scored: int
+    n_solved: int
+    mean_reward: float
+
+    @property
+    def rate(self) -> float:
+        return self.n_solved / self.n_scored

@@ -1,0 +1,80 @@
+"""A training run on a real store, whose rollouts are played by a table whenever the trainer waits, group by group."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from farm.client.farm import Farm
+from farm.client.local import LocalFarm
+from farm.collecting import CollectedStep, CollectingOptions, InstanceSampler, ShuffledInstances, StepCollector
+from farm.notifications import Signals
+from farm.store.database import Store
+from testkit.scripted_rollouts import QueuedRollout, ScriptedRollouts
+
+N_SAMPLES = 2
+EQUAL, MIXED, BROKEN = (1.0, 1.0), (0.0, 1.0), (1.0, None)
+
+
+def problems(n: int, source: str = "algebra") -> list[dict[str, Any]]:
+    return [{"data_source": source, "instance_id": f"{source}-{i}", "fields": {"i": i}} for i in range(n)]
+
+
+def local_farm(store: Store) -> LocalFarm:
+    return LocalFarm(store, Signals(""), 100_000)
+
+
+class PlayedRun:
+    """The run `r` of a data set in its order; `kinds` are the rewards of its instances, the others have `MIXED`."""
+
+    def __init__(self, store: Store, kinds: dict[int, tuple[float | None, ...]], n_instances: int = 200) -> None:
+        self.store = store
+        self.client = local_farm(store)
+        self.sampler: InstanceSampler = ShuffledInstances(problems(n_instances), shuffle=False)
+        self.scripted = ScriptedRollouts(store, lambda rollout: self._reward(rollout), ["algebra", "geometry"])
+        self.kinds = kinds
+
+    def _reward(self, rollout: QueuedRollout) -> float | None:
+        number = int(rollout.instance_id.rpartition("-")[2])
+        return self.kinds.get(number, MIXED)[rollout.sample_index]
+
+    def play_group(self, seconds: float = 0.0) -> None:
+        self.scripted.play(N_SAMPLES)
+
+    def collector(
+        self, run: str = "r", client: Farm | None = None, wait: Callable[[float], object] | None = None, **options: Any
+    ) -> StepCollector:
+        values = {"train_batch_size": 3, "gen_batch_size": 1, **options}
+        accept = values.pop("accept", None)
+        return StepCollector(
+            client or self.client,
+            run,
+            self.sampler,
+            CollectingOptions(**values),
+            {"n_samples": N_SAMPLES},
+            accept=accept,
+            wait=wait or self.play_group,
+        )
+
+    def set_version(self, version: int) -> None:
+        """Name the weights that are pushed, and that rollouts are played with from now on."""
+        self.client.add_engine("http://engine/v1")
+        self.client.orders.order_version(str(version), None)
+        self.scripted.version = version
+
+    def samples_played(self) -> dict[str, int]:
+        """Return how many rollouts of each instance were played."""
+        counts: dict[str, int] = {}
+        for rollout_id in self.scripted.played:
+            name = self.client.rollout(rollout_id).instance_id
+            counts[name] = counts.get(name, 0) + 1
+        return counts
+
+
+def numbers(step: CollectedStep) -> list[int]:
+    """Return the instances of a step's groups, by their places in the data set."""
+    return [int(group.rollouts[0].instance_id.rpartition("-")[2]) for group in step.groups]
+
+
+def states(client: Farm, batch_ids: Sequence[str]) -> list[str]:
+    return [str(rollout.state) for batch_id in batch_ids for rollout in client.rollouts(batch_id)]

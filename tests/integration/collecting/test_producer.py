@@ -1,0 +1,65 @@
+"""A producer keeps groups in flight while the trainer trains, and no more than can train in time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from farm.collecting import Producer
+from farm.errors import InvalidRequest
+from farm.store.database import Store
+from tests.integration.collecting.played_run import N_SAMPLES, PlayedRun, numbers
+
+_DEADLINE_S = 30.0
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + _DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.01)
+
+
+def test_what_can_train_in_time_is_produced_ahead(sqlite_store: Store) -> None:
+    run = PlayedRun(sqlite_store, {})
+    collector = run.collector(max_inflight_groups=4, leftovers="carry_over", max_staleness=2)
+    with Producer(collector, poll_s=0.01):
+        time.sleep(0.05)
+        assert run.scripted.queued() == [], "it knows no step yet"
+        assert numbers(collector.collect(1)) == [0, 1, 2]
+        n_before = len(run.scripted.played) // N_SAMPLES
+        # while the trainer trains, what ends is replaced: 4 in flight, up to 6 groups that wait or are in flight
+        for n_waiting in range(1, 7):
+            until(lambda: len(run.scripted.queued()) >= N_SAMPLES, f"{n_waiting} are in flight")
+            run.play_group()
+        time.sleep(0.1)
+        assert run.scripted.queued() == [], "six wait, as many as two more steps can train"
+        assert len(run.scripted.played) // N_SAMPLES == n_before + 6
+        n_played = len(run.scripted.played)
+        assert [numbers(collector.collect(step)) for step in (2, 3)] == [[3, 4, 5], [6, 7, 8]]
+        until(lambda: bool(run.scripted.queued()), "it goes on")
+    assert len(run.scripted.played) == n_played
+    assert set(run.samples_played().values()) == {N_SAMPLES}
+
+
+def test_another_process_goes_on_where_a_producer_ended(sqlite_store: Store) -> None:
+    run = PlayedRun(sqlite_store, {})
+    options: dict[str, Any] = {"leftovers": "carry_over", "max_staleness": 1}
+    first = run.collector(**options)
+    assert numbers(first.collect(1)) == [0, 1, 2]
+    with Producer(first, poll_s=0.01):
+        until(lambda: len(run.scripted.queued()) == 3 * N_SAMPLES, "three are in flight")
+    run.scripted.play()
+    restarted = run.collector(**options)
+    with Producer(restarted, poll_s=0.01):
+        assert numbers(restarted.collect(2)) == [3, 4, 5]
+    assert len(run.scripted.played) == 6 * N_SAMPLES
+
+
+def test_on_policy_there_is_nothing_to_produce_ahead(sqlite_store: Store) -> None:
+    with pytest.raises(InvalidRequest) as error:
+        Producer(PlayedRun(sqlite_store, {}).collector())
+    assert error.value.field == "leftovers"

@@ -1,0 +1,299 @@
+"""Collecting on a real store: the groups of each step are those that are computed by hand, whoever is killed when."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import count
+from typing import Any
+
+import pytest
+
+from farm.client.farm import Farm
+from farm.client.remote import RemoteFarm
+from farm.collecting import CollectingOptions, Curriculum, Mixture, ShuffledInstances, StepCollector
+from farm.errors import InvalidRequest
+from farm.records.rollout import Group
+from farm.store.database import Store
+from tests.integration.collecting.played_run import BROKEN, EQUAL, N_SAMPLES, PlayedRun, numbers, problems, states
+from tests.services.api import KEY, served
+
+KINDS: dict[int, tuple[float | None, ...]] = {0: EQUAL, 2: EQUAL, 4: BROKEN, 7: EQUAL}
+"""Three are in flight at a time and end in order: 1, 3 and 5 make the first step, 6 and 7 are then in flight."""
+
+
+def test_a_step_is_the_first_groups_that_differ_and_the_rest_is_cancelled(store: Store) -> None:
+    run = PlayedRun(store, KINDS)
+    first = run.collector().collect(1)
+    assert numbers(first) == [1, 3, 5]
+    assert first.n_dropped == {"equal_rewards": 2, "too_few_scored": 1}
+    assert (first.n_cancelled, first.n_carried, first.n_open) == (2, 0, 0)
+    assert [rollout.reward for rollout in first.rollouts] == [0.0, 1.0] * 3
+    assert all(len(rollout.segments) == 1 for rollout in first.rollouts)
+    waves = [run.client.runs.keyed_batches([f"r:wave-{n}"])[0].batch_id for n in range(8)]
+    assert states(run.client, waves[6:]) == ["cancelled"] * 4
+    assert "cancelled" not in states(run.client, waves[:6])
+    # fresh instances: none is asked for again in this epoch
+    assert numbers(run.collector().collect(2)) == [8, 9, 10]
+
+
+def test_equal_groups_are_kept_where_they_are_wanted(sqlite_store: Store) -> None:
+    run = PlayedRun(sqlite_store, KINDS)
+    assert numbers(run.collector(filter_groups="keep").collect(1)) == [0, 1, 2]
+
+
+def test_a_group_keeps_its_broken_members_where_the_rest_is_enough(sqlite_store: Store) -> None:
+    run = PlayedRun(sqlite_store, {1: BROKEN, 2: (None, None)})
+    step = run.collector(filter_groups="keep", min_samples=1).collect(1)
+    assert numbers(step) == [0, 1, 3]
+    assert [rollout.reward for rollout in step.groups[1].rollouts] == [1.0, None]
+    assert step.n_dropped == {"too_few_scored": 1}
+
+
+def test_a_rule_of_the_trainers_own(sqlite_store: Store) -> None:
+    def odd(group: Group) -> bool:
+        return int(group.rollouts[0].instance_id[-1]) % 2 == 1
+
+    step = PlayedRun(sqlite_store, {}).collector(accept=odd).collect(1)
+    assert numbers(step) == [1, 3, 5]
+    assert step.n_dropped == {"refused": 3}
+
+
+def test_what_is_left_is_carried_over_and_played_once(store: Store) -> None:
+    run = PlayedRun(store, KINDS)
+    collector = run.collector(leftovers="carry_over", max_staleness=1)
+    steps = [collector.collect(number) for number in (1, 2, 3)]
+    assert [numbers(step) for step in steps] == [[1, 3, 5], [6, 8, 9], [10, 11, 12]]
+    assert [step.n_carried for step in steps] == [0, 1, 2]
+    assert steps[1].n_dropped == {"equal_rewards": 1}
+    assert [step.n_cancelled for step in steps] == [0, 0, 0]
+    assert set(run.samples_played().values()) == {N_SAMPLES}
+
+
+def test_groups_that_ended_beyond_a_step_wait_for_the_next(sqlite_store: Store) -> None:
+    run = PlayedRun(sqlite_store, {})
+    collector = run.collector(leftovers="carry_over", max_staleness=1, wait=lambda s: run.scripted.play() and None)
+    # all three in flight end at once, and again, with two of them beyond a step of one
+    small = run.collector(
+        train_batch_size=1,
+        max_inflight_groups=2,
+        leftovers="carry_over",
+        max_staleness=1,
+        wait=lambda s: run.scripted.play() and None,
+    )
+    assert numbers(small.collect(1)) == [0]
+    assert len(run.scripted.played) == 2 * N_SAMPLES
+    assert numbers(small.collect(2)) == [1]
+    assert len(run.scripted.played) == 2 * N_SAMPLES
+    assert numbers(collector.collect(3)) == [2, 3, 4]
+
+
+def test_carried_groups_of_weights_that_are_too_old_are_dropped(sqlite_store: Store) -> None:
+    run = PlayedRun(sqlite_store, {})
+    run.set_version(1)
+    collector = run.collector(
+        max_inflight_groups=5, leftovers="carry_over", max_staleness=1, wait=lambda s: run.scripted.play() and None
+    )
+    # five end at once under version 1: three train, two wait
+    assert numbers(collector.collect(1)) == [0, 1, 2]
+    run.set_version(2)
+    step = collector.collect(2)
+    assert numbers(step) == [3, 4, 5]
+    assert [group.rollouts[0].version_min for group in step.groups] == [1, 1, 2]
+    # of the second wave of version 2, what waits is two versions behind in step 4
+    run.set_version(4)
+    fourth = collector.collect(4)
+    assert {group.rollouts[0].version_min for group in fourth.groups} == {4}
+    assert fourth.n_dropped["stale"] > 0
+
+
+def test_a_restarted_trainer_gets_the_same_groups(store: Store) -> None:
+    run = PlayedRun(store, KINDS)
+    options: dict[str, Any] = {"leftovers": "carry_over", "max_staleness": 1}
+    steps = [run.collector(**options).collect(number) for number in (1, 2, 3)]
+    n_played = len(run.scripted.played)
+    restarted = run.collector(**options)
+    again = [restarted.collect(number) for number in (1, 2, 3)]
+    assert [numbers(step) for step in again] == [numbers(step) for step in steps]
+    assert [group.group_id for step in again for group in step.groups] == [
+        group.group_id for step in steps for group in step.groups
+    ]
+    assert (again[1].n_dropped, again[1].n_carried) == (steps[1].n_dropped, steps[1].n_carried)
+    assert all(rollout.segments for step in again for rollout in step.rollouts)
+    assert len(run.scripted.played) == n_played
+    # and goes on from there
+    assert numbers(restarted.collect(4)) == [13, 14, 15]
+
+
+KINDS_OF_FEW: dict[int, tuple[float | None, ...]] = {**dict.fromkeys(range(100), EQUAL), 4: (0.0, 1.0)}
+
+
+class Killed(Exception):
+    """Stands for the end of the trainer's process."""
+
+
+class KilledAt:
+    """A real client whose process ends at a moment: right after a write, or a wait in which rollouts ended.
+
+    What a process that goes on finds is in the store, so between two of these moments it makes no difference when the
+    one before it ended.
+    """
+
+    WRITES = ("submit", "cancel", "record_step")
+
+    def __init__(self, client: Any, moments: Iterator[int], number: int) -> None:
+        self._client = client
+        self._moments = moments
+        self._number = number
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._client, name)
+        if name == "runs":
+            return KilledAt(value, self._moments, self._number)
+        return self.mortal(value) if name in self.WRITES else value
+
+    def mortal(self, act: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            result = act(*args, **kwargs)
+            if next(self._moments) == self._number:
+                raise Killed
+            return result
+
+        return call
+
+
+@pytest.mark.parametrize("options", [{}, {"leftovers": "carry_over", "max_staleness": 1}], ids=["cancel", "carry_over"])
+def test_a_trainer_killed_at_any_moment_loses_and_repeats_nothing(sqlite_store: Store, options: dict[str, Any]) -> None:
+    # two are in flight: 0 is dropped, 1 is the first step, and 2 is then in flight
+    expected = [[1], [2] if options else [3]]
+    run = PlayedRun(sqlite_store, {0: EQUAL})
+    options = {"train_batch_size": 1, "max_inflight_groups": 2, **options}
+    for number in count():
+        name = f"killed-{number}"
+        run.scripted.played.clear()
+        moments = count()
+        mortal: Any = KilledAt(run.client, moments, number)
+        collector = run.collector(name, mortal, mortal.mortal(run.play_group), **options)
+        try:
+            assert [numbers(collector.collect(step)) for step in (1, 2)] == expected
+            break
+        except Killed:
+            restarted = run.collector(name, **options)
+            assert [numbers(restarted.collect(step)) for step in (1, 2)] == expected, number
+        played = [0, 1, *expected[1]]
+        assert run.samples_played() == {f"algebra-{i}": N_SAMPLES for i in played}, number
+        # what goes on is nobody's when the next run begins
+        run.scripted.play()
+    assert number >= 8
+
+
+def test_two_trainers_of_one_run_get_the_same_groups(sqlite_store: Store) -> None:
+    run = PlayedRun(sqlite_store, KINDS)
+    first, second = run.collector(), run.collector()
+    steps = []
+    for number in (1, 2, 3):
+        one, other = first.collect(number), second.collect(number)
+        assert numbers(one) == numbers(other)
+        steps.append(numbers(one))
+    # the second asks where the first has got to in the midst of a step
+    third = run.collector(wait=lambda s: steps.append(numbers(second.collect(4))))
+    assert numbers(third.collect(4)) == steps[3]
+    assert steps[:3] == [[1, 3, 5], [8, 9, 10], [13, 14, 15]]
+
+
+def test_a_step_that_finds_too_few_says_so_and_goes_on_with_a_higher_bound(sqlite_store: Store) -> None:
+    run = PlayedRun(sqlite_store, KINDS_OF_FEW, n_instances=100)
+    with pytest.raises(InvalidRequest, match="1 of 3 groups") as error:
+        run.collector(max_num_gen_batches=4).collect(1)
+    assert error.value.field == "max_num_gen_batches"
+    assert "{'equal_rewards': 11}" in str(error.value)
+    assert len(run.scripted.played) == 12 * N_SAMPLES
+    run.kinds = {**run.kinds, 12: (0.0, 1.0), 14: (0.0, 1.0)}
+    # nothing is played again: twelve have been, three are fresh
+    assert numbers(run.collector(max_num_gen_batches=5).collect(1)) == [4, 12, 14]
+    assert len(run.scripted.played) == 15 * N_SAMPLES
+
+
+def test_a_step_that_takes_too_long_can_be_waited_for_again(sqlite_store: Store) -> None:
+    run = PlayedRun(sqlite_store, {})
+    collector = run.collector(wait=lambda s: None)
+    with pytest.raises(TimeoutError, match="step 1 of run r: 0 of 3 groups"):
+        collector.collect(1, timeout_s=0.0)
+    run.scripted.play()
+    assert numbers(collector.collect(1)) == [0, 1, 2]
+
+
+def test_what_is_wrong_is_named_before_anything_is_played(sqlite_store: Store) -> None:
+    run = PlayedRun(sqlite_store, {})
+    for wrong, field in (
+        ({"idempotency_key": "k"}, "request.idempotency_key"),
+        ({"max_staleness": 3}, "request.max_staleness"),
+        ({"metadata": {"collecting": 1}}, "request.metadata.collecting"),
+        ({"limits": {"max_turns": 0}}, "limits.max_turns"),
+    ):
+        with pytest.raises(InvalidRequest) as error:
+            StepCollector(run.client, "r", run.sampler, CollectingOptions(2), {"n_samples": 2, **wrong})
+        assert error.value.field == field
+    collector = run.collector()
+    collector.collect(7)
+    for step in (-1, 1.5, 3):
+        with pytest.raises(InvalidRequest) as error:
+            collector.collect(step)  # type: ignore[arg-type]
+        assert error.value.field == "step"
+    run.client.submit({"instances": problems(1, "algebra"), "idempotency_key": "taken:wave-0"})
+    with pytest.raises(InvalidRequest, match="taken:wave-0") as error:
+        run.collector("taken").collect(1)
+    assert error.value.field == "run"
+    run.sampler = ShuffledInstances([{"data_source": "noop", "instance_id": "bad", "fields": {"turns": "many"}}])
+    with pytest.raises(InvalidRequest) as error:
+        run.collector("other").collect(1)
+    assert error.value.field.startswith("instance 'bad' of noop.fields")
+
+
+def test_a_curriculum_leaves_out_what_is_always_or_never_solved(store: Store) -> None:
+    # solved of 2: all of 0 and 3, none of 1, half of 2, 4 and 5
+    run = PlayedRun(store, {0: EQUAL, 1: (0.0, 0.0), 3: EQUAL})
+    run.sampler = Curriculum(
+        ShuffledInstances(problems(6), shuffle=False), run.client, "r", min_scored=2, last_versions=2
+    )
+    run.set_version(1)
+    collector = run.collector(filter_groups="keep", max_inflight_groups=1)
+    assert numbers(collector.collect(1)) == [0, 1, 2]
+    run.set_version(2)
+    # 3, 4 and 5 are new; of the first three two are left out from now on
+    assert numbers(collector.collect(2)) == [3, 4, 5]
+    run.set_version(3)
+    # of versions 2 and 3, nothing is known of 0, 1 and 2 any more; 3 is left out
+    assert numbers(collector.collect(3)) == [0, 1, 2]
+    assert numbers(collector.collect(4)) == [4, 5, 2]
+
+
+def test_a_curriculum_with_nothing_left_says_so(sqlite_store: Store) -> None:
+    run = PlayedRun(sqlite_store, dict.fromkeys(range(3), EQUAL))
+    run.sampler = Curriculum(ShuffledInstances(problems(3)), run.client, "r")
+    collector = run.collector(filter_groups="keep")
+    collector.collect(1)
+    with pytest.raises(InvalidRequest, match="all 3 instances of run r") as error:
+        collector.collect(2)
+    assert error.value.field == "easy_threshold"
+
+
+def test_sources_are_mixed_in_the_steps_of_a_run(sqlite_store: Store) -> None:
+    run = PlayedRun(sqlite_store, {})
+    samplers = {name: ShuffledInstances(problems(50, name)) for name in ("algebra", "geometry")}
+    run.sampler = Mixture(samplers, {"algebra": 2, "geometry": 1})
+    steps = [run.collector(train_batch_size=6).collect(number) for number in (1, 2)]
+    for step in steps:
+        sources = [group.rollouts[0].data_source for group in step.groups]
+        assert (sources.count("algebra"), sources.count("geometry")) == (4, 2)
+
+
+def test_over_http_a_run_is_the_same(sqlite_store: Store) -> None:
+    run = PlayedRun(sqlite_store, KINDS)
+    with served(run.client) as url:
+        client: Farm = RemoteFarm(url, KEY)
+        steps = [run.collector(client=client).collect(number) for number in (1, 2, 1)]
+        assert [numbers(step) for step in steps] == [[1, 3, 5], [8, 9, 10], [1, 3, 5]]
+        assert steps[2].rollouts[0].segments[0].response_ids.tolist() == [3, 4]
+        assert client.runs.solve_rates("r", "algebra", ["algebra-1"])[0].rate == 0.5
+        assert client.runs.recorded_step("nobody") is None
+        client.close()

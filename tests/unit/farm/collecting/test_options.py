@@ -1,0 +1,65 @@
+"""The options of collecting: what follows from them, and one error that names each that is wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from farm.collecting import CollectingOptions
+from farm.errors import InvalidRequest
+
+
+def test_defaults_follow_from_the_size_of_a_step() -> None:
+    options = CollectingOptions(train_batch_size=32)
+    assert (options.wave_size, options.most_in_flight, options.most_fresh) == (4, 32, 960)
+    assert CollectingOptions(train_batch_size=4).wave_size == 1
+    assert CollectingOptions(train_batch_size=4, gen_batch_size=6).most_in_flight == 6
+    assert CollectingOptions(train_batch_size=4, max_num_gen_batches=0).most_fresh is None
+
+
+def test_what_is_ahead_is_bounded_by_what_can_train_in_time() -> None:
+    options = CollectingOptions(train_batch_size=8, leftovers="carry_over", max_staleness=2)
+    # in this step and two more; while it trains, its weights are one older when the next is collected
+    assert (options.most_ahead(collects=True), options.most_ahead(collects=False)) == (24, 16)
+    for unbounded in (
+        CollectingOptions(train_batch_size=8, leftovers="carry_over", max_staleness=None),
+        # what is left is cancelled, and none of it waits
+        CollectingOptions(train_batch_size=8, max_staleness=2),
+    ):
+        assert unbounded.most_ahead(collects=True) is None
+
+
+@pytest.mark.parametrize(
+    ("values", "fields"),
+    [
+        ({"train_batch_size": 0}, ["train_batch_size"]),
+        ({"train_batch_size": 2.5}, ["train_batch_size"]),
+        ({"train_batch_size": True}, ["train_batch_size"]),
+        ({"gen_batch_size": 0, "max_inflight_groups": -1}, ["gen_batch_size", "max_inflight_groups"]),
+        ({"filter_groups": True}, ["filter_groups"]),
+        ({"leftovers": "keep"}, ["leftovers"]),
+        ({"max_staleness": -1}, ["max_staleness"]),
+        ({"leftovers": "carry_over"}, ["max_staleness"]),
+        ({"gen_batch_size": 8, "max_inflight_groups": 4}, ["max_inflight_groups"]),
+        ({"max_num_gen_batches": "3"}, ["max_num_gen_batches"]),
+    ],
+)
+def test_what_is_wrong_is_named(values: dict[str, Any], fields: list[str]) -> None:
+    with pytest.raises(InvalidRequest) as error:
+        CollectingOptions(**{"train_batch_size": 4, **values})
+    assert [field for field, _ in error.value.complaints] == fields
+
+
+def test_samples_of_a_group() -> None:
+    assert CollectingOptions(4).check_samples(8) == 8
+    assert CollectingOptions(4, min_samples=3).check_samples(8) == 3
+    assert CollectingOptions(4, filter_groups="keep").check_samples(1) == 1
+    for options, n_samples, field in (
+        (CollectingOptions(4, min_samples=9), 8, "min_samples"),
+        (CollectingOptions(4, min_samples=1), 8, "min_samples"),
+        (CollectingOptions(4), 1, "n_samples"),
+    ):
+        with pytest.raises(InvalidRequest) as error:
+            options.check_samples(n_samples)
+        assert error.value.field == field
