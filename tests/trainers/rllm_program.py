@@ -51,7 +51,7 @@ def step_of(step: Any) -> dict[str, Any]:
 
 async def play(given: dict[str, Any]) -> dict[str, Any]:
     gateway = gateway_on(given["worker"], given["model"])
-    runtime = FarmRuntime(given["farm"], request={"max_attempts": 1})
+    runtime = FarmRuntime(given["farm"], request={"max_attempts": 1}, model=given["model"])
     runtime.initialize()
     engine = RemoteAgentFlowEngine(runtime=runtime, gateway=gateway, session_timeout=120.0, n_parallel_tasks=16)
     try:
@@ -63,6 +63,10 @@ async def play(given: dict[str, Any]) -> dict[str, Any]:
         wrong = TaskSubmission({"question": "?"}, "wrong", "wrong", "http://127.0.0.1:9/v1")
         no_address = TaskSubmission(given["slow"], "no address", "no address", "nowhere")
         results = await runtime.execute_tasks([late, wrong, no_address], timeout=3.0)
+        # as versions of rLLM submit it whose gateway has a key for each session
+        keyed = TaskSubmission(given["tasks"][0], "keyed", "keyed", given["keyed_url"])
+        keyed.inference_api_key = given["key"]
+        results += await runtime.execute_tasks([keyed])
     finally:
         runtime.shutdown()
         await asyncio.to_thread(gateway.stop)

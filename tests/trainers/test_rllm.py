@@ -17,6 +17,7 @@ from tests.trainers.programs import result_of
 from workers.testing.scripted_model import Branch, Script, ScriptedProblem, ScriptedTurn
 from workers.testing.serving import serving
 
+SESSION_KEY = "sk-of-one-session"
 QUESTION = "How many hops?"
 RIGHT = Branch(name="right", turns=(ScriptedTurn(content="three"),))
 WRONG = Branch(name="wrong", turns=(ScriptedTurn(content="four"),))
@@ -31,12 +32,14 @@ def here() -> Iterator[Embedded]:
 
 def test_rllm_plays_its_tasks_on_the_farm_and_trains_on_its_own_tokens(here: Embedded) -> None:
     worker = EngineDouble(Script([ScriptedProblem(match=QUESTION, plays=(RIGHT, WRONG))]))
+    keyed = EngineDouble(Script([ScriptedProblem(match=QUESTION, plays=(RIGHT,))]), key=SESSION_KEY)
     broken = {"data_source": "noop", "fields": {"fail": "run:agent_error"}}
     slow = {"data_source": "noop", "fields": {"seconds": 300}}
     with (
         farm.connect(here.store_url, broker_url=here.broker_url) as client,
         shown_key(),
         serving(worker.app()) as address,
+        serving(keyed.app()) as keyed_address,
     ):
         assert isinstance(client, LocalFarm)
         with served(client) as url:
@@ -49,6 +52,8 @@ def test_rllm_plays_its_tasks_on_the_farm_and_trains_on_its_own_tokens(here: Emb
                 tasks=[*[CHAT] * 6, broken, NOOP],
                 task_ids=[*["chat"] * 6, "broken", "noop"],
                 slow=slow,
+                keyed_url=f"{keyed_address}/v1",
+                key=SESSION_KEY,
             )
         *chats, broke, unasked = result["episodes"]
         ids = [episode["metadata"]["farm"]["rollout_id"] for episode in result["episodes"]]
@@ -70,10 +75,12 @@ def test_rllm_plays_its_tasks_on_the_farm_and_trains_on_its_own_tokens(here: Emb
         assert (unasked["rewards"], unasked["steps"]) == ([1.0], [])
         assert [len(rewards) for rewards in result["groups"].values()] == [6]
         # neither what was not played in time nor what cannot be played has a reward
-        late, wrong, no_address = result["results"]
-        assert [each["finished"] for each in result["results"]] == [False] * 3
-        assert [each["reward"] for each in result["results"]] == [None] * 3
+        late, wrong, no_address, with_key = result["results"]
+        assert [each["finished"] for each in result["results"]] == [False, False, False, True]
+        assert [each["reward"] for each in result["results"]] == [None, None, None, 1.0]
+        assert with_key["reason"] == "ENV_DONE"
         assert "no end in 3" in late["error"]
         assert "data_source" in wrong["error"]
         assert "engine_url" in no_address["error"]
+        assert SESSION_KEY not in str(result)
         assert client.wait(late["error"].split()[1].split(".")[0], 120).n_cancelled == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,9 @@ def here() -> Iterator[Embedded]:
         yield started
 
 
-def test_verifiers_runs_rollouts_on_the_farm(here: Embedded) -> None:
+def test_verifiers_runs_rollouts_on_the_farm(here: Embedded, tmp_path: Path) -> None:
+    request_file = tmp_path / "request.json"
+    request_file.write_text(json.dumps({"limits": {"max_turns": 3}, "max_attempts": 1}))
     script = Script([ScriptedProblem(match=QUESTION, plays=(RIGHT, WRONG))])
     engine = EngineDouble(script, key=ENGINE_KEY, weight_version="7")
     with (
@@ -60,6 +63,7 @@ def test_verifiers_runs_rollouts_on_the_farm(here: Embedded) -> None:
                 slow=task("noop", seconds=300),
                 unknown=task("juggling"),
                 cancel_s=5.0,
+                request_file=str(request_file),
             )
         *trained, plain, broken, late = result["played"]
         for episode in trained:
@@ -92,9 +96,12 @@ def test_verifiers_runs_rollouts_on_the_farm(here: Embedded) -> None:
         for reason, named in zip(reasons, ("sampling.min_p", "client.headers", "image", "juggling"), strict=True):
             assert named in reason
         assert result["healthy"]
+        command = result["command"]
+        assert (command["ok"], [len(branch["token_ids"]) > 0 for branch in command["branches"]]) == (True, [True])
         # what a client cancels ends on the farm
-        newest = client.recent(1)[0]
-        assert client.wait(newest, 120).n_cancelled == 1
+        played_last, cancelled = client.recent(2)
+        assert _batch(command) == played_last
+        assert client.wait(cancelled, 120).n_cancelled == 1
         assert ENGINE_KEY not in str(result)
 
 

@@ -6,8 +6,10 @@ import asyncio
 import contextlib
 import json
 import os
+import signal
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from verifiers.v1.configs.client import (  # type: ignore[import-not-found, unused-ignore]
@@ -71,6 +73,35 @@ def episode_of(episode: WireEpisode) -> dict[str, Any]:
     return {"ok": episode.ok, "env": episode.env.id} | trace_of(trace)
 
 
+async def by_command(given: dict[str, Any], client: Any) -> dict[str, Any]:
+    """Play a task on the server as a trainer starts it."""
+    command = (sys.executable, "-m", "farm.adapters.verifiers", "--address", "tcp://127.0.0.1:0")
+    options = (
+        "--farm",
+        given["farm"],
+        "--request",
+        given["request_file"],
+        "--instance",
+        "verifiers_program:instance_of",
+    )
+    env = os.environ | {"PYTHONPATH": f"{os.environ['PYTHONPATH']}:{Path(__file__).parent}"}
+    server = await asyncio.create_subprocess_exec(*command, *options, env=env, stdout=asyncio.subprocess.PIPE)
+    assert server.stdout is not None
+    verifiers = EnvClient((await server.stdout.readline()).decode().strip())
+    try:
+        data = TaskData(prompt=given["chat"]["fields"]["question"]).model_dump(mode="json")
+        return episode_of(await verifiers.run(client, given["model"], SamplingConfig(), data))
+    finally:
+        await verifiers.close()
+        server.send_signal(signal.SIGINT)
+        assert await server.wait() == 0
+
+
+def instance_of(task_data: dict[str, Any]) -> farm.Instance:
+    """Return the instance of a task that has a prompt alone."""
+    return farm.Instance(data_source="chat", fields={"question": task_data["prompt"], "expected": "three"})
+
+
 async def play(given: dict[str, Any]) -> dict[str, Any]:
     os.environ["TRAINER_KEY"] = given["engine_key"]
     client = farm.connect(given["farm"])
@@ -110,12 +141,13 @@ async def play(given: dict[str, Any]) -> dict[str, Any]:
         with contextlib.suppress(asyncio.CancelledError):
             await slow
         healthy = await verifiers.health()
+        command = await by_command(given, train)
     finally:
         await verifiers.close()
         serving.cancel()
         await serving
         await asyncio.to_thread(client.close)
-    return {"played": played, "refused": refused, "healthy": healthy}
+    return {"played": played, "refused": refused, "healthy": healthy, "command": command}
 
 
 if __name__ == "__main__":

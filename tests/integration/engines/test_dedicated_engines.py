@@ -12,14 +12,18 @@ from typing import Any
 import pytest
 
 import farm
+from farm.adapters.gathering import GatheredRollouts
 from farm.cli.main import main
 from farm.client.local import LocalFarm
 from farm.embedded.embedded_farm import Embedded
+from farm.errors import InvalidRequest
+from farm.ids import batch_of
+from farm.records.request import Instance
 from tests.doubles import EngineDouble
 from tests.services.api import KEY as API_KEY
 from tests.services.api import served, shown_key
 from tests.services.commands import said
-from tests.services.farms import embedded, farm_folder
+from tests.services.farms import embedded, farm_folder, until
 from workers.testing.scripted_model import Branch, Script, ScriptedProblem, ScriptedTurn
 from workers.testing.serving import serving
 
@@ -135,6 +139,28 @@ def test_weights_of_the_farm_hold_back_its_own_engines_alone(client: farm.Farm, 
         (during,) = client.collect(client.submit(own), timeout_s=600)
     (after,) = client.collect(client.submit(own), timeout_s=600)
     assert [(each.reward, each.version_min) for each in (during, after)] == [(1.0, 8)] * 2
+
+
+def test_single_rollouts_that_are_started_together_make_one_batch(client: farm.Farm, engines: Engines) -> None:
+    rollouts = GatheredRollouts(client)
+    own = {"engine_url": engines.session_url}
+    started = [rollouts.start(Instance(**(CHAT | own)), {"max_attempts": 1}) for _ in range(3)]
+    played = [each.ended.result(timeout=600) for each in started]
+    assert [rollout.reward for rollout in played] == [1.0] * 3
+    assert [rollout.rollout_id for rollout in played] == [each.rollout_id for each in started]
+    assert len({rollout.batch_id for rollout in played}) == 1
+    # what cannot be played fails by itself, and what is abandoned is cancelled
+    wrong = rollouts.start(Instance(data_source="chat", fields={}), {})
+    fine = rollouts.start(Instance(**CHAT), {})
+    slow = rollouts.start(Instance(data_source="noop", fields={"seconds": 300}), {})
+    with pytest.raises(InvalidRequest, match="question"):
+        wrong.ended.result(timeout=600)
+    assert fine.ended.result(timeout=600).reward == 0.0
+    until(lambda: slow.rollout_id, "the slow one was submitted")
+    rollouts.close()
+    assert client.wait(batch_of(slow.rollout_id), 600).n_cancelled == 1
+    with pytest.raises(RuntimeError, match="closed"):
+        rollouts.start(Instance(**CHAT), {})
 
 
 def test_it_works_by_file_and_over_http_and_its_key_is_shown_nowhere(
