@@ -65,6 +65,8 @@ class Settings(BaseSettings):
     """Its model; empty takes the first that it lists."""
     policy_timeout_s: float = 600.0
     """One request to an engine."""
+    engine_away_s: float = Field(default=60.0, gt=0)
+    """Seconds that a call waits for a batch's or an instance's own engine that is out; then its attempt fails."""
 
     search: str = ""
     """The engine of the `search` tool: `tavily`, `searxng:URL` or `http:URL`; empty switches it off."""

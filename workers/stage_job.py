@@ -14,6 +14,7 @@ from farm.records.request import Limits, SamplingParams, SandboxSpec
 from workers import plugin_values, registry
 from workers.interfaces import Agent, Handler, SandboxProvider
 from workers.plugin_faults import call_plugin
+from workers.policy.generation import EngineAddress
 from workers.policy.policy import PromptRules
 from workers.sandboxes.images.content_store import digest
 
@@ -37,6 +38,8 @@ class StageJob:
     group_id: str = ""
     group_index: int = 0
     rules: PromptRules = field(default_factory=PromptRules)
+    engine: EngineAddress | None = None
+    """The dedicated engine that it is played on; None for the farm's engines."""
 
     @property
     def sandbox_id(self) -> str:

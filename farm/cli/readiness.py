@@ -56,13 +56,18 @@ def engine_trouble(engine: StoredEngine) -> str:
     return engine.trouble or (NOT_ASKED if engine.info is None else "")
 
 
-def missing_parts(nodes: Sequence[Node], engines: Sequence[EngineState]) -> list[str]:
-    """Return what keeps all batches waiting, a line each; empty if nothing does."""
+def missing_parts(nodes: Sequence[Node], engines: Sequence[EngineState], *, needs_engine: bool = True) -> list[str]:
+    """Return what keeps all batches waiting, a line each; empty if nothing does.
+
+    `needs_engine` is False for a batch that brings its own engines.
+    """
     lines = []
     if not any(map(takes_rollouts, nodes)):
         last = min(nodes, key=lambda node: node.heartbeat_age_s, default=None)
         why = "" if last is None else f" ({last.node} {unready_reason(last)})"
         lines.append(f"no node runs{why}: nothing is played until `farm up` or `farm node` is started")
+    if not needs_engine:
+        return lines
     if not engines:
         lines.append("no engine is added: what asks a policy waits until `farm engines add http://HOST:PORT/v1`")
     elif all(_is_out(state.engine) for state in engines):

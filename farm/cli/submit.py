@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import click
 
@@ -28,6 +28,8 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.option("--priority", type=int, help="[default: 0]")
 @click.option("--key", help="Idempotency key: the same key gives the same batch.")
 @click.option("--engine", help="An LLM server to add first if the farm does not have it: http://HOST:PORT/v1.")
+@click.option("--engine-url", help="The batch's own LLM server, such as a trainer's, used by it alone.")
+@click.option("--engine-key-file", type=click.File(), help="A file with its API key.")
 @url_option
 @plain_errors
 def submit(
@@ -44,6 +46,8 @@ def submit(
     priority: int | None,
     key: str | None,
     engine: str | None,
+    engine_url: str | None,
+    engine_key_file: TextIO | None,
     url: str | None,
 ) -> None:
     """Start a batch from FILE, one problem per line, and print its id.
@@ -61,6 +65,8 @@ def submit(
         "limits.max_turns": max_turns,
         "priority": priority,
         "idempotency_key": key,
+        "engine_url": engine_url,
+        "engine_key": None if engine_key_file is None else engine_key_file.read().strip(),
     }
     from farm.cli import readiness, request_files
 
@@ -87,7 +93,8 @@ def submit(
         except UnknownHandler as error:
             raise UnknownHandler(problems.placed(str(error))) from error
         click.echo(batch_id)
-        for line in readiness.missing_parts(farm.nodes(), farm.engines()):
+        needed = not request.get("engine_url") and not all(each.get("engine_url") for each in request["instances"])
+        for line in readiness.missing_parts(farm.nodes(), farm.engines(), needs_engine=needed):
             click.secho(line, fg="yellow", err=True)
 
 

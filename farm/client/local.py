@@ -140,7 +140,7 @@ class LocalFarm(Farm):
     def status(self, batch_id: str) -> BatchStatus:
         _named(batch_id, "batch")
         batch_status = self._of_batch(batch_id, lambda connection: batches.status(connection, batch_id))
-        return batch_status if batch_status.done else replace(batch_status, warnings=self._engine_warnings())
+        return batch_status if batch_status.done else replace(batch_status, warnings=self._engine_warnings(batch_id))
 
     def rollouts(self, batch_id: str) -> list[Rollout]:
         _named(batch_id, "batch")
@@ -216,12 +216,18 @@ class LocalFarm(Farm):
         rows = self.store.read(lambda connection: trajectories.segments_of(connection, batch_id, ids))
         return Page(tuple(batches.with_segments(result, rows)), done)
 
-    def _engine_warnings(self) -> tuple[str, ...]:
-        """Return the reasons engines get no calls without intervention; empty while one of them is usable."""
+    def _engine_warnings(self, batch_id: str) -> tuple[str, ...]:
+        """Return the reasons engines get no calls without intervention; empty while one of them is usable.
+
+        Empty, too, for a batch that is played on none of them.
+        """
         result = self.store.read(llm_engines.listing)
         if any(engine.status in ("ready", "draining", "paused") for engine in result):
             return ()
-        return tuple(f"engine {engine.url} {engine.trouble}" for engine in result if engine.trouble)
+        warnings = tuple(f"engine {engine.url} {engine.trouble}" for engine in result if engine.trouble)
+        if warnings and not self.store.read(lambda connection: batches.needs_engine(connection, batch_id)):
+            return ()
+        return warnings
 
     @contextmanager
     def _watch(self, batch_id: str) -> Iterator[BatchWatch]:
@@ -380,5 +386,9 @@ def _state(engine: StoredEngine, by_owner: Mapping[str, Mapping[str, EngineUse]]
 
 
 def _fingerprint(request: BatchRequest) -> str:
-    """Return a hash that identifies a request, without settings left at their defaults: they may be new to the farm."""
-    return hashlib.sha256(request.model_dump_json(exclude_defaults=True).encode()).hexdigest()
+    """Return a hash that identifies a request, without settings left at their defaults: they may be new to the farm.
+
+    And without keys of engines: another key asks for nothing else.
+    """
+    keys: Any = {"engine_key": True, "instances": {"__all__": {"engine_key"}}}
+    return hashlib.sha256(request.model_dump_json(exclude_defaults=True, exclude=keys).encode()).hexdigest()

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sized
-from typing import Annotated, Any, Literal
+from collections.abc import Callable, Sized
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from farm.engine_urls import normal_url, sound_key
+from farm.errors import InvalidRequest
 from farm.records.values import size_of
 
 MAX_INSTANCES = 100_000
@@ -17,6 +19,8 @@ MAX_INSTANCE_BYTES = 16_000_000
 """The most bytes of one instance's fields as JSON: 16 MB."""
 MAX_REQUEST_BYTES = 512_000_000
 """The most bytes of the fields of all instances of a batch: 512 MB."""
+MAX_ENGINES = 10_000
+"""The most different engines that the instances of a batch may bring along."""
 _MAX_EXTRA_BYTES = 1_000_000
 
 
@@ -38,13 +42,73 @@ Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
 
 
 class Request(BaseModel):
-    """Common settings of all request types: unknown fields are refused, values do not change."""
+    """Common settings of all request types: unknown fields are refused, values do not change.
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    Errors show no values, as one may be a key.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
 
-class Instance(Request):
-    """One problem. `fields` are the handler's own; it checks them when the batch is submitted."""
+class EngineSettings(Request):
+    """A dedicated engine: an LLM server that a batch or an instance brings along for its rollouts, such as a trainer's.
+
+    It is used by these rollouts alone, which use no other; it is not registered with the farm, and has nothing to do
+    with the farm's weights. Without `engine_url` the farm's engines are used.
+    """
+
+    engine_url: Annotated[Name, Field(max_length=2000)] = ""
+    """Its address, `http://HOST:PORT/v1`, as the nodes reach it."""
+    engine_key: Annotated[Name, Field(repr=False)] = ""
+    """Its API key, a secret: stored with the batch, sent to `engine_url` alone, and shown nowhere."""
+    engine_model: Annotated[Name, Field(max_length=200)] = ""
+    """The model to ask it for; empty: the batch's `model`, else the first that it lists."""
+    engine_tokenizer: Annotated[Name, Field(max_length=1000)] = ""
+    """A folder or a name on a hub, where the engine does not say it itself."""
+    engine_tool_format: Annotated[Name, Field(max_length=64)] = ""
+    """The format in which its model writes tool calls, where the chat template does not show it."""
+    engine_route: Literal["detect", "chat"] = "detect"
+    """`detect`: its capabilities are probed by sampling two tokens, and the best wire for token ids is used. `chat`: it
+    is sent the rollout's own requests alone, as plain chat completions that ask for no token ids, as where the server
+    itself keeps every call as data to train on; its rollouts have rewards and no training rows."""
+
+    @property
+    def engine_settings(self) -> EngineSettings:
+        """The settings of the engine alone."""
+        return EngineSettings(**{name: getattr(self, name) for name in EngineSettings.model_fields})
+
+    @field_validator("engine_url")
+    @classmethod
+    def _is_address(cls, given: str) -> str:
+        return _checked(normal_url, given) if given else ""
+
+    @field_validator("engine_key")
+    @classmethod
+    def _is_key(cls, given: str) -> str:
+        return _checked(sound_key, given) if given else ""
+
+    @model_validator(mode="after")
+    def _have_address(self) -> Self:
+        """Refuse settings of an engine that is not named."""
+        if not self.engine_url:
+            for name in EngineSettings.model_fields:
+                if getattr(self, name) != EngineSettings.model_fields[name].default:
+                    raise ValueError(f"{name} is set, and no engine_url: name the server that it is for")
+        return self
+
+
+def _checked(check: Callable[[str], str], given: str) -> str:
+    try:
+        return check(given)
+    except InvalidRequest as error:
+        raise ValueError(error.complaints[0][1]) from None
+
+
+class Instance(EngineSettings):
+    """One problem. `fields` are the handler's own; it checks them when the batch is submitted.
+
+    With an `engine_url`, its samples are played on that engine, and none of the batch's own settings of one are used.
+    """
 
     data_source: Annotated[Name, Field(min_length=1, max_length=64)]
     fields: dict[str, Any]
@@ -157,14 +221,15 @@ class SandboxSpec(Request):
 _CONVERSATION = frozenset({"messages", "tools", "add_generation_prompt", "generation_prompt", "self"})
 
 
-class BatchRequest(Request):
+class BatchRequest(EngineSettings):
     """One submit: every instance is played `n_samples` times.
 
     Instances with one `instance_id` must be equal, as they are one problem: repeats are allowed, two problems of one
     name are not. All together have at most MAX_REQUEST_BYTES of fields.
 
     The same `idempotency_key` names the same batch however often it is submitted.
-    `model` picks among the farm's engines; empty takes any.
+    `model` picks among the farm's engines; empty takes any. With an `engine_url`, all of it is played on that engine,
+    but for instances that have one of their own.
     """
 
     instances: Annotated[tuple[Instance, ...], Field(min_length=1, max_length=MAX_INSTANCES)]
@@ -224,6 +289,9 @@ class BatchRequest(Request):
                     f"instances[{first}] and instances[{index}] are both called {instance.instance_id!r}, "
                     "but have different fields"
                 )
+        n_engines = len({instance.engine_settings for instance in given if instance.engine_url})
+        if n_engines > MAX_ENGINES:
+            raise ValueError(f"they bring {n_engines} engines; {MAX_ENGINES} may be: submit several batches")
         n_bytes = sum(size_of(instance.fields, MAX_INSTANCE_BYTES) for instance in given)
         if n_bytes > MAX_REQUEST_BYTES:
             raise ValueError(f"their fields have {n_bytes} bytes; {MAX_REQUEST_BYTES} may be: submit several batches")

@@ -208,6 +208,15 @@ def segments(calls: Sequence[ModelCall]) -> tuple[Segment, ...]:
     A call continues the row that reaches furthest into its prompt, the newest of several. Where calls branch, the
     tokens that they share are sampled in the first row and stand in the prompts of the others, so each trains once.
     """
+    return tuple(row.segment() for row in _rows(calls))
+
+
+def calls_of_segments(calls: Sequence[ModelCall]) -> tuple[tuple[ModelCall, ...], ...]:
+    """Return for each of `segments` the model calls that sampled it, in their order."""
+    return tuple(row.calls for row in _rows(calls))
+
+
+def _rows(calls: Sequence[ModelCall]) -> list[_Row]:
     rows: list[_Row] = []
     known = Prefixes()
     for call in calls:
@@ -220,7 +229,7 @@ def segments(calls: Sequence[ModelCall]) -> tuple[Segment, ...]:
             rows.append(_Row(len(call.prompt_ids)))
         rows[number].take(call)
         known.put(number, rows[number].ids)
-    return tuple(row.segment() for row in rows)
+    return rows
 
 
 class _Row:
@@ -230,6 +239,10 @@ class _Row:
         self.ids = token_ids([])
         self._n_prompt = n_prompt
         self._sampled: list[tuple[int, ModelCall]] = []
+
+    @property
+    def calls(self) -> tuple[ModelCall, ...]:
+        return tuple(call for _, call in self._sampled)
 
     def take(self, call: ModelCall) -> None:
         assert call.prompt_ids is not None

@@ -41,7 +41,7 @@ PAGES = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
     ROOT / "docker" / "README.md",
-    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
 ]
 FOLDERS = "farm|workers|tests|testkit|examples|alembic|docker|benchmarks|docs"
 MAX_README_LINES = 150
@@ -169,7 +169,9 @@ def test_every_page_is_in_the_navigation_and_on_the_index() -> None:
                 yield from pages_of(each)
 
     written = {path.name for path in (ROOT / "docs").glob("*.md")}
-    assert set(pages_of(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"])) == written
+    of_trainers = {f"trainers/{path.name}" for path in (ROOT / "docs" / "trainers").glob("*.md")}
+    assert set(pages_of(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"])) == written | of_trainers
+    assert of_trainers <= {file for file, _ in links(ROOT / "docs" / "trainers.md")}
     assert {file for file, _ in links(ROOT / "docs" / "index.md")} == written - {"index.md"}
     assert {f"docs/{name}" for name in written - {"index.md"}} <= {file for file, _ in links(ROOT / "README.md")}
 

@@ -24,6 +24,8 @@ class EngineAddress:
     """A folder with `tokenizer.json`, or a name on the Hugging Face hub."""
     tool_format: str = ""
     """The format in which its model writes tool calls; a name of `workers.policy.tool_calls`."""
+    plain_chat: bool = False
+    """True to send it chat requests that ask for no token ids, and nothing else but health checks."""
 
 
 class EngineBusy(EngineError):

@@ -6,7 +6,8 @@ import math
 import os
 import resource
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import lru_cache, partial
 from typing import Any, Generic, TypeVar
 
@@ -14,7 +15,7 @@ from pydantic import BaseModel
 
 from farm.ids import group_id
 from farm.notifications import Signals, redis_client
-from farm.records.request import Limits, SamplingParams
+from farm.records.request import EngineSettings, Limits, SamplingParams
 from farm.records.rollout import Stage
 from farm.settings import Settings, settings
 from farm.store import batches, migrations, rollouts
@@ -23,7 +24,9 @@ from farm.store.database import Store
 from farm.store.rollouts import Claim
 from workers.interfaces import Policy
 from workers.policy.engines import open_engine
+from workers.policy.generation import EngineAddress
 from workers.policy.policy import PromptRules, RolloutPolicy
+from workers.policy.routing.dedicated_engines import DedicatedEngines
 from workers.policy.routing.load import SharedLoads
 from workers.policy.routing.pool import EnginePool
 from workers.policy.routing.router import RoutingKey, StickyRouter
@@ -54,6 +57,25 @@ class StoredRequest(BaseModel):
     rewritten_history: str
     max_staleness: int | None
     on_stale: str
+    engines: Sequence[EngineSettings] = ()
+    """The dedicated engines of the batch and its instances; `engine` and `engine_of_instance` are places in it."""
+    engine: int | None = None
+    engine_of_instance: Mapping[int, int] = {}
+
+    def engine_for(self, group_index: int) -> EngineAddress | None:
+        """Return the dedicated engine of an instance; None if it is played on the farm's."""
+        number = self.engine_of_instance.get(group_index, self.engine)
+        if number is None:
+            return None
+        engine = self.engines[number]
+        return EngineAddress(
+            engine.engine_url,
+            engine.engine_model or self.model,
+            engine.engine_key or "none",
+            engine.engine_tokenizer,
+            engine.engine_tool_format,
+            plain_chat=engine.engine_route == "chat",
+        )
 
     @property
     def rules(self) -> PromptRules:
@@ -90,12 +112,9 @@ class Worker:
         self.fleet = EngineRegistry(self.store, self.signals, self.owner)
         redis = redis_client(options.broker_url)
         self.loads = SharedLoads(redis, self.owner) if redis is not None else None
-        self.engines = EnginePool(
-            self.fleet,
-            reporter=self.fleet,
-            others=self.loads,
-            open_engine=partial(open_engine, timeout_s=options.policy_timeout_s),
-        )
+        client = partial(open_engine, timeout_s=options.policy_timeout_s)
+        self.engines = EnginePool(self.fleet, reporter=self.fleet, others=self.loads, open_engine=client)
+        self.dedicated_engines = DedicatedEngines(self.loop.call, client, away_s=options.engine_away_s)
         self.fleet.on_change = self.engines.changed
         if pool == Stage.RUN:
             self._watch_engines()
@@ -143,6 +162,7 @@ class Worker:
             group_id=group_id(batch_id, group_index),
             group_index=group_index,
             rules=request.rules,
+            engine=request.engine_for(group_index),
         )
 
     def recorder(self, claim: Claim) -> AttemptRecorder:
@@ -155,20 +175,30 @@ class Worker:
     def _read_instance(self, batch_id: str, group_index: int) -> tuple[str, dict[str, Any]]:
         return self.store.read(lambda connection: batches.instance_fields(connection, batch_id, group_index))
 
-    def policy(self, job: StageJob) -> Policy:
-        """The policy of one rollout, on whichever engines the farm has when it calls."""
-        router = StickyRouter(self.engines, RoutingKey(job.rollout_id, job.group_id, job.model))
-        return RolloutPolicy(router, job.rollout_id, job.model, job.rules)
+    @contextmanager
+    def policy(self, job: StageJob) -> Iterator[Policy]:
+        """The policy of one rollout, on its dedicated engine, or on whichever engines the farm has when it calls."""
+        if job.engine is None:
+            yield _policy(self.engines, job, job.model)
+            return
+        with self.dedicated_engines.pool(job.engine) as pool:
+            yield _policy(pool, job, job.engine.model)
 
     def close(self) -> None:
         self.watchdog.close()
         self.leases.close()
         self.loop.run(self.engines.aclose())
+        self.loop.run(self.dedicated_engines.aclose())
         if self.loads is not None:
             self.loads.close()
         self.fleet.close()
         self.store.close()
         self.signals.close()
+
+
+def _policy(engines: EnginePool, job: StageJob, model: str) -> Policy:
+    router = StickyRouter(engines, RoutingKey(job.rollout_id, job.group_id, model))
+    return RolloutPolicy(router, job.rollout_id, model, job.rules)
 
 
 class Once(Generic[T]):

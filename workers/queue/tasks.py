@@ -73,9 +73,10 @@ def run_agent(self: Task, rollout_id: str, attempt: int) -> str:
     with claimed_stage(self, Stage.RUN, rollout_id, attempt) as stage:
         if stage is None:
             return UNCLAIMED
-        recorder, policy = stage.worker.recorder(stage.claim), stage.worker.policy(stage.job)
-        stage.work.excused_s = lambda: policy.paused_s
-        played = stage.play(stages.run(stage.job, policy, recorder.record, recorder.keep))
+        recorder = stage.worker.recorder(stage.claim)
+        with stage.worker.policy(stage.job) as policy:
+            stage.work.excused_s = lambda: policy.paused_s
+            played = stage.play(stages.run(stage.job, policy, recorder.record, recorder.keep))
         calls = recorder.in_order()
         rows = segments(calls)
         # what was played may not be fit to be kept: training on it would be worse than losing it

@@ -31,7 +31,7 @@ class ChatRoute:
         self._engine = address.url
         self._base = address.url.removeprefix(connection.root)
         self._model = address.model
-        self._plain = False
+        self._plain = address.plain_chat
         self._connection = connection
 
     async def complete(self, request: ChatRequest) -> Completion:

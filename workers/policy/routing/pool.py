@@ -29,7 +29,7 @@ class EnginePool:
 
     `fleet` returns the listed engines; it is called before each call, so it must be fast, and `changed` must be called
     when its result changes. `none_s` is the time that a call waits for an engine if none is listed at all, `weights_s`
-    for one that has the farm's weights if none has.
+    for one that has the farm's weights if none has, `away_s` while all are out.
     """
 
     def __init__(
@@ -43,11 +43,13 @@ class EnginePool:
         check_s: float = 3.0,
         none_s: float = 30.0,
         weights_s: float = 60.0,
+        away_s: float = math.inf,
     ) -> None:
         self.reporter = reporter or NoReporter()
         self.load_tracker = LoadTracker(others)
         self.none_s = none_s
         self.weights_s = weights_s
+        self.away_s = away_s
         self._fleet = fleet
         self._open = open_engine
         self._places: dict[str, Backend] = {}

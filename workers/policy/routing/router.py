@@ -184,8 +184,7 @@ class StickyRouter:
     async def _pick_backend(self, call: Call) -> Backend:
         """Wait for an engine for a call, and return it. Between its return and the call, nothing may be awaited."""
         n_tokens, tries = max(1, call.n_tokens), call.tries
-        listless_since: float | None = None
-        lacking_since: float | None = None
+        unlisted, away, lacking = _Spell(), _Spell(), _Spell()
         while True:
             self._pool.sync()
             now = self._pool.now()
@@ -195,19 +194,13 @@ class StickyRouter:
                 group = self._key.group_id or self._key.rollout_id
                 self._url = choose(self._pool.candidates(ready), n_tokens, group, self._url)
                 return next(place for place in ready if place.url == self._url)
-            if serving:
-                listless_since = None
-            elif listless_since is None:
-                listless_since = now
-            elif now - listless_since >= self._pool.none_s:
+            if unlisted.lasts(not serving, now, self._pool.none_s):
                 raise EngineError(self._none())
-            if not _lacks_weights(serving):
-                lacking_since = None
-            elif lacking_since is None:
-                lacking_since = now
-            elif now - lacking_since >= self._pool.weights_s:
+            if away.lasts(_all_out(serving), now, self._pool.away_s):
+                raise EngineError(f"waited {self._pool.away_s:g} s in vain: {self._why(serving, tries, now)}")
+            if lacking.lasts(_lacks_weights(serving), now, self._pool.weights_s):
                 raise WeightsMissing(f"no engine has the farm's weights: {self._why(serving, tries, now)}")
-            is_held = lacking_since is not None or any(place.record.paused or place.naming for place in serving)
+            is_held = lacking.holds or any(place.record.paused or place.naming for place in serving)
             with self._waiting("" if is_held else self._why(serving, tries, now), is_held):
                 await self._pool.wait_for_change(_poll_delay_s(serving, tries, now))
 
@@ -232,6 +225,26 @@ class StickyRouter:
         if not serving:
             return self._none()
         return "; ".join(f"engine {place.url} {_why_not(place, tries, now)}" for place in serving[:4])
+
+
+class _Spell:
+    """The time for which a condition has held without a break."""
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+
+    @property
+    def holds(self) -> bool:
+        return self._since is not None
+
+    def lasts(self, holds: bool, now: float, limit_s: float) -> bool:
+        """Record whether the condition holds now; return whether it has held for `limit_s`."""
+        self._since = None if not holds else now if self._since is None else self._since
+        return self._since is not None and now - self._since >= limit_s
+
+
+def _all_out(serving: Sequence[Backend]) -> bool:
+    return bool(serving) and all(place.health.is_ejected for place in serving)
 
 
 def _lacks_weights(serving: Sequence[Backend]) -> bool:

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from farm.client.request_checks import checked_request
+from farm.errors import InvalidRequest
 from farm.records.request import BatchRequest, Instance, SamplingParams
 
 ONE = (Instance(data_source="math", fields={}),)
@@ -46,3 +48,47 @@ def test_what_no_engine_takes_is_refused_by_its_name(name: str, value: Any) -> N
 )
 def test_what_engines_take_passes(sampling: dict[str, Any]) -> None:
     SamplingParams.model_validate(sampling)
+
+
+SECRET = "sk-this-is-a-secret"
+
+
+def test_the_address_of_a_dedicated_engine_is_in_the_form_of_registered_ones() -> None:
+    request = BatchRequest(instances=ONE, engine_url=" http://Trainer:80/sessions/7/v1/ ", engine_key=SECRET)
+    assert request.engine_url == "http://trainer/sessions/7/v1"
+    assert request.engine_settings.engine_key == SECRET
+    assert SECRET not in repr(request)
+
+
+@pytest.mark.parametrize(
+    ("values", "field", "message"),
+    [
+        ({"engine_url": "ftp://h/v1"}, "engine_url", "is no address"),
+        ({"engine_url": f"http://user:{SECRET}@h/v1"}, "engine_url", "must not hold a password"),
+        ({"engine_url": "http://h/v1", "engine_key": f"{SECRET} \n"}, "engine_key", "printable ASCII"),
+        ({"engine_key": SECRET}, "request", "engine_key is set, and no engine_url"),
+        ({"engine_model": "m"}, "request", "engine_model is set, and no engine_url"),
+        ({"engine_url": "http://h/v1", "engine_route": "guess"}, "engine_route", "'detect' or 'chat'"),
+    ],
+)
+def test_a_dedicated_engine_is_refused_by_its_field_and_no_key_is_shown(
+    values: dict[str, Any], field: str, message: str
+) -> None:
+    instance = {"data_source": "math", "fields": {}}
+    with pytest.raises(InvalidRequest, match=message) as of_batch:
+        checked_request({"instances": [instance]} | values)
+    with pytest.raises(InvalidRequest, match=message) as of_instance:
+        checked_request({"instances": [instance, instance | values]})
+    assert of_batch.value.field == field
+    assert of_instance.value.field == f"instances[1].{field}".removesuffix(".request")
+    with pytest.raises(ValidationError) as direct:
+        BatchRequest(instances=ONE, **values)
+    for error in (of_batch.value, of_instance.value, direct.value):
+        assert SECRET not in str(error)
+
+
+def test_no_key_is_shown_by_an_error_about_another_field() -> None:
+    with pytest.raises(ValidationError) as refusal:
+        BatchRequest(engine_url="http://h/v1", engine_key=SECRET, n_samples=0)  # type: ignore[call-arg]
+    assert {error["loc"] for error in refusal.value.errors()} == {("instances",), ("n_samples",)}
+    assert SECRET not in str(refusal.value)

@@ -12,6 +12,7 @@ from farm.records.trajectory import (
     ModelCall,
     Segment,
     VersionSpan,
+    calls_of_segments,
     segments,
     token_ids,
     token_versions,
@@ -53,8 +54,9 @@ def test_a_rewritten_history_starts_a_new_row() -> None:
 
 
 def test_branches_continue_the_row_they_came_from() -> None:
-    rows = segments([call(0, [1], [2]), call(1, [8], [9]), call(2, [1, 2, 3], [4]), call(3, [8, 9, 7], [6])])
-    assert [row.response_ids.tolist() for row in rows] == [[2, 3, 4], [9, 7, 6]]
+    calls = [call(0, [1], [2]), call(1, [8], [9]), call(2, [1, 2, 3], [4]), call(3, [8, 9, 7], [6])]
+    assert [row.response_ids.tolist() for row in segments(calls)] == [[2, 3, 4], [9, 7, 6]]
+    assert [[each.index for each in row] for row in calls_of_segments(calls)] == [[0, 2], [1, 3]]
 
 
 def test_a_call_without_ids_trains_nothing() -> None:

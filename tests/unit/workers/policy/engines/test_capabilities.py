@@ -21,7 +21,7 @@ MODELS = {"data": [{"id": "a", "owned_by": "me"}, {"id": "b", "max_model_len": 5
 Answer = Callable[[dict[str, Any]], Response]
 
 
-def looked_at(app: Starlette, **address: str) -> EngineInfo:
+def looked_at(app: Starlette, **address: Any) -> EngineInfo:
     with serving(app) as url:
         return asyncio.run(detect(EngineAddress(f"{url}/v1", **address)))
 

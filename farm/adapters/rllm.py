@@ -1,0 +1,207 @@
+"""rLLM: a `RemoteAgentRuntime` that plays rLLM's tasks on the farm, each on the session of rLLM's own model gateway.
+
+rLLM's `RemoteAgentFlowEngine` makes a session for each rollout and gives its address and key to a runtime; its gateway
+keeps the tokens of the calls that come there, and trains on those. So the farm brings sandboxes, agents and scores, and
+calls the model at that address alone, by plain chat requests: a probe of the engine would be trained on. What is
+returned is the reward and the end of each rollout. A rollout that broke is `finished=False` without a reward.
+
+rLLM is imported when its results are made, in its own process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from farm.adapters.gathering import GatheredRollouts, StartedRollout
+from farm.client.connect import connect
+from farm.client.farm import Farm
+from farm.errors import InvalidRequest
+from farm.records.request import BatchRequest, EngineSettings, Instance
+from farm.records.rollout import Outcome, Rollout
+
+if TYPE_CHECKING:
+    # of a package that is not installed with the farm
+    RemoteTaskResult = Any
+
+_REASONS = {
+    Outcome.SUBMITTED: "ENV_DONE",
+    Outcome.ANSWERED: "ENV_DONE",
+    Outcome.INVALID_ACTION: "ENV_DONE",
+    Outcome.MAX_TURNS: "MAX_TURNS_EXCEEDED",
+    Outcome.MAX_TOKENS: "MAX_RESPONSE_LENGTH_EXCEEDED",
+    Outcome.CONTEXT_FULL: "MAX_PROMPT_LENGTH_EXCEEDED",
+    Outcome.DEADLINE: "TIMEOUT",
+}
+"""rLLM's termination reason for each end that the policy caused; any other end is `ERROR`."""
+
+
+class TaskSubmission(Protocol):
+    """rLLM's `TaskSubmission`; versions with keys for sessions have `inference_api_key`, too."""
+
+    task: dict[str, Any]
+    session_id: str
+    task_id: str
+    inference_url: str
+
+
+def instance_of(task: Mapping[str, Any]) -> Instance:
+    """Return the instance of a task that has `data_source` and `fields`, as `farm.Instance` has. Raises InvalidRequest.
+
+    Other columns of a task are rLLM's own.
+    """
+    try:
+        return Instance(data_source=task["data_source"], fields=task["fields"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise InvalidRequest(
+            f"{type(error).__name__}: {error}; a task has data_source and fields, or give FarmRuntime(instance=...)",
+            field="task",
+        ) from None
+
+
+class FarmRuntime:
+    """rLLM's `RemoteAgentRuntime` on a farm.
+
+    `farm` is an address as `farm.connect` takes it, or a client, which is left open. `instance` makes an instance of a
+    task. `request` has further fields of `farm.BatchRequest`, such as `agent`, `limits` and `max_attempts`. `model` is
+    the name that is sent to rLLM's gateway, which may choose its own.
+    """
+
+    def __init__(
+        self,
+        farm: str | Path | Farm | None = None,
+        *,
+        instance: Callable[[dict[str, Any]], Instance] = instance_of,
+        request: Mapping[str, Any] | None = None,
+        model: str = "default",
+    ) -> None:
+        self._address = farm
+        self._instance = instance
+        self._request = dict(request or {})
+        self._model = model
+        self._rollouts: GatheredRollouts | None = None
+        fixed = {"instances", "n_samples", "idempotency_key", *EngineSettings.model_fields} & self._request.keys()
+        if fixed:
+            raise InvalidRequest("rLLM sets it for each task", field=f"request.{min(fixed)}")
+
+    def initialize(self) -> None:
+        """Connect to the farm. Raises what `farm.connect` raises, and ValueError for wrong fields of `request`."""
+        BatchRequest.model_validate({"instances": [{"data_source": "none", "fields": {}}]} | self._request)
+        client = self._address if isinstance(self._address, Farm) else connect(self._address)
+        self._rollouts = GatheredRollouts(client)
+
+    async def execute_tasks(
+        self,
+        submissions: Sequence[TaskSubmission],
+        timeout: float | None = None,  # noqa: ASYNC109 - the name is rLLM's
+    ) -> list[RemoteTaskResult]:
+        """Play the tasks and return one result for each, in their order; `timeout` is in seconds, waiting included.
+
+        A task that is not played to its end within the timeout is cancelled. Never raises for a single task.
+        """
+        if self._rollouts is None:
+            raise RuntimeError("call initialize() before execute_tasks()")
+        return list(await asyncio.gather(*[self._executed(self._rollouts, each, timeout) for each in submissions]))
+
+    def shutdown(self) -> None:
+        """Cancel what still plays, and close the connection unless it was given."""
+        rollouts, self._rollouts = self._rollouts, None
+        if rollouts is not None:
+            rollouts.close()
+            if rollouts.client is not self._address:
+                rollouts.client.close()
+
+    async def _executed(
+        self, rollouts: GatheredRollouts, submission: TaskSubmission, limit_s: float | None
+    ) -> RemoteTaskResult:
+        began = time.monotonic()
+        started: StartedRollout | None = None
+        try:
+            started = rollouts.start(self._on_session(submission), self._request)
+            async with asyncio.timeout(limit_s):
+                rollout = await asyncio.wrap_future(started.ended)
+        except TimeoutError:
+            assert started is not None
+            rollouts.abandon(started)
+            waited_s = time.monotonic() - began
+            name = f"rollout {started.rollout_id}" if started.rollout_id else "a task that was not submitted yet"
+            return _broken(submission, f"{name}: no end in {waited_s:.1f} s, waiting for a node included", waited_s)
+        except asyncio.CancelledError:
+            if started is not None:
+                rollouts.abandon(started)
+            raise
+        except Exception as error:
+            return _broken(submission, f"{type(error).__name__}: {error}", time.monotonic() - began)
+        return _result(submission, rollout, time.monotonic() - began)
+
+    def _on_session(self, submission: TaskSubmission) -> Instance:
+        """Return the instance of a task with the engine of its session. Raises ValueError for a wrong address."""
+        instance = self._instance(submission.task)
+        session = {
+            "engine_url": submission.inference_url,
+            "engine_key": getattr(submission, "inference_api_key", "") or "",
+            "engine_model": self._model,
+            "engine_route": "chat",
+        }
+        return Instance.model_validate(instance.model_dump() | session)
+
+
+def use_runtime(trainer: Any, runtime: FarmRuntime) -> None:
+    """Have an rLLM `UnifiedTrainer` play on this runtime in place of the one that its config named.
+
+    rLLM makes runtimes by name and has no registry for others. Raises InvalidRequest if the trainer has no remote
+    runtime, which `rllm.remote_runtime.enabled` turns on.
+    """
+    if getattr(trainer, "_remote_runtime", None) is None or not hasattr(trainer.agent_workflow_engine, "runtime"):
+        raise InvalidRequest("the trainer has no remote runtime: set it to true", field="rllm.remote_runtime.enabled")
+    trainer._remote_runtime = runtime
+    trainer.agent_workflow_engine.runtime = runtime
+
+
+def _result(submission: TaskSubmission, rollout: Rollout, elapsed_s: float) -> RemoteTaskResult:
+    """Return rLLM's result for a rollout that has ended."""
+    details = {"rollout_id": rollout.rollout_id, "outcome": str(rollout.outcome or ""), "attempt": rollout.attempt}
+    if not rollout.trainable:
+        failure = f": {rollout.failure.message}" if rollout.failure else ""
+        error = f"rollout {rollout.rollout_id} ended as {rollout.outcome}{failure}"
+        return _broken(submission, error, elapsed_s, metadata={"farm": details})
+    from rllm.engine.remote_runtime.protocol import RemoteTaskResult  # type: ignore[import-not-found, unused-ignore]
+
+    return RemoteTaskResult(
+        finished=True,
+        session_id=submission.session_id,
+        task_id=submission.task_id,
+        reward=rollout.reward,
+        termination_reason=_reason(_REASONS[rollout.outcome or Outcome.SUBMITTED]),
+        elapsed=elapsed_s,
+        raw_result={"metrics": {"turns": rollout.n_turns, "invalid_actions": rollout.n_invalid_actions}},
+        metadata={"farm": details},
+    )
+
+
+def _broken(
+    submission: TaskSubmission, error: str, elapsed_s: float, metadata: dict[str, Any] | None = None
+) -> RemoteTaskResult:
+    """Return rLLM's result for a rollout that has no score; `ERROR`, so that one of its filters leaves out all such."""
+    from rllm.engine.remote_runtime.protocol import RemoteTaskResult  # type: ignore[import-not-found, unused-ignore]
+
+    return RemoteTaskResult(
+        finished=False,
+        session_id=submission.session_id,
+        task_id=submission.task_id,
+        reward=None,
+        error=error,
+        termination_reason=_reason("ERROR"),
+        elapsed=elapsed_s,
+        raw_result={"stop_reason": error},
+        metadata=metadata or {},
+    )
+
+
+def _reason(name: str) -> Any:
+    from rllm.workflows.workflow import TerminationReason  # type: ignore[import-not-found, unused-ignore]
+
+    return TerminationReason[name]

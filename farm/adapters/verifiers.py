@@ -1,0 +1,250 @@
+"""verifiers and prime-rl: their env server (0.4, `verifiers.v1.serve`) with the farm in the place of an environment.
+
+The wire is verifiers' own code, by inheritance: frames, health, cancelling, and the deltas that a trace is sent in. A
+`run` becomes a rollout of the farm on the endpoint that the request names, which is the trainer's; what comes back is
+an episode with one trace. A rollout that broke is an episode with its error, which verifiers' consumers drop.
+
+Runs in an environment that has verifiers and the farm's client: `python -m farm.adapters.verifiers`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import click
+import zmq
+import zmq.asyncio
+from verifiers.v1.configs.client import (  # type: ignore[import-not-found, unused-ignore]
+    TrainClientConfig,
+    resolve_api_key,
+    resolve_headers,
+)
+from verifiers.v1.episode import EnvInfo, WireEpisode  # type: ignore[import-not-found, unused-ignore]
+from verifiers.v1.serve.delta import (  # type: ignore[import-not-found, unused-ignore]
+    DeltaStreamer,
+    TraceSummary,
+    dump,
+    pack,
+)
+from verifiers.v1.serve.server import EnvServer  # type: ignore[import-not-found, unused-ignore]
+from verifiers.v1.serve.types import RunRequest, RunResponse  # type: ignore[import-not-found, unused-ignore]
+from verifiers.v1.task import TaskData  # type: ignore[import-not-found, unused-ignore]
+
+from farm.adapters.gathering import GatheredRollouts
+from farm.adapters.verifiers_trace import PlayedRollout, trace_of, trace_task
+from farm.client.connect import connect
+from farm.errors import InvalidRequest
+from farm.records.request import BatchRequest, EngineSettings, Instance, SamplingParams
+from farm.records.rollout import Rollout
+
+log = logging.getLogger(__name__)
+
+InstanceOf = Callable[[dict[str, Any]], Instance]
+
+_N_THREADS = 16
+_NO_KEY = "EMPTY"
+_LIMITS = {"setup": "init_s", "agent": "run_s", "scoring": "eval_s"}
+"""The farm's limit for each of a task's timeouts."""
+_NEUTRAL: Mapping[str, object] = {
+    "n": 1,
+    "min_p": 0,
+    "min_tokens": 0,
+    "repetition_penalty": 1,
+    "presence_penalty": 0,
+    "frequency_penalty": 0,
+}
+"""Values of sampling parameters that change nothing."""
+_RECORDING = frozenset({"logprobs", "top_logprobs", "prompt_logprobs", "return_token_ids", "routed_experts"})
+"""Parameters that ask for what the farm asks for anyway, and change no sample."""
+_OF_CALLER = frozenset({"idx", "id", "name", "description", "timeout"})
+"""Fields of a task that say nothing of how it is played, or are mapped."""
+
+
+def instance_of(task_data: dict[str, Any]) -> Instance:
+    """Return the instance of a task that has `data_source` and `fields`, as `farm.Instance` has.
+
+    Raises InvalidRequest if one is missing, or if another field says how the task is to be played.
+    """
+    defaults = TaskData().model_dump(mode="json")
+    for name in defaults.keys() & task_data.keys() - _OF_CALLER:
+        if task_data[name] != defaults[name]:
+            raise InvalidRequest("the farm's handler decides that: leave it out, or give --instance", field=name)
+    if missing := {"data_source", "fields"} - task_data.keys():
+        raise InvalidRequest("it is missing: a task has data_source and fields, or give --instance", field=min(missing))
+    return Instance(data_source=task_data["data_source"], fields=task_data["fields"])
+
+
+def engine_of(run: RunRequest) -> dict[str, Any]:
+    """Return the settings of the engine that a request names. Raises InvalidRequest for what cannot be sent to it.
+
+    A training client's endpoint takes and gives token ids; any other is a plain chat server.
+    """
+    if headers := resolve_headers(run.client):
+        raise InvalidRequest(f"the farm sends no other headers ({', '.join(sorted(headers))})", field="client.headers")
+    key = resolve_api_key(run.client)
+    trains = isinstance(run.client, TrainClientConfig)
+    return {
+        "engine_url": run.client.base_url,
+        "engine_key": "" if key == _NO_KEY else key,
+        "engine_model": run.model,
+        "engine_tokenizer": (run.client.renderer_model_name or "") if trains else "",
+        "engine_route": "detect" if trains else "chat",
+    }
+
+
+def sampling_of(run: RunRequest, ignored: Collection[str] = ()) -> dict[str, Any]:
+    """Return the fields of a batch for a request's sampling. Raises InvalidRequest for a parameter it cannot have."""
+    asked = {name: value for name, value in run.sampling.model_dump().items() if value is not None}
+    template = asked.pop("chat_template_kwargs", {})
+    sampling = {name: asked.pop(name) for name in SamplingParams.model_fields if name in asked}
+    for name, value in asked.items():
+        if name not in ignored and name not in _RECORDING and value != _NEUTRAL.get(name, object()):
+            raise InvalidRequest("the farm does not know it; --ignore leaves it out", field=f"sampling.{name}")
+    if isinstance(sampling.get("stop"), str):
+        sampling["stop"] = [sampling["stop"]]
+    return {"sampling": sampling, "chat_template_kwargs": template}
+
+
+class FarmEnvServer(EnvServer):  # type: ignore[misc, unused-ignore]
+    """verifiers' env server on a farm. `request` has further fields of the batches that are made of its rollouts."""
+
+    def __init__(
+        self,
+        rollouts: GatheredRollouts,
+        address: str,
+        *,
+        instance: InstanceOf = instance_of,
+        request: Mapping[str, Any] | None = None,
+        ignored: Collection[str] = (),
+    ) -> None:
+        # not that of EnvServer, which loads an environment
+        self.taskset_id = "farm"
+        self.env = self
+        self._gate = None
+        self._running: dict[str, asyncio.Task[Any]] = {}
+        self._rollouts = rollouts
+        self._instance = instance
+        self._request = dict(request or {})
+        self._ignored = ignored
+        self._threads = ThreadPoolExecutor(_N_THREADS, thread_name_prefix="farm")
+        fixed = {"instances", "n_samples", "sampling", "idempotency_key", *EngineSettings.model_fields}
+        if fixed & self._request.keys():
+            raise InvalidRequest("each request sets it", field=min(fixed & self._request.keys()))
+        BatchRequest.model_validate({"instances": [{"data_source": "none", "fields": {}}]} | self._request)
+        self.ctx = zmq.asyncio.Context()
+        self.frontend = self.ctx.socket(zmq.ROUTER)
+        for option in (zmq.SNDHWM, zmq.RCVHWM, zmq.LINGER):
+            self.frontend.setsockopt(option, 0)
+        self.frontend.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self.frontend.bind(address)
+        self.address = self.frontend.getsockopt_string(zmq.LAST_ENDPOINT)
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[None]:
+        """Keep what serves all requests; the farm keeps its own."""
+        yield
+
+    async def _run(self, req: RunRequest, client_id: bytes, request_id: bytes) -> RunResponse:
+        """Play one rollout, and send its trace. Raises InvalidRequest for what the farm cannot do."""
+        request = self._request | sampling_of(req, self._ignored)
+        request["limits"] = self._limits(req.task_data)
+        instance = Instance.model_validate(self._instance(req.task_data).model_dump() | engine_of(req))
+        if isinstance(req.client, TrainClientConfig) and req.client.renderer is not None:
+            log.info("prompts are rendered by the model's own chat template, and not by %s", req.client.renderer)
+        started = self._rollouts.start(instance, request)
+        try:
+            rollout = await asyncio.wrap_future(started.ended)
+        except asyncio.CancelledError:
+            self._rollouts.abandon(started)
+            raise
+        played = await asyncio.get_running_loop().run_in_executor(self._threads, self._played, rollout)
+        task = trace_task(req.task_data)
+        trace = trace_of(played, task, req.model, req.sampling)
+        episode = WireEpisode(env=EnvInfo(id="farm"), task=task, ok=trace.ok, traces=[trace])
+
+        async def send(delta: dict[str, Any]) -> None:
+            await self.frontend.send_multipart([client_id, request_id, b"delta", pack(delta)], copy=False)
+
+        await DeltaStreamer(lambda: [trace], send).flush()
+        summary = TraceSummary(id=trace.id, nodes=len(trace.nodes), calls=len(trace.calls))
+        return RunResponse(head=dump(episode, exclude={"traces"}), traces=[summary])
+
+    def _limits(self, task_data: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the limits of a task: the server's, with the task's own timeouts in their place."""
+        timeouts = task_data.get("timeout") or {}
+        unknown = {name for name, value in timeouts.items() if value is not None} - _LIMITS.keys()
+        if unknown:
+            raise InvalidRequest("the farm has no such limit", field=f"timeout.{min(unknown)}")
+        own = {_LIMITS[name]: value for name, value in timeouts.items() if value is not None}
+        return {**self._request.get("limits", {}), **own}
+
+    def _played(self, rollout: Rollout) -> PlayedRollout:
+        client, rollout_id = self._rollouts.client, rollout.rollout_id
+        return PlayedRollout(rollout, client.calls(rollout_id), client.rewards(rollout_id), client.timings(rollout_id))
+
+
+def _loaded(name: str) -> InstanceOf:
+    """Return the function of a name, `package.module:function`. Raises InvalidRequest."""
+    module, _, attribute = name.partition(":")
+    try:
+        function: InstanceOf = getattr(import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise InvalidRequest(f"{error}; wanted is package.module:function", field="--instance") from error
+    return function
+
+
+def _fields(path: Path) -> dict[str, Any]:
+    try:
+        fields = json.loads(path.read_text())
+    except ValueError as error:
+        raise InvalidRequest(f"{path} is no JSON: {error}", field="--request") from error
+    if not isinstance(fields, dict):
+        raise InvalidRequest(f"{path} is no JSON object", field="--request")
+    return fields
+
+
+@click.command()
+@click.option("--address", default="tcp://127.0.0.1:5000", show_default=True, help="To be served; port 0 is any.")
+@click.option("--farm", "url", help="The farm, as `farm.connect` takes it.  [default: FARM_STORE_URL]")
+@click.option(
+    "--request",
+    "request_file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Fields of a batch request (farm.BatchRequest) for all rollouts, as JSON.",
+)
+@click.option("--instance", help="package.module:function that makes a farm.Instance of a task's data.")
+@click.option("--ignore", multiple=True, metavar="NAME", help="A sampling parameter to leave out, such as cache_salt.")
+def main(
+    address: str, url: str | None, request_file: Path | None, instance: str | None, ignore: tuple[str, ...]
+) -> None:
+    """Serve verifiers' clients, such as prime-rl, with rollouts of a farm until Ctrl-C. Prints its address."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    request = {} if request_file is None else _fields(request_file)
+    make = instance_of if instance is None else _loaded(instance)
+    client = connect(url)
+    rollouts = GatheredRollouts(client)
+
+    async def serve() -> None:
+        server = FarmEnvServer(rollouts, address, instance=make, request=request, ignored=ignore)
+        click.echo(server.address)
+        await server.run()
+
+    try:
+        asyncio.run(serve())
+    except KeyboardInterrupt:
+        pass
+    finally:
+        rollouts.close()
+        client.close()
+
+
+if __name__ == "__main__":
+    main()

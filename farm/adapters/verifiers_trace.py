@@ -1,0 +1,220 @@
+"""Traces of verifiers (0.4, `verifiers.v1`): a rollout of the farm as the message graph that its trainers read.
+
+Each training row of the farm is one branch of the graph, from a root to a leaf. A node holds the tokens that it adds:
+on the path of a row they give the row's prompt and response, its mask and its log-probabilities. Branches share no
+nodes: what two rows have in common was sampled in the first and stands in the prompt of the second, as in the farm's
+rows, so each token trains once. The tokens between two calls are on the last message between them, as the farm does not
+keep where each message ends. A row that may not train, and a call without ids, are nodes without tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from verifiers.v1 import errors  # type: ignore[import-not-found, unused-ignore]
+from verifiers.v1.configs.agent import WireAgentConfig  # type: ignore[import-not-found, unused-ignore]
+from verifiers.v1.dialects.chat import parse_message  # type: ignore[import-not-found, unused-ignore]
+from verifiers.v1.graph import MessageNode  # type: ignore[import-not-found, unused-ignore]
+from verifiers.v1.task import WireTaskData, task_key  # type: ignore[import-not-found, unused-ignore]
+from verifiers.v1.trace import (  # type: ignore[import-not-found, unused-ignore]
+    AgentInfo,
+    Timing,
+    TraceTask,
+    WireTrace,
+)
+from verifiers.v1.trace import ModelCall as TracedCall
+from verifiers.v1.types import SamplingConfig, Usage  # type: ignore[import-not-found, unused-ignore]
+
+from farm.records.rollout import Outcome, Rollout, Stage
+from farm.records.rollout import Reward as FarmReward
+from farm.records.rollout import Timing as StageTiming
+from farm.records.trajectory import Message, ModelCall, calls_of_segments, segments
+
+_STOPS = {
+    Outcome.MAX_TURNS: "max_turns",
+    Outcome.MAX_TOKENS: "max_output_tokens",
+    Outcome.CONTEXT_FULL: "max_total_tokens",
+}
+"""verifiers' stop condition for an end that the policy caused; else `agent_completed`."""
+_ERRORS = {
+    Outcome.ENGINE_ERROR: errors.ProviderError,
+    Outcome.SANDBOX_ERROR: errors.SandboxError,
+    Outcome.LOST: errors.SandboxError,
+    Outcome.AGENT_ERROR: errors.HarnessError,
+    Outcome.HANDLER_ERROR: errors.TaskError,
+    Outcome.EVALUATOR_ERROR: errors.TaskError,
+}
+"""verifiers' type of error for what the farm broke; else `EnvError`."""
+_REASONS = frozenset({"stop", "length", "tool_calls"})
+
+
+@dataclass(frozen=True, slots=True)
+class PlayedRollout:
+    """A rollout that has ended, with all that a trace shows of it."""
+
+    rollout: Rollout
+    calls: Sequence[ModelCall]
+    rewards: Sequence[FarmReward]
+    timings: Sequence[StageTiming]
+
+
+def trace_task(task_data: Mapping[str, Any]) -> TraceTask[WireTaskData]:
+    """Return the task of a request as traces name it."""
+    data = WireTaskData.model_validate(dict(task_data))
+    key = task_key(data.model_dump(mode="json", exclude_none=True))
+    return TraceTask[WireTaskData](type="FarmTask", data=data, key=key, hash=key)
+
+
+def trace_of(played: PlayedRollout, task: TraceTask[WireTaskData], model: str, sampling: SamplingConfig) -> WireTrace:
+    """Return the trace of a rollout. One that broke has its error and no reward: `ok` is False."""
+    rollout = played.rollout
+    agent = AgentInfo[WireAgentConfig](config=WireAgentConfig(model=model, sampling=sampling))
+    trace = WireTrace(task=task, agent=agent, info={"farm": _details(rollout)}, timing=_timing(played.timings))
+    _add_calls(trace, played.calls, model)
+    if rollout.trainable:
+        trace.ok = True
+        name = played.rewards[-1].evaluator if played.rewards else "reward"
+        trace.record_reward(name, rollout.reward or 0.0)
+        for score in played.rewards[-1:]:
+            trace.record_metrics({key: float(value) for key, value in score.details.items() if _is_number(value)})
+        if rollout.outcome is Outcome.DEADLINE:
+            trace.record_timeout("agent")
+        else:
+            trace.stop(_STOPS.get(rollout.outcome or Outcome.SUBMITTED, "agent_completed"))
+    else:
+        kind = _ERRORS.get(rollout.outcome or Outcome.CANCELLED, errors.EnvError)
+        message = rollout.failure.message if rollout.failure else f"it ended as {rollout.outcome}"
+        trace.rewards = {each.evaluator: None for each in played.rewards} or {"reward": None}
+        trace.record_error(kind(f"rollout {rollout.rollout_id}: {message}"))
+    trace.split_agent_time()
+    return trace
+
+
+def _details(rollout: Rollout) -> dict[str, Any]:
+    names = ("rollout_id", "outcome", "attempt", "version_min", "version_max", "n_invalid_actions", "n_mismatches")
+    return {name: getattr(rollout, name) for name in names}
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, bool | int | float)
+
+
+def _timing(timings: Sequence[StageTiming]) -> Timing:
+    """Return the work times of the last attempt, by verifiers' names of the stages."""
+    timing = Timing()
+    last = max((each.attempt for each in timings), default=0)
+    spans = {Stage.INIT: timing.setup, Stage.RUN: timing.agent, Stage.EVAL: timing.scoring}
+    for each in timings:
+        if each.attempt == last and each.started_at is not None:
+            span = spans[each.stage]
+            span.start, span.end = each.started_at, each.finished_at or 0.0
+    timing.start = min((each.queued_at for each in timings), default=timing.start)
+    return timing
+
+
+def _add_calls(trace: WireTrace, calls: Sequence[ModelCall], model: str) -> None:
+    """Add the nodes of all calls, row by row, then those of calls without ids; and the calls as they were made."""
+    graph = _Graph(trace, calls, model)
+    for segment, members in zip(segments(calls), calls_of_segments(calls), strict=True):
+        graph.add_row(members, with_tokens=segment.trainable)
+    graph.add_row([call for call in calls if not call.token_exact], with_tokens=False)
+    trace.calls.sort(key=lambda call: call.time.start)
+
+
+class _Graph:
+    """The message graph of a trace while it is made."""
+
+    def __init__(self, trace: WireTrace, calls: Sequence[ModelCall], model: str) -> None:
+        self._trace = trace
+        self._model = model
+        self._history = _histories(calls)
+
+    def add_row(self, calls: Sequence[ModelCall], *, with_tokens: bool) -> None:
+        """Add a branch: the calls that continue each other."""
+        parent: int | None = None
+        before: ModelCall | None = None
+        for call in calls:
+            messages = self._history[call.index] if before is None else [*before.observations, *call.messages]
+            put = _put(before, call) if with_tokens else []
+            for number, message in enumerate(messages or _unnamed(put)):
+                ids = put if number == max(len(messages), 1) - 1 else []
+                parent = self._add(parent, message, ids, call.started_at)
+            parent = self._add_sampled(parent, call, with_tokens)
+            before = call
+
+    def _add(self, parent: int | None, message: Message, ids: list[int], at: float) -> int:
+        node = MessageNode(
+            parent=parent, message=parse_message(message), token_ids=ids, mask=[False] * len(ids), timestamp=at
+        )
+        self._trace.nodes.append(node)
+        return len(self._trace.nodes) - 1
+
+    def _add_sampled(self, parent: int | None, call: ModelCall, with_tokens: bool) -> int:
+        end = call.started_at + call.latency_s
+        node = MessageNode(parent=parent, message=parse_message(call.response), sampled=True, timestamp=end)
+        if with_tokens:
+            assert call.response_ids is not None
+            assert call.response_logprobs is not None
+            node.token_ids = call.response_ids.tolist()
+            node.mask = [True] * len(node.token_ids)
+            node.logprobs = call.response_logprobs.tolist()
+        self._trace.nodes.append(node)
+        traced = TracedCall(
+            node=len(self._trace.nodes) - 1,
+            model=self._model,
+            sampling=SamplingConfig(**call.sampling),
+            finish_reason=_finish_reason(call),
+            usage=_usage(call),
+        )
+        traced.time.start, traced.time.end = call.started_at, end
+        self._trace.calls.append(traced)
+        return len(self._trace.nodes) - 1
+
+
+def _histories(calls: Sequence[ModelCall]) -> dict[int, list[Message]]:
+    """Return the messages before each call, by its index: as recorded, they are those since the call before.
+
+    A call whose messages begin with the first message of all began its conversation anew.
+    """
+    histories: dict[int, list[Message]] = {}
+    history: list[Message] = []
+    first = calls[0].messages[:1] if calls else []
+    for call in calls:
+        history = [*call.messages] if call.messages[:1] == first else [*history, *call.messages]
+        histories[call.index] = history
+        history = [*history, call.response, *call.observations]
+    return histories
+
+
+def _put(before: ModelCall | None, call: ModelCall) -> list[int]:
+    """Return the tokens that were put between a call's answer and the next one."""
+    assert call.prompt_ids is not None
+    if before is None:
+        ids: list[int] = call.prompt_ids.tolist()
+        return ids
+    assert before.prompt_ids is not None
+    assert before.response_ids is not None
+    rest: list[int] = call.prompt_ids[len(before.prompt_ids) + len(before.response_ids) :].tolist()
+    return rest
+
+
+def _unnamed(ids: list[int]) -> list[Message]:
+    """Return a message to hold tokens for which none was recorded."""
+    return [{"role": "user", "content": ""}] if ids else []
+
+
+def _finish_reason(call: ModelCall) -> str | None:
+    if call.response.get("tool_calls"):
+        return "tool_calls"
+    return call.finish_reason if call.finish_reason in _REASONS else None
+
+
+def _usage(call: ModelCall) -> Usage:
+    cached = call.n_cached_tokens or 0
+    return Usage(
+        prompt_tokens=call.n_prompt_tokens - cached,
+        completion_tokens=call.n_response_tokens,
+        cached_input_tokens=call.n_cached_tokens,
+    )

@@ -1,0 +1,137 @@
+"""verifiers' own client runs rollouts on the farm: its wire, its types, and the farm's tokens and scores in them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import farm
+from farm.client.local import LocalFarm
+from farm.embedded.embedded_farm import Embedded
+from tests.doubles import EngineDouble
+from tests.services.api import served, shown_key
+from tests.services.farms import embedded, farm_folder
+from tests.trainers.programs import result_of
+from workers.testing.scripted_model import Branch, Script, ScriptedProblem, ScriptedTurn
+from workers.testing.serving import serving
+
+ENGINE_KEY = "sk-of-the-trainer"
+QUESTION = "How many hops?"
+RIGHT = Branch(name="right", turns=(ScriptedTurn(content="three"),))
+WRONG = Branch(name="wrong", turns=(ScriptedTurn(content="four"),))
+
+
+def task(data_source: str, **fields: Any) -> dict[str, Any]:
+    return {"data_source": data_source, "fields": fields, "idx": 3}
+
+
+CHAT = task("chat", question=QUESTION, expected="three")
+
+
+@pytest.fixture(scope="module")
+def here() -> Iterator[Embedded]:
+    with farm_folder() as folder, embedded(folder) as started:
+        yield started
+
+
+def test_verifiers_runs_rollouts_on_the_farm(here: Embedded, tmp_path: Path) -> None:
+    request_file = tmp_path / "request.json"
+    request_file.write_text(json.dumps({"limits": {"max_turns": 3}, "max_attempts": 1}))
+    script = Script([ScriptedProblem(match=QUESTION, plays=(RIGHT, WRONG))])
+    engine = EngineDouble(script, key=ENGINE_KEY, weight_version="7")
+    with (
+        farm.connect(here.store_url, broker_url=here.broker_url) as client,
+        shown_key(),
+        serving(engine.app()) as address,
+    ):
+        assert isinstance(client, LocalFarm)
+        with served(client) as url:
+            result = result_of(
+                "verifiers_program",
+                home=str(here.home),
+                farm=url,
+                engine_url=f"{address}/v1",
+                engine_key=ENGINE_KEY,
+                model=engine.machine.name,
+                chat=CHAT,
+                broken=task("noop", fail="run:engine_error"),
+                late=task("noop", seconds=60) | {"timeout": {"agent": 0.5}},
+                slow=task("noop", seconds=300),
+                unknown=task("juggling"),
+                cancel_s=5.0,
+                request_file=str(request_file),
+            )
+        *trained, plain, broken, late = result["played"]
+        for episode in trained:
+            (rollout,) = (each for each in client.collect(_batch(episode)) if each.rollout_id == _id(episode))
+            (segment,) = rollout.segments
+            (branch,) = episode["branches"]
+            assert branch["token_ids"] == [*segment.prompt_ids.tolist(), *segment.response_ids.tolist()]
+            assert branch["mask"] == [False] * len(segment.prompt_ids) + [True] * len(segment.response_ids)
+            assert branch["logprobs"][len(segment.prompt_ids) :] == segment.response_logprobs.tolist()
+            assert (episode["ok"], episode["completed"], episode["stop"]) == (True, True, "agent_completed")
+            assert episode["rewards"] == {"contains": rollout.reward}
+            assert episode["usage"] == [[len(segment.prompt_ids), len(segment.response_ids)]]
+            assert episode["roles"] == ["user", "assistant"]
+            assert episode["task"] == ["FarmTask", episode["hash"]]
+            assert episode["farm"]["version_min"] == 7
+            (call,) = client.calls(rollout.rollout_id)
+            assert (call.engine, call.sampling["top_k"], call.sampling["max_tokens"]) == (f"{address}/v1", 20, 64)
+        assert {episode["reward"] for episode in trained} == {0.0, 1.0}
+        # a plain client's endpoint is asked for no ids, and so its trace has none
+        assert plain["ok"]
+        assert [branch["token_ids"] for branch in plain["branches"]] == [[]]
+        # what broke is an error, which its consumers drop, and no reward
+        assert (broken["ok"], broken["rewards"]) == (False, {"reward": None})
+        assert [error["type"] for error in broken["errors"]] == ["ProviderError"]
+        assert _id(broken) in broken["errors"][0]["message"]
+        # a task's own timeout is the policy's limit: it stops, is scored, and is no error
+        assert (late["ok"], late["timeout"], late["stop"], late["reward"]) == (True, True, "agent_timeout", 1.0)
+        assert late["errors"] == []
+        reasons = [each["refused"] for each in result["refused"]]
+        for reason, named in zip(reasons, ("sampling.min_p", "client.headers", "image", "juggling"), strict=True):
+            assert named in reason
+        assert result["healthy"]
+        command = result["command"]
+        assert (command["ok"], [len(branch["token_ids"]) > 0 for branch in command["branches"]]) == (True, [True])
+        # what a client cancels ends on the farm
+        played_last, cancelled = client.recent(2)
+        assert _batch(command) == played_last
+        assert client.wait(cancelled, 120).n_cancelled == 1
+        assert ENGINE_KEY not in str(result)
+
+
+def test_each_training_row_is_a_branch_of_the_trace(tmp_path: Path) -> None:
+    result = result_of("verifiers_trace_program", home=str(tmp_path))
+    first, second, untrusted, plain = result["branches"]
+    names = ("token_ids", "mask", "logprobs")
+    assert [{name: branch[name] for name in names} for branch in (first, second)] == result["rows"]
+    # what may not train, and what has no ids, has no tokens
+    assert [branch["token_ids"] for branch in (untrusted, plain)] == [[], []]
+    look, looked = ["user", "Look around."], ["assistant", None]
+    assert first["messages"] == [look, looked, ["tool", "a b"], ["assistant", "One thing."]]
+    assert second["messages"] == [*first["messages"], ["user", "Sure?"], ["assistant", "Or two."]]
+    assert untrusted["messages"] == [look, ["assistant", "Three."]]
+    assert plain["messages"] == [look, ["assistant", "Four."]]
+    assert [branch["calls"] for branch in result["branches"]] == [
+        ["tool_calls", "stop"],
+        ["stop"],
+        ["stop"],
+        ["length"],
+    ]
+    assert (result["rewards"], result["metrics"]) == ({"grader": 0.25}, {"passed": 1.0, "n": 3.0})
+    assert result["stop"] == [True, "max_turns", True]
+    assert result["order"] == sorted(result["order"])
+    assert result["lost"] == [False, True, "sandbox_error", "SandboxError", {"reward": None}]
+
+
+def _id(episode: dict[str, Any]) -> str:
+    return str(episode["farm"]["rollout_id"])
+
+
+def _batch(episode: dict[str, Any]) -> str:
+    return _id(episode).split(".")[0]

@@ -1,0 +1,154 @@
+"""Runs rollouts through verifiers' own client, on the farm's env server, and reads them by verifiers' own types."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from verifiers.v1.configs.client import (  # type: ignore[import-not-found, unused-ignore]
+    EvalClientConfig,
+    TrainClientConfig,
+)
+from verifiers.v1.episode import WireEpisode  # type: ignore[import-not-found, unused-ignore]
+from verifiers.v1.serve.client import EnvClient  # type: ignore[import-not-found, unused-ignore]
+from verifiers.v1.task import Task, TaskData  # type: ignore[import-not-found, unused-ignore]
+from verifiers.v1.trace import WireTrace  # type: ignore[import-not-found, unused-ignore]
+from verifiers.v1.types import SamplingConfig  # type: ignore[import-not-found, unused-ignore]
+
+import farm
+from farm.adapters.gathering import GatheredRollouts
+from farm.adapters.verifiers import FarmEnvServer
+
+
+class FarmTaskData(TaskData):  # type: ignore[misc, unused-ignore]
+    """A row of a taskset for the farm."""
+
+    data_source: str
+    fields: dict[str, Any]
+
+
+class FarmTask(Task[FarmTaskData]):  # type: ignore[misc, unused-ignore]
+    """A task that the farm plays and scores."""
+
+
+def trace_of(trace: WireTrace) -> dict[str, Any]:
+    return {
+        "ok": trace.ok,
+        "completed": trace.is_completed,
+        "stop": trace.stop_condition,
+        "timeout": trace.is_timeout,
+        "errors": [{"type": error.type, "message": error.message} for error in trace.errors],
+        "reward": trace.reward,
+        "rewards": {name: reward and reward.value for name, reward in trace.rewards.items()},
+        "task": [trace.task.type, trace.task.key],
+        "farm": trace.info["farm"],
+        "roles": [node.message.role for node in trace.nodes],
+        "usage": [[call.usage.input_tokens, call.usage.completion_tokens] for call in trace.calls],
+        "seconds": [trace.timing.agent.duration, trace.timing.scoring.duration],
+        "branches": [
+            {
+                "token_ids": branch.token_ids,
+                "mask": branch.sampled_mask,
+                "logprobs": branch.logprobs,
+                "trainable": branch.trainable,
+                "last": branch.messages[-1].content,
+            }
+            for branch in trace.branches
+        ],
+    }
+
+
+def episode_of(episode: WireEpisode) -> dict[str, Any]:
+    # once more through the record that verifiers writes to disk
+    again = WireEpisode.model_validate(json.loads(json.dumps(episode.to_record())))
+    assert [trace.num_turns for trace in again.traces] == [trace.num_turns for trace in episode.traces]
+    (trace,) = episode.traces
+    return {"ok": episode.ok, "env": episode.env.id} | trace_of(trace)
+
+
+async def by_command(given: dict[str, Any], client: Any) -> dict[str, Any]:
+    """Play a task on the server as a trainer starts it."""
+    command = (sys.executable, "-m", "farm.adapters.verifiers", "--address", "tcp://127.0.0.1:0")
+    options = (
+        "--farm",
+        given["farm"],
+        "--request",
+        given["request_file"],
+        "--instance",
+        "verifiers_program:instance_of",
+    )
+    env = os.environ | {"PYTHONPATH": f"{os.environ['PYTHONPATH']}:{Path(__file__).parent}"}
+    server = await asyncio.create_subprocess_exec(*command, *options, env=env, stdout=asyncio.subprocess.PIPE)
+    assert server.stdout is not None
+    verifiers = EnvClient((await server.stdout.readline()).decode().strip())
+    try:
+        data = TaskData(prompt=given["chat"]["fields"]["question"]).model_dump(mode="json")
+        return episode_of(await verifiers.run(client, given["model"], SamplingConfig(), data))
+    finally:
+        await verifiers.close()
+        server.send_signal(signal.SIGINT)
+        assert await server.wait() == 0
+
+
+def instance_of(task_data: dict[str, Any]) -> farm.Instance:
+    """Return the instance of a task that has a prompt alone."""
+    return farm.Instance(data_source="chat", fields={"question": task_data["prompt"], "expected": "three"})
+
+
+async def play(given: dict[str, Any]) -> dict[str, Any]:
+    os.environ["TRAINER_KEY"] = given["engine_key"]
+    client = farm.connect(given["farm"])
+    rollouts = GatheredRollouts(client)
+    server = FarmEnvServer(rollouts, "tcp://127.0.0.1:0", request={"max_attempts": 1}, ignored=("cache_salt",))
+    serving = asyncio.create_task(server.run())
+    verifiers = EnvClient(server.address)
+    endpoint = {"base_url": given["engine_url"], "api_key_var": "TRAINER_KEY"}
+    train, plain = TrainClientConfig(**endpoint), EvalClientConfig(**endpoint)
+
+    async def run(task: Mapping[str, Any], client: Any = train, **sampling: Any) -> dict[str, Any]:
+        data = FarmTaskData(**task)
+        config = SamplingConfig(temperature=0.9, **sampling)
+        try:
+            episode = await verifiers.run(client, given["model"], config, data.model_dump(mode="json"))
+        except RuntimeError as refused:
+            return {"refused": str(refused)}
+        return episode_of(episode) | {"hash": FarmTask(data).hash}
+
+    try:
+        await verifiers.wait_for_server_startup()
+        played = await asyncio.gather(
+            *[run(given["chat"], max_tokens=64, cache_salt="7", min_p=0.0, extra_body={"top_k": 20}) for _ in range(4)],
+            run(given["chat"], plain),
+            run(given["broken"]),
+            run(given["late"]),
+        )
+        refused = await asyncio.gather(
+            run(given["chat"], min_p=0.1),
+            run(given["chat"], TrainClientConfig(**endpoint, headers={"X-Team": "blue"})),
+            run(given["chat"] | {"image": "python:3.11"}),
+            run(given["unknown"]),
+        )
+        slow = asyncio.create_task(run(given["slow"]))
+        await asyncio.sleep(given["cancel_s"])
+        slow.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await slow
+        healthy = await verifiers.health()
+        command = await by_command(given, train)
+    finally:
+        await verifiers.close()
+        serving.cancel()
+        await serving
+        await asyncio.to_thread(client.close)
+    return {"played": played, "refused": refused, "healthy": healthy, "command": command}
+
+
+if __name__ == "__main__":
+    print(json.dumps(asyncio.run(play(json.load(sys.stdin)))))

@@ -1,0 +1,125 @@
+"""Makes a trace of model calls that branch, and reads its branches by verifiers' own types, also from its record."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import numpy as np
+from verifiers.v1.trace import WireTrace  # type: ignore[import-not-found, unused-ignore]
+from verifiers.v1.types import SamplingConfig  # type: ignore[import-not-found, unused-ignore]
+
+from farm.adapters.verifiers_trace import PlayedRollout, trace_of, trace_task
+from farm.records.rollout import Outcome, Reward, Rollout, Stage, State
+from farm.records.trajectory import Message, ModelCall, segments, token_ids
+
+USER: Message = {"role": "user", "content": "Look around."}
+LOOK: Message = {
+    "role": "assistant",
+    "content": "",
+    "reasoning_content": "Hm.",
+    "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "bash", "arguments": '{"command": "ls"}'}}],
+}
+SEEN: Message = {"role": "tool", "tool_call_id": "c1", "content": "a b"}
+
+
+def said(text: str) -> Message:
+    return {"role": "assistant", "content": text}
+
+
+def call(index: int, prompt: list[int], response: list[int] | None, message: Message, **more: Any) -> ModelCall:
+    logprobs = None if response is None else np.linspace(-1, -0.1, len(response), dtype=np.float32)
+    values: dict[str, Any] = {"messages": [], "finish_reason": "stop"} | more
+    return ModelCall(
+        index=index,
+        response=message,
+        engine="http://e/v1",
+        started_at=100.0 + index,
+        latency_s=0.5,
+        n_prompt_tokens=len(prompt),
+        n_response_tokens=len(response or ()),
+        prompt_ids=None if response is None else token_ids(prompt),
+        response_ids=None if response is None else token_ids(response),
+        response_logprobs=logprobs,
+        sampling={"temperature": 1.0},
+        **values,
+    )
+
+
+CALLS = [
+    call(0, [1, 2], [3, 4], LOOK, messages=[USER], observations=[SEEN]),
+    # goes on from the call before, after the tool's result
+    call(1, [1, 2, 3, 4, 5, 6], [7], said("One thing.")),
+    # the history was rewritten: another row
+    call(2, [1, 2, 9], [8, 8], said("Or two."), messages=[{"role": "user", "content": "Sure?"}]),
+    # an engine saw another prompt than it was sent: this row may not train
+    call(3, [4, 4], [4], said("Three."), messages=[USER], mismatch=1),
+    # a call without ids, of a conversation that began anew
+    call(4, [0] * 6, None, said("Four."), messages=[USER], finish_reason="length"),
+]
+
+
+def rollout(reward: float | None) -> Rollout:
+    return Rollout(
+        rollout_id="b.0.0",
+        batch_id="b",
+        group_index=0,
+        sample_index=0,
+        data_source="chat",
+        instance_id="",
+        stage=Stage.EVAL,
+        state=State.FAILED if reward is None else State.COMPLETED,
+        attempt=1,
+        node="n",
+        outcome=Outcome.LOST if reward is None else Outcome.MAX_TURNS,
+        reward=reward,
+        failure=None,
+        n_turns=len(CALLS),
+        n_response_tokens=5,
+        submitted_at=0.0,
+        finished_at=1.0,
+        finish_seq=1,
+    )
+
+
+def made(reward: float | None) -> WireTrace:
+    rewards = [] if reward is None else [Reward(reward, {"passed": True, "note": "fine", "n": 3}, "grader", 1.0)]
+    task = trace_task({"data_source": "chat", "fields": {}})
+    trace = trace_of(PlayedRollout(rollout(reward), CALLS, rewards, []), task, "policy", SamplingConfig(temperature=1))
+    return WireTrace.model_validate(json.loads(json.dumps(trace.to_record(float_decimals=None))))
+
+
+if __name__ == "__main__":
+    scored, lost = made(0.25), made(None)
+    rows = [
+        {
+            "token_ids": [*row.prompt_ids.tolist(), *row.response_ids.tolist()],
+            "mask": [False] * len(row.prompt_ids) + row.response_mask.astype(bool).tolist(),
+            "logprobs": [0.0] * len(row.prompt_ids) + row.response_logprobs.tolist(),
+        }
+        for row in segments(CALLS)
+        if row.trainable
+    ]
+    branches = [
+        {
+            "token_ids": branch.token_ids,
+            "mask": branch.sampled_mask,
+            "logprobs": branch.logprobs,
+            "messages": [[message.role, message.content] for message in branch.messages],
+            "calls": [call.finish_reason for call in branch.calls],
+        }
+        for branch in scored.branches
+    ]
+    json.dump(
+        {
+            "rows": rows,
+            "branches": branches,
+            "rewards": {name: each.value for name, each in scored.rewards.items()},
+            "metrics": scored.metrics,
+            "stop": [scored.ok, scored.stop_condition, scored.is_truncated],
+            "order": [call.time.start for call in scored.calls],
+            "lost": [lost.ok, lost.has_error, lost.stop_condition, lost.last_error.type, lost.rewards],
+        },
+        sys.stdout,
+    )
