@@ -23,7 +23,7 @@ from typing import Any, ClassVar
 from openrlhf.utils.agent import AgentExecutorBase
 
 from farm.adapters.openrlhf import placeholder_fields, response_fields
-from farm.adapters.sample_window import SampleWindow
+from farm.adapters.sample_window import RewardsSoFar, SampleWindow
 from farm.adapters.single_row import RowLimits, StepRow, TooLong, rows_of_step
 from farm.adapters.step_checks import check_count
 from farm.adapters.trainer_step import TrainerRun, instance_of
@@ -51,7 +51,7 @@ class FarmAgentExecutor(AgentExecutorBase):  # type: ignore[misc, unused-ignore]
         self._window: SampleWindow[_Call, StepRow] = SampleWindow(self._play)
         self._lock = threading.Lock()
         self._n_groups = 0
-        self._rewards: list[float] = []
+        self._so_far = RewardsSoFar()
 
     def instance(self, prompt: str, label: str) -> Instance:
         """Return the instance of a prompt."""
@@ -80,15 +80,13 @@ class FarmAgentExecutor(AgentExecutorBase):  # type: ignore[misc, unused-ignore]
         with self._lock:
             self._n_groups += 1
             step = self._n_groups
-            fallback = sum(self._rewards) / len(self._rewards) if self._rewards else None
         rollouts = self._player.play([call.instance for call in calls], step, sampling=_sampling(first.sampling_params))
         check_count(len(rollouts), len(calls))
         limits = RowLimits(
             total_tokens=first.max_length, vocabulary=self.vocabulary, too_long=self.too_long, total_option="max_len"
         )
-        step_rows = rows_of_step(rollouts, limits=limits, pad_id=first.eos_token_id, fallback=fallback)
-        with self._lock:
-            self._rewards += [row.reward for row in step_rows if row.scored]
+        step_rows = rows_of_step(rollouts, limits=limits, pad_id=first.eos_token_id, fallback=self._so_far.fallback())
+        self._so_far.take([row.reward for row in step_rows if row.scored])
         return _without_advantage(step_rows)
 
 

@@ -7,6 +7,7 @@ same moment. Played one by one they would have no siblings, and so no mean for o
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
@@ -14,6 +15,7 @@ from typing import Generic, TypeVar
 Sample = TypeVar("Sample")
 Result = TypeVar("Result")
 WINDOW_S = 0.05
+_MOST_BROKEN = 16
 
 
 @dataclass
@@ -62,3 +64,31 @@ class SampleWindow(Generic[Sample, Result]):
             group.results.set_exception(error)
             # read here, too: all of the calls may have been cancelled
             group.results.exception()
+
+
+@dataclass
+class RewardsSoFar:
+    """The mean reward of a run so far: the neutral one for a group that broke whole. Safe to use from several threads.
+
+    Before anything was scored it is 0.0, which all members of such a group have, so none has an advantage; after
+    _MOST_BROKEN such groups there is none, and the next is an error.
+    """
+
+    _n: int = 0
+    _sum: float = 0.0
+    _n_broken: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    def fallback(self) -> float | None:
+        """Return it, or None if too many groups broke and nothing was scored."""
+        with self._lock:
+            if self._n:
+                return self._sum / self._n
+            return 0.0 if self._n_broken < _MOST_BROKEN else None
+
+    def take(self, scored: Sequence[float]) -> None:
+        """Take the rewards of a group's scored members."""
+        with self._lock:
+            self._n += len(scored)
+            self._sum += sum(scored)
+            self._n_broken += not scored

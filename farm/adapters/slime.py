@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from farm.adapters.protocol import RowsPerRollout, TrainingRow
-from farm.adapters.sample_window import SampleWindow
+from farm.adapters.sample_window import RewardsSoFar, SampleWindow
 from farm.adapters.single_row import BrokenRollouts, RowLimits, StepRow, TooLong, rows_of_step, single_rows
 from farm.adapters.step_checks import check_count
 from farm.adapters.trainer_step import Phase, TrainerRun, instance_of
@@ -257,8 +257,7 @@ class _GeneratedGroups:
     samples_of: SlimeSamples
     _window: SampleWindow[tuple[Any, Any, bool], Any] | None = None
     _n_groups: int = 0
-    _reward_sum: float = 0.0
-    _n_rewards: int = 0
+    _so_far: RewardsSoFar = field(default_factory=RewardsSoFar)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     async def generate(self, args: Any, sample: Any, evaluation: bool) -> Any:
@@ -272,13 +271,11 @@ class _GeneratedGroups:
         samples = [sample for _, sample, _ in calls]
         with self._lock:
             self._n_groups += 1
-            step, fallback = self._n_groups, self._reward_sum / self._n_rewards if self._n_rewards else None
+            step = self._n_groups
         rollouts = self.samples_of.play(args, samples, step, evaluation)
-        scored = [rollout.reward for rollout in rollouts if rollout.trainable and rollout.reward is not None]
-        with self._lock:
-            self._reward_sum += sum(scored)
-            self._n_rewards += len(scored)
-        return self.samples_of.fill(args, samples, rollouts, fallback)
+        filled = self.samples_of.fill(args, samples, rollouts, self._so_far.fallback())
+        self._so_far.take([each.reward for each in rollouts if each.trainable and each.reward is not None])
+        return filled
 
 
 def group_rewards(args: Any, samples: Sequence[Any]) -> tuple[list[float], list[float]]:

@@ -92,6 +92,7 @@ class FarmRolloutWorker:
         if n_samples < 2:
             raise InvalidRequest("a group needs two samples to be compared", field="n_samples")
         self.rollout_buffer: queue.Queue[Any] = queue.Queue(queue_size)
+        self.metrics_queue: queue.Queue[dict[str, float]] = queue.Queue()
         self._run = TrainerRun(client, f"{run}-{secrets.token_hex(4)}", settings)
         self._n_samples = n_samples
         self._scaled = scaled
@@ -144,8 +145,10 @@ class FarmRolloutWorker:
         begun_with = self._model_version
         rollouts = self._run.play([instance] * self._n_samples, number)
         self._ended_at = time.monotonic()
+        n_unscored = sum(not rollout.trainable for rollout in rollouts)
+        self.metrics_queue.put({"farm/n_unscored_total": float(n_unscored)})
         for row in group_rows(rollouts, scaled=self._scaled):
-            self._put(self._sample(row, number, begun_with, rollouts))
+            self._put(self._sample(row, number, begun_with))
 
     def _put(self, sample: Any) -> None:
         while not self._over.is_set():
@@ -154,26 +157,22 @@ class FarmRolloutWorker:
             except queue.Full:
                 continue
 
-    def _sample(self, row: GroupRow, number: int, begun_with: int, rollouts: Sequence[Rollout]) -> Any:
+    def _sample(self, row: GroupRow, number: int, begun_with: int) -> Any:
         from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
 
         segment, n_prompt = row.segment, len(row.segment.prompt_ids)
         version, _ = segment.version_span
+        of_prompt = np.zeros(n_prompt, np.int64)
         return RolloutSample(
             prompt=[],
             completion=[],
-            input_ids=[*segment.prompt_ids.tolist(), *segment.response_ids.tolist()],
-            completion_mask=[0] * n_prompt + segment.response_mask.tolist(),
-            old_log_probs=[0.0] * n_prompt + segment.response_logprobs.tolist(),
+            input_ids=np.concatenate([segment.prompt_ids, segment.response_ids]).astype(np.int64),
+            completion_mask=np.concatenate([of_prompt, segment.response_mask]).astype(np.int64),
+            old_log_probs=np.concatenate([of_prompt, segment.response_logprobs]).astype(np.float32),
             advantage=row.advantage,
             model_version=version if version >= 0 else begun_with,
             group_id=number,
-            metrics={
-                "reward": float(row.rollout.reward or 0.0),
-                "reward_std": row.reward_std,
-                "farm/n_turns": float(row.rollout.n_turns),
-                "farm/n_unscored": float(sum(not each.trainable for each in rollouts)),
-            },
+            metrics={"reward": float(row.rollout.reward or 0.0), "reward_std": row.reward_std},
         )
 
 

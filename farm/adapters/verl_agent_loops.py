@@ -305,6 +305,7 @@ def data_proto(
             **columns,
             "acc": np.array([each["reward_score"] for each in fields]),
             "extras": _objects([None] * n),
+            "multi_modal_inputs": _objects([{} for _ in fields]),
             "__num_turns__": np.array([each["num_turns"] for each in fields], np.int32),
         },
         meta_info={"timing": {}, "reward_extra_keys": ["acc"]},

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from farm.adapters.sample_window import SampleWindow
+from farm.adapters.sample_window import RewardsSoFar, SampleWindow
 
 
 class GroupPlayer:
@@ -71,3 +71,14 @@ def test_a_call_that_is_cancelled_leaves_its_siblings() -> None:
         return await second
 
     assert asyncio.run(run()) == "TWO"
+
+
+def test_a_group_that_broke_whole_has_the_mean_so_far_and_not_for_ever() -> None:
+    rewards = RewardsSoFar()
+    assert rewards.fallback() == 0.0
+    for _ in range(16):
+        rewards.take([])
+    assert rewards.fallback() is None
+    rewards.take([1.0, 0.0])
+    rewards.take([0.5])
+    assert rewards.fallback() == 0.5
