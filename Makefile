@@ -18,7 +18,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 COMPILED := pycosat
 
 .DEFAULT_GOAL := help
-.PHONY: help runtime venv home apptainer rabbitmq demo test soak test-vllm check docs lock clean
+.PHONY: help runtime venv home apptainer rabbitmq demo test soak test-vllm test-trainers check docs lock clean
 
 # What a lock pins, wheels alone, with a line for every ten packages; by uv where that is, which is much faster.
 # Hashes are checked either way. uv reads no configuration of pip's, so where it finds no packages pip has its turn.
@@ -114,6 +114,11 @@ soak: venv apptainer rabbitmq  ## the long forms of tests, each for about SOAK_M
 test-vllm: venv home  ## the engine contract and more on a real vLLM on the CPU (3.4 GB once); ARGS="..." goes to pytest
 	@bash tests/vllm/environment.sh '$(FARM_HOME)/vllm'
 	@FARM_VLLM_PYTHON='$(FARM_HOME)/vllm/.venv/bin/python' $(BIN)/python -m pytest -n 0 --timeout 900 tests/vllm $(ARGS)
+
+# Their packages clash with ours and each other's pins; FARM_TRAINERS_PYTHON is what lets pytest see the tests at all.
+test-trainers: venv home  ## the trainer adapters on the trainers' own packages, on the CPU (2.5 GB once); ARGS="..." goes to pytest
+	@bash tests/trainers/environment.sh '$(FARM_HOME)/trainers'
+	@FARM_TRAINERS_PYTHON='$(FARM_HOME)/trainers/.venv/bin/python' $(BIN)/python -m pytest -n 0 --timeout 900 tests/trainers $(ARGS)
 
 check: venv docs  ## formatting, lint, types, import contracts, links of the documentation
 	$(BIN)/ruff format --check .

@@ -12,7 +12,8 @@ FarmError
 │   ├── StoreUnavailable
 │   ├── BrokerUnavailable
 │   ├── FarmUnreachable
-│   └── Overloaded        as many rollouts are open as are taken
+│   ├── Overloaded        as many rollouts are open as are taken
+│   └── NoTrainableRollouts   none of a trainer's step
 └── RolloutError      recorded on the rollout, never leaves a stage
     ├── SandboxError, EngineError, EvaluatorError      ours: tried again
     │   └── ImageError        of SandboxError: an image is missing or broken; tried again only if it says so
@@ -114,6 +115,10 @@ class FarmUnreachable(ServiceError):
 
 class Overloaded(ServiceError):
     """As many rollouts have been submitted and have not ended as the farm takes; some of them have to end first."""
+
+
+class NoTrainableRollouts(ServiceError):
+    """All rollouts of a trainer's step broke, or were cancelled or overtaken; the message counts them by outcome."""
 
 
 class RolloutError(FarmError):

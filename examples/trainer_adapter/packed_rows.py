@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from farm.adapters.protocol import training_rows
+from farm.adapters.protocol import RowsPerRollout, TrainingRow, training_rows
 from farm.records.rollout import Rollout
 from farm.records.trajectory import NO_VERSION
 
@@ -39,27 +39,51 @@ class PackedRows:
     rewards: NDArray[np.float32]
 
 
-def packed(
-    rollouts: Sequence[Rollout], *, min_version: int | None = None, max_row_tokens: int | None = None
-) -> PackedRows:
-    """Return the rows of these rollouts; those with more than `max_row_tokens` are left out."""
-    rows = [
-        (rollout, segment)
-        for rollout, segment in training_rows(rollouts, min_version)
-        if max_row_tokens is None or len(segment.prompt_ids) + len(segment.response_ids) <= max_row_tokens
-    ]
-    segments = [segment for _, segment in rows]
-    lengths = [len(segment.prompt_ids) + len(segment.response_ids) for segment in segments]
-    prompts = [np.zeros(len(segment.prompt_ids), np.int32) for segment in segments]
-    return PackedRows(
-        row_starts=np.cumsum([0, *lengths]).astype(np.int32),
-        input_ids=_joined([s.prompt_ids for s in segments], [s.response_ids for s in segments], np.int32),
-        position_ids=np.concatenate([np.empty(0), *map(np.arange, lengths)]).astype(np.int32),
-        loss_mask=_joined(prompts, [s.response_mask for s in segments], np.uint8),
-        old_logprobs=_joined(prompts, [s.response_logprobs for s in segments], np.float32),
-        policy_versions=_joined([p + NO_VERSION for p in prompts], [s.policy_versions for s in segments], np.int32),
-        rewards=np.array([rollout.reward for rollout, _ in rows], np.float32),
-    )
+class PackedAdapter:
+    """Packed rows of rollouts; `packed` is the one that the entry point names."""
+
+    rows_per_rollout: RowsPerRollout = "every"
+
+    def __call__(
+        self, rollouts: Sequence[Rollout], /, *, min_version: int | None = None, max_row_tokens: int | None = None
+    ) -> PackedRows:
+        """Return the rows of these rollouts; those with more than `max_row_tokens` are left out."""
+        rows = [
+            (rollout, segment)
+            for rollout, segment in training_rows(rollouts, min_version)
+            if max_row_tokens is None or len(segment.prompt_ids) + len(segment.response_ids) <= max_row_tokens
+        ]
+        segments = [segment for _, segment in rows]
+        lengths = [len(segment.prompt_ids) + len(segment.response_ids) for segment in segments]
+        prompts = [np.zeros(len(segment.prompt_ids), np.int32) for segment in segments]
+        unknown = [prompt + NO_VERSION for prompt in prompts]
+        return PackedRows(
+            row_starts=np.cumsum([0, *lengths]).astype(np.int32),
+            input_ids=_joined([s.prompt_ids for s in segments], [s.response_ids for s in segments], np.int32),
+            position_ids=np.concatenate([np.empty(0), *map(np.arange, lengths)]).astype(np.int32),
+            loss_mask=_joined(prompts, [s.response_mask for s in segments], np.uint8),
+            old_logprobs=_joined(prompts, [s.response_logprobs for s in segments], np.float32),
+            policy_versions=_joined(unknown, [s.policy_versions for s in segments], np.int32),
+            rewards=np.array([rollout.reward for rollout, _ in rows], np.float32),
+        )
+
+    def read(self, rows: PackedRows, /) -> list[TrainingRow]:
+        """Return each row by itself; the prompt is in the response, as the format does not say where it ends."""
+        bounds = zip(rows.row_starts[:-1], rows.row_starts[1:], rows.rewards, strict=True)
+        return [
+            TrainingRow(
+                prompt_ids=(),
+                response_ids=tuple(rows.input_ids[start:end].tolist()),
+                response_mask=tuple(rows.loss_mask[start:end].tolist()),
+                logprobs=tuple(rows.old_logprobs[start:end].tolist()),
+                reward=float(reward),
+                versions=tuple(rows.policy_versions[start:end].tolist()),
+            )
+            for start, end, reward in bounds
+        ]
+
+
+packed = PackedAdapter()
 
 
 def _joined(prompts: Sequence[NDArray[Any]], responses: Sequence[NDArray[Any]], dtype: Any) -> NDArray[Any]:

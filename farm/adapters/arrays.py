@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from farm.adapters.protocol import RowsPerRollout, TrainingRow
 from farm.records.rollout import Rollout
 from farm.records.trajectory import NO_VERSION, Segment
 
@@ -96,63 +97,80 @@ class Arrays:
         }
 
 
-def arrays(
-    rollouts: Sequence[Rollout],
-    *,
-    whole_groups: bool = False,
-    trainable_only: bool = True,
-    pad_id: int = 0,
-    max_prompt_tokens: int | None = None,
-    max_response_tokens: int | None = None,
-    min_version: int | None = None,
-) -> Arrays:
-    """Return rows of the rollouts that have training rows, in their order.
+class ArraysAdapter:
+    """Padded arrays of rollouts; `arrays` is the one there is."""
 
-    `trainable_only` leaves out what broke, as it has no reward, and segments that may not train, as an engine saw other
-    tokens than it was sent or nothing in them was sampled; a rollout with no other segment is left out. `whole_groups`
-    leaves out every group of which a member is left out, for estimators that compare all samples of an instance.
+    rows_per_rollout: RowsPerRollout = "every"
 
-    The widths P and R are those of the longest row, and one row may be far longer than the rest: rows with a longer
-    prompt than `max_prompt_tokens` are left out, as a prompt cut short is another; responses are cut to
-    `max_response_tokens`. `min_version` leaves out rows of which a token was sampled by older weights, or by weights
-    not known.
-    """
-    wanted = _Wanted(trainable_only, max_prompt_tokens, max_response_tokens, min_version)
-    kept = [(rollout, value) for rollout in rollouts if (value := wanted.segments(rollout))]
-    if whole_groups:
-        result = Counter(rollout.group_id for rollout in rollouts)
-        members = Counter(rollout.group_id for rollout, _ in kept)
-        kept = [(rollout, value) for rollout, value in kept if members[rollout.group_id] == result[rollout.group_id]]
-    rows = [(rollout, segment) for rollout, value in kept for segment in value]
-    indices = [index for index, (_, value) in enumerate(kept) for _ in value]
-    whole = [segment for _, segment in rows]
-    segments = whole if max_response_tokens is None else [segment.cut(max_response_tokens) for segment in whole]
-    spans = [segment.version_span for segment in segments]
-    return Arrays(
-        prompt_ids=_padded((s.prompt_ids for s in segments), np.int32, pad_id, left=True),
-        prompt_mask=_padded((np.ones(len(s.prompt_ids), np.uint8) for s in segments), np.uint8, 0, left=True),
-        response_ids=_padded((s.response_ids for s in segments), np.int32, pad_id),
-        attention_mask=_padded((np.ones(len(s.response_ids), np.uint8) for s in segments), np.uint8, 0),
-        response_mask=_padded((s.response_mask for s in segments), np.uint8, 0),
-        response_logprobs=_padded((s.response_logprobs for s in segments), np.float32, 0.0),
-        policy_versions=_padded((s.policy_versions for s in segments), np.int32, NO_VERSION),
-        truncated=np.array(
-            [len(s.response_ids) < len(w.response_ids) for s, w in zip(segments, whole, strict=True)], bool
-        ),
-        rewards=_column(rows, lambda r: np.nan if r.reward is None else r.reward, np.float32),
-        trainable=np.array([r.trainable and s.trainable for (r, _), s in zip(rows, segments, strict=True)], np.bool_),
-        rollout_index=np.array(indices, np.int32),
-        group_index=_column(rows, lambda r: r.group_index, np.int32),
-        sample_index=_column(rows, lambda r: r.sample_index, np.int32),
-        n_turns=_column(rows, lambda r: r.n_turns, np.int32),
-        version_min=np.array([oldest for oldest, _ in spans], np.int32),
-        version_max=np.array([newest for _, newest in spans], np.int32),
-        finished_at=_column(rows, lambda r: np.nan if r.finished_at is None else r.finished_at, np.float64),
-        group_ids=_column(rows, lambda r: r.group_id, np.str_),
-        rollout_ids=_column(rows, lambda r: r.rollout_id, np.str_),
-        instance_ids=_column(rows, lambda r: r.instance_id, np.str_),
-        outcomes=_column(rows, lambda r: str(r.outcome or ""), np.str_),
-    )
+    def __call__(
+        self,
+        rollouts: Sequence[Rollout],
+        /,
+        *,
+        whole_groups: bool = False,
+        trainable_only: bool = True,
+        pad_id: int = 0,
+        max_prompt_tokens: int | None = None,
+        max_response_tokens: int | None = None,
+        min_version: int | None = None,
+    ) -> Arrays:
+        """Return rows of the rollouts that have training rows, in their order.
+
+        `trainable_only` leaves out what broke, as it has no reward, and segments that may not train, as an engine saw
+        other tokens than it was sent or nothing in them was sampled; a rollout with no other segment is left out.
+        `whole_groups` leaves out every group of which a member is left out, for estimators that compare all samples of
+        an instance.
+
+        The widths P and R are those of the longest row, and one row may be far longer than the rest: rows with a longer
+        prompt than `max_prompt_tokens` are left out, as a prompt cut short is another; responses are cut to
+        `max_response_tokens`. `min_version` leaves out rows of which a token was sampled by older weights, or by
+        weights not known.
+        """
+        wanted = _Wanted(trainable_only, max_prompt_tokens, max_response_tokens, min_version)
+        kept = [(rollout, value) for rollout in rollouts if (value := wanted.segments(rollout))]
+        if whole_groups:
+            n_all = Counter(rollout.group_id for rollout in rollouts)
+            n_kept = Counter(rollout.group_id for rollout, _ in kept)
+            kept = [(each, value) for each, value in kept if n_kept[each.group_id] == n_all[each.group_id]]
+        rows = [(rollout, segment) for rollout, value in kept for segment in value]
+        indices = [index for index, (_, value) in enumerate(kept) for _ in value]
+        whole = [segment for _, segment in rows]
+        segments = whole if max_response_tokens is None else [segment.cut(max_response_tokens) for segment in whole]
+        spans = [segment.version_span for segment in segments]
+        return Arrays(
+            prompt_ids=_padded((s.prompt_ids for s in segments), np.int32, pad_id, left=True),
+            prompt_mask=_padded((np.ones(len(s.prompt_ids), np.uint8) for s in segments), np.uint8, 0, left=True),
+            response_ids=_padded((s.response_ids for s in segments), np.int32, pad_id),
+            attention_mask=_padded((np.ones(len(s.response_ids), np.uint8) for s in segments), np.uint8, 0),
+            response_mask=_padded((s.response_mask for s in segments), np.uint8, 0),
+            response_logprobs=_padded((s.response_logprobs for s in segments), np.float32, 0.0),
+            policy_versions=_padded((s.policy_versions for s in segments), np.int32, NO_VERSION),
+            truncated=np.array(
+                [len(s.response_ids) < len(w.response_ids) for s, w in zip(segments, whole, strict=True)], bool
+            ),
+            rewards=_column(rows, lambda r: np.nan if r.reward is None else r.reward, np.float32),
+            trainable=np.array(
+                [r.trainable and s.trainable for (r, _), s in zip(rows, segments, strict=True)], np.bool_
+            ),
+            rollout_index=np.array(indices, np.int32),
+            group_index=_column(rows, lambda r: r.group_index, np.int32),
+            sample_index=_column(rows, lambda r: r.sample_index, np.int32),
+            n_turns=_column(rows, lambda r: r.n_turns, np.int32),
+            version_min=np.array([oldest for oldest, _ in spans], np.int32),
+            version_max=np.array([newest for _, newest in spans], np.int32),
+            finished_at=_column(rows, lambda r: np.nan if r.finished_at is None else r.finished_at, np.float64),
+            group_ids=_column(rows, lambda r: r.group_id, np.str_),
+            rollout_ids=_column(rows, lambda r: r.rollout_id, np.str_),
+            instance_ids=_column(rows, lambda r: r.instance_id, np.str_),
+            outcomes=_column(rows, lambda r: str(r.outcome or ""), np.str_),
+        )
+
+    def read(self, rows: Arrays, /) -> list[TrainingRow]:
+        """Return the rows without their padding, as `farm.adapters.protocol` has it."""
+        return [_read(rows, index) for index in range(len(rows))]
+
+
+arrays = ArraysAdapter()
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +195,20 @@ class _Wanted:
         if self.trainable_only and not segment.trainable:
             return False
         return self.min_version is None or segment.version_span[0] >= self.min_version
+
+
+def _read(rows: Arrays, index: int) -> TrainingRow:
+    of_prompt, of_response = rows.prompt_mask[index] == 1, rows.attention_mask[index] == 1
+    reward = float(rows.rewards[index])
+    return TrainingRow(
+        prompt_ids=tuple(rows.prompt_ids[index][of_prompt].tolist()),
+        response_ids=tuple(rows.response_ids[index][of_response].tolist()),
+        response_mask=tuple(rows.response_mask[index][of_response].tolist()),
+        logprobs=tuple(rows.response_logprobs[index][of_response].tolist()),
+        reward=None if np.isnan(reward) else reward,
+        versions=tuple(rows.policy_versions[index][of_response].tolist()),
+        rollout_id=str(rows.rollout_ids[index]),
+    )
 
 
 def _padded(values: Iterable[NDArray[Any]], dtype: Any, pad: float, left: bool = False) -> NDArray[Any]:

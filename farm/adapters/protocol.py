@@ -1,4 +1,4 @@
-"""The protocol of trainer adapters: functions that turn finished rollouts into the rows of one trainer.
+"""The protocol of trainer adapters: objects that make one trainer's rows of finished rollouts, and read them back.
 
 An adapter has a name in the entry point group `farm.adapters`, which `Farm.rows` looks up, so a package of its own may
 bring one:
@@ -6,11 +6,12 @@ bring one:
     [project.entry-points."farm.adapters"]
     my_trainer = "my_package:rows"
 
-Every adapter promises, and `tests/contract/test_adapters.py` holds it to that:
+Every adapter promises, and `farm doctor --adapter NAME` (`farm.adapters.conformance`) holds it to that:
 
-* one row for each segment of `training_rows`, in that order, and no other;
+* one row for each segment of `training_rows`, in that order, and no other; or, if `rows_per_rollout` is `one`, one row
+  for each rollout that has such a segment, made of one of them;
 * token ids, mask, log-probabilities and versions as they are in the segment, aligned with each other however they are
-  padded, packed or renamed;
+  padded, packed or renamed; log-probabilities for all rows or for none;
 * with each row the reward of its rollout;
 * rollouts that it was given stay as they were, and no rollouts make no rows.
 
@@ -20,19 +21,46 @@ Every adapter promises, and `tests/contract/test_adapters.py` holds it to that:
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Protocol, TypeVar
+from dataclasses import dataclass
+from typing import Literal, Protocol, TypeAlias, TypeVar
 
 from farm.records.rollout import Rollout
 from farm.records.trajectory import Segment
 
-Rows_co = TypeVar("Rows_co", covariant=True)
+Rows = TypeVar("Rows")
+RowsPerRollout: TypeAlias = Literal["every", "one"]
 
 
-class TrainerAdapter(Protocol[Rows_co]):
-    """A function with these arguments; options of its own are further keyword arguments with defaults."""
+@dataclass(frozen=True, slots=True)
+class TrainingRow:
+    """One row of a trainer's format, read back as plain values.
 
-    def __call__(self, rollouts: Sequence[Rollout], /, *, min_version: int | None = None) -> Rows_co:
+    `response_ids`, `response_mask` and, where the format has them, `logprobs` and `versions` have one length. A format
+    that does not say where the prompt ends has everything in the response, with mask 0 and log-probability 0.0 for the
+    prompt. `reward` is None for a row that says it has none, `rollout_id` empty in a format without room for it.
+    """
+
+    prompt_ids: tuple[int, ...]
+    response_ids: tuple[int, ...]
+    response_mask: tuple[int, ...]
+    logprobs: tuple[float, ...] | None
+    reward: float | None
+    versions: tuple[int, ...] | None = None
+    rollout_id: str = ""
+
+
+class TrainerAdapter(Protocol[Rows]):
+    """A callable object with these arguments; options of its own are further keyword arguments with defaults."""
+
+    @property
+    def rows_per_rollout(self) -> RowsPerRollout:
+        """`every`: a row for each segment that may train; `one`: one row for each rollout that has any."""
+
+    def __call__(self, rollouts: Sequence[Rollout], /, *, min_version: int | None = None) -> Rows:
         """Return the rows of these rollouts; `min_version` as in `training_rows`."""
+
+    def read(self, rows: Rows, /) -> Sequence[TrainingRow]:
+        """Return the rows of the trainer's format as plain values, in their order."""
 
 
 def training_rows(rollouts: Sequence[Rollout], min_version: int | None = None) -> Iterator[tuple[Rollout, Segment]]:

@@ -26,17 +26,24 @@ _TICK_S = 0.2
 @click.command(context_settings={"ignore_unknown_options": True})
 @click.option("--sandbox", help="Try on this kind of sandbox what every sandbox promises, for a minute or two.")
 @click.option("--engine", help="Show what the LLM server at this address can do, such as http://HOST:8000/v1.")
+@click.option("--adapter", help="Try on this trainer adapter what every one promises, on constructed rollouts.")
 @click.option("--batch", help="Check a batch: is all of it there, once, and is nothing where it must not be.")
 @url_option
 @click.argument("options", nargs=-1, type=click.UNPROCESSED)
 @plain_errors
 def doctor(
-    sandbox: str | None, engine: str | None, batch: str | None, url: str | None, options: tuple[str, ...]
+    sandbox: str | None,
+    engine: str | None,
+    adapter: str | None,
+    batch: str | None,
+    url: str | None,
+    options: tuple[str, ...],
 ) -> None:
     """Check what a farm needs here and say how to mend what is missing.
 
     Exit status 1 if something needed is. With --batch, exit status 1 if the numbers do not add up or an invariant is
-    broken. With --sandbox, OPTIONS are those of `python -m workers.conformance`, such as --group limits or --list;
+    broken; with --adapter, if a promise is. With --sandbox, OPTIONS are those of `python -m workers.conformance`, such
+    as --group limits or --list;
     with --engine, those of `python -m workers.cli.engine_check`.
     """
     if batch is not None:
@@ -47,6 +54,8 @@ def doctor(
         become("workers.conformance", [sandbox, *options])
     if options:
         raise click.UsageError(f"{' '.join(options)}: only --sandbox NAME and --engine URL take more options")
+    if adapter is not None:
+        _check_adapter(adapter)
     from farm.address import is_http
 
     if is_http(url):
@@ -101,6 +110,17 @@ def _check_batch(batch_id: str, url: str | None) -> None:
         numbers, wrong = farm.conservation(batch_id), farm.violations(batch_id)
     console.print(display.conservation(numbers, wrong))
     sys.exit(1 if wrong or numbers.off else 0)
+
+
+def _check_adapter(name: str) -> None:
+    from farm.adapters.adapter_promises import examine_adapter
+    from farm.cli.readiness import CheckResult
+    from farm.client.farm import ADAPTERS
+    from farm.plugins import load
+
+    results = list(examine_adapter(load(ADAPTERS, name)))
+    console.print(_table([CheckResult(each.promise, each.ok, each.fault) for each in results]))
+    sys.exit(0 if all(each.ok for each in results) else 1)
 
 
 @click.command()

@@ -9,6 +9,7 @@ import pytest
 
 import farm
 from farm.adapters.arrays import Arrays
+from farm.adapters.trainer_step import TrainerRun
 from farm.embedded.embedded_farm import Embedded
 from farm.errors import Conflict, FarmUnreachable, InvalidRequest, NotFound, UnknownHandler
 from tests.doubles import EngineDouble
@@ -111,6 +112,21 @@ def test_the_same_key_is_the_same_batch(client: farm.Farm) -> None:
     assert client.submit(request) == client.submit(request)
     with pytest.raises(Conflict, match="step-7"):
         client.submit(request | {"n_samples": 2})
+
+
+def test_a_trainer_that_starts_again_plays_a_step_once(client: farm.Farm) -> None:
+    name = f"run-{client.submit({'instances': [NOOP]})}"
+    right, other = farm.Instance(**noop()), farm.Instance(**noop(seconds=0.01))
+    listed = [right, other, right, other]
+    run = TrainerRun(client, name, {"max_attempts": 2}, timeout_s=600)
+    first = run.play(listed, 7)
+    assert [(each.group_index, each.sample_index) for each in first] == [(0, 0), (1, 0), (0, 1), (1, 1)]
+    again = TrainerRun(client, name, {"max_attempts": 2}, timeout_s=600)
+    assert [each.rollout_id for each in again.play(listed, 7)] == [each.rollout_id for each in first]
+    batches = {each.batch_id for each in first}
+    assert {each.batch_id for each in again.play(listed, 7)} != batches, "the same once more, in one step, is more"
+    assert {each.batch_id for each in run.play(listed, 8)} != batches
+    assert {each.batch_id for each in run.play(listed, 8, "eval")} != batches
 
 
 @pytest.mark.parametrize("kind", ["sandbox_error", "engine_error", "evaluator_error", "agent_error", "handler_error"])

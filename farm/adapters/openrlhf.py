@@ -1,0 +1,102 @@
+"""OpenRLHF's rows: what its `AgentExecutorBase.execute` returns. The executor is `farm.adapters.openrlhf_executor`.
+
+OpenRLHF divides by the number of a row's trained tokens where it logs and adapts its KL coefficient, so a row without
+any makes NaN. The placeholder of a rollout that broke therefore trains one token, with the neutral reward: its
+advantage is 0 under every estimator that subtracts the mean of the group (`group_norm`, `dr_grpo`, `rloo`,
+`reinforce_baseline` before its normalization). Under `gae` and `reinforce`, which have no such mean, that token trains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+
+from farm.adapters.protocol import RowsPerRollout, TrainingRow
+from farm.adapters.single_row import StepRow, single_rows
+from farm.records.rollout import Outcome, Rollout
+from farm.records.trajectory import Segment
+
+TRUNCATED: dict[Outcome, bool] = {
+    Outcome.SUBMITTED: False,
+    Outcome.ANSWERED: False,
+    Outcome.MAX_TURNS: True,
+    Outcome.MAX_TOKENS: True,
+    Outcome.CONTEXT_FULL: True,
+    Outcome.DEADLINE: True,
+    Outcome.INVALID_ACTION: False,
+    Outcome.SANDBOX_ERROR: False,
+    Outcome.ENGINE_ERROR: False,
+    Outcome.EVALUATOR_ERROR: False,
+    Outcome.AGENT_ERROR: False,
+    Outcome.HANDLER_ERROR: False,
+    Outcome.LOST: False,
+    Outcome.CANCELLED: False,
+    Outcome.STALE: False,
+}
+"""OpenRLHF knows of an end only whether the row was cut short (`truncated`), which its length penalty looks at."""
+
+
+class OpenRLHFAdapter:
+    """Rows as `execute` returns them, without prompt and label: a mapping for each rollout that may train."""
+
+    rows_per_rollout: RowsPerRollout = "one"
+
+    def __call__(self, rollouts: Sequence[Rollout], /, *, min_version: int | None = None) -> list[dict[str, Any]]:
+        """Return the rows of the rollouts that may train; the executor has placeholders for the others."""
+        return [
+            response_fields(rollout, segment, float(rollout.reward or 0.0))
+            for rollout, segment in single_rows(rollouts, min_version)
+        ]
+
+    def read(self, rows: Sequence[Mapping[str, Any]], /) -> list[TrainingRow]:
+        """Return the rows as plain values; the prompt is in the response, as the format does not say where it ends."""
+        result = []
+        for row in rows:
+            mask = np.zeros(len(row["observation_tokens"]), np.uint8)
+            for start, end in row["action_ranges"]:
+                mask[start:end] = 1
+            ids, logprobs = tuple(row["observation_tokens"]), tuple(row["rollout_log_probs"])
+            result.append(TrainingRow((), ids, tuple(mask.tolist()), logprobs, row["reward"]))
+        return result
+
+
+rows = OpenRLHFAdapter()
+
+
+def response_fields(rollout: Rollout, segment: Segment, reward: float) -> dict[str, Any]:
+    """Return the fields of a response that a rollout fills."""
+    n_prompt = len(segment.prompt_ids)
+    return {
+        "observation_tokens": [*segment.prompt_ids.tolist(), *segment.response_ids.tolist()],
+        "action_ranges": _ranges(segment, n_prompt),
+        "rollout_log_probs": [0.0] * n_prompt + segment.response_logprobs.tolist(),
+        "reward": reward,
+        "scores": reward,
+        "truncated": rollout.outcome is not None and TRUNCATED[rollout.outcome],
+        "extra_logs": {
+            "farm_n_turns": float(rollout.n_turns),
+            "farm_scored": float(rollout.trainable),
+            "farm_version_min": float(segment.version_span[0]),
+        },
+    }
+
+
+def placeholder_fields(row: StepRow) -> dict[str, Any]:
+    """Return the fields of a row that is not to train: one token of it, without an advantage, as said above."""
+    fields = response_fields(row.rollout, row.segments[0].cut(1), row.reward)
+    n_prompt = len(row.segments[0].prompt_ids)
+    return fields | {"action_ranges": [(n_prompt, n_prompt + 1)], "truncated": False}
+
+
+def _ranges(segment: Segment, offset: int) -> list[tuple[int, int]]:
+    """Return where the policy sampled, as [start, end) from the beginning of the prompt."""
+    ranges, position = [], offset
+    for sampled, stretch in groupby(segment.response_mask.tolist()):
+        n = sum(1 for _ in stretch)
+        if sampled:
+            ranges.append((position, position + n))
+        position += n
+    return ranges

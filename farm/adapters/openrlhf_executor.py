@@ -1,0 +1,120 @@
+"""OpenRLHF's agent executor, with the farm in the place of its agent. Needs openrlhf; loaded by its trainer alone.
+
+    # my_farm.py: --train.agent_func_path my_farm.py
+    class AgentExecutor(FarmAgentExecutor):
+        connect = staticmethod(farm.connect)
+        run = "exp-1"
+
+OpenRLHF calls `execute` once for each sample of a prompt, all at the same moment; they are played as one group. It is
+told no step, so what was played before a trainer was killed is not taken up. A problem's instance is its label, as JSON
+(`--data.label_key`).
+
+The farm's engines are not OpenRLHF's: those live inside its Ray actors and have no address.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from openrlhf.utils.agent import AgentExecutorBase
+
+from farm.adapters.openrlhf import placeholder_fields, response_fields
+from farm.adapters.sample_window import RewardsSoFar, SampleWindow
+from farm.adapters.single_row import RowLimits, StepRow, TooLong, rows_of_step
+from farm.adapters.step_checks import check_count
+from farm.adapters.trainer_step import TrainerRun, instance_of
+from farm.client.connect import connect as connect_farm
+from farm.client.farm import Farm
+from farm.errors import InvalidRequest
+from farm.records.request import Instance, SamplingParams
+
+_LABEL = "label"
+
+
+class FarmAgentExecutor(AgentExecutorBase):  # type: ignore[misc, unused-ignore]
+    """Plays OpenRLHF's prompts on a farm. A subclass named `AgentExecutor` sets the attributes."""
+
+    connect: ClassVar[Callable[[], Farm]] = staticmethod(connect_farm)
+    run: ClassVar[str] = "openrlhf"
+    settings: ClassVar[Mapping[str, Any]] = {}
+    too_long: ClassVar[TooLong] = "error"
+    vocabulary: ClassVar[int | None] = None
+    timeout_s: ClassVar[float | None] = None
+
+    def __init__(self) -> None:
+        name = f"{self.run}-{secrets.token_hex(4)}"
+        self._player = TrainerRun(type(self).connect(), name, self.settings, self.timeout_s)
+        self._window: SampleWindow[_Call, StepRow] = SampleWindow(self._play)
+        self._lock = threading.Lock()
+        self._n_groups = 0
+        self._so_far = RewardsSoFar()
+
+    def instance(self, prompt: str, label: str) -> Instance:
+        """Return the instance of a prompt."""
+        return instance_of({_LABEL: label}, _LABEL)
+
+    async def execute(
+        self,
+        prompt: str,
+        label: str,
+        sampling_params: Any,
+        max_length: int,
+        hf_tokenizer: Any,
+        llm_engine: Any,
+        images: Any = None,
+    ) -> dict[str, Any]:
+        """Play one sample of a prompt within its group; return OpenRLHF's response."""
+        if images:
+            raise InvalidRequest("the farm's rollouts hold text alone", field="images")
+        call = _Call(self.instance(prompt, label), sampling_params, max_length, int(hf_tokenizer.eos_token_id))
+        row = await self._window.result(f"{prompt}\0{label}", call)
+        fields = placeholder_fields(row) if row.masked else response_fields(row.rollout, row.segments[0], row.reward)
+        return {"prompt": prompt, "label": label, "images": None, "mm_train_inputs": None} | fields
+
+    def _play(self, calls: Sequence[_Call]) -> list[StepRow]:
+        first = calls[0]
+        with self._lock:
+            self._n_groups += 1
+            step = self._n_groups
+        rollouts = self._player.play([call.instance for call in calls], step, sampling=_sampling(first.sampling_params))
+        check_count(len(rollouts), len(calls))
+        limits = RowLimits(
+            total_tokens=first.max_length, vocabulary=self.vocabulary, too_long=self.too_long, total_option="max_len"
+        )
+        step_rows = rows_of_step(rollouts, limits=limits, pad_id=first.eos_token_id, fallback=self._so_far.fallback())
+        self._so_far.take([row.reward for row in step_rows if row.scored])
+        return _without_advantage(step_rows)
+
+
+def _without_advantage(step_rows: Sequence[StepRow]) -> list[StepRow]:
+    """Give rows that do not train the mean reward of those that do, their own score, too: a token of theirs trains."""
+    trained = [row.reward for row in step_rows if not row.masked]
+    if not trained:
+        return [replace(row, reward=step_rows[0].reward) for row in step_rows]
+    mean = sum(trained) / len(trained)
+    return [replace(row, reward=mean) if row.masked else row for row in step_rows]
+
+
+class _Call:
+    """One call of `execute`."""
+
+    def __init__(self, instance: Instance, sampling_params: Any, max_length: int, eos_token_id: int) -> None:
+        self.instance = instance
+        self.sampling_params = sampling_params
+        self.max_length = max_length
+        self.eos_token_id = eos_token_id
+
+
+def _sampling(params: Any) -> SamplingParams:
+    """Return vLLM's sampling parameters as ours, as far as OpenRLHF sets them."""
+    top_k = int(params.top_k)
+    return SamplingParams(
+        temperature=float(params.temperature),
+        top_p=float(params.top_p),
+        top_k=None if top_k in (-1, 0) else top_k,
+        max_tokens=params.max_tokens,
+    )

@@ -1,0 +1,190 @@
+"""One row for each rollout, for trainers that take no more: the choice of its segment, and of what broken ones become.
+
+A rollout whose history branched or was rewritten has several segments. The one with the most sampled tokens is its row
+(the first of several), as it holds most of what the policy did; the others do not train.
+
+A trainer that divides by the number of its samples needs a row for a broken rollout, too. Its row is a placeholder: one
+token that does not train. Its reward has to be a number for most of them, and a zero would be a lie that moves the mean
+of its group: it is `neutral`, the mean of the siblings that were scored, so the group's mean and the advantages of the
+others are as if it were not there. Only where a trainer divides by the standard deviation are they larger than those of
+the scored siblings alone, by sqrt((n - 1) / (k - 1)) for k of n scored. Or the whole group is masked (`mask_group`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias
+
+import numpy as np
+
+from farm.adapters.protocol import training_rows
+from farm.adapters.step_checks import check_has_ids, check_vocabulary, too_long
+from farm.errors import InvalidRequest, NoTrainableRollouts
+from farm.records.rollout import Rollout
+from farm.records.trajectory import NO_VERSION, Segment, token_ids
+
+BrokenRollouts: TypeAlias = Literal["neutral", "mask_group"]
+TooLong: TypeAlias = Literal["error", "cut", "mask"]
+
+
+@dataclass(frozen=True, slots=True)
+class RowLimits:
+    """The lengths of a trainer's arrays, by the names of its own options, and its vocabulary; None: no limit.
+
+    `too_long`: `error` refuses a longer row, `cut` keeps the beginning of its response and masks a row with a longer
+    prompt, as a prompt cut short is another, `mask` masks both.
+    """
+
+    prompt_tokens: int | None = None
+    response_tokens: int | None = None
+    total_tokens: int | None = None
+    vocabulary: int | None = None
+    too_long: TooLong = "error"
+    prompt_option: str = "max_prompt_tokens"
+    response_option: str = "max_response_tokens"
+    total_option: str = "max_tokens"
+
+    def fitted(self, rollout_id: str, segment: Segment) -> Segment | None:
+        """Return the row as the trainer can take it; None for one that it cannot. Raises InvalidRequest."""
+        check_vocabulary(rollout_id, segment, self.vocabulary)
+        n_prompt, n_response = len(segment.prompt_ids), len(segment.response_ids)
+        if self.prompt_tokens is not None and n_prompt > self.prompt_tokens:
+            self._refuse(rollout_id, "prompt", n_prompt, self.prompt_tokens, self.prompt_option)
+            return None
+        most = n_response
+        if self.response_tokens is not None and n_response > self.response_tokens:
+            self._refuse(rollout_id, "response", n_response, self.response_tokens, self.response_option)
+            most = self.response_tokens
+        if self.total_tokens is not None and n_prompt + most > self.total_tokens:
+            self._refuse(rollout_id, "row", n_prompt + n_response, self.total_tokens, self.total_option)
+            most = max(self.total_tokens - n_prompt, 0)
+        if most == n_response:
+            return segment
+        cut = segment.cut(most)
+        return cut if self.too_long == "cut" and cut.trainable else None
+
+    def _refuse(self, rollout_id: str, noun: str, n_tokens: int, most: int, option: str) -> None:
+        if self.too_long == "error":
+            raise too_long(rollout_id, noun, n_tokens, most, option)
+
+
+NO_LIMITS = RowLimits()
+
+
+@dataclass(frozen=True, slots=True)
+class StepRow:
+    """The rows of one rollout: `segments` as they train, at least one, or a placeholder with mask 0.
+
+    `reward` is its own, or the neutral one if it is not `scored`. `masked` rows do not train.
+    """
+
+    rollout: Rollout
+    segments: tuple[Segment, ...]
+    reward: float
+    scored: bool
+    masked: bool
+
+
+def most_sampled(segments: Sequence[Segment]) -> Segment:
+    """Return the segment with the most sampled tokens, the first of several."""
+    return max(segments, key=lambda segment: int(segment.response_mask.sum()))
+
+
+def single_rows(rollouts: Sequence[Rollout], min_version: int | None = None) -> Iterator[tuple[Rollout, Segment]]:
+    """Yield each rollout that may train with its one row; the others are left out."""
+    for rollout in rollouts:
+        if own := [segment for _, segment in training_rows([rollout], min_version)]:
+            yield rollout, most_sampled(own)
+
+
+def rows_of_step(
+    rollouts: Sequence[Rollout],
+    *,
+    min_version: int | None = None,
+    broken: BrokenRollouts = "neutral",
+    limits: RowLimits = NO_LIMITS,
+    every_segment: bool = False,
+    pad_id: int = 0,
+    fallback: float | None = None,
+) -> list[StepRow]:
+    """Return a row for every rollout of a step, in their order: of its one segment, or with `every_segment` of all.
+
+    A rollout that ended by the policy's doing before it sampled a token keeps its reward. One that broke, was
+    cancelled or is too old, or whose tokens are not exact, has the neutral reward. Raises InvalidRequest, naming the
+    rollout and the option, for what the trainer cannot take; and NoTrainableRollouts if none may train, unless there is
+    a `fallback` for the neutral reward, such as for a part of a step.
+    """
+    if broken not in ("neutral", "mask_group"):
+        raise InvalidRequest("it is neither neutral nor mask_group", field="broken")
+    check_has_ids(rollouts)
+    segments = [_segments(rollout, min_version, limits, every_segment) for rollout in rollouts]
+    if fallback is None and not any(segments):
+        raise NoTrainableRollouts(_reasons(rollouts))
+    scored = [_is_scored(rollout, min_version) for rollout in rollouts]
+    neutral = _neutral_rewards(rollouts, scored, fallback or 0.0)
+    hit = {each.group_id for each, counts in zip(rollouts, scored, strict=True) if not counts}
+    rows = []
+    for rollout, own, counts in zip(rollouts, segments, scored, strict=True):
+        masked = not own or (broken == "mask_group" and rollout.group_id in hit)
+        reward = rollout.reward if counts and rollout.reward is not None else neutral[rollout.group_id]
+        used = own or (_placeholder(rollout, pad_id, limits),)
+        rows.append(StepRow(rollout, tuple(map(_masked, used)) if masked else used, float(reward), counts, masked))
+    return rows
+
+
+def _segments(rollout: Rollout, min_version: int | None, limits: RowLimits, every: bool) -> tuple[Segment, ...]:
+    own = [segment for _, segment in training_rows([rollout], min_version)]
+    chosen = own if every else [most_sampled(own)] if own else []
+    fitted = (limits.fitted(rollout.rollout_id, segment) for segment in chosen)
+    return tuple(segment for segment in fitted if segment is not None)
+
+
+def _is_scored(rollout: Rollout, min_version: int | None) -> bool:
+    """Tell whether its reward counts: it trains, or it ended by the policy's doing with nothing to train on."""
+    if any(True for _ in training_rows([rollout], min_version)):
+        return True
+    nothing_sampled = all(segment.mismatch is None and not segment.trainable for segment in rollout.segments)
+    return rollout.trainable and nothing_sampled
+
+
+def _neutral_rewards(rollouts: Sequence[Rollout], scored: Sequence[bool], fallback: float) -> dict[str, float]:
+    """Return the mean reward of each group's scored rollouts; for a group without any that of the step."""
+    rewards: dict[str, list[float]] = {rollout.group_id: [] for rollout in rollouts}
+    for rollout, counts in zip(rollouts, scored, strict=True):
+        if counts and rollout.reward is not None:
+            rewards[rollout.group_id].append(rollout.reward)
+    every = [reward for own in rewards.values() for reward in own]
+    of_step = float(np.mean(every)) if every else fallback
+    return {group: float(np.mean(own)) if own else of_step for group, own in rewards.items()}
+
+
+def _placeholder(rollout: Rollout, pad_id: int, limits: RowLimits) -> Segment:
+    """Return a row of one token that does not train, after the rollout's own prompt where it has one that fits."""
+    prompt = rollout.segments[0].prompt_ids if rollout.segments else token_ids([])
+    if not len(prompt) or (limits.prompt_tokens is not None and len(prompt) > limits.prompt_tokens):
+        prompt = token_ids([pad_id])
+    return Segment(
+        prompt, token_ids([pad_id]), np.zeros(1, np.uint8), np.zeros(1, np.float32), np.full(1, NO_VERSION, np.int32)
+    )
+
+
+def _masked(segment: Segment) -> Segment:
+    """Return the row with nothing of it to train."""
+    n = len(segment.response_ids)
+    return replace(
+        segment,
+        response_mask=np.zeros(n, np.uint8),
+        response_logprobs=np.zeros(n, np.float32),
+        policy_versions=np.full(n, NO_VERSION, np.int32),
+    )
+
+
+def _reasons(rollouts: Sequence[Rollout]) -> str:
+    """Return, in words, why none of these may train."""
+    outcomes = Counter(str(rollout.outcome or rollout.state) for rollout in rollouts)
+    counts = ", ".join(f"{n} {outcome}" for outcome, n in outcomes.most_common())
+    failures = [f"{each.rollout_id}: {each.failure.message}" for each in rollouts if each.failure is not None]
+    first = f"; the first: {failures[0]}" if failures else ""
+    return f"none of {len(rollouts)} rollouts may train: {counts}{first}"

@@ -1,0 +1,296 @@
+"""slime, and miles, which has the same seams: samples that the farm plays.
+
+    # my_farm.py: --rollout-function-path my_farm.generate_rollout --custom-generate-function-path my_farm.generate
+    generate_rollout = rollout_function(farm.connect, run="exp-1")
+    generate = generate_function(farm.connect, run="exp-1")
+
+A sample's instance is in its metadata, `farm_instance` (`--metadata-key`). A rollout that broke becomes a sample with
+`remove_sample`, by which slime zeroes its loss mask, and the neutral reward (`farm.adapters.single_row`): slime takes
+the mean of a group over all of its samples.
+"""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import secrets
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from farm.adapters.protocol import RowsPerRollout, TrainingRow
+from farm.adapters.sample_window import RewardsSoFar, SampleWindow
+from farm.adapters.single_row import BrokenRollouts, RowLimits, StepRow, TooLong, rows_of_step, single_rows
+from farm.adapters.step_checks import check_count
+from farm.adapters.trainer_step import Phase, TrainerRun, instance_of
+from farm.client.farm import Farm
+from farm.errors import InvalidRequest
+from farm.records.request import Instance, SamplingParams
+from farm.records.rollout import Outcome, Rollout
+from farm.records.trajectory import NO_VERSION, Segment
+
+STATUSES: dict[Outcome, str] = {
+    Outcome.SUBMITTED: "completed",
+    Outcome.ANSWERED: "completed",
+    Outcome.MAX_TURNS: "truncated",
+    Outcome.MAX_TOKENS: "truncated",
+    Outcome.CONTEXT_FULL: "truncated",
+    Outcome.DEADLINE: "truncated",
+    Outcome.INVALID_ACTION: "completed",
+    Outcome.SANDBOX_ERROR: "failed",
+    Outcome.ENGINE_ERROR: "failed",
+    Outcome.EVALUATOR_ERROR: "failed",
+    Outcome.AGENT_ERROR: "failed",
+    Outcome.HANDLER_ERROR: "failed",
+    Outcome.LOST: "failed",
+    Outcome.CANCELLED: "failed",
+    Outcome.STALE: "failed",
+}
+"""Never `aborted`: slime takes such a sample for one that is generated again, and gives it no reward."""
+
+
+class SlimeAdapter:
+    """Rows as the fields of slime's `Sample`: a mapping for each rollout that may train."""
+
+    rows_per_rollout: RowsPerRollout = "one"
+
+    def __call__(self, rollouts: Sequence[Rollout], /, *, min_version: int | None = None) -> list[dict[str, Any]]:
+        """Return the rows of the rollouts that may train; a rollout function has samples for the others, too."""
+        return [
+            sample_fields(rollout, segment, float(rollout.reward or 0.0), remove=False)
+            for rollout, segment in single_rows(rollouts, min_version)
+        ]
+
+    def read(self, rows: Sequence[Mapping[str, Any]], /) -> list[TrainingRow]:
+        """Return the rows as plain values."""
+        result = []
+        for row in rows:
+            n_prompt = len(row["tokens"]) - row["response_length"]
+            prompt, response = row["tokens"][:n_prompt], row["tokens"][n_prompt:]
+            mask, logprobs = tuple(row["loss_mask"]), tuple(row["rollout_log_probs"])
+            rollout_id = row["metadata"]["farm_rollout_id"]
+            result.append(TrainingRow(tuple(prompt), tuple(response), mask, logprobs, row["reward"], None, rollout_id))
+        return result
+
+
+rows = SlimeAdapter()
+
+
+def sample_fields(rollout: Rollout, segment: Segment, reward: float, *, remove: bool) -> dict[str, Any]:
+    """Return the fields of a `Sample` that a rollout fills, by their names; `status` is the value of its `Status`."""
+    versions = sorted({int(version) for version in segment.policy_versions if version != NO_VERSION})
+    return {
+        "tokens": [*segment.prompt_ids.tolist(), *segment.response_ids.tolist()],
+        "response_length": len(segment.response_ids),
+        "loss_mask": segment.response_mask.tolist(),
+        "rollout_log_probs": segment.response_logprobs.tolist(),
+        "reward": reward,
+        "status": "failed" if rollout.outcome is None else STATUSES[rollout.outcome],
+        "weight_versions": [str(version) for version in versions],
+        "remove_sample": remove,
+        "metadata": {
+            "farm_rollout_id": rollout.rollout_id,
+            "farm_outcome": str(rollout.outcome or ""),
+            "farm_n_turns": rollout.n_turns,
+        },
+    }
+
+
+@dataclass
+class SlimeSamples:
+    """The farm's side of both seams: fills slime's samples with what was played of them.
+
+    `connect` is called once, in the process that generates. `instance(metadata)` gives a sample's instance. With
+    `every_segment`, a rollout becomes a list of samples with one `rollout_id`; the reward's baseline is then to be by
+    `group_rewards` (`--custom-reward-post-process-path`), as slime's own takes the whole batch for one group.
+    """
+
+    connect: Callable[[], Farm]
+    run: str
+    instance: Callable[[Mapping[str, Any]], Instance] = instance_of
+    broken: BrokenRollouts = "neutral"
+    too_long: TooLong = "error"
+    every_segment: bool = False
+    vocabulary: int | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    timeout_s: float | None = None
+    decode: Callable[[list[int]], str] | None = None
+    """Gives a response's text, for slime's logs and filters; without it, the text stays empty."""
+    _run: TrainerRun | None = field(default=None, init=False, repr=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
+
+    def check(self, args: Any) -> None:
+        """Raise InvalidRequest for options of slime that the farm's rollouts cannot serve."""
+        if getattr(args, "rollout_top_p", 1.0) != 1.0:
+            raise InvalidRequest(
+                "slime trains on the kept tokens of top-p then, which are not recorded", field="rollout_top_p"
+            )
+        if getattr(args, "partial_rollout", False):
+            raise InvalidRequest("the farm's rollouts are whole: cancelled ones never train", field="partial_rollout")
+        if getattr(args, "group_rm", False):
+            raise InvalidRequest("the farm scores each rollout; a reward model beside it is none", field="group_rm")
+        one_path = getattr(args, "custom_reward_post_process_path", None)
+        grouped = getattr(args, "advantage_estimator", "grpo") != "ppo" and getattr(args, "rewards_normalization", True)
+        if self.every_segment and grouped and one_path is None:
+            raise InvalidRequest(
+                "with several samples for a rollout slime takes the whole batch for one group: set it to "
+                "farm.adapters.slime.group_rewards",
+                field="custom_reward_post_process_path",
+            )
+
+    def play(self, args: Any, samples: Sequence[Any], step: int, evaluation: bool = False) -> list[Rollout]:
+        """Play these samples; return a rollout for each, in their order."""
+        phase: Phase = "eval" if evaluation else "train"
+        listed = [self.instance(sample.metadata or {}) for sample in samples]
+        rollouts = self._connected().play(listed, step, phase, sampling=_sampling(args))
+        check_count(len(rollouts), len(samples))
+        return rollouts
+
+    def fill(
+        self, args: Any, samples: Sequence[Any], rollouts: Sequence[Rollout], fallback: float | None = None
+    ) -> list[Any]:
+        """Return the samples with their rollouts in them: a sample for each, or a list of them for several segments."""
+        limits = RowLimits(
+            prompt_tokens=getattr(args, "rollout_max_prompt_len", None),
+            total_tokens=getattr(args, "rollout_max_context_len", None),
+            vocabulary=self.vocabulary,
+            too_long=self.too_long,
+            prompt_option="rollout_max_prompt_len",
+            total_option="rollout_max_context_len",
+        )
+        step_rows = rows_of_step(
+            rollouts, broken=self.broken, limits=limits, every_segment=self.every_segment, fallback=fallback
+        )
+        return [self._filled(sample, row) for sample, row in zip(samples, step_rows, strict=True)]
+
+    def _filled(self, sample: Any, row: StepRow) -> Any:
+        siblings = [sample, *(copy(sample) for _ in row.segments[1:])]
+        filled = [self._with(one, row, segment) for one, segment in zip(siblings, row.segments, strict=True)]
+        return filled if self.every_segment else filled[0]
+
+    def _with(self, sample: Any, row: StepRow, segment: Segment) -> Any:
+        fields = sample_fields(row.rollout, segment, row.reward, remove=row.masked)
+        for name, value in fields.items():
+            if name == "status":
+                sample.status = type(sample).Status(value)
+            elif name == "metadata":
+                sample.metadata = {**(sample.metadata or {}), **value}
+            else:
+                setattr(sample, name, value)
+        sample.rollout_id = sample.index if sample.rollout_id is None else sample.rollout_id
+        if self.decode is not None:
+            sample.response = self.decode(segment.response_ids.tolist())
+        return sample
+
+    def _connected(self) -> TrainerRun:
+        with self._lock:
+            if self._run is None:
+                self._run = TrainerRun(self.connect(), self.run, self.settings, self.timeout_s)
+            return self._run
+
+
+def _sampling(args: Any) -> SamplingParams:
+    stop = getattr(args, "rollout_stop", None) or ()
+    top_k = getattr(args, "rollout_top_k", None)
+    return SamplingParams(
+        temperature=getattr(args, "rollout_temperature", 1.0),
+        top_k=None if top_k in (None, -1) else top_k,
+        max_tokens=getattr(args, "rollout_max_response_len", None),
+        stop=(stop,) if isinstance(stop, str) else tuple(stop),
+    )
+
+
+def rollout_function(connect: Callable[[], Farm], run: str, **options: Any) -> Callable[..., Any]:
+    """Return a function for `--rollout-function-path`; `options` are those of `SlimeSamples`."""
+    samples_of = SlimeSamples(connect, run, **options)
+
+    def generate_rollout(args: Any, rollout_id: int, data_source: Any, evaluation: bool = False) -> Any:
+        """Play one rollout batch of slime's data source; the step is its `rollout_id`."""
+        if evaluation:
+            raise InvalidRequest(
+                "this function plays training batches: set it to slime.rollout.sglang_rollout.generate_rollout, with "
+                "the farm's generate function in custom_generate_function_path",
+                field="eval_function_path",
+            )
+        samples_of.check(args)
+        groups = data_source.get_samples(args.rollout_batch_size)
+        listed = list(itertools.chain.from_iterable(groups))
+        filled = samples_of.fill(args, listed, samples_of.play(args, listed, rollout_id))
+        sizes = [len(group) for group in groups]
+        bounds = [0, *itertools.accumulate(sizes)]
+        return _train_output(listed[0], [filled[start:end] for start, end in itertools.pairwise(bounds)])
+
+    return generate_rollout
+
+
+def _train_output(sample: Any, groups: list[list[Any]]) -> Any:
+    """Return slime's `RolloutFnTrainOutput`, or that of miles: of the package that the samples are of."""
+    package = type(sample).__module__.partition(".")[0]
+    output = importlib.import_module(f"{package}.rollout.base_types").RolloutFnTrainOutput
+    flat = [each for group in groups for one in group for each in (one if isinstance(one, list) else [one])]
+    return output(samples=groups, metrics={"farm/n_removed": sum(each.remove_sample for each in flat)})
+
+
+def generate_function(connect: Callable[[], Farm], run: str, **options: Any) -> Callable[..., Any]:
+    """Return a function for `--custom-generate-function-path`: one sample a call, those of a group played together.
+
+    slime gives it no step, so nothing is taken up that a trainer played before it was killed. `options` are those of
+    `SlimeSamples`.
+    """
+    groups = _GeneratedGroups(SlimeSamples(connect, f"{run}-{secrets.token_hex(4)}", **options))
+
+    async def generate(args: Any, sample: Any, sampling_params: Mapping[str, Any], evaluation: bool = False) -> Any:
+        """Play a sample within its group; return it filled, or several samples for its segments."""
+        return await groups.generate(args, sample, evaluation)
+
+    return generate
+
+
+@dataclass
+class _GeneratedGroups:
+    """Groups of a generate function. A group that broke whole gets the mean of all rewards so far."""
+
+    samples_of: SlimeSamples
+    _window: SampleWindow[tuple[Any, Any, bool], Any] | None = None
+    _n_groups: int = 0
+    _so_far: RewardsSoFar = field(default_factory=RewardsSoFar)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    async def generate(self, args: Any, sample: Any, evaluation: bool) -> Any:
+        if self._window is None:
+            self.samples_of.check(args)
+            self._window = SampleWindow(self._play, most=getattr(args, "n_samples_per_prompt", None))
+        return await self._window.result(f"{evaluation}/{sample.group_index}", (args, sample, evaluation))
+
+    def _play(self, calls: Sequence[tuple[Any, Any, bool]]) -> list[Any]:
+        args, _, evaluation = calls[0]
+        samples = [sample for _, sample, _ in calls]
+        with self._lock:
+            self._n_groups += 1
+            step = self._n_groups
+        rollouts = self.samples_of.play(args, samples, step, evaluation)
+        filled = self.samples_of.fill(args, samples, rollouts, self._so_far.fallback())
+        self._so_far.take([each.reward for each in rollouts if each.trainable and each.reward is not None])
+        return filled
+
+
+def group_rewards(args: Any, samples: Sequence[Any]) -> tuple[list[float], list[float]]:
+    """Return raw rewards and those less the mean of their group, counting a rollout with several samples once.
+
+    For `--custom-reward-post-process-path`. Divided by the group's deviation where slime's options ask for it.
+    """
+    raw = [float(sample.get_reward_value(args)) for sample in samples]
+    keys = [(sample.group_index, sample.rollout_id) for sample in samples]
+    by_rollout = dict(zip(keys, raw, strict=True))
+    result = []
+    for (group, _), reward in zip(keys, raw, strict=True):
+        rewards = np.array([value for (index, _), value in by_rollout.items() if index == group])
+        scale = 1.0
+        if getattr(args, "grpo_std_normalization", True) and len(rewards) > 1:
+            scale = float(rewards.std(ddof=1)) + 1e-6
+        result.append(float((reward - rewards.mean()) / scale))
+    return raw, result

@@ -1,0 +1,73 @@
+"""Checks of a trainer's step: one clear error, with the rollout and the option, before anything is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from farm.errors import InvalidRequest
+from farm.records.engine_state import ACTIVE, EngineState
+from farm.records.rollout import Rollout
+from farm.records.trajectory import Segment
+
+
+def check_engines(states: Sequence[EngineState], model: str = "") -> None:
+    """Raise InvalidRequest if a rollout may come to an engine that gives no ids, or to engines of two tokenizers.
+
+    Engines that no node has probed yet are not judged, nor those that get no new rollouts.
+    """
+    probed = [(each.engine, each.engine.info) for each in states if each.engine.state == ACTIVE]
+    taking = [(engine, info) for engine, info in probed if info is not None and model in ("", engine.model, info.model)]
+    for engine, info in taking:
+        if not info.token_out:
+            notes = f" ({'; '.join(info.notes)})" if info.notes else ""
+            raise InvalidRequest(
+                f"the engine {engine.url} gives no token ids with log-probabilities{notes}, so nothing that it plays "
+                "could train: remove it, or choose others by `model`",
+                field="model",
+            )
+    tokenizers = {engine.tokenizer or info.model: engine.url for engine, info in taking}
+    if len(tokenizers) > 1:
+        named = ", ".join(f"{name} at {url}" for name, url in sorted(tokenizers.items()))
+        raise InvalidRequest(f"engines with several tokenizers would play one batch: {named}", field="model")
+
+
+def check_has_ids(rollouts: Iterable[Rollout]) -> None:
+    """Raise InvalidRequest for a scored rollout whose engine gave no token ids: it has text, and no row."""
+    for rollout in rollouts:
+        if rollout.trainable and rollout.n_response_tokens and not rollout.segments:
+            raise InvalidRequest(
+                f"rollout {rollout.rollout_id} was scored, and has no training row: its engine gave no token ids with "
+                "log-probabilities; choose engines that do by `model`",
+                field="model",
+            )
+
+
+def check_count(n_rollouts: int, n_samples: int) -> None:
+    """Raise InvalidRequest if there are not as many rollouts as the trainer listed samples."""
+    if n_rollouts != n_samples:
+        raise InvalidRequest(f"the trainer listed {n_samples} samples, and there are {n_rollouts} rollouts", field="n")
+
+
+def check_vocabulary(rollout_id: str, segment: Segment, vocabulary: int | None) -> None:
+    """Raise InvalidRequest if a token id is beyond the trainer's vocabulary: its tokenizer is another one."""
+    if vocabulary is None:
+        return
+    highest = max(
+        (int(ids.max()) for ids in (segment.prompt_ids, segment.response_ids) if len(ids)),
+        default=0,
+    )
+    if highest >= vocabulary:
+        raise InvalidRequest(
+            f"rollout {rollout_id} has the token id {highest}, and the trainer's vocabulary has {vocabulary}: the "
+            "engine that played it has another tokenizer",
+            field="vocabulary",
+        )
+
+
+def too_long(rollout_id: str, noun: str, n_tokens: int, most: int, option: str) -> InvalidRequest:
+    """Return the error of a prompt or response that is longer than the trainer's arrays."""
+    return InvalidRequest(
+        f"rollout {rollout_id} has a {noun} of {n_tokens} tokens, and {option} is {most}: raise it, lower the limits "
+        "of the rollouts, or choose by `too_long` to cut or to mask such rows",
+        field=option,
+    )

@@ -1,0 +1,214 @@
+"""A trainer's step on the farm: the samples that it lists → one batch → their rollouts, in the order of the list.
+
+The batch of a step has an idempotency key made of the run's name, the step and what it plays. So a trainer that was
+killed and started again submits the same batch, and what had finished is not played twice.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Self, TypeAlias
+
+from pydantic import ValidationError
+
+from farm.adapters.step_checks import check_engines
+from farm.client.farm import Farm
+from farm.client.request_checks import invalid
+from farm.errors import InvalidRequest
+from farm.records.engine import PauseMode
+from farm.records.engine_state import StoredEngine
+from farm.records.request import BatchRequest, Instance
+from farm.records.rollout import Group, Rollout
+
+Phase: TypeAlias = Literal["train", "eval"]
+COLUMN = "farm_instance"
+"""The column of a data set that holds an instance: `data_source`, `fields` and `instance_id`, as an object or JSON."""
+MAX_NAME = 100
+_OWN = ("instances", "n_samples", "idempotency_key")
+
+
+def instance_of(row: Mapping[str, Any], column: str = COLUMN) -> Instance:
+    """Return the instance that a row of a data set holds. Raises InvalidRequest naming the column or its field."""
+    value = row.get(column)
+    if value is None:
+        columns = ", ".join(sorted(map(str, row))) or "none"
+        raise InvalidRequest(f"a row of the data set has no column {column!r}; it has: {columns}", field=column)
+    try:
+        value = json.loads(value) if isinstance(value, str | bytes) else value
+        return value if isinstance(value, Instance) else Instance.model_validate(value)
+    except ValidationError as error:
+        raise invalid(error, column) from None
+    except ValueError as error:
+        raise InvalidRequest(f"it is no JSON: {error}", field=column) from None
+
+
+@dataclass(frozen=True, slots=True)
+class StepSamples:
+    """The samples of a step, one instance for each, as instances that are played `n_samples` times.
+
+    Trainers repeat a problem for each of its samples, and may draw one problem twice: it is then an instance twice,
+    with a group for each. `places[i]` is the group and the sample of the i-th of the list.
+    """
+
+    instances: tuple[Instance, ...]
+    n_samples: int
+    places: tuple[tuple[int, int], ...]
+
+    @classmethod
+    def of(cls, listed: Sequence[Instance]) -> Self:
+        """Group equal instances. Raises InvalidRequest if there is none."""
+        if not listed:
+            raise InvalidRequest("a step has no samples", field="instances")
+        keys = _keys(listed)
+        n_samples = math.gcd(*Counter(keys).values())
+        instances: list[Instance] = []
+        places: list[tuple[int, int]] = []
+        filling: dict[str, tuple[int, int]] = {}
+        for instance, key in zip(listed, keys, strict=True):
+            group, sample = filling.get(key, (0, n_samples))
+            if sample == n_samples:
+                group, sample = len(instances), 0
+                instances.append(instance)
+            places.append((group, sample))
+            filling[key] = (group, sample + 1)
+        return cls(tuple(instances), n_samples, tuple(places))
+
+    def in_order(self, groups: Sequence[Group]) -> list[Rollout]:
+        """Return the rollouts of these groups in the order of the list that the samples were made of."""
+        return [groups[group].rollouts[sample] for group, sample in self.places]
+
+
+def _keys(listed: Sequence[Instance]) -> list[str]:
+    """Return a text for each instance, equal where instances are; an instance repeated as an object is written once."""
+    written: dict[int, str] = {}
+    for instance in listed:
+        if id(instance) not in written:
+            written[id(instance)] = instance.model_dump_json()
+    return [written[id(instance)] for instance in listed]
+
+
+def play_step(
+    client: Farm,
+    request: BatchRequest,
+    *,
+    run: str,
+    step: int,
+    phase: Phase = "train",
+    part: int = 0,
+    repeat: int = 0,
+    timeout_s: float | None = None,
+) -> list[Group]:
+    """Play a batch, once however often it is submitted, and return its groups in the order of its instances.
+
+    The key is made of the run, phase, step and the request itself, `part` for processes that each play some of a step,
+    and `repeat` for the same request again within a step. Raises what `submit` and `collect` do.
+    """
+    keyed = request.model_copy(update={"idempotency_key": _key(request, run, step, phase, part, repeat)})
+    return groups_of(client.collect(client.submit(keyed), timeout_s), request.n_samples)
+
+
+def groups_of(rollouts: Sequence[Rollout], n_samples: int) -> list[Group]:
+    """Return the groups of a whole batch as `collect` gives it."""
+    members = (tuple(rollouts[start : start + n_samples]) for start in range(0, len(rollouts), n_samples))
+    return [Group(rollouts[0].group_id, rollouts) for rollouts in members]
+
+
+def _key(request: BatchRequest, run: str, step: int, phase: Phase, part: int, repeat: int) -> str:
+    if not 0 < len(run) <= MAX_NAME:
+        raise InvalidRequest(f"the name of a run has 1 to {MAX_NAME} characters", field="run")
+    content = request.model_dump_json(exclude={"idempotency_key", "metadata"})
+    digest = hashlib.sha256(content.encode()).hexdigest()[:16]
+    return f"{run}/{phase}/{step}/{part}/{digest}/{repeat}"
+
+
+@dataclass
+class TrainerRun:
+    """A training run of one name on a farm. Safe to use from several threads.
+
+    `settings` are the fields of `BatchRequest` that all its batches have: `sampling`, `limits`, `model` and so on.
+    """
+
+    client: Farm
+    name: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    timeout_s: float | None = None
+    part: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
+    _played: Counter[str] = field(default_factory=Counter, init=False, repr=False)
+    _step: int = field(default=-1, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if own := [name for name in _OWN if name in self.settings]:
+            raise InvalidRequest("the trainer's step gives it, so the settings may not", field=own[0])
+
+    def play(self, listed: Sequence[Instance], step: int, phase: Phase = "train", **changed: Any) -> list[Rollout]:
+        """Play a sample for each of these instances; return the rollouts in their order. Arguments as in `submit`."""
+        batch_id, samples = self.submit(listed, step, phase, **changed)
+        return samples.in_order(groups_of(self.client.collect(batch_id, self.timeout_s), samples.n_samples))
+
+    def submit(
+        self, listed: Sequence[Instance], step: int, phase: Phase = "train", **changed: Any
+    ) -> tuple[str, StepSamples]:
+        """Submit a sample for each of these instances; return the batch's id, and the places of its rollouts.
+
+        `changed` are fields of the request that differ from the run's settings. Raises InvalidRequest, before anything
+        is played, if an engine gives no token ids or engines have several tokenizers.
+        """
+        samples = StepSamples.of(listed)
+        request = self._request(samples, changed)
+        if not _routed(request):
+            check_engines(self.client.engines(), request.model)
+        repeat = self._repeat(step, _key(request, self.name, step, phase, self.part, 0))
+        key = _key(request, self.name, step, phase, self.part, repeat)
+        return self.client.submit(request.model_copy(update={"idempotency_key": key})), samples
+
+    def _request(self, samples: StepSamples, changed: Mapping[str, Any]) -> BatchRequest:
+        fields = {**self.settings, **changed, "instances": samples.instances, "n_samples": samples.n_samples}
+        try:
+            return BatchRequest(**fields)
+        except ValidationError as error:
+            raise invalid(error) from None
+
+    def _repeat(self, step: int, key: str) -> int:
+        """Count how often a key was played in this step: a data set with one problem asks for it again and again."""
+        with self._lock:
+            if step != self._step:
+                self._step = step
+                self._played.clear()
+            self._played[key] += 1
+            return self._played[key] - 1
+
+
+def _routed(request: BatchRequest) -> bool:
+    """Tell whether a request names its own engine, and so takes none of the farm's."""
+    return bool(getattr(request, "engine_url", "")) or any(
+        getattr(each, "engine_url", "") for each in request.instances
+    )
+
+
+@dataclass
+class WeightPush:
+    """Pushes weights to the farm's engines whenever the trainer's step has moved, and names them by the step.
+
+    `push(engines)` is the trainer's own way to bring them there; see `Farm.weight_update`.
+    """
+
+    client: Farm
+    push: Callable[[Sequence[StoredEngine]], object]
+    mode: PauseMode = "drain"
+    _step: int | None = field(default=None, init=False, repr=False)
+
+    def at(self, step: int) -> bool:
+        """Push the weights of this step unless they were. Returns whether it did."""
+        if step == self._step:
+            return False
+        with self.client.weight_update(step, self.mode) as engines:
+            self.push(engines)
+        self._step = step
+        return True

@@ -1,0 +1,233 @@
+"""TRL's GRPOTrainer: `rollout_func` and its reward function, by which the farm plays the trainer's steps.
+
+    trainer = GRPOTrainer(
+        ..., rollout_func=rollout_func(client, instances, run="exp-1", push=push), reward_funcs=reward_from_farm
+    )
+
+TRL takes one row for each sample. A rollout that broke has a placeholder row, and the reward None: TRL leaves a row
+without any reward out of its group's mean and deviation and gives it advantage 0, and its mask keeps it out of the
+number of tokens that the loss is divided by.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from farm.adapters.protocol import RowsPerRollout, TrainingRow
+from farm.adapters.single_row import RowLimits, StepRow, TooLong, rows_of_step, single_rows
+from farm.adapters.step_checks import check_count
+from farm.adapters.trainer_step import Phase, TrainerRun, WeightPush
+from farm.client.farm import Farm
+from farm.errors import InvalidRequest
+from farm.records.engine import PauseMode
+from farm.records.engine_state import StoredEngine
+from farm.records.request import Instance
+from farm.records.rollout import Outcome, Rollout
+from farm.records.trajectory import Segment
+
+Prompt: TypeAlias = str | list[dict[str, Any]]
+Instances: TypeAlias = Mapping[str, Instance] | Callable[[Prompt], Instance]
+Push: TypeAlias = Callable[[Any, Sequence[StoredEngine]], object]
+"""`push(trainer, engines)`: bring the trainer's weights to these engines. Called in every process of the trainer, as
+gathering sharded weights needs all of them; with engines in the first one alone."""
+RewardFunc: TypeAlias = Callable[..., list[float | None]]
+
+STOP_REASONS: dict[Outcome, str] = {
+    Outcome.SUBMITTED: "stop",
+    Outcome.ANSWERED: "stop",
+    Outcome.MAX_TURNS: "length",
+    Outcome.MAX_TOKENS: "length",
+    Outcome.CONTEXT_FULL: "length",
+    Outcome.DEADLINE: "length",
+    Outcome.INVALID_ACTION: "stop",
+    Outcome.SANDBOX_ERROR: "error",
+    Outcome.ENGINE_ERROR: "error",
+    Outcome.EVALUATOR_ERROR: "error",
+    Outcome.AGENT_ERROR: "error",
+    Outcome.HANDLER_ERROR: "error",
+    Outcome.LOST: "error",
+    Outcome.CANCELLED: "abort",
+    Outcome.STALE: "abort",
+}
+"""TRL has no field for it; reward functions get it as `farm_stop_reason`. `mask_truncated_completions` looks at the
+last token alone, so it masks a multi-turn row that ends in anything but the end-of-sequence token."""
+
+
+class TrlAdapter:
+    """Rows as `rollout_func` returns them: lists by key, one entry for each rollout that may train."""
+
+    rows_per_rollout: RowsPerRollout = "one"
+
+    def __call__(self, rollouts: Sequence[Rollout], /, *, min_version: int | None = None) -> dict[str, list[Any]]:
+        """Return the rows of the rollouts that may train; the one of `rollout_func` has placeholders for the others."""
+        output = _empty()
+        for rollout, segment in single_rows(rollouts, min_version):
+            _append(output, rollout, segment, rollout.reward)
+        return output
+
+    def read(self, rows: Mapping[str, list[Any]], /) -> list[TrainingRow]:
+        """Return the rows as plain values."""
+        names = ("prompt_ids", "completion_ids", "env_mask", "logprobs", "farm_reward", "farm_rollout_id")
+        columns = zip(*(rows[name] for name in names), strict=True)
+        return [
+            TrainingRow(tuple(prompt), tuple(completion), tuple(mask), tuple(logprobs), reward, None, rollout_id)
+            for prompt, completion, mask, logprobs, reward, rollout_id in columns
+        ]
+
+
+rows = TrlAdapter()
+
+
+def prompt_key(prompt: Prompt) -> str:
+    """Return the text by which `instances` finds a prompt: itself, or its messages as JSON without empty fields.
+
+    A data set gives every message the fields of all, with None where it has none.
+    """
+    if isinstance(prompt, str):
+        return prompt
+    messages = [{name: value for name, value in message.items() if value is not None} for message in prompt]
+    return json.dumps(messages, sort_keys=True, ensure_ascii=False)
+
+
+def rollout_func(
+    client: Farm,
+    instances: Instances,
+    *,
+    run: str,
+    push: Push | None = None,
+    mode: PauseMode = "drain",
+    too_long: TooLong = "error",
+    timeout_s: float | None = None,
+    **settings: Any,
+) -> FarmRolloutFunc:
+    """Return a `rollout_func` for GRPOTrainer that plays each step's prompts on the farm.
+
+    `instances` gives a prompt's instance: a mapping by `prompt_key`, or a function. `run` names the training run: with
+    the step it keys the batch, so that a trainer that starts again plays nothing twice. `push` brings the weights to
+    the farm's engines when the trainer's step has moved, in a weight update of this `mode`. A row longer than the
+    trainer's `max_completion_length` is handled as `too_long` says. `settings` are further fields of `BatchRequest`.
+    """
+    return FarmRolloutFunc(TrainerRun(client, run, settings, timeout_s), instances, push, mode, too_long)
+
+
+@dataclass
+class FarmRolloutFunc:
+    """The object that `rollout_func` returns; TRL calls it with a process's prompts, each repeated for its samples."""
+
+    run: TrainerRun
+    instances: Instances
+    push: Push | None = None
+    mode: PauseMode = "drain"
+    too_long: TooLong = "error"
+    _pushed: int | None = None
+
+    def __call__(self, prompts: Sequence[Prompt], trainer: Any) -> dict[str, list[Any]]:
+        """Play a sample for each of the prompts; return the rows in their order, one each."""
+        listed = [self._instance(prompt) for prompt in prompts]
+        step = int(trainer.state.global_step)
+        self._push(trainer, step)
+        self.run.part = int(trainer.accelerator.process_index)
+        phase: Phase = "train" if trainer.model.training else "eval"
+        rollouts = self.run.play(listed, step, phase)
+        check_count(len(rollouts), len(prompts))
+        # a process of several may well have none that trains while others have; no reward of its rows is a number then
+        fallback = None if int(trainer.accelerator.num_processes) == 1 else 0.0
+        limits = self._limits(trainer)
+        return _output(rows_of_step(rollouts, limits=limits, pad_id=_pad_id(trainer), fallback=fallback))
+
+    def _instance(self, prompt: Prompt) -> Instance:
+        if callable(self.instances):
+            return self.instances(prompt)
+        key = prompt_key(prompt)
+        if key not in self.instances:
+            raise InvalidRequest(
+                f"no instance is known for the prompt {key[:200]!r}; {len(self.instances)} others are: the data set's "
+                "prompts and the keys of `instances` (`prompt_key`) must be the same texts",
+                field="instances",
+            )
+        return self.instances[key]
+
+    def _push(self, trainer: Any, step: int) -> None:
+        push = self.push
+        if push is None or step == self._pushed:
+            return
+        if trainer.accelerator.is_main_process:
+            WeightPush(self.run.client, lambda engines: push(trainer, engines), self.mode).at(step)
+        else:
+            push(trainer, ())
+        self._pushed = step
+        trainer.accelerator.wait_for_everyone()
+
+    def _limits(self, trainer: Any) -> RowLimits:
+        return RowLimits(
+            response_tokens=trainer.args.max_completion_length,
+            vocabulary=_vocabulary(trainer),
+            too_long=self.too_long,
+            response_option="max_completion_length",
+        )
+
+
+def _vocabulary(trainer: Any) -> int | None:
+    config = trainer.accelerator.unwrap_model(trainer.model).config
+    size = getattr(config, "vocab_size", None) or getattr(getattr(config, "text_config", None), "vocab_size", None)
+    return None if size is None else int(size)
+
+
+def _pad_id(trainer: Any) -> int:
+    tokenizer = getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
+    return int(tokenizer.eos_token_id)
+
+
+def _empty() -> dict[str, list[Any]]:
+    names = ("prompt_ids", "completion_ids", "logprobs", "env_mask")
+    own = ("farm_reward", "farm_rollout_id", "farm_outcome", "farm_stop_reason", "farm_version_min", "farm_version_max")
+    return {name: [] for name in (*names, *own)}
+
+
+def _append(output: dict[str, list[Any]], rollout: Rollout, segment: Segment, reward: float | None) -> None:
+    values = (
+        segment.prompt_ids.tolist(),
+        segment.response_ids.tolist(),
+        segment.response_logprobs.tolist(),
+        segment.response_mask.tolist(),
+        reward,
+        rollout.rollout_id,
+        str(rollout.outcome or ""),
+        STOP_REASONS[rollout.outcome] if rollout.outcome is not None else "abort",
+        *segment.version_span,
+    )
+    for column, value in zip(output.values(), values, strict=True):
+        column.append(value)
+
+
+def _output(step_rows: Sequence[StepRow]) -> dict[str, list[Any]]:
+    output = _empty()
+    for row in step_rows:
+        _append(output, row.rollout, row.segments[0], row.reward if row.scored else None)
+    return output
+
+
+def reward_from_farm(
+    prompts: Sequence[Any], completions: Sequence[Any], *, farm_reward: list[float | None], **_: Any
+) -> list[float | None]:
+    """Return the rewards that the farm's evaluators gave; None for a rollout that broke. A reward function of TRL."""
+    return farm_reward
+
+
+def scored_only(reward_func: RewardFunc) -> RewardFunc:
+    """Return a reward function that gives no reward, too, where the farm gives none.
+
+    TRL leaves a row out only if all reward functions return None for it: another one beside `reward_from_farm` would
+    score the placeholder of a rollout that broke.
+    """
+
+    @functools.wraps(reward_func)
+    def scored(*args: Any, farm_reward: list[float | None], **rest: Any) -> list[float | None]:
+        rewards = reward_func(*args, farm_reward=farm_reward, **rest)
+        return [None if ours is None else theirs for ours, theirs in zip(farm_reward, rewards, strict=True)]
+
+    return scored

@@ -1,0 +1,227 @@
+"""TRL's AsyncGRPOTrainer: a rollout worker and a weight transfer whose rollouts the farm plays.
+
+    trainer = AsyncGRPOTrainer(
+        ...,
+        rollout_worker=FarmRolloutWorker(client, instances, n_samples=8, run="exp-1"),
+        weight_transfer=FarmWeightTransfer(client, push),
+    )
+
+The worker keeps groups in flight and gives each to the trainer when its last member has ended. It computes the
+advantages itself, as that protocol has it: over the scored members of a group, so one that broke neither trains nor
+counts. A rollout with several segments gives a row for each, with one advantage.
+"""
+
+from __future__ import annotations
+
+import queue
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from farm.adapters.protocol import training_rows
+from farm.adapters.trainer_step import TrainerRun
+from farm.client.farm import Farm
+from farm.errors import InvalidRequest
+from farm.records.engine import PauseMode
+from farm.records.engine_state import StoredEngine
+from farm.records.request import Instance
+from farm.records.rollout import Rollout
+from farm.records.trajectory import Segment
+
+_EPSILON = 1e-4
+"""As TRL has it."""
+_STOP_S = 10.0
+_PUT_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRow:
+    """One training row of a group: its segment, and its advantage over the scored members."""
+
+    rollout: Rollout
+    segment: Segment
+    advantage: float
+    reward_std: float
+
+
+def group_rows(rollouts: Sequence[Rollout], *, scaled: bool = True) -> list[GroupRow]:
+    """Return the rows of a group that may train, each with its rollout's advantage.
+
+    The mean and the sample deviation are over the scored members alone; a group with fewer than two has no rows, as
+    there is nothing to compare.
+    """
+    scored = [rollout for rollout in rollouts if rollout.trainable]
+    rewards = np.array([rollout.reward for rollout in scored], np.float64)
+    if len(rewards) < 2:
+        return []
+    std = float(rewards.std(ddof=1))
+    centred = rewards - rewards.mean()
+    advantages = centred / (std + _EPSILON) if scaled else centred
+    by_id = dict(zip((rollout.rollout_id for rollout in scored), advantages.tolist(), strict=True))
+    return [GroupRow(each, segment, by_id[each.rollout_id], std) for each, segment in training_rows(scored)]
+
+
+class FarmRolloutWorker:
+    """A `RolloutWorkerProtocol` of AsyncGRPOTrainer. Its threads each wait for one group at a time.
+
+    `instances` is gone through again and again. Each start of a worker has a run name of its own, as the trainer begins
+    its versions anew: groups of a trainer that was killed are not taken up.
+    """
+
+    def __init__(
+        self,
+        client: Farm,
+        instances: Iterable[Instance],
+        *,
+        n_samples: int,
+        run: str,
+        n_groups_in_flight: int = 8,
+        scaled: bool = True,
+        queue_size: int = 0,
+        **settings: Any,
+    ) -> None:
+        self._instances = list(instances)
+        if not self._instances:
+            raise InvalidRequest("there are none", field="instances")
+        if n_samples < 2:
+            raise InvalidRequest("a group needs two samples to be compared", field="n_samples")
+        self.rollout_buffer: queue.Queue[Any] = queue.Queue(queue_size)
+        self.metrics_queue: queue.Queue[dict[str, float]] = queue.Queue()
+        self._run = TrainerRun(client, f"{run}-{secrets.token_hex(4)}", settings)
+        self._n_samples = n_samples
+        self._scaled = scaled
+        self._model_version = 0
+        self._ended_at = time.monotonic()
+        self._failure: Exception | None = None
+        self._over = threading.Event()
+        self._numbers = iter(_numbers())
+        self._lock = threading.Lock()
+        self._threads = [
+            threading.Thread(target=self._work, name=f"farm-rollouts-{index}", daemon=True)
+            for index in range(n_groups_in_flight)
+        ]
+
+    def start(self) -> None:
+        """Begin to play groups."""
+        self._ended_at = time.monotonic()
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """Take no more groups; those in flight end on the farm."""
+        self._over.set()
+        for thread in self._threads:
+            thread.join(_STOP_S)
+
+    def update_model_version(self, model_version: int) -> None:
+        """Take the number of the weights that the engines have now, for rollouts that do not say it themselves."""
+        self._model_version = model_version
+
+    def check_health(self, stale_after_s: float) -> None:
+        """Raise what ended a thread, or TimeoutError if no group has ended for so long."""
+        if self._failure is not None:
+            raise self._failure
+        if (silent_s := time.monotonic() - self._ended_at) > stale_after_s:
+            raise TimeoutError(f"no group has ended on the farm for {silent_s:.0f} s")
+
+    def _work(self) -> None:
+        try:
+            while not self._over.is_set():
+                with self._lock:
+                    number = next(self._numbers)
+                self._play(number)
+        except Exception as error:
+            self._failure = error
+            self._over.set()
+
+    def _play(self, number: int) -> None:
+        instance = self._instances[number % len(self._instances)]
+        begun_with = self._model_version
+        rollouts = self._run.play([instance] * self._n_samples, number)
+        self._ended_at = time.monotonic()
+        n_unscored = sum(not rollout.trainable for rollout in rollouts)
+        self.metrics_queue.put({"farm/n_unscored_total": float(n_unscored)})
+        for row in group_rows(rollouts, scaled=self._scaled):
+            self._put(self._sample(row, number, begun_with))
+
+    def _put(self, sample: Any) -> None:
+        while not self._over.is_set():
+            try:
+                return self.rollout_buffer.put(sample, timeout=_PUT_S)
+            except queue.Full:
+                continue
+
+    def _sample(self, row: GroupRow, number: int, begun_with: int) -> Any:
+        from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
+
+        segment, n_prompt = row.segment, len(row.segment.prompt_ids)
+        version, _ = segment.version_span
+        of_prompt = np.zeros(n_prompt, np.int64)
+        return RolloutSample(
+            prompt=[],
+            completion=[],
+            input_ids=np.concatenate([segment.prompt_ids, segment.response_ids]).astype(np.int64),
+            completion_mask=np.concatenate([of_prompt, segment.response_mask]).astype(np.int64),
+            old_log_probs=np.concatenate([of_prompt, segment.response_logprobs]).astype(np.float32),
+            advantage=row.advantage,
+            model_version=version if version >= 0 else begun_with,
+            group_id=number,
+            metrics={"reward": float(row.rollout.reward or 0.0), "reward_std": row.reward_std},
+        )
+
+
+def _numbers() -> Iterator[int]:
+    number = 0
+    while True:
+        yield number
+        number += 1
+
+
+class FarmWeightTransfer:
+    """A `WeightTransferProtocol` of AsyncGRPOTrainer: each of its syncs is a weight update of the farm's engines.
+
+    `push(engines, parameters)` brings the (name, tensor) pairs to the engines. Versions are counted as the trainer
+    counts them, from 1 for the first sync.
+    """
+
+    def __init__(
+        self,
+        client: Farm,
+        push: Callable[[Sequence[StoredEngine], Iterator[tuple[str, Any]]], object],
+        mode: PauseMode = "keep",
+    ) -> None:
+        self._client = client
+        self._push = push
+        self._mode = mode
+        self._version = 0
+        self._update = ExitStack()
+        self._engines: Sequence[StoredEngine] = ()
+
+    def init_weight_transfer(self) -> None:
+        """Do nothing: the farm knows its engines."""
+
+    def pause(self) -> None:
+        """Pause the engines for the next version."""
+        self._version += 1
+        self._engines = self._update.enter_context(self._client.weight_update(self._version, self._mode))
+
+    def send_weights(self, iterator: Iterator[tuple[str, Any]]) -> None:
+        """Push the weights. If that fails, the engines stay paused, as they may be half written."""
+        try:
+            self._push(self._engines, iterator)
+        except BaseException as error:
+            self._update.__exit__(type(error), error, error.__traceback__)
+            raise
+
+    def resume(self) -> None:
+        """Name the version and let the engines go on."""
+        self._update.close()
+
+    def destroy(self) -> None:
+        """Do nothing: no resources are held between updates."""

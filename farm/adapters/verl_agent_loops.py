@@ -1,0 +1,347 @@
+"""verl's agent loop manager, with the farm in the place of its agent loops. Needs verl; loaded by its trainer alone.
+
+    # my_farm.py: actor_rollout_ref.rollout.agent.agent_loop_manager_class=my_farm.Manager
+    class Manager(FarmAgentLoopManager):
+        connect = staticmethod(farm.connect)
+
+V0's trainer waits for a `DataProto` with a row for every sample: a rollout that broke has a placeholder there. V1's
+trainer does not wait: each prompt's rows go into TransferQueue when the last of its rollouts has ended. A prompt of
+which one broke is then a `failure`, with the rows of the others: verl evicts and replaces it, or trains on those.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import torch  # type: ignore[import-not-found, unused-ignore]
+from tensordict import TensorDict
+from verl import DataProto
+from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
+from verl.utils.model import compute_position_id_with_mask
+from verl.utils.ray_utils import auto_await
+
+from farm.adapters.single_row import BrokenRollouts, RowLimits, StepRow, TooLong, rows_of_step
+from farm.adapters.step_checks import check_count
+from farm.adapters.trainer_step import Phase, StepSamples, TrainerRun, instance_of
+from farm.adapters.verl import output_fields
+from farm.client.connect import connect as connect_farm
+from farm.client.farm import Farm
+from farm.errors import InvalidRequest
+from farm.records.request import Instance, SamplingParams
+from farm.records.rollout import Rollout
+
+log = logging.getLogger(__name__)
+
+
+class FarmAgentLoopManager:
+    """Plays verl's prompts on a farm. A subclass sets the attributes and names itself in verl's configuration.
+
+    `run` is the name of the training run, verl's project and experiment unless it is set. `instance(row)` gives a
+    prompt's instance; without it, the data set's column `farm_instance` holds it. `settings` are further fields of
+    `BatchRequest`. With `name_weights` each step names the weights that the engines have by verl's step: for engines
+    that verl itself has brought up to date, which no call may then be using.
+    """
+
+    connect: ClassVar[Callable[[], Farm]] = staticmethod(connect_farm)
+    run: ClassVar[str] = ""
+    settings: ClassVar[Mapping[str, Any]] = {}
+    broken: ClassVar[BrokenRollouts] = "neutral"
+    too_long: ClassVar[TooLong] = "error"
+    every_segment: ClassVar[bool] = True
+    """V1 alone: a row for each segment. V0 takes one row for each sample."""
+    name_weights: ClassVar[bool] = False
+    timeout_s: ClassVar[float | None] = None
+
+    @classmethod
+    @auto_await  # type: ignore[untyped-decorator, unused-ignore]
+    async def create(cls, *args: Any, **kwargs: Any) -> FarmAgentLoopManager:
+        """Return the manager; arguments as verl's own takes them."""
+        return cls(*args, **kwargs)
+
+    def __init__(
+        self,
+        config: Any,
+        llm_client: Any = None,
+        teacher_client: Any = None,
+        reward_loop_worker_handles: Sequence[Any] | None = None,
+    ) -> None:
+        if teacher_client:
+            raise InvalidRequest("the farm asks no teacher for log-probabilities", field="distillation")
+        self.config = config
+        self.rollout_config = config.actor_rollout_ref.rollout
+        self.llm_client = llm_client
+        name = self.run or f"{config.trainer.project_name}-{config.trainer.experiment_name}"
+        self.client = type(self).connect()
+        self.player = TrainerRun(self.client, name, self.settings, self.timeout_s)
+        self._reward_handles = reward_loop_worker_handles
+        self._threads: set[threading.Thread] = set()
+        self._failure: Exception | None = None
+
+    def instance(self, row: Mapping[str, Any]) -> Instance:
+        """Return the instance of a prompt, which is a row of verl's data set."""
+        return instance_of(row)
+
+    def generate_sequences(self, prompts: Any) -> DataProto | None:
+        """Play a batch of prompts: V0's `DataProto` is waited for, V1's `TensorDict` is not."""
+        if self._failure is not None:
+            raise self._failure
+        if isinstance(prompts, DataProto):
+            return self._gather(prompts)
+        self._dispatch(prompts)
+        return None
+
+    # V0
+
+    def _gather(self, prompts: DataProto) -> DataProto:
+        table = prompts.non_tensor_batch
+        if not all(table.get("__do_sample__", [True])):
+            raise InvalidRequest("it needs greedy samples beside the others", field="algorithm.adv_estimator")
+        columns = [{name: values[index] for name, values in table.items()} for index in range(len(prompts))]
+        listed = [self.instance(row) for row in columns]
+        step, validate = int(prompts.meta_info.get("global_steps", 0)), bool(prompts.meta_info.get("validate", False))
+        self._name_weights(step)
+        rollouts = self.player.play(listed, step, _phase(validate), sampling=self._sampling(validate))
+        check_count(len(rollouts), len(prompts))
+        step_rows = rows_of_step(rollouts, broken=self.broken, limits=self._limits(), pad_id=0)
+        # with reward workers, verl's own manager hands on the messages alone
+        kept = (
+            table if self._reward_handles is None else {name: table[name] for name in ("raw_prompt",) if name in table}
+        )
+        return data_proto(step_rows, self.rollout_config.prompt_length, self.rollout_config.response_length, kept)
+
+    # V1
+
+    def _dispatch(self, prompts: TensorDict) -> None:
+        """Submit a batch of prompts, and write what comes of it in a thread."""
+        validate = bool(_plain(prompts.pop("validate", False)))
+        rows = [{name: _plain(value, index) for name, value in prompts.items()} for index in range(len(prompts))]
+        default = self.rollout_config.val_kwargs.n if validate else self.rollout_config.n
+        numbers = [int(row.pop("__rollout_n__", default)) for row in rows]
+        listed = [self.instance(row) for row, n in zip(rows, numbers, strict=True) for _ in range(n)]
+        step = int(rows[0]["global_steps"])
+        self._name_weights(step)
+        batch_id, samples = self.player.submit(listed, step, _phase(validate), sampling=self._sampling(validate))
+        writer = _PromptWriter("val" if validate else "train", rows, numbers)
+        writer.begin()
+        thread = threading.Thread(target=self._write, args=(batch_id, samples, writer), daemon=True)
+        self._threads.add(thread)
+        thread.start()
+
+    def _write(self, batch_id: str, samples: StepSamples, writer: _PromptWriter) -> None:
+        try:
+            places = defaultdict(list)
+            for index, place in enumerate(samples.places):
+                places[place].append(index)
+            for group in self.client.stream_groups(batch_id, cursor=0):
+                for rollout in group.rollouts:
+                    for index in places[rollout.group_index, rollout.sample_index]:
+                        writer.take(index, rollout, self._rows)
+        except Exception as error:
+            # raised in the trainer when it asks for the next batch: a failure alone would be replaced again and again
+            self._failure = error
+            log.exception("batch %s: its prompts that are not written become failures", batch_id)
+            writer.give_up()
+        finally:
+            self._threads.discard(threading.current_thread())
+
+    def _rows(self, rollouts: Sequence[Rollout]) -> list[StepRow]:
+        return rows_of_step(rollouts, limits=self._limits(), every_segment=self.every_segment, fallback=0.0)
+
+    # both
+
+    def _limits(self) -> RowLimits:
+        return RowLimits(
+            prompt_tokens=self.rollout_config.prompt_length,
+            response_tokens=self.rollout_config.response_length,
+            too_long=self.too_long,
+            prompt_option="actor_rollout_ref.rollout.prompt_length",
+            response_option="actor_rollout_ref.rollout.response_length",
+        )
+
+    def _sampling(self, validate: bool) -> SamplingParams:
+        source = self.rollout_config.val_kwargs if validate else self.rollout_config
+        top_k = int(source.top_k)
+        return SamplingParams(
+            temperature=float(source.temperature),
+            top_p=float(source.top_p),
+            top_k=None if top_k == -1 else top_k,
+        )
+
+    def _name_weights(self, step: int) -> None:
+        if self.name_weights and self.client.newest_version() != str(step):
+            self.client.set_version(step)
+
+
+class _PromptWriter:
+    """Writes prompts into TransferQueue: each when the last of its samples has ended, its rows before its status."""
+
+    def __init__(self, partition: str, rows: Sequence[Mapping[str, Any]], numbers: Sequence[int]) -> None:
+        self._partition = partition
+        self._rows = rows
+        self._numbers = numbers
+        self._prompt_of = [prompt for prompt, n in enumerate(numbers) for _ in range(n)]
+        self._first = np.concatenate([[0], np.cumsum(numbers)]).tolist()
+        self._ended: list[dict[int, Rollout]] = [{} for _ in rows]
+        self._written: set[int] = set()
+
+    def begin(self) -> None:
+        """Tag all prompts as running."""
+        for prompt in range(len(self._rows)):
+            self._tag(prompt, "running")
+
+    def take(self, index: int, rollout: Rollout, rows: Callable[[Sequence[Rollout]], list[StepRow]]) -> None:
+        """Take the rollout of the sample at this place of the list, and write its prompt if it was the last."""
+        prompt = self._prompt_of[index]
+        ended = self._ended[prompt]
+        ended[index - self._first[prompt]] = rollout
+        if len(ended) == self._numbers[prompt] and prompt not in self._written:
+            self._write(prompt, rows([ended[session] for session in range(len(ended))]))
+
+    def give_up(self) -> None:
+        """Tag the prompts that have not been written as failures."""
+        for prompt in range(len(self._rows)):
+            if prompt not in self._written:
+                self._tag(prompt, "failure")
+
+    def _write(self, prompt: int, step_rows: Sequence[StepRow]) -> None:
+        import transfer_queue as tq
+        from verl.utils.tensordict_utils import list_of_dict_to_tensordict
+
+        row = self._rows[prompt]
+        keys, fields, tags = [], [], []
+        for session, step_row in enumerate(step_rows):
+            for index, segment in enumerate(step_row.segments if step_row.scored else ()):
+                output = agent_loop_output(output_fields(step_row.rollout, segment, step_row.reward))
+                keys.append(f"{row['uid']}_{session}_{index}")
+                fields.append(transfer_fields(output, {**row, "session_id": session}))
+                tags.append(_tags(output, row))
+        if keys:
+            tq.kv_batch_put(
+                keys=keys, fields=list_of_dict_to_tensordict(fields), tags=tags, partition_id=self._partition
+            )
+        self._tag(prompt, "finished" if all(each.scored for each in step_rows) else "failure")
+        self._written.add(prompt)
+
+    def _tag(self, prompt: int, status: str) -> None:
+        import transfer_queue as tq
+
+        tq.kv_put(key=self._rows[prompt]["uid"], partition_id=self._partition, tag={"status": status})
+
+
+def agent_loop_output(fields: Mapping[str, Any]) -> AgentLoopOutput:
+    """Return verl's record of these fields, which checks them."""
+    return AgentLoopOutput(**{**fields, "metrics": AgentLoopMetrics(**fields["metrics"])})
+
+
+def transfer_fields(output: AgentLoopOutput, row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of one row as verl's own worker puts them into TransferQueue."""
+    fields: dict[str, Any] = output.as_dict() | {name: value for name, value in row.items() if name != "agent_name"}
+    input_ids = torch.cat([fields["prompts"], fields["responses"]])
+    attention_mask = torch.ones_like(input_ids)
+    fields.pop("multi_modal_data", None)
+    return fields | {
+        "loss_mask": fields["response_mask"],
+        "input_ids": input_ids,
+        "position_ids": compute_position_id_with_mask(attention_mask.unsqueeze(0)).squeeze(0),
+        "multi_modal_inputs": {},
+    }
+
+
+def _tags(output: AgentLoopOutput, row: Mapping[str, Any]) -> dict[str, Any]:
+    n_prompt, n_response = len(output.prompt_ids), len(output.response_ids)
+    step = int(row["global_steps"])
+    oldest, newest = output.extra_fields["min_global_steps"], output.extra_fields["max_global_steps"]
+    return {
+        "status": "success",
+        "prompt_len": n_prompt,
+        "response_len": n_response,
+        "seq_len": n_prompt + n_response,
+        "global_steps": step,
+        # verl takes them for integers: of weights without a number, the step that asked
+        "min_global_steps": step if oldest is None else oldest,
+        "max_global_steps": step if newest is None else newest,
+    }
+
+
+def data_proto(
+    step_rows: Sequence[StepRow], prompt_length: int, response_length: int, table: Mapping[str, Any]
+) -> DataProto:
+    """Return V0's batch: prompts padded on the left, responses on the right, the reward on each row's last token.
+
+    `table` are the prompts' own columns, which verl's manager hands on where it has no reward workers.
+    """
+    fields = [output_fields(row.rollout, row.segments[0], row.reward) for row in step_rows]
+    n = len(fields)
+    prompts, prompt_mask = _padded([each["prompt_ids"] for each in fields], prompt_length, left=True)
+    responses, response_there = _padded([each["response_ids"] for each in fields], response_length)
+    response_mask, _ = _padded([each["response_mask"] for each in fields], response_length)
+    logprobs, _ = _padded([each["response_logprobs"] for each in fields], response_length, dtype=torch.float32)
+    attention_mask = torch.cat([prompt_mask, response_there], dim=1)
+    rm_scores = torch.zeros(n, response_length)
+    rm_scores[torch.arange(n), response_there.sum(dim=1) - 1] = torch.tensor([each["reward_score"] for each in fields])
+    extra = [each["extra_fields"] for each in fields]
+    columns = {name: _objects([each[name] for each in extra]) for name in extra[0]}
+    return DataProto(
+        batch=TensorDict(
+            {
+                "prompts": prompts,
+                "responses": responses,
+                "response_mask": response_mask,
+                "input_ids": torch.cat([prompts, responses], dim=1),
+                "attention_mask": attention_mask,
+                "position_ids": compute_position_id_with_mask(attention_mask),
+                "rollout_log_probs": logprobs,
+                "rm_scores": rm_scores,
+            },
+            batch_size=n,
+        ),
+        non_tensor_batch={
+            **{name: value for name, value in table.items() if name != "__do_sample__"},
+            **columns,
+            "acc": np.array([each["reward_score"] for each in fields]),
+            "extras": _objects([None] * n),
+            "multi_modal_inputs": _objects([{} for _ in fields]),
+            "__num_turns__": np.array([each["num_turns"] for each in fields], np.int32),
+        },
+        meta_info={"timing": {}, "reward_extra_keys": ["acc"]},
+    )
+
+
+def _padded(
+    values: Sequence[Sequence[float]], width: int, left: bool = False, dtype: torch.dtype = torch.int64
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return rows of one width, and 1 where there is a value."""
+    padded, there = torch.zeros(len(values), width, dtype=dtype), torch.zeros(len(values), width, dtype=torch.int64)
+    for index, row in enumerate(values):
+        place = slice(width - len(row), width) if left else slice(0, len(row))
+        padded[index, place] = torch.tensor(row, dtype=dtype)
+        there[index, place] = 1
+    return padded, there
+
+
+def _objects(values: Sequence[Any]) -> np.ndarray[Any, Any]:
+    column = np.empty(len(values), dtype=object)
+    column[:] = values
+    return column
+
+
+def _plain(value: Any, index: int | None = None) -> Any:
+    """Return a value of a TensorDict as Python has it: of one row, or what all rows share."""
+    from tensordict import NonTensorData, NonTensorStack
+
+    if isinstance(value, NonTensorStack):
+        return value[index or 0].data
+    if isinstance(value, NonTensorData):
+        return value.data
+    if isinstance(value, torch.Tensor) and index is not None:
+        return value[index]
+    return value
+
+
+def _phase(validate: bool) -> Phase:
+    return "eval" if validate else "train"

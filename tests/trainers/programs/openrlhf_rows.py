@@ -1,0 +1,125 @@
+"""OpenRLHF's own records and advantages of what the farm plays: `openrlhf_rows.py FARM_URL`.
+
+OpenRLHF imports packages for GPUs that it uses nothing of for this; empty modules are there for the imports.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+from absent_modules import leave_out  # type: ignore[import-not-found]
+
+leave_out("vllm", "flash_attn", "deepspeed", "optree", "peft", "bitsandbytes")
+
+import torch  # type: ignore[import-not-found, unused-ignore]  # noqa: E402
+from openrlhf.trainer.ppo_utils.experience import Experience  # noqa: E402
+from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker  # noqa: E402
+from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator  # noqa: E402
+from problems_of_tests import breaking, chat  # type: ignore[import-not-found]  # noqa: E402
+
+import farm  # noqa: E402
+from farm.adapters.constructed_rollouts import every_kind  # noqa: E402
+from farm.adapters.openrlhf import response_fields  # noqa: E402
+from farm.adapters.openrlhf_executor import FarmAgentExecutor  # noqa: E402
+from farm.errors import InvalidRequest  # noqa: E402
+
+N = 4
+MAX_LENGTH = 512
+TOKENIZER = SimpleNamespace(eos_token_id=2, pad_token_id=0)
+SAMPLING = SimpleNamespace(temperature=1.0, top_p=1.0, top_k=-1, max_tokens=64, logprobs=1)
+
+
+class AgentExecutor(FarmAgentExecutor):
+    connect = staticmethod(lambda: farm.connect(sys.argv[1]))
+    run = "openrlhf"
+    settings = {"max_attempts": 1}  # noqa: RUF012
+
+
+def main() -> None:
+    executor = AgentExecutor()
+    labels = [instance.model_dump_json() for instance in (chat("a"), breaking("b"), chat("c"))]
+    responses = asyncio.run(executed(executor, labels))
+    experiences = [
+        SamplesGenerator._process_response_into_experience(None, each, max_len=MAX_LENGTH) for each in responses
+    ]
+    for number, experience in enumerate(experiences):
+        experience.index = [number]
+    whole = Experience.concat_experiences(experiences, 0)
+    facts = {
+        "rewards": whole.rewards.tolist(),
+        "trained_tokens": whole.action_mask.sum(1).tolist(),
+        "shapes": [list(getattr(whole, name).shape) for name in ("action_mask", "rollout_log_probs")],
+        "off_mask": float((whole.rollout_log_probs * ~whole.action_mask.bool()).abs().sum()),
+        "advantages": {
+            name: advantages(whole, name) for name in ("group_norm", "dr_grpo", "rloo", "reinforce_baseline")
+        },
+        "constructed": constructed(),
+        "too_long": refused(labels[0]),
+    }
+    print(json.dumps(facts))
+
+
+async def executed(executor: Any, labels: list[str]) -> list[dict[str, Any]]:
+    """Call the executor as OpenRLHF's actor does: all samples of each prompt at once."""
+    calls = [
+        executor.execute(f"prompt {number}", label, SAMPLING, MAX_LENGTH, TOKENIZER, None)
+        for number, label in enumerate(labels)
+        for _ in range(N)
+    ]
+    return list(await asyncio.gather(*calls))
+
+
+def advantages(whole: Any, estimator: str) -> list[float]:
+    """Return the largest advantage of each row by OpenRLHF's own estimator."""
+    args = SimpleNamespace(
+        rollout=SimpleNamespace(n_samples_per_prompt=N),
+        reward=SimpleNamespace(clip_range=None),
+        algo=SimpleNamespace(
+            advantage=SimpleNamespace(estimator=estimator, gamma=1.0, lambd=1.0, no_std_norm=True),
+            kl=SimpleNamespace(init_coef=0.0),
+        ),
+    )
+    from openrlhf.trainer.ppo_utils import experience_maker
+
+    experience_maker.apply_length_penalties = lambda *_: None
+    maker = SimpleNamespace(strategy=SimpleNamespace(args=args), advantage_estimator=estimator, args=args)
+    maker.kl_ctl = SimpleNamespace(value=0.0)
+    maker.get_cumulative_returns = lambda *words: RemoteExperienceMaker.get_cumulative_returns(maker, *words)
+    whole.kl = torch.zeros(whole.action_mask.shape)
+    (done,) = RemoteExperienceMaker.compute_advantages_and_returns(maker, [whole])
+    assert bool(torch.isfinite(done.advantages).all())
+    masked = done.advantages * done.action_mask
+    return [round(float(row[row.abs().argmax()]), 6) for row in masked]
+
+
+def constructed() -> list[int]:
+    """Return the tokens that train of rollouts of every kind, by OpenRLHF's mask and by ours."""
+    counts = []
+    for rollout in every_kind():
+        for segment in rollout.segments if rollout.trainable else ():
+            if segment.trainable:
+                fields = response_fields(rollout, segment, 1.0) | {"prompt": "", "label": ""}
+                experience = SamplesGenerator._process_response_into_experience(None, fields, max_len=10_000)
+                mask = torch.cat([torch.zeros(len(segment.prompt_ids)), torch.tensor(segment.response_mask.tolist())])[
+                    1:
+                ]
+                assert torch.equal(experience.action_mask[0].float(), mask)
+                logprobs = torch.tensor(segment.response_logprobs.tolist())
+                assert torch.equal(experience.rollout_log_probs[0][-len(logprobs) :], logprobs)
+                counts.append(int(mask.sum()))
+    return counts
+
+
+def refused(label: str) -> str:
+    try:
+        asyncio.run(AgentExecutor().execute("p", label, SAMPLING, 4, TOKENIZER, None))
+    except InvalidRequest as error:
+        return error.field
+    return ""
+
+
+main()

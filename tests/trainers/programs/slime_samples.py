@@ -1,0 +1,163 @@
+"""slime's, or miles', own checks of samples that the farm plays: `slime_samples.py FARM_URL slime|miles`."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import json
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+from absent_modules import leave_out  # type: ignore[import-not-found]
+from problems_of_tests import breaking, chat  # type: ignore[import-not-found]
+
+import farm
+from farm.adapters.constructed_rollouts import every_kind
+from farm.adapters.slime import SlimeSamples, generate_function, group_rewards, rollout_function
+from farm.errors import InvalidRequest
+
+leave_out("sglang", "sglang_router", "megatron")
+URL, PACKAGE = sys.argv[1:3]
+Sample: Any = importlib.import_module(f"{PACKAGE}.utils.types").Sample
+base_types: Any = importlib.import_module(f"{PACKAGE}.rollout.base_types")
+N = 4
+OPTIONS: dict[str, Any] = {"settings": {"max_attempts": 1}}
+
+
+def args(**changed: Any) -> SimpleNamespace:
+    return SimpleNamespace(
+        **{
+            "rollout_batch_size": 3,
+            "n_samples_per_prompt": N,
+            "rollout_temperature": 1.0,
+            "rollout_top_p": 1.0,
+            "rollout_top_k": -1,
+            "rollout_max_response_len": 64,
+            "rollout_max_prompt_len": 400,
+            "rollout_max_context_len": 800,
+            "rollout_stop": None,
+            "reward_key": None,
+            "advantage_estimator": "grpo",
+            "rewards_normalization": True,
+            "grpo_std_normalization": False,
+            "custom_reward_post_process_path": None,
+            **changed,
+        }
+    )
+
+
+class Source:
+    """slime's data source, with three problems."""
+
+    def get_samples(self, n: int) -> list[list[Any]]:
+        instances = [chat("a"), breaking("b"), chat("c")][:n]
+        return [
+            [
+                Sample(
+                    group_index=group, index=group * N + k, prompt="x", metadata={"farm_instance": each.model_dump()}
+                )
+                for k in range(N)
+            ]
+            for group, each in enumerate(instances)
+        ]
+
+
+def connect() -> Any:
+    return farm.connect(URL)
+
+
+def main() -> None:
+    function = rollout_function(connect, f"{PACKAGE}-run", **OPTIONS)
+    output = base_types.call_rollout_fn(function, args(), 3, Source(), evaluation=False)
+    again = base_types.call_rollout_fn(function, args(), 4, Source(), evaluation=False)
+    flat = checked(output.samples)
+    facts = {
+        "kind": type(output).__module__,
+        "groups": [len(group) for group in output.samples],
+        "rewards": [sample.reward for sample in flat],
+        "removed": [sample.remove_sample for sample in flat],
+        "status": [sample.status.value for sample in flat],
+        "versions": sorted({version for sample in flat for version in sample.weight_versions}),
+        "normalized": normalized(flat),
+        "n_removed": output.metrics["farm/n_removed"],
+        "other_step": [sample.metadata["farm_rollout_id"] for sample in checked(again.samples)]
+        != [sample.metadata["farm_rollout_id"] for sample in flat],
+        "generated": generated(),
+        "several": several(),
+        "refused": refused(function),
+    }
+    print(json.dumps(facts))
+
+
+def checked(groups: list[list[Any]]) -> list[Any]:
+    """Check every sample by the package's own rules; return them."""
+    flat = [sample for group in groups for sample in group]
+    for sample in flat:
+        if hasattr(sample, "validate"):
+            sample.validate()
+        else:
+            sample._validate_response_metadata_lengths()
+        assert sample.response_length > 0
+        assert len(sample.tokens) > sample.response_length
+        assert Sample.from_dict(sample.to_dict()).tokens == sample.tokens
+        assert sample.get_reward_value(args()) is not None
+    return flat
+
+
+def normalized(flat: list[Any]) -> list[float]:
+    """Return the advantages by slime's own normalization of raw rewards; its class needs Ray's actors, the rule not."""
+    import torch  # type: ignore[import-not-found, unused-ignore]
+
+    rewards = torch.tensor([sample.get_reward_value(args()) for sample in flat]).reshape(-1, N)
+    values: list[float] = (rewards - rewards.mean(dim=-1, keepdim=True)).flatten().tolist()
+    return values
+
+
+def generated() -> dict[str, Any]:
+    """Call the generate function for the samples of a group at once, as both packages do."""
+    generate = generate_function(connect, PACKAGE, **OPTIONS)
+
+    async def run() -> list[Any]:
+        groups = Source().get_samples(2)
+        first = await asyncio.gather(*(generate(args(), sample, {}) for sample in groups[0]))
+        return [*first, *await asyncio.gather(*(generate(args(), sample, {}) for sample in groups[1]))]
+
+    flat = checked([asyncio.run(run())])
+    mean = sum(sample.reward for sample in flat[:N]) / N
+    return {
+        "batches": len({sample.metadata["farm_rollout_id"].split(".")[0] for sample in flat}),
+        "broken_is_neutral": all(sample.reward == mean and sample.remove_sample for sample in flat[N:]),
+    }
+
+
+def several() -> dict[str, Any]:
+    """Fill samples with rollouts of every kind, all of their segments."""
+    rollouts = every_kind()
+    samples = [Sample(group_index=each.group_index, index=index) for index, each in enumerate(rollouts)]
+    wide = args(rollout_max_prompt_len=None, rollout_max_context_len=None)
+    filled = SlimeSamples(connect, "x", every_segment=True).fill(wide, samples, rollouts)
+    flat = checked(filled)
+    if PACKAGE == "slime":
+        from slime.observability.rollout_data_utils import validate_rollout_id_annotated
+
+        validate_rollout_id_annotated([filled])
+    raw, centred = group_rewards(args(), flat)
+    return {"n": [len(each) for each in filled], "first_group": centred[:4], "raw": raw[:4]}
+
+
+def refused(function: Any) -> list[str]:
+    fields = []
+    for changed in ({"rollout_top_p": 0.9}, {"partial_rollout": True}, {"rollout_max_context_len": 10}):
+        try:
+            function(args(**changed), 3, Source())
+        except InvalidRequest as error:
+            fields.append(error.field)
+    try:
+        function(args(), 3, Source(), evaluation=True)
+    except InvalidRequest as error:
+        fields.append(error.field)
+    return fields
+
+
+main()

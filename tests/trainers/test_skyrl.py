@@ -1,0 +1,24 @@
+"""SkyRL takes the farm's generator output: its own validation, tensors and advantages, plain and step-wise."""
+
+from __future__ import annotations
+
+from tests.trainers.conftest import Program
+
+
+def test_skyrls_own_checks_take_the_farms_rows(run: Program) -> None:
+    facts = run("skyrl_rows")
+    # rollouts of every kind, plain and step-wise, and faults that those checks find
+    assert facts["constructed"] == {"rows": 12, "steps": 14, "broken": 0.0}
+    assert facts["refused"] == ["loss_masks", "is_last_step", "trajectory_ids"]
+    for kind in ("plain", "step_wise"):
+        played = facts[kind]
+        assert played["rows"] == 12
+        assert played["masked"] == [False] * 4 + [True] * 4 + [False] * 4
+        scored = played["rewards"][:4] + played["rewards"][8:]
+        assert set(scored) <= {0.0, 1.0}
+        mean = sum(scored) / len(scored)
+        assert played["rewards"][4:8] == [mean] * 4, "a group that broke whole moves the mean of the step nowhere"
+        assert (played["scored_mean"], played["n_unscored"]) == (mean, 4)
+        assert played["advantages_of_broken"] == [0.0] * 4
+        assert played["stop_reasons"] == ["error", "stop"]
+        assert played["same_when_again"], "the same step is the same batch"

@@ -1,0 +1,31 @@
+"""slime and miles take the farm's samples: both functions that their options name, and their own checks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.trainers.conftest import Program
+
+
+@pytest.mark.parametrize("package", ["slime", "miles"])
+def test_their_own_checks_take_the_farms_samples(run: Program, trainers: Path, package: str) -> None:
+    source = trainers / package
+    if not (source / package).exists():
+        pytest.skip(f"the source of {package} is not in {source}: tests/trainers/environment.sh could not fetch it")
+    facts = run("slime_samples", package, path=source)
+    assert facts["kind"] == f"{package}.rollout.base_types"
+    assert facts["groups"] == [4, 4, 4]
+    assert facts["removed"] == [False] * 4 + [True] * 4 + [False] * 4
+    assert facts["status"][4:8] == ["failed"] * 4
+    scored = facts["rewards"][:4] + facts["rewards"][8:]
+    assert set(scored) <= {0.0, 1.0}
+    assert facts["rewards"][4:8] == [sum(scored) / 8] * 4
+    assert facts["normalized"][4:8] == [0.0] * 4
+    assert facts["n_removed"] == 4
+    assert facts["other_step"]
+    assert facts["generated"] == {"batches": 2, "broken_is_neutral": True}
+    assert facts["several"]["n"] == [1, 3, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1]
+    assert facts["several"]["first_group"] == [-0.125, 0.125, 0.125, 0.125]
+    assert facts["refused"] == ["rollout_top_p", "partial_rollout", "rollout_max_context_len", "eval_function_path"]

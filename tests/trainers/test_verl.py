@@ -1,0 +1,37 @@
+"""verl takes the farm's batches: V0's padded ones as its own worker makes them, V1's rows in a real TransferQueue."""
+
+from __future__ import annotations
+
+from tests.trainers.conftest import Program
+
+
+def test_v0s_batch_is_as_verls_own_worker_makes_it(run: Program) -> None:
+    facts = run("verl_batches")
+    same = facts["as_verls_worker"]
+    assert len(same["tensors"]) == 8
+    assert all(same["tensors"].values()), same["tensors"]
+    assert (same["missing"], same["differing"]) == ([], [])
+    assert same["extra_keys"] == [["acc"], ["acc"]]
+    scores = facts["scores"]
+    scored = scores[:4] + scores[8:]
+    assert set(scored) <= {0.0, 1.0}
+    assert scores[4:8] == [sum(scored) / 8] * 4
+    assert facts["trained_tokens"][4:8] == [0] * 4
+    assert (facts["broken_advantage"], facts["broken_gradient"]) == (0.0, 0.0)
+    assert facts["versions"] == [5], "the weights were named by verl's step"
+    assert facts["same_when_again"]
+    assert facts["too_long"] == "actor_rollout_ref.rollout.response_length"
+
+
+def test_v1s_prompts_are_written_when_their_last_rollout_has_ended(run: Program) -> None:
+    facts = run("verl_queue")
+    assert facts["returned"] is None
+    assert (facts["finished"], facts["failed"]) == (["u0", "u2"], ["u1"])
+    assert facts["keys"] == [f"{uid}_{session}_0" for uid in ("u0", "u2") for session in range(3)]
+    ours, theirs = facts["fields"]
+    assert ours == theirs, "the fields that verl's own worker writes"
+    assert facts["same_types"]
+    assert {"global_steps", "max_global_steps", "min_global_steps", "seq_len", "status"} <= {*facts["tags"]}
+    assert facts["steps"] == [5]
+    assert set(facts["scores"]) <= {0.0, 1.0}
+    assert facts["on_the_last_token"]

@@ -1,0 +1,84 @@
+"""Calls for single samples become groups: together by key, apart by time and size, and failing together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from farm.adapters.sample_window import RewardsSoFar, SampleWindow
+
+
+class GroupPlayer:
+    """Plays groups, and remembers them."""
+
+    def __init__(self) -> None:
+        self.groups: list[list[str]] = []
+
+    def play(self, samples: Sequence[str]) -> list[str]:
+        self.groups.append(list(samples))
+        if "bad" in samples:
+            raise ValueError("played badly")
+        return [sample.upper() for sample in samples]
+
+
+def test_calls_of_one_key_are_one_group_and_each_has_its_own_result() -> None:
+    player = GroupPlayer()
+
+    async def run() -> list[str]:
+        window = SampleWindow(player.play)
+        return await asyncio.gather(*(window.result(name[0], name) for name in ("a1", "b1", "a2", "b2")))
+
+    assert asyncio.run(run()) == ["A1", "B1", "A2", "B2"]
+    assert sorted(player.groups) == [["a1", "a2"], ["b1", "b2"]]
+
+
+def test_a_group_that_is_full_takes_no_more() -> None:
+    player = GroupPlayer()
+
+    async def run() -> list[str]:
+        window = SampleWindow(player.play, most=2)
+        return await asyncio.gather(*(window.result("a", f"a{number}") for number in range(5)))
+
+    assert asyncio.run(run()) == ["A0", "A1", "A2", "A3", "A4"]
+    assert sorted(map(len, player.groups)) == [1, 2, 2]
+
+
+def test_a_failure_reaches_every_call_of_the_group_and_no_other() -> None:
+    player = GroupPlayer()
+
+    async def run() -> list[object]:
+        window = SampleWindow(player.play)
+        calls = (window.result("a", "bad"), window.result("a", "good"), window.result("b", "fine"))
+        return list(await asyncio.gather(*calls, return_exceptions=True))
+
+    first, second, third = asyncio.run(run())
+    assert isinstance(first, ValueError)
+    assert isinstance(second, ValueError)
+    assert third == "FINE"
+
+
+def test_a_call_that_is_cancelled_leaves_its_siblings() -> None:
+    async def run() -> str:
+        window = SampleWindow(GroupPlayer().play)
+        first = asyncio.create_task(window.result("a", "one"))
+        second = asyncio.create_task(window.result("a", "two"))
+        await asyncio.sleep(0)
+        first.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        return await second
+
+    assert asyncio.run(run()) == "TWO"
+
+
+def test_a_group_that_broke_whole_has_the_mean_so_far_and_not_for_ever() -> None:
+    rewards = RewardsSoFar()
+    assert rewards.fallback() == 0.0
+    for _ in range(16):
+        rewards.take([])
+    assert rewards.fallback() is None
+    rewards.take([1.0, 0.0])
+    rewards.take([0.5])
+    assert rewards.fallback() == 0.5

@@ -1,0 +1,122 @@
+"""One row a rollout: the choice of its segment, what a broken one becomes, and what is refused before training."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from farm.adapters.constructed_rollouts import OBSERVED, broken, every_kind, only_broken, rollout, segment
+from farm.adapters.single_row import RowLimits, most_sampled, rows_of_step, single_rows
+from farm.errors import InvalidRequest, NoTrainableRollouts
+from farm.records.rollout import Outcome
+
+
+def test_the_segment_with_the_most_sampled_tokens_is_the_row() -> None:
+    first, second = segment(3, [7, 7]), segment(4, [7, OBSERVED, OBSERVED, OBSERVED, OBSERVED])
+    assert most_sampled([second, first]) is first
+    assert most_sampled([first, segment(9, [7, 7])]) is first
+    rows = list(single_rows(every_kind()))
+    assert [len(row.prompt_ids) for _, row in rows] == [2, 4, 2, 9, 2, 512, 1]
+    assert len(list(single_rows(every_kind(), min_version=8))) == 2
+
+
+def test_every_rollout_has_a_row_and_a_broken_one_the_mean_of_its_group() -> None:
+    group = [
+        rollout(0, [segment(2, [7])], reward=1.0),
+        broken(1, Outcome.SANDBOX_ERROR, [segment(5, [7])]),
+        rollout(2, [segment(2, [7])], reward=0.5),
+        rollout(3, [segment(2, [7])], reward=0.0),
+    ]
+    rows = rows_of_step(group)
+    assert [row.reward for row in rows] == [1.0, 1.0, 0.5, 0.0]
+    assert [row.scored for row in rows] == [True, False, True, True]
+    (placeholder,) = rows[1].segments
+    assert (placeholder.prompt_ids.tolist(), placeholder.response_mask.tolist()) == ([100, 101, 102, 103, 104], [0])
+    assert all(row.masked == (row.rollout.reward is None) for row in rows)
+
+
+def test_advantages_of_scored_siblings_are_as_without_the_broken_one() -> None:
+    scored = [rollout(0, [segment(2, [7])], reward=0.2), rollout(1, [segment(2, [7])], reward=0.9)]
+    same_group = {"group_index": 0}
+    step = [*scored, rollout(2, [], reward=None, outcome=Outcome.LOST, **same_group)]
+    rewards = np.array([row.reward for row in rows_of_step(step)])
+    assert np.allclose((rewards - rewards.mean())[:2], [-0.35, 0.35])
+    assert np.isclose((rewards - rewards.mean())[2], 0)
+
+
+def test_a_group_that_broke_whole_has_the_mean_of_the_step() -> None:
+    step = [rollout(0, [segment(2, [7])], reward=0.5), broken(2, Outcome.LOST, []), broken(3, Outcome.CANCELLED, [])]
+    rows = rows_of_step(step, pad_id=9)
+    assert [row.reward for row in rows] == [0.5, 0.5, 0.5]
+    assert rows[1].segments[0].prompt_ids.tolist() == [9]
+
+
+def test_a_group_may_be_masked_whole() -> None:
+    step = [rollout(0, [segment(2, [7, 7])]), broken(1, Outcome.LOST, []), rollout(2, [segment(2, [7])])]
+    rows = rows_of_step(step, broken="mask_group")
+    assert [row.masked for row in rows] == [True, True, False]
+    assert rows[0].segments[0].response_mask.sum() == 0
+    assert len(rows[0].segments[0].response_ids) == 2
+    assert step[0].segments[0].response_mask.sum() == 2, "the rollout itself stays as it was"
+
+
+def test_a_policy_that_ended_before_its_first_token_keeps_its_reward() -> None:
+    step = [rollout(0, [segment(2, [7])], reward=1.0), rollout(1, [], reward=0.0, outcome=Outcome.DEADLINE)]
+    early = rows_of_step(step)[1]
+    assert (early.reward, early.scored, early.masked) == (0.0, True, True)
+
+
+@pytest.mark.parametrize("kind", ["mismatch", "old"])
+def test_what_is_not_exact_or_too_old_does_not_count(kind: str) -> None:
+    bad = segment(2, [7, 7], mismatch=2) if kind == "mismatch" else segment(2, [6])
+    step = [rollout(0, [segment(2, [7])], reward=1.0), rollout(1, [bad], reward=0.0)]
+    row = rows_of_step(step, min_version=7)[1]
+    assert (row.reward, row.scored, row.masked) == (1.0, False, True)
+
+
+def test_a_step_of_which_nothing_trains_is_an_error_that_counts_why() -> None:
+    with pytest.raises(NoTrainableRollouts, match=r"none of \d+ rollouts may train: .*1 sandbox_error.*: constructed"):
+        rows_of_step(only_broken())
+    assert {row.reward for row in rows_of_step(only_broken(), fallback=0.25)} == {0.25}
+
+
+def test_longer_rows_are_refused_by_rollout_and_option() -> None:
+    step = [rollout(0, [segment(2, [7])]), rollout(1, [segment(3, [7] * 5)])]
+    with pytest.raises(
+        InvalidRequest, match=r"constructed\.0\.1 has a response of 5 tokens, and max_completion"
+    ) as caught:
+        rows_of_step(step, limits=RowLimits(response_tokens=4, response_option="max_completion_length"))
+    assert caught.value.field == "max_completion_length"
+    with pytest.raises(InvalidRequest, match=r"constructed\.0\.1 has a prompt of 3 tokens"):
+        rows_of_step(step, limits=RowLimits(prompt_tokens=2))
+    with pytest.raises(InvalidRequest, match=r"constructed\.0\.1 has a row of 8 tokens, and max_len is 7"):
+        rows_of_step(step, limits=RowLimits(total_tokens=7, total_option="max_len"))
+
+
+def test_longer_rows_are_cut_or_masked_by_choice() -> None:
+    step = [rollout(0, [segment(2, [7])]), rollout(1, [segment(3, [7] * 5)], reward=0.75)]
+    cut = rows_of_step(step, limits=RowLimits(response_tokens=4, too_long="cut"))[1]
+    assert (len(cut.segments[0].response_ids), cut.masked) == (4, False)
+    total = rows_of_step(step, limits=RowLimits(total_tokens=5, too_long="cut"))[1]
+    assert len(total.segments[0].response_ids) == 2
+    masked = rows_of_step(step, limits=RowLimits(response_tokens=4, too_long="mask"))[1]
+    assert (masked.masked, masked.reward, masked.scored) == (True, 0.75, True)
+    prompt = rows_of_step(step, limits=RowLimits(prompt_tokens=2, too_long="cut"))[1]
+    assert (prompt.masked, len(prompt.segments[0].prompt_ids)) == (True, 1)
+
+
+def test_ids_beyond_the_vocabulary_are_refused() -> None:
+    with pytest.raises(InvalidRequest, match=r"constructed\.0\.0 has the token id 1100, and .* has 500") as caught:
+        rows_of_step([rollout(0, [segment(2, [7])])], limits=RowLimits(vocabulary=500))
+    assert caught.value.field == "vocabulary"
+
+
+def test_a_scored_rollout_without_ids_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match=r"constructed\.0\.1 was scored, and has no training row"):
+        rows_of_step([rollout(0, [segment(2, [7])]), rollout(1, [], n_response_tokens=12)])
+
+
+def test_every_segment_is_a_row_where_the_trainer_takes_them() -> None:
+    rows = rows_of_step(every_kind(), every_segment=True)
+    assert [len(row.segments) for row in rows][:3] == [1, 3, 1]
+    assert all(len(each.response_ids) for row in rows for each in row.segments)

@@ -1,0 +1,145 @@
+"""Trainers' formats without the trainers: every outcome has its word, and rows are made as each of them checks them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from farm.adapters import openrlhf, skyrl, slime, trl, verl
+from farm.adapters.constructed_rollouts import broken, every_kind, rollout, segment
+from farm.adapters.single_row import rows_of_step
+from farm.adapters.trl_worker import group_rows
+from farm.errors import InvalidRequest
+from farm.records.rollout import Outcome, Rollout
+
+TABLES: Sequence[Mapping[Outcome, Any]] = (
+    trl.STOP_REASONS,
+    verl.STOP_REASONS,
+    skyrl.STOP_REASONS,
+    slime.STATUSES,
+    openrlhf.TRUNCATED,
+)
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_every_outcome_has_a_word(table: Mapping[Outcome, Any]) -> None:
+    assert [*table] == [*Outcome]
+
+
+def test_a_broken_rollout_has_no_reward_for_trl() -> None:
+    output = trl._output(rows_of_step(every_kind()))
+    assert {len(column) for column in output.values()} == {12}
+    unscored = [reward is None for reward in output["farm_reward"]]
+    assert unscored == [False, False, False, True, True, False, False, False, True, True, False, False]
+    assert all(len(ids) for ids in output["completion_ids"])
+    assert output["farm_stop_reason"][3:5] == ["error", "abort"]
+    rewards = trl.reward_from_farm([], [], farm_reward=output["farm_reward"])
+    assert rewards[2:4] == [0.0, None]
+
+    def length(completions: Sequence[Any], **_: Any) -> list[float | None]:
+        return [1.0 for _ in completions]
+
+    scored = trl.scored_only(length)
+    assert scored([0, 1], farm_reward=[0.5, None]) == [1.0, None]
+
+
+def test_prompts_find_their_instances_however_a_data_set_fills_messages() -> None:
+    message = {"role": "user", "content": "x"}
+    assert trl.prompt_key([message]) == trl.prompt_key([{**message, "tool_calls": None}])
+    assert trl.prompt_key("x") == "x"
+    func = trl.FarmRolloutFunc(None, {"x": None})  # type: ignore[arg-type, dict-item]
+    with pytest.raises(InvalidRequest, match=r"no instance is known for the prompt 'y'; 1 others are"):
+        func._instance("y")
+
+
+def generated(rollouts: Sequence[Rollout], *, step_wise: bool, **options: Any) -> dict[str, Any]:
+    config = SimpleNamespace(step_wise_trajectories=step_wise)
+    generator = skyrl.FarmGenerator(None, config, "run", **options)  # type: ignore[arg-type]
+    return generator._output(rollouts, [each.rollout_id for each in rollouts])
+
+
+def test_skyrl_rows_are_one_for_each_prompt_and_as_long_as_their_response() -> None:
+    output = generated(every_kind(), step_wise=False)
+    names = ("prompt_token_ids", "response_ids", "rewards", "loss_masks", "stop_reasons", "rollout_logprobs")
+    assert {len(output[name]) for name in names} == {12}
+    for ids, mask, logprobs in zip(
+        output["response_ids"], output["loss_masks"], output["rollout_logprobs"], strict=True
+    ):
+        assert len(ids) == len(mask) == len(logprobs) > 0
+    assert output["rewards"][3] == output["rewards"][2] == 0.0, "its only scored sibling earned a zero"
+    assert output["rewards"][4] == output["rewards"][5] == 0.75
+    assert output["rollout_metrics"]["farm/n_unscored"] == 4
+
+
+def test_skyrl_steps_of_a_trajectory_are_adjacent_and_the_last_has_the_reward() -> None:
+    output = generated(every_kind(), step_wise=True)
+    of_branched = [index for index, each in enumerate(output["trajectory_ids"]) if each.endswith("0.1")]
+    assert of_branched == [1, 2, 3]
+    assert [output["is_last_step"][index] for index in of_branched] == [False, False, True]
+    assert [output["rewards"][index] for index in of_branched] == [0.0, 0.0, -0.25]
+    assert output["is_last_step"][-1] is True
+
+
+def test_sampling_parameters_of_skyrl_are_ours_or_refused() -> None:
+    params = skyrl.sampling_params({"temperature": 0.7, "max_generate_length": 5, "min_p": 0.0, "logprobs": 1})
+    assert params is not None
+    assert (params.temperature, params.max_tokens) == (0.7, 5)
+    assert skyrl.sampling_params({}) is None
+    with pytest.raises(InvalidRequest, match=r"^sampling_params\.min_p: "):
+        skyrl.sampling_params({"min_p": 0.1})
+
+
+def test_skyrl_without_instances_is_refused() -> None:
+    generator = skyrl.FarmGenerator(None, SimpleNamespace(), "run")  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequest, match="env_extras"):
+        asyncio.run(generator.generate({"prompts": ["x"], "env_extras": None}))
+
+
+def sample(group: int, rollout_id: int, reward: float) -> SimpleNamespace:
+    return SimpleNamespace(group_index=group, rollout_id=rollout_id, get_reward_value=lambda args: reward)
+
+
+def test_slimes_rewards_count_a_rollout_with_several_samples_once() -> None:
+    samples = [sample(0, 0, 1.0), sample(0, 0, 1.0), sample(0, 0, 1.0), sample(0, 1, 0.0), sample(1, 2, 0.5)]
+    raw, centred = slime.group_rewards(SimpleNamespace(grpo_std_normalization=False), samples)
+    assert raw == [1.0, 1.0, 1.0, 0.0, 0.5]
+    assert centred == [0.5, 0.5, 0.5, -0.5, 0.0]
+
+
+@pytest.mark.parametrize(("option", "value"), [("rollout_top_p", 0.9), ("partial_rollout", True), ("group_rm", True)])
+def test_options_of_slime_that_the_farm_cannot_serve_are_named(option: str, value: Any) -> None:
+    samples = slime.SlimeSamples(None, "run")  # type: ignore[arg-type]
+    samples.check(SimpleNamespace())
+    with pytest.raises(InvalidRequest) as caught:
+        samples.check(SimpleNamespace(**{option: value}))
+    assert caught.value.field == option
+    several = slime.SlimeSamples(None, "run", every_segment=True)  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequest, match=r"farm\.adapters\.slime\.group_rewards"):
+        several.check(SimpleNamespace())
+
+
+def test_openrlhfs_placeholder_trains_one_token() -> None:
+    step = rows_of_step([rollout(0, [segment(2, [7])]), broken(1, Outcome.LOST, [segment(3, [7, 7])])], pad_id=5)
+    fields = openrlhf.placeholder_fields(step[1])
+    assert fields["observation_tokens"] == [100, 101, 102, 5]
+    assert fields["action_ranges"] == [(3, 4)]
+    assert fields["reward"] == step[0].reward
+
+
+def test_advantages_are_over_the_scored_members_and_alike_for_all_rows_of_a_rollout() -> None:
+    group = [
+        rollout(0, [segment(2, [7])], reward=1.0),
+        rollout(1, [segment(2, [7]), segment(3, [7, 7])], reward=0.0),
+        broken(2, Outcome.LOST, [segment(2, [7])]),
+    ]
+    rows = group_rows(group, scaled=False)
+    assert [(row.rollout.rollout_id[-3:], row.advantage) for row in rows] == [
+        ("0.0", 0.5),
+        ("0.1", -0.5),
+        ("0.1", -0.5),
+    ]
+    assert group_rows(group[1:]) == [], "one alone compares with nothing"
