@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import numpy as np
 from sqlalchemy import Connection, Table, bindparam, delete, func, insert, select, update
+from sqlalchemy.dialects import postgresql, sqlite
 
 from farm.errors import EngineError
 from farm.records.prefixes import Prefixes
@@ -28,6 +29,23 @@ segment_rows = cast(Table, SegmentRow.__table__)
 
 _AS_THEY_ARE = tuple({each.name for each in fields(ModelCall)} - {"index", "prompt_ids", "versions"})
 """The fields of a call that are stored as they are, in columns of their names."""
+
+# Built once, as those of `farm.store.rollouts`: each turn of each rollout executes both.
+_ADD_CALL = {
+    "sqlite": sqlite.insert(model_calls).on_conflict_do_nothing(),
+    "postgresql": postgresql.insert(model_calls).on_conflict_do_nothing(),
+}
+_observe_call = (
+    update(model_calls)
+    .where(
+        model_calls.c.rollout_id == bindparam("b_id"),
+        model_calls.c.attempt == bindparam("b_attempt"),
+        model_calls.c.call_index == bindparam("b_index"),
+    )
+    .values(observations=bindparam("b_observations"), n_invalid=bindparam("b_n_invalid"))
+)
+_delete_segments = delete(segment_rows).where(segment_rows.c.rollout_id == bindparam("b_id"))
+_add_segments = insert(segment_rows)
 
 _ANEW = "rendered anew: the engine's prompt goes on from the ids of no earlier call"
 
@@ -91,15 +109,15 @@ def record_call(connection: Connection, row: dict[str, Any]) -> None:
 
     Raises EngineError for what no database takes.
     """
-    key = (
-        model_calls.c.rollout_id == row["rollout_id"],
-        model_calls.c.attempt == row["attempt"],
-        model_calls.c.call_index == row["call_index"],
-    )
-    known = update(model_calls).where(*key).values(observations=row["observations"], n_invalid=row["n_invalid"])
+    mine = {"b_id": row["rollout_id"], "b_attempt": row["attempt"], "b_index": row["call_index"]}
+    changed = mine | {"b_observations": row["observations"], "b_n_invalid": row["n_invalid"]}
+    add = _ADD_CALL[connection.dialect.name]
+    # both orders are right, as a write may be repeated; one statement is enough where the row is as expected
+    steps = [(_observe_call, changed), (add, row)] if row["observations"] else [(add, row), (_observe_call, changed)]
     with fitting(EngineError, f"{row['rollout_id']}: call {row['call_index']} of engine {row['engine']}"):
-        if connection.execute(known).rowcount == 0:
-            connection.execute(insert(model_calls), row)
+        for statement, values in steps:
+            if connection.execute(statement, values).rowcount:
+                break
 
 
 def calls(connection: Connection, rollout_id: str, attempt: int | None = None) -> list[ModelCall]:
@@ -128,10 +146,10 @@ def store_segments(
     connection: Connection, rollout_id: str, batch_id: str, attempt: int, rows: Sequence[Segment]
 ) -> None:
     """Make these the training rows of a rollout, in place of any from an earlier attempt."""
-    connection.execute(delete(segment_rows).where(segment_rows.c.rollout_id == bindparam("b_id")), {"b_id": rollout_id})
+    connection.execute(_delete_segments, {"b_id": rollout_id})
     if rows:
         connection.execute(
-            insert(segment_rows),
+            _add_segments,
             [
                 {
                     "rollout_id": rollout_id,
