@@ -31,18 +31,21 @@ _AS_THEY_ARE = tuple({each.name for each in fields(ModelCall)} - {"index", "prom
 """The fields of a call that are stored as they are, in columns of their names."""
 
 # Built once, as those of `farm.store.rollouts`: each turn of each rollout executes both.
-_ADD_CALL = {
-    "sqlite": sqlite.insert(model_calls).on_conflict_do_nothing(),
-    "postgresql": postgresql.insert(model_calls).on_conflict_do_nothing(),
-}
+_CALL_KEY = tuple(model_calls.primary_key.columns)
+_OBSERVED = ("observations", "n_invalid")
+
+
+def _put_call(insert_into: Any) -> Any:
+    """Return the statement of one dialect that adds a call's row, or changes what is observed in the one there is."""
+    add = insert_into(model_calls)
+    return add.on_conflict_do_update(index_elements=_CALL_KEY, set_={name: add.excluded[name] for name in _OBSERVED})
+
+
+_PUT_CALL = {"sqlite": _put_call(sqlite.insert), "postgresql": _put_call(postgresql.insert)}
 _observe_call = (
     update(model_calls)
-    .where(
-        model_calls.c.rollout_id == bindparam("b_id"),
-        model_calls.c.attempt == bindparam("b_attempt"),
-        model_calls.c.call_index == bindparam("b_index"),
-    )
-    .values(observations=bindparam("b_observations"), n_invalid=bindparam("b_n_invalid"))
+    .where(*(column == bindparam(f"b_{column.name}") for column in _CALL_KEY))
+    .values({name: bindparam(f"b_{name}") for name in _OBSERVED})
 )
 _delete_segments = delete(segment_rows).where(segment_rows.c.rollout_id == bindparam("b_id"))
 _add_segments = insert(segment_rows)
@@ -109,15 +112,11 @@ def record_call(connection: Connection, row: dict[str, Any]) -> None:
 
     Raises EngineError for what no database takes.
     """
-    mine = {"b_id": row["rollout_id"], "b_attempt": row["attempt"], "b_index": row["call_index"]}
-    changed = mine | {"b_observations": row["observations"], "b_n_invalid": row["n_invalid"]}
-    add = _ADD_CALL[connection.dialect.name]
-    # both orders are right, as a write may be repeated; one statement is enough where the row is as expected
-    steps = [(_observe_call, changed), (add, row)] if row["observations"] else [(add, row), (_observe_call, changed)]
+    changed = {f"b_{name}": row[name] for name in (*(column.name for column in _CALL_KEY), *_OBSERVED)}
     with fitting(EngineError, f"{row['rollout_id']}: call {row['call_index']} of engine {row['engine']}"):
-        for statement, values in steps:
-            if connection.execute(statement, values).rowcount:
-                break
+        # what has been observed is mostly of a row that is there; packing its arrays again would cost more
+        if not row["observations"] or not connection.execute(_observe_call, changed).rowcount:
+            connection.execute(_PUT_CALL[connection.dialect.name], row)
 
 
 def calls(connection: Connection, rollout_id: str, attempt: int | None = None) -> list[ModelCall]:
