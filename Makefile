@@ -18,7 +18,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 COMPILED := pycosat
 
 .DEFAULT_GOAL := help
-.PHONY: help runtime venv home apptainer rabbitmq demo test soak test-vllm test-trainers check docs lock clean
+.PHONY: help runtime venv home apptainer rabbitmq demo train test soak test-vllm test-trainers check docs lock clean
 
 # What a lock pins, wheels alone, with a line for every ten packages; by uv where that is, which is much faster.
 # Hashes are checked either way. uv reads no configuration of pip's, so where it finds no packages pip has its turn.
@@ -101,6 +101,10 @@ rabbitmq: home  ## RabbitMQ under $(FARM_HOME)/rabbitmq for the tests, where the
 demo: runtime apptainer  ## a farm on this machine plays a batch of rollouts; ARGS="..." goes to examples/demo.py
 	@$(BIN)/python -m examples.demo $(ARGS)
 
+train: runtime apptainer home  ## a tiny policy learns through a farm, on a real vLLM on the CPU (3.4 GB once); ARGS="..." goes to examples/training
+	@bash examples/training/environment.sh '$(FARM_HOME)/vllm'
+	@$(BIN)/python -m examples.training --python '$(FARM_HOME)/vllm/.venv/bin/python' $(ARGS)
+
 # Tests wait for processes much of their time, so more run than there are cores; ARGS="-n 0" is one after the other.
 test: venv apptainer rabbitmq  ## every test; ARGS="..." goes to pytest
 	@$(BIN)/python -m pytest -n $$((2 * $$(nproc) + 1)) --maxprocesses 8 $(ARGS)
@@ -112,7 +116,7 @@ soak: venv apptainer rabbitmq  ## the long forms of tests, each for about SOAK_M
 
 # One server for all its tests, so no workers; FARM_VLLM_PYTHON is what lets pytest see them at all.
 test-vllm: venv home  ## the engine contract and more on a real vLLM on the CPU (3.4 GB once); ARGS="..." goes to pytest
-	@bash tests/vllm/environment.sh '$(FARM_HOME)/vllm'
+	@bash examples/training/environment.sh '$(FARM_HOME)/vllm'
 	@FARM_VLLM_PYTHON='$(FARM_HOME)/vllm/.venv/bin/python' $(BIN)/python -m pytest -n 0 --timeout 900 tests/vllm $(ARGS)
 
 # Their packages clash with ours and each other's pins; FARM_TRAINERS_PYTHON is what lets pytest see the tests at all.

@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import numpy as np
 from sqlalchemy import Connection, Table, bindparam, delete, func, insert, select, update
+from sqlalchemy.dialects import postgresql, sqlite
 
 from farm.errors import EngineError
 from farm.records.prefixes import Prefixes
@@ -28,6 +29,26 @@ segment_rows = cast(Table, SegmentRow.__table__)
 
 _AS_THEY_ARE = tuple({each.name for each in fields(ModelCall)} - {"index", "prompt_ids", "versions"})
 """The fields of a call that are stored as they are, in columns of their names."""
+
+# Built once, as those of `farm.store.rollouts`: each turn of each rollout executes both.
+_CALL_KEY = tuple(model_calls.primary_key.columns)
+_OBSERVED = ("observations", "n_invalid")
+
+
+def _put_call(insert_into: Any) -> Any:
+    """Return the statement of one dialect that adds a call's row, or changes what is observed in the one there is."""
+    add = insert_into(model_calls)
+    return add.on_conflict_do_update(index_elements=_CALL_KEY, set_={name: add.excluded[name] for name in _OBSERVED})
+
+
+_PUT_CALL = {"sqlite": _put_call(sqlite.insert), "postgresql": _put_call(postgresql.insert)}
+_observe_call = (
+    update(model_calls)
+    .where(*(column == bindparam(f"b_{column.name}") for column in _CALL_KEY))
+    .values({name: bindparam(f"b_{name}") for name in _OBSERVED})
+)
+_delete_segments = delete(segment_rows).where(segment_rows.c.rollout_id == bindparam("b_id"))
+_add_segments = insert(segment_rows)
 
 _ANEW = "rendered anew: the engine's prompt goes on from the ids of no earlier call"
 
@@ -91,15 +112,11 @@ def record_call(connection: Connection, row: dict[str, Any]) -> None:
 
     Raises EngineError for what no database takes.
     """
-    key = (
-        model_calls.c.rollout_id == row["rollout_id"],
-        model_calls.c.attempt == row["attempt"],
-        model_calls.c.call_index == row["call_index"],
-    )
-    known = update(model_calls).where(*key).values(observations=row["observations"], n_invalid=row["n_invalid"])
+    changed = {f"b_{name}": row[name] for name in (*(column.name for column in _CALL_KEY), *_OBSERVED)}
     with fitting(EngineError, f"{row['rollout_id']}: call {row['call_index']} of engine {row['engine']}"):
-        if connection.execute(known).rowcount == 0:
-            connection.execute(insert(model_calls), row)
+        # what has been observed is mostly of a row that is there; packing its arrays again would cost more
+        if not row["observations"] or not connection.execute(_observe_call, changed).rowcount:
+            connection.execute(_PUT_CALL[connection.dialect.name], row)
 
 
 def calls(connection: Connection, rollout_id: str, attempt: int | None = None) -> list[ModelCall]:
@@ -128,10 +145,10 @@ def store_segments(
     connection: Connection, rollout_id: str, batch_id: str, attempt: int, rows: Sequence[Segment]
 ) -> None:
     """Make these the training rows of a rollout, in place of any from an earlier attempt."""
-    connection.execute(delete(segment_rows).where(segment_rows.c.rollout_id == bindparam("b_id")), {"b_id": rollout_id})
+    connection.execute(_delete_segments, {"b_id": rollout_id})
     if rows:
         connection.execute(
-            insert(segment_rows),
+            _add_segments,
             [
                 {
                     "rollout_id": rollout_id,

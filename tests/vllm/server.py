@@ -4,36 +4,20 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
-import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from examples.training.vllm_server import START_S, VARIABLES, answers, free_port, vllm_command
 from testkit.private_server import running
 from workers.testing.engine.model_text import write_model_text
 
 CONTEXT_TOKENS = 2048
-_START_S = 400.0
-"""Half a minute on an idle machine; several on one that is not."""
 _HERE = Path(__file__).parent
-_VARIABLES = {
-    "VLLM_SERVER_DEV_MODE": "1",
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "OMP_NUM_THREADS": "2",
-    "VLLM_NO_USAGE_STATS": "1",
-    "HF_HUB_OFFLINE": "1",
-}
-_OPTIONS = (
-    *("--served-model-name", "tiny", "--host", "127.0.0.1", "--dtype", "float32", "--enforce-eager"),
-    *("--max-model-len", str(CONTEXT_TOKENS), "--max-num-seqs", "64", "--enable-scale-out"),
-    *("--enable-prompt-tokens-details", "--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +36,14 @@ class RealVllm:
             return json.load(answer)
 
     def metric(self, name: str) -> float:
-        """The sum of a metric over all its labels."""
-        with urllib.request.urlopen(f"{self.url}/metrics", timeout=60) as answer:
-            lines = answer.read().decode().splitlines()
-        return sum(float(line.split()[-1]) for line in lines if line.startswith((f"{name}{{", f"{name} ")))
+        return metric(self.url, name)
+
+
+def metric(url: str, name: str) -> float:
+    """Return the sum of a server's metric over all its labels."""
+    with urllib.request.urlopen(f"{url}/metrics", timeout=60) as answer:
+        lines = answer.read().decode().splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith((f"{name}{{", f"{name} ")))
 
 
 def in_vllm(python: Path, script: str, *words: object, stdin: str = "") -> str:
@@ -74,30 +62,14 @@ def real_vllm(python: Path, folder: Path) -> Iterator[RealVllm]:
     for each in weights:
         write_model_text(each)
     in_vllm(python, "make_weights.py", CONTEXT_TOKENS, *weights)
-    port = _free_port()
+    port = free_port()
     url = f"http://127.0.0.1:{port}"
-    command: Sequence[str | Path] = (
-        *("env", *(f"{name}={value}" for name, value in _VARIABLES.items())),
-        *(python, "-m", "vllm.entrypoints.openai.api_server", "--model", weights[0], "--port", str(port), *_OPTIONS),
-    )
+    variables = (f"{name}={value}" for name, value in VARIABLES.items())
+    command = ("env", *variables, *vllm_command(python, weights[0], port, CONTEXT_TOKENS))
     log = python.parents[2] / "server.log"
-    with running(command, lambda: _answers(f"{url}/health"), log, start_s=_START_S):
+    with running(command, lambda: answers(f"{url}/health"), log, start_s=START_S):
         yield RealVllm(url, python, weights)
 
 
 def _environment() -> dict[str, str]:
-    return {**os.environ, **_VARIABLES}
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
-
-
-def _answers(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(url, timeout=5):
-            return True
-    except (urllib.error.URLError, OSError):
-        return False
+    return {**os.environ, **VARIABLES}

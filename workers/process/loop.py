@@ -22,6 +22,8 @@ from contextvars import ContextVar
 from types import FrameType
 from typing import Any, Generic, TypeVar
 
+from farm.thread_names import name_thread
+
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
@@ -43,6 +45,7 @@ class Loop:
         self._thread.start()
 
     def _run(self) -> None:
+        name_thread(self._thread.name)
         while not self._closing:
             try:
                 self._loop.run_forever()

@@ -20,6 +20,7 @@ from typing import Any, TypeAlias, TypeVar
 from sqlalchemy import Connection
 
 from farm.store.sql.database_errors import Outage, RetryableFailure, retryable_failure, unavailable, waited_for_lock
+from farm.thread_names import name_thread
 
 T = TypeVar("T")
 Work: TypeAlias = Callable[[Connection], T]
@@ -106,6 +107,7 @@ class Writer:
                 self._thread.start()
 
     def _write_groups(self) -> None:
+        name_thread(self._name)
         left: list[PendingWrite] = []
         waits = pauses()
         ended = False

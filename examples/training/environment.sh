@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# A real vLLM for a CPU, in an environment of its own: environment.sh DIR makes DIR/.venv, 3.4 GB, unless it is there.
+# A trainer and a real vLLM for a CPU, in an environment of their own: environment.sh DIR makes DIR/.venv, 3.4 GB, unless
+# it is there. It has what the client of the farm needs, too; the farm itself is found by PYTHONPATH.
 #
 # Nothing of it is ever a dependency of the farm. Its requirements are pinned and installed as they are listed, as those
 # that the package names would bring CUDA libraries.
@@ -17,7 +18,7 @@ folder=$(cd "$1" && pwd)
 python=$folder/.venv/bin/python
 log=$folder/install.log
 
-sum=$(cat "$here/requirements.txt" "$here"/plugin/*.* | sha256sum | cut -c1-16)
+sum=$(cat "$here/requirements.txt" "$here"/vllm_plugin/*.* | sha256sum | cut -c1-16)
 stamp=$folder/.venv/installed-$sum
 [ -e "$stamp" ] && exit 0
 
@@ -33,7 +34,7 @@ pip() {
     || { tail -5 "$log" >&2; fail "pip failed, see $log"; }
 }
 
-echo "installing vLLM into $folder"
+echo "installing vLLM and what a trainer needs (3.4 GB) into $folder"
 : >"$log"
 pip install --no-deps setuptools==78.1.1
 pip install --no-deps -r "$here/requirements.txt"
@@ -41,7 +42,7 @@ pip install --no-deps -r "$here/requirements.txt"
 # Building leaves files beside the sources.
 copy=$(mktemp -d)
 trap 'rm -rf "$copy"' EXIT
-cp "$here"/plugin/*.* "$copy"
+cp "$here"/vllm_plugin/*.* "$copy"
 pip install --no-deps --no-build-isolation --force-reinstall "$copy"
 
 rm -f "$folder"/.venv/installed-*

@@ -1,0 +1,130 @@
+"""Episodes of "follow the files" without the farm: a loop on the engine's own API, with or without sandboxes.
+
+It samples what the farm samples: the same prompts, parameters and seeds on the same engine. Nothing is stored, nothing
+is tried again, and nothing is checked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import uuid4
+
+import httpx2
+import orjson
+from tokenizers import Tokenizer
+
+from examples.training.file_chains import DATA_SOURCE, FileChain
+from examples.training.follow_files.follow_files import FollowFilesHandler, FollowFilesInstance
+from examples.training.turn_text import CALL, CALL_END, TURN_END, observation, opening
+from farm.errors import SandboxError
+from farm.seeds import call_seed, rollout_seed
+from workers.sandboxes.provider import NodeSandboxProvider
+from workers.tools.bash import BashArguments, BashTool
+
+WIDTH = 64
+"""Episodes at a time: as many as a node plays by default."""
+STARTS = 4
+"""Sandboxes that are started at a time: as many as a node starts by default."""
+MAX_TURNS = 7
+MAX_TOKENS = 12
+_TOOL_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class PlainEpisode:
+    """The result of one."""
+
+    reward: float
+    n_turns: int
+    n_tokens: int
+
+
+@dataclass(slots=True)
+class PlainLoop:
+    """Plays episodes on the engine at `url`; with a `provider`, each in a sandbox of its own, started by hand."""
+
+    url: str
+    tokenizer: Tokenizer
+    provider: NodeSandboxProvider | None = None
+    handler: FollowFilesHandler = field(default_factory=FollowFilesHandler)
+
+    async def play(self, chains: Sequence[FileChain], n_samples: int, seed: int) -> list[PlainEpisode]:
+        """Play each problem `n_samples` times, WIDTH episodes at a time."""
+        slots, starts = asyncio.Semaphore(WIDTH), asyncio.Semaphore(STARTS)
+        limits = httpx2.Limits(max_connections=WIDTH)
+        async with httpx2.AsyncClient(base_url=self.url, timeout=300, limits=limits) as client:
+
+            async def one(chain: FileChain, first_seed: int) -> PlainEpisode:
+                async with slots, self._files(chain, starts) as files:
+                    return await self._episode(client, chain, files, first_seed)
+
+            return await asyncio.gather(
+                *(
+                    one(chain, rollout_seed(seed, DATA_SOURCE, chain.fields, group, sample))
+                    for group, chain in enumerate(chains)
+                    for sample in range(n_samples)
+                )
+            )
+
+    @asynccontextmanager
+    async def _files(self, chain: FileChain, starts: asyncio.Semaphore) -> AsyncIterator[BashTool | None]:
+        """Provide a shell in a sandbox with the files, if there are sandboxes."""
+        if self.provider is None:
+            yield None
+            return
+        instance = FollowFilesInstance.model_validate(chain.fields)
+        spec = self.handler.sandbox(instance)
+        assert spec is not None
+
+        async def prepare(sandbox: Any) -> None:
+            await self.handler.prepare(instance, sandbox)
+
+        async with starts:
+            name = f"benchmark-{uuid4().hex[:12]}"
+            what = orjson.dumps(chain.fields, option=orjson.OPT_SORT_KEYS).decode()
+            sandbox = await self.provider.start_prepared(name, spec, what, prepare)
+        tool = BashTool(sandbox)
+        try:
+            yield tool
+        finally:
+            await tool.close()
+            with suppress(SandboxError):
+                await sandbox.stop()
+
+    async def _episode(
+        self, client: httpx2.AsyncClient, chain: FileChain, files: BashTool | None, seed: int
+    ) -> PlainEpisode:
+        ids = self._ids(opening(chain.request))
+        n_turns = n_tokens = 0
+        while n_turns < MAX_TURNS:
+            sampled = await self._sampled(client, ids, call_seed(seed, n_turns))
+            n_turns += 1
+            n_tokens += len(sampled)
+            ids += sampled
+            said = self.tokenizer.decode(sampled, skip_special_tokens=False).removesuffix(TURN_END)
+            if not (said.startswith(CALL) and said.endswith(CALL_END)):
+                return PlainEpisode(float(said == f"answer {chain.answer}"), n_turns, n_tokens)
+            name = said[len(CALL) : -len(CALL_END)]
+            if files is None:
+                output = chain.files.get(name, "")
+            else:
+                output = (await files.call(BashArguments.model_validate({"command": f"cat {name}"}), _TOOL_S)).text
+            ids += self._ids(observation(output))
+        return PlainEpisode(0.0, n_turns, n_tokens)
+
+    async def _sampled(self, client: httpx2.AsyncClient, ids: list[int], seed: int) -> list[int]:
+        sampling = {"temperature": 1.0, "max_tokens": MAX_TOKENS, "seed": seed, "logprobs": 0, "detokenize": False}
+        body = {"model": "tiny", "token_ids": ids, "sampling_params": sampling}
+        answer = await client.post("/inference/v1/generate", content=orjson.dumps(body))
+        answer.raise_for_status()
+        [choice] = orjson.loads(answer.content)["choices"]
+        sampled: list[int] = choice["token_ids"]
+        return sampled
+
+    def _ids(self, text: str) -> list[int]:
+        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
+        return ids

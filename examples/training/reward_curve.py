@@ -1,0 +1,79 @@
+"""The curve of a training run: a line for each step on the terminal, a table in `curve.csv`, a picture in `curve.png`.
+
+Both files are written anew from all steps so far, so a run that was killed and started again has each step once.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TypeAlias
+
+from farm.adapters.arrays import Arrays
+from farm.records.rollout import Rollout
+
+Step: TypeAlias = Mapping[str, float]
+"""One row: column name to number."""
+
+_BAR = 40
+
+
+def summary(step: int, rollouts: Sequence[Rollout], rows: Arrays, largest_gap: float) -> dict[str, float]:
+    """Return what a step was made of: its scores, over all rollouts that have one, and the rows that it trains on."""
+    scores = [rollout.reward for rollout in rollouts if rollout.reward is not None]
+    versions = rows.policy_versions[rows.response_mask == 1]
+    return {
+        "step": step,
+        "reward": sum(scores) / len(scores),
+        "n_rollouts": len(rollouts),
+        "n_unscored": len(rollouts) - len(scores),
+        "n_rows": len(rows),
+        "n_tokens": len(versions),
+        "largest_gap": largest_gap,
+        "oldest_version": int(versions.min()),
+        "newest_version": int(versions.max()),
+        # on-policy are the weights that the step before has made
+        "off_policy_share": float((versions < step - 1).mean()),
+    }
+
+
+def show(row: Step) -> str:
+    """Return a step as a line for the terminal."""
+    bar = "█" * round(_BAR * row["reward"])
+    off = f"  {100 * row['off_policy_share']:.0f} % of the tokens off-policy" if row["off_policy_share"] else ""
+    return (
+        f"step {row['step']:3.0f}  reward {row['reward']:.3f} {bar:<{_BAR}}  "
+        f"play {row['play_s']:.1f} s  train {row['train_s']:.1f} s  push {row['push_s']:.1f} s  "
+        f"gap {row['largest_gap']:.0e}{off}"
+    )
+
+
+def write(steps: Sequence[Step], folder: Path) -> None:
+    """Write `curve.csv` and `curve.png`."""
+    table = folder / "curve.csv.partial"
+    with table.open("w", newline="") as file:
+        rows = csv.DictWriter(file, fieldnames=list(steps[0]))
+        rows.writeheader()
+        rows.writerows(steps)
+    table.replace(folder / "curve.csv")
+    _draw(steps, folder / "curve.png")
+
+
+def _draw(steps: Sequence[Step], path: Path) -> None:
+    import matplotlib as mpl  # type: ignore[import-not-found, unused-ignore]
+
+    mpl.use("Agg")
+    from matplotlib import pyplot  # type: ignore[import-not-found, unused-ignore]
+
+    figure, (rewards, gaps) = pyplot.subplots(2, 1, sharex=True, height_ratios=(3, 1), figsize=(7, 6))
+    numbers = [row["step"] for row in steps]
+    rewards.plot(numbers, [row["reward"] for row in steps], marker="o")
+    rewards.set(ylabel="mean reward", ylim=(0, 1))
+    gaps.semilogy(numbers, [row["largest_gap"] for row in steps], marker=".", color="tab:gray")
+    gaps.set(xlabel="step", ylabel="largest gap of\nlog-probabilities")
+    for axes in (rewards, gaps):
+        axes.grid(alpha=0.3)
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)

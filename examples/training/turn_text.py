@@ -1,0 +1,21 @@
+"""The text of an episode's turns, as `examples/training/chat_template.jinja` writes it around what is said."""
+
+from __future__ import annotations
+
+CONTEXT_TOKENS = 512
+"""The policy's context: the longest episode has a quarter of it."""
+TURN_BEGIN = "<|im_start|>"
+TURN_END = "<|im_end|>"
+CALL = '<tool_call>{"name": "bash", "arguments": {"command": "cat '
+CALL_END = '"}}</tool_call>'
+
+
+def opening(request: str) -> str:
+    """Return the first prompt, up to where the policy begins."""
+    return f"{TURN_BEGIN}user\n{request}{TURN_END}\n{TURN_BEGIN}assistant\n"
+
+
+def observation(output: str) -> str:
+    """Return what follows a turn: a tool's output, up to where the policy goes on."""
+    response = f"<tool_response>{output}</tool_response>"
+    return f"\n{TURN_BEGIN}user\n{response}{TURN_END}\n{TURN_BEGIN}assistant\n"

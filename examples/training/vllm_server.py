@@ -1,0 +1,82 @@
+"""A real vLLM on the CPU, as a child of this process: its command, its environment, and waiting until it answers."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+from farm.embedded.child_process import ChildProcess
+from farm.errors import ServiceError
+
+T = TypeVar("T")
+
+VARIABLES = {
+    "VLLM_SERVER_DEV_MODE": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "OMP_NUM_THREADS": "2",
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_OFFLINE": "1",
+}
+"""Its environment: control endpoints for weight updates, no telemetry, no network, threads that share the machine."""
+START_S = 400.0
+"""Half a minute on an idle machine; several on one that is not."""
+_STOP_S = 20.0
+_POLL_S = 0.1
+
+
+def vllm_command(python: Path, model: Path, port: int, context_tokens: int) -> Sequence[str]:
+    """Return the command of a server whose model is called `tiny`, with all that the farm makes use of."""
+    return (
+        *(str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--port", str(port)),
+        *("--served-model-name", "tiny", "--host", "127.0.0.1", "--dtype", "float32", "--enforce-eager"),
+        *("--max-model-len", str(context_tokens), "--max-num-seqs", "64", "--enable-scale-out"),
+        *("--enable-prompt-tokens-details", "--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
+    )
+
+
+@contextmanager
+def vllm_server(python: Path, model: Path, context_tokens: int, log: Path) -> Iterator[str]:
+    """Run a server until the block ends; yields its URL without /v1. Raises ServiceError with the end of its log."""
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    log.unlink(missing_ok=True)
+    child = ChildProcess(vllm_command(python, model, port, context_tokens), log=log, env=os.environ | VARIABLES)
+    try:
+        await_answer(child, log, lambda: answers(f"{url}/health"), START_S)
+        yield url
+    finally:
+        child.terminate()
+        child.end(_STOP_S)
+
+
+def await_answer(child: ChildProcess, log: Path, answer: Callable[[], T | None], within_s: float) -> T:
+    """Return the answer of a child that starts. Raises ServiceError if it ends before, or takes too long."""
+    deadline = time.monotonic() + within_s
+    while not (value := answer()):
+        if not child.running or time.monotonic() > deadline:
+            raise ServiceError(f"{log.stem} did not start; {log} ends with:\n{log.read_text(errors='replace')[-2000:]}")
+        time.sleep(_POLL_S)
+    return value
+
+
+def answers(url: str) -> bool:
+    """Return whether a server answers there."""
+    try:
+        with urllib.request.urlopen(url, timeout=5):
+            return True
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])

@@ -1,0 +1,128 @@
+"""Short training runs through a whole farm with a real vLLM, as `make train` makes them; the trainer is killed, too."""
+
+from __future__ import annotations
+
+import csv
+from argparse import Namespace
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import farm
+from examples.training.__main__ import train
+from examples.training.training_farm import TrainingFarm, cloned_policy, training_farm
+from examples.training.turn_text import CONTEXT_TOKENS
+from examples.training.vllm_server import vllm_server
+from farm.records.rollout import Rollout
+from farm.settings import Settings
+from tests.services.farms import farm_folder
+from tests.vllm.server import metric
+
+STEPS, GROUPS, SAMPLES = 4, 4, 4
+MAX_GAP = 1e-4
+
+
+@dataclass(frozen=True)
+class TrainingBench:
+    """A farm, its engine, and the policy that runs begin with."""
+
+    python: Path
+    engine_url: str
+    policy: Path
+    here: TrainingFarm
+
+    def n_requests(self) -> int:
+        """Requests that the engine has answered."""
+        return int(metric(self.engine_url, "vllm:request_success_total"))
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """The curve of a run, and the rollouts of its batches, step by step, with their rows."""
+
+    curve: list[dict[str, float]]
+    steps: list[list[Rollout]]
+    folder: Path
+    n_killed: int
+    n_requests: int
+    n_calls: int
+
+
+@pytest.fixture(scope="module")
+def bench(vllm_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TrainingBench]:
+    folder = tmp_path_factory.mktemp("training")
+    policy = cloned_policy(vllm_python, folder / "policy", "--updates", 120, "--batch", 32)
+    with (
+        farm_folder() as place,
+        vllm_server(vllm_python, policy, CONTEXT_TOKENS, folder / "vllm.log") as engine_url,
+        training_farm(Settings(home=place / "home", scratch=place / "scratch"), engine_url) as here,
+    ):
+        yield TrainingBench(vllm_python, engine_url, policy, here)
+
+
+def finished(bench: TrainingBench, folder: Path, mode: str, n_kills: int = 0) -> FinishedRun:
+    """Train a run to its end, and look at what it left."""
+    options: dict[str, Any] = {"python": bench.python, "steps": STEPS, "mode": mode, "groups": GROUPS}
+    options |= {"samples": SAMPLES, "sandbox": "auto", "seed": 3, "kills": n_kills, "kill_within_s": 25.0}
+    before = bench.n_requests()
+    n_killed = train(Namespace(**options), folder, bench.policy, bench.here)
+    n_requests = bench.n_requests() - before
+    with (folder / "curve.csv").open() as file:
+        curve = [{name: float(value) for name, value in row.items()} for row in csv.DictReader(file)]
+    with farm.connect(bench.here.home) as client:
+        batch_ids = list(reversed(client.recent(1000)))[-STEPS:]
+        assert len(client.recent(1000)) % STEPS == 0, "a step was submitted twice"
+        assert [client.violations(batch_id) for batch_id in batch_ids] == [[]] * STEPS
+        steps = [client.collect(batch_id, timeout_s=60) for batch_id in batch_ids]
+        n_calls = sum(len(client.calls(rollout.rollout_id)) for step in steps for rollout in step)
+    return FinishedRun(curve, steps, folder, n_killed, n_requests, n_calls)
+
+
+def check_curve(run: FinishedRun) -> None:
+    """Every step is there once, no rollout was lost, and the engine sampled by the weights that the trainer has."""
+    assert [row["step"] for row in run.curve] == list(range(1, STEPS + 1))
+    assert {row["n_rollouts"] for row in run.curve} == {GROUPS * SAMPLES}
+    assert {row["n_unscored"] for row in run.curve} == {0}
+    assert all(row["n_tokens"] > GROUPS * SAMPLES for row in run.curve)
+    assert max(row["largest_gap"] for row in run.curve) <= MAX_GAP
+    for row, step in zip(run.curve, run.steps, strict=True):
+        assert all(rollout.trainable for rollout in step)
+        rewards = [rollout.reward for rollout in step if rollout.reward is not None]
+        assert row["reward"] == pytest.approx(sum(rewards) / len(step))
+    assert (run.folder / "curve.png").read_bytes().startswith(b"\x89PNG")
+
+
+def versions(rollouts: list[Rollout]) -> set[int]:
+    """The weights that sampled the tokens of these rollouts."""
+    rows = [row for rollout in rollouts for row in rollout.segments]
+    return {version for row in rows for version in row.policy_versions[row.response_mask == 1].tolist()}
+
+
+def test_a_run_trains_on_what_its_own_weights_sampled(bench: TrainingBench, tmp_path: Path) -> None:
+    run = finished(bench, tmp_path / "sync", "sync")
+    check_curve(run)
+    assert [versions(step) for step in run.steps] == [{step} for step in range(STEPS)]
+    assert run.n_requests == run.n_calls
+    with farm.connect(bench.here.home) as client:
+        assert client.newest_version() == str(STEPS)
+
+
+def test_one_step_off_policy_is_one_version_old_at_most(bench: TrainingBench, tmp_path: Path) -> None:
+    run = finished(bench, tmp_path / "off-policy", "off-policy")
+    check_curve(run)
+    for number, step in enumerate(run.steps, start=1):
+        assert versions(step) <= {max(0, number - 2), number - 1}
+    assert any(row["off_policy_share"] > 0 for row in run.curve)
+    assert run.curve[0]["off_policy_share"] == 0
+
+
+@pytest.mark.parametrize("mode", ["sync", "off-policy"])
+def test_a_killed_trainer_goes_on_and_plays_nothing_again(bench: TrainingBench, tmp_path: Path, mode: str) -> None:
+    run = finished(bench, tmp_path / f"killed-{mode}", mode, n_kills=3)
+    check_curve(run)
+    assert run.n_killed
+    assert {rollout.attempt for step in run.steps for rollout in step} == {1}
+    assert run.n_requests == run.n_calls
