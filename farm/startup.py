@@ -1,4 +1,4 @@
-"""The start and the end of the farm's own programs: modules are loaded without garbage collections, and kept out of later ones.
+"""The start and the end of the farm's own programs: modules are loaded without garbage collections, and not freed.
 
 A worker imports 200,000 objects that live as long as it does. Collections while they come, and at the process's end,
 would take as long again as half of the imports; later ones would stop an event loop for a tenth of a second each.
