@@ -20,7 +20,7 @@ class Runs(ABC):
     def record_step(self, run: str, step: int, record: Mapping[str, Any]) -> RecordedStep:
         """Write what a step of a run is, unless that was written before. Returns what is written.
 
-        Whoever comes second gets what the first wrote. Raises InvalidRequest.
+        Whoever comes second gets what the first wrote. Raises Conflict if a later step is written and this one is not.
         """
 
     @abstractmethod

@@ -44,9 +44,11 @@ class Producer:
             try:
                 self._collector.keep_ahead()
                 said = ""
-            except FarmError as error:
+            except Exception as error:
                 if str(error) != said:
-                    log.warning("nothing is produced ahead for now: %s", error)
+                    # of a sampler or a rule of the trainer's own, it is a bug to be found
+                    is_bug = not isinstance(error, FarmError)
+                    log.warning("nothing is produced ahead for now: %s", error, exc_info=is_bug)
                 said = str(error)
             self._closed.wait(self._poll_s)
 

@@ -17,7 +17,7 @@ from farm.collecting.group_decisions import AcceptGroup, GroupDecision, decide, 
 from farm.collecting.instance_samplers import InstanceSampler, SamplerState
 from farm.collecting.options import CollectingOptions
 from farm.collecting.waves import METADATA, CollectedStep, Wave, chosen_groups, wave_key, wave_metadata
-from farm.errors import Conflict, InvalidRequest, Overloaded
+from farm.errors import Conflict, InvalidRequest, Overloaded, StoreWentBack
 from farm.records.request import BatchRequest, Instance
 from farm.records.rollout import Group
 from farm.records.training_run import RecordedStep, check_run
@@ -37,8 +37,8 @@ class StepCollector:
     `request` are the other fields of `farm.BatchRequest`: `n_samples`, `sampling`, `limits`, `model` … `accept` is a
     rule of the trainer's own for groups. `wait` is called between two looks at the store.
 
-    Weights of a step are named to the farm (`weight_update`) before it is collected. Safe to use from several threads.
-    Raises InvalidRequest that names the option.
+    Weights of a step are named to the farm (`weight_update`) before it is collected. Safe to use from several threads,
+    of which one collects at a time. Raises InvalidRequest that names the option.
     """
 
     def __init__(
@@ -61,6 +61,7 @@ class StepCollector:
         self._least = options.check_samples(self._request.n_samples)
         self._accept = accept
         self._wait = wait
+        self._collecting = threading.Lock()
         self._lock = threading.RLock()
         self._base: RecordedStep | None = None
         self._is_resumed = False
@@ -80,6 +81,10 @@ class StepCollector:
         """
         if isinstance(step, bool) or not isinstance(step, int) or step < 0:
             raise InvalidRequest(f"a whole number, 0 or more, is wanted, not {step!r}", field="step")
+        with self._collecting:
+            return self._collect(step, timeout_s)
+
+    def _collect(self, step: int, timeout_s: float | None) -> CollectedStep:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         with self._lock:
             base = self._client.runs.recorded_step(self._run, step)
@@ -160,15 +165,26 @@ class StepCollector:
         """Take what has ended, drop what is not accepted, and return the accepted groups, of the oldest wave first."""
         by_key = {wave_key(self._run, wave.number): wave for wave in self._waves}
         for some in _chunks(list(by_key)):
-            for batch in self._client.runs.keyed_batches(some):
-                by_key[batch.key].poll(self._client, batch.cursor)
+            known = {batch.key: batch for batch in self._client.runs.keyed_batches(some)}
+            for key in some:
+                if key not in known:
+                    raise StoreWentBack(
+                        f"batch {by_key[key].batch_id} of run {self._run} was there, and is not known any more: the "
+                        "database went back in time; go on from an older step"
+                    )
+                by_key[key].poll(self._client, known[key].cursor)
         if not any(wave.whole for wave in self._waves):
             return []
         newest = self._client.newest_version() if self.options.max_staleness is not None else ""
         accepted = []
         for wave in self._waves:
             for index, group in list(wave.whole.items()):
-                decision = self._decision(group, newest, step - wave.step)
+                decision = wave.decisions.get(index) or self._decision(group)
+                wave.decisions[index] = decision
+                if decision is GroupDecision.ACCEPTED and too_old(
+                    group, newest, step - wave.step, self.options.max_staleness
+                ):
+                    decision = GroupDecision.STALE
                 if decision is GroupDecision.ACCEPTED:
                     accepted.append((wave, group))
                 else:
@@ -177,12 +193,8 @@ class StepCollector:
         self._waves = [wave for wave in self._waves if not wave.is_settled]
         return accepted
 
-    def _decision(self, group: Group, newest: str, steps_behind: int) -> GroupDecision:
-        filtered = self.options.filter_groups == "drop"
-        decision = decide(group, self._least, filtered=filtered, accept=self._accept)
-        if decision is GroupDecision.ACCEPTED and too_old(group, newest, steps_behind, self.options.max_staleness):
-            return GroupDecision.STALE
-        return decision
+    def _decision(self, group: Group) -> GroupDecision:
+        return decide(group, self._least, filtered=self.options.filter_groups == "drop", accept=self._accept)
 
     def _ask(self, n_accepted: int) -> None:
         """Submit waves as long as there is room for them."""

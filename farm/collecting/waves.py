@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from farm.client.farm import Farm
+from farm.collecting.group_decisions import GroupDecision
 from farm.collecting.instance_samplers import SamplerState
 from farm.errors import InvalidRequest
 from farm.ids import RolloutRef
@@ -46,7 +47,8 @@ def wave_key(run: str, number: int) -> str:
 
 @dataclass(slots=True)
 class Wave:
-    """One batch of a run. `whole` are its groups that have ended and wait, by index, in the order in which they did.
+    """One batch of a run. `whole` are its groups that have ended and wait, by index, in the order in which they did;
+    `decisions` are those on them, whatever their age.
 
     `settled` are the indices of those that were chosen, dropped or cancelled. `step` is the one that was being
     collected when it was submitted.
@@ -58,6 +60,7 @@ class Wave:
     n_groups: int
     settled: set[int] = field(default_factory=set)
     whole: dict[int, Group] = field(default_factory=dict)
+    decisions: dict[int, GroupDecision] = field(default_factory=dict)
     seen: int = 0
     _cursor: int = 0
 
@@ -105,6 +108,7 @@ class Wave:
             if index not in self.settled:
                 # one that is scored again comes again
                 self.whole[index] = group
+                self.decisions.pop(index, None)
         self.seen = cursor
 
     def settle(self, index: int) -> None:

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, cast
 
-from sqlalchemy import Connection, Table, insert, select, update
+from sqlalchemy import Connection, Table, func, insert, select, update
 
-from farm.errors import InvalidRequest, NotFound
+from farm.errors import Conflict, InvalidRequest, NotFound
 from farm.records.training_run import RecordedStep
 from farm.store.rollouts import batches
 from farm.store.sql.clock import db_now
@@ -54,11 +54,15 @@ def acknowledged(connection: Connection, batch_id: str, consumer: str) -> int:
 def record_step(connection: Connection, run: str, step: int, record: Mapping[str, Any]) -> RecordedStep:
     """Write the record of a step, unless that was written before. Returns what is written.
 
-    Raises IntegrityError if another writes it at the same moment: then it is there to be found.
+    Raises Conflict if a later step is written and this one is not, and IntegrityError if another writes it at the same
+    moment: then it is there to be found.
     """
     known = connection.execute(select(steps.c.record).where(steps.c.run == run, steps.c.step == step)).one_or_none()
     if known is not None:
         return RecordedStep(run, step, known.record)
+    newest = connection.execute(select(func.max(steps.c.step)).where(steps.c.run == run)).scalar_one()
+    if newest is not None and newest > step:
+        raise Conflict(f"run {run} has recorded step {newest}, which goes on from those before it: {step} is too late")
     connection.execute(insert(steps).values(run=run, step=step, record=dict(record), created_at=db_now()))
     return RecordedStep(run, step, dict(record))
 

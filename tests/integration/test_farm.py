@@ -10,8 +10,10 @@ import pytest
 import farm
 from farm.adapters.arrays import Arrays
 from farm.adapters.trainer_step import TrainerRun
+from farm.collecting import CollectingOptions, Producer, ShuffledInstances, StepCollector
 from farm.embedded.embedded_farm import Embedded
 from farm.errors import Conflict, FarmUnreachable, InvalidRequest, NotFound, UnknownHandler
+from farm.evaluation import evaluate
 from tests.doubles import EngineDouble
 from tests.services.farms import NOOP, embedded, farm_folder, left_of
 from workers.testing.scripted_model import Branch, Script, ScriptedProblem, ScriptedTurn
@@ -76,6 +78,33 @@ def test_the_policys_tokens_come_back(client: farm.Farm) -> None:
     (call,) = client.calls(f"{batch_id}.0.0")
     assert call.token_exact
     assert call.messages[-1]["content"] == QUESTION
+
+
+def test_steps_of_a_training_run_are_collected(client: farm.Farm) -> None:
+    fields = {"question": QUESTION, "expected": "three"}
+    problems = [{"data_source": "chat", "instance_id": f"hops-{i}", "fields": fields} for i in range(50)]
+
+    def collector() -> StepCollector:
+        options = CollectingOptions(2, max_inflight_groups=3, leftovers="carry_over", max_staleness=1)
+        return StepCollector(client, "hops", ShuffledInstances(problems), options, {"n_samples": 4})
+
+    with Producer(first := collector()):
+        steps = [first.collect(number, timeout_s=600) for number in (1, 2)]
+    for step in steps:
+        for group in step.groups:
+            assert {rollout.reward for rollout in group.rollouts} == {0.0, 1.0}
+    ids = [group.group_id for step in steps for group in step.groups]
+    assert len(set(ids)) == 4
+    again = collector()
+    assert [group.group_id for number in (1, 2) for group in again.collect(number).groups] == ids
+    names = {group.rollouts[0].instance_id for group in steps[0].groups}
+    assert {rate.instance_id for rate in client.runs.solve_rates("hops", "chat", list(names))} == names
+    report = evaluate(client, problems[:2], n_samples=4, name="hops", timeout_s=600)
+    assert report.sources["chat"].average is not None
+    assert report.sources["chat"].average.n == 2
+    for batch in client.runs.keyed_batches([f"hops:wave-{number}" for number in range(100)]):
+        client.cancel(batch.batch_id)
+        assert client.violations(batch.batch_id) == []
 
 
 def test_streams_go_on_from_a_cursor(client: farm.Farm) -> None:

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import event
 
 from farm.client.local_runs import LocalRuns
-from farm.errors import InvalidRequest
+from farm.errors import Conflict, InvalidRequest
 from farm.records.request import BatchRequest, Instance
 from farm.records.training_run import SolveRate
 from farm.store import batches
@@ -42,6 +42,9 @@ def test_a_step_is_recorded_once(store: Store) -> None:
     assert runs.record_step("r", 3, {"groups": ["b.1"]}).record == {"groups": ["b.0"]}
     runs.record_step("r", 5, {"groups": []})
     runs.record_step("other", 9, {})
+    with pytest.raises(Conflict, match="step 5"):
+        # the record of 5 goes on from that of 3
+        runs.record_step("r", 4, {"groups": ["b.0"]})
     newest = [runs.recorded_step("r", up_to) for up_to in (None, 5, 4, 3, 2)]
     assert [each and each.step for each in newest] == [5, 5, 3, 3, None]
 

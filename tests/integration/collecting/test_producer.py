@@ -10,6 +10,7 @@ import pytest
 
 from farm.collecting import Producer
 from farm.errors import InvalidRequest
+from farm.records.rollout import Group
 from farm.store.database import Store
 from tests.integration.collecting.played_run import N_SAMPLES, PlayedRun, numbers
 
@@ -57,6 +58,27 @@ def test_another_process_goes_on_where_a_producer_ended(sqlite_store: Store) -> 
     with Producer(restarted, poll_s=0.01):
         assert numbers(restarted.collect(2)) == [3, 4, 5]
     assert len(run.scripted.played) == 6 * N_SAMPLES
+
+
+def test_a_fault_of_a_rule_is_logged_and_raised_by_the_trainer(
+    sqlite_store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    faults = [ValueError("not now"), ValueError("not now")]
+
+    def accept(group: Group) -> bool:
+        if faults and len(group.rollouts) == N_SAMPLES and len(run.scripted.played) > 3 * N_SAMPLES:
+            raise faults.pop()
+        return True
+
+    run = PlayedRun(sqlite_store, {})
+    collector = run.collector(leftovers="carry_over", max_staleness=1, accept=accept)
+    collector.collect(1)
+    with Producer(collector, poll_s=0.01):
+        until(lambda: len(run.scripted.queued()) == 3 * N_SAMPLES, "three are in flight")
+        run.play_group()
+        until(lambda: not faults, "it goes on after a fault")
+        assert numbers(collector.collect(2)) == [3, 4, 5]
+    assert caplog.text.count("nothing is produced ahead for now: not now") in (1, 2)
 
 
 def test_on_policy_there_is_nothing_to_produce_ahead(sqlite_store: Store) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import count
 from typing import Any
 
@@ -11,9 +12,10 @@ import pytest
 from farm.client.farm import Farm
 from farm.client.remote import RemoteFarm
 from farm.collecting import CollectingOptions, Curriculum, Mixture, ShuffledInstances, StepCollector
-from farm.errors import InvalidRequest
+from farm.errors import InvalidRequest, StoreWentBack
 from farm.records.rollout import Group
 from farm.store.database import Store
+from farm.store.rollouts import batches
 from tests.integration.collecting.played_run import BROKEN, EQUAL, N_SAMPLES, PlayedRun, numbers, problems, states
 from tests.services.api import KEY, served
 
@@ -198,6 +200,42 @@ def test_two_trainers_of_one_run_get_the_same_groups(sqlite_store: Store) -> Non
     third = run.collector(wait=lambda s: steps.append(numbers(second.collect(4))))
     assert numbers(third.collect(4)) == steps[3]
     assert steps[:3] == [[1, 3, 5], [8, 9, 10], [13, 14, 15]]
+
+
+def test_threads_of_one_trainer_collect_one_after_the_other(sqlite_store: Store) -> None:
+    run = PlayedRun(sqlite_store, KINDS)
+    started: Future[Any] = Future()
+
+    def play_and_start(seconds: float) -> None:
+        if not started.done():
+            started.set_result(pool.submit(collector.collect, 2))
+        run.play_group()
+
+    with ThreadPoolExecutor(1) as pool:
+        collector = run.collector(wait=play_and_start)
+        assert numbers(collector.collect(1)) == [1, 3, 5]
+        assert numbers(started.result().result()) == [8, 9, 10]
+
+
+def test_a_store_that_went_back_is_said(sqlite_store: Store) -> None:
+    run = PlayedRun(sqlite_store, {})
+
+    def go_back(seconds: float) -> None:
+        sqlite_store.write(lambda connection: connection.execute(batches.delete()) and None)
+
+    with pytest.raises(StoreWentBack, match="of run r was there"):
+        run.collector(wait=go_back).collect(1)
+
+
+def test_a_rule_is_asked_once_for_each_group(sqlite_store: Store) -> None:
+    run, calls = PlayedRun(sqlite_store, {}), list[str]()
+
+    def note(group: Group) -> bool:
+        calls.append(group.group_id)
+        return True
+
+    run.collector(accept=note).collect(1)
+    assert len(calls) == len(set(calls)) == 3
 
 
 def test_a_step_that_finds_too_few_says_so_and_goes_on_with_a_higher_bound(sqlite_store: Store) -> None:
