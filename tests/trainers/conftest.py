@@ -1,8 +1,101 @@
-"""Tests with real trainers, in an environment of their own. Without FARM_TRAINERS_PYTHON none of them is collected."""
+"""The trainers' own packages for the tests in this folder: `make test-trainers`. Without FARM_TRAINERS_PYTHON none of
+them is collected.
+
+What imports a trainer runs in the trainers' Python, as a program of `programs/`, and asks a real farm over HTTP.
+"""
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import pytest
+
+import farm
+from farm.client.local import LocalFarm
+from tests.doubles import EngineDouble
+from tests.services.api import KEY, served
+from tests.services.farms import embedded, farm_folder, until
+from workers.testing.engine.model_text import write_model_text
+from workers.testing.scripted_model import Branch, Script, ScriptedProblem, ScriptedTurn
+from workers.testing.serving import serving
+
+ROOT = Path(__file__).parents[2]
+PROGRAMS = Path(__file__).parent / "programs"
+QUESTION = "How many hops?"
+BOOK = Script(
+    [
+        ScriptedProblem(
+            match=QUESTION,
+            plays=(
+                Branch(name="right", turns=(ScriptedTurn(content="three"),)),
+                Branch(name="wrong", turns=(ScriptedTurn(content="four"),)),
+            ),
+        )
+    ]
+)
+Program: TypeAlias = Callable[..., Any]
 
 if not os.environ.get("FARM_TRAINERS_PYTHON"):
     collect_ignore_glob = ["test_*.py"]
+
+
+@pytest.fixture(scope="session")
+def trainers() -> Path:
+    """The folder of the trainers' environment and sources."""
+    return Path(os.environ["FARM_TRAINERS_PYTHON"]).parents[2]
+
+
+@pytest.fixture(scope="session")
+def client() -> Iterator[LocalFarm]:
+    """A farm with a scripted engine, which takes pauses and names of weights as vLLM does."""
+    with (
+        farm_folder() as folder,
+        serving(EngineDouble(BOOK, weight_version="0").app()) as policy,
+        embedded(folder, FARM_POLICY_URL=f"{policy}/v1") as here,
+        farm.connect(here.store_url, broker_url=here.broker_url) as connected,
+    ):
+        assert isinstance(connected, LocalFarm)
+        until(lambda: connected.engines()[0].engine.info is not None, "the engine was asked what it can do")
+        yield connected
+
+
+@pytest.fixture(scope="session")
+def farm_url(client: LocalFarm) -> Iterator[str]:
+    with served(client) as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def model_text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the tokenizer of the scripted engine."""
+    folder = tmp_path_factory.mktemp("model")
+    write_model_text(folder)
+    return folder
+
+
+@pytest.fixture
+def run(farm_url: str, tmp_path: Path) -> Program:
+    """Runs a program in the trainers' Python, with the farm's address; returns what it says at last, as JSON."""
+
+    def run_program(name: str, *words: object, path: Path | None = None) -> Any:
+        env = os.environ | {
+            "PYTHONPATH": os.pathsep.join(map(str, [ROOT, *([path] if path else [])])),
+            "FARM_API_KEY": KEY,
+            "FARM_HOME": str(tmp_path / "home"),
+            "HF_HUB_OFFLINE": "1",
+            "HF_HOME": str(tmp_path / "hf"),
+            "TRL_EXPERIMENTAL_SILENCE": "1",
+            "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+            "OMP_NUM_THREADS": "1",
+        }
+        command = [os.environ["FARM_TRAINERS_PYTHON"], str(PROGRAMS / f"{name}.py"), farm_url, *map(str, words)]
+        done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=800)
+        assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-6000:]}"
+        return json.loads(done.stdout.splitlines()[-1])
+
+    return run_program
