@@ -16,9 +16,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from farm.adapters.gathering import GatheredRollouts, StartedRollout
 from farm.client.connect import connect
 from farm.client.farm import Farm
+from farm.client.gathered_rollouts import GatheredRollouts, StartedRollout
 from farm.errors import InvalidRequest
 from farm.records.request import BatchRequest, EngineSettings, Instance
 from farm.records.rollout import Outcome, Rollout

@@ -269,6 +269,26 @@ class BatchRequest(EngineSettings):
     metadata: Json = Field(default_factory=dict)
     """The trainer's own; the farm stores it and does not read it. Up to 1 MB."""
 
+    def stored(self) -> dict[str, Any]:
+        """Return it as JSON without its instances, but with the engines that they bring along, each once in `engines`.
+
+        `engine` is the place of the batch's own there, `engine_of_instance` those of instances by their place.
+        """
+        request = self.model_dump(mode="json", exclude={"instances", *EngineSettings.model_fields})
+        numbers: dict[EngineSettings, int] = {}
+        for settings in (self, *self.instances):
+            if settings.engine_url:
+                numbers.setdefault(settings.engine_settings, len(numbers))
+        if numbers:
+            request["engines"] = [engine.model_dump(mode="json", exclude_defaults=True) for engine in numbers]
+            request["engine"] = numbers[self.engine_settings] if self.engine_url else None
+            request["engine_of_instance"] = {
+                str(index): numbers[instance.engine_settings]
+                for index, instance in enumerate(self.instances)
+                if instance.engine_url
+            }
+        return request
+
     @field_validator("instances", mode="before")
     @classmethod
     def _not_too_many(cls, given: Any) -> Any:

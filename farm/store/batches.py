@@ -10,7 +10,7 @@ from sqlalchemy import Connection, Row, Select, Table, func, insert, literal, se
 
 from farm.errors import Conflict, InvalidRequest, NotFound, Overloaded
 from farm.ids import new_batch_id, rollout_id
-from farm.records.request import BatchRequest, EngineSettings
+from farm.records.request import BatchRequest
 from farm.records.rollout import BatchStatus, Failure, Outcome, Reward, Rollout, Stage, State, Timing
 from farm.records.training_run import KeyedBatch
 from farm.records.trajectory import Segment
@@ -70,7 +70,7 @@ def create(
             "max_losses": request.max_losses,
             "quarantine_after": request.quarantine_after,
             "run": request.run,
-            "request": _stored(request),
+            "request": request.stored(),
         },
     )
     connection.execute(
@@ -90,24 +90,6 @@ def create(
     while some := list(islice(rows, _CHUNK)):
         connection.execute(insert(rollouts), some)
     return batch_id, True
-
-
-def _stored(request: BatchRequest) -> dict[str, Any]:
-    """Return a request without its instances, but with the engines that they bring along, each once."""
-    stored = request.model_dump(mode="json", exclude={"instances", *EngineSettings.model_fields})
-    numbers: dict[EngineSettings, int] = {}
-    for instance in (request, *request.instances):
-        if instance.engine_url:
-            numbers.setdefault(instance.engine_settings, len(numbers))
-    if numbers:
-        stored["engines"] = [engine.model_dump(mode="json", exclude_defaults=True) for engine in numbers]
-        stored["engine"] = numbers[request.engine_settings] if request.engine_url else None
-        stored["engine_of_instance"] = {
-            str(index): numbers[instance.engine_settings]
-            for index, instance in enumerate(request.instances)
-            if instance.engine_url
-        }
-    return stored
 
 
 def needs_engine(connection: Connection, batch_id: str) -> bool:

@@ -3,11 +3,12 @@
 # unless it is there.
 #
 # Nothing of it is ever a dependency of the farm. Its requirements are pinned and installed as they are listed, as those
-# that the packages name contradict each other and would bring CUDA libraries. slime and miles are on no package index:
-# their sources come from GitHub at the commits below, and where that cannot be reached their tests are left out.
+# that the packages name contradict each other and would bring CUDA libraries. slime, miles and rLLM are on no package
+# index: their sources come from GitHub at the commits below, and where that cannot be reached their tests are left out.
 set -euo pipefail
 
 SLIME=624b824a898ab0ec1fcb4d373004c7f3852bf515
+RLLM=9beb6e0f676a46d38858991fd79ac5f8e0b16d4c
 MILES=31f1ca961a94cb860cec3b2dea34ec332bfa8f76
 
 fail() {
@@ -53,3 +54,4 @@ if ! [ -e "$stamp" ]; then
 fi
 source_of THUDM/slime "$SLIME"
 source_of radixark/miles "$MILES"
+source_of rllm-org/rllm "$RLLM"

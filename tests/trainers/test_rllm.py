@@ -2,59 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-import farm
 from farm.client.local import LocalFarm
-from farm.embedded.embedded_farm import Embedded
 from tests.doubles import EngineDouble
-from tests.services.api import served, shown_key
-from tests.services.farms import NOOP, embedded, farm_folder
-from tests.trainers.programs import result_of
+from tests.services.farms import NOOP
+from tests.trainers.conftest import BOOK, QUESTION, Program
 from workers.testing.scripted_model import Branch, Script, ScriptedProblem, ScriptedTurn
 from workers.testing.serving import serving
 
 SESSION_KEY = "sk-of-one-session"
-QUESTION = "How many hops?"
 RIGHT = Branch(name="right", turns=(ScriptedTurn(content="three"),))
-WRONG = Branch(name="wrong", turns=(ScriptedTurn(content="four"),))
 CHAT: dict[str, Any] = {"data_source": "chat", "fields": {"question": QUESTION, "expected": "three"}}
 
 
-@pytest.fixture(scope="module")
-def here() -> Iterator[Embedded]:
-    with farm_folder() as folder, embedded(folder) as started:
-        yield started
-
-
-def test_rllm_plays_its_tasks_on_the_farm_and_trains_on_its_own_tokens(here: Embedded) -> None:
-    worker = EngineDouble(Script([ScriptedProblem(match=QUESTION, plays=(RIGHT, WRONG))]))
+def test_rllm_plays_its_tasks_on_the_farm_and_trains_on_its_own_tokens(
+    run: Program, client: LocalFarm, trainers: Path
+) -> None:
+    source = trainers / "rllm"
+    if not (source / "rllm").exists():
+        pytest.skip(f"the source of rLLM is not in {source}: tests/trainers/environment.sh could not fetch it")
+    worker = EngineDouble(BOOK)
     keyed = EngineDouble(Script([ScriptedProblem(match=QUESTION, plays=(RIGHT,))]), key=SESSION_KEY)
     broken = {"data_source": "noop", "fields": {"fail": "run:agent_error"}}
     slow = {"data_source": "noop", "fields": {"seconds": 300}}
-    with (
-        farm.connect(here.store_url, broker_url=here.broker_url) as client,
-        shown_key(),
-        serving(worker.app()) as address,
-        serving(keyed.app()) as keyed_address,
-    ):
-        assert isinstance(client, LocalFarm)
-        with served(client) as url:
-            result = result_of(
-                "rllm_program",
-                home=str(here.home),
-                farm=url,
-                worker=address,
-                model=worker.machine.name,
-                tasks=[*[CHAT] * 6, broken, NOOP],
-                task_ids=[*["chat"] * 6, "broken", "noop"],
-                slow=slow,
-                keyed_url=f"{keyed_address}/v1",
-                key=SESSION_KEY,
-            )
+    with serving(worker.app()) as address, serving(keyed.app()) as keyed_address:
+        given = {
+            "worker": address,
+            "model": worker.machine.name,
+            "tasks": [*[CHAT] * 6, broken, NOOP],
+            "task_ids": [*["chat"] * 6, "broken", "noop"],
+            "slow": slow,
+            "keyed_url": f"{keyed_address}/v1",
+            "key": SESSION_KEY,
+        }
+        result = run("rllm_episodes", json.dumps(given), path=source)
         *chats, broke, unasked = result["episodes"]
         ids = [episode["metadata"]["farm"]["rollout_id"] for episode in result["episodes"]]
         rollouts = [client.rollout(rollout_id) for rollout_id in ids]
@@ -83,4 +69,5 @@ def test_rllm_plays_its_tasks_on_the_farm_and_trains_on_its_own_tokens(here: Emb
         assert "data_source" in wrong["error"]
         assert "engine_url" in no_address["error"]
         assert SESSION_KEY not in str(result)
+        assert result["used"]
         assert client.wait(late["error"].split()[1].split(".")[0], 120).n_cancelled == 1

@@ -3,26 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-import farm
 from farm.client.local import LocalFarm
-from farm.embedded.embedded_farm import Embedded
 from tests.doubles import EngineDouble
-from tests.services.api import served, shown_key
-from tests.services.farms import embedded, farm_folder
-from tests.trainers.programs import result_of
-from workers.testing.scripted_model import Branch, Script, ScriptedProblem, ScriptedTurn
+from tests.trainers.conftest import BOOK, QUESTION, Program
 from workers.testing.serving import serving
 
 ENGINE_KEY = "sk-of-the-trainer"
-QUESTION = "How many hops?"
-RIGHT = Branch(name="right", turns=(ScriptedTurn(content="three"),))
-WRONG = Branch(name="wrong", turns=(ScriptedTurn(content="four"),))
 
 
 def task(data_source: str, **fields: Any) -> dict[str, Any]:
@@ -32,39 +21,24 @@ def task(data_source: str, **fields: Any) -> dict[str, Any]:
 CHAT = task("chat", question=QUESTION, expected="three")
 
 
-@pytest.fixture(scope="module")
-def here() -> Iterator[Embedded]:
-    with farm_folder() as folder, embedded(folder) as started:
-        yield started
-
-
-def test_verifiers_runs_rollouts_on_the_farm(here: Embedded, tmp_path: Path) -> None:
+def test_verifiers_runs_rollouts_on_the_farm(run: Program, client: LocalFarm, tmp_path: Path) -> None:
     request_file = tmp_path / "request.json"
     request_file.write_text(json.dumps({"limits": {"max_turns": 3}, "max_attempts": 1}))
-    script = Script([ScriptedProblem(match=QUESTION, plays=(RIGHT, WRONG))])
-    engine = EngineDouble(script, key=ENGINE_KEY, weight_version="7")
-    with (
-        farm.connect(here.store_url, broker_url=here.broker_url) as client,
-        shown_key(),
-        serving(engine.app()) as address,
-    ):
-        assert isinstance(client, LocalFarm)
-        with served(client) as url:
-            result = result_of(
-                "verifiers_program",
-                home=str(here.home),
-                farm=url,
-                engine_url=f"{address}/v1",
-                engine_key=ENGINE_KEY,
-                model=engine.machine.name,
-                chat=CHAT,
-                broken=task("noop", fail="run:engine_error"),
-                late=task("noop", seconds=60) | {"timeout": {"agent": 0.5}},
-                slow=task("noop", seconds=300),
-                unknown=task("juggling"),
-                cancel_s=5.0,
-                request_file=str(request_file),
-            )
+    engine = EngineDouble(BOOK, key=ENGINE_KEY, weight_version="7")
+    with serving(engine.app()) as address:
+        given = {
+            "engine_url": f"{address}/v1",
+            "engine_key": ENGINE_KEY,
+            "model": engine.machine.name,
+            "chat": CHAT,
+            "broken": task("noop", fail="run:engine_error"),
+            "late": task("noop", seconds=60) | {"timeout": {"agent": 0.5}},
+            "slow": task("noop", seconds=300),
+            "unknown": task("juggling"),
+            "cancel_s": 5.0,
+            "request_file": str(request_file),
+        }
+        result = run("verifiers_episodes", json.dumps(given))
         *trained, plain, broken, late = result["played"]
         for episode in trained:
             (rollout,) = (each for each in client.collect(_batch(episode)) if each.rollout_id == _id(episode))
@@ -105,8 +79,8 @@ def test_verifiers_runs_rollouts_on_the_farm(here: Embedded, tmp_path: Path) -> 
         assert ENGINE_KEY not in str(result)
 
 
-def test_each_training_row_is_a_branch_of_the_trace(tmp_path: Path) -> None:
-    result = result_of("verifiers_trace_program", home=str(tmp_path))
+def test_each_training_row_is_a_branch_of_the_trace(run: Program) -> None:
+    result = run("verifiers_traces")
     first, second, untrusted, plain = result["branches"]
     names = ("token_ids", "mask", "logprobs")
     assert [{name: branch[name] for name in names} for branch in (first, second)] == result["rows"]

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 import farm
-from farm.adapters.gathering import GatheredRollouts
 from farm.cli.main import main
+from farm.client.gathered_rollouts import GatheredRollouts
 from farm.client.local import LocalFarm
 from farm.embedded.embedded_farm import Embedded
 from farm.errors import InvalidRequest

@@ -10,6 +10,8 @@ from pydantic import ValidationError
 from farm.client.request_checks import checked_request
 from farm.errors import InvalidRequest
 from farm.records.request import BatchRequest, Instance, SamplingParams
+from workers.policy.generation import EngineAddress
+from workers.process.worker import StoredRequest
 
 ONE = (Instance(data_source="math", fields={}),)
 
@@ -92,3 +94,21 @@ def test_no_key_is_shown_by_an_error_about_another_field() -> None:
         BatchRequest(engine_url="http://h/v1", engine_key=SECRET, n_samples=0)  # type: ignore[call-arg]
     assert {error["loc"] for error in refusal.value.errors()} == {("instances",), ("n_samples",)}
     assert SECRET not in str(refusal.value)
+
+
+def test_engines_are_stored_once_each_and_an_instances_own_comes_before_the_batchs() -> None:
+    plain, own = {"data_source": "math", "fields": {}}, {"engine_url": "http://own/v1", "engine_key": SECRET}
+    request = BatchRequest.model_validate(
+        {"instances": [plain, plain | own, plain | own], "engine_url": "http://batch/v1", "model": "m"}
+    )
+    stored = StoredRequest.model_validate(request.stored())
+    assert [engine.engine_url for engine in stored.engines] == ["http://batch/v1", "http://own/v1"]
+    engines = [stored.engine_for(index) for index in range(3)]
+    assert engines == [
+        EngineAddress("http://batch/v1", "m"),
+        *[EngineAddress("http://own/v1", "m", SECRET)] * 2,
+    ], "the batch's key would be another's"
+    assert SECRET not in repr(stored)
+    mixed = StoredRequest.model_validate(BatchRequest.model_validate({"instances": [plain, plain | own]}).stored())
+    assert [mixed.engine_for(index) is None for index in range(2)] == [True, False]
+    assert "engines" not in BatchRequest(instances=ONE).stored()

@@ -23,8 +23,8 @@ from verifiers.v1.trace import WireTrace  # type: ignore[import-not-found, unuse
 from verifiers.v1.types import SamplingConfig  # type: ignore[import-not-found, unused-ignore]
 
 import farm
-from farm.adapters.gathering import GatheredRollouts
-from farm.adapters.verifiers import FarmEnvServer
+from farm.adapters.verifiers.env_server import FarmEnvServer
+from farm.client.gathered_rollouts import GatheredRollouts
 
 
 class FarmTaskData(TaskData):  # type: ignore[misc, unused-ignore]
@@ -82,7 +82,7 @@ async def by_command(given: dict[str, Any], client: Any) -> dict[str, Any]:
         "--request",
         given["request_file"],
         "--instance",
-        "verifiers_program:instance_of",
+        "verifiers_episodes:instance_of",
     )
     env = os.environ | {"PYTHONPATH": f"{os.environ['PYTHONPATH']}:{Path(__file__).parent}"}
     server = await asyncio.create_subprocess_exec(*command, *options, env=env, stdout=asyncio.subprocess.PIPE)
@@ -151,4 +151,4 @@ async def play(given: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(asyncio.run(play(json.load(sys.stdin)))))
+    print(json.dumps(asyncio.run(play({"farm": sys.argv[1]} | json.loads(sys.argv[2])))))

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from typing import Any
 
 import numpy as np
 from verifiers.v1.trace import WireTrace  # type: ignore[import-not-found, unused-ignore]
 from verifiers.v1.types import SamplingConfig  # type: ignore[import-not-found, unused-ignore]
 
-from farm.adapters.verifiers_trace import PlayedRollout, trace_of, trace_task
+from farm.adapters.verifiers.traces import PlayedRollout, trace_of, trace_task
 from farm.records.rollout import Outcome, Reward, Rollout, Stage, State
 from farm.records.trajectory import Message, ModelCall, segments, token_ids
 
@@ -111,15 +110,13 @@ if __name__ == "__main__":
         }
         for branch in scored.branches
     ]
-    json.dump(
-        {
-            "rows": rows,
-            "branches": branches,
-            "rewards": {name: each.value for name, each in scored.rewards.items()},
-            "metrics": scored.metrics,
-            "stop": [scored.ok, scored.stop_condition, scored.is_truncated],
-            "order": [call.time.start for call in scored.calls],
-            "lost": [lost.ok, lost.has_error, lost.stop_condition, lost.last_error.type, lost.rewards],
-        },
-        sys.stdout,
-    )
+    result = {
+        "rows": rows,
+        "branches": branches,
+        "rewards": {name: each.value for name, each in scored.rewards.items()},
+        "metrics": scored.metrics,
+        "stop": [scored.ok, scored.stop_condition, scored.is_truncated],
+        "order": [call.time.start for call in scored.calls],
+        "lost": [lost.ok, lost.has_error, lost.stop_condition, lost.last_error.type, lost.rewards],
+    }
+    print(json.dumps(result))

@@ -6,13 +6,23 @@ import asyncio
 import json
 import socket
 import sys
+from pathlib import Path
 from typing import Any
 
+import rllm  # type: ignore[import-not-found, unused-ignore]
 from omegaconf import OmegaConf  # type: ignore[import-not-found, unused-ignore]
+
+# the gateway is a package of its own in rLLM's repository
+sys.path.insert(0, str(Path(rllm.__file__).parents[1] / "rllm-model-gateway" / "src"))
+
 from rllm.engine.remote_agent_flow_engine import (  # type: ignore[import-not-found, unused-ignore]
     RemoteAgentFlowEngine,
 )
-from rllm.engine.remote_runtime import TaskSubmission  # type: ignore[import-not-found, unused-ignore]
+from rllm.engine.remote_runtime import (  # type: ignore[import-not-found, unused-ignore]
+    RemoteRuntimeConfig,
+    TaskSubmission,
+    create_remote_runtime,
+)
 from rllm.gateway.manager import GatewayManager  # type: ignore[import-not-found, unused-ignore]
 from rllm.trainer.algorithms.config import (  # type: ignore[import-not-found, unused-ignore]
     CompactFilteringConfig,
@@ -21,8 +31,9 @@ from rllm.trainer.algorithms.config import (  # type: ignore[import-not-found, u
 from rllm.trainer.algorithms.transform import (  # type: ignore[import-not-found, unused-ignore]
     transform_episodes_to_trajectory_groups,
 )
+from rllm.trainer.unified_trainer import UnifiedTrainer  # type: ignore[import-not-found, unused-ignore]
 
-from farm.adapters.rllm import FarmRuntime
+from farm.adapters.rllm import FarmRuntime, use_runtime
 
 
 class VerlEngine:
@@ -43,6 +54,16 @@ def gateway_on(worker: str, model: str) -> GatewayManager:
     gateway = GatewayManager(config, mode="thread")
     gateway.start(VerlEngine(worker))
     return gateway
+
+
+def is_used(runtime: FarmRuntime, gateway: GatewayManager) -> bool:
+    """Put a runtime into a trainer as rLLM's constructor leaves it, less its backend; return whether it is used."""
+    named = create_remote_runtime(RemoteRuntimeConfig(enabled=True))
+    trainer = object.__new__(UnifiedTrainer)
+    trainer._remote_runtime = named
+    trainer.agent_workflow_engine = RemoteAgentFlowEngine(runtime=named, gateway=gateway)
+    use_runtime(trainer, runtime)
+    return trainer._remote_runtime is runtime and trainer.agent_workflow_engine.runtime is runtime
 
 
 def step_of(step: Any) -> dict[str, Any]:
@@ -71,6 +92,7 @@ async def play(given: dict[str, Any]) -> dict[str, Any]:
         runtime.shutdown()
         await asyncio.to_thread(gateway.stop)
     return {
+        "used": is_used(runtime, gateway),
         "episodes": [
             {
                 "id": episode.id,
@@ -90,4 +112,4 @@ async def play(given: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(asyncio.run(play(json.load(sys.stdin)))))
+    print(json.dumps(asyncio.run(play({"farm": sys.argv[1]} | json.loads(sys.argv[2])))))

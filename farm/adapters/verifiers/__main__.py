@@ -1,0 +1,76 @@
+"""The command `python -m farm.adapters.verifiers`, which a trainer starts in an environment of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import click
+
+from farm.adapters.verifiers.env_server import FarmEnvServer, InstanceOf, instance_of
+from farm.client.connect import connect
+from farm.client.gathered_rollouts import GatheredRollouts
+from farm.errors import InvalidRequest
+
+
+def _loaded(name: str) -> InstanceOf:
+    """Return the function of a name, `package.module:function`. Raises InvalidRequest."""
+    module, _, attribute = name.partition(":")
+    try:
+        function: InstanceOf = getattr(import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise InvalidRequest(f"{error}; wanted is package.module:function", field="--instance") from error
+    return function
+
+
+def _fields(path: Path) -> dict[str, Any]:
+    try:
+        fields = json.loads(path.read_text())
+    except ValueError as error:
+        raise InvalidRequest(f"{path} is no JSON: {error}", field="--request") from error
+    if not isinstance(fields, dict):
+        raise InvalidRequest(f"{path} is no JSON object", field="--request")
+    return fields
+
+
+@click.command()
+@click.option("--address", default="tcp://127.0.0.1:5000", show_default=True, help="To be served; port 0 is any.")
+@click.option("--farm", "url", help="The farm, as `farm.connect` takes it.  [default: FARM_STORE_URL]")
+@click.option(
+    "--request",
+    "request_file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Fields of a batch request (farm.BatchRequest) for all rollouts, as JSON.",
+)
+@click.option("--instance", help="package.module:function that makes a farm.Instance of a task's data.")
+@click.option("--ignore", multiple=True, metavar="NAME", help="A sampling parameter to leave out, such as cache_salt.")
+def main(
+    address: str, url: str | None, request_file: Path | None, instance: str | None, ignore: tuple[str, ...]
+) -> None:
+    """Serve verifiers' clients, such as prime-rl, with rollouts of a farm until Ctrl-C. Prints its address."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    request = {} if request_file is None else _fields(request_file)
+    make = instance_of if instance is None else _loaded(instance)
+    client = connect(url)
+    rollouts = GatheredRollouts(client)
+
+    async def serve() -> None:
+        server = FarmEnvServer(rollouts, address, instance=make, request=request, ignored=ignore)
+        click.echo(server.address)
+        await server.run()
+
+    try:
+        asyncio.run(serve())
+    except KeyboardInterrupt:
+        pass
+    finally:
+        rollouts.close()
+        client.close()
+
+
+if __name__ == "__main__":
+    main()
