@@ -18,6 +18,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field
 
 import farm
+from farm.adapters.adapter_promises import examine_adapter
 from farm.adapters.arrays import arrays
 from farm.api import openapi
 from farm.api.app import ENDPOINTS
@@ -169,9 +170,10 @@ def test_every_page_is_in_the_navigation_and_on_the_index() -> None:
                 yield from pages_of(each)
 
     written = {path.name for path in (ROOT / "docs").glob("*.md")}
-    of_trainers = {f"trainers/{path.name}" for path in (ROOT / "docs" / "trainers").glob("*.md")}
-    assert set(pages_of(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"])) == written | of_trainers
-    assert of_trainers <= {file for file, _ in links(ROOT / "docs" / "trainers.md")}
+    inner = {str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").glob("*/*.md")}
+    assert set(pages_of(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"])) == written | inner
+    for name in inner:
+        assert name in {file for file, _ in links(ROOT / "docs" / f"{Path(name).parent}.md")}
     assert {file for file, _ in links(ROOT / "docs" / "index.md")} == written - {"index.md"}
     assert {f"docs/{name}" for name in written - {"index.md"}} <= {file for file, _ in links(ROOT / "README.md")}
 
@@ -270,7 +272,9 @@ def test_tool_of_the_example_counts() -> None:
 def test_adapter_of_the_example_takes_what_may_train() -> None:
     names: dict[str, Any] = {}
     exec(code_with("trainers.md", "rows_for_my_trainer"), names)
-    rows = names["rows_for_my_trainer"]([finished(1.0), finished(None)])
+    adapter = names["rows_for_my_trainer"]
+    assert [result.fault for result in examine_adapter(adapter) if not result.ok] == []
+    rows = adapter([finished(1.0), finished(None)])
     assert rows == [
         {
             "prompt": [1, 2],

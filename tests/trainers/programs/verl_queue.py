@@ -13,6 +13,7 @@ import numpy as np
 import ray
 import torch  # type: ignore[import-not-found, unused-ignore]
 import transfer_queue as tq
+from omegaconf import OmegaConf
 from problems_of_tests import breaking, chat  # type: ignore[import-not-found]
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
@@ -47,8 +48,10 @@ class Manager(FarmAgentLoopManager):
 
 
 def main() -> None:
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=100_000_000)
-    tq.init()
+    # so many that all of its actors are placed, whatever the machine has
+    ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False, object_store_memory=100_000_000)
+    storage = {"storage_backend": "SimpleStorage", "SimpleStorage": {"num_data_storage_units": 1}}
+    tq.init(OmegaConf.create({"backend": storage}))
     try:
         manager = Manager.create(config=CONFIG, llm_client=None)
         batch = prompts()

@@ -1,0 +1,75 @@
+"""TRL's own queue, batcher and packing of what the farm's worker gives AsyncGRPOTrainer: `trl_async.py FARM_URL`.
+
+The trainer itself needs a GPU: it packs rows without padding for FlashAttention.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import defaultdict
+from itertools import islice
+from typing import Any
+
+import torch  # type: ignore[import-not-found, unused-ignore]
+from problems_of_tests import breaking, chat  # type: ignore[import-not-found]
+from trl.experimental.async_grpo import async_grpo_trainer as trl
+
+import farm
+from farm.adapters.trl_worker import FarmRolloutWorker, FarmWeightTransfer
+
+
+def main(url: str) -> None:
+    pushed: list[tuple[int, int]] = []
+
+    def push(engines: Any, parameters: Any) -> None:
+        pushed.append((len(engines), sum(1 for _ in parameters)))
+
+    problems = [chat("a"), breaking("b"), chat("c")]
+    with farm.connect(url) as client:
+        before = client.newest_version()
+        transfer = FarmWeightTransfer(client, push)
+        worker = FarmRolloutWorker(client, problems, n_samples=4, run="async", n_groups_in_flight=2, max_attempts=1)
+        # in the order of the trainer's own _sync_weight
+        transfer.init_weight_transfer()
+        transfer.pause()
+        transfer.send_weights(iter([("weight", torch.zeros(1))]))
+        transfer.resume()
+        worker.update_model_version(1)
+        worker.start()
+        metrics: dict[str, list[Any]] = defaultdict(list)
+        queue = trl.RolloutQueueDataset(
+            worker.rollout_buffer, lambda: 1, worker.check_health, 120.0, metrics, max_staleness=0
+        )
+        rows = list(islice(iter(queue), 12))
+        worker.stop()
+        batches = list(trl.FixedCountBatcher(rows, 1, 4))
+        collator = trl.DataCollatorForRollout(0, 1)
+        packed = [collator.torch_call([batch]) for batch in batches]
+        facts = {
+            "before": before,
+            "version": client.newest_version(),
+            "pushed": pushed,
+            "rows": len(rows),
+            "lengths": all(
+                len(row["input_ids"]) == len(row["completion_mask"]) == len(row["old_log_probs"]) for row in rows
+            ),
+            "groups": sorted({row["group_id"] % len(problems) for row in rows}),
+            "unscored": sum(metric["farm/n_unscored_total"] for metric in drained(worker.metrics_queue)) > 0,
+            "stale": len(metrics["sample/dropped_stale_total"]),
+            "packed": all(bool(value.isfinite().all()) for each in packed for value in tensors(each)),
+            "trained_groups": len(collator.groups_trained),
+        }
+    print(json.dumps(facts))
+
+
+def drained(queue: Any) -> list[dict[str, float]]:
+    return [queue.get_nowait() for _ in range(queue.qsize())]
+
+
+def tensors(values: Any) -> list[Any]:
+    found = values.values() if isinstance(values, dict) else []
+    return [each.float() for each in found if isinstance(each, torch.Tensor)]
+
+
+main(sys.argv[1])

@@ -1,0 +1,37 @@
+"""TRL trains on the CPU through a real farm: whole steps of GRPO, and what a rollout that broke is to it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.trainers.conftest import Program
+
+
+def test_grpo_trains_steps_through_the_farm(run: Program, model_text: Path) -> None:
+    facts = run("trl_training", model_text, "trl-run")
+    assert facts["finite"]
+    assert facts["moved"]
+    assert any(norm > 0 for norm in facts["grad_norms"])
+    assert facts["unscored"] == [4, 4, 4], "one problem of three breaks"
+    assert facts["reward_of_trl"] == pytest.approx(facts["reward_of_farm"]), (
+        "no zero of a broken rollout is in the mean"
+    )
+    assert [max(each) for each in facts["versions"]] == [0, 1, 2], "each step's weights were pushed before it"
+    assert facts["same_rollouts_again"], "a trainer that starts again plays nothing twice"
+    assert facts["too_long"] == "max_completion_length"
+    assert facts["vocabulary"] == "vocabulary"
+
+
+def test_async_grpo_takes_what_the_farms_worker_gives(run: Program) -> None:
+    facts = run("trl_async")
+    assert facts["version"] == "1", "the sync of weights was a weight update of the farm's"
+    assert facts["pushed"] == [[1, 1]]
+    assert facts["rows"] == 12
+    assert facts["lengths"]
+    assert facts["groups"] == [0, 2], "a group that broke gives no row"
+    assert facts["unscored"]
+    assert facts["stale"] == 0
+    assert facts["packed"]
+    assert facts["trained_groups"] >= 2
