@@ -56,7 +56,8 @@ class PlainLoop:
         """Play each problem `n_samples` times, WIDTH episodes at a time."""
         slots, starts = asyncio.Semaphore(WIDTH), asyncio.Semaphore(STARTS)
         limits = httpx2.Limits(max_connections=WIDTH)
-        async with httpx2.AsyncClient(base_url=self.url, timeout=300, limits=limits) as client:
+        headers = {"content-type": "application/json"}
+        async with httpx2.AsyncClient(base_url=self.url, headers=headers, timeout=300, limits=limits) as client:
 
             async def one(chain: FileChain, first_seed: int) -> PlainEpisode:
                 async with slots, self._files(chain, starts) as files:
@@ -120,7 +121,8 @@ class PlainLoop:
         sampling = {"temperature": 1.0, "max_tokens": MAX_TOKENS, "seed": seed, "logprobs": 0, "detokenize": False}
         body = {"model": "tiny", "token_ids": ids, "sampling_params": sampling}
         answer = await client.post("/inference/v1/generate", content=orjson.dumps(body))
-        answer.raise_for_status()
+        if not answer.is_success:
+            raise RuntimeError(f"the engine refused {len(ids)} tokens: {answer.text[:500]}")
         [choice] = orjson.loads(answer.content)["choices"]
         sampled: list[int] = choice["token_ids"]
         return sampled

@@ -52,7 +52,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--mode", choices=("sync", "off-policy"), default="sync")
     parser.add_argument("--groups", type=int, default=16, help="problems of a step")
     parser.add_argument("--samples", type=int, default=8, help="rollouts of a problem")
-    parser.add_argument("--sandbox", default="auto", help="the kind of sandbox: auto, singularity or namespace")
+    parser.add_argument("--sandbox", default="namespace", help="the kind of sandbox: auto, singularity or namespace")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--kills", type=int, default=0, help="kill -9 the trainer so often, at random moments")
     parser.add_argument("--kill-within-s", type=float, default=60.0, help="each so many seconds after its start")

@@ -111,10 +111,10 @@ class Learner:
     def learn(self, step: int, groups: Sequence[Group]) -> dict[str, float]:
         """Take a step, and return its row of the curve. A group of which a rollout broke does not train."""
         rollouts = [rollout for group in groups for rollout in group.rollouts]
-        made = arrays(rollouts, whole_groups=True)
+        made = arrays(rollouts, whole_groups=True, min_version=min(self._versions))
         if not len(made):
             causes = sorted({str(rollout.outcome) for rollout in rollouts})
-            raise SystemExit(f"step {step}: no group is whole, so there is nothing to train on: {', '.join(causes)}")
+            raise SystemExit(f"step {step}: no group is whole and of known weights: {', '.join(causes)}")
         rows, advantages = made.as_torch(), torch.from_numpy(made.group_advantages())
         sampled = rows["response_mask"] == 1
         gap = self._largest_gap(rows)
@@ -131,10 +131,7 @@ class Learner:
         return reward_curve.summary(step, rollouts, made, gap)
 
     def _largest_gap(self, rows: Tensors) -> float:
-        """Return the largest difference between an engine's log-probability of a token and ours, by the same weights.
-
-        The same weights are those of the version that the token names. Raises KeyError for one that was never pushed.
-        """
+        """Return the largest difference of an engine's log-probability to ours, by the weights that the token names."""
         largest = 0.0
         sampled = rows["response_mask"] == 1
         for version in rows["policy_versions"][sampled].unique().tolist():
@@ -191,7 +188,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--groups", type=int, default=16, help="problems of a step")
     parser.add_argument("--samples", type=int, default=8, help="rollouts of a problem")
     parser.add_argument("--learning-rate", type=float, default=5e-4)
-    parser.add_argument("--sandbox", default="auto")
+    parser.add_argument("--sandbox", default="namespace")
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()
 

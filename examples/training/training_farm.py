@@ -37,15 +37,22 @@ class TrainingFarm:
 
     @property
     def client_variables(self) -> dict[str, str]:
-        """The environment of a client in another Python: where it finds the package, and the farm's key."""
-        return os.environ | {"PYTHONPATH": str(ROOT), "FARM_HOME": str(self.home)}
+        """The environment of a trainer, which finds the farm's key there."""
+        return trainer_variables() | {"FARM_HOME": str(self.home)}
+
+
+def trainer_variables() -> dict[str, str]:
+    """Return the environment of a process in the trainer's Python: it finds the farm's package there."""
+    # threads that wait for each other stand still where other processes share the cores
+    quiet = {"OMP_NUM_THREADS": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_OFFLINE": "1"}
+    return os.environ | quiet | {"PYTHONPATH": str(ROOT)}
 
 
 def cloned_policy(python: Path, folder: Path, *options: object) -> Path:
     """Return the folder of the policy to begin with; it is cloned, with these options, unless it is there."""
     if not folder.exists():
         command = [str(python), "-m", "examples.training.behaviour_cloning", str(folder), *map(str, options)]
-        subprocess.run(command, env=os.environ | {"PYTHONPATH": str(ROOT)}, check=True)
+        subprocess.run(command, env=trainer_variables(), check=True)
     return folder
 
 
@@ -92,8 +99,11 @@ def _printed_url(log: Path) -> str:
 def _use_engine(embedded: Embedded, url: str) -> None:
     """Let the farm use this engine and no other, and wait until it knows what the engine can do."""
     with farm.connect(embedded.home) as client:
-        client.clear_engines()
+        # in this order it is known to lack the weights of a run that goes on, and plays nothing until it has them
         client.add_engine(url)
+        for each in client.engines():
+            if each.engine.url != url:
+                client.remove_engine(each.engine.url)
         deadline = time.monotonic() + _ENGINE_S
         while not any(each.engine.info for each in client.engines()):
             embedded.check()

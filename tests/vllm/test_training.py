@@ -66,7 +66,7 @@ def bench(vllm_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 def finished(bench: TrainingBench, folder: Path, mode: str, n_kills: int = 0) -> FinishedRun:
     """Train a run to its end, and look at what it left."""
     options: dict[str, Any] = {"python": bench.python, "steps": STEPS, "mode": mode, "groups": GROUPS}
-    options |= {"samples": SAMPLES, "sandbox": "auto", "seed": 3, "kills": n_kills, "kill_within_s": 25.0}
+    options |= {"samples": SAMPLES, "sandbox": "namespace", "seed": 3, "kills": n_kills, "kill_within_s": 25.0}
     before = bench.n_requests()
     n_killed = train(Namespace(**options), folder, bench.policy, bench.here)
     n_requests = bench.n_requests() - before

@@ -12,8 +12,9 @@ environment's proxies are not used: engines are near the workers.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import httpx2
@@ -23,6 +24,8 @@ from workers.policy.engines import progress
 
 _IDLE_S = 4.0
 _CONNECT_S = 10.0
+_LANE_REQUESTS = 8
+"""Requests at a time that share a pool of connections."""
 _MAX_STALE = 3
 """The most connections closed while idle that one request skips."""
 _DONE = b"[DONE]"
@@ -58,6 +61,17 @@ FAILURES = (httpx2.HTTPError, httpx2.InvalidURL, BrokenStream, OversizedAnswer, 
 """The errors of a request that got no answer, or not all of it."""
 
 
+@dataclass(slots=True)
+class _Lane:
+    """A client with connections of its own, and how many requests it makes now.
+
+    A pool of connections looks at each idle one at every request: one pool of sixty costs more than the requests.
+    """
+
+    client: httpx2.AsyncClient
+    n_requests: int = 0
+
+
 class EngineConnection:
     """The connections to one engine, for one event loop. The methods raise Refusal, or one of FAILURES."""
 
@@ -66,15 +80,32 @@ class EngineConnection:
         self.root = url.rstrip("/").removesuffix("/v1")
         self._key = key
         self._timeout_s = timeout_s
-        self.client = httpx2.AsyncClient(
+        self._lanes = [_Lane(self._new_client())]
+        self.client = self._lanes[0].client
+
+    def _new_client(self) -> httpx2.AsyncClient:
+        return httpx2.AsyncClient(
             # Reading the certificates takes longer than a call; without TLS they are not needed.
             transport=_Transport(
-                verify=url.startswith("https:"),
+                verify=self.url.startswith("https:"),
                 limits=httpx2.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=_IDLE_S),
             ),
-            timeout=httpx2.Timeout(timeout_s, connect=min(_CONNECT_S, timeout_s), pool=None),
-            headers={"authorization": f"Bearer {key or 'none'}", "accept-encoding": "identity"},
+            timeout=httpx2.Timeout(self._timeout_s, connect=min(_CONNECT_S, self._timeout_s), pool=None),
+            headers={"authorization": f"Bearer {self._key or 'none'}", "accept-encoding": "identity"},
         )
+
+    @contextmanager
+    def _lent(self) -> Iterator[httpx2.AsyncClient]:
+        """Lend the first client that has room for one more request, so that as few connections as can be are idle."""
+        lane = next((lane for lane in self._lanes if lane.n_requests < _LANE_REQUESTS), None)
+        if lane is None:
+            lane = _Lane(self._new_client())
+            self._lanes.append(lane)
+        lane.n_requests += 1
+        try:
+            yield lane.client
+        finally:
+            lane.n_requests -= 1
 
     async def get(self, path: str) -> Any:
         """Return the answer's JSON, or its text."""
@@ -124,7 +155,8 @@ class EngineConnection:
                 yield _whole(response, most)
 
     async def aclose(self) -> None:
-        await self.client.aclose()
+        for lane in self._lanes:
+            await lane.client.aclose()
 
     async def _request(
         self,
@@ -143,20 +175,21 @@ class EngineConnection:
     ) -> AsyncIterator[httpx2.Response]:
         """Yield the head of an answer, its body still to be read. Raises Refusal for an error status."""
         sent = (_JSON if content is not None else {}) | (headers or {})
-        request = self.client.build_request(method, self.root + path, content=content, headers=sent)
-        progress.current().restart()
-        # a head that comes byte by byte runs into no read timeout
-        async with asyncio.timeout(self._timeout_s + _CONNECT_S):
-            response = await self.client.send(request, stream=True)
-        try:
-            if response.headers.get("content-encoding", "identity") != "identity":
-                raise OversizedAnswer("packs its answers, which it was not asked for")
-            if not response.is_success:
-                refused = without_key(await _content(response, SMALL_BYTES), self._key)
-                raise Refusal(response.status_code, response.headers, refused)
-            yield response
-        finally:
-            await response.aclose()
+        with self._lent() as client:
+            request = client.build_request(method, self.root + path, content=content, headers=sent)
+            progress.current().restart()
+            # a head that comes byte by byte runs into no read timeout
+            async with asyncio.timeout(self._timeout_s + _CONNECT_S):
+                response = await client.send(request, stream=True)
+            try:
+                if response.headers.get("content-encoding", "identity") != "identity":
+                    raise OversizedAnswer("packs its answers, which it was not asked for")
+                if not response.is_success:
+                    refused = without_key(await _content(response, SMALL_BYTES), self._key)
+                    raise Refusal(response.status_code, response.headers, refused)
+                yield response
+            finally:
+                await response.aclose()
 
 
 def most_bytes(n_sent: int, max_tokens: int) -> int:

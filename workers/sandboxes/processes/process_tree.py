@@ -12,6 +12,7 @@ import secrets
 import signal
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
 
@@ -32,12 +33,42 @@ def tagged_processes(mark: str) -> list[int]:
     return _seen(mark)[0]
 
 
-def _seen(mark: str) -> tuple[list[int], bool]:
+def _seen(mark: str, roots: Sequence[int] = ()) -> tuple[list[int], bool]:
     """Return the carriers, and whether there are processes that cannot be read just now."""
     while True:
-        search = _Search(f"{MARK}={mark}".encode())
+        pids, unclear = descendants(roots) if roots else (_all_pids(), False)
+        if not pids:
+            return [], unclear
+        search = _Search(f"{MARK}={mark}".encode(), pids)
         if search.comes_to_its_end():
-            return search.found, search.unclear
+            return search.found, search.unclear or unclear
+
+
+def _all_pids() -> list[int]:
+    return [int(entry.name) for entry in os.scandir("/proc") if entry.name.isdigit()]
+
+
+def descendants(roots: Sequence[int]) -> tuple[list[int], bool]:
+    """Return the processes below these, and whether one ended meanwhile, whose children are others' then."""
+    below: list[int] = []
+    ended = False
+    for root in roots:
+        below += _below(root)
+    for pid in below:
+        value = _below(pid)
+        ended = ended or not (value or Path("/proc", str(pid)).exists())
+        below += value
+    return below, ended
+
+
+def _below(pid: int) -> list[int]:
+    """Return the children of all threads of a process; none if it is gone."""
+    folder, result = f"/proc/{pid}/task", []
+    with contextlib.suppress(OSError):
+        for thread in os.listdir(folder):  # noqa: PTH208 - it is called for each sandbox that ends
+            with contextlib.suppress(OSError), open(f"{folder}/{thread}/children") as file:  # noqa: PTH123
+                result += map(int, file.read().split())
+    return result
 
 
 class _Search:
@@ -50,10 +81,11 @@ class _Search:
     _lock = threading.Lock()
     _silent: ClassVar[set[int]] = set()
 
-    def __init__(self, wanted: bytes) -> None:
+    def __init__(self, wanted: bytes, pids: Sequence[int]) -> None:
         self.found: list[int] = []
         self.unclear = False
         self._wanted = wanted
+        self._pids = pids
         self._pid = self._n = 0
         self._given_up = False
         self._ended = threading.Event()
@@ -71,8 +103,7 @@ class _Search:
         return True
 
     def _run(self) -> None:
-        pids = [int(entry.name) for entry in os.scandir("/proc") if entry.name.isdigit()]
-        for pid in pids:
+        for pid in self._pids:
             with self._lock:
                 if self._given_up:
                     self._silent.discard(self._pid)
@@ -105,11 +136,14 @@ def _is_in_exec(process: str) -> bool:
     return bool(Path(process, "exe").readlink()) and not Path(process, "cmdline").read_bytes()
 
 
-def kill_tagged(mark: str) -> None:
-    """SIGKILL to all of them, again until none is left: some may fork meanwhile. Blocks for milliseconds."""
+def kill_tagged(mark: str, roots: Sequence[int] = ()) -> None:
+    """SIGKILL to all of them, again until none is left: some may fork meanwhile. Blocks for milliseconds.
+
+    With `roots`, only what descends from these is looked at, which is much less than all processes of a node.
+    """
     n_empty = 0
     for _ in range(_ROUNDS):
-        pids, unclear = _seen(mark)
+        pids, unclear = _seen(mark, roots)
         for pid in pids:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)

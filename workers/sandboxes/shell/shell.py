@@ -99,9 +99,20 @@ class BashShell:
     async def close(self) -> None:
         """End the shell and the jobs it left. Harmless when repeated."""
         if self._session is not None:
+            roots = self._roots(self._session.pid)
             self._session.close()
             self._session = None
-            await asyncio.to_thread(kill_tagged, self._mark)
+            await asyncio.to_thread(kill_tagged, self._mark, roots)
+
+    def _roots(self, pid: int) -> tuple[int, ...]:
+        """Return the processes from which all descends that this shell started; none if that is not known.
+
+        An orphan in a sandbox is a child of the sandbox's first process.
+        """
+        try:
+            return self._entry.target()["pid"], pid
+        except SandboxError:
+            return ()
 
     def _open_session(self) -> ShellSession:
         assert self._session

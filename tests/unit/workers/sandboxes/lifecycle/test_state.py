@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 
+from tests.services.farms import until
 from workers.sandboxes.isolation.namespaces import started_at
 from workers.sandboxes.lifecycle.state import Process
 from workers.sandboxes.processes.process_tree import MARK, kill_tagged, new_tag, tagged_processes
@@ -53,3 +54,23 @@ def test_all_that_carry_a_mark_are_found_and_killed() -> None:
         kill_tagged(mark)
         assert child.wait(5) == -signal.SIGKILL
     assert tagged_processes(mark) == []
+
+
+def test_only_descendants_of_the_roots_are_killed_whichever_thread_forked_them() -> None:
+    mark = new_tag()
+    fork = "import subprocess, threading; threading.Thread(target=lambda: subprocess.run(['sleep', '60'])).start()"
+    script = f'setsid {sys.executable} -c "{fork}" & sleep 60 & echo up; wait'
+    env = {MARK: mark, "PATH": "/usr/bin:/bin"}
+    with (
+        subprocess.Popen(["bash", "-c", script], env=env, stdout=subprocess.PIPE) as root,
+        subprocess.Popen(["sleep", "60"], env=env) as other,
+    ):
+        assert root.stdout
+        root.stdout.readline()
+        until(lambda: len(tagged_processes(mark)) == 5, "all of them run")
+        kill_tagged(mark, [root.pid])
+        assert root.wait(5) == 0, "it waits for its jobs, and is a root itself"
+        assert tagged_processes(mark) == [other.pid]
+        kill_tagged(mark, [root.pid])
+        assert other.poll() is None
+        other.kill()
