@@ -8,9 +8,24 @@ from typing import Any
 
 from farm.client.local import LocalFarm
 from tests.doubles import EngineDouble
-from tests.trainers.conftest import BOOK, QUESTION, Program
+from tests.trainers.conftest import QUESTION, Program
+from workers.testing.scripted_model import Branch, Script, ScriptedCall, ScriptedProblem, ScriptedTurn
 from workers.testing.serving import serving
 
+LONG = "Look twice."
+TURNS = (
+    ScriptedTurn(content="I look.", tool_calls=(ScriptedCall(name="look", arguments={"at": "it"}),)),
+    ScriptedTurn(content="There is no such tool: three."),
+)
+SCRIPT = Script(
+    [
+        ScriptedProblem(
+            match=QUESTION,
+            plays=tuple(Branch(name=text, turns=(ScriptedTurn(content=text),)) for text in ("three", "four")),
+        ),
+        ScriptedProblem(match=LONG, plays=(Branch(name="long", turns=TURNS),)),
+    ]
+)
 ENGINE_KEY = "sk-of-the-trainer"
 
 
@@ -24,7 +39,7 @@ CHAT = task("chat", question=QUESTION, expected="three")
 def test_verifiers_runs_rollouts_on_the_farm(run: Program, client: LocalFarm, tmp_path: Path) -> None:
     request_file = tmp_path / "request.json"
     request_file.write_text(json.dumps({"limits": {"max_turns": 3}, "max_attempts": 1}))
-    engine = EngineDouble(BOOK, key=ENGINE_KEY, weight_version="7")
+    engine = EngineDouble(SCRIPT, key=ENGINE_KEY, weight_version="7")
     with serving(engine.app()) as address:
         given = {
             "engine_url": f"{address}/v1",
@@ -32,6 +47,7 @@ def test_verifiers_runs_rollouts_on_the_farm(run: Program, client: LocalFarm, tm
             "model": engine.machine.name,
             "chat": CHAT,
             "broken": task("noop", fail="run:engine_error"),
+            "long": task("chat", question=LONG, expected="three"),
             "late": task("noop", seconds=60) | {"timeout": {"agent": 0.5}},
             "slow": task("noop", seconds=300),
             "unknown": task("juggling"),
@@ -39,23 +55,27 @@ def test_verifiers_runs_rollouts_on_the_farm(run: Program, client: LocalFarm, tm
             "request_file": str(request_file),
         }
         result = run("verifiers_episodes", json.dumps(given))
-        *trained, plain, broken, late = result["played"]
-        for episode in trained:
+        *trained, plain, broken, late, long = result["played"]
+        for episode in (*trained, long):
             (rollout,) = (each for each in client.collect(_batch(episode)) if each.rollout_id == _id(episode))
             (segment,) = rollout.segments
             (branch,) = episode["branches"]
             assert branch["token_ids"] == [*segment.prompt_ids.tolist(), *segment.response_ids.tolist()]
-            assert branch["mask"] == [False] * len(segment.prompt_ids) + [True] * len(segment.response_ids)
+            assert branch["mask"] == [False] * len(segment.prompt_ids) + segment.response_mask.astype(bool).tolist()
             assert branch["logprobs"][len(segment.prompt_ids) :] == segment.response_logprobs.tolist()
             assert (episode["ok"], episode["completed"], episode["stop"]) == (True, True, "agent_completed")
             assert episode["rewards"] == {"contains": rollout.reward}
-            assert episode["usage"] == [[len(segment.prompt_ids), len(segment.response_ids)]]
-            assert episode["roles"] == ["user", "assistant"]
+            calls = client.calls(rollout.rollout_id)
+            assert episode["usage"] == [[call.n_prompt_tokens, call.n_response_tokens] for call in calls]
             assert episode["task"] == ["FarmTask", episode["hash"]]
             assert episode["farm"]["version_min"] == 7
-            (call,) = client.calls(rollout.rollout_id)
-            assert (call.engine, call.sampling["top_k"], call.sampling["max_tokens"]) == (f"{address}/v1", 20, 64)
+            assert {(call.engine, call.sampling["temperature"]) for call in calls} == {(f"{address}/v1", 0.9)}
         assert {episode["reward"] for episode in trained} == {0.0, 1.0}
+        assert [episode["roles"] for episode in trained] == [["user", "assistant"]] * 4
+        (call,) = client.calls(_id(trained[0]))
+        assert (call.sampling["top_k"], call.sampling["max_tokens"]) == (20, 64)
+        assert long["roles"] == ["user", "assistant", "tool", "assistant"]
+        assert 0 < sum(long["branches"][0]["mask"]) < len(long["branches"][0]["mask"])
         # a plain client's endpoint is asked for no ids, and so its trace has none
         assert plain["ok"]
         assert [branch["token_ids"] for branch in plain["branches"]] == [[]]

@@ -128,6 +128,7 @@ async def play(given: dict[str, Any]) -> dict[str, Any]:
             run(given["chat"], plain),
             run(given["broken"]),
             run(given["late"]),
+            run(given["long"]),
         )
         refused = await asyncio.gather(
             run(given["chat"], min_p=0.1),

@@ -19,6 +19,9 @@ import pytest
 
 import farm
 from farm.cli.main import COMMANDS, main
+from farm.client.local import LocalFarm
+from farm.errors import Conflict
+from farm.store import llm_engines
 from farm.store.batches import request_of
 from farm.store.database import Store
 from tests.services.commands import said
@@ -175,6 +178,33 @@ def test_the_example_of_a_handler_can_be_submitted(store_url: str, tmp_path: Pat
     assert re.fullmatch("b[0-9a-f]{10}", submitted[0])
     assert "no node runs: nothing is played until `farm up` or `farm node` is started" in submitted
     assert any(line.startswith("no engine is added") for line in submitted)
+
+
+def test_a_batch_with_its_own_engine_waits_for_none_of_the_farms(store_url: str, tmp_path: Path) -> None:
+    problems, key = tmp_path / "problems.jsonl", tmp_path / "key"
+    chat = {"data_source": "chat", "fields": {"question": "?"}}
+    problems.write_text(json.dumps(chat))
+    key.write_text("sk-secret\n")
+    own = ("--engine-url", "http://trainer/v1", "--engine-key-file", str(key))
+    output = said(main, "submit", str(problems), *own, "--url", store_url)
+    assert "no engine is added" not in output
+    refused = said(main, "submit", str(problems), "--engine-url", "ftp://trainer", "--url", store_url, code=1)
+    assert "engine_url: 'ftp://trainer' is no address" in refused
+    with farm.connect(store_url) as client:
+        batch_id, of_farm = output.split()[0], client.submit({"instances": [chat]})
+        half = client.submit({"instances": [chat, chat | {"engine_url": "http://trainer/v1"}]})
+        client.add_engine("http://dead/v1")
+        assert isinstance(client, LocalFarm)
+        client.store.write(lambda connection: llm_engines.set_failure(connection, "http://dead/v1", "is dead"))
+        warned = [bool(client.status(each).warnings) for each in (batch_id, of_farm, half)]
+        client.clear_engines()
+        # the same request is the same batch, also with another key
+        request = {"instances": [chat], "engine_url": "http://trainer/v1", "idempotency_key": "step-1"}
+        first = client.submit(request | {"engine_key": "sk-first"})
+        assert client.submit(request | {"engine_key": "sk-second"}) == first
+        with pytest.raises(Conflict):
+            client.submit(request | {"engine_url": "http://other/v1"})
+    assert warned == [False, True, True]
 
 
 def test_the_problems_to_begin_with_can_be_submitted(store_url: str) -> None:
