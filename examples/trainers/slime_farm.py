@@ -32,7 +32,7 @@ def write_data_set(problems: Path, target: Path) -> None:
     with target.open("w") as file:
         for line in problems.read_text().splitlines():
             instance = farm.Instance.model_validate_json(line)
-            metadata = {"farm_instance": instance.model_dump()}
+            metadata = {"farm_instance": instance.model_dump_json()}
             file.write(json.dumps({"prompt": instance.instance_id, "metadata": metadata}) + "\n")
 
 

@@ -123,7 +123,7 @@ def as_verls_worker() -> dict[str, Any]:
         return [await worker._agent_loop_postprocess(each, False, raw_prompt=None) for each in outputs]
 
     theirs = worker._postprocess(asyncio.run(padded()))
-    ours = data_proto(step_rows, PROMPT, RESPONSE, {"raw_prompt": np.array([None] * len(step_rows), dtype=object)})
+    ours = data_proto(step_rows, PROMPT, RESPONSE, {"raw_prompt": np.array([None] * len(step_rows), dtype=object)}, 9)
     return {
         "tensors": {
             name: bool(torch.equal(ours.batch[name], value)) and ours.batch[name].dtype == value.dtype
@@ -141,12 +141,12 @@ def as_verls_worker() -> dict[str, Any]:
 class Pads:
     """Pads as a tokenizer of transformers does, which verl asks for it."""
 
-    pad_token_id = 0
+    pad_token_id = 9
     padding_side = "left"
 
     def pad(self, encoded: dict[str, list[int]], *, max_length: int, **_: Any) -> dict[str, torch.Tensor]:
         ids = encoded["input_ids"]
-        fill = [0] * (max_length - len(ids))
+        fill = [9] * (max_length - len(ids))
         left = self.padding_side == "left"
         values, there = (fill + ids, [0] * len(fill) + [1] * len(ids)) if left else (
             ids + fill, [1] * len(ids) + [0] * len(fill))  # fmt: skip
