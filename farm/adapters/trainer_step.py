@@ -30,6 +30,7 @@ Phase: TypeAlias = Literal["train", "eval"]
 COLUMN = "farm_instance"
 """The column of a data set that holds an instance: `data_source`, `fields` and `instance_id`, as an object or JSON."""
 MAX_NAME = 100
+_COUNTED_STEPS = 64
 _OWN = ("instances", "n_samples", "idempotency_key")
 
 
@@ -140,8 +141,7 @@ class TrainerRun:
     timeout_s: float | None = None
     part: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
-    _played: Counter[str] = field(default_factory=Counter, init=False, repr=False)
-    _step: int = field(default=-1, init=False, repr=False)
+    _played: dict[int, Counter[str]] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if own := [name for name in _OWN if name in self.settings]:
@@ -176,13 +176,16 @@ class TrainerRun:
             raise invalid(error) from None
 
     def _repeat(self, step: int, key: str) -> int:
-        """Count how often a key was played in this step: a data set with one problem asks for it again and again."""
+        """Count how often a key was played in this step: a data set with one problem asks for it again and again.
+
+        Steps may overlap, where a trainer plays the next while it trains; older ones are not counted any more.
+        """
         with self._lock:
-            if step != self._step:
-                self._step = step
-                self._played.clear()
-            self._played[key] += 1
-            return self._played[key] - 1
+            counts = self._played.setdefault(step, Counter())
+            for old in [each for each in self._played if each < step - _COUNTED_STEPS]:
+                del self._played[old]
+            counts[key] += 1
+            return counts[key] - 1
 
 
 def _routed(request: BatchRequest) -> bool:

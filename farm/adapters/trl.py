@@ -34,7 +34,7 @@ Instances: TypeAlias = Mapping[str, Instance] | Callable[[Prompt], Instance]
 Push: TypeAlias = Callable[[Any, Sequence[StoredEngine]], object]
 """`push(trainer, engines)`: bring the trainer's weights to these engines. Called in every process of the trainer, as
 gathering sharded weights needs all of them; with engines in the first one alone."""
-RewardFunc: TypeAlias = Callable[..., list[float | None]]
+RewardFunc: TypeAlias = Callable[..., Sequence[float | None]]
 
 STOP_REASONS: dict[Outcome, str] = {
     Outcome.SUBMITTED: "stop",
@@ -218,7 +218,7 @@ def reward_from_farm(
     return farm_reward
 
 
-def scored_only(reward_func: RewardFunc) -> RewardFunc:
+def scored_only(reward_func: RewardFunc) -> Callable[..., list[float | None]]:
     """Return a reward function that gives no reward, too, where the farm gives none.
 
     TRL leaves a row out only if all reward functions return None for it: another one beside `reward_from_farm` would

@@ -56,6 +56,8 @@ class FarmAgentLoopManager:
     """V1 alone: a row for each segment. V0 takes one row for each sample."""
     name_weights: ClassVar[bool] = False
     timeout_s: ClassVar[float | None] = None
+    pad_id: ClassVar[int] = 0
+    """V0 alone: the token that rows are padded with, which no mask lets through."""
 
     @classmethod
     @auto_await  # type: ignore[untyped-decorator, unused-ignore]
@@ -107,12 +109,13 @@ class FarmAgentLoopManager:
         self._name_weights(step)
         rollouts = self.player.play(listed, step, _phase(validate), sampling=self._sampling(validate))
         check_count(len(rollouts), len(prompts))
-        step_rows = rows_of_step(rollouts, broken=self.broken, limits=self._limits(), pad_id=0)
+        step_rows = rows_of_step(rollouts, broken=self.broken, limits=self._limits(), pad_id=self.pad_id)
         # with reward workers, verl's own manager hands on the messages alone
         kept = (
             table if self._reward_handles is None else {name: table[name] for name in ("raw_prompt",) if name in table}
         )
-        return data_proto(step_rows, self.rollout_config.prompt_length, self.rollout_config.response_length, kept)
+        lengths = self.rollout_config.prompt_length, self.rollout_config.response_length
+        return data_proto(step_rows, *lengths, kept, self.pad_id)
 
     # V1
 
@@ -269,7 +272,11 @@ def _tags(output: AgentLoopOutput, row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def data_proto(
-    step_rows: Sequence[StepRow], prompt_length: int, response_length: int, table: Mapping[str, Any]
+    step_rows: Sequence[StepRow],
+    prompt_length: int,
+    response_length: int,
+    table: Mapping[str, Any],
+    pad_id: int = 0,
 ) -> DataProto:
     """Return V0's batch: prompts padded on the left, responses on the right, the reward on each row's last token.
 
@@ -277,8 +284,8 @@ def data_proto(
     """
     fields = [output_fields(row.rollout, row.segments[0], row.reward) for row in step_rows]
     n = len(fields)
-    prompts, prompt_mask = _padded([each["prompt_ids"] for each in fields], prompt_length, left=True)
-    responses, response_there = _padded([each["response_ids"] for each in fields], response_length)
+    prompts, prompt_mask = _padded([each["prompt_ids"] for each in fields], prompt_length, pad_id, left=True)
+    responses, response_there = _padded([each["response_ids"] for each in fields], response_length, pad_id)
     response_mask, _ = _padded([each["response_mask"] for each in fields], response_length)
     logprobs, _ = _padded([each["response_logprobs"] for each in fields], response_length, dtype=torch.float32)
     attention_mask = torch.cat([prompt_mask, response_there], dim=1)
@@ -313,10 +320,13 @@ def data_proto(
 
 
 def _padded(
-    values: Sequence[Sequence[float]], width: int, left: bool = False, dtype: torch.dtype = torch.int64
+    values: Sequence[Sequence[float]], width: int, pad: int = 0, left: bool = False, dtype: torch.dtype = torch.int64
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return rows of one width, and 1 where there is a value."""
-    padded, there = torch.zeros(len(values), width, dtype=dtype), torch.zeros(len(values), width, dtype=torch.int64)
+    padded, there = (
+        torch.full((len(values), width), pad, dtype=dtype),
+        torch.zeros(len(values), width, dtype=torch.int64),
+    )
     for index, row in enumerate(values):
         place = slice(width - len(row), width) if left else slice(0, len(row))
         padded[index, place] = torch.tensor(row, dtype=dtype)

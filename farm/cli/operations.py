@@ -114,12 +114,13 @@ def _check_batch(batch_id: str, url: str | None) -> None:
 
 def _check_adapter(name: str) -> None:
     from farm.adapters.adapter_promises import examine_adapter
-    from farm.cli.readiness import CheckResult
     from farm.client.farm import ADAPTERS
     from farm.plugins import load
 
     results = list(examine_adapter(load(ADAPTERS, name)))
-    console.print(_table([CheckResult(each.promise, each.ok, each.fault) for each in results]))
+    for each in results:
+        mark, fault = ("[green]ok[/green] ", "") if each.ok else ("[red]bad[/red]", f"\n    {each.fault}")
+        console.print(f"{mark} {escape(each.promise + fault)}", highlight=False, soft_wrap=True)
     sys.exit(0 if all(each.ok for each in results) else 1)
 
 

@@ -80,7 +80,10 @@ def model_text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def run(farm_url: str, tmp_path: Path) -> Program:
-    """Runs a program in the trainers' Python, with the farm's address; returns what it says at last, as JSON."""
+    """Runs a program in the trainers' Python, with the farm's address; returns what it says at last, as JSON.
+
+    Of an example, all that it says.
+    """
 
     def run_program(name: str, *words: object, path: Path | None = None) -> Any:
         env = os.environ | {
@@ -93,9 +96,12 @@ def run(farm_url: str, tmp_path: Path) -> Program:
             "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
             "OMP_NUM_THREADS": "1",
         }
-        command = [os.environ["FARM_TRAINERS_PYTHON"], str(PROGRAMS / f"{name}.py"), farm_url, *map(str, words)]
-        done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=800)
+        program = [str(PROGRAMS / f"{name}.py"), farm_url]
+        if name.startswith("examples/"):
+            program = [str(ROOT / name), "--farm", farm_url]
+        command = [os.environ["FARM_TRAINERS_PYTHON"], *program, *map(str, words)]
+        done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=500)
         assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-6000:]}"
-        return json.loads(done.stdout.splitlines()[-1])
+        return done.stdout if name.startswith("examples/") else json.loads(done.stdout.splitlines()[-1])
 
     return run_program

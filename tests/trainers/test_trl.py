@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 
 import pytest
 
-from tests.trainers.conftest import Program
+from tests.trainers.conftest import QUESTION, Program
 
 
-def test_grpo_trains_steps_through_the_farm(run: Program, model_text: Path) -> None:
-    facts = run("trl_training", model_text, "trl-run")
+def test_grpo_trains_steps_through_the_farm(run: Program, model_text: Path, tmp_path: Path) -> None:
+    facts = run("trl_training", model_text, "trl-run", tmp_path / "policy")
     assert facts["finite"]
     assert facts["moved"]
     assert any(norm > 0 for norm in facts["grad_norms"])
@@ -22,6 +24,14 @@ def test_grpo_trains_steps_through_the_farm(run: Program, model_text: Path) -> N
     assert facts["same_rollouts_again"], "a trainer that starts again plays nothing twice"
     assert facts["too_long"] == "max_completion_length"
     assert facts["vocabulary"] == "vocabulary"
+
+    problems = tmp_path / "problems.jsonl"
+    fields = {"question": QUESTION, "expected": "three"}
+    lines = [json.dumps({"data_source": "chat", "fields": fields, "instance_id": name}) for name in "ab"]
+    problems.write_text("\n".join(lines))
+    words = ("--model", tmp_path / "policy", "--cpu", "--keep-weights", "--steps", "2", "--samples", "4", problems)
+    said = run("examples/trainers/trl_grpo.py", *words)
+    assert len(re.findall(r"^step [12]: reward [01]\.\d+, loss", said, re.MULTILINE)) == 2, said
 
 
 def test_async_grpo_takes_what_the_farms_worker_gives(run: Program) -> None:

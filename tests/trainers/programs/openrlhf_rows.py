@@ -22,9 +22,9 @@ from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator  # noq
 from problems_of_tests import breaking, chat  # type: ignore[import-not-found]  # noqa: E402
 
 import farm  # noqa: E402
+from examples.trainers.openrlhf_farm import AgentExecutor  # noqa: E402
 from farm.adapters.constructed_rollouts import every_kind  # noqa: E402
 from farm.adapters.openrlhf import response_fields  # noqa: E402
-from farm.adapters.openrlhf_executor import FarmAgentExecutor  # noqa: E402
 from farm.errors import InvalidRequest  # noqa: E402
 
 N = 4
@@ -33,14 +33,14 @@ TOKENIZER = SimpleNamespace(eos_token_id=2, pad_token_id=0)
 SAMPLING = SimpleNamespace(temperature=1.0, top_p=1.0, top_k=-1, max_tokens=64, logprobs=1)
 
 
-class AgentExecutor(FarmAgentExecutor):
-    connect = staticmethod(lambda: farm.connect(sys.argv[1]))
-    run = "openrlhf"
+class _AgentExecutor(AgentExecutor):
+    connect = staticmethod(lambda: farm.connect(sys.argv[1]))  # type: ignore[assignment]
+    too_long = "error"  # type: ignore[assignment]
     settings = {"max_attempts": 1}  # noqa: RUF012
 
 
 def main() -> None:
-    executor = AgentExecutor()
+    executor = _AgentExecutor()
     labels = [instance.model_dump_json() for instance in (chat("a"), breaking("b"), chat("c"))]
     responses = asyncio.run(executed(executor, labels))
     experiences = [
@@ -116,7 +116,7 @@ def constructed() -> list[int]:
 
 def refused(label: str) -> str:
     try:
-        asyncio.run(AgentExecutor().execute("p", label, SAMPLING, 4, TOKENIZER, None))
+        asyncio.run(_AgentExecutor().execute("p", label, SAMPLING, 4, TOKENIZER, None))
     except InvalidRequest as error:
         return error.field
     return ""

@@ -12,6 +12,7 @@ from itertools import islice
 from typing import Any
 
 import torch  # type: ignore[import-not-found, unused-ignore]
+from accelerate import PartialState  # type: ignore[import-not-found, unused-ignore]
 from problems_of_tests import breaking, chat  # type: ignore[import-not-found]
 from trl.experimental.async_grpo import async_grpo_trainer as trl
 
@@ -20,6 +21,8 @@ from farm.adapters.trl_worker import FarmRolloutWorker, FarmWeightTransfer
 
 
 def main(url: str) -> None:
+    # the trainer makes it, and TRL's log asks for it
+    PartialState()
     pushed: list[tuple[int, int]] = []
 
     def push(engines: Any, parameters: Any) -> None:

@@ -1,4 +1,7 @@
-"""TRL's GRPOTrainer trains on the CPU, its rollouts played by the farm: `trl_training.py FARM_URL MODEL_TEXT RUN`."""
+"""TRL's GRPOTrainer trains on the CPU, its rollouts played by the farm.
+
+`trl_training.py FARM_URL MODEL_TEXT RUN POLICY`; the policy that it begins with is written to the folder POLICY.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +26,7 @@ from farm.adapters.trl import prompt_key, reward_from_farm, rollout_func, scored
 from farm.errors import InvalidRequest
 
 URL, MODEL_TEXT, RUN = sys.argv[1:4]
+POLICY = sys.argv[4]
 N, STEPS = 4, 3
 TOKENIZER = AutoTokenizer.from_pretrained(MODEL_TEXT)
 INSTANCES = {"a": chat("a"), "b": breaking("b"), "c": chat("c")}
@@ -31,6 +35,8 @@ BY_PROMPT = {prompt_key(prompt): INSTANCES[name] for name, prompt in PROMPTS.ite
 
 
 def main() -> None:
+    policy(len(TOKENIZER)).save_pretrained(POLICY)
+    TOKENIZER.save_pretrained(POLICY)
     with farm.connect(URL) as client:
         first, parameters = trained(client, RUN, 0.05)
         again, _ = trained(client, RUN, 0.05)

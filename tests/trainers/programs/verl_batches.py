@@ -17,10 +17,11 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopWorker
 from verl.trainer.ppo import core_algos
 
 import farm
+from examples.trainers.verl_farm import Manager
 from farm.adapters.constructed_rollouts import every_kind
 from farm.adapters.single_row import rows_of_step
 from farm.adapters.verl import output_fields
-from farm.adapters.verl_agent_loops import FarmAgentLoopManager, agent_loop_output, data_proto
+from farm.adapters.verl_agent_loops import agent_loop_output, data_proto
 from farm.errors import InvalidRequest
 
 N = 4
@@ -43,16 +44,18 @@ CONFIG = OmegaConf.create(
 )
 
 
-class Manager(FarmAgentLoopManager):
-    connect = staticmethod(lambda: farm.connect(sys.argv[1]))
+class _Manager(Manager):
+    connect = staticmethod(lambda: farm.connect(sys.argv[1]))  # type: ignore[assignment]
+    run = ""
     settings = {"max_attempts": 1}  # noqa: RUF012
+    too_long = "error"  # type: ignore[assignment]
     name_weights = True
 
 
 def main() -> None:
-    manager = Manager.create(config=CONFIG, llm_client=None, teacher_client=None, reward_loop_worker_handles=[])
+    manager = _Manager.create(config=CONFIG, llm_client=None, teacher_client=None, reward_loop_worker_handles=[])
     output = manager.generate_sequences(prompts())
-    again = Manager.create(config=CONFIG, llm_client=None).generate_sequences(prompts())
+    again = _Manager.create(config=CONFIG, llm_client=None).generate_sequences(prompts())
     facts = {
         **described(output),
         "versions": sorted({each for each in output.non_tensor_batch["max_global_steps"].tolist() if each is not None}),
@@ -120,7 +123,7 @@ def as_verls_worker() -> dict[str, Any]:
         return [await worker._agent_loop_postprocess(each, False, raw_prompt=None) for each in outputs]
 
     theirs = worker._postprocess(asyncio.run(padded()))
-    ours = data_proto(step_rows, PROMPT, RESPONSE, {"raw_prompt": np.array([None] * len(step_rows), dtype=object)})
+    ours = data_proto(step_rows, PROMPT, RESPONSE, {"raw_prompt": np.array([None] * len(step_rows), dtype=object)}, 9)
     return {
         "tensors": {
             name: bool(torch.equal(ours.batch[name], value)) and ours.batch[name].dtype == value.dtype
@@ -138,12 +141,12 @@ def as_verls_worker() -> dict[str, Any]:
 class Pads:
     """Pads as a tokenizer of transformers does, which verl asks for it."""
 
-    pad_token_id = 0
+    pad_token_id = 9
     padding_side = "left"
 
     def pad(self, encoded: dict[str, list[int]], *, max_length: int, **_: Any) -> dict[str, torch.Tensor]:
         ids = encoded["input_ids"]
-        fill = [0] * (max_length - len(ids))
+        fill = [9] * (max_length - len(ids))
         left = self.padding_side == "left"
         values, there = (fill + ids, [0] * len(fill) + [1] * len(ids)) if left else (
             ids + fill, [1] * len(ids) + [0] * len(fill))  # fmt: skip
@@ -153,7 +156,7 @@ class Pads:
 def too_long() -> str:
     short = OmegaConf.merge(CONFIG, {"actor_rollout_ref": {"rollout": {"response_length": 1}}})
     try:
-        Manager.create(config=short).generate_sequences(prompts())
+        _Manager.create(config=short).generate_sequences(prompts())
     except InvalidRequest as error:
         return error.field
     return ""

@@ -20,9 +20,10 @@ from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 from verl.utils import tensordict_utils as tu
 
 import farm
+from examples.trainers.verl_farm import Manager
 from farm.adapters.single_row import rows_of_step
 from farm.adapters.verl import output_fields
-from farm.adapters.verl_agent_loops import FarmAgentLoopManager, agent_loop_output
+from farm.adapters.verl_agent_loops import agent_loop_output
 
 N = 3
 STEP = 5
@@ -42,8 +43,9 @@ CONFIG = SimpleNamespace(
 )
 
 
-class Manager(FarmAgentLoopManager):
-    connect = staticmethod(lambda: farm.connect(sys.argv[1]))
+class _Manager(Manager):
+    connect = staticmethod(lambda: farm.connect(sys.argv[1]))  # type: ignore[assignment]
+    run = ""
     settings = {"max_attempts": 1}  # noqa: RUF012
 
 
@@ -53,7 +55,7 @@ def main() -> None:
     storage = {"storage_backend": "SimpleStorage", "SimpleStorage": {"num_data_storage_units": 1}}
     tq.init(OmegaConf.create({"backend": storage}))
     try:
-        manager = Manager.create(config=CONFIG, llm_client=None)
+        manager = _Manager.create(config=CONFIG, llm_client=None)
         batch = prompts()
         tags = [{"is_prompt": True, "status": "pending", "global_steps": STEP} for _ in UIDS]
         tq.kv_batch_put(keys=UIDS, partition_id="train", tags=tags)

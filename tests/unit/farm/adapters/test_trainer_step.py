@@ -70,6 +70,13 @@ def test_settings_may_not_hold_what_the_step_gives() -> None:
         TrainerRun(None, "run", {"n_samples": 4})  # type: ignore[arg-type]
 
 
+def test_a_request_is_counted_in_its_step_though_steps_overlap() -> None:
+    run = TrainerRun(None, "run")  # type: ignore[arg-type]
+    assert [run._repeat(step, "key") for step in (4, 5, 4, 5, 4)] == [0, 0, 1, 1, 2]
+    assert run._repeat(500, "key") == 0
+    assert [*run._played] == [500]
+
+
 def engine(url: str, model: str, *, token_out: bool = True, tokenizer: str = "") -> EngineState:
     info = EngineInfo(model=model, token_out=token_out, notes=("it is old",))
     return EngineState(StoredEngine(url=url, model=model, tokenizer=tokenizer, info=info), 0, 0)

@@ -6,11 +6,14 @@ import json
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from farm.cli.doctor import _cgroup, examine, store_and_broker
+from farm.cli.main import main
 from farm.cli.readiness import CheckResult
 from farm.settings import Settings
 from farm.store.database import Store
+from tests.services.entry_points import installed
 
 
 def test_none_is_needed() -> None:
@@ -88,3 +91,31 @@ def test_a_farm_of_this_machine_that_was_ended_is_not_broken(sqlite_store: Store
     elsewhere = Settings(home=home, scratch=tmp_path, broker_url="redis://127.0.0.1:9/0")
     result = {each.what: each for each in examine(elsewhere, sqlite_store.url, elsewhere.broker_url)}
     assert (result["redis"].ok, result["redis"].needed) == (False, True)
+
+
+FORGETFUL = """
+class Forgetful:
+    rows_per_rollout = "every"
+    def __call__(self, rollouts, /, *, min_version=None):
+        return []
+    def read(self, rows, /):
+        return rows
+rows = Forgetful()
+"""
+
+
+def test_an_adapter_is_held_to_its_promises(tmp_path: Path) -> None:
+    kept = CliRunner().invoke(main, ["doctor", "--adapter", "trl"])
+    assert kept.exit_code == 0, kept.output
+    assert kept.output.count("ok  ") == 10
+    project, site = tmp_path / "project", tmp_path / "site"
+    project.mkdir()
+    (project / "forgetful_rows.py").write_text(FORGETFUL)
+    points = '[project.entry-points."farm.adapters"]\nforgetful = "forgetful_rows:rows"\n'
+    (project / "pyproject.toml").write_text(f'[project]\nname = "forgetful"\nversion = "1"\n{points}')
+    with installed(project, site):
+        broken = CliRunner().invoke(main, ["doctor", "--adapter", "forgetful"])
+    assert broken.exit_code == 1
+    assert "bad" in broken.output
+    assert "there are 0 rows where 9 may train" in broken.output
+    assert "installed are: arrays," in CliRunner().invoke(main, ["doctor", "--adapter", "none-such"]).output

@@ -1,0 +1,76 @@
+"""SkyRL with a farm for its generator: an entry point, and a data set for it.
+
+    python examples/trainers/skyrl_farm.py examples/problems.jsonl train.parquet   # writes the data set
+    python examples/trainers/skyrl_farm.py data.train_data="['train.parquet']" generator.n_samples_per_prompt=8 ...
+
+The farm's address is FARM_STORE_URL, as for every client.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import farm
+from farm.adapters.skyrl import FarmGenerator
+
+
+def main() -> None:
+    """Train, as SkyRL's own entry point does."""
+    import ray
+    from skyrl.train.config import SkyRLTrainConfig
+    from skyrl.train.entrypoints.main_base import BasePPOExp
+    from skyrl.train.utils import validate_cfg
+    from skyrl.train.utils.utils import initialize_ray
+
+    class FarmExp(BasePPOExp):  # type: ignore[misc, unused-ignore]
+        """SkyRL's experiment, with the farm's generator."""
+
+        def get_generator(self, cfg: Any, tokenizer: Any, inference_engine_client: Any) -> FarmGenerator:
+            return farm_generator(cfg, len(tokenizer))
+
+    @ray.remote(num_cpus=1)  # type: ignore[untyped-decorator, unused-ignore]
+    def train(cfg: Any) -> None:
+        FarmExp(cfg).run()
+
+    cfg = SkyRLTrainConfig.from_cli_overrides(sys.argv[1:])
+    validate_cfg(cfg)
+    initialize_ray(cfg)
+    ray.get(train.remote(cfg))
+
+
+def farm_generator(cfg: Any, vocabulary: int) -> FarmGenerator:
+    """Return the generator for a configuration of SkyRL's."""
+    return FarmGenerator(
+        farm.connect(),
+        cfg.generator,
+        run="skyrl-example",
+        max_seq_len=cfg.trainer.algorithm.max_seq_len,
+        vocabulary=vocabulary,
+        too_long="cut",
+        settings={"limits": farm.Limits(max_turns=8, max_tokens=2048)},
+    )
+
+
+def write_data_set(problems: Path, parquet: Path) -> None:
+    """Write instances, a line of JSON each, as rows of SkyRL's data set."""
+    import pandas  # type: ignore[import-untyped, unused-ignore]
+
+    instances = [farm.Instance.model_validate_json(line) for line in problems.read_text().splitlines()]
+    rows = [
+        {
+            "prompt": [{"role": "user", "content": instance.instance_id}],
+            "env_class": "farm",
+            "farm_instance": instance.model_dump_json(),
+        }
+        for instance in instances
+    ]
+    pandas.DataFrame(rows).to_parquet(parquet)
+
+
+if __name__ == "__main__":
+    if sys.argv[1].endswith(".jsonl"):
+        write_data_set(Path(sys.argv[1]), Path(sys.argv[2]))
+    else:
+        main()
