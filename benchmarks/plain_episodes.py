@@ -32,6 +32,9 @@ STARTS = 4
 MAX_TURNS = 7
 MAX_TOKENS = 12
 _TOOL_S = 60.0
+_IDLE_S = 2.0
+_TRIES = 3
+"""A server may close an idle connection at the moment that it is used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +58,7 @@ class PlainLoop:
     async def play(self, chains: Sequence[FileChain], n_samples: int, seed: int) -> list[PlainEpisode]:
         """Play each problem `n_samples` times, WIDTH episodes at a time."""
         slots, starts = asyncio.Semaphore(WIDTH), asyncio.Semaphore(STARTS)
-        limits = httpx2.Limits(max_connections=WIDTH)
+        limits = httpx2.Limits(max_connections=WIDTH, keepalive_expiry=_IDLE_S)
         headers = {"content-type": "application/json"}
         async with httpx2.AsyncClient(base_url=self.url, headers=headers, timeout=300, limits=limits) as client:
 
@@ -120,7 +123,13 @@ class PlainLoop:
     async def _sampled(self, client: httpx2.AsyncClient, ids: list[int], seed: int) -> list[int]:
         sampling = {"temperature": 1.0, "max_tokens": MAX_TOKENS, "seed": seed, "logprobs": 0, "detokenize": False}
         body = {"model": "tiny", "token_ids": ids, "sampling_params": sampling}
-        answer = await client.post("/inference/v1/generate", content=orjson.dumps(body))
+        for tries in range(_TRIES):
+            try:
+                answer = await client.post("/inference/v1/generate", content=orjson.dumps(body))
+                break
+            except (httpx2.NetworkError, httpx2.RemoteProtocolError):
+                if tries == _TRIES - 1:
+                    raise
         if not answer.is_success:
             raise RuntimeError(f"the engine refused {len(ids)} tokens: {answer.text[:500]}")
         [choice] = orjson.loads(answer.content)["choices"]

@@ -24,7 +24,7 @@ from workers.policy.engines import progress
 
 _IDLE_S = 4.0
 _CONNECT_S = 10.0
-_LANE_REQUESTS = 8
+_LANE_REQUESTS = 4
 """Requests at a time that share a pool of connections."""
 _MAX_STALE = 3
 """The most connections closed while idle that one request skips."""

@@ -63,7 +63,8 @@ def descendants(roots: Sequence[int]) -> tuple[list[int], bool]:
 
 def _below(pid: int) -> list[int]:
     """Return the children of all threads of a process; none if it is gone."""
-    folder, result = f"/proc/{pid}/task", []
+    folder = f"/proc/{pid}/task"
+    result: list[int] = []
     with contextlib.suppress(OSError):
         for thread in os.listdir(folder):  # noqa: PTH208 - it is called for each sandbox that ends
             with contextlib.suppress(OSError), open(f"{folder}/{thread}/children") as file:  # noqa: PTH123
