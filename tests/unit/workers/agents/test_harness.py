@@ -231,9 +231,14 @@ def test_a_bug_of_ours_is_an_error() -> None:
 
 
 def test_one_that_never_asks_is_ended() -> None:
-    records = _Records()
-    with pytest.raises(AgentError, match=r"asked nothing of its model in 1 s, and was ended\. .* ends: up"):
-        play("print('up', flush=True); import time; time.sleep(3600)", agent={"start_s": 1.0}, records=records)
+    # a busy machine may not have started it in the first of them
+    for start_s in (1, 8, 64):
+        records = _Records()
+        with pytest.raises(AgentError, match=rf"asked nothing of its model in {start_s} s, and was ended") as raised:
+            play("print('up', flush=True); import time; time.sleep(3600)", agent={"start_s": start_s}, records=records)
+        if "ends: up" in str(raised.value):
+            break
+    assert "ends: up" in str(raised.value)
     assert records.kept["little.stdout.txt"].data == b"up\n"
 
 
