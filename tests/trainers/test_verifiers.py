@@ -92,6 +92,7 @@ def test_verifiers_runs_rollouts_on_the_farm(run: Program, client: LocalFarm, tm
         assert result["healthy"]
         command = result["command"]
         assert (command["ok"], [len(branch["token_ids"]) > 0 for branch in command["branches"]]) == (True, [True])
+        assert "temperature" not in client.calls(_id(command))[0].sampling, "that is the engine's to choose"
         # what a client cancels ends on the farm
         played_last, cancelled = client.recent(2)
         assert _batch(command) == played_last

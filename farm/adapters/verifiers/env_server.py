@@ -69,7 +69,7 @@ def instance_of(task_data: dict[str, Any]) -> Instance:
     Raises InvalidRequest if one is missing, or if another field says how the task is to be played.
     """
     defaults = TaskData().model_dump(mode="json")
-    for name in defaults.keys() & task_data.keys() - _OF_CALLER:
+    for name in sorted((defaults.keys() & task_data.keys()) - _OF_CALLER):
         if task_data[name] != defaults[name]:
             raise InvalidRequest("the farm's handler decides that: leave it out, or give --instance", field=name)
     if missing := {"data_source", "fields"} - task_data.keys():
@@ -99,7 +99,8 @@ def sampling_of(run: RunRequest, ignored: Collection[str] = ()) -> dict[str, Any
     """Return the fields of a batch for a request's sampling. Raises InvalidRequest for a parameter it cannot have."""
     asked = {name: value for name, value in run.sampling.model_dump().items() if value is not None}
     template = asked.pop("chat_template_kwargs", {})
-    sampling = {name: asked.pop(name) for name in SamplingParams.model_fields if name in asked}
+    # what a request leaves out is the engine's to choose
+    sampling = {"temperature": None} | {name: asked.pop(name) for name in SamplingParams.model_fields if name in asked}
     for name, value in asked.items():
         if name not in ignored and name not in _RECORDING and value != _NEUTRAL.get(name, object()):
             raise InvalidRequest("the farm does not know it; --ignore leaves it out", field=f"sampling.{name}")
@@ -151,6 +152,8 @@ class FarmEnvServer(EnvServer):  # type: ignore[misc, unused-ignore]
         """Play one rollout, and send its trace. Raises InvalidRequest for what the farm cannot do."""
         request = self._request | sampling_of(req, self._ignored)
         request["limits"] = self._limits(req.task_data)
+        own = request["chat_template_kwargs"]
+        request["chat_template_kwargs"] = {**self._request.get("chat_template_kwargs", {}), **own}
         instance = Instance.model_validate(self._instance(req.task_data).model_dump() | engine_of(req))
         if isinstance(req.client, TrainClientConfig) and req.client.renderer is not None:
             log.info("prompts are rendered by the model's own chat template, and not by %s", req.client.renderer)
