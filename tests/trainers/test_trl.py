@@ -22,6 +22,8 @@ def test_grpo_trains_steps_through_the_farm(run: Program, model_text: Path, tmp_
     )
     assert [max(each) for each in facts["versions"]] == [0, 1, 2], "each step's weights were pushed before it"
     assert facts["same_rollouts_again"], "a trainer that starts again plays nothing twice"
+    # the mean and deviation of 1, 0.5 and 0 alone; the one that broke has none
+    assert facts["advantages"] == pytest.approx([1.0, 0.0, 0.0, -1.0], abs=1e-3)
     assert facts["too_long"] == "max_completion_length"
     assert facts["vocabulary"] == "vocabulary"
 

@@ -22,8 +22,11 @@ from transformers import (  # type: ignore[import-not-found, unused-ignore]
 from trl import GRPOConfig, GRPOTrainer
 
 import farm
-from farm.adapters.trl import prompt_key, reward_from_farm, rollout_func, scored_only
+from farm.adapters.constructed_rollouts import rollout, segment
+from farm.adapters.single_row import rows_of_step
+from farm.adapters.trl import _output, prompt_key, reward_from_farm, rollout_func, scored_only
 from farm.errors import InvalidRequest
+from farm.records.rollout import Outcome
 
 URL, MODEL_TEXT, RUN = sys.argv[1:4]
 POLICY = sys.argv[4]
@@ -52,6 +55,7 @@ def main() -> None:
             "versions": first["versions"],
             "newest_version": client.newest_version(),
             "same_rollouts_again": first["rollout_ids"] == again["rollout_ids"],
+            "advantages": advantages_of_a_mixed_group(),
             "too_long": refused(client, max_completion_length=1),
             "vocabulary": refused(client, vocabulary=300),
         }
@@ -130,6 +134,33 @@ def trained(client: Any, run: str, rate: float) -> tuple[dict[str, Any], tuple[b
         "versions": [sorted(set(each["versions"])) for each in steps],
         "rollout_ids": [each["ids"] for each in steps],
     }, (moved, [float(parameter.sum()) for parameter in after])
+
+
+def advantages_of_a_mixed_group() -> list[float]:
+    """Return TRL's advantages of a group of which one member broke, by a rollout function of the farm's own rows."""
+    rewards = [1.0, None, 0.5, 0.0]
+    segments = [segment(3, [7, 7, 7], first_id=10 + 20 * number) for number in range(N)]
+    group = [
+        rollout(number, [each], reward=reward, outcome=Outcome.LOST if reward is None else Outcome.SUBMITTED)
+        for number, (each, reward) in enumerate(zip(segments, rewards, strict=True))
+    ]
+
+    def constructed(prompts: Any, trainer: Any) -> dict[str, Any]:
+        return _output(rows_of_step(group, pad_id=TOKENIZER.eos_token_id))
+
+    trainer = GRPOTrainer(
+        model=policy(2048),
+        processing_class=TOKENIZER,
+        reward_funcs=reward_from_farm,
+        rollout_func=constructed,
+        train_dataset=Dataset.from_dict({"prompt": [PROMPTS["a"]]}),
+        args=GRPOConfig(
+            output_dir=str(Path.cwd() / "out"), per_device_train_batch_size=N, num_generations=N, max_steps=1,
+            report_to=[], use_cpu=True, bf16=False, save_strategy="no", disable_tqdm=True,
+        ),
+    )  # fmt: skip
+    trainer.train()
+    return [float(value) for value in trainer._logs["advantages"]]
 
 
 def refused(client: Any, **changed: Any) -> str:
