@@ -13,6 +13,7 @@ import signal
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
@@ -33,10 +34,10 @@ def tagged_processes(mark: str) -> list[int]:
     return _seen(mark)[0]
 
 
-def _seen(mark: str, roots: Sequence[int] = ()) -> tuple[list[int], bool]:
+def _seen(mark: str, lineage: Lineage | None = None) -> tuple[list[int], bool]:
     """Return the carriers, and whether there are processes that cannot be read just now."""
     while True:
-        pids, unclear = descendants(roots) if roots else (_all_pids(), False)
+        pids, unclear = (_all_pids(), False) if lineage is None else lineage.processes()
         if not pids:
             return [], unclear
         search = _Search(f"{MARK}={mark}".encode(), pids)
@@ -48,17 +49,26 @@ def _all_pids() -> list[int]:
     return [int(entry.name) for entry in os.scandir("/proc") if entry.name.isdigit()]
 
 
-def descendants(roots: Sequence[int]) -> tuple[list[int], bool]:
-    """Return the processes below these, and whether one ended meanwhile, whose children are others' then."""
-    below: list[int] = []
-    ended = False
-    for root in roots:
-        below += _below(root)
-    for pid in below:
-        value = _below(pid)
-        ended = ended or not (value or Path("/proc", str(pid)).exists())
-        below += value
-    return below, ended
+@dataclass(frozen=True, slots=True)
+class Lineage:
+    """A command's `leader`, which began with the mark, and the `reaper` whose children its orphans become."""
+
+    leader: int
+    reaper: int
+
+    def processes(self) -> tuple[list[int], bool]:
+        """Return the leader and all below both, and whether one ended meanwhile: its children are the reaper's now."""
+        pids = [*([self.leader] if _exists(self.leader) else []), *_below(self.reaper)]
+        ended = False
+        for pid in pids:
+            value = _below(pid)
+            ended = ended or not (value or _exists(pid))
+            pids += value
+        return pids, ended
+
+
+def _exists(pid: int) -> bool:
+    return Path("/proc", str(pid)).exists()
 
 
 def _below(pid: int) -> list[int]:
@@ -137,14 +147,14 @@ def _is_in_exec(process: str) -> bool:
     return bool(Path(process, "exe").readlink()) and not Path(process, "cmdline").read_bytes()
 
 
-def kill_tagged(mark: str, roots: Sequence[int] = ()) -> None:
+def kill_tagged(mark: str, lineage: Lineage | None = None) -> None:
     """SIGKILL to all of them, again until none is left: some may fork meanwhile. Blocks for milliseconds.
 
-    With `roots`, only what descends from these is looked at, which is much less than all processes of a node.
+    With a `lineage`, only its processes are looked at, which are much fewer than all of a node.
     """
     n_empty = 0
     for _ in range(_ROUNDS):
-        pids, unclear = _seen(mark, roots)
+        pids, unclear = _seen(mark, lineage)
         for pid in pids:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)

@@ -13,7 +13,7 @@ from pathlib import Path
 from farm.errors import SandboxError, ToolError
 from workers.interfaces import ShellResult
 from workers.sandboxes.processes.entry import SandboxEntry
-from workers.sandboxes.processes.process_tree import kill_tagged, new_tag
+from workers.sandboxes.processes.process_tree import Lineage, kill_tagged, new_tag
 from workers.sandboxes.shell.shell_protocol import CommandEnd
 from workers.sandboxes.shell.shell_session import ShellSession
 from workers.sandboxes.shell.terminal import MAX_LINE
@@ -99,20 +99,17 @@ class BashShell:
     async def close(self) -> None:
         """End the shell and the jobs it left. Harmless when repeated."""
         if self._session is not None:
-            roots = self._roots(self._session.pid)
+            lineage = self._lineage(self._session.pid)
             self._session.close()
             self._session = None
-            await asyncio.to_thread(kill_tagged, self._mark, roots)
+            await asyncio.to_thread(kill_tagged, self._mark, lineage)
 
-    def _roots(self, pid: int) -> tuple[int, ...]:
-        """Return the processes from which all descends that this shell started; none if that is not known.
-
-        An orphan in a sandbox is a child of the sandbox's first process.
-        """
+    def _lineage(self, pid: int) -> Lineage | None:
+        """Return where all that this shell started is to be found; None if that is not known."""
         try:
-            return self._entry.target()["pid"], pid
+            return Lineage(pid, self._entry.target()["pid"])
         except SandboxError:
-            return ()
+            return None
 
     def _open_session(self) -> ShellSession:
         assert self._session

@@ -9,7 +9,7 @@ import sys
 from tests.services.farms import until
 from workers.sandboxes.isolation.namespaces import started_at
 from workers.sandboxes.lifecycle.state import Process
-from workers.sandboxes.processes.process_tree import MARK, kill_tagged, new_tag, tagged_processes
+from workers.sandboxes.processes.process_tree import MARK, Lineage, kill_tagged, new_tag, tagged_processes
 
 
 def test_a_process_lives_until_it_ends() -> None:
@@ -56,21 +56,23 @@ def test_all_that_carry_a_mark_are_found_and_killed() -> None:
     assert tagged_processes(mark) == []
 
 
-def test_only_descendants_of_the_roots_are_killed_whichever_thread_forked_them() -> None:
+def test_only_the_lineage_is_killed_whichever_thread_forked_it() -> None:
     mark = new_tag()
     fork = "import subprocess, threading; threading.Thread(target=lambda: subprocess.run(['sleep', '60'])).start()"
     script = f'setsid {sys.executable} -c "{fork}" & sleep 60 & echo up; wait'
     env = {MARK: mark, "PATH": "/usr/bin:/bin"}
     with (
-        subprocess.Popen(["bash", "-c", script], env=env, stdout=subprocess.PIPE) as root,
+        subprocess.Popen(["bash", "-c", f"({script})"], env=env, stdout=subprocess.PIPE) as reaper,
         subprocess.Popen(["sleep", "60"], env=env) as other,
     ):
-        assert root.stdout
-        root.stdout.readline()
-        until(lambda: len(tagged_processes(mark)) == 5, "all of them run")
-        kill_tagged(mark, [root.pid])
-        assert root.wait(5) == 0, "it waits for its jobs, and is a root itself"
+        assert reaper.stdout
+        reaper.stdout.readline()
+        until(lambda: len(tagged_processes(mark)) >= 5, "all of them run")
+        kill_tagged(mark, Lineage(leader=0, reaper=reaper.pid))
+        assert set(tagged_processes(mark)) <= {reaper.pid, other.pid}
+        kill_tagged(mark, Lineage(leader=reaper.pid, reaper=0))
+        reaper.wait(5)
         assert tagged_processes(mark) == [other.pid]
-        kill_tagged(mark, [root.pid])
+        kill_tagged(mark, Lineage(leader=reaper.pid, reaper=reaper.pid))
         assert other.poll() is None
         other.kill()
