@@ -6,13 +6,14 @@ import asyncio
 import textwrap
 import uuid
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from typing import Any, cast
 
 import pytest
 
 from examples.problems import humaneval_problems
 from farm.errors import EvaluatorError, SandboxError
+from testkit.deadline import Deadline
 from tests.conftest import absent
 from tests.services.soak import at_length
 from workers.evaluators.programs import ProgramEvaluator
@@ -171,7 +172,7 @@ DEADLY = {
     "stops-the-judge": "import signal; os.kill(parent, signal.SIGSTOP)",
 }
 
-_TRIES = 5
+_PATIENCE_S = 30.0
 
 
 @pytest.fixture(scope="module")
@@ -218,10 +219,13 @@ async def scored_once(fresh: FreshSandbox, program: str, timeout_s: float = 60.0
 
 async def scored(fresh: FreshSandbox, program: str, timeout_s: float = 60.0) -> Score:
     """Score it as the farm does: again, where the machine was too busy to tell whose doing an end was."""
-    for _ in range(_TRIES - 1):
-        with suppress(EvaluatorError):
+    deadline = Deadline(_PATIENCE_S)
+    while True:
+        try:
             return await scored_once(fresh, program, timeout_s)
-    return await scored_once(fresh, program, timeout_s)
+        except EvaluatorError:
+            if deadline.passed():
+                raise
 
 
 @pytest.mark.parametrize("name", HACKS)

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
+from testkit.deadline import LONG_S
 from testkit.private_server import Missing, private_folder, running
 from tests.services.apptainer import HOME
 from tests.services.servers.broker import Broker, free_ports
@@ -108,7 +109,7 @@ def _found(program: str, env: dict[str, str]) -> str:
 
 def _control(env: dict[str, str], *arguments: str) -> None:
     command = [_found("rabbitmqctl", env), "-q", *arguments]
-    subprocess.run(command, env=env, check=True, capture_output=True, timeout=60, cwd="/")
+    subprocess.run(command, env=env, check=True, capture_output=True, timeout=LONG_S, cwd="/")
 
 
 def _listens(port: int) -> bool:
