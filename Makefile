@@ -120,7 +120,7 @@ test-vllm: venv home  ## the engine contract and more on a real vLLM on the CPU 
 	@FARM_VLLM_PYTHON='$(FARM_HOME)/vllm/.venv/bin/python' $(BIN)/python -m pytest -n 0 --timeout 900 tests/vllm $(ARGS)
 
 # Their packages clash with ours and each other's pins; FARM_TRAINERS_PYTHON is what lets pytest see the tests at all.
-test-trainers: venv home  ## the trainer adapters on the trainers' own packages, on the CPU (2.5 GB once); ARGS="..." goes to pytest
+test-trainers: venv home  ## the trainer adapters on the trainers' own packages, on the CPU (2 GB once); ARGS="..." goes to pytest
 	@bash tests/trainers/environment.sh '$(FARM_HOME)/trainers'
 	@FARM_TRAINERS_PYTHON='$(FARM_HOME)/trainers/.venv/bin/python' $(BIN)/python -m pytest -n 0 --timeout 900 tests/trainers $(ARGS)
 

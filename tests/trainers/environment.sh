@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The trainers that the farm has adapters for, in an environment of its own: environment.sh DIR makes DIR/.venv, 2.5 GB,
+# The trainers that the farm has adapters for, in an environment of its own: environment.sh DIR makes DIR/.venv, 2 GB,
 # unless it is there.
 #
 # Nothing of it is ever a dependency of the farm. Its requirements are pinned and installed as they are listed, as those
