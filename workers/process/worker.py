@@ -37,6 +37,7 @@ from workers.process.node_breaker import NodeBreaker
 from workers.process.recorder import AttemptRecorder
 from workers.process.supervision import owner_name
 from workers.process.watchdog import Watchdog
+from workers.sandboxes.processes.fork_client import close_fork_client
 from workers.stage_job import StageJob
 
 _CACHE_SIZE = 256
@@ -194,6 +195,7 @@ class Worker:
         self.fleet.close()
         self.store.close()
         self.signals.close()
+        close_fork_client()
 
 
 def _policy(engines: EnginePool, job: StageJob, model: str) -> Policy:

@@ -105,6 +105,11 @@ class ForkClient:
             failed.pop_all()
         return ForkReplies(ours)
 
+    def close(self) -> None:
+        """End the fork server, and wait for that: nothing of this process is to outlive it. Sandboxes go on."""
+        with self._lock:
+            self._end()
+
     def _send(self, descriptors: list[int]) -> None:
         with self._lock:
             for again in (True, False):
@@ -164,5 +169,11 @@ def _raise_file_limit() -> None:
 
 @cache
 def fork_client() -> ForkClient:
-    """Return this process's fork server. It ends with the process, whose end of the socket it watches."""
+    """Return this process's fork server. If not closed, it ends soon after the process, whose socket it watches."""
     return ForkClient()
+
+
+def close_fork_client() -> None:
+    """Close this process's fork server, if it has one."""
+    if fork_client.cache_info().currsize:
+        fork_client().close()
