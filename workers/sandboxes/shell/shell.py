@@ -25,7 +25,7 @@ GENTLE = ((b"\x03", 1.0), (b"\x03", 0.5), (b"\x1c", 0.5))
 """Keys that are typed at the time limit, and seconds that each may take: ^C, ^C, ^backslash."""
 BRISK = ((b"\x03", 0.3), (b"\x1c", 0.3))
 """The same for a program that is used interactively, which may well live on after ^C."""
-KILLS_S, KILL_S, MOST_KILLS_S, ENOUGH_S = 1.0, 0.1, 10.0, 0.2
+KILLS_S, KILL_S, MOST_KILLS_S, ENOUGH_S, ENOUGH_KILLS = 1.0, 0.1, 10.0, 0.2, 10
 """Seconds for which what runs is killed again and again. Those that its shell waits for a processor do not count, until
 it has had enough of it to see the end of its program."""
 LAST_S = 0.5
@@ -166,8 +166,10 @@ class BashShell:
                 return ended
         loop = asyncio.get_running_loop()
         began, (used_s, waited_s) = loop.time(), _processor_s(session.pid)
-        limit_s = KILLS_S
-        while loop.time() - began < min(limit_s, MOST_KILLS_S):
+        limit_s, n_kills = KILLS_S, 0
+        # where this process itself had no processor, time passes with few tries
+        while (spent_s := loop.time() - began) < MOST_KILLS_S and (spent_s < limit_s or n_kills < ENOUGH_KILLS):
+            n_kills += 1
             _kill_foreground(session)
             # a loop goes on to its next command
             session.interrupt(b"\x03")
