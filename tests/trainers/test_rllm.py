@@ -6,9 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from farm.client.local import LocalFarm
+from tests.conftest import absent
 from tests.doubles import EngineDouble
 from tests.services.farms import NOOP
 from tests.trainers.conftest import BOOK, QUESTION, Program
@@ -25,7 +24,7 @@ def test_rllm_plays_its_tasks_on_the_farm_and_trains_on_its_own_tokens(
 ) -> None:
     source = trainers / "rllm"
     if not (source / "rllm").exists():
-        pytest.skip(f"the source of rLLM is not in {source}: tests/trainers/environment.sh could not fetch it")
+        absent(f"the source of rLLM is not in {source}: tests/trainers/environment.sh could not fetch it")
     worker = EngineDouble(BOOK)
     keyed = EngineDouble(Script([ScriptedProblem(match=QUESTION, plays=(RIGHT,))]), key=SESSION_KEY)
     broken = {"data_source": "noop", "fields": {"fail": "run:agent_error"}}

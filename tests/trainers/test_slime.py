@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import absent
 from tests.trainers.conftest import Program
 
 
@@ -13,7 +14,7 @@ from tests.trainers.conftest import Program
 def test_their_own_checks_take_the_farms_samples(run: Program, trainers: Path, package: str) -> None:
     source = trainers / package
     if not (source / package).exists():
-        pytest.skip(f"the source of {package} is not in {source}: tests/trainers/environment.sh could not fetch it")
+        absent(f"the source of {package} is not in {source}: tests/trainers/environment.sh could not fetch it")
     facts = run("slime_samples", package, path=source)
     assert facts["kind"] == f"{package}.rollout.base_types"
     assert facts["groups"] == [4, 4, 4]

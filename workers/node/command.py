@@ -40,8 +40,11 @@ def main(init_slots: int, run_slots: int, eval_slots: int, room: int, grace_s: f
     if not settings().broker_url:
         raise click.ClickException("FARM_BROKER_URL is not set: a node needs the farm's Redis (redis://…) or RabbitMQ")
     # before there are threads and files
-    fork_server = WorkerForkServer(os.pipe())
-    fork_server.fork()
+    try:
+        fork_server = WorkerForkServer(os.pipe())
+        fork_server.fork()
+    except OSError as error:
+        raise click.ClickException(f"this node cannot start a process: {error}") from error
     slots = Slots(init_slots, run_slots, eval_slots, room or init_slots + run_slots + eval_slots)
     try:
         options, lock = own_settings()

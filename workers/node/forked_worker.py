@@ -8,7 +8,6 @@ place of a server that has ended is a program of its own.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
 import select
@@ -23,7 +22,7 @@ from typing import Any
 
 from farm.embedded.child_process import ChildProcess
 from farm.startup import end_process, frozen_imports
-from workers.process.supervision import WorkerStart
+from workers.process.supervision import WorkerStart, end_with, exit_status
 from workers.queue.process_title import TITLE_ROOM
 
 _POLL_S = 0.02
@@ -31,7 +30,6 @@ _KILL_S = 5.0
 _ANSWER_S = 120.0
 """Seconds in which the server answers; the first answer waits for its imports, on however busy a machine."""
 _MAX_BYTES = 65536
-_PR_SET_PDEATHSIG = 1
 
 
 class WorkerForkServer:
@@ -49,7 +47,7 @@ class WorkerForkServer:
     def fork(self) -> None:
         """Fork the server from this process, which must have one thread and no open file but the standard ones.
 
-        It returns in this process alone.
+        It returns in this process alone. Raises OSError if that fails.
         """
         ours, its = _control_sockets()
         supervisor = os.getpid()
@@ -59,7 +57,7 @@ class WorkerForkServer:
                 ours.close()
                 os.close(self._lifeline[1])
                 _serve_forked(its.detach(), self._lifeline[0], supervisor)
-        self._child, self._control = ForkedProcess(_exit_status, pid), ours
+        self._child, self._control = ForkedProcess(exit_status, pid), ours
 
     def start(self, name: str, slots: int, env: Mapping[str, str], log: Path | None) -> ForkedProcess:
         """Fork a worker. Raises OSError if that fails."""
@@ -135,9 +133,7 @@ def _control_sockets() -> tuple[socket.socket, socket.socket]:
 def _serve_forked(control: int, lifeline: int, supervisor: int) -> None:
     """Turn this process, just forked, into the fork server."""
     os.setsid()
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
-    if os.getppid() != supervisor:  # it ended before the line above
-        os._exit(1)
+    end_with(supervisor)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
@@ -147,12 +143,6 @@ def _serve_forked(control: int, lifeline: int, supervisor: int) -> None:
         from workers.queue.worker_fork_server import main
     main(control)
     end_process(0)
-
-
-def _exit_status(pid: int) -> int | None:
-    """Return the exit status of a child of this process, negative for a signal; None while it runs."""
-    ended, status = os.waitpid(pid, os.WNOHANG)
-    return os.waitstatus_to_exitcode(status) if ended else None
 
 
 class ForkedProcess:

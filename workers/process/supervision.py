@@ -5,6 +5,8 @@ It is a module of its own as the supervisor needs this of a worker, and no more.
 
 from __future__ import annotations
 
+import ctypes
+import os
 import signal
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,6 +22,9 @@ EXHAUSTED = 75
 """The exit status of a process that has no threads or descriptors left: EX_TEMPFAIL of sysexits.h."""
 
 
+_PR_SET_PDEATHSIG = 1
+
+
 class WorkerStart(TypedDict):
     """The parameters of a new worker: name, width, variables of its environment, and the path of its log or nothing."""
 
@@ -27,6 +32,19 @@ class WorkerStart(TypedDict):
     slots: int
     env: Mapping[str, str]
     log: str
+
+
+def end_with(parent: int) -> None:
+    """Have the kernel kill this process, just forked, when its parent ends."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+    if os.getppid() != parent:  # it ended before the line above
+        os._exit(1)
+
+
+def exit_status(pid: int) -> int | None:
+    """Return the exit status of a child of this process, negative for a signal; None while it runs."""
+    ended, status = os.waitpid(pid, os.WNOHANG)
+    return os.waitstatus_to_exitcode(status) if ended else None
 
 
 def owner_name(node: str, pool: str, pid: int) -> str:

@@ -9,12 +9,12 @@ A request is a message of JSON on the socket FD, and so is its answer: `{"start"
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import signal
 import socket
 import sys
+import traceback
 from contextlib import suppress
 from types import FrameType
 
@@ -22,11 +22,10 @@ import numpy as np
 
 from farm.settings import settings
 from farm.startup import end_process
-from workers.process.supervision import WorkerStart
+from workers.process.supervision import WorkerStart, end_with, exit_status
 from workers.queue.process_title import show_as
 from workers.queue.worker_process import run_worker
 
-_PR_SET_PDEATHSIG = 1
 _MAX_BYTES = 1_000_000
 _IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -35,7 +34,7 @@ def serve(control: socket.socket) -> None:
     """Answer requests until the supervisor's end is closed; return in the server; a worker ends here."""
     while message := control.recv(_MAX_BYTES):
         request = json.loads(message)
-        answer = {"code": _code(request["ended"])} if "ended" in request else _started(control, request["start"])
+        answer = {"code": exit_status(request["ended"])} if "ended" in request else _started(control, request["start"])
         control.send(json.dumps(answer).encode())
 
 
@@ -47,17 +46,23 @@ def _started(control: socket.socket, start: WorkerStart) -> dict[str, int | str]
         return {"error": str(error)}
     if pid:
         return {"pid": pid}
-    control.close()
-    _become(start, server)
-    end_process(run_worker(start["name"], start["slots"]))
+    code = 1
+    try:
+        control.close()
+        _become(start, server)
+        code = run_worker(start["name"], start["slots"])
+    except SystemExit as ended:
+        code = ended.code if isinstance(ended.code, int) else 1
+    except BaseException:
+        # nothing of the server's own code is to go on in a worker
+        traceback.print_exc()
+    end_process(code)
 
 
 def _become(start: WorkerStart, server: int) -> None:
     """Take all but memory from the new worker's request: session, signals, environment, log, random numbers, name."""
     os.setsid()
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
-    if os.getppid() != server:  # it ended before the line above
-        os._exit(1)
+    end_with(server)
     for number in _IGNORED:
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     if start["log"]:
@@ -70,12 +75,6 @@ def _become(start: WorkerStart, server: int) -> None:
     # forked with the server's state, it would draw the numbers that its predecessor drew
     np.random.seed()
     show_as([sys.executable, "-m", "workers.queue", "-n", start["name"], "-c", str(start["slots"])])
-
-
-def _code(pid: int) -> int | None:
-    """Return a worker's exit status, negative for a signal; None while it runs."""
-    ended, status = os.waitpid(pid, os.WNOHANG)
-    return os.waitstatus_to_exitcode(status) if ended else None
 
 
 def _ignore(number: int, frame: FrameType | None) -> None:

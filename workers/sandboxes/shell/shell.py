@@ -26,8 +26,8 @@ GENTLE = ((b"\x03", 1.0), (b"\x03", 0.5), (b"\x1c", 0.5))
 BRISK = ((b"\x03", 0.3), (b"\x1c", 0.3))
 """The same for a program that is used interactively, which may well live on after ^C."""
 KILLS_S, KILL_S, MOST_KILLS_S, ENOUGH_S, ENOUGH_KILLS = 1.0, 0.1, 10.0, 0.2, 10
-"""Seconds for which what runs is killed again and again. Those that its shell waits for a processor do not count, until
-it has had enough of it to see the end of its program."""
+"""Seconds for which what runs is killed again and again, and how often at least. Seconds that its shell waits for a
+processor do not count, until it has had enough of it to see the end of its program."""
 LAST_S = 0.5
 CHECK_INTERVAL_S = 0.02
 SILENCE_S = 0.15

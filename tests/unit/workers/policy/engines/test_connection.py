@@ -21,8 +21,8 @@ class _Server:
     def __init__(self, *plays: bytes | Play | None) -> None:
         self._plays = list(plays)
         self.requests: list[bytes] = []
-        self.n_connections = 0
-        self.gone = asyncio.Event()
+        self.n_connections = self.n_open = 0
+        self.gone, self.empty = asyncio.Event(), asyncio.Event()
         self.asked = asyncio.Event()
 
     async def __aenter__(self) -> _Server:
@@ -35,6 +35,7 @@ class _Server:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.n_connections += 1
+        self.n_open += 1
         try:
             while not reader.at_eof():
                 head = await reader.readuntil(b"\r\n\r\n")
@@ -57,6 +58,9 @@ class _Server:
             pass
         finally:
             self.gone.set()
+            self.n_open -= 1
+            if not self.n_open:
+                self.empty.set()
             writer.close()
 
 
@@ -217,6 +221,33 @@ def test_a_status_never_raises() -> None:
         assert await EngineConnection("nonsense", "", 1.0).status("/health", 20.0) == 0
 
     trying(check, OK, b"what?\r\nconnection: close\r\n\r\n")
+
+
+def test_many_requests_at_once_have_a_connection_each_and_all_are_closed() -> None:
+    n_requests = 11
+
+    async def run() -> None:
+        all_there = asyncio.Event()
+
+        async def answer_together(server: _Server, writer: asyncio.StreamWriter) -> None:
+            if len(server.requests) == n_requests:
+                all_there.set()
+            await all_there.wait()
+            writer.write(OK)
+            await writer.drain()
+
+        async with _Server(*[answer_together] * n_requests, *[OK] * 2) as server:
+            connection = EngineConnection(server.url, "", 60.0)
+            answers = await asyncio.gather(*(connection.get("/") for _ in range(n_requests)))
+            assert answers == [{"x": 1}] * n_requests
+            assert server.n_connections == n_requests
+            for _ in range(2):
+                assert await connection.get("/") == {"x": 1}
+            assert server.n_connections == n_requests, "one that is idle is used again"
+            await connection.aclose()
+            await asyncio.wait_for(server.empty.wait(), 60.0)
+
+    asyncio.run(run())
 
 
 def test_a_server_that_says_nothing_runs_into_the_time_limit() -> None:
