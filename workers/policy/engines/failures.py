@@ -32,7 +32,7 @@ def refused(engine: str, status: int, headers: Mapping[str, str], body: Any) -> 
     """Return the error for an answer with an error status."""
     said = f"engine {engine} answered {status}: {refusals.said(body)[:_MAX_DETAIL]}"
     if status in (429, 503):
-        return EngineBusy(f"{said}; it is overloaded or paused: wait, or look at its log", retry_after_s(headers))
+        return EngineBusy(f"{said}; it is busy or paused: wait, or look at its log", retry_after_s(headers))
     if status in (400, 413, 422) and refusals.context_full(body):
         return LimitReached(Outcome.CONTEXT_FULL, said)
     if status == 401 or (status == 404 and refusals.no_model(body)):
