@@ -13,7 +13,7 @@ T = TypeVar("T")
 CUT = frozenset({Outcome.MAX_TURNS, Outcome.MAX_TOKENS, Outcome.CONTEXT_FULL, Outcome.DEADLINE})
 """The outcomes of a policy that a limit ended."""
 ABORTED = frozenset({Outcome.CANCELLED, Outcome.STALE})
-_NONE: Mapping[Outcome, T] = MappingProxyType({})  # type: ignore[valid-type, misc]
+_NONE: Mapping[Outcome, T] = MappingProxyType({})  # type: ignore[valid-type]
 
 
 def reason_table(*, ended: T, cut: T, broken: T, aborted: T, named: Mapping[Outcome, T] = _NONE) -> dict[Outcome, T]:

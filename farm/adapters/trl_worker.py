@@ -197,7 +197,7 @@ class FarmRolloutWorker:
 def _sampler(instances: Iterable[Instance] | InstanceSampler) -> InstanceSampler:
     if hasattr(instances, "draw"):
         return cast(InstanceSampler, instances)
-    return ShuffledInstances(list(cast(Iterable[Instance], instances)), shuffle=False)
+    return ShuffledInstances(list(instances), shuffle=False)
 
 
 def _numbers() -> Iterator[int]:

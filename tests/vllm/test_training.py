@@ -130,7 +130,8 @@ def test_one_step_off_policy_is_one_version_old_at_most(bench: TrainingBench, tm
 def test_trl_trains_on_the_farms_rollouts_and_plays_nothing_again(
     bench: TrainingBench, tmp_path: Path, n_kills: int
 ) -> None:
-    if not (python := os.environ.get("FARM_TRAINERS_PYTHON")):
+    python = os.environ.get("FARM_TRAINERS_PYTHON", "")
+    if not python:
         absent("TRL is in the environment of `make test-trainers`, which is not there (FARM_TRAINERS_PYTHON)")
     run = finished(bench, tmp_path / f"trl-{n_kills}", "sync", n_kills, Path(python))
     check_curve(run)

@@ -76,7 +76,7 @@ def filtered(client: Any) -> dict[str, float]:
     )
     worker.start()
     counts: dict[str, float] = defaultdict(float)
-    rewards = defaultdict(list)
+    rewards: dict[int, list[float]] = defaultdict(list)
     while len(rewards) < 2 or "farm/n_dropped_equal_rewards_total" not in counts:
         worker.check_health(120.0)
         row = worker.rollout_buffer.get(timeout=120.0)
