@@ -18,7 +18,6 @@ from farm.records.engine import PauseMode
 from workers.policy.engines import failures
 from workers.policy.engines.connection import FAILURES, EngineConnection, Refusal
 
-
 NO_ROUTE = (401, 403, 404, 405)
 """The statuses by which a server says that it lacks an endpoint, or keeps it closed."""
 
