@@ -21,6 +21,7 @@ from datasets import Dataset  # type: ignore[import-not-found, unused-ignore]
 from transformers import (  # type: ignore[import-not-found, unused-ignore]
     AutoModelForCausalLM,
     AutoTokenizer,
+    PrinterCallback,
     TrainerCallback,
 )
 from trl import GRPOConfig, GRPOTrainer  # type: ignore[import-not-found, unused-ignore]
@@ -67,6 +68,7 @@ def main() -> None:
             args=config(options),
             callbacks=[CurveWriter(options.folder)],
         )
+        trainer.remove_callback(PrinterCallback)
         trainer.train(resume_from_checkpoint=newest_checkpoint(options.folder))
 
 
