@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     class JoinTarget(TypedDict):
         """The sandbox to join: its first process, and the user and limits inside; plain JSON.
 
-        `limits` are pairs of a resource's name, such as `RLIMIT_CPU`, and its value.
+        `limits` are pairs of a resource's name, such as `RLIMIT_CPU`, and its value; `cpus` are those that its
+        processes start on, empty for all.
         """
 
         pid: int
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
         fake_root: bool
         limits: Mapping[str, int]
         cgroup: str
+        cpus: Sequence[int]
 
 
 ALL = linux.NEWUSER | linux.NEWNS | linux.NEWPID | linux.NEWIPC | linux.NEWUTS | linux.NEWCGROUP | linux.NEWNET
@@ -104,6 +106,10 @@ def limit(limits: Mapping[str, int]) -> None:
 def confine(target: JoinTarget) -> None:
     """In a process that has joined: the limits and rights that its program has, from its exec on."""
     limit({**target["limits"], **kernel_limits.shares()})
+    if target["cpus"]:
+        # one may have been taken away since
+        with contextlib.suppress(OSError):
+            os.sched_setaffinity(0, target["cpus"])
     linux.drop_capabilities()
     linux.no_new_privileges()
     seccomp.filter_calls(target["fake_root"])
