@@ -34,7 +34,6 @@ from farm.records.rollout import BatchStatus, BatchSummary, KeptArtefact, Reward
 from farm.records.trajectory import ModelCall
 from farm.settings import settings
 from farm.store import (
-    artefacts,
     batches,
     cancel_and_rescore,
     consumers,
@@ -43,6 +42,7 @@ from farm.store import (
     nodes,
     trajectories,
 )
+from farm.store.blobs import artefacts
 from farm.store.database import Store, Work
 from farm.store.llm_engines import EngineUse
 from farm.store.reports import audit, stage_times, summaries
@@ -118,8 +118,8 @@ class LocalFarm(Farm):
         for index, instance in enumerate(request.instances):
             path = f"instances[{index}]"
             if instance.data_source in installed(HANDLERS):
-                handler = load(HANDLERS, instance.data_source)
-                complaints += instance_complaints(handler, instance.fields, request, f"{path}.fields")
+                handler_type = load(HANDLERS, instance.data_source)
+                complaints += instance_complaints(handler_type, instance.fields, request, f"{path}.fields")
                 if len(complaints) >= MAX_COMPLAINTS:
                     break
                 continue

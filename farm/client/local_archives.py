@@ -9,7 +9,7 @@ from sqlalchemy.exc import IntegrityError
 
 from farm.client.task_archives import PART_BYTES, ArchiveState, TaskArchives
 from farm.errors import InvalidRequest
-from farm.store import task_archives
+from farm.store.blobs import task_archives
 from farm.store.database import Store
 from farm.task_archive import MAX_ARCHIVE_BYTES, PartStream, check
 

@@ -33,18 +33,19 @@ def check_plugin(group: str, name: str, field: str, any_of_them: str) -> None:
 
 
 def instance_complaints(
-    handler: Any, fields: Mapping[str, Any], request: BatchRequest, path: str
+    handler_type: Any, fields: Mapping[str, Any], request: BatchRequest, path: str
 ) -> Sequence[tuple[str, str]]:
     """Return what is wrong with an instance's fields, and what it asks for that the farm or its batch does not give."""
     try:
-        instance = handler.instance_type.model_validate(fields)
+        instance = handler_type.instance_type.model_validate(fields)
     except ValidationError as error:
         return invalid(error, path).complaints
     except Exception as error:
         return [(path, f"its handler could not read it: {type(error).__name__}: {error}")]
-    if not hasattr(handler, "needs"):
+    if not hasattr(handler_type, "needs"):
         return ()
     try:
+        handler = handler_type()
         # one that is bound to a rollout has no spec before it is
         spec = None if hasattr(handler, "for_task") else handler.sandbox(instance)
         reasons = unsupported(handler.needs(instance), spec, request.network)

@@ -31,8 +31,9 @@ from farm.scheduler.broker import celery_app, enqueue
 from farm.scheduler.fair_share import fair_shares, free_slots
 from farm.scheduler.invariant_checker import InvariantChecker
 from farm.settings import Settings
-from farm.store import attempts, epoch, leader, leases, nodes, placement, task_archives
+from farm.store import attempts, epoch, leader, leases, nodes, placement
 from farm.store.attempts import AttemptEnd, RetrySettings
+from farm.store.blobs import task_archives
 from farm.store.database import Store, Work
 from farm.store.placement import StageMessage, WaitingBatch
 from farm.store.rollouts import Claim

@@ -14,7 +14,7 @@ from farm.records.request import BatchRequest
 from farm.records.rollout import BatchStatus, Failure, Outcome, Reward, Rollout, Stage, State, Timing
 from farm.records.training_run import KeyedBatch
 from farm.records.trajectory import Segment
-from farm.store import task_archives
+from farm.store.blobs import task_archives
 from farm.store.rollouts import attempts, batches, rewards, rollouts
 from farm.store.sql.clock import db_now
 from farm.store.sql.schema import InstanceRow

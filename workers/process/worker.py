@@ -19,7 +19,8 @@ from farm.records.request import EngineSettings, Limits, SamplingParams
 from farm.records.rollout import Stage
 from farm.records.task_needs import NetworkRule
 from farm.settings import Settings, settings
-from farm.store import batches, migrations, rollouts, task_archives
+from farm.store import batches, migrations, rollouts
+from farm.store.blobs import task_archives
 from farm.store.capacity import PROCESS_CONNECTIONS
 from farm.store.database import Store
 from farm.store.rollouts import Claim
