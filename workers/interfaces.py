@@ -21,6 +21,7 @@ from farm.records.request import Limits, SamplingParams, SandboxLimits, SandboxS
 from farm.records.rollout import Outcome
 from farm.records.trajectory import Completion as Completion
 from farm.records.trajectory import Message, ModelCall
+from workers.roles import ChatModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,6 +289,8 @@ class AgentContext:
     keep: Keep
     sandbox: Sandbox | None = None
     """For agents that run inside it; those that act by tools do not need it."""
+    models: Mapping[str, ChatModel] = field(default_factory=dict)
+    """The LLMs of the batch's roles, by role."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,7 +340,10 @@ class Evaluator(Protocol):
 
 
 class Handler(Protocol):
-    """Everything particular to one kind of problem. `instance` is always an instance of `instance_type`."""
+    """Everything particular to one kind of problem. `instance` is always an instance of `instance_type`.
+
+    A handler whose instances need LLMs besides the policy has `roles`, as `workers/roles.py` says.
+    """
 
     data_source: ClassVar[str]
     instance_type: ClassVar[type[BaseModel]]
