@@ -37,6 +37,8 @@ def equal(answer: str, entry: dict[str, Any]) -> float:
     """Return 1.0 if an answer has the value of `entry["gold"]`, else 0.0."""
     library = _library()
     gold = _parsed(library, entry["gold"], library.LatexExtractionConfig(boxed_match_priority=0))
+    if not gold:
+        raise ValueError("the gold answer cannot be read as mathematics")
     readings = dict.fromkeys((answer, _SPACED_LETTERS.sub(r" \\cdot ", answer)))
     configs = (library.LatexExtractionConfig(boxed_match_priority=0), library.ExprExtractionConfig())
     for reading in readings:

@@ -88,7 +88,7 @@ def test_a_huge_number_takes_its_own_process_alone(score: Callable[..., Score]) 
 
 def test_a_gold_answer_that_cannot_be_read_is_no_score(score: Callable[..., Score]) -> None:
     with pytest.raises(EvaluatorError, match="gold answer"):
-        score(r"\frac{", r"\boxed{0.5}")
+        score("}{", r"\boxed{0.5}")
 
 
 def test_a_grader_that_is_killed_is_no_score() -> None:
