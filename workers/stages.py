@@ -40,6 +40,8 @@ from workers.left_layer import LayerStore, NoLayerStore, NothingLeft, keep_layer
 from workers.node_shortage import NodeHealth, healthy_node
 from workers.plugin_faults import call_plugin, described, fault_of, is_cancellation
 from workers.redaction import Redactor
+from workers.role_calls import RoleCalls
+from workers.roles import NO_MODELS, ChatModel
 from workers.run_clock import ended, in_time, limit_s
 from workers.sandboxes.diagnosis import broken_from_within
 from workers.sandboxes.optional_protocols import shares_layers
@@ -119,9 +121,17 @@ async def _prepare(problem: Problem, sandbox: Sandbox) -> None:
 
 
 async def run(
-    job: StageJob, policy: Policy, record: Record, keep: Keep, layer_store: LayerStore | None = None
+    job: StageJob,
+    policy: Policy,
+    record: Record,
+    keep: Keep,
+    layer_store: LayerStore | None = None,
+    models: Mapping[str, ChatModel] = NO_MODELS,
 ) -> RunResult:
-    """Let the agent play, then take from the sandbox what is to be scored. The sandbox is gone afterwards."""
+    """Let the agent play, then take from the sandbox what is to be scored. The sandbox is gone afterwards.
+
+    The calls of the roles' `models` are kept as an artefact.
+    """
     async with AsyncExitStack() as stack:
         async with boundary(job, "joining the sandbox", SandboxError):
             resolved = resolve(job)
@@ -132,7 +142,7 @@ async def run(
         async with healthy_node(job.rollout_id, "playing", SandboxError) as ground:
             ground.use(sandbox)
             try:
-                played = await _play_in(resolved, sandbox, policy, record, keep)
+                played = await _play_in(resolved, sandbox, policy, record, keep, models)
             except (SandboxError, HandlerError) as error:
                 kernel = "python" in resolved.problem.handler.tools
                 opened = None if source is None else partial(_opened, job, source)
@@ -149,10 +159,15 @@ async def run(
 
 
 async def _play_in(
-    resolved: ResolvedJob, sandbox: Sandbox | None, policy: Policy, record: Record, keep: Keep
+    resolved: ResolvedJob,
+    sandbox: Sandbox | None,
+    policy: Policy,
+    record: Record,
+    keep: Keep,
+    models: Mapping[str, ChatModel],
 ) -> RunResult:
     problem, job = resolved.problem, resolved.problem.job
-    redactor = Redactor(job.secrets.values())
+    redactor, calls = Redactor(job.secrets.values()), RoleCalls()
     steps = steps_of(problem, sandbox)
     async with AsyncExitStack() as stack:
         async with boundary(job, f"agent {resolved.agent_name}", AgentError):
@@ -167,16 +182,19 @@ async def _play_in(
                 keep=redactor.keep(keep),
                 sandbox=sandbox,
                 next_messages=steps.next_messages if steps is not None else None,
+                models=calls.of(models),
             )
             stack.push_async_callback(_close, context.tools)
             result = await _play(resolved, context)
             if steps is not None:
                 await steps.finish(result, resolved.agent_name)
+            if calls.lines:
+                await context.keep(0, calls.artefact())
         submission = redactor.submission(await _collect(resolved, sandbox, result.answer))
         if steps is not None:
             submission = submission.model_copy(update={"steps": redactor.json(steps.records)})
         if sandbox is not None and scores_running(problem.handler):
-            early = await _score_running(problem, sandbox, submission)
+            early = await _score_running(problem, sandbox, submission, models)
             submission = submission.model_copy(update={"early_score": early})
     return RunResult(result.outcome, submission)
 
@@ -234,8 +252,9 @@ async def _play(resolved: ResolvedJob, context: AgentContext) -> AgentResult:
     try:
         if await in_time(play, limit_s, policy):
             return plugin_values.agent_result(play.result(), context.rollout_id)
-        if policy.blocked:
-            raise EngineError(f"{context.rollout_id}: its {limit_s:g} s ended while it waited: {policy.blocked}")
+        reasons = (policy.blocked, *(model.blocked for model in context.models.values()))
+        if blocked := next(filter(None, reasons), ""):
+            raise EngineError(f"{context.rollout_id}: its {limit_s:g} s ended while it waited: {blocked}")
         return AgentResult(Outcome.DEADLINE)
     finally:
         await ended(play, context.rollout_id)
@@ -249,7 +268,9 @@ def _seeded(job: StageJob) -> SamplingParams:
     return job.sampling.model_copy(update={"seed": seed})
 
 
-async def _score_running(problem: Problem, sandbox: Sandbox, submission: Submission) -> EarlyScore:
+async def _score_running(
+    problem: Problem, sandbox: Sandbox, submission: Submission, models: Mapping[str, ChatModel]
+) -> EarlyScore:
     """Score in the sandbox that the policy left; takes none of its time. What breaks is played again."""
     job = problem.job
     within_s = limit_s(Stage.EVAL, job.limits)
@@ -258,7 +279,7 @@ async def _score_running(problem: Problem, sandbox: Sandbox, submission: Submiss
             boundary(job, "scoring in the running sandbox", EvaluatorError, within_s),
             healthy_node(job.rollout_id, "scoring", EvaluatorError) as ground,
         ):
-            evaluator = _evaluator(problem)
+            evaluator = problem.evaluator(models)
             if not isinstance(evaluator, RunningEvaluator):
                 raise EvaluatorError(f"{job.rollout_id}: evaluator {evaluator.name} has no evaluate_running()")
             fresh = _fresh(problem, ground, submission)
@@ -267,13 +288,18 @@ async def _score_running(problem: Problem, sandbox: Sandbox, submission: Submiss
     return EarlyScore(value=score.value, details=score.details, rewards=score.rewards, evaluator=name)
 
 
-async def evaluate(job: StageJob, submission: Submission, layer_store: LayerStore | None = None) -> tuple[Score, str]:
+async def evaluate(
+    job: StageJob,
+    submission: Submission,
+    layer_store: LayerStore | None = None,
+    models: Mapping[str, ChatModel] = NO_MODELS,
+) -> tuple[Score, str]:
     """Score a submission: the score, and the evaluator's name."""
     if (early := submission.early_score) is not None:
         return Score(early.value, early.details, early.rewards), early.evaluator
     async with boundary(job, "scoring", EvaluatorError, limit_s(Stage.EVAL, job.limits)):
         problem = resolve_problem(job)
-        job, evaluator = problem.job, _evaluator(problem)
+        job, evaluator = problem.job, problem.evaluator(models)
         async with healthy_node(job.rollout_id, "scoring", EvaluatorError) as ground:
             fresh = _fresh(problem, ground, submission, layer_store)
             try:
@@ -282,11 +308,6 @@ async def evaluate(job: StageJob, submission: Submission, layer_store: LayerStor
                 name = plugin_values.name(evaluator.name, f"{job.rollout_id}: the evaluator's name")
                 return Score(0.0, {"reason": "the policy broke its sandbox: nothing is left to score"}), name
         return _checked(score, evaluator, job)
-
-
-def _evaluator(problem: Problem) -> Evaluator:
-    what = "the handler's evaluator()"
-    return call_plugin(problem.job.rollout_id, what, HandlerError, lambda: problem.handler.evaluator(problem.instance))
 
 
 def _checked(score: Score, evaluator: Evaluator, job: StageJob) -> tuple[Score, str]:
