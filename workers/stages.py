@@ -11,11 +11,11 @@ import logging
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 
 from farm.errors import AgentError, EngineError, EvaluatorError, HandlerError, RolloutError, SandboxError
 from farm.ids import eval_sandbox_id
-from farm.records.request import SamplingParams
+from farm.records.request import SamplingParams, SandboxSpec
 from farm.records.rollout import Outcome, Stage
 from farm.records.trajectory import Message
 from farm.seeds import rollout_seed
@@ -48,6 +48,7 @@ from workers.stage_job import (
     resolve_problem,
     sandbox_source,
 )
+from workers.task_steps import steps_of
 
 log = logging.getLogger(__name__)
 
@@ -114,7 +115,7 @@ async def run(job: StageJob, policy: Policy, record: Record, keep: Keep) -> RunR
     async with AsyncExitStack() as stack:
         async with boundary(job, "joining the sandbox", SandboxError):
             resolved = resolve(job)
-            source = resolved.source
+            job, source = resolved.problem.job, resolved.source
             sandbox = None if source is None else await source.provider.attach(job.sandbox_id, source.spec)
         if sandbox is not None:
             stack.push_async_callback(_stop, sandbox)
@@ -135,6 +136,7 @@ async def _play_in(
     resolved: ResolvedJob, sandbox: Sandbox | None, policy: Policy, record: Record, keep: Keep
 ) -> RunResult:
     problem, job = resolved.problem, resolved.problem.job
+    steps = steps_of(problem, sandbox)
     async with AsyncExitStack() as stack:
         async with boundary(job, f"agent {resolved.agent_name}", AgentError):
             context = AgentContext(
@@ -147,10 +149,15 @@ async def _play_in(
                 record=record,
                 keep=keep,
                 sandbox=sandbox,
+                next_messages=steps.next_messages if steps is not None else None,
             )
             stack.push_async_callback(_close, context.tools)
             result = await _play(resolved, context)
+            if steps is not None:
+                await steps.finish(result, resolved.agent_name)
         submission = await _collect(resolved, sandbox, result.answer)
+        if steps is not None:
+            submission = submission.model_copy(update={"steps": steps.records})
     return RunResult(result.outcome, submission)
 
 
@@ -231,18 +238,17 @@ async def evaluate(job: StageJob, submission: Submission) -> tuple[Score, str]:
         async with healthy_node(job.rollout_id, "scoring", EvaluatorError) as ground:
             score = await evaluator.evaluate(submission, _fresh(problem, ground), job.limits.eval_s)
         name = plugin_values.name(evaluator.name, f"{job.rollout_id}: the evaluator's name")
-        return plugin_values.score(score, f"{job.rollout_id}: evaluator {name}"), name
+        return plugin_values.score(score, f"{job.rollout_id}: evaluator {name}", job.reward), name
 
 
 def _fresh(problem: Problem, ground: NodeHealth) -> FreshSandbox:
     """Opens a sandbox that the policy never touched; one at a time."""
     job = problem.job
-    # not before the first is opened: most evaluators need none
-    resolve_source = cache(lambda: sandbox_source(job, problem.spec()))
 
     @asynccontextmanager
-    async def fresh() -> AsyncIterator[Sandbox]:
-        source = resolve_source()
+    async def fresh(spec: SandboxSpec | None = None, *, layer: bool = False) -> AsyncIterator[Sandbox]:
+        # not before the first is opened: most evaluators need none
+        source = sandbox_source(job, spec if spec is not None else problem.spec(), Stage.EVAL)
         if source is None:
             raise EvaluatorError(f"{job.rollout_id}: handler {job.data_source} scores in a sandbox but asks for none")
         async with _opened(job, source) as sandbox, ground.using(sandbox):

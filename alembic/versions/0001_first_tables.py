@@ -25,12 +25,13 @@ def upgrade() -> None:
     _engines()
     _nodes()
     _steps()
+    _archives()
     _epochs()
 
 
 def downgrade() -> None:
     for table in (
-        *("epochs", "collected_steps", "leaders", "nodes", "engine_users", "engines"),
+        *("epochs", "archive_parts", "archives", "collected_steps", "leaders", "nodes", "engine_users", "engines"),
         *("rewards", "segments", "artefacts", "model_calls", "attempts"),
         *("rollouts", "deliveries", "instances", "batches"),
     ):
@@ -63,6 +64,7 @@ def _batches() -> None:
         sa.Column("data_source", sa.String(64), nullable=False),
         sa.Column("instance_id", sa.String(200), nullable=False),
         sa.Column("fields", sa.JSON(), nullable=False),
+        _text("archive", sa.String(64)),
         sa.PrimaryKeyConstraint("batch_id", "group_index", name=op.f("pk_instances")),
         _of_batch("instances"),
     )
@@ -223,6 +225,7 @@ def _played() -> None:
         sa.Column("attempt", sa.Integer(), nullable=False),
         sa.Column("value", sa.Double(), nullable=False),
         sa.Column("details", sa.JSON(), nullable=False),
+        sa.Column("rewards", sa.JSON(), server_default="{}", nullable=False),
         sa.Column("evaluator", sa.String(64), nullable=False),
         sa.Column("created_at", sa.Double(), nullable=False),
         sa.PrimaryKeyConstraint("rollout_id", "attempt", name=op.f("pk_rewards")),
@@ -301,6 +304,26 @@ def _steps() -> None:
         sa.Column("record", sa.JSON(), nullable=False),
         sa.Column("created_at", sa.Double(), nullable=False),
         sa.PrimaryKeyConstraint("run", "step", name=op.f("pk_collected_steps")),
+    )
+
+
+def _archives() -> None:
+    op.create_table(
+        "archives",
+        sa.Column("digest", sa.String(64), nullable=False),
+        sa.Column("n_bytes", sa.BigInteger(), nullable=False),
+        sa.Column("n_parts", sa.Integer(), nullable=False),
+        sa.Column("uploaded_at", sa.Double(), nullable=False),
+        sa.PrimaryKeyConstraint("digest", name=op.f("pk_archives")),
+    )
+    op.create_table(
+        "archive_parts",
+        sa.Column("digest", sa.String(64), nullable=False),
+        sa.Column("number", sa.Integer(), nullable=False),
+        sa.Column("n_bytes", sa.Integer(), nullable=False),
+        sa.Column("data", sa.LargeBinary(), nullable=False),
+        sa.Column("uploaded_at", sa.Double(), nullable=False),
+        sa.PrimaryKeyConstraint("digest", "number", name=op.f("pk_archive_parts")),
     )
 
 

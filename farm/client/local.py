@@ -388,7 +388,7 @@ def _state(engine: StoredEngine, by_owner: Mapping[str, Mapping[str, EngineUse]]
 def _fingerprint(request: BatchRequest) -> str:
     """Return a hash that identifies a request, without settings left at their defaults: they may be new to the farm.
 
-    And without keys of engines: another key asks for nothing else.
+    And without keys of engines and secrets: another key asks for nothing else.
     """
-    keys: Any = {"engine_key": True, "instances": {"__all__": {"engine_key"}}}
+    keys: Any = {"engine_key": True, "secrets": True, "instances": {"__all__": {"engine_key"}}}
     return hashlib.sha256(request.model_dump_json(exclude_defaults=True, exclude=keys).encode()).hexdigest()

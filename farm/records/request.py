@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Sized
 from typing import Annotated, Any, Literal, Self
 
@@ -114,12 +115,15 @@ class Instance(EngineSettings):
     fields: dict[str, Any]
     """At most MAX_INSTANCE_BYTES of JSON: finite numbers, integers of 64 bits, text without NUL, 64 levels."""
     instance_id: Annotated[Name, Field(max_length=200)] = ""
+    archive: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
+    """The digest of an uploaded task archive (`Farm.upload_archive`), which any number of instances may share."""
 
     def named(self) -> Instance:
         """Return it with a name, for want of one a hash of its fields: by that it is found again in other batches."""
         if self.instance_id:
             return self
-        text = json.dumps([self.data_source, self.fields], sort_keys=True, separators=(",", ":"))
+        parts = [self.data_source, self.fields, *([self.archive] if self.archive else [])]
+        text = json.dumps(parts, sort_keys=True, separators=(",", ":"))
         return self.model_copy(update={"instance_id": hashlib.sha256(text.encode()).hexdigest()[:16]})
 
     @field_validator("fields")
@@ -161,6 +165,32 @@ class Limits(Request):
     """One tool call; its partial output goes to the model."""
     max_observation_chars: Count = 16_000
     """The most characters a tool call may return to the model; the middle is cut out."""
+    task_time_factor: Annotated[float, Field(gt=0, le=1000)] = 1.0
+    """The factor of a time limit that a task states itself; see `with_task_times`."""
+    task_time_cap_s: Seconds = 14_400.0
+    """The most that such a limit may come to."""
+
+    def with_task_times(self, times: TaskTimes) -> Limits:
+        """Return the limits of a task that states time limits of its own.
+
+        The one rule: a limit that the task states replaces the batch's, as the task's value times `task_time_factor`,
+        at most `task_time_cap_s`; one that it leaves out is the batch's.
+        """
+        stated = {name: value for name, value in times if value is not None}
+        return self.model_copy(
+            update={name: min(value * self.task_time_factor, self.task_time_cap_s) for name, value in stated.items()}
+        )
+
+
+class TaskTimes(Request):
+    """Time limits that a task states itself, in seconds; None where it states none."""
+
+    init_s: Seconds | None = None
+    """To start and prepare its sandbox. Building an image has a limit of its own, off the clock."""
+    run_s: Seconds | None = None
+    """For the agent."""
+    eval_s: Seconds | None = None
+    """For the evaluator."""
 
 
 class Archive(Request):
@@ -188,6 +218,9 @@ class SandboxLimits(Request):
     file_mb: Count = 4096
 
 
+SecretName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")]
+Secret = Annotated[str, Field(max_length=65_536), AfterValidator(_plain)]
+
 Requirement = Annotated[str, Field(pattern=r"^[A-Za-z0-9._\[\],-]+==[A-Za-z0-9.+!_-]+$")]
 """An exact requirement of a Python environment, `name==version`."""
 
@@ -214,6 +247,16 @@ class SandboxSpec(Request):
     limits: SandboxLimits = SandboxLimits()
     network: bool = False
     """True to share the node's network, with all that can be reached from there; else it has only its own `lo`."""
+    network_in: tuple[Literal["init", "run", "eval"], ...] = ()
+    """Phases in which its commands have the node's network, where `network` is false: while it is prepared, while it is
+    played in, while a fresh one is scored in."""
+    user: Annotated[
+        str, Field(pattern=r"^([A-Za-z0-9_][A-Za-z0-9_.-]{0,31}(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,31})?)?$")
+    ] = ""
+    """The user that commands run as, by a name of the image's /etc/passwd or a number; empty is root. It has the name,
+    number and home that programs ask for, and the rights to all files, as a sandbox has one owner."""
+    cpus: Annotated[float, Field(gt=0, le=4096)] | None = None
+    """Processors that its processes may use, rounded up to whole ones; None: all of the node's."""
     fake_root: bool = False
     """True to let changes of owner, which a rootless sandbox cannot make, seem to succeed, as installers need."""
 
@@ -253,6 +296,14 @@ class BatchRequest(EngineSettings):
     It ends so, too, once it was restarted `max_attempts` times."""
     sandbox: Annotated[Name, Field(max_length=64)] = "auto"
     """The kind of sandbox: `auto`, `singularity` or `namespace`."""
+    network: Literal["refuse", "allow", "off"] = "refuse"
+    """The answer to an instance that asks for the network: it is refused at submit, gets it, or is played without."""
+    reward: Annotated[Name, Field(max_length=200)] | dict[str, float] = ""
+    """The reward that counts of scores that have several by name: the name of one, or weights by name, of which the
+    weighted sum counts. Empty: the evaluator's own choice."""
+    secrets: Annotated[dict[SecretName, Secret], Field(repr=False, max_length=1000)] = Field(default_factory=dict)
+    """Values for the variables that tasks name in their environment tables, and the only source of these: stored with
+    the batch as keys of engines are, shown nowhere, and blotted out of what is recorded."""
     priority: Annotated[int, Field(ge=-100, le=100)] = 0
     """A higher one is placed first, and while any of it waits a lower one gets nothing. Batches of one priority take
     turns, whatever their sizes. What has been placed is not taken back: it is played first."""
@@ -304,7 +355,8 @@ class BatchRequest(EngineSettings):
         named: dict[tuple[str, str], int] = {}
         for index, instance in enumerate(given):
             first = named.setdefault((instance.data_source, instance.instance_id), index)
-            if instance.instance_id and given[first].fields != instance.fields:
+            other = given[first]
+            if instance.instance_id and (other.fields, other.archive) != (instance.fields, instance.archive):
                 raise ValueError(
                     f"instances[{first}] and instances[{index}] are both called {instance.instance_id!r}, "
                     "but have different fields"
@@ -315,6 +367,14 @@ class BatchRequest(EngineSettings):
         n_bytes = sum(size_of(instance.fields, MAX_INSTANCE_BYTES) for instance in given)
         if n_bytes > MAX_REQUEST_BYTES:
             raise ValueError(f"their fields have {n_bytes} bytes; {MAX_REQUEST_BYTES} may be: submit several batches")
+        return given
+
+    @field_validator("reward")
+    @classmethod
+    def _has_weights(cls, given: str | dict[str, float]) -> str | dict[str, float]:
+        """Refuse weights that are none, or not finite."""
+        if isinstance(given, dict) and not (given and all(map(math.isfinite, given.values()))):
+            raise ValueError("weights must be finite numbers, at least one")
         return given
 
     @field_validator("chat_template_kwargs")

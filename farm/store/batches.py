@@ -82,6 +82,7 @@ def create(
                 "data_source": instance.data_source,
                 "instance_id": instance.instance_id,
                 "fields": instance.fields,
+                "archive": instance.archive,
             }
             for index, instance in enumerate(request.instances)
         ],
@@ -189,16 +190,16 @@ def request_of(connection: Connection, batch_id: str) -> dict[str, Any]:
     return request
 
 
-def instance_fields(connection: Connection, batch_id: str, group_index: int) -> tuple[str, dict[str, Any]]:
-    """(data_source, fields) of one instance. Raises NotFound."""
+def instance_fields(connection: Connection, batch_id: str, group_index: int) -> tuple[str, dict[str, Any], str]:
+    """(data_source, fields, digest of its archive) of one instance. Raises NotFound."""
     row = connection.execute(
-        select(instances.c.data_source, instances.c.fields).where(
+        select(instances.c.data_source, instances.c.fields, instances.c.archive).where(
             instances.c.batch_id == batch_id, instances.c.group_index == group_index
         )
     ).one_or_none()
     if row is None:
         raise NotFound(f"batch {batch_id} has no instance {group_index}")
-    return row.data_source, row.fields
+    return row.data_source, row.fields, row.archive
 
 
 def recent(connection: Connection, limit: int) -> list[str]:
@@ -334,7 +335,10 @@ def timings(connection: Connection, rollout_id: str) -> list[Timing]:
 def rewards_of(connection: Connection, rollout_id: str) -> list[Reward]:
     """Return the scores of a rollout, newest last."""
     statement = select(rewards).where(rewards.c.rollout_id == rollout_id).order_by(rewards.c.attempt)
-    return [Reward(row.value, row.details, row.evaluator, row.created_at) for row in connection.execute(statement)]
+    return [
+        Reward(row.value, row.details, row.evaluator, row.created_at, row.rewards)
+        for row in connection.execute(statement)
+    ]
 
 
 def with_segments(found: Sequence[Rollout], segments: dict[str, tuple[Segment, ...]]) -> list[Rollout]:

@@ -11,12 +11,13 @@ from contextlib import contextmanager
 from functools import lru_cache, partial
 from typing import Any, Generic, TypeVar
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from farm.ids import group_id
 from farm.notifications import Signals, redis_client
 from farm.records.request import EngineSettings, Limits, SamplingParams
 from farm.records.rollout import Stage
+from farm.records.task_needs import NetworkRule
 from farm.settings import Settings, settings
 from farm.store import batches, migrations, rollouts
 from farm.store.capacity import PROCESS_CONNECTIONS
@@ -62,6 +63,9 @@ class StoredRequest(BaseModel):
     """The dedicated engines of the batch and its instances; `engine` and `engine_of_instance` are places in it."""
     engine: int | None = None
     engine_of_instance: Mapping[int, int] = {}
+    reward: str | dict[str, float] = ""
+    network: NetworkRule = "refuse"
+    secrets: dict[str, str] = Field(default_factory=dict, repr=False)
 
     def engine_for(self, group_index: int) -> EngineAddress | None:
         """Return the dedicated engine of an instance; None if it is played on the farm's."""
@@ -147,7 +151,7 @@ class Worker:
     def job_of(self, batch_id: str, group_index: int, rollout_id: str, attempt: int, sample_index: int) -> StageJob:
         """Return the job of a sample of an instance."""
         request = self._request(batch_id)
-        data_source, fields = self._instance(batch_id, group_index)
+        data_source, fields, archive = self._instance(batch_id, group_index)
         return StageJob(
             rollout_id=rollout_id,
             attempt=attempt,
@@ -164,6 +168,10 @@ class Worker:
             group_index=group_index,
             rules=request.rules,
             engine=request.engine_for(group_index),
+            reward=request.reward,
+            network=request.network,
+            secrets=request.secrets,
+            archive=archive,
         )
 
     def recorder(self, claim: Claim) -> AttemptRecorder:
@@ -173,7 +181,7 @@ class Worker:
         stored = self.store.read(lambda connection: batches.request_of(connection, batch_id))
         return StoredRequest.model_validate(stored)
 
-    def _read_instance(self, batch_id: str, group_index: int) -> tuple[str, dict[str, Any]]:
+    def _read_instance(self, batch_id: str, group_index: int) -> tuple[str, dict[str, Any], str]:
         return self.store.read(lambda connection: batches.instance_fields(connection, batch_id, group_index))
 
     @contextmanager

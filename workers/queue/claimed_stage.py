@@ -19,7 +19,7 @@ from workers.process.claimed_work import ClaimedWork, StopReason
 from workers.process.worker import Worker, worker
 from workers.queue.unfinished_stage import UnfinishedStage
 from workers.run_clock import limit_s
-from workers.stage_job import StageJob
+from workers.stage_job import StageJob, resolve_problem
 
 T = TypeVar("T")
 
@@ -75,7 +75,7 @@ def claimed_stage(task: Task, stage: Stage, rollout_id: str, attempt: int) -> It
     unfinished = UnfinishedStage(me, claim)
     with me.leases.hold(claim) as work, work.clock.as_current():
         try:
-            job = me.job(claim)
+            job = resolve_problem(me.job(claim)).job
             work.limit_s = limit_s(stage, job.limits) + me.options.overdue_s
             yield ClaimedStage(me, claim, job, work)
         except ClaimLost:

@@ -95,7 +95,14 @@ def evaluate(self: Task, rollout_id: str, attempt: int) -> str:
         claim = stage.claim
         submission = Submission.model_validate(claim.submission or {})
         score, name = stage.play(stages.evaluate(stage.job, submission))
-        finish = partial(rollouts.finish, held=claim, value=score.value, details=score.details, evaluator=name)
+        finish = partial(
+            rollouts.finish,
+            held=claim,
+            value=score.value,
+            details=score.details,
+            evaluator=name,
+            named=score.rewards,
+        )
         stage.write(finish, claim.batch_id)
         stage.worker.signals.ended(claim.batch_id)
         return f"reward {score.value:g}, {claim.policy_outcome}"
