@@ -15,8 +15,11 @@ from farm.tasks.harbor_instance import HarborInstance
 Phase = Literal["init", "run", "eval"]
 
 
-def played_in(instance: HarborInstance, archive: Path, secrets: Mapping[str, str]) -> SandboxSpec:
-    """Return the sandbox of the policy, and of its health checks. InvalidRequest for a variable without a secret."""
+def played_in(instance: HarborInstance, archive: Path, secrets: Mapping[str, str] | None) -> SandboxSpec:
+    """Return the sandbox of the policy, and of its health checks; variables stay as written if `secrets` are None.
+
+    Raises InvalidRequest for a variable without a secret.
+    """
     table = instance.task.environment
     return _spec(instance, table, _image(table, archive / "environment"), secrets).model_copy(
         update={"user": _user(instance.agent_user(None)), "network_in": _network(instance)}
@@ -46,13 +49,14 @@ def verified_in(
 
 
 def _spec(
-    instance: HarborInstance, table: EnvironmentTable, image: str, secrets: Mapping[str, str]
+    instance: HarborInstance, table: EnvironmentTable, image: str, secrets: Mapping[str, str] | None
 ) -> SandboxSpec:
+    env = {**instance.env, **table.env}
     limits = {"memory_mb": table.memory_mb, "disk_mb": table.storage_mb}
     return SandboxSpec(
         image=image,
         workdir=table.workdir or "",
-        env=expanded({**instance.env, **table.env}, secrets),
+        env=env if secrets is None else expanded(env, secrets),
         limits=SandboxLimits(**{name: value for name, value in limits.items() if value is not None}),
         cpus=None if table.cpus is None else math.ceil(table.cpus * 100) / 100,
     )
