@@ -98,6 +98,7 @@ class ScoresRunning(Protocol):
     scores_running: ClassVar[bool]
 
 
+@runtime_checkable
 class RunningEvaluator(Protocol):
     """An `Evaluator` that scores in the sandbox the policy left, in the run stage.
 

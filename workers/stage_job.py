@@ -14,7 +14,7 @@ from farm.records.request import Limits, SamplingParams, SandboxSpec
 from farm.records.rollout import Stage
 from farm.records.task_needs import NetworkRule, TaskNeeds, unsupported
 from workers import plugin_values, registry
-from workers.handler_options import BoundHandler, HasTaskTimes, TaskContext
+from workers.handler_options import BoundHandler, HasTaskTimes, TaskContext, keeps_layer
 from workers.interfaces import Agent, Handler, SandboxProvider
 from workers.plugin_faults import call_plugin
 from workers.policy.generation import EngineAddress
@@ -79,12 +79,21 @@ class Problem:
         return plugin_values.spec(spec, f"{self.job.rollout_id}: {what}", HandlerError)
 
     def shared(self) -> str:
-        """Return a name for what is prepared once for all samples; empty if each is prepared by itself."""
+        """Return a name for what is prepared once for all samples; empty if each is prepared by itself.
+
+        Each is where the layer is kept, which must hold all that lies on the image.
+        """
+        if keeps_layer(self.handler):
+            return ""
         what = "the handler's prepares_once"
         once = call_plugin(
             self.job.rollout_id, what, HandlerError, lambda: bool(getattr(self.handler, "prepares_once", False))
         )
-        return digest(self.job.data_source, dict(self.job.fields)) if once and self.job.n_samples > 1 else ""
+        return (
+            digest(self.job.data_source, dict(self.job.fields), self.job.archive)
+            if once and self.job.n_samples > 1
+            else ""
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,22 +8,25 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from farm.errors import AgentError, EngineError, EvaluatorError, HandlerError, RolloutError, SandboxError
 from farm.ids import eval_sandbox_id
 from farm.records.request import SamplingParams, SandboxSpec
 from farm.records.rollout import Outcome, Stage
+from farm.records.submission import EarlyScore
 from farm.records.trajectory import Message
 from farm.seeds import rollout_seed
 from workers import plugin_values, registry
 from workers.collecting import Collect, collected
+from workers.handler_options import RunningEvaluator, keeps_layer, scores_running
 from workers.interfaces import (
     AgentContext,
     AgentResult,
+    Evaluator,
     FreshSandbox,
     Keep,
     Policy,
@@ -33,12 +36,13 @@ from workers.interfaces import (
     Submission,
     Tool,
 )
+from workers.left_layer import LayerStore, NoLayerStore, NothingLeft, keep_layer, open_layer
 from workers.node_shortage import NodeHealth, healthy_node
 from workers.plugin_faults import call_plugin, described, fault_of, is_cancellation
 from workers.run_clock import ended, in_time, limit_s
 from workers.sandboxes.diagnosis import broken_from_within
 from workers.sandboxes.optional_protocols import shares_layers
-from workers.stage_clock import deadline
+from workers.stage_clock import deadline, off_clock
 from workers.stage_job import (
     Problem,
     ResolvedJob,
@@ -110,7 +114,9 @@ async def _prepare(problem: Problem, sandbox: Sandbox) -> None:
         await problem.handler.prepare(problem.instance, sandbox)
 
 
-async def run(job: StageJob, policy: Policy, record: Record, keep: Keep) -> RunResult:
+async def run(
+    job: StageJob, policy: Policy, record: Record, keep: Keep, layer_store: LayerStore | None = None
+) -> RunResult:
     """Let the agent play, then take from the sandbox what is to be scored. The sandbox is gone afterwards."""
     async with AsyncExitStack() as stack:
         async with boundary(job, "joining the sandbox", SandboxError):
@@ -119,16 +125,22 @@ async def run(job: StageJob, policy: Policy, record: Record, keep: Keep) -> RunR
             sandbox = None if source is None else await source.provider.attach(job.sandbox_id, source.spec)
         if sandbox is not None:
             stack.push_async_callback(_stop, sandbox)
-        ground = await stack.enter_async_context(healthy_node(job.rollout_id, "playing", SandboxError))
-        ground.use(sandbox)
-        try:
-            played = await _play_in(resolved, sandbox, policy, record, keep)
-        except (SandboxError, HandlerError) as error:
-            kernel = "python" in resolved.problem.handler.tools
-            if source is None or not await broken_from_within(sandbox, partial(_opened, job, source), kernel=kernel):
-                raise
-            log.warning("%s: its policy has broken its sandbox: %s", job.rollout_id, error)
-            played = RunResult(Outcome.INVALID_ACTION, Submission())
+        async with healthy_node(job.rollout_id, "playing", SandboxError) as ground:
+            ground.use(sandbox)
+            try:
+                played = await _play_in(resolved, sandbox, policy, record, keep)
+            except (SandboxError, HandlerError) as error:
+                kernel = "python" in resolved.problem.handler.tools
+                opened = None if source is None else partial(_opened, job, source)
+                if opened is None or not await broken_from_within(sandbox, opened, kernel=kernel):
+                    raise
+                log.warning("%s: its policy has broken its sandbox: %s", job.rollout_id, error)
+                return RunResult(Outcome.INVALID_ACTION, Submission())
+        if source is not None and sandbox is not None and keeps_layer(resolved.problem.handler):
+            async with boundary(job, "keeping what the policy left", SandboxError):
+                layer = await keep_layer(job, source, sandbox, layer_store or NoLayerStore())
+                submission = played.submission.model_copy(update={"layer": layer})
+                played = replace(played, submission=submission)
     return played
 
 
@@ -158,6 +170,9 @@ async def _play_in(
         submission = await _collect(resolved, sandbox, result.answer)
         if steps is not None:
             submission = submission.model_copy(update={"steps": steps.records})
+        if sandbox is not None and scores_running(problem.handler):
+            early = await _score_running(problem, sandbox, submission)
+            submission = submission.model_copy(update={"early_score": early})
     return RunResult(result.outcome, submission)
 
 
@@ -229,40 +244,86 @@ def _seeded(job: StageJob) -> SamplingParams:
     return job.sampling.model_copy(update={"seed": seed})
 
 
-async def evaluate(job: StageJob, submission: Submission) -> tuple[Score, str]:
+async def _score_running(problem: Problem, sandbox: Sandbox, submission: Submission) -> EarlyScore:
+    """Score in the sandbox that the policy left; takes none of its time. What breaks is played again."""
+    job = problem.job
+    within_s = limit_s(Stage.EVAL, job.limits)
+    with off_clock(within_s):
+        async with (
+            boundary(job, "scoring in the running sandbox", EvaluatorError, within_s),
+            healthy_node(job.rollout_id, "scoring", EvaluatorError) as ground,
+        ):
+            evaluator = _evaluator(problem)
+            if not isinstance(evaluator, RunningEvaluator):
+                raise EvaluatorError(f"{job.rollout_id}: evaluator {evaluator.name} has no evaluate_running()")
+            fresh = _fresh(problem, ground, submission)
+            score = await evaluator.evaluate_running(submission, sandbox, fresh, job.limits.eval_s)
+            score, name = _checked(score, evaluator, job)
+    return EarlyScore(value=score.value, details=score.details, rewards=score.rewards, evaluator=name)
+
+
+async def evaluate(job: StageJob, submission: Submission, layer_store: LayerStore | None = None) -> tuple[Score, str]:
     """Score a submission: the score, and the evaluator's name."""
+    if (early := submission.early_score) is not None:
+        return Score(early.value, early.details, early.rewards), early.evaluator
     async with boundary(job, "scoring", EvaluatorError, limit_s(Stage.EVAL, job.limits)):
         problem = resolve_problem(job)
-        what = "the handler's evaluator()"
-        evaluator = call_plugin(job.rollout_id, what, HandlerError, lambda: problem.handler.evaluator(problem.instance))
+        job, evaluator = problem.job, _evaluator(problem)
         async with healthy_node(job.rollout_id, "scoring", EvaluatorError) as ground:
-            score = await evaluator.evaluate(submission, _fresh(problem, ground), job.limits.eval_s)
-        name = plugin_values.name(evaluator.name, f"{job.rollout_id}: the evaluator's name")
-        return plugin_values.score(score, f"{job.rollout_id}: evaluator {name}", job.reward), name
+            fresh = _fresh(problem, ground, submission, layer_store)
+            try:
+                score = await evaluator.evaluate(submission, fresh, job.limits.eval_s)
+            except NothingLeft:
+                name = plugin_values.name(evaluator.name, f"{job.rollout_id}: the evaluator's name")
+                return Score(0.0, {"reason": "the policy broke its sandbox: nothing is left to score"}), name
+        return _checked(score, evaluator, job)
 
 
-def _fresh(problem: Problem, ground: NodeHealth) -> FreshSandbox:
-    """Opens a sandbox that the policy never touched; one at a time."""
+def _evaluator(problem: Problem) -> Evaluator:
+    what = "the handler's evaluator()"
+    return call_plugin(problem.job.rollout_id, what, HandlerError, lambda: problem.handler.evaluator(problem.instance))
+
+
+def _checked(score: Score, evaluator: Evaluator, job: StageJob) -> tuple[Score, str]:
+    name = plugin_values.name(evaluator.name, f"{job.rollout_id}: the evaluator's name")
+    return plugin_values.score(score, f"{job.rollout_id}: evaluator {name}", job.reward), name
+
+
+def _fresh(
+    problem: Problem, ground: NodeHealth, submission: Submission, layer_store: LayerStore | None = None
+) -> FreshSandbox:
+    """Opens a sandbox that the policy never touched, or one with the files that it left; one at a time."""
     job = problem.job
 
     @asynccontextmanager
     async def fresh(spec: SandboxSpec | None = None, *, layer: bool = False) -> AsyncIterator[Sandbox]:
+        if layer and not keeps_layer(problem.handler):
+            raise EvaluatorError(
+                f"{job.rollout_id}: handler {job.data_source} keeps no layer: set its attribute keeps_layer = True"
+            )
         # not before the first is opened: most evaluators need none
         source = sandbox_source(job, spec if spec is not None else problem.spec(), Stage.EVAL)
         if source is None:
             raise EvaluatorError(f"{job.rollout_id}: handler {job.data_source} scores in a sandbox but asks for none")
-        async with _opened(job, source) as sandbox, ground.using(sandbox):
+        start = None
+        if layer and submission.layer is None:
+            raise NothingLeft
+        if layer and submission.layer is not None:
+            start = partial(open_layer, job, source, problem.spec(), submission.layer, layer_store or NoLayerStore())
+        async with _opened(job, source, start) as sandbox, ground.using(sandbox):
             yield sandbox
 
     return fresh
 
 
 @asynccontextmanager
-async def _opened(job: StageJob, source: SandboxSource) -> AsyncIterator[Sandbox]:
-    """Yield a sandbox of its own beside the one that is played in."""
+async def _opened(
+    job: StageJob, source: SandboxSource, start: Callable[[str], Awaitable[Sandbox]] | None = None
+) -> AsyncIterator[Sandbox]:
+    """Yield a sandbox of its own beside the one that is played in, started by `start` if that is given."""
     name = eval_sandbox_id(job.sandbox_id)
     async with boundary(job, f"starting the sandbox {name}", SandboxError, job.limits.init_s):
-        sandbox = await source.provider.start(name, source.spec)
+        sandbox = await (start(name) if start is not None else source.provider.start(name, source.spec))
     try:
         yield sandbox
     finally:

@@ -30,8 +30,8 @@ class SubmittedFile(BaseModel):
 class KeptLayer(BaseModel):
     """The writable layer that the policy left: where it is kept, and whether scoring can be repeated with it.
 
-    On the node that played it lies in the folder of layers as `name` until it is scored. `stored` says that it is an
-    artefact of the rollout too, so that any node can have it, at any time; else `n_bytes` or its packed form was beyond
+    On the node that played, it lies in the folder of layers as `name` until it is scored. `stored` says that it is an
+    artefact of the rollout's `attempt`, too, so that any node can have it, at any time; else it was beyond
     FARM_LAYER_MB.
     """
 
@@ -39,8 +39,6 @@ class KeptLayer(BaseModel):
 
     name: str
     attempt: int
-    n_bytes: int
-    """Size of its files."""
     stored: bool
 
 

@@ -32,6 +32,7 @@ from workers.policy.routing.load import SharedLoads
 from workers.policy.routing.pool import EnginePool
 from workers.policy.routing.router import RoutingKey, StickyRouter
 from workers.process.engine_registry import EngineRegistry
+from workers.process.layer_store import AttemptLayers
 from workers.process.lease_renewal import Leases
 from workers.process.loop import Loop
 from workers.process.node_breaker import NodeBreaker
@@ -176,6 +177,10 @@ class Worker:
 
     def recorder(self, claim: Claim) -> AttemptRecorder:
         return AttemptRecorder(self.store, claim, self.options.artefacts_mb)
+
+    def layers(self, claim: Claim) -> AttemptLayers:
+        """Return where the layers of a claim's rollout are stored."""
+        return AttemptLayers(self.store, claim, self.options.layer_mb)
 
     def _read_request(self, batch_id: str) -> StoredRequest:
         stored = self.store.read(lambda connection: batches.request_of(connection, batch_id))

@@ -41,6 +41,24 @@ class StartsAhead(Protocol):
         ...
 
 
+@runtime_checkable
+class KeepsLayers(Protocol):
+    """Keeps the files that are left in a sandbox as a layer of the node, `workers/sandboxes/lifecycle/layers.py`."""
+
+    async def stop_keeping(self, sandbox: Sandbox, name: str) -> None:
+        """Stop a sandbox; what it has written is the layer of that name from then on. Raises SandboxError."""
+        ...
+
+    async def start_on(self, sandbox_id: str, spec: SandboxSpec, name: str) -> Sandbox:
+        """As `start`, on the files of a layer: of a sandbox that had the same image, packages and archives."""
+        ...
+
+
+def keeps_layers(provider: SandboxProvider) -> KeepsLayers | None:
+    """Return the provider if it can keep what is left in its sandboxes."""
+    return provider if isinstance(provider, KeepsLayers) else None
+
+
 def shares_layers(provider: SandboxProvider) -> SharesLayers | None:
     """Return the provider if it prepares once for several."""
     return provider if isinstance(provider, SharesLayers) else None

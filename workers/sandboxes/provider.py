@@ -8,12 +8,14 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from functools import partial
+from pathlib import Path
 from typing import ClassVar, TypeVar
 from weakref import WeakValueDictionary
 
 from farm.errors import SandboxError
 from farm.ids import prepare_sandbox_id
 from farm.records.request import SandboxSpec
+from workers.interfaces import Sandbox
 from workers.sandboxes.images.content_store import MAKE_S, digest
 from workers.sandboxes.launch_plan import LaunchPlan, Runtime, attach, prepare
 from workers.sandboxes.lifecycle import layers
@@ -77,8 +79,17 @@ async def _started(work: Callable[[], NodeSandbox]) -> NodeSandbox:
         raise
 
 
+def _detached(sandbox_id: str) -> Path:
+    try:
+        return layers.detach(folder(sandbox_id))
+    except FileNotFoundError:
+        raise SandboxError(f"sandbox {sandbox_id} is gone, and what its policy left with it") from None
+
+
 class NodeSandboxProvider:
-    """See `SandboxProvider`; and `SharesLayers`, `StartsAhead`: from a warm pool, and prepared once for many."""
+    """See `SandboxProvider`; and `SharesLayers`, `StartsAhead`, `KeepsLayers`: prepared once for many, ahead, on
+    what another left.
+    """
 
     kind: ClassVar[str]
     runtime: Runtime | None = None
@@ -117,6 +128,17 @@ class NodeSandboxProvider:
                     await self._prepare(sandbox_id, spec, name, prepare)
             finally:
                 turn.release()
+        return await _started(partial(self.recipe(spec, name).start, sandbox_id))
+
+    async def stop_keeping(self, sandbox: Sandbox, name: str) -> None:
+        """See `KeepsLayers.stop_keeping`."""
+        with scarcity(f"keep the layer of sandbox {sandbox.sandbox_id}"):
+            new = await _in_thread(partial(_detached, sandbox.sandbox_id))
+            await asyncio.shield(sandbox.stop())
+            await _in_thread(partial(layers.publish, new, name))
+
+    async def start_on(self, sandbox_id: str, spec: SandboxSpec, name: str) -> NodeSandbox:
+        """See `KeepsLayers.start_on`."""
         return await _started(partial(self.recipe(spec, name).start, sandbox_id))
 
     async def _prepare(self, sandbox_id: str, spec: SandboxSpec, name: str, prepare: Prepare) -> None:

@@ -165,7 +165,7 @@ class TestSubmit:
 
     def test_instances_come_back_as_they_were(self, store: Store) -> None:
         batch_id = new_batch(store, 3)
-        assert store.read(lambda connection: batches.instance_fields(connection, batch_id, 2)) == ("noop", {"i": 2})
+        assert store.read(lambda connection: batches.instance_fields(connection, batch_id, 2)) == ("noop", {"i": 2}, "")
 
 
 class TestTransitions:

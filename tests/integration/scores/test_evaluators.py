@@ -34,14 +34,14 @@ def opening(spec: SandboxSpec | None) -> FreshSandbox:
     assert spec is not None
 
     @asynccontextmanager
-    async def fresh() -> AsyncIterator[Sandbox]:
+    async def fresh(*_: object, **__: object) -> AsyncIterator[Sandbox]:
         sandbox = await provider("namespace").start(f"test-{uuid.uuid4().hex[:12]}", spec)
         try:
             yield sandbox
         finally:
             await sandbox.stop()
 
-    def open_one() -> AbstractAsyncContextManager[Sandbox]:
+    def open_one(*_: object, **__: object) -> AbstractAsyncContextManager[Sandbox]:
         return fresh()
 
     return open_one
