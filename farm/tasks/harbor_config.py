@@ -84,11 +84,11 @@ class Healthcheck(_Table):
     """A command that is repeated until it exits with 0: after a start, or before a step."""
 
     command: str = Field(min_length=1)
-    interval_sec: float = Field(5.0, ge=0)
+    interval_sec: float = Field(default=5.0, ge=0)
     timeout_sec: Seconds = 30.0
-    start_period_sec: float = Field(0.0, ge=0)
-    start_interval_sec: float = Field(5.0, ge=0)
-    retries: int = Field(3, ge=1)
+    start_period_sec: float = Field(default=0.0, ge=0)
+    start_interval_sec: float = Field(default=5.0, ge=0)
+    retries: int = Field(default=3, ge=1)
 
 
 def _size_mb(table: dict[str, Any], name: str) -> None:
@@ -112,9 +112,9 @@ class EnvironmentTable(_NetworkPhase):
     os: Annotated[Literal["linux", "windows"], BeforeValidator(lambda os: os.lower() if isinstance(os, str) else os)] = (
         "linux"
     )
-    cpus: float | None = Field(None, gt=0, allow_inf_nan=False)
-    memory_mb: int | None = Field(None, gt=0)
-    storage_mb: int | None = Field(None, gt=0)
+    cpus: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    memory_mb: int | None = Field(default=None, gt=0)
+    storage_mb: int | None = Field(default=None, gt=0)
     gpus: int | None = None
     gpu_types: tuple[str, ...] | None = None
     tpu: dict[str, Any] | None = None

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -69,7 +70,7 @@ def read_task(path: Path) -> TaskFolder:
     scripts = [*_SCRIPTS, *(f"{step}/{each}" for step in steps for each in (*_SCRIPTS, "workdir/setup.sh"))]
     files = [each for each in (DOCKERFILE, *scripts) if (path / each).is_file()]
     folders = [f"{step}/workdir" for step in steps if (path / step / "workdir").is_dir()]
-    fields = {
+    fields: dict[str, Any] = {
         "name": config.task.name if config.task else path.resolve().name,
         "task": config.model_dump(mode="json", exclude_unset=True, exclude={"metadata"}),
         "instructions": [_instruction(path / place / "instruction.md") for place in steps or [""]],
@@ -86,8 +87,8 @@ def read_task(path: Path) -> TaskFolder:
         raise _refused(path, error) from None
 
 
-def _of_compose(compose: ComposeFile) -> dict[str, object]:
-    demands: dict[str, object] = {
+def _of_compose(compose: ComposeFile) -> dict[str, Any]:
+    demands: dict[str, Any] = {
         "env": dict(compose.environment),
         "sidecars": list(compose.sidecars),
         "mounts": list(compose.mounts),

@@ -16,8 +16,9 @@ from farm.records.trajectory import Message
 from farm.tasks.harbor_config import Step
 from farm.tasks.harbor_instance import DATA_SOURCE, HarborInstance
 from farm.tasks.harbor_needs import needs_of
-from workers.handler_options import NextTurn, TaskContext
+from workers.handler_options import NextTurn, RestoredFiles, TaskContext
 from workers.handlers.harbor.artefact_files import REJECTED, ArtefactsTooLarge, entries, run_hooks, taken
+from workers.handlers.harbor.guarded_files import GUARDED, TASK_FOLDERS
 from workers.handlers.harbor.harbor_evaluator import BROKEN, STOPPED, HarborEvaluator
 from workers.handlers.harbor.readiness import await_healthy
 from workers.handlers.harbor.sandbox_specs import played_in
@@ -63,6 +64,10 @@ class HarborHandler:
         if self._task.archive is None:
             return played_in(instance, Path(), None)
         return played_in(instance, self._task.archive, self._task.secrets)
+
+    def restored(self, instance: HarborInstance) -> RestoredFiles:
+        """Return what tests find as the image has it, whatever the policy left there."""
+        return TASK_FOLDERS if instance.restore == "nothing" else GUARDED
 
     def messages(self, instance: HarborInstance) -> list[Message]:
         """Return the first instruction."""
