@@ -83,6 +83,11 @@ def detach(state: Path) -> Path:
     return new
 
 
+def files_of(new: Path) -> Path:
+    """Return the files of a layer that was detached and is not published."""
+    return new / _FILES
+
+
 def publish(new: Path, name: str) -> None:
     """From now on it is the layer of that name, unless there is one. Blocks."""
     try:
