@@ -6,12 +6,16 @@ A sound task gives its solution 1 and an untouched sandbox 0; anything else is a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+import hashlib
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from uuid import uuid4
 
-from farm.errors import FarmError, InvalidRequest
+from farm.errors import FarmError
 from farm.records.request import Limits, SamplingParams
 from farm.records.task_needs import NetworkRule, unsupported
 from farm.records.trajectory import ModelCall
@@ -23,7 +27,8 @@ from workers.cli.solution_policy import SolutionPolicy
 from workers.interfaces import Artefact
 from workers.plugin_faults import described
 from workers.stage_job import StageJob, resolve
-from workers.task_archives import archive_folder
+from workers.sandboxes.images.content_store import digest
+from workers.task_archives import archive_folder, folder_of_archives
 
 _SHOWN = 300
 
@@ -34,9 +39,9 @@ class CheckOptions:
 
     sandbox: str = "auto"
     network: NetworkRule = "refuse"
-    secrets: Mapping[str, str] = ()  # type: ignore[assignment]
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
     reward: str = ""
-    limits: Limits = Limits()
+    limits: Limits = field(default_factory=Limits)
     n_parallel: int = 2
 
 
@@ -107,7 +112,7 @@ async def _score(task: TaskFolder, options: CheckOptions, *, solves: bool) -> tu
         reward=options.reward,
         network=options.network,
         secrets=dict(options.secrets),
-        archive=task.digest(),
+        archive=await asyncio.to_thread(local_archive, task.path),
     )
     await stages.init(job)
     resolved = resolve(job)
@@ -124,6 +129,25 @@ async def _score(task: TaskFolder, options: CheckOptions, *, solves: bool) -> tu
     played = await stages.run(job, policy, _forget_call, _forget_artefact)
     score, _ = await stages.evaluate(job, played.submission)
     return score.value, _failed(policy)
+
+
+def local_archive(path: Path) -> str:
+    """Put a folder among the unpacked archives of this node, if it is not there; return its digest. Blocks."""
+    files = sorted(each for each in path.rglob("*") if each.is_symlink() or not each.is_dir())
+    key = digest([(str(each.relative_to(path)), each.lstat().st_mode, _content(each)) for each in files])
+    name = hashlib.sha256(key.encode()).hexdigest()
+    place = folder_of_archives() / name
+    if not place.exists():
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(prefix=".new-", dir=place.parent) as new:
+            shutil.copytree(path, Path(new) / "archive" / "files", symlinks=True)
+            with suppress(OSError):
+                (Path(new) / "archive").rename(place)
+    return name
+
+
+def _content(path: Path) -> str:
+    return str(path.readlink()) if path.is_symlink() else hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _failed(policy: SolutionPolicy) -> str:
