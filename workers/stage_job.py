@@ -14,7 +14,7 @@ from farm.records.request import Limits, SamplingParams, SandboxSpec
 from farm.records.rollout import Stage
 from farm.records.task_needs import NetworkRule, TaskNeeds, unsupported
 from workers import plugin_values, registry
-from workers.handler_options import BoundHandler, HasTaskTimes, TaskContext, keeps_layer
+from workers.handler_options import BoundHandler, HasNeeds, HasTaskTimes, TaskContext, keeps_layer
 from workers.interfaces import Agent, Handler, SandboxProvider
 from workers.plugin_faults import call_plugin
 from workers.policy.generation import EngineAddress
@@ -118,6 +118,9 @@ def _problem(job: StageJob) -> Problem:
         instance = handler.instance_type.model_validate(dict(job.fields))
     except (FarmError, ValidationError) as error:
         raise HandlerError(f"{job.rollout_id}: {error}", retryable=False) from error
+    # the client of this batch may not have had the handler
+    if isinstance(handler, HasNeeds) and (reasons := unsupported(handler.needs(instance), None, job.network)):
+        raise HandlerError(f"{job.rollout_id}: it asks for {'; '.join(reasons)}", retryable=False)
     if isinstance(handler, HasTaskTimes):
         job = replace(job, limits=job.limits.with_task_times(handler.task_times(instance)))
     if isinstance(handler, BoundHandler):

@@ -39,6 +39,7 @@ from workers.interfaces import (
 from workers.left_layer import LayerStore, NoLayerStore, NothingLeft, copied_layer, keep_layer, open_layer
 from workers.node_shortage import NodeHealth, healthy_node
 from workers.plugin_faults import call_plugin, described, fault_of, is_cancellation
+from workers.redaction import Redactor
 from workers.run_clock import ended, in_time, limit_s
 from workers.sandboxes.diagnosis import broken_from_within
 from workers.sandboxes.optional_protocols import shares_layers
@@ -104,6 +105,9 @@ async def _start(problem: Problem, source: SandboxSource) -> None:
     sandbox = await provider.start(job.sandbox_id, source.spec)
     try:
         await _prepare(problem, sandbox)
+        if "init" in source.spec.network_in and "run" not in source.spec.network_in:
+            # what was started with the network would keep it
+            await sandbox.exec(["bash", "-c", "kill -9 -1"], timeout_s=job.limits.tool_s)
     except BaseException:
         await asyncio.shield(sandbox.stop())
         raise
@@ -149,18 +153,19 @@ async def _play_in(
     resolved: ResolvedJob, sandbox: Sandbox | None, ground: NodeHealth, policy: Policy, record: Record, keep: Keep
 ) -> RunResult:
     problem, job = resolved.problem, resolved.problem.job
+    redactor = Redactor(job.secrets.values())
     steps = steps_of(problem, sandbox, _fresh(problem, ground, Submission(), playing=sandbox))
     async with AsyncExitStack() as stack:
         async with boundary(job, f"agent {resolved.agent_name}", AgentError):
             context = AgentContext(
                 rollout_id=job.rollout_id,
                 messages=_messages(problem),
-                tools=_tools(problem, sandbox),
+                tools={name: redactor.tool(tool) for name, tool in _tools(problem, sandbox).items()},
                 policy=policy,
                 sampling=_seeded(job),
                 limits=job.limits,
-                record=record,
-                keep=keep,
+                record=redactor.record(record),
+                keep=redactor.keep(keep),
                 sandbox=sandbox,
                 next_messages=steps.next_messages if steps is not None else None,
             )
@@ -168,9 +173,9 @@ async def _play_in(
             result = await _play(resolved, context)
             if steps is not None:
                 await steps.finish(result, resolved.agent_name)
-        submission = await _collect(resolved, sandbox, result.answer)
+        submission = redactor.submission(await _collect(resolved, sandbox, result.answer))
         if steps is not None:
-            submission = submission.model_copy(update={"steps": steps.records})
+            submission = submission.model_copy(update={"steps": redactor.json(steps.records)})
         if sandbox is not None and scores_running(problem.handler):
             early = await _score_running(problem, sandbox, submission)
             submission = submission.model_copy(update={"early_score": early})
@@ -287,7 +292,8 @@ def _evaluator(problem: Problem) -> Evaluator:
 
 def _checked(score: Score, evaluator: Evaluator, job: StageJob) -> tuple[Score, str]:
     name = plugin_values.name(evaluator.name, f"{job.rollout_id}: the evaluator's name")
-    return plugin_values.score(score, f"{job.rollout_id}: evaluator {name}", job.reward), name
+    checked = plugin_values.score(score, f"{job.rollout_id}: evaluator {name}", job.reward)
+    return replace(checked, details=Redactor(job.secrets.values()).json(checked.details)), name
 
 
 def _restored(problem: Problem) -> RestoredFiles | None:

@@ -16,6 +16,7 @@ depends_on = None
 _LIVE = sa.text("finish_seq IS NULL")
 _ENDED = sa.text("finish_seq IS NOT NULL")
 _SCORED = sa.text("reward IS NOT NULL")
+_ARCHIVED = sa.text("archive <> ''")
 
 
 def upgrade() -> None:
@@ -67,6 +68,9 @@ def _batches() -> None:
         _text("archive", sa.String(64)),
         sa.PrimaryKeyConstraint("batch_id", "group_index", name=op.f("pk_instances")),
         _of_batch("instances"),
+    )
+    op.create_index(
+        "ix_instances_archive", "instances", ["archive"], sqlite_where=_ARCHIVED, postgresql_where=_ARCHIVED
     )
     op.create_table(
         "deliveries",

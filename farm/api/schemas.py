@@ -149,6 +149,17 @@ class RatesQuery(Request):
     solved_at: float = 1.0
 
 
+class ArchivePart(Request):
+    """A part of a task archive: its number from 0, and its bytes in base64."""
+
+    number: Annotated[int, Field(ge=0, le=100_000)]
+    data: Annotated[str, Field(max_length=6_000_000)]
+
+
+class ArchiveEnd(Request):
+    n_parts: Annotated[int, Field(ge=1, le=100_000)]
+
+
 class ArtefactQuery(Request):
     name: str
 

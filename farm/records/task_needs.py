@@ -34,6 +34,8 @@ class TaskNeeds(Request):
     """It needs rights over the node, such as a container's `privileged` or added capabilities."""
     allowed_hosts: tuple[str, ...] = ()
     """The hosts that alone it may reach: the farm's sandboxes reach all that the node does, or nothing."""
+    network_in: tuple[Literal["init", "run", "eval"], ...] = ()
+    """Phases in which it needs the network, where its spec is not known at submit; see `SandboxSpec.network_in`."""
     host_mounts: tuple[str, ...] = ()
     """Folders of the host outside the task's own."""
     other: tuple[str, ...] = ()
@@ -46,7 +48,7 @@ def unsupported(needs: TaskNeeds, spec: SandboxSpec | None = None, network: Netw
     `spec` is the sandbox that it is played in, `network` the rule of its batch. Each reason ends the sentence
     "it asks for ...".
     """
-    return [reason for reason in (*_of_needs(needs), *_of_spec(spec, network)) if reason]
+    return [reason for reason in (*_of_needs(needs), _of_network(needs, spec, network)) if reason]
 
 
 def _of_needs(needs: TaskNeeds) -> Sequence[str]:
@@ -66,11 +68,12 @@ def _of_needs(needs: TaskNeeds) -> Sequence[str]:
     ]
 
 
-def _of_spec(spec: SandboxSpec | None, network: NetworkRule) -> Sequence[str]:
-    if spec is None or network != "refuse" or not (spec.network or spec.network_in):
-        return []
-    phases = "all phases" if spec.network else "phases " + ", ".join(spec.network_in)
-    return [f'the network ({phases}): submit with network="allow" to permit it, or network="off" to play it without']
+def _of_network(needs: TaskNeeds, spec: SandboxSpec | None, network: NetworkRule) -> str:
+    phases = dict.fromkeys((*needs.network_in, *(spec.network_in if spec else ())))
+    if network != "refuse" or not (phases or (spec and spec.network)):
+        return ""
+    named = "all phases" if spec and spec.network else "phases " + ", ".join(phases)
+    return f'the network ({named}): submit with network="allow" to permit it, or network="off" to play it without'
 
 
 def _listed(names: Sequence[str]) -> str:

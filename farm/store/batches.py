@@ -14,6 +14,7 @@ from farm.records.request import BatchRequest
 from farm.records.rollout import BatchStatus, Failure, Outcome, Reward, Rollout, Stage, State, Timing
 from farm.records.training_run import KeyedBatch
 from farm.records.trajectory import Segment
+from farm.store.blobs import task_archives
 from farm.store.rollouts import attempts, batches, rewards, rollouts
 from farm.store.sql.clock import db_now
 from farm.store.sql.schema import InstanceRow
@@ -53,6 +54,7 @@ def create(
     n_rollouts = len(request.instances) * request.n_samples
     if max_open is not None:
         _check_room(connection, n_rollouts, max_open)
+    _check_archives(connection, request)
     batch_id = batch_id or new_batch_id()
     now = connection.execute(select(db_now())).scalar_one()
     connection.execute(
@@ -99,6 +101,19 @@ def needs_engine(connection: Connection, batch_id: str) -> bool:
     n_groups = select(func.count(literal(1))).where(instances.c.batch_id == batch_id)
     n_own = len(stored.get("engine_of_instance", ()))
     return stored.get("engine") is None and n_own < connection.execute(n_groups).scalar_one()
+
+
+def _check_archives(connection: Connection, request: BatchRequest) -> None:
+    """Keep the archives that instances name. Raises InvalidRequest for the first that is not there."""
+    named = {instance.archive: index for index, instance in reversed(list(enumerate(request.instances)))}
+    named.pop("", None)
+    missing = task_archives.keep(connection, named) if named else ()
+    if missing:
+        first = min(missing, key=lambda digest: named[digest])
+        raise InvalidRequest(
+            f"there is no task archive {first}: upload it by `upload_archive`",
+            field=f"instances[{named[first]}].archive",
+        )
 
 
 def _check_room(connection: Connection, n_new: int, max_open: int) -> None:

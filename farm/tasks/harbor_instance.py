@@ -14,6 +14,7 @@ from farm.tasks.harbor_config import SCHEMAS, Step, TaskConfig
 DATA_SOURCE = "harbor"
 DOCKERFILE = "environment/Dockerfile"
 TEST = "test.sh"
+Phase = Literal["init", "run", "eval"]
 
 
 class HarborInstance(BaseModel):
@@ -54,6 +55,19 @@ class HarborInstance(BaseModel):
     def steps(self) -> tuple[Step, ...]:
         """The steps; none of a task that has one instruction."""
         return self.task.steps
+
+    @property
+    def network_phases(self) -> tuple[Phase, ...]:
+        """The phases for which the task asks for a network by name: one that says nothing of it gets none."""
+        task = self.task
+        base = task.environment.network_mode
+        verifier = task.verifier.environment.network_mode if task.verifier.environment else base
+        asked: dict[Phase, str | None] = {
+            "init": base,
+            "run": task.agent.network_mode or base,
+            "eval": task.verifier.network_mode or verifier,
+        }
+        return tuple(phase for phase, mode in asked.items() if mode == "public")
 
     def script(self, step: Step | None, folder: Literal["tests", "solution"], name: str) -> str:
         """Return the path of a script in the archive, the step's own first; empty if there is none."""

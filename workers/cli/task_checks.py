@@ -6,19 +6,18 @@ A sound task gives its solution 1 and an untouched sandbox 0; anything else is a
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import shutil
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryFile
 from uuid import uuid4
 
+from farm.client.task_archives import PART_BYTES
 from farm.errors import FarmError
 from farm.records.request import Limits, SamplingParams
 from farm.records.task_needs import NetworkRule, unsupported
 from farm.records.trajectory import ModelCall
+from farm.task_archive import pack
 from farm.tasks.harbor_folder import TaskFolder, task_folder
 from farm.tasks.harbor_instance import DATA_SOURCE
 from farm.tasks.harbor_needs import needs_of
@@ -27,8 +26,7 @@ from workers.cli.solution_policy import SolutionPolicy
 from workers.interfaces import Artefact
 from workers.plugin_faults import described
 from workers.stage_job import StageJob, resolve
-from workers.sandboxes.images.content_store import digest
-from workers.task_archives import archive_folder, folder_of_archives
+from workers.task_archives import archive_folder, fetch_archive
 
 _SHOWN = 300
 
@@ -133,21 +131,15 @@ async def _score(task: TaskFolder, options: CheckOptions, *, solves: bool) -> tu
 
 def local_archive(path: Path) -> str:
     """Put a folder among the unpacked archives of this node, if it is not there; return its digest. Blocks."""
-    files = sorted(each for each in path.rglob("*") if each.is_symlink() or not each.is_dir())
-    key = digest([(str(each.relative_to(path)), each.lstat().st_mode, _content(each)) for each in files])
-    name = hashlib.sha256(key.encode()).hexdigest()
-    place = folder_of_archives() / name
-    if not place.exists():
-        place.parent.mkdir(parents=True, exist_ok=True)
-        with TemporaryDirectory(prefix=".new-", dir=place.parent) as new:
-            shutil.copytree(path, Path(new) / "archive" / "files", symlinks=True)
-            with suppress(OSError):
-                (Path(new) / "archive").rename(place)
+    with TemporaryFile() as archive:
+        name = pack(path, archive)
+
+        def part(number: int) -> bytes | None:
+            archive.seek(number * PART_BYTES)
+            return archive.read(PART_BYTES) or None
+
+        fetch_archive(name, part)
     return name
-
-
-def _content(path: Path) -> str:
-    return str(path.readlink()) if path.is_symlink() else hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _failed(policy: SolutionPolicy) -> str:

@@ -6,7 +6,7 @@ import asyncio
 from functools import partial
 
 from farm.records.submission import KeptLayer
-from farm.store import artefacts
+from farm.store.blobs import artefacts
 from farm.store.database import Store
 from farm.store.rollouts import Claim
 

@@ -20,6 +20,7 @@ from farm.records.rollout import Stage
 from farm.records.task_needs import NetworkRule
 from farm.settings import Settings, settings
 from farm.store import batches, migrations, rollouts
+from farm.store.blobs import task_archives
 from farm.store.capacity import PROCESS_CONNECTIONS
 from farm.store.database import Store
 from farm.store.rollouts import Claim
@@ -40,7 +41,8 @@ from workers.process.recorder import AttemptRecorder
 from workers.process.supervision import owner_name
 from workers.process.watchdog import Watchdog
 from workers.sandboxes.processes.fork_client import close_fork_client
-from workers.stage_job import StageJob
+from workers.stage_job import StageJob, resolve_problem
+from workers.task_archives import fetch_archive
 
 _CACHE_SIZE = 256
 
@@ -174,6 +176,21 @@ class Worker:
             secrets=request.secrets,
             archive=archive,
         )
+
+    def resolved_job(self, claim: Claim) -> StageJob:
+        """Return the job of a claim with the task's own time limits, its archive on this node. Blocks.
+
+        Raises RolloutError.
+        """
+        job = self.job(claim)
+        self.fetch_archive(job)
+        return resolve_problem(job).job
+
+    def fetch_archive(self, job: StageJob) -> None:
+        """Bring the archive of a job to this node, if it has one. Blocks."""
+        if job.archive:
+            ask = partial(task_archives.part, digest=job.archive)
+            fetch_archive(job.archive, lambda number: self.store.read(partial(ask, number=number)))
 
     def recorder(self, claim: Claim) -> AttemptRecorder:
         return AttemptRecorder(self.store, claim, self.options.artefacts_mb)

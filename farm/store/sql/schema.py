@@ -35,6 +35,7 @@ class Base(DeclarativeBase):
 _LIVE = text("finish_seq IS NULL")
 _ENDED = text("finish_seq IS NOT NULL")
 _SCORED = text("reward IS NOT NULL")
+_ARCHIVED = text("archive <> ''")
 _ZERO = text("0")
 
 
@@ -66,7 +67,10 @@ class InstanceRow(Base):
     """One problem of a batch, as it was submitted."""
 
     __tablename__ = "instances"
-    __table_args__ = (ForeignKeyConstraint(["batch_id"], ["batches.batch_id"], ondelete="CASCADE"),)
+    __table_args__ = (
+        ForeignKeyConstraint(["batch_id"], ["batches.batch_id"], ondelete="CASCADE"),
+        Index("ix_instances_archive", "archive", sqlite_where=_ARCHIVED, postgresql_where=_ARCHIVED),
+    )
 
     batch_id: Mapped[str] = mapped_column(_key(), primary_key=True)
     group_index: Mapped[int] = mapped_column(primary_key=True)

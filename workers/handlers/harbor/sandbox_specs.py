@@ -5,14 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
 
 from farm.records.request import SandboxLimits, SandboxSpec
 from farm.records.variable_expansion import expanded
 from farm.tasks.harbor_config import EnvironmentTable, Step
 from farm.tasks.harbor_instance import HarborInstance
-
-Phase = Literal["init", "run", "eval"]
 
 
 def played_in(instance: HarborInstance, archive: Path, secrets: Mapping[str, str] | None) -> SandboxSpec:
@@ -22,7 +19,7 @@ def played_in(instance: HarborInstance, archive: Path, secrets: Mapping[str, str
     """
     table = instance.task.environment
     return _spec(instance, table, _image(table, archive / "environment"), secrets).model_copy(
-        update={"user": _user(instance.agent_user(None)), "network_in": _network(instance)}
+        update={"user": _user(instance.agent_user(None)), "network_in": instance.network_phases}
     )
 
 
@@ -41,7 +38,7 @@ def verified_in(
     else:
         image = _image(instance.task.environment, archive / "environment")
     spec = _spec(instance, table, image, secrets)
-    updates: dict[str, object] = {"user": _user(instance.verifier_user(step)), "network_in": _network(instance)}
+    updates: dict[str, object] = {"user": _user(instance.verifier_user(step)), "network_in": instance.network_phases}
     if not shared and image != _image(instance.task.environment, archive / "environment"):
         # its working directory is its own image's
         updates["workdir"] = table.workdir if table is not instance.task.environment and table.workdir else "/"
@@ -76,16 +73,3 @@ def _named(name: str) -> str:
 
 def _user(user: str | int | None) -> str:
     return "" if user is None else str(user)
-
-
-def _network(instance: HarborInstance) -> tuple[Phase, ...]:
-    """Return the phases for which the task asks for a network by name: one that says nothing gets none."""
-    task = instance.task
-    base = task.environment.network_mode
-    verifier = task.verifier.environment.network_mode if task.verifier.environment else base
-    asked: dict[Phase, str | None] = {
-        "init": base,
-        "run": task.agent.network_mode or base,
-        "eval": task.verifier.network_mode or verifier,
-    }
-    return tuple(phase for phase, mode in asked.items() if mode == "public")

@@ -1,0 +1,1 @@
+"""What is stored as bytes: artefacts of rollouts, task archives."""
