@@ -14,6 +14,8 @@ from farm.errors import NotFound
 
 _ID = re.compile(r"([A-Za-z0-9_-]{1,64})(?:\.([0-9]{1,9})(?:\.([0-9]{1,9}))?)?", re.ASCII)
 
+_BUILD = re.compile(r"build-([0-9]+)-([0-9]+)-[0-9a-f]{8}", re.ASCII)
+
 
 @dataclass(frozen=True, slots=True)
 class RolloutRef:
@@ -75,6 +77,17 @@ def eval_sandbox_id(sandbox_id: str) -> str:
 def prepare_sandbox_id(sandbox_id: str) -> str:
     """Return the id of the sandbox that is prepared for another one and its siblings."""
     return f"{sandbox_id}.prepare"
+
+
+def build_sandbox_id(pid: int, started: int) -> str:
+    """Return the id of a new sandbox that an image is built in, by a process of this node."""
+    return f"build-{pid}-{started}-{secrets.token_hex(4)}"
+
+
+def builder_of(sandbox_id: str) -> tuple[int, int] | None:
+    """Return the process that builds in a sandbox, by pid and start; None if none of its kind has this id."""
+    match = _BUILD.fullmatch(sandbox_id)
+    return (int(match[1]), int(match[2])) if match else None
 
 
 def rollout_of_sandbox(sandbox_id: str) -> str:

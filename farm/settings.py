@@ -135,6 +135,13 @@ class Settings(BaseSettings):
     if it was built of the same content by the same version of the runtime. `lock`: always, whatever its source is now:
     an image name keeps its first meaning until `farm images build` locks it anew.
     """
+    build_network: bool = False
+    """True to let builds of Dockerfiles use the node's network, whatever their tasks may; see `farm images build`."""
+    build_env: dict[str, str] = Field(default_factory=dict)
+    """Environment variables of builds alone, as JSON, such as mirrors: `{"PIP_INDEX_URL": "https://..."}`."""
+    build_files: dict[str, str] = Field(default_factory=dict)
+    """Files or folders of the node that builds see, read-only, as JSON from their path inside: `{"/etc/pip.conf":
+    "/srv/mirrors/pip.conf"}`."""
     started_at: float | None = None
     """The time at which this farm started, in seconds since 1970; the node supervisor sets it for its workers."""
 

@@ -22,7 +22,7 @@ from farm.records.trajectory import Message
 from farm.seeds import rollout_seed
 from workers import plugin_values, registry
 from workers.collecting import Collect, collected
-from workers.handler_options import RunningEvaluator, keeps_layer, scores_running
+from workers.handler_options import RestoredFiles, RestoresFiles, RunningEvaluator, keeps_layer, scores_running
 from workers.interfaces import (
     AgentContext,
     AgentResult,
@@ -36,7 +36,7 @@ from workers.interfaces import (
     Submission,
     Tool,
 )
-from workers.left_layer import LayerStore, NoLayerStore, NothingLeft, keep_layer, open_layer
+from workers.left_layer import LayerStore, NoLayerStore, NothingLeft, copied_layer, keep_layer, open_layer
 from workers.node_shortage import NodeHealth, healthy_node
 from workers.plugin_faults import call_plugin, described, fault_of, is_cancellation
 from workers.redaction import Redactor
@@ -142,7 +142,7 @@ async def run(
         async with healthy_node(job.rollout_id, "playing", SandboxError) as ground:
             ground.use(sandbox)
             try:
-                played = await _play_in(resolved, sandbox, policy, record, keep, models)
+                played = await _play_in(resolved, sandbox, ground, policy, record, keep, models)
             except (SandboxError, HandlerError) as error:
                 kernel = "python" in resolved.problem.handler.tools
                 opened = None if source is None else partial(_opened, job, source)
@@ -152,7 +152,8 @@ async def run(
                 return RunResult(Outcome.INVALID_ACTION, Submission())
         if source is not None and sandbox is not None and keeps_layer(resolved.problem.handler):
             async with boundary(job, "keeping what the policy left", SandboxError):
-                layer = await keep_layer(job, source, sandbox, layer_store or NoLayerStore())
+                restored = _restored(resolved.problem)
+                layer = await keep_layer(job, source, sandbox, layer_store or NoLayerStore(), restored)
                 submission = played.submission.model_copy(update={"layer": layer})
                 played = replace(played, submission=submission)
     return played
@@ -161,6 +162,7 @@ async def run(
 async def _play_in(
     resolved: ResolvedJob,
     sandbox: Sandbox | None,
+    ground: NodeHealth,
     policy: Policy,
     record: Record,
     keep: Keep,
@@ -168,7 +170,7 @@ async def _play_in(
 ) -> RunResult:
     problem, job = resolved.problem, resolved.problem.job
     redactor, calls = Redactor(job.secrets.values()), RoleCalls()
-    steps = steps_of(problem, sandbox)
+    steps = steps_of(problem, sandbox, _fresh(problem, ground, Submission(), playing=sandbox))
     async with AsyncExitStack() as stack:
         async with boundary(job, f"agent {resolved.agent_name}", AgentError):
             context = AgentContext(
@@ -316,10 +318,24 @@ def _checked(score: Score, evaluator: Evaluator, job: StageJob) -> tuple[Score, 
     return replace(checked, details=Redactor(job.secrets.values()).json(checked.details)), name
 
 
+def _restored(problem: Problem) -> RestoredFiles | None:
+    what, handler = "the handler's restored()", problem.handler
+    if not isinstance(handler, RestoresFiles):
+        return None
+    return call_plugin(problem.job.rollout_id, what, HandlerError, lambda: handler.restored(problem.instance))
+
+
 def _fresh(
-    problem: Problem, ground: NodeHealth, submission: Submission, layer_store: LayerStore | None = None
+    problem: Problem,
+    ground: NodeHealth,
+    submission: Submission,
+    layer_store: LayerStore | None = None,
+    playing: Sandbox | None = None,
 ) -> FreshSandbox:
-    """Opens a sandbox that the policy never touched, or one with the files that it left; one at a time."""
+    """Opens a sandbox that the policy never touched, or one with the files that it left; one at a time.
+
+    With `playing`, those are the files that this sandbox has now.
+    """
     job = problem.job
 
     @asynccontextmanager
@@ -332,12 +348,16 @@ def _fresh(
         source = sandbox_source(job, spec if spec is not None else problem.spec(), Stage.EVAL)
         if source is None:
             raise EvaluatorError(f"{job.rollout_id}: handler {job.data_source} scores in a sandbox but asks for none")
-        start = None
-        if layer and submission.layer is None:
-            raise NothingLeft
-        if layer and submission.layer is not None:
-            start = partial(open_layer, job, source, problem.spec(), submission.layer, layer_store or NoLayerStore())
-        async with _opened(job, source, start) as sandbox, ground.using(sandbox):
+        async with AsyncExitStack() as stack:
+            start, left = None, submission.layer
+            if layer and playing is not None:
+                left = await stack.enter_async_context(copied_layer(job, source, playing, _restored(problem)))
+            if layer and left is None:
+                raise NothingLeft
+            if layer and left is not None:
+                start = partial(open_layer, job, source, problem.spec(), left, layer_store or NoLayerStore())
+            sandbox = await stack.enter_async_context(_opened(job, source, start))
+            await stack.enter_async_context(ground.using(sandbox))
             yield sandbox
 
     return fresh

@@ -43,19 +43,22 @@ class SandboxSpec(Request):
 
     `image` is one of: `host` (the node's own system folders, read-only); a folder with a root file system; a `.sif`;
     `docker-archive:FILE`, `oci-archive:FILE` or another `.tar` of the two; `docker://NAME`, which needs the network
-    when it is built; a definition file `FILE.def`, or `FILE.def.j2` rendered with `image_values`.
+    when it is built; a definition file `FILE.def`, or `FILE.def.j2` rendered with `image_values`; `dockerfile:FOLDER`,
+    a build context, with `image_values` as build arguments; a name of `farm images alias`; or `cached:KEY`, an image
+    that was built before.
     `packages` are exact requirements (`name==version`) of a Python environment that is first on PATH.
     """
 
     kind: str = "auto"
     image: str = "host"
     image_values: dict[str, str] = Field(default_factory=dict)
-    """Values that the template of a `.def.j2` image is rendered with."""
+    """Values that the template of a `.def.j2` image is rendered with, or build arguments of a Dockerfile."""
     archives: tuple[Archive, ...] = ()
     packages: tuple[Requirement, ...] = ()
     agent_packages: tuple[Requirement, ...] = ()
     """Requirements of an agent that runs inside: a separate environment in `/opt/farm/agent`, not on PATH."""
     workdir: str = "/workspace"
+    """The folder that commands begin in; empty takes the image's WORKDIR, or `/workspace` if it has none."""
     env: dict[str, str] = Field(default_factory=dict)
     limits: SandboxLimits = SandboxLimits()
     network: bool = False
@@ -71,4 +74,5 @@ class SandboxSpec(Request):
     cpus: Annotated[float, Field(gt=0, le=4096)] | None = None
     """Processors that its processes may use, rounded up to whole ones; None: all of the node's."""
     fake_root: bool = False
-    """True to let changes of owner, which a rootless sandbox cannot make, seem to succeed, as installers need."""
+    """True to let changes of owner and user, which a rootless sandbox cannot make, seem to succeed, as installers
+    need."""

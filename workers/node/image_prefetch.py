@@ -139,9 +139,9 @@ def _start() -> subprocess.Popen[str]:
 def _make(spec: SandboxSpec, by_name: bool) -> None:
     # here and not above, as the process that only waits for this one does not need it
     from workers.sandboxes.images.image import image
-    from workers.sandboxes.launch_plan import prepare
+    from workers.sandboxes.launch_plan import prepare, start_build
 
-    image(spec.image, spec.image_values, retry=True, relock=by_name)
+    image(spec.image, spec.image_values, retry=True, relock=by_name, start=start_build)
     if not by_name:
         prepare(spec)
 
