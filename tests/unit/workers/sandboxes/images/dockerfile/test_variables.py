@@ -34,7 +34,7 @@ def test_a_text(written: str) -> None:
 
 @pytest.mark.parametrize("written", ["'a", "${NAME", "${}", "${NAME#v}", "${UNSET:?must be}"])
 def test_no_text(written: str) -> None:
-    with pytest.raises(ValueError, match="does not|names no|there are|must be"):
+    with pytest.raises(ValueError, match=r"does not|names no|there are|must be"):
         VALUES.text(written)
 
 
