@@ -28,6 +28,7 @@ from workers.sandboxes.remove_tree import remove
 
 NAME = "bench/system:1"
 N_AT_ONCE = 8
+"""Builds at a time, of different contexts and of one."""
 DOCKERFILE = """\
 FROM bench/system:1 AS build
 ARG VERSION=2
