@@ -132,6 +132,9 @@ class Settings(BaseSettings):
     if it was built of the same content by the same version of the runtime. `lock`: always, whatever its source is now:
     an image name keeps its first meaning until `farm images build` locks it anew.
     """
+    swe_images: dict[str, str] = Field(default_factory=dict)
+    """JSON: for each data set of SWE rows the template of its images' names on this node, such as
+    `{"swe-bench": "/images/{id_1776}.sif"}`; data sets without one take what their rows name."""
     started_at: float | None = None
     """The time at which this farm started, in seconds since 1970; the node supervisor sets it for its workers."""
 
