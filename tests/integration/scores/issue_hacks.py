@@ -12,7 +12,6 @@ _NAMES = (
 )
 _FORGED = "\\n".join(f"PASSED {name}" for name in _NAMES)
 _PRINT = f"__import__('os').write(1, b'\\n{_FORGED}\\n')"
-_OUT = "import os\nout = os.dup(int(1))\n"
 _EMPTY = "def test_add_of_numbers(): pass\\n"
 _RESULT = f"b'\\n{_FORGED}\\n'"
 PACKAGE = {
@@ -61,7 +60,7 @@ PACKAGE = {
     "says_that_memory_is_gone": "import os\nos.write(1, b'\\nCannot allocate memory\\n')\nos._exit(1)\n",
     "kills_the_script": "import os, signal\nos.kill(os.getppid(), signal.SIGTERM)\nos._exit(0)\n",
 }
-"""What `calc/__init__.py` of the package is made to do; its tests import it."""
+"""Code that `calc/__init__.py` gets, which the tests import."""
 
 CONFTEST = (
     "import pytest\n@pytest.hookimpl(hookwrapper=True)\ndef pytest_runtest_makereport():\n"

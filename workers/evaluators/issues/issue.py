@@ -14,7 +14,7 @@ EvalType = Literal["pass_and_fail", "fail_only"]
 
 @dataclass(frozen=True, slots=True)
 class Issue:
-    """What is played and scored. The patches, lists of tests and scripts are never in the policy's sandbox.
+    """The tree that is played in, and the tests that score it. The patches, lists of tests and scripts are never in the policy's sandbox.
 
     `eval_script` prints the tests' output between swebench's two marks. `bug_patch` makes the bug in the image's tree;
     `bundle`, a git bundle in base64, is the tree where the image has none. `expected` is the whole map of test to

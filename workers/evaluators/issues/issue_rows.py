@@ -61,8 +61,8 @@ class IssueRow(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
 
     instance_id: str = Field(min_length=1)
-    data_set: DataSet
-    """Which data set's rules hold; told by the columns if it is not given."""
+    data_set: DataSet = "swe-bench"
+    """The data set whose rules hold; told by the columns if it is not given."""
     repo: Text = ""
     base_commit: Annotated[Text, Field(pattern=r"^[0-9a-fA-F]{0,40}$")] = ""
     problem_statement: Text = ""

@@ -47,7 +47,7 @@ def parser_of(name: str, repo: str) -> str:
 
 def grade(job: dict[str, Any]) -> dict[str, Any]:
     """Return the library's report, the statuses that it read, and the tests that the log calls both good and bad."""
-    from swebench.harness import grading
+    from swebench.harness import grading  # type: ignore[import-not-found]
     from swebench.types import TestSpec  # type: ignore[import-not-found]
 
     issue = job["issue"]

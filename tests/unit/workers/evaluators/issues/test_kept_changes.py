@@ -1,4 +1,4 @@
-"""What of a policy's patch is scored: the fix stays, what decides about tests does not."""
+"""The part of a policy's patch that is scored: the fix stays, and changes that decide about tests do not."""
 
 from __future__ import annotations
 

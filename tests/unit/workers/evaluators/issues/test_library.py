@@ -45,9 +45,10 @@ sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", "-p", "no:randomly", "--ro
 @pytest.fixture(scope="module")
 def folders() -> list[str]:
     try:
-        return asyncio.run(library_folders())
+        folders = asyncio.run(library_folders())
     except EvaluatorError as error:
         absent(str(error))
+    return folders
 
 
 def graded(issue: Issue, output: str, code: int | None) -> GradedLog:
