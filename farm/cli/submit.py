@@ -65,8 +65,8 @@ def submit(
     """Start a batch from FILE, one problem per line, and print its id.
 
     A line is {"data_source": ..., "fields": {...}}; `farm handlers show NAME` has the fields and an example. With --as,
-    FILE has the rows of a data set as they are: .jsonl, .json or .parquet. All are checked before any is played. What is
-    not said here is taken from --request, and else the default of farm.BatchRequest; --set comes last.
+    FILE has the rows of a data set as they are, .jsonl, .json or .parquet; all are checked before any is played. What
+    is not said here is taken from --request, and else the default of farm.BatchRequest; --set comes last.
     """
     options = {
         "n_samples": n_samples,

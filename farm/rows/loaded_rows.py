@@ -135,7 +135,7 @@ class _Repeats:
         self.n_repeats = 0
 
     def seen(self, row: Row, number: int) -> bool:
-        """Return whether a row repeats an earlier one. ValueError if it has the index of another and differs from it."""
+        """Return whether a row repeats an earlier one. ValueError if it differs from one of its index."""
         if not self._wanted:
             return False
         content = _digest(row)
@@ -144,7 +144,7 @@ class _Repeats:
         keys = keys or [content]
         first = next((self._by_key[key] for key in keys if key in self._by_key), None)
         if first is None:
-            self._by_key.update({key: (number, content) for key in keys})
+            self._by_key.update(dict.fromkeys(keys, (number, content)))
             return False
         if name and f"index {name}" in self._by_key and self._by_key[f"index {name}"][1] != content:
             raise ValueError(f"its index {name!r} is that of row {first[0]}, which is another problem")

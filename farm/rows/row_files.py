@@ -19,7 +19,8 @@ _ROWS_AT_A_TIME = 1024
 def rows_of(path: Path) -> Iterator[tuple[int, dict[str, Any] | InvalidRequest]]:
     """Yield the rows of a file, and errors in place of those that are none.
 
-    Raises InvalidRequest if the file itself is broken, NotInstalled for parquet without pyarrow, OSError. A null in parquet is a column that the row does not have: files of columns cannot tell the two apart.
+    Raises InvalidRequest if the file itself is broken, NotInstalled for parquet without pyarrow, OSError. A null
+    in parquet is a column that the row does not have: files of columns cannot tell the two apart.
     """
     if path.suffix in PARQUET:
         yield from _parquet(path)

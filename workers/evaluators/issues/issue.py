@@ -14,9 +14,9 @@ EvalType = Literal["pass_and_fail", "fail_only"]
 
 @dataclass(frozen=True, slots=True)
 class Issue:
-    """The tree that is played in, and the tests that score it. The patches, lists of tests and scripts are never in the policy's sandbox.
+    """The tree that is played in, and the tests that score it.
 
-    `eval_script` prints the tests' output between swebench's two marks. `bug_patch` makes the bug in the image's tree;
+    Patches, lists of tests and scripts are never in the policy's sandbox. `eval_script` prints the tests' output between swebench's two marks. `bug_patch` makes the bug in the image's tree;
     `bundle`, a git bundle in base64, is the tree where the image has none. `expected` is the whole map of test to
     status that must come out, in place of the two lists. `gold_paths` are what the reference solution changes.
     """
