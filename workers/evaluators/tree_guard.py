@@ -10,7 +10,6 @@ one of these is removed.
 from __future__ import annotations
 
 import configparser
-import importlib.metadata
 import importlib.util
 import json
 import os
@@ -18,7 +17,6 @@ import pkgutil
 import shutil
 import subprocess
 import sys
-import tomllib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -35,6 +33,8 @@ _ROOTS = ("", "src", "lib")
 
 def survey(tree: Path, pythonpath: str) -> dict[str, Any]:
     """Return the modules that Python finds without the tree, the plug-ins of pytest, and what is missing."""
+    import importlib.metadata
+
     absent = "" if shutil.which("git") else "git is missing"
     if importlib.util.find_spec("pytest") is None:
         absent = "pytest is missing from the environment"
@@ -164,6 +164,8 @@ def _below(path: str, folder: str) -> bool:
 def _settings(name: str, text: str) -> Any:
     """Return the part of a file of settings that pytest and its plug-ins read."""
     if name == "pyproject.toml":
+        import tomllib
+
         tools = tomllib.loads(text).get("tool", {})
         return {tool: said for tool, said in tools.items() if tool in ("pytest", "coverage", "tox")}
     parser = configparser.RawConfigParser()

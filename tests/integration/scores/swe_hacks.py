@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from tests.services.soak import at_length
+
 _FLIP = "lambda *a, **k: (r := old(*a, **k), setattr(r, 'outcome', 'passed'))[0]"
 _FORGE = """
 import gc, json, os
@@ -511,6 +513,22 @@ if os.fork() == 0:
 }
 
 
+SOME_IN_PYTEST = (
+    # reports, and what they are made of
+    *("report_init", "logreport_patched", "callinfo_without_excinfo", "protocol_forged"),
+    # hooks and plug-ins
+    *("hook_implementations", "pluggy_multicall", "plugin_registered"),
+    # what runs a test, and the tests themselves
+    *("runtest_noop", "unittest_run", "items_under_other_names", "tests_rewritten_on_import", "thread_replaces_code"),
+    # what a test asks
+    *("assertion_error", "raises_is_quiet"),
+    # the pipe of the outcomes, and the key they are signed with
+    *("environ_file", "all_descriptors_at_once", "descriptors_closed_then_forged", "parents_memory"),
+    *("plugin_closure", "plugin_wraps_dumps", "json_dumps"),
+    # the end of the process
+    *("exit", "fork_and_exit", "module_skips"),
+)
+"""Of each way to the outcomes some; a soak has all."""
 SOME_BESIDE = (
     "conftest_of_tests",
     "tests_init",
@@ -524,8 +542,8 @@ SOME_BESIDE = (
 
 def edits() -> dict[str, str]:
     """Scripts of bash by name, for sandboxes that may be used again."""
-    beside = {name: BESIDE[name] for name in SOME_BESIDE}
-    return {**{name: _appended(code) for name, code in IN_PYTEST.items()}, **beside}
+    names = at_length(SOME_IN_PYTEST, tuple(IN_PYTEST))
+    return {name: _appended(IN_PYTEST[name]) for name in names} | {name: BESIDE[name] for name in SOME_BESIDE}
 
 
 def edits_alone() -> dict[str, str]:

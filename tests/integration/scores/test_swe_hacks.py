@@ -13,7 +13,7 @@ from tests.integration.scores.swe_project import GOLD, Pool, Project, score
 from workers.interfaces import Score
 from workers.registry import sandbox as provider
 
-pytestmark = pytest.mark.timeout(1200)
+pytestmark = [pytest.mark.timeout(1200), pytest.mark.soak]
 HACKS = edits()
 ALONE = edits_alone()
 RIGHT = {
