@@ -33,7 +33,7 @@ _ROOTS = ("", "src", "lib")
 
 def survey(tree: Path, pythonpath: str) -> dict[str, Any]:
     """Return the modules that Python finds without the tree, the plug-ins of pytest, and what is missing."""
-    import importlib.metadata
+    from importlib.metadata import distributions
 
     absent = "" if shutil.which("git") else "git is missing"
     if importlib.util.find_spec("pytest") is None:
@@ -42,7 +42,7 @@ def survey(tree: Path, pythonpath: str) -> dict[str, Any]:
     path = [str(tree / pythonpath), str(tree), *sys.path]
     result = [
         entry.name
-        for distribution in importlib.metadata.distributions(path=path)
+        for distribution in distributions(path=path)
         for entry in distribution.entry_points
         if entry.group == "pytest11"
     ]

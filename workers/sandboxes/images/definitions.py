@@ -13,12 +13,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from jinja2 import FileSystemLoader, StrictUndefined, TemplateError
+from jinja2.sandbox import SandboxedEnvironment
 
 from farm.errors import ImageError
-
-if TYPE_CHECKING:
-    from jinja2.sandbox import SandboxedEnvironment
 
 TEMPLATE = ".j2"
 ON_THE_NODE = ("setup", "pre")
@@ -99,9 +98,6 @@ def read(path: Path, values: Mapping[str, str]) -> Definition:
 
 def _rendered(path: Path, values: Mapping[str, str]) -> str:
     """Render by a Jinja that reads only the template's folder. ImageError, also for a value that could add sections."""
-    # a tenth of a second, in each program of a node, for the few that have templates
-    from jinja2 import TemplateError
-
     wrong = [name for name, value in values.items() if not value.isprintable()]
     if wrong:
         raise ImageError(f"image {path}: the value of {wrong[0]} has line ends or control characters, or others unseen")
@@ -118,9 +114,6 @@ def _rendered(path: Path, values: Mapping[str, str]) -> str:
 @lru_cache(maxsize=32)
 def _jinja(folder: Path) -> SandboxedEnvironment:
     """Return the Jinja environment of a folder; it reloads a template that has changed."""
-    from jinja2 import FileSystemLoader, StrictUndefined
-    from jinja2.sandbox import SandboxedEnvironment
-
     # what it makes is no HTML
     return SandboxedEnvironment(
         loader=FileSystemLoader(folder), undefined=StrictUndefined, keep_trailing_newline=True, autoescape=False
