@@ -81,7 +81,10 @@ def connected(folder: Path, process: subprocess.Popen[str]) -> list[farm.Farm]:
 
 
 SLOW, MIXED, CODE = ("--math", "1", "--code", "2"), ("--math", "1", "--code", "5"), ("--math", "0", "--code", "9")
-"""More rollouts than end until it is seen that some have, fewer where the engine takes seconds. Answers are scored by a grader, which loads all of reasoning-gym; code by programs in a sandbox."""
+"""More rollouts than end until it is seen that some have, fewer where the engine takes seconds.
+
+Answers are scored by a grader, which loads all of reasoning-gym; code by programs in a sandbox.
+"""
 
 
 @pytest.mark.parametrize(
