@@ -109,9 +109,9 @@ class EnvironmentTable(_NetworkPhase):
 
     build_timeout_sec: Seconds = 600.0
     docker_image: str | None = None
-    os: Annotated[Literal["linux", "windows"], BeforeValidator(lambda os: os.lower() if isinstance(os, str) else os)] = (
-        "linux"
-    )
+    os: Annotated[
+        Literal["linux", "windows"], BeforeValidator(lambda os: os.lower() if isinstance(os, str) else os)
+    ] = "linux"
     cpus: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     memory_mb: int | None = Field(default=None, gt=0)
     storage_mb: int | None = Field(default=None, gt=0)

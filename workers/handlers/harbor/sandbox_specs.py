@@ -23,9 +23,7 @@ def played_in(instance: HarborInstance, archive: Path, secrets: Mapping[str, str
     )
 
 
-def verified_in(
-    instance: HarborInstance, step: Step | None, archive: Path, secrets: Mapping[str, str]
-) -> SandboxSpec:
+def verified_in(instance: HarborInstance, step: Step | None, archive: Path, secrets: Mapping[str, str]) -> SandboxSpec:
     """Return the sandbox in which a step is verified: the policy's own kind if shared, else the verifier's."""
     shared = instance.task.mode(step) == "shared"
     table = instance.task.environment if shared else instance.task.verifier_environment(step)

@@ -169,11 +169,12 @@ def restore(pipe: int, _max_bytes: int) -> None:
     names, libraries, modules = (frozenset(rule[name]) for name in ("names", "libraries", "modules"))
     for path in list(_paths()):
         parts = path.split("/")
-        if parts[-1] in names or (parts[-1] in libraries and any(each.startswith("lib") for each in parts[:-1])):
-            _remove(path)
-        elif (own := _own_to_interpreter(parts, modules)) and _any_has(rule["lower"], own):
-            _remove(path)
-        elif parts[-1].endswith(".pth") and _runs_code(path):
+        if (
+            parts[-1] in names
+            or (parts[-1] in libraries and any(each.startswith("lib") for each in parts[:-1]))
+            or ((own := _own_to_interpreter(parts, modules)) and _any_has(rule["lower"], own))
+            or (parts[-1].endswith(".pth") and _runs_code(path))
+        ):
             _remove(path)
 
 

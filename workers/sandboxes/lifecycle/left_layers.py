@@ -109,7 +109,10 @@ def copy(files: Path, name: str, max_bytes: int) -> None:
     new = layers.begin()
     try:
         one, other = socket.socketpair()
-        with _job("pack", files, one, max_bytes) as packing, _job("unpack", new / "files", other, max_bytes) as unpacking:
+        with (
+            _job("pack", files, one, max_bytes) as packing,
+            _job("unpack", new / "files", other, max_bytes) as unpacking,
+        ):
             pass
         if reason := packing() or unpacking():
             raise SandboxError(f"the files of a sandbox cannot be copied: {reason}")
