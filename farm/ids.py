@@ -1,7 +1,8 @@
 """Ids of batches, groups, rollouts and sandboxes: all are built here, and all that come from outside are parsed here.
 
 Each begins with the one above it: `batch`, `batch.group`, `batch.group.sample`; a sandbox's is its rollout's with the
-attempt, and `.eval` or `.prepare` if it is not the one that is played in.
+attempt, and `.eval` or `.prepare` if it is not the one that is played in. A sandbox that serves many rollouts is named
+after the process that keeps it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from dataclasses import dataclass
 from farm.errors import NotFound
 
 _ID = re.compile(r"([A-Za-z0-9_-]{1,64})(?:\.([0-9]{1,9})(?:\.([0-9]{1,9}))?)?", re.ASCII)
+
+_SHARED = re.compile(r"shared-([0-9]{1,9})-([0-9]{1,18})-[0-9]{1,9}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +78,17 @@ def eval_sandbox_id(sandbox_id: str) -> str:
 def prepare_sandbox_id(sandbox_id: str) -> str:
     """Return the id of the sandbox that is prepared for another one and its siblings."""
     return f"{sandbox_id}.prepare"
+
+
+def shared_sandbox_id(pid: int, started: int, number: int) -> str:
+    """Return the id of a sandbox that a process of a node keeps for many rollouts; it is needed while that lives."""
+    return f"shared-{pid}-{started}-{number}"
+
+
+def owner_of_sandbox(sandbox_id: str) -> tuple[int, int] | None:
+    """Return the pid and the start, in clock ticks, of the process that keeps a shared sandbox; None of others."""
+    match = _SHARED.fullmatch(sandbox_id)
+    return (int(match[1]), int(match[2])) if match else None
 
 
 def rollout_of_sandbox(sandbox_id: str) -> str:

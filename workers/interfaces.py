@@ -288,6 +288,12 @@ class AgentContext:
     keep: Keep
     sandbox: Sandbox | None = None
     """For agents that run inside it; those that act by tools do not need it."""
+    instance: Any = None
+    """The instance that is played, for agents that are made for one kind of problem."""
+    provider: Callable[[], SandboxProvider] | None = None
+    """The batch's kind of sandbox, for agents that need one beside the rollout's. Raises NotFound if none can run."""
+    rewards: list[float] | None = None
+    """Rewards of an environment's steps: set by an agent that plays one, as they come, and kept however it ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,6 +320,8 @@ class Submission(BaseModel):
     answer: str | None = None
     files: dict[str, str] = {}
     """Path to text, as the policy left them."""
+    rewards: tuple[float, ...] | None = None
+    """What an environment gave for its steps, as its agent kept it: no handler sets it. None if none was played."""
 
 
 @dataclass(frozen=True, slots=True)

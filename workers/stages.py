@@ -15,7 +15,7 @@ from functools import cache, partial
 
 from farm.errors import AgentError, EngineError, EvaluatorError, HandlerError, RolloutError, SandboxError
 from farm.ids import eval_sandbox_id
-from farm.records.request import SamplingParams
+from farm.records.request import SamplingParams, SandboxSpec
 from farm.records.rollout import Outcome, Stage
 from farm.records.trajectory import Message
 from farm.seeds import rollout_seed
@@ -29,6 +29,7 @@ from workers.interfaces import (
     Policy,
     Record,
     Sandbox,
+    SandboxProvider,
     Score,
     Submission,
     Tool,
@@ -147,11 +148,20 @@ async def _play_in(
                 record=record,
                 keep=keep,
                 sandbox=sandbox,
+                instance=problem.instance,
+                provider=partial(_provider, job),
             )
             stack.push_async_callback(_close, context.tools)
             result = await _play(resolved, context)
         submission = await _collect(resolved, sandbox, result.answer)
-    return RunResult(result.outcome, submission)
+        rewards = plugin_values.rewards(context.rewards, f"{job.rollout_id}: agent {resolved.agent_name}")
+    return RunResult(result.outcome, submission.model_copy(update={"rewards": rewards}))
+
+
+def _provider(job: StageJob) -> SandboxProvider:
+    source = sandbox_source(job, SandboxSpec())
+    assert source is not None
+    return source.provider
 
 
 async def _collect(resolved: ResolvedJob, sandbox: Sandbox | None, answer: str | None) -> Submission:

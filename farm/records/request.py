@@ -209,6 +209,8 @@ class SandboxSpec(Request):
     packages: tuple[Requirement, ...] = ()
     agent_packages: tuple[Requirement, ...] = ()
     """Requirements of an agent that runs inside: a separate environment in `/opt/farm/agent`, not on PATH."""
+    without_dependencies: bool = False
+    """True to install `packages` alone, as they are listed, where what they declare clashes or is never used."""
     workdir: str = "/workspace"
     env: dict[str, str] = Field(default_factory=dict)
     limits: SandboxLimits = SandboxLimits()

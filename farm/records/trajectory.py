@@ -96,8 +96,8 @@ class Completion(SampledTokens):
 class ModelCall(Completion):
     """One request to an LLM and its completion, recorded as it happens.
 
-    `messages` are only those added since the call that it continues; `observations` are the tool results that answered
-    it.
+    `messages` are only those added since the call that it continues; `observations` are the tool results, or messages
+    of an environment, that answered it, and `reward` is what that environment gave for it; None if it gave none.
     """
 
     index: int
@@ -106,6 +106,7 @@ class ModelCall(Completion):
     latency_s: float
     sampling: dict[str, Any] = field(default_factory=dict)
     observations: list[Message] = field(default_factory=list)
+    reward: float | None = None
 
     @property
     def token_exact(self) -> bool:
