@@ -21,6 +21,7 @@ from farm.records.request import Limits, SamplingParams, SandboxLimits, SandboxS
 from farm.records.rollout import Outcome
 from farm.records.trajectory import Completion as Completion
 from farm.records.trajectory import Message, ModelCall
+from workers.roles import ChatModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,6 +295,8 @@ class AgentContext:
     """The batch's kind of sandbox, for agents that need one beside the rollout's. Raises NotFound if none can run."""
     rewards: list[float] | None = None
     """Rewards of an environment's steps: set by an agent that plays one, as they come, and kept however it ends."""
+    models: Mapping[str, ChatModel] = field(default_factory=dict)
+    """The LLMs of the batch's roles, by role."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,7 +348,10 @@ class Evaluator(Protocol):
 
 
 class Handler(Protocol):
-    """Everything particular to one kind of problem. `instance` is always an instance of `instance_type`."""
+    """Everything particular to one kind of problem. `instance` is always an instance of `instance_type`.
+
+    A handler whose instances need LLMs besides the policy has `roles`, as `workers/roles.py` says.
+    """
 
     data_source: ClassVar[str]
     instance_type: ClassVar[type[BaseModel]]

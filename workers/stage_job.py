@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from pydantic import BaseModel, ValidationError
 
 from farm.errors import AgentError, FarmError, HandlerError
 from farm.ids import sandbox_id
-from farm.records.request import Limits, SamplingParams, SandboxSpec
+from farm.records.request import Limits, RoleEngine, SamplingParams, SandboxSpec, roles_missing
 from workers import plugin_values, registry
-from workers.interfaces import Agent, Handler, SandboxProvider
+from workers.interfaces import Agent, Evaluator, Handler, SandboxProvider
 from workers.plugin_faults import call_plugin
 from workers.policy.generation import EngineAddress
 from workers.policy.policy import PromptRules
+from workers.roles import ChatModel, RoleHandler
 from workers.sandboxes.images.content_store import digest
 
 
@@ -40,6 +41,8 @@ class StageJob:
     rules: PromptRules = field(default_factory=PromptRules)
     engine: EngineAddress | None = None
     """The dedicated engine that it is played on; None for the farm's engines."""
+    roles: Mapping[str, RoleEngine] = field(default_factory=dict)
+    """The LLMs of roles besides the policy."""
 
     @property
     def sandbox_id(self) -> str:
@@ -68,6 +71,16 @@ class Problem:
         spec = call_plugin(self.job.rollout_id, what, HandlerError, lambda: self.handler.sandbox(self.instance))
         return plugin_values.spec(spec, f"{self.job.rollout_id}: {what}", HandlerError)
 
+    def evaluator(self, models: Mapping[str, ChatModel]) -> Evaluator:
+        """Return what scores it, with the LLMs of roles if it takes them."""
+        what = "the handler's evaluator()"
+        return call_plugin(self.job.rollout_id, what, HandlerError, lambda: self._evaluator(models))
+
+    def _evaluator(self, models: Mapping[str, ChatModel]) -> Evaluator:
+        if not hasattr(self.handler, "roles"):
+            return self.handler.evaluator(self.instance)
+        return cast(RoleHandler, self.handler).evaluator(self.instance, models)
+
     def shared(self) -> str:
         """Return a name for what is prepared once for all samples; empty if each is prepared by itself."""
         what = "the handler's prepares_once"
@@ -91,6 +104,9 @@ def resolve_problem(job: StageJob) -> Problem:
     """Return a job with its handler and instance. Raises HandlerError."""
     what = f"the handler of {job.data_source}"
     handler, instance = call_plugin(job.rollout_id, what, HandlerError, lambda: _instance(job))
+    needs = call_plugin(job.rollout_id, f"{what}: roles()", HandlerError, lambda: needed_roles(handler, instance))
+    if missing := [role for role in needs if role not in job.roles]:
+        raise HandlerError(f"{job.rollout_id}: {roles_missing(job.data_source, missing)}", retryable=False)
     return Problem(job, handler, instance)
 
 
@@ -100,6 +116,11 @@ def _instance(job: StageJob) -> tuple[Handler, BaseModel]:
         return handler, handler.instance_type.model_validate(dict(job.fields))
     except (FarmError, ValidationError) as error:
         raise HandlerError(f"{job.rollout_id}: {error}", retryable=False) from error
+
+
+def needed_roles(handler: Handler, instance: BaseModel) -> Collection[str]:
+    """Return the roles besides the policy that an instance needs an LLM for."""
+    return list(cast(RoleHandler, handler).roles(instance)) if hasattr(handler, "roles") else ()
 
 
 def resolve(job: StageJob) -> ResolvedJob:

@@ -36,6 +36,8 @@ from workers.interfaces import (
 )
 from workers.node_shortage import NodeHealth, healthy_node
 from workers.plugin_faults import call_plugin, described, fault_of, is_cancellation
+from workers.role_calls import RoleCalls
+from workers.roles import NO_MODELS, ChatModel
 from workers.run_clock import ended, in_time, limit_s
 from workers.sandboxes.diagnosis import broken_from_within
 from workers.sandboxes.optional_protocols import shares_layers
@@ -110,8 +112,13 @@ async def _prepare(problem: Problem, sandbox: Sandbox) -> None:
         await problem.handler.prepare(problem.instance, sandbox)
 
 
-async def run(job: StageJob, policy: Policy, record: Record, keep: Keep) -> RunResult:
-    """Let the agent play, then take from the sandbox what is to be scored. The sandbox is gone afterwards."""
+async def run(
+    job: StageJob, policy: Policy, record: Record, keep: Keep, models: Mapping[str, ChatModel] = NO_MODELS
+) -> RunResult:
+    """Let the agent play, then take from the sandbox what is to be scored. The sandbox is gone afterwards.
+
+    The calls of the roles' `models` are kept as an artefact.
+    """
     async with AsyncExitStack() as stack:
         async with boundary(job, "joining the sandbox", SandboxError):
             resolved = resolve(job)
@@ -122,7 +129,7 @@ async def run(job: StageJob, policy: Policy, record: Record, keep: Keep) -> RunR
         ground = await stack.enter_async_context(healthy_node(job.rollout_id, "playing", SandboxError))
         ground.use(sandbox)
         try:
-            played = await _play_in(resolved, sandbox, policy, record, keep)
+            played = await _play_in(resolved, sandbox, policy, record, keep, models)
         except (SandboxError, HandlerError) as error:
             kernel = "python" in resolved.problem.handler.tools
             if source is None or not await broken_from_within(sandbox, partial(_opened, job, source), kernel=kernel):
@@ -133,9 +140,15 @@ async def run(job: StageJob, policy: Policy, record: Record, keep: Keep) -> RunR
 
 
 async def _play_in(
-    resolved: ResolvedJob, sandbox: Sandbox | None, policy: Policy, record: Record, keep: Keep
+    resolved: ResolvedJob,
+    sandbox: Sandbox | None,
+    policy: Policy,
+    record: Record,
+    keep: Keep,
+    models: Mapping[str, ChatModel],
 ) -> RunResult:
     problem, job = resolved.problem, resolved.problem.job
+    calls = RoleCalls()
     async with AsyncExitStack() as stack:
         async with boundary(job, f"agent {resolved.agent_name}", AgentError):
             context = AgentContext(
@@ -150,9 +163,12 @@ async def _play_in(
                 sandbox=sandbox,
                 instance=problem.instance,
                 provider=partial(_provider, job),
+                models=calls.of(models),
             )
             stack.push_async_callback(_close, context.tools)
             result = await _play(resolved, context)
+            if calls.lines:
+                await keep(0, calls.artefact())
         submission = await _collect(resolved, sandbox, result.answer)
         rewards = plugin_values.rewards(context.rewards, f"{job.rollout_id}: agent {resolved.agent_name}")
     return RunResult(result.outcome, submission.model_copy(update={"rewards": rewards}))
@@ -217,8 +233,9 @@ async def _play(resolved: ResolvedJob, context: AgentContext) -> AgentResult:
     try:
         if await in_time(play, limit_s, policy):
             return plugin_values.agent_result(play.result(), context.rollout_id)
-        if policy.blocked:
-            raise EngineError(f"{context.rollout_id}: its {limit_s:g} s ended while it waited: {policy.blocked}")
+        reasons = (policy.blocked, *(model.blocked for model in context.models.values()))
+        if blocked := next(filter(None, reasons), ""):
+            raise EngineError(f"{context.rollout_id}: its {limit_s:g} s ended while it waited: {blocked}")
         return AgentResult(Outcome.DEADLINE)
     finally:
         await ended(play, context.rollout_id)
@@ -232,12 +249,13 @@ def _seeded(job: StageJob) -> SamplingParams:
     return job.sampling.model_copy(update={"seed": seed})
 
 
-async def evaluate(job: StageJob, submission: Submission) -> tuple[Score, str]:
+async def evaluate(
+    job: StageJob, submission: Submission, models: Mapping[str, ChatModel] = NO_MODELS
+) -> tuple[Score, str]:
     """Score a submission: the score, and the evaluator's name."""
     async with boundary(job, "scoring", EvaluatorError, limit_s(Stage.EVAL, job.limits)):
         problem = resolve_problem(job)
-        what = "the handler's evaluator()"
-        evaluator = call_plugin(job.rollout_id, what, HandlerError, lambda: problem.handler.evaluator(problem.instance))
+        evaluator = problem.evaluator(models)
         async with healthy_node(job.rollout_id, "scoring", EvaluatorError) as ground:
             score = await evaluator.evaluate(submission, _fresh(problem, ground), job.limits.eval_s)
         name = plugin_values.name(evaluator.name, f"{job.rollout_id}: the evaluator's name")

@@ -20,7 +20,7 @@ from farm.client.consumer_stream import CONSUMER, BatchWatch, Page, check_consum
 from farm.client.farm import Farm
 from farm.client.local_orders import ALIVE_S, LocalOrders
 from farm.client.local_runs import LocalRuns
-from farm.client.request_checks import MAX_COMPLAINTS, check_plugin, checked_request, field_complaints
+from farm.client.request_checks import MAX_COMPLAINTS, check_plugin, checked_request, field_complaints, role_complaints
 from farm.errors import InvalidRequest, NotFound, StoreWentBack, UnknownHandler
 from farm.ids import RolloutRef, new_batch_id
 from farm.notifications import ENDED, Listener, Signals
@@ -90,7 +90,7 @@ class LocalFarm(Farm):
 
     def submit(self, request: BatchRequest | Mapping[str, Any]) -> str:
         batch_request = checked_request(request)
-        self._check_instances(batch_request.instances)
+        self._check_instances(batch_request.instances, batch_request.roles)
         check_plugin(AGENTS, batch_request.agent, "agent", "")
         check_plugin(SANDBOXES, batch_request.sandbox, "sandbox", "auto")
         create = partial(
@@ -109,15 +109,16 @@ class LocalFarm(Farm):
         self._seen.setdefault(batch_id, 0)
         return batch_id
 
-    def _check_instances(self, instances: Sequence[Instance]) -> None:
+    def _check_instances(self, instances: Sequence[Instance], roles: Collection[str]) -> None:
         """Raise InvalidRequest with all that is wrong with their fields, or UnknownHandler."""
         served: Collection[str] | None = None
         complaints: list[tuple[str, str]] = []
         for index, instance in enumerate(instances):
             path = f"instances[{index}]"
             if instance.data_source in installed(HANDLERS):
-                instance_type = load(HANDLERS, instance.data_source).instance_type
-                complaints += field_complaints(instance_type, instance.fields, f"{path}.fields")
+                handler = load(HANDLERS, instance.data_source)
+                wrong = field_complaints(handler.instance_type, instance.fields, f"{path}.fields")
+                complaints += wrong or role_complaints(handler, instance.fields, roles, instance.data_source, path)
                 if len(complaints) >= MAX_COMPLAINTS:
                     break
                 continue

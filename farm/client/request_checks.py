@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
 from farm.errors import InvalidRequest
 from farm.plugins import installed
-from farm.records.request import BatchRequest
+from farm.records.request import BatchRequest, roles_missing
 
 MAX_COMPLAINTS = 20
 """The most faults of a request that are named at a time."""
@@ -39,6 +39,20 @@ def field_complaints(instance_type: type[BaseModel], fields: Mapping[str, Any], 
     except Exception as error:
         return [(path, f"its handler could not read it: {type(error).__name__}: {error}")]
     return ()
+
+
+def role_complaints(
+    handler_type: Callable[[], Any], fields: Mapping[str, Any], roles: Collection[str], data_source: str, path: str
+) -> Sequence[tuple[str, str]]:
+    """Return what is wrong with the roles of a batch for an instance whose fields are sound."""
+    if not hasattr(handler_type, "roles"):
+        return ()
+    try:
+        handler = handler_type()
+        missing = [role for role in handler.roles(handler.instance_type.model_validate(fields)) if role not in roles]
+    except Exception as error:
+        return [(path, f"its handler's roles() broke: {type(error).__name__}: {error}")]
+    return [(path, roles_missing(data_source, missing))] if missing else ()
 
 
 def invalid(error: ValidationError, path: str = "") -> InvalidRequest:

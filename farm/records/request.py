@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sized
+from collections.abc import Callable, Iterable, Sized
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -50,32 +50,13 @@ class Request(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
 
-class EngineSettings(Request):
-    """A dedicated engine: an LLM server that a batch or an instance brings along for its rollouts, such as a trainer's.
-
-    It is used by these rollouts alone, which use no other; it is not registered with the farm, and has nothing to do
-    with the farm's weights. Without `engine_url` the farm's engines are used.
-    """
+class EngineEndpoint(Request):
+    """The address of an LLM server and its key."""
 
     engine_url: Annotated[Name, Field(max_length=2000)] = ""
     """Its address, `http://HOST:PORT/v1`, as the nodes reach it."""
     engine_key: Annotated[Name, Field(repr=False)] = ""
     """Its API key, a secret: stored with the batch, sent to `engine_url` alone, and shown nowhere."""
-    engine_model: Annotated[Name, Field(max_length=200)] = ""
-    """The model to ask it for; empty: the batch's `model`, else the first that it lists."""
-    engine_tokenizer: Annotated[Name, Field(max_length=1000)] = ""
-    """A folder or a name on a hub, where the engine does not say it itself."""
-    engine_tool_format: Annotated[Name, Field(max_length=64)] = ""
-    """The format in which its model writes tool calls, where the chat template does not show it."""
-    engine_route: Literal["detect", "chat"] = "detect"
-    """`detect`: its capabilities are probed by sampling two tokens, and the best wire for token ids is used. `chat`: it
-    is sent the rollout's own requests alone, as plain chat completions that ask for no token ids, as where the server
-    itself keeps every call as data to train on; its rollouts have rewards and no training rows."""
-
-    @property
-    def engine_settings(self) -> EngineSettings:
-        """The settings of the engine alone."""
-        return EngineSettings(**{name: getattr(self, name) for name in EngineSettings.model_fields})
 
     @field_validator("engine_url")
     @classmethod
@@ -91,10 +72,34 @@ class EngineSettings(Request):
     def _have_address(self) -> Self:
         """Refuse settings of an engine that is not named."""
         if not self.engine_url:
-            for name in EngineSettings.model_fields:
-                if getattr(self, name) != EngineSettings.model_fields[name].default:
+            for name, field in type(self).model_fields.items():
+                if name.startswith("engine_") and getattr(self, name) != field.default:
                     raise ValueError(f"{name} is set, and no engine_url: name the server that it is for")
         return self
+
+
+class EngineSettings(EngineEndpoint):
+    """A dedicated engine: an LLM server that a batch or an instance brings along for its rollouts, such as a trainer's.
+
+    It is used by these rollouts alone, which use no other; it is not registered with the farm, and has nothing to do
+    with the farm's weights. Without `engine_url` the farm's engines are used.
+    """
+
+    engine_model: Annotated[Name, Field(max_length=200)] = ""
+    """The model to ask it for; empty: the batch's `model`, else the first that it lists."""
+    engine_tokenizer: Annotated[Name, Field(max_length=1000)] = ""
+    """A folder or a name on a hub, where the engine does not say it itself."""
+    engine_tool_format: Annotated[Name, Field(max_length=64)] = ""
+    """The format in which its model writes tool calls, where the chat template does not show it."""
+    engine_route: Literal["detect", "chat"] = "detect"
+    """`detect`: its capabilities are probed by sampling two tokens, and the best wire for token ids is used. `chat`: it
+    is sent the rollout's own requests alone, as plain chat completions that ask for no token ids, as where the server
+    itself keeps every call as data to train on; its rollouts have rewards and no training rows."""
+
+    @property
+    def engine_settings(self) -> EngineSettings:
+        """The settings of the engine alone."""
+        return EngineSettings(**{name: getattr(self, name) for name in EngineSettings.model_fields})
 
 
 def _checked(check: Callable[[str], str], given: str) -> str:
@@ -220,6 +225,42 @@ class SandboxSpec(Request):
     """True to let changes of owner, which a rootless sandbox cannot make, seem to succeed, as installers need."""
 
 
+Role = Literal["judge", "user"]
+"""A part that a model other than the policy plays: it scores answers, or is the user that the policy talks to."""
+
+
+class RoleEngine(EngineEndpoint):
+    """The LLM of a role: a server of its own by `engine_url`, or else the engines of the farm that serve `model`.
+
+    It is sent plain chat requests. What it says is recorded apart from the policy's calls, and never trained on.
+    """
+
+    model: Annotated[Name, Field(max_length=200)] = ""
+    """The model to ask for; may be empty with an `engine_url`: then the first that the server lists."""
+    sampling: SamplingParams | None = None
+    """In place of the sampling parameters that the role's plug-in would use; the seed stays the plug-in's."""
+    timeout_s: Seconds = 180.0
+    """One answer, with the retries of a server that fails."""
+    n_parallel: Annotated[int, Field(ge=1, le=4096)] = 32
+    """The most calls at a time that each worker process makes; the others wait for their turn."""
+
+    @model_validator(mode="after")
+    def _is_named(self) -> Self:
+        """Refuse a role without a server and without a model."""
+        if not self.engine_url and not self.model:
+            raise ValueError("name the server, engine_url, or the model of the farm's engines that plays the role")
+        return self
+
+
+def roles_missing(data_source: str, roles: Iterable[str]) -> str:
+    """Return what to say of an instance whose batch names no LLM for these roles."""
+    names = " and ".join(f"{role!r}" for role in roles)
+    return (
+        f"data source {data_source!r} needs an LLM of the role {names}, and the batch names none: set "
+        'roles = {"ROLE": {"engine_url": "http://HOST:PORT/v1", "model": "NAME"}}'
+    )
+
+
 _CONVERSATION = frozenset({"messages", "tools", "add_generation_prompt", "generation_prompt", "self"})
 
 
@@ -239,6 +280,8 @@ class BatchRequest(EngineSettings):
     sampling: SamplingParams = SamplingParams()
     limits: Limits = Limits()
     model: Annotated[Name, Field(max_length=200)] = ""
+    roles: dict[Role, RoleEngine] = Field(default_factory=dict)
+    """The LLMs of the roles besides the policy. Refused if an instance needs a role that is not named here."""
     agent: Annotated[Name, Field(max_length=64)] = ""
     """The agent that plays it, an entry point of `farm.agents`; empty takes the handler's choice."""
     chat_template_kwargs: Json = Field(default_factory=dict)

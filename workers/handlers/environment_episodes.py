@@ -11,7 +11,8 @@ from farm.records.request import SandboxSpec
 from farm.records.trajectory import Message
 from workers.environments.instance import EnvironmentInstance
 from workers.evaluators.step_rewards import StepRewardEvaluator
-from workers.interfaces import ChatModel, Evaluator, Sandbox, Submission
+from workers.interfaces import Evaluator, Sandbox, Submission
+from workers.roles import NO_MODELS, ChatModel
 
 
 class EnvironmentHandler:
@@ -39,5 +40,5 @@ class EnvironmentHandler:
     async def collect(self, instance: EnvironmentInstance, sandbox: Sandbox | None, answer: str | None) -> Submission:
         return Submission(answer=answer)
 
-    def evaluator(self, instance: EnvironmentInstance, models: Mapping[str, ChatModel] = {}) -> Evaluator:
+    def evaluator(self, instance: EnvironmentInstance, models: Mapping[str, ChatModel] = NO_MODELS) -> Evaluator:
         return StepRewardEvaluator(instance.environment)

@@ -74,9 +74,9 @@ def run_agent(self: Task, rollout_id: str, attempt: int) -> str:
         if stage is None:
             return UNCLAIMED
         recorder = stage.worker.recorder(stage.claim)
-        with stage.worker.policy(stage.job) as policy:
+        with stage.worker.policy(stage.job) as policy, stage.worker.models(stage.job) as models:
             stage.work.excused_s = lambda: policy.paused_s
-            played = stage.play(stages.run(stage.job, policy, recorder.record, recorder.keep))
+            played = stage.play(stages.run(stage.job, policy, recorder.record, recorder.keep, models))
         calls = recorder.in_order()
         rows = segments(calls)
         # what was played may not be fit to be kept: training on it would be worse than losing it
@@ -94,7 +94,8 @@ def evaluate(self: Task, rollout_id: str, attempt: int) -> str:
             return UNCLAIMED
         claim = stage.claim
         submission = Submission.model_validate(claim.submission or {})
-        score, name = stage.play(stages.evaluate(stage.job, submission))
+        with stage.worker.models(stage.job) as models:
+            score, name = stage.play(stages.evaluate(stage.job, submission, models))
         finish = partial(rollouts.finish, held=claim, value=score.value, details=score.details, evaluator=name)
         stage.write(finish, claim.batch_id)
         stage.worker.signals.ended(claim.batch_id)
