@@ -157,6 +157,12 @@ class OneEngine(Request):
     url: Url
 
 
+class ClearOrder(Request):
+    """A request without a body is one that forgets nothing."""
+
+    forget_weights: bool = False
+
+
 class NewEngine(OneEngine):
     model: Annotated[Name, Field(max_length=200)] = ""
     key: str = "none"

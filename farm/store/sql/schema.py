@@ -284,6 +284,17 @@ class EngineRow(Base):
     held_at: Mapped[float | None]
 
 
+class NamedWeightsRow(Base):
+    """The weights that were last named to the engines of a model; they outlive the engines."""
+
+    __tablename__ = "named_weights"
+
+    model: Mapped[str] = mapped_column(String(200), primary_key=True)
+    version: Mapped[str] = mapped_column(_key())
+    weights_path: Mapped[str] = mapped_column(String(500))
+    named_at: Mapped[float]
+
+
 class EngineUserRow(Base):
     """A process that calls engines: its calls in flight, and the last order of each engine that it follows."""
 
