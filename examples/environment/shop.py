@@ -47,8 +47,12 @@ class Shop:
 
     def step(self, action: Action) -> Step:
         if action.tool_calls:
-            return Step([{"role": "tool", "tool_call_id": c.call_id, "content": self._cancel(c.arguments)}
-                         for c in action.tool_calls])
+            return Step(
+                [
+                    {"role": "tool", "tool_call_id": c.call_id, "content": self._cancel(c.arguments)}
+                    for c in action.tool_calls
+                ]
+            )
         self._heard.append({"role": "user", "content": action.text})
         said = self._said()
         if STOP in said:

@@ -193,7 +193,7 @@ class SandboxLimits(Request):
     file_mb: Count = 4096
 
 
-Requirement = Annotated[str, Field(pattern=r"^[A-Za-z0-9._\[\],-]+==[A-Za-z0-9.+!_-]+$")]
+Requirement = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._\[\],-]*==[A-Za-z0-9.+!_-]+$")]
 """An exact requirement of a Python environment, `name==version`."""
 
 

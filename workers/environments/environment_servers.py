@@ -12,6 +12,7 @@ import logging
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from pathlib import Path
 from weakref import WeakKeyDictionary
@@ -40,16 +41,21 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class EnvironmentServer:
-    """A running server; `n_episodes` are connected."""
+    """A running server and the episodes that are connected to it."""
 
     sandbox: Sandbox
     command: asyncio.Future[ExecResult]
-    n_episodes: int = 0
-    idle: asyncio.TimerHandle | None = field(default=None)
+    episodes: set[EpisodeConnection] = field(default_factory=set)
+    idle: asyncio.TimerHandle | None = None
 
     @property
     def alive(self) -> bool:
         return not self.command.done()
+
+    def ended(self) -> None:
+        """Let all episodes know that there is no server any more."""
+        for episode in self.episodes:
+            episode.cut()
 
     async def stop(self) -> None:
         """End it with its sandbox."""
@@ -77,16 +83,15 @@ class EnvironmentServers:
         """Return a new episode of an environment. Raises SandboxError, or HandlerError if its server does not start."""
         if not program.shared:
             server = await self._wait(asyncio.ensure_future(_start(program, provider, packages)), alone=True)
-            return await self._connection(program, server, lambda: self._stop(server))
+            return await self._connection(program, server, partial(self._stop, server))
         key = (provider.kind, program, tuple(sorted(packages)))
         starting = self._servers.get(key)
-        if starting is None or (starting.done() and not _is_up(starting)):
+        if starting is None or (starting.done() and not (_is_started(starting) and starting.result().alive)):
             starting = self._servers[key] = asyncio.ensure_future(_start(program, provider, packages))
         server = await self._wait(starting)
-        server.n_episodes += 1
         if server.idle is not None:
             server.idle.cancel()
-        return await self._connection(program, server, lambda: self._release(key, server))
+        return await self._connection(program, server, partial(self._release, key, server))
 
     async def aclose(self) -> None:
         """Stop all servers."""
@@ -119,19 +124,31 @@ class EnvironmentServers:
         except OSError as error:
             released()
             raise HandlerError(f"environment {program.name}: its server is gone: {described(error)}") from error
-        return EpisodeConnection(program.name, reader, writer, released)
+        connection = EpisodeConnection(program.name, reader, writer)
+
+        def dropped() -> None:
+            server.episodes.discard(connection)
+            released()
+
+        connection.released = dropped
+        server.episodes.add(connection)
+        if not server.alive:
+            connection.cut()
+        return connection
 
     def _release(self, key: _Key, server: EnvironmentServer) -> None:
-        server.n_episodes -= 1
-        if server.n_episodes == 0:
+        if server.episodes:
+            return
+        if server.alive:
             server.idle = asyncio.get_running_loop().call_later(self._idle_s, self._drop, key, server)
+        else:
+            self._drop(key, server)
 
     def _drop(self, key: _Key, server: EnvironmentServer) -> None:
-        if server.n_episodes == 0:
-            starting = self._servers.get(key)
-            if starting is not None and starting.done() and _is_up(starting) and starting.result() is server:
-                del self._servers[key]
-            self._stop(server)
+        starting = self._servers.get(key)
+        if starting is not None and _is_started(starting) and starting.result() is server:
+            del self._servers[key]
+        self._stop(server)
 
     def _stop(self, server: EnvironmentServer) -> None:
         stopping = asyncio.ensure_future(server.stop())
@@ -139,8 +156,8 @@ class EnvironmentServers:
         stopping.add_done_callback(self._stopping.discard)
 
 
-def _is_up(starting: asyncio.Future[EnvironmentServer]) -> bool:
-    return not starting.cancelled() and starting.exception() is None and starting.result().alive
+def _is_started(starting: asyncio.Future[EnvironmentServer]) -> bool:
+    return starting.done() and not starting.cancelled() and starting.exception() is None
 
 
 async def _start(program: EnvironmentProgram, provider: SandboxProvider, packages: Sequence[str]) -> EnvironmentServer:
@@ -157,7 +174,9 @@ async def _start(program: EnvironmentProgram, provider: SandboxProvider, package
         argv = ["python3", "-m", environment_server.__name__, f"{SOCKET_FOLDER}/{SOCKET}", program.module]
         command = asyncio.ensure_future(sandbox.exec([*argv, program.qualname, settings], timeout_s=_NEVER_S))
         await _up(program, sandbox, command)
-        return EnvironmentServer(sandbox, command)
+        server = EnvironmentServer(sandbox, command)
+        command.add_done_callback(lambda done: server.ended())
+        return server
     except BaseException:
         if command is not None:
             command.cancel()

@@ -36,17 +36,12 @@ async def no_models(role: str, messages: Sequence[Message]) -> str:
 class EpisodeConnection:
     """A connection to the process of one episode. `name` is the environment's, for messages."""
 
-    def __init__(
-        self,
-        name: str,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-        released: Callable[[], None] = lambda: None,
-    ) -> None:
+    def __init__(self, name: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.released: Callable[[], None] = lambda: None
+        """Called once, when the connection is dropped."""
         self._name = name
         self._reader = reader
         self._writer = writer
-        self._released = released
 
     async def reset(self, episode: Episode, timeout_s: float, ask: Ask = no_models) -> Begin:
         """Begin the episode. Raises HandlerError, here as in all methods."""
@@ -82,10 +77,14 @@ class EpisodeConnection:
         reward = await self._request({"close": {}}, "close()", timeout_s, ask)
         return None if reward is None else self._reward(reward, "close()")
 
+    def cut(self) -> None:
+        """Break it, as its server is gone: what waits for a reply is told that the process has ended."""
+        self._writer.transport.abort()
+
     def drop(self) -> None:
         """End the connection, and with it the process, however far it is. Harmless when repeated."""
         self._writer.close()
-        released, self._released = self._released, lambda: None
+        released, self.released = self.released, lambda: None
         released()
 
     async def _request(self, request: Mapping[str, Any], what: str, timeout_s: float, ask: Ask) -> Any:

@@ -6,9 +6,7 @@ reasoning-gym (`rg:`) and of math, code and qa sets the latter fetch data from t
 
 from __future__ import annotations
 
-import sys
 from importlib import import_module
-from types import ModuleType
 from typing import Any
 
 from workers.environments.adapters.reasoning_gym import ReasoningGym
@@ -20,8 +18,8 @@ class Gem:
 
     packages = ("gem-llm==0.1.0", *ReasoningGym.packages)
     without_dependencies = True
-    modules = ("workers.environments.adapters.reasoning_gym",)
-    imports = ("workers.environments.adapters.reasoning_gym", "gem.envs")
+    modules = ("workers.environments.adapters.reasoning_gym", "workers.environments.adapters.stand_ins")
+    imports = ("workers.environments.adapters.stand_ins", "gem.envs")
 
     def __init__(self, ask: AskModel) -> None:
         self._environment: Any = None

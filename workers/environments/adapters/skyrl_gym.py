@@ -1,4 +1,4 @@
-"""SkyRL-gym, https://github.com/NovaSky-AI/SkyRL: `id` is one of aime, gsm8k, gsm8k_multi_turn, lcb, search, text2sql.
+"""SkyRL-gym, https://github.com/NovaSky-AI/SkyRL: `id` is one of aime, gsm8k, gsm8k_multi_turn, lcb, text2sql and more.
 
 `messages` are the row's prompt, `kwargs` its extras, with `reward_spec: {"ground_truth": ...}` among them.
 """
@@ -10,9 +10,11 @@ from typing import Any
 
 from workers.environments.environment import Action, AskModel, Begin, Episode, Step
 
+_COMPUTING = frozenset({"aime", "gsm8k", "gsm8k_multi_turn"})
+
 
 class SkyrlGym:
-    """One episode of a text environment of SkyRL. Some run what the policy writes, so none shares its sandbox."""
+    """One episode of a text environment of SkyRL that only computes a score."""
 
     packages = (
         *("skyrl-gym==0.4.0", "func_timeout==4.3.5", "pandas==3.1.1", "numpy==2.3.5", "requests==2.34.2"),
@@ -21,14 +23,18 @@ class SkyrlGym:
         "antlr4-python3-runtime==4.9.3",
     )
     without_dependencies = True
-    imports = ("skyrl_gym",)
-    shared = False
+    shared = True
+    imports = ("skyrl_gym.envs",)
 
     def __init__(self, ask: AskModel) -> None:
         self._environment: Any = None
 
     def reset(self, episode: Episode) -> Begin:
+        if type(self).shared and episode.id not in _COMPUTING:
+            raise ValueError(f"{episode.id} runs what the policy writes: use the environment skyrl_gym_code")
         extras = dict(episode.kwargs)
+        if "ground_truth" not in extras.get("reward_spec", {}):
+            raise ValueError("kwargs need reward_spec: {ground_truth}; in rows of verl it is called reward_model")
         self._environment = import_module("skyrl_gym").make(
             episode.id, env_config=extras.pop("env_config", {}), extras=extras
         )
@@ -42,3 +48,9 @@ class SkyrlGym:
     def close(self) -> float | None:
         self._environment.close()
         return None
+
+
+class SkyrlGymCode(SkyrlGym):
+    """Those that run what the policy writes, or ask a search engine: a sandbox for each rollout."""
+
+    shared = False

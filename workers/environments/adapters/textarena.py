@@ -29,10 +29,14 @@ class TextArena:
 
     def __init__(self, ask: AskModel) -> None:
         self._environment: Any = None
+        self._game: Any = None
 
     def reset(self, episode: Episode) -> Begin:
         self._environment = import_module("textarena").make(episode.id, **episode.kwargs)
         self._environment.reset(num_players=1, seed=episode.seed)
+        self._game = self._environment
+        while hasattr(self._game, "env"):
+            self._game = self._game.env
         return Begin([*episode.messages, *self._observed()])
 
     def step(self, action: Action) -> Step:
@@ -45,6 +49,6 @@ class TextArena:
         return float(rewards[0]) if rewards else None
 
     def _observed(self) -> list[ChatMessage]:
-        _, observation = self._environment.get_observation()
-        texts = [observation] if isinstance(observation, str) else [part[1] for part in observation]
-        return [{"role": "user", "content": "\n".join(texts)}]
+        """Return what is new, without what the policy itself has said; the game's wrappers would repeat it all."""
+        _, observed = self._game.get_observation()
+        return [{"role": "user", "content": "\n".join(str(text) for sender, text, *_ in observed if sender != 0)}]
