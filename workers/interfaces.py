@@ -298,6 +298,12 @@ class AgentContext:
     next_messages: NextMessages | None = None
     """To be asked whenever the policy has answered or submitted: what it returns goes on in the same conversation, and
     the play ends when that is nothing. None if the task has one step."""
+    instance: Any = None
+    """The instance that is played, for agents that are made for one kind of problem."""
+    provider: Callable[[], SandboxProvider] | None = None
+    """The batch's kind of sandbox, for agents that need one beside the rollout's. Raises NotFound if none can run."""
+    rewards: list[float] | None = None
+    """Rewards of an environment's steps: set by an agent that plays one, as they come, and kept however it ends."""
     models: Mapping[str, ChatModel] = field(default_factory=dict)
     """The LLMs of the batch's roles, by role."""
 

@@ -34,7 +34,7 @@ class SandboxLimits(Request):
     file_mb: Count = 4096
 
 
-Requirement = Annotated[str, Field(pattern=r"^[A-Za-z0-9._\[\],-]+==[A-Za-z0-9.+!_-]+$")]
+Requirement = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._\[\],-]*==[A-Za-z0-9.+!_-]+$")]
 """An exact requirement of a Python environment, `name==version`."""
 
 
@@ -57,6 +57,8 @@ class SandboxSpec(Request):
     packages: tuple[Requirement, ...] = ()
     agent_packages: tuple[Requirement, ...] = ()
     """Requirements of an agent that runs inside: a separate environment in `/opt/farm/agent`, not on PATH."""
+    without_dependencies: bool = False
+    """True to install `packages` alone, as they are listed, where what they declare clashes or is never used."""
     workdir: str = "/workspace"
     """The folder that commands begin in; empty takes the image's WORKDIR, or `/workspace` if it has none."""
     env: dict[str, str] = Field(default_factory=dict)

@@ -203,6 +203,7 @@ class ModelCallRow(Base):
     n_invalid: Mapped[int] = mapped_column(server_default=_ZERO)
     begins: Mapped[str] = mapped_column(PlainText(), server_default=text("''"))
     mismatch: Mapped[int | None]
+    reward: Mapped[float | None]
 
 
 class ArtefactRow(Base):
@@ -221,7 +222,7 @@ class ArtefactRow(Base):
 
 
 class SegmentRow(Base):
-    """One training row of the attempt that counts."""
+    """One training row of the attempt that counts. `turn_rewards` are pairs of a place and a reward; null for none."""
 
     __tablename__ = "segments"
     __table_args__ = (
@@ -239,6 +240,7 @@ class SegmentRow(Base):
     response_logprobs: Mapped[Any] = mapped_column(Packed("float32"))
     policy_versions: Mapped[Any] = mapped_column(Packed("int32"))
     mismatch: Mapped[int | None]
+    turn_rewards: Mapped[list[Any] | None] = mapped_column(JSON(none_as_null=True))
 
 
 class RewardRow(Base):
