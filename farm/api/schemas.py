@@ -14,7 +14,7 @@ from farm.client.consumer_stream import CONSUMER, MAX_WAIT_S
 from farm.client.http_errors import ProblemDetails
 from farm.client.request_checks import invalid
 from farm.errors import InvalidRequest
-from farm.records.request import Name, Request
+from farm.records.request_values import Name, Request
 
 T = TypeVar("T", bound=Request)
 

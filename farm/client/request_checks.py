@@ -44,7 +44,7 @@ def instance_complaints(
         return [(path, f"its handler could not read it: {type(error).__name__}: {error}")]
     complaints: list[tuple[str, str]] = []
     try:
-        handler = handler_type() if hasattr(handler_type, "needs") or hasattr(handler_type, "roles") else None
+        handler: Any = handler_type() if hasattr(handler_type, "needs") or hasattr(handler_type, "roles") else None
         if hasattr(handler, "needs"):
             # one that is bound to a rollout has no spec before it is
             spec = None if hasattr(handler, "for_task") else handler.sandbox(instance)
