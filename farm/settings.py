@@ -135,6 +135,8 @@ class Settings(BaseSettings):
     if it was built of the same content by the same version of the runtime. `lock`: always, whatever its source is now:
     an image name keeps its first meaning until `farm images build` locks it anew.
     """
+    image_builder: Literal["own", "buildah"] = "own"
+    """The program that builds Dockerfiles: the farm's own, or `buildah` where it is installed."""
     build_network: bool = False
     """True to let builds of Dockerfiles use the node's network, whatever their tasks may; see `farm images build`."""
     build_env: dict[str, str] = Field(default_factory=dict)

@@ -186,7 +186,7 @@ def parts(folder: Path) -> list[Path]:
         fields = json.loads((folder / LAYERS).read_text())
     except (FileNotFoundError, NotADirectoryError):
         return []
-    return [Path(part) for part in (*fields["layers"], fields["folder"])]
+    return [Path(part) for part in (*fields["layers"], fields["folder"]) if Path(part).parent != folder]
 
 
 def entry_of(key: str) -> Path:

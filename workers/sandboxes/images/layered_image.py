@@ -46,7 +46,7 @@ class Image:
     @property
     def roots(self) -> tuple[Path, ...]:
         """The folders to hold while it is used, for all of it to stay in the cache."""
-        return (self.folder,) if self.entry is None else (self.entry, self.folder)
+        return tuple(dict.fromkeys(root for root in (self.entry, self.folder) if root is not None))
 
     @property
     def key(self) -> str:

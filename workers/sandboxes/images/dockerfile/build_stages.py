@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from farm.errors import ImageError
 from workers.sandboxes.images.dockerfile.instructions import Instruction
-from workers.sandboxes.images.dockerfile.variables import Expansion
+from workers.sandboxes.images.dockerfile.variables import Expansion, raw_words
 
 _FROM = re.compile(r"(\S+)(?:\s+as\s+([a-z][a-z0-9_.-]*))?", re.IGNORECASE)
 _MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
@@ -44,6 +44,7 @@ class StagedFile:
 
     stages: tuple[BuildStage, ...]
     arguments: Mapping[str, str]
+    before: tuple[Instruction, ...] = ()
 
     def stage(self, name: str) -> BuildStage | None:
         """Return the stage of a name or number; None if there is none."""
@@ -51,9 +52,9 @@ class StagedFile:
 
     def declared(self) -> set[str]:
         """Return the names of all build arguments that are declared anywhere."""
-        each = (instruction for stage in self.stages for instruction in stage.instructions)
-        local = {word.partition("=")[0] for one in each if one.name == "ARG" for word in one.text.split()}
-        return {*self.arguments, *local}
+        inside = (instruction for stage in self.stages for instruction in stage.instructions)
+        every = (one for one in (*self.before, *inside) if one.name == "ARG")
+        return {word.partition("=")[0] for one in every for word in raw_words(one.text)}
 
     def needed(self, target: BuildStage) -> list[BuildStage]:
         """Return the stages that a target is made of, itself the last. ImageError for one that comes later."""
@@ -90,7 +91,8 @@ def staged(instructions: Sequence[Instruction], values: Mapping[str, str], escap
             raise instruction.refused("a Dockerfile begins with FROM, and before it only ARG may stand")
     if not stages:
         raise ImageError(f"{instructions[0].file} has no FROM")
-    return StagedFile(tuple(stages), arguments)
+    before = tuple(instructions[: instructions.index(stages[0].start)])
+    return StagedFile(tuple(stages), arguments, before)
 
 
 def _stage(

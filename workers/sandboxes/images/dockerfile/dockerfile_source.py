@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar, TypeAlias
 
 from farm.errors import ImageError
+from farm.settings import settings
 from workers.sandboxes.images.builder import owner
 from workers.sandboxes.images.content_store import digest
 from workers.sandboxes.images.dockerfile.build import build_layers
 from workers.sandboxes.images.dockerfile.build_place import StartBuild
 from workers.sandboxes.images.dockerfile.build_stages import staged
+from workers.sandboxes.images.dockerfile.buildah import build_archive
 from workers.sandboxes.images.dockerfile.context import BuildContext
 from workers.sandboxes.images.dockerfile.instructions import Instruction, escape_of, read
 from workers.sandboxes.images.dockerfile.plan import PlannedStage, check_values, plan
-from workers.sandboxes.images.image_cache import ROOT
+from workers.sandboxes.images.image_cache import ROOT, images
+from workers.sandboxes.images.image_sources import ArchiveSource
 from workers.sandboxes.images.layered_image import Image, write_layers
+from workers.sandboxes.images.runtime import own_folder
 
 PREFIX = "dockerfile:"
 """`dockerfile:FOLDER`, or `dockerfile:FOLDER#FILE`, `dockerfile:FOLDER#FILE#STAGE`: a build context, whose Dockerfile
@@ -63,14 +68,20 @@ class DockerfileSource:
         return f"{PREFIX}{shown} ({values})" if values else f"{PREFIX}{shown}"
 
     def key(self) -> str:
-        last = self._plan()[-1]
-        return digest("dockerfile", _FORMAT, last.key, asdict(last.config))
+        return self._key(self._plan()[-1])
+
+    @staticmethod
+    def _key(last: PlannedStage) -> str:
+        return digest("dockerfile", _FORMAT, last.key, asdict(last.config), settings().image_builder)
 
     def make(self, folder: Path) -> None:
         if self.start is None:
             raise ImageError(f"image {self.reference} is built in sandboxes, which this process does not start")
         stages = self._plan()
         last = stages[-1]
+        if settings().image_builder == "buildah":
+            self._make_by_buildah(stages, folder)
+            return
         layers = build_layers(stages, self.start, retry=self.retry)
         (folder / ROOT).mkdir()
         image = replace(
@@ -80,6 +91,20 @@ class DockerfileSource:
             config=last.config,
         )
         write_layers(image, folder)
+
+    def _make_by_buildah(self, stages: list[PlannedStage], folder: Path) -> None:
+        """Have the same stages built by buildah, of bases that are folders."""
+        last = stages[-1]
+        bases = {str(planned.stage.base): planned.base for planned in stages if planned.parent is None}
+        for name, base in bases.items():
+            if base.binds or base.layers:
+                raise ImageError(f"image {self.reference}: buildah cannot begin with {name}, which is no single folder")
+        folders = {name: base.folder for name, base in bases.items()}
+        with tempfile.TemporaryDirectory(dir=own_folder()) as name:
+            archive = build_archive(self.folder, self.file, self.target, self.values, folders, Path(name))
+            ArchiveSource("oci-archive", archive).make(folder)
+        root = images() / self._key(last) / ROOT
+        write_layers(Image(root, variables=last.config.env, config=last.config), folder)
 
     def _plan(self) -> list[PlannedStage]:
         instructions = read(self.file)

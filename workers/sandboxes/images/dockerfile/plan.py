@@ -324,5 +324,5 @@ def _command(instruction: Instruction) -> str | list[str]:
 def check_values(file: StagedFile, values: Mapping[str, str], name: str) -> None:
     """Raise ImageError for a build argument that the Dockerfile does not declare."""
     for unknown in sorted(set(values) - file.declared()):
-        known = ", ".join(sorted(file.declared() - {n for n in file.declared() if n.startswith(("TARGET", "BUILD"))}))
+        known = ", ".join(sorted(file.declared()))
         raise ImageError(f"image {name} declares no build argument {unknown}" + (f"; it has {known}" if known else ""))

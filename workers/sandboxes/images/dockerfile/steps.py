@@ -78,7 +78,10 @@ class MakeFolder:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The part of a build that one instruction asks for; `key` names its layer by all that goes into it, the layers below included."""
+    """The part of a build that one instruction asks for; `key` names its layer by all that goes into it.
+
+    So do the layers below it.
+    """
 
     instruction: Instruction
     work: RunProgram | CopyFiles | MakeFolder

@@ -42,7 +42,7 @@ class Expansion:
 
 def raw_words(written: str, escape: str = "\\") -> list[str]:
     """Return words with their quotes, escapes and variables as written. ValueError for a quote that does not end."""
-    words, word, quote, at = [], "", "", 0
+    words, word, quote, at, depth = [], "", "", 0, 0
     while at < len(written):
         letter = written[at]
         if letter == escape and quote != "'" and at + 1 < len(written):
@@ -53,7 +53,9 @@ def raw_words(written: str, escape: str = "\\") -> list[str]:
             quote = "" if letter == quote else quote
         elif letter in "\"'":
             quote = letter
-        elif letter.isspace():
+        elif written.startswith("${", at) or (depth and letter == "}"):
+            depth += 1 if letter == "$" else -1
+        elif letter.isspace() and not depth:
             words += [word] if word else []
             word, at = "", at + 1
             continue
