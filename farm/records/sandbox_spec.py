@@ -75,6 +75,8 @@ class SandboxSpec(Request):
     number and home that programs ask for, and the rights to all files, as a sandbox has one owner."""
     cpus: Annotated[float, Field(gt=0, le=4096)] | None = None
     """Processors that its processes may use, rounded up to whole ones; None: all of the node's."""
+    image_first: bool = False
+    """True to find the image's own programs on PATH before those of the farm's Python environment."""
     fake_root: bool = False
     """True to let changes of owner and user, which a rootless sandbox cannot make, seem to succeed, as installers
     need."""

@@ -41,6 +41,8 @@ def task_base(folder: Path) -> Path:
     shutil.copytree(library, root / "usr/lib" / _LIBRARY, symlinks=True, ignore=shutil.ignore_patterns(*_LEFT_OUT))
     shutil.copy(Path(sys.base_prefix) / "bin" / _LIBRARY, root / "usr/bin" / _LIBRARY)
     (root / "usr/bin/python3").symlink_to(_LIBRARY)
+    for shared in Path(sys.base_prefix, "lib").glob("libpython3.*.so*"):
+        shutil.copy(shared, root / "usr/lib" / shared.name)
     packages = root / "usr/lib" / _LIBRARY / "site-packages"
     for name in ("pytest", "pluggy", "iniconfig", "packaging", "pygments"):
         _copy_package(name, packages)

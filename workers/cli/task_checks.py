@@ -77,8 +77,8 @@ async def _checked(path: Path, options: CheckOptions) -> TaskCheck:
             name = task.name
             if reasons := unsupported(needs_of(task.instance), None, options.network):
                 return TaskCheck(name, problem=f"it asks for {'; '.join(reasons)}")
-            untouched, _ = await _score(task, options, solves=False)
-            solved, note = await _score(task, options, solves=True)
+            untouched, _ = await score_of(task, options, solves=False)
+            solved, note = await score_of(task, options, solves=True)
             return TaskCheck(name, solved, untouched, _fault(solved, untouched, note))
     except FarmError as error:
         return TaskCheck(name, problem=str(error))
@@ -93,7 +93,7 @@ def _fault(solved: float, untouched: float, note: str) -> str:
     return "; ".join(faults)
 
 
-async def _score(task: TaskFolder, options: CheckOptions, *, solves: bool) -> tuple[float, str]:
+async def score_of(task: TaskFolder, options: CheckOptions, *, solves: bool) -> tuple[float, str]:
     """Play and score a task once; return its reward, and what the solution said if it failed."""
     key = uuid4().hex[:12]
     job = StageJob(

@@ -238,5 +238,9 @@ def _sandbox(record: SandboxRecord, spec: SandboxSpec, parts: SandboxParts, phas
     """A handle on a sandbox for one phase of its use, with the network that its commands have then."""
     user = image_user(parts.lower, spec.user or parts.config.user)
     variables = {**parts.variables, **user}
+    bin_folders = parts.bin_folders
+    if spec.image_first:
+        variables["PATH"] = ":".join([variables.get("PATH", SEARCH_PATH), *bin_folders])
+        bin_folders = ()
     own = settled(spec, parts)
-    return NodeSandbox(record, own, parts.bin_folders, variables, network=spec.network or phase in spec.network_in)
+    return NodeSandbox(record, own, bin_folders, variables, network=spec.network or phase in spec.network_in)

@@ -50,6 +50,7 @@ def _spec(
     limits = {"memory_mb": table.memory_mb, "disk_mb": table.storage_mb}
     return SandboxSpec(
         image=image,
+        image_first=True,
         workdir=table.workdir or "",
         env=env if secrets is None else expanded(env, secrets),
         limits=SandboxLimits(**{name: value for name, value in limits.items() if value is not None}),
