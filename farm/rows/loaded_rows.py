@@ -107,9 +107,9 @@ def _renamed(row: Row, columns: Mapping[str, str], *, only: bool) -> dict[str, A
 def _instance(rule: RowForm, row: Row, data_source: str) -> Instance:
     handler = data_source or rule.handler(row)
     fields = rule.fields(row)
-    return Instance(
-        data_source=handler, fields=fields, instance_id=known_by(row) or (known_by(fields) if handler == SWE else "")
-    )
+    # a row within a row has the name of the problem
+    name = known_by(fields) if handler == SWE else ""
+    return Instance(data_source=handler, fields=fields, instance_id=name or known_by(row))
 
 
 def _named(result: LoadedRows) -> list[Instance]:

@@ -16,9 +16,10 @@ EvalType = Literal["pass_and_fail", "fail_only"]
 class Issue:
     """The tree that is played in, and the tests that score it.
 
-    Patches, lists of tests and scripts are never in the policy's sandbox. `eval_script` prints the tests' output between swebench's two marks. `bug_patch` makes the bug in the image's tree;
-    `bundle`, a git bundle in base64, is the tree where the image has none. `expected` is the whole map of test to
-    status that must come out, in place of the two lists. `gold_paths` are what the reference solution changes.
+    Patches, lists of tests and scripts are never in the policy's sandbox. `eval_script` prints the output of the tests
+    between swebench's two marks. `bug_patch` makes the bug in the image's tree; `bundle`, a git bundle in base64, is
+    the tree where the image has none. `expected` is the whole map of test to status that must come out, in place of
+    the two lists. `gold_paths` are what the reference solution changes.
     """
 
     instance_id: str

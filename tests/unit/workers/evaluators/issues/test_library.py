@@ -39,7 +39,8 @@ from workers.evaluators.issues import library_program
 library_program.load({folders})
 for name in ("docker", "datasets", "dotenv", "tqdm", "modal", "docker.models", "docker.models.containers"):
     sys.modules[name] = MagicMock()
-sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", "-p", "no:randomly", "-W", "ignore", "--rootdir=/", "-c", "/dev/null", *{tests}]))
+options = ["-q", "-p", "no:cacheprovider", "-W", "ignore", "--rootdir=/", "-c", "/dev/null"]
+sys.exit(pytest.main([*options, *{tests}]))
 """
 
 
