@@ -55,7 +55,7 @@ def _load_reasoning_gym() -> None:
 
 
 LIBRARIES: dict[str, Callable[[], None]] = {"reasoning-gym": _load_reasoning_gym, equality.FAMILY: equality.load}
-"""What a grader may be started with, and how it is loaded."""
+"""The libraries that a grader may be started with, each with the function that loads it."""
 
 
 def _private_stdout() -> IO[str]:

@@ -12,7 +12,6 @@ from workers.row_forms.prompts import messages_of, text_of
 
 _TEXTS = ("question", "problem")
 _GOLDS = ("expected_answer", "answer", "label")
-_OWN = frozenset({"prompt", "question", "gold", "options", "strict", "pattern", "judge"})
 _LONG_GOLD = 120
 """Characters of a gold answer beyond which a row's own pattern would cut the answer, as its graders have it."""
 
@@ -48,7 +47,7 @@ def answer_fields(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _gold(row: Mapping[str, Any]) -> str:
-    reward = row.get("reward_model")
+    reward = row.get("reward_model") or row.get("reward_spec")
     if isinstance(reward, str):
         reward = json.loads(reward)
     value = reward.get("ground_truth") if isinstance(reward, Mapping) else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-import re._parser as parser  # type: ignore[import-untyped, unused-ignore]
+import re._parser as parser  # type: ignore[import-not-found]
 from typing import Any
 
 _MAX_CHARS = 500

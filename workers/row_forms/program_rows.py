@@ -78,8 +78,10 @@ def _unit_tests(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _ground_truth(row: Mapping[str, Any]) -> dict[str, Any]:
-    reward = _json(row["reward_model"])
-    return _paired(_json(reward.get("ground_truth")))
+    reward = _json(row.get("reward_model") or row.get("reward_spec"))
+    tests = _json(reward.get("ground_truth"))
+    # SkyRL keeps those of LiveCodeBench here
+    return _live_code_bench({**row, "public_test_cases": tests}) if isinstance(tests, list) else _paired(tests)
 
 
 def _paired(tests: Any) -> dict[str, Any]:
@@ -185,5 +187,6 @@ _FORMS = {
     "public_tests": _code_contests,
     "private_tests": _code_contests,
     "reward_model": _ground_truth,
+    "reward_spec": _ground_truth,
 }
 """The column that tells a form, and the fields of its tests."""

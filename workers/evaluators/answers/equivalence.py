@@ -16,7 +16,7 @@ from farm.errors import EvaluatorError
 from workers.evaluators.answers import equality
 from workers.evaluators.answers.choices import chosen, strictly_chosen
 from workers.evaluators.answers.final_answer import FinalAnswer, final_answer
-from workers.evaluators.answers.judge import Judge
+from workers.evaluators.answers.judge import AnswerJudge
 from workers.evaluators.answers.normal_text import has_words, number_and_unit, plain, words
 from workers.evaluators.answers.verification import Verification
 from workers.evaluators.grading import Grader
@@ -45,7 +45,7 @@ class EquivalenceEvaluator:
 
     name: ClassVar[str] = "equivalence"
 
-    def __init__(self, reference: Reference, judge: Judge | None = None, *, grader: Grader | None = None) -> None:
+    def __init__(self, reference: Reference, judge: AnswerJudge | None = None, *, grader: Grader | None = None) -> None:
         self._reference = reference
         self._judge = judge
         self._grader = grader

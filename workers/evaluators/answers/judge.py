@@ -65,7 +65,7 @@ class Decision:
     details: dict[str, Any] = field(default_factory=dict)
 
 
-class Judge:
+class AnswerJudge:
     """Decides by the LLM of the role `judge`. Decisions are kept in the process, by a digest of all they depend on."""
 
     _decisions: ClassVar[OrderedDict[str, Decision]] = OrderedDict()

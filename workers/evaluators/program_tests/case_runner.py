@@ -77,8 +77,15 @@ class CaseRunner:
             )
         if result.code not in (COMPUTED, WAITED, SLEPT):
             return result, ProcessEnd.of(result, self.wall_s, conditions)
-        spent = {"cpu_s": self.wall_s * (result.code == COMPUTED), "waited_s": self.wall_s * (result.code == WAITED)}
-        end = ProcessEnd(None, True, self.wall_s, result.limit, conditions=conditions, **spent)
+        end = ProcessEnd(
+            None,
+            timed_out=True,
+            limit_s=self.wall_s,
+            limit=result.limit,
+            cpu_s=self.wall_s if result.code == COMPUTED else 0.0,
+            waited_s=self.wall_s if result.code == WAITED else 0.0,
+            conditions=conditions,
+        )
         return replace(result, code=None, timed_out=True), end
 
 

@@ -17,8 +17,8 @@ from farm.errors import EvaluatorError, SandboxError
 from workers.evaluators.node_conditions import Conditions
 from workers.evaluators.process_end import EndCause, ProcessEnd, Trial, doing, settle
 from workers.evaluators.program_tests.case_runner import CaseRunner, left_behind, output_of, value_of
-from workers.evaluators.program_tests.comparison import same_output, same_value, tolerance_of
 from workers.evaluators.program_tests.hidden_tests import CallTest, HiddenTests, StreamTest
+from workers.evaluators.program_tests.output_comparison import same_output, same_value, tolerance_of
 from workers.evaluators.program_tests.program_supervisor import LEFT_BEHIND
 from workers.evaluators.program_values import NotData
 from workers.interfaces import ExecResult, FreshSandbox, Score, Submission

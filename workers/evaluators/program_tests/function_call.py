@@ -53,7 +53,9 @@ def _usual_names() -> dict[str, Any]:
 
 def _function(module: Any, name: str) -> Any:
     solution = getattr(module, "Solution", None)
-    return getattr(solution(), name) if hasattr(solution, name) else getattr(module, name)
+    if solution is not None and hasattr(solution, name):
+        return getattr(solution(), name)
+    return getattr(module, name)
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ class HiddenTests:
     """The tests of one problem, all of one kind, and their limits.
 
     `function` is the name of the function, of `Solution` or of the module, for CallTests. `compare` is a mode of
-    `comparison.py`, `checker` the program of mode `checker`. `partial`: the score is the share of tests that pass.
+    `output_comparison.py`, `checker` the program of that mode. `partial`: the score is the share of tests that pass.
     """
 
     tests: Sequence[StreamTest | CallTest]

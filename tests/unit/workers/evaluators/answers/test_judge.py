@@ -13,7 +13,7 @@ import pytest
 from farm.errors import EngineError, EvaluatorError
 from tests.unit.workers.evaluators.conftest import no_sandbox
 from workers.evaluators.answers.equivalence import EquivalenceEvaluator, Reference
-from workers.evaluators.answers.judge import Judge, JudgeSettings, judge_messages
+from workers.evaluators.answers.judge import AnswerJudge, JudgeSettings, judge_messages
 from workers.evaluators.answers.judge_reply import decision
 from workers.interfaces import Score, Submission
 from workers.testing import ScriptedModel
@@ -52,8 +52,8 @@ def test_what_is_no_decision_is_not_taken_for_one(reply: str, equal: bool | None
 
 
 def scored(model: ScriptedModel, answer: str, reference: Reference = CELL, **settings: Any) -> Score:
-    Judge._decisions.clear()
-    evaluator = EquivalenceEvaluator(reference, Judge(model, JudgeSettings(**settings)))
+    AnswerJudge._decisions.clear()
+    evaluator = EquivalenceEvaluator(reference, AnswerJudge(model, JudgeSettings(**settings)))
     return asyncio.run(evaluator.evaluate(Submission(answer=answer), no_sandbox, 60.0))
 
 
@@ -92,15 +92,15 @@ def test_an_unreadable_reply_is_tried_with_another_seed_and_is_never_a_score() -
 
 def test_a_decision_is_kept_for_all_that_it_depends_on() -> None:
     async def main() -> None:
-        Judge._decisions.clear()
+        AnswerJudge._decisions.clear()
         model = ScriptedModel(YES, NO)
-        judge = Judge(model, JudgeSettings())
-        first, again = await judge.equal("q", "g", "a"), await Judge(model, JudgeSettings()).equal("q", "g", "a")
+        judge = AnswerJudge(model, JudgeSettings())
+        first, again = await judge.equal("q", "g", "a"), await AnswerJudge(model, JudgeSettings()).equal("q", "g", "a")
         assert (first.equal, again.equal, again.details["cached"]) == (True, True, True)
         assert len(model.requests) == 1
         for other in (("q", "g", "b"), ("q", "h", "a"), ("r", "g", "a")):
             assert not (await judge.equal(*other)).equal
-        assert not (await Judge(model, JudgeSettings("strict")).equal("q", "g", "a")).equal
+        assert not (await AnswerJudge(model, JudgeSettings("strict")).equal("q", "g", "a")).equal
 
     asyncio.run(main())
 

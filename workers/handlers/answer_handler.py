@@ -11,7 +11,7 @@ from farm.records.request import SandboxSpec
 from farm.records.trajectory import Message
 from workers.evaluators.answers.choices import LETTERS, MAX_OPTIONS
 from workers.evaluators.answers.equivalence import EquivalenceEvaluator, Reference
-from workers.evaluators.answers.judge import Judge, JudgeSettings
+from workers.evaluators.answers.judge import AnswerJudge, JudgeSettings
 from workers.interfaces import Evaluator, Sandbox, Submission
 from workers.roles import NO_MODELS, ChatModel
 from workers.row_forms.answer_rows import answer_fields
@@ -22,7 +22,7 @@ _LETTER = "Think step by step, and put the letter of the right option, and only 
 
 
 class JudgeRules(BaseModel):
-    """How a judge decides: the majority of an odd number of votes, each of up to `n_tries` replies."""
+    """Rules of a judge: the majority of an odd number of votes, each of up to `n_tries` replies."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -107,5 +107,5 @@ class AnswerHandler:
         judge = None
         if self.roles(instance):
             assert instance.judge is not None
-            judge = Judge(models["judge"], JudgeSettings(**instance.judge.model_dump()))
+            judge = AnswerJudge(models["judge"], JudgeSettings(**instance.judge.model_dump()))
         return EquivalenceEvaluator(reference, judge)

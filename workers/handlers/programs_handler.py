@@ -10,9 +10,9 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from farm.errors import HandlerError, ToolError
 from farm.records.request import SandboxSpec
 from farm.records.trajectory import Message
-from workers.evaluators.program_tests.comparison import tolerance_of
 from workers.evaluators.program_tests.evaluator import SOLUTION, ProgramTestsEvaluator
 from workers.evaluators.program_tests.hidden_tests import CallTest, HiddenTests, StreamTest
+from workers.evaluators.program_tests.output_comparison import tolerance_of
 from workers.evaluators.programs import ProgramEvaluator
 from workers.interfaces import Evaluator, Sandbox, Submission
 from workers.row_forms.fenced_blocks import fenced_program
