@@ -324,7 +324,7 @@ class Submission(BaseModel):
     files: dict[str, str] = {}
     """Path to text, as the policy left them."""
     rewards: tuple[float, ...] | None = None
-    """What an environment gave for its steps, as its agent kept it: no handler sets it. None if none was played."""
+    """Rewards of an environment's steps, as its agent kept them: no handler sets them. None if none was played."""
 
 
 @dataclass(frozen=True, slots=True)
