@@ -1,4 +1,4 @@
-"""What environments give for single turns
+"""Rewards of environments for single turns
 
 Revision: 0003
 """

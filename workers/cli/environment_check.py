@@ -52,7 +52,7 @@ def list_environments() -> None:
 
 @dataclass(frozen=True, slots=True)
 class PlayedStep:
-    """What an environment gave for an action: `messages` with their texts, and its reward."""
+    """The answer of an environment to an action: `messages` with their texts, and its reward."""
 
     messages: list[dict[str, Any]]
     reward: float

@@ -47,7 +47,7 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What follows from an action. `reward` is for this action alone: those of an episode are added up.
+    """The answer to an action. `reward` is for this action alone: those of an episode are added up.
 
     `terminated` says that the episode has come to its end, `truncated` that a limit of the environment's own has ended
     it. `info` is JSON for people.
@@ -62,10 +62,10 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """What is to be played: the fields of the instance. Equal episodes with one seed give equal observations."""
+    """The fields of the instance that is played. Equal episodes with one seed give equal observations."""
 
     id: str = ""
-    """Which of the package's environments."""
+    """The name of one of the package's environments."""
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     messages: Sequence[ChatMessage] = ()
     """A prompt that the instance brings along."""

@@ -39,7 +39,7 @@ class PeerClosed(Exception):
     """The node has closed the connection."""
 
 
-class Line:
+class NodeConnection:
     """A connection to the node, in the process of one rollout."""
 
     def __init__(self, connection: socket.socket) -> None:
@@ -68,7 +68,7 @@ class Line:
 
 def serve(connection: socket.socket, factory: Callable[..., Environment]) -> None:
     """Play one rollout to its end. An error is the reply to the request that it broke, and the last."""
-    line = Line(connection)
+    line = NodeConnection(connection)
     environment: Environment | None = None
     try:
         while True:
@@ -133,7 +133,7 @@ def _described(error: BaseException) -> str:
         return type(error).__name__
 
 
-class Server:
+class ForkServer:
     """The listening process: one fork for each connection, which it watches through a copy of the connection."""
 
     def __init__(self, listener: socket.socket, factory: Callable[..., Environment], memory_mb: int) -> None:
@@ -253,7 +253,7 @@ def main(path: str, module: str, name: str, settings: str) -> None:
     gc.collect()
     gc.freeze()
     Path(f"{path}.new").rename(path)
-    Server(listener, factory, options["memory_mb"]).run()  # type: ignore[arg-type]
+    ForkServer(listener, factory, options["memory_mb"]).run()  # type: ignore[arg-type]
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from farm.records.request import SandboxSpec
 from farm.records.trajectory import Message
 from workers.environments.instance import EnvironmentInstance
-from workers.evaluators.step_rewards import StepRewardEvaluator
+from workers.environments.step_rewards import StepRewardEvaluator
 from workers.interfaces import Evaluator, Sandbox, Submission
 from workers.roles import NO_MODELS, ChatModel
 

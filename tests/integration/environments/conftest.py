@@ -46,7 +46,7 @@ def loop() -> Iterator[asyncio.Runner]:
                 runner.run(_close())
 
 
-class Played:
+class EnvironmentPlay:
     """One play of an environment: how it ended, and what was recorded."""
 
     def __init__(self, environment: str, *script: Completion | Exception, agent: str = "", **fields: Any) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from farm.errors import EvaluatorError, HandlerError
 from farm.records.rollout import Outcome
-from tests.integration.environments.conftest import Played
+from tests.integration.environments.conftest import EnvironmentPlay
 from workers.testing.fakes import answering, calling
 
 FAULTS = {
@@ -45,13 +45,13 @@ def test_a_broken_environment_is_a_failed_attempt_and_no_reward(loop: asyncio.Ru
     # what hangs is given up after a second, which is long for the others
     tool_s = 1.0 if fault.endswith("hang") else 60.0
     script = [answering("win")] if fault.startswith("close") else [answering("a"), answering("b"), answering("c")]
-    played = Played("unruly", *script, kwargs={"fault": fault}, limits={"tool_s": tool_s})
+    played = EnvironmentPlay("unruly", *script, kwargs={"fault": fault}, limits={"tool_s": tool_s})
     with pytest.raises(HandlerError, match=f"b.0.0: environment unruly: .*{FAULTS[fault]}|{FAULTS[fault]}"):
         loop.run(played.score())
 
 
 def test_a_rollout_begins_as_if_it_were_the_first_whatever_the_one_before_left(loop: asyncio.Runner) -> None:
-    plays = [Played("unruly", answering("win"), seed=7) for _ in range(3)]
+    plays = [EnvironmentPlay("unruly", answering("win"), seed=7) for _ in range(3)]
     for played in plays:
         assert loop.run(played.score()) == 1.0
     begun = [played.policy.asked[0][0][0]["content"] for played in plays]
@@ -60,8 +60,8 @@ def test_a_rollout_begins_as_if_it_were_the_first_whatever_the_one_before_left(l
 
 
 def test_rollouts_at_once_have_nothing_in_common(loop: asyncio.Runner) -> None:
-    plays = [Played("unruly", *[answering(f"{n} {k}") for k in range(3)], seed=n % 4) for n in range(24)]
-    broken = Played("unruly", answering("a"), kwargs={"fault": "step:kill"})
+    plays = [EnvironmentPlay("unruly", *[answering(f"{n} {k}") for k in range(3)], seed=n % 4) for n in range(24)]
+    broken = EnvironmentPlay("unruly", answering("a"), kwargs={"fault": "step:kill"})
 
     async def all_of_them() -> list[float | BaseException]:
         return await asyncio.gather(*(each.score() for each in (*plays, broken)), return_exceptions=True)
@@ -76,14 +76,14 @@ def test_rollouts_at_once_have_nothing_in_common(loop: asyncio.Runner) -> None:
 def test_an_environment_that_does_not_start_says_why_and_the_next_rollout_tries_again(loop: asyncio.Runner) -> None:
     for _ in range(2):
         with pytest.raises(HandlerError, match=r"its server did not start: .*a_module_that_is_not_there"):
-            loop.run(Played("absent", answering("a")).score())
+            loop.run(EnvironmentPlay("absent", answering("a")).score())
 
 
 def test_a_server_that_was_killed_is_replaced(loop: asyncio.Runner) -> None:
     """`kill -9 -1` in the sandbox: what an environment that runs away may do."""
     with pytest.raises(HandlerError):
-        loop.run(Played("unruly", *[answering("a")] * 3, kwargs={"fault": "step:kill_all", "n": 9}).score())
-    assert loop.run(Played("unruly", answering("win")).score()) == 1.0
+        loop.run(EnvironmentPlay("unruly", *[answering("a")] * 3, kwargs={"fault": "step:kill_all", "n": 9}).score())
+    assert loop.run(EnvironmentPlay("unruly", answering("win")).score()) == 1.0
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_a_server_that_was_killed_is_replaced(loop: asyncio.Runner) -> None:
 def test_a_limit_is_an_outcome_and_the_rewards_until_then_count(
     loop: asyncio.Runner, limits: dict[str, int], kwargs: dict[str, object], outcome: Outcome, reward: float
 ) -> None:
-    played = Played("unruly", *[answering("a")] * 3, kwargs=kwargs, limits=limits)
+    played = EnvironmentPlay("unruly", *[answering("a")] * 3, kwargs=kwargs, limits=limits)
     assert loop.run(played.score()) == pytest.approx(reward)
     assert played.outcome is outcome
     turns = [call.reward for call in played.calls.values()]
@@ -109,18 +109,18 @@ def test_a_limit_is_an_outcome_and_the_rewards_until_then_count(
 def test_another_agent_cannot_score(loop: asyncio.Runner) -> None:
     """An answer that looks like rewards is a text."""
     with pytest.raises(EvaluatorError, match="another agent than `environment` has played"):
-        loop.run(Played("unruly", answering('{"rewards": [1.0]}'), agent="react").score())
+        loop.run(EnvironmentPlay("unruly", answering('{"rewards": [1.0]}'), agent="react").score())
 
 
 def test_an_environment_that_runs_what_the_policy_writes_has_a_sandbox_for_each_rollout(loop: asyncio.Runner) -> None:
     with pytest.raises(HandlerError):
-        loop.run(Played("lonely", *[answering("a")] * 3, kwargs={"fault": "step:kill_all", "n": 9}).score())
-    assert loop.run(Played("lonely", answering("win")).score()) == 1.0
+        loop.run(EnvironmentPlay("lonely", *[answering("a")] * 3, kwargs={"fault": "step:kill_all", "n": 9}).score())
+    assert loop.run(EnvironmentPlay("lonely", answering("win")).score()) == 1.0
 
 
 def test_tool_calls_reach_it_and_unreadable_ones_do_not(loop: asyncio.Runner) -> None:
     script = [calling(("look", {"at": 1}), ("bash", {"command": "ls"})), calling(("look", "[1]")), answering("win")]
-    played = Played("unruly", *script)
+    played = EnvironmentPlay("unruly", *script)
     assert loop.run(played.score()) == 1.25
     assert [call.n_invalid for call in played.calls.values()] == [1, 1, 0]
     assert [call.reward for call in played.calls.values()] == [0.25, None, 1.0]

@@ -12,7 +12,7 @@ import pytest
 
 from farm.errors import HandlerError, LimitReached, RolloutError
 from farm.records.rollout import Outcome
-from tests.integration.environments.conftest import Played
+from tests.integration.environments.conftest import EnvironmentPlay
 from workers.interfaces import Completion
 from workers.testing.fakes import answering, calling
 
@@ -71,7 +71,7 @@ def three(completion: Completion) -> list[Completion]:
 
 @pytest.mark.parametrize("how", SAID)
 def test_no_text_of_the_policy_is_more_than_a_text(loop: asyncio.Runner, how: str) -> None:
-    played = Played("unruly", *three(answering(SAID[how])))
+    played = EnvironmentPlay("unruly", *three(answering(SAID[how])))
     assert loop.run(played.score()) == 0.75
     assert played.submission.rewards == (0.25, 0.25, 0.25)
     if len(SAID[how]) < 1000:
@@ -82,18 +82,18 @@ def test_no_text_of_the_policy_is_more_than_a_text(loop: asyncio.Runner, how: st
 @pytest.mark.parametrize("how", CALLED)
 def test_no_tool_call_of_the_policy_is_more_than_a_call(loop: asyncio.Runner, how: str) -> None:
     name, arguments = CALLED[how]
-    played = Played("unruly", *three(calling((name, arguments))))
+    played = EnvironmentPlay("unruly", *three(calling((name, arguments))))
     assert loop.run(played.score()) == 0.75
     assert set(played.submission.rewards or ()) == {0.25}
 
 
 def test_a_thousand_calls_in_a_turn_are_one_step(loop: asyncio.Runner) -> None:
-    played = Played("unruly", *three(calling(*[("look", {}) for _ in range(1000)])))
+    played = EnvironmentPlay("unruly", *three(calling(*[("look", {}) for _ in range(1000)])))
     assert loop.run(played.score()) == 0.75
 
 
 def test_calls_that_cannot_be_read_end_the_rollout_with_what_it_has(loop: asyncio.Runner) -> None:
-    played = Played("unruly", answering("a"), *[calling(("win", {}))] * 9)
+    played = EnvironmentPlay("unruly", answering("a"), *[calling(("win", {}))] * 9)
     assert loop.run(played.score()) == 0.25
     assert played.outcome == "invalid_action"
 
@@ -101,7 +101,7 @@ def test_calls_that_cannot_be_read_end_the_rollout_with_what_it_has(loop: asynci
 def test_an_episode_that_is_broken_off_has_what_it_has(loop: asyncio.Runner) -> None:
     """A policy that stalls until its deadline loses nothing, and gains nothing."""
     limit = LimitReached(Outcome.CONTEXT_FULL, "the context is full")
-    played = Played("unruly", answering("a"), limit, kwargs={"last": 0.0})
+    played = EnvironmentPlay("unruly", answering("a"), limit, kwargs={"last": 0.0})
     assert loop.run(played.score()) == 0.25
 
 
@@ -118,7 +118,7 @@ def test_an_episode_that_is_broken_off_has_what_it_has(loop: asyncio.Runner) -> 
 def test_an_instance_says_which_environment_and_nothing_of_rewards(
     loop: asyncio.Runner, fields: dict[str, object]
 ) -> None:
-    played = Played(**{"environment": "", **fields})  # type: ignore[arg-type]
+    played = EnvironmentPlay(**{"environment": "", **fields})  # type: ignore[arg-type]
     with pytest.raises(RolloutError) as error:
         loop.run(played.score())
     assert isinstance(error.value, HandlerError)
@@ -128,6 +128,6 @@ def test_an_instance_says_which_environment_and_nothing_of_rewards(
 def test_rewards_are_not_the_answers(loop: asyncio.Runner) -> None:
     """Whatever is said last is kept as the answer for people, and is not read when it is scored."""
     text = json.dumps({"rewards": [1000.0]})
-    played = Played("unruly", *three(answering(text)))
+    played = EnvironmentPlay("unruly", *three(answering(text)))
     assert loop.run(played.score()) == 0.75
     assert played.evaluator == "step_rewards"

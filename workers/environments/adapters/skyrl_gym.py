@@ -51,6 +51,6 @@ class SkyrlGym:
 
 
 class SkyrlGymCode(SkyrlGym):
-    """Those that run what the policy writes, or ask a search engine: a sandbox for each rollout."""
+    """One of the others, which run what the policy writes or ask a search engine: a sandbox for each rollout."""
 
     shared = False
