@@ -62,7 +62,8 @@ def _of_engines(connection: Connection, model: str) -> Row[Any] | None:
     """Return the newest version that was named to the present engines of a model, and its path."""
     like = select(engines.c.version, engines.c.weights_path).where(engines.c.model == model, engines.c.version != "")
     values = connection.execute(like.order_by(engines.c.version_order.desc(), engines.c.added_at)).all()
-    return max(values, key=lambda row: version_number(row.version), default=None)
+    newest = max(values, key=lambda row: version_number(row.version), default=None)
+    return cast("Row[Any] | None", newest)
 
 
 def newest_version(connection: Connection) -> str:

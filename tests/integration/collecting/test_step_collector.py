@@ -53,7 +53,8 @@ def test_a_group_keeps_its_broken_members_where_the_rest_is_enough(sqlite_store:
 
 def test_a_group_with_enough_samples_does_not_wait_for_the_rest(store: Store) -> None:
     run = PlayedRun(store, {0: (1.0, None, 0.0, 1.0), 1: (1.0, 0.0, 1.0, 0.0), 2: (None, None, None, 1.0)})
-    options = {"train_batch_size": 1, "max_inflight_groups": 1, "min_samples": 2, "early_stop_samples": 2}
+    options: dict[str, Any] = {"train_batch_size": 1, "max_inflight_groups": 1, "min_samples": 2}
+    options["early_stop_samples"] = 2
     played: list[int] = []
 
     def play_one(seconds: float) -> None:
