@@ -20,11 +20,12 @@ from farm.records.rollout import Stage
 from farm.records.task_needs import NetworkRule
 from farm.settings import Settings, settings
 from farm.store import batches, migrations, rollouts
-from farm.store.blobs import task_archives
+from farm.store.blobs import stored_archives
 from farm.store.capacity import PROCESS_CONNECTIONS
 from farm.store.database import Store
 from farm.store.rollouts import Claim
 from workers.interfaces import Policy
+from workers.node_archives import fetch_archive
 from workers.policy.engines import open_engine
 from workers.policy.generation import EngineAddress
 from workers.policy.policy import PromptRules, RolloutPolicy
@@ -42,7 +43,6 @@ from workers.process.supervision import owner_name
 from workers.process.watchdog import Watchdog
 from workers.sandboxes.processes.fork_client import close_fork_client
 from workers.stage_job import StageJob, resolve_problem
-from workers.task_archives import fetch_archive
 
 _CACHE_SIZE = 256
 
@@ -189,7 +189,7 @@ class Worker:
     def fetch_archive(self, job: StageJob) -> None:
         """Bring the archive of a job to this node, if it has one. Blocks."""
         if job.archive:
-            ask = partial(task_archives.part, digest=job.archive)
+            ask = partial(stored_archives.part, digest=job.archive)
             fetch_archive(job.archive, lambda number: self.store.read(partial(ask, number=number)))
 
     def recorder(self, claim: Claim) -> AttemptRecorder:
