@@ -16,11 +16,11 @@ from farm.records.task_needs import NetworkRule, TaskNeeds, unsupported
 from workers import plugin_values, registry
 from workers.handler_options import BoundHandler, HasNeeds, HasTaskTimes, TaskContext, keeps_layer
 from workers.interfaces import Agent, Handler, SandboxProvider
-from workers.node_archives import archive_folder
 from workers.plugin_faults import call_plugin
 from workers.policy.generation import EngineAddress
 from workers.policy.policy import PromptRules
 from workers.sandboxes.images.content_store import digest
+from workers.task_archives import archive_folder
 
 
 @dataclass(frozen=True, slots=True)

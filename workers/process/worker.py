@@ -25,7 +25,6 @@ from farm.store.capacity import PROCESS_CONNECTIONS
 from farm.store.database import Store
 from farm.store.rollouts import Claim
 from workers.interfaces import Policy
-from workers.node_archives import fetch_archive
 from workers.policy.engines import open_engine
 from workers.policy.generation import EngineAddress
 from workers.policy.policy import PromptRules, RolloutPolicy
@@ -43,6 +42,7 @@ from workers.process.supervision import owner_name
 from workers.process.watchdog import Watchdog
 from workers.sandboxes.processes.fork_client import close_fork_client
 from workers.stage_job import StageJob, resolve_problem
+from workers.task_archives import fetch_archive
 
 _CACHE_SIZE = 256
 
