@@ -12,9 +12,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from farm.client.archive_uploads import TaskArchives
 from farm.client.consumer_stream import CONSUMER, BatchWatch, Page, all_ended, pages
 from farm.client.runs import Runs
-from farm.client.task_archives import TaskArchives
 from farm.client.weight_server import WeightServer
 from farm.client.weight_update import WeightUpdateOrders
 from farm.errors import InvalidRequest

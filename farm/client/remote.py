@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from farm.address import WAIT_TIMEOUT_S
+from farm.client.archive_uploads import ArchiveState, TaskArchives
 from farm.client.consumer_stream import CONSUMER, BatchWatch, Page, check_consumer
 from farm.client.farm import Farm
 from farm.client.http_connection import ApiConnection
 from farm.client.request_checks import checked_request
 from farm.client.runs import Runs
-from farm.client.task_archives import ArchiveState, TaskArchives
 from farm.client.weight_update import WeightUpdateOrders
 from farm.ids import RolloutRef
 from farm.records.conservation import Conservation, Violation

@@ -65,7 +65,7 @@ class Submission(BaseModel):
     files: dict[str, str] = {}
     """Path to text, as the policy left them."""
     tree: dict[str, SubmittedFile] = {}
-    """Path to bytes, with modes, folders and links; `workers/evaluators/submitted_tree.py` takes and puts them."""
+    """Path to bytes with modes, folders, links; at most MAX_TREE_FILES of MAX_TREE_BYTES in all."""
     layer: KeptLayer | None = None
     steps: list[dict[str, Any]] = []
     """The records of the steps before the last one, in order."""

@@ -20,7 +20,7 @@ from farm.records.rollout import Stage
 from farm.records.task_needs import NetworkRule
 from farm.settings import Settings, settings
 from farm.store import batches, migrations, rollouts
-from farm.store.blobs import task_archives
+from farm.store.blobs import stored_archives
 from farm.store.capacity import PROCESS_CONNECTIONS
 from farm.store.database import Store
 from farm.store.rollouts import Claim
@@ -196,7 +196,7 @@ class Worker:
     def fetch_archive(self, job: StageJob) -> None:
         """Bring the archive of a job to this node, if it has one. Blocks."""
         if job.archive:
-            ask = partial(task_archives.part, digest=job.archive)
+            ask = partial(stored_archives.part, digest=job.archive)
             fetch_archive(job.archive, lambda number: self.store.read(partial(ask, number=number)))
 
     def recorder(self, claim: Claim) -> AttemptRecorder:
