@@ -46,7 +46,9 @@ def samples(place: Path) -> dict[str, TaskCheck]:
     return {each.name: each for each in results}
 
 
-@pytest.mark.parametrize("name", ["count-words", "farm/fix-duration-parser", "farm/separate-verifier", "farm/two-steps"])
+@pytest.mark.parametrize(
+    "name", ["count-words", "farm/fix-duration-parser", "farm/separate-verifier", "farm/two-steps"]
+)
 def test_a_sample_s_solution_scores_1_and_an_untouched_sandbox_0(samples: dict[str, TaskCheck], name: str) -> None:
     assert samples[name] == TaskCheck(name, 1.0, 0.0)
 
