@@ -18,7 +18,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 COMPILED := pycosat
 
 .DEFAULT_GOAL := help
-.PHONY: help runtime venv home apptainer rabbitmq demo train test soak test-vllm test-trainers check docs lock clean
+.PHONY: help runtime venv home apptainer rabbitmq demo train test soak test-vllm test-trainers test-environments check docs lock clean
 
 # What a lock pins, wheels alone, with a line for every ten packages; by uv where that is, which is much faster.
 # Hashes are checked either way. uv reads no configuration of pip's, so where it finds no packages pip has its turn.
@@ -126,6 +126,10 @@ test-vllm: venv home  ## the engine contract and more on a real vLLM on the CPU 
 test-trainers: venv home  ## the trainer adapters on the trainers' own packages, on the CPU (2 GB once); ARGS="..." goes to pytest
 	@bash tests/trainers/environment.sh '$(FARM_HOME)/trainers'
 	@FARM_TRAINERS_PYTHON='$(TRAINERS_PYTHON)' $(BIN)/python -m pytest -n 0 --timeout 900 tests/trainers $(ARGS)
+
+# Each package in an environment of its own, in the cache of $(FARM_HOME); FARM_TEST_ENVIRONMENTS lets pytest see the tests.
+test-environments: venv apptainer  ## the adapters of environments on the packages themselves (1 GB once); ARGS="..." goes to pytest
+	@FARM_TEST_ENVIRONMENTS=1 $(BIN)/python -m pytest -n 0 --timeout 3600 tests/environments $(ARGS)
 
 check: venv docs  ## formatting, lint, types, import contracts, links of the documentation
 	$(BIN)/ruff format --check .
