@@ -20,6 +20,7 @@ from workers.sandboxes.images.dockerfile.image_config import ImageConfig
 from workers.sandboxes.images.environments import agent_environment, environment
 from workers.sandboxes.images.image import Image, image
 from workers.sandboxes.images.image_cache import held
+from workers.sandboxes.images.image_user import image_user
 from workers.sandboxes.images.runtime import exposure
 from workers.sandboxes.kernel.python_runtime import kernel_folder
 from workers.sandboxes.lifecycle import layers, warm_pool
@@ -58,12 +59,12 @@ Runtime = Callable[[Path, dict[str, str], SandboxSpec], tuple[list[str], dict[st
 def prepare(spec: SandboxSpec) -> SandboxParts:
     """Find or make all parts. Raises SandboxError. Blocks; quick once they are cached."""
     base = image(spec.image, spec.image_values, start=start_build)
-    python = environment(spec.packages, base)
+    python = environment(spec.packages, base, alone=spec.without_dependencies)
     agent = agent_environment(spec.agent_packages, base)
     archives = [str(layer(archive)) for archive in reversed(spec.archives)]
     # where interpreters that are forked outside find it too, once they are inside
     kernels = str(kernel_folder())
-    network = _network(base.system) if spec.network else ()
+    network = _network(base.system) if spec.network or spec.network_in else ()
     # the two environments have one interpreter, and may be one
     binds = dict.fromkeys((*base.binds, *python.binds, *agent.binds, (kernels, kernels), *network))
     lower = (*archives, *base.lower)
@@ -133,7 +134,7 @@ class LaunchPlan:
 
     def key(self, parts: SandboxParts) -> str:
         """The same for sandboxes that may stand in for each other: all that a command is given later is left out."""
-        result = (settled(self.spec, parts).workdir, self.spec.network, self._bounds())
+        result = (settled(self.spec, parts).workdir, self.spec.network, self.spec.cpus, self._bounds())
         return digest(self.kind, parts.lower, parts.binds, self.layer, *result)
 
     def start(self, sandbox_id: str, parts: SandboxParts | None = None) -> NodeSandbox:
@@ -149,7 +150,7 @@ class LaunchPlan:
                 record = self._make(state, parts)
         if settings().stock and not self.layer:
             warm_pool.note_use(warm_pool.WarmPoolUse(key, self.kind, self.spec))
-        return NodeSandbox(record, self.spec, parts.bin_folders, parts.variables)
+        return _sandbox(record, self.spec, parts, "init")
 
     def fill_warm_pool(self, parts: SandboxParts) -> Path:
         """Put one more into the warm pool; returns its folder there. Raises SandboxError. Blocks."""
@@ -216,7 +217,7 @@ class LaunchPlan:
             "network": self.spec.network,
             "sockets": SOCKETS,
             "limits": self._bounds(),
-            "cgroup": cgroups.make(state, self.spec.limits.memory_mb, self.spec.limits.n_processes),
+            "cgroup": cgroups.make(state, self.spec.limits.memory_mb, self.spec.limits.n_processes, self.spec.cpus),
             "n_identities": self.n_identities,
         }
 
@@ -230,5 +231,16 @@ def attach(kind: str, sandbox_id: str, spec: SandboxSpec) -> NodeSandbox:
     record = SandboxRecord.load(folder(sandbox_id))
     if record is None or record.kind != kind or not record.first.alive():
         raise SandboxError(f"sandbox {sandbox_id}: no {kind} sandbox of this id runs on this node")
-    parts = prepare(spec)
-    return NodeSandbox(record, settled(spec, parts), parts.bin_folders, parts.variables)
+    return _sandbox(record, spec, prepare(spec), "run")
+
+
+def _sandbox(record: SandboxRecord, spec: SandboxSpec, parts: SandboxParts, phase: str) -> NodeSandbox:
+    """A handle on a sandbox for one phase of its use, with the network that its commands have then."""
+    user = image_user(parts.lower, spec.user or parts.config.user)
+    variables = {**parts.variables, **user}
+    bin_folders = parts.bin_folders
+    if spec.image_first:
+        variables["PATH"] = ":".join([variables.get("PATH", SEARCH_PATH), *bin_folders])
+        bin_folders = ()
+    own = settled(spec, parts)
+    return NodeSandbox(record, own, bin_folders, variables, network=spec.network or phase in spec.network_in)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import posixpath
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -46,6 +48,8 @@ class NodeSandbox:
         spec: SandboxSpec,
         bin_folders: Sequence[str] = (),
         variables: Mapping[str, str] | None = None,
+        *,
+        network: bool | None = None,
     ) -> None:
         self.sandbox_id = record.sandbox_id
         self.socket_folder = folder(record.sandbox_id) / SOCKETS
@@ -53,6 +57,8 @@ class NodeSandbox:
         self.identity: tuple[int, int] | None = None
         self._record = record
         self._spec = spec
+        self._network = spec.network if network is None else network
+        self._cpus = chosen_cpus(record.sandbox_id, spec.cpus)
         own = dict(variables or {})
         self._variables = {**own, "PATH": ":".join([*bin_folders, own.get("PATH", SEARCH_PATH)])}
         self.files = Transfer(self.sandbox_id, self.target, spec.workdir, spec.limits.disk_mb)
@@ -71,11 +77,12 @@ class NodeSandbox:
             "pid": self._record.first.pid,
             "started": self._record.first.started,
             "user": sandbox_user(),
-            "network": self._spec.network,
+            "network": self._network,
             "fake_root": self._spec.fake_root,
             "limits": _resources(self._spec.limits, limits or self._spec.limits),
             "cgroup": self._record.cgroup,
             "identity": self.identity,
+            "cpus": self._cpus,
         }
 
     def alive(self) -> bool:
@@ -196,6 +203,16 @@ class NodeSandbox:
     def end(self) -> None:
         """As `stop`. Blocks."""
         terminate(self._record)
+
+
+def chosen_cpus(sandbox_id: str, cpus: float | None) -> list[int]:
+    """Return the node's processors that a sandbox may use, drawn by its id; empty if it may use all."""
+    there = sorted(os.sched_getaffinity(0))
+    n = len(there) if cpus is None else math.ceil(cpus)
+    if n >= len(there):
+        return []
+    first = zlib.crc32(sandbox_id.encode()) % len(there)
+    return sorted((there + there)[first : first + n])
 
 
 def _resources(bounds: SandboxLimits, asked: SandboxLimits) -> dict[str, int]:

@@ -80,6 +80,7 @@ class LimitWatch:
             "limits": {},
             "cgroup": "",
             "identity": None,
+            "cpus": [],
         }
         self._n_processes = bounds["n_processes"]
         # where it has a control group, the kernel sees to its memory

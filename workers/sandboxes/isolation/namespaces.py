@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     class JoinTarget(TypedDict):
         """The sandbox to join: its first process, and the user and limits inside; plain JSON.
 
-        `limits` are pairs of a resource's name, such as `RLIMIT_CPU`, and its value. `identity` are the user and group
-        that the program sees itself and all files as, without rights of root; None for root.
+        `limits` are pairs of a resource's name, such as `RLIMIT_CPU`, and its value; `cpus` are those that its
+        processes start on, empty for all. `identity` are the user and group that the program sees itself and all files
+        as, without rights of root; None for root.
         """
 
         pid: int
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
         limits: Mapping[str, int]
         cgroup: str
         identity: Sequence[int] | None
+        cpus: Sequence[int]
 
 
 ALL = linux.NEWUSER | linux.NEWNS | linux.NEWPID | linux.NEWIPC | linux.NEWUTS | linux.NEWCGROUP | linux.NEWNET
@@ -108,6 +110,10 @@ def confine(target: JoinTarget) -> None:
     if target["identity"]:
         linux.become_user_of_a_new_user_namespace(*target["identity"])
     limit({**target["limits"], **kernel_limits.shares()})
+    if target["cpus"]:
+        # one may have been taken away since
+        with contextlib.suppress(OSError):
+            os.sched_setaffinity(0, target["cpus"])
     linux.drop_capabilities()
     linux.no_new_privileges()
     seccomp.filter_calls(target["fake_root"])
