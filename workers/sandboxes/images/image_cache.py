@@ -145,7 +145,8 @@ def _build(source: ImageSource, folder: Path, asked_at: float, mode: str, retry:
             _remember(folder, failed)
             raise failed from error
         _failure(folder).unlink(missing_ok=True)
-        _noted.pop((folder, source.reference), None)
+        for name in (source.reference, ""):
+            _noted.pop((folder, name), None)
 
     try:
         made_once(folder, make, good, private=True, within_s=BUILD_S)
