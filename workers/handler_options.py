@@ -70,12 +70,19 @@ class ContinuesConversation(Protocol):
     """A handler whose tasks have several steps in one conversation and one sandbox."""
 
     async def next_messages(
-        self, instance: Any, sandbox: Sandbox | None, n_done: int, answer: str | None, steps: Sequence[dict[str, Any]]
+        self,
+        instance: Any,
+        sandbox: Sandbox | None,
+        n_done: int,
+        answer: str | None,
+        steps: Sequence[dict[str, Any]],
+        fresh: FreshSandbox,
     ) -> NextTurn:
         """Return the next step, asked each time the policy has answered or submitted; `n_done` counts those times.
 
-        `steps` are the records so far. It may score the step in the sandbox and prepare the next one: it has the time
-        of scoring (`eval_s`), which is not the policy's. The limits of turns, tokens and time are over all steps.
+        `steps` are the records so far. It may score the step, in a fresh sandbox or, with `layer=True`, in a copy of
+        this one without its processes, and prepare the next one: it has the time of scoring (`eval_s`), which is not
+        the policy's. The limits of turns, tokens and time are over all steps.
         """
         ...
 
@@ -85,6 +92,32 @@ class KeepsLayer(Protocol):
     """A handler whose evaluator opens `fresh(layer=True)`: True keeps the files that the policy left."""
 
     keeps_layer: ClassVar[bool]
+
+
+@dataclass(frozen=True, slots=True)
+class RestoredFiles:
+    """Parts of a layer that are left out of it, so that what the image has there is in the sandbox again.
+
+    `trees` and `files` are absolute paths; `names` are names of files anywhere. `programs` are names in the folders of
+    programs, and `modules` names of packages where interpreters look for them: each is left out only where the image
+    has it, as a policy may install what is not there. `libraries` are names of files in folders of libraries.
+    """
+
+    trees: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
+    programs: tuple[str, ...] = ()
+    modules: tuple[str, ...] = ()
+    libraries: tuple[str, ...] = ()
+
+
+@runtime_checkable
+class RestoresFiles(Protocol):
+    """A handler that keeps the layer, and says which parts of it are not the policy's to leave."""
+
+    def restored(self, instance: Any) -> RestoredFiles:
+        """Return the parts that scoring finds as the image has them. From the fields alone."""
+        ...
 
 
 @runtime_checkable

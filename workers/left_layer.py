@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import asdict
 from typing import Protocol
+from uuid import uuid4
 
 from farm.errors import EvaluatorError, HandlerError, LayerMissing
 from farm.records.request import SandboxSpec
 from farm.records.submission import KeptLayer
+from workers.handler_options import RestoredFiles
 from workers.interfaces import Sandbox
 from workers.sandboxes.images.content_store import digest
 from workers.sandboxes.lifecycle import layers, left_layers
-from workers.sandboxes.optional_protocols import KeepsLayers, keeps_layers
+from workers.sandboxes.optional_protocols import CopiesLayers, KeepsLayers, keeps_layers
 from workers.stage_clock import off_clock
 from workers.stage_job import SandboxSource, StageJob
 
@@ -48,7 +53,9 @@ def _keeper(job: StageJob, source: SandboxSource) -> KeepsLayers:
     return keeper
 
 
-async def keep_layer(job: StageJob, source: SandboxSource, sandbox: Sandbox, store: LayerStore) -> KeptLayer:
+async def keep_layer(
+    job: StageJob, source: SandboxSource, sandbox: Sandbox, store: LayerStore, restored: RestoredFiles | None = None
+) -> KeptLayer:
     """Stop a sandbox and keep what was written in it: on this node, and in the store up to its cap.
 
     Takes none of the policy's time. Raises SandboxError if the sandbox is gone.
@@ -57,6 +64,7 @@ async def keep_layer(job: StageJob, source: SandboxSource, sandbox: Sandbox, sto
     keeper = _keeper(job, source)
     with off_clock(left_layers.PACK_S):
         await keeper.stop_keeping(sandbox, name)
+        await _restore(job, source, name, restored)
         packed = await asyncio.to_thread(left_layers.packed, name, store.max_bytes)
         if packed is not None:
             await store.save(*packed)
@@ -67,6 +75,36 @@ async def keep_layer(job: StageJob, source: SandboxSource, sandbox: Sandbox, sto
             store.max_bytes / 1e6,
         )
     return KeptLayer(name=name, attempt=job.attempt, stored=packed is not None)
+
+
+async def _restore(job: StageJob, source: SandboxSource, name: str, restored: RestoredFiles | None) -> None:
+    if restored is not None:
+        await _copier(job, source).restore_layer(source.spec, name, asdict(restored))
+
+
+def _copier(job: StageJob, source: SandboxSource) -> CopiesLayers:
+    if not isinstance(source.provider, CopiesLayers):
+        raise HandlerError(
+            f"{job.rollout_id}: handler {job.data_source} is scored in the files that the policy leaves, with some of "
+            f"the image's own again, and sandboxes of kind {source.provider.kind} cannot do that: choose another kind",
+            retryable=False,
+        )
+    return source.provider
+
+
+@asynccontextmanager
+async def copied_layer(
+    job: StageJob, source: SandboxSource, sandbox: Sandbox, restored: RestoredFiles | None
+) -> AsyncIterator[KeptLayer]:
+    """Yield a layer with what was written so far in a sandbox that goes on; it is removed at the end."""
+    copier = _copier(job, source)
+    name = f"{layers.LEFT}{uuid4().hex}"
+    try:
+        await copier.copy_layer(sandbox, source.spec, name)
+        await _restore(job, source, name, restored)
+        yield KeptLayer(name=name, attempt=job.attempt, stored=False)
+    finally:
+        await asyncio.to_thread(layers.discard, name)
 
 
 async def open_layer(

@@ -10,7 +10,7 @@ from farm.records.rollout import STEP_ENDS
 from farm.records.trajectory import Message
 from workers import plugin_values
 from workers.handler_options import ContinuesConversation
-from workers.interfaces import AgentResult, Sandbox
+from workers.interfaces import AgentResult, FreshSandbox, Sandbox
 from workers.plugin_faults import described, is_cancellation
 from workers.stage_clock import deadline, off_clock
 from workers.stage_job import Problem
@@ -19,10 +19,13 @@ from workers.stage_job import Problem
 class TaskSteps:
     """The steps of one rollout. `records` are its handler's, of the steps that ended before the last one."""
 
-    def __init__(self, problem: Problem, handler: ContinuesConversation, sandbox: Sandbox | None) -> None:
+    def __init__(
+        self, problem: Problem, handler: ContinuesConversation, sandbox: Sandbox | None, fresh: FreshSandbox
+    ) -> None:
         self._problem = problem
         self._handler = handler
         self._sandbox = sandbox
+        self._fresh = fresh
         self._n_asked = 0
         self._ended = False
         self.records: list[dict[str, Any]] = []
@@ -36,7 +39,7 @@ class TaskSteps:
             with off_clock(limit_s):
                 async with deadline(limit_s):
                     turn = await self._handler.next_messages(
-                        self._problem.instance, self._sandbox, n_done, answer, tuple(self.records)
+                        self._problem.instance, self._sandbox, n_done, answer, tuple(self.records), self._fresh
                     )
         except TimeoutError as error:
             raise HandlerError(f"{what} took longer than {limit_s:g} s") from error
@@ -63,7 +66,7 @@ class TaskSteps:
             )
 
 
-def steps_of(problem: Problem, sandbox: Sandbox | None) -> TaskSteps | None:
+def steps_of(problem: Problem, sandbox: Sandbox | None, fresh: FreshSandbox) -> TaskSteps | None:
     """Return the steps of a task whose handler has them."""
     handler = problem.handler
-    return TaskSteps(problem, handler, sandbox) if isinstance(handler, ContinuesConversation) else None
+    return TaskSteps(problem, handler, sandbox, fresh) if isinstance(handler, ContinuesConversation) else None

@@ -56,7 +56,7 @@ class EarlyScore(BaseModel):
 class Submission(BaseModel):
     """The part of a rollout that is scored; kept in the store, so that scoring can be repeated without a new play.
 
-    The last three are the farm's, which fills them in for handlers that ask for it (`workers/handler_options.py`).
+    The last four are the farm's: no handler sets them (`workers/handler_options.py`).
     """
 
     model_config = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")
@@ -70,3 +70,5 @@ class Submission(BaseModel):
     steps: list[dict[str, Any]] = []
     """The records of the steps before the last one, in order."""
     early_score: EarlyScore | None = None
+    rewards: tuple[float, ...] | None = None
+    """What an environment gave for its steps, as its agent kept it. None if none was played."""

@@ -5,7 +5,7 @@ They are asked for by their methods, so a provider need not derive from anything
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 from farm.records.request import SandboxSpec
@@ -51,6 +51,19 @@ class KeepsLayers(Protocol):
 
     async def start_on(self, sandbox_id: str, spec: SandboxSpec, name: str) -> Sandbox:
         """As `start`, on the files of a layer: of a sandbox that had the same image, packages and archives."""
+        ...
+
+
+@runtime_checkable
+class CopiesLayers(KeepsLayers, Protocol):
+    """Copies what is written in a sandbox that goes on, and leaves parts out of layers."""
+
+    async def copy_layer(self, sandbox: Sandbox, spec: SandboxSpec, name: str) -> None:
+        """Make a layer of what a sandbox has written so far; its processes stand still meanwhile."""
+        ...
+
+    async def restore_layer(self, spec: SandboxSpec, name: str, rule: Mapping[str, Sequence[str]]) -> None:
+        """Leave out of a layer what a rule of `workers/sandboxes/isolation/layer_files.py` names."""
         ...
 
 

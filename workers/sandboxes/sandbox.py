@@ -54,13 +54,14 @@ class NodeSandbox:
         self.sandbox_id = record.sandbox_id
         self.socket_folder = folder(record.sandbox_id) / SOCKETS
         self.workdir = spec.workdir
+        self.identity: tuple[int, int] | None = None
         self._record = record
         self._spec = spec
         self._network = spec.network if network is None else network
         self._cpus = chosen_cpus(record.sandbox_id, spec.cpus)
         own = dict(variables or {})
         self._variables = {**own, "PATH": ":".join([*bin_folders, own.get("PATH", SEARCH_PATH)])}
-        self._files = Transfer(self.sandbox_id, self.target, spec.workdir, spec.limits.disk_mb)
+        self.files = Transfer(self.sandbox_id, self.target, spec.workdir, spec.limits.disk_mb)
 
     def environment(self, more: Mapping[str, str] | None = None) -> dict[str, str]:
         """The environment of every command: chosen, never the worker's."""
@@ -80,6 +81,7 @@ class NodeSandbox:
             "fake_root": self._spec.fake_root,
             "limits": _resources(self._spec.limits, limits or self._spec.limits),
             "cgroup": self._record.cgroup,
+            "identity": self.identity,
             "cpus": self._cpus,
         }
 
@@ -180,19 +182,19 @@ class NodeSandbox:
 
     async def read_file(self, path: str) -> bytes:
         """See `Sandbox.read_file`."""
-        return await self._files.read(path)
+        return await self.files.read(path)
 
     async def write_file(self, path: str, data: bytes) -> None:
         """See `Sandbox.write_file`."""
-        await self._files.write(path, data)
+        await self.files.write(path, data)
 
     async def upload(self, source: Path, path: str) -> None:
         """See `Sandbox.upload`."""
-        await self._files.upload(source, path)
+        await self.files.upload(source, path)
 
     async def download(self, path: str, target: Path) -> None:
         """See `Sandbox.download`."""
-        await self._files.download(path, target)
+        await self.files.download(path, target)
 
     async def stop(self) -> None:
         """See `Sandbox.stop`."""

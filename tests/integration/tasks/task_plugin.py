@@ -145,6 +145,7 @@ class SteppedHandler(TaskHandler):
         n_done: int,
         answer: str | None,
         steps: Sequence[dict[str, Any]],
+        fresh: FreshSandbox,
     ) -> NextTurn:
         assert len(steps) == n_done - 1
         messages = [{"role": "user", "content": command} for command in instance.commands[n_done : n_done + 1]]

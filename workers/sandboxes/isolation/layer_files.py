@@ -8,7 +8,11 @@ files that not even their owner can read. Whoever made the stream, nothing is un
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
+import re
+import shutil
 import stat
 import tarfile
 
@@ -22,6 +26,8 @@ _OF_OVERLAY = "user.overlay."
 _KEPT_OF_OVERLAY = ("user.overlay.opaque", "user.overlay.whiteout", "user.overlay.whiteouts")
 """The others are of the layers below where they were made."""
 _HEADER = "SCHILY.xattr."
+_LIBRARY = re.compile(r"python3\.\d+")
+"""The folder of a Python's standard library."""
 
 
 class LayerRefused(Exception):
@@ -142,4 +148,119 @@ def _make(archive: tarfile.TarFile, member: tarfile.TarInfo, folders: set[str]) 
         os.utime(path, (member.mtime, member.mtime))
 
 
-ACTIONS: dict[str, Callable[[int, int], None]] = {"pack": pack, "unpack": unpack}
+def restore(pipe: int, _max_bytes: int) -> None:
+    """Remove from the working directory what a rule in JSON names, so that the folders below show in its place.
+
+    The rule has the fields of `RestoredFiles`, `lower`, the folders below, and `bin_folders`, where programs are. A
+    folder of programs that was replaced, or whose contents were, is the one below again.
+    """
+    with os.fdopen(pipe, "rb") as stream:
+        rule = json.loads(stream.read())
+    for path in (*rule["trees"], *rule["files"]):
+        _remove_below(path.strip("/"))
+    for folder in rule["bin_folders"]:
+        _uncover(folder.strip("/"), rule["lower"])
+    programs = {name for name in rule["programs"] if _is_below(rule, rule["bin_folders"], name)}
+    for folder in rule["bin_folders"]:
+        for name in _names(folder.strip("/")):
+            # python3.11 is python
+            if name in programs or name.rstrip("0123456789.") in programs:
+                _remove(f"{folder.strip('/')}/{name}")
+    names, libraries, modules = (frozenset(rule[name]) for name in ("names", "libraries", "modules"))
+    for path in list(_paths()):
+        parts = path.split("/")
+        if (
+            parts[-1] in names
+            or (parts[-1] in libraries and any(each.startswith("lib") for each in parts[:-1]))
+            or ((own := _own_to_interpreter(parts, modules)) and _any_has(rule["lower"], own))
+            or (parts[-1].endswith(".pth") and _runs_code(path))
+        ):
+            _remove(path)
+
+
+def _own_to_interpreter(parts: list[str], modules: frozenset[str]) -> str:
+    """Return the folder or module of an interpreter that a path belongs to: its standard library, or one of `modules`."""
+    for at, name in enumerate(parts[:-1]):
+        following = parts[at + 1]
+        if name in ("site-packages", "dist-packages"):
+            if following in modules or following.removesuffix(".py") in modules:
+                return "/".join(parts[: at + 2])
+            return ""
+        # a file in it, not a package that was installed below it
+        if _LIBRARY.fullmatch(name) and following not in ("site-packages", "dist-packages"):
+            return "/".join(parts[: at + 1])
+    return ""
+
+
+def _runs_code(path: str) -> bool:
+    """Return whether a .pth has lines that an interpreter executes when it starts."""
+    try:
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW), "rb") as file:  # noqa: PTH123
+            return any(line.startswith((b"import ", b"import\t")) for line in file.read(_CHUNK).splitlines())
+    except OSError:
+        return True
+
+
+def _uncover(folder: str, lower: list[str]) -> None:
+    """Let a folder, and those above it, be what they are below, with all that is in them there."""
+    parts = folder.split("/")
+    for path in ("/".join(parts[:n]) for n in range(1, len(parts) + 1)):
+        if not os.path.lexists(path):
+            return
+        below = next((f"{each}/{path}" for each in lower if os.path.lexists(f"{each}/{path}")), "")
+        if below and (os.path.islink(below) or os.path.islink(path) or not os.path.isdir(path)):  # noqa: PTH112, PTH114
+            _remove(path)
+            return
+        if below:
+            for name in ("user.overlay.opaque", "trusted.overlay.opaque"):
+                with contextlib.suppress(OSError):
+                    os.removexattr(path, name, follow_symlinks=False)
+
+
+def _is_below(rule: dict[str, list[str]], folders: list[str], name: str) -> bool:
+    """Return whether the image has a program, under its plain name or with a version."""
+    for folder in folders:
+        for each in rule["lower"]:
+            place = f"{each}/{folder.strip('/')}"
+            if os.path.lexists(f"{place}/{name}"):
+                return True
+    return False
+
+
+def _any_has(lower: list[str], path: str) -> bool:
+    return any(os.path.lexists(f"{each}/{path}") for each in lower)
+
+
+def _names(folder: str) -> list[str]:
+    # a link would lead to the host's
+    if os.path.islink(folder) or not os.path.isdir(folder):  # noqa: PTH112, PTH114
+        return []
+    return os.listdir(folder)  # noqa: PTH208
+
+
+def _remove_below(path: str) -> None:
+    """Remove a path if no folder above it is a link."""
+    parts = path.split("/")
+    if not any(os.path.islink("/".join(parts[:n])) for n in range(1, len(parts))):  # noqa: PTH114
+        _remove(path)
+
+
+def _remove(path: str) -> None:
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        if stat.S_ISDIR(os.lstat(path).st_mode):
+            _make_removable(path)
+            shutil.rmtree(path)
+        else:
+            os.unlink(path)  # noqa: PTH108
+
+
+def _make_removable(top: str) -> None:
+    os.chmod(top, 0o700)
+    for folder, folders, _ in os.walk(top):
+        for name in folders:
+            path = f"{folder}/{name}"
+            if not os.path.islink(path):  # noqa: PTH114
+                os.chmod(path, 0o700)
+
+
+ACTIONS: dict[str, Callable[[int, int], None]] = {"pack": pack, "unpack": unpack, "restore": restore}

@@ -79,6 +79,7 @@ class LimitWatch:
             "fake_root": False,
             "limits": {},
             "cgroup": "",
+            "identity": None,
             "cpus": [],
         }
         self._n_processes = bounds["n_processes"]

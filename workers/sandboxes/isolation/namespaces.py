@@ -24,7 +24,8 @@ if TYPE_CHECKING:
         """The sandbox to join: its first process, and the user and limits inside; plain JSON.
 
         `limits` are pairs of a resource's name, such as `RLIMIT_CPU`, and its value; `cpus` are those that its
-        processes start on, empty for all.
+        processes start on, empty for all. `identity` are the user and group that the program sees itself and all files
+        as, without rights of root; None for root.
         """
 
         pid: int
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
         fake_root: bool
         limits: Mapping[str, int]
         cgroup: str
+        identity: Sequence[int] | None
         cpus: Sequence[int]
 
 
@@ -105,6 +107,8 @@ def limit(limits: Mapping[str, int]) -> None:
 
 def confine(target: JoinTarget) -> None:
     """In a process that has joined: the limits and rights that its program has, from its exec on."""
+    if target["identity"]:
+        linux.become_user_of_a_new_user_namespace(*target["identity"])
     limit({**target["limits"], **kernel_limits.shares()})
     if target["cpus"]:
         # one may have been taken away since

@@ -29,6 +29,8 @@ _LEFT_S = 12 * 3600.0
 """Seconds for which such a layer waits for its scoring."""
 LINK = "layer"
 """In the folder of a sandbox: leads nowhere, but names the layer that it stands on."""
+WRITTEN = "upper"
+"""In the folder of a sandbox: all that was written in it."""
 _FILES, _LOCK = "files", "lock"
 _NEW, _GONE = ".new", ".gone"
 
@@ -77,8 +79,13 @@ def detach(state: Path) -> Path:
     new.mkdir(parents=True)
     (new / _LOCK).touch()
     # the mount follows it
-    (state / "upper").rename(new / _FILES)
+    (state / WRITTEN).rename(new / _FILES)
     return new
+
+
+def files_of(new: Path) -> Path:
+    """Return the files of a layer that was detached and is not published."""
+    return new / _FILES
 
 
 def publish(new: Path, name: str) -> None:

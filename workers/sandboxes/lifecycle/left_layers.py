@@ -7,9 +7,10 @@ A packed one is a zstandard frame of the tar stream of `workers/sandboxes/isolat
 from __future__ import annotations
 
 import contextlib
+import json
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import zstandard
@@ -101,6 +102,35 @@ def unpack(name: str, data: bytes, max_bytes: int) -> None:
         remove(new)
         raise
     layers.publish(new, name)
+
+
+def copy(files: Path, name: str, max_bytes: int) -> None:
+    """Make a layer of this node of files that another sandbox has written, and which stay. Blocks. SandboxError."""
+    new = layers.begin()
+    try:
+        one, other = socket.socketpair()
+        with (
+            _job("pack", files, one, max_bytes) as packing,
+            _job("unpack", new / "files", other, max_bytes) as unpacking,
+        ):
+            pass
+        if reason := packing() or unpacking():
+            raise SandboxError(f"the files of a sandbox cannot be copied: {reason}")
+    except BaseException:
+        remove(new)
+        raise
+    layers.publish(new, name)
+
+
+def restore(name: str, rule: Mapping[str, Sequence[str]]) -> None:
+    """Leave out of a layer what a rule of `layer_files.restore` names. Blocks. Raises SandboxError."""
+    ours, theirs = socket.socketpair()
+    with _job("restore", files_of(name), theirs, 0) as refused, ours:
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            ours.sendall(json.dumps({key: list(value) for key, value in rule.items()}).encode())
+            ours.shutdown(socket.SHUT_WR)
+    if reason := refused():
+        raise SandboxError(f"layer {name} cannot be restored: {reason}")
 
 
 @contextlib.contextmanager
