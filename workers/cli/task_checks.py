@@ -12,7 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from uuid import uuid4
 
-from farm.client.task_archives import PART_BYTES
+from farm.client.archive_uploads import PART_BYTES
 
 from farm.errors import FarmError
 from farm.records.request import Limits, SamplingParams

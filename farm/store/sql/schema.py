@@ -270,7 +270,7 @@ class ArchiveRow(Base):
 
 
 class ArchivePartRow(Base):
-    """A part of a task archive, compressed; parts of one that is not whole yet have no row of `archives`."""
+    """A part of a task archive, compressed."""
 
     __tablename__ = "archive_parts"
 
