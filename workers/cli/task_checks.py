@@ -13,7 +13,6 @@ from tempfile import TemporaryFile
 from uuid import uuid4
 
 from farm.client.archive_uploads import PART_BYTES
-
 from farm.errors import FarmError
 from farm.records.request import Limits, SamplingParams
 from farm.records.task_needs import NetworkRule, unsupported
