@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from numbers import Real
 from typing import Any
 
 from farm.errors import EvaluatorError
@@ -23,7 +22,8 @@ def counting_reward(score: Score, what: str, rule: str | Mapping[str, float] = "
         return _named(score, what, rule)
     if not isinstance(rule, str):
         return math.fsum(weight * _named(score, what, key) for key, weight in rule.items())
-    if not (isinstance(score.value, Real) and math.isnan(score.value) and score.rewards):
+    left_out = isinstance(score.value, float) and math.isnan(score.value)
+    if not (left_out and score.rewards):
         return score.value
     if CONVENTION in score.rewards:
         return score.rewards[CONVENTION]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
@@ -59,9 +60,10 @@ _PROBLEM = {
 
 
 def _operation(path: str, described: EndpointDescription, schemas: dict[str, Any]) -> dict[str, Any]:
-    parameters = (
-        [{"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}] if "{id}" in path else []
-    )
+    parameters = [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+        for name in re.findall(r"{(\w+)}", path)
+    ]
     if described.query is not None:
         result = _model(described.query, schemas)
         for name, schema in result.get("properties", {}).items():

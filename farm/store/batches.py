@@ -350,10 +350,8 @@ def timings(connection: Connection, rollout_id: str) -> list[Timing]:
 def rewards_of(connection: Connection, rollout_id: str) -> list[Reward]:
     """Return the scores of a rollout, newest last."""
     statement = select(rewards).where(rewards.c.rollout_id == rollout_id).order_by(rewards.c.attempt)
-    return [
-        Reward(row.value, row.details, row.evaluator, row.created_at, row.rewards)
-        for row in connection.execute(statement)
-    ]
+    found = connection.execute(statement)
+    return [Reward(row.value, row.details, row.evaluator, row.created_at, row.rewards) for row in found]
 
 
 def with_segments(found: Sequence[Rollout], segments: dict[str, tuple[Segment, ...]]) -> list[Rollout]:

@@ -32,10 +32,8 @@ class Base(DeclarativeBase):
     }
 
 
-_LIVE = text("finish_seq IS NULL")
-_ENDED = text("finish_seq IS NOT NULL")
-_SCORED = text("reward IS NOT NULL")
-_ARCHIVED = text("archive <> ''")
+_LIVE, _ENDED = text("finish_seq IS NULL"), text("finish_seq IS NOT NULL")
+_SCORED, _ARCHIVED = text("reward IS NOT NULL"), text("archive <> ''")
 _ZERO = text("0")
 
 
@@ -133,10 +131,7 @@ class RolloutRow(Base):
         ForeignKeyConstraint(["batch_id"], ["batches.batch_id"], ondelete="CASCADE"),
         Index("ix_rollouts_batch_id_group_index", "batch_id", "group_index", "sample_index"),
         Index(
-            "ix_rollouts_batch_id_finish_seq",
-            *("batch_id", "finish_seq"),
-            sqlite_where=_ENDED,
-            postgresql_where=_ENDED,
+            "ix_rollouts_batch_id_finish_seq", "batch_id", "finish_seq", sqlite_where=_ENDED, postgresql_where=_ENDED
         ),
         # scored rollouts by instance, for solve rates; a reward is given when a rollout ends, so it is written once
         Index("ix_rollouts_scored", "data_source", "instance_id", sqlite_where=_SCORED, postgresql_where=_SCORED),
@@ -270,7 +265,7 @@ class ArchiveRow(Base):
 
 
 class ArchivePartRow(Base):
-    """A part of a task archive, compressed; parts of one that is not whole yet have no row of `archives`."""
+    """A part of a task archive, compressed."""
 
     __tablename__ = "archive_parts"
 

@@ -1,0 +1,58 @@
+"""Task archives in a store: whole or not, kept for their batches, dropped after them."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+from sqlalchemy import delete
+
+from farm.client.archive_uploads import PART_BYTES
+from farm.client.local_archives import LocalArchives
+from farm.errors import InvalidRequest
+from farm.records.request import BatchRequest, Instance
+from farm.store import batches
+from farm.store.blobs import stored_archives
+from farm.store.database import Store
+from farm.store.sql.schema import Batch
+from farm.task_archive import pack
+
+
+def test_an_archive_is_whole_once_it_is_checked_and_goes_with_its_batches(store: Store, tmp_path: Path) -> None:
+    task = tmp_path / "task"
+    task.mkdir()
+    (task / "large").write_bytes(bytes(range(256)) * (PART_BYTES // 200))
+    archive = io.BytesIO()
+    digest, data = pack(task, archive), archive.getvalue()
+    archives = LocalArchives(store)
+    request = BatchRequest(instances=(Instance(data_source="noop", fields={}, archive=digest),))
+    archives.put_part(digest, 1, data[PART_BYTES:])
+    archives.put_part(digest, 1, data[PART_BYTES:])
+    assert (archives.state(digest).whole, archives.state(digest).parts) == (False, (1,))
+    with pytest.raises(InvalidRequest, match="no task archive"):
+        store.write(lambda connection: batches.create(connection, request, "f"))
+    assert archives.upload(task) == digest
+    assert archives.state(digest).whole
+    batch_id, _ = store.write(lambda connection: batches.create(connection, request, "f"))
+    assert store.read(lambda connection: batches.instance_fields(connection, batch_id, 0)) == ("noop", {}, digest)
+    assert store.write(lambda connection: stored_archives.sweep(connection, 0.0)) == []
+    store.write(lambda connection: connection.execute(delete(Batch).where(Batch.batch_id == batch_id)))
+    assert store.write(lambda connection: stored_archives.sweep(connection, 3600.0)) == []
+    assert store.write(lambda connection: stored_archives.sweep(connection, 0.0)) == [digest]
+    assert store.read(lambda connection: stored_archives.part(connection, digest, 0)) is None
+
+
+def test_parts_that_are_another_archive_or_none_are_dropped(store: Store, tmp_path: Path) -> None:
+    archives = LocalArchives(store)
+    (tmp_path / "task").mkdir()
+    archive = io.BytesIO()
+    pack(tmp_path / "task", archive)
+    for data, said in ((archive.getvalue(), "are not the archive"), (b"rubbish" * 500, "no tar")):
+        archives.put_part("0" * 64, 0, data)
+        with pytest.raises(InvalidRequest, match=said):
+            archives.complete("0" * 64, 1)
+        assert archives.state("0" * 64).parts == ()
+    for digest, number, data in (("../x", 0, b"x"), ("0" * 64, -1, b"x"), ("0" * 64, 0, bytes(PART_BYTES + 1))):
+        with pytest.raises(InvalidRequest):
+            archives.put_part(digest, number, data)
