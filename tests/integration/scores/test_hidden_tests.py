@@ -158,7 +158,7 @@ async def started() -> Sandbox:
 
 
 @asynccontextmanager
-async def new() -> AsyncIterator[Sandbox]:
+async def new(*_: object, **__: object) -> AsyncIterator[Sandbox]:
     sandbox = await started()
     try:
         yield sandbox
@@ -172,7 +172,7 @@ def fresh(runner: asyncio.Runner) -> Iterator[FreshSandbox]:
     held = [runner.run(started())]
 
     @asynccontextmanager
-    async def one() -> AsyncIterator[Sandbox]:
+    async def one(*_: object, **__: object) -> AsyncIterator[Sandbox]:
         try:
             yield held[0]
         except SandboxError:
