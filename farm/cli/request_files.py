@@ -97,8 +97,9 @@ def set_fields(request: dict[str, Any], settings: tuple[str, ...]) -> None:
         names = path.strip().split(".")
         if not sign or not all(names):
             raise InvalidRequest(f"{setting!r} is not NAME=VALUE, such as sampling.top_p=0.9", field="--set")
-        if names[0] == "engine_key":
-            raise InvalidRequest("every user sees a command line: give --engine-key-file", field="--set engine_key")
+        if names[-1] == "engine_key":
+            where = "--engine-key-file" if len(names) == 1 else "the request in a file"
+            raise InvalidRequest(f"every user sees a command line: give {where}", field=f"--set {'.'.join(names)}")
         if names[0] == "instances":
             raise InvalidRequest("instances come from FILE", field="--set")
         at = request

@@ -12,10 +12,11 @@ from farm.engine_urls import normal_url
 from farm.errors import InvalidRequest, UnknownHandler
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+_PROBLEMS = click.Path(exists=True, path_type=Path)
 
 
 @click.command()
-@click.argument("file", type=_FILE, required=False)
+@click.argument("file", type=_PROBLEMS, required=False)
 @click.option("--request", "request_file", type=_FILE, help="All of a batch request (farm.BatchRequest), YAML or JSON.")
 @click.option("--set", "fields", multiple=True, metavar="NAME=VALUE", help="A field of it, such as sampling.top_p=0.9.")
 @click.option(
@@ -64,6 +65,7 @@ def submit(
 ) -> None:
     """Start a batch from FILE, one problem per line, and print its id.
 
+    FILE may be a folder of tasks in the form of Harbor or terminal-bench: each is an instance, its files are uploaded.
     A line is {"data_source": ..., "fields": {...}}; `farm handlers show NAME` has the fields and an example. With --as,
     FILE has the rows of a data set as they are, .jsonl, .json or .parquet; all are checked before any is played. What
     is not said here is taken from --request, and else the default of farm.BatchRequest; --set comes last.
@@ -93,7 +95,10 @@ def submit(
                 raise click.UsageError(
                     "--map, --data-source and --deduplicate are for rows of a data set: give --as FORM"
                 )
-            problems = request_files.read_problems(file)
+            # a folder of tasks is read once the farm that takes their archives is there
+            problems = request_files.InstanceFile(str(file)) if file.is_dir() else request_files.read_problems(file)
+        elif file.is_dir():
+            raise click.UsageError(f"{file} is a folder of tasks, which are read as they are: leave --as out")
         else:
             problems, counted = request_files.read_rows_as(file, form, mapping, data_source or "", deduplicate)
             click.echo(counted, err=True)
@@ -106,6 +111,10 @@ def submit(
         if engine and normal_url(engine) not in [state.engine.url for state in farm.engines()]:
             # one that is there has settings of its own, such as a key
             farm.add_engine(engine, model or "")
+        if file is not None and file.is_dir():
+            from farm.cli.task_folders import instances_of
+
+            request["instances"] = instances_of(file, farm, request)
         try:
             batch_id = farm.submit(request)
         except InvalidRequest as error:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import secrets
 import time
+from base64 import b64encode
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from farm.address import WAIT_TIMEOUT_S
+from farm.client.archive_uploads import ArchiveState, TaskArchives
 from farm.client.consumer_stream import CONSUMER, BatchWatch, Page, check_consumer
 from farm.client.farm import Farm
 from farm.client.http_connection import ApiConnection
@@ -46,6 +48,7 @@ class RemoteFarm(Farm):
         self._api = ApiConnection(url, key.strip(), patience_s)
         self.orders = RemoteOrders(self._api)
         self.runs = RemoteRuns(self._api)
+        self.archives = RemoteArchives(self._api)
 
     @classmethod
     def opened(cls, url: str, key: str, first_s: float) -> RemoteFarm:
@@ -155,8 +158,8 @@ class RemoteFarm(Farm):
         # repeated, it might remove an engine that was added since
         self._api.post(dict, "/v1/engines/remove", {"url": url}, repeatable=False)
 
-    def clear_engines(self) -> int:
-        return self._api.post(int, "/v1/engines/clear", repeatable=False)
+    def clear_engines(self, forget_weights: bool = False) -> int:
+        return self._api.post(int, "/v1/engines/clear", {"forget_weights": forget_weights}, repeatable=False)
 
     def engines(self) -> Sequence[EngineState]:
         return self._api.get(list[EngineState], "/v1/engines")
@@ -193,6 +196,9 @@ class RemoteOrders(WeightUpdateOrders):
 
     def chosen(self, urls: Collection[str] | None = None) -> list[StoredEngine]:
         return self._api.post(list[StoredEngine], "/v1/engines/chosen", {"urls": _listed(urls)})
+
+    def newest_version(self) -> str:
+        return self._api.get(str, "/v1/engines/version")
 
     def order_pause(self, paused: Paused, by: str, urls: Collection[str] | None) -> dict[str, int]:
         return self._api.post(dict[str, int], "/v1/engines/pause", {"mode": paused, "by": by, "urls": _listed(urls)})
@@ -236,6 +242,23 @@ class RemoteRuns(Runs):
         wanted = {"run": run, "data_source": data_source, "instance_ids": _listed(instance_ids)}
         window = {"min_version": min_version, "solved_at": solved_at}
         return self._api.post(list[SolveRate], "/v1/solve_rates", wanted | window)
+
+
+class RemoteArchives(TaskArchives):
+    """Task archives by way of the API."""
+
+    def __init__(self, api: ApiConnection) -> None:
+        self._api = api
+
+    def state(self, digest: str) -> ArchiveState:
+        return self._api.get(ArchiveState, f"/v1/archives/{digest}")
+
+    def put_part(self, digest: str, number: int, data: bytes) -> None:
+        body = {"number": number, "data": b64encode(data).decode()}
+        self._api.post(ArchiveState, f"/v1/archives/{digest}/parts", body)
+
+    def complete(self, digest: str, n_parts: int) -> None:
+        self._api.post(ArchiveState, f"/v1/archives/{digest}", {"n_parts": n_parts})
 
 
 def _of_batch(batch_id: str, rest: str = "") -> str:

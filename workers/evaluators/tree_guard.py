@@ -10,7 +10,6 @@ one of these is removed.
 from __future__ import annotations
 
 import configparser
-import importlib.metadata
 import importlib.util
 import json
 import os
@@ -21,12 +20,6 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
-
-try:
-    import tomllib
-except ImportError:
-    # before Python 3.11; then any change of a pyproject.toml counts as one of its settings of pytest
-    tomllib = None  # type: ignore[assignment]
 
 _TESTS = {"test", "tests", "testing", "unit_tests", "unittests", "t"}
 _STEERING = {
@@ -42,6 +35,8 @@ SETTINGS_FILES = ("pyproject.toml", "setup.cfg")
 
 def survey(tree: Path, pythonpath: str) -> dict[str, Any]:
     """Return the modules that Python finds without the tree, the plug-ins of pytest, and what is missing."""
+    from importlib.metadata import distributions
+
     absent = "" if shutil.which("git") else "git is missing"
     if importlib.util.find_spec("pytest") is None:
         absent = "pytest is missing from the environment"
@@ -52,7 +47,7 @@ def survey(tree: Path, pythonpath: str) -> dict[str, Any]:
     path = [str(tree / pythonpath), str(tree), *sys.path]
     result = [
         entry.name
-        for distribution in importlib.metadata.distributions(path=path)
+        for distribution in distributions(path=path)
         for entry in distribution.entry_points
         if entry.group == "pytest11"
     ]
@@ -181,7 +176,10 @@ def _below(path: str, folder: str) -> bool:
 def pytest_settings(name: str, text: str) -> Any:
     """Return what pytest and its plug-ins read of a pyproject.toml or setup.cfg. ValueError, configparser.Error."""
     if name == "pyproject.toml":
-        if tomllib is None:
+        try:
+            import tomllib
+        except ImportError:
+            # before Python 3.11; then any change of it counts as one of its settings of pytest
             return text
         tools = tomllib.loads(text).get("tool", {})
         return {tool: said for tool, said in tools.items() if tool in ("pytest", "coverage", "tox")}

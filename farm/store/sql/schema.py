@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import JSON, Double, ForeignKeyConstraint, Index, MetaData, String, text
+from sqlalchemy import JSON, BigInteger, Double, ForeignKeyConstraint, Index, MetaData, String, text
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from farm.store.sql.array_column import Packed
@@ -35,6 +35,7 @@ class Base(DeclarativeBase):
 _LIVE = text("finish_seq IS NULL")
 _ENDED = text("finish_seq IS NOT NULL")
 _SCORED = text("reward IS NOT NULL")
+_ARCHIVED = text("archive <> ''")
 _ZERO = text("0")
 
 
@@ -66,13 +67,17 @@ class InstanceRow(Base):
     """One problem of a batch, as it was submitted."""
 
     __tablename__ = "instances"
-    __table_args__ = (ForeignKeyConstraint(["batch_id"], ["batches.batch_id"], ondelete="CASCADE"),)
+    __table_args__ = (
+        ForeignKeyConstraint(["batch_id"], ["batches.batch_id"], ondelete="CASCADE"),
+        Index("ix_instances_archive", "archive", sqlite_where=_ARCHIVED, postgresql_where=_ARCHIVED),
+    )
 
     batch_id: Mapped[str] = mapped_column(_key(), primary_key=True)
     group_index: Mapped[int] = mapped_column(primary_key=True)
     data_source: Mapped[str] = mapped_column(_key())
     instance_id: Mapped[str] = mapped_column(String(200))
     fields: Mapped[dict[str, Any]]
+    archive: Mapped[str] = mapped_column(_key(), server_default=text("''"))
 
 
 class RolloutRow(Base):
@@ -198,6 +203,7 @@ class ModelCallRow(Base):
     n_invalid: Mapped[int] = mapped_column(server_default=_ZERO)
     begins: Mapped[str] = mapped_column(PlainText(), server_default=text("''"))
     mismatch: Mapped[int | None]
+    reward: Mapped[float | None]
 
 
 class ArtefactRow(Base):
@@ -216,7 +222,7 @@ class ArtefactRow(Base):
 
 
 class SegmentRow(Base):
-    """One training row of the attempt that counts."""
+    """One training row of the attempt that counts. `turn_rewards` are pairs of a place and a reward; null for none."""
 
     __tablename__ = "segments"
     __table_args__ = (
@@ -234,10 +240,11 @@ class SegmentRow(Base):
     response_logprobs: Mapped[Any] = mapped_column(Packed("float32"))
     policy_versions: Mapped[Any] = mapped_column(Packed("int32"))
     mismatch: Mapped[int | None]
+    turn_rewards: Mapped[list[Any] | None] = mapped_column(JSON(none_as_null=True))
 
 
 class RewardRow(Base):
-    """A score; the newest of a rollout is the one on its row."""
+    """A score; the newest of a rollout is the one on its row. `rewards` are all that it has by name."""
 
     __tablename__ = "rewards"
     __table_args__ = (ForeignKeyConstraint(["rollout_id"], ["rollouts.rollout_id"], ondelete="CASCADE"),)
@@ -246,8 +253,32 @@ class RewardRow(Base):
     attempt: Mapped[int] = mapped_column(primary_key=True)
     value: Mapped[float]
     details: Mapped[dict[str, Any]]
+    rewards: Mapped[dict[str, Any]] = mapped_column(server_default="{}")
     evaluator: Mapped[str] = mapped_column(PlainText(64))
     created_at: Mapped[float]
+
+
+class ArchiveRow(Base):
+    """An uploaded task archive, whole: the digest of its tar, and when it was uploaded last."""
+
+    __tablename__ = "archives"
+
+    digest: Mapped[str] = mapped_column(_key(), primary_key=True)
+    n_bytes: Mapped[int] = mapped_column(BigInteger())
+    n_parts: Mapped[int]
+    uploaded_at: Mapped[float]
+
+
+class ArchivePartRow(Base):
+    """A part of a task archive, compressed; parts of one that is not whole yet have no row of `archives`."""
+
+    __tablename__ = "archive_parts"
+
+    digest: Mapped[str] = mapped_column(_key(), primary_key=True)
+    number: Mapped[int] = mapped_column(primary_key=True)
+    n_bytes: Mapped[int]
+    data: Mapped[bytes]
+    uploaded_at: Mapped[float]
 
 
 class EngineRow(Base):
@@ -282,6 +313,17 @@ class EngineRow(Base):
     failure: Mapped[str] = mapped_column(PlainText(1000), server_default="")
     weights_path: Mapped[str] = mapped_column(String(500), server_default="")
     held_at: Mapped[float | None]
+
+
+class NamedWeightsRow(Base):
+    """The weights that were last named to the engines of a model; they outlive the engines."""
+
+    __tablename__ = "named_weights"
+
+    model: Mapped[str] = mapped_column(String(200), primary_key=True)
+    version: Mapped[str] = mapped_column(_key())
+    weights_path: Mapped[str] = mapped_column(String(500))
+    named_at: Mapped[float]
 
 
 class EngineUserRow(Base):

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from farm.records.request import SandboxSpec
 from tests.integration.scores.swe_project import SPEC, Project
 from workers.evaluators.issues.issue_rows import IssueRow
 from workers.evaluators.issues.resolution import IssueEvaluator
@@ -61,7 +62,7 @@ class SharedSandboxes:
         return self._opened
 
     @asynccontextmanager
-    async def _opened(self) -> AsyncIterator[Sandbox]:
+    async def _opened(self, of: SandboxSpec | None = None, *, layer: bool = False) -> AsyncIterator[Sandbox]:
         sandbox = await self._free.get()
         if sandbox is None:
             spec = SPEC.model_copy(update={"workdir": _TREE})

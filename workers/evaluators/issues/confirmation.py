@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from farm.errors import EvaluatorError
-from farm.records.request import SandboxLimits
+from farm.records.request import SandboxLimits, SandboxSpec
 from workers.evaluators.issues.eval_scripts import parts
 from workers.evaluators.issues.issue import Issue
 from workers.evaluators.issues.kept_changes import paths_of_patch
@@ -57,8 +57,8 @@ async def confirm(
     )
 
     @asynccontextmanager
-    async def prepared() -> AsyncIterator[Sandbox]:
-        async with fresh() as sandbox:
+    async def prepared(spec: SandboxSpec | None = None, *, layer: bool = False) -> AsyncIterator[Sandbox]:
+        async with fresh(spec, layer=layer) as sandbox:
             yield await _prepared(sandbox, issue, before, patch, timeout_s / 4)
 
     try:

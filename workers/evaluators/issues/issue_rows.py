@@ -14,7 +14,7 @@ from typing import Annotated, Any, cast
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
-from farm.records.request import Requirement
+from farm.records.sandbox_spec import Requirement
 from workers.evaluators.issues.eval_scripts import made_script, parts, test_command
 from workers.evaluators.issues.issue import TREE, DataSet, EvalType, Issue
 from workers.evaluators.patches import touched

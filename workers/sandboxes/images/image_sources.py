@@ -88,6 +88,7 @@ class FolderSource:
 
     path: Path
     is_built: ClassVar[bool] = True
+    is_whole: ClassVar[bool] = True
 
     @property
     def reference(self) -> str:
@@ -113,6 +114,7 @@ class RuntimeFileSource:
 
     path: Path
     is_built: ClassVar[bool] = True
+    is_whole: ClassVar[bool] = True
 
     @property
     def reference(self) -> str:
@@ -145,6 +147,7 @@ class ArchiveSource:
     path: Path
     tag: str = ""
     is_built: ClassVar[bool] = True
+    is_whole: ClassVar[bool] = True
 
     @property
     def reference(self) -> str:
@@ -201,6 +204,7 @@ class RegistrySource:
 
     reference: str
     is_built: ClassVar[bool] = True
+    is_whole: ClassVar[bool] = True
 
     def key(self) -> str:
         return digest("registry", _FORMAT, self.reference, version(), owner())
@@ -221,6 +225,7 @@ class DefinitionSource:
     path: Path
     values: Mapping[str, str] = field(default_factory=dict)
     is_built: ClassVar[bool] = True
+    is_whole: ClassVar[bool] = True
 
     @property
     def reference(self) -> str:

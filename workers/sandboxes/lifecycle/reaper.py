@@ -13,10 +13,11 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from uuid import uuid4
 
+from farm.ids import owner_of_sandbox
 from farm.settings import settings
 from workers.sandboxes import cgroups
 from workers.sandboxes.lifecycle import layers, warm_pool
-from workers.sandboxes.lifecycle.state import SandboxRecord, folder_of_all, is_locked, starter
+from workers.sandboxes.lifecycle.state import Process, SandboxRecord, folder_of_all, is_locked, starter
 from workers.sandboxes.lifecycle.terminate import STOP_S, terminate_in
 from workers.sandboxes.remove_tree import remove
 
@@ -47,7 +48,11 @@ def _sweep(keep: Callable[[], Collection[str]], starting_s: float, stock_idle_s:
     parent = folder_of_all()
     result = sorted(parent.iterdir()) if parent.is_dir() else []
     wanted = keep() if result else ()
-    unwanted = [state for state in result if state.name not in wanted and not warm_pool.is_pooled(state)]
+    unwanted = [
+        state
+        for state in result
+        if state.name not in wanted and not warm_pool.is_pooled(state) and not _is_kept(state.name)
+    ]
     ours = [state for state in unwanted if SandboxRecord.load(state) or _abandoned(state, starting_s)]
     dropped = [warm_pool.dropped(state, starting_s, stock_idle_s) for state in result if warm_pool.is_pooled(state)]
     gone = terminate_in([*ours, *filter(None, dropped)], patience_s)
@@ -95,6 +100,12 @@ def sweep_dead_nodes() -> list[str]:
 def _clear_node(node: Path) -> None:
     terminate_in((node / folder_of_all().name).iterdir())
     remove(node)
+
+
+def _is_kept(sandbox_id: str) -> bool:
+    """Return whether it is kept by a process that is there: an image is built in it, or many rollouts share it."""
+    owner = owner_of_sandbox(sandbox_id)
+    return owner is not None and Process(*owner).alive()
 
 
 def _abandoned(state: Path, starting_s: float) -> bool:

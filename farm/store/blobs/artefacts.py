@@ -65,5 +65,14 @@ def contents(connection: Connection, rollout_id: str, name: str) -> bytes:
     return zstandard.ZstdDecompressor().decompress(row.data, max_output_size=row.n_bytes)
 
 
+def packed_contents(connection: Connection, rollout_id: str, attempt: int, name: str) -> bytes:
+    """Return an artefact of one attempt in its stored form. Raises NotFound."""
+    key = {"rollout_id": rollout_id, "attempt": attempt, "name": name}
+    data = connection.execute(select(artefacts.c.data).filter_by(**key)).scalar()
+    if data is None:
+        raise NotFound(f"attempt {attempt} of rollout {rollout_id} has no artefact {name!r}")
+    return bytes(data)
+
+
 def _last_attempt(rollout_id: str) -> Any:
     return select(func.max(artefacts.c.attempt)).where(artefacts.c.rollout_id == rollout_id).scalar_subquery()
