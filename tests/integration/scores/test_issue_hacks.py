@@ -25,7 +25,6 @@ FEW = (
     "prints_marks_and_exit_code",
     "tests_do_nothing",
     "says_that_memory_is_gone",
-    "conftest_beside_the_tests",
 )
 HACKS = at_length({name: ALL[name] for name in FEW}, ALL)
 RIGHT = {"gold": GOLD, "gold_and_tests": f"{GOLD}; echo 'raise SystemExit' > tests/conftest.py; rm tests/test_core.py"}

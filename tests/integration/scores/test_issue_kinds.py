@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import subprocess
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -14,9 +15,10 @@ from typing import Any
 import pytest
 
 from tests.conftest import absent
+from tests.integration.scores.issue_project import bundle_of
 from workers.evaluators.issues.issue_rows import IssueRow
 from workers.handlers.swe_bench import SweBenchHandler
-from workers.interfaces import Sandbox
+from workers.interfaces import FreshSandbox, Sandbox
 from workers.registry import sandbox as provider
 
 pytestmark = pytest.mark.timeout(1200)
@@ -35,6 +37,21 @@ def row_of(form: str, number: int) -> tuple[IssueRow, str]:
     return IssueRow.model_validate({**row, **own, **base}), row["patch"]
 
 
+def fresh_sandboxes(kind: str, row: IssueRow) -> FreshSandbox:
+    spec = SweBenchHandler().sandbox(row)
+    assert spec is not None
+
+    @asynccontextmanager
+    async def fresh() -> AsyncIterator[Sandbox]:
+        sandbox = await provider(kind).start(f"test-{uuid.uuid4().hex[:12]}", spec)
+        try:
+            yield sandbox
+        finally:
+            await sandbox.stop()
+
+    return fresh
+
+
 @pytest.mark.parametrize(
     ("kind", "form", "number"), [("namespace", "swe_smith", 0), ("singularity", "swebench_classic", 1)]
 )
@@ -46,17 +63,7 @@ def test_gold_resolves_and_another_patch_does_not(kind: str, form: str, number: 
 
 async def _gold_resolves_and_another_does_not(kind: str, row: IssueRow, patch: str) -> None:
     handler = SweBenchHandler()
-    spec = handler.sandbox(row)
-    assert spec is not None
-
-    @asynccontextmanager
-    async def fresh() -> AsyncIterator[Sandbox]:
-        sandbox = await provider(kind).start(f"test-{uuid.uuid4().hex[:12]}", spec)
-        try:
-            yield sandbox
-        finally:
-            await sandbox.stop()
-
+    fresh = fresh_sandboxes(kind, row)
     async with fresh() as sandbox:
         await handler.prepare(row, sandbox)
         seen = await sandbox.exec(["bash", "-c", LOOK], timeout_s=60, cwd=row.tree)
@@ -74,3 +81,46 @@ async def _gold_resolves_and_another_does_not(kind: str, row: IssueRow, patch: s
     assert (score.value, score.details["confirmed"]) == (1.0, True), score
     assert (await evaluator.evaluate(other, fresh, 300.0)).value == 0.0
     assert (await evaluator.evaluate(untouched, fresh, 300.0)).details["reason"] == "nothing was changed"
+
+
+TESTS_OF_R2E = """from calc import add
+
+
+class TestAdd:
+    def test_add(self):
+        assert add(1, 2) == 3
+
+
+def test_never():
+    assert False
+"""
+
+
+def test_the_whole_map_of_r2e_gym_must_come_out(tmp_path: Path) -> None:
+    if missing := provider("namespace").missing():
+        absent(missing)
+    files = {"calc.py": "def add(a, b):\n    return a - b\n", "r2e_tests/test_1.py": TESTS_OF_R2E}
+    for path, text in {**files, "run_tests.sh": "python -m pytest -rA r2e_tests\n"}.items():
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path).write_text(text)
+    commit = "git init -q -b main . && git add -A && git -c user.name=x -c user.email=x commit -qm tree"
+    subprocess.run(["bash", "-c", commit], cwd=tmp_path, check=True)
+    expected = {"TestAdd.test_add": "PASSED", "test_never": "FAILED"}
+    row = {"docker_image": "host", "packages": ["pytest==8.3.5"], "git_bundle": bundle_of(tmp_path)}
+    named = {"repo_name": "calc", "problem_statement": "add() subtracts", "expected_output_json": json.dumps(expected)}
+    asyncio.run(_the_whole_map_must_come_out(IssueRow.model_validate({**row, **named})))
+
+
+async def _the_whole_map_must_come_out(row: IssueRow) -> None:
+    handler = SweBenchHandler()
+    fresh = fresh_sandboxes("namespace", row)
+    async with fresh() as sandbox:
+        await handler.prepare(row, sandbox)
+        seen = await sandbox.exec(["bash", "-c", "ls; git log -p --all | grep test_never"], timeout_s=60, cwd=row.tree)
+        assert seen.stdout == b"calc.py\n", seen
+        await sandbox.write_file(f"{row.tree}/notes.txt", b"no fix\n")
+        other = await handler.collect(row, sandbox, None)
+        await sandbox.exec(["sed", "-i", "s/a - b/a + b/", "calc.py"], timeout_s=60, cwd=row.tree)
+        gold = await handler.collect(row, sandbox, None)
+    evaluator = handler.evaluator(row)
+    assert [(await evaluator.evaluate(each, fresh, 300.0)).value for each in (gold, other)] == [1.0, 0.0]

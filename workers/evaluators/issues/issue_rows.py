@@ -85,7 +85,7 @@ class IssueRow(BaseModel):
     expected_output_json: Annotated[Mapping[str, str], BeforeValidator(_listed)] = Field(default_factory=dict)
     tree: Annotated[str, Field(pattern=r"^/[\w./-]+$")] = TREE
     git_bundle: str = ""
-    """The tree as a git bundle in base64, where the image has none; `base_commit` is checked out of it."""
+    """The tree as a git bundle in base64, where the image has none: `base_commit` of it, else its branch main."""
     packages: tuple[Requirement, ...] = ()
     """Exact requirements of a Python environment to add to the image, such as pytest's."""
 

@@ -24,7 +24,7 @@ _TEST = re.compile(
 )
 _RUNNERS = re.compile(
     r"(?:^|/)(?:jest|vitest|karma|playwright|cypress|babel)\.(?:config|conf|setup)[^/]*$"
-    r"|(?:^|/)\.?(?:mocharc|rspec|nycrc)[^/]*$|(?:^|/)phpunit\.xml[^/]*$|(?:^|/)noxfile\.py$|(?:^|/)runtests\.py$"
+    r"|(?:^|/)\.?(?:mocharc|rspec|nycrc)[^/]*$|(?:^|/)phpunit\.xml[^/]*$|(?:^|/)noxfile\.py$|(?:^|/)runtests\.py$|^r2e_tests(?:/|$)|^run_tests\.sh$"
 )
 _TOOLS = {"pytest", "_pytest", "py", "pluggy", "iniconfig", "packaging", "nose", "hypothesis", "tox", "coverage"}
 _NAMES = {name.lower() for name in (*sys.stdlib_module_names, *_TOOLS)}

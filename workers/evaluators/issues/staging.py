@@ -25,7 +25,7 @@ def issue_script(name: str) -> str:
 
 async def git(sandbox: Sandbox, issue: Issue, command: str, timeout_s: float, **env: str) -> ExecResult:
     """Run a script in the tree, with git's environment."""
-    base = issue.base_commit or "main"
+    base = issue.base_commit or "refs/bundle/heads/main"
     own = {**GIT_ENV, "BASE": base, "STAGED": _STAGED, **env}
     return await sandbox.exec(["bash", "-c", command], timeout_s=timeout_s, env=own, cwd=issue.tree)
 
@@ -48,7 +48,8 @@ async def hide_solution(sandbox: Sandbox, issue: Issue, timeout_s: float) -> Non
     hidden = " ".join(HIDDEN) if issue.expected else ""
     command = f"set -e\nrm -rf {hidden}\n" if hidden else ""
     if issue.expected:
-        # the mark is that of the tree without the tests
+        # a history that has the tests goes, too; and the mark is that of the tree without them
+        command += f'if [ -n "$(git ls-files -- {" ".join(HIDDEN[2:4])})" ]; then rm -rf .git; fi\n'
         command += script("commit_baseline")
     result = await git(sandbox, issue, command + issue_script("remove_future"), timeout_s)
     if result.code != 0:

@@ -48,6 +48,7 @@ def alias_of(name: str) -> str | None:
 
 def plain_name(name: str) -> str:
     """Return a name without the registry that is meant if none is named, and with the tag that then is."""
+    name = name.removeprefix("docker://")
     for prefix in _OWN_REGISTRY:
         if name.startswith(prefix):
             name = name.removeprefix(prefix)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from farm.cli.request_files import read_problems, read_request, set_fields
+from farm.cli.request_files import read_problems, read_request, read_rows_as, set_fields
 from farm.errors import FarmError, InvalidRequest
 from farm.records.request import BatchRequest
 
@@ -136,3 +136,20 @@ def test_single_fields_are_set(settings: list[str], expected: dict[str, Any]) ->
 def test_a_setting_that_is_none_is_refused(setting: str) -> None:
     with pytest.raises(FarmError, match=r"^--set: "):
         set_fields({"model": "m"}, (setting,))
+
+
+def test_rows_of_a_data_set_keep_their_numbers(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text(
+        '{"problem": "a", "answer": "1"}\n\n{"problem": "b", "answer": "2"}\n{"problem": "b", "answer": "2"}\n'
+    )
+    rows, counted = read_rows_as(file, "columns", ["question=problem", "gold=answer"], "answer", True)
+    assert counted == "3 rows, 1 repeats left out"
+    assert rows.instances[1] == {"data_source": "answer", "fields": {"question": "b", "gold": "2"}, "instance_id": ""}
+    assert rows.placed("instances[1].fields.gold: too short") == f"{file}:3.fields.gold: too short"
+
+
+@pytest.mark.parametrize("text", ["question", "=problem", "question="])
+def test_a_mapping_that_is_none_is_refused(text: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match="is not NAME=COLUMN"):
+        read_rows_as(tmp_path / "rows.jsonl", "answer", [text], "", None)

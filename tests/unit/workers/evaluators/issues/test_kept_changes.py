@@ -49,6 +49,8 @@ FIX = section("pkg/core.py")
         ("web/src/other.spec.ts", True),
         ("web/src/app.test.js", False),
         ("pkg/test_more.py", True),
+        ("r2e_tests/test_1.py", False),
+        ("run_tests.sh", False),
     ],
 )
 def test_what_decides_about_tests_is_dropped(path: str, new: bool) -> None:
