@@ -47,7 +47,7 @@ async def _answers(report: Report, n: int) -> None:
     grader = Grader()
 
     @asynccontextmanager
-    async def none() -> AsyncIterator[Sandbox]:
+    async def none(*_: object, **__: object) -> AsyncIterator[Sandbox]:
         raise RuntimeError("answers are scored without a sandbox")
         yield
 
@@ -89,7 +89,7 @@ async def _programs(report: Report, n: int) -> None:
     sandbox = await provider(kind).start("benchmark-scoring", SandboxSpec())
 
     @asynccontextmanager
-    async def there() -> AsyncIterator[Sandbox]:
+    async def there(*_: object, **__: object) -> AsyncIterator[Sandbox]:
         yield sandbox
 
     async def score(index: int) -> None:

@@ -46,7 +46,7 @@ async def tests_alone(instance: SweInstance) -> None:
 async def scored(instance: SweInstance) -> None:
     evaluator = SweHandler().evaluator(instance)
     submission = Submission(files={PATCH: instance.patch or ""})
-    score = await evaluator.evaluate(submission, lambda: fresh(instance), _LIMIT_S)
+    score = await evaluator.evaluate(submission, lambda *_, **__: fresh(instance), _LIMIT_S)
     assert score.value == 1.0, score
 
 

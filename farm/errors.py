@@ -16,7 +16,8 @@ FarmError
 │   └── NoTrainableRollouts   none of a trainer's step
 └── RolloutError      recorded on the rollout, never leaves a stage
     ├── SandboxError, EngineError, EvaluatorError      ours: tried again
-    │   └── ImageError        of SandboxError: an image is missing or broken; tried again only if it says so
+    │   ├── ImageError        of SandboxError: an image is missing or broken; tried again only if it says so
+    │   └── LayerMissing      of EvaluatorError: scoring needs a layer that was too large to be kept; never tried again
     ├── StaleRollout       no failure: newer weights have overtaken it
     └── AgentError, HandlerError                       a bug in a plug-in: tried again, HandlerError only if it says so
 ToolError             text for the model; the rollout goes on
@@ -172,6 +173,12 @@ class EvaluatorError(RolloutError):
     """Scoring itself broke; says nothing about the policy."""
 
     kind = "evaluator_error"
+
+
+class LayerMissing(EvaluatorError):
+    """The layer that the policy left was too large to be kept beyond the first scoring, and is gone with its node."""
+
+    retryable = False
 
 
 class AgentError(RolloutError):

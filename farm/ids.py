@@ -10,12 +10,13 @@ from __future__ import annotations
 import re
 import secrets
 from dataclasses import dataclass
+from typing import Literal
 
 from farm.errors import NotFound
 
 _ID = re.compile(r"([A-Za-z0-9_-]{1,64})(?:\.([0-9]{1,9})(?:\.([0-9]{1,9}))?)?", re.ASCII)
 
-_SHARED = re.compile(r"shared-([0-9]{1,9})-([0-9]{1,18})-[0-9]{1,9}", re.ASCII)
+_OWNED = re.compile(r"(?:build|shared)-([0-9]{1,9})-([0-9]{1,18})-[0-9a-f]{8}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +81,17 @@ def prepare_sandbox_id(sandbox_id: str) -> str:
     return f"{sandbox_id}.prepare"
 
 
-def shared_sandbox_id(pid: int, started: int, number: int) -> str:
-    """Return the id of a sandbox that a process of a node keeps for many rollouts; it is needed while that lives."""
-    return f"shared-{pid}-{started}-{number}"
+def owned_sandbox_id(purpose: Literal["build", "shared"], pid: int, started: int) -> str:
+    """Return the id of a new sandbox that a process of a node keeps: to build an image in, or for many rollouts.
+
+    It is needed while that process lives, which started at `started`, in clock ticks.
+    """
+    return f"{purpose}-{pid}-{started}-{secrets.token_hex(4)}"
 
 
 def owner_of_sandbox(sandbox_id: str) -> tuple[int, int] | None:
-    """Return the pid and the start, in clock ticks, of the process that keeps a shared sandbox; None of others."""
-    match = _SHARED.fullmatch(sandbox_id)
+    """Return the pid and the start of the process that keeps a sandbox; None of those that belong to rollouts."""
+    match = _OWNED.fullmatch(sandbox_id)
     return (int(match[1]), int(match[2])) if match else None
 
 

@@ -127,11 +127,26 @@ class Settings(BaseSettings):
     """Seconds that the prepared layer of an instance is kept after the last of its samples was started."""
     artefacts_mb: float = 16.0
     """The most megabytes, compressed, that one rollout's artefacts, such as long outputs in full, take in the store."""
+    layer_mb: float = Field(default=64.0, ge=0, le=1000)
+    """The most megabytes, packed, of the files that a policy left in its sandbox to be kept in the store where a
+    handler needs them, so that scoring can be repeated. What is more is scored once, on the node that played it."""
     image_cache: Literal["scratch", "versioned", "lock"] = "versioned"
     """The rule by which a cached image is reused. `scratch`: only if this farm built it since it started. `versioned`:
     if it was built of the same content by the same version of the runtime. `lock`: always, whatever its source is now:
     an image name keeps its first meaning until `farm images build` locks it anew.
     """
+    image_builder: Literal["own", "buildah"] = "own"
+    """The program that builds Dockerfiles: the farm's own, or `buildah` where it is installed."""
+    build_network: bool = False
+    """True to let builds of Dockerfiles use the node's network, whatever their tasks may; see `farm images build`."""
+    build_env: dict[str, str] = Field(default_factory=dict)
+    """Environment variables of builds alone, as JSON, such as mirrors: `{"PIP_INDEX_URL": "https://..."}`."""
+    build_files: dict[str, str] = Field(default_factory=dict)
+    """Files or folders of the node that builds see, read-only, as JSON from their path inside: `{"/etc/pip.conf":
+    "/srv/mirrors/pip.conf"}`."""
+    swe_images: dict[str, str] = Field(default_factory=dict)
+    """JSON: for each data set of SWE rows the template of its images' names on this node, such as
+    `{"swe-bench": "/images/{id_1776}.sif"}`; data sets without one take what their rows name."""
     started_at: float | None = None
     """The time at which this farm started, in seconds since 1970; the node supervisor sets it for its workers."""
 

@@ -9,6 +9,7 @@ Kinds of LLM server, in the group `farm.engines`, have a page of their own: `wor
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from pydantic import BaseModel
 
 from farm.records.request import Limits, SamplingParams, SandboxLimits, SandboxSpec
 from farm.records.rollout import Outcome
+from farm.records.submission import Submission as Submission
 from farm.records.trajectory import Completion as Completion
 from farm.records.trajectory import Message, ModelCall
 from workers.roles import ChatModel
@@ -275,6 +277,10 @@ Keep: TypeAlias = Callable[[int, Artefact], Awaitable[str]]
 """Stores an artefact of a turn, up to the rollout's cap; returns the name it can be fetched by, empty if not kept."""
 
 
+NextMessages: TypeAlias = Callable[[int, str | None], Awaitable[Sequence[Message]]]
+"""Asked with the number of steps that have ended, and the answer of the last: further user messages, or none."""
+
+
 @dataclass(slots=True)
 class AgentContext:
     """The input of an agent: its task, what it may use, and where model calls and artefacts are recorded."""
@@ -289,6 +295,9 @@ class AgentContext:
     keep: Keep
     sandbox: Sandbox | None = None
     """For agents that run inside it; those that act by tools do not need it."""
+    next_messages: NextMessages | None = None
+    """To be asked whenever the policy has answered or submitted: what it returns goes on in the same conversation, and
+    the play ends when that is nothing. None if the task has one step."""
     instance: Any = None
     """The instance that is played, for agents that are made for one kind of problem."""
     provider: Callable[[], SandboxProvider] | None = None
@@ -317,26 +326,30 @@ class Agent(Protocol):
     async def run(self, context: AgentContext) -> AgentResult: ...
 
 
-class Submission(BaseModel):
-    """The part of a rollout that is scored; kept in the store, so that scoring can be repeated without a new play."""
-
-    answer: str | None = None
-    files: dict[str, str] = {}
-    """Path to text, as the policy left them."""
-    rewards: tuple[float, ...] | None = None
-    """Rewards of an environment's steps, as its agent kept them: no handler sets them. None if none was played."""
-
-
 @dataclass(frozen=True, slots=True)
 class Score:
-    """A reward and how it came about; `details` is JSON."""
+    """A reward and how it came about; `details` is JSON.
 
-    value: float
+    `rewards` are several by name, of which the batch says which counts (`BatchRequest.reward`); where it says nothing,
+    `value` does, and where that is left out `rewards["reward"]`, or the only one.
+    """
+
+    value: float = math.nan
     details: dict[str, Any] = field(default_factory=dict)
+    rewards: dict[str, float] = field(default_factory=dict)
 
 
-FreshSandbox: TypeAlias = Callable[[], AbstractAsyncContextManager[Sandbox]]
-"""Opens a sandbox that the policy never touched, of the instance's own spec; stopped on the way out."""
+class FreshSandbox(Protocol):
+    """Opens sandboxes for an evaluator, one at a time; each is stopped on the way out."""
+
+    def __call__(self, spec: SandboxSpec | None = None, *, layer: bool = False) -> AbstractAsyncContextManager[Sandbox]:
+        """Open a sandbox that the policy never touched: of the instance's own spec, or of another.
+
+        With `layer` its files are as the policy left them, without its processes: the handler must have
+        `keeps_layer = True`, and the spec the instance's image, packages and archives. Raises LayerMissing if the layer
+        was too large to be kept and is gone.
+        """
+        ...
 
 
 class Evaluator(Protocol):
@@ -350,7 +363,7 @@ class Evaluator(Protocol):
 class Handler(Protocol):
     """Everything particular to one kind of problem. `instance` is always an instance of `instance_type`.
 
-    A handler whose instances need LLMs besides the policy has `roles`, as `workers/roles.py` says.
+    What a handler may have besides is in `workers/handler_options.py`, and in `workers/roles.py` for LLMs of roles.
     """
 
     data_source: ClassVar[str]

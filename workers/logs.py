@@ -7,6 +7,7 @@ import logging
 from datetime import UTC, datetime
 
 from farm.settings import Settings
+from workers.redaction import in_use
 
 _NODE = "workers.node"
 """The logger that is also written at level INFO: start and end of the node. Of all others, warnings."""
@@ -25,7 +26,14 @@ class _Lines(logging.Formatter):
         line["message"] = record.getMessage()
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
-        return json.dumps(line)
+        return in_use.redacted(json.dumps(line))
+
+
+class _Text(logging.Formatter):
+    """Plain lines."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return in_use.redacted(super().format(record))
 
 
 def set_up(options: Settings) -> None:
@@ -36,7 +44,7 @@ def set_up(options: Settings) -> None:
     else:
         where = f"{options.node}/{options.pool}" if options.pool else options.node
         shown = where.replace("%", "%%")
-        handler.setFormatter(logging.Formatter(f"%(asctime)s %(levelname)s {shown} %(name)s: %(message)s"))
+        handler.setFormatter(_Text(f"%(asctime)s %(levelname)s {shown} %(name)s: %(message)s"))
     logging.captureWarnings(True)
     root = logging.getLogger()
     root.handlers[:] = [handler]

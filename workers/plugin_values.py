@@ -8,14 +8,18 @@ cannot hold. Everything else must be what JSON has, of bounded depth and size.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from numbers import Real
 from typing import Any
 
 from farm.errors import AgentError, EngineError, EvaluatorError, HandlerError, RolloutError
 from farm.records.request import SandboxSpec
 from farm.records.rollout import POLICY_OUTCOMES
+from farm.records.submission import MAX_TREE_BYTES, MAX_TREE_FILES, SubmittedFile
 from farm.records.trajectory import Message, ModelCall
 from farm.records.values import storable
+from workers.counting_reward import counting_reward
+from workers.handler_options import NextTurn
 from workers.interfaces import AgentResult, Artefact, Score, Submission
 
 _MB = 1_000_000
@@ -39,18 +43,26 @@ def agent_result(result: Any, rollout_id: str) -> AgentResult:
 
 
 def submission(found: Any, what: str) -> Submission:
-    """A handler's submission: an answer and files, all of it text."""
+    """A handler's submission: an answer, and files as text or as bytes."""
     if not isinstance(found, Submission):
         raise HandlerError(f"{what} returned {_kind(found)}, not a Submission")
     if found.answer is not None and not isinstance(found.answer, str):
         raise HandlerError(f"{what}: answer is {_kind(found.answer)}, not a text")
-    if not isinstance(found.files, dict):
-        raise HandlerError(f"{what}: files is {_kind(found.files)}, not a dict")
-    for path, text in found.files.items():
-        if not isinstance(path, str) or not isinstance(text, str):
-            raise HandlerError(f"{what}: files has {_kind(text)} for {path!r:.100}, not a text")
-    _check([found.answer, found.files], what, HandlerError, _MAX_BYTES)
-    return Submission.model_construct(answer=found.answer, files=dict(found.files))
+    for name, type_of in (("files", str), ("tree", SubmittedFile)):
+        files = getattr(found, name)
+        if not isinstance(files, dict):
+            raise HandlerError(f"{what}: {name} is {_kind(files)}, not a dict")
+        for path, value in files.items():
+            if not isinstance(path, str) or not isinstance(value, type_of):
+                raise HandlerError(f"{what}: {name} has {_kind(value)} for {path!r:.100}, not a {type_of.__name__}")
+    _check([found.answer, found.files, list(found.tree)], what, HandlerError, _MAX_BYTES)
+    n_bytes = sum(len(file.data) for file in found.tree.values())
+    if n_bytes > MAX_TREE_BYTES or len(found.tree) > MAX_TREE_FILES:
+        raise HandlerError(
+            f"{what}: tree has {len(found.tree)} files of {n_bytes} bytes; {MAX_TREE_FILES} files of {MAX_TREE_BYTES} "
+            "bytes may be: collect less, or let the handler keep the layer"
+        )
+    return Submission.model_construct(answer=found.answer, files=dict(found.files), tree=dict(found.tree))
 
 
 def rewards(found: Any, what: str) -> tuple[float, ...] | None:
@@ -70,17 +82,34 @@ def messages(found: Any, what: str) -> list[Message]:
     return list(found)
 
 
-def score(found: Any, what: str) -> Score:
-    """An evaluator's score: a finite number, and details that JSON can hold."""
+def next_turn(found: Any, what: str) -> NextTurn:
+    """The next step of a task: messages, and a record that JSON can hold."""
+    if not isinstance(found, NextTurn):
+        raise HandlerError(f"{what} returned {_kind(found)}, not a NextTurn")
+    if not isinstance(found.record, dict):
+        raise HandlerError(f"{what}: record is {_kind(found.record)}, not a dict")
+    _check(found.record, f"{what}: record", HandlerError, _MAX_DETAILS)
+    return NextTurn(messages(found.messages, what), found.record)
+
+
+def score(found: Any, what: str, rule: str | Mapping[str, float] = "") -> Score:
+    """An evaluator's score with the reward that counts by the rule of the batch, and details that JSON can hold."""
     if not isinstance(found, Score):
         raise EvaluatorError(f"{what} returned {_kind(found)}, not a Score")
-    if not _is_number(found.value):
-        raise EvaluatorError(f"{what} gave {_shown(found.value)} as the reward; it must be a finite number")
+    if not isinstance(found.rewards, dict):
+        raise EvaluatorError(f"{what}: rewards is {_kind(found.rewards)}, not a dict")
+    for key, value in found.rewards.items():
+        if not isinstance(key, str) or not _is_number(value):
+            raise EvaluatorError(f"{what} gave {_shown(value)} as the reward {_shown(key)}; it must be a finite number")
+    value = counting_reward(found, what, rule)
+    if not _is_number(value):
+        raise EvaluatorError(f"{what} gave {_shown(value)} as the reward; it must be a finite number")
     if not isinstance(found.details, dict):
         raise EvaluatorError(f"{what}: details is {_kind(found.details)}, not a dict")
     _check(found.details, f"{what}: details", EvaluatorError, _MAX_DETAILS)
+    _check(found.rewards, f"{what}: rewards", EvaluatorError, _MAX_DETAILS)
     # some numbers of other libraries are none for a database
-    return Score(float(found.value), found.details)
+    return Score(float(value), found.details, {key: float(each) for key, each in found.rewards.items()})
 
 
 def name(found: Any, what: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from pydantic import BaseModel, ValidationError
@@ -11,13 +11,17 @@ from pydantic import BaseModel, ValidationError
 from farm.errors import AgentError, FarmError, HandlerError
 from farm.ids import sandbox_id
 from farm.records.request import Limits, RoleEngine, SamplingParams, SandboxSpec, roles_missing
+from farm.records.rollout import Stage
+from farm.records.task_needs import NetworkRule, TaskNeeds, unsupported
 from workers import plugin_values, registry
+from workers.handler_options import BoundHandler, HasNeeds, HasTaskTimes, TaskContext, keeps_layer
 from workers.interfaces import Agent, Evaluator, Handler, SandboxProvider
 from workers.plugin_faults import call_plugin
 from workers.policy.generation import EngineAddress
 from workers.policy.policy import PromptRules
 from workers.roles import ChatModel, RoleHandler
 from workers.sandboxes.images.content_store import digest
+from workers.task_archives import archive_folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +45,12 @@ class StageJob:
     rules: PromptRules = field(default_factory=PromptRules)
     engine: EngineAddress | None = None
     """The dedicated engine that it is played on; None for the farm's engines."""
+    reward: str | Mapping[str, float] = ""
+    """The rule of the batch for the reward that counts; empty leaves it to the evaluator."""
+    network: NetworkRule = "refuse"
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
+    archive: str = ""
+    """The digest of the instance's task archive; empty if it has none."""
     roles: Mapping[str, RoleEngine] = field(default_factory=dict)
     """The LLMs of roles besides the policy."""
 
@@ -82,12 +92,21 @@ class Problem:
         return cast(RoleHandler, self.handler).evaluator(self.instance, models)
 
     def shared(self) -> str:
-        """Return a name for what is prepared once for all samples; empty if each is prepared by itself."""
+        """Return a name for what is prepared once for all samples; empty if each is prepared by itself.
+
+        Each is where the layer is kept, which must hold all that lies on the image.
+        """
+        if keeps_layer(self.handler):
+            return ""
         what = "the handler's prepares_once"
         once = call_plugin(
             self.job.rollout_id, what, HandlerError, lambda: bool(getattr(self.handler, "prepares_once", False))
         )
-        return digest(self.job.data_source, dict(self.job.fields)) if once and self.job.n_samples > 1 else ""
+        return (
+            digest(self.job.data_source, dict(self.job.fields), self.job.archive)
+            if once and self.job.n_samples > 1
+            else ""
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,21 +120,28 @@ class ResolvedJob:
 
 
 def resolve_problem(job: StageJob) -> Problem:
-    """Return a job with its handler and instance. Raises HandlerError."""
+    """Return a job with its handler and instance, and with the task's own time limits. Raises HandlerError."""
     what = f"the handler of {job.data_source}"
-    handler, instance = call_plugin(job.rollout_id, what, HandlerError, lambda: _instance(job))
-    needs = call_plugin(job.rollout_id, f"{what}: roles()", HandlerError, lambda: needed_roles(handler, instance))
-    if missing := [role for role in needs if role not in job.roles]:
-        raise HandlerError(f"{job.rollout_id}: {roles_missing(job.data_source, missing)}", retryable=False)
-    return Problem(job, handler, instance)
+    return call_plugin(job.rollout_id, what, HandlerError, lambda: _problem(job))
 
 
-def _instance(job: StageJob) -> tuple[Handler, BaseModel]:
+def _problem(job: StageJob) -> Problem:
     try:
         handler = registry.handler(job.data_source)
-        return handler, handler.instance_type.model_validate(dict(job.fields))
+        instance = handler.instance_type.model_validate(dict(job.fields))
     except (FarmError, ValidationError) as error:
         raise HandlerError(f"{job.rollout_id}: {error}", retryable=False) from error
+    # the client of this batch may not have had the handler
+    if isinstance(handler, HasNeeds) and (reasons := unsupported(handler.needs(instance), None, job.network)):
+        raise HandlerError(f"{job.rollout_id}: it asks for {'; '.join(reasons)}", retryable=False)
+    if missing := [role for role in needed_roles(handler, instance) if role not in job.roles]:
+        raise HandlerError(f"{job.rollout_id}: {roles_missing(job.data_source, missing)}", retryable=False)
+    if isinstance(handler, HasTaskTimes):
+        job = replace(job, limits=job.limits.with_task_times(handler.task_times(instance)))
+    if isinstance(handler, BoundHandler):
+        folder = archive_folder(job.archive) if job.archive else None
+        handler = handler.for_task(TaskContext(folder, job.archive, job.secrets, job.limits))
+    return Problem(job, handler, instance)
 
 
 def needed_roles(handler: Handler, instance: BaseModel) -> Collection[str]:
@@ -131,7 +157,7 @@ def resolve(job: StageJob) -> ResolvedJob:
     spec = problem.spec()
     what = f"agent {name}'s sandbox()"
     needs = call_plugin(job.rollout_id, what, AgentError, lambda: needed_by(agent, spec))
-    source = sandbox_source(job, plugin_values.spec(needs, f"{job.rollout_id}: {what}", AgentError))
+    source = sandbox_source(problem.job, plugin_values.spec(needs, f"{job.rollout_id}: {what}", AgentError))
     return ResolvedJob(problem, agent, name, source)
 
 
@@ -141,9 +167,26 @@ def needed_by(agent: Agent, spec: SandboxSpec | None) -> SandboxSpec | None:
     return needs(spec) if needs is not None else spec
 
 
-def sandbox_source(job: StageJob, spec: SandboxSpec | None) -> SandboxSource | None:
-    """Return where a sandbox of this spec comes from: the spec's own kind, else the batch's, else the best there is."""
+def sandbox_source(job: StageJob, spec: SandboxSpec | None, phase: Stage | None = None) -> SandboxSource | None:
+    """Return where a sandbox of this spec comes from: the spec's own kind, else the batch's, else the best there is.
+
+    With the network as the batch permits it; `phase` is the only one that it is used in, if it is. Raises HandlerError
+    for a spec that the batch does not permit.
+    """
     if spec is None:
         return None
     kind = spec.kind if spec.kind != "auto" else job.sandbox_kind
-    return SandboxSource(registry.sandbox(kind if kind != "auto" else registry.best_sandbox()), spec)
+    permitted = _permitted(job, spec, phase)
+    return SandboxSource(registry.sandbox(kind if kind != "auto" else registry.best_sandbox()), permitted)
+
+
+def _permitted(job: StageJob, spec: SandboxSpec, phase: Stage | None) -> SandboxSpec:
+    if reasons := unsupported(TaskNeeds(), spec, job.network):
+        raise HandlerError(f"{job.rollout_id}: it asks for {reasons[0]}", retryable=False)
+    if not (spec.network or spec.network_in):
+        return spec
+    if job.network == "off":
+        return spec.model_copy(update={"network": False, "network_in": ()})
+    if phase is None or spec.network:
+        return spec
+    return spec.model_copy(update={"network": phase.value in spec.network_in, "network_in": ()})

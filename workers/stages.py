@@ -1,7 +1,6 @@
 """The three stages as async functions of plain values: no Celery, no SQL, so that one can be called in a REPL.
 
-`boundary` is the one place that turns whatever goes wrong into an error of the tree in `farm/errors.py`, by the rule of
-`workers/plugin_faults.py`; what a plug-in returns is checked by `workers/plugin_values.py` before it leaves a stage.
+What a plug-in returns is checked by `workers/plugin_values.py` before it leaves a stage.
 """
 
 from __future__ import annotations
@@ -10,21 +9,23 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
-from functools import cache, partial
+from dataclasses import dataclass, replace
+from functools import partial
 
-from farm.errors import AgentError, EngineError, EvaluatorError, HandlerError, RolloutError, SandboxError
-from farm.ids import eval_sandbox_id
+from farm.errors import AgentError, EngineError, EvaluatorError, HandlerError, SandboxError
 from farm.records.request import SamplingParams, SandboxSpec
 from farm.records.rollout import Outcome, Stage
+from farm.records.submission import EarlyScore
 from farm.records.trajectory import Message
 from farm.seeds import rollout_seed
 from workers import plugin_values, registry
 from workers.collecting import Collect, collected
+from workers.fresh_sandboxes import fresh_sandboxes, opened, restored_files, stop_sandbox
+from workers.handler_options import RunningEvaluator, keeps_layer, scores_running
 from workers.interfaces import (
     AgentContext,
     AgentResult,
-    FreshSandbox,
+    Evaluator,
     Keep,
     Policy,
     Record,
@@ -34,14 +35,17 @@ from workers.interfaces import (
     Submission,
     Tool,
 )
+from workers.left_layer import LayerStore, NoLayerStore, NothingLeft, keep_layer
 from workers.node_shortage import NodeHealth, healthy_node
-from workers.plugin_faults import call_plugin, described, fault_of, is_cancellation
+from workers.plugin_faults import call_plugin, described, is_cancellation
+from workers.redaction import Redactor
 from workers.role_calls import RoleCalls
 from workers.roles import NO_MODELS, ChatModel
 from workers.run_clock import ended, in_time, limit_s
 from workers.sandboxes.diagnosis import broken_from_within
 from workers.sandboxes.optional_protocols import shares_layers
-from workers.stage_clock import deadline
+from workers.stage_boundary import boundary
+from workers.stage_clock import off_clock
 from workers.stage_job import (
     Problem,
     ResolvedJob,
@@ -51,6 +55,7 @@ from workers.stage_job import (
     resolve_problem,
     sandbox_source,
 )
+from workers.task_steps import steps_of
 
 log = logging.getLogger(__name__)
 
@@ -61,28 +66,6 @@ class RunResult:
 
     outcome: Outcome
     submission: Submission
-
-
-@asynccontextmanager
-async def boundary(
-    job: StageJob, what: str, error_type: type[RolloutError], limit_s: float | None = None
-) -> AsyncIterator[None]:
-    """Let only RolloutErrors out, and cancellations from outside: anything else becomes an `error_type` that names the
-    rollout and `what` was done. `limit_s` goes by the clock of the stage.
-    """
-    try:
-        async with deadline(limit_s):
-            yield
-    except TimeoutError as error:
-        limit = f" took longer than {limit_s:g} s" if limit_s is not None else f" timed out: {described(error)}"
-        raise error_type(f"{job.rollout_id}: {what}{limit}") from error
-    except BaseException as error:
-        if is_cancellation(error):
-            raise
-        fault = fault_of(error, job.rollout_id, what, error_type)
-        if fault is error:
-            raise
-        raise fault from error
 
 
 async def init(job: StageJob) -> None:
@@ -102,6 +85,9 @@ async def _start(problem: Problem, source: SandboxSource) -> None:
     sandbox = await provider.start(job.sandbox_id, source.spec)
     try:
         await _prepare(problem, sandbox)
+        if "init" in source.spec.network_in and "run" not in source.spec.network_in:
+            # what was started with the network would keep it
+            await sandbox.exec(["bash", "-c", "kill -9 -1"], timeout_s=job.limits.tool_s)
     except BaseException:
         await asyncio.shield(sandbox.stop())
         raise
@@ -113,7 +99,12 @@ async def _prepare(problem: Problem, sandbox: Sandbox) -> None:
 
 
 async def run(
-    job: StageJob, policy: Policy, record: Record, keep: Keep, models: Mapping[str, ChatModel] = NO_MODELS
+    job: StageJob,
+    policy: Policy,
+    record: Record,
+    keep: Keep,
+    layer_store: LayerStore | None = None,
+    models: Mapping[str, ChatModel] = NO_MODELS,
 ) -> RunResult:
     """Let the agent play, then take from the sandbox what is to be scored. The sandbox is gone afterwards.
 
@@ -122,60 +113,78 @@ async def run(
     async with AsyncExitStack() as stack:
         async with boundary(job, "joining the sandbox", SandboxError):
             resolved = resolve(job)
-            source = resolved.source
+            job, source = resolved.problem.job, resolved.source
             sandbox = None if source is None else await source.provider.attach(job.sandbox_id, source.spec)
         if sandbox is not None:
-            stack.push_async_callback(_stop, sandbox)
-        ground = await stack.enter_async_context(healthy_node(job.rollout_id, "playing", SandboxError))
-        ground.use(sandbox)
-        try:
-            played = await _play_in(resolved, sandbox, policy, record, keep, models)
-        except (SandboxError, HandlerError) as error:
-            kernel = "python" in resolved.problem.handler.tools
-            if source is None or not await broken_from_within(sandbox, partial(_opened, job, source), kernel=kernel):
-                raise
-            log.warning("%s: its policy has broken its sandbox: %s", job.rollout_id, error)
-            played = RunResult(Outcome.INVALID_ACTION, Submission())
+            stack.push_async_callback(stop_sandbox, sandbox)
+        async with healthy_node(job.rollout_id, "playing", SandboxError) as ground:
+            ground.use(sandbox)
+            try:
+                played = await _play_in(resolved, sandbox, ground, policy, record, keep, models)
+            except (SandboxError, HandlerError) as error:
+                kernel = "python" in resolved.problem.handler.tools
+                another = None if source is None else partial(opened, job, source)
+                if another is None or not await broken_from_within(sandbox, another, kernel=kernel):
+                    raise
+                log.warning("%s: its policy has broken its sandbox: %s", job.rollout_id, error)
+                return RunResult(Outcome.INVALID_ACTION, Submission())
+        if source is not None and sandbox is not None and keeps_layer(resolved.problem.handler):
+            async with boundary(job, "keeping what the policy left", SandboxError):
+                restored = restored_files(resolved.problem)
+                layer = await keep_layer(job, source, sandbox, layer_store or NoLayerStore(), restored)
+                submission = played.submission.model_copy(update={"layer": layer})
+                played = replace(played, submission=submission)
     return played
 
 
 async def _play_in(
     resolved: ResolvedJob,
     sandbox: Sandbox | None,
+    ground: NodeHealth,
     policy: Policy,
     record: Record,
     keep: Keep,
     models: Mapping[str, ChatModel],
 ) -> RunResult:
     problem, job = resolved.problem, resolved.problem.job
-    calls = RoleCalls()
+    redactor, calls = Redactor(job.secrets.values()), RoleCalls()
+    steps = steps_of(problem, sandbox, fresh_sandboxes(problem, ground, Submission(), playing=sandbox))
     async with AsyncExitStack() as stack:
         async with boundary(job, f"agent {resolved.agent_name}", AgentError):
             context = AgentContext(
                 rollout_id=job.rollout_id,
                 messages=_messages(problem),
-                tools=_tools(problem, sandbox),
+                tools={name: redactor.tool(tool) for name, tool in _tools(problem, sandbox).items()},
                 policy=policy,
                 sampling=_seeded(job),
                 limits=job.limits,
-                record=record,
-                keep=keep,
+                record=redactor.record(record),
+                keep=redactor.keep(keep),
                 sandbox=sandbox,
+                next_messages=steps.next_messages if steps is not None else None,
                 instance=problem.instance,
                 provider=partial(_provider, job),
                 models=calls.of(models),
             )
             stack.push_async_callback(_close, context.tools)
             result = await _play(resolved, context)
+            if steps is not None:
+                await steps.finish(result, resolved.agent_name)
             if calls.lines:
-                await keep(0, calls.artefact())
-        submission = await _collect(resolved, sandbox, result.answer)
+                await context.keep(0, calls.artefact())
+        submission = redactor.submission(await _collect(resolved, sandbox, result.answer))
         rewards = plugin_values.rewards(context.rewards, f"{job.rollout_id}: agent {resolved.agent_name}")
-    return RunResult(result.outcome, submission.model_copy(update={"rewards": rewards}))
+        submission = submission.model_copy(update={"rewards": rewards})
+        if steps is not None:
+            submission = submission.model_copy(update={"steps": redactor.json(steps.records)})
+        if sandbox is not None and scores_running(problem.handler):
+            early = await _score_running(problem, sandbox, submission, models)
+            submission = submission.model_copy(update={"early_score": early})
+    return RunResult(result.outcome, submission)
 
 
 def _provider(job: StageJob) -> SandboxProvider:
-    source = sandbox_source(job, SandboxSpec())
+    source = sandbox_source(job, SandboxSpec(), Stage.RUN)
     assert source is not None
     return source.provider
 
@@ -198,7 +207,7 @@ async def _collect(resolved: ResolvedJob, sandbox: Sandbox | None, answer: str |
 async def _prepared(resolved: ResolvedJob) -> AsyncIterator[Sandbox]:
     """A sandbox as the policy found it."""
     assert resolved.source is not None
-    async with _opened(resolved.problem.job, resolved.source) as sandbox:
+    async with opened(resolved.problem.job, resolved.source) as sandbox:
         await _prepare(resolved.problem, sandbox)
         yield sandbox
 
@@ -249,46 +258,52 @@ def _seeded(job: StageJob) -> SamplingParams:
     return job.sampling.model_copy(update={"seed": seed})
 
 
+async def _score_running(
+    problem: Problem, sandbox: Sandbox, submission: Submission, models: Mapping[str, ChatModel]
+) -> EarlyScore:
+    """Score in the sandbox that the policy left; takes none of its time. What breaks is played again."""
+    job = problem.job
+    within_s = limit_s(Stage.EVAL, job.limits)
+    with off_clock(within_s):
+        async with (
+            boundary(job, "scoring in the running sandbox", EvaluatorError, within_s),
+            healthy_node(job.rollout_id, "scoring", EvaluatorError) as ground,
+        ):
+            evaluator = problem.evaluator(models)
+            if not isinstance(evaluator, RunningEvaluator):
+                raise EvaluatorError(f"{job.rollout_id}: evaluator {evaluator.name} has no evaluate_running()")
+            fresh = fresh_sandboxes(problem, ground, submission)
+            score = await evaluator.evaluate_running(submission, sandbox, fresh, job.limits.eval_s)
+            score, name = _checked(score, evaluator, job)
+    return EarlyScore(value=score.value, details=score.details, rewards=score.rewards, evaluator=name)
+
+
 async def evaluate(
-    job: StageJob, submission: Submission, models: Mapping[str, ChatModel] = NO_MODELS
+    job: StageJob,
+    submission: Submission,
+    layer_store: LayerStore | None = None,
+    models: Mapping[str, ChatModel] = NO_MODELS,
 ) -> tuple[Score, str]:
     """Score a submission: the score, and the evaluator's name."""
+    if (early := submission.early_score) is not None:
+        return Score(early.value, early.details, early.rewards), early.evaluator
     async with boundary(job, "scoring", EvaluatorError, limit_s(Stage.EVAL, job.limits)):
         problem = resolve_problem(job)
-        evaluator = problem.evaluator(models)
+        job, evaluator = problem.job, problem.evaluator(models)
         async with healthy_node(job.rollout_id, "scoring", EvaluatorError) as ground:
-            score = await evaluator.evaluate(submission, _fresh(problem, ground), job.limits.eval_s)
-        name = plugin_values.name(evaluator.name, f"{job.rollout_id}: the evaluator's name")
-        return plugin_values.score(score, f"{job.rollout_id}: evaluator {name}"), name
+            fresh = fresh_sandboxes(problem, ground, submission, layer_store)
+            try:
+                score = await evaluator.evaluate(submission, fresh, job.limits.eval_s)
+            except NothingLeft:
+                name = plugin_values.name(evaluator.name, f"{job.rollout_id}: the evaluator's name")
+                return Score(0.0, {"reason": "the policy broke its sandbox: nothing is left to score"}), name
+        return _checked(score, evaluator, job)
 
 
-def _fresh(problem: Problem, ground: NodeHealth) -> FreshSandbox:
-    """Opens a sandbox that the policy never touched; one at a time."""
-    job = problem.job
-    # not before the first is opened: most evaluators need none
-    resolve_source = cache(lambda: sandbox_source(job, problem.spec()))
-
-    @asynccontextmanager
-    async def fresh() -> AsyncIterator[Sandbox]:
-        source = resolve_source()
-        if source is None:
-            raise EvaluatorError(f"{job.rollout_id}: handler {job.data_source} scores in a sandbox but asks for none")
-        async with _opened(job, source) as sandbox, ground.using(sandbox):
-            yield sandbox
-
-    return fresh
-
-
-@asynccontextmanager
-async def _opened(job: StageJob, source: SandboxSource) -> AsyncIterator[Sandbox]:
-    """Yield a sandbox of its own beside the one that is played in."""
-    name = eval_sandbox_id(job.sandbox_id)
-    async with boundary(job, f"starting the sandbox {name}", SandboxError, job.limits.init_s):
-        sandbox = await source.provider.start(name, source.spec)
-    try:
-        yield sandbox
-    finally:
-        await _stop(sandbox)
+def _checked(score: Score, evaluator: Evaluator, job: StageJob) -> tuple[Score, str]:
+    name = plugin_values.name(evaluator.name, f"{job.rollout_id}: the evaluator's name")
+    checked = plugin_values.score(score, f"{job.rollout_id}: evaluator {name}", job.reward)
+    return replace(checked, details=Redactor(job.secrets.values()).json(checked.details)), name
 
 
 async def discard(job: StageJob) -> None:
@@ -299,17 +314,7 @@ async def discard(job: StageJob) -> None:
             sandbox = await source.provider.attach(job.sandbox_id, source.spec)
         except SandboxError:
             return
-        await _stop(sandbox)
-
-
-async def _stop(sandbox: Sandbox) -> None:
-    """Stop a sandbox even while being cancelled; what cannot be stopped is left to the node's sweep."""
-    try:
-        await asyncio.shield(sandbox.stop())
-    except BaseException as error:
-        if is_cancellation(error):
-            raise
-        log.warning("sandbox %s did not stop: %s", sandbox.sandbox_id, described(error))
+        await stop_sandbox(sandbox)
 
 
 async def _close(tools: Mapping[str, Tool]) -> None:

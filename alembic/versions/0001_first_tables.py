@@ -16,6 +16,7 @@ depends_on = None
 _LIVE = sa.text("finish_seq IS NULL")
 _ENDED = sa.text("finish_seq IS NOT NULL")
 _SCORED = sa.text("reward IS NOT NULL")
+_ARCHIVED = sa.text("archive <> ''")
 
 
 def upgrade() -> None:
@@ -25,12 +26,14 @@ def upgrade() -> None:
     _engines()
     _nodes()
     _steps()
+    _archives()
     _epochs()
 
 
 def downgrade() -> None:
     for table in (
-        *("epochs", "collected_steps", "leaders", "nodes", "engine_users", "engines"),
+        *("epochs", "archive_parts", "archives", "collected_steps", "leaders", "nodes"),
+        *("named_weights", "engine_users", "engines"),
         *("rewards", "segments", "artefacts", "model_calls", "attempts"),
         *("rollouts", "deliveries", "instances", "batches"),
     ):
@@ -63,8 +66,12 @@ def _batches() -> None:
         sa.Column("data_source", sa.String(64), nullable=False),
         sa.Column("instance_id", sa.String(200), nullable=False),
         sa.Column("fields", sa.JSON(), nullable=False),
+        _text("archive", sa.String(64)),
         sa.PrimaryKeyConstraint("batch_id", "group_index", name=op.f("pk_instances")),
         _of_batch("instances"),
+    )
+    op.create_index(
+        "ix_instances_archive", "instances", ["archive"], sqlite_where=_ARCHIVED, postgresql_where=_ARCHIVED
     )
     op.create_table(
         "deliveries",
@@ -186,6 +193,7 @@ def _played() -> None:
         _count("n_invalid"),
         _text("begins", sa.Text()),
         sa.Column("mismatch", sa.Integer(), nullable=True),
+        sa.Column("reward", sa.Double(), nullable=True),
         sa.PrimaryKeyConstraint("rollout_id", "attempt", "call_index", name=op.f("pk_model_calls")),
         _of_rollout("model_calls"),
     )
@@ -213,6 +221,7 @@ def _played() -> None:
         sa.Column("response_logprobs", sa.LargeBinary(), nullable=False),
         sa.Column("policy_versions", sa.LargeBinary(), nullable=False),
         sa.Column("mismatch", sa.Integer(), nullable=True),
+        sa.Column("turn_rewards", sa.JSON(none_as_null=True), nullable=True),
         sa.PrimaryKeyConstraint("rollout_id", "segment_index", name=op.f("pk_segments")),
         _of_rollout("segments"),
     )
@@ -223,6 +232,7 @@ def _played() -> None:
         sa.Column("attempt", sa.Integer(), nullable=False),
         sa.Column("value", sa.Double(), nullable=False),
         sa.Column("details", sa.JSON(), nullable=False),
+        sa.Column("rewards", sa.JSON(), server_default="{}", nullable=False),
         sa.Column("evaluator", sa.String(64), nullable=False),
         sa.Column("created_at", sa.Double(), nullable=False),
         sa.PrimaryKeyConstraint("rollout_id", "attempt", name=op.f("pk_rewards")),
@@ -255,6 +265,14 @@ def _engines() -> None:
         _text("weights_path", sa.String(500)),
         sa.Column("held_at", sa.Double(), nullable=True),
         sa.PrimaryKeyConstraint("url", name=op.f("pk_engines")),
+    )
+    op.create_table(
+        "named_weights",
+        sa.Column("model", sa.String(200), nullable=False),
+        sa.Column("version", sa.String(64), nullable=False),
+        sa.Column("weights_path", sa.String(500), nullable=False),
+        sa.Column("named_at", sa.Double(), nullable=False),
+        sa.PrimaryKeyConstraint("model", name=op.f("pk_named_weights")),
     )
     op.create_table(
         "engine_users",
@@ -301,6 +319,26 @@ def _steps() -> None:
         sa.Column("record", sa.JSON(), nullable=False),
         sa.Column("created_at", sa.Double(), nullable=False),
         sa.PrimaryKeyConstraint("run", "step", name=op.f("pk_collected_steps")),
+    )
+
+
+def _archives() -> None:
+    op.create_table(
+        "archives",
+        sa.Column("digest", sa.String(64), nullable=False),
+        sa.Column("n_bytes", sa.BigInteger(), nullable=False),
+        sa.Column("n_parts", sa.Integer(), nullable=False),
+        sa.Column("uploaded_at", sa.Double(), nullable=False),
+        sa.PrimaryKeyConstraint("digest", name=op.f("pk_archives")),
+    )
+    op.create_table(
+        "archive_parts",
+        sa.Column("digest", sa.String(64), nullable=False),
+        sa.Column("number", sa.Integer(), nullable=False),
+        sa.Column("n_bytes", sa.Integer(), nullable=False),
+        sa.Column("data", sa.LargeBinary(), nullable=False),
+        sa.Column("uploaded_at", sa.Double(), nullable=False),
+        sa.PrimaryKeyConstraint("digest", "number", name=op.f("pk_archive_parts")),
     )
 
 

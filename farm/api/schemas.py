@@ -14,7 +14,7 @@ from farm.client.consumer_stream import CONSUMER, MAX_WAIT_S
 from farm.client.http_errors import ProblemDetails
 from farm.client.request_checks import invalid
 from farm.errors import InvalidRequest
-from farm.records.request import Name, Request
+from farm.records.request_values import Name, Request
 
 T = TypeVar("T", bound=Request)
 
@@ -147,6 +147,17 @@ class RatesQuery(Request):
     instance_ids: list[Name] | None = None
     min_version: int | None = None
     solved_at: float = 1.0
+
+
+class ArchivePart(Request):
+    """A part of a task archive: its number from 0, and its bytes in base64."""
+
+    number: Annotated[int, Field(ge=0, le=100_000)]
+    data: Annotated[str, Field(max_length=6_000_000)]
+
+
+class ArchiveEnd(Request):
+    n_parts: Annotated[int, Field(ge=1, le=100_000)]
 
 
 class ArtefactQuery(Request):

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from farm.cli.console import connected, console, plain_errors, url_option
+from farm.errors import InvalidRequest
 
 
 @click.command()
@@ -53,14 +54,25 @@ def watch(batch_id: str, exit_status: bool, url: str | None) -> None:
 
 @click.command()
 @click.argument("rollout_id")
+@click.option("--atif", is_flag=True, help="As a document of the Agent Trajectory Interchange Format 1.8, with tokens.")
 @url_option
 @plain_errors
-def show(rollout_id: str, url: str | None) -> None:
+def show(rollout_id: str, atif: bool, url: str | None) -> None:
     """Print what a rollout did: its transcript, rewards, times per stage and token counts."""
     from farm.cli import display
 
     with connected(url) as farm:
         rollout = farm.rollout(rollout_id)
+        if atif:
+            from farm.records.atif_export import atif_trajectory
+
+            calls = farm.calls(rollout_id)
+            if not calls:
+                raise InvalidRequest(
+                    f"{rollout_id} has no model calls, and an ATIF document needs a step", field="--atif"
+                )
+            click.echo(atif_trajectory(rollout, calls, farm.rewards(rollout_id)).to_json())
+            return
         console.print(
             display.transcript(rollout, farm.calls(rollout_id), farm.timings(rollout_id), farm.rewards(rollout_id))
         )

@@ -88,6 +88,14 @@ def images(options: tuple[str, ...]) -> None:
 @click.command(context_settings=_THROUGH)
 @click.argument("options", nargs=-1, type=click.UNPROCESSED)
 @plain_errors
+def tasks(options: tuple[str, ...]) -> None:
+    """Check folders of tasks before they are submitted: `check DIR` plays their solutions."""
+    become("workers.cli.tasks", options)
+
+
+@click.command(context_settings=_THROUGH)
+@click.argument("options", nargs=-1, type=click.UNPROCESSED)
+@plain_errors
 def environments(options: tuple[str, ...]) -> None:
     """Show the environments with steps that are installed, or check that one does the same twice: list, check."""
     become("workers.cli.environment_check", options)

@@ -37,7 +37,8 @@ COMMANDS = {
     "rescore": ("batches", "Score a batch, a group or a rollout again, without playing it again."),
     "engines": ("engines", "The LLM servers that all nodes share."),
     "engine": ("machine", "Run a double of an LLM server, to try the farm without a GPU: --scripted."),
-    "images": ("machine", "Build sandbox images, or list and prune those in the cache: build, list, prune, pull."),
+    "images": ("machine", "Build sandbox images, name, list and prune them: alias, build, list, prune, pull."),
+    "tasks": ("machine", "Check folders of tasks before they are submitted: `check DIR` plays their solutions."),
     "environments": (
         "machine",
         "Show the environments with steps that are installed, or check that one does the same twice: list, check.",

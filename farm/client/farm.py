@@ -12,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from farm.client.archive_uploads import TaskArchives
 from farm.client.consumer_stream import CONSUMER, BatchWatch, Page, all_ended, pages
 from farm.client.runs import Runs
 from farm.client.weight_server import WeightServer
@@ -50,6 +51,8 @@ class Farm(ABC):
     """The orders to engines of which pauses and weight updates are made."""
     runs: Runs
     """The store's memory of training runs, of which `farm.collecting` is made."""
+    archives: TaskArchives
+    """Task archives, of which `upload_archive` is made."""
 
     @abstractmethod
     def submit(self, request: BatchRequest | Mapping[str, Any]) -> str:
@@ -58,6 +61,15 @@ class Farm(ABC):
         Raises InvalidRequest naming the field, UnknownHandler, Conflict, or Overloaded while as many rollouts as
         FARM_MAX_OPEN have not ended; then nothing was started.
         """
+
+    def upload_archive(self, path: str | Path) -> str:
+        """Upload a folder, or a tar, for `Instance.archive`: its digest, which depends on its files alone.
+
+        Once for all instances that name it; harmless when repeated, and what is there already costs no upload. It is
+        kept for as long as a batch names it, and for a day after its last upload. Raises InvalidRequest for links out
+        of it, devices, or more than 2 GB.
+        """
+        return self.archives.upload(path)
 
     @abstractmethod
     def status(self, batch_id: str) -> BatchStatus:

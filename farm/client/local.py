@@ -18,9 +18,10 @@ from sqlalchemy.exc import IntegrityError
 from farm.address import WAIT_TIMEOUT_S, address_of
 from farm.client.consumer_stream import CONSUMER, BatchWatch, Page, check_consumer
 from farm.client.farm import Farm
+from farm.client.local_archives import LocalArchives
 from farm.client.local_orders import ALIVE_S, LocalOrders
 from farm.client.local_runs import LocalRuns
-from farm.client.request_checks import MAX_COMPLAINTS, check_plugin, checked_request, field_complaints, role_complaints
+from farm.client.request_checks import MAX_COMPLAINTS, check_plugin, checked_request, instance_complaints
 from farm.errors import InvalidRequest, NotFound, StoreWentBack, UnknownHandler
 from farm.ids import RolloutRef, new_batch_id
 from farm.notifications import ENDED, Listener, Signals
@@ -28,12 +29,11 @@ from farm.plugins import installed, load
 from farm.records.conservation import Conservation, Violation
 from farm.records.engine_state import EngineState, StoredEngine
 from farm.records.node import Node
-from farm.records.request import BatchRequest, Instance
+from farm.records.request import BatchRequest
 from farm.records.rollout import BatchStatus, BatchSummary, KeptArtefact, Reward, Rollout, StageTimes, Timing
 from farm.records.trajectory import ModelCall
 from farm.settings import settings
 from farm.store import (
-    artefacts,
     batches,
     cancel_and_rescore,
     consumers,
@@ -42,6 +42,7 @@ from farm.store import (
     nodes,
     trajectories,
 )
+from farm.store.blobs import artefacts
 from farm.store.database import Store, Work
 from farm.store.llm_engines import EngineUse
 from farm.store.reports import audit, stage_times, summaries
@@ -79,6 +80,7 @@ class LocalFarm(Farm):
         self.signals = signals
         self.orders = LocalOrders(store, signals, workers_s)
         self.runs = LocalRuns(store)
+        self.archives = LocalArchives(store)
         self._max_open = max_open
         self._seen: dict[str, int] = {}
 
@@ -90,7 +92,7 @@ class LocalFarm(Farm):
 
     def submit(self, request: BatchRequest | Mapping[str, Any]) -> str:
         batch_request = checked_request(request)
-        self._check_instances(batch_request.instances, batch_request.roles)
+        self._check_instances(batch_request)
         check_plugin(AGENTS, batch_request.agent, "agent", "")
         check_plugin(SANDBOXES, batch_request.sandbox, "sandbox", "auto")
         create = partial(
@@ -109,16 +111,15 @@ class LocalFarm(Farm):
         self._seen.setdefault(batch_id, 0)
         return batch_id
 
-    def _check_instances(self, instances: Sequence[Instance], roles: Collection[str]) -> None:
-        """Raise InvalidRequest with all that is wrong with their fields, or UnknownHandler."""
+    def _check_instances(self, request: BatchRequest) -> None:
+        """Raise InvalidRequest with all that is wrong with the fields of its instances, or UnknownHandler."""
         served: Collection[str] | None = None
         complaints: list[tuple[str, str]] = []
-        for index, instance in enumerate(instances):
+        for index, instance in enumerate(request.instances):
             path = f"instances[{index}]"
             if instance.data_source in installed(HANDLERS):
-                handler = load(HANDLERS, instance.data_source)
-                wrong = field_complaints(handler.instance_type, instance.fields, f"{path}.fields")
-                complaints += wrong or role_complaints(handler, instance.fields, roles, instance.data_source, path)
+                handler_type = load(HANDLERS, instance.data_source)
+                complaints += instance_complaints(handler_type, instance.fields, request, f"{path}.fields")
                 if len(complaints) >= MAX_COMPLAINTS:
                     break
                 continue
@@ -389,7 +390,7 @@ def _state(engine: StoredEngine, by_owner: Mapping[str, Mapping[str, EngineUse]]
 def _fingerprint(request: BatchRequest) -> str:
     """Return a hash that identifies a request, without settings left at their defaults: they may be new to the farm.
 
-    And without keys of engines: another key asks for nothing else.
+    And without keys of engines and secrets: another key asks for nothing else.
     """
-    keys: Any = {"engine_key": True, "instances": {"__all__": {"engine_key"}}}
+    keys: Any = {"engine_key": True, "secrets": True, "instances": {"__all__": {"engine_key"}}}
     return hashlib.sha256(request.model_dump_json(exclude_defaults=True, exclude=keys).encode()).hexdigest()

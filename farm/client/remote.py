@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import secrets
 import time
+from base64 import b64encode
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from farm.address import WAIT_TIMEOUT_S
+from farm.client.archive_uploads import ArchiveState, TaskArchives
 from farm.client.consumer_stream import CONSUMER, BatchWatch, Page, check_consumer
 from farm.client.farm import Farm
 from farm.client.http_connection import ApiConnection
@@ -46,6 +48,7 @@ class RemoteFarm(Farm):
         self._api = ApiConnection(url, key.strip(), patience_s)
         self.orders = RemoteOrders(self._api)
         self.runs = RemoteRuns(self._api)
+        self.archives = RemoteArchives(self._api)
 
     @classmethod
     def opened(cls, url: str, key: str, first_s: float) -> RemoteFarm:
@@ -239,6 +242,23 @@ class RemoteRuns(Runs):
         wanted = {"run": run, "data_source": data_source, "instance_ids": _listed(instance_ids)}
         window = {"min_version": min_version, "solved_at": solved_at}
         return self._api.post(list[SolveRate], "/v1/solve_rates", wanted | window)
+
+
+class RemoteArchives(TaskArchives):
+    """Task archives by way of the API."""
+
+    def __init__(self, api: ApiConnection) -> None:
+        self._api = api
+
+    def state(self, digest: str) -> ArchiveState:
+        return self._api.get(ArchiveState, f"/v1/archives/{digest}")
+
+    def put_part(self, digest: str, number: int, data: bytes) -> None:
+        body = {"number": number, "data": b64encode(data).decode()}
+        self._api.post(ArchiveState, f"/v1/archives/{digest}/parts", body)
+
+    def complete(self, digest: str, n_parts: int) -> None:
+        self._api.post(ArchiveState, f"/v1/archives/{digest}", {"n_parts": n_parts})
 
 
 def _of_batch(batch_id: str, rest: str = "") -> str:

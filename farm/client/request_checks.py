@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from farm.errors import InvalidRequest
 from farm.plugins import installed
 from farm.records.request import BatchRequest, roles_missing
+from farm.records.task_needs import unsupported
 
 MAX_COMPLAINTS = 20
 """The most faults of a request that are named at a time."""
@@ -31,28 +32,30 @@ def check_plugin(group: str, name: str, field: str, any_of_them: str) -> None:
         raise InvalidRequest(f"there is no {field} {name!r}; installed here: {names}", field=field)
 
 
-def field_complaints(instance_type: type[BaseModel], fields: Mapping[str, Any], path: str) -> Sequence[tuple[str, str]]:
+def instance_complaints(
+    handler_type: Any, fields: Mapping[str, Any], request: BatchRequest, path: str
+) -> Sequence[tuple[str, str]]:
+    """Return what is wrong with an instance's fields, and what it asks for that the farm or its batch does not give."""
     try:
-        instance_type.model_validate(fields)
+        instance = handler_type.instance_type.model_validate(fields)
     except ValidationError as error:
         return invalid(error, path).complaints
     except Exception as error:
         return [(path, f"its handler could not read it: {type(error).__name__}: {error}")]
-    return ()
-
-
-def role_complaints(
-    handler_type: Callable[[], Any], fields: Mapping[str, Any], roles: Collection[str], data_source: str, path: str
-) -> Sequence[tuple[str, str]]:
-    """Return what is wrong with the roles of a batch for an instance whose fields are sound."""
-    if not hasattr(handler_type, "roles"):
-        return ()
+    complaints: list[tuple[str, str]] = []
     try:
-        handler = handler_type()
-        missing = [role for role in handler.roles(handler.instance_type.model_validate(fields)) if role not in roles]
+        handler: Any = handler_type() if hasattr(handler_type, "needs") or hasattr(handler_type, "roles") else None
+        if hasattr(handler, "needs"):
+            # one that is bound to a rollout has no spec before it is
+            spec = None if hasattr(handler, "for_task") else handler.sandbox(instance)
+            reasons = unsupported(handler.needs(instance), spec, request.network)
+            complaints += [(path, f"it asks for {reason}") for reason in reasons]
+        if hasattr(handler, "roles"):
+            missing = [role for role in handler.roles(instance) if role not in request.roles]
+            complaints += [(path, roles_missing(handler.data_source, missing))] if missing else []
     except Exception as error:
-        return [(path, f"its handler's roles() broke: {type(error).__name__}: {error}")]
-    return [(path, roles_missing(data_source, missing))] if missing else ()
+        return [(path, f"its handler could not say what it needs: {type(error).__name__}: {error}")]
+    return complaints
 
 
 def invalid(error: ValidationError, path: str = "") -> InvalidRequest:

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Iterable, Sized
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from farm.engine_urls import normal_url, sound_key
 from farm.errors import InvalidRequest
+from farm.records.request_values import Count as Count
+from farm.records.request_values import Json, Name, Request, Seconds, plain
+from farm.records.sandbox_spec import Archive as Archive
+from farm.records.sandbox_spec import SandboxLimits as SandboxLimits
+from farm.records.sandbox_spec import SandboxSpec as SandboxSpec
 from farm.records.values import size_of
 
 MAX_INSTANCES = 100_000
@@ -21,33 +27,6 @@ MAX_REQUEST_BYTES = 512_000_000
 """The most bytes of the fields of all instances of a batch: 512 MB."""
 MAX_ENGINES = 10_000
 """The most different engines that the instances of a batch may bring along."""
-_MAX_EXTRA_BYTES = 1_000_000
-
-
-def _some_json(value: dict[str, Any]) -> dict[str, Any]:
-    size_of(value, _MAX_EXTRA_BYTES)
-    return value
-
-
-def _plain(text: str) -> str:
-    size_of(text, _MAX_EXTRA_BYTES)
-    return text
-
-
-Json = Annotated[dict[str, Any], AfterValidator(_some_json)]
-"""Up to 1 MB of what `farm.records.values` lets pass."""
-Name = Annotated[str, AfterValidator(_plain)]
-Seconds = Annotated[float, Field(gt=0, le=7 * 86_400)]
-Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
-
-
-class Request(BaseModel):
-    """Common settings of all request types: unknown fields are refused, values do not change.
-
-    Errors show no values, as one may be a key.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
 
 class EngineEndpoint(Request):
@@ -119,12 +98,15 @@ class Instance(EngineSettings):
     fields: dict[str, Any]
     """At most MAX_INSTANCE_BYTES of JSON: finite numbers, integers of 64 bits, text without NUL, 64 levels."""
     instance_id: Annotated[Name, Field(max_length=200)] = ""
+    archive: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
+    """The digest of an uploaded task archive (`Farm.upload_archive`), which any number of instances may share."""
 
     def named(self) -> Instance:
         """Return it with a name, for want of one a hash of its fields: by that it is found again in other batches."""
         if self.instance_id:
             return self
-        text = json.dumps([self.data_source, self.fields], sort_keys=True, separators=(",", ":"))
+        parts = [self.data_source, self.fields, *([self.archive] if self.archive else [])]
+        text = json.dumps(parts, sort_keys=True, separators=(",", ":"))
         return self.model_copy(update={"instance_id": hashlib.sha256(text.encode()).hexdigest()[:16]})
 
     @field_validator("fields")
@@ -166,64 +148,36 @@ class Limits(Request):
     """One tool call; its partial output goes to the model."""
     max_observation_chars: Count = 16_000
     """The most characters a tool call may return to the model; the middle is cut out."""
+    task_time_factor: Annotated[float, Field(gt=0, le=1000)] = 1.0
+    """The factor of a time limit that a task states itself; see `with_task_times`."""
+    task_time_cap_s: Seconds = 14_400.0
+    """The most that such a limit may come to."""
+
+    def with_task_times(self, times: TaskTimes) -> Limits:
+        """Return the limits of a task that states time limits of its own.
+
+        The one rule: a limit that the task states replaces the batch's, as the task's value times `task_time_factor`,
+        at most `task_time_cap_s`; one that it leaves out is the batch's.
+        """
+        stated = {name: value for name, value in times if value is not None}
+        return self.model_copy(
+            update={name: min(value * self.task_time_factor, self.task_time_cap_s) for name, value in stated.items()}
+        )
 
 
-class Archive(Request):
-    """A source archive of the package index, unpacked in the sandbox. Known by its digest, not by its address."""
+class TaskTimes(Request):
+    """Time limits that a task states itself, in seconds; None where it states none."""
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
-    version: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9.+!_-]*$")]
-    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-    path: str = "/workspace"
-    """The folder in the sandbox that gets the contents of its top folder."""
-
-
-class SandboxLimits(Request):
-    """Resource limits of a sandbox. Reaching one ends a command, with a note for the model; the sandbox goes on.
-
-    Memory, processes and disk are of the whole sandbox; CPU time, open files and file size of each process in it.
-    """
-
-    memory_mb: Count = 4096
-    n_processes: Count = 512
-    disk_mb: Count = 8192
-    """Data it writes over its image; for each 16 KB there can be a file or folder, 16,384 in all at least."""
-    cpu_s: Count = 3600
-    n_files: Count = 1024
-    file_mb: Count = 4096
+    init_s: Seconds | None = None
+    """To start and prepare its sandbox. Building an image has a limit of its own, off the clock."""
+    run_s: Seconds | None = None
+    """For the agent."""
+    eval_s: Seconds | None = None
+    """For the evaluator."""
 
 
-Requirement = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._\[\],-]*==[A-Za-z0-9.+!_-]+$")]
-"""An exact requirement of a Python environment, `name==version`."""
-
-
-class SandboxSpec(Request):
-    """A handler's requirements for a sandbox.
-
-    `image` is one of: `host` (the node's own system folders, read-only); a folder with a root file system; a `.sif`;
-    `docker-archive:FILE`, `oci-archive:FILE` or another `.tar` of the two; `docker://NAME`, which needs the network
-    when it is built; a definition file `FILE.def`, or `FILE.def.j2` rendered with `image_values`.
-    `packages` are exact requirements (`name==version`) of a Python environment that is first on PATH.
-    """
-
-    kind: str = "auto"
-    image: str = "host"
-    image_values: dict[str, str] = Field(default_factory=dict)
-    """Values that the template of a `.def.j2` image is rendered with."""
-    archives: tuple[Archive, ...] = ()
-    packages: tuple[Requirement, ...] = ()
-    agent_packages: tuple[Requirement, ...] = ()
-    """Requirements of an agent that runs inside: a separate environment in `/opt/farm/agent`, not on PATH."""
-    without_dependencies: bool = False
-    """True to install `packages` alone, as they are listed, where what they declare clashes or is never used."""
-    workdir: str = "/workspace"
-    env: dict[str, str] = Field(default_factory=dict)
-    limits: SandboxLimits = SandboxLimits()
-    network: bool = False
-    """True to share the node's network, with all that can be reached from there; else it has only its own `lo`."""
-    fake_root: bool = False
-    """True to let changes of owner, which a rootless sandbox cannot make, seem to succeed, as installers need."""
-
+SecretName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")]
+Secret = Annotated[str, Field(max_length=65_536), AfterValidator(plain)]
 
 Role = Literal["judge", "user"]
 """A part that a model other than the policy plays: it scores answers, or is the user that the policy talks to."""
@@ -298,6 +252,14 @@ class BatchRequest(EngineSettings):
     It ends so, too, once it was restarted `max_attempts` times."""
     sandbox: Annotated[Name, Field(max_length=64)] = "auto"
     """The kind of sandbox: `auto`, `singularity` or `namespace`."""
+    network: Literal["refuse", "allow", "off"] = "refuse"
+    """The answer to an instance that asks for the network: it is refused at submit, gets it, or is played without."""
+    reward: Annotated[Name, Field(max_length=200)] | dict[str, float] = ""
+    """The reward that counts of scores that have several by name: the name of one, or weights by name, of which the
+    weighted sum counts. Empty: the evaluator's own choice."""
+    secrets: Annotated[dict[SecretName, Secret], Field(repr=False, max_length=1000)] = Field(default_factory=dict)
+    """Values for the variables that tasks name in their environment tables, and the only source of these: stored with
+    the batch as keys of engines are, shown nowhere, and blotted out of what is recorded."""
     priority: Annotated[int, Field(ge=-100, le=100)] = 0
     """A higher one is placed first, and while any of it waits a lower one gets nothing. Batches of one priority take
     turns, whatever their sizes. What has been placed is not taken back: it is played first."""
@@ -349,7 +311,8 @@ class BatchRequest(EngineSettings):
         named: dict[tuple[str, str], int] = {}
         for index, instance in enumerate(given):
             first = named.setdefault((instance.data_source, instance.instance_id), index)
-            if instance.instance_id and given[first].fields != instance.fields:
+            other = given[first]
+            if instance.instance_id and (other.fields, other.archive) != (instance.fields, instance.archive):
                 raise ValueError(
                     f"instances[{first}] and instances[{index}] are both called {instance.instance_id!r}, "
                     "but have different fields"
@@ -360,6 +323,14 @@ class BatchRequest(EngineSettings):
         n_bytes = sum(size_of(instance.fields, MAX_INSTANCE_BYTES) for instance in given)
         if n_bytes > MAX_REQUEST_BYTES:
             raise ValueError(f"their fields have {n_bytes} bytes; {MAX_REQUEST_BYTES} may be: submit several batches")
+        return given
+
+    @field_validator("reward")
+    @classmethod
+    def _has_weights(cls, given: str | dict[str, float]) -> str | dict[str, float]:
+        """Refuse weights that are none, or not finite."""
+        if isinstance(given, dict) and not (given and all(map(math.isfinite, given.values()))):
+            raise ValueError("weights must be finite numbers, at least one")
         return given
 
     @field_validator("chat_template_kwargs")

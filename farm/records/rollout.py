@@ -69,6 +69,10 @@ POLICY_OUTCOMES = frozenset(
 )
 
 
+STEP_ENDS = frozenset({Outcome.ANSWERED, Outcome.SUBMITTED})
+"""Outcomes by which the policy itself ends a step of a task that has several; any other ends its play."""
+
+
 def trainable(outcome: Outcome | None, reward: float | None) -> bool:
     """Return whether a rollout may train: the policy ended it and an evaluator scored it."""
     return outcome in POLICY_OUTCOMES and reward is not None
@@ -138,12 +142,13 @@ class StageTimes:
 
 @dataclass(frozen=True, slots=True)
 class Reward:
-    """A score an evaluator gave; `details` say how it came about."""
+    """A score an evaluator gave; `details` say how it came about. `rewards` are all that it gave by name."""
 
     value: float
     details: dict[str, Any]
     evaluator: str
     created_at: float
+    rewards: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

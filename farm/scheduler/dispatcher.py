@@ -33,6 +33,7 @@ from farm.scheduler.invariant_checker import InvariantChecker
 from farm.settings import Settings
 from farm.store import attempts, epoch, leader, leases, nodes, placement
 from farm.store.attempts import AttemptEnd, RetrySettings
+from farm.store.blobs import stored_archives
 from farm.store.database import Store, Work
 from farm.store.placement import StageMessage, WaitingBatch
 from farm.store.rollouts import Claim
@@ -49,6 +50,8 @@ _LEASES = 2.0
 """No lease is further ahead than so many times the longest that a node of the farm gives."""
 _LIMIT = 1000
 _RECENTLY_FAILED_S = 10.0
+_ARCHIVES_S = 3600.0
+"""Seconds between looks for task archives that no batch names any more."""
 _PACE_S = 0.02
 """The least time between rounds of a busy farm: what ends within it is placed together. A lone rollout never waits."""
 
@@ -70,6 +73,7 @@ class Dispatcher:
         self._longest_lease_s = settings.lease_s
         self._versions: set[str] = set()
         self._next_care = 0.0
+        self._next_archive_sweep = time.monotonic() + _ARCHIVES_S
         self._unanswered_since = 0.0
         self._leases_count_at = math.inf
         self._heartbeats_count_at = math.inf
@@ -121,6 +125,10 @@ class Dispatcher:
             self._next_care = now + self._settings.tick_s
             self._take_back()
             self._enqueue_undelivered()
+        if now >= self._next_archive_sweep:
+            self._next_archive_sweep = now + _ARCHIVES_S
+            if gone := self._write(stored_archives.sweep):
+                log.info("task archives that no batch names any more are dropped: %s", ", ".join(gone))
         return self._admit()
 
     def _read(self, work: Work[T]) -> T:

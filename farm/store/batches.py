@@ -14,6 +14,7 @@ from farm.records.request import BatchRequest
 from farm.records.rollout import BatchStatus, Failure, Outcome, Reward, Rollout, Stage, State, Timing
 from farm.records.training_run import KeyedBatch
 from farm.records.trajectory import Segment
+from farm.store.blobs import stored_archives
 from farm.store.rollouts import attempts, batches, rewards, rollouts
 from farm.store.sql.clock import db_now
 from farm.store.sql.schema import InstanceRow
@@ -53,6 +54,7 @@ def create(
     n_rollouts = len(request.instances) * request.n_samples
     if max_open is not None:
         _check_room(connection, n_rollouts, max_open)
+    _check_archives(connection, request)
     batch_id = batch_id or new_batch_id()
     now = connection.execute(select(db_now())).scalar_one()
     connection.execute(
@@ -82,6 +84,7 @@ def create(
                 "data_source": instance.data_source,
                 "instance_id": instance.instance_id,
                 "fields": instance.fields,
+                "archive": instance.archive,
             }
             for index, instance in enumerate(request.instances)
         ],
@@ -98,6 +101,19 @@ def needs_engine(connection: Connection, batch_id: str) -> bool:
     n_groups = select(func.count(literal(1))).where(instances.c.batch_id == batch_id)
     n_own = len(stored.get("engine_of_instance", ()))
     return stored.get("engine") is None and n_own < connection.execute(n_groups).scalar_one()
+
+
+def _check_archives(connection: Connection, request: BatchRequest) -> None:
+    """Keep the archives that instances name. Raises InvalidRequest for the first that is not there."""
+    named = {instance.archive: index for index, instance in reversed(list(enumerate(request.instances)))}
+    named.pop("", None)
+    missing = stored_archives.keep(connection, named) if named else ()
+    if missing:
+        first = min(missing, key=lambda digest: named[digest])
+        raise InvalidRequest(
+            f"there is no task archive {first}: upload it by `upload_archive`",
+            field=f"instances[{named[first]}].archive",
+        )
 
 
 def _check_room(connection: Connection, n_new: int, max_open: int) -> None:
@@ -189,16 +205,16 @@ def request_of(connection: Connection, batch_id: str) -> dict[str, Any]:
     return request
 
 
-def instance_fields(connection: Connection, batch_id: str, group_index: int) -> tuple[str, dict[str, Any]]:
-    """(data_source, fields) of one instance. Raises NotFound."""
+def instance_fields(connection: Connection, batch_id: str, group_index: int) -> tuple[str, dict[str, Any], str]:
+    """(data_source, fields, digest of its archive) of one instance. Raises NotFound."""
     row = connection.execute(
-        select(instances.c.data_source, instances.c.fields).where(
+        select(instances.c.data_source, instances.c.fields, instances.c.archive).where(
             instances.c.batch_id == batch_id, instances.c.group_index == group_index
         )
     ).one_or_none()
     if row is None:
         raise NotFound(f"batch {batch_id} has no instance {group_index}")
-    return row.data_source, row.fields
+    return row.data_source, row.fields, row.archive
 
 
 def recent(connection: Connection, limit: int) -> list[str]:
@@ -334,7 +350,10 @@ def timings(connection: Connection, rollout_id: str) -> list[Timing]:
 def rewards_of(connection: Connection, rollout_id: str) -> list[Reward]:
     """Return the scores of a rollout, newest last."""
     statement = select(rewards).where(rewards.c.rollout_id == rollout_id).order_by(rewards.c.attempt)
-    return [Reward(row.value, row.details, row.evaluator, row.created_at) for row in connection.execute(statement)]
+    return [
+        Reward(row.value, row.details, row.evaluator, row.created_at, row.rewards)
+        for row in connection.execute(statement)
+    ]
 
 
 def with_segments(found: Sequence[Rollout], segments: dict[str, tuple[Segment, ...]]) -> list[Rollout]:

@@ -51,8 +51,10 @@ def add(connection: Connection, engine: StoredEngine) -> None:
 
 def _expected(connection: Connection, model: str) -> dict[str, str]:
     """Return the weights that the farm plays a model with, as last named to engines of that model."""
-    kept = select(named.c.version, named.c.weights_path).where(named.c.model == model)
-    found = _of_engines(connection, model) or connection.execute(kept).one_or_none()
+    found = _of_engines(connection, model)
+    if found is None:
+        kept = select(named.c.version, named.c.weights_path).where(named.c.model == model)
+        found = cast("Row[Any] | None", connection.execute(kept).one_or_none())
     return {} if found is None else {"version": found.version, "weights_path": found.weights_path}
 
 
@@ -60,16 +62,17 @@ def _of_engines(connection: Connection, model: str) -> Row[Any] | None:
     """Return the newest version that was named to the present engines of a model, and its path."""
     like = select(engines.c.version, engines.c.weights_path).where(engines.c.model == model, engines.c.version != "")
     values = connection.execute(like.order_by(engines.c.version_order.desc(), engines.c.added_at)).all()
-    return max(values, key=lambda row: version_number(row.version), default=None)
+    newest = max(values, key=lambda row: version_number(row.version), default=None)
+    return cast("Row[Any] | None", newest)
 
 
 def newest_version(connection: Connection) -> str:
     """Return the newest version that the engines were ordered; with no engine, the one that was named last."""
     versions = connection.execute(select(engines.c.version)).scalars().all()
     if versions:
-        return max(versions, key=version_number)
+        return str(max(versions, key=version_number))
     last = select(named.c.version).order_by(named.c.named_at.desc(), named.c.model).limit(1)
-    return connection.execute(last).scalar_one_or_none() or ""
+    return str(connection.execute(last).scalar_one_or_none() or "")
 
 
 def drain(connection: Connection, url: str) -> bool:

@@ -279,8 +279,15 @@ def advance(connection: Connection, held: Claim, ring_again_s: float, played: Ru
     return True
 
 
-def finish(connection: Connection, held: Claim, value: float, details: dict[str, Any], evaluator: str) -> bool:
-    """End a rollout as completed with its reward. False if the claim is gone.
+def finish(
+    connection: Connection,
+    held: Claim,
+    value: float,
+    details: dict[str, Any],
+    evaluator: str,
+    named: Mapping[str, float] | None = None,
+) -> bool:
+    """End a rollout as completed with its reward, `value`; `named` are all that it has. False if the claim is gone.
 
     Raises EvaluatorError for details that no database takes.
     """
@@ -290,7 +297,7 @@ def finish(connection: Connection, held: Claim, value: float, details: dict[str,
         return _ended_before(connection, held, "completed")
     score = {"rollout_id": held.rollout_id, "attempt": held.attempt, "value": value, "details": details}
     with fitting(EvaluatorError, f"{held.rollout_id}: the score of {evaluator}"):
-        connection.execute(_add_reward, score | {"evaluator": evaluator})
+        connection.execute(_add_reward, score | {"evaluator": evaluator, "rewards": dict(named or {})})
     _close_attempt(connection, held.rollout_id, held.attempt, held.stage.value, "completed", "")
     return True
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from farm.errors import AgentError, LimitReached, RolloutError, ToolError
-from farm.records.rollout import Outcome
+from farm.records.rollout import STEP_ENDS, Outcome
 from farm.records.trajectory import Message, ModelCall, ToolCall
 from workers.agents.actions import InvalidCall, cut, parse, schemas, tool_calls
 from workers.interfaces import AgentContext, AgentResult, Artefact, Completion, Observation
@@ -30,7 +30,7 @@ class ReactAgent:
         try:
             for index in range(context.limits.max_turns):
                 result = await play.turn(index)
-                if result is not None:
+                if result is not None and not await play.goes_on(result):
                     return result
         except LimitReached as limit:
             return AgentResult(limit.outcome)
@@ -44,8 +44,19 @@ class _Play:
         self._context = context
         self._history: list[Message] = list(context.messages)
         self._schemas = schemas(context.tools)
+        self._unrecorded: list[Message] = list(context.messages)
         self._n_sampled = 0
         self._n_invalid = 0
+        self._n_steps = 0
+
+    async def goes_on(self, result: AgentResult) -> bool:
+        """Return whether the task has another step, whose messages are in the conversation then."""
+        if self._context.next_messages is None or result.outcome not in STEP_ENDS:
+            return False
+        self._n_steps += 1
+        self._unrecorded = list(await self._context.next_messages(self._n_steps, result.answer))
+        self._history += self._unrecorded
+        return bool(self._unrecorded)
 
     async def turn(self, index: int) -> AgentResult | None:
         """Run one model call and its tool calls; return the rollout's result, or None if it goes on."""
@@ -73,8 +84,8 @@ class _Play:
         sampling = self._context.sampling
         watch = Stopwatch()
         completion = await self._context.policy.complete(list(self._history), self._schemas, sampling, max_tokens)
-        # Each message is recorded once: later turns add only tool results, which are the observations before.
-        added = self._context.messages if index == 0 else []
+        # Each message is recorded once; tool results are the observations before.
+        added, self._unrecorded = self._unrecorded, []
         call = model_call(index, added, completion, watch, as_applied(sampling, max_tokens))
         self._history.append(completion.response)
         self._n_sampled += completion.n_response_tokens

@@ -1,4 +1,4 @@
-"""The cache of images from the command line: `farm images build | list | prune | pull`."""
+"""The cache of images from the command line: `farm images alias | build | list | prune | pull`."""
 
 from __future__ import annotations
 
@@ -20,19 +20,23 @@ from rich.table import Table
 
 from farm.cli.console import console
 from farm.embedded.node_folder import own_folder
-from farm.errors import FarmError, InvalidRequest
+from farm.errors import FarmError, ImageError, InvalidRequest
 from farm.records.request import Instance, SandboxSpec
 from farm.settings import settings
 from workers import registry
 from workers.node.image_prefetch import PrefetchJob, PrefetchResult, prefetch_all
+from workers.sandboxes.images.dockerfile.dockerfile_source import PREFIX
+from workers.sandboxes.images.image import CACHED, HOST
+from workers.sandboxes.images.image_aliases import aliases, remove_alias, set_alias
 from workers.sandboxes.images.image_cache import CachedImage, entries
-from workers.sandboxes.images.image_pruning import beyond, is_stood_on, prune, unused_since, why_kept
+from workers.sandboxes.images.image_pruning import beyond, examined, is_stood_on, prune, unused_since
 from workers.stage_job import needed_by
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 _UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
 _MODES = ("scratch", "versioned", "lock")
+BUILDERS = ("own", "buildah")
 
 _jobs = click.option("--jobs", default=4, show_default=True, type=click.IntRange(1, 64), help="Builds at a time.")
 
@@ -73,11 +77,27 @@ def main() -> None:
 
 @main.command()
 @click.argument("references", nargs=-1, required=True)
-@click.option("--value", "values", multiple=True, metavar="NAME=VALUE", help="For a template; may be repeated.")
+@click.option(
+    "--value", "values", multiple=True, metavar="NAME=VALUE", help="For a template or a Dockerfile; may be repeated."
+)
+@click.option("--network", is_flag=True, help="Let Dockerfiles use the network while they are built.")
+@click.option("--builder", type=click.Choice(BUILDERS), help="Instead of FARM_IMAGE_BUILDER, for Dockerfiles.")
 @_jobs
 @_mode
-def build(references: tuple[str, ...], values: tuple[str, ...], jobs: int, mode: str | None) -> None:
-    """Build images, unless they are there: what a SandboxSpec may name as its image."""
+def build(
+    references: tuple[str, ...],
+    values: tuple[str, ...],
+    network: bool,
+    builder: str | None,
+    jobs: int,
+    mode: str | None,
+) -> None:
+    """Build images, unless they are there: what a SandboxSpec may name as its image, or a folder with a Dockerfile."""
+    if network:
+        os.environ["FARM_BUILD_NETWORK"] = "1"
+    if builder:
+        os.environ["FARM_IMAGE_BUILDER"] = builder
+    settings.cache_clear()
     pairs = [value.partition("=")[::2] for value in values]
     if any("=" not in value for value in values):
         raise click.BadParameter("a value is NAME=VALUE", param_hint="--value")
@@ -90,8 +110,35 @@ def build(references: tuple[str, ...], values: tuple[str, ...], jobs: int, mode:
 
 
 def _absolute(reference: str) -> str:
-    """A path that means the same in any folder."""
-    return str(Path(reference).absolute()) if Path(reference).exists() else reference
+    """A path that means the same in any folder; that of a build context as such."""
+    path = Path(reference)
+    if reference.startswith(PREFIX):
+        folder, mark, rest = reference.removeprefix(PREFIX).partition("#")
+        return f"{PREFIX}{Path(folder).absolute()}{mark}{rest}"
+    if (path / "Dockerfile").is_file():
+        return f"{PREFIX}{path.absolute()}"
+    return str(path.absolute()) if path.exists() else reference
+
+
+@main.command()
+@click.argument("name", required=False)
+@click.argument("image", required=False)
+@click.option("--remove", is_flag=True, help="Forget the name.")
+def alias(name: str | None, image: str | None, remove: bool) -> None:
+    """Name a base image, such as ubuntu:24.04, and what it stands for: a folder, a .sif, an archive. Without: list."""
+    if name is None:
+        for each, reference in aliases().items():
+            console.print(f"{each}  {reference}", markup=False, highlight=False, soft_wrap=True)
+    elif remove:
+        if not remove_alias(name):
+            raise ImageError(f"there is no image called {name}: `farm images alias` lists those that there are")
+    elif image is None:
+        raise click.UsageError("say what it stands for: farm images alias NAME IMAGE")
+    else:
+        reference = _absolute(image)
+        if reference != HOST and not reference.startswith(("/", CACHED, PREFIX)) and ":" not in reference:
+            raise ImageError(f"there is no {image} here: name a folder, a .sif or an archive")
+        set_alias(name, reference)
 
 
 @main.command()
@@ -172,6 +219,8 @@ def _prepare(jobs: Sequence[PrefetchJob], n_processes: int, mode: str | None) ->
             def tell(done: PrefetchResult) -> None:
                 mark = "[red]failed[/red]" if done.error else "[green]ok[/green]    "
                 progress.console.print(f"{mark} {done.seconds:7.1f} s  {escape(done.job.label)}", soft_wrap=True)
+                for note in done.notes:
+                    progress.console.print(f"    note: {escape(note)}", soft_wrap=True)
                 progress.advance(bar)
 
             result = prefetch_all(jobs, n_processes, tell)
@@ -251,9 +300,7 @@ def prune_command(older_s: float | None, keep_mb: int | None, everything: bool, 
         wanted = list(entries())
     else:
         wanted = beyond(keep_mb * 1_000_000) if keep_mb is not None else unused_since(time.time() - (older_s or 0.0))
-    _say_pruned(
-        [(entry, why_kept(entry)) for entry in wanted] if dry_run else [(e.entry, e.kept) for e in prune(wanted)]
-    )
+    _say_pruned([(each.entry, each.kept) for each in (examined(wanted) if dry_run else prune(wanted))])
 
 
 def _say_pruned(found: Sequence[tuple[CachedImage, str]]) -> None:

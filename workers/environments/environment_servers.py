@@ -13,12 +13,11 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import count
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
 from farm.errors import HandlerError, SandboxError
-from farm.ids import shared_sandbox_id
+from farm.ids import owned_sandbox_id
 from workers.environments import environment_server
 from workers.environments.environment_program import FOLDER, SOCKET, SOCKET_FOLDER, EnvironmentProgram
 from workers.environments.episode import MAX_LINE_BYTES, EpisodeConnection
@@ -34,7 +33,6 @@ _NEVER_S = 30 * 86_400.0
 _POLL_S = 0.02
 _INSTALL_S = 2000.0
 _LAST_BYTES = 2000
-_numbers = count()
 
 log = logging.getLogger(__name__)
 
@@ -181,7 +179,7 @@ async def _start(program: EnvironmentProgram, provider: SandboxProvider, package
         spec = program.spec(packages)
     except ValueError as error:
         raise HandlerError(f"environment {program.name}: {described(error)}", retryable=False) from error
-    sandbox = await provider.start(shared_sandbox_id(os.getpid(), _own_start(), next(_numbers)), spec)
+    sandbox = await provider.start(owned_sandbox_id("shared", os.getpid(), _own_start()), spec)
     command: asyncio.Future[ExecResult] | None = None
     try:
         for path, source in program.sources().items():

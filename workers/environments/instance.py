@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
 
 from farm.errors import NotFound
-from farm.records.request import Requirement
+from farm.records.sandbox_spec import Requirement
 from farm.records.trajectory import Message
 from workers.environments.environment import Episode
 from workers.environments.environment_program import EnvironmentProgram, environment_program

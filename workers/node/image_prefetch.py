@@ -37,12 +37,16 @@ class PrefetchJob:
 
 @dataclass(frozen=True, slots=True)
 class PrefetchResult:
-    """The result of a job: `error` is empty if the image is there now; `lines` are the last of the builder's output."""
+    """The result of a job: `error` is empty if the image is there now; `lines` are the last of the builder's output.
+
+    `notes` say what of its Dockerfile was passed over.
+    """
 
     job: PrefetchJob
     seconds: float
     error: str = ""
     lines: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 def prefetch_all(
@@ -99,7 +103,8 @@ class _Helper:
         except (OSError, ValueError):
             code = self._process.wait()
             return PrefetchResult(job, time.monotonic() - started, f"the process that made it ended with code {code}")
-        return PrefetchResult(job, time.monotonic() - started, answer["error"], tuple(answer["lines"]))
+        seconds = time.monotonic() - started
+        return PrefetchResult(job, seconds, answer["error"], tuple(answer["lines"]), tuple(answer["notes"]))
 
     def interrupt(self) -> None:
         """Let it drop what it does, and take no more."""
@@ -136,25 +141,26 @@ def _start() -> subprocess.Popen[str]:
     )
 
 
-def _make(spec: SandboxSpec, by_name: bool) -> None:
+def _make(spec: SandboxSpec, by_name: bool) -> Sequence[str]:
     # here and not above, as the process that only waits for this one does not need it
     from workers.sandboxes.images.image import image
-    from workers.sandboxes.launch_plan import prepare
+    from workers.sandboxes.launch_plan import prepare, start_build
 
-    image(spec.image, spec.image_values, retry=True, relock=by_name)
+    result = image(spec.image, spec.image_values, retry=True, relock=by_name, start=start_build)
     if not by_name:
         prepare(spec)
+    return result.config.notes
 
 
 def _answer(line: str) -> dict[str, Any]:
     fields, by_name = json.loads(line)
     try:
-        _make(SandboxSpec.model_validate(fields), by_name)
+        notes = _make(SandboxSpec.model_validate(fields), by_name)
     except ImageError as error:
-        return {"error": error.message, "lines": error.lines}
+        return {"error": error.message, "lines": error.lines, "notes": ()}
     except FarmError as error:
-        return {"error": str(error), "lines": []}
-    return {"error": "", "lines": []}
+        return {"error": str(error), "lines": [], "notes": ()}
+    return {"error": "", "lines": [], "notes": notes}
 
 
 def _interrupted(number: int, frame: FrameType | None) -> None:

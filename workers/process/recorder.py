@@ -13,7 +13,8 @@ from pathlib import PurePosixPath
 from typing import Any, TypeVar
 
 from farm.records.trajectory import ModelCall
-from farm.store import artefacts, trajectories
+from farm.store import trajectories
+from farm.store.blobs import artefacts
 from farm.store.database import Store
 from farm.store.rollouts import Claim
 from workers import plugin_values

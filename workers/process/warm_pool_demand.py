@@ -103,6 +103,7 @@ class NodeDemand:
     def _find_source(self, batch_id: str, group_index: int) -> WarmSource | None:
         """Return the source of the sandboxes of an instance; None if there are none to be started ahead."""
         job = self._worker.job_of(batch_id, group_index, rollout_id(batch_id, group_index, 0), 0, 0)
+        self._worker.fetch_archive(job)
         resolved = resolve(job)
         if resolved.source is None or (provider := starts_ahead(resolved.source.provider)) is None:
             return None

@@ -11,14 +11,16 @@ from contextlib import contextmanager
 from functools import lru_cache, partial
 from typing import Any, Generic, TypeVar
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from farm.ids import group_id
 from farm.notifications import Signals, redis_client
 from farm.records.request import EngineSettings, Limits, RoleEngine, SamplingParams
 from farm.records.rollout import Stage
+from farm.records.task_needs import NetworkRule
 from farm.settings import Settings, settings
 from farm.store import batches, migrations, rollouts
+from farm.store.blobs import stored_archives
 from farm.store.capacity import PROCESS_CONNECTIONS
 from farm.store.database import Store
 from farm.store.rollouts import Claim
@@ -32,6 +34,7 @@ from workers.policy.routing.load import SharedLoads
 from workers.policy.routing.pool import EnginePool
 from workers.policy.routing.router import RoutingKey, StickyRouter
 from workers.process.engine_registry import EngineRegistry
+from workers.process.layer_store import AttemptLayers
 from workers.process.lease_renewal import Leases
 from workers.process.loop import Loop
 from workers.process.node_breaker import NodeBreaker
@@ -40,7 +43,8 @@ from workers.process.supervision import owner_name
 from workers.process.watchdog import Watchdog
 from workers.roles import ChatModel
 from workers.sandboxes.processes.fork_client import close_fork_client
-from workers.stage_job import StageJob
+from workers.stage_job import StageJob, resolve_problem
+from workers.task_archives import fetch_archive
 
 _CACHE_SIZE = 256
 
@@ -64,6 +68,9 @@ class StoredRequest(BaseModel):
     """The dedicated engines of the batch and its instances; `engine` and `engine_of_instance` are places in it."""
     engine: int | None = None
     engine_of_instance: Mapping[int, int] = {}
+    reward: str | dict[str, float] = ""
+    network: NetworkRule = "refuse"
+    secrets: dict[str, str] = Field(default_factory=dict, repr=False)
     roles: Mapping[str, RoleEngine] = {}
 
     def engine_for(self, group_index: int) -> EngineAddress | None:
@@ -153,7 +160,7 @@ class Worker:
     def job_of(self, batch_id: str, group_index: int, rollout_id: str, attempt: int, sample_index: int) -> StageJob:
         """Return the job of a sample of an instance."""
         request = self._request(batch_id)
-        data_source, fields = self._instance(batch_id, group_index)
+        data_source, fields, archive = self._instance(batch_id, group_index)
         return StageJob(
             rollout_id=rollout_id,
             attempt=attempt,
@@ -170,17 +177,40 @@ class Worker:
             group_index=group_index,
             rules=request.rules,
             engine=request.engine_for(group_index),
+            reward=request.reward,
+            network=request.network,
+            secrets=request.secrets,
+            archive=archive,
             roles=request.roles,
         )
 
+    def resolved_job(self, claim: Claim) -> StageJob:
+        """Return the job of a claim with the task's own time limits, its archive on this node. Blocks.
+
+        Raises RolloutError.
+        """
+        job = self.job(claim)
+        self.fetch_archive(job)
+        return resolve_problem(job).job
+
+    def fetch_archive(self, job: StageJob) -> None:
+        """Bring the archive of a job to this node, if it has one. Blocks."""
+        if job.archive:
+            ask = partial(stored_archives.part, digest=job.archive)
+            fetch_archive(job.archive, lambda number: self.store.read(partial(ask, number=number)))
+
     def recorder(self, claim: Claim) -> AttemptRecorder:
         return AttemptRecorder(self.store, claim, self.options.artefacts_mb)
+
+    def layers(self, claim: Claim) -> AttemptLayers:
+        """Return where the layers of a claim's rollout are stored."""
+        return AttemptLayers(self.store, claim, self.options.layer_mb)
 
     def _read_request(self, batch_id: str) -> StoredRequest:
         stored = self.store.read(lambda connection: batches.request_of(connection, batch_id))
         return StoredRequest.model_validate(stored)
 
-    def _read_instance(self, batch_id: str, group_index: int) -> tuple[str, dict[str, Any]]:
+    def _read_instance(self, batch_id: str, group_index: int) -> tuple[str, dict[str, Any], str]:
         return self.store.read(lambda connection: batches.instance_fields(connection, batch_id, group_index))
 
     @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -18,6 +18,7 @@ from workers.plugin_faults import is_exhausted
 from workers.process.claimed_work import ClaimedWork, StopReason
 from workers.process.worker import Worker, worker
 from workers.queue.unfinished_stage import UnfinishedStage
+from workers.redaction import in_use
 from workers.run_clock import limit_s
 from workers.stage_job import StageJob
 
@@ -73,9 +74,10 @@ def claimed_stage(task: Task, stage: Stage, rollout_id: str, attempt: int) -> It
         yield None
         return
     unfinished = UnfinishedStage(me, claim)
-    with me.leases.hold(claim) as work, work.clock.as_current():
+    with me.leases.hold(claim) as work, work.clock.as_current(), ExitStack() as stack:
         try:
-            job = me.job(claim)
+            stack.enter_context(in_use.held(me.job(claim).secrets))
+            job = me.resolved_job(claim)
             work.limit_s = limit_s(stage, job.limits) + me.options.overdue_s
             yield ClaimedStage(me, claim, job, work)
         except ClaimLost:

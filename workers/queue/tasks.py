@@ -30,6 +30,7 @@ from workers.interfaces import Submission
 from workers.queue.app import app
 from workers.queue.claimed_stage import UNCLAIMED, ClaimLost, claimed_stage
 from workers.queue.unfinished_stage import StageFailed
+from workers.sandboxes.lifecycle import layers
 from workers.stages import RunResult
 
 log = logging.getLogger(__name__)
@@ -76,7 +77,8 @@ def run_agent(self: Task, rollout_id: str, attempt: int) -> str:
         recorder = stage.worker.recorder(stage.claim)
         with stage.worker.policy(stage.job) as policy, stage.worker.models(stage.job) as models:
             stage.work.excused_s = lambda: policy.paused_s
-            played = stage.play(stages.run(stage.job, policy, recorder.record, recorder.keep, models))
+            left = stage.worker.layers(stage.claim)
+            played = stage.play(stages.run(stage.job, policy, recorder.record, recorder.keep, left, models))
         calls = recorder.in_order()
         rows = segments(calls)
         # what was played may not be fit to be kept: training on it would be worse than losing it
@@ -95,9 +97,18 @@ def evaluate(self: Task, rollout_id: str, attempt: int) -> str:
         claim = stage.claim
         submission = Submission.model_validate(claim.submission or {})
         with stage.worker.models(stage.job) as models:
-            score, name = stage.play(stages.evaluate(stage.job, submission, models))
-        finish = partial(rollouts.finish, held=claim, value=score.value, details=score.details, evaluator=name)
+            score, name = stage.play(stages.evaluate(stage.job, submission, stage.worker.layers(claim), models))
+        finish = partial(
+            rollouts.finish,
+            held=claim,
+            value=score.value,
+            details=score.details,
+            evaluator=name,
+            named=score.rewards,
+        )
         stage.write(finish, claim.batch_id)
+        if submission.layer is not None:
+            layers.discard(submission.layer.name)
         stage.worker.signals.ended(claim.batch_id)
         return f"reward {score.value:g}, {claim.policy_outcome}"
 

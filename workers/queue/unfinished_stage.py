@@ -32,6 +32,7 @@ from workers.process.claimed_work import StopReason
 from workers.process.watchdog import Hang
 from workers.process.worker import Worker
 from workers.queue.shutdown_signals import shutdown_requested
+from workers.redaction import in_use
 
 log = logging.getLogger(__name__)
 
@@ -106,11 +107,11 @@ class UnfinishedStage:
         if self._close(kind, str(error), decision) and decision.of_node:
             instance = group_id(self._claim.batch_id, self._claim.group_index)
             self._worker.breaker.record_failure(instance, str(error))
-        raise StageFailed(f"{error.kind}: {error}") from None
+        raise StageFailed(in_use.redacted(f"{error.kind}: {error}")) from None
 
     def _close(self, cause: str, message: str, decision: RetryDecision | None = None) -> bool:
         """Close the attempt by its cause, and notify those who wait for what follows. False if the claim is gone."""
-        worker, claim = self._worker, self._claim
+        worker, claim, message = self._worker, self._claim, in_use.redacted(message)
         decision = decision or retry_decision(cause)
         end_attempt = partial(
             attempts.end_attempt,

@@ -63,8 +63,15 @@ def missing() -> str:
     return ""
 
 
-def make(state: Path, memory_mb: int, n_processes: int) -> str:
-    """The group of a sandbox, with its limits; empty if the farm was given none. Raises SandboxError."""
+_CPU_PERIOD = 100_000
+"""Microseconds in which a group has its share of the processors."""
+
+
+def make(state: Path, memory_mb: int, n_processes: int, cpus: float | None = None) -> str:
+    """The group of a sandbox, with its limits; empty if the farm was given none. Raises SandboxError.
+
+    That of `cpus` is held where the farm's group has the cpu controller.
+    """
     try:
         parent = _parent(state.parent)
         if parent is None:
@@ -73,6 +80,8 @@ def make(state: Path, memory_mb: int, n_processes: int) -> str:
         (state / LINK).symlink_to(group)
         group.mkdir()
         _limit(group, memory_mb, n_processes)
+        if cpus is not None and (group / "cpu.max").exists():
+            (group / "cpu.max").write_text(f"{max(int(cpus * _CPU_PERIOD), 1000)} {_CPU_PERIOD}")
     except OSError as error:
         raise SandboxError(f"sandbox {state.name}: no control group could be made: {error}") from error
     return str(group)
@@ -174,7 +183,7 @@ def _hand_down(group: Path) -> None:
     """Let the groups in a group of version 2 have the controllers that sandboxes are limited by."""
     there = (group / "cgroup.controllers").read_text().split()
     handed = (group / "cgroup.subtree_control").read_text().split()
-    wanted = [f"+{name}" for name in ("memory", "pids") if name in there and name not in handed]
+    wanted = [f"+{name}" for name in ("memory", "pids", "cpu") if name in there and name not in handed]
     if not wanted:
         return
     try:

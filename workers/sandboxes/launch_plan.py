@@ -5,19 +5,22 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from farm.errors import SandboxError
 from farm.records.request import SandboxSpec
 from farm.settings import settings
 from workers.sandboxes import cgroups
+from workers.sandboxes.build_sandbox import N_IDENTITIES, BuildSandbox, build_spec, new_build_id
 from workers.sandboxes.images.archives import layer
 from workers.sandboxes.images.content_store import digest
+from workers.sandboxes.images.dockerfile.image_config import ImageConfig
 from workers.sandboxes.images.environments import agent_environment, environment
-from workers.sandboxes.images.image import image
+from workers.sandboxes.images.image import Image, image
 from workers.sandboxes.images.image_cache import held
+from workers.sandboxes.images.image_user import image_user
 from workers.sandboxes.images.runtime import exposure
 from workers.sandboxes.kernel.python_runtime import kernel_folder
 from workers.sandboxes.lifecycle import layers, warm_pool
@@ -36,11 +39,18 @@ class SandboxParts:
 
     lower: tuple[str, ...]
     """Layers, the uppermost first."""
+    roots: tuple[Path, ...]
+    """Folders of images that are held while it runs."""
     binds: tuple[tuple[str, str], ...]
     bin_folders: tuple[str, ...]
     variables: Mapping[str, str]
     """Environment variables that the image sets for its programs."""
+    config: ImageConfig = field(default_factory=ImageConfig)
+    """More that the image's Dockerfile says, such as its WORKDIR and USER."""
 
+
+WORKSPACE = "/workspace"
+"""The working directory of a sandbox whose spec leaves it to an image that has none."""
 
 Runtime = Callable[[Path, dict[str, str], SandboxSpec], tuple[list[str], dict[str, str]]]
 """From the sandbox's folder, its binds and its spec: a command that makes it, and its environment."""
@@ -48,16 +58,31 @@ Runtime = Callable[[Path, dict[str, str], SandboxSpec], tuple[list[str], dict[st
 
 def prepare(spec: SandboxSpec) -> SandboxParts:
     """Find or make all parts. Raises SandboxError. Blocks; quick once they are cached."""
-    base = image(spec.image, spec.image_values)
+    base = image(spec.image, spec.image_values, start=start_build)
     python = environment(spec.packages, base, alone=spec.without_dependencies)
     agent = agent_environment(spec.agent_packages, base)
     archives = [str(layer(archive)) for archive in reversed(spec.archives)]
     # where interpreters that are forked outside find it too, once they are inside
     kernels = str(kernel_folder())
-    network = _network(base.system) if spec.network else ()
+    network = _network(base.system) if spec.network or spec.network_in else ()
     # the two environments have one interpreter, and may be one
     binds = dict.fromkeys((*base.binds, *python.binds, *agent.binds, (kernels, kernels), *network))
-    return SandboxParts((*archives, str(base.folder)), tuple(binds), python.bin_folders, base.variables)
+    lower = (*archives, *base.lower)
+    return SandboxParts(lower, base.roots, tuple(binds), python.bin_folders, base.variables, base.config)
+
+
+def settled(spec: SandboxSpec, parts: SandboxParts) -> SandboxSpec:
+    """Return a spec with the working directory that it leaves to the image."""
+    return spec if spec.workdir else spec.model_copy(update={"workdir": parts.config.workdir or WORKSPACE})
+
+
+def start_build(base: Image) -> BuildSandbox:
+    """Start a sandbox to build on an image in. Raises SandboxError. Blocks."""
+    spec, files = build_spec(), settings().build_files
+    binds = (*base.binds, *(_network(base.system) if spec.network else ()), *((files[path], path) for path in files))
+    parts = SandboxParts(base.lower, base.roots, binds, (), base.variables)
+    plan = LaunchPlan("namespace", spec, None, n_identities=N_IDENTITIES)
+    return BuildSandbox(NodeSandbox(plan.launched(folder(new_build_id()), parts), spec, (), base.variables))
 
 
 def _network(system: bool) -> Iterator[tuple[str, str]]:
@@ -96,20 +121,28 @@ class LaunchPlan:
     spec: SandboxSpec
     runtime: Runtime | None
     layer: str = ""
+    n_identities: int = 0
+    """Programs of other users than root that may run at a time; none of them gains a right of root by it."""
 
     def __post_init__(self) -> None:
-        if not self.spec.workdir.startswith("/"):
+        if self.spec.workdir and not self.spec.workdir.startswith("/"):
             raise SandboxError(f"a sandbox's workdir {self.spec.workdir!r} must be an absolute path")
+
+    def _of(self, parts: SandboxParts) -> LaunchPlan:
+        """Return it with what its spec leaves to the image."""
+        return self if self.spec.workdir else replace(self, spec=settled(self.spec, parts))
 
     def key(self, parts: SandboxParts) -> str:
         """The same for sandboxes that may stand in for each other: all that a command is given later is left out."""
-        result = (self.spec.workdir, self.spec.network, self._bounds())
+        result = (settled(self.spec, parts).workdir, self.spec.network, self.spec.cpus, self._bounds())
         return digest(self.kind, parts.lower, parts.binds, self.layer, *result)
 
     def start(self, sandbox_id: str, parts: SandboxParts | None = None) -> NodeSandbox:
         """Start one, or take one from the warm pool. Blocks. Raises SandboxError, and then leaves nothing."""
         state = folder(sandbox_id)
         parts = parts or prepare(self.spec)
+        if self._of(parts) is not self:
+            return self._of(parts).start(sandbox_id, parts)
         key = self.key(parts)
         record = warm_pool.take(key, state) if settings().stock else None
         if record is None:
@@ -117,11 +150,15 @@ class LaunchPlan:
                 record = self._make(state, parts)
         if settings().stock and not self.layer:
             warm_pool.note_use(warm_pool.WarmPoolUse(key, self.kind, self.spec))
-        return NodeSandbox(record, self.spec, parts.bin_folders, parts.variables)
+        return _sandbox(record, self.spec, parts, "init")
 
     def fill_warm_pool(self, parts: SandboxParts) -> Path:
         """Put one more into the warm pool; returns its folder there. Raises SandboxError. Blocks."""
-        return warm_pool.put(self._make(warm_pool.starting(self.key(parts)), parts))
+        return warm_pool.put(self._of(parts)._make(warm_pool.starting(self.key(parts)), parts))
+
+    def launched(self, state: Path, parts: SandboxParts) -> SandboxRecord:
+        """Start one in a folder, whatever the warm pool has. Raises SandboxError. Blocks."""
+        return self._make(state, parts)
 
     def _make(self, state: Path, parts: SandboxParts) -> SandboxRecord:
         if not self.layer:
@@ -144,8 +181,10 @@ class LaunchPlan:
         try:
             if self.layer:
                 layers.mark(state, self.layer)
-            with held(Path(parts.lower[-1])) as image_lock, own_id([str(state), *parts.lower]) as (number, locks):
-                locks += [] if image_lock is None else [image_lock]
+            with ExitStack() as stack:
+                held_images = [stack.enter_context(held(root)) for root in parts.roots]
+                number, locks = stack.enter_context(own_id([str(state), *parts.lower]))
+                locks += [each for each in held_images if each is not None]
                 return launch(self._plan(state, parts, number, *exposure), lock, locks)
         except BaseException:
             cgroups.remove(cgroups.of(state))
@@ -178,7 +217,8 @@ class LaunchPlan:
             "network": self.spec.network,
             "sockets": SOCKETS,
             "limits": self._bounds(),
-            "cgroup": cgroups.make(state, self.spec.limits.memory_mb, self.spec.limits.n_processes),
+            "cgroup": cgroups.make(state, self.spec.limits.memory_mb, self.spec.limits.n_processes, self.spec.cpus),
+            "n_identities": self.n_identities,
         }
 
     def _bounds(self) -> MonitorBounds:
@@ -191,5 +231,16 @@ def attach(kind: str, sandbox_id: str, spec: SandboxSpec) -> NodeSandbox:
     record = SandboxRecord.load(folder(sandbox_id))
     if record is None or record.kind != kind or not record.first.alive():
         raise SandboxError(f"sandbox {sandbox_id}: no {kind} sandbox of this id runs on this node")
-    parts = prepare(spec)
-    return NodeSandbox(record, spec, parts.bin_folders, parts.variables)
+    return _sandbox(record, spec, prepare(spec), "run")
+
+
+def _sandbox(record: SandboxRecord, spec: SandboxSpec, parts: SandboxParts, phase: str) -> NodeSandbox:
+    """A handle on a sandbox for one phase of its use, with the network that its commands have then."""
+    user = image_user(parts.lower, spec.user or parts.config.user)
+    variables = {**parts.variables, **user}
+    bin_folders = parts.bin_folders
+    if spec.image_first:
+        variables["PATH"] = ":".join([variables.get("PATH", SEARCH_PATH), *bin_folders])
+        bin_folders = ()
+    own = settled(spec, parts)
+    return NodeSandbox(record, own, bin_folders, variables, network=spec.network or phase in spec.network_in)

@@ -5,7 +5,7 @@ They are asked for by their methods, so a provider need not derive from anything
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 from farm.records.request import SandboxSpec
@@ -39,6 +39,37 @@ class StartsAhead(Protocol):
     def layer(self, spec: SandboxSpec, what: str) -> str:
         """Return the name of the layer that `start_prepared` makes of `what`."""
         ...
+
+
+@runtime_checkable
+class KeepsLayers(Protocol):
+    """Keeps the files that are left in a sandbox as a layer of the node, `workers/sandboxes/lifecycle/layers.py`."""
+
+    async def stop_keeping(self, sandbox: Sandbox, name: str) -> None:
+        """Stop a sandbox; what it has written is the layer of that name from then on. Raises SandboxError."""
+        ...
+
+    async def start_on(self, sandbox_id: str, spec: SandboxSpec, name: str) -> Sandbox:
+        """As `start`, on the files of a layer: of a sandbox that had the same image, packages and archives."""
+        ...
+
+
+@runtime_checkable
+class CopiesLayers(KeepsLayers, Protocol):
+    """Copies what is written in a sandbox that goes on, and leaves parts out of layers."""
+
+    async def copy_layer(self, sandbox: Sandbox, spec: SandboxSpec, name: str) -> None:
+        """Make a layer of what a sandbox has written so far; its processes stand still meanwhile."""
+        ...
+
+    async def restore_layer(self, spec: SandboxSpec, name: str, rule: Mapping[str, Sequence[str]]) -> None:
+        """Leave out of a layer what a rule of `workers/sandboxes/isolation/layer_files.py` names."""
+        ...
+
+
+def keeps_layers(provider: SandboxProvider) -> KeepsLayers | None:
+    """Return the provider if it can keep what is left in its sandboxes."""
+    return provider if isinstance(provider, KeepsLayers) else None
 
 
 def shares_layers(provider: SandboxProvider) -> SharesLayers | None:

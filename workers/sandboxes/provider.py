@@ -4,27 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from functools import partial
+from pathlib import Path
 from typing import ClassVar, TypeVar
 from weakref import WeakValueDictionary
 
 from farm.errors import SandboxError
 from farm.ids import prepare_sandbox_id
 from farm.records.request import SandboxSpec
+from workers.interfaces import Sandbox
 from workers.sandboxes.images.content_store import MAKE_S, digest
 from workers.sandboxes.launch_plan import LaunchPlan, Runtime, attach, prepare
-from workers.sandboxes.lifecycle import layers
+from workers.sandboxes.lifecycle import layers, left_layers
 from workers.sandboxes.lifecycle.state import folder
 from workers.sandboxes.optional_protocols import Prepare
 from workers.sandboxes.resource_exhaustion import scarcity
-from workers.sandboxes.sandbox import NodeSandbox
+from workers.sandboxes.sandbox import SEARCH_PATH, NodeSandbox
 from workers.stage_clock import off_clock
 
 T = TypeVar("T")
 
+_SIGNAL_S = 10.0
 _THREADS = ThreadPoolExecutor(max_workers=64, thread_name_prefix="sandbox")
 
 
@@ -77,8 +80,17 @@ async def _started(work: Callable[[], NodeSandbox]) -> NodeSandbox:
         raise
 
 
+def _detached(sandbox_id: str) -> Path:
+    try:
+        return layers.detach(folder(sandbox_id))
+    except FileNotFoundError:
+        raise SandboxError(f"sandbox {sandbox_id} is gone, and what its policy left with it") from None
+
+
 class NodeSandboxProvider:
-    """See `SandboxProvider`; and `SharesLayers`, `StartsAhead`: from a warm pool, and prepared once for many."""
+    """See `SandboxProvider`; and `SharesLayers`, `StartsAhead`, `KeepsLayers`: prepared once for many, ahead, on
+    what another left.
+    """
 
     kind: ClassVar[str]
     runtime: Runtime | None = None
@@ -118,6 +130,34 @@ class NodeSandboxProvider:
             finally:
                 turn.release()
         return await _started(partial(self.recipe(spec, name).start, sandbox_id))
+
+    async def stop_keeping(self, sandbox: Sandbox, name: str) -> None:
+        """See `KeepsLayers.stop_keeping`."""
+        with scarcity(f"keep the layer of sandbox {sandbox.sandbox_id}"):
+            new = await _in_thread(partial(_detached, sandbox.sandbox_id))
+            await asyncio.shield(sandbox.stop())
+            await _in_thread(partial(layers.publish, new, name))
+
+    async def start_on(self, sandbox_id: str, spec: SandboxSpec, name: str) -> NodeSandbox:
+        """See `KeepsLayers.start_on`."""
+        return await _started(partial(self.recipe(spec, name).start, sandbox_id))
+
+    async def copy_layer(self, sandbox: Sandbox, spec: SandboxSpec, name: str) -> None:
+        """See `CopiesLayers.copy_layer`."""
+        upper = folder(sandbox.sandbox_id) / layers.WRITTEN
+        with scarcity(f"copy the layer of sandbox {sandbox.sandbox_id}"):
+            await sandbox.exec(["/bin/bash", "-c", "kill -STOP -1"], timeout_s=_SIGNAL_S)
+            try:
+                await _in_thread(partial(left_layers.copy, upper, name, spec.limits.disk_mb << 20))
+            finally:
+                await sandbox.exec(["/bin/bash", "-c", "kill -CONT -1"], timeout_s=_SIGNAL_S)
+
+    async def restore_layer(self, spec: SandboxSpec, name: str, rule: Mapping[str, Sequence[str]]) -> None:
+        """See `CopiesLayers.restore_layer`."""
+        parts = await _in_thread(partial(prepare, spec))
+        bin_folders = [each for each in parts.variables.get("PATH", SEARCH_PATH).split(":") if each.startswith("/")]
+        places = {"lower": parts.lower, "bin_folders": list(dict.fromkeys([*bin_folders, *SEARCH_PATH.split(":")]))}
+        await _in_thread(partial(left_layers.restore, name, {**rule, **places}))
 
     async def _prepare(self, sandbox_id: str, spec: SandboxSpec, name: str, prepare: Prepare) -> None:
         first = await self.start(prepare_sandbox_id(sandbox_id), spec)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import posixpath
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -46,15 +48,20 @@ class NodeSandbox:
         spec: SandboxSpec,
         bin_folders: Sequence[str] = (),
         variables: Mapping[str, str] | None = None,
+        *,
+        network: bool | None = None,
     ) -> None:
         self.sandbox_id = record.sandbox_id
         self.socket_folder = folder(record.sandbox_id) / SOCKETS
         self.workdir = spec.workdir
+        self.identity: tuple[int, int] | None = None
         self._record = record
         self._spec = spec
+        self._network = spec.network if network is None else network
+        self._cpus = chosen_cpus(record.sandbox_id, spec.cpus)
         own = dict(variables or {})
         self._variables = {**own, "PATH": ":".join([*bin_folders, own.get("PATH", SEARCH_PATH)])}
-        self._files = Transfer(self.sandbox_id, self.target, spec.workdir, spec.limits.disk_mb)
+        self.files = Transfer(self.sandbox_id, self.target, spec.workdir, spec.limits.disk_mb)
 
     def environment(self, more: Mapping[str, str] | None = None) -> dict[str, str]:
         """The environment of every command: chosen, never the worker's."""
@@ -70,10 +77,12 @@ class NodeSandbox:
             "pid": self._record.first.pid,
             "started": self._record.first.started,
             "user": sandbox_user(),
-            "network": self._spec.network,
+            "network": self._network,
             "fake_root": self._spec.fake_root,
             "limits": _resources(self._spec.limits, limits or self._spec.limits),
             "cgroup": self._record.cgroup,
+            "identity": self.identity,
+            "cpus": self._cpus,
         }
 
     def alive(self) -> bool:
@@ -173,19 +182,19 @@ class NodeSandbox:
 
     async def read_file(self, path: str) -> bytes:
         """See `Sandbox.read_file`."""
-        return await self._files.read(path)
+        return await self.files.read(path)
 
     async def write_file(self, path: str, data: bytes) -> None:
         """See `Sandbox.write_file`."""
-        await self._files.write(path, data)
+        await self.files.write(path, data)
 
     async def upload(self, source: Path, path: str) -> None:
         """See `Sandbox.upload`."""
-        await self._files.upload(source, path)
+        await self.files.upload(source, path)
 
     async def download(self, path: str, target: Path) -> None:
         """See `Sandbox.download`."""
-        await self._files.download(path, target)
+        await self.files.download(path, target)
 
     async def stop(self) -> None:
         """See `Sandbox.stop`."""
@@ -194,6 +203,16 @@ class NodeSandbox:
     def end(self) -> None:
         """As `stop`. Blocks."""
         terminate(self._record)
+
+
+def chosen_cpus(sandbox_id: str, cpus: float | None) -> list[int]:
+    """Return the node's processors that a sandbox may use, drawn by its id; empty if it may use all."""
+    there = sorted(os.sched_getaffinity(0))
+    n = len(there) if cpus is None else math.ceil(cpus)
+    if n >= len(there):
+        return []
+    first = zlib.crc32(sandbox_id.encode()) % len(there)
+    return sorted((there + there)[first : first + n])
 
 
 def _resources(bounds: SandboxLimits, asked: SandboxLimits) -> dict[str, int]:

@@ -15,7 +15,7 @@ import tarfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 from farm.errors import ToolError
 from workers.sandboxes.processes.fork_client import fork_client
@@ -103,6 +103,35 @@ class Transfer:
             await asyncio.to_thread(_remove, target)
             raise ToolError(f"{path} cannot be copied out: {error}") from error
 
+    async def unpack(self, archive: BinaryIO, path: str) -> None:
+        """Unpack a tar stream into a folder, whatever is in it: nothing can lead out of the sandbox."""
+        ours, theirs = socket.socketpair()
+        sending = asyncio.create_task(asyncio.to_thread(_send, archive, ours))
+        try:
+            with theirs:
+                await self._ask("upload", path, theirs.fileno(), TREE_S)
+        finally:
+            _hang_up(ours)
+            await sending
+            ours.close()
+
+    async def pass_on(self, path: str, other: Transfer, target: str) -> None:
+        """Copy a tree into another sandbox, without its passing through the node's files: links stay as they are."""
+        source, sink = socket.socketpair()
+        reading = asyncio.create_task(other._ask("upload", target, sink.fileno(), TREE_S))
+        try:
+            try:
+                await self._ask("download", path, source.fileno(), TREE_S)
+            finally:
+                # that is all
+                _hang_up(source)
+            await reading
+        finally:
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
+            source.close()
+            sink.close()
+
     async def _ask(self, action: str, path: str, descriptor: int, timeout_s: float) -> None:
         if not path or "\0" in path:
             raise ToolError(f"{path!r} is no path")
@@ -133,6 +162,13 @@ def _hang_up(ours: socket.socket) -> None:
     # it may have done so itself
     with contextlib.suppress(OSError):
         ours.shutdown(socket.SHUT_RDWR)
+
+
+def _send(archive: BinaryIO, ours: socket.socket) -> None:
+    with contextlib.suppress(OSError, EOFError), ours.makefile("wb") as pipe:
+        shutil.copyfileobj(archive, pipe, 1 << 20)
+        pipe.flush()
+        ours.shutdown(socket.SHUT_WR)
 
 
 def _pack(source: Path, ours: socket.socket) -> None:

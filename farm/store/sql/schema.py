@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import JSON, Double, ForeignKeyConstraint, Index, MetaData, String, text
+from sqlalchemy import JSON, BigInteger, Double, ForeignKeyConstraint, Index, MetaData, String, text
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from farm.store.sql.array_column import Packed
@@ -35,6 +35,7 @@ class Base(DeclarativeBase):
 _LIVE = text("finish_seq IS NULL")
 _ENDED = text("finish_seq IS NOT NULL")
 _SCORED = text("reward IS NOT NULL")
+_ARCHIVED = text("archive <> ''")
 _ZERO = text("0")
 
 
@@ -66,13 +67,17 @@ class InstanceRow(Base):
     """One problem of a batch, as it was submitted."""
 
     __tablename__ = "instances"
-    __table_args__ = (ForeignKeyConstraint(["batch_id"], ["batches.batch_id"], ondelete="CASCADE"),)
+    __table_args__ = (
+        ForeignKeyConstraint(["batch_id"], ["batches.batch_id"], ondelete="CASCADE"),
+        Index("ix_instances_archive", "archive", sqlite_where=_ARCHIVED, postgresql_where=_ARCHIVED),
+    )
 
     batch_id: Mapped[str] = mapped_column(_key(), primary_key=True)
     group_index: Mapped[int] = mapped_column(primary_key=True)
     data_source: Mapped[str] = mapped_column(_key())
     instance_id: Mapped[str] = mapped_column(String(200))
     fields: Mapped[dict[str, Any]]
+    archive: Mapped[str] = mapped_column(_key(), server_default=text("''"))
 
 
 class RolloutRow(Base):
@@ -239,7 +244,7 @@ class SegmentRow(Base):
 
 
 class RewardRow(Base):
-    """A score; the newest of a rollout is the one on its row."""
+    """A score; the newest of a rollout is the one on its row. `rewards` are all that it has by name."""
 
     __tablename__ = "rewards"
     __table_args__ = (ForeignKeyConstraint(["rollout_id"], ["rollouts.rollout_id"], ondelete="CASCADE"),)
@@ -248,8 +253,32 @@ class RewardRow(Base):
     attempt: Mapped[int] = mapped_column(primary_key=True)
     value: Mapped[float]
     details: Mapped[dict[str, Any]]
+    rewards: Mapped[dict[str, Any]] = mapped_column(server_default="{}")
     evaluator: Mapped[str] = mapped_column(PlainText(64))
     created_at: Mapped[float]
+
+
+class ArchiveRow(Base):
+    """An uploaded task archive, whole: the digest of its tar, and when it was uploaded last."""
+
+    __tablename__ = "archives"
+
+    digest: Mapped[str] = mapped_column(_key(), primary_key=True)
+    n_bytes: Mapped[int] = mapped_column(BigInteger())
+    n_parts: Mapped[int]
+    uploaded_at: Mapped[float]
+
+
+class ArchivePartRow(Base):
+    """A part of a task archive, compressed; parts of one that is not whole yet have no row of `archives`."""
+
+    __tablename__ = "archive_parts"
+
+    digest: Mapped[str] = mapped_column(_key(), primary_key=True)
+    number: Mapped[int] = mapped_column(primary_key=True)
+    n_bytes: Mapped[int]
+    data: Mapped[bytes]
+    uploaded_at: Mapped[float]
 
 
 class EngineRow(Base):

@@ -20,7 +20,6 @@ from farm.records.request import BatchRequest, Instance
 from farm.records.rollout import BatchStatus, Failure, Outcome, Stage, State
 from farm.records.trajectory import ModelCall, VersionSpan, segments, token_ids
 from farm.store import (
-    artefacts,
     batches,
     cancel_and_rescore,
     leader,
@@ -32,6 +31,7 @@ from farm.store import (
     rollouts,
     trajectories,
 )
+from farm.store.blobs import artefacts
 from farm.store.database import Store
 from farm.store.rollouts import Claim, RunSummary
 from farm.store.sql.clock import db_now
@@ -165,7 +165,7 @@ class TestSubmit:
 
     def test_instances_come_back_as_they_were(self, store: Store) -> None:
         batch_id = new_batch(store, 3)
-        assert store.read(lambda connection: batches.instance_fields(connection, batch_id, 2)) == ("noop", {"i": 2})
+        assert store.read(lambda connection: batches.instance_fields(connection, batch_id, 2)) == ("noop", {"i": 2}, "")
 
 
 class TestTransitions:

@@ -120,7 +120,7 @@ class Pool:
         return self._new if alone else self._shared
 
     @asynccontextmanager
-    async def _new(self) -> AsyncIterator[Sandbox]:
+    async def _new(self, *_: object, **__: object) -> AsyncIterator[Sandbox]:
         sandbox = await provider("namespace").start(f"test-{uuid.uuid4().hex[:12]}", SPEC)
         try:
             await _put(sandbox)
@@ -129,7 +129,7 @@ class Pool:
             await sandbox.stop()
 
     @asynccontextmanager
-    async def _shared(self) -> AsyncIterator[Sandbox]:
+    async def _shared(self, *_: object, **__: object) -> AsyncIterator[Sandbox]:
         sandbox = await self._free.get()
         if sandbox is None:
             sandbox = await provider("namespace").start(f"test-{uuid.uuid4().hex[:12]}", SPEC)

@@ -111,7 +111,7 @@ async def mini(policy: Policy, records: _Records, **limits: Any) -> tuple[AgentR
         await handler.prepare(SWE, sandbox)
         result = await agent.run(context_of(sandbox, policy, records, handler.messages(SWE), **limits))
         submission = await handler.collect(SWE, sandbox, result.answer)
-    score = await handler.evaluator(SWE).evaluate(submission, lambda: started(SWE.spec()), 300.0)
+    score = await handler.evaluator(SWE).evaluate(submission, lambda *_, **__: started(SWE.spec()), 300.0)
     return result, score.value
 
 

@@ -196,7 +196,7 @@ def fresh(runner: asyncio.Runner) -> Iterator[FreshSandbox]:
     sandbox = runner.run(started())
 
     @asynccontextmanager
-    async def one() -> AsyncIterator[Sandbox]:
+    async def one(*_: object, **__: object) -> AsyncIterator[Sandbox]:
         yield sandbox
 
     yield one
@@ -204,7 +204,7 @@ def fresh(runner: asyncio.Runner) -> Iterator[FreshSandbox]:
 
 
 @asynccontextmanager
-async def new() -> AsyncIterator[Sandbox]:
+async def new(*_: object, **__: object) -> AsyncIterator[Sandbox]:
     sandbox = await started()
     try:
         yield sandbox
@@ -350,7 +350,7 @@ def test_a_right_program_that_is_ended_from_outside_is_no_zero(
             one = EndedCommand(sandbox, list(ends))
 
             @asynccontextmanager
-            async def ending() -> AsyncIterator[Sandbox]:
+            async def ending(*_: object, **__: object) -> AsyncIterator[Sandbox]:
                 yield cast(Sandbox, one)
 
             try:

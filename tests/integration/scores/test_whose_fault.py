@@ -297,7 +297,7 @@ def test_what_a_policy_does_to_its_sandbox_is_scored(name: str, home: Path) -> N
 
 async def diagnosed(sandbox: NodeSandbox, provider: NamespaceProvider, spec: SandboxSpec, *, well: bool) -> bool:
     @asynccontextmanager
-    async def fresh() -> AsyncIterator[NodeSandbox]:
+    async def fresh(*_: object, **__: object) -> AsyncIterator[NodeSandbox]:
         if not well:
             raise SandboxError("the node starts none")
         other = await provider.start(f"{sandbox.sandbox_id}.fresh", spec)

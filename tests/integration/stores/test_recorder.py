@@ -13,7 +13,8 @@ from sqlalchemy import Connection
 
 from farm.records.rollout import Stage
 from farm.records.trajectory import ModelCall, token_ids
-from farm.store import artefacts, trajectories
+from farm.store import trajectories
+from farm.store.blobs import artefacts
 from farm.store.database import Store
 from farm.store.rollouts import Claim
 from tests.contract.store.test_store import advance, claimed, fail, new_batch, place

@@ -23,7 +23,8 @@ from farm.records.request import BatchRequest, Instance
 from farm.records.rollout import Stage, State
 from farm.scheduler.dispatcher import Dispatcher
 from farm.settings import Settings
-from farm.store import artefacts, batches, leases, rollouts, trajectories
+from farm.store import batches, leases, rollouts, trajectories
+from farm.store.blobs import artefacts
 from farm.store.database import Store
 from farm.store.rollouts import Claim
 from farm.store.sql.clock import db_now

@@ -87,7 +87,7 @@ def test_a_play_that_reads_the_files_is_scored_by_its_answer(last: str, reward: 
             await tool.close()
             await sandbox.stop()
 
-        def fresh() -> Any:
+        def fresh(*_: object, **__: object) -> Any:
             raise AssertionError(f"{Stage.EVAL} needs no sandbox")
 
         score = await handler.evaluator(instance).evaluate(submission, fresh, 1.0)

@@ -172,9 +172,13 @@ def build(words: Sequence[str], place: Path, what: str, *, definition: bool = Fa
         lines = _run([*options, "--ignore-fakeroot-command", str(place / "root"), *words], place, what)
     if lines is not None:
         last = lines[-N_LINES:]
-        passing = any(map(_PASSING.search, last))
-        raise ImageError(f"{what} could not be built", [_short(line) for line in last], retryable=passing)
+        raise ImageError(f"{what} could not be built", [_short(line) for line in last], retryable=is_passing(last))
     return place / "root"
+
+
+def is_passing(lines: Sequence[str]) -> bool:
+    """Return whether a builder's last lines say that it was the disk, memory or the network, which may recover."""
+    return any(map(_PASSING.search, lines))
 
 
 def _run(words: Sequence[str], place: Path, what: str) -> list[str] | None:

@@ -43,7 +43,19 @@ _COPIED = (
         "os-release",
         "debian_version",
     ),
-    *("mime.types", "services", "protocols", "terminfo", "magic", "python3", "python3.11", "perl", "ssl/openssl.cnf"),
+    *(
+        "login.defs",
+        "skel",
+        "mime.types",
+        "services",
+        "protocols",
+        "terminfo",
+        "magic",
+        "python3",
+        "python3.11",
+        "perl",
+        "ssl/openssl.cnf",
+    ),
 )
 _WRITTEN = {
     "passwd": "root:x:0:0:root:/root:/bin/bash\nnobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n",
@@ -60,6 +72,7 @@ class HostSource:
 
     reference: str = REFERENCE
     is_built: ClassVar[bool] = False
+    is_whole: ClassVar[bool] = True
 
     def key(self) -> str:
         copied = [Path("/etc", name) for name in _COPIED]

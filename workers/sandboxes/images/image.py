@@ -1,46 +1,80 @@
-"""The lowest layer of a sandbox: a folder with a root file system, from whatever a `SandboxSpec.image` names."""
+"""The lowest layers of a sandbox: folders with a root file system, from whatever a `SandboxSpec.image` names."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from farm.errors import ImageError
+from farm.settings import settings
+from workers.sandboxes.images.dockerfile.build_place import StartBuild
+from workers.sandboxes.images.dockerfile.dockerfile_source import PREFIX, DockerfileSource
 from workers.sandboxes.images.host_image import REFERENCE, HostSource, binds
-from workers.sandboxes.images.image_cache import cached
+from workers.sandboxes.images.image_aliases import alias_of
+from workers.sandboxes.images.image_cache import ImageSource, cached, entry_of
 from workers.sandboxes.images.image_sources import FolderSource, source_of
 from workers.sandboxes.images.image_variables import read_variables
+from workers.sandboxes.images.layered_image import Image as Image
+from workers.sandboxes.images.layered_image import read_layers
 from workers.sandboxes.images.root_folders import has_bash
 
 HOST = REFERENCE
+CACHED = "cached:"
+"""Before the name of an image's content: one that was built before."""
+_MAX_ALIASES = 8
 
 
-@dataclass(frozen=True, slots=True)
-class Image:
-    """A root file system, and the folders of the host bound over it, read-only: pairs of source and target."""
+def image(
+    name: str,
+    values: Mapping[str, str] | None = None,
+    *,
+    retry: bool = False,
+    relock: bool = False,
+    start: StartBuild | None = None,
+) -> Image:
+    """Find or make an image on this node; `values` are those of a template, or the build arguments of a Dockerfile.
 
-    folder: Path
-    binds: tuple[tuple[str, str], ...] = ()
-    system: bool = False
-    """True if its /usr is the host's, and with it the host's Python and libraries."""
-    variables: Mapping[str, str] = field(default_factory=dict)
-    """Variables set for its programs: `ENV` of a Dockerfile, `%environment` of a definition; PATH among them."""
-
-
-def image(name: str, values: Mapping[str, str] | None = None, *, retry: bool = False, relock: bool = False) -> Image:
-    """Find or make an image on this node; `values` are those of a template. Blocks; the first time for seconds.
-
-    Raises ImageError if it is missing or cannot be built, SandboxError if there is nothing to build it with.
-    A folder that belongs to the sandbox user is used where it is, all others are in the cache. `retry` and `relock` as
-    of `cached`.
+    Blocks; the first time for seconds. Raises ImageError if it is missing or cannot be built, SandboxError if there is
+    nothing to build it with. A folder that belongs to the sandbox user is used where it is, all others are in the
+    cache. `retry` and `relock` as of `cached`; `start` begins the sandboxes that a Dockerfile is built in.
     """
+    for _ in range(_MAX_ALIASES):
+        if (meant := _alias(name)) is None:
+            break
+        name = meant
     if name == HOST:
         return Image(cached(HostSource()), binds(), system=True)
-    source = source_of(name, values or {})
+    if name.startswith(CACHED):
+        return _of_entry(entry_of(name.removeprefix(CACHED)))
+    source: ImageSource
+    if name.startswith(PREFIX):
+        bases = partial(base_image, retry=retry, start=start)
+        source = DockerfileSource.of(name, values or {}, bases, start, retry)
+    else:
+        source = source_of(name, values or {})
     if isinstance(source, FolderSource) and source.usable:
         if not has_bash(source.path):
             raise ImageError(f"image {name}: the folder has no root file system with a bash in it")
         return Image(source.path)
-    root = cached(source, retry=retry, relock=relock)
-    return Image(root, variables=read_variables(root.parent))
+    return _of_entry(cached(source, retry=retry, relock=relock))
+
+
+def _of_entry(root: Path) -> Image:
+    return read_layers(root) or Image(root, variables=read_variables(root.parent))
+
+
+def _alias(name: str) -> str | None:
+    return None if name == HOST or name[:1] == "/" or name.startswith((CACHED, PREFIX)) else alias_of(name)
+
+
+def base_image(name: str, *, retry: bool = False, start: StartBuild | None = None) -> Image | None:
+    """Return the image that a Dockerfile means by a name: by the table of names, else of a registry if builds may.
+
+    None if there is none, and builds have no network.
+    """
+    if name == HOST or name.startswith(("/", CACHED)) or alias_of(name) is not None:
+        return image(name, retry=retry, start=start)
+    if settings().build_network:
+        return image(f"docker://{name}", retry=retry, start=start)
+    return None

@@ -36,6 +36,9 @@ ROOT = "root"
 REMEMBER_S = {False: 300.0, True: 2.0}
 """Seconds for which a failed build is not tried again, by whether its error is retryable."""
 
+LAYERS = "layers.json"
+"""The file that says of which other folders an image consists, if it has no root file system of its own."""
+
 _CARD = "image.json"
 _LOCK = "lock"
 _USED = "used"
@@ -50,6 +53,8 @@ class ImageSource(Protocol):
 
     is_built: ClassVar[bool]
     """False for a source that costs nothing to assemble, and is always used in its present state."""
+    is_whole: ClassVar[bool]
+    """True if it makes a whole root file system, and not one of the layers of an image, or a list of them."""
 
     @property
     def reference(self) -> str:
@@ -159,7 +164,7 @@ def _make(source: ImageSource, temporary: Path, key: str, mode: str) -> None:
     started = time.time()
     source.make(temporary)
     root = temporary / ROOT
-    if source.is_built and not has_bash(root):
+    if source.is_built and source.is_whole and not has_bash(root):
         raise ImageError(f"image {source.reference} has no bash, which is all that a sandbox needs of its image")
     if source.key() != key:
         raise ImageError(f"image {source.reference} was changed while it was built", retryable=True)
@@ -172,7 +177,39 @@ def _make(source: ImageSource, temporary: Path, key: str, mode: str) -> None:
 
 def _stands(folder: Path) -> bool:
     """Return whether it is complete. One without its lock, such as a partial copy, cannot be held, and is rebuilt."""
-    return (folder / _CARD).exists() and (folder / _LOCK).exists()
+    return (folder / _CARD).exists() and (folder / _LOCK).exists() and all(part.is_dir() for part in parts(folder))
+
+
+def parts(folder: Path) -> list[Path]:
+    """Return the other folders that an image consists of, the uppermost first; none for one with files of its own."""
+    try:
+        fields = json.loads((folder / LAYERS).read_text())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    return [Path(part) for part in (*fields["layers"], fields["folder"]) if Path(part).parent != folder]
+
+
+def entry_of(key: str) -> Path:
+    """Return the root folder of an image that was built before, by its name or the start of it. ImageError."""
+    keys = [entry.folder for entry in entries() if key and entry.folder.name.startswith(key)]
+    if len(keys) != 1:
+        several = ", which several images begin with" if keys else ""
+        raise ImageError(f"there is no image {key!r} in the cache of this node{several}: see `farm images list`")
+    if not _stands(keys[0]):
+        raise ImageError(f"image {key} is incomplete, as layers of it were removed: build it again")
+    _note_use(keys[0])
+    return keys[0] / ROOT
+
+
+def _note_use(folder: Path) -> None:
+    """Note the use of an image, and of what it consists of, by this node; now and then, and if writable."""
+    now = time.monotonic()
+    if now - _noted.get((folder, ""), -_NOTE_S) < _NOTE_S:
+        return
+    for each in (folder, *(part.parent for part in parts(folder) if part.parent.parent == images())):
+        with suppress(OSError):
+            (each / _USED / os.uname().nodename).touch()
+    _noted[folder, ""] = now
 
 
 def _stands_since(folder: Path, since: float) -> bool:
@@ -199,7 +236,7 @@ def _root(source: ImageSource, folder: Path, by_hand: bool) -> Path:
             if not name.exists():
                 _write(name, source.reference)
             if not by_hand:
-                (folder / _USED / os.uname().nodename).touch()
+                _note_use(folder)
                 _noted[seen] = now
     return folder / ROOT
 

@@ -17,7 +17,7 @@ from uuid import uuid4
 
 from workers.sandboxes.images import fingerprints
 from workers.sandboxes.images.content_store import remove_unfinished
-from workers.sandboxes.images.image_cache import REMEMBER_S, CachedImage, entries, images, unheld
+from workers.sandboxes.images.image_cache import REMEMBER_S, CachedImage, entries, images, parts, unheld
 from workers.sandboxes.images.shared_lock import if_free
 from workers.sandboxes.remove_tree import remove
 
@@ -27,6 +27,7 @@ STARTING_S = 120.0
 """Seconds for which it is kept after this node has: a sandbox that starts finds its image before it locks it."""
 
 STOOD_ON = "a sandbox stands on it"
+PART = "an image consists of it"
 
 _DIGEST_S = 30 * 86_400.0
 
@@ -41,9 +42,31 @@ class Pruned:
 
 def prune(wanted: Iterable[CachedImage]) -> list[Pruned]:
     """Remove these images, and all that killed builds have left. Blocks."""
-    result = [Pruned(entry, why_kept(entry) or _remove(entry)) for entry in wanted]
+    result = []
+    needed: set[Path] = set()
+    for each in examined(wanted):
+        kept = each.kept or (PART if each.entry.folder in needed else "")
+        shared = _parts(each.entry) if not kept else set()
+        kept = kept or _remove(each.entry)
+        # it was taken into use just now
+        needed |= shared if kept else set()
+        result.append(Pruned(each.entry, kept))
     _remove_leftovers()
     return result
+
+
+def examined(wanted: Iterable[CachedImage]) -> list[Pruned]:
+    """Return which of these images would be removed, those that consist of others first. Blocks."""
+    listed = list(wanted)
+    reasons = {entry.folder: why_kept(entry) for entry in listed}
+    stay = [entry for entry in entries() if reasons.get(entry.folder, STOOD_ON)]
+    needed = {part for entry in stay for part in _parts(entry)}
+    listed.sort(key=lambda entry: not _parts(entry))
+    return [Pruned(entry, reasons[entry.folder] or (PART if entry.folder in needed else "")) for entry in listed]
+
+
+def _parts(entry: CachedImage) -> set[Path]:
+    return {part.parent for part in parts(entry.folder)}
 
 
 def unused_since(instant: float) -> list[CachedImage]:

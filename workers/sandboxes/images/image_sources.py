@@ -88,6 +88,7 @@ class FolderSource:
 
     path: Path
     is_built: ClassVar[bool] = True
+    is_whole: ClassVar[bool] = True
 
     @property
     def reference(self) -> str:
@@ -113,6 +114,7 @@ class RuntimeFileSource:
 
     path: Path
     is_built: ClassVar[bool] = True
+    is_whole: ClassVar[bool] = True
 
     @property
     def reference(self) -> str:
@@ -145,6 +147,7 @@ class ArchiveSource:
     path: Path
     tag: str = ""
     is_built: ClassVar[bool] = True
+    is_whole: ClassVar[bool] = True
 
     @property
     def reference(self) -> str:
@@ -201,13 +204,18 @@ class RegistrySource:
 
     reference: str
     is_built: ClassVar[bool] = True
+    is_whole: ClassVar[bool] = True
 
     def key(self) -> str:
         return digest("registry", _FORMAT, self.reference, version(), owner())
 
     def make(self, folder: Path) -> None:
-        with workplace() as place:
-            _build([self.reference], place, self, folder, keep_blobs=True)
+        try:
+            with workplace() as place:
+                _build([self.reference], place, self, folder, keep_blobs=True)
+        except ImageError as error:
+            advice = "where the registry cannot be reached, name a .sif or an archive of it instead"
+            raise ImageError(f"{error.message}; {advice}", error.lines, retryable=error.retryable) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,6 +225,7 @@ class DefinitionSource:
     path: Path
     values: Mapping[str, str] = field(default_factory=dict)
     is_built: ClassVar[bool] = True
+    is_whole: ClassVar[bool] = True
 
     @property
     def reference(self) -> str:

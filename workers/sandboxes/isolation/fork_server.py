@@ -159,7 +159,24 @@ def try_mapping(job: dict[str, Any], _given: Sequence[int], answer: socket.socke
     tell(answer, {"refused": id_mapping.refusal(job["folder"], job["own_id"], job["user"])})
 
 
-_JOBS = {"enter": enter, "files": use_files, "start": start, "map": try_mapping}
+def use_layer(job: dict[str, Any], given: Sequence[int], answer: socket.socket) -> None:
+    """Pack or unpack the files of a layer, a folder of the node, as root of all that the sandbox user has."""
+    from workers.sandboxes.isolation import layer_files
+
+    parent_death_pipe.signal_at_the_end(answer.fileno(), signal.SIGKILL, os.getpid())
+    os.chdir(job["folder"])
+    if job["user"]:
+        namespaces.become(*job["user"])
+    linux.become_root_of_a_new_user_namespace()
+    try:
+        layer_files.ACTIONS[job["action"]](given[0], job["max_bytes"])
+    except Exception as error:  # of whatever the policy left
+        tell(answer, {"refused": f"{type(error).__name__}: {error}"})
+    else:
+        tell(answer, {"done": True})
+
+
+_JOBS = {"enter": enter, "files": use_files, "layer": use_layer, "start": start, "map": try_mapping}
 
 
 def main() -> None:

@@ -79,6 +79,8 @@ class LimitWatch:
             "fake_root": False,
             "limits": {},
             "cgroup": "",
+            "identity": None,
+            "cpus": [],
         }
         self._n_processes = bounds["n_processes"]
         # where it has a control group, the kernel sees to its memory

@@ -85,6 +85,17 @@ def become_root_of_a_new_user_namespace(more: int = 0) -> None:
         write_text(f"/proc/self/{name}", text)
 
 
+def become_user_of_a_new_user_namespace(uid: int, gid: int) -> None:
+    """New user namespace; the caller's one user is `uid` inside, and so is the owner of all that the caller owns."""
+    outer_uid, outer_gid = os.geteuid(), os.getegid()
+    unshare(NEWUSER)
+    # else the files belong to another
+    let_others_look_in(True)
+    for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {outer_uid} 1"), ("gid_map", f"{gid} {outer_gid} 1")):
+        write_text(f"/proc/self/{name}", text)
+    let_others_look_in(False)
+
+
 def mount(source: str, target: str, kind: str = "", flags: int = 0, options: str = "") -> None:
     """mount(2)."""
     result = _libc.mount(

@@ -197,7 +197,7 @@ def build(plan: MonitorPlan, to_monitor: socket.socket) -> None:
     user_limits = kernel_limits.of_the_user()
     mounts = id_mapping.take_id(plan, to_monitor)
     linux.become_root_of_a_new_user_namespace(linux.NEWNS | linux.NEWCGROUP)
-    kernel_limits.limit_user_namespace(user_limits)
+    kernel_limits.limit_user_namespace(user_limits, plan["n_identities"])
     linux.die_with_parent(signal.SIGKILL)
     linux.no_new_privileges()
     if plan["user"]:

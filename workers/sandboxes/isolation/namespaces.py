@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     class JoinTarget(TypedDict):
         """The sandbox to join: its first process, and the user and limits inside; plain JSON.
 
-        `limits` are pairs of a resource's name, such as `RLIMIT_CPU`, and its value.
+        `limits` are pairs of a resource's name, such as `RLIMIT_CPU`, and its value; `cpus` are those that its
+        processes start on, empty for all. `identity` are the user and group that the program sees itself and all files
+        as, without rights of root; None for root.
         """
 
         pid: int
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
         fake_root: bool
         limits: Mapping[str, int]
         cgroup: str
+        identity: Sequence[int] | None
+        cpus: Sequence[int]
 
 
 ALL = linux.NEWUSER | linux.NEWNS | linux.NEWPID | linux.NEWIPC | linux.NEWUTS | linux.NEWCGROUP | linux.NEWNET
@@ -103,7 +107,13 @@ def limit(limits: Mapping[str, int]) -> None:
 
 def confine(target: JoinTarget) -> None:
     """In a process that has joined: the limits and rights that its program has, from its exec on."""
+    if target["identity"]:
+        linux.become_user_of_a_new_user_namespace(*target["identity"])
     limit({**target["limits"], **kernel_limits.shares()})
+    if target["cpus"]:
+        # one may have been taken away since
+        with contextlib.suppress(OSError):
+            os.sched_setaffinity(0, target["cpus"])
     linux.drop_capabilities()
     linux.no_new_privileges()
     seccomp.filter_calls(target["fake_root"])

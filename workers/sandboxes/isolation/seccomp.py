@@ -8,9 +8,9 @@ is open to a sandbox until it is listed.
 Sockets are of the families Unix, IPv4 and IPv6 (TCP, UDP, ICMP) and netlink's routes. Network namespaces hold neither
 vsock, which leads to the hypervisor, nor some others, and each rare family is a part of the kernel that few look at.
 
-A rootless sandbox has one user, so that changes of owner could only fail, which installers take for an error; with
-`fake_root` they succeed, and change nothing, as Charliecloud does it (`ch-run --seccomp`): nothing is preloaded, and it
-works for static programs too.
+A rootless sandbox has one user, so that changes of owner or user could only fail, which installers take for an error;
+with `fake_root` they succeed, and change nothing, as Charliecloud does it (`ch-run --seccomp`): nothing is preloaded,
+and it works for static programs too.
 
 A filter runs at each call, so the numbers are looked up as in a sorted list; since Linux 5.11 the kernel notes by
 itself for which numbers it need not run. Assembled once, in the processes that others are forked from.
@@ -104,6 +104,7 @@ def _decisions(machine: str, fake_root: bool) -> dict[int, tuple[Line, ...]]:
         (system_calls.PROCESSES, allow),
         (system_calls.SOCKETS, allow),
         (system_calls.OWNERS, _return(_DONE) if fake_root else allow),
+        (system_calls.USERS, _return(_DONE) if fake_root else allow),
         (system_calls.RIGHTS, refuse),
     )
     result = {number: done for group, done in groups for number in system_calls.numbers(group, machine).values()}

@@ -65,14 +65,12 @@ PROCESSES = """
     landlock_create_ruleset 444 444, landlock_add_rule 445 445, landlock_restrict_self 446 446, uretprobe 335 -,
     capget 125 90, capset 126 91, getpid 39 172, getppid 110 173, gettid 186 178, getpgrp 111 -, getpgid 121 155,
     setpgid 109 154, getsid 124 156, setsid 112 157, getuid 102 174, geteuid 107 175, getgid 104 176,
-    getegid 108 177, getresuid 118 148, getresgid 120 150, getgroups 115 158, setuid 105 146, setgid 106 144,
-    setreuid 113 145, setregid 114 143, setresuid 117 147, setresgid 119 149, setgroups 116 159, setfsuid 122 151,
-    setfsgid 123 152, getrlimit 97 163, setrlimit 160 164, getrusage 98 165, getpriority 140 141,
-    setpriority 141 140, ioprio_get 252 31, ioprio_set 251 30, sched_yield 24 124, sched_getaffinity 204 123,
-    sched_setaffinity 203 122, sched_getparam 143 121, sched_setparam 142 118, sched_getscheduler 145 120,
-    sched_setscheduler 144 119, sched_getattr 315 275, sched_setattr 314 274, sched_get_priority_max 146 125,
-    sched_get_priority_min 147 126, sched_rr_get_interval 148 127, getcpu 309 168, uname 63 160, sysinfo 99 179,
-    getrandom 318 278,
+    getegid 108 177, getresuid 118 148, getresgid 120 150, getgroups 115 158, getrlimit 97 163, setrlimit 160 164,
+    getrusage 98 165, getpriority 140 141, setpriority 141 140, ioprio_get 252 31, ioprio_set 251 30,
+    sched_yield 24 124, sched_getaffinity 204 123, sched_setaffinity 203 122, sched_getparam 143 121,
+    sched_setparam 142 118, sched_getscheduler 145 120, sched_setscheduler 144 119, sched_getattr 315 275,
+    sched_setattr 314 274, sched_get_priority_max 146 125, sched_get_priority_min 147 126,
+    sched_rr_get_interval 148 127, getcpu 309 168, uname 63 160, sysinfo 99 179, getrandom 318 278,
 """
 
 SOCKETS = """
@@ -85,6 +83,12 @@ OWNERS = """
     chown 92 -, fchown 93 55, lchown 94 -, fchownat 260 54,
 """
 """A rootless sandbox has one user: changes of owner can only fail, or seem to succeed."""
+
+USERS = """
+    setuid 105 146, setgid 106 144, setreuid 113 145, setregid 114 143, setresuid 117 147, setresgid 119 149,
+    setgroups 116 159, setfsuid 122 151, setfsgid 123 152,
+"""
+"""Changes of user, of which the same is true: `su`, and installers that drop their rights."""
 
 CHECKED = """
     clone 56 220, personality 135 92, prlimit64 302 261, ptrace 101 117, socket 41 198,

@@ -21,9 +21,16 @@ from uuid import uuid4
 from farm.settings import settings
 from workers.sandboxes.lifecycle.state import folder_of_all
 from workers.sandboxes.remove_tree import remove
+from workers.sandboxes.sandbox_user import sandbox_user
 
+LEFT = "left-"
+"""Begins the names of layers that the policy left in a sandbox, kept until they are scored."""
+_LEFT_S = 12 * 3600.0
+"""Seconds for which such a layer waits for its scoring."""
 LINK = "layer"
 """In the folder of a sandbox: leads nowhere, but names the layer that it stands on."""
+WRITTEN = "upper"
+"""In the folder of a sandbox: all that was written in it."""
 _FILES, _LOCK = "files", "lock"
 _NEW, _GONE = ".new", ".gone"
 
@@ -72,8 +79,13 @@ def detach(state: Path) -> Path:
     new.mkdir(parents=True)
     (new / _LOCK).touch()
     # the mount follows it
-    (state / "upper").rename(new / _FILES)
+    (state / WRITTEN).rename(new / _FILES)
     return new
+
+
+def files_of(new: Path) -> Path:
+    """Return the files of a layer that was detached and is not published."""
+    return new / _FILES
 
 
 def publish(new: Path, name: str) -> None:
@@ -84,12 +96,34 @@ def publish(new: Path, name: str) -> None:
         remove(new)
 
 
+def begin() -> Path:
+    """Return a new layer without files, to be filled and `publish`ed; its files are to be the sandbox user's."""
+    new = folder_of_layers() / f"{_NEW}.{uuid4().hex[:8]}"
+    (new / _FILES).mkdir(parents=True)
+    (new / _LOCK).touch()
+    if user := sandbox_user():
+        os.chown(new / _FILES, *user)
+    return new
+
+
+def discard(name: str) -> None:
+    """Remove a layer that is not needed any more; one in use stays for the sweep. Blocks."""
+    with suppress(FileNotFoundError):
+        gone = _taken_out(folder_of_layers() / name)
+        if gone is not None:
+            remove(gone)
+
+
 def sweep(idle_s: float) -> None:
-    """Remove the layers that no sandbox stands on and that were not used for `idle_s` seconds. Blocks."""
+    """Remove the layers that no sandbox stands on and that were not used for `idle_s` seconds. Blocks.
+
+    Those that a policy left wait longer for their scoring, unless `idle_s` is 0.
+    """
     parent = folder_of_layers()
     for place in sorted(parent.iterdir()) if parent.is_dir() else ():
         with suppress(FileNotFoundError):
-            if time.time() - place.stat().st_mtime < idle_s and not place.name.startswith(_GONE):
+            wait_s = max(idle_s, _LEFT_S) if idle_s and place.name.startswith(LEFT) else idle_s
+            if time.time() - place.stat().st_mtime < wait_s and not place.name.startswith(_GONE):
                 continue
             gone = place if place.name.startswith(".") else _taken_out(place)
             if gone is not None:

@@ -103,7 +103,7 @@ def _clear_node(node: Path) -> None:
 
 
 def _is_kept(sandbox_id: str) -> bool:
-    """Return whether it is shared by rollouts of a process that lives."""
+    """Return whether it is kept by a process that is there: an image is built in it, or many rollouts share it."""
     owner = owner_of_sandbox(sandbox_id)
     return owner is not None and Process(*owner).alive()
 

@@ -18,9 +18,10 @@ _CHUNK = 1 << 18
 
 
 class Collector:
-    """Reads a pipe as it fills; keeps at most `limit` bytes and counts nothing more, so that no writer ever waits."""
+    """Reads a pipe as it fills; keeps at most `limit` bytes, the first or the `last`, so that no writer ever waits."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, *, last: bool = False) -> None:
+        self._last = last
         self.data = bytearray()
         self._limit = limit
         self._loop = asyncio.get_running_loop()
@@ -33,14 +34,20 @@ class Collector:
             chunk = os.read(self._read_end, _CHUNK)
         except BlockingIOError:
             return False
-        self.data += chunk[: max(0, self._limit - len(self.data))]
+        if self._last:
+            self.data += chunk
+            # not at each chunk, as all that is kept is moved
+            if len(self.data) > 2 * self._limit:
+                del self.data[: -self._limit]
+        else:
+            self.data += chunk[: max(0, self._limit - len(self.data))]
         if not chunk:
             self._loop.remove_reader(self._read_end)
         return bool(chunk)
 
     def finish(self) -> bytes:
         """All that was written by now; later output of processes that were left running is not waited for."""
-        while len(self.data) < self._limit and self._read():
+        while (self._last or len(self.data) < self._limit) and self._read():
             pass
         return bytes(self.data)
 

@@ -31,7 +31,7 @@ def said(data: Any, code: int | None = 0) -> ExecResult:
 
 def evaluate(sandbox: FakeSandbox, submission: Submission = SUBMISSION) -> Score:
     @asynccontextmanager
-    async def fresh() -> AsyncIterator[Sandbox]:
+    async def fresh(*_: object, **__: object) -> AsyncIterator[Sandbox]:
         yield sandbox
 
     return asyncio.run(PROGRAM.evaluate(submission, fresh, 100.0))

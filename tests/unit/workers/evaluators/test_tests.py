@@ -24,7 +24,7 @@ PLAN = TestPlan("pytest -q", "/workspace", "src", TEST_PATCH, ["t.py::mend"], ["
 
 def evaluate(evaluator: Evaluator, submission: Submission, sandbox: FakeSandbox) -> Score:
     @asynccontextmanager
-    async def fresh() -> AsyncIterator[Sandbox]:
+    async def fresh(*_: object, **__: object) -> AsyncIterator[Sandbox]:
         yield sandbox
 
     return asyncio.run(evaluator.evaluate(submission, fresh, 100.0))

@@ -39,9 +39,7 @@ class Talker(Double):
 
 
 @asynccontextmanager
-async def models_of(
-    *servers: Server, farm_engines: EnginePool | None = None, **roles: RoleEngine
-) -> AsyncIterator[Mapping[str, ChatModel]]:
+async def models_of(*servers: Server, **roles: RoleEngine) -> AsyncIterator[Mapping[str, ChatModel]]:
     loop, known = asyncio.get_running_loop(), Servers(*servers)
 
     def opened(address: EngineAddress, info: Any) -> Engine:

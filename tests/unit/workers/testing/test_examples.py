@@ -27,7 +27,7 @@ PROBLEMS: dict[str, Callable[[], list[Instance]]] = {
 }
 
 
-def no_sandbox() -> AbstractAsyncContextManager[Sandbox]:
+def no_sandbox(*_: object, **__: object) -> AbstractAsyncContextManager[Sandbox]:
     raise AssertionError("answers are scored without a sandbox")
 
 

@@ -34,7 +34,7 @@ def rollout(**fields: Any) -> tuple[AgentResult, Score]:
         result = await NoopAgent().run(context)
         submission = await handler.collect(instance, None, result.answer)
 
-        def no_sandbox() -> Any:
+        def no_sandbox(*_: object, **__: object) -> Any:
             raise AssertionError("the noop evaluator needs no sandbox")
 
         return result, await handler.evaluator(instance).evaluate(submission, no_sandbox, 1.0)

@@ -52,7 +52,7 @@ def named(machine: str, *groups: str) -> dict[str, int]:
 @pytest.mark.parametrize("machine", ARCHES)
 def test_each_listed_call_has_its_answer_and_no_other_exists(machine: str) -> None:
     answers = {number: answer(machine, number)[0] for number in range(1200)}
-    free, rights = named(machine, *FREE, "OWNERS"), named(machine, "RIGHTS")
+    free, rights = named(machine, *FREE, "OWNERS", "USERS"), named(machine, "RIGHTS")
     checked = named(machine, "CHECKED")
     assert {answers[number] for number in free.values()} == {ALLOWED}
     assert {answers[number] for number in rights.values()} == {ERRNO | errno.EPERM}
@@ -75,8 +75,8 @@ def test_the_third_set_of_calls_is_closed() -> None:
     assert {answer("x86_64", 0x40000000 | number)[0] for number in range(600)} == {ERRNO | errno.ENOSYS}
 
 
-def test_changes_of_owner_seem_to_succeed_with_fake_root() -> None:
-    for number in named("x86_64", "OWNERS").values():
+def test_changes_of_owner_and_user_seem_to_succeed_with_fake_root() -> None:
+    for number in named("x86_64", "OWNERS", "USERS").values():
         assert answer("x86_64", number, fake_root=True)[0] == ERRNO
 
 

@@ -1,0 +1,50 @@
+"""Folders of tasks as instances of a request: all are read and looked at before the first is uploaded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from farm.client.farm import Farm
+from farm.errors import InvalidRequest
+from farm.records.task_needs import unsupported
+from farm.records.variable_expansion import names_in
+from farm.tasks.harbor_folder import TaskFolder, task_folder, task_paths
+from farm.tasks.harbor_needs import needs_of
+
+
+def instances_of(folder: Path, farm: Farm, request: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Upload the tasks of a folder and return their instances. Raises InvalidRequest, and then nothing was uploaded."""
+    complaints: list[tuple[str, str]] = []
+    tasks: list[TaskFolder] = []
+    with ExitStack() as stack:
+        for path in task_paths(folder):
+            try:
+                task = stack.enter_context(task_folder(path))
+            except InvalidRequest as error:
+                complaints += error.complaints
+                continue
+            tasks.append(task)
+            complaints += [(str(path), reason) for reason in _refusals(task, request)]
+        if complaints:
+            raise InvalidRequest.of(complaints)
+        return [dict(task.request(farm.upload_archive(task.path))) for task in tasks]
+
+
+def _refusals(task: TaskFolder, request: Mapping[str, Any]) -> list[str]:
+    """Return what a task needs that the farm or its batch does not give."""
+    instance = task.instance
+    reasons = [f"it asks for {reason}" for reason in unsupported(needs_of(instance))]
+    if request.get("network", "refuse") == "refuse" and instance.network_phases:
+        phases = ", ".join(instance.network_phases)
+        reasons.append(
+            f"it asks for the network ({phases}): --set network=allow permits it, --set network=off plays it without"
+        )
+    secrets = request.get("secrets") or {}
+    tables = [instance.env, instance.task.environment.env, instance.task.verifier.env]
+    tables += [step.verifier.env for step in instance.steps]
+    if missing := sorted({name for table in tables for name in names_in(table)} - {*secrets}):
+        reasons.append(f"it names variables that the request has no `secrets` for: {', '.join(missing)}")
+    return reasons

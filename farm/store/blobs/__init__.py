@@ -1,0 +1,1 @@
+"""Bytes in the store: artefacts of rollouts, task archives."""

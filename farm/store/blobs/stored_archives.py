@@ -1,0 +1,89 @@
+"""Task archives: stored in compressed parts by their digest, and dropped when no batch names them any more."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any, cast
+
+import zstandard
+from sqlalchemy import Connection, Table, delete, insert, select, update
+
+from farm.store.sql.clock import age_of, db_now
+from farm.store.sql.schema import ArchivePartRow, ArchiveRow, InstanceRow
+
+archives = cast(Table, ArchiveRow.__table__)
+parts = cast(Table, ArchivePartRow.__table__)
+instances = cast(Table, InstanceRow.__table__)
+
+KEPT_S = 86_400.0
+"""Seconds for which an archive that no batch names is kept after its last upload, and a part of one not whole."""
+_CHUNK = 500
+
+
+def packed(data: bytes) -> bytes:
+    """Return a part in its stored form."""
+    return zstandard.ZstdCompressor(level=3).compress(data)
+
+
+def state(connection: Connection, digest: str) -> tuple[int | None, Sequence[int]]:
+    """Return the number of parts of a whole archive, None if it is not whole, and the numbers of those there."""
+    n_parts = connection.execute(select(archives.c.n_parts).filter_by(digest=digest)).scalar()
+    there = select(parts.c.number).where(parts.c.digest == digest).order_by(parts.c.number)
+    return n_parts, list(connection.execute(there).scalars())
+
+
+def put_part(connection: Connection, digest: str, number: int, data: bytes, n_bytes: int) -> None:
+    """Store a part, `packed`, unless it is there or its archive is whole."""
+    if connection.execute(select(archives.c.digest).filter_by(digest=digest)).first() is not None:
+        return
+    key = {"digest": digest, "number": number}
+    row: dict[str, Any] = {"data": data, "n_bytes": n_bytes, "uploaded_at": db_now()}
+    if connection.execute(update(parts).filter_by(**key).values(**row)).rowcount == 0:
+        connection.execute(insert(parts).values(**key, **row))
+
+
+def part(connection: Connection, digest: str, number: int) -> bytes | None:
+    """Return the bytes of a part; None if there is none of that number."""
+    row = connection.execute(select(parts.c.data, parts.c.n_bytes).filter_by(digest=digest, number=number)).first()
+    return None if row is None else zstandard.ZstdDecompressor().decompress(row.data, max_output_size=row.n_bytes)
+
+
+def complete(connection: Connection, digest: str, n_parts: int, n_bytes: int) -> None:
+    """Note that an archive is whole, or that it was uploaded again."""
+    if not keep(connection, [digest]):
+        return
+    row: dict[str, Any] = {"n_parts": n_parts, "n_bytes": n_bytes, "uploaded_at": db_now()}
+    connection.execute(insert(archives).values(digest=digest, **row))
+
+
+def keep(connection: Connection, digests: Collection[str]) -> list[str]:
+    """Keep archives for as long as if they were uploaded now; return those that are not there.
+
+    In the transaction that writes a batch, no sweep takes them away meanwhile.
+    """
+    there: set[str] = set()
+    wanted = sorted(set(digests))
+    for start in range(0, len(wanted), _CHUNK):
+        some = archives.c.digest.in_(wanted[start : start + _CHUNK])
+        renewed = update(archives).where(some).values(uploaded_at=db_now()).returning(archives.c.digest)
+        there.update(connection.execute(renewed).scalars())
+    return [digest for digest in wanted if digest not in there]
+
+
+def drop(connection: Connection, digest: str) -> None:
+    """Drop the parts of an archive that is not whole."""
+    if connection.execute(select(archives.c.digest).filter_by(digest=digest)).first() is None:
+        connection.execute(delete(parts).where(parts.c.digest == digest))
+
+
+def sweep(connection: Connection, kept_s: float = KEPT_S) -> list[str]:
+    """Drop the archives that no batch names and that were not uploaded for `kept_s`, and such parts of others.
+
+    Returns the digests of the archives.
+    """
+    named = select(instances.c.archive).where(instances.c.archive == archives.c.digest).exists()
+    old = delete(archives).where(age_of(archives.c.uploaded_at) > kept_s, ~named).returning(archives.c.digest)
+    gone = list(connection.execute(old).scalars())
+    whole = select(archives.c.digest).where(archives.c.digest == parts.c.digest).exists()
+    connection.execute(delete(parts).where(age_of(parts.c.uploaded_at) > kept_s, ~whole))
+    return gone

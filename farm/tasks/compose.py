@@ -1,0 +1,116 @@
+"""Compose files of tasks: the service that the policy plays in, and what else they ask for, by name.
+
+A task of one service needs no compose: its image, variables and directory are taken from the file, all else in it is
+named, so that it can be refused. Fields of how Docker itself would run a service change nothing here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from farm.errors import InvalidRequest
+from farm.extras import not_installed
+
+_OF_DOCKER = {
+    "build",
+    "image",
+    "container_name",
+    "command",
+    "deploy",
+    "depends_on",
+    "expose",
+    "ports",
+    "platform",
+    "init",
+    "stdin_open",
+    "tty",
+    "restart",
+    "hostname",
+    "labels",
+    "pull_policy",
+    "stop_grace_period",
+    "entrypoint",
+    "logging",
+    "healthcheck",
+}
+_READ = {"environment", "working_dir", "volumes", "privileged", "cap_add"}
+_HARNESS_MARKS = ("T_BENCH_", "HOST_VERIFIER_LOGS_PATH", "HOST_AGENT_LOGS_PATH", "HOST_ARTIFACTS_PATH")
+
+
+@dataclass(frozen=True, slots=True)
+class ComposeFile:
+    """The demands of a compose file. `sidecars` are its services beside the main one."""
+
+    main: str = "main"
+    sidecars: tuple[str, ...] = ()
+    environment: tuple[tuple[str, str], ...] = ()
+    workdir: str = ""
+    mounts: tuple[str, ...] = ()
+    privileged: bool = False
+    other: tuple[str, ...] = ()
+    context: str = ""
+    """The build context of the main service, relative to the file's folder; empty if it has none."""
+
+
+def read_compose(path: Path, main: str) -> ComposeFile:
+    """Read a compose file. Raises InvalidRequest with its path if it is none."""
+    content = read_yaml(path)
+    services = content.get("services")
+    if not isinstance(services, dict) or not services:
+        raise InvalidRequest("a compose file without services", field=str(path))
+    name = main if main in services else next(iter(services))
+    service = services[name] or {}
+    if not isinstance(service, dict):
+        raise InvalidRequest(f"service {name} is no table", field=str(path))
+    build = service.get("build", "")
+    return ComposeFile(
+        main=name,
+        sidecars=tuple(str(each) for each in services if each != name),
+        environment=tuple(_environment(service.get("environment")).items()),
+        workdir=_plain(service.get("working_dir")),
+        mounts=tuple(_mounts(service.get("volumes"))),
+        privileged=bool(service.get("privileged") or service.get("cap_add")),
+        other=tuple(f"`{key}` of service {name}" for key in service if key not in _OF_DOCKER | _READ),
+        context=str(build.get("context", "") if isinstance(build, dict) else build),
+    )
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Read a table of YAML. Raises InvalidRequest with the path, NotInstalled without the package for it."""
+    try:
+        import yaml
+    except ModuleNotFoundError as error:
+        raise not_installed(f"{path}: a task in YAML", str(error.name)) from error
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise InvalidRequest(f"no YAML: {str(error).splitlines()[0]}", field=str(path)) from error
+    if not isinstance(content, dict):
+        raise InvalidRequest("wanted is a table of names and values", field=str(path))
+    return content
+
+
+def _environment(given: Any) -> dict[str, str]:
+    """Return variables; those that name a variable of the harness itself are left out."""
+    if isinstance(given, Mapping):
+        pairs = {str(name): "" if value is None else str(value) for name, value in given.items()}
+    else:
+        pairs = dict(str(each).partition("=")[::2] for each in given or ())
+    return {name: value for name, value in pairs.items() if not _of_harness(value) and name != "TEST_DIR"}
+
+
+def _mounts(given: Any) -> list[str]:
+    sources = [each.get("source", each) if isinstance(each, Mapping) else str(each) for each in given or ()]
+    return [str(source) for source in sources if not _of_harness(str(source))]
+
+
+def _of_harness(text: str) -> bool:
+    """Return whether a text names a place of the harness, such as its folder of logs, which the farm gives itself."""
+    return any(mark in text for mark in _HARNESS_MARKS)
+
+
+def _plain(given: Any) -> str:
+    return given if isinstance(given, str) and "${" not in given else ""

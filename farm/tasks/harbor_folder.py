@@ -1,0 +1,137 @@
+"""Folders of Harbor tasks on disk: found, read, and refused with the file that is wrong."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from pydantic import ValidationError
+
+from farm.errors import InvalidRequest
+from farm.tasks.compose import ComposeFile, read_compose
+from farm.tasks.harbor_config import MAIN_SERVICE, TaskConfig
+from farm.tasks.harbor_instance import DATA_SOURCE, DOCKERFILE, TEST, HarborInstance
+from farm.tasks.terminal_bench import convert
+
+CONFIG = "task.toml"
+TERMINAL_BENCH = "task.yaml"
+_COMPOSE = "environment/docker-compose.yaml"
+_HISTORY = "trajectory.json"
+_SCRIPTS = (f"tests/{TEST}", "tests/Dockerfile", "solution/solve.sh")
+_MOST_DEPTH = 4
+
+
+@dataclass(frozen=True, slots=True)
+class TaskFolder:
+    """A task that can be submitted: its folder, which is to be archived as it stands, and its fields."""
+
+    path: Path
+    instance: HarborInstance
+
+    @property
+    def name(self) -> str:
+        """The name by which its instance is known."""
+        return self.instance.name
+
+    def request(self, archive: str) -> dict[str, object]:
+        """Return its instance as `BatchRequest.instances` has it, with the digest of its archive."""
+        fields = self.instance.model_dump(mode="json", exclude_unset=True)
+        return {"data_source": DATA_SOURCE, "instance_id": self.name, "fields": fields, "archive": archive}
+
+
+def task_paths(folder: Path) -> list[Path]:
+    """Return the folders of tasks: the one that is given, or those below it, by name. Raises InvalidRequest if none."""
+    tasks = list(_below(folder, _MOST_DEPTH))
+    if not tasks:
+        wanted = f"no {CONFIG} and no {TERMINAL_BENCH} in it or in {_MOST_DEPTH} levels of folders below"
+        raise InvalidRequest(f"it holds no tasks: there is {wanted}", field=str(folder))
+    return tasks
+
+
+def _below(folder: Path, depth: int) -> list[Path]:
+    if (folder / CONFIG).is_file() or (folder / TERMINAL_BENCH).is_file():
+        return [folder]
+    if depth == 0:
+        return []
+    inner = sorted(each for each in folder.iterdir() if each.is_dir() and not each.name.startswith("."))
+    return [task for each in inner if not each.is_symlink() for task in _below(each, depth - 1)]
+
+
+def read_task(path: Path) -> TaskFolder:
+    """Read a folder with a `task.toml`. Raises InvalidRequest that names the file that is wrong."""
+    config = _config(path / CONFIG)
+    compose = read_compose(path / _COMPOSE, MAIN_SERVICE) if (path / _COMPOSE).is_file() else ComposeFile()
+    steps = [f"steps/{step.name}" for step in config.steps]
+    scripts = [*_SCRIPTS, *(f"{step}/{each}" for step in steps for each in (*_SCRIPTS, "workdir/setup.sh"))]
+    files = [each for each in (DOCKERFILE, *scripts) if (path / each).is_file()]
+    folders = [f"{step}/workdir" for step in steps if (path / step / "workdir").is_dir()]
+    fields: dict[str, Any] = {
+        "name": config.task.name if config.task else path.resolve().name,
+        "task": config.model_dump(mode="json", exclude_unset=True, exclude={"metadata"}),
+        "instructions": [_instruction(path / place / "instruction.md") for place in steps or [""]],
+        "files": [*files, *folders],
+        **_of_compose(compose),
+    }
+    if (path / _HISTORY).is_file():
+        fields["other_needs"] = [*fields.get("other_needs", ()), f"an earlier conversation to go on with ({_HISTORY})"]
+    if config.metadata.get("restore") == "nothing":
+        fields["restore"] = "nothing"
+    try:
+        return TaskFolder(path, HarborInstance.model_validate(fields))
+    except ValidationError as error:
+        raise _refused(path, error) from None
+
+
+def _of_compose(compose: ComposeFile) -> dict[str, Any]:
+    demands: dict[str, Any] = {
+        "env": dict(compose.environment),
+        "sidecars": list(compose.sidecars),
+        "mounts": list(compose.mounts),
+        "privileged": compose.privileged,
+        "other_needs": list(compose.other),
+    }
+    return {name: value for name, value in demands.items() if value}
+
+
+def _config(path: Path) -> TaskConfig:
+    try:
+        return TaskConfig.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
+    except ValidationError as error:
+        raise _refused(path, error) from None
+    except (ValueError, OSError) as error:
+        raise InvalidRequest(f"it cannot be read: {error}", field=str(path)) from error
+
+
+def _instruction(path: Path) -> str:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (ValueError, OSError) as error:
+        raise InvalidRequest(f"there is no instruction to read: {error}", field=str(path)) from error
+    if not text.strip():
+        raise InvalidRequest("it is empty: the policy would be told nothing", field=str(path))
+    return text
+
+
+def _refused(path: Path, error: ValidationError) -> InvalidRequest:
+    complaints = []
+    for each in error.errors():
+        place = ".".join(map(str, each["loc"]))
+        complaints.append((f"{path}: {place}" if place else str(path), each["msg"].removeprefix("Value error, ")))
+    return InvalidRequest.of(complaints)
+
+
+@contextmanager
+def task_folder(path: Path) -> Iterator[TaskFolder]:
+    """Yield the task of a folder, one of terminal-bench 1 converted in a temporary folder. Raises InvalidRequest."""
+    if (path / CONFIG).is_file():
+        yield read_task(path)
+        return
+    with TemporaryDirectory(prefix="farm-task-") as folder:
+        converted = Path(folder)
+        convert(path, converted)
+        yield read_task(converted)

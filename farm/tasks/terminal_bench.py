@@ -1,0 +1,129 @@
+"""Tasks of terminal-bench 1 (`task.yaml`), converted into Harbor's form when they are read; terminal-bench 2 has it.
+
+The result is 1 if the summary of `pytest -rA` names passed tests and no failed ones, else 0, as the tests' own harness
+counts. The rules of the conversion are those of Harbor's `mappers/terminal_bench.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from farm.errors import InvalidRequest
+from farm.tasks.compose import ComposeFile, read_compose, read_yaml
+from farm.tasks.harbor_config import Seconds
+
+_COMPOSE = "docker-compose.yaml"
+_OF_HARNESS = {"task.yaml", "solution.sh", "solution.yaml", "run-tests.sh", "tests", _COMPOSE}
+
+
+class TerminalBenchTask(BaseModel):
+    """A `task.yaml`; keys that only describe the task are ignored."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    instruction: str = Field(min_length=1)
+    parser_name: str = "pytest"
+    max_agent_timeout_sec: Seconds = 360.0
+    max_test_timeout_sec: Seconds = 60.0
+    difficulty: str = "unknown"
+    category: str = ""
+    tags: Annotated[tuple[str, ...], BeforeValidator(lambda given: given or ())] = ()
+
+
+def convert(source: Path, target: Path) -> None:
+    """Write a Harbor task into `target`, an empty folder. Raises InvalidRequest that names what cannot be converted."""
+    try:
+        task = TerminalBenchTask.model_validate(read_yaml(source / "task.yaml"))
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise InvalidRequest(
+            first["msg"], field=f"{source / 'task.yaml'}: {'.'.join(map(str, first['loc']))}"
+        ) from None
+    if task.parser_name != "pytest":
+        raise InvalidRequest(f"its results are read by {task.parser_name!r}, not pytest", field=str(source))
+    if not (source / "run-tests.sh").is_file():
+        raise InvalidRequest("there is no run-tests.sh", field=str(source))
+    compose = read_compose(source / _COMPOSE, "client") if (source / _COMPOSE).is_file() else ComposeFile(main="client")
+    (target / "instruction.md").write_text(task.instruction, encoding="utf-8")
+    (target / "task.toml").write_text(_config(task, compose, source.resolve().name), encoding="utf-8")
+    _environment(source, target / "environment", compose)
+    _tests(source, target / "tests")
+    _solution(source, target / "solution")
+
+
+def _config(task: TerminalBenchTask, compose: ComposeFile, name: str) -> str:
+    """Return the task.toml, for which a JSON text is a TOML text too."""
+    lines = [
+        'schema_version = "1.4"',
+        "[task]",
+        f"name = {json.dumps(f'terminal-bench/{name}')}",
+        "[metadata]",
+        f"difficulty = {json.dumps(task.difficulty)}",
+        f"category = {json.dumps(task.category)}",
+        f"tags = {json.dumps(task.tags)}",
+        "[agent]",
+        f"timeout_sec = {task.max_agent_timeout_sec}",
+        "[verifier]",
+        f"timeout_sec = {task.max_test_timeout_sec}",
+        "[environment]",
+        *([f"workdir = {json.dumps(compose.workdir)}"] if compose.workdir else []),
+        "[environment.env]",
+        'TEST_DIR = "/tests"',
+        *(f"{json.dumps(key)} = {json.dumps(value)}" for key, value in compose.environment),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _environment(source: Path, target: Path, compose: ComposeFile) -> None:
+    """Copy the build context: all of the task but what only its harness needs, unless the Dockerfile copies that."""
+    context = source / compose.context if compose.context not in ("", ".") else source
+    if not context.resolve().is_relative_to(source.resolve()):
+        raise InvalidRequest(f"its build context {compose.context!r} lies outside of the task", field=str(source))
+    dockerfile = context / "Dockerfile"
+    text = dockerfile.read_text(encoding="utf-8", errors="replace") if dockerfile.is_file() else ""
+    copies = " ".join(line for line in text.splitlines() if line.strip().upper().startswith(("COPY", "ADD")))
+    left_out = {name for name in _OF_HARNESS if name not in copies} if context == source else set()
+
+    def outer(folder: str, names: list[str]) -> set[str]:
+        return left_out.intersection(names) if Path(folder) == context else set()
+
+    shutil.copytree(context, target, symlinks=True, ignore=outer)
+    # the file as Harbor reads it: what is beside the main service is to be seen there
+    if compose.sidecars or compose.mounts or compose.privileged or compose.other:
+        shutil.copy(source / _COMPOSE, target / _COMPOSE)
+
+
+def _tests(source: Path, target: Path) -> None:
+    if (source / "tests").is_dir():
+        shutil.copytree(source / "tests", target, symlinks=True)
+    target.mkdir(exist_ok=True)
+    shutil.copy(source / "run-tests.sh", target / "run-tests.sh")
+    test = target / "test.sh"
+    test.write_text(files("farm.tasks").joinpath("terminal_bench_test.sh").read_text(encoding="utf-8"))
+    test.chmod(0o755)
+
+
+def _solution(source: Path, target: Path) -> None:
+    target.mkdir()
+    if (source / "solution.sh").is_file():
+        shutil.copy(source / "solution.sh", target / "solve.sh")
+    elif (source / "solution.yaml").is_file():
+        (target / "solve.sh").write_text("#!/bin/bash\n" + "\n".join(_commands(source / "solution.yaml")) + "\n")
+    else:
+        target.rmdir()
+
+
+def _commands(path: Path) -> list[str]:
+    try:
+        import yaml
+
+        steps: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
+        return [str(step["command"] if isinstance(step, dict) else step) for step in steps]
+    except (ValueError, TypeError, KeyError) as error:
+        raise InvalidRequest(f"it is no list of commands: {error}", field=str(path)) from error

@@ -1,0 +1,264 @@
+"""Images of Dockerfiles, built in sandboxes and played in: on the node's own system as their base, offline."""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import signal
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from farm.errors import ImageError
+from farm.settings import settings
+from tests.contract.sandboxes.sandbox_kinds import python
+from tests.services.farms import until
+from tests.services.images import root_folder
+from workers.interfaces import Sandbox, SandboxProvider
+from workers.sandboxes.images.dockerfile.image_config import Healthcheck
+from workers.sandboxes.images.image import Image, image
+from workers.sandboxes.images.image_aliases import set_alias
+from workers.sandboxes.images.image_cache import entries, images
+from workers.sandboxes.images.image_pruning import PART, STOOD_ON, examined
+from workers.sandboxes.launch_plan import start_build
+from workers.sandboxes.lifecycle.state import folder_of_all
+
+Run = Callable[[Any], Any]
+Start = Callable[..., Sandbox]
+
+STAGES_AND_USERS = """\
+ARG RELEASE=bookworm-slim
+FROM debian:${RELEASE} AS build
+ARG VERSION=2
+ENV PART="two words" \\
+    OTHER=x
+WORKDIR /src
+COPY tool/ .
+RUN <<EOF
+set -e
+mkdir -p /out
+sed "s/@VERSION@/${VERSION}/; s/@PART@/${PART}/" greet.in > /out/greet
+echo "$VERSION" > /out/VERSION
+ln -s /out/greet /out/link
+chmod 755 /out/greet
+EOF
+
+FROM debian:${RELEASE}
+SHELL ["/bin/bash", "-o", "pipefail", "-c"]
+RUN useradd --create-home --uid 1500 agent
+COPY --from=build /out/ /opt/tool/
+COPY --chown=agent:agent ["tool/read me.txt", "/home/agent/"]
+RUN ["touch", "/opt/exec-form"]
+ENV PATH=/opt/tool:$PATH
+LABEL farm.sample="yes"
+EXPOSE 8080
+VOLUME /scratch
+USER agent
+WORKDIR /home/agent/work
+RUN id -un >who; id -u >>who; echo ~ >>who; [ -O /home/agent ] && touch mine
+HEALTHCHECK --interval=5s CMD test -s /opt/tool/VERSION
+ENTRYPOINT ["/bin/bash"]
+CMD ["-l"]
+"""
+
+USERS_OF_ROOT = """\
+FROM debian:12
+ADD packed.tgz /opt/packed/
+COPY one/ /etc/
+COPY --chmod=750 one/a /made/there/
+RUN chown 33:33 /etc/a && chroot --userspec=33:33 / touch /su
+RUN rm -r /opt/packed/gone && grep -c : /proc/net/dev >/interfaces; mkdir -p /opt/deep/er
+"""
+
+SLEEPS = "FROM debian:12\nRUN echo first >/first\nRUN echo {0} >/second; sleep {0}\n"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _names(sandbox_settings: Path) -> None:
+    for name in ("debian:bookworm-slim", "debian:12"):
+        set_alias(name, "host")
+
+
+@pytest.fixture
+def context(tmp_path: Path) -> Callable[..., str]:
+    """Write a context; returns the name of its image."""
+
+    def write(dockerfile: str, **files: str | bytes) -> str:
+        for name, content in {"Dockerfile": dockerfile, **files}.items():
+            path = tmp_path / "context" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content.encode() if isinstance(content, str) else content)
+        return f"dockerfile:{tmp_path / 'context'}"
+
+    return write
+
+
+def built(name: str, **values: str) -> Image:
+    return image(name, values, start=start_build)
+
+
+def said(run: Run, sandbox: Sandbox, script: str) -> str:
+    result = run(sandbox.exec(["bash", "-c", script], timeout_s=20))
+    assert result.stderr == b""
+    return str(result.stdout.decode())
+
+
+def test_stages_and_users(start: Start, run: Run, context: Callable[..., str]) -> None:
+    files = {
+        "tool/greet.in": "#!/bin/sh\necho @PART@ @VERSION@\n",
+        "tool/read me.txt": "text\n",
+        ".dockerignore": "*.md",
+    }
+    name = context(STAGES_AND_USERS, **files, **{"tool/not.md": ""})
+    sandbox = start(image=name, workdir="", fake_root=True)
+    assert said(run, sandbox, "pwd; ls; greet; cat who; ls /opt/tool /home/agent /src 2>&1") == (
+        "/home/agent/work\nmine\nwho\ntwo words 2\nagent\n1500\n/home/agent\n"
+        "ls: cannot access '/src': No such file or directory\n/home/agent:\nread me.txt\nwork\n\n"
+        "/opt/tool:\nVERSION\ngreet\nlink\n"
+    )
+    assert (
+        said(run, sandbox, "rm -r /opt/tool/VERSION; readlink /opt/tool/link; env | grep -c ^PART=")
+        == "/out/greet\n0\n"
+    )
+    config = built(name).config
+    assert (config.user, config.workdir, config.entrypoint) == ("agent", "/home/agent/work", ["/bin/bash"])
+    assert config.healthcheck == Healthcheck("test -s /opt/tool/VERSION", interval_s=5.0)
+    other = built(name, VERSION="3")
+    assert (len(other.layers), other.layers[-1]) == (6, built(name).layers[-1])
+
+
+def test_files_of_all_kinds(start: Start, run: Run, context: Callable[..., str]) -> None:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as archive:
+        for each in ("kept/f", "gone/f"):
+            archive.addfile(tarfile.TarInfo(each))
+    name = context(USERS_OF_ROOT, **{"packed.tgz": packed.getvalue(), "one/a": "a", "one/b/c": "c"})
+    sandbox = start(image=name)
+    listed = (
+        "find /opt/packed /made /etc/a /etc/b /su | sort; stat -c %a /made/there/a; cat /interfaces; ls -d /etc/ssl"
+    )
+    assert said(run, sandbox, listed) == (
+        "/etc/a\n/etc/b\n/etc/b/c\n/made\n/made/there\n/made/there/a\n/opt/packed\n/opt/packed/kept\n/opt/packed/kept/f\n"
+        "/su\n750\n1\n/etc/ssl\n"
+    )
+
+
+@pytest.fixture
+def _one_kind(provider: SandboxProvider) -> None:
+    if provider.kind != "namespace":
+        pytest.skip("builds are the same for all kinds")
+
+
+@pytest.mark.usefixtures("_one_kind")
+def test_what_cannot_be_built_says_why_and_leaves_nothing(context: Callable[..., str]) -> None:
+    before = {path.name for path in images().iterdir()}
+    name = context("FROM debian:12\n\nRUN echo out; echo more >&2; exit 3\nRUN never")
+    with pytest.raises(ImageError, match=r"Dockerfile:3: RUN echo out; .*: exit code 3: out \| more") as error:
+        built(name)
+    assert not error.value.retryable
+    with pytest.raises(ImageError, match="exit code 3"):
+        built(name)
+    with pytest.raises(ImageError, match=r"Dockerfile:1: FROM ubuntu:1: no image .* `farm images alias ubuntu:1 PATH`"):
+        built(context("FROM ubuntu:1"))
+    with pytest.raises(
+        ImageError, match=r"Dockerfile:2: USER other: the image has no user|RUN id: the image has no user"
+    ):
+        built(context("FROM debian:12\nUSER other\nRUN id"))
+    with pytest.raises(ImageError, match=r"exit code \d+; builds have no network: allow it by FARM_BUILD_NETWORK=1"):
+        built(context("FROM debian:12\nRUN getent hosts example.org || { echo could not resolve it; exit 2; }"))
+    left = {path.name for path in images().iterdir()} - before
+    assert {Path(each).suffix for each in left} <= {".lock", ".failed"}
+    assert not [path for path in folder_of_all().iterdir() if path.name.startswith("build-")]
+
+
+@pytest.mark.usefixtures("_one_kind")
+def test_a_build_that_is_killed_half_way(context: Callable[..., str], tmp_path: Path) -> None:
+    name = context(SLEEPS.format(4711))
+    code = "import sys; from workers.sandboxes.images.image import image; "
+    code += "from workers.sandboxes.launch_plan import start_build; image(sys.argv[1], start=start_build)"
+    builders = [python(code.replace("sys.argv[1]", repr(name)), FARM_BUILD_ENV="{}") for _ in range(2)]
+    second = "RUN echo 4711"
+    until(
+        lambda: any(_is_running(state) for state in _builds()) and _layer("RUN echo first") is not None,
+        "the second layer is built",
+    )
+    for builder in builders:
+        builder.send_signal(signal.SIGKILL)
+        builder.wait()
+        for pipe in (builder.stdin, builder.stdout):
+            assert pipe
+            pipe.close()
+    until(lambda: not _builds(), "what was killed is gone")
+    assert _layer(second) is None
+    first = _layer("RUN echo first")
+    again = built(context(SLEEPS.format(0)))
+    assert again.layers[-1] == first
+    assert (again.layers[0] / "second").read_text() == "0\n"
+
+
+def _builds() -> list[Path]:
+    return list(folder_of_all().glob("build-*"))
+
+
+def _is_running(state: Path) -> bool:
+    return (state / "upper/second").exists()
+
+
+def _layer(label: str) -> Path | None:
+    for entry in entries():
+        if any(label in name for name in entry.names):
+            return entry.folder / "root"
+    return None
+
+
+@pytest.mark.usefixtures("_one_kind")
+def test_many_at_once_build_once(context: Callable[..., str], tmp_path: Path) -> None:
+    name = context("FROM debian:12\nRUN cat /proc/sys/kernel/random/uuid >/drawn\nRUN true\n")
+    code = "from workers.sandboxes.images.image import image; from workers.sandboxes.launch_plan import start_build; "
+    code += f"print((image({name!r}, start=start_build).layers[1] / 'drawn').read_text(), end='')"
+    builders = [python(code) for _ in range(3)]
+    drawn = {builder.communicate()[0] for builder in builders}
+    assert len(drawn) == 1
+    assert len(drawn.pop()) == 37
+
+
+@pytest.mark.usefixtures("_one_kind")
+def test_what_an_image_consists_of_is_kept_with_it(start: Start, run: Run, context: Callable[..., str]) -> None:
+    name = context("FROM debian:12\nRUN echo kept >/kept\n")
+    sandbox = start(image=name)
+    wanted = built(name)
+    own = [entry for entry in entries() if entry.folder.name in (wanted.key, wanted.layers[0].parent.name)]
+    for entry in own:
+        for mark in (entry.folder / "used").iterdir():
+            os.utime(mark, (1, 1))
+    reasons = {each.entry.folder.name: each.kept for each in examined(entries_now(own))}
+    assert reasons == {wanted.key: STOOD_ON, wanted.layers[0].parent.name: PART}
+    run(sandbox.stop())
+    assert {each.kept for each in examined(entries_now(own))} == {""}
+    assert image(f"cached:{wanted.key}").layers == wanted.layers
+
+
+def entries_now(own: list[Any]) -> list[Any]:
+    folders = {entry.folder for entry in own}
+    return [entry for entry in entries() if entry.folder in folders]
+
+
+@pytest.mark.usefixtures("_one_kind", "apptainer")
+def test_buildah_where_it_is_installed(
+    start: Start, run: Run, context: Callable[..., str], farm_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if shutil.which("buildah") is None or os.geteuid() != 0:
+        pytest.skip("no buildah on PATH, or not root, without which its builds have network")
+    set_alias("small:1", str(root_folder(farm_folder / "buildah-base")))
+    monkeypatch.setenv("FARM_IMAGE_BUILDER", "buildah")
+    settings.cache_clear()
+    name = context("FROM small:1\nENV WORD=made\nRUN echo $WORD >/etc/made\nWORKDIR /opt/here\nUSER 5", made="")
+    sandbox = start(image=name, workdir="")
+    assert said(run, sandbox, "cat /etc/made /etc/mark; pwd; echo $WORD") == "made\nsmall image\n/opt/here\nmade\n"
+    assert built(name).config.user == "5"
+    monkeypatch.undo()
+    settings.cache_clear()

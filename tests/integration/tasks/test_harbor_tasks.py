@@ -1,0 +1,88 @@
+"""Harbor tasks in real sandboxes: solutions score 1, an untouched sandbox 0, and no attempt more than its work."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from farm.tasks.harbor_folder import task_folder, task_paths
+from tests.conftest import absent
+from tests.contract.sandboxes.sandbox_kinds import farm_in
+from tests.integration.tasks.harbor_hacks import HACKS, PYTEST_TEST, SHELL_TEST, WORK, write_task
+from tests.services.farms import farm_folder
+from tests.services.task_images import task_base
+from workers.cli.task_checks import CheckOptions, TaskCheck, checked, score_of
+from workers.registry import sandbox as provider
+from workers.sandboxes.images.image_aliases import set_alias
+from workers.sandboxes.remove_tree import remove
+
+SAMPLES = Path(__file__).parents[3] / "examples" / "tasks" / "harbor"
+_OF_SEVERAL_OWNERS = "farm/stages-and-users"
+"""Its tests ask for files of two owners, and a sandbox's files have one."""
+OPTIONS = CheckOptions(sandbox="namespace", n_parallel=4)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A farm's folders, in which the base images of the samples have names."""
+    if missing := provider("namespace").missing():
+        absent(missing)
+    base = tmp_path_factory.mktemp("base")
+    base.chmod(0o755)
+    with farm_folder() as folder, farm_in(folder):
+        task_base(base)
+        for name in ("debian:bookworm-slim", "python:3.11-slim"):
+            set_alias(name, str(base))
+        yield folder
+        remove(folder)
+
+
+@pytest.fixture(scope="module")
+def samples(place: Path) -> dict[str, TaskCheck]:
+    results = asyncio.run(checked(task_paths(SAMPLES), OPTIONS, lambda each: None))
+    return {each.name: each for each in results}
+
+
+@pytest.mark.parametrize(
+    "name", ["count-words", "farm/fix-duration-parser", "farm/separate-verifier", "farm/two-steps"]
+)
+def test_a_sample_s_solution_scores_1_and_an_untouched_sandbox_0(samples: dict[str, TaskCheck], name: str) -> None:
+    assert samples[name] == TaskCheck(name, 1.0, 0.0)
+
+
+def test_a_task_that_needs_files_of_several_owners_is_reported(samples: dict[str, TaskCheck]) -> None:
+    result = samples[_OF_SEVERAL_OWNERS]
+    assert (result.sound, result.untouched) == (False, 0.0)
+    assert "its solution scores 0, not 1" in result.problem
+
+
+@pytest.fixture(scope="module")
+def scores(place: Path, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, float | BaseException]:
+    """The score of each attempt, several at a time, and of the work itself."""
+    top = tmp_path_factory.mktemp("hacks")
+    chosen = {**HACKS, "work_in_shell": (SHELL_TEST, WORK), "work_in_pytest": (PYTEST_TEST, WORK)}
+    room = asyncio.Semaphore(OPTIONS.n_parallel)
+
+    async def score(name: str) -> float:
+        test, attempt = chosen[name]
+        async with room:
+            with task_folder(write_task(top / name, test, attempt)) as task:
+                return (await score_of(task, OPTIONS, solves=True))[0]
+
+    async def all_scores() -> list[float | BaseException]:
+        return await asyncio.gather(*map(score, chosen), return_exceptions=True)
+
+    return dict(zip(chosen, asyncio.run(all_scores()), strict=True))
+
+
+@pytest.mark.parametrize("name", HACKS)
+def test_an_attempt_scores_nothing(scores: Mapping[str, float | BaseException], name: str) -> None:
+    assert scores[name] == 0.0
+
+
+@pytest.mark.parametrize("name", ["work_in_shell", "work_in_pytest"])
+def test_the_work_itself_scores(scores: Mapping[str, float | BaseException], name: str) -> None:
+    assert scores[name] == 1.0

@@ -1,0 +1,188 @@
+"""Tasks in the forms that others have, on a whole farm: layers, services, steps, archives, secrets, rewards by name."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import farm
+from farm.client.farm import Farm
+from farm.errors import InvalidRequest
+from farm.records.rollout import Outcome, Rollout, State
+from tests.contract.sandboxes.sandbox_kinds import PROVIDERS
+from tests.integration.tasks.task_plugin import installed_in, known_here
+from tests.services.farms import embedded, farm_folder, left_of, until
+
+SECRET = "sk-not-to-be-seen-42"
+CHANGES = (
+    "echo done > result; chmod 000 result; mkdir -p a/b; echo x > a/b/c; ln -s c a/b/l; "
+    "rm -f /etc/hosts; rm -rf /etc/alternatives; mkdir /etc/alternatives; echo new > /etc/alternatives/new"
+)
+LEFT = (
+    "test $(cat /workspace/result) = done && test $(stat -c %a /workspace/result) = 0 && test $(cat /workspace/a/b/l) "
+    "= x && test ! -e /etc/hosts && test $(ls /etc/alternatives) = new && test $PWD = /elsewhere"
+)
+SERVE = "cd /tmp && echo alive > page && (python3 -m http.server 8123 >/dev/null 2>&1 &) ; sleep 1; echo started"
+ASK = "python3 -c \"import urllib.request as u; print(u.urlopen('http://127.0.0.1:8123/page').read())\" | grep alive"
+
+
+@dataclass(frozen=True)
+class Place:
+    """A farm, and where it lies."""
+
+    folder: Path
+    client: Farm
+    url: str
+
+    def play(self, data_source: str, fields: dict[str, Any], **more: Any) -> Rollout:
+        archive = {"archive": more.pop("archive")} if "archive" in more else {}
+        instance = {"data_source": data_source, "fields": fields} | archive
+        return self.client.collect(self.client.submit({"instances": [instance]} | more), timeout_s=300)[0]
+
+    def reward(self, rollout: Rollout) -> tuple[float | None, dict[str, Any]]:
+        newest = self.client.rewards(rollout.rollout_id)[-1]
+        return self.client.rollout(rollout.rollout_id).reward, newest.details
+
+    def again(self, rollout: Rollout) -> Rollout:
+        assert self.client.rescore(rollout.rollout_id) == [rollout.rollout_id]
+        self.client.wait(rollout.batch_id, timeout_s=300)
+        return self.client.rollout(rollout.rollout_id)
+
+    def layers(self) -> list[str]:
+        return [path.name for path in (self.folder / "scratch").rglob("left-*")]
+
+
+@pytest.fixture(scope="module")
+def here() -> Iterator[Place]:
+    with farm_folder() as folder:
+        env: dict[str, Any] = installed_in(folder) | {"FARM_STOCK": "0", "FARM_LAYER_MB": "1"}
+        with (
+            embedded(folder, **env) as up,
+            farm.connect(up.store_url, broker_url=up.broker_url) as client,
+            known_here(folder),
+        ):
+            yield Place(folder, client, up.store_url)
+        assert left_of(folder) == []
+
+
+@pytest.mark.parametrize("kind", PROVIDERS)
+def test_the_files_that_a_policy_left_are_scored_and_scored_again_when_its_sandbox_is_gone(
+    here: Place, apptainer: Path, kind: str
+) -> None:
+    rollout = here.play("left", {"commands": [CHANGES], "check": LEFT}, sandbox=kind)
+    assert rollout.reward is not None, rollout.failure
+    assert here.reward(rollout) == (1.0, {"output": ""})
+    until(lambda: not here.layers(), "the layer is removed from the node")
+    again = here.again(rollout)
+    assert (again.reward, again.attempt, here.reward(again)[1]) == (1.0, 2, {"output": ""})
+
+
+def test_a_layer_that_is_too_large_to_keep_is_scored_once_and_then_refused_by_name(here: Place) -> None:
+    large = "head -c 3000000 /dev/urandom > large; echo x > result"
+    rollout = here.play("left", {"commands": [large], "check": "test $(cat /workspace/result) = x"})
+    assert rollout.reward == 1.0
+    assert here.client.artefacts(rollout.rollout_id) == []
+    until(lambda: not here.layers(), "the layer is removed from the node")
+    again = here.again(rollout)
+    assert again.reward == 1.0, "a score can only be followed by another"
+    failed = here.client.timings(rollout.rollout_id)[-1].failure
+    assert failed is not None
+    assert "FARM_LAYER_MB" in failed.message
+
+
+@pytest.mark.parametrize("data_source", ["left", "service"])
+def test_a_worker_that_is_killed_while_it_scores_costs_an_attempt_and_never_the_reward(
+    here: Place, data_source: str
+) -> None:
+    mark = here.folder / f"killed-{data_source}"
+    fields = {"commands": ["echo x > result"], "check": "test $(cat /workspace/result) = x", "kill": str(mark)}
+    rollout = here.play(data_source, fields)
+    assert (rollout.reward, rollout.n_lost, mark.exists()) == (1.0, 1, True)
+
+
+def test_a_service_is_scored_while_it_runs_and_keeps_its_score(here: Place) -> None:
+    rollout = here.play("service", {"commands": [SERVE], "check": ASK})
+    assert rollout.reward == 1.0, here.reward(rollout)
+    assert here.play("service", {"commands": ["true"], "check": ASK}).reward == 0.0
+    assert here.again(rollout).reward == 1.0
+
+
+def test_steps_go_on_in_one_sandbox_and_their_records_are_kept(here: Place) -> None:
+    commands = ["echo one > f", "cat f; echo two >> f", "cat f"]
+    rollout = here.play("stepped", {"commands": commands})
+    records = [{"answer": "", "n": 1}, {"answer": "one\n", "n": 2}]
+    assert here.reward(rollout) == (2.0, {"steps": records, "answer": "one\ntwo\n"})
+
+
+def test_an_agent_that_plays_one_step_alone_is_refused(here: Place) -> None:
+    rollout = here.play("stepped", {"commands": ["true", "true"]}, agent="noop", max_attempts=3)
+    assert rollout.failure is not None
+    assert (rollout.outcome, rollout.n_failures) == (Outcome.HANDLER_ERROR, 0)
+    assert "agent noop plays only one" in rollout.failure.message
+
+
+def test_an_archive_is_shared_by_digest_and_an_unknown_one_is_refused(here: Place, tmp_path: Path) -> None:
+    (tmp_path / "task").mkdir()
+    (tmp_path / "task/instruction.md").write_text("be quick\n")
+    digest = here.client.upload_archive(tmp_path / "task")
+    assert here.client.upload_archive(tmp_path / "task") == digest
+    fields = {"commands": ["cat /task/instruction.md"], "check": "true"}
+    instances = [{"data_source": "stepped", "fields": fields, "archive": digest}] * 2
+    rollouts = here.client.collect(here.client.submit({"instances": instances, "n_samples": 2}), timeout_s=300)
+    assert [here.reward(each)[1]["answer"] for each in rollouts] == ["be quick\n"] * 4
+    folders = list((here.folder / "scratch").rglob(f"archives/{digest}/files"))
+    assert [folder.stat().st_mode & 0o222 for folder in folders] == [0]
+    with pytest.raises(InvalidRequest, match=r"instances\[1\]\.archive: there is no task archive 000"):
+        here.client.submit({"instances": [instances[0], {**instances[1], "archive": "0" * 64}]})
+
+
+def test_the_batch_names_the_reward_that_counts(here: Place) -> None:
+    fields = {"commands": ["true"], "rewards": {"tests": 0.5, "style": 1.0}}
+    rollouts = {
+        str(rule): here.play("plain", fields, reward=rule, max_attempts=1)
+        for rule in ("tests", {"tests": 2.0, "style": -1}, "speed", "")
+    }
+    assert [rollout.reward for rollout in rollouts.values()] == [0.5, 0.0, None, None]
+    assert here.client.rewards(rollouts["tests"].rollout_id)[-1].rewards == {"tests": 0.5, "style": 1.0}
+    messages = [rollouts[rule].failure for rule in ("speed", "")]
+    assert all(each is not None and "'style', 'tests'" in each.message for each in messages)
+    assert {rollouts["speed"].outcome, rollouts[""].outcome} == {Outcome.EVALUATOR_ERROR}
+
+
+def test_what_the_farm_cannot_give_is_refused_at_submit(here: Place) -> None:
+    asked = {"commands": ["true"], "sidecars": ["db"], "network_in": ["run"]}
+    with pytest.raises(
+        InvalidRequest, match=r"sidecar services \(db\).*; instances\[0\].fields: it asks for the network"
+    ):
+        here.play("plain", asked)
+    refused = "import socket; socket.create_connection(('127.0.0.1', 9), 1)"
+    off = here.play("plain", {**asked, "sidecars": [], "commands": [f'python3 -c "{refused}"']}, network="off")
+    assert off.state is State.COMPLETED
+
+
+def test_a_tasks_own_time_limit_ends_it(here: Place) -> None:
+    rollout = here.play("plain", {"commands": ["sleep 100"], "run_s": 30.0}, limits={"task_time_factor": 0.01})
+    assert rollout.outcome is Outcome.DEADLINE
+
+
+def test_secrets_reach_the_sandbox_and_nothing_that_is_kept(here: Place) -> None:
+    fields = {"commands": ["test -n $TOKEN && echo token $TOKEN"], "env": {"TOKEN": "${KEY}", "MODE": "${MODE:-on}"}}
+    secrets = {"KEY": SECRET}
+    shown = here.play("stepped", fields, secrets=secrets)
+    assert here.reward(shown)[1]["answer"] == "token [secret]\n"
+    failed = here.play("plain", {**fields, "fails": "it broke with ${KEY}"}, secrets=secrets, max_attempts=1)
+    assert failed.failure is not None
+    assert "it broke with [secret]" in failed.failure.message
+    unnamed = here.play("plain", fields, max_attempts=1)
+    assert unnamed.failure is not None
+    assert "no secret for: KEY" in unnamed.failure.message
+    logs = [path for path in here.folder.rglob("*.log") if SECRET.encode() in path.read_bytes()]
+    assert logs == []
+    with sqlite3.connect(here.folder / "home" / "farm.db") as database:
+        dump = [line for line in database.iterdump() if SECRET in line]
+    assert {line.split()[2] for line in dump} == {'"batches"'}, "with the request alone, as keys of engines are"

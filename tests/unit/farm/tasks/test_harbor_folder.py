@@ -1,0 +1,215 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from farm.errors import InvalidRequest
+from farm.records.task_needs import unsupported
+from farm.tasks.harbor_folder import read_task, task_folder, task_paths
+from farm.tasks.harbor_instance import HarborInstance
+from farm.tasks.harbor_needs import needs_of
+
+ROOT = Path(__file__).parents[4]
+SAMPLES = ROOT / "examples" / "tasks" / "harbor"
+COOKBOOK = ROOT / "tests" / "data" / "harbor_cookbook"
+_DOCKERFILE = "FROM debian:bookworm-slim\n"
+
+
+@pytest.fixture
+def task(tmp_path: Path) -> Callable[..., Path]:
+    """Make a complete task; texts by path replace or add files, None leaves one out."""
+
+    def make(**files: str | None) -> Path:
+        content = {
+            "task.toml": 'schema_version = "1.4"\n',
+            "instruction.md": "Do it.\n",
+            "environment/Dockerfile": _DOCKERFILE,
+            "tests/test.sh": "echo 1 > /logs/verifier/reward.txt\n",
+            **{name.replace("__", "/").replace("_DOT_", "."): text for name, text in files.items()},
+        }
+        for name, text in content.items():
+            if text is not None:
+                path = tmp_path / "task" / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(text)
+        return tmp_path / "task"
+
+    return make
+
+
+def test_every_sample_is_read_and_asks_for_nothing_special() -> None:
+    paths = task_paths(SAMPLES)
+    assert [path.name for path in paths] == [
+        "count-words",
+        "fix-duration-parser",
+        "separate-verifier",
+        "stages-and-users",
+        "two-steps",
+    ]
+    for path in paths:
+        instance = read_task(path).instance
+        assert HarborInstance.model_validate(instance.model_dump(mode="json", exclude_unset=True)) == instance
+        assert list(unsupported(needs_of(instance))) == []
+
+
+@pytest.mark.parametrize(
+    ("recipe", "asked"),
+    [
+        ("simple-task", ""),
+        ("multi-reward", ""),
+        ("multi-step", ""),
+        ("skills", ""),
+        ("multi-container", "sidecar services (api-server)"),
+        ("simulated-user", "sidecar services (user-server, MCP server user-server)"),
+    ],
+)
+def test_recipes_of_the_cookbook_are_read_and_what_they_need_is_named(recipe: str, asked: str) -> None:
+    reasons = unsupported(needs_of(read_task(COOKBOOK / recipe).instance))
+    assert asked in "; ".join(reasons)
+    assert bool(reasons) is bool(asked)
+
+
+@pytest.mark.parametrize(
+    ("table", "asked"),
+    [
+        ("[environment]\ngpus = 2", "2 GPUs"),
+        ('[environment]\nos = "windows"', "the operating system windows"),
+        ('[environment.tpu]\ntype = "v6e"\ntopology = "2x4"', "TPU v6e"),
+        ('[environment]\nnetwork_mode = "allowlist"\nallowed_hosts = ["example.org"]', "example.org"),
+        ('[agent]\nnetwork_mode = "allowlist"\nallowed_hosts = ["example.org"]', "example.org"),
+        ('[[environment.mcp_servers]]\nname = "m"\nurl = "http://m"', "MCP server m"),
+        ('[[verifier.collect]]\ncommand = "x"\nservice = "db"', "db"),
+        ('[[verifier.collect]]\ncommand = "x"\nuser = "postgres"', "a collect hook as user postgres"),
+        ("[verifier.environment]\ngpus = 1", "1 GPUs"),
+    ],
+)
+def test_what_no_sandbox_has_is_named(task: Callable[..., Path], table: str, asked: str) -> None:
+    reasons = unsupported(needs_of(read_task(task(task_DOT_toml=table)).instance))
+    assert asked in "; ".join(reasons)
+
+
+@pytest.mark.parametrize(
+    ("service", "asked"),
+    [
+        ("volumes: ['../..:/host']", "folders of the host (../..:/host)"),
+        ("volumes: [{type: bind, source: /etc, target: /x}]", "folders of the host (/etc)"),
+        ("privileged: true", "privileges over its node"),
+        ("cap_add: [SYS_ADMIN]", "privileges over its node"),
+        ("network_mode: host", "`network_mode` of service main"),
+        ("environment: {A: b}", ""),
+        ("volumes: ['${T_BENCH_TASK_LOGS_PATH}:/logs']", ""),
+    ],
+)
+def test_a_compose_file_of_one_service_is_looked_through(task: Callable[..., Path], service: str, asked: str) -> None:
+    path = task(**{"environment__docker-compose_DOT_yaml": f"services:\n  main:\n    {service}\n"})
+    instance = read_task(path).instance
+    reasons = unsupported(needs_of(instance))
+    assert asked in "; ".join(reasons)
+    assert bool(reasons) is bool(asked)
+    assert instance.env == ({"A": "b"} if "A: b" in service else {})
+
+
+@pytest.mark.parametrize(
+    ("files", "named"),
+    [
+        ({"task_DOT_toml": 'schema_version = "2.0"'}, "schema_version '2.0' is not one of"),
+        ({"task_DOT_toml": "x ="}, "task.toml: it cannot be read"),
+        ({"task_DOT_toml": "[verifier]\ntimeout_sec = -1"}, "task.toml: verifier.timeout_sec"),
+        ({"instruction_DOT_md": None}, "instruction.md: there is no instruction"),
+        ({"instruction_DOT_md": " \n"}, "instruction.md: it is empty"),
+        ({"tests__test_DOT_sh": None}, "there is no tests/test.sh"),
+        ({"environment__Dockerfile": None}, "neither environment/Dockerfile nor"),
+        ({"task_DOT_toml": '[[steps]]\nname = "a"'}, "steps/a/instruction.md"),
+        ({"environment__docker-compose_DOT_yaml": "services: []"}, "docker-compose.yaml: a compose file without"),
+    ],
+)
+def test_a_broken_task_is_refused_with_its_file(
+    task: Callable[..., Path], files: dict[str, str | None], named: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=r"(?s).*") as refused:
+        read_task(task(**files))
+    assert named in str(refused.value)
+
+
+def test_an_earlier_conversation_is_refused_by_name(task: Callable[..., Path]) -> None:
+    reasons = unsupported(needs_of(read_task(task(trajectory_DOT_json="{}")).instance))
+    assert "trajectory.json" in reasons[0]
+
+
+def test_a_folder_without_tasks_says_so(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match="it holds no tasks"):
+        task_paths(tmp_path)
+
+
+_TERMINAL_BENCH = {
+    "task.yaml": "instruction: |-\n  Say hello.\ndifficulty: easy\nparser_name: pytest\nmax_agent_timeout_sec: 120\ntags: [x]\n",
+    "Dockerfile": "FROM debian:bookworm-slim\nCOPY data.txt /app/\nCOPY solution.sh /x\n",
+    "docker-compose.yaml": "services:\n  client:\n    build: {dockerfile: Dockerfile}\n    image: x\n"
+    "    command: [sh, -c, sleep infinity]\n    environment:\n      - TEST_DIR=${T_BENCH_TEST_DIR}\n      - A=b c\n"
+    "    volumes:\n      - ${T_BENCH_TASK_LOGS_PATH}:${T_BENCH_CONTAINER_LOGS_PATH}\n",
+    "data.txt": "x",
+    "solution.sh": "echo hello > /app/out\n",
+    "run-tests.sh": "pytest $TEST_DIR/test_outputs.py -rA\n",
+    "tests/test_outputs.py": "def test_x(): pass\n",
+}
+
+
+def _written(folder: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return folder
+
+
+def test_a_task_of_terminal_bench_1_becomes_harbor_s(tmp_path: Path) -> None:
+    source = _written(tmp_path / "hello", _TERMINAL_BENCH)
+    assert task_paths(tmp_path) == [source]
+    with task_folder(source) as found:
+        instance, path = found.instance, found.path
+        assert (instance.name, instance.instructions) == ("terminal-bench/hello", ("Say hello.",))
+        assert (instance.task.agent.timeout_sec, instance.task.verifier.timeout_sec) == (120.0, 60.0)
+        assert instance.task.environment.env == {"TEST_DIR": "/tests", "A": "b c"}
+        assert sorted(each.name for each in (path / "environment").iterdir()) == [
+            "Dockerfile",
+            "data.txt",
+            "solution.sh",
+        ]
+        assert sorted(each.name for each in (path / "tests").iterdir()) == [
+            "run-tests.sh",
+            "test.sh",
+            "test_outputs.py",
+        ]
+        assert (path / "solution" / "solve.sh").read_text() == "echo hello > /app/out\n"
+        assert list(unsupported(needs_of(instance))) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "named"),
+    [
+        ("task.yaml", "instruction: x\nparser_name: swebench", "'swebench', not pytest"),
+        ("task.yaml", "instruction: [", "no YAML"),
+        ("task.yaml", "difficulty: easy", "instruction"),
+        ("docker-compose.yaml", "services:\n  client:\n    build: {context: ../..}", "lies outside of the task"),
+    ],
+)
+def test_what_cannot_be_converted_is_named(tmp_path: Path, name: str, text: str, named: str) -> None:
+    source = _written(tmp_path / "hello", {**_TERMINAL_BENCH, name: text})
+    with pytest.raises(InvalidRequest) as refused, task_folder(source):
+        pass
+    assert named in str(refused.value)
+
+
+def test_a_solution_of_commands_is_a_script(tmp_path: Path) -> None:
+    files = {name: text for name, text in _TERMINAL_BENCH.items() if name != "solution.sh"}
+    source = _written(tmp_path / "hello", {**files, "solution.yaml": "- command: echo a\n- command: echo b\n"})
+    with task_folder(source) as found:
+        assert (found.path / "solution" / "solve.sh").read_text() == "#!/bin/bash\necho a\necho b\n"
+
+
+def test_sidecars_of_terminal_bench_are_seen(tmp_path: Path) -> None:
+    compose = _TERMINAL_BENCH["docker-compose.yaml"] + "  db:\n    image: postgres\n"
+    source = _written(tmp_path / "hello", {**_TERMINAL_BENCH, "docker-compose.yaml": compose})
+    with task_folder(source) as found:
+        assert needs_of(found.instance).sidecars == ("db",)

@@ -1,0 +1,50 @@
+"""Variables and words of arguments: quotes, escapes, defaults; the cases of BuildKit's own word tests."""
+
+from __future__ import annotations
+
+import pytest
+
+from workers.sandboxes.images.dockerfile.variables import Expansion, raw_words
+
+VALUES = Expansion({"NAME": "value", "EMPTY": "", "TWO": "a b"})
+TEXTS = {
+    "$NAME": "value",
+    "${NAME}s": "values",
+    "x$NAME.y": "xvalue.y",
+    "'$NAME'": "$NAME",
+    '"$TWO" c': "a b c",
+    r"\$NAME": "$NAME",
+    r'"a\"b\n"': r"a\"b\n".replace(r"\"", '"'),
+    "$UNSET-": "-",
+    "${UNSET:-other}": "other",
+    "${EMPTY:-other}": "other",
+    "${EMPTY-other}": "",
+    "${NAME:+yes}": "yes",
+    "${UNSET+yes}": "",
+    "${UNSET:-${NAME}}": "value",
+    "$": "$",
+    "a$ b": "a$ b",
+}
+
+
+@pytest.mark.parametrize("written", TEXTS)
+def test_a_text(written: str) -> None:
+    assert VALUES.text(written) == TEXTS[written]
+
+
+@pytest.mark.parametrize("written", ["'a", "${NAME", "${}", "${NAME#v}", "${UNSET:?must be}"])
+def test_no_text(written: str) -> None:
+    with pytest.raises(ValueError, match=r"does not|names no|there are|must be"):
+        VALUES.text(written)
+
+
+def test_words() -> None:
+    assert VALUES.words("a 'b c' \"$TWO\" $TWO '' \\ d") == ["a", "b c", "a b", "a b", "", " d"]
+    assert raw_words("a='b c'  d=\\ e") == ["a='b c'", "d=\\ e"]
+    assert VALUES.pairs('A=1 B="x y" C=$NAME D=\\$') == [("A", "1"), ("B", "x y"), ("C", "value"), ("D", "$")]
+    with pytest.raises(ValueError, match="NAME=VALUE"):
+        VALUES.pairs("A=1 B")
+
+
+def test_a_heredoc_keeps_its_quotes() -> None:
+    assert VALUES.inner("\"$NAME\" '$NAME' \\$NAME") == "\"value\" 'value' $NAME"

@@ -1,0 +1,44 @@
+"""The rule for the reward that counts, of a score that has several by name."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from numbers import Real
+from typing import Any
+
+from farm.errors import EvaluatorError
+from workers.interfaces import Score
+
+CONVENTION = "reward"
+"""The name that counts where neither the batch nor the evaluator names one."""
+
+
+def counting_reward(score: Score, what: str, rule: str | Mapping[str, float] = "") -> Any:
+    """Return the reward that counts, unchecked: by the batch's rule, else the evaluator's own, else by convention.
+
+    Raises EvaluatorError naming a reward that the rule asks for and the score has not, or all of them if none counts.
+    """
+    if isinstance(rule, str) and rule:
+        return _named(score, what, rule)
+    if not isinstance(rule, str):
+        return math.fsum(weight * _named(score, what, key) for key, weight in rule.items())
+    if not (isinstance(score.value, Real) and math.isnan(score.value) and score.rewards):
+        return score.value
+    if CONVENTION in score.rewards:
+        return score.rewards[CONVENTION]
+    if len(score.rewards) == 1:
+        return next(iter(score.rewards.values()))
+    raise EvaluatorError(
+        f"{what} gave the rewards {_names(score)} and none that counts: name one, or weights, by the batch's `reward`"
+    )
+
+
+def _named(score: Score, what: str, key: str) -> float:
+    if key not in score.rewards:
+        raise EvaluatorError(f"{what} gave no reward {key!r}, which the batch counts; it gave {_names(score)}")
+    return score.rewards[key]
+
+
+def _names(score: Score) -> str:
+    return ", ".join(repr(key) for key in sorted(score.rewards)) or "none by name"

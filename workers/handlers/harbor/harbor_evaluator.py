@@ -1,0 +1,94 @@
+"""Scores of Harbor tasks: the step that the policy came to last is verified, those before it were while it played."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from farm.errors import EvaluatorError
+from farm.records.variable_expansion import expanded
+from farm.tasks.harbor_config import Step
+from farm.tasks.harbor_instance import HarborInstance
+from workers.handler_options import TaskContext
+from workers.handlers.harbor.artefact_files import REJECTED, put_artefacts
+from workers.handlers.harbor.sandbox_specs import verified_in
+from workers.handlers.harbor.step_rewards import Rewards, gate, total
+from workers.handlers.harbor.verification import Tests, Verdict, verify
+from workers.interfaces import FreshSandbox, Score, Submission
+
+STOPPED = "stopped"
+"""In the record of a step after which the task ended by its gate, with the reason."""
+BROKEN = "broken"
+"""In the record of a step whose successor could not begin, as the policy broke what it begins with."""
+
+
+class HarborEvaluator:
+    """The evaluator of one task; see `verification.py` for what is believed of a sandbox that a policy left."""
+
+    name: ClassVar[str] = "harbor"
+
+    def __init__(self, instance: HarborInstance, task: TaskContext) -> None:
+        self._instance = instance
+        self._task = task
+
+    async def evaluate(self, submission: Submission, fresh: FreshSandbox, timeout_s: float) -> Score:
+        """Return all rewards by name. Raises EvaluatorError if a verification gave none or took too long."""
+        records = submission.steps
+        last = records[-1] if records else {}
+        verified = [dict(record["rewards"]) for record in records]
+        details: dict[str, Any] = {"steps": records} if records else {}
+        if STOPPED not in last and BROKEN not in last:
+            if REJECTED in submission.files:
+                return Score(0.0, {**details, "reason": submission.files[REJECTED]})
+            verdict = await self.verify_step(self._step(len(records)), submission, fresh, timeout_s)
+            verified.append(verdict.rewards)
+            details |= verdict.details
+        n_missing = 0 if STOPPED in last else self._n_missing(verified)
+        if n_missing:
+            details["n_steps_missing"] = n_missing
+        return Score(
+            details=details, rewards=total(self._instance.task.multi_step_reward_strategy, verified, n_missing)
+        )
+
+    def _step(self, index: int) -> Step | None:
+        return self._instance.steps[index] if self._instance.steps else None
+
+    def _n_missing(self, verified: Sequence[Rewards]) -> int:
+        """Return how many steps the policy did not come to; none if the gate of the last one would have ended it."""
+        step, n = self._step(len(verified) - 1), len(self._instance.steps) - len(verified)
+        return 0 if step is None or gate(step, verified[-1]) else n
+
+    async def verify_step(
+        self, step: Step | None, submission: Submission, fresh: FreshSandbox, timeout_s: float
+    ) -> Verdict:
+        """Verify one step in the sandbox that its mode asks for."""
+        archive, instance = archive_of(self._task, self._instance), self._instance
+        spec = verified_in(instance, step, archive, self._task.secrets)
+        shared = instance.task.mode(step) == "shared"
+        what = f"{instance.name}, step {step.name}" if step else instance.name
+        async with fresh(spec, layer=shared) as sandbox:
+            if not shared:
+                await put_artefacts(sandbox, submission.tree)
+            return await verify(sandbox, self.tests(step, archive, timeout_s), what)
+
+    def tests(self, step: Step | None, archive: Path, timeout_s: float) -> Tests:
+        """Return the tests of a step, with the task's own time limit by the rule of the batch."""
+        instance, limits = self._instance, self._task.limits
+        env = expanded(instance.verifier_env(step), self._task.secrets)
+        folders = [] if instance.has_own_tests(step) else test_folders(instance, step, archive)
+        own_s = min(instance.verifier_s(step) * limits.task_time_factor, limits.task_time_cap_s)
+        return Tests(folders, env, min(own_s, timeout_s))
+
+
+def archive_of(task: TaskContext, instance: HarborInstance) -> Path:
+    """Return the folder of the task. Raises EvaluatorError if the instance names no archive."""
+    if task.archive is None:
+        raise EvaluatorError(f"{instance.name}: its instance names no archive, so there are no tests to run")
+    return task.archive
+
+
+def test_folders(instance: HarborInstance, step: Step | None, archive: Path) -> list[Path]:
+    """Return the folders that make /tests, the later ones over the earlier."""
+    names = ["tests"] + ([f"steps/{step.name}/tests"] if step else [])
+    return [archive / name for name in names if (archive / name).is_dir()]

@@ -1,0 +1,165 @@
+"""The handler of Harbor tasks: instructions to the policy, steps between which it is verified, and what is kept of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from pydantic import BaseModel
+
+from farm.errors import HandlerError
+from farm.records.request import SandboxSpec, TaskTimes
+from farm.records.task_needs import TaskNeeds
+from farm.records.trajectory import Message
+from farm.tasks.harbor_config import Step
+from farm.tasks.harbor_instance import DATA_SOURCE, HarborInstance
+from farm.tasks.harbor_needs import needs_of
+from workers.handler_options import NextTurn, RestoredFiles, TaskContext
+from workers.handlers.harbor.artefact_files import REJECTED, ArtefactsTooLarge, entries, run_hooks, taken
+from workers.handlers.harbor.guarded_files import GUARDED, TASK_FOLDERS
+from workers.handlers.harbor.harbor_evaluator import BROKEN, STOPPED, HarborEvaluator
+from workers.handlers.harbor.readiness import await_healthy
+from workers.handlers.harbor.sandbox_specs import played_in
+from workers.handlers.harbor.staged_tests import staged
+from workers.handlers.harbor.step_rewards import gate
+from workers.interfaces import Evaluator, FreshSandbox, Sandbox, Submission
+
+_SETUP = "setup.sh"
+_SETUP_S = 300.0
+_SHOWN = 500
+
+
+class HarborHandler:
+    """Task folders of Harbor and of terminal-bench 1; `farm submit DIR` makes instances of them."""
+
+    data_source: ClassVar[str] = DATA_SOURCE
+    instance_type: ClassVar[type[BaseModel]] = HarborInstance
+    agent: ClassVar[str] = "react"
+    tools: ClassVar[Collection[str]] = ("bash", "edit", "submit")
+    keeps_layer: ClassVar[bool] = True
+
+    def __init__(self, task: TaskContext | None = None) -> None:
+        self._task = task or TaskContext()
+        self._index = 0
+
+    def for_task(self, task: TaskContext) -> HarborHandler:
+        """Return the handler of one rollout, which has the task's archive and secrets."""
+        return HarborHandler(task)
+
+    def needs(self, instance: HarborInstance) -> TaskNeeds:
+        """Return what it asks for that no sandbox has."""
+        return needs_of(instance)
+
+    def task_times(self, instance: HarborInstance) -> TaskTimes:
+        """Return the limits that the task states: of all its steps together for the agent, of the longest for tests."""
+        own = [step.agent.timeout_sec or instance.task.agent.timeout_sec for step in instance.steps]
+        stated = [seconds for seconds in own if seconds is not None]
+        run_s = sum(stated) if stated and len(stated) == len(own) else instance.task.agent.timeout_sec
+        return TaskTimes(run_s=run_s, eval_s=max(instance.verifier_s(step) for step in instance.steps or (None,)))
+
+    def sandbox(self, instance: HarborInstance) -> SandboxSpec | None:
+        """Return the sandbox that it is played in; without an archive, as at submit, one that names no folder."""
+        if self._task.archive is None:
+            return played_in(instance, Path(), None)
+        return played_in(instance, self._task.archive, self._task.secrets)
+
+    def restored(self, instance: HarborInstance) -> RestoredFiles:
+        """Return what tests find as the image has it, whatever the policy left there."""
+        return TASK_FOLDERS if instance.restore == "nothing" else GUARDED
+
+    def messages(self, instance: HarborInstance) -> list[Message]:
+        """Return the first instruction."""
+        return [{"role": "user", "content": self._instruction(instance, 0)}]
+
+    def _instruction(self, instance: HarborInstance, index: int) -> str:
+        text = instance.instructions[index]
+        folder = instance.task.environment.skills_dir
+        return f"{text}\n\nNotes on how to do such work are in {folder}." if folder and index == 0 else text
+
+    async def prepare(self, instance: HarborInstance, sandbox: Sandbox) -> None:
+        """Make the folders of logs, wait until the sandbox is healthy, and begin the first step."""
+        async with staged(()) as stage:
+            await sandbox.upload(stage.logs, "/logs")
+        if check := instance.task.environment.healthcheck:
+            await await_healthy(sandbox, check, instance.name)
+        if instance.steps:
+            await self._begin(instance, instance.steps[0], sandbox)
+
+    async def _begin(self, instance: HarborInstance, step: Step, sandbox: Sandbox) -> None:
+        """Put a step's files into the working directory, run its setup.sh, and wait until it is healthy."""
+        what = f"{instance.name}, step {step.name}"
+        folder = self._archive(instance) / "steps" / step.name / "workdir"
+        for path in await asyncio.to_thread(_children, folder):
+            await sandbox.upload(path, path.name)
+        if f"steps/{step.name}/workdir/{_SETUP}" in instance.files:
+            result = await sandbox.exec(["/bin/bash", _SETUP], timeout_s=_SETUP_S)
+            if result.code != 0:
+                said = (result.stderr or result.stdout).decode("utf-8", "replace").strip()[-_SHOWN:]
+                end = "took too long" if result.timed_out else f"ended with {result.code}"
+                raise HandlerError(f"{what}: its {_SETUP} {end}: {said}")
+        if step.healthcheck:
+            await await_healthy(sandbox, step.healthcheck, what)
+
+    def _archive(self, instance: HarborInstance) -> Path:
+        if self._task.archive is None:
+            raise HandlerError(
+                f"{instance.name}: the instance names no archive; `farm submit DIR` uploads it", retryable=False
+            )
+        return self._task.archive
+
+    async def next_messages(
+        self,
+        instance: HarborInstance,
+        sandbox: Sandbox | None,
+        n_done: int,
+        answer: str | None,
+        steps: Sequence[dict[str, Any]],
+        fresh: FreshSandbox,
+    ) -> NextTurn:
+        """Verify the step that ended in a copy of the sandbox, and begin the next one if its gate is passed."""
+        if n_done >= len(instance.steps) or sandbox is None:
+            return NextTurn()
+        step, self._index = instance.steps[n_done - 1], n_done
+        submission = await self._collected(instance, step, sandbox, answer)
+        if REJECTED in submission.files:
+            return NextTurn(record={"step": step.name, "rewards": {}, BROKEN: submission.files[REJECTED]})
+        evaluator = HarborEvaluator(instance, self._task)
+        verdict = await evaluator.verify_step(step, submission, fresh, self._task.limits.eval_s)
+        record = {"step": step.name, "rewards": verdict.rewards, **verdict.details}
+        if reason := gate(step, verdict.rewards):
+            return NextTurn(record={**record, STOPPED: reason})
+        try:
+            await self._begin(instance, instance.steps[n_done], sandbox)
+        except HandlerError as error:
+            # in Harbor, too, a task ends here: what a step begins with is in the policy's hands
+            return NextTurn(record={**record, BROKEN: str(error)})
+        return NextTurn([{"role": "user", "content": self._instruction(instance, n_done)}], record)
+
+    async def collect(self, instance: HarborInstance, sandbox: Sandbox | None, answer: str | None) -> Submission:
+        """Return the artefacts of the last step, after its collect hooks. The files of the sandbox are the farm's to keep."""
+        if sandbox is None:
+            raise HandlerError(f"{instance.name}: what is to be scored lies in a sandbox, and there is none")
+        step = instance.steps[min(self._index, len(instance.steps) - 1)] if instance.steps else None
+        return await self._collected(instance, step, sandbox, answer)
+
+    async def _collected(
+        self, instance: HarborInstance, step: Step | None, sandbox: Sandbox, answer: str | None
+    ) -> Submission:
+        task = instance.task
+        await run_hooks(sandbox, [*task.verifier.collect, *(step.verifier.collect if step else ())])
+        if task.mode(step) == "shared":
+            return Submission(answer=answer)
+        try:
+            tree = await taken(sandbox, entries(task.artifacts, step.artifacts if step else ()))
+        except ArtefactsTooLarge as error:
+            return Submission(answer=answer, files={REJECTED: str(error)})
+        return Submission(answer=answer, tree=tree)
+
+    def evaluator(self, instance: HarborInstance) -> Evaluator:
+        return HarborEvaluator(instance, self._task)
+
+
+def _children(folder: Path) -> list[Path]:
+    return sorted(folder.iterdir()) if folder.is_dir() else []

@@ -1,0 +1,29 @@
+"""Health checks of a task: a command that must succeed before the policy begins, repeated as Docker repeats its own."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from farm.errors import HandlerError
+from farm.tasks.harbor_config import Healthcheck
+from workers.interfaces import Sandbox
+
+_SHOWN = 300
+
+
+async def await_healthy(sandbox: Sandbox, check: Healthcheck, what: str) -> None:
+    """Return once the command has succeeded. Raises HandlerError after `retries` failures past its start period."""
+    grace_until = time.monotonic() + check.start_period_sec
+    n_failures = 0
+    while True:
+        in_grace = time.monotonic() < grace_until
+        result = await sandbox.exec(["/bin/bash", "-c", check.command], timeout_s=check.timeout_sec)
+        if result.code == 0:
+            return
+        n_failures += not in_grace
+        if n_failures >= check.retries:
+            said = (result.stderr or result.stdout).decode("utf-8", "replace").strip()[-_SHOWN:]
+            end = "was out of time" if result.timed_out else f"ended with {result.code}"
+            raise HandlerError(f"{what}: its health check {check.command!r} {end} {n_failures} times: {said}")
+        await asyncio.sleep(check.start_interval_sec if in_grace else check.interval_sec)

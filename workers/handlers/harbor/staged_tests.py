@@ -1,0 +1,62 @@
+"""Folders of the node that are copied into a sandbox before a verification: empty ones for logs, and the tests."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from workers.handlers.harbor.reward_files import JSON, TEXT
+
+_LOGS = ("agent", "verifier", "artifacts")
+_MAX_READ = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Copies on the node. `names_text_alone`: the tests name reward.txt, and reward.json nowhere."""
+
+    logs: Path
+    tests: Path
+    names_text_alone: bool
+
+
+@asynccontextmanager
+async def staged(folders: Sequence[Path]) -> AsyncIterator[Stage]:
+    """Yield the folders of logs, and tests laid over each other with scripts that may be run; removed at the end."""
+    with TemporaryDirectory(prefix="farm-tests-") as place:
+        yield await asyncio.to_thread(_stage, Path(place), folders)
+
+
+def _stage(place: Path, folders: Sequence[Path]) -> Stage:
+    tests = place / "tests"
+    tests.mkdir()
+    for folder in folders:
+        shutil.copytree(folder, tests, symlinks=True, dirs_exist_ok=True)
+    texts = [_text(path) for path in tests.rglob("*") if path.is_file() and not path.is_symlink()]
+    for path in (tests, *tests.rglob("*")):
+        if not path.is_symlink():
+            # every user of the sandbox may read them, whatever their modes were where they came from
+            path.chmod(0o755 if path.is_dir() or path.suffix == ".sh" else path.stat().st_mode & 0o111 | 0o644)
+    named = [any(name.encode() in text for text in texts) for name in (TEXT, JSON)]
+    return Stage(empty_logs(place), tests, names_text_alone=named == [True, False])
+
+
+def empty_logs(place: Path) -> Path:
+    """Make the folders of logs, which every user of the sandbox may write to, below `place`."""
+    logs = place / "logs"
+    for folder in (logs, *(logs / name for name in _LOGS)):
+        folder.mkdir()
+        # mkdir heeds the umask
+        os.chmod(folder, 0o777)  # noqa: PTH101
+    return logs
+
+
+def _text(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(_MAX_READ)

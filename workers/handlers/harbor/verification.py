@@ -1,0 +1,95 @@
+"""One verification: tests put into a sandbox in which nothing runs, run there, and their reward files read.
+
+The exit code of test.sh says nothing. Its variables are chosen here, its interpreter reads no start-up files, folders of
+tests and logs are the task's own, and what its processes left running has ended before rewards are read.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from farm.errors import EvaluatorError, ToolError
+from workers.handlers.harbor.reward_files import FOLDER, JSON, TEXT, rewards_of
+from workers.handlers.harbor.staged_tests import staged
+from workers.interfaces import ExecResult, Sandbox
+
+TESTS = "/tests"
+_SHOWN = 2000
+_KILL = "trap '' TERM HUP; kill -9 -1"
+_KILL_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Tests:
+    """The tests of a step: folders of the node that are laid over each other in /tests; none if the image has them."""
+
+    __test__ = False
+
+    folders: Sequence[Path]
+    env: Mapping[str, str]
+    timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The rewards of a verification by name, and how they came about, as JSON."""
+
+    rewards: dict[str, float]
+    details: dict[str, Any] = field(default_factory=dict)
+
+
+async def verify(sandbox: Sandbox, tests: Tests, what: str) -> Verdict:
+    """Run the tests. Raises EvaluatorError if they took too long or gave no reward, SandboxError if it is gone."""
+    started = time.monotonic()
+    async with staged(tests.folders) as stage:
+        try:
+            await sandbox.upload(stage.logs, "/logs")
+            if tests.folders:
+                await sandbox.upload(stage.tests, TESTS)
+        except ToolError as error:
+            raise EvaluatorError(f"{what}: its tests cannot be put into the sandbox: {error}") from error
+        names_text_alone = stage.names_text_alone
+    result = await sandbox.exec(
+        ["/bin/bash", "--noprofile", "--norc", "-c", f"exec {TESTS}/test.sh"],
+        timeout_s=tests.timeout_s,
+        env=tests.env,
+    )
+    if result.timed_out:
+        raise EvaluatorError(f"{what}: its tests took longer than {tests.timeout_s:g} s: {_said(result)}")
+    # they may wait for the end of the tests, to write after them
+    await sandbox.exec(["/bin/bash", "--noprofile", "--norc", "-c", _KILL], timeout_s=_KILL_S)
+    contents = await _reward_files(sandbox, what)
+    details: dict[str, Any] = {"exit_code": result.code, "limit": result.limit, "output": _said(result)}
+    if names_text_alone and JSON in contents:
+        # no test of the task writes it
+        del contents[JSON]
+        details["tampered"] = f"{FOLDER}/{JSON}, which no test of the task names, was there, and was not read"
+    try:
+        rewards = rewards_of(contents)
+    except EvaluatorError as error:
+        raise EvaluatorError(f"{what}: {error}; its tests ended with {result.code} and said: {_said(result)}") from None
+    return Verdict(rewards, {**details, "verifier_s": round(time.monotonic() - started, 3)})
+
+
+async def _reward_files(sandbox: Sandbox, what: str) -> dict[str, bytes]:
+    contents = {}
+    for name in (JSON, TEXT):
+        try:
+            contents[name] = await sandbox.read_file(f"{FOLDER}/{name}")
+        except ToolError as error:
+            if not _is_missing(error):
+                raise EvaluatorError(f"{what}: {error}") from error
+    return contents
+
+
+def _is_missing(error: ToolError) -> bool:
+    return "No such file" in str(error)
+
+
+def _said(result: ExecResult) -> str:
+    text = (result.stdout + result.stderr).decode("utf-8", "replace").strip()
+    return text if len(text) <= _SHOWN else f"[...] {text[-_SHOWN:]}"

@@ -1,0 +1,153 @@
+"""The writable layer that a policy left: kept at the end of its play, and opened again, under a fresh sandbox."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import asdict
+from typing import Protocol
+from uuid import uuid4
+
+from farm.errors import EvaluatorError, HandlerError, LayerMissing
+from farm.records.request import SandboxSpec
+from farm.records.submission import KeptLayer
+from workers.handler_options import RestoredFiles
+from workers.interfaces import Sandbox
+from workers.sandboxes.images.content_store import digest
+from workers.sandboxes.lifecycle import layers, left_layers
+from workers.sandboxes.optional_protocols import CopiesLayers, KeepsLayers, keeps_layers
+from workers.stage_clock import off_clock
+from workers.stage_job import SandboxSource, StageJob
+
+log = logging.getLogger(__name__)
+
+
+class NothingLeft(Exception):
+    """The policy broke its sandbox, so that there is no layer: what it left is worth nothing."""
+
+
+class LayerStore(Protocol):
+    """Keeps packed layers of one rollout beyond its node, each of `max_bytes` at most."""
+
+    max_bytes: int
+
+    async def save(self, data: bytes, n_bytes: int) -> None:
+        """Store a packed layer of `n_bytes` unpacked."""
+        ...
+
+    async def load(self, layer: KeptLayer) -> bytes:
+        """Return a layer that was saved. Raises NotFound."""
+        ...
+
+
+def _keeper(job: StageJob, source: SandboxSource) -> KeepsLayers:
+    keeper = keeps_layers(source.provider)
+    if keeper is None:
+        raise HandlerError(
+            f"{job.rollout_id}: handler {job.data_source} needs the files that the policy leaves, and sandboxes of "
+            f"kind {source.provider.kind} cannot keep them: choose another kind",
+            retryable=False,
+        )
+    return keeper
+
+
+async def keep_layer(
+    job: StageJob, source: SandboxSource, sandbox: Sandbox, store: LayerStore, restored: RestoredFiles | None = None
+) -> KeptLayer:
+    """Stop a sandbox and keep what was written in it: on this node, and in the store up to its cap.
+
+    Takes none of the policy's time. Raises SandboxError if the sandbox is gone.
+    """
+    name = f"{layers.LEFT}{digest(job.rollout_id, job.attempt)[:32]}"
+    keeper = _keeper(job, source)
+    with off_clock(left_layers.PACK_S):
+        await keeper.stop_keeping(sandbox, name)
+        await _restore(job, source, name, restored)
+        packed = await asyncio.to_thread(left_layers.packed, name, store.max_bytes)
+        if packed is not None:
+            await store.save(*packed)
+    if packed is None:
+        log.info(
+            "%s: the layer that its policy left is beyond FARM_LAYER_MB (%g MB): it is scored once, on this node",
+            job.rollout_id,
+            store.max_bytes / 1e6,
+        )
+    return KeptLayer(name=name, attempt=job.attempt, stored=packed is not None)
+
+
+async def _restore(job: StageJob, source: SandboxSource, name: str, restored: RestoredFiles | None) -> None:
+    if restored is not None:
+        await _copier(job, source).restore_layer(source.spec, name, asdict(restored))
+
+
+def _copier(job: StageJob, source: SandboxSource) -> CopiesLayers:
+    if not isinstance(source.provider, CopiesLayers):
+        raise HandlerError(
+            f"{job.rollout_id}: handler {job.data_source} is scored in the files that the policy leaves, with some of "
+            f"the image's own again, and sandboxes of kind {source.provider.kind} cannot do that: choose another kind",
+            retryable=False,
+        )
+    return source.provider
+
+
+@asynccontextmanager
+async def copied_layer(
+    job: StageJob, source: SandboxSource, sandbox: Sandbox, restored: RestoredFiles | None
+) -> AsyncIterator[KeptLayer]:
+    """Yield a layer with what was written so far in a sandbox that goes on; it is removed at the end."""
+    copier = _copier(job, source)
+    name = f"{layers.LEFT}{uuid4().hex}"
+    try:
+        await copier.copy_layer(sandbox, source.spec, name)
+        await _restore(job, source, name, restored)
+        yield KeptLayer(name=name, attempt=job.attempt, stored=False)
+    finally:
+        await asyncio.to_thread(layers.discard, name)
+
+
+async def open_layer(
+    job: StageJob,
+    source: SandboxSource,
+    own_spec: SandboxSpec | None,
+    layer: KeptLayer,
+    store: LayerStore,
+    sandbox_id: str,
+) -> Sandbox:
+    """Start a sandbox with the files that the policy left.
+
+    Raises LayerMissing if they were too large to be kept, EvaluatorError for a spec of another image.
+    """
+    if own_spec is None or _base(source.spec) != _base(own_spec):
+        raise EvaluatorError(
+            f"{job.rollout_id}: what the policy left lies on the image, packages and archives of its own sandbox; the "
+            "evaluator asked for it on others"
+        )
+    keeper = _keeper(job, source)
+    if not layers.exists(layer.name):
+        if not layer.stored:
+            raise LayerMissing(
+                f"{job.rollout_id}: it cannot be scored again: the files that its policy left were more than "
+                f"FARM_LAYER_MB keeps, and are gone; set it higher than {store.max_bytes / 1e6:g} and play it again"
+            )
+        with off_clock(left_layers.PACK_S):
+            data = await store.load(layer)
+            await asyncio.to_thread(left_layers.unpack, layer.name, data, store.max_bytes)
+    return await keeper.start_on(sandbox_id, source.spec, layer.name)
+
+
+def _base(spec: SandboxSpec) -> tuple[object, ...]:
+    return (spec.image, spec.image_values, spec.packages, spec.agent_packages, spec.archives)
+
+
+class NoLayerStore:
+    """See `LayerStore`: keeps nothing beyond the node."""
+
+    max_bytes = 0
+
+    async def save(self, data: bytes, n_bytes: int) -> None:
+        """Do nothing."""
+
+    async def load(self, layer: KeptLayer) -> bytes:
+        raise LayerMissing(f"the layer {layer.name} is kept nowhere")

@@ -1,0 +1,146 @@
+"""Secrets of batches, blotted out of all that is recorded, logged or shown to a policy.
+
+Replaced are their values as they are, of at least six characters: a shorter one would spoil texts that have nothing to
+do with it. What a policy encodes, or writes to the files of its layer, is not recognised.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, cast
+
+from farm.errors import ToolError
+from farm.records.submission import Submission
+from farm.records.trajectory import ModelCall
+from workers.interfaces import Artefact, Keep, Observation, Record, Tool
+
+MIN_CHARS = 6
+BLOT = "[secret]"
+
+
+class Redactor:
+    """Blots the values of some secrets out of texts, bytes and JSON; without any it changes nothing."""
+
+    def __init__(self, secrets: Iterable[str]) -> None:
+        # the longest first, as one may be a part of another
+        values = sorted({value for value in secrets if len(value) >= MIN_CHARS}, key=len, reverse=True)
+        self._pattern = re.compile("|".join(map(re.escape, values))) if values else None
+        self._bytes = re.compile(b"|".join(re.escape(value.encode()) for value in values)) if values else None
+
+    def __bool__(self) -> bool:
+        return self._pattern is not None
+
+    def text(self, text: str) -> str:
+        return self._pattern.sub(BLOT, text) if self._pattern else text
+
+    def data(self, data: bytes) -> bytes:
+        return self._bytes.sub(BLOT.encode(), data) if self._bytes else data
+
+    def json(self, value: Any) -> Any:
+        """Return JSON with its texts redacted, keys too."""
+        if not self:
+            return value
+        if isinstance(value, str):
+            return self.text(value)
+        if isinstance(value, Mapping):
+            return {self.json(key): self.json(each) for key, each in value.items()}
+        if isinstance(value, list | tuple):
+            return [self.json(each) for each in value]
+        return value
+
+    def artefact(self, artefact: Artefact) -> Artefact:
+        return Artefact(self.text(artefact.name), artefact.media_type, self.data(artefact.data))
+
+    def submission(self, submission: Submission) -> Submission:
+        """Return what is scored, redacted."""
+        if not self:
+            return submission
+        tree = {path: file.model_copy(update={"data": self.data(file.data)}) for path, file in submission.tree.items()}
+        changed = {"answer": self.json(submission.answer), "files": self.json(submission.files), "tree": tree}
+        return submission.model_copy(update=changed)
+
+    def tool(self, tool: Tool) -> Tool:
+        return cast(Tool, _RedactedTool(tool, self)) if self else tool
+
+    def record(self, record: Record) -> Record:
+        """Return a record of calls whose texts are redacted; token ids stay as they were sampled."""
+        if not self:
+            return record
+
+        async def redacted(call: ModelCall) -> None:
+            texts = {name: self.json(getattr(call, name)) for name in ("messages", "response", "observations")}
+            await record(replace(call, **texts))
+
+        return redacted
+
+    def keep(self, keep: Keep) -> Keep:
+        async def redacted(index: int, artefact: Artefact) -> str:
+            return await keep(index, self.artefact(artefact))
+
+        return redacted if self else keep
+
+
+class _RedactedTool:
+    """A tool whose observations and complaints are redacted before the policy is shown them."""
+
+    def __init__(self, tool: Tool, redactor: Redactor) -> None:
+        self._tool = tool
+        self._redactor = redactor
+        self.name = tool.name
+        self.description = tool.description
+        self.arguments = tool.arguments
+
+    async def call(self, arguments: Any, timeout_s: float) -> Observation:
+        try:
+            given = await self._tool.call(arguments, timeout_s)
+        except ToolError as complaint:
+            raise ToolError(self._redactor.text(str(complaint))) from None
+        return Observation(
+            text=self._redactor.text(given.text),
+            done=given.done,
+            answer=given.answer,
+            artefacts=tuple(self._redactor.artefact(artefact) for artefact in given.artefacts),
+        )
+
+    async def close(self) -> None:
+        await self._tool.close()
+
+
+class SecretsInUse:
+    """The secrets of all that this process plays now, for its log and its errors. For any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._values: Counter[str] = Counter()
+        self._redactor = Redactor(())
+
+    @contextmanager
+    def held(self, secrets: Mapping[str, str]) -> Iterator[None]:
+        """Blot them out while the block runs."""
+        if not secrets:
+            yield
+            return
+        values = Counter(secrets.values())
+        self._change(values)
+        try:
+            yield
+        finally:
+            self._change(Counter({value: -n for value, n in values.items()}))
+
+    def _change(self, more: Counter[str]) -> None:
+        with self._lock:
+            self._values.update(more)
+            self._values = Counter({value: n for value, n in self._values.items() if n > 0})
+            self._redactor = Redactor(self._values)
+
+    def redacted(self, text: str) -> str:
+        """Return a text without them."""
+        return self._redactor.text(text)
+
+
+in_use = SecretsInUse()

@@ -1,0 +1,141 @@
+"""A sandbox that a step of a Dockerfile is built in: what it changes becomes a layer, and then it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import bz2
+import gzip
+import lzma
+import os
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO, TypeVar
+
+from farm.ids import owned_sandbox_id
+from farm.records.request import SandboxLimits, SandboxSpec
+from farm.settings import settings
+from workers.sandboxes.images.builder import move_tree
+from workers.sandboxes.images.dockerfile.build_place import BuildPlace, ProgramEnd
+from workers.sandboxes.lifecycle import layers
+from workers.sandboxes.lifecycle.state import folder
+from workers.sandboxes.processes.process_tree import MARK, kill_tagged, new_tag
+from workers.sandboxes.processes.sandbox_process import Collector
+from workers.sandboxes.remove_tree import remove
+from workers.sandboxes.sandbox import NodeSandbox
+
+T = TypeVar("T")
+
+MAX_OUTPUT = 1_000_000
+"""Bytes kept of a program's output."""
+N_IDENTITIES = 4096
+"""Programs of other users than root that may run at a time in one build."""
+LIMITS = SandboxLimits(memory_mb=8192, n_processes=4096, disk_mb=65_536, cpu_s=14_400, n_files=65_536, file_mb=32_768)
+_COMPRESSED: Sequence[tuple[bytes, Callable[..., Any]]] = (
+    (b"\x1f\x8b", gzip.open),
+    (b"BZh", bz2.open),
+    (b"\xfd7zXZ", lzma.open),
+)
+
+
+def build_spec() -> SandboxSpec:
+    """Return the spec of sandboxes for builds: root's changes of owner seem to succeed; network if builds may."""
+    return SandboxSpec(workdir="/", limits=LIMITS, network=settings().build_network, fake_root=True)
+
+
+def new_build_id() -> str:
+    """Return an id by which the sandbox is known to be this process's, and to be left behind once that has ended."""
+    started = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+    return owned_sandbox_id("build", os.getpid(), started)
+
+
+class BuildSandbox:
+    """See `BuildPlace`."""
+
+    def __init__(self, sandbox: NodeSandbox) -> None:
+        self._sandbox = sandbox
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: str = "/",
+        identity: tuple[int, int] | None = None,
+        stdin: bytes = b"",
+        timeout_s: float = 60.0,
+    ) -> ProgramEnd:
+        """See `BuildPlace.run`."""
+        self._sandbox.identity = identity
+        try:
+            return _done(self._run(argv, env or {}, cwd, stdin, timeout_s))
+        finally:
+            self._sandbox.identity = None
+
+    async def _run(
+        self, argv: Sequence[str], env: Mapping[str, str], cwd: str, stdin: bytes, timeout_s: float
+    ) -> ProgramEnd:
+        notices, mark = self._sandbox.notices(), new_tag()
+        memory = os.memfd_create("stdin")
+        try:
+            os.write(memory, stdin)
+            os.lseek(memory, 0, os.SEEK_SET)
+            with Collector(MAX_OUTPUT, last=True) as output:
+                everything = {**self._sandbox.environment(), **env, MARK: mark}
+                fds = {0: memory, 1: output.write_end, 2: output.write_end}
+                with await self._sandbox.start(argv, env=everything, fds=fds, cwd=cwd) as child:
+                    output.close_write_end()
+                    try:
+                        async with asyncio.timeout(timeout_s):
+                            code: int | None = await child.wait()
+                    except TimeoutError:
+                        code = None
+                    if code is None:
+                        child.kill()
+                        await asyncio.to_thread(kill_tagged, mark)
+                    return ProgramEnd(code, output.finish().decode(errors="replace"), notices.take(code))
+        finally:
+            os.close(memory)
+
+    def read_file(self, path: str) -> bytes:
+        """See `BuildPlace.read_file`."""
+        return _done(self._sandbox.read_file(path))
+
+    def upload(self, source: Path, path: str) -> None:
+        """See `BuildPlace.upload`."""
+        _done(self._sandbox.upload(source, path))
+
+    def unpack(self, archive: Path, path: str) -> None:
+        """See `BuildPlace.unpack`."""
+        with opened(archive) as stream:
+            _done(self._sandbox.files.unpack(stream, path))
+
+    def copy_from(self, other: BuildPlace, source: str, path: str) -> None:
+        """See `BuildPlace.copy_from`."""
+        assert isinstance(other, BuildSandbox)
+        _done(other._sandbox.files.pass_on(source, self._sandbox.files, path))
+
+    def finish(self, target: Path) -> None:
+        """See `BuildPlace.finish`."""
+        taken = layers.detach(folder(self._sandbox.sandbox_id))
+        try:
+            self.stop()
+            move_tree(layers.files_of(taken), target)
+        finally:
+            remove(taken)
+
+    def stop(self) -> None:
+        """See `BuildPlace.stop`."""
+        self._sandbox.end()
+
+
+def opened(archive: Path) -> BinaryIO:
+    """Return the tar stream of a file that may be compressed. OSError."""
+    with archive.open("rb") as file:
+        start = file.read(6)
+    opener = next((opener for magic, opener in _COMPRESSED if start.startswith(magic)), open)
+    stream: BinaryIO = opener(archive, "rb")
+    return stream
+
+
+def _done(work: Coroutine[Any, Any, T]) -> T:
+    return asyncio.run(work)

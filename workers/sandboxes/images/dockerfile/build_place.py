@@ -1,0 +1,62 @@
+"""The place of a build: a sandbox in which one step of a Dockerfile makes its layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, TypeAlias
+
+from workers.sandboxes.images.layered_image import Image
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramEnd:
+    """The end of a program: its code, None if it was killed at its time limit; both outputs, as they were written."""
+
+    code: int | None
+    output: str
+    limit: str = ""
+
+
+class BuildPlace(Protocol):
+    """A sandbox on an image, for one step. Blocks in every method; ToolError for a file, SandboxError if it is gone."""
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: str = "/",
+        identity: tuple[int, int] | None = None,
+        stdin: bytes = b"",
+        timeout_s: float = 60.0,
+    ) -> ProgramEnd:
+        """Run a program as root, or as the user and group of `identity`, with this environment and no more."""
+        ...
+
+    def read_file(self, path: str) -> bytes: ...
+
+    def upload(self, source: Path, path: str) -> None:
+        """Copy a file or folder of the node to a path that is then its name."""
+        ...
+
+    def unpack(self, archive: Path, path: str) -> None:
+        """Unpack a tar file of the node, compressed or not, into a folder."""
+        ...
+
+    def copy_from(self, other: BuildPlace, source: str, path: str) -> None:
+        """Copy a file or folder of another place to a path that is then its name; links stay as they are."""
+        ...
+
+    def finish(self, target: Path) -> None:
+        """End it, and move what has been changed in it to a folder that does not exist."""
+        ...
+
+    def stop(self) -> None:
+        """End it; harmless when repeated."""
+        ...
+
+
+StartBuild: TypeAlias = Callable[[Image], BuildPlace]
+"""Starts a place of its own on an image. SandboxError."""

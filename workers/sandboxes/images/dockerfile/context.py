@@ -1,0 +1,191 @@
+"""The build context: the folder whose files a Dockerfile may copy, without what `.dockerignore` leaves out."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import stat
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from workers.sandboxes.images.content_store import digest
+from workers.sandboxes.images.fingerprints import fingerprint
+
+MAX_FILES = 200_000
+_LARGE = 1 << 20
+"""Bytes from which on the digest of a file is remembered on disk."""
+
+
+@dataclass(frozen=True, slots=True)
+class ContextFile:
+    """A file, folder or link of a context; `relative` is its name below what is copied, empty for that itself."""
+
+    relative: str
+    path: Path
+    mode: int
+
+
+@dataclass(frozen=True)
+class BuildContext:
+    """A folder, and the patterns of what is left out of it. Its methods raise ValueError or OSError."""
+
+    folder: Path
+    patterns: tuple[tuple[re.Pattern[str], bool], ...] = ()
+
+    @classmethod
+    def of(cls, folder: Path, dockerfile: Path) -> BuildContext:
+        """Return the context of a folder with the patterns of `NAME.dockerignore` beside the file, or of the folder."""
+        for path in (dockerfile.with_name(f"{dockerfile.name}.dockerignore"), folder / ".dockerignore"):
+            if path.is_file():
+                return cls(folder, tuple(ignore_patterns(path.read_text(encoding="utf-8-sig"))))
+        return cls(folder)
+
+    @cached_property
+    def _root(self) -> Path:
+        return self.folder.resolve()
+
+    def ignores(self, relative: str) -> bool:
+        """Return whether a file is left out: the last pattern that matches it, or a folder above, decides."""
+        left_out = False
+        parts = relative.split("/")
+        above = ["/".join(parts[:n]) for n in range(1, len(parts) + 1)]
+        for pattern, keeps in self.patterns:
+            if any(pattern.fullmatch(each) for each in above):
+                left_out = not keeps
+        return left_out
+
+    def named(self, pattern: str) -> list[str]:
+        """Return the names in the context that a source of COPY stands for, sorted; empty if there are none."""
+        clean = os.path.normpath("/" + pattern).lstrip("/")
+        if clean in ("", "."):
+            return [""]
+        found = [""]
+        for part in clean.split("/"):
+            found = [name for parent in found for name in self._children(parent, part)]
+        return [name for name in found if not self.ignores(name) or self._has_kept(name)]
+
+    def _children(self, parent: str, part: str) -> list[str]:
+        folder = self.folder / parent
+        prefix = f"{parent}/" if parent else ""
+        if not re.search(r"[*?\[\\]", part):
+            return [prefix + part] if os.path.lexists(folder / part) else []
+        match = glob_pattern(part)
+        names = sorted(each.name for each in folder.iterdir()) if folder.is_dir() else []
+        return [prefix + name for name in names if match.fullmatch(name)]
+
+    def _has_kept(self, name: str) -> bool:
+        """Return whether something below a folder that is left out is kept nevertheless."""
+        exceptions = any(keeps for _, keeps in self.patterns)
+        return exceptions and (self.folder / name).is_dir() and any(True for _ in self._below(name))
+
+    def tree(self, name: str) -> list[ContextFile]:
+        """Return a file, or a folder with all in it, in a fixed order. ValueError if it leads out of the context."""
+        path = (self.folder / name).resolve() if name else self._root
+        if not path.is_relative_to(self._root):
+            raise ValueError(f"{name} leads out of the context {self.folder}")
+        result = [ContextFile("", path, path.stat().st_mode)]
+        if path.is_dir():
+            result += self._below(name)
+        if len(result) > MAX_FILES:
+            raise ValueError(f"{name or '.'} has more than {MAX_FILES:,} files")
+        return result
+
+    def _below(self, name: str) -> Iterator[ContextFile]:
+        exceptions = any(keeps for _, keeps in self.patterns)
+        top = (self.folder / name).resolve()
+        for parent, folders, files in os.walk(top):
+            inside = os.path.relpath(parent, top)
+            for each in sorted((*folders, *files)):
+                relative = each if inside == "." else f"{inside}/{each}"
+                path = Path(parent, each)
+                left_out = self.ignores(f"{name}/{relative}" if name else relative)
+                mode = path.lstat().st_mode
+                if left_out and not (exceptions and stat.S_ISDIR(mode)):
+                    folders[:] = [folder for folder in folders if folder != each]
+                elif stat.S_ISREG(mode) or stat.S_ISLNK(mode) or (stat.S_ISDIR(mode) and not left_out):
+                    yield ContextFile(relative, path, mode)
+            folders.sort()
+
+
+def ignore_patterns(text: str) -> Iterator[tuple[re.Pattern[str], bool]]:
+    """Yield the patterns of a `.dockerignore`, each with whether it keeps what it matches."""
+    for line in text.splitlines():
+        pattern = line.strip()
+        if not pattern or pattern.startswith("#"):
+            continue
+        keeps = pattern.startswith("!")
+        clean = os.path.normpath("/" + pattern.removeprefix("!").strip()).lstrip("/")
+        if clean:
+            yield glob_pattern(clean), keeps
+
+
+def glob_pattern(pattern: str) -> re.Pattern[str]:
+    """Return a pattern of Go's `filepath.Match`, with `**` for any number of folders, as a regular expression."""
+    result, at = "", 0
+    while at < len(pattern):
+        letter = pattern[at]
+        at += 1
+        if letter == "*" and pattern[at : at + 1] == "*":
+            at += 1
+            if pattern[at : at + 1] == "/":
+                result, at = result + "(?:.*/)?", at + 1
+            else:
+                result += ".*"
+        elif letter == "*":
+            result += "[^/]*"
+        elif letter == "?":
+            result += "[^/]"
+        elif letter == "[" and (end := pattern.find("]", at + 1)) > 0:
+            inside = pattern[at:end].replace("\\", "\\\\")
+            result, at = f"{result}[{inside}]", end + 1
+        elif letter == "\\" and at < len(pattern):
+            result, at = result + re.escape(pattern[at]), at + 1
+        else:
+            result += re.escape(letter)
+    return re.compile(result, re.DOTALL)
+
+
+def digest_of(files: Sequence[ContextFile]) -> str:
+    """Return the digest of names, modes and contents, without times and owners. OSError."""
+    return digest("context", [(file.relative, _kind(file.mode), _content(file)) for file in files])
+
+
+def _kind(mode: int) -> int:
+    return mode if not stat.S_ISLNK(mode) else stat.S_IFLNK
+
+
+def _content(file: ContextFile) -> str:
+    if stat.S_ISLNK(file.mode):
+        return str(file.path.readlink())
+    if not stat.S_ISREG(file.mode):
+        return ""
+    if file.path.stat().st_size >= _LARGE:
+        return fingerprint(file.path)
+    return hashlib.sha256(file.path.read_bytes()).hexdigest()
+
+
+def copy_files(files: Sequence[ContextFile], target: Path, mode: int | None = None) -> None:
+    """Copy what `BuildContext.tree` gives to a path that does not exist; `mode` is for all of it. OSError. Blocks."""
+    # their modes last, as one may forbid to make what is in it
+    folders: list[tuple[Path, int]] = []
+    for file in files:
+        path = target / file.relative if file.relative else target
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if stat.S_ISDIR(file.mode):
+            path.mkdir(exist_ok=True)
+            folders.append((path, stat.S_IMODE(file.mode) if mode is None else mode))
+            continue
+        elif stat.S_ISLNK(file.mode):
+            path.symlink_to(file.path.readlink())
+            continue
+        else:
+            shutil.copyfile(file.path, path)
+            times = file.path.stat()
+            os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+        path.chmod(stat.S_IMODE(file.mode) if mode is None else mode)
+    for path, mode_of in reversed(folders):
+        path.chmod(mode_of)

@@ -1,0 +1,328 @@
+"""From a Dockerfile to the steps of a build: all that an instruction depends on is known before anything is run."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TypeAlias
+
+from farm.errors import ImageError
+from workers.sandboxes.images.dockerfile.build_stages import BuildStage, StagedFile, arguments_of, expanded
+from workers.sandboxes.images.dockerfile.context import BuildContext, digest_of
+from workers.sandboxes.images.dockerfile.healthcheck import healthcheck_of
+from workers.sandboxes.images.dockerfile.image_config import ImageConfig
+from workers.sandboxes.images.dockerfile.instructions import (
+    Instruction,
+    is_only_heredoc,
+    without_heredocs,
+)
+from workers.sandboxes.images.dockerfile.steps import (
+    CopyFiles,
+    FromContext,
+    FromStage,
+    FromText,
+    MakeFolder,
+    RunProgram,
+    Source,
+    Step,
+    step_of,
+)
+from workers.sandboxes.images.dockerfile.variables import Expansion
+from workers.sandboxes.images.layered_image import Image
+
+SEARCH_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+ONE_USER = "all files of an image belong to one user: changes of owner seem to succeed, and change nothing"
+_URL = re.compile(r"(https?|ftp|git|ssh)://|git@|\S+\.git(#|$)")
+_PASSED_OVER = {"cache", "tmpfs"}
+
+BaseImages: TypeAlias = Callable[[str, Instruction], Image]
+"""From an image's name, and the instruction that has it, to the image. ImageError if there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedStage:
+    """A stage: its base, an image or an earlier stage; its own steps; and how programs are to be run in it.
+
+    `key` names all of its files by content.
+    """
+
+    stage: BuildStage
+    base: Image
+    parent: int | None
+    steps: tuple[Step, ...]
+    config: ImageConfig
+    key: str
+
+
+def plan(
+    file: StagedFile,
+    target: BuildStage,
+    context: BuildContext,
+    values: Mapping[str, str],
+    base_image: BaseImages,
+    owner: int,
+    escape: str = "\\",
+) -> list[PlannedStage]:
+    """Return the stages that a target needs, itself the last. ImageError for what cannot be built, by its line."""
+    done: dict[int, PlannedStage] = {}
+    for stage in file.needed(target):
+        if isinstance(stage.base, int):
+            below = done[stage.base]
+            start = _State(below.base, stage.base, below.key, replace(below.config))
+        else:
+            base = base_image(stage.base, stage.start)
+            config = replace(base.config, env={"PATH": SEARCH_PATH, **base.variables})
+            start = _State(base, None, base.key, config)
+        planner = _Planner(file, context, values, done, base_image, owner, escape, start)
+        for instruction in stage.instructions:
+            planner.take(instruction)
+        state = planner.state
+        done[stage.number] = PlannedStage(stage, state.base, state.parent, tuple(state.steps), state.config, state.key)
+    return list(done.values())
+
+
+@dataclass(slots=True)
+class _State:
+    """A stage as far as it was read."""
+
+    base: Image
+    parent: int | None
+    key: str
+    config: ImageConfig
+    steps: list[Step] = field(default_factory=list)
+    arguments: dict[str, str] = field(default_factory=dict)
+    has_command: bool = False
+
+
+class _Planner:
+    """Reads the instructions of one stage."""
+
+    def __init__(
+        self,
+        file: StagedFile,
+        context: BuildContext,
+        values: Mapping[str, str],
+        done: Mapping[int, PlannedStage],
+        base_image: BaseImages,
+        owner: int,
+        escape: str,
+        state: _State,
+    ) -> None:
+        self._file, self._context, self._values = file, context, values
+        self._done, self._base_image, self._owner, self._escape = done, base_image, owner, escape
+        self.state = state
+        self._readers: dict[str, Callable[[Instruction], None]] = {
+            "ADD": partial(self._copy, unpack=True),
+            "ARG": self._arg,
+            "CMD": self._cmd,
+            "COPY": self._copy,
+            "ENTRYPOINT": self._entrypoint,
+            "ENV": self._env,
+            "EXPOSE": self._expose,
+            "HEALTHCHECK": self._healthcheck,
+            "LABEL": self._label,
+            "MAINTAINER": self._maintainer,
+            "ONBUILD": self._onbuild,
+            "RUN": self._run,
+            "SHELL": self._shell,
+            "STOPSIGNAL": self._stopsignal,
+            "USER": self._user,
+            "VOLUME": self._volume,
+            "WORKDIR": self._workdir,
+        }
+
+    def take(self, instruction: Instruction) -> None:
+        """Add what an instruction makes, or note what it says. ImageError."""
+        try:
+            self._readers[instruction.name](instruction)
+        except ValueError as error:
+            raise instruction.refused(str(error)) from None
+        except OSError as error:
+            raise instruction.refused(f"{error.filename}: {error.strerror}") from None
+
+    @property
+    def _expansion(self) -> Expansion:
+        return Expansion({**self.state.arguments, **self.state.config.env}, self._escape)
+
+    def _note(self, text: str) -> None:
+        notes = self.state.config.notes
+        self._set(notes=notes if text in notes else (*notes, text))
+
+    def _set(self, **values: object) -> None:
+        self.state.config = replace(self.state.config, **values)  # type: ignore[arg-type]
+
+    def _add(self, instruction: Instruction, work: RunProgram | CopyFiles | MakeFolder) -> None:
+        step = step_of(instruction, work, self.state.key, self._owner)
+        self.state.steps.append(step)
+        self.state.key = step.key
+
+    def _path(self, written: str) -> str:
+        return posixpath.normpath(posixpath.join(self.state.config.workdir or "/", written))
+
+    def _arg(self, instruction: Instruction) -> None:
+        self.state.arguments |= arguments_of(instruction, self._expansion, self._values, self._file.arguments)
+
+    def _env(self, instruction: Instruction) -> None:
+        first = instruction.text.split(maxsplit=1)
+        if "=" in first[0]:
+            pairs = self._expansion.pairs(instruction.text)
+        elif len(first) == 2:
+            pairs = [(first[0], self._expansion.text(first[1]))]
+        else:
+            raise ValueError("it is ENV NAME=VALUE, or ENV NAME VALUE")
+        self._set(env={**self.state.config.env, **dict(pairs)})
+
+    def _label(self, instruction: Instruction) -> None:
+        first = instruction.text.split(maxsplit=1)
+        legacy = "=" not in first[0] and len(first) == 2
+        pairs = [(first[0], self._expansion.text(first[1]))] if legacy else self._expansion.pairs(instruction.text)
+        self._set(labels={**self.state.config.labels, **dict(pairs)})
+
+    def _maintainer(self, instruction: Instruction) -> None:
+        self._set(labels={**self.state.config.labels, "maintainer": instruction.text})
+
+    def _user(self, instruction: Instruction) -> None:
+        self._set(user=self._expansion.text(instruction.text))
+        self._note(ONE_USER)
+
+    def _workdir(self, instruction: Instruction) -> None:
+        path = self._path(self._expansion.text(instruction.text))
+        self._set(workdir=path)
+        self._add(instruction, MakeFolder(path, self.state.config.user))
+
+    def _shell(self, instruction: Instruction) -> None:
+        if not instruction.words:
+            raise ValueError('it is a JSON list, such as SHELL ["/bin/bash", "-c"]')
+        self._set(shell=instruction.words)
+
+    def _cmd(self, instruction: Instruction) -> None:
+        self._set(command=_command(instruction))
+        self.state.has_command = True
+
+    def _entrypoint(self, instruction: Instruction) -> None:
+        self._set(entrypoint=_command(instruction))
+        if not self.state.has_command:
+            self._set(command=None)
+
+    def _healthcheck(self, instruction: Instruction) -> None:
+        self._set(healthcheck=healthcheck_of(instruction))
+
+    def _expose(self, instruction: Instruction) -> None:
+        self._set(exposed=(*self.state.config.exposed, *self._expansion.words(instruction.text)))
+
+    def _volume(self, instruction: Instruction) -> None:
+        words = instruction.words if instruction.words is not None else self._expansion.words(instruction.text)
+        self._set(volumes=(*self.state.config.volumes, *words))
+
+    def _stopsignal(self, instruction: Instruction) -> None:
+        self._set(stop_signal=self._expansion.text(instruction.text))
+
+    def _onbuild(self, _instruction: Instruction) -> None:
+        raise ValueError(
+            "ONBUILD is not supported: write what it triggers into the Dockerfiles that begin with this one"
+        )
+
+    def _run(self, instruction: Instruction) -> None:
+        for name, value in instruction.flags:
+            self._check_run_flag(name, value)
+        config, text = self.state.config, instruction.text
+        # the build's own variables, which ENV goes before
+        env = {**self.state.arguments, **config.env}
+        stdin = ""
+        if instruction.words is not None:
+            argv: Sequence[str] = instruction.words
+        elif instruction.heredocs and is_only_heredoc(text):
+            body = instruction.heredocs[0].text
+            argv, stdin = (*config.shell, body), ""
+            if body.startswith("#!"):
+                argv, stdin = (*body.partition("\n")[0][2:].split(), "/dev/stdin"), body
+        else:
+            bodies = "".join(f"\n{each.text}{each.name}" for each in instruction.heredocs)
+            argv = (*config.shell, text + bodies + ("\n" if bodies else ""))
+        if not argv:
+            raise ValueError("it names no program")
+        self._add(instruction, RunProgram(tuple(argv), env, config.user, config.workdir or "/", stdin))
+
+    def _check_run_flag(self, name: str, value: str) -> None:
+        if name == "mount":
+            kind = dict(part.partition("=")[::2] for part in value.split(",")).get("type", "bind")
+            if kind not in _PASSED_OVER:
+                raise ValueError(f"--mount=type={kind} is not supported; of mounts, cache and tmpfs are passed over")
+            self._note(f"RUN --mount=type={kind} is passed over")
+        elif name != "network" or value == "host":
+            raise ValueError(f"--{name}={value} is not supported")
+
+    def _copy(self, instruction: Instruction, *, unpack: bool = False) -> None:
+        for name, _ in instruction.flags:
+            if name not in {"from", "chown", "chmod", "link"} or (unpack and name == "from"):
+                raise ValueError(f"--{name} is not supported")
+        words = self._copied_words(instruction)
+        *sources, target = words
+        if not sources:
+            raise ValueError(f"it is {instruction.name} SOURCE… TARGET")
+        other = instruction.flag("from")
+        found: list[Source] = []
+        for source in sources:
+            if other is not None:
+                found.append(self._in_stage(instruction, other, source))
+            else:
+                found += self._in_context(instruction, source)
+        into = target.endswith(("/", "/.", "/..")) or target in (".", "..") or target == ""
+        if len(found) > 1 and not into:
+            raise ValueError(f"several sources go into a folder: write {target}/")
+        chown = expanded(instruction, self._expansion, instruction.flag("chown") or "")
+        if chown:
+            self._note(ONE_USER)
+        work = CopyFiles(tuple(found), self._path(target), into, chown, self._mode(instruction), unpack)
+        self._add(instruction, work)
+
+    def _copied_words(self, instruction: Instruction) -> list[str]:
+        if instruction.words is not None:
+            return [self._expansion.text(word) for word in instruction.words]
+        return self._expansion.words(without_heredocs(instruction.text))
+
+    def _mode(self, instruction: Instruction) -> int | None:
+        text = expanded(instruction, self._expansion, instruction.flag("chmod") or "")
+        if text and not re.fullmatch(r"[0-7]{3,4}", text):
+            raise ValueError(f"--chmod={text} is not supported: name the mode by its digits, such as 755")
+        return int(text, 8) if text else None
+
+    def _in_stage(self, instruction: Instruction, name: str, path: str) -> FromStage:
+        stage = self._file.stage(name)
+        absolute = posixpath.normpath(posixpath.join("/", path)) + ("/" if path.endswith("/") else "")
+        if stage is not None:
+            return FromStage(absolute, stage.number, self._done[stage.number].key)
+        image = self._base_image(expanded(instruction, self._expansion, name), instruction)
+        return FromStage(absolute, image, image.key)
+
+    def _in_context(self, instruction: Instruction, source: str) -> list[Source]:
+        if source.startswith("<<"):
+            text = next(each for each in instruction.heredocs if each.name == source[2:])
+            return [FromText(text.name, self._expansion.inner(text.text) if text.expands else text.text)]
+        if _URL.match(source):
+            raise ValueError(
+                f"{instruction.name} from a URL is not supported: put the file into the context, or fetch it by RUN in "
+                "a build with --network"
+            )
+        names = self._context.named(source)
+        if not names:
+            raise ValueError(f"{source} is not in the context {self._context.folder}, or .dockerignore leaves it out")
+        result: list[Source] = []
+        for name in names:
+            files = tuple(self._context.tree(name))
+            result.append(FromContext(name, files, digest_of(files)))
+        return result
+
+
+def _command(instruction: Instruction) -> str | list[str]:
+    return list(instruction.words) if instruction.words is not None else instruction.text
+
+
+def check_values(file: StagedFile, values: Mapping[str, str], name: str) -> None:
+    """Raise ImageError for a build argument that the Dockerfile does not declare."""
+    for unknown in sorted(set(values) - file.declared()):
+        known = ", ".join(sorted(file.declared()))
+        raise ImageError(f"image {name} declares no build argument {unknown}" + (f"; it has {known}" if known else ""))

@@ -1,0 +1,117 @@
+"""Steps of a build: what each makes in a stage's files, and the name that its layer has by its content."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from workers.sandboxes.images.content_store import digest
+from workers.sandboxes.images.dockerfile.context import ContextFile
+from workers.sandboxes.images.dockerfile.instructions import Instruction
+from workers.sandboxes.images.layered_image import Image
+
+# the version of how layers are made here; another number rebuilds all
+_FORMAT = 1
+_LABEL_CHARS = 60
+
+
+@dataclass(frozen=True, slots=True)
+class FromContext:
+    """A source of COPY in the build context; `digest` is that of its files."""
+
+    name: str
+    files: tuple[ContextFile, ...]
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class FromText:
+    """A source of COPY that is a heredoc."""
+
+    name: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class FromStage:
+    """A source of COPY in an earlier stage, by its number, or in another image."""
+
+    path: str
+    stage: int | Image
+    key: str
+
+
+Source: TypeAlias = FromContext | FromText | FromStage
+
+
+@dataclass(frozen=True, slots=True)
+class RunProgram:
+    """A program to run: complete environment, user as written, absolute working directory."""
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    user: str
+    workdir: str
+    stdin: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CopyFiles:
+    """Files to copy to an absolute path; `into` says that it is a folder they go into, `unpack` that tars are."""
+
+    sources: tuple[Source, ...]
+    target: str
+    into: bool
+    chown: str = ""
+    mode: int | None = None
+    unpack: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class MakeFolder:
+    """A working directory that is to be there, and to belong to a user."""
+
+    path: str
+    user: str
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The part of a build that one instruction asks for; `key` names its layer by all that goes into it.
+
+    So do the layers below it.
+    """
+
+    instruction: Instruction
+    work: RunProgram | CopyFiles | MakeFolder
+    key: str = field(compare=False)
+
+    @property
+    def label(self) -> str:
+        """Its instruction on one short line."""
+        text = " ".join(self.instruction.text.split())
+        short = text if len(text) <= _LABEL_CHARS else text[: _LABEL_CHARS - 1] + "…"
+        return f"{self.instruction.name} {short}"
+
+
+def step_of(instruction: Instruction, work: RunProgram | CopyFiles | MakeFolder, below: str, owner: int) -> Step:
+    """Return a step on layers that `below` names, in images that belong to a user of the node."""
+    return Step(instruction, work, digest("dockerfile layer", _FORMAT, below, owner, _content_of(work)))
+
+
+def _content_of(work: RunProgram | CopyFiles | MakeFolder) -> list[object]:
+    if isinstance(work, RunProgram):
+        return ["run", work.argv, dict(work.env), work.user, work.workdir, work.stdin]
+    if isinstance(work, MakeFolder):
+        return ["folder", work.path, work.user]
+    sources = [_source_content(source) for source in work.sources]
+    return ["copy", sources, work.target, work.into, work.chown, work.mode, work.unpack]
+
+
+def _source_content(source: Source) -> list[object]:
+    if isinstance(source, FromContext):
+        return ["context", source.name.rpartition("/")[2], source.digest]
+    if isinstance(source, FromText):
+        return ["text", source.name, source.text]
+    return ["stage", source.path, source.key]

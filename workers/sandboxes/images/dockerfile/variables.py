@@ -1,0 +1,141 @@
+"""Words and variables of an instruction's arguments: quotes, escapes, `$NAME` and `${NAME:-default}`, as BuildKit's."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+_NAME = re.compile(r"[A-Za-z_]\w*|[0-9@*#?$!-]")
+_OPERATORS = (":-", ":+", ":?", "-", "+", "?")
+
+
+@dataclass(frozen=True, slots=True)
+class Expansion:
+    """Replaces variables by their values, empty for those that are not set. ValueError for what is no word."""
+
+    values: Mapping[str, str]
+    escape: str = "\\"
+
+    def text(self, written: str) -> str:
+        """Return a text without its quotes and escapes, its variables replaced; spaces stay."""
+        return _Reader(written, self).take(split=False)[0]
+
+    def words(self, written: str) -> list[str]:
+        """Return the words of a text, each as `text` has it."""
+        return _Reader(written, self).take(split=True)
+
+    def pairs(self, written: str) -> list[tuple[str, str]]:
+        """Return `NAME=VALUE` words as pairs. ValueError for a word without `=`."""
+        result = []
+        for word in raw_words(written, self.escape):
+            name, equals, value = word.partition("=")
+            if not equals or not name:
+                raise ValueError(f"{word!r} is not NAME=VALUE")
+            result.append((self.text(name), self.text(value)))
+        return result
+
+    def inner(self, written: str) -> str:
+        """Return a text in which variables are replaced and all else stays, as in a heredoc."""
+        return _Reader(written, self).take(split=False, quotes=False)[0]
+
+
+def raw_words(written: str, escape: str = "\\") -> list[str]:
+    """Return words with their quotes, escapes and variables as written. ValueError for a quote that does not end."""
+    words, word, quote, at, depth = [], "", "", 0, 0
+    while at < len(written):
+        letter = written[at]
+        if letter == escape and quote != "'" and at + 1 < len(written):
+            word += written[at : at + 2]
+            at += 2
+            continue
+        if quote:
+            quote = "" if letter == quote else quote
+        elif letter in "\"'":
+            quote = letter
+        elif written.startswith("${", at) or (depth and letter == "}"):
+            depth += 1 if letter == "$" else -1
+        elif letter.isspace() and not depth:
+            words += [word] if word else []
+            word, at = "", at + 1
+            continue
+        word += letter
+        at += 1
+    if quote:
+        raise ValueError(f"a quote {quote} does not end")
+    return [*words, word] if word else words
+
+
+class _Reader:
+    """One pass over a text."""
+
+    def __init__(self, written: str, expansion: Expansion) -> None:
+        self._written, self._at = written, 0
+        self._expansion = expansion
+
+    def take(self, *, split: bool, quotes: bool = True) -> list[str]:
+        words: list[str] = []
+        word, begun, quote = "", False, ""
+        while self._at < len(self._written):
+            letter = self._written[self._at]
+            if letter == "$" and quote != "'":
+                word, begun = word + self._variable(), True
+            elif letter == self._expansion.escape and quote != "'" and self._at + 1 < len(self._written):
+                word, begun = word + self._escaped(quote if quotes else '"'), True
+            elif quotes and quote and letter == quote:
+                quote, self._at = "", self._at + 1
+            elif quotes and not quote and letter in "\"'":
+                quote, begun, self._at = letter, True, self._at + 1
+            elif split and not quote and letter.isspace():
+                words += [word] if begun else []
+                word, begun, self._at = "", False, self._at + 1
+            else:
+                word, begun, self._at = word + letter, True, self._at + 1
+        if quote:
+            raise ValueError(f"a quote {quote} does not end")
+        return [*words, word] if begun or not split else words
+
+    def _escaped(self, quote: str) -> str:
+        letter = self._written[self._at + 1]
+        self._at += 2
+        # within double quotes it escapes only what would mean something there
+        return letter if not quote or letter in f'"${self._expansion.escape}' else self._expansion.escape + letter
+
+    def _variable(self) -> str:
+        self._at += 1
+        if self._written[self._at : self._at + 1] == "{":
+            return self._braced()
+        match = _NAME.match(self._written, self._at)
+        if match is None:
+            return "$"
+        self._at = match.end()
+        return self._expansion.values.get(match[0], "")
+
+    def _braced(self) -> str:
+        end = self._closing()
+        inside, self._at = self._written[self._at + 1 : end], end + 1
+        match = _NAME.match(inside)
+        if match is None:
+            raise ValueError(f"${{{inside}}} names no variable")
+        value, rest = self._expansion.values.get(match[0]), inside[match.end() :]
+        if not rest:
+            return value or ""
+        operator = next((each for each in _OPERATORS if rest.startswith(each)), None)
+        if operator is None:
+            raise ValueError(f"${{{inside}}}: of the forms with braces there are :- :+ :? - + and ?")
+        is_set = bool(value) if operator.startswith(":") else value is not None
+        other = Expansion(self._expansion.values, self._expansion.escape).text(rest[len(operator) :])
+        if operator.endswith("?") and not is_set:
+            raise ValueError(f"{match[0]}: {other or 'not set'}")
+        if operator.endswith("+"):
+            return other if is_set else ""
+        return (value or "") if is_set else other
+
+    def _closing(self) -> int:
+        """Return where the brace that opens here closes."""
+        depth = 0
+        for at in range(self._at, len(self._written)):
+            depth += {"{": 1, "}": -1}.get(self._written[at], 0)
+            if depth == 0:
+                return at
+        raise ValueError("a brace { does not close")

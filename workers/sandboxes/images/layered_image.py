@@ -1,0 +1,93 @@
+"""An image as sandboxes use it: a root file system, layers over it, folders of the host bound over both."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from workers.sandboxes.images.content_store import digest
+from workers.sandboxes.images.dockerfile.image_config import ImageConfig
+from workers.sandboxes.images.fingerprints import fingerprint
+from workers.sandboxes.images.image_cache import LAYERS, images
+
+_KNOWN_S = 30.0
+"""Seconds for which a folder outside of the cache counts as unchanged: to look at all of its files takes long."""
+
+_known: dict[Path, tuple[float, str]] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """A root file system, layers over it, and the folders of the host bound over them, read-only.
+
+    `binds` are pairs of source and target, `layers` folders, the uppermost first.
+    """
+
+    folder: Path
+    binds: tuple[tuple[str, str], ...] = ()
+    system: bool = False
+    """True if its /usr is the host's, and with it the host's Python and libraries."""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Variables set for its programs: `ENV` of a Dockerfile, `%environment` of a definition; PATH among them."""
+    layers: tuple[Path, ...] = ()
+    config: ImageConfig = field(default_factory=ImageConfig)
+    """More that its Dockerfile says of its programs, if it was built of one here."""
+    entry: Path | None = None
+    """Its own folder in the cache, if its files are those of others there."""
+
+    @property
+    def lower(self) -> tuple[str, ...]:
+        """All its folders, the uppermost first."""
+        return tuple(map(str, (*self.layers, self.folder)))
+
+    @property
+    def roots(self) -> tuple[Path, ...]:
+        """The folders to hold while it is used, for all of it to stay in the cache."""
+        return tuple(dict.fromkeys(root for root in (self.entry, self.folder) if root is not None))
+
+    @property
+    def key(self) -> str:
+        """The name of its content. OSError for a folder that cannot be read. Blocks."""
+        if self.entry is not None:
+            return self.entry.parent.name
+        if self.folder.parent.parent == images():
+            return self.folder.parent.name
+        now = time.monotonic()
+        known_at, key = _known.get(self.folder, (-_KNOWN_S, ""))
+        if now - known_at >= _KNOWN_S:
+            key = digest("folder", fingerprint(self.folder))
+            _known[self.folder] = (now, key)
+        return key
+
+
+def write_layers(image: Image, folder: Path) -> None:
+    """Write an image that consists of other folders to its own in the cache."""
+    fields = {
+        "folder": str(image.folder),
+        "binds": image.binds,
+        "system": image.system,
+        "variables": dict(image.variables),
+        "layers": [str(layer) for layer in image.layers],
+        "config": asdict(image.config),
+    }
+    (folder / LAYERS).write_text(json.dumps(fields))
+
+
+def read_layers(entry: Path) -> Image | None:
+    """Return the image that consists of other folders, from its own `KEY/root`; None if it does not."""
+    try:
+        fields = json.loads((entry.parent / LAYERS).read_text())
+    except FileNotFoundError:
+        return None
+    return Image(
+        Path(fields["folder"]),
+        tuple((source, target) for source, target in fields["binds"]),
+        fields["system"],
+        fields["variables"],
+        tuple(map(Path, fields["layers"])),
+        ImageConfig.of(fields["config"]),
+        entry,
+    )

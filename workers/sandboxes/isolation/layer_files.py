@@ -1,0 +1,266 @@
+# ruff: noqa: PTH101, PTH102, PTH115, PTH211
+"""A writable layer as a tar stream and back, with what an overlay understands: deleted files, opaque folders; standard
+library only.
+
+Done by a child of the fork server as the sandbox user, root of a user namespace of its own: the policy may have left
+files that not even their owner can read. Whoever made the stream, nothing is unpacked outside of the folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import stat
+import tarfile
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+MAX_FILES = 500_000
+_CHUNK = 1 << 20
+_OF_OVERLAY = "user.overlay."
+_KEPT_OF_OVERLAY = ("user.overlay.opaque", "user.overlay.whiteout", "user.overlay.whiteouts")
+"""The others are of the layers below where they were made."""
+_HEADER = "SCHILY.xattr."
+_LIBRARY = re.compile(r"python3\.\d+")
+"""The folder of a Python's standard library."""
+
+
+class LayerRefused(Exception):
+    """In words: it is too large, or no such layer."""
+
+
+def pack(pipe: int, max_bytes: int) -> None:
+    """Write the working directory as a tar stream. Raises LayerRefused if its files have more than `max_bytes`."""
+    n_bytes = 0
+    for n_files, path in enumerate(_paths(), start=1):
+        status = os.lstat(path)
+        n_bytes += status.st_size if stat.S_ISREG(status.st_mode) else 0
+        if n_bytes > max_bytes or n_files > MAX_FILES:
+            raise LayerRefused(f"its files have more than {max_bytes} bytes, or are more than {MAX_FILES}")
+    seen: dict[tuple[int, int], str] = {}
+    with os.fdopen(pipe, "wb") as stream, tarfile.open(fileobj=stream, mode="w|", format=tarfile.PAX_FORMAT) as archive:
+        for path in _paths():
+            _pack_one(archive, path, seen)
+
+
+def _paths() -> Iterator[str]:
+    """Yield the paths below the working directory, a folder before what is in it."""
+    waiting = [""]
+    while waiting:
+        prefix = waiting.pop()
+        for entry in sorted(os.scandir(prefix or "."), key=lambda entry: entry.name):
+            path = prefix + entry.name
+            yield path
+            if entry.is_dir(follow_symlinks=False):
+                waiting.append(path + "/")
+
+
+def _pack_one(archive: tarfile.TarFile, path: str, seen: dict[tuple[int, int], str]) -> None:
+    status = os.lstat(path)
+    info = tarfile.TarInfo(path)
+    info.mode, info.mtime = stat.S_IMODE(status.st_mode), int(status.st_mtime)
+    kind = stat.S_IFMT(status.st_mode)
+    if kind in (stat.S_IFREG, stat.S_IFDIR):
+        info.pax_headers = dict(_attributes(path))
+    if kind == stat.S_IFREG:
+        inode = status.st_dev, status.st_ino
+        if inode in seen:
+            info.type, info.linkname = tarfile.LNKTYPE, seen[inode]
+            archive.addfile(info)
+            return
+        seen[inode] = path
+        info.size = status.st_size
+        with open(path, "rb", 0) as file:  # noqa: PTH123
+            archive.addfile(info, file)
+        return
+    if kind == stat.S_IFDIR:
+        info.type = tarfile.DIRTYPE
+    elif kind == stat.S_IFLNK:
+        info.type, info.linkname = tarfile.SYMTYPE, os.readlink(path)
+    elif kind == stat.S_IFIFO:
+        info.type = tarfile.FIFOTYPE
+    elif kind == stat.S_IFCHR and status.st_rdev == 0:
+        info.type = tarfile.CHRTYPE
+    else:
+        return
+    archive.addfile(info)
+
+
+def _attributes(path: str) -> Iterator[tuple[str, str]]:
+    for name in os.listxattr(path, follow_symlinks=False):
+        if name.startswith("user.") and (name in _KEPT_OF_OVERLAY or not name.startswith(_OF_OVERLAY)):
+            yield _HEADER + name, os.fsdecode(os.getxattr(path, name, follow_symlinks=False))
+
+
+def unpack(pipe: int, max_bytes: int) -> None:
+    """Make files in the working directory, which is empty, from a tar stream. Raises LayerRefused, OSError."""
+    folders = {""}
+    n_bytes = 0
+    with os.fdopen(pipe, "rb") as stream:
+        with tarfile.open(fileobj=stream, mode="r|") as archive:
+            for member in archive:
+                folder, _, name = member.name.rpartition("/")
+                if folder not in folders or name in ("", ".", ".."):
+                    raise LayerRefused(f"it has no place for {member.name!r:.200}")
+                n_bytes += member.size
+                if n_bytes > max_bytes:
+                    raise LayerRefused(f"its files have more than {max_bytes} bytes")
+                _make(archive, member, folders)
+        while stream.read(_CHUNK):
+            pass
+
+
+def _make(archive: tarfile.TarFile, member: tarfile.TarInfo, folders: set[str]) -> None:
+    path = member.name
+    if member.isdir():
+        os.mkdir(path, 0o700)
+        folders.add(path)
+    elif member.isreg():
+        source = archive.extractfile(member)
+        assert source
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "wb") as file:  # noqa: PTH123
+            while chunk := source.read(_CHUNK):
+                file.write(chunk)
+    elif member.issym():
+        os.symlink(member.linkname, path)
+        return
+    elif member.islnk() and member.linkname.rpartition("/")[0] in folders:
+        os.link(member.linkname, path, follow_symlinks=False)
+        return
+    elif member.isfifo():
+        os.mkfifo(path, 0o600)
+    elif member.ischr() and (member.devmajor, member.devminor) == (0, 0):
+        os.mknod(path, stat.S_IFCHR | 0o600, 0)
+        return
+    else:
+        raise LayerRefused(f"{path!r:.200} is nothing that a layer has")
+    for name, value in member.pax_headers.items():
+        attribute = name.removeprefix(_HEADER)
+        if name.startswith(f"{_HEADER}user."):
+            os.setxattr(path, attribute, os.fsencode(value), follow_symlinks=False)
+    os.chmod(path, member.mode & 0o7777, follow_symlinks=True)
+    if not member.isdir():
+        os.utime(path, (member.mtime, member.mtime))
+
+
+def restore(pipe: int, _max_bytes: int) -> None:
+    """Remove from the working directory what a rule in JSON names, so that the folders below show in its place.
+
+    The rule has the fields of `RestoredFiles`, `lower`, the folders below, and `bin_folders`, where programs are. A
+    folder of programs that was replaced, or whose contents were, is the one below again.
+    """
+    with os.fdopen(pipe, "rb") as stream:
+        rule = json.loads(stream.read())
+    for path in (*rule["trees"], *rule["files"]):
+        _remove_below(path.strip("/"))
+    for folder in rule["bin_folders"]:
+        _uncover(folder.strip("/"), rule["lower"])
+    programs = {name for name in rule["programs"] if _is_below(rule, rule["bin_folders"], name)}
+    for folder in rule["bin_folders"]:
+        for name in _names(folder.strip("/")):
+            # python3.11 is python
+            if name in programs or name.rstrip("0123456789.") in programs:
+                _remove(f"{folder.strip('/')}/{name}")
+    names, libraries, modules = (frozenset(rule[name]) for name in ("names", "libraries", "modules"))
+    for path in list(_paths()):
+        parts = path.split("/")
+        if (
+            parts[-1] in names
+            or (parts[-1] in libraries and any(each.startswith("lib") for each in parts[:-1]))
+            or ((own := _own_to_interpreter(parts, modules)) and _any_has(rule["lower"], own))
+            or (parts[-1].endswith(".pth") and _runs_code(path))
+        ):
+            _remove(path)
+
+
+def _own_to_interpreter(parts: list[str], modules: frozenset[str]) -> str:
+    """Return the folder or module of an interpreter that a path belongs to: its standard library, or one of `modules`."""
+    for at, name in enumerate(parts[:-1]):
+        following = parts[at + 1]
+        if name in ("site-packages", "dist-packages"):
+            if following in modules or following.removesuffix(".py") in modules:
+                return "/".join(parts[: at + 2])
+            return ""
+        # a file in it, not a package that was installed below it
+        if _LIBRARY.fullmatch(name) and following not in ("site-packages", "dist-packages"):
+            return "/".join(parts[: at + 1])
+    return ""
+
+
+def _runs_code(path: str) -> bool:
+    """Return whether a .pth has lines that an interpreter executes when it starts."""
+    try:
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW), "rb") as file:  # noqa: PTH123
+            return any(line.startswith((b"import ", b"import\t")) for line in file.read(_CHUNK).splitlines())
+    except OSError:
+        return True
+
+
+def _uncover(folder: str, lower: list[str]) -> None:
+    """Let a folder, and those above it, be what they are below, with all that is in them there."""
+    parts = folder.split("/")
+    for path in ("/".join(parts[:n]) for n in range(1, len(parts) + 1)):
+        if not os.path.lexists(path):
+            return
+        below = next((f"{each}/{path}" for each in lower if os.path.lexists(f"{each}/{path}")), "")
+        if below and (os.path.islink(below) or os.path.islink(path) or not os.path.isdir(path)):  # noqa: PTH112, PTH114
+            _remove(path)
+            return
+        if below:
+            for name in ("user.overlay.opaque", "trusted.overlay.opaque"):
+                with contextlib.suppress(OSError):
+                    os.removexattr(path, name, follow_symlinks=False)
+
+
+def _is_below(rule: dict[str, list[str]], folders: list[str], name: str) -> bool:
+    """Return whether the image has a program, under its plain name or with a version."""
+    for folder in folders:
+        for each in rule["lower"]:
+            place = f"{each}/{folder.strip('/')}"
+            if os.path.lexists(f"{place}/{name}"):
+                return True
+    return False
+
+
+def _any_has(lower: list[str], path: str) -> bool:
+    return any(os.path.lexists(f"{each}/{path}") for each in lower)
+
+
+def _names(folder: str) -> list[str]:
+    # a link would lead to the host's
+    if os.path.islink(folder) or not os.path.isdir(folder):  # noqa: PTH112, PTH114
+        return []
+    return os.listdir(folder)  # noqa: PTH208
+
+
+def _remove_below(path: str) -> None:
+    """Remove a path if no folder above it is a link."""
+    parts = path.split("/")
+    if not any(os.path.islink("/".join(parts[:n])) for n in range(1, len(parts))):  # noqa: PTH114
+        _remove(path)
+
+
+def _remove(path: str) -> None:
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        if stat.S_ISDIR(os.lstat(path).st_mode):
+            _make_removable(path)
+            shutil.rmtree(path)
+        else:
+            os.unlink(path)  # noqa: PTH108
+
+
+def _make_removable(top: str) -> None:
+    os.chmod(top, 0o700)
+    for folder, folders, _ in os.walk(top):
+        for name in folders:
+            path = f"{folder}/{name}"
+            if not os.path.islink(path):  # noqa: PTH114
+                os.chmod(path, 0o700)
+
+
+ACTIONS: dict[str, Callable[[int, int], None]] = {"pack": pack, "unpack": unpack, "restore": restore}

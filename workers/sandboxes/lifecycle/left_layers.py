@@ -1,0 +1,161 @@
+"""Layers that a policy left in its sandbox: kept on the node until they are scored, and packed, so that any node can
+have them later.
+
+A packed one is a zstandard frame of the tar stream of `workers/sandboxes/isolation/layer_files.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import zstandard
+
+from farm.errors import SandboxError
+from workers.sandboxes.lifecycle import layers
+from workers.sandboxes.processes.fork_client import fork_client
+from workers.sandboxes.remove_tree import remove
+from workers.sandboxes.sandbox_user import sandbox_user
+
+PACK_S = 600.0
+"""Seconds for packing one, and for unpacking one."""
+_UNPACKED = 16
+"""So many times the bytes that a packed layer may have, an unpacked one may have."""
+_LEVEL = 3
+_CHUNK = 1 << 20
+
+
+def files_of(name: str) -> Path:
+    return layers.folder_of_layers() / name / "files"
+
+
+def packed(name: str, max_bytes: int) -> tuple[bytes, int] | None:
+    """Return a layer of this node packed, and the bytes of the stream; None if that would be beyond `max_bytes`.
+
+    Blocks. Raises SandboxError if it cannot be read.
+    """
+    ours, theirs = socket.socketpair()
+    sink = _Sink(max_bytes, ours)
+    with _job("pack", files_of(name), theirs, max_bytes * _UNPACKED) as refused:
+        sink.run()
+    if sink.n_bytes > max_bytes * _UNPACKED or sink.beyond:
+        return None
+    if reason := refused():
+        if reason.startswith("LayerRefused"):
+            return None
+        raise SandboxError(f"layer {name} cannot be packed: {reason}")
+    return sink.result(), sink.n_bytes
+
+
+class _Sink:
+    """Compresses a stream up to a cap."""
+
+    def __init__(self, max_bytes: int, source: socket.socket) -> None:
+        self._max_bytes = max_bytes
+        self._source = source
+        self._parts: list[bytes] = []
+        self._n_packed = 0
+        self.n_bytes = 0
+        self.beyond = False
+
+    def run(self) -> None:
+        compressor = zstandard.ZstdCompressor(level=_LEVEL).compressobj()
+        with self._source, self._source.makefile("rb", 0) as stream:
+            while not self.beyond and (chunk := stream.read(_CHUNK)):
+                self.n_bytes += len(chunk)
+                self._add(compressor.compress(chunk))
+        self._add(compressor.flush())
+
+    def _add(self, part: bytes) -> None:
+        self._n_packed += len(part)
+        self._parts.append(part)
+        self.beyond = self._n_packed > self._max_bytes
+
+    def result(self) -> bytes:
+        return b"".join(self._parts)
+
+
+def unpack(name: str, data: bytes, max_bytes: int) -> None:
+    """Make a packed layer one of this node, unless it is there. Blocks. Raises SandboxError if it cannot be."""
+    if layers.exists(name):
+        return
+    new = layers.begin()
+    try:
+        ours, theirs = socket.socketpair()
+        with _job("unpack", new / "files", theirs, max_bytes * _UNPACKED) as refused, ours:
+            # the other side says why it reads no further
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError), ours.makefile("wb", 0) as stream:
+                for chunk in zstandard.ZstdDecompressor().read_to_iter(data):
+                    stream.write(chunk)
+            with contextlib.suppress(OSError):
+                ours.shutdown(socket.SHUT_WR)
+        if reason := refused():
+            raise SandboxError(f"layer {name} cannot be unpacked: {reason}")
+    except zstandard.ZstdError as error:
+        remove(new)
+        raise SandboxError(f"layer {name} cannot be unpacked: {error}") from error
+    except BaseException:
+        remove(new)
+        raise
+    layers.publish(new, name)
+
+
+def copy(files: Path, name: str, max_bytes: int) -> None:
+    """Make a layer of this node of files that another sandbox has written, and which stay. Blocks. SandboxError."""
+    new = layers.begin()
+    try:
+        one, other = socket.socketpair()
+        with (
+            _job("pack", files, one, max_bytes) as packing,
+            _job("unpack", new / "files", other, max_bytes) as unpacking,
+        ):
+            pass
+        if reason := packing() or unpacking():
+            raise SandboxError(f"the files of a sandbox cannot be copied: {reason}")
+    except BaseException:
+        remove(new)
+        raise
+    layers.publish(new, name)
+
+
+def restore(name: str, rule: Mapping[str, Sequence[str]]) -> None:
+    """Leave out of a layer what a rule of `layer_files.restore` names. Blocks. Raises SandboxError."""
+    ours, theirs = socket.socketpair()
+    with _job("restore", files_of(name), theirs, 0) as refused, ours:
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            ours.sendall(json.dumps({key: list(value) for key, value in rule.items()}).encode())
+            ours.shutdown(socket.SHUT_WR)
+    if reason := refused():
+        raise SandboxError(f"layer {name} cannot be restored: {reason}")
+
+
+@contextlib.contextmanager
+def _job(action: str, folder: Path, theirs: socket.socket, max_bytes: int) -> Iterator[Callable[[], str]]:
+    """A request to the fork server while the block moves the bytes; yields what then returns why it was refused."""
+    job = {"do": "layer", "action": action, "folder": str(folder), "user": sandbox_user(), "max_bytes": max_bytes}
+    with theirs:
+        answers = fork_client().request(job, [theirs.fileno()])
+    # a child that hangs is killed when nobody listens any more, and the block's stream ends with it
+    timer = threading.Timer(PACK_S, answers.close)
+    timer.start()
+
+    def refused() -> str:
+        try:
+            message, _ = answers.wait(PACK_S) or ({"error": "no answer"}, [])
+        except (OSError, ValueError):
+            return f"it took longer than {PACK_S:g} s"
+        finally:
+            timer.cancel()
+            answers.close()
+        return "" if "done" in message else str(message.get("refused") or message.get("error") or "it was killed")
+
+    try:
+        yield refused
+    except BaseException:
+        timer.cancel()
+        answers.close()
+        raise

@@ -1,0 +1,98 @@
+"""Task archives of this node: unpacked once per digest, and read by all rollouts whose instances name them.
+
+They lie in the node's scratch folder, read-only, `archives/DIGEST/files`, and appear whole or not at all.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from uuid import uuid4
+
+from farm.errors import HandlerError, InvalidRequest
+from farm.settings import settings
+from farm.task_archive import PartStream, unpack
+from workers.sandboxes.images.shared_lock import alone
+from workers.stage_clock import off_clock
+
+IDLE_S = 2 * 86_400.0
+"""Seconds without use after which an archive is removed from a node; one is brought again when it is needed."""
+_FETCH_S = 3600.0
+_FILES, _NEW, _LOCKS = "files", ".new", ".locks"
+
+
+def folder_of_archives() -> Path:
+    return settings().scratch.absolute() / "archives"
+
+
+def archive_folder(digest: str) -> Path:
+    """Return the folder of an unpacked archive, and note that it is used. Raises HandlerError if it is not there."""
+    place = folder_of_archives() / digest
+    try:
+        os.utime(place)
+    except FileNotFoundError:
+        raise HandlerError(f"the task archive {digest} is not on this node yet") from None
+    return place / _FILES
+
+
+def fetch_archive(digest: str, part: Callable[[int], bytes | None]) -> Path:
+    """Bring an archive to this node unless it is there; one process does, and others wait. Returns its folder. Blocks.
+
+    `part` returns the stored bytes by their number. Takes no time of the stage. Raises HandlerError if the store has it
+    no longer, or it is broken.
+    """
+    parent = folder_of_archives()
+    with suppress(HandlerError):
+        return archive_folder(digest)
+    with off_clock(_FETCH_S), alone(parent / _LOCKS / digest):
+        with suppress(HandlerError):
+            return archive_folder(digest)
+        sweep_archives(parent, IDLE_S)
+        _bring(parent, digest, part)
+    return archive_folder(digest)
+
+
+def _bring(parent: Path, digest: str, part: Callable[[int], bytes | None]) -> None:
+    new = parent / f"{_NEW}.{uuid4().hex[:8]}"
+    new.mkdir(mode=0o755)
+    stream = PartStream(part)
+    try:
+        unpack(stream.buffered(), new / _FILES)
+        if stream.digest() != digest:
+            raise HandlerError(f"the task archive {digest} is gone from the store: upload it again", retryable=False)
+        _make_read_only(new / _FILES)
+        new.rename(parent / digest)
+    except InvalidRequest as error:
+        raise HandlerError(f"the task archive {digest} is broken: {error}", retryable=False) from error
+    finally:
+        _remove(new)
+
+
+def _make_read_only(top: Path) -> None:
+    for folder, _, files in os.walk(top, topdown=False):
+        for name in files:
+            path = Path(folder, name)
+            if not path.is_symlink():
+                path.chmod(path.stat().st_mode & 0o555)
+        Path(folder).chmod(0o555)
+
+
+def sweep_archives(parent: Path, idle_s: float) -> None:
+    """Remove the archives that were not used for so long, and what a killed process left of one. Blocks."""
+    for place in list(parent.iterdir()):
+        with suppress(FileNotFoundError):
+            if place.name != _LOCKS and time.time() - place.stat().st_mtime > idle_s:
+                gone = place.with_name(f"{_NEW}.{uuid4().hex[:8]}")
+                place.rename(gone)
+                _remove(gone)
+
+
+def _remove(place: Path) -> None:
+    for folder, _, _ in os.walk(place):
+        with suppress(OSError):
+            Path(folder).chmod(0o700)
+    shutil.rmtree(place, ignore_errors=True)

@@ -1,0 +1,72 @@
+"""The steps of a task that has several in one conversation: asked of its handler between them, and recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from farm.errors import HandlerError
+from farm.records.rollout import STEP_ENDS
+from farm.records.trajectory import Message
+from workers import plugin_values
+from workers.handler_options import ContinuesConversation
+from workers.interfaces import AgentResult, FreshSandbox, Sandbox
+from workers.plugin_faults import described, is_cancellation
+from workers.stage_clock import deadline, off_clock
+from workers.stage_job import Problem
+
+
+class TaskSteps:
+    """The steps of one rollout. `records` are its handler's, of the steps that ended before the last one."""
+
+    def __init__(
+        self, problem: Problem, handler: ContinuesConversation, sandbox: Sandbox | None, fresh: FreshSandbox
+    ) -> None:
+        self._problem = problem
+        self._handler = handler
+        self._sandbox = sandbox
+        self._fresh = fresh
+        self._n_asked = 0
+        self._ended = False
+        self.records: list[dict[str, Any]] = []
+
+    async def next_messages(self, n_done: int, answer: str | None) -> Sequence[Message]:
+        """Return the next step's messages, none after the last; none of the policy's time. Raises HandlerError."""
+        job = self._problem.job
+        what = f"{job.rollout_id}: the handler's next_messages()"
+        limit_s = job.limits.eval_s
+        try:
+            with off_clock(limit_s):
+                async with deadline(limit_s):
+                    turn = await self._handler.next_messages(
+                        self._problem.instance, self._sandbox, n_done, answer, tuple(self.records), self._fresh
+                    )
+        except TimeoutError as error:
+            raise HandlerError(f"{what} took longer than {limit_s:g} s") from error
+        except Exception as error:
+            if is_cancellation(error) or isinstance(error, HandlerError):
+                raise
+            raise HandlerError(f"{what}: {described(error)}") from error
+        turn = plugin_values.next_turn(turn, what)
+        self._n_asked = n_done
+        self._ended = not turn.messages
+        if turn.record:
+            self.records.append(turn.record)
+        return turn.messages
+
+    async def finish(self, result: AgentResult, agent_name: str) -> None:
+        """Check that the agent has played all steps. Raises HandlerError, not retryable, if it cannot go on."""
+        if result.outcome not in STEP_ENDS or self._ended:
+            return
+        if await self.next_messages(self._n_asked + 1, result.answer):
+            raise HandlerError(
+                f"{self._problem.job.rollout_id}: the task has several steps, and agent {agent_name} plays only one: "
+                "choose another agent, such as react",
+                retryable=False,
+            )
+
+
+def steps_of(problem: Problem, sandbox: Sandbox | None, fresh: FreshSandbox) -> TaskSteps | None:
+    """Return the steps of a task whose handler has them."""
+    handler = problem.handler
+    return TaskSteps(problem, handler, sandbox, fresh) if isinstance(handler, ContinuesConversation) else None
