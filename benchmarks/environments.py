@@ -1,6 +1,6 @@
 """Cost of environments with steps: a start, a rollout and a step, beside the package's own loop in one process.
 
-reasoning-gym and an environment that only counts are played by the farm's servers in sandboxes, with the connections
+reasoning-gym and the guessing game of `examples` are played by the farm's servers in sandboxes, with the connections
 that a worker has and no LLM. Beside them: the same calls of the same class in one process, without server and sandbox.
 A cold start installs nothing: packages are installed before.
 """
@@ -14,10 +14,11 @@ import sys
 import time
 from collections.abc import Sequence
 
+from examples.environment.guessing_game import GuessingGame
 from farm.records.request import SandboxSpec
 from testkit.place import conditions, scratch
 from testkit.report import Report, options
-from workers.environments.environment import Action, Begin, Episode, Step
+from workers.environments.environment import Action, Episode
 from workers.environments.environment_program import EnvironmentProgram, environment_program
 from workers.environments.environment_servers import EnvironmentServers
 from workers.interfaces import SandboxProvider
@@ -44,23 +45,6 @@ print(imported, (time.perf_counter() - started) / {n})
 """
 
 
-class Counting:
-    """Counts its steps, and does nothing else."""
-
-    def __init__(self, ask: object) -> None:
-        self._n = 0
-
-    def reset(self, episode: Episode) -> Begin:
-        return Begin([{"role": "user", "content": "Go on."}])
-
-    def step(self, action: Action) -> Step:
-        self._n += 1
-        return Step([{"role": "user", "content": str(self._n)}], 0.1)
-
-    def close(self) -> float | None:
-        return None
-
-
 def main() -> None:
     result = options(__doc__)
     with scratch():
@@ -71,9 +55,9 @@ def main() -> None:
 
 async def _measure(report: Report, asked: argparse.Namespace) -> None:
     provider = provider_of(best_sandbox())
-    counting = EnvironmentProgram.of("counting", Counting)
+    game = EnvironmentProgram.of("guessing_game", GuessingGame)
     n = 20 if asked.quick else 100
-    await _one(report, provider, counting, "", n, N_STEPS)
+    await _one(report, provider, game, "", n, N_STEPS)
     await _one(report, provider, environment_program("reasoning_gym"), "chain_sum", n, 1)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 ChatMessage: TypeAlias = Mapping[str, Any]
 """A chat message as the OpenAI API writes it: `role` and `content`, a text; `tool_call_id` if the role is `tool`."""
@@ -85,8 +85,6 @@ class Environment(Protocol):
     * `image`, `network`, `memory_mb`, `env`: of its sandbox; memory is of one rollout;
     * `shared`: False if what the policy sends is run as a program, so that each rollout gets a sandbox of its own.
     """
-
-    packages: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, ask: AskModel) -> None: ...
 

@@ -79,9 +79,25 @@ class EnvironmentServers:
         self, program: EnvironmentProgram, provider: SandboxProvider, packages: Sequence[str] = ()
     ) -> EpisodeConnection:
         """Return a new episode of an environment. Raises SandboxError, or HandlerError if its server does not start."""
-        if not program.shared:
-            server = await self._wait(asyncio.ensure_future(_start(program, provider, packages)), alone=True)
-            return await self._connection(program, server, partial(self._stop, server))
+        try:
+            if not program.shared:
+                server = await self._wait(asyncio.ensure_future(_start(program, provider, packages)), alone=True)
+                try:
+                    return await self._connection(program, server, partial(self._stop, server))
+                except OSError:
+                    self._stop(server)
+                    raise
+            try:
+                return await self._shared(program, provider, packages)
+            except OSError:
+                # it has just died, and was not yet known to
+                return await self._shared(program, provider, packages)
+        except OSError as error:
+            raise HandlerError(f"environment {program.name}: its server is gone: {described(error)}") from error
+
+    async def _shared(
+        self, program: EnvironmentProgram, provider: SandboxProvider, packages: Sequence[str]
+    ) -> EpisodeConnection:
         key = (provider.kind, program, tuple(sorted(packages)))
         starting = self._servers.get(key)
         if starting is None or (starting.done() and not (_is_started(starting) and starting.result().alive)):
@@ -89,7 +105,11 @@ class EnvironmentServers:
         server = await self._wait(starting)
         if server.idle is not None:
             server.idle.cancel()
-        return await self._connection(program, server, partial(self._release, key, server))
+        try:
+            return await self._connection(program, server, partial(self._release, key, server))
+        except OSError:
+            self._drop(key, server)
+            raise
 
     async def aclose(self) -> None:
         """Stop all servers."""
@@ -117,11 +137,7 @@ class EnvironmentServers:
     async def _connection(
         self, program: EnvironmentProgram, server: EnvironmentServer, released: Callable[[], None]
     ) -> EpisodeConnection:
-        try:
-            reader, writer = await _connected(server.sandbox.socket_folder)
-        except OSError as error:
-            released()
-            raise HandlerError(f"environment {program.name}: its server is gone: {described(error)}") from error
+        reader, writer = await _connected(server.sandbox.socket_folder)
         connection = EpisodeConnection(program.name, reader, writer)
 
         def dropped() -> None:

@@ -82,7 +82,7 @@ def test_an_environment_that_does_not_start_says_why_and_the_next_rollout_tries_
 def test_a_server_that_was_killed_is_replaced(loop: asyncio.Runner) -> None:
     """`kill -9 -1` in the sandbox: what an environment that runs away may do."""
     with pytest.raises(HandlerError):
-        loop.run(EnvironmentPlay("unruly", *[answering("a")] * 3, kwargs={"fault": "step:kill_all", "n": 9}).score())
+        loop.run(EnvironmentPlay("unruly", answering("a"), kwargs={"fault": "step:kill_all"}).score())
     assert loop.run(EnvironmentPlay("unruly", answering("win")).score()) == 1.0
 
 
@@ -114,7 +114,7 @@ def test_another_agent_cannot_score(loop: asyncio.Runner) -> None:
 
 def test_an_environment_that_runs_what_the_policy_writes_has_a_sandbox_for_each_rollout(loop: asyncio.Runner) -> None:
     with pytest.raises(HandlerError):
-        loop.run(EnvironmentPlay("lonely", *[answering("a")] * 3, kwargs={"fault": "step:kill_all", "n": 9}).score())
+        loop.run(EnvironmentPlay("lonely", answering("a"), kwargs={"fault": "step:kill_all"}).score())
     assert loop.run(EnvironmentPlay("lonely", answering("win")).score()) == 1.0
 
 

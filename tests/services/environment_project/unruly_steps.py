@@ -88,7 +88,7 @@ FAULTS: dict[str, Any] = {
     "exit": lambda self: sys.exit(0),
     "_exit": lambda self: os._exit(3),
     "kill": lambda self: os.kill(os.getpid(), signal.SIGKILL),
-    "kill_all": lambda self: os.kill(-1, signal.SIGKILL),
+    "kill_all": lambda self: (os.kill(-1, signal.SIGKILL), time.sleep(600)),
     "segfault": lambda self: os.kill(os.getpid(), signal.SIGSEGV),
     "hang": lambda self: time.sleep(600),
     "memory": lambda self: bytearray(1 << 30),

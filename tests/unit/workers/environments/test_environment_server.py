@@ -32,7 +32,7 @@ class Talking:
 
     def step(self, action: Action) -> Step:
         said = "".join(self._ask("user", [{"role": "user", "content": action.text}]) for _ in range(2))
-        return Step([{"role": "user", "content": said}], 1, info={"set": {1}, 2: "two"})
+        return Step([{"role": "user", "content": said}], 1, info={"set": {1}, 2: "two"})  # type: ignore[dict-item]
 
     def close(self) -> float | None:
         return -0.5
