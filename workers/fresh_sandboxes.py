@@ -14,11 +14,11 @@ from farm.records.request import SandboxSpec
 from farm.records.rollout import Stage
 from workers.handler_options import RestoredFiles, RestoresFiles, keeps_layer
 from workers.interfaces import FreshSandbox, Sandbox, Submission
-from workers.left_layer import LayerStore, NoLayerStore, NothingLeft, copied_layer, open_layer
 from workers.node_shortage import NodeHealth
 from workers.plugin_faults import call_plugin, described, is_cancellation
 from workers.stage_boundary import boundary
 from workers.stage_job import Problem, SandboxSource, StageJob, sandbox_source
+from workers.stage_parts.left_layer import LayerStore, NoLayerStore, NothingLeft, copied_layer, open_layer
 
 log = logging.getLogger(__name__)
 

@@ -35,7 +35,6 @@ from workers.interfaces import (
     Submission,
     Tool,
 )
-from workers.left_layer import LayerStore, NoLayerStore, NothingLeft, keep_layer
 from workers.node_shortage import NodeHealth, healthy_node
 from workers.plugin_faults import call_plugin, described, is_cancellation
 from workers.redaction import Redactor
@@ -55,7 +54,8 @@ from workers.stage_job import (
     resolve_problem,
     sandbox_source,
 )
-from workers.task_steps import steps_of
+from workers.stage_parts.left_layer import LayerStore, NoLayerStore, NothingLeft, keep_layer
+from workers.stage_parts.task_steps import steps_of
 
 log = logging.getLogger(__name__)
 
