@@ -68,7 +68,9 @@ def show(rollout_id: str, atif: bool, url: str | None) -> None:
 
             calls = farm.calls(rollout_id)
             if not calls:
-                raise InvalidRequest(f"{rollout_id} has no model calls, and an ATIF document needs a step", field="--atif")
+                raise InvalidRequest(
+                    f"{rollout_id} has no model calls, and an ATIF document needs a step", field="--atif"
+                )
             click.echo(atif_trajectory(rollout, calls, farm.rewards(rollout_id)).to_json())
             return
         console.print(

@@ -40,7 +40,7 @@ def _refusals(task: TaskFolder, request: Mapping[str, Any]) -> list[str]:
     if request.get("network", "refuse") == "refuse" and instance.network_phases:
         phases = ", ".join(instance.network_phases)
         reasons.append(
-            f'it asks for the network ({phases}): --set network=allow permits it, --set network=off plays it without'
+            f"it asks for the network ({phases}): --set network=allow permits it, --set network=off plays it without"
         )
     secrets = request.get("secrets") or {}
     tables = [instance.env, instance.task.environment.env, instance.task.verifier.env]

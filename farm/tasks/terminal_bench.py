@@ -42,7 +42,9 @@ def convert(source: Path, target: Path) -> None:
         task = TerminalBenchTask.model_validate(read_yaml(source / "task.yaml"))
     except ValidationError as error:
         first = error.errors()[0]
-        raise InvalidRequest(first["msg"], field=f"{source / 'task.yaml'}: {'.'.join(map(str, first['loc']))}") from None
+        raise InvalidRequest(
+            first["msg"], field=f"{source / 'task.yaml'}: {'.'.join(map(str, first['loc']))}"
+        ) from None
     if task.parser_name != "pytest":
         raise InvalidRequest(f"its results are read by {task.parser_name!r}, not pytest", field=str(source))
     if not (source / "run-tests.sh").is_file():

@@ -21,16 +21,24 @@ _TOOLS = (
 _NOTHING = "#!/bin/bash\nexit 0\n"
 _PASSWD = "root:x:0:0:root:/root:/bin/bash\nagent:x:1500:1500::/home/agent:/bin/bash\n"
 _LIBRARY = f"python{sys.version_info.major}.{sys.version_info.minor}"
-_LEFT_OUT = ("site-packages", "dist-packages", "test", "tests", "__pycache__", "idlelib", "ensurepip", "config-*", "tkinter")
+_LEFT_OUT = (
+    "site-packages",
+    "dist-packages",
+    "test",
+    "tests",
+    "__pycache__",
+    "idlelib",
+    "ensurepip",
+    "config-*",
+    "tkinter",
+)
 
 
 def task_base(folder: Path) -> Path:
     """Fill a folder with a root file system that sample tasks can be played and scored in."""
     root = root_folder(folder, [each for each in _TOOLS if shutil.which(each)])
     library = Path(sysconfig.get_path("stdlib"))
-    shutil.copytree(
-        library, root / "usr/lib" / _LIBRARY, symlinks=True, ignore=shutil.ignore_patterns(*_LEFT_OUT)
-    )
+    shutil.copytree(library, root / "usr/lib" / _LIBRARY, symlinks=True, ignore=shutil.ignore_patterns(*_LEFT_OUT))
     shutil.copy(Path(sys.base_prefix) / "bin" / _LIBRARY, root / "usr/bin" / _LIBRARY)
     (root / "usr/bin/python3").symlink_to(_LIBRARY)
     for shared in Path(sys.base_prefix, "lib").glob("libpython3.*.so*"):

@@ -24,7 +24,6 @@ from farm.tasks.harbor_needs import needs_of
 from workers import stages
 from workers.cli.solution_policy import SolutionPolicy
 from workers.interfaces import Artefact
-from workers.plugin_faults import described
 from workers.stage_job import StageJob, resolve
 from workers.task_archives import archive_folder, fetch_archive
 

@@ -109,7 +109,10 @@ def copy(files: Path, name: str, max_bytes: int) -> None:
     new = layers.begin()
     try:
         one, other = socket.socketpair()
-        with _job("pack", files, one, max_bytes) as packing, _job("unpack", new / "files", other, max_bytes) as unpacking:
+        with (
+            _job("pack", files, one, max_bytes) as packing,
+            _job("unpack", new / "files", other, max_bytes) as unpacking,
+        ):
             pass
         if reason := packing() or unpacking():
             raise SandboxError(f"the files of a sandbox cannot be copied: {reason}")
@@ -122,10 +125,14 @@ def copy(files: Path, name: str, max_bytes: int) -> None:
 def restore(name: str, rule: Mapping[str, Sequence[str]]) -> None:
     """Leave out of a layer what a rule of `layer_files.restore` names. Blocks. Raises SandboxError."""
     ours, theirs = socket.socketpair()
-    with _job("restore", files_of(name), theirs, 0) as refused, ours:
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            ours.sendall(json.dumps({key: list(value) for key, value in rule.items()}).encode())
-            ours.shutdown(socket.SHUT_WR)
+    data = json.dumps({key: list(value) for key, value in rule.items()}).encode()
+    with (
+        _job("restore", files_of(name), theirs, 0) as refused,
+        ours,
+        contextlib.suppress(BrokenPipeError, ConnectionResetError),
+    ):
+        ours.sendall(data)
+        ours.shutdown(socket.SHUT_WR)
     if reason := refused():
         raise SandboxError(f"layer {name} cannot be restored: {reason}")
 

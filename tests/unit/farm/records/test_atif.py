@@ -111,7 +111,10 @@ def test_results_without_a_call_and_rewritten_answers_have_a_place() -> None:
     messages = [
         {"role": "tool", "tool_call_id": "old", "content": "early"},
         {"role": "assistant", "content": "summary"},
-        {"role": "user", "content": [{"type": "text", "text": "see"}, {"type": "image_url", "image_url": {"url": "x"}}]},
+        {
+            "role": "user",
+            "content": [{"type": "text", "text": "see"}, {"type": "image_url", "image_url": {"url": "x"}}],
+        },
     ]
     steps = atif_trajectory(_rollout(), [_call(0, messages, {"content": "ok"})]).steps
     assert [(step.source, step.is_copied_context) for step in steps] == [

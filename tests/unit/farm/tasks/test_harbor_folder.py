@@ -82,7 +82,7 @@ def test_recipes_of_the_cookbook_are_read_and_what_they_need_is_named(recipe: st
         ('[[environment.mcp_servers]]\nname = "m"\nurl = "http://m"', "MCP server m"),
         ('[[verifier.collect]]\ncommand = "x"\nservice = "db"', "db"),
         ('[[verifier.collect]]\ncommand = "x"\nuser = "postgres"', "a collect hook as user postgres"),
-        ('[verifier.environment]\ngpus = 1', "1 GPUs"),
+        ("[verifier.environment]\ngpus = 1", "1 GPUs"),
     ],
 )
 def test_what_no_sandbox_has_is_named(task: Callable[..., Path], table: str, asked: str) -> None:
@@ -144,7 +144,8 @@ def test_a_folder_without_tasks_says_so(tmp_path: Path) -> None:
 
 
 _TERMINAL_BENCH = {
-    "task.yaml": "instruction: |-\n  Say hello.\ndifficulty: easy\nparser_name: pytest\nmax_agent_timeout_sec: 120\ntags: [x]\n",
+    "task.yaml": "instruction: |-\n  Say hello.\ndifficulty: easy\nparser_name: pytest\ntags: [x]\n"
+    "max_agent_timeout_sec: 120\n",
     "Dockerfile": "FROM debian:bookworm-slim\nCOPY data.txt /app/\nCOPY solution.sh /x\n",
     "docker-compose.yaml": "services:\n  client:\n    build: {dockerfile: Dockerfile}\n    image: x\n"
     "    command: [sh, -c, sleep infinity]\n    environment:\n      - TEST_DIR=${T_BENCH_TEST_DIR}\n      - A=b c\n"
@@ -171,8 +172,16 @@ def test_a_task_of_terminal_bench_1_becomes_harbor_s(tmp_path: Path) -> None:
         assert (instance.name, instance.instructions) == ("terminal-bench/hello", ("Say hello.",))
         assert (instance.task.agent.timeout_sec, instance.task.verifier.timeout_sec) == (120.0, 60.0)
         assert instance.task.environment.env == {"TEST_DIR": "/tests", "A": "b c"}
-        assert sorted(each.name for each in (path / "environment").iterdir()) == ["Dockerfile", "data.txt", "solution.sh"]
-        assert sorted(each.name for each in (path / "tests").iterdir()) == ["run-tests.sh", "test.sh", "test_outputs.py"]
+        assert sorted(each.name for each in (path / "environment").iterdir()) == [
+            "Dockerfile",
+            "data.txt",
+            "solution.sh",
+        ]
+        assert sorted(each.name for each in (path / "tests").iterdir()) == [
+            "run-tests.sh",
+            "test.sh",
+            "test_outputs.py",
+        ]
         assert (path / "solution" / "solve.sh").read_text() == "echo hello > /app/out\n"
         assert list(unsupported(needs_of(instance))) == []
 
