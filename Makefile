@@ -18,7 +18,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 COMPILED := pycosat
 
 .DEFAULT_GOAL := help
-.PHONY: help runtime venv home apptainer rabbitmq demo train test soak test-vllm test-trainers check docs lock clean
+.PHONY: help runtime venv home apptainer rabbitmq demo train test soak test-vllm test-trainers test-environments check docs lock clean
 
 # What a lock pins, wheels alone, with a line for every ten packages; by uv where that is, which is much faster.
 # Hashes are checked either way. uv reads no configuration of pip's, so where it finds no packages pip has its turn.
@@ -114,15 +114,22 @@ SOAK_MINUTES ?= 10
 soak: venv apptainer rabbitmq  ## the long forms of tests, each for about SOAK_MINUTES=10; ARGS="..." goes to pytest
 	@FARM_SOAK_MINUTES=$(SOAK_MINUTES) $(BIN)/python -m pytest -n 0 -m soak --timeout 0 $(ARGS)
 
-# One server for all its tests, so no workers; FARM_VLLM_PYTHON is what lets pytest see them at all.
+# One server for all its tests, so no workers; FARM_VLLM_PYTHON is what lets pytest see them at all. TRL trains on it, too,
+# where `make test-trainers` has installed it. A busy machine takes its time: an hour a test.
+TRAINERS_PYTHON := $(FARM_HOME)/trainers/.venv/bin/python
 test-vllm: venv home  ## the engine contract and more on a real vLLM on the CPU (3.4 GB once); ARGS="..." goes to pytest
 	@bash examples/training/environment.sh '$(FARM_HOME)/vllm'
-	@FARM_VLLM_PYTHON='$(FARM_HOME)/vllm/.venv/bin/python' $(BIN)/python -m pytest -n 0 --timeout 900 tests/vllm $(ARGS)
+	@FARM_VLLM_PYTHON='$(FARM_HOME)/vllm/.venv/bin/python' FARM_TRAINERS_PYTHON='$(wildcard $(TRAINERS_PYTHON))' \
+	  $(BIN)/python -m pytest -n 0 --timeout 3600 tests/vllm $(ARGS)
 
 # Their packages clash with ours and each other's pins; FARM_TRAINERS_PYTHON is what lets pytest see the tests at all.
 test-trainers: venv home  ## the trainer adapters on the trainers' own packages, on the CPU (2 GB once); ARGS="..." goes to pytest
 	@bash tests/trainers/environment.sh '$(FARM_HOME)/trainers'
-	@FARM_TRAINERS_PYTHON='$(FARM_HOME)/trainers/.venv/bin/python' $(BIN)/python -m pytest -n 0 --timeout 900 tests/trainers $(ARGS)
+	@FARM_TRAINERS_PYTHON='$(TRAINERS_PYTHON)' $(BIN)/python -m pytest -n 0 --timeout 900 tests/trainers $(ARGS)
+
+# Each package in an environment of its own, in the cache of $(FARM_HOME); FARM_TEST_ENVIRONMENTS lets pytest see the tests.
+test-environments: venv apptainer  ## the adapters of environments on the packages themselves (1 GB once); ARGS="..." goes to pytest
+	@FARM_TEST_ENVIRONMENTS=1 $(BIN)/python -m pytest -n 0 --timeout 3600 tests/environments $(ARGS)
 
 check: venv docs  ## formatting, lint, types, import contracts, links of the documentation
 	$(BIN)/ruff format --check .

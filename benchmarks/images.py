@@ -28,6 +28,7 @@ from workers.sandboxes.remove_tree import remove
 
 NAME = "bench/system:1"
 N_AT_ONCE = 8
+"""Builds at a time, of different contexts and of one."""
 DOCKERFILE = """\
 FROM bench/system:1 AS build
 ARG VERSION=2
@@ -139,19 +140,20 @@ def buildah_missing() -> str:
 
 def measure(report: Report, place: Path, own: Build, peer: Buildah | None, n: int) -> None:
     """Measure each case on both builders, in turn."""
-    cases = {"cold": [], "one line changed": [], "cached": []}  # type: dict[str, list[float]]
-    peers = {name: list[float]() for name in cases}
+    names = ("cold", "one line changed", "cached")
+    ours = {name: list[float]() for name in names}
+    peers = {name: list[float]() for name in names}
     for number in range(n):
-        folder = write_context(place / f"context-{number}", "one")
-        for times, build in ((cases, own), *([(peers, peer.build)] if peer else [])):
+        folder = place / f"context-{number}"
+        for times, build in ((ours, own), *([(peers, peer.build)] if peer else [])):
             write_context(folder, "one")
             times["cold"].append(seconds(build, [folder]))
             write_context(folder, "two")
             times["one line changed"].append(seconds(build, [folder]))
             times["cached"].append(seconds(build, [folder]))
-    for name, times in cases.items():
+    for name in names:
         against = {"buildah_ms": 1000 * sorted(peers[name])[n // 2]} if peer else {}
-        report.times(f"build, {name}", times, **against)
+        report.times(f"build, {name}", ours[name], **against)
     at_once(report, place, own, peer)
     report.times("sandbox ready on it", asyncio.run(starts(place / "context-0", n)))
 

@@ -1,7 +1,8 @@
 """Ids of batches, groups, rollouts and sandboxes: all are built here, and all that come from outside are parsed here.
 
 Each begins with the one above it: `batch`, `batch.group`, `batch.group.sample`; a sandbox's is its rollout's with the
-attempt, and `.eval` or `.prepare` if it is not the one that is played in.
+attempt, and `.eval` or `.prepare` if it is not the one that is played in. A sandbox that serves many rollouts is named
+after the process that keeps it.
 """
 
 from __future__ import annotations
@@ -9,12 +10,13 @@ from __future__ import annotations
 import re
 import secrets
 from dataclasses import dataclass
+from typing import Literal
 
 from farm.errors import NotFound
 
 _ID = re.compile(r"([A-Za-z0-9_-]{1,64})(?:\.([0-9]{1,9})(?:\.([0-9]{1,9}))?)?", re.ASCII)
 
-_BUILD = re.compile(r"build-([0-9]+)-([0-9]+)-[0-9a-f]{8}", re.ASCII)
+_OWNED = re.compile(r"(?:build|shared)-([0-9]{1,9})-([0-9]{1,18})-[0-9a-f]{8}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,14 +81,17 @@ def prepare_sandbox_id(sandbox_id: str) -> str:
     return f"{sandbox_id}.prepare"
 
 
-def build_sandbox_id(pid: int, started: int) -> str:
-    """Return the id of a new sandbox that an image is built in, by a process of this node."""
-    return f"build-{pid}-{started}-{secrets.token_hex(4)}"
+def owned_sandbox_id(purpose: Literal["build", "shared"], pid: int, started: int) -> str:
+    """Return the id of a new sandbox that a process of a node keeps: to build an image in, or for many rollouts.
+
+    It is needed while that process lives, which started at `started`, in clock ticks.
+    """
+    return f"{purpose}-{pid}-{started}-{secrets.token_hex(4)}"
 
 
-def builder_of(sandbox_id: str) -> tuple[int, int] | None:
-    """Return the process that builds in a sandbox, by pid and start; None if none of its kind has this id."""
-    match = _BUILD.fullmatch(sandbox_id)
+def owner_of_sandbox(sandbox_id: str) -> tuple[int, int] | None:
+    """Return the pid and the start of the process that keeps a sandbox; None of those that belong to rollouts."""
+    match = _OWNED.fullmatch(sandbox_id)
     return (int(match[1]), int(match[2])) if match else None
 
 

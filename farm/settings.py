@@ -144,6 +144,9 @@ class Settings(BaseSettings):
     build_files: dict[str, str] = Field(default_factory=dict)
     """Files or folders of the node that builds see, read-only, as JSON from their path inside: `{"/etc/pip.conf":
     "/srv/mirrors/pip.conf"}`."""
+    swe_images: dict[str, str] = Field(default_factory=dict)
+    """JSON: for each data set of SWE rows the template of its images' names on this node, such as
+    `{"swe-bench": "/images/{id_1776}.sif"}`; data sets without one take what their rows name."""
     started_at: float | None = None
     """The time at which this farm started, in seconds since 1970; the node supervisor sets it for its workers."""
 

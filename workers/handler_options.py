@@ -18,7 +18,7 @@ from workers.interfaces import FreshSandbox, Handler, Sandbox, Score, Submission
 
 @dataclass(frozen=True, slots=True)
 class TaskContext:
-    """What a handler may know of one rollout beyond its instance."""
+    """A rollout as its handler may know it, beyond its instance."""
 
     archive: Path | None = None
     """The instance's task archive, unpacked in a folder of this node that all rollouts share: not to be written to."""

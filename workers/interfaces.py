@@ -23,6 +23,7 @@ from farm.records.rollout import Outcome
 from farm.records.submission import Submission as Submission
 from farm.records.trajectory import Completion as Completion
 from farm.records.trajectory import Message, ModelCall
+from workers.roles import ChatModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,6 +298,14 @@ class AgentContext:
     next_messages: NextMessages | None = None
     """To be asked whenever the policy has answered or submitted: what it returns goes on in the same conversation, and
     the play ends when that is nothing. None if the task has one step."""
+    instance: Any = None
+    """The instance that is played, for agents that are made for one kind of problem."""
+    provider: Callable[[], SandboxProvider] | None = None
+    """The batch's kind of sandbox, for agents that need one beside the rollout's. Raises NotFound if none can run."""
+    rewards: list[float] | None = None
+    """Rewards of an environment's steps: set by an agent that plays one, as they come, and kept however it ends."""
+    models: Mapping[str, ChatModel] = field(default_factory=dict)
+    """The LLMs of the batch's roles, by role."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,7 +363,7 @@ class Evaluator(Protocol):
 class Handler(Protocol):
     """Everything particular to one kind of problem. `instance` is always an instance of `instance_type`.
 
-    What a handler may have besides is in `workers/handler_options.py`.
+    What a handler may have besides is in `workers/handler_options.py`, and in `workers/roles.py` for LLMs of roles.
     """
 
     data_source: ClassVar[str]

@@ -65,6 +65,15 @@ def submission(found: Any, what: str) -> Submission:
     return Submission.model_construct(answer=found.answer, files=dict(found.files), tree=dict(found.tree))
 
 
+def rewards(found: Any, what: str) -> tuple[float, ...] | None:
+    """The rewards of an environment's steps, as an agent kept them: finite numbers, or None."""
+    if found is None:
+        return None
+    if not isinstance(found, list) or not all(map(_is_number, found)):
+        raise AgentError(f"{what}: its rewards must be a list of finite numbers")
+    return tuple(map(float, found))
+
+
 def messages(found: Any, what: str) -> list[Message]:
     """The conversation that a handler begins with: a list of objects of JSON."""
     if not isinstance(found, list | tuple) or not all(isinstance(each, dict) for each in found):
@@ -123,6 +132,8 @@ def record(call: ModelCall, rollout_id: str) -> None:
     for field in ("finish_reason", "engine", "policy_version", "begins"):
         if not isinstance(getattr(call, field), str):
             raise EngineError(f"{what}: {field} is {_kind(getattr(call, field))}, not a text")
+    if call.reward is not None and not _is_number(call.reward):
+        raise AgentError(f"{rollout_id}: reward of a model call is {_shown(call.reward)}, not a finite number")
     for field in ("n_prompt_tokens", "n_response_tokens", "n_cached_tokens", "n_invalid", "mismatch"):
         number = getattr(call, field)
         if number is not None and (type(number) is not int or not 0 <= number < _MAX_TOKENS):

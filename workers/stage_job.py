@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 from pydantic import BaseModel, ValidationError
 
 from farm.errors import AgentError, FarmError, HandlerError
 from farm.ids import sandbox_id
-from farm.records.request import Limits, SamplingParams, SandboxSpec
+from farm.records.request import Limits, RoleEngine, SamplingParams, SandboxSpec, roles_missing
 from farm.records.rollout import Stage
 from farm.records.task_needs import NetworkRule, TaskNeeds, unsupported
 from workers import plugin_values, registry
 from workers.handler_options import BoundHandler, HasNeeds, HasTaskTimes, TaskContext, keeps_layer
-from workers.interfaces import Agent, Handler, SandboxProvider
+from workers.interfaces import Agent, Evaluator, Handler, SandboxProvider
 from workers.plugin_faults import call_plugin
 from workers.policy.generation import EngineAddress
 from workers.policy.policy import PromptRules
+from workers.roles import ChatModel, RoleHandler
 from workers.sandboxes.images.content_store import digest
 from workers.task_archives import archive_folder
 
@@ -50,6 +51,8 @@ class StageJob:
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
     archive: str = ""
     """The digest of the instance's task archive; empty if it has none."""
+    roles: Mapping[str, RoleEngine] = field(default_factory=dict)
+    """The LLMs of roles besides the policy."""
 
     @property
     def sandbox_id(self) -> str:
@@ -77,6 +80,16 @@ class Problem:
         what = "the handler's sandbox()"
         spec = call_plugin(self.job.rollout_id, what, HandlerError, lambda: self.handler.sandbox(self.instance))
         return plugin_values.spec(spec, f"{self.job.rollout_id}: {what}", HandlerError)
+
+    def evaluator(self, models: Mapping[str, ChatModel]) -> Evaluator:
+        """Return what scores it, with the LLMs of roles if it takes them."""
+        what = "the handler's evaluator()"
+        return call_plugin(self.job.rollout_id, what, HandlerError, lambda: self._evaluator(models))
+
+    def _evaluator(self, models: Mapping[str, ChatModel]) -> Evaluator:
+        if not hasattr(self.handler, "roles"):
+            return self.handler.evaluator(self.instance)
+        return cast(RoleHandler, self.handler).evaluator(self.instance, models)
 
     def shared(self) -> str:
         """Return a name for what is prepared once for all samples; empty if each is prepared by itself.
@@ -121,12 +134,19 @@ def _problem(job: StageJob) -> Problem:
     # the client of this batch may not have had the handler
     if isinstance(handler, HasNeeds) and (reasons := unsupported(handler.needs(instance), None, job.network)):
         raise HandlerError(f"{job.rollout_id}: it asks for {'; '.join(reasons)}", retryable=False)
+    if missing := [role for role in needed_roles(handler, instance) if role not in job.roles]:
+        raise HandlerError(f"{job.rollout_id}: {roles_missing(job.data_source, missing)}", retryable=False)
     if isinstance(handler, HasTaskTimes):
         job = replace(job, limits=job.limits.with_task_times(handler.task_times(instance)))
     if isinstance(handler, BoundHandler):
         folder = archive_folder(job.archive) if job.archive else None
         handler = handler.for_task(TaskContext(folder, job.archive, job.secrets, job.limits))
     return Problem(job, handler, instance)
+
+
+def needed_roles(handler: Handler, instance: BaseModel) -> Collection[str]:
+    """Return the roles besides the policy that an instance needs an LLM for."""
+    return list(cast(RoleHandler, handler).roles(instance)) if hasattr(handler, "roles") else ()
 
 
 def resolve(job: StageJob) -> ResolvedJob:

@@ -1,20 +1,18 @@
 """The three stages as async functions of plain values: no Celery, no SQL, so that one can be called in a REPL.
 
-`boundary` is the one place that turns whatever goes wrong into an error of the tree in `farm/errors.py`, by the rule of
-`workers/plugin_faults.py`; what a plug-in returns is checked by `workers/plugin_values.py` before it leaves a stage.
+What a plug-in returns is checked by `workers/plugin_values.py` before it leaves a stage.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 
-from farm.errors import AgentError, EngineError, EvaluatorError, HandlerError, RolloutError, SandboxError
-from farm.ids import eval_sandbox_id
+from farm.errors import AgentError, EngineError, EvaluatorError, HandlerError, SandboxError
 from farm.records.request import SamplingParams, SandboxSpec
 from farm.records.rollout import Outcome, Stage
 from farm.records.submission import EarlyScore
@@ -22,28 +20,32 @@ from farm.records.trajectory import Message
 from farm.seeds import rollout_seed
 from workers import plugin_values, registry
 from workers.collecting import Collect, collected
-from workers.handler_options import RestoredFiles, RestoresFiles, RunningEvaluator, keeps_layer, scores_running
+from workers.fresh_sandboxes import fresh_sandboxes, opened, restored_files, stop_sandbox
+from workers.handler_options import RunningEvaluator, keeps_layer, scores_running
 from workers.interfaces import (
     AgentContext,
     AgentResult,
     Evaluator,
-    FreshSandbox,
     Keep,
     Policy,
     Record,
     Sandbox,
+    SandboxProvider,
     Score,
     Submission,
     Tool,
 )
-from workers.left_layer import LayerStore, NoLayerStore, NothingLeft, copied_layer, keep_layer, open_layer
+from workers.left_layer import LayerStore, NoLayerStore, NothingLeft, keep_layer
 from workers.node_shortage import NodeHealth, healthy_node
-from workers.plugin_faults import call_plugin, described, fault_of, is_cancellation
+from workers.plugin_faults import call_plugin, described, is_cancellation
 from workers.redaction import Redactor
+from workers.role_calls import RoleCalls
+from workers.roles import NO_MODELS, ChatModel
 from workers.run_clock import ended, in_time, limit_s
 from workers.sandboxes.diagnosis import broken_from_within
 from workers.sandboxes.optional_protocols import shares_layers
-from workers.stage_clock import deadline, off_clock
+from workers.stage_boundary import boundary
+from workers.stage_clock import off_clock
 from workers.stage_job import (
     Problem,
     ResolvedJob,
@@ -64,28 +66,6 @@ class RunResult:
 
     outcome: Outcome
     submission: Submission
-
-
-@asynccontextmanager
-async def boundary(
-    job: StageJob, what: str, error_type: type[RolloutError], limit_s: float | None = None
-) -> AsyncIterator[None]:
-    """Let only RolloutErrors out, and cancellations from outside: anything else becomes an `error_type` that names the
-    rollout and `what` was done. `limit_s` goes by the clock of the stage.
-    """
-    try:
-        async with deadline(limit_s):
-            yield
-    except TimeoutError as error:
-        limit = f" took longer than {limit_s:g} s" if limit_s is not None else f" timed out: {described(error)}"
-        raise error_type(f"{job.rollout_id}: {what}{limit}") from error
-    except BaseException as error:
-        if is_cancellation(error):
-            raise
-        fault = fault_of(error, job.rollout_id, what, error_type)
-        if fault is error:
-            raise
-        raise fault from error
 
 
 async def init(job: StageJob) -> None:
@@ -119,30 +99,38 @@ async def _prepare(problem: Problem, sandbox: Sandbox) -> None:
 
 
 async def run(
-    job: StageJob, policy: Policy, record: Record, keep: Keep, layer_store: LayerStore | None = None
+    job: StageJob,
+    policy: Policy,
+    record: Record,
+    keep: Keep,
+    layer_store: LayerStore | None = None,
+    models: Mapping[str, ChatModel] = NO_MODELS,
 ) -> RunResult:
-    """Let the agent play, then take from the sandbox what is to be scored. The sandbox is gone afterwards."""
+    """Let the agent play, then take from the sandbox what is to be scored. The sandbox is gone afterwards.
+
+    The calls of the roles' `models` are kept as an artefact.
+    """
     async with AsyncExitStack() as stack:
         async with boundary(job, "joining the sandbox", SandboxError):
             resolved = resolve(job)
             job, source = resolved.problem.job, resolved.source
             sandbox = None if source is None else await source.provider.attach(job.sandbox_id, source.spec)
         if sandbox is not None:
-            stack.push_async_callback(_stop, sandbox)
+            stack.push_async_callback(stop_sandbox, sandbox)
         async with healthy_node(job.rollout_id, "playing", SandboxError) as ground:
             ground.use(sandbox)
             try:
-                played = await _play_in(resolved, sandbox, ground, policy, record, keep)
+                played = await _play_in(resolved, sandbox, ground, policy, record, keep, models)
             except (SandboxError, HandlerError) as error:
                 kernel = "python" in resolved.problem.handler.tools
-                opened = None if source is None else partial(_opened, job, source)
-                if opened is None or not await broken_from_within(sandbox, opened, kernel=kernel):
+                another = None if source is None else partial(opened, job, source)
+                if another is None or not await broken_from_within(sandbox, another, kernel=kernel):
                     raise
                 log.warning("%s: its policy has broken its sandbox: %s", job.rollout_id, error)
                 return RunResult(Outcome.INVALID_ACTION, Submission())
         if source is not None and sandbox is not None and keeps_layer(resolved.problem.handler):
             async with boundary(job, "keeping what the policy left", SandboxError):
-                restored = _restored(resolved.problem)
+                restored = restored_files(resolved.problem)
                 layer = await keep_layer(job, source, sandbox, layer_store or NoLayerStore(), restored)
                 submission = played.submission.model_copy(update={"layer": layer})
                 played = replace(played, submission=submission)
@@ -150,11 +138,17 @@ async def run(
 
 
 async def _play_in(
-    resolved: ResolvedJob, sandbox: Sandbox | None, ground: NodeHealth, policy: Policy, record: Record, keep: Keep
+    resolved: ResolvedJob,
+    sandbox: Sandbox | None,
+    ground: NodeHealth,
+    policy: Policy,
+    record: Record,
+    keep: Keep,
+    models: Mapping[str, ChatModel],
 ) -> RunResult:
     problem, job = resolved.problem, resolved.problem.job
-    redactor = Redactor(job.secrets.values())
-    steps = steps_of(problem, sandbox, _fresh(problem, ground, Submission(), playing=sandbox))
+    redactor, calls = Redactor(job.secrets.values()), RoleCalls()
+    steps = steps_of(problem, sandbox, fresh_sandboxes(problem, ground, Submission(), playing=sandbox))
     async with AsyncExitStack() as stack:
         async with boundary(job, f"agent {resolved.agent_name}", AgentError):
             context = AgentContext(
@@ -168,18 +162,31 @@ async def _play_in(
                 keep=redactor.keep(keep),
                 sandbox=sandbox,
                 next_messages=steps.next_messages if steps is not None else None,
+                instance=problem.instance,
+                provider=partial(_provider, job),
+                models=calls.of(models),
             )
             stack.push_async_callback(_close, context.tools)
             result = await _play(resolved, context)
             if steps is not None:
                 await steps.finish(result, resolved.agent_name)
+            if calls.lines:
+                await context.keep(0, calls.artefact())
         submission = redactor.submission(await _collect(resolved, sandbox, result.answer))
+        rewards = plugin_values.rewards(context.rewards, f"{job.rollout_id}: agent {resolved.agent_name}")
+        submission = submission.model_copy(update={"rewards": rewards})
         if steps is not None:
             submission = submission.model_copy(update={"steps": redactor.json(steps.records)})
         if sandbox is not None and scores_running(problem.handler):
-            early = await _score_running(problem, sandbox, submission)
+            early = await _score_running(problem, sandbox, submission, models)
             submission = submission.model_copy(update={"early_score": early})
     return RunResult(result.outcome, submission)
+
+
+def _provider(job: StageJob) -> SandboxProvider:
+    source = sandbox_source(job, SandboxSpec(), Stage.RUN)
+    assert source is not None
+    return source.provider
 
 
 async def _collect(resolved: ResolvedJob, sandbox: Sandbox | None, answer: str | None) -> Submission:
@@ -200,7 +207,7 @@ async def _collect(resolved: ResolvedJob, sandbox: Sandbox | None, answer: str |
 async def _prepared(resolved: ResolvedJob) -> AsyncIterator[Sandbox]:
     """A sandbox as the policy found it."""
     assert resolved.source is not None
-    async with _opened(resolved.problem.job, resolved.source) as sandbox:
+    async with opened(resolved.problem.job, resolved.source) as sandbox:
         await _prepare(resolved.problem, sandbox)
         yield sandbox
 
@@ -235,8 +242,9 @@ async def _play(resolved: ResolvedJob, context: AgentContext) -> AgentResult:
     try:
         if await in_time(play, limit_s, policy):
             return plugin_values.agent_result(play.result(), context.rollout_id)
-        if policy.blocked:
-            raise EngineError(f"{context.rollout_id}: its {limit_s:g} s ended while it waited: {policy.blocked}")
+        reasons = (policy.blocked, *(model.blocked for model in context.models.values()))
+        if blocked := next(filter(None, reasons), ""):
+            raise EngineError(f"{context.rollout_id}: its {limit_s:g} s ended while it waited: {blocked}")
         return AgentResult(Outcome.DEADLINE)
     finally:
         await ended(play, context.rollout_id)
@@ -250,7 +258,9 @@ def _seeded(job: StageJob) -> SamplingParams:
     return job.sampling.model_copy(update={"seed": seed})
 
 
-async def _score_running(problem: Problem, sandbox: Sandbox, submission: Submission) -> EarlyScore:
+async def _score_running(
+    problem: Problem, sandbox: Sandbox, submission: Submission, models: Mapping[str, ChatModel]
+) -> EarlyScore:
     """Score in the sandbox that the policy left; takes none of its time. What breaks is played again."""
     job = problem.job
     within_s = limit_s(Stage.EVAL, job.limits)
@@ -259,24 +269,29 @@ async def _score_running(problem: Problem, sandbox: Sandbox, submission: Submiss
             boundary(job, "scoring in the running sandbox", EvaluatorError, within_s),
             healthy_node(job.rollout_id, "scoring", EvaluatorError) as ground,
         ):
-            evaluator = _evaluator(problem)
+            evaluator = problem.evaluator(models)
             if not isinstance(evaluator, RunningEvaluator):
                 raise EvaluatorError(f"{job.rollout_id}: evaluator {evaluator.name} has no evaluate_running()")
-            fresh = _fresh(problem, ground, submission)
+            fresh = fresh_sandboxes(problem, ground, submission)
             score = await evaluator.evaluate_running(submission, sandbox, fresh, job.limits.eval_s)
             score, name = _checked(score, evaluator, job)
     return EarlyScore(value=score.value, details=score.details, rewards=score.rewards, evaluator=name)
 
 
-async def evaluate(job: StageJob, submission: Submission, layer_store: LayerStore | None = None) -> tuple[Score, str]:
+async def evaluate(
+    job: StageJob,
+    submission: Submission,
+    layer_store: LayerStore | None = None,
+    models: Mapping[str, ChatModel] = NO_MODELS,
+) -> tuple[Score, str]:
     """Score a submission: the score, and the evaluator's name."""
     if (early := submission.early_score) is not None:
         return Score(early.value, early.details, early.rewards), early.evaluator
     async with boundary(job, "scoring", EvaluatorError, limit_s(Stage.EVAL, job.limits)):
         problem = resolve_problem(job)
-        job, evaluator = problem.job, _evaluator(problem)
+        job, evaluator = problem.job, problem.evaluator(models)
         async with healthy_node(job.rollout_id, "scoring", EvaluatorError) as ground:
-            fresh = _fresh(problem, ground, submission, layer_store)
+            fresh = fresh_sandboxes(problem, ground, submission, layer_store)
             try:
                 score = await evaluator.evaluate(submission, fresh, job.limits.eval_s)
             except NothingLeft:
@@ -285,74 +300,10 @@ async def evaluate(job: StageJob, submission: Submission, layer_store: LayerStor
         return _checked(score, evaluator, job)
 
 
-def _evaluator(problem: Problem) -> Evaluator:
-    what = "the handler's evaluator()"
-    return call_plugin(problem.job.rollout_id, what, HandlerError, lambda: problem.handler.evaluator(problem.instance))
-
-
 def _checked(score: Score, evaluator: Evaluator, job: StageJob) -> tuple[Score, str]:
     name = plugin_values.name(evaluator.name, f"{job.rollout_id}: the evaluator's name")
     checked = plugin_values.score(score, f"{job.rollout_id}: evaluator {name}", job.reward)
     return replace(checked, details=Redactor(job.secrets.values()).json(checked.details)), name
-
-
-def _restored(problem: Problem) -> RestoredFiles | None:
-    what, handler = "the handler's restored()", problem.handler
-    if not isinstance(handler, RestoresFiles):
-        return None
-    return call_plugin(problem.job.rollout_id, what, HandlerError, lambda: handler.restored(problem.instance))
-
-
-def _fresh(
-    problem: Problem,
-    ground: NodeHealth,
-    submission: Submission,
-    layer_store: LayerStore | None = None,
-    playing: Sandbox | None = None,
-) -> FreshSandbox:
-    """Opens a sandbox that the policy never touched, or one with the files that it left; one at a time.
-
-    With `playing`, those are the files that this sandbox has now.
-    """
-    job = problem.job
-
-    @asynccontextmanager
-    async def fresh(spec: SandboxSpec | None = None, *, layer: bool = False) -> AsyncIterator[Sandbox]:
-        if layer and not keeps_layer(problem.handler):
-            raise EvaluatorError(
-                f"{job.rollout_id}: handler {job.data_source} keeps no layer: set its attribute keeps_layer = True"
-            )
-        # not before the first is opened: most evaluators need none
-        source = sandbox_source(job, spec if spec is not None else problem.spec(), Stage.EVAL)
-        if source is None:
-            raise EvaluatorError(f"{job.rollout_id}: handler {job.data_source} scores in a sandbox but asks for none")
-        async with AsyncExitStack() as stack:
-            start, left = None, submission.layer
-            if layer and playing is not None:
-                left = await stack.enter_async_context(copied_layer(job, source, playing, _restored(problem)))
-            if layer and left is None:
-                raise NothingLeft
-            if layer and left is not None:
-                start = partial(open_layer, job, source, problem.spec(), left, layer_store or NoLayerStore())
-            sandbox = await stack.enter_async_context(_opened(job, source, start))
-            await stack.enter_async_context(ground.using(sandbox))
-            yield sandbox
-
-    return fresh
-
-
-@asynccontextmanager
-async def _opened(
-    job: StageJob, source: SandboxSource, start: Callable[[str], Awaitable[Sandbox]] | None = None
-) -> AsyncIterator[Sandbox]:
-    """Yield a sandbox of its own beside the one that is played in, started by `start` if that is given."""
-    name = eval_sandbox_id(job.sandbox_id)
-    async with boundary(job, f"starting the sandbox {name}", SandboxError, job.limits.init_s):
-        sandbox = await (start(name) if start is not None else source.provider.start(name, source.spec))
-    try:
-        yield sandbox
-    finally:
-        await _stop(sandbox)
 
 
 async def discard(job: StageJob) -> None:
@@ -363,17 +314,7 @@ async def discard(job: StageJob) -> None:
             sandbox = await source.provider.attach(job.sandbox_id, source.spec)
         except SandboxError:
             return
-        await _stop(sandbox)
-
-
-async def _stop(sandbox: Sandbox) -> None:
-    """Stop a sandbox even while being cancelled; what cannot be stopped is left to the node's sweep."""
-    try:
-        await asyncio.shield(sandbox.stop())
-    except BaseException as error:
-        if is_cancellation(error):
-            raise
-        log.warning("sandbox %s did not stop: %s", sandbox.sandbox_id, described(error))
+        await stop_sandbox(sandbox)
 
 
 async def _close(tools: Mapping[str, Tool]) -> None:

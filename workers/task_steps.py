@@ -17,7 +17,7 @@ from workers.stage_job import Problem
 
 
 class TaskSteps:
-    """Those of one rollout. `records` are what its handler keeps of the steps that ended before the last one."""
+    """The steps of one rollout. `records` are its handler's, of the steps that ended before the last one."""
 
     def __init__(
         self, problem: Problem, handler: ContinuesConversation, sandbox: Sandbox | None, fresh: FreshSandbox

@@ -32,7 +32,8 @@ def upgrade() -> None:
 
 def downgrade() -> None:
     for table in (
-        *("epochs", "archive_parts", "archives", "collected_steps", "leaders", "nodes", "engine_users", "engines"),
+        *("epochs", "archive_parts", "archives", "collected_steps", "leaders", "nodes"),
+        *("named_weights", "engine_users", "engines"),
         *("rewards", "segments", "artefacts", "model_calls", "attempts"),
         *("rollouts", "deliveries", "instances", "batches"),
     ):
@@ -192,6 +193,7 @@ def _played() -> None:
         _count("n_invalid"),
         _text("begins", sa.Text()),
         sa.Column("mismatch", sa.Integer(), nullable=True),
+        sa.Column("reward", sa.Double(), nullable=True),
         sa.PrimaryKeyConstraint("rollout_id", "attempt", "call_index", name=op.f("pk_model_calls")),
         _of_rollout("model_calls"),
     )
@@ -219,6 +221,7 @@ def _played() -> None:
         sa.Column("response_logprobs", sa.LargeBinary(), nullable=False),
         sa.Column("policy_versions", sa.LargeBinary(), nullable=False),
         sa.Column("mismatch", sa.Integer(), nullable=True),
+        sa.Column("turn_rewards", sa.JSON(none_as_null=True), nullable=True),
         sa.PrimaryKeyConstraint("rollout_id", "segment_index", name=op.f("pk_segments")),
         _of_rollout("segments"),
     )
@@ -262,6 +265,14 @@ def _engines() -> None:
         _text("weights_path", sa.String(500)),
         sa.Column("held_at", sa.Double(), nullable=True),
         sa.PrimaryKeyConstraint("url", name=op.f("pk_engines")),
+    )
+    op.create_table(
+        "named_weights",
+        sa.Column("model", sa.String(200), nullable=False),
+        sa.Column("version", sa.String(64), nullable=False),
+        sa.Column("weights_path", sa.String(500), nullable=False),
+        sa.Column("named_at", sa.Double(), nullable=False),
+        sa.PrimaryKeyConstraint("model", name=op.f("pk_named_weights")),
     )
     op.create_table(
         "engine_users",

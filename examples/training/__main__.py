@@ -1,8 +1,8 @@
 """`make train`: a tiny policy learns "follow the files" through a whole farm on this machine.
 
 It clones a policy that is right about once in five, serves it by a real vLLM on the CPU, starts a farm, and runs
-`examples/training/grpo.py` in a process of its own. All of it ends with this process; what it made stays in the folder
-of the run. A trainer that is killed is started again, and goes on from its checkpoint.
+`examples/training/grpo.py`, or TRL (`--trainer trl`), in a process of its own. All of it ends with this process; what
+it made stays in the folder of the run. A trainer that is killed is started again, and goes on from its checkpoint.
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ from pathlib import Path
 from types import FrameType
 
 import farm
+from examples.training import reward_curve
 from examples.training.training_farm import TrainingFarm, cloned_policy, training_farm
 from examples.training.turn_text import CONTEXT_TOKENS
 from examples.training.vllm_server import vllm_server
 from farm.embedded.child_process import ChildProcess
 from farm.settings import Settings, settings
 
+TRAINERS = {"plain": "examples.training.grpo", "trl": "examples.training.grpo_trl"}
 _STOP_S = 10.0
 
 
@@ -47,6 +49,8 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--python", type=Path, required=True, help="the Python that has torch and vLLM")
+    parser.add_argument("--trainer", choices=tuple(TRAINERS), default="plain", help="the loop: the example's, or TRL's")
+    parser.add_argument("--trainer-python", type=Path, help="the Python that has TRL (tests/trainers/environment.sh)")
     parser.add_argument("--run", default=time.strftime("%Y%m%d-%H%M%S"), help="name of the run; a known one goes on")
     parser.add_argument("--steps", type=int, default=15)
     parser.add_argument("--mode", choices=("sync", "off-policy"), default="sync")
@@ -56,7 +60,10 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--kills", type=int, default=0, help="kill -9 the trainer so often, at random moments")
     parser.add_argument("--kill-within-s", type=float, default=60.0, help="each so many seconds after its start")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.trainer == "trl" and (options.trainer_python is None or options.mode != "sync"):
+        parser.error("--trainer trl needs --trainer-python, and is synchronous")
+    return options
 
 
 def run(options: argparse.Namespace) -> None:
@@ -83,7 +90,8 @@ def train(options: argparse.Namespace, folder: Path, policy: Path, here: Trainin
 
     Raises CalledProcessError if it fails.
     """
-    command = [options.python, "-m", "examples.training.grpo", folder, "--farm", here.api_url, "--policy", policy]
+    python, module = options.trainer_python or options.python, TRAINERS[options.trainer]
+    command = [python, "-m", module, folder, "--farm", here.api_url, "--policy", policy]
     for name in ("steps", "mode", "groups", "samples", "sandbox", "seed"):
         command += [f"--{name}", getattr(options, name)]
     words = [str(word) for word in command]
@@ -93,6 +101,9 @@ def train(options: argparse.Namespace, folder: Path, policy: Path, here: Trainin
         kills_left -= within_s is not None
         code = ended(ChildProcess(words, env=here.client_variables), within_s)
         if code == 0:
+            if options.trainer != "plain":
+                # the trainer's Python has nothing to draw with
+                reward_curve.draw(reward_curve.read_table(folder), folder)
             return n_killed
         if code != -signal.SIGKILL:
             raise subprocess.CalledProcessError(code, words)

@@ -41,7 +41,8 @@ def summary(step: int, rollouts: Sequence[Rollout], rows: Arrays, largest_gap: f
 def show(row: Step) -> str:
     """Return a step as a line for the terminal."""
     bar = "█" * round(_BAR * row["reward"])
-    off = f"  {100 * row['off_policy_share']:.0f} % of the tokens off-policy" if row["off_policy_share"] else ""
+    share = row.get("off_policy_share", 0.0)
+    off = f"  {100 * share:.0f} % of the tokens off-policy" if share else ""
     return (
         f"step {row['step']:3.0f}  reward {row['reward']:.3f} {bar:<{_BAR}}  "
         f"play {row['play_s']:.1f} s  train {row['train_s']:.1f} s  push {row['push_s']:.1f} s  "
@@ -51,16 +52,28 @@ def show(row: Step) -> str:
 
 def write(steps: Sequence[Step], folder: Path) -> None:
     """Write `curve.csv` and `curve.png`."""
+    write_table(steps, folder)
+    draw(steps, folder)
+
+
+def write_table(steps: Sequence[Step], folder: Path) -> None:
+    """Write `curve.csv` in one go."""
     table = folder / "curve.csv.partial"
     with table.open("w", newline="") as file:
         rows = csv.DictWriter(file, fieldnames=list(steps[0]))
         rows.writeheader()
         rows.writerows(steps)
     table.replace(folder / "curve.csv")
-    _draw(steps, folder / "curve.png")
 
 
-def _draw(steps: Sequence[Step], path: Path) -> None:
+def read_table(folder: Path) -> list[Step]:
+    """Return the steps of `curve.csv`."""
+    with (folder / "curve.csv").open() as file:
+        return [{name: float(value) for name, value in row.items()} for row in csv.DictReader(file)]
+
+
+def draw(steps: Sequence[Step], folder: Path) -> None:
+    """Write `curve.png`; needs matplotlib."""
     import matplotlib as mpl  # type: ignore[import-not-found, unused-ignore]
 
     mpl.use("Agg")
@@ -75,5 +88,5 @@ def _draw(steps: Sequence[Step], path: Path) -> None:
     for axes in (rewards, gaps):
         axes.grid(alpha=0.3)
     figure.tight_layout()
-    figure.savefig(path, dpi=120)
+    figure.savefig(folder / "curve.png", dpi=120)
     pyplot.close(figure)

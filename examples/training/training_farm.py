@@ -45,6 +45,7 @@ def trainer_variables() -> dict[str, str]:
     """Return the environment of a process in the trainer's Python: it finds the farm's package there."""
     # threads that wait for each other stand still where other processes share the cores
     quiet = {"OMP_NUM_THREADS": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_OFFLINE": "1"}
+    quiet["TRL_EXPERIMENTAL_SILENCE"] = "1"
     return os.environ | quiet | {"PYTHONPATH": str(ROOT)}
 
 

@@ -28,7 +28,7 @@ VARIABLES = {
 }
 """Its environment: control endpoints for weight updates, no telemetry, no network, threads that share the machine."""
 START_S = 400.0
-"""Half a minute on an idle machine; several on one that is not."""
+"""The longest silence of its log while it starts: half a minute in all on an idle machine, many on one that is not."""
 _STOP_S = 20.0
 _POLL_S = 0.1
 
@@ -61,9 +61,14 @@ def vllm_server(python: Path, model: Path, context_tokens: int, log: Path) -> It
 
 
 def await_answer(child: ChildProcess, log: Path, answer: Callable[[], T | None], within_s: float) -> T:
-    """Return the answer of a child that starts. Raises ServiceError if it ends before, or takes too long."""
-    deadline = time.monotonic() + within_s
+    """Return the answer of a child that starts.
+
+    Raises ServiceError if it ends before, or if neither an answer nor a line in its log comes for so long.
+    """
+    deadline, n_logged = time.monotonic() + within_s, 0
     while not (value := answer()):
+        if (n := log.stat().st_size if log.exists() else 0) > n_logged:
+            deadline, n_logged = time.monotonic() + within_s, n
         if not child.running or time.monotonic() > deadline:
             raise ServiceError(f"{log.stem} did not start; {log} ends with:\n{log.read_text(errors='replace')[-2000:]}")
         time.sleep(_POLL_S)

@@ -16,26 +16,11 @@ import numpy as np
 
 from farm.adapters.protocol import RowsPerRollout, TrainingRow
 from farm.adapters.single_row import StepRow, single_rows
-from farm.records.rollout import Outcome, Rollout
+from farm.adapters.stop_reasons import reason_table
+from farm.records.rollout import Rollout
 from farm.records.trajectory import Segment
 
-TRUNCATED: dict[Outcome, bool] = {
-    Outcome.SUBMITTED: False,
-    Outcome.ANSWERED: False,
-    Outcome.MAX_TURNS: True,
-    Outcome.MAX_TOKENS: True,
-    Outcome.CONTEXT_FULL: True,
-    Outcome.DEADLINE: True,
-    Outcome.INVALID_ACTION: False,
-    Outcome.SANDBOX_ERROR: False,
-    Outcome.ENGINE_ERROR: False,
-    Outcome.EVALUATOR_ERROR: False,
-    Outcome.AGENT_ERROR: False,
-    Outcome.HANDLER_ERROR: False,
-    Outcome.LOST: False,
-    Outcome.CANCELLED: False,
-    Outcome.STALE: False,
-}
+TRUNCATED = reason_table(ended=False, cut=True, broken=False, aborted=False)
 """OpenRLHF knows of an end only whether the row was cut short (`truncated`), which its length penalty looks at."""
 
 

@@ -19,6 +19,7 @@ from typing import Any
 from farm.adapters.protocol import RowsPerRollout, TrainingRow
 from farm.adapters.single_row import BrokenRollouts, RowLimits, StepRow, TooLong, rows_of_step, single_rows
 from farm.adapters.step_checks import check_count
+from farm.adapters.stop_reasons import reason_table
 from farm.adapters.trainer_step import Phase, TrainerRun, instance_of
 from farm.client.farm import Farm
 from farm.errors import InvalidRequest
@@ -26,23 +27,17 @@ from farm.records.request import Instance, SamplingParams
 from farm.records.rollout import Outcome, Rollout
 from farm.records.trajectory import Segment
 
-STOP_REASONS: dict[Outcome, str] = {
-    Outcome.SUBMITTED: "stop",
-    Outcome.ANSWERED: "stop",
-    Outcome.MAX_TURNS: "max_turns",
-    Outcome.MAX_TOKENS: "length",
-    Outcome.CONTEXT_FULL: "context_length",
-    Outcome.DEADLINE: "agent_timeout",
-    Outcome.INVALID_ACTION: "stop",
-    Outcome.SANDBOX_ERROR: "error",
-    Outcome.ENGINE_ERROR: "error",
-    Outcome.EVALUATOR_ERROR: "error",
-    Outcome.AGENT_ERROR: "error",
-    Outcome.HANDLER_ERROR: "error",
-    Outcome.LOST: "error",
-    Outcome.CANCELLED: "abort",
-    Outcome.STALE: "abort",
-}
+STOP_REASONS = reason_table(
+    ended="stop",
+    cut="length",
+    broken="error",
+    aborted="abort",
+    named={
+        Outcome.MAX_TURNS: "max_turns",
+        Outcome.CONTEXT_FULL: "context_length",
+        Outcome.DEADLINE: "agent_timeout",
+    },
+)
 """SkyRL's `apply_overlong_filtering` masks every row whose reason is not `stop`."""
 _SAMPLING = {"max_generate_length": "max_tokens", "max_tokens": "max_tokens", "seed": "seed", "stop": "stop"} | {
     name: name for name in ("temperature", "top_p", "top_k")

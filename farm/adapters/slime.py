@@ -11,6 +11,7 @@ the mean of a group over all of its samples.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import itertools
 import secrets
@@ -18,6 +19,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -25,31 +27,18 @@ import numpy as np
 from farm.adapters.protocol import RowsPerRollout, TrainingRow
 from farm.adapters.sample_window import RewardsSoFar, SampleWindow
 from farm.adapters.single_row import BrokenRollouts, RowLimits, StepRow, TooLong, rows_of_step, single_rows
-from farm.adapters.step_checks import check_count
+from farm.adapters.slime_collecting import DataSourceInstances, SlimeCollector, is_collected, metrics_of
+from farm.adapters.step_checks import check_count, check_engines
+from farm.adapters.stop_reasons import reason_table
 from farm.adapters.trainer_step import Phase, TrainerRun, instance_of
 from farm.client.farm import Farm
+from farm.collecting import InstanceSampler
 from farm.errors import InvalidRequest
 from farm.records.request import Instance, SamplingParams
-from farm.records.rollout import Outcome, Rollout
+from farm.records.rollout import Rollout
 from farm.records.trajectory import NO_VERSION, Segment
 
-STATUSES: dict[Outcome, str] = {
-    Outcome.SUBMITTED: "completed",
-    Outcome.ANSWERED: "completed",
-    Outcome.MAX_TURNS: "truncated",
-    Outcome.MAX_TOKENS: "truncated",
-    Outcome.CONTEXT_FULL: "truncated",
-    Outcome.DEADLINE: "truncated",
-    Outcome.INVALID_ACTION: "completed",
-    Outcome.SANDBOX_ERROR: "failed",
-    Outcome.ENGINE_ERROR: "failed",
-    Outcome.EVALUATOR_ERROR: "failed",
-    Outcome.AGENT_ERROR: "failed",
-    Outcome.HANDLER_ERROR: "failed",
-    Outcome.LOST: "failed",
-    Outcome.CANCELLED: "failed",
-    Outcome.STALE: "failed",
-}
+STATUSES = reason_table(ended="completed", cut="truncated", broken="failed", aborted="failed")
 """Never `aborted`: slime takes such a sample for one that is generated again, and gives it no reward."""
 
 
@@ -186,6 +175,12 @@ class SlimeSamples:
             sample.response = self.decode(segment.response_ids.tolist())
         return sample
 
+    def collected_by(self, args: Any, n_samples: int) -> tuple[Farm, str, dict[str, Any]]:
+        """Return what a collector of this run needs: the client, the run's name and the request of its groups."""
+        run = self._connected()
+        check_engines(run.client.engines(), self.settings.get("model", ""))
+        return run.client, run.name, {**self.settings, "n_samples": n_samples, "sampling": _sampling(args)}
+
     def _connected(self) -> TrainerRun:
         with self._lock:
             if self._run is None:
@@ -204,9 +199,21 @@ def _sampling(args: Any) -> SamplingParams:
     )
 
 
-def rollout_function(connect: Callable[[], Farm], run: str, **options: Any) -> Callable[..., Any]:
-    """Return a function for `--rollout-function-path`; `options` are those of `SlimeSamples`."""
+def rollout_function(
+    connect: Callable[[], Farm],
+    run: str,
+    *,
+    sampler: InstanceSampler | None = None,
+    collecting: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> Callable[..., Any]:
+    """Return a function for `--rollout-function-path`; `options` are those of `SlimeSamples`.
+
+    Where slime's options over-sample or filter groups, or `collecting` has fields of `CollectingOptions`, the groups
+    of a rollout batch are collected by the farm; `sampler` then gives instances in place of slime's data source.
+    """
     samples_of = SlimeSamples(connect, run, **options)
+    collectors: dict[int, SlimeCollector] = {}
 
     def generate_rollout(args: Any, rollout_id: int, data_source: Any, evaluation: bool = False) -> Any:
         """Play one rollout batch of slime's data source; the step is its `rollout_id`."""
@@ -217,6 +224,12 @@ def rollout_function(connect: Callable[[], Farm], run: str, **options: Any) -> C
                 field="eval_function_path",
             )
         samples_of.check(args)
+        if is_collected(args) or collecting is not None or sampler is not None:
+            if id(data_source) not in collectors:
+                source = DataSourceInstances(data_source, samples_of.instance)
+                fill = functools.partial(samples_of.fill, args)
+                collectors[id(data_source)] = SlimeCollector(args, source, sampler, collecting or {}, fill)
+            return _collected_output(samples_of, collectors[id(data_source)], args, rollout_id)
         groups = data_source.get_samples(args.rollout_batch_size)
         listed = list(itertools.chain.from_iterable(groups))
         filled = samples_of.fill(args, listed, samples_of.play(args, listed, rollout_id))
@@ -227,12 +240,23 @@ def rollout_function(connect: Callable[[], Farm], run: str, **options: Any) -> C
     return generate_rollout
 
 
-def _train_output(sample: Any, groups: list[list[Any]]) -> Any:
+def _collected_output(samples_of: SlimeSamples, collector: SlimeCollector, args: Any, step: int) -> Any:
+    n = args.n_samples_per_prompt
+    played = collector.collect(*samples_of.collected_by(args, n), step)
+    first = step * len(played.groups)
+    filled = [
+        collector.samples_of(group, (first + place) * n, first + place) for place, group in enumerate(played.groups)
+    ]
+    one = filled[0][0]
+    return _train_output(one[0] if isinstance(one, list) else one, filled, metrics_of(played))
+
+
+def _train_output(sample: Any, groups: list[list[Any]], metrics: Mapping[str, Any] = MappingProxyType({})) -> Any:
     """Return slime's `RolloutFnTrainOutput`, or that of miles: of the package that the samples are of."""
     package = type(sample).__module__.partition(".")[0]
     output = importlib.import_module(f"{package}.rollout.base_types").RolloutFnTrainOutput
     flat = [each for group in groups for one in group for each in (one if isinstance(one, list) else [one])]
-    return output(samples=groups, metrics={"farm/n_removed": sum(each.remove_sample for each in flat)})
+    return output(samples=groups, metrics={"farm/n_removed": sum(each.remove_sample for each in flat), **metrics})
 
 
 def generate_function(connect: Callable[[], Farm], run: str, **options: Any) -> Callable[..., Any]:

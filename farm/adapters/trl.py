@@ -20,13 +20,14 @@ from typing import Any, TypeAlias
 from farm.adapters.protocol import RowsPerRollout, TrainingRow
 from farm.adapters.single_row import RowLimits, StepRow, TooLong, rows_of_step, single_rows
 from farm.adapters.step_checks import check_count
+from farm.adapters.stop_reasons import reason_table
 from farm.adapters.trainer_step import Phase, TrainerRun, WeightPush
 from farm.client.farm import Farm
 from farm.errors import InvalidRequest
 from farm.records.engine import PauseMode
 from farm.records.engine_state import StoredEngine
 from farm.records.request import Instance
-from farm.records.rollout import Outcome, Rollout
+from farm.records.rollout import Rollout
 from farm.records.trajectory import Segment
 
 Prompt: TypeAlias = str | list[dict[str, Any]]
@@ -36,23 +37,7 @@ Push: TypeAlias = Callable[[Any, Sequence[StoredEngine]], object]
 gathering sharded weights needs all of them; with engines in the first one alone."""
 RewardFunc: TypeAlias = Callable[..., Sequence[float | None]]
 
-STOP_REASONS: dict[Outcome, str] = {
-    Outcome.SUBMITTED: "stop",
-    Outcome.ANSWERED: "stop",
-    Outcome.MAX_TURNS: "length",
-    Outcome.MAX_TOKENS: "length",
-    Outcome.CONTEXT_FULL: "length",
-    Outcome.DEADLINE: "length",
-    Outcome.INVALID_ACTION: "stop",
-    Outcome.SANDBOX_ERROR: "error",
-    Outcome.ENGINE_ERROR: "error",
-    Outcome.EVALUATOR_ERROR: "error",
-    Outcome.AGENT_ERROR: "error",
-    Outcome.HANDLER_ERROR: "error",
-    Outcome.LOST: "error",
-    Outcome.CANCELLED: "abort",
-    Outcome.STALE: "abort",
-}
+STOP_REASONS = reason_table(ended="stop", cut="length", broken="error", aborted="abort")
 """TRL has no field for it; reward functions get it as `farm_stop_reason`. `mask_truncated_completions` looks at the
 last token alone, so it masks a multi-turn row that ends in anything but the end-of-sequence token."""
 

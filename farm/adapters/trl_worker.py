@@ -20,18 +20,21 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, cast
 
 import numpy as np
 
 from farm.adapters.protocol import training_rows
 from farm.adapters.trainer_step import TrainerRun
 from farm.client.farm import Farm
+from farm.collecting import CollectingOptions, GroupDecision, InstanceSampler, ShuffledInstances
+from farm.collecting.group_decisions import AcceptGroup, decide
+from farm.collecting.instance_samplers import SamplerState
 from farm.errors import InvalidRequest
 from farm.records.engine import PauseMode
 from farm.records.engine_state import StoredEngine
 from farm.records.request import Instance
-from farm.records.rollout import Rollout
+from farm.records.rollout import Group, Rollout
 from farm.records.trajectory import Segment
 
 _EPSILON = 1e-4
@@ -70,27 +73,36 @@ def group_rows(rollouts: Sequence[Rollout], *, scaled: bool = True) -> list[Grou
 class FarmRolloutWorker:
     """A `RolloutWorkerProtocol` of AsyncGRPOTrainer. Its threads each wait for one group at a time.
 
-    `instances` is gone through again and again. Each start of a worker has a run name of its own, as the trainer begins
-    its versions anew: groups of a trainer that was killed are not taken up.
+    `instances` is gone through again and again, or is a sampler of `farm.collecting`, such as a `Mixture`. Each start
+    of a worker has a run name of its own, as the trainer begins its versions anew: groups of a trainer that was killed
+    are not taken up. `filter_groups`, `min_samples` and `accept` are the rules of `farm.collecting` for groups that are
+    not to train.
     """
 
     def __init__(
         self,
         client: Farm,
-        instances: Iterable[Instance],
+        instances: Iterable[Instance] | InstanceSampler,
         *,
         n_samples: int,
         run: str,
         n_groups_in_flight: int = 8,
+        filter_groups: Literal["drop", "keep"] = "keep",
+        min_samples: int = 2,
+        accept: AcceptGroup | None = None,
         scaled: bool = True,
         queue_size: int = 0,
         **settings: Any,
     ) -> None:
-        self._instances = list(instances)
-        if not self._instances:
-            raise InvalidRequest("there are none", field="instances")
         if n_samples < 2:
             raise InvalidRequest("a group needs two samples to be compared", field="n_samples")
+        # the trainer asks for no steps, so it is the rules for groups alone that hold
+        rules = CollectingOptions(1, filter_groups=filter_groups, min_samples=min_samples, max_staleness=None)
+        self._least = rules.check_samples(n_samples)
+        self._filtered = filter_groups == "drop"
+        self._accept = accept
+        self._sampler = _sampler(instances)
+        self._state: SamplerState = {}
         self.rollout_buffer: queue.Queue[Any] = queue.Queue(queue_size)
         self.metrics_queue: queue.Queue[dict[str, float]] = queue.Queue()
         self._run = TrainerRun(client, f"{run}-{secrets.token_hex(4)}", settings)
@@ -135,18 +147,24 @@ class FarmRolloutWorker:
             while not self._over.is_set():
                 with self._lock:
                     number = next(self._numbers)
-                self._play(number)
+                    (instance,), self._state = self._sampler.draw(1, self._state)
+                self._play(number, instance)
         except Exception as error:
             self._failure = error
             self._over.set()
 
-    def _play(self, number: int) -> None:
-        instance = self._instances[number % len(self._instances)]
+    def _play(self, number: int, instance: Instance) -> None:
         begun_with = self._model_version
         rollouts = self._run.play([instance] * self._n_samples, number)
         self._ended_at = time.monotonic()
         n_unscored = sum(not rollout.trainable for rollout in rollouts)
-        self.metrics_queue.put({"farm/n_unscored_total": float(n_unscored)})
+        metrics = {"farm/n_unscored_total": float(n_unscored)}
+        group = Group(rollouts[0].group_id, tuple(rollouts))
+        decision = decide(group, self._least, filtered=self._filtered, accept=self._accept)
+        dropped = decision is not GroupDecision.ACCEPTED
+        self.metrics_queue.put(metrics | ({f"farm/n_dropped_{decision.value}_total": 1.0} if dropped else {}))
+        if dropped:
+            return
         for row in group_rows(rollouts, scaled=self._scaled):
             self._put(self._sample(row, number, begun_with))
 
@@ -174,6 +192,12 @@ class FarmRolloutWorker:
             group_id=number,
             metrics={"reward": float(row.rollout.reward or 0.0), "reward_std": row.reward_std},
         )
+
+
+def _sampler(instances: Iterable[Instance] | InstanceSampler) -> InstanceSampler:
+    if hasattr(instances, "draw"):
+        return cast(InstanceSampler, instances)
+    return ShuffledInstances(list(instances), shuffle=False)
 
 
 def _numbers() -> Iterator[int]:

@@ -11,26 +11,11 @@ from typing import Any
 
 from farm.adapters.protocol import RowsPerRollout, TrainingRow
 from farm.adapters.single_row import single_rows
-from farm.records.rollout import Outcome, Rollout
+from farm.adapters.stop_reasons import reason_table
+from farm.records.rollout import Rollout
 from farm.records.trajectory import NO_VERSION, Segment
 
-STOP_REASONS: dict[Outcome, str] = {
-    Outcome.SUBMITTED: "completed",
-    Outcome.ANSWERED: "completed",
-    Outcome.MAX_TURNS: "length",
-    Outcome.MAX_TOKENS: "length",
-    Outcome.CONTEXT_FULL: "length",
-    Outcome.DEADLINE: "length",
-    Outcome.INVALID_ACTION: "completed",
-    Outcome.SANDBOX_ERROR: "error",
-    Outcome.ENGINE_ERROR: "error",
-    Outcome.EVALUATOR_ERROR: "error",
-    Outcome.AGENT_ERROR: "error",
-    Outcome.HANDLER_ERROR: "error",
-    Outcome.LOST: "error",
-    Outcome.CANCELLED: "aborted",
-    Outcome.STALE: "aborted",
-}
+STOP_REASONS = reason_table(ended="completed", cut="length", broken="error", aborted="aborted")
 """verl's words for the end of a call; a row has no field for it, so it is `farm_stop_reason` of the extra fields."""
 
 

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from farm import metrics
-from farm.api import batches, engines, openapi, rollouts, runs, task_archives
+from farm.api import archive_routes, batches, engines, openapi, rollouts, runs
 from farm.api.auth import HEALTH, KeyMiddleware
 from farm.api.connections import ConnectionLimits, RequestBodyLimit
 from farm.api.endpoints import Endpoints, refusal
@@ -34,7 +34,7 @@ ENDPOINTS: Described = {
     **batches.ENDPOINTS,
     **rollouts.ENDPOINTS,
     **runs.ENDPOINTS,
-    **task_archives.ENDPOINTS,
+    **archive_routes.ENDPOINTS,
     **engines.ENDPOINTS,
 }
 
@@ -54,7 +54,7 @@ def application(endpoints: Endpoints, key: str, bounds: ConnectionLimits) -> ASG
             *batches.routes(endpoints),
             *rollouts.routes(endpoints),
             *runs.routes(endpoints),
-            *task_archives.routes(endpoints),
+            *archive_routes.routes(endpoints),
             *engines.routes(endpoints),
             endpoints.get("/v1/doctor", lambda request: list(endpoints.examine())),
             endpoints.get("/v1/nodes", lambda request: endpoints.farm.nodes()),

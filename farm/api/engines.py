@@ -11,6 +11,7 @@ from farm.api.endpoints import Endpoints
 from farm.api.openapi import Described, EndpointDescription
 from farm.api.schemas import (
     ApiRequest,
+    ClearOrder,
     HoldOrder,
     NewEngine,
     OneEngine,
@@ -31,11 +32,12 @@ ENDPOINTS: Described = {
     ),
     ("POST", "/v1/engines/drain"): EndpointDescription("Send it no new rollouts.", dict[str, str], body=OneEngine),
     ("POST", "/v1/engines/remove"): EndpointDescription("Use it no more.", dict[str, str], body=OneEngine),
-    ("POST", "/v1/engines/clear"): EndpointDescription("Use none any more.", int),
+    ("POST", "/v1/engines/clear"): EndpointDescription("Use none any more.", int, body=ClearOrder),
     ("POST", "/v1/engines/pause"): EndpointDescription("Order a pause, or its end.", dict[str, int], body=PauseOrder),
     ("POST", "/v1/engines/hold"): EndpointDescription(
         "Say that a weight update goes on.", dict[str, str], body=HoldOrder
     ),
+    ("GET", "/v1/engines/version"): EndpointDescription("The newest weights that were named.", str),
     ("POST", "/v1/engines/version"): EndpointDescription("Name their weights.", dict[str, int], body=VersionOrder),
     ("POST", "/v1/engines/left"): EndpointDescription("Who has not followed orders.", list[str], body=OrdersQuery),
 }
@@ -63,6 +65,9 @@ def routes(endpoints: Endpoints) -> list[Route]:
         farm.remove_engine(request.parse_body(OneEngine).url)
         return {}
 
+    def clear(request: ApiRequest) -> int:
+        return farm.clear_engines(bool(request.data) and request.parse_body(ClearOrder).forget_weights)
+
     def pause(request: ApiRequest) -> dict[str, int]:
         pause_order = request.parse_body(PauseOrder)
         if pause_order.mode not in ("", *MODES):
@@ -88,8 +93,9 @@ def routes(endpoints: Endpoints) -> list[Route]:
         endpoints.post("/v1/engines/chosen", chosen),
         endpoints.post("/v1/engines/drain", drain),
         endpoints.post("/v1/engines/remove", remove),
-        endpoints.post("/v1/engines/clear", lambda request: farm.clear_engines()),
+        endpoints.post("/v1/engines/clear", clear),
         endpoints.post("/v1/engines/pause", pause),
+        endpoints.get("/v1/engines/version", lambda request: farm.newest_version()),
         endpoints.post("/v1/engines/version", version),
         endpoints.post("/v1/engines/hold", hold),
         endpoints.post("/v1/engines/left", left),

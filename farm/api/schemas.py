@@ -14,7 +14,7 @@ from farm.client.consumer_stream import CONSUMER, MAX_WAIT_S
 from farm.client.http_errors import ProblemDetails
 from farm.client.request_checks import invalid
 from farm.errors import InvalidRequest
-from farm.records.request import Name, Request
+from farm.records.request_values import Name, Request
 
 T = TypeVar("T", bound=Request)
 
@@ -166,6 +166,12 @@ class ArtefactQuery(Request):
 
 class OneEngine(Request):
     url: Url
+
+
+class ClearOrder(Request):
+    """A request without a body is one that forgets nothing."""
+
+    forget_weights: bool = False
 
 
 class NewEngine(OneEngine):

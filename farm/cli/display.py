@@ -249,6 +249,7 @@ def _call_note(call: ModelCall) -> str:
     cached = "" if call.n_cached_tokens is None else f" ({call.n_cached_tokens} cached)"
     notes = [
         f"call {call.index}",
+        *([] if call.reward is None else [f"reward {call.reward:g}"]),
         f"{call.n_prompt_tokens}{cached} + {call.n_response_tokens} tokens",
         f"{call.latency_s:.2f} s",
         call.finish_reason,

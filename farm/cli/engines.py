@@ -174,12 +174,13 @@ def remove(engine: str, url: str | None) -> None:
 
 
 @engines.command()
+@click.option("--forget-weights", is_flag=True, help="engines that are added then begin with weights of their own")
 @url_option
 @plain_errors
-def clear(url: str | None) -> None:
-    """Use none of the engines any more."""
+def clear(forget_weights: bool, url: str | None) -> None:
+    """Use none of the engines any more. Those that are added then must have the weights that were named last."""
     with connected(url) as farm:
-        click.echo(f"{farm.clear_engines()} engines removed")
+        click.echo(f"{farm.clear_engines(forget_weights)} engines removed")
 
 
 @engines.command()

@@ -1,6 +1,7 @@
 """The commands that say what can be submitted: `farm handlers`, `farm handlers show NAME`.
 
-Examples are lines as `farm submit` takes them, in a file `examples.jsonl` beside the handler's module.
+Examples are lines as `farm submit` takes them, in a file `examples.jsonl` beside the handler's module, or in a package
+around it.
 """
 
 from __future__ import annotations
@@ -87,11 +88,13 @@ def show(name: str) -> None:
 
 
 def _example(handler: type[object], name: str) -> str | None:
-    """Return the line that the handler's package gives of it, if it gives one that can be submitted."""
-    package = handler.__module__.rpartition(".")[0] or handler.__module__
-    file = files(package).joinpath(EXAMPLES)
-    if file.is_file():
-        for line in file.read_text(encoding="utf-8").splitlines():
-            if json.loads(line)["data_source"] == name:
-                return line
+    """Return the line that the handler's package, or one around it, gives of it."""
+    package = handler.__module__
+    while "." in package:
+        package = package.rpartition(".")[0]
+        file = files(package).joinpath(EXAMPLES)
+        if file.is_file():
+            for line in file.read_text(encoding="utf-8").splitlines():
+                if json.loads(line)["data_source"] == name:
+                    return line
     return None

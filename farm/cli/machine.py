@@ -96,6 +96,14 @@ def tasks(options: tuple[str, ...]) -> None:
 @click.command(context_settings=_THROUGH)
 @click.argument("options", nargs=-1, type=click.UNPROCESSED)
 @plain_errors
+def environments(options: tuple[str, ...]) -> None:
+    """Show the environments with steps that are installed, or check that one does the same twice: list, check."""
+    become("workers.cli.environment_check", options)
+
+
+@click.command(context_settings=_THROUGH)
+@click.argument("options", nargs=-1, type=click.UNPROCESSED)
+@plain_errors
 def engine(options: tuple[str, ...]) -> None:
     """Run a double of an LLM server, to try the farm without a GPU: --scripted."""
     if "--scripted" not in options and not {"-h", "--help"} & {*options}:

@@ -39,6 +39,10 @@ COMMANDS = {
     "engine": ("machine", "Run a double of an LLM server, to try the farm without a GPU: --scripted."),
     "images": ("machine", "Build sandbox images, name, list and prune them: alias, build, list, prune, pull."),
     "tasks": ("machine", "Check folders of tasks before they are submitted: `check DIR` plays their solutions."),
+    "environments": (
+        "machine",
+        "Show the environments with steps that are installed, or check that one does the same twice: list, check.",
+    ),
     "doctor": ("operations", "Check what a farm needs here and say how to mend what is missing."),
     "metrics": ("operations", "Print the farm's numbers as Prometheus reads them; farm_violations is the alarm."),
     "migrate": ("operations", "Bring the database to this farm's schema."),

@@ -6,23 +6,20 @@ meant: a name that stands twice in one object, another encoding and a list in pl
 
 from __future__ import annotations
 
-import gzip
 import json
 import re
-import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from farm.errors import InvalidRequest
 from farm.extras import not_installed
+from farm.rows.json_texts import WANTED, parsed, text_of
 
 if TYPE_CHECKING:
     import yaml
 
-_GZIP = b"\x1f\x8b"
-_UTF_8_MARK = b"\xef\xbb\xbf"
-_WANTED = "one JSON object per line, in UTF-8"
 _INDEX = re.compile(r"\binstances\[(\d+)\]")
 
 
@@ -47,26 +44,47 @@ class InstanceFile:
 def read_problems(path: Path) -> InstanceFile:
     """Read one instance per line, also from a .gz file. Raises InvalidRequest that names the line, OSError."""
     problems = InstanceFile(str(path))
-    for number, line in enumerate(_text(path).split("\n"), 1):
+    for number, line in enumerate(text_of(path).split("\n"), 1):
         if not line.strip():
             continue
         place = f"{path}:{number}"
-        value = _parsed(line, place)
+        value = parsed(line, place)
         if isinstance(value, list) and not problems.instances:
-            raise InvalidRequest(f"this is a JSON array; wanted is {_WANTED}", field=place)
+            raise InvalidRequest(f"this is a JSON array; wanted is {WANTED}", field=place)
         if not isinstance(value, dict):
-            raise InvalidRequest(f"this is no JSON object; wanted is {_WANTED}", field=place)
+            raise InvalidRequest(f"this is no JSON object; wanted is {WANTED}", field=place)
         problems.instances.append(value)
         problems.lines.append(number)
     if not problems.instances:
-        raise InvalidRequest(f"it is empty; wanted is {_WANTED}", field=str(path))
+        raise InvalidRequest(f"it is empty; wanted is {WANTED}", field=str(path))
     return problems
+
+
+def read_rows_as(
+    path: Path, form: str, mapping: Sequence[str], data_source: str, deduplicate: bool | None
+) -> tuple[InstanceFile, str]:
+    """Read rows of a data set as `farm.rows.read_rows` does; return them and a line on how many there were.
+
+    `mapping` has texts `NAME=COLUMN`. Raises InvalidRequest that names the rows, NotInstalled, OSError.
+    """
+    from farm.rows import read_rows
+
+    columns = {}
+    for text in mapping:
+        name, sign, column = text.partition("=")
+        if not sign or not name or not column:
+            raise InvalidRequest(f"{text!r} is not NAME=COLUMN, such as question=problem", field="--map")
+        columns[name] = column
+    rows = read_rows(path, form, columns=columns, data_source=data_source, deduplicate=deduplicate)
+    instances = [each.model_dump(include={"data_source", "fields", "instance_id"}) for each in rows.instances]
+    repeats = f", {rows.n_repeats} repeats left out" if rows.n_repeats else ""
+    return InstanceFile(str(path), instances, rows.numbers), f"{rows.n_rows} rows{repeats}"
 
 
 def read_request(path: Path) -> dict[str, Any]:
     """Read the fields of a BatchRequest from a YAML or JSON file. Raises InvalidRequest, OSError."""
-    text = _text(path)
-    value = _parsed(text, str(path)) if path.suffix == ".json" else _parsed_yaml(text, path)
+    text = text_of(path)
+    value = parsed(text, str(path)) if path.suffix == ".json" else _parsed_yaml(text, path)
     if not isinstance(value, dict):
         raise InvalidRequest("wanted are the fields of a batch request, such as `n_samples: 8`", field=str(path))
     return value
@@ -79,8 +97,9 @@ def set_fields(request: dict[str, Any], settings: tuple[str, ...]) -> None:
         names = path.strip().split(".")
         if not sign or not all(names):
             raise InvalidRequest(f"{setting!r} is not NAME=VALUE, such as sampling.top_p=0.9", field="--set")
-        if names[0] == "engine_key":
-            raise InvalidRequest("every user sees a command line: give --engine-key-file", field="--set engine_key")
+        if names[-1] == "engine_key":
+            where = "--engine-key-file" if len(names) == 1 else "the request in a file"
+            raise InvalidRequest(f"every user sees a command line: give {where}", field=f"--set {'.'.join(names)}")
         if names[0] == "instances":
             raise InvalidRequest("instances come from FILE", field="--set")
         at = request
@@ -93,50 +112,6 @@ def set_fields(request: dict[str, Any], settings: tuple[str, ...]) -> None:
             at[names[-1]] = json.loads(text)
         except ValueError:
             at[names[-1]] = text
-
-
-def _text(path: Path) -> str:
-    """Read a text file, packed by gzip or not."""
-    data = path.read_bytes()
-    if data.startswith(_GZIP):
-        try:
-            data = gzip.decompress(data)
-        except (EOFError, OSError, zlib.error) as error:
-            raise InvalidRequest(
-                f"it begins as a gzip file and cannot be unpacked: {error}", field=str(path)
-            ) from error
-    if b"\0" in data[:4096]:
-        raise InvalidRequest(f"it is no UTF-8, but UTF-16 or no text; wanted is {_WANTED}", field=str(path))
-    try:
-        # the mark that some editors put before UTF-8
-        return data.removeprefix(_UTF_8_MARK).decode()
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise InvalidRequest(f"it is no UTF-8; wanted is {_WANTED}", field=f"{path}:{line}") from error
-
-
-def _parsed(text: str, place: str) -> Any:
-    try:
-        return json.loads(text, object_pairs_hook=_once)
-    except _TwiceError as error:
-        raise InvalidRequest(str(error), field=place) from None
-    except ValueError as error:
-        raise InvalidRequest(f"no JSON: {error}; wanted is {_WANTED}", field=place) from error
-    except RecursionError as error:
-        raise InvalidRequest("it is nested too deep", field=place) from error
-
-
-class _TwiceError(Exception):
-    """A name stands twice in one object: JSON readers differ in which they take."""
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    values = dict(pairs)
-    if len(values) < len(pairs):
-        seen: set[str] = set()
-        twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
-        raise _TwiceError(f"{twice!r} stands twice in one object")
-    return values
 
 
 def _parsed_yaml(text: str, path: Path) -> Any:

@@ -19,6 +19,14 @@ _PROBLEMS = click.Path(exists=True, path_type=Path)
 @click.argument("file", type=_PROBLEMS, required=False)
 @click.option("--request", "request_file", type=_FILE, help="All of a batch request (farm.BatchRequest), YAML or JSON.")
 @click.option("--set", "fields", multiple=True, metavar="NAME=VALUE", help="A field of it, such as sampling.top_p=0.9.")
+@click.option(
+    "--as", "form", metavar="FORM", help="FILE has rows of a data set: verl, dapo, skyrl, nemo-gym, swe-bench, …"
+)
+@click.option("--map", "mapping", multiple=True, metavar="NAME=COLUMN", help="Of such rows: a field by another column.")
+@click.option("--data-source", help="Of such rows: the handler that takes them, instead of the form's choice.")
+@click.option(
+    "--deduplicate/--no-deduplicate", default=None, help="Of such rows: read repeats once.  [default: by form]"
+)
 @click.option("-n", "--n-samples", type=int, help="Rollouts of each instance.  [default: 1]")
 @click.option("--model", help="Play only on engines with this model.")
 @click.option("--agent", help="Who plays it, such as mini-swe-agent. Default: the handler's own choice.")
@@ -37,6 +45,10 @@ def submit(
     file: Path | None,
     request_file: Path | None,
     fields: tuple[str, ...],
+    form: str | None,
+    mapping: tuple[str, ...],
+    data_source: str | None,
+    deduplicate: bool | None,
     n_samples: int | None,
     model: str | None,
     agent: str | None,
@@ -54,8 +66,9 @@ def submit(
     """Start a batch from FILE, one problem per line, and print its id.
 
     FILE may be a folder of tasks in the form of Harbor or terminal-bench: each is an instance, its files are uploaded.
-    A line is {"data_source": ..., "fields": {...}}; `farm handlers show NAME` has the fields and an example. What is
-    not said here is taken from --request, and else the default of farm.BatchRequest; --set comes last.
+    A line is {"data_source": ..., "fields": {...}}; `farm handlers show NAME` has the fields and an example. With --as,
+    FILE has the rows of a data set as they are, .jsonl, .json or .parquet; all are checked before any is played. What
+    is not said here is taken from --request, and else the default of farm.BatchRequest; --set comes last.
     """
     options = {
         "n_samples": n_samples,
@@ -77,8 +90,18 @@ def submit(
     if file is not None:
         if "instances" in request:
             raise InvalidRequest(f"{request_file} has instances too: give one of the two", field=str(file))
-        # a folder of tasks is read once the farm that takes their archives is there
-        problems = request_files.InstanceFile(str(file)) if file.is_dir() else request_files.read_problems(file)
+        if form is None:
+            if mapping or data_source or deduplicate is not None:
+                raise click.UsageError(
+                    "--map, --data-source and --deduplicate are for rows of a data set: give --as FORM"
+                )
+            # a folder of tasks is read once the farm that takes their archives is there
+            problems = request_files.InstanceFile(str(file)) if file.is_dir() else request_files.read_problems(file)
+        elif file.is_dir():
+            raise click.UsageError(f"{file} is a folder of tasks, which are read as they are: leave --as out")
+        else:
+            problems, counted = request_files.read_rows_as(file, form, mapping, data_source or "", deduplicate)
+            click.echo(counted, err=True)
         request["instances"] = problems.instances
     elif "instances" not in request:
         raise click.UsageError("give a FILE with problems, one per line, or --request with `instances`")

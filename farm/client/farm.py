@@ -12,9 +12,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from farm.client.archive_uploads import TaskArchives
 from farm.client.consumer_stream import CONSUMER, BatchWatch, Page, all_ended, pages
 from farm.client.runs import Runs
-from farm.client.task_archives import TaskArchives
 from farm.client.weight_server import WeightServer
 from farm.client.weight_update import WeightUpdateOrders
 from farm.errors import InvalidRequest
@@ -239,8 +239,11 @@ class Farm(ABC):
         """Return every stage of every attempt of a rollout."""
 
     def newest_version(self) -> str:
-        """Return the newest weights that were named to the farm, empty if none were."""
-        return max((engine.version for engine in self.orders.chosen()), key=version_number, default="")
+        """Return the newest weights that were named to the engines, empty if none were.
+
+        Without any engine, those that were named last: removing engines does not make what they sampled new again.
+        """
+        return self.orders.newest_version()
 
     @abstractmethod
     def stage_times(self, batch_id: str) -> Sequence[StageTimes]:
@@ -281,8 +284,12 @@ class Farm(ABC):
         """Stop using that server; rollouts that play there move to another. Raises NotFound."""
 
     @abstractmethod
-    def clear_engines(self) -> int:
-        """Use none of the engines any more; how many there were. Calls wait until one is added."""
+    def clear_engines(self, forget_weights: bool = False) -> int:
+        """Use none of the engines any more; how many there were. Calls wait until one is added.
+
+        One that is added then gets no calls before it has the weights that were named last, as for an engine that is
+        added beside others. With `forget_weights` it begins with its own.
+        """
 
     @abstractmethod
     def engines(self) -> Sequence[EngineState]:

@@ -330,8 +330,8 @@ class LocalFarm(Farm):
             raise NotFound(f"there is no engine {url}: `farm engines list` shows those that there are")
         self.signals.engines()
 
-    def clear_engines(self) -> int:
-        n = self.store.write(llm_engines.clear)
+    def clear_engines(self, forget_weights: bool = False) -> int:
+        n = self.store.write(lambda connection: llm_engines.clear(connection, forget_weights))
         self.signals.engines()
         return n
 

@@ -7,9 +7,9 @@ from functools import partial
 
 from sqlalchemy.exc import IntegrityError
 
-from farm.client.task_archives import PART_BYTES, ArchiveState, TaskArchives
+from farm.client.archive_uploads import PART_BYTES, ArchiveState, TaskArchives
 from farm.errors import InvalidRequest
-from farm.store.blobs import task_archives
+from farm.store.blobs import stored_archives
 from farm.store.database import Store
 from farm.task_archive import MAX_ARCHIVE_BYTES, PartStream, check
 
@@ -26,7 +26,7 @@ class LocalArchives(TaskArchives):
 
     def state(self, digest: str) -> ArchiveState:
         _check_digest(digest)
-        n_parts, parts = self._store.read(partial(task_archives.state, digest=digest))
+        n_parts, parts = self._store.read(partial(stored_archives.state, digest=digest))
         return ArchiveState(n_parts is not None, () if n_parts is not None else tuple(parts))
 
     def put_part(self, digest: str, number: int, data: bytes) -> None:
@@ -35,7 +35,7 @@ class LocalArchives(TaskArchives):
             raise InvalidRequest(
                 f"part {number} of {len(data)} bytes: there may be {_MAX_PARTS} of {PART_BYTES} bytes", field="part"
             )
-        write = partial(task_archives.put_part, digest=digest, number=number, data=task_archives.packed(data))
+        write = partial(stored_archives.put_part, digest=digest, number=number, data=stored_archives.packed(data))
         write = partial(write, n_bytes=len(data))
         try:
             self._store.write(write)
@@ -44,11 +44,11 @@ class LocalArchives(TaskArchives):
 
     def complete(self, digest: str, n_parts: int) -> None:
         _check_digest(digest)
-        known, _ = self._store.read(partial(task_archives.state, digest=digest))
+        known, _ = self._store.read(partial(stored_archives.state, digest=digest))
         n_bytes = 0
         if known is None:
             stream = PartStream(
-                lambda number: self._store.read(partial(task_archives.part, digest=digest, number=number))
+                lambda number: self._store.read(partial(stored_archives.part, digest=digest, number=number))
             )
             try:
                 check(stream.buffered())
@@ -58,10 +58,10 @@ class LocalArchives(TaskArchives):
                         field="digest",
                     )
             except InvalidRequest:
-                self._store.write(partial(task_archives.drop, digest=digest))
+                self._store.write(partial(stored_archives.drop, digest=digest))
                 raise
             n_bytes = stream.n_bytes
-        write = partial(task_archives.complete, digest=digest, n_parts=n_parts, n_bytes=n_bytes)
+        write = partial(stored_archives.complete, digest=digest, n_parts=n_parts, n_bytes=n_bytes)
         try:
             self._store.write(write)
         except IntegrityError:

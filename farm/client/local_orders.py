@@ -40,6 +40,9 @@ class LocalOrders(WeightUpdateOrders):
             raise NotFound(f"there is no engine {missing[0]}: `farm engines list` shows those that there are")
         return [known[url] for url in wanted]
 
+    def newest_version(self) -> str:
+        return self._store.read(llm_engines.newest_version)
+
     def order_pause(self, paused: Paused, by: str, urls: Collection[str] | None) -> dict[str, int]:
         return self._order(urls, lambda connection: llm_engines.set_paused(connection, paused, by, urls))
 

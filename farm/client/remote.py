@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from farm.address import WAIT_TIMEOUT_S
+from farm.client.archive_uploads import ArchiveState, TaskArchives
 from farm.client.consumer_stream import CONSUMER, BatchWatch, Page, check_consumer
 from farm.client.farm import Farm
 from farm.client.http_connection import ApiConnection
 from farm.client.request_checks import checked_request
 from farm.client.runs import Runs
-from farm.client.task_archives import ArchiveState, TaskArchives
 from farm.client.weight_update import WeightUpdateOrders
 from farm.ids import RolloutRef
 from farm.records.conservation import Conservation, Violation
@@ -158,8 +158,8 @@ class RemoteFarm(Farm):
         # repeated, it might remove an engine that was added since
         self._api.post(dict, "/v1/engines/remove", {"url": url}, repeatable=False)
 
-    def clear_engines(self) -> int:
-        return self._api.post(int, "/v1/engines/clear", repeatable=False)
+    def clear_engines(self, forget_weights: bool = False) -> int:
+        return self._api.post(int, "/v1/engines/clear", {"forget_weights": forget_weights}, repeatable=False)
 
     def engines(self) -> Sequence[EngineState]:
         return self._api.get(list[EngineState], "/v1/engines")
@@ -196,6 +196,9 @@ class RemoteOrders(WeightUpdateOrders):
 
     def chosen(self, urls: Collection[str] | None = None) -> list[StoredEngine]:
         return self._api.post(list[StoredEngine], "/v1/engines/chosen", {"urls": _listed(urls)})
+
+    def newest_version(self) -> str:
+        return self._api.get(str, "/v1/engines/version")
 
     def order_pause(self, paused: Paused, by: str, urls: Collection[str] | None) -> dict[str, int]:
         return self._api.post(dict[str, int], "/v1/engines/pause", {"mode": paused, "by": by, "urls": _listed(urls)})

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from farm.errors import InvalidRequest
 from farm.plugins import installed
-from farm.records.request import BatchRequest
+from farm.records.request import BatchRequest, roles_missing
 from farm.records.task_needs import unsupported
 
 MAX_COMPLAINTS = 20
@@ -42,16 +42,20 @@ def instance_complaints(
         return invalid(error, path).complaints
     except Exception as error:
         return [(path, f"its handler could not read it: {type(error).__name__}: {error}")]
-    if not hasattr(handler_type, "needs"):
-        return ()
+    complaints: list[tuple[str, str]] = []
     try:
-        handler = handler_type()
-        # one that is bound to a rollout has no spec before it is
-        spec = None if hasattr(handler, "for_task") else handler.sandbox(instance)
-        reasons = unsupported(handler.needs(instance), spec, request.network)
+        handler: Any = handler_type() if hasattr(handler_type, "needs") or hasattr(handler_type, "roles") else None
+        if hasattr(handler, "needs"):
+            # one that is bound to a rollout has no spec before it is
+            spec = None if hasattr(handler, "for_task") else handler.sandbox(instance)
+            reasons = unsupported(handler.needs(instance), spec, request.network)
+            complaints += [(path, f"it asks for {reason}") for reason in reasons]
+        if hasattr(handler, "roles"):
+            missing = [role for role in handler.roles(instance) if role not in request.roles]
+            complaints += [(path, roles_missing(handler.data_source, missing))] if missing else []
     except Exception as error:
         return [(path, f"its handler could not say what it needs: {type(error).__name__}: {error}")]
-    return [(path, f"it asks for {reason}") for reason in reasons]
+    return complaints
 
 
 def invalid(error: ValidationError, path: str = "") -> InvalidRequest:

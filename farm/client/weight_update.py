@@ -43,6 +43,10 @@ class WeightUpdateOrders(ABC):
         """These engines, or all of them. Raises NotFound for a URL that is no engine's."""
 
     @abstractmethod
+    def newest_version(self) -> str:
+        """Return what `Farm.newest_version` says."""
+
+    @abstractmethod
     def order_pause(self, paused: Paused, by: str, urls: Collection[str] | None) -> dict[str, int]:
         """Order engines to pause, or with "" to go on: URL → the number of its last order. Raises NotFound."""
 

@@ -32,6 +32,9 @@ class CollectingOptions:
     `min_samples`: the scored samples that a group must have; by default all. A group with fewer is dropped, and one
     with more keeps its broken members, which have no reward and make no rows.
 
+    `early_stop_samples`: a group is whole with so many scored samples, and what is left of it is cancelled (ProRL's
+    `early_stop_min_usable_sessions`); by default it waits for all. It favours samples that end soon: see the docs.
+
     `leftovers`: when a step has its groups, `cancel` ends what is still in flight, `carry_over` lets it go on and
     takes it into later steps.
 
@@ -45,6 +48,7 @@ class CollectingOptions:
     max_num_gen_batches: int = 30
     filter_groups: Literal["drop", "keep"] = "drop"
     min_samples: int | None = None
+    early_stop_samples: int | None = None
     leftovers: Literal["cancel", "carry_over"] = "cancel"
     max_staleness: int | None = 0
 
@@ -76,17 +80,20 @@ class CollectingOptions:
 
     def check_samples(self, n_samples: int) -> int:
         """Return the scored samples that a group of so many must have. Raises InvalidRequest naming the option."""
-        least = n_samples if self.min_samples is None else self.min_samples
-        if least > n_samples:
-            raise InvalidRequest(f"{least}, and a group has n_samples={n_samples}", field="min_samples")
+        least = self.early_stop_samples if self.min_samples is None else self.min_samples
+        least = n_samples if least is None else least
+        for name in ("min_samples", "early_stop_samples"):
+            if (value := getattr(self, name)) is not None and value > n_samples:
+                raise InvalidRequest(f"{value}, and a group has n_samples={n_samples}", field=name)
         if self.filter_groups == "drop" and least < 2:
-            name = "n_samples" if n_samples < 2 else "min_samples"
+            given = "early_stop_samples" if self.min_samples is None else "min_samples"
+            name = "n_samples" if n_samples < 2 else given
             raise InvalidRequest("one sample has no variance: 2 at least, or filter_groups='keep'", field=name)
         return least
 
     def _complaints(self) -> Iterator[tuple[str, str]]:
         yield from _not_a_count("train_batch_size", self.train_batch_size, 1)
-        for name in ("gen_batch_size", "max_inflight_groups", "min_samples"):
+        for name in ("gen_batch_size", "max_inflight_groups", "min_samples", "early_stop_samples"):
             if (value := getattr(self, name)) is not None:
                 yield from _not_a_count(name, value, 1)
         yield from _not_a_count("max_num_gen_batches", self.max_num_gen_batches, None)
@@ -96,6 +103,9 @@ class CollectingOptions:
             yield from _not_a_count("max_staleness", self.max_staleness, 0)
         if self.leftovers == "carry_over" and self.max_staleness == 0:
             yield "max_staleness", "0 leaves nothing to carry over: 1 or more, or leftovers='cancel'"
+        least, stop = self.min_samples, self.early_stop_samples
+        if isinstance(least, int) and isinstance(stop, int) and 0 < stop < least:
+            yield "early_stop_samples", f"less than min_samples={least}: what is whole would be dropped"
         most, size = self.max_inflight_groups, self.gen_batch_size
         if isinstance(most, int) and isinstance(size, int) and 0 < most < size:
             yield "max_inflight_groups", f"less than gen_batch_size={size}: no wave would fit"

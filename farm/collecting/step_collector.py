@@ -172,6 +172,8 @@ class StepCollector:
                         f"batch {by_key[key].batch_id} of run {self._run} was there, and is not known any more: the "
                         "database went back in time; go on from an older step"
                     )
+                if (enough := self.options.early_stop_samples) is not None:
+                    by_key[key].cut(self._client, known[key].cursor, enough)
                 by_key[key].poll(self._client, known[key].cursor)
         if not any(wave.whole for wave in self._waves):
             return []

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from farm.client.farm import Farm
-from farm.collecting.group_decisions import GroupDecision
+from farm.collecting.group_decisions import GroupDecision, usable
 from farm.collecting.instance_samplers import SamplerState
 from farm.errors import InvalidRequest
 from farm.ids import RolloutRef
@@ -63,6 +64,9 @@ class Wave:
     decisions: dict[int, GroupDecision] = field(default_factory=dict)
     seen: int = 0
     _cursor: int = 0
+    _ended_cursor: int = 0
+    _usable: Counter[int] = field(default_factory=Counter)
+    _ended: dict[int, set[str]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, number: int, batch: KeyedBatch) -> Wave:
@@ -111,6 +115,23 @@ class Wave:
                 self.decisions.pop(index, None)
         self.seen = cursor
 
+    def cut(self, client: Farm, cursor: int, enough: int) -> None:
+        """Cancel what is left of groups that have `enough` usable samples, if anything ended since `cursor` was less.
+
+        They become whole by it. Cancelled again after a crash, nothing more is cancelled.
+        """
+        if cursor <= self._ended_cursor:
+            return
+        for rollout in ended_rollouts(client, self.batch_id, self._ended_cursor):
+            self._ended_cursor = max(self._ended_cursor, rollout.cursor)
+            index = rollout.group_index
+            if rollout.rollout_id in self._ended.setdefault(index, set()):
+                continue
+            self._ended[index].add(rollout.rollout_id)
+            self._usable[index] += usable(rollout)
+            if self._usable[index] == enough and usable(rollout):
+                client.cancel(rollout.group_id)
+
     def settle(self, index: int) -> None:
         """Note that a group was chosen, dropped or cancelled."""
         self.whole.pop(index, None)
@@ -121,6 +142,14 @@ def ended_groups(client: Farm, batch_id: str, cursor: int) -> Iterator[Group]:
     """Yield the groups of a batch that are whole now, without waiting for others."""
     try:
         yield from client.stream_groups(batch_id, cursor=cursor, timeout_s=0.0)
+    except TimeoutError:
+        return
+
+
+def ended_rollouts(client: Farm, batch_id: str, cursor: int) -> Iterator[Rollout]:
+    """Yield the rollouts of a batch that have ended now, without waiting for others."""
+    try:
+        yield from client.stream(batch_id, cursor=cursor, timeout_s=0.0)
     except TimeoutError:
         return
 

@@ -243,7 +243,7 @@ class Embedded:
             while not any(node.info.get("supervisor") == child.pid for node in store.read(nodes.listing)):
                 if not child.running or time.monotonic() > deadline:
                     raise ServiceError(f"the node did not start{_last_lines(self.logs / 'node.log')}")
-                time.sleep(0.02)
+                time.sleep(_POLL_S)
         finally:
             store.close()
 

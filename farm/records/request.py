@@ -5,13 +5,18 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Sized
+from collections.abc import Callable, Iterable, Sized
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from farm.engine_urls import normal_url, sound_key
 from farm.errors import InvalidRequest
+from farm.records.request_values import Count as Count
+from farm.records.request_values import Json, Name, Request, Seconds, plain
+from farm.records.sandbox_spec import Archive as Archive
+from farm.records.sandbox_spec import SandboxLimits as SandboxLimits
+from farm.records.sandbox_spec import SandboxSpec as SandboxSpec
 from farm.records.values import size_of
 
 MAX_INSTANCES = 100_000
@@ -22,61 +27,15 @@ MAX_REQUEST_BYTES = 512_000_000
 """The most bytes of the fields of all instances of a batch: 512 MB."""
 MAX_ENGINES = 10_000
 """The most different engines that the instances of a batch may bring along."""
-_MAX_EXTRA_BYTES = 1_000_000
 
 
-def _some_json(value: dict[str, Any]) -> dict[str, Any]:
-    size_of(value, _MAX_EXTRA_BYTES)
-    return value
-
-
-def _plain(text: str) -> str:
-    size_of(text, _MAX_EXTRA_BYTES)
-    return text
-
-
-Json = Annotated[dict[str, Any], AfterValidator(_some_json)]
-"""Up to 1 MB of what `farm.records.values` lets pass."""
-Name = Annotated[str, AfterValidator(_plain)]
-Seconds = Annotated[float, Field(gt=0, le=7 * 86_400)]
-Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
-
-
-class Request(BaseModel):
-    """Common settings of all request types: unknown fields are refused, values do not change.
-
-    Errors show no values, as one may be a key.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
-
-
-class EngineSettings(Request):
-    """A dedicated engine: an LLM server that a batch or an instance brings along for its rollouts, such as a trainer's.
-
-    It is used by these rollouts alone, which use no other; it is not registered with the farm, and has nothing to do
-    with the farm's weights. Without `engine_url` the farm's engines are used.
-    """
+class EngineEndpoint(Request):
+    """The address of an LLM server and its key."""
 
     engine_url: Annotated[Name, Field(max_length=2000)] = ""
     """Its address, `http://HOST:PORT/v1`, as the nodes reach it."""
     engine_key: Annotated[Name, Field(repr=False)] = ""
     """Its API key, a secret: stored with the batch, sent to `engine_url` alone, and shown nowhere."""
-    engine_model: Annotated[Name, Field(max_length=200)] = ""
-    """The model to ask it for; empty: the batch's `model`, else the first that it lists."""
-    engine_tokenizer: Annotated[Name, Field(max_length=1000)] = ""
-    """A folder or a name on a hub, where the engine does not say it itself."""
-    engine_tool_format: Annotated[Name, Field(max_length=64)] = ""
-    """The format in which its model writes tool calls, where the chat template does not show it."""
-    engine_route: Literal["detect", "chat"] = "detect"
-    """`detect`: its capabilities are probed by sampling two tokens, and the best wire for token ids is used. `chat`: it
-    is sent the rollout's own requests alone, as plain chat completions that ask for no token ids, as where the server
-    itself keeps every call as data to train on; its rollouts have rewards and no training rows."""
-
-    @property
-    def engine_settings(self) -> EngineSettings:
-        """The settings of the engine alone."""
-        return EngineSettings(**{name: getattr(self, name) for name in EngineSettings.model_fields})
 
     @field_validator("engine_url")
     @classmethod
@@ -92,10 +51,34 @@ class EngineSettings(Request):
     def _have_address(self) -> Self:
         """Refuse settings of an engine that is not named."""
         if not self.engine_url:
-            for name in EngineSettings.model_fields:
-                if getattr(self, name) != EngineSettings.model_fields[name].default:
+            for name, field in type(self).model_fields.items():
+                if name.startswith("engine_") and getattr(self, name) != field.default:
                     raise ValueError(f"{name} is set, and no engine_url: name the server that it is for")
         return self
+
+
+class EngineSettings(EngineEndpoint):
+    """A dedicated engine: an LLM server that a batch or an instance brings along for its rollouts, such as a trainer's.
+
+    It is used by these rollouts alone, which use no other; it is not registered with the farm, and has nothing to do
+    with the farm's weights. Without `engine_url` the farm's engines are used.
+    """
+
+    engine_model: Annotated[Name, Field(max_length=200)] = ""
+    """The model to ask it for; empty: the batch's `model`, else the first that it lists."""
+    engine_tokenizer: Annotated[Name, Field(max_length=1000)] = ""
+    """A folder or a name on a hub, where the engine does not say it itself."""
+    engine_tool_format: Annotated[Name, Field(max_length=64)] = ""
+    """The format in which its model writes tool calls, where the chat template does not show it."""
+    engine_route: Literal["detect", "chat"] = "detect"
+    """`detect`: its capabilities are probed by sampling two tokens, and the best wire for token ids is used. `chat`: it
+    is sent the rollout's own requests alone, as plain chat completions that ask for no token ids, as where the server
+    itself keeps every call as data to train on; its rollouts have rewards and no training rows."""
+
+    @property
+    def engine_settings(self) -> EngineSettings:
+        """The settings of the engine alone."""
+        return EngineSettings(**{name: getattr(self, name) for name in EngineSettings.model_fields})
 
 
 def _checked(check: Callable[[str], str], given: str) -> str:
@@ -193,78 +176,43 @@ class TaskTimes(Request):
     """For the evaluator."""
 
 
-class Archive(Request):
-    """A source archive of the package index, unpacked in the sandbox. Known by its digest, not by its address."""
-
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
-    version: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9.+!_-]*$")]
-    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-    path: str = "/workspace"
-    """The folder in the sandbox that gets the contents of its top folder."""
-
-
-class SandboxLimits(Request):
-    """Resource limits of a sandbox. Reaching one ends a command, with a note for the model; the sandbox goes on.
-
-    Memory, processes and disk are of the whole sandbox; CPU time, open files and file size of each process in it.
-    """
-
-    memory_mb: Count = 4096
-    n_processes: Count = 512
-    disk_mb: Count = 8192
-    """Data it writes over its image; for each 16 KB there can be a file or folder, 16,384 in all at least."""
-    cpu_s: Count = 3600
-    n_files: Count = 1024
-    file_mb: Count = 4096
-
-
 SecretName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")]
-Secret = Annotated[str, Field(max_length=65_536), AfterValidator(_plain)]
+Secret = Annotated[str, Field(max_length=65_536), AfterValidator(plain)]
 
-Requirement = Annotated[str, Field(pattern=r"^[A-Za-z0-9._\[\],-]+==[A-Za-z0-9.+!_-]+$")]
-"""An exact requirement of a Python environment, `name==version`."""
+Role = Literal["judge", "user"]
+"""A part that a model other than the policy plays: it scores answers, or is the user that the policy talks to."""
 
 
-class SandboxSpec(Request):
-    """A handler's requirements for a sandbox.
+class RoleEngine(EngineEndpoint):
+    """The LLM of a role: a server of its own by `engine_url`, or else the engines of the farm that serve `model`.
 
-    `image` is one of: `host` (the node's own system folders, read-only); a folder with a root file system; a `.sif`;
-    `docker-archive:FILE`, `oci-archive:FILE` or another `.tar` of the two; `docker://NAME`, which needs the network
-    when it is built; a definition file `FILE.def`, or `FILE.def.j2` rendered with `image_values`; `dockerfile:FOLDER`,
-    a build context, with `image_values` as build arguments; a name of `farm images alias`; or `cached:KEY`, an image
-    that was built before.
-    `packages` are exact requirements (`name==version`) of a Python environment that is first on PATH.
+    It is sent plain chat requests. What it says is recorded apart from the policy's calls, and never trained on.
     """
 
-    kind: str = "auto"
-    image: str = "host"
-    image_values: dict[str, str] = Field(default_factory=dict)
-    """Values that the template of a `.def.j2` image is rendered with, or build arguments of a Dockerfile."""
-    archives: tuple[Archive, ...] = ()
-    packages: tuple[Requirement, ...] = ()
-    agent_packages: tuple[Requirement, ...] = ()
-    """Requirements of an agent that runs inside: a separate environment in `/opt/farm/agent`, not on PATH."""
-    workdir: str = "/workspace"
-    """The folder that commands begin in; empty takes the image's WORKDIR, or `/workspace` if it has none."""
-    env: dict[str, str] = Field(default_factory=dict)
-    limits: SandboxLimits = SandboxLimits()
-    network: bool = False
-    """True to share the node's network, with all that can be reached from there; else it has only its own `lo`."""
-    network_in: tuple[Literal["init", "run", "eval"], ...] = ()
-    """Phases in which its commands have the node's network, where `network` is false: while it is prepared, while it is
-    played in, while a fresh one is scored in."""
-    user: Annotated[
-        str, Field(pattern=r"^([A-Za-z0-9_][A-Za-z0-9_.-]{0,31}(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,31})?)?$")
-    ] = ""
-    """The user that commands run as, by a name of the image's /etc/passwd or a number; empty is root. It has the name,
-    number and home that programs ask for, and the rights to all files, as a sandbox has one owner."""
-    cpus: Annotated[float, Field(gt=0, le=4096)] | None = None
-    """Processors that its processes may use, rounded up to whole ones; None: all of the node's."""
-    image_first: bool = False
-    """True to find the image's own programs on PATH before those of the farm's Python environment."""
-    fake_root: bool = False
-    """True to let changes of owner and user, which a rootless sandbox cannot make, seem to succeed, as installers
-    need."""
+    model: Annotated[Name, Field(max_length=200)] = ""
+    """The model to ask for; may be empty with an `engine_url`: then the first that the server lists."""
+    sampling: SamplingParams | None = None
+    """In place of the sampling parameters that the role's plug-in would use; the seed stays the plug-in's."""
+    timeout_s: Seconds = 180.0
+    """One answer, with the retries of a server that fails."""
+    n_parallel: Annotated[int, Field(ge=1, le=4096)] = 32
+    """The most calls at a time that each worker process makes; the others wait for their turn."""
+
+    @model_validator(mode="after")
+    def _is_named(self) -> Self:
+        """Refuse a role without a server and without a model."""
+        if not self.engine_url and not self.model:
+            raise ValueError("name the server, engine_url, or the model of the farm's engines that plays the role")
+        return self
+
+
+def roles_missing(data_source: str, roles: Iterable[str]) -> str:
+    """Return what to say of an instance whose batch names no LLM for these roles."""
+    names = " and ".join(f"{role!r}" for role in roles)
+    return (
+        f"data source {data_source!r} needs an LLM of the role {names}, and the batch names none: set "
+        'roles = {"ROLE": {"engine_url": "http://HOST:PORT/v1", "model": "NAME"}}'
+    )
 
 
 _CONVERSATION = frozenset({"messages", "tools", "add_generation_prompt", "generation_prompt", "self"})
@@ -286,6 +234,8 @@ class BatchRequest(EngineSettings):
     sampling: SamplingParams = SamplingParams()
     limits: Limits = Limits()
     model: Annotated[Name, Field(max_length=200)] = ""
+    roles: dict[Role, RoleEngine] = Field(default_factory=dict)
+    """The LLMs of the roles besides the policy. Refused if an instance needs a role that is not named here."""
     agent: Annotated[Name, Field(max_length=64)] = ""
     """The agent that plays it, an entry point of `farm.agents`; empty takes the handler's choice."""
     chat_template_kwargs: Json = Field(default_factory=dict)

@@ -56,7 +56,7 @@ class EarlyScore(BaseModel):
 class Submission(BaseModel):
     """The part of a rollout that is scored; kept in the store, so that scoring can be repeated without a new play.
 
-    The last three are the farm's, which fills them in for handlers that ask for it (`workers/handler_options.py`).
+    The last four are the farm's: no handler sets them (`workers/handler_options.py`).
     """
 
     model_config = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")
@@ -65,8 +65,10 @@ class Submission(BaseModel):
     files: dict[str, str] = {}
     """Path to text, as the policy left them."""
     tree: dict[str, SubmittedFile] = {}
-    """Path to bytes, with modes, folders and links; `workers/evaluators/submitted_tree.py` takes and puts them."""
+    """Path to bytes with modes, folders, links; at most MAX_TREE_FILES of MAX_TREE_BYTES in all."""
     layer: KeptLayer | None = None
     steps: list[dict[str, Any]] = []
     """The records of the steps before the last one, in order."""
     early_score: EarlyScore | None = None
+    rewards: tuple[float, ...] | None = None
+    """What an environment gave for its steps, as its agent kept it. None if none was played."""

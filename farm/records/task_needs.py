@@ -10,7 +10,8 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field
 
-from farm.records.request import Request, SandboxSpec
+from farm.records.request_values import Request
+from farm.records.sandbox_spec import SandboxSpec
 
 NetworkRule: TypeAlias = Literal["refuse", "allow", "off"]
 """`BatchRequest.network`."""

@@ -96,8 +96,8 @@ class Completion(SampledTokens):
 class ModelCall(Completion):
     """One request to an LLM and its completion, recorded as it happens.
 
-    `messages` are only those added since the call that it continues; `observations` are the tool results that answered
-    it.
+    `messages` are only those added since the call that it continues; `observations` are the tool results, or messages
+    of an environment, that answered it, and `reward` is what that environment gave for it; None if it gave none.
     """
 
     index: int
@@ -106,6 +106,7 @@ class ModelCall(Completion):
     latency_s: float
     sampling: dict[str, Any] = field(default_factory=dict)
     observations: list[Message] = field(default_factory=list)
+    reward: float | None = None
 
     @property
     def token_exact(self) -> bool:
@@ -129,7 +130,8 @@ class Segment:
 
     `response_mask` is 1 exactly where the policy sampled the token; elsewhere the log-probability is 0.0 and the
     policy version NO_VERSION. `mismatch` is the first position in the row, counted from the beginning of its prompt, at
-    which an engine saw another token than it was sent; None if all saw what they were sent.
+    which an engine saw another token than it was sent; None if all saw what they were sent. `turn_rewards` are what an
+    environment gave for single turns, each with the index in the response of the last token of its turn.
     """
 
     prompt_ids: TokenIds
@@ -138,6 +140,7 @@ class Segment:
     response_logprobs: LogProbs
     policy_versions: TokenIds
     mismatch: int | None = None
+    turn_rewards: tuple[tuple[int, float], ...] = ()
 
     def __post_init__(self) -> None:
         lengths = {len(self.response_ids), len(self.response_mask), len(self.response_logprobs)}
@@ -175,6 +178,7 @@ class Segment:
             self.response_logprobs[:n_tokens],
             self.policy_versions[:n_tokens],
             mismatch,
+            tuple((place, reward) for place, reward in self.turn_rewards if place < n_tokens),
         )
 
 
@@ -269,4 +273,9 @@ class _Row:
             logprobs[response],
             versions[response],
             min((call.mismatch for _, call in self._sampled if call.mismatch is not None), default=None),
+            tuple(
+                (start + call.n_response_tokens - 1 - self._n_prompt, call.reward)
+                for start, call in self._sampled
+                if call.reward is not None
+            ),
         )

@@ -33,7 +33,7 @@ from farm.scheduler.invariant_checker import InvariantChecker
 from farm.settings import Settings
 from farm.store import attempts, epoch, leader, leases, nodes, placement
 from farm.store.attempts import AttemptEnd, RetrySettings
-from farm.store.blobs import task_archives
+from farm.store.blobs import stored_archives
 from farm.store.database import Store, Work
 from farm.store.placement import StageMessage, WaitingBatch
 from farm.store.rollouts import Claim
@@ -127,7 +127,7 @@ class Dispatcher:
             self._enqueue_undelivered()
         if now >= self._next_archive_sweep:
             self._next_archive_sweep = now + _ARCHIVES_S
-            if gone := self._write(task_archives.sweep):
+            if gone := self._write(stored_archives.sweep):
                 log.info("task archives that no batch names any more are dropped: %s", ", ".join(gone))
         return self._admit()
 

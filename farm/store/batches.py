@@ -14,7 +14,7 @@ from farm.records.request import BatchRequest
 from farm.records.rollout import BatchStatus, Failure, Outcome, Reward, Rollout, Stage, State, Timing
 from farm.records.training_run import KeyedBatch
 from farm.records.trajectory import Segment
-from farm.store.blobs import task_archives
+from farm.store.blobs import stored_archives
 from farm.store.rollouts import attempts, batches, rewards, rollouts
 from farm.store.sql.clock import db_now
 from farm.store.sql.schema import InstanceRow
@@ -107,7 +107,7 @@ def _check_archives(connection: Connection, request: BatchRequest) -> None:
     """Keep the archives that instances name. Raises InvalidRequest for the first that is not there."""
     named = {instance.archive: index for index, instance in reversed(list(enumerate(request.instances)))}
     named.pop("", None)
-    missing = task_archives.keep(connection, named) if named else ()
+    missing = stored_archives.keep(connection, named) if named else ()
     if missing:
         first = min(missing, key=lambda digest: named[digest])
         raise InvalidRequest(

@@ -4,8 +4,8 @@ A row has what was ordered (`paused`, `version`) and what the engine was sent la
 `engine_version`). Every order is counted in `n_orders`; the process that carries it out writes that number to `n_done`.
 So a client that waits for an order knows when it took effect, and an order of a process that crashed half way is
 carried out by another. An engine that was out when its weights were named is not sent their name with a later order: it
-does not have them. One that is added later is expected to have the weights of the others with its model, and gets no
-calls before they were pushed to it and named.
+does not have them. One that is added later is expected to have the weights that were last named for its model, also if
+those that had them were removed, and gets no calls before they were pushed to it and named.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from farm.records.engine import EngineInfo
 from farm.records.engine_state import ACTIVE, DRAINING, Paused, StoredEngine
 from farm.records.trajectory import version_number
 from farm.store.sql.clock import age_of, db_now
-from farm.store.sql.schema import EngineRow, EngineUserRow
+from farm.store.sql.schema import EngineRow, EngineUserRow, NamedWeightsRow
 
 engines = cast(Table, EngineRow.__table__)
 users = cast(Table, EngineUserRow.__table__)
+named = cast(Table, NamedWeightsRow.__table__)
 
 _FAILURE_CHARS = 1000
 
@@ -49,11 +50,29 @@ def add(connection: Connection, engine: StoredEngine) -> None:
 
 
 def _expected(connection: Connection, model: str) -> dict[str, str]:
-    """Return the weights that the farm plays a model with, as last named to the engines of that model."""
+    """Return the weights that the farm plays a model with, as last named to engines of that model."""
+    found = _of_engines(connection, model)
+    if found is None:
+        kept = select(named.c.version, named.c.weights_path).where(named.c.model == model)
+        found = cast("Row[Any] | None", connection.execute(kept).one_or_none())
+    return {} if found is None else {"version": found.version, "weights_path": found.weights_path}
+
+
+def _of_engines(connection: Connection, model: str) -> Row[Any] | None:
+    """Return the newest version that was named to the present engines of a model, and its path."""
     like = select(engines.c.version, engines.c.weights_path).where(engines.c.model == model, engines.c.version != "")
     values = connection.execute(like.order_by(engines.c.version_order.desc(), engines.c.added_at)).all()
     newest = max(values, key=lambda row: version_number(row.version), default=None)
-    return {} if newest is None else {"version": newest.version, "weights_path": newest.weights_path}
+    return cast("Row[Any] | None", newest)
+
+
+def newest_version(connection: Connection) -> str:
+    """Return the newest version that the engines were ordered; with no engine, the one that was named last."""
+    versions = connection.execute(select(engines.c.version)).scalars().all()
+    if versions:
+        return str(max(versions, key=version_number))
+    last = select(named.c.version).order_by(named.c.named_at.desc(), named.c.model).limit(1)
+    return str(connection.execute(last).scalar_one_or_none() or "")
 
 
 def drain(connection: Connection, url: str) -> bool:
@@ -73,8 +92,10 @@ def remove_of(connection: Connection, node: str, but: str = "") -> None:
     connection.execute(delete(engines).where(engines.c.added_by == node, engines.c.url != kept))
 
 
-def clear(connection: Connection) -> int:
-    """Use none of the servers any more; how many there were."""
+def clear(connection: Connection, forget_weights: bool = False) -> int:
+    """Use none of the servers any more; how many there were. Their weights stay named unless they are forgotten."""
+    if forget_weights:
+        connection.execute(delete(named))
     return connection.execute(delete(engines)).rowcount
 
 
@@ -150,6 +171,18 @@ def set_version(connection: Connection, version: str, urls: Collection[str] | No
     changed = update(engines).where(untold, _among(urls))
     order = engines.c.n_orders + 1
     connection.execute(changed.values(n_orders=order, version=version, version_order=order))
+    for model in connection.execute(select(engines.c.model).where(_among(urls)).distinct()).scalars().all():
+        _remember(connection, model)
+
+
+def _remember(connection: Connection, model: str) -> None:
+    """Keep the weights of a model for engines that are added when the present ones are gone."""
+    newest = _of_engines(connection, model)
+    if newest is None:
+        return
+    values = {"version": newest.version, "weights_path": newest.weights_path, "named_at": db_now()}
+    if not connection.execute(update(named).where(named.c.model == model).values(**values)).rowcount:
+        connection.execute(insert(named).values(model=model, **values))
 
 
 def carried_out(connection: Connection, url: str, order: int, paused: Paused, version: str) -> None:

@@ -32,7 +32,7 @@ _AS_THEY_ARE = tuple({each.name for each in fields(ModelCall)} - {"index", "prom
 
 # Built once, as those of `farm.store.rollouts`: each turn of each rollout executes both.
 _CALL_KEY = tuple(model_calls.primary_key.columns)
-_OBSERVED = ("observations", "n_invalid")
+_OBSERVED = ("observations", "n_invalid", "reward")
 
 
 def _put_call(insert_into: Any) -> Any:
@@ -108,7 +108,7 @@ class CallLog:
 
 
 def record_call(connection: Connection, row: dict[str, Any]) -> None:
-    """Write a call's row; if it is there, only its observations, and how many of its tool calls they call invalid.
+    """Write a call's row; if it is there, only what followed: observations, invalid tool calls among them, a reward.
 
     Raises EngineError for what no database takes.
     """
@@ -161,6 +161,7 @@ def store_segments(
                     "response_logprobs": row.response_logprobs,
                     "policy_versions": row.policy_versions,
                     "mismatch": row.mismatch,
+                    "turn_rewards": [list(each) for each in row.turn_rewards] or None,
                 }
                 for index, row in enumerate(rows)
             ],
@@ -192,6 +193,7 @@ def segments_of(
                 row.response_logprobs,
                 row.policy_versions,
                 row.mismatch,
+                tuple((place, reward) for place, reward in row.turn_rewards or ()),
             )
         )
     return {rollout_id: tuple(rows) for rollout_id, rows in result.items()}

@@ -80,13 +80,16 @@ def connected(folder: Path, process: subprocess.Popen[str]) -> list[farm.Farm]:
     return []
 
 
-MIXED, CODE = ("--math", "3", "--code", "4"), ("--math", "0", "--code", "12")
-"""Answers are scored by a grader, which loads all of reasoning-gym; code by programs in a sandbox."""
+SLOW, MIXED, CODE = ("--math", "1", "--code", "2"), ("--math", "1", "--code", "5"), ("--math", "0", "--code", "9")
+"""More rollouts than end until it is seen that some have, fewer where the engine takes seconds.
+
+Answers are scored by a grader, which loads all of reasoning-gym; code by programs in a sandbox.
+"""
 
 
 @pytest.mark.parametrize(
     ("number", "given", "words"),
-    [(signal.SIGINT, True, MIXED), (signal.SIGTERM, False, CODE), (signal.SIGKILL, False, MIXED)],
+    [(signal.SIGINT, True, SLOW), (signal.SIGTERM, False, CODE), (signal.SIGKILL, False, MIXED)],
     ids=["interrupted", "terminated", "killed"],
 )
 def test_ended_half_way_it_leaves_nothing(

@@ -1,4 +1,4 @@
-"""The examples for trainers in README.md and docs/trainers.md run as they stand, on a farm with a scripted engine."""
+"""The examples for trainers, and those of the pages on tasks, run as they stand, on a farm with a scripted engine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 import farm
 from tests.doubles import EngineDouble
 from tests.services.farms import embedded, farm_folder, until
-from workers.testing.scripted_model import Script
+from workers.testing.scripted_model import Branch, Script, ScriptedCall, ScriptedProblem, ScriptedTurn
 from workers.testing.serving import serving
 
 ROOT = Path(__file__).parents[2]
@@ -37,10 +37,24 @@ print(json.dumps({
 }))
 """
 
+SUBMIT = ScriptedTurn(tool_calls=(ScriptedCall(name="submit", arguments={"answer": "5"}),))
+
+
+def mended() -> ScriptedProblem:
+    """The play of the first bug: the gold patch is applied, and submitted."""
+    row = json.loads((ROOT / "examples/data/swe/swebench_5_form.jsonl").read_text().splitlines()[0])
+    command = f"git apply - <<'PATCH'\n{row['patch']}PATCH"
+    turn = ScriptedTurn(tool_calls=(ScriptedCall(name="bash", arguments={"command": command}),))
+    return ScriptedProblem(match="plural() is wrong", plays=(Branch(name="gold", turns=(turn, SUBMIT)),))
+
 
 @pytest.fixture(scope="module")
 def home() -> Iterator[Path]:
-    double = EngineDouble(Script([]), weight_version="1")
+    others = [
+        ScriptedProblem(match=text, plays=(Branch(name="5", turns=(SUBMIT,)),))
+        for text in ("wrap(", "2 + 3 =", "4 + 4 =")
+    ]
+    double = EngineDouble(Script([mended(), *others]), weight_version="1")
     with farm_folder() as folder, embedded(folder, FARM_SANDBOX="namespace") as here, serving(double.app()) as url:
         with farm.connect(here.home) as client:
             client.add_engine(f"{url}/v1")
@@ -83,3 +97,27 @@ def test_example_for_trainers_acknowledges_and_collects_arrays(home: Path) -> No
     assert result["pushed"] == 1
     with farm.connect(home) as client:
         assert list(client.stream_groups(result["batch_id"])) == []
+
+
+def ran_page(home: Path, folder: Path, page: str) -> Any:
+    """Run the Python of a page in a folder that has the examples; return its `rewards`."""
+    (folder / "examples").symlink_to(ROOT / "examples")
+    program = "\n".join(re.findall(r"^```python\n(.*?)^```$", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL))
+    done = subprocess.run(
+        [sys.executable, "-c", f"{program}\nprint(json.dumps(rewards))"],
+        env=os.environ | {"FARM_HOME": str(home), "PYTHONPATH": str(ROOT)},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_rows_of_swe_bench(home: Path, tmp_path: Path) -> None:
+    assert ran_page(home, tmp_path, "docs/tasks/swe.md") == {"farm__wordkit-1": 1.0, "farm__wordkit-2": 0.0}
+
+
+def test_rows_by_their_columns(home: Path, tmp_path: Path) -> None:
+    assert sorted(ran_page(home, tmp_path, "docs/tasks/rows.md")) == [0.0, 1.0]

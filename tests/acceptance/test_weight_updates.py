@@ -67,7 +67,7 @@ def engine(client: farm.Farm, **options: Any) -> Iterator[_Bench]:
         try:
             yield _Bench(client, double)
         finally:
-            client.clear_engines()
+            client.clear_engines(forget_weights=True)
 
 
 @pytest.mark.parametrize("mode", ["keep", "abort"])

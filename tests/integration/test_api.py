@@ -209,7 +209,11 @@ def test_what_is_done_over_http_is_done(local: Farm, remote: Farm, batch_id: str
         ("k", "active"),
     ]
     remote.remove_engine("http://e:1")
+    local.orders.order_version("7", None)
     assert remote.clear_engines() == 1
+    assert remote.newest_version() == "7"
+    assert remote.clear_engines(forget_weights=True) == 0
+    assert remote.newest_version() == local.newest_version() == ""
 
 
 @pytest.mark.parametrize("store", ["sqlite_store"], indirect=True)

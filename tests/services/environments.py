@@ -16,18 +16,18 @@ from workers.sandboxes.images.image import image
 _SHARED = HOME / "cache" / "test-home"
 
 
-def lend_environment(packages: Sequence[str]) -> None:
+def lend_environment(packages: Sequence[str], *, alone: bool = False) -> None:
     """Link the environment that sandboxes of the current farm have for these packages to one that all tests share.
 
     What runs in it must not need its scripts, which name the interpreter by the path that it was installed at. Raises
-    SandboxError.
+    SandboxError. `alone` as of `environment`.
     """
     own, host = settings().cache / "environments", image("host")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FARM_HOME", str(_SHARED))
         settings.cache_clear()
         try:
-            shared = Path(environment(packages, host).binds[0][0])
+            shared = Path(environment(packages, host, alone=alone).binds[0][0])
         finally:
             patch.undo()
             settings.cache_clear()

@@ -30,3 +30,14 @@ def test_their_own_checks_take_the_farms_samples(run: Program, trainers: Path, p
     assert facts["several"]["n"] == [1, 3, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1]
     assert facts["several"]["first_group"] == [-0.125, 0.125, 0.125, 0.125]
     assert facts["refused"] == ["rollout_top_p", "partial_rollout", "rollout_max_context_len", "eval_function_path"]
+    dropped = {name.removeprefix("rollout/dynamic_filter/drop_") for name in facts["collected"].pop("dropped")}
+    assert dropped <= {"refused", "too_few_scored", "stale"}
+    assert facts["collected"] == {
+        "sizes": [4, 4, 4, 4],
+        "varied": True,
+        "removed": 0,
+        "again": True,
+        "disjoint": True,
+        "indices": list(range(8, 16)),
+        "prompts": ["x"],
+    }

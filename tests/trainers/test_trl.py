@@ -47,3 +47,4 @@ def test_async_grpo_takes_what_the_farms_worker_gives(run: Program) -> None:
     assert facts["stale"] == 0
     assert facts["packed"]
     assert facts["trained_groups"] >= 2
+    assert facts["filtered"] == {"equal": 0, "of_never": 0}, "groups of equal rewards are dropped before TRL sees them"

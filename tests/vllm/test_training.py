@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from examples.training.turn_text import CONTEXT_TOKENS
 from examples.training.vllm_server import vllm_server
 from farm.records.rollout import Rollout
 from farm.settings import Settings
+from tests.conftest import absent
 from tests.services.farms import farm_folder
 from tests.vllm.server import metric
 
@@ -63,10 +65,14 @@ def bench(vllm_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         yield TrainingBench(vllm_python, engine_url, policy, here)
 
 
-def finished(bench: TrainingBench, folder: Path, mode: str, n_kills: int = 0) -> FinishedRun:
-    """Train a run to its end, and look at what it left."""
+def finished(
+    bench: TrainingBench, folder: Path, mode: str, n_kills: int = 0, trl_python: Path | None = None
+) -> FinishedRun:
+    """Train a run to its end, by TRL if its Python is given, and look at what it left."""
+    trainer = "plain" if trl_python is None else "trl"
     options: dict[str, Any] = {"python": bench.python, "steps": STEPS, "mode": mode, "groups": GROUPS}
     options |= {"samples": SAMPLES, "sandbox": "namespace", "seed": 3, "kills": n_kills, "kill_within_s": 25.0}
+    options |= {"trainer": trainer, "trainer_python": trl_python}
     before = bench.n_requests()
     n_killed = train(Namespace(**options), folder, bench.policy, bench.here)
     n_requests = bench.n_requests() - before
@@ -118,6 +124,21 @@ def test_one_step_off_policy_is_one_version_old_at_most(bench: TrainingBench, tm
         assert versions(step) <= {max(0, number - 2), number - 1}
     assert any(row["off_policy_share"] > 0 for row in run.curve)
     assert run.curve[0]["off_policy_share"] == 0
+
+
+@pytest.mark.parametrize("n_kills", [0, 3])
+def test_trl_trains_on_the_farms_rollouts_and_plays_nothing_again(
+    bench: TrainingBench, tmp_path: Path, n_kills: int
+) -> None:
+    python = os.environ.get("FARM_TRAINERS_PYTHON", "")
+    if not python:
+        absent("TRL is in the environment of `make test-trainers`, which is not there (FARM_TRAINERS_PYTHON)")
+    run = finished(bench, tmp_path / f"trl-{n_kills}", "sync", n_kills, Path(python))
+    check_curve(run)
+    assert (run.n_killed > 0) == (n_kills > 0)
+    assert [versions(step) for step in run.steps] == [{step} for step in range(STEPS)]
+    assert {rollout.attempt for step in run.steps for rollout in step} == {1}
+    assert run.n_requests == run.n_calls
 
 
 @pytest.mark.parametrize("mode", ["sync", "off-policy"])

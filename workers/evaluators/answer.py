@@ -1,9 +1,6 @@
 """Scores of answers by the verifier of their problem family, in [0, 1].
 
-Text that a verifier would evaluate as a program, and `nan` and `inf`, which compare as no number does, score 0. After a
-verifier has failed on the policy's text, it is run on the reference answer: if that is scored, the text is at fault and
-scores 0; if not, scoring is broken, which is an error and never a zero. `process_end.py` decides what caused the end of
-a scorer, with the reference answer as the control.
+Text that a verifier would evaluate as a program, and `nan` and `inf`, which compare as no number does, score 0.
 """
 
 from __future__ import annotations
@@ -11,15 +8,12 @@ from __future__ import annotations
 import re
 from typing import Any, ClassVar
 
-from farm.errors import EvaluatorError
-from workers.evaluators.grading import Graded, Grader, shared_grader
-from workers.evaluators.process_end import Trial, doing, settle
+from workers.evaluators.answers.verification import Verification
+from workers.evaluators.grading import Grader
 from workers.interfaces import FreshSandbox, Score, Submission
 
 _TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 _NO_NUMBER = re.compile(r"(?<![a-z])(?:nan|inf|infinity)[ij]?(?![a-z])", re.IGNORECASE)
-_VERIFIER_S = 120.0
-"""Seconds of wall time for a verifier, of which it may compute for a few."""
 
 
 def extract_answer(text: str | None) -> str:
@@ -45,12 +39,10 @@ class AnswerEvaluator:
             return Score(0.0, {"reason": "no answer was given"})
         if words := self._no_number(answer) or self._other_numbers(answer):
             return Score(0.0, {"answer": answer[:200], "reason": words})
-        # An answer is verified twice at most, and the reference as often.
-        limit_s = min(_VERIFIER_S, timeout_s / 4)
-        graded = await settle(
-            lambda: self._trial(answer, limit_s), lambda: self._control(limit_s), f"the verifier of {self._family}"
-        )
-        return await self._score(graded, answer, limit_s)
+        verification = Verification(self._family, self._entry, self._entry.get("answer"), grader=self._grader)
+        verified = await verification.score(answer, timeout_s)
+        reason = {"reason": verified.reason} if verified.reason else {}
+        return Score(verified.value, {"answer": answer[:200], **reason})
 
     def _no_number(self, answer: str) -> str:
         reference = str(self._entry.get("answer") or "")
@@ -67,36 +59,3 @@ class AnswerEvaluator:
             return ""
         used = sorted(int(number) for number in re.findall(r"\d+", answer)[:10])
         return "" if used == sorted(numbers) else f"it is made of the numbers {used}, not of those given"
-
-    async def _trial(self, answer: str, limit_s: float) -> Trial[Graded]:
-        graded = await self._ask(answer, limit_s)
-        return Trial(graded, graded.end, passed=graded.replied)
-
-    async def _control(self, limit_s: float) -> str:
-        graded = await self._ask(str(self._entry.get("answer") or "0"), limit_s)
-        return "" if graded.replied else f"a scorer of the reference answer: {graded.end.kind}"
-
-    async def _score(self, graded: Graded, answer: str, limit_s: float) -> Score:
-        details = {"answer": answer[:200]}
-        if graded.refused:
-            reason = f"the verifier would evaluate it, and it has {graded.refused}; use literals and arithmetic"
-            return Score(0.0, {**details, "reason": reason})
-        if graded.score is None:
-            failure = graded.error or doing(graded.end)[1]
-            await self._check_verifier(failure, limit_s)
-            return Score(0.0, {**details, "reason": f"the verifier cannot read the answer: {failure}"})
-        if not 0.0 <= graded.score <= 1.0:
-            raise EvaluatorError(f"the verifier of {self._family} gave {graded.score}, which is not in [0, 1]")
-        return Score(graded.score, details)
-
-    async def _ask(self, answer: str, limit_s: float) -> Graded:
-        return await (self._grader or shared_grader()).score(self._family, self._entry, answer, limit_s)
-
-    async def _check_verifier(self, failure: str, limit_s: float) -> None:
-        reference = self._entry.get("answer")
-        if reference is None:
-            raise EvaluatorError(f"the verifier of {self._family} failed and there is no reference answer: {failure}")
-        graded = await self._ask(reference, limit_s)
-        if graded.score is None:
-            broken = graded.error or graded.refused or graded.end.kind
-            raise EvaluatorError(f"the verifier of {self._family} fails on its reference answer: {broken}")

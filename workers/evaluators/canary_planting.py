@@ -94,7 +94,8 @@ def canaries(names: CanaryNames) -> Iterator[tuple[str, str, str]]:
 def gaps(lines: list[str], module: ast.Module) -> list[int]:
     """Return the indices of lines at which two empty ones separate two definitions of a file."""
     result = []
-    for before, after in zip(module.body, module.body[1:], strict=False):
+    for number, after in enumerate(module.body[1:]):
+        before = module.body[number]
         if not isinstance(before, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef):
             continue
         starts = [after.lineno, *(one.lineno for one in getattr(after, "decorator_list", []))]

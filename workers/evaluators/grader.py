@@ -1,4 +1,4 @@
-"""The grader: a fork server that has reasoning-gym imported, and scores each answer in a fork of its own.
+"""The grader: a fork server that has one library imported, and scores each answer in a fork of its own.
 
 No text of a policy is ever evaluated in this process, so its report of a scorer can be trusted: it reads the score
 from a pipe, checks that it is a number, and reports the scorer's end. A fork takes milliseconds, the imports a second.
@@ -18,12 +18,14 @@ import selectors
 import signal
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import IO, Any
 
 from workers.evaluators import scorer
+from workers.evaluators.answers import equality
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NO_NEW_PRIVS = 38
@@ -35,16 +37,25 @@ _MAX_CPU_S = 10.0
 _MAX_REPLY = 1 << 16
 
 
-def main(user: str) -> None:
+def main(user: str, library: str) -> None:
     answers = _private_stdout()
-    import reasoning_gym  # noqa: F401  (registers the families; takes a second, which the first answer need not wait)
-
+    # takes seconds, which the first answer need not wait; the confined user may not be able to read it
+    LIBRARIES[library]()
     _confine(user)
     # else the first collection of each fork copies all the memory they share
     gc.collect()
     gc.freeze()
     print(json.dumps({"ready": True}), file=answers, flush=True)
     GraderServer(answers).serve()
+
+
+def _load_reasoning_gym() -> None:
+    """Register the families."""
+    import reasoning_gym  # noqa: F401
+
+
+LIBRARIES: dict[str, Callable[[], None]] = {"reasoning-gym": _load_reasoning_gym, equality.FAMILY: equality.load}
+"""The libraries that a grader may be started with, each with the function that loads it."""
 
 
 def _private_stdout() -> IO[str]:
@@ -181,17 +192,19 @@ def _waited_s(pid: int) -> float:
 
 @cache
 def _verifier(family: str) -> scorer.Verifier:
+    if family == equality.FAMILY:
+        return equality.equal
     from reasoning_gym.factory import get_score_answer_fn
 
     verifier: scorer.Verifier = get_score_answer_fn(family)
     return verifier
 
 
-def command(user: str) -> list[str]:
-    """Return the command that starts the grader; `user` is the account it switches to when started by root."""
+def command(user: str, library: str) -> list[str]:
+    """Return the command that starts the grader of a library; `user` is the account that it switches to from root."""
     # until it has set this itself, after a second
     bound = ["setpriv", "--pdeathsig", "KILL", "--"]
-    return [*bound, sys.executable, "-I", "-m", __name__, user]
+    return [*bound, sys.executable, "-I", "-m", __name__, user, library]
 
 
 def environment() -> dict[str, str]:
@@ -201,4 +214,4 @@ def environment() -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

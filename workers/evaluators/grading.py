@@ -42,9 +42,10 @@ class Graded:
 
 
 class Grader:
-    """One grader process of one event loop, with as many scorers at a time as there are CPUs."""
+    """One grader process of one event loop and one library, with as many scorers at a time as there are CPUs."""
 
-    def __init__(self) -> None:
+    def __init__(self, library: str = "reasoning-gym") -> None:
+        self._library = library
         self._room = asyncio.Semaphore(os.cpu_count() or 1)
         self._starting = asyncio.Lock()
         self._line: _Line | None = None
@@ -87,7 +88,7 @@ class Grader:
         async with self._starting:
             if self._line is None or self._line.ended.done():
                 await self.aclose()
-                self._line = _Line(await _started())
+                self._line = _Line(await _started(self._library))
             return self._line
 
 
@@ -138,9 +139,9 @@ class _Line:
                     waiter.set_exception(BrokenPipeError())
 
 
-async def _started() -> asyncio.subprocess.Process:
+async def _started(library: str) -> asyncio.subprocess.Process:
     process = await asyncio.create_subprocess_exec(
-        *grader.command(settings().sandbox_user),
+        *grader.command(settings().sandbox_user, library),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.DEVNULL,
@@ -161,7 +162,7 @@ async def _started() -> asyncio.subprocess.Process:
             _kill(process)
             await process.wait()
     if not ready:
-        command = " ".join(grader.command(settings().sandbox_user))
+        command = " ".join(grader.command(settings().sandbox_user, library))
         raise EvaluatorError(f"the grader process does not start; try it by hand: {command}")
     return process
 
@@ -173,9 +174,10 @@ def _kill(process: asyncio.subprocess.Process) -> None:
             os.killpg(process.pid, signal.SIGKILL)
 
 
-_graders: WeakKeyDictionary[asyncio.AbstractEventLoop, Grader] = WeakKeyDictionary()
+_graders: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, Grader]] = WeakKeyDictionary()
 
 
-def shared_grader() -> Grader:
-    """Return the grader of this event loop."""
-    return _graders.setdefault(asyncio.get_running_loop(), Grader())
+def shared_grader(library: str = "reasoning-gym") -> Grader:
+    """Return the grader of a library in this event loop."""
+    graders = _graders.setdefault(asyncio.get_running_loop(), {})
+    return graders.setdefault(library, Grader(library))

@@ -74,6 +74,10 @@ class _Run:
     tampered: str = ""
 
 
+class UnfitTests(EvaluatorError):
+    """The tests of an instance cannot be checked by canaries, such as where some are not run over a clean tree."""
+
+
 class PytestEvaluator:
     """The evaluator of a patch: 1.0 if all tests to be fixed and all tests to be kept pass, else 0.0."""
 
@@ -102,7 +106,7 @@ class PytestEvaluator:
         if not run.tampered:
             return run.score
         if failed := await control():
-            raise EvaluatorError(f"the tests' command does not suit the canaries, name files and not tests: {failed}")
+            raise UnfitTests(f"the tests' command does not suit the canaries, name files and not tests: {failed}")
         return Score(0.0, {**run.score.details, "tampered": run.tampered})
 
     async def _trial(self, patch: bytes, fresh: FreshSandbox, timeout_s: float, deadline: float) -> Trial[_Run]:

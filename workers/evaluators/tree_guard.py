@@ -10,7 +10,6 @@ one of these is removed.
 from __future__ import annotations
 
 import configparser
-import importlib.metadata
 import importlib.util
 import json
 import os
@@ -18,7 +17,6 @@ import pkgutil
 import shutil
 import subprocess
 import sys
-import tomllib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -31,18 +29,25 @@ _STEERING = {
 _METADATA = (".dist-info", ".egg-info", ".egg-link", ".egg", ".pth")
 _COMPILED = (".pyc", ".pyo", ".pyd")
 _ROOTS = ("", "src", "lib")
+SETTINGS_FILES = ("pyproject.toml", "setup.cfg")
+"""Files of which a part is pytest's."""
 
 
 def survey(tree: Path, pythonpath: str) -> dict[str, Any]:
     """Return the modules that Python finds without the tree, the plug-ins of pytest, and what is missing."""
+    from importlib.metadata import distributions
+
     absent = "" if shutil.which("git") else "git is missing"
     if importlib.util.find_spec("pytest") is None:
         absent = "pytest is missing from the environment"
-    names = set(sys.stdlib_module_names) | {module.name for module in pkgutil.iter_modules(sys.path)}
+    # before Python 3.10 it has no list of its own modules, but finds all but the built-in ones
+    names = {*getattr(sys, "stdlib_module_names", sys.builtin_module_names)} | {
+        module.name for module in pkgutil.iter_modules(sys.path)
+    }
     path = [str(tree / pythonpath), str(tree), *sys.path]
     result = [
         entry.name
-        for distribution in importlib.metadata.distributions(path=path)
+        for distribution in distributions(path=path)
         for entry in distribution.entry_points
         if entry.group == "pytest11"
     ]
@@ -58,6 +63,18 @@ def folder_of_tests(test: str) -> str:
     return ""
 
 
+def steers(path: str) -> bool:
+    """Return True if a file by this name decides what runs beside the code: pytest's, Python's, or what is compiled."""
+    parts = path.split("/")
+    name = parts[-1].lower()
+    return (
+        name in _STEERING
+        or any(part.lower().endswith(_METADATA) for part in parts)
+        or name.endswith(_COMPILED)
+        or "__pycache__" in parts
+    )
+
+
 class TreeGuard:
     """The patched tree; `names` are those of modules that Python finds elsewhere, `tests` the paths of tests."""
 
@@ -71,16 +88,11 @@ class TreeGuard:
 
     def is_ours(self, path: str) -> bool:
         """Return True if a changed path is to be restored."""
-        parts = path.split("/")
-        name = parts[-1].lower()
         return (
             path in self._tests
             or any(_below(path, folder) or _below(folder, path) for folder in self._folders)
             or any(_below(test, path) for test in self._tests)
-            or name in _STEERING
-            or any(part.lower().endswith(_METADATA) for part in parts)
-            or name.endswith(_COMPILED)
-            or "__pycache__" in parts
+            or steers(path)
             or self._shadows(path)
             or self._steers(path)
         )
@@ -101,7 +113,7 @@ class TreeGuard:
 
     def _steers(self, path: str) -> bool:
         name = path.rsplit("/", 1)[-1]
-        if name not in ("pyproject.toml", "setup.cfg"):
+        if name not in SETTINGS_FILES:
             return False
         before = self._git("show", f"{self._baseline}:{path}")
         try:
@@ -109,7 +121,7 @@ class TreeGuard:
         except (OSError, ValueError):
             after = ""
         try:
-            return bool(_settings(name, before) != _settings(name, after))
+            return bool(pytest_settings(name, before) != pytest_settings(name, after))
         except (ValueError, configparser.Error):
             return True
 
@@ -161,9 +173,14 @@ def _below(path: str, folder: str) -> bool:
     return path == folder or path.startswith(f"{folder}/")
 
 
-def _settings(name: str, text: str) -> Any:
-    """Return the part of a file of settings that pytest and its plug-ins read."""
+def pytest_settings(name: str, text: str) -> Any:
+    """Return what pytest and its plug-ins read of a pyproject.toml or setup.cfg. ValueError, configparser.Error."""
     if name == "pyproject.toml":
+        try:
+            import tomllib
+        except ImportError:
+            # before Python 3.11; then any change of it counts as one of its settings of pytest
+            return text
         tools = tomllib.loads(text).get("tool", {})
         return {tool: said for tool, said in tools.items() if tool in ("pytest", "coverage", "tox")}
     parser = configparser.RawConfigParser()

@@ -12,26 +12,15 @@ from typing import ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from farm.errors import HandlerError, SandboxError
+from farm.errors import HandlerError
 from farm.records.request import Archive, SandboxSpec
 from farm.records.trajectory import Message
-from workers.evaluators.node_conditions import observed
-from workers.evaluators.patches import (
-    GIT_ENV,
-    REJECTED,
-    patch_files,
-    said,
-    script,
-    touched,
-)
-from workers.evaluators.process_end import EndCause, ProcessEnd, doing
+from workers.evaluators.issues.differences import GIT_S, difference
+from workers.evaluators.patches import GIT_ENV, said, script, touched
 from workers.evaluators.tests import PytestEvaluator, TestPlan
 from workers.interfaces import Evaluator, ExecResult, Sandbox, Submission
 
 _TREE = "/workspace"
-_MAX_PATCH_BYTES = 1_000_000
-_GIT_S = 45.0
-"""Seconds for git; less than a stage's limit for collecting, so that it is reached first."""
 _SYSTEM = (
     f"The source tree of {{repo}} is in {_TREE}. Mend the issue you are shown by changing the source; do not change "
     "tests. Hidden tests check your change. When you are done, call submit."
@@ -102,9 +91,9 @@ class SweHandler:
     agent: ClassVar[str] = "react"
     tools: ClassVar[Collection[str]] = ("bash", "edit", "submit")
     prepares_once: ClassVar[bool] = True
-    collect_s: ClassVar[float] = _GIT_S + 15.0
+    collect_s: ClassVar[float] = GIT_S + 15.0
 
-    def __init__(self, git_s: float = _GIT_S) -> None:
+    def __init__(self, git_s: float = GIT_S) -> None:
         self._git_s = git_s
 
     def sandbox(self, instance: SweInstance) -> SandboxSpec | None:
@@ -140,18 +129,7 @@ class SweHandler:
         """
         if sandbox is None:
             raise HandlerError(f"{instance.instance_id}: the patch to score lies in a sandbox, and there is none")
-        async with observed() as conditions:
-            result = await self._git(sandbox, script("collect_difference"), MAX_BYTES=str(_MAX_PATCH_BYTES + 1))
-        if result.code != 0:
-            whose, reason = doing(ProcessEnd.of(result, self._git_s, conditions))
-            if whose is EndCause.FARM:
-                raise SandboxError(f"sandbox {sandbox.sandbox_id}: its difference cannot be taken: {reason}")
-            if whose is EndCause.UNKNOWN and result.timed_out:
-                raise TimeoutError(f"its difference was not taken within {self._git_s:g} s: {said(result)}")
-            return _rejected(answer, f"the tree's repository is broken, so there is no difference: {said(result)}")
-        if len(result.stdout) > _MAX_PATCH_BYTES:
-            return _rejected(answer, f"the patch is too large; at most {_MAX_PATCH_BYTES} bytes are scored")
-        return Submission(answer=answer, files=patch_files(result.stdout))
+        return await difference(sandbox, _TREE, answer, self._git_s)
 
     async def _git(self, sandbox: Sandbox, command: str, **env: str) -> ExecResult:
         return await sandbox.exec(["bash", "-c", command], timeout_s=self._git_s, env={**GIT_ENV, **env}, cwd=_TREE)
@@ -168,7 +146,3 @@ class SweHandler:
                 pass_to_pass=instance.PASS_TO_PASS,
             )
         )
-
-
-def _rejected(answer: str | None, reason: str) -> Submission:
-    return Submission(answer=answer, files={REJECTED: reason})

@@ -15,12 +15,12 @@ from pydantic import BaseModel, Field
 
 from farm.ids import group_id
 from farm.notifications import Signals, redis_client
-from farm.records.request import EngineSettings, Limits, SamplingParams
+from farm.records.request import EngineSettings, Limits, RoleEngine, SamplingParams
 from farm.records.rollout import Stage
 from farm.records.task_needs import NetworkRule
 from farm.settings import Settings, settings
 from farm.store import batches, migrations, rollouts
-from farm.store.blobs import task_archives
+from farm.store.blobs import stored_archives
 from farm.store.capacity import PROCESS_CONNECTIONS
 from farm.store.database import Store
 from farm.store.rollouts import Claim
@@ -28,6 +28,7 @@ from workers.interfaces import Policy
 from workers.policy.engines import open_engine
 from workers.policy.generation import EngineAddress
 from workers.policy.policy import PromptRules, RolloutPolicy
+from workers.policy.role_models import RoleModels
 from workers.policy.routing.dedicated_engines import DedicatedEngines
 from workers.policy.routing.load import SharedLoads
 from workers.policy.routing.pool import EnginePool
@@ -40,6 +41,7 @@ from workers.process.node_breaker import NodeBreaker
 from workers.process.recorder import AttemptRecorder
 from workers.process.supervision import owner_name
 from workers.process.watchdog import Watchdog
+from workers.roles import ChatModel
 from workers.sandboxes.processes.fork_client import close_fork_client
 from workers.stage_job import StageJob, resolve_problem
 from workers.task_archives import fetch_archive
@@ -69,6 +71,7 @@ class StoredRequest(BaseModel):
     reward: str | dict[str, float] = ""
     network: NetworkRule = "refuse"
     secrets: dict[str, str] = Field(default_factory=dict, repr=False)
+    roles: Mapping[str, RoleEngine] = {}
 
     def engine_for(self, group_index: int) -> EngineAddress | None:
         """Return the dedicated engine of an instance; None if it is played on the farm's."""
@@ -124,17 +127,20 @@ class Worker:
         self.engines = EnginePool(self.fleet, reporter=self.fleet, others=self.loads, open_engine=client)
         self.dedicated_engines = DedicatedEngines(self.loop.call, client, away_s=options.engine_away_s)
         self.fleet.on_change = self.engines.changed
+        self._watched: Once[EnginePool] = Once(self._watch_engines)
+        self.role_models = RoleModels(self.dedicated_engines, self._watched)
         if pool == Stage.RUN:
-            self._watch_engines()
+            self._watched()
         self._request = lru_cache(_CACHE_SIZE)(self._read_request)
         self._instance = lru_cache(_CACHE_SIZE)(self._read_instance)
 
-    def _watch_engines(self) -> None:
-        """Also while nothing is played: new engines are probed, and given their orders."""
+    def _watch_engines(self) -> EnginePool:
+        """Watch the farm's engines, also while nothing is played: new ones are probed, and given their orders."""
         self.fleet.start()
         if self.loads is not None:
             self.loads.start(self.engines.load_tracker)
         self.loop.run(self.engines.start())
+        return self.engines
 
     def claim(self, rollout_id: str, attempt: int, stage: Stage) -> Claim | None:
         """Claim a stage; None if it cannot be claimed here, or this worker is about to end."""
@@ -175,6 +181,7 @@ class Worker:
             network=request.network,
             secrets=request.secrets,
             archive=archive,
+            roles=request.roles,
         )
 
     def resolved_job(self, claim: Claim) -> StageJob:
@@ -189,7 +196,7 @@ class Worker:
     def fetch_archive(self, job: StageJob) -> None:
         """Bring the archive of a job to this node, if it has one. Blocks."""
         if job.archive:
-            ask = partial(task_archives.part, digest=job.archive)
+            ask = partial(stored_archives.part, digest=job.archive)
             fetch_archive(job.archive, lambda number: self.store.read(partial(ask, number=number)))
 
     def recorder(self, claim: Claim) -> AttemptRecorder:
@@ -214,6 +221,12 @@ class Worker:
             return
         with self.dedicated_engines.pool(job.engine) as pool:
             yield _policy(pool, job, job.engine.model)
+
+    @contextmanager
+    def models(self, job: StageJob) -> Iterator[Mapping[str, ChatModel]]:
+        """The LLMs of the roles besides the policy that the batch names, by role."""
+        with self.role_models.of(job.roles, job.rollout_id) as models:
+            yield models
 
     def close(self) -> None:
         self.watchdog.close()

@@ -75,10 +75,10 @@ def run_agent(self: Task, rollout_id: str, attempt: int) -> str:
         if stage is None:
             return UNCLAIMED
         recorder = stage.worker.recorder(stage.claim)
-        with stage.worker.policy(stage.job) as policy:
+        with stage.worker.policy(stage.job) as policy, stage.worker.models(stage.job) as models:
             stage.work.excused_s = lambda: policy.paused_s
             left = stage.worker.layers(stage.claim)
-            played = stage.play(stages.run(stage.job, policy, recorder.record, recorder.keep, left))
+            played = stage.play(stages.run(stage.job, policy, recorder.record, recorder.keep, left, models))
         calls = recorder.in_order()
         rows = segments(calls)
         # what was played may not be fit to be kept: training on it would be worse than losing it
@@ -96,7 +96,8 @@ def evaluate(self: Task, rollout_id: str, attempt: int) -> str:
             return UNCLAIMED
         claim = stage.claim
         submission = Submission.model_validate(claim.submission or {})
-        score, name = stage.play(stages.evaluate(stage.job, submission, stage.worker.layers(claim)))
+        with stage.worker.models(stage.job) as models:
+            score, name = stage.play(stages.evaluate(stage.job, submission, stage.worker.layers(claim), models))
         finish = partial(
             rollouts.finish,
             held=claim,

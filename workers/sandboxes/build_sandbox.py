@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
-from farm.ids import build_sandbox_id
+from farm.ids import owned_sandbox_id
 from farm.records.request import SandboxLimits, SandboxSpec
 from farm.settings import settings
 from workers.sandboxes.images.builder import move_tree
@@ -45,7 +45,7 @@ def build_spec() -> SandboxSpec:
 def new_build_id() -> str:
     """Return an id by which the sandbox is known to be this process's, and to be left behind once that has ended."""
     started = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
-    return build_sandbox_id(os.getpid(), started)
+    return owned_sandbox_id("build", os.getpid(), started)
 
 
 class BuildSandbox:

@@ -59,7 +59,7 @@ Runtime = Callable[[Path, dict[str, str], SandboxSpec], tuple[list[str], dict[st
 def prepare(spec: SandboxSpec) -> SandboxParts:
     """Find or make all parts. Raises SandboxError. Blocks; quick once they are cached."""
     base = image(spec.image, spec.image_values, start=start_build)
-    python = environment(spec.packages, base)
+    python = environment(spec.packages, base, alone=spec.without_dependencies)
     agent = agent_environment(spec.agent_packages, base)
     archives = [str(layer(archive)) for archive in reversed(spec.archives)]
     # where interpreters that are forked outside find it too, once they are inside

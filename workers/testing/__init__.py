@@ -7,7 +7,7 @@ itself, without isolation. `workers.conformance` checks the promises of every sa
 from __future__ import annotations
 
 from workers.testing.chat_handler import ChatHandler
-from workers.testing.fakes import EchoTool, FakeProvider, FakeSandbox, ScriptedPolicy, answering, calling
+from workers.testing.fakes import EchoTool, FakeProvider, FakeSandbox, ScriptedModel, ScriptedPolicy, answering, calling
 from workers.testing.noop import NoopAgent, NoopHandler, NoopInstance
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "NoopAgent",
     "NoopHandler",
     "NoopInstance",
+    "ScriptedModel",
     "ScriptedPolicy",
     "answering",
     "calling",

@@ -82,6 +82,26 @@ class ScriptedPolicy:
         return answer
 
 
+class ScriptedModel:
+    """The LLM of a role, a ChatModel: returns replies in order, the last again and again, and raises exceptions.
+
+    `requests` holds the messages and sampling parameters that it was sent.
+    """
+
+    def __init__(self, *replies: str | Exception, model: str = "scripted") -> None:
+        self._replies = list(replies)
+        self.model = model
+        self.blocked = ""
+        self.requests: list[tuple[list[Message], SamplingParams]] = []
+
+    async def complete(self, messages: Sequence[Message], sampling: SamplingParams) -> str:
+        self.requests.append((list(messages), sampling))
+        reply = self._replies[min(len(self.requests), len(self._replies)) - 1]
+        if isinstance(reply, Exception):
+            raise reply
+        return reply
+
+
 class EchoArguments(BaseModel):
     """Arguments of EchoTool."""
 

@@ -1,1 +1,1 @@
-"""What is stored as bytes: artefacts of rollouts, task archives."""
+"""Bytes in the store: artefacts of rollouts, task archives."""

@@ -203,6 +203,7 @@ class ModelCallRow(Base):
     n_invalid: Mapped[int] = mapped_column(server_default=_ZERO)
     begins: Mapped[str] = mapped_column(PlainText(), server_default=text("''"))
     mismatch: Mapped[int | None]
+    reward: Mapped[float | None]
 
 
 class ArtefactRow(Base):
@@ -221,7 +222,7 @@ class ArtefactRow(Base):
 
 
 class SegmentRow(Base):
-    """One training row of the attempt that counts."""
+    """One training row of the attempt that counts. `turn_rewards` are pairs of a place and a reward; null for none."""
 
     __tablename__ = "segments"
     __table_args__ = (
@@ -239,6 +240,7 @@ class SegmentRow(Base):
     response_logprobs: Mapped[Any] = mapped_column(Packed("float32"))
     policy_versions: Mapped[Any] = mapped_column(Packed("int32"))
     mismatch: Mapped[int | None]
+    turn_rewards: Mapped[list[Any] | None] = mapped_column(JSON(none_as_null=True))
 
 
 class RewardRow(Base):
@@ -311,6 +313,17 @@ class EngineRow(Base):
     failure: Mapped[str] = mapped_column(PlainText(1000), server_default="")
     weights_path: Mapped[str] = mapped_column(String(500), server_default="")
     held_at: Mapped[float | None]
+
+
+class NamedWeightsRow(Base):
+    """The weights that were last named to the engines of a model; they outlive the engines."""
+
+    __tablename__ = "named_weights"
+
+    model: Mapped[str] = mapped_column(String(200), primary_key=True)
+    version: Mapped[str] = mapped_column(_key())
+    weights_path: Mapped[str] = mapped_column(String(500))
+    named_at: Mapped[float]
 
 
 class EngineUserRow(Base):

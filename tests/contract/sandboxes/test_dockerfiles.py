@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import shutil
 import signal
 import tarfile
 from collections.abc import Callable
@@ -13,8 +14,10 @@ from typing import Any
 import pytest
 
 from farm.errors import ImageError
+from farm.settings import settings
 from tests.contract.sandboxes.sandbox_kinds import python
 from tests.services.farms import until
+from tests.services.images import root_folder
 from workers.interfaces import Sandbox, SandboxProvider
 from workers.sandboxes.images.dockerfile.image_config import Healthcheck
 from workers.sandboxes.images.image import Image, image
@@ -242,3 +245,20 @@ def test_what_an_image_consists_of_is_kept_with_it(start: Start, run: Run, conte
 def entries_now(own: list[Any]) -> list[Any]:
     folders = {entry.folder for entry in own}
     return [entry for entry in entries() if entry.folder in folders]
+
+
+@pytest.mark.usefixtures("_one_kind", "apptainer")
+def test_buildah_where_it_is_installed(
+    start: Start, run: Run, context: Callable[..., str], farm_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if shutil.which("buildah") is None or os.geteuid() != 0:
+        pytest.skip("no buildah on PATH, or not root, without which its builds have network")
+    set_alias("small:1", str(root_folder(farm_folder / "buildah-base")))
+    monkeypatch.setenv("FARM_IMAGE_BUILDER", "buildah")
+    settings.cache_clear()
+    name = context("FROM small:1\nENV WORD=made\nRUN echo $WORD >/etc/made\nWORKDIR /opt/here\nUSER 5", made="")
+    sandbox = start(image=name, workdir="")
+    assert said(run, sandbox, "cat /etc/made /etc/mark; pwd; echo $WORD") == "made\nsmall image\n/opt/here\nmade\n"
+    assert built(name).config.user == "5"
+    monkeypatch.undo()
+    settings.cache_clear()

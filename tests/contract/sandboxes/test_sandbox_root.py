@@ -15,6 +15,7 @@ import pytest
 from farm.settings import settings
 from tests.contract.sandboxes.sandbox_kinds import PROVIDERS
 from tests.services.images import docker_archive, oci_archive, root_folder
+from tests.services.soak import at_length
 from workers.conformance.bench import PromiseBench
 from workers.conformance.catalogue import chosen
 from workers.conformance.promise import Promise
@@ -35,8 +36,13 @@ OF_THE_IMAGE = (
 ON_DISK = {"the_layer_lies_on_disk"}
 ON_THE_HOST = {"what_cannot_be_changed_says_so"}
 TMPFS_MB = 300
-PACKED = dict(zip(PROVIDERS, FORMS[2:], strict=True))
-"""Archives are made into folders before any kind of sandbox sees them, so each is tried with one kind."""
+EACH = [(kind, form) for kind in PROVIDERS for form in FORMS[:2]]
+WHOLE = at_length(list(zip(PROVIDERS, FORMS[:2], strict=True)), EACH)
+PACKED = [
+    *(each for each in EACH if each not in WHOLE),
+    *zip(PROVIDERS, FORMS[2:], strict=True),
+]
+"""All forms are made into folders before any kind of sandbox sees them, so each has all promises with one kind."""
 
 
 def promises(without: set[str]) -> list[Promise]:
@@ -73,11 +79,12 @@ def image_bench(
 
 
 TRIED = [
-    *((kind, form, promise) for kind in PROVIDERS for form in FORMS[:2] for promise in promises(ON_THE_HOST)),
-    *((kind, form, promise) for kind, form in PACKED.items() for promise in chosen(only=OF_THE_IMAGE)),
+    *((kind, form, promise) for kind, form in WHOLE for promise in promises(ON_THE_HOST)),
+    *((kind, form, promise) for kind, form in PACKED for promise in chosen(only=OF_THE_IMAGE)),
 ]
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("provider", "image_bench", "promise"),
     TRIED,

@@ -215,6 +215,42 @@ class TestWeights:
         assert (new.version, new.weights_path, new.n_orders, new.lacks_weights) == ("7", "/shared/7", 0, True)
         assert (judge.version, judge.lacks_weights) == ("", False), "of another model"
 
+    @pytest.mark.parametrize(
+        "away",
+        [
+            (llm_engines.clear,),
+            (llm_engines.remove_of, "n"),
+            (llm_engines.remove, A),
+        ],
+    )
+    def test_weights_outlive_the_engines_that_had_them(self, store: Store, away: tuple[Any, ...]) -> None:
+        write(store, llm_engines.add, StoredEngine(A, "m", added_by="n"))
+        write(store, llm_engines.set_version, "6", None)
+        write(store, llm_engines.set_version, "7", None, "/shared/7")
+        write(store, *away)
+        assert store.read(llm_engines.newest_version) == "7"
+        write(store, llm_engines.add, StoredEngine(B, "m"))
+        write(store, llm_engines.add, StoredEngine("http://judge/v1", "another"))
+        result = listed(store)
+        assert (result[B].version, result[B].weights_path, result[B].lacks_weights) == ("7", "/shared/7", True)
+        assert not result["http://judge/v1"].lacks_weights
+        write(store, llm_engines.set_version, "3", [B])
+        write(store, llm_engines.clear)
+        assert store.read(llm_engines.newest_version) == "3", "what was named last, also by a trainer that went back"
+
+    def test_weights_are_forgotten_when_that_is_said(self, both: Store) -> None:
+        write(both, llm_engines.set_version, "7", None)
+        assert write(both, llm_engines.clear, True) == 2
+        assert both.read(llm_engines.newest_version) == ""
+        write(both, llm_engines.add, StoredEngine(A, "m"))
+        assert not listed(both)[A].lacks_weights
+
+    def test_an_engine_without_named_weights_is_not_measured_by_those_of_another_model(self, both: Store) -> None:
+        write(both, llm_engines.set_version, "900", None)
+        write(both, llm_engines.clear)
+        write(both, llm_engines.add, StoredEngine(A, "another"))
+        assert both.read(llm_engines.newest_version) == ""
+
     def test_a_farm_without_versions_expects_none(self, both: Store) -> None:
         write(both, llm_engines.add, StoredEngine("http://new/v1", "m"))
         assert not any(engine.lacks_weights for engine in listed(both).values())

@@ -45,13 +45,13 @@ class PlayedRun:
         self, run: str = "r", client: Farm | None = None, wait: Callable[[float], object] | None = None, **options: Any
     ) -> StepCollector:
         values = {"train_batch_size": 3, "gen_batch_size": 1, **options}
-        accept = values.pop("accept", None)
+        accept, n_samples = values.pop("accept", None), values.pop("n_samples", N_SAMPLES)
         return StepCollector(
             client or self.client,
             run,
             self.sampler,
             CollectingOptions(**values),
-            {"n_samples": N_SAMPLES},
+            {"n_samples": n_samples},
             accept=accept,
             wait=wait or self.play_group,
         )

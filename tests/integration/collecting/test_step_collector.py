@@ -51,6 +51,29 @@ def test_a_group_keeps_its_broken_members_where_the_rest_is_enough(sqlite_store:
     assert step.n_dropped == {"too_few_scored": 1}
 
 
+def test_a_group_with_enough_samples_does_not_wait_for_the_rest(store: Store) -> None:
+    run = PlayedRun(store, {0: (1.0, None, 0.0, 1.0), 1: (1.0, 0.0, 1.0, 0.0), 2: (None, None, None, 1.0)})
+    options: dict[str, Any] = {"train_batch_size": 1, "max_inflight_groups": 1, "min_samples": 2}
+    options["early_stop_samples"] = 2
+    played: list[int] = []
+
+    def play_one(seconds: float) -> None:
+        run.scripted.play(1)
+        played.append(len(run.scripted.played))
+
+    collector = run.collector(wait=play_one, n_samples=4, **options)
+    first, second = collector.collect(1), collector.collect(2)
+    assert (numbers(first), numbers(second)) == ([0], [1])
+    # the broken one is no sample: the first group needs three to have two
+    assert [[rollout.state for rollout in step.groups[0].rollouts] for step in (first, second)] == [
+        ["completed", "failed", "completed", "cancelled"],
+        ["completed", "completed", "cancelled", "cancelled"],
+    ]
+    assert len(run.scripted.played) == 5
+    again = run.collector(n_samples=4, **options).collect(2)
+    assert [each.rollout_id for each in again.rollouts] == [each.rollout_id for each in second.rollouts]
+
+
 def test_a_rule_of_the_trainers_own(sqlite_store: Store) -> None:
     def odd(group: Group) -> bool:
         return int(group.rollouts[0].instance_id[-1]) % 2 == 1

@@ -13,6 +13,7 @@ import pytest
 from examples.problems import humaneval_problems, swe_problems
 from farm.records.request import SandboxSpec
 from tests.conftest import absent
+from tests.services.soak import at_length
 from workers.handlers.code import CodeHandler, CodeInstance
 from workers.handlers.swe import SweHandler, SweInstance
 from workers.interfaces import FreshSandbox, Sandbox, Score, Submission
@@ -91,10 +92,17 @@ async def scored(edit: str, instance: SweInstance = SWE) -> Score:
     return await handler.evaluator(instance).evaluate(submission, fresh, 300.0)
 
 
-@pytest.mark.parametrize("instance", FIXES, ids=lambda instance: instance.instance_id)
-def test_the_gold_patch_passes_and_nothing_does_not(instance: SweInstance) -> None:
+# each has packages of its own, which take longer than its tests
+@pytest.mark.soak
+@pytest.mark.parametrize("instance", at_length(FIXES[:3:2], FIXES), ids=lambda instance: instance.instance_id)
+def test_the_gold_patch_passes(instance: SweInstance) -> None:
     gold = asyncio.run(scored("git apply /tmp/gold.patch", instance))
     assert gold.value == 1.0, gold.details
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("instance", at_length(FIXES[:1], FIXES), ids=lambda instance: instance.instance_id)
+def test_nothing_does_not_pass(instance: SweInstance) -> None:
     nothing = asyncio.run(scored("true", instance))
     assert nothing.value == 0.0
     assert nothing.details["unmended"]
@@ -103,7 +111,6 @@ def test_the_gold_patch_passes_and_nothing_does_not(instance: SweInstance) -> No
 @pytest.mark.parametrize(
     "edit",
     [
-        "true",
         "echo '# looked at' >> sqlparse/sql.py",
         "printf 'import os\\nos._exit(0)\\n' > conftest.py",
         "printf 'def test_comment_between_cte_clauses_issue632(): pass\\n' > tests/test_regressions.py",

@@ -205,7 +205,7 @@ def played(client: farm.Farm) -> Iterator[dict[str, Rollout]]:
                 doubles[row.name].faults.set_rates({row.fault: 1.0})
         batches = {row.name: client.submit(row.request) for row in ROWS}
         yield {name: client.collect(batch_id, timeout_s=600)[0] for name, batch_id in batches.items()}
-        client.clear_engines()
+        client.clear_engines(forget_weights=True)
 
 
 def check(client: farm.Farm, rollout: Rollout, outcome: Outcome, trains: bool = True) -> None:
@@ -270,7 +270,7 @@ def test_what_new_weights_have_overtaken_has_no_score(
     client: farm.Farm, played: dict[str, Rollout], on_stale: str, n_restarts: int, attempt: int
 ) -> None:
     """Played anew, it is overtaken again and again, until that has been often enough."""
-    client.clear_engines()
+    client.clear_engines(forget_weights=True)
     double = EngineDouble(BOOK, weight_version="1", tokens_per_s=50)
     with serving(double.app()) as url:
         client.add_engine(f"{url}/v1")
@@ -279,7 +279,7 @@ def test_what_new_weights_have_overtaken_has_no_score(
         batch_id = client.submit({"instances": [chat("Tell me at length.")]} | rules)
         overtake(client, double, batch_id)
         (rollout,) = client.collect(batch_id, timeout_s=600)
-        client.clear_engines()
+        client.clear_engines(forget_weights=True)
     check(client, rollout, Outcome.STALE)
     assert (rollout.n_failures, rollout.n_restarts, rollout.attempt) == (0, n_restarts, attempt)
 

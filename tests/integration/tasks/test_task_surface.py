@@ -21,11 +21,11 @@ from tests.services.farms import embedded, farm_folder, left_of, until
 SECRET = "sk-not-to-be-seen-42"
 CHANGES = (
     "echo done > result; chmod 000 result; mkdir -p a/b; echo x > a/b/c; ln -s c a/b/l; "
-    "rm -f /etc/hostname; rm -rf /etc/alternatives; mkdir /etc/alternatives; echo new > /etc/alternatives/new"
+    "rm -f /etc/hosts; rm -rf /etc/alternatives; mkdir /etc/alternatives; echo new > /etc/alternatives/new"
 )
 LEFT = (
     "test $(cat /workspace/result) = done && test $(stat -c %a /workspace/result) = 0 && test $(cat /workspace/a/b/l) "
-    "= x && test ! -e /etc/hostname && test $(ls /etc/alternatives) = new && test $PWD = /elsewhere"
+    "= x && test ! -e /etc/hosts && test $(ls /etc/alternatives) = new && test $PWD = /elsewhere"
 )
 SERVE = "cd /tmp && echo alive > page && (python3 -m http.server 8123 >/dev/null 2>&1 &) ; sleep 1; echo started"
 ASK = "python3 -c \"import urllib.request as u; print(u.urlopen('http://127.0.0.1:8123/page').read())\" | grep alive"
@@ -72,9 +72,10 @@ def here() -> Iterator[Place]:
 
 @pytest.mark.parametrize("kind", PROVIDERS)
 def test_the_files_that_a_policy_left_are_scored_and_scored_again_when_its_sandbox_is_gone(
-    here: Place, kind: str
+    here: Place, apptainer: Path, kind: str
 ) -> None:
     rollout = here.play("left", {"commands": [CHANGES], "check": LEFT}, sandbox=kind)
+    assert rollout.reward is not None, rollout.failure
     assert here.reward(rollout) == (1.0, {"output": ""})
     until(lambda: not here.layers(), "the layer is removed from the node")
     again = here.again(rollout)

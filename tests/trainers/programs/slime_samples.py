@@ -50,16 +50,23 @@ def args(**changed: Any) -> SimpleNamespace:
 class Source:
     """slime's data source, with three problems."""
 
+    def __init__(self) -> None:
+        self.n_drawn = 0
+
     def get_samples(self, n: int) -> list[list[Any]]:
-        instances = [chat("a"), breaking("b"), chat("c")][:n]
+        instances = [chat("a"), breaking("b"), chat("c")]
+        first, self.n_drawn = self.n_drawn, self.n_drawn + n
         return [
             [
                 Sample(
-                    group_index=group, index=group * N + k, prompt="x", metadata={"farm_instance": each.model_dump()}
+                    group_index=group,
+                    index=group * N + k,
+                    prompt="x",
+                    metadata={"farm_instance": instances[group % 3].model_dump()},
                 )
                 for k in range(N)
             ]
-            for group, each in enumerate(instances)
+            for group in range(first, first + n)
         ]
 
 
@@ -85,6 +92,7 @@ def main() -> None:
         != [sample.metadata["farm_rollout_id"] for sample in flat],
         "generated": generated(),
         "several": several(),
+        "collected": collected(),
         "refused": refused(function),
     }
     print(json.dumps(facts))
@@ -128,6 +136,31 @@ def generated() -> dict[str, Any]:
     return {
         "batches": len({sample.metadata["farm_rollout_id"].split(".")[0] for sample in flat}),
         "broken_is_neutral": all(sample.reward == mean and sample.remove_sample for sample in flat[N:]),
+    }
+
+
+def collected() -> dict[str, Any]:
+    """Over-sample by slime's options and filter by its own rule; then again, as after a restart with no checkpoint."""
+    rule = f"{PACKAGE}.rollout.filter_hub.dynamic_sampling_filters.check_reward_nonzero_std"
+    given = args(rollout_batch_size=2, over_sampling_batch_size=4, dynamic_sampling_filter_path=rule)
+    steps = []
+    function = None
+    for rollout_id, again in ((0, False), (1, False), (0, True), (1, True)):
+        if function is None or (again and rollout_id == 0):
+            function = rollout_function(connect, f"{PACKAGE}-collected", **OPTIONS)
+            source = Source()
+        steps.append(base_types.call_rollout_fn(function, given, rollout_id, source, evaluation=False))
+    ids = [[sample.metadata["farm_rollout_id"] for sample in checked(step.samples)] for step in steps]
+    first, second = steps[0], steps[1]
+    return {
+        "sizes": [len(group) for step in (first, second) for group in step.samples],
+        "varied": all(len({sample.reward for sample in group}) == 2 for group in first.samples + second.samples),
+        "removed": sum(sample.remove_sample for group in first.samples for sample in group),
+        "again": ids[:2] == ids[2:],
+        "disjoint": not set(ids[0]) & set(ids[1]),
+        "indices": [sample.index for sample in checked(second.samples)],
+        "prompts": sorted({sample.prompt for sample in checked(first.samples)}),
+        "dropped": sorted({name for step in (first, second) for name in step.metrics if "drop_" in name}),
     }
 
 

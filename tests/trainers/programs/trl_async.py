@@ -46,6 +46,7 @@ def main(url: str) -> None:
         )
         rows = list(islice(iter(queue), 12))
         worker.stop()
+        dropped = filtered(client)
         batches = list(trl.FixedCountBatcher(rows, 1, 4))
         collator = trl.DataCollatorForRollout(0, 1)
         packed = [collator.torch_call([batch]) for batch in batches]
@@ -62,8 +63,31 @@ def main(url: str) -> None:
             "stale": len(metrics["sample/dropped_stale_total"]),
             "packed": all(bool(value.isfinite().all()) for each in packed for value in tensors(each)),
             "trained_groups": len(collator.groups_trained),
+            "filtered": dropped,
         }
     print(json.dumps(facts))
+
+
+def filtered(client: Any) -> dict[str, float]:
+    """Play an instance whose samples are all wrong, with those of chance, and drop groups of equal rewards."""
+    wrong = chat("never").model_copy(update={"fields": {"question": "How many hops?", "expected": "nine"}})
+    worker = FarmRolloutWorker(
+        client, [chat("a"), wrong], n_samples=4, run="filtered", n_groups_in_flight=1, filter_groups="drop"
+    )
+    worker.start()
+    counts: dict[str, float] = defaultdict(float)
+    rewards: dict[int, list[float]] = defaultdict(list)
+    while len(rewards) < 2 or "farm/n_dropped_equal_rewards_total" not in counts:
+        worker.check_health(120.0)
+        row = worker.rollout_buffer.get(timeout=120.0)
+        rewards[row.group_id].append(row.metrics["reward"])
+        for metric in drained(worker.metrics_queue):
+            for name, value in metric.items():
+                counts[name] += value
+    worker.stop()
+    # the last one may not be whole yet
+    whole = [each for each in rewards.values() if len(each) == 4]
+    return {"equal": sum(len(set(each)) < 2 for each in whole), "of_never": sum(group % 2 for group in rewards)}
 
 
 def drained(queue: Any) -> list[dict[str, float]]:

@@ -115,11 +115,14 @@ async def _identified(connection: EngineConnection, address: EngineAddress) -> _
 
 
 async def _models(connection: EngineConnection) -> list[dict[str, Any]]:
-    """Return the listed models; empty if it lists none or fails to. Raises Refusal for a wrong key or a redirect."""
+    """Return the listed models; empty if it lists none or fails to.
+
+    Raises Refusal for a wrong key, a redirect or a busy server.
+    """
     try:
         answer = await connection.get("/v1/models")
     except Refusal as refusal:
-        if refusal.status in (401, 403) or 300 <= refusal.status < 400:
+        if refusal.is_busy or refusal.status in (401, 403) or 300 <= refusal.status < 400:
             raise
         return []
     data = answer.get("data") if isinstance(answer, dict) else None

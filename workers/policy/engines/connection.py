@@ -39,6 +39,10 @@ _MAX_PLAIN = 4
 _JSON = {"content-type": "application/json"}
 
 
+BUSY = (429, 503)
+"""The statuses of a refusal for a while."""
+
+
 class Refusal(Exception):
     """An answer with an error status; `body` is its JSON, or its text."""
 
@@ -47,6 +51,11 @@ class Refusal(Exception):
         self.status = status
         self.headers = headers
         self.body = readable(content)
+
+    @property
+    def is_busy(self) -> bool:
+        """Tell whether the same request may be answered a moment later."""
+        return self.status in BUSY
 
 
 class BrokenStream(Exception):
@@ -112,10 +121,15 @@ class EngineConnection:
         return readable(await self._request("GET", path))
 
     async def get_object(self, path: str) -> dict[str, Any]:
-        """Return the JSON object that a route answers; empty if the route is refused, or its answer is no object."""
+        """Return the JSON object that a route answers; empty if the route is refused, or its answer is no object.
+
+        Raises Refusal for one that is busy: it has not said what it is.
+        """
         try:
             answer = await self.get(path)
-        except Refusal:
+        except Refusal as refusal:
+            if refusal.is_busy:
+                raise
             return {}
         return answer if isinstance(answer, dict) else {}
 

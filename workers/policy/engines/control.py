@@ -18,6 +18,9 @@ from farm.records.engine import PauseMode
 from workers.policy.engines import failures
 from workers.policy.engines.connection import FAILURES, EngineConnection, Refusal
 
+NO_ROUTE = (401, 403, 404, 405)
+"""The statuses by which a server says that it lacks an endpoint, or keeps it closed."""
+
 
 class Control(Protocol):
     """The methods of Engine that control a server."""
@@ -81,7 +84,7 @@ class ControlCalls:
         return result
 
     def failure(self, path: str, refusal: Refusal) -> Exception:
-        if refusal.status in (401, 403, 404, 405):
+        if refusal.status in NO_ROUTE:
             return EngineError(f"engine {self._engine} has no {path} (status {refusal.status}); {self._advice}")
         return failures.refused(self._engine, refusal.status, refusal.headers, refusal.body)
 

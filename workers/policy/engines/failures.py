@@ -14,7 +14,7 @@ import httpx2
 from farm.errors import EngineError, FarmError, LimitReached
 from farm.records.rollout import Outcome
 from workers.policy.engines import refusals
-from workers.policy.engines.connection import OversizedAnswer
+from workers.policy.engines.connection import BUSY, OversizedAnswer
 from workers.policy.generation import EngineBusy, EngineRefused, EngineUnfit
 
 _MAX_DETAIL = 300
@@ -31,7 +31,7 @@ class NoRoute(EngineUnfit):
 def refused(engine: str, status: int, headers: Mapping[str, str], body: Any) -> FarmError:
     """Return the error for an answer with an error status."""
     said = f"engine {engine} answered {status}: {refusals.said(body)[:_MAX_DETAIL]}"
-    if status in (429, 503):
+    if status in BUSY:
         return EngineBusy(f"{said}; it is busy or paused: wait, or look at its log", retry_after_s(headers))
     if status in (400, 413, 422) and refusals.context_full(body):
         return LimitReached(Outcome.CONTEXT_FULL, said)

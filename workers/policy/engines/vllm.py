@@ -13,8 +13,8 @@ from typing import Any
 
 from farm.errors import EngineError
 from farm.records.engine import EngineInfo, PauseMode
-from workers.policy.engines.connection import EngineConnection
-from workers.policy.engines.control import Control, ControlCalls, NoControl
+from workers.policy.engines.connection import EngineConnection, Refusal
+from workers.policy.engines.control import NO_ROUTE, Control, ControlCalls, NoControl
 from workers.policy.engines.generation_builder import GenerationBuilder
 from workers.policy.engines.kind import EngineKind, Identity
 from workers.policy.engines.wire import GenerationRequest, Wire, sampling_fields
@@ -131,15 +131,20 @@ class VllmKind(EngineKind):
     """vLLM, by the owner that its list of models names."""
 
     async def identify(self, connection: EngineConnection, card: Mapping[str, Any]) -> Identity | None:
-        """Implement `EngineKind.identify`. Raises EngineError if it is paused: then nothing can be sampled."""
+        """Implement `EngineKind.identify`. Raises EngineError if it is paused: then nothing can be sampled.
+
+        Only a refusal of the route says that it has no control. One that is busy or slow just now is asked again.
+        """
         if not str(card.get("owned_by") or "").startswith("vllm"):
             return None
         version = str((await connection.get_object("/version")).get("version") or "")
         try:
-            paused = await VllmControl(connection).paused()
-        except EngineError:
+            answer = await connection.get("/is_paused")
+        except Refusal as refusal:
+            if refusal.status not in NO_ROUTE:
+                raise
             return Identity(version, notes=(_DEV_MODE,))
-        if paused:
+        if isinstance(answer, dict) and answer.get("is_paused"):
             raise EngineError(
                 f"engine {connection.url} is paused and samples nothing; resume it, then look at it again"
             )

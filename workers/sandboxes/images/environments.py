@@ -24,15 +24,20 @@ AGENT_FOLDER = "/opt/farm/agent"
 
 
 @dataclass(frozen=True, slots=True)
-class Environment:
+class PythonEnvironment:
     """Pairs of source and target to bind, and the folders that go first on PATH; both may be empty."""
 
     binds: tuple[tuple[str, str], ...] = ()
     bin_folders: tuple[str, ...] = ()
 
 
-def environment(packages: Sequence[str], image: Image, install_s: float = INSTALL_S) -> Environment:
-    """Find or make it. Raises SandboxError. Blocks; the first time for as long as the installation takes."""
+def environment(
+    packages: Sequence[str], image: Image, install_s: float = INSTALL_S, *, alone: bool = False
+) -> PythonEnvironment:
+    """Find or make it. Raises SandboxError. Blocks; the first time for as long as the installation takes.
+
+    `alone`: of the packages nothing is installed that they declare to need.
+    """
     base = sys.base_prefix
     if base == "/usr" and not image.system:
         # the host's /usr cannot be bound over the image's
@@ -41,40 +46,40 @@ def environment(packages: Sequence[str], image: Image, install_s: float = INSTAL
                 "packages in an image of its own need a Python with a folder of its own, and the farm runs on the "
                 "system's: run it with one from pyenv, uv or conda"
             )
-        return Environment()
-    name = digest("environment", sorted(packages), sys.version, base)
+        return PythonEnvironment()
+    name = digest("environment", sorted(packages), sys.version, base, *(["alone"] if alone else []))
     asked_at = time.time()
     path = settings().cache / "environments" / name
 
     def make(folder: Path) -> None:
-        _make(folder, packages, asked_at, install_s)
+        _make(folder, [*(["--no-deps"] if alone else []), *packages] if packages else [], asked_at, install_s)
 
     folder = made_in_place(path, make, within_s=2 * install_s)
     binds = [(str(folder), str(folder))]
     if not (image.system and base == "/usr"):
         binds.append((base, base))
-    return Environment(tuple(binds), (str(folder / "bin"),))
+    return PythonEnvironment(tuple(binds), (str(folder / "bin"),))
 
 
-def agent_environment(packages: Sequence[str], image: Image) -> Environment:
+def agent_environment(packages: Sequence[str], image: Image) -> PythonEnvironment:
     """Return the environment of an agent inside, as `environment` does, but at a path of its own and not on PATH.
 
     So the programs that the agent runs are the instance's, as they would be without it.
     """
     if not packages:
-        return Environment()
+        return PythonEnvironment()
     result = environment(packages, image)
     # at its own path too, which its scripts name as their interpreter's
-    return Environment(((result.binds[0][0], AGENT_FOLDER), *result.binds))
+    return PythonEnvironment(((result.binds[0][0], AGENT_FOLDER), *result.binds))
 
 
-def _make(folder: Path, packages: Sequence[str], asked_at: float, install_s: float) -> None:
+def _make(folder: Path, words: Sequence[str], asked_at: float, install_s: float) -> None:
     """Install it. A failure is that of all that waited for it: one by one, the last would take hours to fail."""
     note = folder.with_name(folder.name + ".failed")
     if note.exists() and note.stat().st_mtime >= asked_at:
         raise SandboxError(note.read_text())
     try:
-        _install(folder, packages, install_s)
+        _install(folder, words, install_s)
     except SandboxError as error:
         # the disk may be full
         with suppress(OSError):
@@ -83,14 +88,14 @@ def _make(folder: Path, packages: Sequence[str], asked_at: float, install_s: flo
     note.unlink(missing_ok=True)
 
 
-def _install(folder: Path, packages: Sequence[str], install_s: float) -> None:
+def _install(folder: Path, words: Sequence[str], install_s: float) -> None:
     interpreter = getattr(sys, "_base_executable", sys.executable)
     _run([interpreter, "-m", "venv", "--without-pip", str(folder)], "cannot be made", install_s)
-    if packages:
-        words = ["install", "--no-input", "--disable-pip-version-check", "--quiet", *packages]
+    if words:
+        command = ["install", "--no-input", "--disable-pip-version-check", "--quiet", *words]
         _run(
-            [sys.executable, "-m", "pip", "--python", str(folder / "bin/python"), *words],
-            ", ".join(packages),
+            [sys.executable, "-m", "pip", "--python", str(folder / "bin/python"), *command],
+            ", ".join(words),
             install_s,
         )
 

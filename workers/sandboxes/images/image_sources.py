@@ -210,8 +210,12 @@ class RegistrySource:
         return digest("registry", _FORMAT, self.reference, version(), owner())
 
     def make(self, folder: Path) -> None:
-        with workplace() as place:
-            _build([self.reference], place, self, folder, keep_blobs=True)
+        try:
+            with workplace() as place:
+                _build([self.reference], place, self, folder, keep_blobs=True)
+        except ImageError as error:
+            advice = "where the registry cannot be reached, name a .sif or an archive of it instead"
+            raise ImageError(f"{error.message}; {advice}", error.lines, retryable=error.retryable) from error
 
 
 @dataclass(frozen=True, slots=True)

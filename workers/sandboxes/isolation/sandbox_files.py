@@ -63,6 +63,9 @@ def upload(path: str, pipe: int, max_bytes: int) -> None:
     _make_folder(os.path.dirname(path))  # noqa: PTH120
     with os.fdopen(pipe, "rb") as stream, tarfile.open(fileobj=stream, mode="r|") as archive:
         for member in archive:
+            if member.name == "." and member.isdir() and os.path.isdir(path):  # noqa: PTH112
+                # what is there keeps its mode, as it may be the root folder
+                continue
             member.name = os.path.join(path, member.name) if member.name != "." else path  # noqa: PTH118
             if member.islnk():
                 member.linkname = os.path.join(path, member.linkname)  # noqa: PTH118

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from uuid import uuid4
 
-from farm.ids import builder_of
+from farm.ids import owner_of_sandbox
 from farm.settings import settings
 from workers.sandboxes import cgroups
 from workers.sandboxes.lifecycle import layers, warm_pool
@@ -51,7 +51,7 @@ def _sweep(keep: Callable[[], Collection[str]], starting_s: float, stock_idle_s:
     unwanted = [
         state
         for state in result
-        if state.name not in wanted and not warm_pool.is_pooled(state) and not _is_building(state)
+        if state.name not in wanted and not warm_pool.is_pooled(state) and not _is_kept(state.name)
     ]
     ours = [state for state in unwanted if SandboxRecord.load(state) or _abandoned(state, starting_s)]
     dropped = [warm_pool.dropped(state, starting_s, stock_idle_s) for state in result if warm_pool.is_pooled(state)]
@@ -102,10 +102,10 @@ def _clear_node(node: Path) -> None:
     remove(node)
 
 
-def _is_building(state: Path) -> bool:
-    """Return whether an image is being built in a sandbox, by a process that is there."""
-    builder = builder_of(state.name)
-    return builder is not None and Process(*builder).there()
+def _is_kept(sandbox_id: str) -> bool:
+    """Return whether it is kept by a process that is there: an image is built in it, or many rollouts share it."""
+    owner = owner_of_sandbox(sandbox_id)
+    return owner is not None and Process(*owner).alive()
 
 
 def _abandoned(state: Path, starting_s: float) -> bool:

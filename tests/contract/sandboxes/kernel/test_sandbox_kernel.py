@@ -14,7 +14,9 @@ from farm.errors import SandboxError
 from farm.records.request import SandboxSpec
 from tests.conftest import absent
 from tests.contract.sandboxes.kernel.kernels import BACK_ENDS, cancelled_after, own_value, png, showing, together
+from tests.contract.sandboxes.sandbox_kinds import PROVIDERS
 from tests.services.environments import lend_environment
+from tests.services.soak import at_length
 from workers.interfaces import CellResult, Kernel, Sandbox, SandboxProvider
 
 Run: TypeAlias = Callable[[Any], Any]
@@ -23,8 +25,16 @@ Open: TypeAlias = Callable[[], Kernel]
 PAST_LIMIT_S = 6.0
 """Time that ending a cell may take beyond its limit, on a busy machine."""
 
+SHORT = [("namespace", "ipython"), ("singularity", "jupyter")]
+"""Each kind of sandbox and each back end once: what a back end's other sandbox must do is among the promises."""
+TRIED = at_length(SHORT, [(kind, back_end) for kind in PROVIDERS for back_end in BACK_ENDS])
+pytestmark = [
+    pytest.mark.soak,
+    pytest.mark.parametrize(("provider", "back_end"), TRIED, indirect=True, scope="module"),
+]
 
-@pytest.fixture(scope="module", params=BACK_ENDS)
+
+@pytest.fixture(scope="module")
 def back_end(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

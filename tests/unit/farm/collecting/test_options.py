@@ -43,6 +43,7 @@ def test_what_is_ahead_is_bounded_by_what_can_train_in_time() -> None:
         ({"leftovers": "carry_over"}, ["max_staleness"]),
         ({"gen_batch_size": 8, "max_inflight_groups": 4}, ["max_inflight_groups"]),
         ({"max_num_gen_batches": "3"}, ["max_num_gen_batches"]),
+        ({"min_samples": 4, "early_stop_samples": 3}, ["early_stop_samples"]),
     ],
 )
 def test_what_is_wrong_is_named(values: dict[str, Any], fields: list[str]) -> None:
@@ -54,6 +55,8 @@ def test_what_is_wrong_is_named(values: dict[str, Any], fields: list[str]) -> No
 def test_samples_of_a_group() -> None:
     assert CollectingOptions(4).check_samples(8) == 8
     assert CollectingOptions(4, min_samples=3).check_samples(8) == 3
+    assert CollectingOptions(4, early_stop_samples=5).check_samples(8) == 5
+    assert CollectingOptions(4, min_samples=3, early_stop_samples=5).check_samples(8) == 3
     assert CollectingOptions(4, filter_groups="keep").check_samples(1) == 1
     for options, n_samples, field in (
         (CollectingOptions(4, min_samples=9), 8, "min_samples"),

@@ -112,3 +112,27 @@ def test_engines_are_stored_once_each_and_an_instances_own_comes_before_the_batc
     mixed = StoredRequest.model_validate(BatchRequest.model_validate({"instances": [plain, plain | own]}).stored())
     assert [mixed.engine_for(index) is None for index in range(2)] == [True, False]
     assert "engines" not in BatchRequest(instances=ONE).stored()
+
+
+@pytest.mark.parametrize(
+    ("roles", "field", "message"),
+    [
+        ({"judge": {}}, "roles.judge", "name the server"),
+        ({"judge": {"engine_key": SECRET, "model": "m"}}, "roles.judge", "and no engine_url"),
+        ({"user": {"engine_url": f"http://u:{SECRET}@h/v1"}}, "roles.user.engine_url", "must not hold a password"),
+        ({"critic": {"model": "m"}}, "roles.critic", "'judge' or 'user'"),
+    ],
+)
+def test_a_role_is_refused_by_its_field(roles: dict[str, Any], field: str, message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message) as refusal:
+        checked_request({"instances": [{"data_source": "math", "fields": {}}], "roles": roles})
+    assert refusal.value.field.startswith(field)
+    assert SECRET not in str(refusal.value)
+
+
+def test_the_engines_of_roles_reach_the_workers_as_they_are() -> None:
+    judge = {"engine_url": "http://judge/v1", "engine_key": SECRET, "model": "m", "sampling": {"temperature": 0.5}}
+    request = BatchRequest.model_validate({"instances": ONE, "roles": {"judge": judge, "user": {"model": "n"}}})
+    assert StoredRequest.model_validate(request.stored()).roles == request.roles
+    assert SECRET not in repr(request)
+    assert StoredRequest.model_validate(BatchRequest(instances=ONE).stored()).roles == {}

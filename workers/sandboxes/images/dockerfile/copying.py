@@ -52,14 +52,7 @@ def _moved(file: ContextFile, staged: Path) -> ContextFile:
 
 def _place(place: BuildPlace, staged: Path, name: str, target: str, into: bool) -> None:
     """CopyFiles a file to its target or into it, of a folder what is in it."""
-    if not staged.is_dir():
-        place.upload(staged, posixpath.join(target, name) if into else target)
-    elif not _is_folder(place, target):
-        place.upload(staged, target)
-    else:
-        # what is there keeps its mode, as it may be the root folder
-        for each in sorted(staged.iterdir()):
-            place.upload(each, posixpath.join(target, each.name))
+    place.upload(staged, posixpath.join(target, name) if into and not staged.is_dir() else target)
 
 
 def _copy_stage(
@@ -70,18 +63,14 @@ def _copy_stage(
         raise instruction.refused(f"there is no {source.path} in what it copies from")
     copied = []
     for name in names:
-        if not _is_folder(other, name):
+        inside = _names(other, _INSIDE, name) if work.mode is not None else []
+        if _is_folder(other, name):
+            place.copy_from(other, name, work.target)
+            copied += [posixpath.join(work.target, posixpath.basename(each)) for each in inside]
+        else:
             target = posixpath.join(work.target, posixpath.basename(name)) if into else work.target
             place.copy_from(other, name, target)
             copied.append(target)
-        elif not _is_folder(place, work.target):
-            place.copy_from(other, name, work.target)
-            copied.append(work.target)
-        else:
-            for each in _names(other, _INSIDE, name):
-                target = posixpath.join(work.target, posixpath.basename(each))
-                place.copy_from(other, each, target)
-                copied.append(target)
     if work.mode is not None and copied:
         done = place.run(["chmod", "-R", f"{work.mode:o}", "--", *copied])
         if done.code:

@@ -125,6 +125,33 @@ def test_a_busy_server_is_not_taken_for_a_poor_one() -> None:
         looked_at(plain(chat=refusing(503)))
 
 
+@pytest.mark.parametrize("path", ["/v1/models", "/version", "/is_paused"])
+def test_nor_is_one_that_is_busy_while_it_is_asked_what_it_is(path: str) -> None:
+    """A vLLM that did not answer in time whether it is paused was taken for one that cannot be, and stayed that."""
+    app = EngineDouble().app()
+
+    async def busy_there(scope: Any, receive: Any, send: Any) -> None:
+        respond = JSONResponse({"error": "later"}, 503) if scope.get("path") == path else app
+        await respond(scope, receive, send)
+
+    with pytest.raises(EngineBusy):
+        looked_at(busy_there, model="scripted")  # type: ignore[arg-type]
+
+
+def test_nor_is_one_that_is_slow_to_say_whether_it_is_paused() -> None:
+    app = EngineDouble().app()
+
+    async def silent_there(scope: Any, receive: Any, send: Any) -> None:
+        if scope.get("path") != "/is_paused":
+            await app(scope, receive, send)
+        else:
+            await receive()
+            await receive()
+
+    with serving(silent_there) as url, pytest.raises(EngineError, match="time"):  # type: ignore[arg-type]
+        asyncio.run(detect(EngineAddress(f"{url}/v1"), timeout_s=1.0))
+
+
 @pytest.mark.parametrize("fault", ["500", "reset"])
 def test_nor_is_one_that_is_ill(fault: str) -> None:
     engine = EngineDouble()

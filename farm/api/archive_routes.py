@@ -10,7 +10,7 @@ from starlette.routing import Route
 from farm.api.endpoints import Endpoints
 from farm.api.openapi import Described, EndpointDescription
 from farm.api.schemas import ApiRequest, ArchiveEnd, ArchivePart
-from farm.client.task_archives import ArchiveState
+from farm.client.archive_uploads import ArchiveState
 from farm.errors import InvalidRequest
 
 ENDPOINTS: Described = {

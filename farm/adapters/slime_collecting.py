@@ -1,0 +1,139 @@
+"""slime's over-sampling and dynamic sampling by the farm's collector: one rollout batch is one collected step.
+
+slime's own options say what is wanted: `rollout_batch_size` groups, `over_sampling_batch_size` of them in flight, and
+`dynamic_sampling_filter_path`, a rule for whole groups. Instances come from slime's data source, or from a sampler of
+the farm's. What a step is made of stands in the farm's store, so a trainer that starts again gets the same groups.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from copy import copy
+from dataclasses import dataclass, field
+from typing import Any
+
+from farm.client.farm import Farm
+from farm.collecting import CollectedStep, CollectingOptions, StepCollector
+from farm.collecting.instance_samplers import InstanceSampler, SamplerState
+from farm.errors import InvalidRequest
+from farm.records.request import Instance
+from farm.records.rollout import Group, Rollout
+
+
+def is_collected(args: Any) -> bool:
+    """Return whether slime's options leave the choice of groups to the rollout function."""
+    size, over = args.rollout_batch_size, getattr(args, "over_sampling_batch_size", None)
+    return bool(getattr(args, "dynamic_sampling_filter_path", None)) or (over is not None and over > size)
+
+
+@dataclass
+class DataSourceInstances:
+    """The instances of slime's data source, as a sampler whose state is the number of groups that it has given.
+
+    slime restores its data source from its checkpoint, which may be older than what the collector has asked for: what
+    lies between is drawn and left out. `samples` has a sample of each instance, for its prompt and label.
+    """
+
+    data_source: Any
+    instance: Callable[[Mapping[str, Any]], Instance]
+    samples: dict[tuple[str, str], Any] = field(default_factory=dict)
+    _drawn: dict[int, Instance] = field(default_factory=dict)
+    _next: int = 0
+
+    def draw(self, n: int, state: SamplerState) -> tuple[list[Instance], SamplerState]:
+        """Return the next instances after a state, and the state after them."""
+        start = state.get("drawn", 0)
+        if not isinstance(start, int):
+            raise InvalidRequest("the run was begun with another sampler; a new name begins a new run", field="sampler")
+        if not self._drawn:
+            self._fetch(1)
+        # nothing of the run was played of what the data source has given before
+        start = max(start, min(self._drawn))
+        if start + n > self._next:
+            self._fetch(start + n - self._next)
+        return [self._drawn[place] for place in range(start, start + n)], {"drawn": start + n}
+
+    def __len__(self) -> int:
+        """Return slime's own count of its problems."""
+        return len(self.data_source)
+
+    def sample_of(self, rollout: Rollout) -> Any:
+        """Return a new sample of a rollout's instance; without its prompt if it was drawn before a restart."""
+        if not self.samples:
+            self._fetch(1)
+        known = self.samples.get((rollout.data_source, rollout.instance_id))
+        if known is not None:
+            return copy(known)
+        kind = type(next(iter(self.samples.values())))
+        return kind(prompt=rollout.instance_id)
+
+    def _fetch(self, n: int) -> None:
+        for group in self.data_source.get_samples(n):
+            first = group[0]
+            instance = self.instance(first.metadata or {}).named()
+            place = self._next if first.group_index is None else int(first.group_index)
+            self._drawn[place] = instance
+            self.samples.setdefault((instance.data_source, instance.instance_id), first)
+            self._next = place + 1
+
+
+@dataclass
+class SlimeCollector:
+    """Collects slime's rollout batches. `fill(samples, rollouts)` fills slime's samples of a group.
+
+    `options` are fields of `CollectingOptions` for which slime has no option, such as `leftovers` and `max_staleness`.
+    """
+
+    args: Any
+    source: DataSourceInstances
+    sampler: InstanceSampler | None
+    options: Mapping[str, Any]
+    fill: Callable[[list[Any], list[Rollout]], list[Any]]
+    _collector: StepCollector | None = None
+
+    def collect(self, client: Farm, run: str, request: Mapping[str, Any], step: int) -> CollectedStep:
+        """Return the groups of a rollout batch: those that it was given before, or the first that are accepted."""
+        if self._collector is None:
+            options = collecting_options(self.args, self.options)
+            path = getattr(self.args, "dynamic_sampling_filter_path", None)
+            accept = self._rule(path) if path else None
+            self._collector = StepCollector(client, run, self.sampler or self.source, options, request, accept=accept)
+        return self._collector.collect(step)
+
+    def samples_of(self, group: Group, first_index: int = 0, group_index: int = 0) -> list[Any]:
+        """Return slime's samples of a group, filled."""
+        samples = []
+        for place, rollout in enumerate(group.rollouts):
+            sample = self.source.sample_of(rollout)
+            sample.index, sample.group_index = first_index + place, group_index
+            samples.append(sample)
+        return self.fill(samples, list(group.rollouts))
+
+    def _rule(self, path: str) -> Callable[[Group], bool]:
+        module, _, name = path.rpartition(".")
+        function = getattr(importlib.import_module(module), name)
+
+        def accept(group: Group) -> bool:
+            kept = function(self.args, self.samples_of(group))
+            return bool(getattr(kept, "keep", kept))
+
+        return accept
+
+
+def collecting_options(args: Any, options: Mapping[str, Any]) -> CollectingOptions:
+    """Return slime's options as those of the collector; equal rewards are dropped by slime's own rule alone."""
+    theirs = {
+        "train_batch_size": args.rollout_batch_size,
+        "max_inflight_groups": getattr(args, "over_sampling_batch_size", None),
+        "filter_groups": "keep",
+    }
+    if twice := [name for name in theirs if name in options and name != "filter_groups"]:
+        raise InvalidRequest("slime's own options say it", field=twice[0])
+    return CollectingOptions(**{**theirs, **options})
+
+
+def metrics_of(step: CollectedStep) -> dict[str, int]:
+    """Return what was left out of a step, under slime's names."""
+    dropped = {f"rollout/dynamic_filter/drop_{reason}": n for reason, n in step.n_dropped.items()}
+    return {**dropped, "farm/n_cancelled_groups": step.n_cancelled, "farm/n_carried_groups": step.n_carried}

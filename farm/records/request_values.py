@@ -1,0 +1,38 @@
+"""The base of all request types, and the values that they have in common."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from farm.records.values import size_of
+
+_MAX_EXTRA_BYTES = 1_000_000
+
+
+def _some_json(value: dict[str, Any]) -> dict[str, Any]:
+    size_of(value, _MAX_EXTRA_BYTES)
+    return value
+
+
+def plain(text: str) -> str:
+    """Return a text if it is at most 1 MB of what may be stored. Raises ValueError."""
+    size_of(text, _MAX_EXTRA_BYTES)
+    return text
+
+
+Json = Annotated[dict[str, Any], AfterValidator(_some_json)]
+"""Up to 1 MB of what `farm.records.values` lets pass."""
+Name = Annotated[str, AfterValidator(plain)]
+Seconds = Annotated[float, Field(gt=0, le=7 * 86_400)]
+Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
+
+
+class Request(BaseModel):
+    """Common settings of all request types: unknown fields are refused, values do not change.
+
+    Errors show no values, as one may be a key.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)

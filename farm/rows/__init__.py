@@ -1,0 +1,5 @@
+"""Rows of data sets as trainers have them, read into instances: `read_rows(path, form)`."""
+
+from farm.rows.loaded_rows import LoadedRows, read_rows
+
+__all__ = ["LoadedRows", "read_rows"]

@@ -1,0 +1,163 @@
+"""The rows of a file as instances, all of them checked before any is used."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from farm.errors import InvalidRequest
+from farm.records.request import MAX_INSTANCES, Instance
+from farm.rows.row_files import rows_of
+from farm.rows.row_forms import FORMS, SWE, Row, RowForm, known_by, prompt_text
+
+MAX_COMPLAINTS = 20
+"""The most faulty rows that are named at a time."""
+COLUMNS = "columns"
+"""The form of rows whose columns become the fields of a data source by a mapping."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedRows:
+    """The instances of a file and the number of each row; `n_rows` were read, `n_repeats` of them left out."""
+
+    file: str
+    instances: list[Instance] = field(default_factory=list)
+    numbers: list[int] = field(default_factory=list)
+    n_rows: int = 0
+    n_repeats: int = 0
+
+
+def read_rows(
+    path: Path | str,
+    form: str,
+    *,
+    columns: Mapping[str, str] | None = None,
+    data_source: str = "",
+    deduplicate: bool | None = None,
+) -> LoadedRows:
+    """Return the rows of a `.jsonl`, `.json` or `.parquet` file as instances of the handlers that they are for.
+
+    `form` is one of FORMS, or `columns`: then `data_source` names the handler, and the row's columns are its fields.
+    `columns` gives fields another name, `{"question": "problem"}`: with `columns` as form only these are taken; a dot
+    reaches into a column. `deduplicate` reads rows of one index, and those of one prompt, once; None leaves it to the
+    form. Raises InvalidRequest with all rows that are wrong, up to MAX_COMPLAINTS; NotInstalled; OSError.
+    """
+    path = Path(path)
+    rule = _form(form, data_source)
+    columns = columns or {}
+    once = _Repeats(rule.deduplicate if deduplicate is None else deduplicate)
+    result = LoadedRows(str(path))
+    complaints: list[tuple[str, str]] = []
+    n_rows = 0
+    for number, row in rows_of(path):
+        n_rows += 1
+        place = f"{path}:{number}"
+        try:
+            if isinstance(row, InvalidRequest):
+                raise ValueError(row.complaints[0][1])
+            renamed = _renamed(row, columns, only=form == COLUMNS)
+            if once.seen(renamed, number):
+                continue
+            instance = _instance(rule, renamed, data_source)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            complaints.append((place, _words(error)))
+            if len(complaints) == MAX_COMPLAINTS:
+                break
+            continue
+        result.instances.append(instance)
+        result.numbers.append(number)
+        if len(result.instances) > MAX_INSTANCES:
+            raise InvalidRequest(f"it has more than {MAX_INSTANCES} problems: split it into several", field=str(path))
+    if complaints:
+        raise InvalidRequest.of(complaints)
+    if not n_rows:
+        raise InvalidRequest("it has no rows", field=str(path))
+    return LoadedRows(str(path), _named(result), result.numbers, n_rows, once.n_repeats)
+
+
+def _form(form: str, data_source: str) -> RowForm:
+    if form == COLUMNS:
+        if not data_source:
+            raise InvalidRequest("name the handler that takes the columns, such as answer", field="data_source")
+        return RowForm(lambda row: data_source, "")
+    if form not in FORMS:
+        raise InvalidRequest(f"there is no form {form!r}; known are: {', '.join([*FORMS, COLUMNS])}", field="as")
+    return FORMS[form]
+
+
+def _renamed(row: Row, columns: Mapping[str, str], *, only: bool) -> dict[str, Any]:
+    """Return a row with its columns under their new names. Raises ValueError for one that is not there."""
+    result = {} if only and columns else {name: value for name, value in row.items() if name not in columns.values()}
+    for name, column in columns.items():
+        value: Any = row
+        for part in column.split(".") if column not in row else [column]:
+            if not isinstance(value, Mapping) or part not in value:
+                raise ValueError(f"it has no column {column!r}, only {', '.join(list(row)[:20])}")
+            value = value[part]
+        result[name] = value
+    return result
+
+
+def _instance(rule: RowForm, row: Row, data_source: str) -> Instance:
+    handler = data_source or rule.handler(row)
+    fields = rule.fields(row)
+    # a row within a row has the name of the problem
+    name = known_by(fields) if handler == SWE else ""
+    return Instance(data_source=handler, fields=fields, instance_id=name or known_by(row))
+
+
+def _named(result: LoadedRows) -> list[Instance]:
+    """Return the instances; names that mean several problems are replaced by those of their content."""
+    contents: dict[tuple[str, str], str] = {}
+    ambiguous: set[tuple[str, str]] = set()
+    for instance in result.instances:
+        key, content = (instance.data_source, instance.instance_id), _digest(instance.fields)
+        if contents.setdefault(key, content) != content:
+            ambiguous.add(key)
+    return [
+        each.model_copy(update={"instance_id": ""}) if (each.data_source, each.instance_id) in ambiguous else each
+        for each in result.instances
+    ]
+
+
+class _Repeats:
+    """The rows that were read, by index and by prompt; `n_repeats` counts those that came again."""
+
+    def __init__(self, wanted: bool) -> None:
+        self._wanted = wanted
+        self._by_key: dict[str, tuple[int, str]] = {}
+        self.n_repeats = 0
+
+    def seen(self, row: Row, number: int) -> bool:
+        """Return whether a row repeats an earlier one. ValueError if it differs from one of its index."""
+        if not self._wanted:
+            return False
+        content = _digest(row)
+        name, prompt = known_by(row), prompt_text(row)
+        keys = [key for key in (name and f"index {name}", prompt and f"prompt {_digest(prompt)}") if key]
+        keys = keys or [content]
+        first = next((self._by_key[key] for key in keys if key in self._by_key), None)
+        if first is None:
+            self._by_key.update(dict.fromkeys(keys, (number, content)))
+            return False
+        if name and f"index {name}" in self._by_key and self._by_key[f"index {name}"][1] != content:
+            raise ValueError(f"its index {name!r} is that of row {first[0]}, which is another problem")
+        self.n_repeats += 1
+        return True
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=repr).encode()).hexdigest()
+
+
+def _words(error: Exception) -> str:
+    if isinstance(error, ValidationError):
+        first: Sequence[Any] = error.errors(include_url=False, include_input=False)
+        return "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in first[:3])
+    return str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"

@@ -1,0 +1,171 @@
+"""Forms of rows by name: to which handler a row goes, what its fields are there, and by what it is known again.
+
+Handlers take rows of their kind as they are, so a form is mostly a choice of the handler, by what the row holds.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+Row = Mapping[str, Any]
+
+ANSWER, PROGRAMS, SWE, ENVIRONMENT, FUNCTION = "answer", "programs", "swe-bench", "environment", "code"
+_CODE_SOURCES = (
+    "apps",
+    "taco",
+    "codecontests",
+    "code_contests",
+    "codeforces",
+    "livecodebench",
+    "leetcode",
+    "prime_code",
+)
+_SWE_SOURCES = (
+    "swe-bench",
+    "swe_bench",
+    "swe-gym",
+    "swe_gym",
+    "swegym",
+    "swe-smith",
+    "r2e-gym",
+    "r2egym",
+    "swe-rebench",
+)
+_SKYRL_ANSWERS = ("aime", "gsm8k")
+_SKYRL_CODE = ("lcb",)
+_IDS = ("instance_id", "question_id", "problem_id", "task_id", "uuid", "id", "unique_id")
+
+
+@dataclass(frozen=True, slots=True)
+class RowForm:
+    """A form: `handler` names the data source of a row, `fields` makes the instance's fields; both raise ValueError.
+
+    With `deduplicate`, rows of one index, or of one prompt, are read once if no one says otherwise.
+    """
+
+    handler: Callable[[Row], str]
+    about: str
+    fields: Callable[[Row], dict[str, Any]] = dict
+    deduplicate: bool = False
+
+
+def _verl(row: Row) -> str:
+    if "reward_model" not in row and "ground_truth" not in row:
+        raise ValueError("a row of verl has `reward_model` with the `ground_truth`; this one has not")
+    source = str(row.get("data_source", "")).lower()
+    if any(name in source for name in _SWE_SOURCES) or "instance" in _extra(row):
+        return SWE
+    if any(name in source for name in _CODE_SOURCES) or _has_tests(ground_truth(row)):
+        return PROGRAMS
+    return ANSWER
+
+
+def _verl_fields(row: Row) -> dict[str, Any]:
+    if _verl(row) != SWE:
+        return dict(row)
+    inner = row.get("instance") or _extra(row).get("instance") or row
+    inner = json.loads(inner) if isinstance(inner, str) else inner
+    if not isinstance(inner, Mapping) or "instance_id" not in inner:
+        raise ValueError("a row for a SWE data set has its row in `instance` or `extra_info.instance`")
+    return dict(inner)
+
+
+def _skyrl(row: Row) -> str:
+    name = str(row.get("env_class") or row.get("env_id") or "")
+    if not name:
+        raise ValueError("a row of SkyRL has an `env_class`; this one has not")
+    if name in _SKYRL_ANSWERS:
+        return ANSWER
+    return PROGRAMS if name in _SKYRL_CODE else ENVIRONMENT
+
+
+def _skyrl_fields(row: Row) -> dict[str, Any]:
+    handler = _skyrl(row)
+    spec = row.get("reward_spec") or row.get("reward_model")
+    if handler != ENVIRONMENT:
+        return {**{name: row[name] for name in row if name != "reward_spec"}, "reward_model": spec or {}}
+    extras = {name: value for name, value in row.items() if name not in ("prompt", "env_class", "env_id")}
+    if spec is not None:
+        extras["reward_spec"] = spec
+    prompt = row.get("prompt") or []
+    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+    name = row.get("env_class") or row.get("env_id")
+    return {"environment": "skyrl_gym", "id": name, "kwargs": {"extras": extras}, "messages": messages}
+
+
+def _nemo_gym(row: Row) -> str:
+    parameters = row.get("responses_create_params")
+    if not isinstance(parameters, Mapping):
+        raise ValueError("a row of NeMo Gym has `responses_create_params`; this one has not")
+    if "instance_dict" in (parameters.get("metadata") or {}):
+        return SWE
+    if "unit_tests" in (row.get("verifier_metadata") or {}):
+        return PROGRAMS
+    if any(row.get(name) is not None for name in ("expected_answer", "answer")):
+        return ANSWER
+    agent = (row.get("agent_ref") or {}).get("name", "none")
+    raise ValueError(
+        f"its agent is {agent!r}, and of a row without expected_answer, unit_tests or instance_dict only that agent's "
+        "server knows the score: play it as data source `environment`"
+    )
+
+
+def _of(handler: str) -> Callable[[Row], str]:
+    return lambda row: handler
+
+
+FORMS: Mapping[str, RowForm] = {
+    "verl": RowForm(_verl, "verl's columns: data_source, prompt, reward_model, extra_info", _verl_fields),
+    "dapo": RowForm(_verl, "DAPO-Math-17k: verl's columns; repeats are read once", _verl_fields, deduplicate=True),
+    "skyrl": RowForm(_skyrl, "SkyRL's columns: prompt, env_class, reward_spec", _skyrl_fields),
+    "nemo-gym": RowForm(_nemo_gym, "NeMo Gym's lines: responses_create_params and what its server checks"),
+    "swe-bench": RowForm(_of(SWE), "SWE-bench, its Lite and Verified, SWE-Gym, SWE-smith, SWE-rebench, R2E-Gym"),
+    "answer": RowForm(_of(ANSWER), "Polaris, DeepScaleR, AIME, slime, SuperGPQA, WebInstruct-verified and their like"),
+    "programs": RowForm(_of(PROGRAMS), "LiveCodeBench, APPS, TACO, CodeContests, MBPP and their like"),
+    "humaneval": RowForm(_of(FUNCTION), "HumanEval: task_id, prompt, entry_point, test"),
+}
+
+
+def ground_truth(row: Row) -> Any:
+    """Return the gold answer of a row in verl's form, of JSON text its value where that is no plain number or text."""
+    reward = row.get("reward_model")
+    reward = json.loads(reward) if isinstance(reward, str) else reward
+    value = reward.get("ground_truth") if isinstance(reward, Mapping) else row.get("ground_truth")
+    if isinstance(value, str) and value.lstrip().startswith(("{", "[")):
+        try:
+            return json.loads(value)
+        except ValueError:
+            return value
+    return value
+
+
+def known_by(row: Row) -> str:
+    """Return the name by which a row is known: its index or its id, with its own data source; empty if it has none."""
+    extra = _extra(row)
+    for value in (extra.get("index"), row.get("index"), *(row.get(name) for name in _IDS)):
+        if isinstance(value, str | int) and not isinstance(value, bool) and str(value).strip():
+            source = row.get("data_source")
+            plain = isinstance(value, int) and isinstance(source, str)
+            # a number is counted anew in each source that a file mixes
+            return f"{source}-{value}"[:200] if plain else str(value)[:200]
+    return ""
+
+
+def prompt_text(row: Row) -> str:
+    """Return what a row asks, for telling repeats; empty if it has none of the usual columns."""
+    for name in ("prompt", "question", "problem", "responses_create_params"):
+        if row.get(name):
+            return json.dumps(row[name], sort_keys=True)
+    return ""
+
+
+def _extra(row: Row) -> Row:
+    extra = row.get("extra_info")
+    return extra if isinstance(extra, Mapping) else {}
+
+
+def _has_tests(value: Any) -> bool:
+    return isinstance(value, Mapping) and ("inputs" in value or "fn_name" in value)

@@ -1,0 +1,107 @@
+"""Each adapter plays its package: what it observes, what it is worth, and that a seed gives the same again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from farm.errors import HandlerError
+from tests.contract.sandboxes.sandbox_kinds import farm_in
+from tests.services.entry_points import installed
+from tests.services.environments import lend_environment
+from tests.services.farms import farm_folder
+from workers.cli.environment_check import PlayedStep, first_difference, played
+from workers.environments.environment_program import environment_program
+from workers.environments.instance import EnvironmentInstance
+from workers.evaluators.answer import extract_answer
+
+PROJECT = Path(__file__).parent / "project"
+SUM = {"messages": [{"role": "user", "content": "2 + 2?"}], "kwargs": {"reward_spec": {"ground_truth": "4"}}}
+ACT = '{"name": "act", "arguments": {"message": "hello", "metadata": {"reward": 1000}}}'
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _farm() -> Iterator[None]:
+    with farm_folder() as folder, farm_in(folder), installed(PROJECT, folder / "site"):
+        yield
+
+
+def play(environment: str, *actions: str, **fields: Any) -> list[PlayedStep]:
+    """The first of three plays, which are all alike: the beginning, and what followed from each action."""
+    program = environment_program(environment)
+    lend_environment(program.spec().packages, alone=program.without_dependencies)
+    instance = EnvironmentInstance.model_validate({"environment": environment, **fields})
+    plays = asyncio.run(played(instance, "namespace", actions))
+    assert first_difference(plays) == ""
+    return plays[0]
+
+
+def rewards(steps: list[PlayedStep]) -> list[float]:
+    return [step.reward for step in steps[1:]]
+
+
+def test_reasoning_gym_scores_an_answer() -> None:
+    begin, _ = play("reasoning_gym", "no answer", id="chain_sum", seed=7)
+    numbers = begin.messages[0]["content"].split(": ")[1].split(" =")[0]
+    right = f"It is <answer>{eval(numbers)}</answer>."
+    assert extract_answer(right) == str(eval(numbers))
+    assert rewards(play("reasoning_gym", right, id="chain_sum", seed=7)) == [1.0]
+    # its verifier raises for what is no number
+    assert rewards(play("reasoning_gym", "<answer>x</answer>", id="prime_factorization", seed=7)) == [0.0]
+
+
+def test_gem_plays_a_game() -> None:
+    guesses = [f"\\boxed{{{number}}}" for number in (5, 3, 2, 4)]
+    steps = play("gem", *guesses, id="game:GuessTheNumber-v0-easy", seed=3)
+    assert "between 1 and 10" in steps[0].messages[0]["content"]
+    assert steps[-1].over
+    assert rewards(play("gem", "no box", id="game:GuessTheNumber-v0-easy")) == [-0.1]
+
+
+def test_what_fetches_data_from_the_web_says_so() -> None:
+    with pytest.raises(HandlerError, match=r"environment gem: reset\(\)"):
+        play("gem", "1", id="math:GSM8K")
+
+
+def test_skyrl_gym_scores_an_answer() -> None:
+    assert rewards(play("skyrl_gym", "#### 4", id="gsm8k", **SUM)) == [1.0]
+    turns = play(
+        "skyrl_gym",
+        "I do not know.",
+        "#### 4",
+        id="gsm8k_multi_turn",
+        **{**SUM, "kwargs": {**SUM["kwargs"], "max_turns": 3}},
+    )  # type: ignore[dict-item]
+    assert rewards(turns) == [0.0, 1.0]
+    with pytest.raises(HandlerError, match="use the environment skyrl_gym_code"):
+        play("skyrl_gym", "x", id="lcb", **SUM)
+
+
+def test_textarena_gives_its_reward_at_the_end() -> None:
+    guesses = [f"[{number}]" for number in range(1, 12)]
+    steps = play("textarena", *guesses, id="GuessTheNumber-v0", seed=3)
+    assert "between 1 and 20" in steps[0].messages[0]["content"]
+    assert "higher" in steps[1].messages[0]["content"]
+    assert "Player 0" not in steps[1].messages[0]["content"], "only what is new"
+    assert [reward for reward in rewards(steps) if reward] == rewards(steps)[-1:]
+
+
+def test_openenv_acts_by_a_tool() -> None:
+    begin, said, acted, wrong = play("openenv_echo", "hi", ACT, '{"name": "act", "arguments": {"text": 1}}')
+    assert "environment ready" in begin.messages[0]["content"]
+    assert begin.messages[1]["function"]["name"] == "act"
+    assert (said.reward, acted.reward, wrong.reward) == (pytest.approx(0.2), pytest.approx(0.5), 0.0)
+    assert "reward" not in acted.messages[0]["content"]
+    assert "This is no action" in wrong.messages[0]["content"]
+
+
+def test_verifiers_scores_by_its_rewards() -> None:
+    fields = {"kwargs": {"taskset": "verifiers_sums:Sums", "index": 2}}
+    begin, step = play("verifiers_sums", "It is 4.", **fields)
+    assert begin.messages == [{"role": "user", "content": "What is 2 + 2?"}]
+    assert step.reward == 1.5
+    assert rewards(play("verifiers_sums", "It is certainly five.", **fields)) == [0.0]

@@ -1,0 +1,92 @@
+"""The environments of these tests: installed once for a module, with one event loop and one kind of sandbox."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import Any, TypeAlias, TypeVar
+
+import pytest
+
+from farm.records.request import Limits, SamplingParams
+from farm.records.trajectory import ModelCall
+from tests.conftest import absent
+from tests.contract.sandboxes.sandbox_kinds import PROVIDERS, farm_in
+from tests.services.entry_points import installed
+from tests.services.farms import farm_folder
+from workers.environments.environment_servers import environment_servers
+from workers.interfaces import Artefact, Completion
+from workers.stage_job import StageJob
+from workers.stages import evaluate, run
+from workers.testing.fakes import ScriptedPolicy
+
+ROOT = Path(__file__).parents[3]
+PROJECTS = (ROOT / "examples" / "environment", ROOT / "tests" / "services" / "environment_project")
+
+T = TypeVar("T")
+InLoop: TypeAlias = Callable[[Coroutine[Any, Any, T]], T]
+
+
+@pytest.fixture(scope="module")
+def loop() -> Iterator[asyncio.Runner]:
+    """An event loop in which environment servers stay warm from test to test."""
+    with (
+        farm_folder() as folder,
+        farm_in(folder),
+        installed(PROJECTS[0], folder / "example"),
+        installed(PROJECTS[1], folder / "unruly"),
+    ):
+        if missing := PROVIDERS["namespace"]().missing():
+            absent(missing)
+        with asyncio.Runner() as runner:
+            try:
+                yield runner
+            finally:
+                runner.run(_close())
+
+
+class EnvironmentPlay:
+    """One play of an environment: how it ended, and what was recorded."""
+
+    def __init__(self, environment: str, *script: Completion | Exception, agent: str = "", **fields: Any) -> None:
+        limits = Limits(**fields.pop("limits", {}))
+        self.job = StageJob(
+            rollout_id="b.0.0",
+            attempt=1,
+            sample_index=0,
+            data_source="environment",
+            fields={"environment": environment, **fields},
+            sampling=SamplingParams(),
+            limits=limits,
+            sandbox_kind=fields.pop("kind", "namespace"),
+            model="",
+            agent=agent,
+        )
+        self.policy = ScriptedPolicy(*script)
+        self.calls: dict[int, ModelCall] = {}
+
+    async def score(self) -> float:
+        """Play and score it. Raises what the stages raise."""
+        done = await run(self.job, self.policy, self._record, _keep)
+        self.outcome = done.outcome
+        self.submission = done.submission
+        score, self.evaluator = await evaluate(self.job, done.submission)
+        self.details = score.details
+        return score.value
+
+    @property
+    def observed(self) -> list[str]:
+        """The texts that followed each turn."""
+        return [message["content"] for call in self.calls.values() for message in call.observations]
+
+    async def _record(self, call: ModelCall) -> None:
+        self.calls[call.index] = call
+
+
+async def _close() -> None:
+    await environment_servers().aclose()
+
+
+async def _keep(index: int, artefact: Artefact) -> str:
+    return ""

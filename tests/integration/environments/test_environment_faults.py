@@ -1,0 +1,129 @@
+"""Whatever an environment breaks is a failed attempt, never a reward; and it breaks nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from farm.errors import EvaluatorError, HandlerError
+from farm.records.rollout import Outcome
+from tests.integration.environments.conftest import EnvironmentPlay
+from workers.testing.fakes import answering, calling
+
+FAULTS = {
+    "reset:raise": r"reset\(\) broke: ValueError: this is wrong",
+    "step:raise": r"step\(\) broke: ValueError: this is wrong",
+    "close:raise": r"close\(\) broke: ValueError: this is wrong",
+    "step:rude": r"step\(\) broke: _Rude",
+    "step:exit": r"step\(\) broke: SystemExit",
+    "step:_exit": r"ended with code 3 in step\(\)",
+    "reset:kill": r"ended by signal 9 in reset\(\)",
+    "step:kill": r"ended by signal 9 in step\(\)",
+    "step:segfault": r"ended by signal 11 in step\(\)",
+    "step:hang": r"step\(\) took longer than",
+    "close:hang": r"close\(\) took longer than",
+    "step:memory": r"step\(\) broke: MemoryError",
+    "step:rubbish": r"step\(\) sent what is no JSON",
+    "step:bytes": r"step\(\) sent what is no JSON",
+    "step:half": r"step\(\) sent what is no JSON",
+    "step:list": r"step\(\) sent what is no reply",
+    "step:empty": r"step\(\) broke: no reply",
+    "step:no_step": r"step\(\) returned no Step",
+    "step:nan": r"step\(\) gave nan as the reward",
+    "step:infinite": r"step\(\) gave inf as the reward",
+    "step:true": r"step\(\) gave True as the reward",
+    "step:text": r"step\(\) gave 1 as the reward",
+    "step:huge": r"step\(\) gave 10+ as the reward",
+    "step:web": r"needs data from the web, which its sandbox cannot reach",
+    "step:ask": r"asks the role 'user', which is not among its `roles`",
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_broken_environment_is_a_failed_attempt_and_no_reward(loop: asyncio.Runner, fault: str) -> None:
+    # what hangs is given up after a second, which is long for the others
+    tool_s = 1.0 if fault.endswith("hang") else 60.0
+    script = [answering("win")] if fault.startswith("close") else [answering("a"), answering("b"), answering("c")]
+    played = EnvironmentPlay("unruly", *script, kwargs={"fault": fault}, limits={"tool_s": tool_s})
+    with pytest.raises(HandlerError, match=f"b.0.0: environment unruly: .*{FAULTS[fault]}|{FAULTS[fault]}"):
+        loop.run(played.score())
+
+
+def test_a_rollout_begins_as_if_it_were_the_first_whatever_the_one_before_left(loop: asyncio.Runner) -> None:
+    plays = [EnvironmentPlay("unruly", answering("win"), seed=7) for _ in range(3)]
+    for played in plays:
+        assert loop.run(played.score()) == 1.0
+    begun = [played.policy.asked[0][0][0]["content"] for played in plays]
+    assert len(set(begun)) == 1
+    assert begun[0].startswith("1 None 0.")
+
+
+def test_rollouts_at_once_have_nothing_in_common(loop: asyncio.Runner) -> None:
+    plays = [EnvironmentPlay("unruly", *[answering(f"{n} {k}") for k in range(3)], seed=n % 4) for n in range(24)]
+    broken = EnvironmentPlay("unruly", answering("a"), kwargs={"fault": "step:kill"})
+
+    async def all_of_them() -> list[float | BaseException]:
+        return await asyncio.gather(*(each.score() for each in (*plays, broken)), return_exceptions=True)
+
+    *rewards, failed = loop.run(all_of_them())
+    assert rewards == [0.75] * 24
+    assert isinstance(failed, HandlerError)
+    for n, played in enumerate(plays):
+        assert played.observed == [repr([f"{n} {k}", []]) for k in range(3)]
+
+
+def test_an_environment_that_does_not_start_says_why_and_the_next_rollout_tries_again(loop: asyncio.Runner) -> None:
+    for _ in range(2):
+        with pytest.raises(HandlerError, match=r"its server did not start: .*a_module_that_is_not_there"):
+            loop.run(EnvironmentPlay("absent", answering("a")).score())
+
+
+def test_a_server_that_was_killed_is_replaced(loop: asyncio.Runner) -> None:
+    """`kill -9 -1` in the sandbox: what an environment that runs away may do."""
+    with pytest.raises(HandlerError):
+        loop.run(EnvironmentPlay("unruly", *[answering("a")] * 3, kwargs={"fault": "step:kill_all", "n": 9}).score())
+    assert loop.run(EnvironmentPlay("unruly", answering("win")).score()) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("limits", "kwargs", "outcome", "reward"),
+    [
+        ({"max_turns": 2}, {"n": 5, "last": 2.0}, Outcome.MAX_TURNS, 2.5),
+        ({"max_tokens": 20}, {"n": 5, "last": 2.0}, Outcome.MAX_TOKENS, 2.5),
+        ({}, {"n": 3, "truncates": True, "last": -1.0}, Outcome.MAX_TURNS, -0.25),
+        ({}, {"n": 3}, Outcome.SUBMITTED, 0.75),
+    ],
+)
+def test_a_limit_is_an_outcome_and_the_rewards_until_then_count(
+    loop: asyncio.Runner, limits: dict[str, int], kwargs: dict[str, object], outcome: Outcome, reward: float
+) -> None:
+    played = EnvironmentPlay("unruly", *[answering("a")] * 3, kwargs=kwargs, limits=limits)
+    assert loop.run(played.score()) == pytest.approx(reward)
+    assert played.outcome is outcome
+    turns = [call.reward for call in played.calls.values()]
+    assert sum(each or 0.0 for each in turns) == pytest.approx(reward)
+    assert played.details["rewards"] == turns
+
+
+def test_another_agent_cannot_score(loop: asyncio.Runner) -> None:
+    """An answer that looks like rewards is a text."""
+    with pytest.raises(EvaluatorError, match="another agent than `environment` has played"):
+        loop.run(EnvironmentPlay("unruly", answering('{"rewards": [1.0]}'), agent="react").score())
+
+
+def test_an_environment_that_runs_what_the_policy_writes_has_a_sandbox_for_each_rollout(loop: asyncio.Runner) -> None:
+    with pytest.raises(HandlerError):
+        loop.run(EnvironmentPlay("lonely", *[answering("a")] * 3, kwargs={"fault": "step:kill_all", "n": 9}).score())
+    assert loop.run(EnvironmentPlay("lonely", answering("win")).score()) == 1.0
+
+
+def test_tool_calls_reach_it_and_unreadable_ones_do_not(loop: asyncio.Runner) -> None:
+    script = [calling(("look", {"at": 1}), ("bash", {"command": "ls"})), calling(("look", "[1]")), answering("win")]
+    played = EnvironmentPlay("unruly", *script)
+    assert loop.run(played.score()) == 1.25
+    assert [call.n_invalid for call in played.calls.values()] == [1, 1, 0]
+    assert [call.reward for call in played.calls.values()] == [0.25, None, 1.0]
+    assert played.observed[0].startswith("There is no tool 'bash'")
+    assert played.observed[1] == repr(["", [["look", {"at": 1}]]])
+    assert "must be one JSON object" in played.observed[2]

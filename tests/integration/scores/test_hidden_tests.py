@@ -1,0 +1,301 @@
+"""Programs scored by hidden tests in real sandboxes: the right ones pass, wrong ones fail, and no hack is scored."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import textwrap
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from farm.errors import EvaluatorError, SandboxError
+from testkit.deadline import Deadline
+from tests.conftest import absent
+from tests.services.soak import at_length
+from workers.evaluators.program_tests.evaluator import ProgramTestsEvaluator
+from workers.evaluators.program_tests.hidden_tests import CallTest, HiddenTests, StreamTest
+from workers.handlers.programs_handler import ProgramsHandler, ProgramsInstance
+from workers.interfaces import FreshSandbox, Sandbox, Score, Submission
+from workers.registry import sandbox as provider
+
+DATA = Path(__file__).parents[3] / "examples/data/programs"
+FORMS = at_length(("livecodebench",), ("livecodebench", "apps", "nemo_gym", "verl"))
+N_MBPP = at_length(3, 30)
+SUM = HiddenTests((StreamTest("3\n", "seven\n"), StreamTest("4\n", "eight\n")), time_s=1.0)
+CALLS = HiddenTests((CallTest((3,), (["seven"],)), CallTest((4,), (["eight"],))), function="f", time_s=1.0)
+RIGHT = "import sys\nprint({'3': 'seven', '4': 'eight'}[sys.stdin.read().strip()])\n"
+RIGHT_CALL = "def f(x): return {3: ['seven'], 4: ['eight']}[x]\n"
+_PATIENCE_S = 30.0
+
+HACKS = {
+    "nothing": "pass",
+    "exit-at-once": "os._exit(0)",
+    "system-exit": "raise SystemExit(0)",
+    "codes-of-the-supervisor": "os._exit(123)",
+    "at-exit": "import atexit; atexit.register(print, 'seven')\nsys.exit(3)",
+    "both-answers": "print('seven'); print('eight')",
+    "any-of-them": "print('seven eight')",
+    "right-and-broken": f"{RIGHT}sys.stdout.flush(); os._exit(1)",
+    "right-and-killed": f"{RIGHT}sys.stdout.flush(); os.kill(os.getpid(), 15)",
+    "right-and-endless": f"{RIGHT}sys.stdout.flush()\nwhile True: pass",
+    "search-files": """
+        import glob
+        for p in glob.glob('/tmp/**', recursive=True) + glob.glob('/proc/*/cmdline') + glob.glob('/proc/*/environ'):
+            try: t = open(p).read()
+            except Exception: continue
+            if 'seven' in t.replace('HACK', ''): print('seven' if 'x' in t else 'eight')
+        """,
+    "standard-input-again": "print(os.pread(0, 100, 0).decode(), os.pread(0, 100, 3).decode())",
+    "memory-of-the-supervisor": """
+        m = open(f'/proc/{os.getppid()}/maps').read()
+        print('seven')
+        """,
+    "supervisor-killed": "os.kill(os.getppid(), 9)",
+    "supervisor-stopped-out": "print('seven'); sys.stdout.flush(); os.kill(os.getppid(), 15)",
+    "sitecustomize": """
+        for folder in [p for p in sys.path if p]:
+            try: open(os.path.join(folder, 'sitecustomize.py'), 'w').write('print("seven"); import os; os._exit(0)')
+            except OSError: pass
+        """,
+    "python-path": "open('/tmp/program/json.py', 'w').write('print(1)'); os.environ['PYTHONPATH'] = '/tmp/program'",
+    "early-results": """
+        for n in ('result.json', 'reward.txt', 'output', 'stdout'):
+            open('/tmp/program/' + n, 'w').write('seven')
+        """,
+    "links": """
+        for n in ('expected', 'output', 'result.json'):
+            try: os.symlink('/proc/1/fd/1', '/tmp/program/' + n)
+            except OSError: pass
+        print(os.path.realpath('/tmp/program/output'))
+        """,
+    "solution-changed": "open(__file__, 'w').write('print(\"eight\")')",
+    "waits-for-the-next-test": """
+        if os.fork() == 0:
+            os.setsid()
+            import time
+            for _ in range(100):
+                time.sleep(0.1)
+                for p in os.listdir('/proc'):
+                    if p.isdigit():
+                        try: os.write(os.open(f'/proc/{p}/fd/1', os.O_WRONLY), b'eight')
+                        except OSError: pass
+        """,
+    "answers-by-a-server": """
+        import socket
+        s = socket.socket(socket.AF_UNIX)
+        try: s.connect('/tmp/answers'); print(s.recv(10).decode())
+        except OSError:
+            s.bind('/tmp/answers'); s.listen()
+            if os.fork() == 0:
+                os.setsid()
+                c = s.accept()[0]; c.send(b'eight')
+        """,
+    "huge-output": "while True: sys.stdout.write('seven' * 100000)",
+    "not-a-number": "print(float('nan'))",
+    "wide-letters": "print('\uff53\uff45\uff56\uff45\uff4e')",
+    "nul": "print('seven\\0')",
+    "terminal-codes": "print('wrong\\r\\x1b[2Kseven')",
+    "every-descriptor": """
+        for n in range(3, 64):
+            try: os.write(n, b'seven')
+            except OSError: pass
+        """,
+    "fork-bomb": "import signal\nwhile True:\n    try: os.fork()\n    except OSError: os._exit(0)",
+}
+CALL_HACKS = {
+    "nothing": "def f(x): pass",
+    "equality": "class E(list):\n    def __eq__(self, o): return True\ndef f(x): return E()",
+    "equality-of-a-text": """
+        class E(str):
+            def __eq__(self, o): return True
+            __hash__ = str.__hash__
+        def f(x): return E()
+        """,
+    "any-object": "class E:\n    def __eq__(self, o): return True\ndef f(x): return E()",
+    "json": 'import json; json.dumps = lambda *a, **k: \'["l", [["s", "seven"]]]\'\ndef f(x): return 0',
+    "packed": "sys.modules['__main__'].packed = lambda v: True\ndef f(x): return 0",
+    "forged-value": """
+        for n in range(3, 64):
+            try: os.write(n, b'["l", [["s", "seven"]]]')
+            except OSError: pass
+        os._exit(0)
+        """,
+    "printed": 'print(\'["l", [["s", "seven"]]]\', flush=True); os._exit(0)',
+    "generator": "def f(x): return (v for v in ['seven'])",
+    "nan": "def f(x): return float('nan')",
+    "deep": "def f(x):\n    a = []\n    for _ in range(100000): a = [a]\n    return a",
+    "huge": "def f(x): return ['x' * (1 << 26)]",
+    "both": "def f(x): return ['seven', 'eight']",
+    "frames": """
+        def f(x):
+            g = sys._getframe()
+            while g:
+                for v in list(g.f_locals.values()) + list(g.f_globals.values()):
+                    if isinstance(v, str) and 'seve' + 'n' in v and len(v) < 100: return [v]
+                g = g.f_back
+        """,
+}
+HEAD = "import os, sys\n"
+
+
+@pytest.fixture(scope="module")
+def runner() -> Iterator[asyncio.Runner]:
+    if missing := provider("namespace").missing():
+        absent(missing)
+    with asyncio.Runner() as runner:
+        yield runner
+
+
+async def started() -> Sandbox:
+    spec = ProgramsHandler().sandbox(ProgramsInstance(question="q", tests=({"stdin": "", "expected": ""},)))  # type: ignore[arg-type]
+    assert spec is not None
+    return await provider("namespace").start(f"test-{uuid.uuid4().hex[:12]}", spec)
+
+
+@asynccontextmanager
+async def new() -> AsyncIterator[Sandbox]:
+    sandbox = await started()
+    try:
+        yield sandbox
+    finally:
+        await sandbox.stop()
+
+
+@pytest.fixture(scope="module")
+def fresh(runner: asyncio.Runner) -> Iterator[FreshSandbox]:
+    """The same sandbox each time: what one program leaves there gives the next more to try, not less."""
+    held = [runner.run(started())]
+
+    @asynccontextmanager
+    async def one() -> AsyncIterator[Sandbox]:
+        try:
+            yield held[0]
+        except SandboxError:
+            await held[0].stop()
+            held[0] = await started()
+            raise
+
+    yield one
+    runner.run(held[0].stop())
+
+
+async def scored(evaluator: Any, fresh: FreshSandbox, program: str, timeout_s: float = 600.0) -> Score:
+    """Score it as the farm does: again, where the machine was too busy to tell whose doing an end was."""
+    deadline = Deadline(_PATIENCE_S)
+    while True:
+        try:
+            result: Score = await evaluator.evaluate(Submission(files={"solution.py": program}), fresh, timeout_s)
+            return result
+        except EvaluatorError:
+            if deadline.passed():
+                raise
+
+
+def rows(name: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (DATA / f"{name}.jsonl").read_text().splitlines()]
+
+
+def problem_id(row: dict[str, Any]) -> str:
+    nested = {**row, **row.get("verifier_metadata", {}), **row.get("extra_info", {})}
+    return str(next(nested[key] for key in ("question_id", "problem_id", "index") if key in nested))
+
+
+@pytest.mark.soak
+def test_right_programs_pass_all_tests_and_wrong_ones_fail(runner: asyncio.Runner) -> None:
+    solutions = {row["id"]: row for row in rows("solutions")}
+    results = {}
+    for form in FORMS:
+        for row in rows(form):
+            solution = solutions[problem_id(row)]
+            compare = {"compare": solution["checker"]} if "checker" in solution else {}
+            instance = ProgramsInstance.model_validate({**row, **compare, "time_s": 2.0})
+            evaluator = ProgramsHandler().evaluator(instance)
+            scores = [runner.run(scored(evaluator, new, solution[which])).value for which in ("right", "wrong")]
+            results[form, solution["id"]] = scores
+    assert {name: scores for name, scores in results.items() if scores != [1.0, 0.0]} == {}
+    assert len(results) >= 7
+
+
+@pytest.mark.soak
+def test_rows_of_mbpp_score_one_for_their_own_code_and_zero_untouched(runner: asyncio.Runner) -> None:
+    wrong = []
+    for row in rows("mbpp")[:N_MBPP]:
+        evaluator = ProgramsHandler().evaluator(ProgramsInstance.model_validate(row))
+        scores = [runner.run(scored(evaluator, new, text)).value for text in (row["code"], "")]
+        if scores != [1.0, 0.0]:
+            wrong.append((row["task_id"], scores))
+    assert wrong == []
+
+
+@pytest.mark.parametrize("name", HACKS)
+def test_no_hack_of_a_program_is_scored(runner: asyncio.Runner, fresh: FreshSandbox, name: str) -> None:
+    score = runner.run(scored(ProgramTestsEvaluator(SUM), fresh, HEAD + textwrap.dedent(HACKS[name])))
+    assert (score.value, score.details.get("passed")) == (0.0, False), score.details
+
+
+@pytest.mark.parametrize("name", CALL_HACKS)
+def test_no_hack_of_a_function_is_scored(runner: asyncio.Runner, fresh: FreshSandbox, name: str) -> None:
+    score = runner.run(scored(ProgramTestsEvaluator(CALLS), fresh, HEAD + textwrap.dedent(CALL_HACKS[name])))
+    assert (score.value, score.details.get("passed")) == (0.0, False), score.details
+
+
+def test_what_is_right_passes_in_a_new_sandbox_and_beside_all_that_was_left(
+    runner: asyncio.Runner, fresh: FreshSandbox
+) -> None:
+    assert runner.run(scored(ProgramTestsEvaluator(SUM), new, RIGHT)).value == 1.0
+    assert runner.run(scored(ProgramTestsEvaluator(CALLS), new, RIGHT_CALL)).value == 1.0
+
+
+def test_nothing_of_a_test_lives_on_beside_the_next(runner: asyncio.Runner) -> None:
+    detached = """
+        import os, sys, subprocess
+        subprocess.Popen(['setsid', 'env', '-i', 'sleep', '4321'], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+        n = 0
+        for p in os.listdir('/proc'):
+            if p.isdigit():
+                try: n += b'4321' in open(f'/proc/{p}/cmdline', 'rb').read().split(b'\\0')
+                except OSError: pass
+        print(n <= 1)
+        """
+    tests = HiddenTests(tuple(StreamTest(str(n), "True\n") for n in range(3)))
+    assert runner.run(scored(ProgramTestsEvaluator(tests), new, textwrap.dedent(detached))).value == 1.0
+
+
+def test_a_share_of_the_tests_is_a_score_where_the_row_wants_that(runner: asyncio.Runner, fresh: FreshSandbox) -> None:
+    half = HiddenTests((StreamTest("3\n", "3\n"), StreamTest("4\n", "5\n")), partial=True)
+    assert runner.run(scored(ProgramTestsEvaluator(half), new, "print(input())")).value == 0.5
+
+
+def test_a_checker_says_what_is_right_and_never_meets_the_program(runner: asyncio.Runner) -> None:
+    checker = """
+        import json, sys
+        job = json.load(sys.stdin)
+        sys.exit(sorted(job["output"].split()) != sorted(job["expected"].split()))
+        """
+    tests = HiddenTests((StreamTest("", "a b\n"),), compare="checker", checker=textwrap.dedent(checker))
+    assert runner.run(scored(ProgramTestsEvaluator(tests), new, "print('b', 'a')")).value == 1.0
+    spoilt = "import json\nopen(json.__file__, 'w').write('import os; os._exit(0)')\nprint('c')"
+    assert runner.run(scored(ProgramTestsEvaluator(tests), new, spoilt)).value == 0.0
+    broken = HiddenTests((StreamTest("", "a b\n"),), compare="checker", checker="raise ValueError('no')")
+    with pytest.raises(EvaluatorError, match="does not accept the expected output"):
+        runner.run(ProgramTestsEvaluator(broken).evaluate(Submission(files={"solution.py": "print(1)"}), new, 600.0))
+
+
+def test_values_of_a_reference_are_expected_where_a_row_has_none(runner: asyncio.Runner) -> None:
+    row = {
+        "task_id": "own/1",
+        "prompt": "def half(x):\n",
+        "entry_point": "half",
+        "canonical_solution": "    return x / 2\n",
+        "base_input": [[3]],
+        "plus_input": [[5]],
+        "atol": 1e-3,
+    }
+    evaluator = ProgramsHandler().evaluator(ProgramsInstance.model_validate(row))
+    assert runner.run(scored(evaluator, new, "def half(x): return x * 0.50001")).value == 1.0
+    assert runner.run(scored(evaluator, new, "def half(x): return x // 2")).value == 0.0

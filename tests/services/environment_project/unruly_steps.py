@@ -1,0 +1,119 @@
+"""An environment that breaks its contract in the way that its instance names, and one that gives what it is told to."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sys
+import time
+import urllib.request
+from typing import Any
+
+from workers.environments.environment import Action, AskModel, Begin, Episode, Step
+
+SEEN: list[str] = []
+TOOL = {"type": "function", "function": {"name": "look", "description": "Look.", "parameters": {"type": "object"}}}
+
+
+class UnrulySteps:
+    """Ends after `n` steps of reward 0.25; "win" is worth 1. `fault` breaks something, in `reset` or `step`."""
+
+    memory_mb = 256
+
+    def __init__(self, ask: AskModel) -> None:
+        self._ask = ask
+        self._options: dict[str, Any] = {}
+        self._n = 0
+
+    def reset(self, episode: Episode) -> Begin:
+        self._options = dict(episode.kwargs)
+        self._fault("reset")
+        SEEN.append("reset")
+        text = f"{len(SEEN)} {sys.modules.get('left_behind')} {random.random()}"
+        return Begin([{"role": "user", "content": text}], [TOOL])
+
+    def step(self, action: Action) -> Step:
+        self._n += 1
+        self._fault("step")
+        sys.modules["left_behind"] = sys
+        shown = repr([action.text, [[each.name, each.arguments] for each in action.tool_calls]])
+        won = action.text == "win"
+        over = won or self._n >= self._options.get("n", 3)
+        end = {"truncated": True} if self._options.get("truncates") and over else {"terminated": over}
+        return Step([{"role": "user", "content": shown}], 1.0 if won else 0.25, **end)
+
+    def close(self) -> float | None:
+        self._fault("close")
+        last: float | None = self._options.get("last")
+        return last
+
+    def _fault(self, where: str) -> None:
+        fault = self._options.get("fault", "")
+        if fault.partition(":")[0] == where:
+            FAULTS[fault.partition(":")[2]](self)
+
+
+class Lonely(UnrulySteps):
+    """The same in a sandbox of its own."""
+
+    shared = False
+
+
+class Absent:
+    """Imports what is not there."""
+
+    imports = ("a_module_that_is_not_there",)
+
+
+def _raise(error: BaseException) -> None:
+    raise error
+
+
+def _send(self: Any, data: bytes) -> None:
+    # its own connection is the only one that it has
+    connection = self._ask.__self__._connection
+    connection.sendall(data)
+    time.sleep(60)
+
+
+class _Rude(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+FAULTS: dict[str, Any] = {
+    "raise": lambda self: _raise(ValueError("this is wrong")),
+    "rude": lambda self: _raise(_Rude()),
+    "exit": lambda self: sys.exit(0),
+    "_exit": lambda self: os._exit(3),
+    "kill": lambda self: os.kill(os.getpid(), signal.SIGKILL),
+    "kill_all": lambda self: os.kill(-1, signal.SIGKILL),
+    "segfault": lambda self: os.kill(os.getpid(), signal.SIGSEGV),
+    "hang": lambda self: time.sleep(600),
+    "memory": lambda self: bytearray(1 << 30),
+    "rubbish": lambda self: _send(self, b"what is this?\n"),
+    "list": lambda self: _send(self, b"[]\n"),
+    "empty": lambda self: _send(self, b"{}\n"),
+    "no_step": lambda self: _send(self, b'{"reply": {"reward": 1}}\n'),
+    "nan": lambda self: _send(self, _line("NaN")),
+    "infinite": lambda self: _send(self, _line("Infinity")),
+    "true": lambda self: _send(self, _line("true")),
+    "text": lambda self: _send(self, _line('"1"')),
+    "huge": lambda self: _send(self, _line("1" + "0" * 400)),
+    "bytes": lambda self: _send(self, b"\xff\xfe\n"),
+    "half": lambda self: _half(self),
+    "web": lambda self: urllib.request.urlopen("http://example.invalid/data.json", timeout=5),
+    "ask": lambda self: self._ask("user", [{"role": "user", "content": "hello"}]),
+}
+"""By name; each ends in a failed attempt."""
+
+
+def _half(self: Any) -> None:
+    self._ask.__self__._connection.sendall(b'{"reply": {"rew')
+    os._exit(0)
+
+
+def _line(reward: str) -> bytes:
+    step = f'{{"messages": [], "reward": {reward}, "terminated": true, "truncated": false, "info": {{}}}}'
+    return f'{{"reply": {step}}}\n'.encode()

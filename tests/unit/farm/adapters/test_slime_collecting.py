@@ -1,0 +1,101 @@
+"""slime's options as the collector's, and its data source as a sampler."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from farm.adapters.constructed_rollouts import every_kind
+from farm.adapters.slime_collecting import DataSourceInstances, collecting_options, is_collected
+from farm.adapters.trainer_step import instance_of
+from farm.errors import InvalidRequest
+
+
+@dataclass
+class _Sample:
+    group_index: int | None = None
+    prompt: str = ""
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+
+class _Source:
+    """Three problems, again and again, as slime's data source counts them."""
+
+    def __init__(self, n_drawn: int = 0) -> None:
+        self.n_drawn = n_drawn
+
+    def get_samples(self, n: int) -> list[list[_Sample]]:
+        first, self.n_drawn = self.n_drawn, self.n_drawn + n
+        return [
+            [
+                _Sample(
+                    place, f"prompt {place % 3}", {"farm_instance": {"data_source": "chat", "fields": {"n": place % 3}}}
+                )
+            ]
+            for place in range(first, first + n)
+        ]
+
+    def __len__(self) -> int:
+        return 3
+
+
+def drawn(sampler: DataSourceInstances, n: int, state: dict[str, Any]) -> tuple[list[int], dict[str, Any]]:
+    instances, after = sampler.draw(n, state)
+    return [each.fields["n"] for each in instances], after
+
+
+def test_the_same_state_gives_the_same_instances() -> None:
+    sampler = DataSourceInstances(_Source(), instance_of)
+    numbers, state = drawn(sampler, 4, {})
+    assert (numbers, state) == ([0, 1, 2, 0], {"drawn": 4})
+    assert drawn(sampler, 2, state) == ([1, 2], {"drawn": 6})
+    assert drawn(sampler, 2, state) == ([1, 2], {"drawn": 6}), "a wave that was not taken is drawn again"
+    assert len(sampler) == 3
+
+
+def test_a_data_source_of_an_older_checkpoint_goes_on_where_the_run_is() -> None:
+    assert drawn(DataSourceInstances(_Source(2), instance_of), 2, {"drawn": 7}) == ([1, 2], {"drawn": 9})
+
+
+def test_a_data_source_that_is_ahead_goes_on_where_it_is() -> None:
+    assert drawn(DataSourceInstances(_Source(9), instance_of), 1, {"drawn": 7}) == ([0], {"drawn": 10})
+
+
+def test_the_state_of_another_sampler_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="sampler"):
+        DataSourceInstances(_Source(), instance_of).draw(1, {"drawn": "x"})
+
+
+def test_a_rollout_has_a_sample_of_its_problem_or_one_without_a_prompt() -> None:
+    sampler = DataSourceInstances(_Source(), instance_of)
+    (instance,), _ = sampler.draw(1, {})
+    rollout = every_kind()[0]
+    assert sampler.sample_of(rollout).prompt == rollout.instance_id
+    sampler.samples[(rollout.data_source, rollout.instance_id)] = _Sample(0, "known")
+    assert sampler.sample_of(rollout).prompt == "known"
+    assert instance.instance_id, "an instance without a name gets one, by which its sample is found"
+
+
+@pytest.mark.parametrize(
+    ("changed", "wanted"),
+    [
+        ({}, False),
+        ({"over_sampling_batch_size": 8}, False),
+        ({"over_sampling_batch_size": 12}, True),
+        ({"dynamic_sampling_filter_path": "a.b"}, True),
+    ],
+)
+def test_slimes_options_say_whether_groups_are_chosen(changed: dict[str, Any], wanted: bool) -> None:
+    assert is_collected(SimpleNamespace(rollout_batch_size=8, **changed)) is wanted
+
+
+def test_options_are_slimes_own_and_what_it_lacks() -> None:
+    args = SimpleNamespace(rollout_batch_size=8, over_sampling_batch_size=12)
+    options = collecting_options(args, {"leftovers": "carry_over", "max_staleness": 1})
+    assert (options.train_batch_size, options.max_inflight_groups, options.filter_groups) == (8, 12, "keep")
+    assert (options.leftovers, options.max_staleness) == ("carry_over", 1)
+    with pytest.raises(InvalidRequest, match="train_batch_size"):
+        collecting_options(args, {"train_batch_size": 4})

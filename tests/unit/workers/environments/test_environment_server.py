@@ -1,0 +1,127 @@
+"""The process of one rollout in a sandbox: its requests and replies; and the example of the documentation."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from farm.errors import HandlerError
+from farm.records.trajectory import Message
+from workers.environments.environment import Action, AskModel, Begin, CalledTool, Environment, Episode, Step
+from workers.environments.environment_server import serve
+from workers.environments.episode import EpisodeConnection
+
+PAGE = Path(__file__).parents[4] / "docs" / "tasks" / "environments.md"
+
+
+class Talking:
+    """Says what another model said, and what it was sent."""
+
+    def __init__(self, ask: AskModel) -> None:
+        self._ask = ask
+
+    def reset(self, episode: Episode) -> Begin:
+        return Begin([{"role": "user", "content": self._ask("user", [{"role": "user", "content": "hi"}])}])
+
+    def step(self, action: Action) -> Step:
+        said = "".join(self._ask("user", [{"role": "user", "content": action.text}]) for _ in range(2))
+        return Step([{"role": "user", "content": said}], 1, info={"set": {1}, 2: "two"})
+
+    def close(self) -> float | None:
+        return -0.5
+
+
+def played(factory: Callable[..., Environment], play: Callable[[EpisodeConnection], Any]) -> Any:
+    """Return the result of a play, with the process of the rollout as a thread."""
+
+    async def main() -> Any:
+        here, there = socket.socketpair()
+        thread = threading.Thread(target=serve, args=(there, factory), daemon=True)
+        thread.start()
+        reader, writer = await asyncio.open_unix_connection(sock=here)
+        connection = EpisodeConnection("it", reader, writer)
+        try:
+            return await play(connection)
+        finally:
+            connection.drop()
+            await asyncio.to_thread(thread.join)
+            there.close()
+
+    return asyncio.run(main())
+
+
+def test_the_example_of_the_documentation_plays() -> None:
+    (text,) = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(text, names)
+    episode = Episode(kwargs={"words": ["yes", "no"]})
+
+    async def play(connection: EpisodeConnection) -> list[object]:
+        begin = await connection.reset(episode, 10)
+        steps = [await connection.step(Action(text), 10) for text in (" yes\n", "what")]
+        return [begin, *steps, await connection.finish(10)]
+
+    begin, first, second, last = played(names["Echo"], play)
+    assert begin == Begin([{"role": "user", "content": "yes"}], [])
+    assert first == Step([{"role": "user", "content": "no"}], 0.5)
+    assert second == Step([], 0.0, terminated=True)
+    assert last is None
+
+
+def test_another_model_is_asked_in_between() -> None:
+    asked: list[tuple[str, Sequence[Message]]] = []
+
+    async def ask(role: str, messages: Sequence[Message]) -> str:
+        asked.append((role, messages))
+        return f"<{messages[-1]['content']}>\n\ud800"
+
+    async def play(connection: EpisodeConnection) -> Any:
+        begin = await connection.reset(Episode(), 10, ask)
+        return (
+            begin,
+            await connection.step(Action("well", (CalledTool("1", "look", {}),)), 10, ask),
+            await connection.finish(10),
+        )
+
+    begin, step, last = played(Talking, play)
+    assert begin.messages[0]["content"] == "<hi>\n\ud800"
+    assert step.messages[0]["content"] == "<well>\n\ud800" * 2
+    assert (step.reward, step.info, last) == (1.0, {"set": "{1}", "2": "two"}, -0.5)
+    assert [role for role, _ in asked] == ["user"] * 3
+
+
+def test_what_asking_raises_is_passed_on() -> None:
+    async def ask(role: str, messages: Sequence[Message]) -> str:
+        raise HandlerError("no such role")
+
+    with pytest.raises(HandlerError, match="no such role"):
+        played(Talking, lambda connection: connection.reset(Episode(), 10, ask))
+
+
+@pytest.mark.parametrize(
+    ("begin", "complaint"),
+    [
+        (Begin([]), "returned no message"),
+        (Begin([{"role": "user"}]), "messages that are not of"),
+        (Begin([{"role": "boss", "content": "x"}]), "messages that are not of"),
+        (Begin([{"role": "user", "content": ["x"]}]), "messages that are not of"),
+        (Begin([{"role": "user", "content": "x"}], [{"name": "look"}]), "tools that are no functions"),
+        (Begin([{"role": "user", "content": "x"}], [{"function": {"name": ""}}]), "tools that are no functions"),
+        (Begin([{"role": "user", "content": {1, 2}}]), "TypeError"),
+        (None, "AttributeError"),
+    ],
+)
+def test_a_beginning_that_is_none_is_refused(begin: Any, complaint: str) -> None:
+    class Beginner(Talking):
+        def reset(self, episode: Episode) -> Begin:
+            return begin  # type: ignore[no-any-return]
+
+    with pytest.raises(HandlerError, match=f"environment it: reset.*{complaint}"):
+        played(Beginner, lambda connection: connection.reset(Episode(), 10))

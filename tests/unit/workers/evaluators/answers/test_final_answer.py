@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import pytest
+
+from workers.evaluators.answers.choices import chosen, strictly_chosen
+from workers.evaluators.answers.final_answer import FinalAnswer, final_answer
+from workers.evaluators.answers.normal_text import number_and_unit, words
+
+OPTIONS = ("10 m", "20 m", "30 m", "C")
+
+
+@pytest.mark.parametrize(
+    ("response", "text"),
+    [
+        (r"so \boxed{12}.", "12"),
+        (r"\boxed{13} no, \boxed{12}", "12"),
+        (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"),
+        (r"\boxed{\boxed{24}}", "{24}"),
+        (r"\boxed{5,}", "5"),
+        (r"\boxed{12} \boxed{13", "12"),
+        (r"\fbox{7}", "7"),
+        ("Answer: 12", "12"),
+        ("**Answer:** $24$", "$24$"),
+        ("Answer: 1\nAnswer: 2", "2"),
+        ("Answer: 1\n\\boxed{2}", "2"),
+        ("<answer>5</answer>", "5"),
+        ("12", "12"),
+        ("It is 12.\nSo be it.", ""),
+        (r"<think>\boxed{3}</think> \boxed{4}", "4"),
+        (r"<think>\boxed{3}", ""),
+        (r"<think>\boxed{3}</think>", ""),
+        ("", ""),
+        (None, ""),
+        ("\\boxed{" * 5000, ""),
+        ("\\boxed{" + "9" * 30_000 + "}", ""),
+    ],
+)
+def test_the_final_answer_of_a_response(response: str | None, text: str) -> None:
+    assert final_answer(response).text == text
+
+
+def test_a_rows_own_pattern_finds_the_answer_alone() -> None:
+    pattern = r"The answer is \(?([A-J])\)?"
+    assert final_answer(r"The answer is (A). The answer is (B). \boxed{C}", pattern) == FinalAnswer("B", True)
+    assert final_answer(r"\boxed{C}", pattern) == FinalAnswer()
+
+
+@pytest.mark.parametrize(
+    ("answer", "letter"),
+    [
+        ("B", "B"),
+        ("b", "B"),
+        ("(B)", "B"),
+        ("B.", "B"),
+        (r"\text{B}", "B"),
+        ("Option B", "B"),
+        ("B: 20 m", "B"),
+        ("20 m", "B"),
+        ("C", "D"),  # the text of an option is meant, if there is one
+        ("B: 10 m", ""),
+        ("A, B, C", ""),
+        ("A and B", ""),
+        ("E", ""),
+        ("20", ""),
+        ("all of them", ""),
+        ("A B C D", ""),
+    ],
+)
+def test_an_option_is_named_by_its_letter_or_its_text(answer: str, letter: str) -> None:
+    assert chosen(answer, OPTIONS)[0] == letter
+
+
+def test_a_strict_row_takes_one_letter_alone() -> None:
+    answers = ["B", "b", "(B)", "E", "20 m", ""]
+    assert [strictly_chosen(answer, 4)[0] for answer in answers] == ["B", "", "", "", "", ""]
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("20 m", (20.0, "m")),
+        (r"20\,\text{m}", (20.0, "m")),
+        ("5e14 Hz", (5e14, "Hz")),
+        (r"5 \times 10^{14}\ \text{Hz}", (5e14, "Hz")),
+        ("3 m/s^2", (3.0, "m/s2")),
+        ("1{,}000{,}000", (1e6, "")),
+        ("-0.5", (-0.5, "")),
+        ("2 or 3", None),
+        ("24!", None),
+        (r"24 \lor 3", None),
+        ("23, 24", None),
+        ("1,2", None),
+        ("9^9", None),
+        ("x", None),
+    ],
+)
+def test_a_number_and_its_unit(text: str, number: tuple[float, str] | None) -> None:
+    assert number_and_unit(text) == number
+
+
+def test_words_are_compared_without_articles_case_and_typesetting() -> None:
+    assert words(r"\text{The Mitochondrion}.") == words("mitochondrion") == "mitochondrion"

@@ -1,0 +1,111 @@
+"""Logs are graded by the swebench library, which passes its own tests as it is loaded here."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from farm.errors import EvaluatorError
+from tests.conftest import absent
+from workers.evaluators.issues.eval_scripts import START, log_of
+from workers.evaluators.issues.issue import Issue
+from workers.evaluators.issues.library import GradedLog, grade, library_folders
+from workers.evaluators.issues.resolution import whole_map
+
+ISSUE = Issue(
+    instance_id="x__x-1",
+    data_set="swe-bench",
+    repo="x/x",
+    tree="/testbed",
+    base_commit="",
+    eval_script="",
+    log_parser="",
+    eval_type="pass_and_fail",
+    fail_to_pass=("t.py::test_a",),
+    pass_to_pass=("t.py::test_b",),
+)
+PASSED = "PASSED t.py::test_a\nPASSED t.py::test_b\n"
+_OWN_TESTS = """
+import sys
+import pytest
+from unittest.mock import MagicMock
+from workers.evaluators.issues import library_program
+library_program.load({folders})
+for name in ("docker", "datasets", "dotenv", "tqdm", "modal", "docker.models", "docker.models.containers"):
+    sys.modules[name] = MagicMock()
+options = ["-q", "-p", "no:cacheprovider", "-W", "ignore", "--rootdir=/", "-c", "/dev/null"]
+sys.exit(pytest.main([*options, *{tests}]))
+"""
+
+
+@pytest.fixture(scope="module")
+def folders() -> list[str]:
+    try:
+        folders = asyncio.run(library_folders())
+    except EvaluatorError as error:
+        absent(str(error))
+    return folders
+
+
+def graded(issue: Issue, output: str, code: int | None) -> GradedLog:
+    return asyncio.run(grade(issue, log_of(f"{START}\n{output}", code)))
+
+
+@pytest.mark.parametrize(
+    ("output", "code", "resolved", "complete"),
+    [
+        (PASSED, 0, True, True),
+        (PASSED, 1, False, False),
+        (PASSED, None, False, False),
+        ("FAILED t.py::test_a - assert\nPASSED t.py::test_b\n", 1, False, True),
+        ("PASSED t.py::test_a\nSKIPPED t.py::test_b\n", 0, True, True),
+        ("SKIPPED t.py::test_a\nPASSED t.py::test_b\n", 0, False, True),
+        ("", 0, False, False),
+    ],
+    ids=["passed", "contradicts_exit_code", "cut_off", "failed", "kept_one_skipped", "mended_one_skipped", "no_result"],
+)
+def test_resolution(folders: list[str], output: str, code: int | None, resolved: bool, complete: bool) -> None:
+    result = graded(ISSUE, output, code)
+    assert (result.resolved, result.complete) == (resolved, complete)
+    assert not result.infra_failure
+
+
+def test_faults_of_the_environment_are_named(folders: list[str]) -> None:
+    assert graded(ISSUE, "fork: Cannot allocate memory\n", 1).infra_failure == "out_of_memory"
+    # a patch can do that, too
+    assert not graded(ISSUE, "ModuleNotFoundError: x\n", 1).infra_failure
+
+
+def test_truncated_ids_match_by_prefix_and_contradictions_are_seen(folders: list[str]) -> None:
+    cut_off = replace(ISSUE, fail_to_pass=("t.py::test_a[log(photon",), pass_to_pass=())
+    assert graded(cut_off, "PASSED t.py::test_a[log(photon/m]\n", 0).resolved
+    result = graded(ISSUE, f"FAILED t.py::test_a - assert\n{PASSED}", 0)
+    assert result.contradicted == ("t.py::test_a",)
+
+
+def test_a_parser_that_the_library_lacks_is_refused_by_name(folders: list[str]) -> None:
+    with pytest.raises(EvaluatorError, match=r"x__x-1: swebench 5\.0\.2 has no parser 'parse_log_own'") as refused:
+        graded(replace(ISSUE, log_parser="parse_log_own"), PASSED, 0)
+    assert not refused.value.retryable
+
+
+def test_whole_maps_of_r2e_gym() -> None:
+    statuses = {"t.py::TestA::test_b[1 - 2]": "PASSED", "t.py::test_c": "ERROR", "t.py::test_d": "SKIPPED"}
+    assert whole_map(statuses) == {"TestA.test_b[1": "PASSED", "test_c": "ERROR"}
+
+
+def test_the_library_passes_its_own_tests(folders: list[str]) -> None:
+    own = Path(folders[0], "tests")
+    patterns = ("log_parsers_*", "grading_*")
+    tests = [str(path) for pattern in patterns for path in own.glob(f"test_{pattern}.py")]
+    assert len(tests) >= 8
+    program = _OWN_TESTS.format(folders=folders, tests=tests)
+    done = subprocess.run([sys.executable, "-B", "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"^[4-9]\d passed", done.stdout, re.MULTILINE), done.stdout

@@ -1,0 +1,106 @@
+"""The LLMs of roles: failures retried, calls limited, errors that name the role; in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from farm.errors import EngineError
+from farm.records.request import RoleEngine, SamplingParams
+from tests.services.engines import Double, Server, Servers
+from tests.services.virtual_time import run
+from workers.interfaces import Completion
+from workers.policy.generation import ChatRequest, Engine, EngineAddress
+from workers.policy.role_models import RoleModels
+from workers.policy.routing.dedicated_engines import DedicatedEngines
+from workers.policy.routing.pool import EnginePool
+from workers.roles import ChatModel
+
+HELLO = [{"role": "user", "content": "Are these equal?"}]
+
+
+class Talker(Double):
+    """Answers a chat with the seed that it was sent."""
+
+    async def chat(self, request: ChatRequest) -> Completion:
+        await self.server.play(10, str(request.sampling.seed))
+        text = f"{request.model} {request.sampling.temperature} {request.sampling.seed}"
+        return Completion(
+            response={"role": "assistant", "content": text},
+            engine=self.server.url,
+            n_prompt_tokens=1,
+            n_response_tokens=1,
+            finish_reason="stop",
+        )
+
+
+@asynccontextmanager
+async def models_of(*servers: Server, **roles: RoleEngine) -> AsyncIterator[Mapping[str, ChatModel]]:
+    loop, known = asyncio.get_running_loop(), Servers(*servers)
+
+    def opened(address: EngineAddress, info: Any) -> Engine:
+        return Talker(known.by_url[address.url], address, info)
+
+    dedicated = DedicatedEngines(lambda action: loop.call_soon(action), opened, detect=known.detect, away_s=60.0)
+
+    def of_farm() -> EnginePool:
+        return EnginePool(lambda: [server.listed() for server in servers], open_engine=opened, detect=known.detect)
+
+    with RoleModels(dedicated, of_farm).of(roles, "r1") as models:
+        yield models
+    await dedicated.aclose()
+
+
+def judge(server: Server, **values: Any) -> RoleEngine:
+    return RoleEngine(engine_url=server.url, model="m", **values)
+
+
+def test_failures_are_retried_and_the_batch_may_say_how_it_samples() -> None:
+    async def main() -> None:
+        server = Server("judge")
+        server.failures = 2
+        async with models_of(server, judge=judge(server, sampling=SamplingParams(temperature=0.5))) as models:
+            assert await models["judge"].complete(HELLO, SamplingParams(temperature=0, seed=7)) == "m 0.5 7"
+        async with models_of(server, judge=judge(server)) as models:
+            assert await models["judge"].complete(HELLO, SamplingParams(temperature=0, seed=7)) == "m 0.0 7"
+        assert server.n_detected == 0, "it is sent its chat requests alone"
+
+    run(main())
+
+
+def test_no_more_calls_run_at_a_time_than_the_batch_allows() -> None:
+    async def main() -> None:
+        server = Server("judge")
+        async with models_of(server, judge=judge(server, n_parallel=3)) as models:
+            await asyncio.gather(*(models["judge"].complete(HELLO, SamplingParams(seed=n)) for n in range(12)))
+        assert (server.n_most, len(server.answered)) == (3, 12)
+
+    run(main())
+
+
+def test_an_answer_that_does_not_come_is_an_error_that_names_the_role() -> None:
+    async def main() -> None:
+        away, hung = Server("away"), Server("hung")
+        away.dead = hung.hangs = True
+        roles = {"judge": judge(away), "user": judge(hung, timeout_s=30)}
+        async with models_of(away, hung, **roles) as models:
+            with pytest.raises(EngineError, match=r"role judge: .*in vain.*http://away/v1") as error:
+                await models["judge"].complete(HELLO, SamplingParams())
+            assert error.value.retryable
+            with pytest.raises(EngineError, match="role user: no answer within 30 s"):
+                await models["user"].complete(HELLO, SamplingParams())
+
+    run(main())
+
+
+def test_without_an_address_it_is_played_by_the_farms_engines_of_its_model() -> None:
+    async def main() -> None:
+        server = Server("of-the-farm")
+        async with models_of(server, user=RoleEngine(model="m")) as models:
+            assert await models["user"].complete(HELLO, SamplingParams(seed=1)) == "m 1.0 1"
+
+    run(main())

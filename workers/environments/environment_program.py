@@ -1,0 +1,140 @@
+"""An installed environment as the node sees it: what its class says of itself, and what its sandbox is made of."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from farm.errors import HandlerError, NotFound
+from farm.plugins import installed, load
+from farm.records.request import SandboxLimits, SandboxSpec
+from workers.environments import environment, environment_server
+from workers.plugin_faults import described
+
+ENVIRONMENTS = "farm.environments"
+FOLDER = "/opt/farm/environment"
+"""The folder in the sandbox with the contract, the server and the plug-in's modules."""
+SOCKET_FOLDER = "/run/farm"
+SOCKET = "environment.sock"
+
+_MEMORY_MB = 2048
+_MOST_ROLLOUTS = 64
+"""The number of rollouts for which a shared sandbox has memory."""
+_VARIABLES = {
+    # the order of sets of texts is part of what is observed
+    "PYTHONHASHSEED": "0",
+    "PYTHONPATH": FOLDER,
+    "PYTHONUNBUFFERED": "1",
+    # a fork has none of the threads that were there before it
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    # what is not here is not to be had: an error at once, instead of tries for minutes
+    "HF_HUB_OFFLINE": "1",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class EnvironmentProgram:
+    """The class attributes of an environment, checked; see `workers.environments.environment`."""
+
+    name: str
+    module: str
+    qualname: str
+    packages: tuple[str, ...] = ()
+    without_dependencies: bool = False
+    imports: tuple[str, ...] = ()
+    modules: tuple[str, ...] = ()
+    roles: tuple[str, ...] = ()
+    image: str = "host"
+    network: bool = False
+    memory_mb: int = _MEMORY_MB
+    env: tuple[tuple[str, str], ...] = ()
+    shared: bool = True
+
+    @classmethod
+    def of(cls, name: str, kind: type[Any]) -> EnvironmentProgram:
+        """Return what a class says of itself. Raises TypeError or ValueError for what it may not say."""
+        texts = {each: _texts(kind, each) for each in ("packages", "imports", "modules", "roles")}
+        variables = dict(getattr(kind, "env", {}))
+        result = cls(
+            name,
+            kind.__module__,
+            kind.__qualname__,
+            **texts,
+            without_dependencies=bool(getattr(kind, "without_dependencies", False)),
+            image=str(getattr(kind, "image", "host")),
+            network=bool(getattr(kind, "network", False)),
+            memory_mb=int(getattr(kind, "memory_mb", _MEMORY_MB)),
+            env=tuple(sorted((str(key), str(value)) for key, value in variables.items())),
+            shared=bool(getattr(kind, "shared", True)),
+        )
+        result.spec()
+        return result
+
+    def spec(self, more_packages: Sequence[str] = ()) -> SandboxSpec:
+        """Return its sandbox, with packages beside its own. Raises ValueError if they are no exact requirements."""
+        n_rollouts = _MOST_ROLLOUTS if self.shared else 1
+        return SandboxSpec(
+            image=self.image,
+            packages=tuple(dict.fromkeys((*self.packages, *more_packages))),
+            without_dependencies=self.without_dependencies,
+            network=self.network,
+            workdir="/workspace",
+            env={**_VARIABLES, **dict(self.env)},
+            # the server keeps one rollout from taking the memory of the others
+            limits=SandboxLimits(memory_mb=max(4096, self.memory_mb * n_rollouts), n_processes=4096, cpu_s=1_000_000),
+        )
+
+    def sources(self) -> Mapping[str, Path]:
+        """Return the files that are put into FOLDER, by their paths there. Raises HandlerError for a missing one."""
+        return {f"{name.replace('.', '/')}.py": _source(self.name, name) for name in self._module_names()}
+
+    def _module_names(self) -> Sequence[str]:
+        return tuple(dict.fromkeys((environment.__name__, environment_server.__name__, self.module, *self.modules)))
+
+
+def _texts(kind: type[Any], attribute: str) -> tuple[str, ...]:
+    value = getattr(kind, attribute, ())
+    if isinstance(value, str) or not all(isinstance(each, str) for each in value):
+        raise TypeError(f"{attribute} must be a tuple of texts, not {value!r:.100}")
+    return tuple(value)
+
+
+def _source(name: str, module: str) -> Path:
+    spec = find_spec(module)
+    if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
+        raise HandlerError(f"environment {name}: module {module} has no source file to send along", retryable=False)
+    if spec.submodule_search_locations:
+        raise HandlerError(
+            f"environment {name}: {module} is a package: name its modules one by one, or list a release of it among "
+            "`packages`",
+            retryable=False,
+        )
+    return Path(spec.origin)
+
+
+@cache
+def environment_program(name: str) -> EnvironmentProgram:
+    """Return an installed environment by its name. Raises NotFound, or ValueError if it cannot be loaded."""
+    try:
+        kind = load(ENVIRONMENTS, name)
+    except NotFound:
+        raise
+    except Exception as error:
+        raise ValueError(f"environment {name} cannot be loaded on this node: {described(error)}") from error
+    if not inspect.isclass(kind):
+        raise ValueError(f"environment {name}: its entry point names a {type(kind).__name__}, not a class")
+    try:
+        return EnvironmentProgram.of(name, kind)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"environment {name}: {described(error)}") from error
+
+
+def environment_names() -> list[str]:
+    """Return the names of the installed environments."""
+    return sorted(installed(ENVIRONMENTS))

@@ -1,0 +1,260 @@
+"""Plays environments in a sandbox: imports what they need once, and forks a process for each rollout.
+
+    python3 environment_server.py SOCKET MODULE CLASS SETTINGS
+
+It needs nothing of the farm but the contract. Each connection to the socket is one rollout: lines of JSON, a request
+and its reply at a time. A process that ends before its rollout is reported on the connection, by the server; one whose
+connection is closed is killed. SETTINGS are JSON: `imports`, `memory_mb`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import importlib
+import json
+import os
+import random
+import resource
+import select
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from workers.environments.environment import Action, CalledTool, Environment, Episode, Step
+
+READY = "ready"
+_PR_SET_PDEATHSIG = 1
+_MB = 1 << 20
+_MESSAGE_CHARS = 2000
+_BACKLOG = 512
+
+
+class PeerClosed(Exception):
+    """The node has closed the connection."""
+
+
+class NodeConnection:
+    """A connection to the node, in the process of one rollout."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._in: IO[bytes] = connection.makefile("rb")
+        self._connection = connection
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        # ASCII alone: no text can end a line, and characters that are none in UTF-8 pass as they are
+        self._connection.sendall(json.dumps(message).encode("ascii") + b"\n")
+
+    def receive(self) -> dict[str, Any]:
+        line = self._in.readline()
+        if not line.endswith(b"\n"):
+            raise PeerClosed
+        message: dict[str, Any] = json.loads(line)
+        return message
+
+    def ask(self, role: str, messages: Sequence[Mapping[str, Any]]) -> str:
+        """Have the node ask the LLM of a role. Raises RuntimeError if it cannot."""
+        self.send({"ask": role, "messages": [dict(each) for each in messages]})
+        reply = self.receive()
+        if "text" not in reply:
+            raise RuntimeError(str(reply.get("refused", "the model gave no reply")))
+        return str(reply["text"])
+
+
+def serve(connection: socket.socket, factory: Callable[..., Environment]) -> None:
+    """Play one rollout to its end. An error is the reply to the request that it broke, and the last."""
+    line = NodeConnection(connection)
+    environment: Environment | None = None
+    try:
+        while True:
+            request = line.receive()
+            try:
+                if environment is None:
+                    environment = factory(line.ask)
+                line.send({"reply": _reply(environment, request)})
+            except PeerClosed:
+                raise
+            except BaseException as error:
+                traceback.print_exc()
+                line.send({"error": _described(error)})
+                return
+            if "close" in request:
+                return
+    except (PeerClosed, OSError):
+        pass
+
+
+def _reply(environment: Environment, request: Mapping[str, Any]) -> Any:
+    if "reset" in request:
+        episode = Episode(**request["reset"])
+        _seed(episode.seed)
+        begin = environment.reset(episode)
+        return {"messages": [dict(each) for each in begin.messages], "tools": [dict(each) for each in begin.tools]}
+    if "step" in request:
+        calls = tuple(CalledTool(**call) for call in request["step"]["tool_calls"])
+        return _plain(environment.step(Action(request["step"]["text"], calls)))
+    reward = environment.close()
+    return None if reward is None else _number(reward)
+
+
+def _plain(step: Step) -> dict[str, Any]:
+    return {
+        "messages": [dict(each) for each in step.messages],
+        "reward": _number(step.reward),
+        "terminated": bool(step.terminated),
+        "truncated": bool(step.truncated),
+        # for people: what is no JSON is shown as text
+        "info": json.loads(json.dumps(dict(step.info), default=repr, skipkeys=True)),
+    }
+
+
+def _number(value: Any) -> float:
+    """Return a reward as a float; numbers of other libraries are some too."""
+    if isinstance(value, str | bytes):
+        raise TypeError(f"a reward must be a number, not {value!r:.100}")
+    return float(value)
+
+
+def _seed(seed: int) -> None:
+    random.seed(seed)
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed(seed % (1 << 32))
+
+
+def _described(error: BaseException) -> str:
+    try:
+        return f"{type(error).__name__}: {error}"[:_MESSAGE_CHARS]
+    except Exception:
+        return type(error).__name__
+
+
+class ForkServer:
+    """The listening process: one fork for each connection, which it watches through a copy of the connection."""
+
+    def __init__(self, listener: socket.socket, factory: Callable[..., Environment], memory_mb: int) -> None:
+        self._listener = listener
+        self._factory = factory
+        self._memory_mb = memory_mb
+        self._rollouts: dict[int, tuple[int, socket.socket]] = {}
+        self._poll = select.poll()
+        self._poll.register(listener, select.POLLIN)
+
+    def run(self) -> None:
+        """Serve until it is killed."""
+        # SIGCHLD interrupts the wait
+        wake, woken = socket.socketpair()
+        wake.setblocking(False)
+        woken.setblocking(False)
+        signal.set_wakeup_fd(woken.fileno())
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        self._poll.register(wake, select.POLLIN)
+        while True:
+            for descriptor, _ in self._poll.poll():
+                if descriptor == self._listener.fileno():
+                    self._accept()
+                elif descriptor == wake.fileno():
+                    wake.recv(4096)
+                else:
+                    self._hang_up(descriptor)
+            self._reap()
+
+    def _accept(self) -> None:
+        connection, _ = self._listener.accept()
+        pid = os.fork()
+        if pid == 0:
+            self._play(connection)
+        self._rollouts[connection.fileno()] = (pid, connection)
+        # data is for the child; this process only has to know when the node is gone
+        self._poll.register(connection, select.POLLRDHUP)
+
+    def _play(self, connection: socket.socket) -> None:
+        """In the child: play, and exit."""
+        try:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+            self._listener.close()
+            for _, other in self._rollouts.values():
+                other.close()
+            # so that what it starts can be ended with it
+            os.setpgid(0, 0)
+            _limit_memory(self._memory_mb)
+            serve(connection, self._factory)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(0)
+
+    def _hang_up(self, descriptor: int) -> None:
+        pid, _ = self._rollouts[descriptor]
+        self._poll.unregister(descriptor)
+        # it is not waited for yet, so the pid is its own; it may lead no group yet
+        os.kill(pid, signal.SIGKILL)
+        _kill_group(pid)
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            for descriptor, (mine, connection) in list(self._rollouts.items()):
+                if mine == pid:
+                    self._ended(descriptor, connection, status)
+                    _kill_group(pid)
+
+    def _ended(self, descriptor: int, connection: socket.socket, status: int) -> None:
+        """Report the end of a process, which is news to the node unless it had the last reply."""
+        del self._rollouts[descriptor]
+        with contextlib.suppress(KeyError):
+            self._poll.unregister(descriptor)
+        how = f"by signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else f"with code {os.WEXITSTATUS(status)}"
+        with contextlib.suppress(OSError):
+            connection.setblocking(False)
+            connection.sendall(json.dumps({"ended": how}).encode() + b"\n")
+        connection.close()
+
+
+def _kill_group(pid: int) -> None:
+    """Kill what a rollout's process has started, as far as it is in its group."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+def _limit_memory(memory_mb: int) -> None:
+    mapped = int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
+    most = mapped + memory_mb * _MB
+    hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+    resource.setrlimit(resource.RLIMIT_DATA, (most if hard < 0 else min(most, hard), hard))
+
+
+def main(path: str, module: str, name: str, settings: str) -> None:
+    options = json.loads(settings)
+    for each in options["imports"]:
+        importlib.import_module(each)
+    factory = importlib.import_module(module)
+    for part in name.split("."):
+        factory = getattr(factory, part)
+    listener = socket.socket(socket.AF_UNIX)
+    # a path of any length: the kernel takes no more than 107 bytes
+    folder = os.open(Path(path).parent, os.O_PATH | os.O_DIRECTORY)
+    listener.bind(f"/proc/self/fd/{folder}/{Path(path).name}.new")
+    listener.listen(_BACKLOG)
+    # forks share what was imported, unless the collector writes into it
+    gc.collect()
+    gc.freeze()
+    Path(f"{path}.new").rename(path)
+    ForkServer(listener, factory, options["memory_mb"]).run()  # type: ignore[arg-type]
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

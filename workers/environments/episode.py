@@ -1,0 +1,179 @@
+"""One episode on the node: requests to its process in the sandbox, and checks of all that comes back.
+
+Whatever an environment does that the contract does not have is a HandlerError: it raises, hangs, ends, sends what is no
+JSON, or a reward that is no finite number. None of it is ever a reward.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from farm.errors import HandlerError
+from farm.records.trajectory import Message
+from workers.environments.environment import Action, Begin, Episode, Step
+
+MAX_LINE_BYTES = 64_000_000
+"""The most bytes of one reply."""
+
+_ROLES = frozenset({"system", "user", "tool", "assistant"})
+_OFFLINE = ("ConnectionError", "NameResolutionError", "URLError", "LocalEntryNotFoundError", "OfflineModeIsEnabled")
+_MOST_MESSAGES = 1000
+
+Ask = Callable[[str, Sequence[Message]], Awaitable[str]]
+"""Asks the LLM of a role; what it raises is passed on."""
+
+
+async def no_models(role: str, messages: Sequence[Message]) -> str:
+    """Refuse: no LLM is there beside the policy."""
+    raise HandlerError(f"its environment asks the role {role!r}, which its class does not name among `roles`")
+
+
+class EpisodeConnection:
+    """A connection to the process of one episode. `name` is the environment's, for messages."""
+
+    def __init__(self, name: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.released: Callable[[], None] = lambda: None
+        """Called once, when the connection is dropped."""
+        self._name = name
+        self._reader = reader
+        self._writer = writer
+
+    async def reset(self, episode: Episode, timeout_s: float, ask: Ask = no_models) -> Begin:
+        """Begin the episode. Raises HandlerError, here as in all methods."""
+        fields = {
+            "id": episode.id,
+            "kwargs": dict(episode.kwargs),
+            "messages": [dict(each) for each in episode.messages],
+            "seed": episode.seed,
+        }
+        reply = self._object(await self._request({"reset": fields}, "reset()", timeout_s, ask), "reset()")
+        tools = reply.get("tools")
+        if not isinstance(tools, list) or not all(map(_is_tool, tools)):
+            raise self._broken("reset() returned tools that are no functions as the OpenAI API describes them")
+        begin = Begin(self._messages(reply.get("messages"), "reset()"), tools)
+        if not begin.messages:
+            raise self._broken("reset() returned no message for the policy")
+        return begin
+
+    async def step(self, action: Action, timeout_s: float, ask: Ask = no_models) -> Step:
+        """Carry out an action."""
+        calls = [{"call_id": c.call_id, "name": c.name, "arguments": c.arguments} for c in action.tool_calls]
+        request = {"step": {"text": action.text, "tool_calls": calls}}
+        reply = self._object(await self._request(request, "step()", timeout_s, ask), "step()")
+        ends = [reply.get(name) for name in ("terminated", "truncated")]
+        if not all(isinstance(each, bool) for each in ends) or not isinstance(reply.get("info"), dict):
+            raise self._broken("step() returned no Step")
+        messages = self._messages(reply.get("messages"), "step()")
+        reward = self._reward(reply.get("reward"), "step()")
+        return Step(messages, reward, reply["terminated"], reply["truncated"], reply["info"])
+
+    async def finish(self, timeout_s: float, ask: Ask = no_models) -> float | None:
+        """Call `close()`, and return its reward, if any."""
+        reward = await self._request({"close": {}}, "close()", timeout_s, ask)
+        return None if reward is None else self._reward(reward, "close()")
+
+    def cut(self) -> None:
+        """Break it, as its server is gone: what waits for a reply is told that the process has ended."""
+        self._writer.transport.abort()
+
+    def drop(self) -> None:
+        """End the connection, and with it the process, however far it is. Harmless when repeated."""
+        self._writer.close()
+        released, self.released = self.released, lambda: None
+        released()
+
+    async def _request(self, request: Mapping[str, Any], what: str, timeout_s: float, ask: Ask) -> Any:
+        try:
+            return await self._answer(request, what, timeout_s, ask)
+        except (OSError, asyncio.IncompleteReadError):
+            raise self._broken(f"its process ended in {what}") from None
+
+    async def _answer(self, request: Mapping[str, Any], what: str, timeout_s: float, ask: Ask) -> Any:
+        message: Mapping[str, Any] = request
+        while True:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await self._send(message)
+                    reply = await self._receive(what)
+            except TimeoutError:
+                raise self._broken(f"{what} took longer than {timeout_s:g} s") from None
+            if "reply" in reply:
+                return reply["reply"]
+            if "ask" not in reply:
+                raise self._failed(reply, what)
+            # the time of another LLM is not the environment's
+            message = await self._asked(reply, what, ask)
+
+    async def _asked(self, request: Mapping[str, Any], what: str, ask: Ask) -> Mapping[str, Any]:
+        messages = self._messages(request.get("messages"), f"{what}: ask()")
+        return {"text": await ask(str(request["ask"]), messages)}
+
+    async def _send(self, message: Mapping[str, Any]) -> None:
+        self._writer.write(json.dumps(message).encode("ascii") + b"\n")
+        await self._writer.drain()
+
+    async def _receive(self, what: str) -> Mapping[str, Any]:
+        try:
+            line = await self._reader.readuntil(b"\n")
+            reply = json.loads(line)
+        except asyncio.LimitOverrunError:
+            raise self._broken(f"{what} returned more than {MAX_LINE_BYTES} bytes") from None
+        except (ValueError, RecursionError) as error:
+            raise self._broken(f"{what} sent what is no JSON ({type(error).__name__})") from None
+        if not isinstance(reply, dict):
+            raise self._broken(f"{what} sent what is no reply")
+        return reply
+
+    def _failed(self, reply: Mapping[str, Any], what: str) -> HandlerError:
+        if "ended" in reply:
+            return self._broken(f"its process ended {str(reply['ended'])[:100]} in {what}")
+        error = str(reply.get("error", "no reply"))[:2000]
+        if error.startswith(_OFFLINE):
+            return self._broken(
+                f"{what} needs data from the web, which its sandbox cannot reach; bring them in the instance's fields, "
+                f"or in its image: {error}"
+            )
+        return self._broken(f"{what} broke: {error}")
+
+    def _object(self, reply: Any, what: str) -> Mapping[str, Any]:
+        if not isinstance(reply, dict):
+            raise self._broken(f"{what} returned no object")
+        return reply
+
+    def _messages(self, messages: Any, what: str) -> list[Message]:
+        if not isinstance(messages, list) or len(messages) > _MOST_MESSAGES or not all(map(_is_message, messages)):
+            raise self._broken(f"{what} returned messages that are not of {{role, content}} with a text as content")
+        return messages
+
+    def _reward(self, reward: Any, what: str) -> float:
+        if isinstance(reward, bool) or not isinstance(reward, int | float) or not _is_finite(reward):
+            raise self._broken(f"{what} gave {str(reward)[:100]} as the reward; it must be a finite number")
+        return float(reward)
+
+    def _broken(self, how: str) -> HandlerError:
+        return HandlerError(f"environment {self._name}: {how}")
+
+
+def _is_finite(number: float) -> bool:
+    with suppress(OverflowError):
+        return math.isfinite(number)
+    return False
+
+
+def _is_message(message: Any) -> bool:
+    return (
+        isinstance(message, dict)
+        and message.get("role") in _ROLES
+        and isinstance(message.get("content"), str)
+        and isinstance(message.get("tool_call_id", ""), str)
+    )
+
+
+def _is_tool(tool: Any) -> bool:
+    function = tool.get("function") if isinstance(tool, dict) else None
+    return isinstance(function, dict) and isinstance(function.get("name"), str) and bool(function["name"])

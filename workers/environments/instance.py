@@ -1,0 +1,55 @@
+"""The fields of an instance that is played in an environment with steps."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
+
+from farm.errors import NotFound
+from farm.records.sandbox_spec import Requirement
+from farm.records.trajectory import Message
+from workers.environments.environment import Episode
+from workers.environments.environment_program import EnvironmentProgram, environment_program
+
+
+def _installed(name: str) -> str:
+    try:
+        environment_program(name)
+    except NotFound as error:
+        raise ValueError(str(error)) from None
+    return name
+
+
+class EnvironmentInstance(BaseModel):
+    """One episode. All samples of an instance have its seed: the same beginning, and the same answers to an action."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    environment: Annotated[str, AfterValidator(_installed)]
+    """An entry point of `farm.environments`."""
+    id: str = ""
+    """The name of one of the package's environments, such as `game:GuessTheNumber-v0`."""
+    kwargs: dict[str, Any] = Field(default_factory=dict)
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    messages: tuple[Message, ...] = ()
+    """A prompt, for environments that take theirs from the instance; others put it before their own."""
+    packages: tuple[Requirement, ...] = ()
+    """Packages beside those of the adapter, such as the one that has the environment."""
+
+    @field_validator("messages")
+    @classmethod
+    def _are_text(cls, messages: tuple[Message, ...]) -> tuple[Message, ...]:
+        for message in messages:
+            if not isinstance(message.get("role"), str) or not isinstance(message.get("content"), str):
+                raise ValueError("each needs a role and a content, both texts")
+        return messages
+
+    @property
+    def program(self) -> EnvironmentProgram:
+        """The environment's own settings."""
+        return environment_program(self.environment)
+
+    @property
+    def episode(self) -> Episode:
+        return Episode(self.id, self.kwargs, self.messages, self.seed)

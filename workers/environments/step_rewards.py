@@ -1,0 +1,31 @@
+"""The reward of an episode: the sum of what its environment gave for each step, and at the end."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar
+
+from farm.errors import EvaluatorError
+from workers.interfaces import FreshSandbox, Score, Submission
+
+
+class StepRewardEvaluator:
+    """Adds up the rewards that the stage has kept of a play; no text of the policy's is read."""
+
+    name: ClassVar[str] = "step_rewards"
+
+    def __init__(self, environment: str) -> None:
+        self._environment = environment
+
+    async def evaluate(self, submission: Submission, fresh: FreshSandbox, timeout_s: float) -> Score:
+        """Return the sum. Raises EvaluatorError if the rollout was not played in the environment, or it is infinite."""
+        rewards = submission.rewards
+        if rewards is None:
+            raise EvaluatorError(
+                f"there are no rewards of environment {self._environment}: it did not begin, or another agent than "
+                "`environment` has played"
+            )
+        total = math.fsum(rewards)
+        if not math.isfinite(total):
+            raise EvaluatorError(f"the rewards of environment {self._environment} add up to {total}")
+        return Score(total, {"environment": self._environment, "rewards": list(rewards)})

@@ -1,0 +1,1 @@
+"""Scores of answers in words: rules first, a judge where rules end."""

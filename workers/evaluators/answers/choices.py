@@ -1,0 +1,44 @@
+"""Multiple choice by rules: which of its options an answer names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from string import ascii_uppercase
+
+from workers.evaluators.answers.normal_text import words
+
+_LETTER = re.compile(
+    r"(?:(?:option|choice|answer)\s*)?[(\[]?([a-z])[)\]]?(?:\s*[.:)]\s*(.*)|\s*)", re.IGNORECASE | re.DOTALL
+)
+LETTERS = ascii_uppercase
+MAX_OPTIONS = len(LETTERS)
+
+
+def chosen(answer: str, options: Sequence[str]) -> tuple[str, str]:
+    """Return the letter of the option that an answer names, and else why it names none.
+
+    A letter, an option's text, or a letter with the text of the same option; an option that is itself a letter is named
+    by that text.
+    """
+    text = words(answer)
+    by_text = [LETTERS[at] for at, option in enumerate(options) if words(option) == text]
+    if len(by_text) == 1:
+        return by_text[0], ""
+    match = _LETTER.fullmatch(text)
+    if match is None:
+        return "", "it names no option"
+    letter, rest = match.group(1).upper(), match.group(2)
+    at = LETTERS.index(letter)
+    if at >= len(options):
+        return "", f"there is no option {letter}"
+    if rest and words(rest) != words(options[at]):
+        return "", f"it names option {letter}, and gives another text for it"
+    return letter, ""
+
+
+def strictly_chosen(answer: str, n_options: int) -> tuple[str, str]:
+    """Return the letter if an answer is one upper-case letter and nothing else, and else why it is not."""
+    if len(answer) == 1 and answer in LETTERS[:n_options]:
+        return answer, ""
+    return "", "it is not one upper-case letter of an option"

@@ -1,0 +1,55 @@
+r"""Equality of mathematical answers by math-verify: a verifier of the grader, in which it runs in a fork of its own.
+
+Its usual call takes several boxes for one set, reads LaTeX only within marks, and the last number of a text as its
+answer. So it is handed the final answer alone, in one box, and both texts are read as LaTeX first.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from typing import Any
+
+FAMILY = "math-verify"
+"""Its name among the grader's verifiers."""
+_SPACED_LETTERS = re.compile(r"(?<=[0-9A-Za-z)}])\s+(?=[A-Za-z](?![A-Za-z]))")
+
+
+@cache
+def load() -> None:
+    """Import the library and what it imports at its first use, which takes seconds: once in the grader."""
+    if equal(r"\frac12", {"gold": "0.5"}) != 1.0:
+        raise RuntimeError("math-verify does not work: it finds 1/2 and 0.5 to be different")
+
+
+@cache
+def _library() -> Any:
+    import logging
+
+    import math_verify
+
+    # it warns of each call without a time limit of its own, for which it would need the main thread
+    logging.getLogger("math_verify").setLevel(logging.ERROR)
+    return math_verify
+
+
+def equal(answer: str, entry: dict[str, Any]) -> float:
+    """Return 1.0 if an answer has the value of `entry["gold"]`, else 0.0."""
+    library = _library()
+    gold = _parsed(library, entry["gold"], library.LatexExtractionConfig(boxed_match_priority=0))
+    if not gold:
+        raise ValueError("the gold answer cannot be read as mathematics")
+    readings = dict.fromkeys((answer, _SPACED_LETTERS.sub(r" \\cdot ", answer)))
+    configs = (library.LatexExtractionConfig(boxed_match_priority=0), library.ExprExtractionConfig())
+    for reading in readings:
+        parsed = _parsed(library, reading, *configs)
+        if parsed and library.verify(gold, parsed, timeout_seconds=None, allow_set_relation_comp=True):
+            return 1.0
+    return 0.0
+
+
+def _parsed(library: Any, text: str, *configs: Any) -> Any:
+    # what fails to be parsed stays as text otherwise, and equal texts were seen before
+    return library.parse(
+        f"\\boxed{{{text}}}", extraction_config=list(configs), fallback_mode="no_fallback", parsing_timeout=None
+    )

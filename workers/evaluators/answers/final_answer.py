@@ -1,0 +1,72 @@
+r"""The final answer of a response: its last `\boxed{...}`, else its last line `Answer: ...`, else a short text."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+_BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
+_ANSWER_LINE = re.compile(
+    r"^[ \t>*#_]*(?:the )?(?:final )?answer(?: is)?[ \t*_]*:[ \t*_]*(\S.*)$", re.IGNORECASE | re.M
+)
+_TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+_MAX_BARE_CHARS = 200
+"""The most characters of a response of one line that is an answer without a mark."""
+MAX_CHARS = 20_000
+"""The most characters of an answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class FinalAnswer:
+    """The text of an answer; `marked` if a box, a line or a tag said that it is one."""
+
+    text: str = ""
+    marked: bool = False
+
+
+def final_answer(response: str | None, pattern: str = "") -> FinalAnswer:
+    """Return the final answer of a response, which is empty if there is none.
+
+    `pattern` is a regular expression of the row's own, whose last match is the answer: its first group, if it has one.
+    What a model thought before `</think>` is no answer.
+    """
+    text = (response or "").rpartition("</think>")[2]
+    if "<think>" in text:
+        return FinalAnswer()
+    if pattern:
+        matches = list(re.finditer(pattern, text[-MAX_CHARS:]))
+        return _marked(matches[-1].group(1 if matches[-1].re.groups else 0) or "") if matches else FinalAnswer()
+    if (boxed := last_box(text)) is not None:
+        return _marked(boxed)
+    for expression in (_TAGGED, _ANSWER_LINE):
+        if matched := expression.findall(text):
+            return _marked(matched[-1].strip().rstrip("*_ "))
+    bare = text.strip()
+    return FinalAnswer(bare) if len(bare) <= _MAX_BARE_CHARS and "\n" not in bare else FinalAnswer()
+
+
+def last_box(text: str) -> str | None:
+    """Return the contents of the last box whose braces are balanced, without boxes inside; None if there is none."""
+    boxed, at = None, 0
+    while match := _BOX.search(text, at):
+        end = _closing(text, match.end())
+        if end is None:
+            at = match.end()
+            continue
+        boxed, at = text[match.end() : end], end + 1
+    return None if boxed is None else _BOX.sub("{", boxed).strip()
+
+
+def _closing(text: str, start: int) -> int | None:
+    depth = 1
+    for at in range(start, min(len(text), start + MAX_CHARS)):
+        if text[at] in "{}" and not (at and text[at - 1] == "\\"):
+            depth += 1 if text[at] == "{" else -1
+            if not depth:
+                return at
+    return None
+
+
+def _marked(text: str) -> FinalAnswer:
+    text = text.strip().rstrip(",;").strip()
+    return FinalAnswer(text, bool(text)) if len(text) <= MAX_CHARS else FinalAnswer()

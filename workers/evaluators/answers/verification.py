@@ -1,0 +1,77 @@
+"""Verification of an answer by one of the grader's verifiers, attributed to the policy or to the farm.
+
+After a verifier has failed on the policy's text, it is run on the reference answer: if that is scored, the text is at
+fault and scores 0; if not, scoring is broken, which is an error and never a zero. `process_end.py` decides what caused
+the end of a scorer, with the reference answer as the control.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from farm.errors import EvaluatorError
+from workers.evaluators.answers.equality import FAMILY
+from workers.evaluators.grading import Graded, Grader, shared_grader
+from workers.evaluators.process_end import Trial, doing, settle
+
+_VERIFIER_S = 120.0
+"""Seconds of wall time for a verifier, of which it may compute for a few."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """The score of an answer, in [0, 1], and the reason if the verifier could not read it."""
+
+    value: float
+    reason: str = ""
+
+
+class Verification:
+    """Verifies answers of one entry of one family; `reference` is an answer that the verifier must be able to score."""
+
+    def __init__(
+        self, family: str, entry: dict[str, Any], reference: str | None, *, grader: Grader | None = None
+    ) -> None:
+        self._family = family
+        self._entry = entry
+        self._reference = reference
+        self._grader = grader
+
+    async def score(self, answer: str, timeout_s: float) -> Verified:
+        """Score an answer. Raises EvaluatorError if the verifier fails on the reference or scores outside [0, 1]."""
+        # An answer is verified twice at most, and the reference as often.
+        limit_s = min(_VERIFIER_S, timeout_s / 4)
+        graded = await settle(
+            lambda: self._trial(answer, limit_s), lambda: self._control(limit_s), f"the verifier of {self._family}"
+        )
+        if graded.refused:
+            reason = f"the verifier would evaluate it, and it has {graded.refused}; use literals and arithmetic"
+            return Verified(0.0, reason)
+        if graded.score is None:
+            failure = graded.error or doing(graded.end)[1]
+            await self._check_verifier(failure, limit_s)
+            return Verified(0.0, f"the verifier cannot read the answer: {failure}")
+        if not 0.0 <= graded.score <= 1.0:
+            raise EvaluatorError(f"the verifier of {self._family} gave {graded.score}, which is not in [0, 1]")
+        return Verified(graded.score)
+
+    async def _trial(self, answer: str, limit_s: float) -> Trial[Graded]:
+        graded = await self._ask(answer, limit_s)
+        return Trial(graded, graded.end, passed=graded.replied)
+
+    async def _control(self, limit_s: float) -> str:
+        graded = await self._ask(self._reference or "0", limit_s)
+        return "" if graded.replied else f"a scorer of the reference answer: {graded.end.kind}"
+
+    async def _ask(self, answer: str, limit_s: float) -> Graded:
+        library = FAMILY if self._family == FAMILY else "reasoning-gym"
+        return await (self._grader or shared_grader(library)).score(self._family, self._entry, answer, limit_s)
+
+    async def _check_verifier(self, failure: str, limit_s: float) -> None:
+        if self._reference is None:
+            raise EvaluatorError(f"the verifier of {self._family} failed and there is no reference answer: {failure}")
+        graded = await self._ask(self._reference, limit_s)
+        if graded.score is None:
+            broken = graded.error or graded.refused or graded.end.kind
+            raise EvaluatorError(f"the verifier of {self._family} fails on its reference answer: {broken}")

@@ -1,0 +1,40 @@
+"""One issue of a SWE data set, whichever form its row had: the tree, the tests, and how their log is graded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+TREE = "/testbed"
+"""The tree of the project in the images of these data sets, unless the row names another."""
+
+DataSet = Literal["swe-bench", "swe-gym", "swe-smith", "swe-rebench", "r2e-gym"]
+EvalType = Literal["pass_and_fail", "fail_only"]
+
+
+@dataclass(frozen=True, slots=True)
+class Issue:
+    """The tree that is played in, and the tests that score it.
+
+    Patches, lists of tests and scripts are never in the policy's sandbox. `eval_script` prints the output of the tests
+    between swebench's two marks. `bug_patch` makes the bug in the image's tree; `bundle`, a git bundle in base64, is
+    the tree where the image has none. `expected` is the whole map of test to status that must come out, in place of
+    the two lists. `gold_paths` are what the reference solution changes.
+    """
+
+    instance_id: str
+    data_set: DataSet
+    repo: str
+    tree: str
+    base_commit: str
+    eval_script: str
+    log_parser: str
+    eval_type: EvalType
+    fail_to_pass: tuple[str, ...]
+    pass_to_pass: tuple[str, ...]
+    test_patch: str = ""
+    version: str = ""
+    bug_patch: str = ""
+    bundle: str = ""
+    expected: tuple[tuple[str, str], ...] = ()
+    gold_paths: tuple[str, ...] = ()

@@ -1,0 +1,210 @@
+"""Rows of SWE data sets as their authors publish them, read into one `Issue`.
+
+Known are rows of SWE-bench 5 (`eval_script`), SWE-bench, Lite, Verified and SWE-Gym (the twelve classic fields),
+SWE-smith (`image_name`; its `patch` makes the bug), SWE-rebench (`install_config`), R2E-Gym (`expected_output_json`)
+and what NeMo Gym wraps around one (`responses_create_params`). Columns that none of them needs are ignored.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, cast
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+
+from farm.records.sandbox_spec import Requirement
+from workers.evaluators.issues.eval_scripts import made_script, parts, test_command
+from workers.evaluators.issues.issue import TREE, DataSet, EvalType, Issue
+from workers.evaluators.patches import touched
+
+_NO_STATEMENT = "Some of the project's tests fail. Find the bug that makes them fail, and mend it."
+_SMITH_COMMAND = "pytest -rA --disable-warnings --color=no --tb=no"
+_R2E_SCRIPT = """#!/bin/bash
+set -uxo pipefail
+cd {tree}
+[ -e r2e_tests ] || ln -s /r2e_tests r2e_tests
+: '>>>>> Start Test Output'
+if [ -f run_tests.sh ]; then bash run_tests.sh; else bash /run_tests.sh; fi
+: '>>>>> End Test Output'
+"""
+
+
+def _listed(value: Any) -> Any:
+    """Return a list that may be written as JSON text."""
+    if isinstance(value, str):
+        return json.loads(value) if value.strip() else []
+    return [] if value is None else value
+
+
+def _text(value: Any) -> Any:
+    return "" if value is None else value
+
+
+Tests = Annotated[tuple[str, ...], BeforeValidator(_listed)]
+Text = Annotated[str, BeforeValidator(_text)]
+
+
+class InstallConfig(BaseModel):
+    """The part of SWE-rebench's `install_config` that scoring needs."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    test_cmd: str | tuple[str, ...] = ""
+    log_parser: Text = ""
+
+
+class IssueRow(BaseModel):
+    """One row, with the names of its columns; those that only document it are ignored."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    instance_id: str = Field(min_length=1)
+    data_set: DataSet = "swe-bench"
+    """The data set whose rules hold; told by the columns if it is not given."""
+    repo: Text = ""
+    base_commit: Annotated[Text, Field(pattern=r"^[0-9a-fA-F]{0,40}$")] = ""
+    problem_statement: Text = ""
+    hints_text: Text = ""
+    patch: Text = ""
+    """The gold patch, never shown; of SWE-smith the one that makes the bug."""
+    test_patch: Text = ""
+    version: Text = ""
+    FAIL_TO_PASS: Tests = ()
+    PASS_TO_PASS: Tests = ()
+    image: Text = ""
+    """Empty: by the data set's template."""
+    eval_script: Text = ""
+    log_parser: Annotated[Text, Field(pattern=r"^(parse_log_\w+)?$")] = ""
+    """A parser of the swebench library; empty: that of the repository."""
+    eval_type: EvalType = "pass_and_fail"
+    test_cmd: Text = ""
+    """The command of the tests, without files, for rows that have no `eval_script`."""
+    install_config: InstallConfig = InstallConfig()
+    expected_output_json: Annotated[Mapping[str, str], BeforeValidator(_listed)] = Field(default_factory=dict)
+    tree: Annotated[str, Field(pattern=r"^/[\w./-]+$")] = TREE
+    git_bundle: str = ""
+    """The tree as a git bundle in base64, where the image has none; `base_commit` is checked out of it."""
+    packages: tuple[Requirement, ...] = ()
+    """Exact requirements of a Python environment to add to the image, such as pytest's."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_any_form(cls, given: Any) -> Any:
+        return columns(given) if isinstance(given, Mapping) else given
+
+    @field_validator("patch", "test_patch")
+    @classmethod
+    def _is_patch(cls, patch: str) -> str:
+        if patch.strip() and not touched(patch):
+            raise ValueError("it is no unified diff with a/ and b/ paths")
+        return patch
+
+    @model_validator(mode="after")
+    def _can_be_scored(self) -> IssueRow:
+        if not self.FAIL_TO_PASS and not self.expected_output_json:
+            raise ValueError(
+                "there is no test that the fix must turn green: give FAIL_TO_PASS, or expected_output_json"
+            )
+        if self.data_set == "swe-smith" and not self.patch.strip():
+            raise ValueError("a row of SWE-smith needs its `patch`, which makes the bug")
+        if self.eval_script:
+            parts(self.eval_script)
+        return self
+
+    @property
+    def statement(self) -> str:
+        """The issue as the policy is shown it."""
+        hints = f"\n\nHints:\n{self.hints_text}" if self.hints_text.strip() else ""
+        return (self.problem_statement.strip() or _NO_STATEMENT) + hints
+
+    def issue(self) -> Issue:
+        """Return what is played and scored."""
+        smith = self.data_set == "swe-smith"
+        return Issue(
+            instance_id=self.instance_id,
+            data_set=self.data_set,
+            repo=self.repo,
+            tree=self.tree,
+            base_commit=self.base_commit,
+            eval_script=self._script(),
+            log_parser=self._parser(),
+            eval_type=self.eval_type,
+            fail_to_pass=self.FAIL_TO_PASS,
+            pass_to_pass=self.PASS_TO_PASS,
+            test_patch=self.test_patch,
+            version=self.version,
+            bug_patch=self.patch if smith else "",
+            bundle=self.git_bundle,
+            expected=tuple(sorted(self.expected_output_json.items())),
+            gold_paths=tuple(touched(self.patch)),
+        )
+
+    def _parser(self) -> str:
+        if self.expected_output_json:
+            return "parse_log_pytest_v2"
+        return self.log_parser or self.install_config.log_parser
+
+    def _script(self) -> str:
+        if self.eval_script:
+            return self.eval_script
+        if self.expected_output_json:
+            return _R2E_SCRIPT.format(tree=self.tree)
+        given = self.install_config.test_cmd
+        command = self.test_cmd or (given if isinstance(given, str) else " && ".join(given))
+        command = command or (_SMITH_COMMAND if self.data_set == "swe-smith" else test_command(self.repo))
+        patched = touched(self.test_patch)
+        listed = (test.partition("::")[0] for test in (*self.FAIL_TO_PASS, *self.PASS_TO_PASS) if "::" in test)
+        return made_script(
+            self.tree, self.base_commit, command, patched or list(dict.fromkeys(listed)), self.test_patch
+        )
+
+
+def columns(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row's columns by the names of IssueRow. Raises ValueError for JSON text that is none."""
+    if "responses_create_params" in row:
+        row = _unwrapped(row)
+    result = dict(row)
+    if "expected_output_json" in row and not row.get("instance_id"):
+        result["instance_id"] = f"{row.get('repo_name', '')}__{str(row.get('docker_image', '')).rpartition(':')[2]}"
+        result.setdefault("repo", row.get("repo_name", ""))
+    result["image"] = row.get("image") or row.get("docker_image") or row.get("image_name") or ""
+    if isinstance(row.get("install_config"), str):
+        result["install_config"] = json.loads(row["install_config"])
+    if result.get("install_config") is None:
+        result.pop("install_config", None)
+    result["data_set"] = row.get("data_set") or _told_by(row)
+    return result
+
+
+def _told_by(row: Mapping[str, Any]) -> DataSet:
+    if "expected_output_json" in row:
+        return "r2e-gym"
+    if "image_name" in row:
+        return "swe-smith"
+    if row.get("install_config"):
+        return "swe-rebench"
+    classic = "eval_script" in row or "environment_setup_commit" in row or "image" in row
+    return "swe-bench" if classic else "swe-gym"
+
+
+def _unwrapped(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the row within a NeMo Gym row."""
+    metadata = row["responses_create_params"].get("metadata")
+    if not isinstance(metadata, Mapping) or "instance_dict" not in metadata:
+        raise ValueError("responses_create_params.metadata.instance_dict is missing: it is no row of NeMo Gym's swe")
+    inner = cast("dict[str, Any]", _listed(metadata["instance_dict"]))
+    if not isinstance(inner, dict):
+        raise ValueError("responses_create_params.metadata.instance_dict is no JSON object")
+    for name in ("instance_id", "base_commit", "problem_statement"):
+        inner.setdefault(name, metadata.get(name))
+    name = re.sub(r"[^a-z0-9]", "", str(metadata.get("dataset_name", "")).lower())
+    known: dict[str, DataSet] = {
+        "swegym": "swe-gym",
+        "r2egym": "r2e-gym",
+        "rebench": "swe-rebench",
+        "smith": "swe-smith",
+    }
+    result = next((value for key, value in known.items() if key in name), None)
+    return {**inner, "data_set": result} if result else inner

@@ -1,0 +1,55 @@
+"""The tree of an issue in a fresh sandbox: as the policy is to find it, and as its patch is applied to it."""
+
+from __future__ import annotations
+
+import base64
+from importlib.resources import files
+from typing import TYPE_CHECKING
+
+from farm.errors import HandlerError
+from workers.evaluators.issues.issue import Issue
+from workers.evaluators.patches import GIT_ENV, said, script
+
+if TYPE_CHECKING:
+    from workers.interfaces import ExecResult, Sandbox
+
+_STAGED = "/tmp/farm-staged"  # noqa: S108  (of the sandbox, which is not shared)
+HIDDEN = ("/r2e_tests", "/run_tests.sh", "r2e_tests", "run_tests.sh", "/root/r2e_tests", "/root/run_tests.sh")
+"""The tests that images of R2E-Gym hold, absolute or in the tree."""
+
+
+def issue_script(name: str) -> str:
+    """Return one of the bash scripts beside this module, which run in the tree."""
+    return files("workers.evaluators.issues").joinpath(f"{name}.sh").read_text()
+
+
+async def git(sandbox: Sandbox, issue: Issue, command: str, timeout_s: float, **env: str) -> ExecResult:
+    """Run a script in the tree, with git's environment."""
+    base = issue.base_commit or "main"
+    own = {**GIT_ENV, "BASE": base, "STAGED": _STAGED, **env}
+    return await sandbox.exec(["bash", "-c", command], timeout_s=timeout_s, env=own, cwd=issue.tree)
+
+
+async def stage(sandbox: Sandbox, issue: Issue, timeout_s: float) -> None:
+    """Make the issue's tree and mark it. Raises HandlerError if the image does not suit the row."""
+    if issue.bundle:
+        await sandbox.write_file(f"{_STAGED}/tree.bundle", base64.b64decode(issue.bundle))
+    if issue.bug_patch:
+        await sandbox.write_file(f"{_STAGED}/bug.patch", issue.bug_patch.encode())
+    result = await git(sandbox, issue, issue_script("stage_tree") + script("commit_baseline"), timeout_s)
+    if result.code != 0:
+        raise HandlerError(
+            f"{issue.instance_id}: its tree cannot be made in {issue.tree}: {said(result)}; is it the row's image?"
+        )
+
+
+async def hide_solution(sandbox: Sandbox, issue: Issue, timeout_s: float) -> None:
+    """Remove what an image has of the solution and of hidden tests. Raises HandlerError."""
+    hidden = " ".join(HIDDEN) if issue.expected else ""
+    command = f"set -e\nrm -rf {hidden}\n" if hidden else ""
+    if issue.expected:
+        # the mark is that of the tree without the tests
+        command += script("commit_baseline")
+    result = await git(sandbox, issue, command + issue_script("remove_future"), timeout_s)
+    if result.code != 0:
+        raise HandlerError(f"{issue.instance_id}: later commits cannot be removed from the tree: {said(result)}")

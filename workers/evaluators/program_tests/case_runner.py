@@ -1,0 +1,107 @@
+"""One run of a program on the input of one test, in a sandbox that holds nothing of any other test."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from importlib.resources import files
+from typing import Any
+
+from farm.records.request import SandboxLimits
+from workers.evaluators.node_conditions import observed
+from workers.evaluators.process_end import ProcessEnd
+from workers.evaluators.program_tests.hidden_tests import CallTest, HiddenTests, StreamTest
+from workers.evaluators.program_tests.program_supervisor import COMPUTED, LEFT_BEHIND, SLEPT, WAITED
+from workers.evaluators.program_values import NotData, packed, unpacked
+from workers.interfaces import ExecResult, Sandbox
+
+MAX_OUTPUT = 8_000_000
+"""The most bytes of output of one test, beyond which it fails."""
+_FOLDER = "/tmp/program"  # noqa: S108  (of the sandbox, which is not shared)
+_PATH = f"{_FOLDER}/solution.py"
+_WALL_FACTOR = 4.0
+_MIN_WALL_S = 20.0
+_GRACE_PERIOD_S = 15.0
+"""Seconds beyond a test's time in which the supervisor, which keeps it, may end the program."""
+"""A program has its limit of CPU time; by the clock it gets more, as the machine may be busy."""
+
+
+def source_of(*modules: str) -> str:
+    """Return the sources of modules of `workers.evaluators`, by dotted names, as one program."""
+    sources = []
+    for name in modules:
+        package, _, module = f"workers.evaluators.{name}".rpartition(".")
+        sources.append(files(package).joinpath(f"{module}.py").read_text(encoding="utf-8"))
+    dropped = ("from workers.", "from __future__ ")
+    lines = [line for source in sources for line in source.splitlines() if not line.startswith(dropped)]
+    return "\n".join(["from __future__ import annotations", *lines, ""])
+
+
+class CaseRunner:
+    """Runs a program once for each test."""
+
+    def __init__(self, sandbox: Sandbox, tests: HiddenTests) -> None:
+        self._sandbox = sandbox
+        self._tests = tests
+        self.wall_s = max(_MIN_WALL_S, _WALL_FACTOR * tests.time_s)
+        cpu_s = max(1, math.ceil(tests.time_s))
+        self._limits = SandboxLimits(cpu_s=cpu_s, memory_mb=tests.memory_mb, file_mb=64)
+        self._supervisor = ["python3", "-I", "-B", "-c", source_of("program_tests.program_supervisor")]
+        self._supervisor.append(str(self.wall_s))
+
+    async def run(self, program: str, test: StreamTest | CallTest) -> tuple[ExecResult, ProcessEnd]:
+        """Run a program on the input of a test. Raises SandboxError."""
+        # again before each test, as the one before may have changed it
+        await self._sandbox.write_file(_PATH, program.encode("utf-8", "replace"))
+        if isinstance(test, CallTest):
+            command = ["python3", "-B", "-c", source_of("program_values", "program_tests.function_call"), _PATH]
+            return await self._exec([*command, self._tests.function], json.dumps(packed(list(test.arguments))))
+        return await self._exec(["python3", "-B", _PATH], test.stdin)
+
+    async def check(self, checker: str, test: StreamTest, output: str) -> ExecResult:
+        """Run the row's checker on an output: exit code 0 accepts it. It gets `{input, output, expected}` as JSON."""
+        await self._sandbox.write_file(f"{_FOLDER}/checker.py", checker.encode())
+        content = json.dumps({"input": test.stdin, "output": output, "expected": test.expected})
+        result, _ = await self._exec(["python3", "-I", "-B", f"{_FOLDER}/checker.py"], content)
+        return result
+
+    async def _exec(self, command: list[str], stdin: str) -> tuple[ExecResult, ProcessEnd]:
+        async with observed() as conditions:
+            result = await self._sandbox.exec(
+                [*self._supervisor, *command],
+                timeout_s=self.wall_s + _GRACE_PERIOD_S,
+                stdin=stdin.encode("utf-8", "replace"),
+                cwd=_FOLDER,
+                limits=self._limits,
+            )
+        if result.code not in (COMPUTED, WAITED, SLEPT):
+            return result, ProcessEnd.of(result, self.wall_s, conditions)
+        end = ProcessEnd(
+            None,
+            timed_out=True,
+            limit_s=self.wall_s,
+            limit=result.limit,
+            cpu_s=self.wall_s if result.code == COMPUTED else 0.0,
+            waited_s=self.wall_s if result.code == WAITED else 0.0,
+            conditions=conditions,
+        )
+        return replace(result, code=None, timed_out=True), end
+
+
+def left_behind(result: ExecResult) -> bool:
+    """Return whether something of a run may still live: its supervisor says so, or was itself ended."""
+    return result.code in (LEFT_BEHIND, 137) or (result.code or 0) < 0
+
+
+def output_of(result: ExecResult) -> str | None:
+    """Return the output of a run as text; None if there is too much of it."""
+    return result.stdout.decode("utf-8", "replace") if len(result.stdout) <= MAX_OUTPUT else None
+
+
+def value_of(result: ExecResult) -> Any:
+    """Return the value of a function. Raises NotData if the output is none."""
+    try:
+        return unpacked(json.loads(result.stdout[: MAX_OUTPUT + 1]))
+    except (ValueError, RecursionError, MemoryError) as error:
+        raise NotData(f"no value: {type(error).__name__}") from None

@@ -1,0 +1,167 @@
+"""Scores of programs by tests of their output, or of the values of one function of theirs.
+
+Only the input of one test at a time is in the sandbox, on the standard input of the program's own process; what is
+expected never is, so that a program can forge nothing but the right output. Outputs are compared here, in the worker,
+as data. A row's checker runs in a sandbox that the program never touched. `process_end.py` decides what caused the end
+of a test that failed, with a program that must pass as the control.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+from farm.errors import EvaluatorError, SandboxError
+from workers.evaluators.node_conditions import Conditions
+from workers.evaluators.process_end import EndCause, ProcessEnd, Trial, doing, settle
+from workers.evaluators.program_tests.case_runner import CaseRunner, left_behind, output_of, value_of
+from workers.evaluators.program_tests.hidden_tests import CallTest, HiddenTests, StreamTest
+from workers.evaluators.program_tests.output_comparison import same_output, same_value, tolerance_of
+from workers.evaluators.program_tests.program_supervisor import LEFT_BEHIND
+from workers.evaluators.program_values import NotData
+from workers.interfaces import ExecResult, FreshSandbox, Score, Submission
+
+SOLUTION = "solution.py"
+"""The file of a submission that holds the program."""
+_WORKS = HiddenTests((StreamTest("1\n", "1\n"),))
+_SHOWN = 300
+_TRIAL_SHARE = 0.4
+"""The share of an evaluator's time for one run of all tests, as a program may have to be run twice."""
+
+
+class ProgramTestsEvaluator:
+    """Scores 1.0 if all hidden tests pass, else 0.0; or, with `partial`, the share of them that passes.
+
+    `reference` is a program whose values are the expected ones, for tests that have none.
+    """
+
+    name: ClassVar[str] = "program-tests"
+
+    def __init__(self, tests: HiddenTests, reference: str = "") -> None:
+        self._tests = tests
+        self._reference = reference
+
+    async def evaluate(self, submission: Submission, fresh: FreshSandbox, timeout_s: float) -> Score:
+        """Score the program. Raises EvaluatorError if a fault of the farm ended a test, or the reference fails."""
+        program = submission.files.get(SOLUTION, "")
+        if not program.strip():
+            return Score(0.0, {"reason": "there is no program: no file, and no fenced block in the answer"})
+        tests = await self._with_expected(fresh) if self._reference else self._tests
+
+        limit_s = timeout_s * _TRIAL_SHARE
+
+        async def control() -> str:
+            trial = await _trial(fresh, _WORKS, "print(input())\n", limit_s)
+            return "" if trial.passed else f"a program that is right: {trial.value.details}"
+
+        return await settle(lambda: _trial(fresh, tests, program, limit_s), control, "the program")
+
+    async def _with_expected(self, fresh: FreshSandbox) -> HiddenTests:
+        """Return the tests with the values of the reference, which is run before the policy's program, elsewhere."""
+        result: list[CallTest] = []
+        async with fresh() as sandbox:
+            runner = CaseRunner(sandbox, self._tests)
+            for number, test in enumerate(self._tests.tests):
+                assert isinstance(test, CallTest)
+                run, end = await runner.run(self._reference, test)
+                try:
+                    result.append(replace(test, expected=(value_of(run),)))
+                except NotData as error:
+                    last = run.stderr[-_SHOWN:].decode(errors="replace")
+                    raise EvaluatorError(f"test {number}: the reference gives {error}; {end.kind}: {last}") from None
+        return replace(self._tests, tests=tuple(result))
+
+
+async def _trial(fresh: FreshSandbox, tests: HiddenTests, program: str, timeout_s: float) -> Trial[Score]:
+    """Run the tests once, one after the other, in a fresh sandbox."""
+    try:
+        async with fresh() as sandbox:
+            runs = await _runs(CaseRunner(sandbox, tests), tests, program, timeout_s)
+    except SandboxError as error:
+        end = ProcessEnd(None, gone=str(error), conditions=Conditions())
+        return Trial(Score(0.0, {"reason": f"it ended its sandbox: {error}"}), end)
+    if tests.compare == "checker":
+        runs = await _checked(fresh, tests, runs)
+    failed = [(number, run) for number, run in enumerate(runs) if run.failure]
+    n, n_passed = len(tests.tests), len(runs) - len(failed)
+    details: dict[str, Any] = {"n_tests": n, "n_passed": n_passed, "passed": not failed}
+    if not failed:
+        return Trial(Score(1.0, details), runs[-1].end, passed=True)
+    # one that may be the farm's doing comes before all that are not
+    number, run = next((each for each in failed if doing(each[1].end)[0] is not EndCause.POLICY), failed[0])
+    details |= {"reason": f"test {number}: {run.failure}", "exit_code": run.end.code, "timed_out": run.end.timed_out}
+    details |= {"last_words": run.stderr.decode("utf-8", "replace")}
+    return Trial(Score(n_passed / n if tests.partial else 0.0, details), run.end)
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """The run of one test: why it failed, its end, the end of its standard error, its output for a checker."""
+
+    failure: str
+    end: ProcessEnd
+    stderr: bytes
+    output: str = ""
+
+
+async def _runs(runner: CaseRunner, tests: HiddenTests, program: str, timeout_s: float) -> list[_Run]:
+    result: list[_Run] = []
+    began = time.monotonic()
+    for test in tests.tests:
+        if (spent_s := time.monotonic() - began) > timeout_s:
+            raise EvaluatorError(
+                f"{len(result)} of {len(tests.tests)} tests took {spent_s:.0f} s: raise the batch's limits.eval_s, or "
+                f"lower the problem's time_s, {tests.time_s:g}"
+            )
+        ran, end = await runner.run(program, test)
+        output = (output_of(ran) or "") if tests.compare == "checker" else ""
+        result.append(_Run(_failure(ran, test, tests), end, ran.stderr[-_SHOWN:], output))
+        if result[-1].failure and (not tests.partial or left_behind(ran)):
+            break
+    return result
+
+
+def _failure(result: ExecResult, test: StreamTest | CallTest, tests: HiddenTests) -> str:
+    """Return why a run does not pass its test; empty if it passes, or is for the checker to say."""
+    if result.timed_out:
+        return "out of time"
+    if result.code == LEFT_BEHIND:
+        return "its processes could not be ended"
+    if result.code != 0:
+        return result.limit or f"exit code {result.code}"
+    output = output_of(result)
+    if output is None:
+        return "too much output"
+    if isinstance(test, StreamTest):
+        return "" if tests.compare == "checker" or same_output(output, test.expected, tests.compare) else "wrong output"
+    try:
+        value = value_of(result)
+    except NotData as error:
+        return str(error)
+    eps = tolerance_of(tests.compare)
+    return "" if any(same_value(value, expected, eps) for expected in test.expected) else "wrong value"
+
+
+async def _checked(fresh: FreshSandbox, tests: HiddenTests, runs: Sequence[_Run]) -> list[_Run]:
+    """Return the runs, those as failed whose output the row's checker does not accept."""
+    result = []
+    async with fresh() as sandbox:
+        runner = CaseRunner(sandbox, tests)
+        for run, test in zip(runs, tests.tests, strict=False):
+            assert isinstance(test, StreamTest)
+            accepts = bool(run.failure) or await _accepts(runner, tests.checker, test, run.output)
+            result.append(run if accepts else replace(run, failure="the checker does not accept the output"))
+    return result
+
+
+async def _accepts(runner: CaseRunner, checker: str, test: StreamTest, output: str) -> bool:
+    """Return what the checker says; one that fails on the expected output, too, says nothing. Raises EvaluatorError."""
+    result = await runner.check(checker, test, output)
+    if result.code == 0:
+        return True
+    if (control := await runner.check(checker, test, test.expected)).code != 0:
+        last = control.stderr[-_SHOWN:].decode(errors="replace")
+        raise EvaluatorError(f"the checker does not accept the expected output: {last}")
+    return False

@@ -1,0 +1,40 @@
+"""The hidden tests of a program, as plain values: what it is given, and what is expected of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class StreamTest:
+    """A test of a whole program: its standard input, and its expected standard output."""
+
+    stdin: str
+    expected: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallTest:
+    """A test of one function: its arguments and the values that it may return, of which most tests have one."""
+
+    arguments: Sequence[Any]
+    expected: Sequence[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class HiddenTests:
+    """The tests of one problem, all of one kind, and their limits.
+
+    `function` is the name of the function, of `Solution` or of the module, for CallTests. `compare` is a mode of
+    `output_comparison.py`, `checker` the program of that mode. `partial`: the score is the share of tests that pass.
+    """
+
+    tests: Sequence[StreamTest | CallTest]
+    function: str = ""
+    compare: str = "lines"
+    checker: str = ""
+    partial: bool = False
+    time_s: float = 6.0
+    memory_mb: int = 1024

@@ -1,0 +1,92 @@
+"""Sandboxes beside the one that is played in: fresh ones for evaluators, and for handlers that look at both."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+
+from farm.errors import EvaluatorError, HandlerError, SandboxError
+from farm.ids import eval_sandbox_id
+from farm.records.request import SandboxSpec
+from farm.records.rollout import Stage
+from workers.handler_options import RestoredFiles, RestoresFiles, keeps_layer
+from workers.interfaces import FreshSandbox, Sandbox, Submission
+from workers.left_layer import LayerStore, NoLayerStore, NothingLeft, copied_layer, open_layer
+from workers.node_shortage import NodeHealth
+from workers.plugin_faults import call_plugin, described, is_cancellation
+from workers.stage_boundary import boundary
+from workers.stage_job import Problem, SandboxSource, StageJob, sandbox_source
+
+log = logging.getLogger(__name__)
+
+
+def fresh_sandboxes(
+    problem: Problem,
+    ground: NodeHealth,
+    submission: Submission,
+    layer_store: LayerStore | None = None,
+    playing: Sandbox | None = None,
+) -> FreshSandbox:
+    """Return what opens a sandbox that the policy never touched, or one with the files that it left; one at a time.
+
+    With `playing`, those are the files that this sandbox has now.
+    """
+    job = problem.job
+
+    @asynccontextmanager
+    async def fresh(spec: SandboxSpec | None = None, *, layer: bool = False) -> AsyncIterator[Sandbox]:
+        if layer and not keeps_layer(problem.handler):
+            raise EvaluatorError(
+                f"{job.rollout_id}: handler {job.data_source} keeps no layer: set its attribute keeps_layer = True"
+            )
+        # not before the first is opened: most evaluators need none
+        source = sandbox_source(job, spec if spec is not None else problem.spec(), Stage.EVAL)
+        if source is None:
+            raise EvaluatorError(f"{job.rollout_id}: handler {job.data_source} scores in a sandbox but asks for none")
+        async with AsyncExitStack() as stack:
+            start, left = None, submission.layer
+            if layer and playing is not None:
+                left = await stack.enter_async_context(copied_layer(job, source, playing, restored_files(problem)))
+            if layer and left is None:
+                raise NothingLeft
+            if layer and left is not None:
+                start = partial(open_layer, job, source, problem.spec(), left, layer_store or NoLayerStore())
+            sandbox = await stack.enter_async_context(opened(job, source, start))
+            await stack.enter_async_context(ground.using(sandbox))
+            yield sandbox
+
+    return fresh
+
+
+@asynccontextmanager
+async def opened(
+    job: StageJob, source: SandboxSource, start: Callable[[str], Awaitable[Sandbox]] | None = None
+) -> AsyncIterator[Sandbox]:
+    """Yield a sandbox of its own beside the one that is played in, started by `start` if that is given."""
+    name = eval_sandbox_id(job.sandbox_id)
+    async with boundary(job, f"starting the sandbox {name}", SandboxError, job.limits.init_s):
+        sandbox = await (start(name) if start is not None else source.provider.start(name, source.spec))
+    try:
+        yield sandbox
+    finally:
+        await stop_sandbox(sandbox)
+
+
+async def stop_sandbox(sandbox: Sandbox) -> None:
+    """Stop a sandbox even while being cancelled; what cannot be stopped is left to the node's sweep."""
+    try:
+        await asyncio.shield(sandbox.stop())
+    except BaseException as error:
+        if is_cancellation(error):
+            raise
+        log.warning("sandbox %s did not stop: %s", sandbox.sandbox_id, described(error))
+
+
+def restored_files(problem: Problem) -> RestoredFiles | None:
+    what, handler = "the handler's restored()", problem.handler
+    if not isinstance(handler, RestoresFiles):
+        return None
+    return call_plugin(problem.job.rollout_id, what, HandlerError, lambda: handler.restored(problem.instance))

@@ -1,0 +1,111 @@
+"""Requests with a gold answer: mathematics, STEM, multiple choice; scored by rules, and by a judge where rules end."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from farm.records.request import SandboxSpec
+from farm.records.trajectory import Message
+from workers.evaluators.answers.choices import LETTERS, MAX_OPTIONS
+from workers.evaluators.answers.equivalence import EquivalenceEvaluator, Reference
+from workers.evaluators.answers.judge import AnswerJudge, JudgeSettings
+from workers.interfaces import Evaluator, Sandbox, Submission
+from workers.roles import NO_MODELS, ChatModel
+from workers.row_forms.answer_rows import answer_fields
+from workers.row_forms.patterns import sound_pattern
+
+_BOX = "Think step by step, and put your final answer, and only that, in \\boxed{}."
+_LETTER = "Think step by step, and put the letter of the right option, and only that, in \\boxed{}."
+
+
+class JudgeRules(BaseModel):
+    """Rules of a judge: the majority of an odd number of votes, each of up to `n_tries` replies."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    template: Literal["equivalent", "strict"] = "equivalent"
+    n_votes: Annotated[int, Field(ge=1, le=15)] = 1
+    n_tries: Annotated[int, Field(ge=1, le=10)] = 3
+
+    @field_validator("n_votes")
+    @classmethod
+    def _is_odd(cls, n_votes: int) -> int:
+        if n_votes % 2 == 0:
+            raise ValueError("an even number of votes may have no majority")
+        return n_votes
+
+
+class AnswerInstance(BaseModel):
+    """One problem; a row of DAPO, verl, ProRL, Polaris, DeepScaleR, slime, NeMo Gym, SuperGPQA or WebInstruct as it is.
+
+    With `options`, `gold` is the letter of one. `prompt` is what the policy is asked; empty for the question and a line
+    on the form of the answer.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    question: str = Field(min_length=1)
+    gold: str = Field(min_length=1, max_length=20_000)
+    options: tuple[str, ...] = Field(default=(), max_length=MAX_OPTIONS)
+    prompt: tuple[dict[str, str], ...] = ()
+    strict: bool = False
+    """Only a single upper-case letter in a mark is taken for an option."""
+    pattern: str = ""
+    """A regular expression whose last match, or its first group, is the final answer."""
+    judge: JudgeRules | None = None
+    """Rules of a judge for answers that rules cannot tell from the gold answer: the batch must name the role."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_row(cls, row: Any) -> Any:
+        return answer_fields(row) if isinstance(row, Mapping) else row
+
+    @field_validator("pattern")
+    @classmethod
+    def _is_pattern(cls, pattern: str) -> str:
+        return sound_pattern(pattern)
+
+    @model_validator(mode="after")
+    def _has_gold_option(self) -> AnswerInstance:
+        if self.options and self.gold not in tuple(LETTERS[: len(self.options)]):
+            raise ValueError(f"gold is {self.gold[:40]!r}, not the letter of one of {len(self.options)} options")
+        return self
+
+
+class AnswerHandler:
+    """One question and one answer, without tools and without a sandbox."""
+
+    data_source: ClassVar[str] = "answer"
+    instance_type: ClassVar[type[BaseModel]] = AnswerInstance
+    agent: ClassVar[str] = "react"
+    tools: ClassVar[Collection[str]] = ()
+
+    def sandbox(self, instance: AnswerInstance) -> SandboxSpec | None:
+        return None
+
+    def messages(self, instance: AnswerInstance) -> list[Message]:
+        if instance.prompt:
+            return [dict(message) for message in instance.prompt]
+        options = [f"{LETTERS[at]}: {option}" for at, option in enumerate(instance.options)]
+        content = "\n".join([instance.question, *options, "", _LETTER if options else _BOX])
+        return [{"role": "user", "content": content}]
+
+    async def prepare(self, instance: AnswerInstance, sandbox: Sandbox) -> None:
+        """Do nothing: there is nothing to stage."""
+
+    async def collect(self, instance: AnswerInstance, sandbox: Sandbox | None, answer: str | None) -> Submission:
+        return Submission(answer=answer)
+
+    def roles(self, instance: AnswerInstance) -> Collection[str]:
+        return ("judge",) if instance.judge is not None and not instance.options else ()
+
+    def evaluator(self, instance: AnswerInstance, models: Mapping[str, ChatModel] = NO_MODELS) -> Evaluator:
+        reference = Reference(instance.question, instance.gold, instance.options, instance.strict, instance.pattern)
+        judge = None
+        if self.roles(instance):
+            assert instance.judge is not None
+            judge = AnswerJudge(models["judge"], JudgeSettings(**instance.judge.model_dump()))
+        return EquivalenceEvaluator(reference, judge)

@@ -1,0 +1,44 @@
+"""Episodes of environments with steps: GEM, SkyRL-gym, reasoning-gym, TextArena and others, or one's own."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import ClassVar
+
+from pydantic import BaseModel
+
+from farm.records.request import SandboxSpec
+from farm.records.trajectory import Message
+from workers.environments.instance import EnvironmentInstance
+from workers.environments.step_rewards import StepRewardEvaluator
+from workers.interfaces import Evaluator, Sandbox, Submission
+from workers.roles import NO_MODELS, ChatModel
+
+
+class EnvironmentHandler:
+    """Played step by step in a process of the environment's own; the reward is the sum of its steps' rewards."""
+
+    data_source: ClassVar[str] = "environment"
+    instance_type: ClassVar[type[BaseModel]] = EnvironmentInstance
+    agent: ClassVar[str] = "environment"
+    tools: ClassVar[Collection[str]] = ()
+
+    def sandbox(self, instance: EnvironmentInstance) -> SandboxSpec | None:
+        """Return None: the environment is in a sandbox that its agent shares between rollouts, the policy in none."""
+        return None
+
+    def messages(self, instance: EnvironmentInstance) -> list[Message]:
+        """Return none: they come from the environment."""
+        return []
+
+    def roles(self, instance: EnvironmentInstance) -> Collection[str]:
+        return instance.program.roles
+
+    async def prepare(self, instance: EnvironmentInstance, sandbox: Sandbox) -> None:
+        """Do nothing: there is nothing to stage."""
+
+    async def collect(self, instance: EnvironmentInstance, sandbox: Sandbox | None, answer: str | None) -> Submission:
+        return Submission(answer=answer)
+
+    def evaluator(self, instance: EnvironmentInstance, models: Mapping[str, ChatModel] = NO_MODELS) -> Evaluator:
+        return StepRewardEvaluator(instance.environment)

@@ -1,0 +1,161 @@
+"""Programs for hidden tests: of standard input and output, or of one function; from rows of well-known data sets."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Annotated, Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from farm.errors import HandlerError, ToolError
+from farm.records.request import SandboxSpec
+from farm.records.trajectory import Message
+from workers.evaluators.program_tests.evaluator import SOLUTION, ProgramTestsEvaluator
+from workers.evaluators.program_tests.hidden_tests import CallTest, HiddenTests, StreamTest
+from workers.evaluators.program_tests.output_comparison import tolerance_of
+from workers.evaluators.programs import ProgramEvaluator
+from workers.interfaces import Evaluator, Sandbox, Submission
+from workers.row_forms.fenced_blocks import fenced_program
+from workers.row_forms.program_rows import program_fields
+
+_PATH = f"/workspace/{SOLUTION}"
+_MAX_BYTES = 1_000_000
+_MAX_TESTS = 5_000
+_SYSTEM = (
+    f"Solve the problem with a Python program. Write it to {_PATH}, try it with the tools and call submit; or answer "
+    "with the whole program in one ```python block. Hidden tests run it."
+)
+_STREAMS = "The program reads standard input and writes to standard output."
+
+
+class ProgramTest(BaseModel):
+    """One test: `stdin` and the `expected` output; or `arguments` and the values that a call may return."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    stdin: str | None = None
+    arguments: tuple[Any, ...] | None = None
+    expected: str | tuple[Any, ...]
+
+    @model_validator(mode="after")
+    def _of_one_kind(self) -> ProgramTest:
+        if (self.stdin is None) == (self.arguments is None):
+            raise ValueError("a test has either `stdin` or `arguments`")
+        if isinstance(self.expected, str) != (self.stdin is not None):
+            raise ValueError("`expected` is a text beside `stdin`, and a list of values beside `arguments`")
+        return self
+
+    def hidden(self) -> StreamTest | CallTest:
+        """Return the test for the evaluator."""
+        if self.stdin is not None:
+            assert isinstance(self.expected, str)
+            return StreamTest(self.stdin, self.expected)
+        assert self.arguments is not None
+        return CallTest(self.arguments, self.expected)
+
+
+class ProgramsInstance(BaseModel):
+    """One problem; a row of LiveCodeBench, APPS, TACO, CodeContests, MBPP, EvalPlus, verl or NeMo Gym as it is.
+
+    Its tests are `tests`, or `asserts` that call `function`. What is expected is never shown, nor in the sandbox that a
+    program is tested in.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    question: str = Field(min_length=1)
+    prompt: tuple[dict[str, str], ...] = ()
+    starter_code: str = ""
+    tests: Annotated[tuple[ProgramTest, ...], Field(max_length=_MAX_TESTS)] = ()
+    asserts: Annotated[tuple[str, ...], Field(max_length=_MAX_TESTS)] = ()
+    setup: str = ""
+    """Source that runs before the asserts."""
+    function: str = Field(default="", pattern=r"^([A-Za-z_]\w*)?$")
+    """The function that is called: a method of `Solution`, or one of the module."""
+    reference: str = ""
+    """A program whose values are the expected ones, for tests that have none."""
+    compare: str = "lines"
+    """`lines`, `tokens`, `float:EPS` or `checker`; of values only `float:EPS` matters."""
+    checker: str = ""
+    """A Python program that gets `{input, output, expected}` as JSON and accepts an output by exit code 0."""
+    partial: bool = False
+    """The score is the share of tests that pass; else all must, and the first failure ends the tests."""
+    time_s: Annotated[float, Field(gt=0, le=600)] = 6.0
+    """CPU seconds of one test."""
+    memory_mb: Annotated[int, Field(ge=64, le=65_536)] = 1024
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_row(cls, row: Any) -> Any:
+        return program_fields(row) if isinstance(row, Mapping) else row
+
+    @field_validator("compare")
+    @classmethod
+    def _is_mode(cls, compare: str) -> str:
+        tolerance_of(compare)
+        return compare
+
+    @model_validator(mode="after")
+    def _has_tests(self) -> ProgramsInstance:
+        if bool(self.tests) == bool(self.asserts):
+            raise ValueError("it has neither `tests` nor `asserts`, or both")
+        calls = {test.arguments is not None for test in self.tests}
+        if len(calls) == 2 or ((True in calls or self.asserts) and not self.function):
+            raise ValueError("tests with `arguments` need a `function`, and cannot stand beside tests with `stdin`")
+        if (self.compare == "checker") != bool(self.checker) or (self.checker and True in calls):
+            raise ValueError("compare: checker needs a `checker`, for tests with `stdin`")
+        if True in calls and not self.reference and any(not test.expected for test in self.tests):
+            raise ValueError("a test with `arguments` and without `expected` values needs a `reference`")
+        return self
+
+
+class ProgramsHandler:
+    """The policy writes and tries a program, or answers with one; the tests run elsewhere, on the program alone."""
+
+    data_source: ClassVar[str] = "programs"
+    instance_type: ClassVar[type[BaseModel]] = ProgramsInstance
+    agent: ClassVar[str] = "react"
+    tools: ClassVar[Collection[str]] = ("bash", "edit", "python", "submit")
+
+    def sandbox(self, instance: ProgramsInstance) -> SandboxSpec | None:
+        return SandboxSpec()
+
+    def messages(self, instance: ProgramsInstance) -> list[Message]:
+        if instance.prompt:
+            return [{"role": "system", "content": _SYSTEM}, *(dict(message) for message in instance.prompt)]
+        parts = [instance.question, _STREAMS if not instance.function else f"Define `{instance.function}`."]
+        if instance.starter_code:
+            parts.append(f"Begin with this:\n\n```python\n{instance.starter_code}\n```")
+        return [{"role": "system", "content": _SYSTEM}, {"role": "user", "content": "\n\n".join(parts)}]
+
+    async def prepare(self, instance: ProgramsInstance, sandbox: Sandbox) -> None:
+        """Do nothing: there is nothing to stage."""
+
+    async def collect(self, instance: ProgramsInstance, sandbox: Sandbox | None, answer: str | None) -> Submission:
+        """Return the file as a submission, or else the last fenced block of the answer."""
+        if sandbox is None:
+            raise HandlerError("the file to score lies in a sandbox, and there is none")
+        try:
+            data = await sandbox.read_file(_PATH)
+        except ToolError:
+            data = fenced_program(answer).encode("utf-8", "replace")
+        if not data or len(data) > _MAX_BYTES:
+            return Submission(answer=answer)
+        # Databases accept neither NUL nor incomplete characters.
+        text = data.decode("utf-8", "replace").replace("\0", "\ufffd")
+        return Submission(answer=answer, files={SOLUTION: text})
+
+    def evaluator(self, instance: ProgramsInstance) -> Evaluator:
+        if instance.asserts:
+            body = "\n".join(f"    {line}" for text in instance.asserts for line in text.strip().splitlines())
+            return ProgramEvaluator(instance.setup, f"def check(candidate):\n{body}\n", instance.function)
+        tests = HiddenTests(
+            tuple(test.hidden() for test in instance.tests),
+            function=instance.function,
+            compare=instance.compare,
+            checker=instance.checker,
+            partial=instance.partial,
+            time_s=instance.time_s,
+            memory_mb=instance.memory_mb,
+        )
+        return ProgramTestsEvaluator(tests, instance.reference)

@@ -1,0 +1,63 @@
+"""Rows of SWE data sets as they are: an image, an issue, and the script whose log swebench grades.
+
+What the image has of the solution, later commits and hidden tests, is removed before the policy starts. The difference
+to the tree is scored, in a fresh sandbox of the image; `workers/evaluators/issues/resolution.py` has the rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import ClassVar
+
+from pydantic import BaseModel
+
+from farm.errors import HandlerError
+from farm.records.request import SandboxSpec
+from farm.records.trajectory import Message
+from farm.settings import settings
+from workers.evaluators.issues.differences import GIT_S, difference
+from workers.evaluators.issues.issue_images import image_of
+from workers.evaluators.issues.issue_rows import IssueRow
+from workers.evaluators.issues.resolution import IssueEvaluator
+from workers.evaluators.issues.staging import hide_solution, stage
+from workers.interfaces import Evaluator, Sandbox, Submission
+
+_STAGE_S = 240.0
+_SYSTEM = (
+    "The source tree of {repo} is in {tree}. Mend the issue you are shown by changing the source; do not change tests. "
+    "Hidden tests check your change. When you are done, call submit."
+)
+
+
+class SweBenchHandler:
+    """Issues of SWE-bench, SWE-Gym, SWE-smith, SWE-rebench and R2E-Gym, scored as their authors do."""
+
+    data_source: ClassVar[str] = "swe-bench"
+    instance_type: ClassVar[type[BaseModel]] = IssueRow
+    agent: ClassVar[str] = "react"
+    tools: ClassVar[Collection[str]] = ("bash", "edit", "submit")
+    prepares_once: ClassVar[bool] = True
+    collect_s: ClassVar[float] = GIT_S + 15.0
+
+    def sandbox(self, instance: IssueRow) -> SandboxSpec | None:
+        image = image_of(instance, settings().swe_images)
+        return SandboxSpec(image=image, packages=instance.packages, workdir=instance.tree)
+
+    def messages(self, instance: IssueRow) -> list[Message]:
+        system = _SYSTEM.format(repo=instance.repo or "a project", tree=instance.tree)
+        return [{"role": "system", "content": system}, {"role": "user", "content": instance.statement}]
+
+    async def prepare(self, instance: IssueRow, sandbox: Sandbox) -> None:
+        """Make and mark the tree, and remove the solution from it. Raises HandlerError."""
+        issue = instance.issue()
+        await stage(sandbox, issue, _STAGE_S)
+        await hide_solution(sandbox, issue, _STAGE_S)
+
+    async def collect(self, instance: IssueRow, sandbox: Sandbox | None, answer: str | None) -> Submission:
+        """Return the difference to the tree. Raises as `difference`, and HandlerError if there is no sandbox."""
+        if sandbox is None:
+            raise HandlerError(f"{instance.instance_id}: the patch to score lies in a sandbox, and there is none")
+        return await difference(sandbox, instance.tree, answer)
+
+    def evaluator(self, instance: IssueRow) -> Evaluator:
+        return IssueEvaluator(instance.issue())

@@ -1,0 +1,109 @@
+"""The LLMs of roles besides the policy: plain chat on a server of the batch's, or on the farm's engines of a model.
+
+Their calls are no model calls of the rollout: no ids are asked for, and nothing of them becomes a training row.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from weakref import WeakValueDictionary
+
+from farm.errors import EngineError, LimitReached
+from farm.records.request import RoleEngine, SamplingParams
+from farm.records.trajectory import Message
+from workers.interfaces import Completion
+from workers.policy.generation import ChatRequest, EngineAddress, EngineRefused
+from workers.policy.routing.dedicated_engines import DedicatedEngines
+from workers.policy.routing.pool import EnginePool
+from workers.policy.routing.retry_state import Call
+from workers.policy.routing.router import RoutingKey, StickyRouter
+from workers.roles import ChatModel
+
+_MAX_TOKENS = 4096
+"""The most tokens of an answer whose request does not say so."""
+_CHARS_PER_TOKEN = 4
+
+
+class RoleModel:
+    """The LLM of one role of one rollout, a ChatModel. `slots` limits the calls of all that share its settings."""
+
+    def __init__(self, role: str, settings: RoleEngine, router: StickyRouter, slots: asyncio.Semaphore) -> None:
+        self._role = role
+        self._settings = settings
+        self._router = router
+        self._slots = slots
+
+    @property
+    def model(self) -> str:
+        return self._settings.model
+
+    @property
+    def blocked(self) -> str:
+        reason = self._router.blocked
+        return f"role {self._role}: {reason}" if reason else ""
+
+    async def complete(self, messages: Sequence[Message], sampling: SamplingParams) -> str:
+        """Implement `ChatModel.complete`."""
+        if self._settings.sampling is not None:
+            sampling = self._settings.sampling.model_copy(update={"seed": sampling.seed})
+        request = ChatRequest(list(messages), sampling.max_tokens or _MAX_TOKENS, sampling, model=self.model)
+        async with self._slots:
+            try:
+                async with asyncio.timeout(self._settings.timeout_s):
+                    completion = await self._answer(request)
+            except TimeoutError:
+                waits = f" ({self.blocked})" if self.blocked else ""
+                raise EngineError(
+                    f"role {self._role}: no answer within {self._settings.timeout_s:g} s{waits}; see its server, or "
+                    "raise the role's timeout_s"
+                ) from None
+            except LimitReached as error:
+                raise EngineRefused(f"role {self._role}: {error}") from error
+            except EngineError as error:
+                raise self._named(error) from error
+        content = completion.response.get("content")
+        return content if isinstance(content, str) else ""
+
+    async def _answer(self, request: ChatRequest) -> Completion:
+        n_chars = sum(len(str(message.get("content") or "")) for message in request.messages)
+        call = Call(n_chars // _CHARS_PER_TOKEN + 1, request.max_tokens)
+        while True:
+            async with self._router.acquire(call) as engine:
+                return await engine.chat(request)
+
+    def _named(self, error: EngineError) -> EngineError:
+        named = EngineError(f"role {self._role}: {error}")
+        named.retryable = error.retryable
+        return named
+
+
+class RoleModels:
+    """The LLMs of roles in a worker process. `farm_engines` gives the pool of the farm's own engines."""
+
+    def __init__(self, dedicated: DedicatedEngines, farm_engines: Callable[[], EnginePool]) -> None:
+        self._dedicated = dedicated
+        self._farm_engines = farm_engines
+        self._lock = threading.Lock()
+        self._slots: WeakValueDictionary[RoleEngine, asyncio.Semaphore] = WeakValueDictionary()
+
+    @contextmanager
+    def of(self, roles: Mapping[str, RoleEngine], rollout_id: str) -> Iterator[Mapping[str, ChatModel]]:
+        """Lend the models of a rollout's roles, by role. From any thread."""
+        with ExitStack() as stack:
+            yield {role: self._opened(stack, role, engine, rollout_id) for role, engine in roles.items()}
+
+    def _opened(self, stack: ExitStack, role: str, settings: RoleEngine, rollout_id: str) -> RoleModel:
+        if settings.engine_url:
+            key = settings.engine_key or "none"
+            address = EngineAddress(settings.engine_url, settings.model, key, plain_chat=True)
+            pool = stack.enter_context(self._dedicated.pool(address))
+        else:
+            pool = self._farm_engines()
+        router = StickyRouter(pool, RoutingKey(rollout_id, model=settings.model))
+        # shared by all rollouts of the process that use these settings, and gone with the last of them
+        with self._lock:
+            slots = self._slots.setdefault(settings, asyncio.Semaphore(settings.n_parallel))
+        return RoleModel(role, settings, router, slots)

@@ -1,0 +1,55 @@
+"""The calls of the LLMs of roles during a rollout: kept as one artefact, apart from the policy's calls."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+
+from farm.records.request import SamplingParams
+from farm.records.trajectory import Message
+from workers.interfaces import Artefact
+from workers.roles import ChatModel
+
+
+class RoleCalls:
+    """The calls of one rollout's roles, in the order of their answers: a JSON object each."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def of(self, models: Mapping[str, ChatModel]) -> Mapping[str, ChatModel]:
+        """Return the models, each of whose calls is recorded here."""
+        return {role: _RecordedModel(role, model, self.lines) for role, model in models.items()}
+
+    def artefact(self) -> Artefact:
+        """Return them as JSON lines."""
+        return Artefact("role-calls.jsonl", "application/jsonl", "".join(self.lines).encode())
+
+
+class _RecordedModel:
+    """A model whose calls are recorded."""
+
+    def __init__(self, role: str, model: ChatModel, lines: list[str]) -> None:
+        self._role = role
+        self._model = model
+        self._lines = lines
+
+    @property
+    def model(self) -> str:
+        return self._model.model
+
+    @property
+    def blocked(self) -> str:
+        return self._model.blocked
+
+    async def complete(self, messages: Sequence[Message], sampling: SamplingParams) -> str:
+        reply = await self._model.complete(messages, sampling)
+        call = {
+            "role": self._role,
+            "model": self.model,
+            "messages": list(messages),
+            "sampling": sampling.model_dump(mode="json", exclude_defaults=True),
+            "reply": reply,
+        }
+        self._lines.append(json.dumps(call) + "\n")
+        return reply

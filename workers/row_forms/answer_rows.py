@@ -1,0 +1,83 @@
+r"""Rows that ask for an answer: of DAPO, verl, ProRL, Polaris, DeepScaleR, slime, NeMo Gym, SuperGPQA, WebInstruct."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from workers.evaluators.answers.choices import LETTERS
+from workers.row_forms.prompts import messages_of, text_of
+
+_TEXTS = ("question", "problem")
+_GOLDS = ("expected_answer", "answer", "label")
+_LONG_GOLD = 120
+"""Characters of a gold answer beyond which a row's own pattern would cut the answer, as its graders have it."""
+
+
+def answer_fields(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of an instance of the handler `answer` for a row, which may be such fields already.
+
+    Columns that say nothing of the problem are dropped. Raises ValueError for a row without a problem or gold answer.
+    """
+    if "gold" in row or not isinstance(row, Mapping):
+        return dict(row)
+    result: dict[str, Any] = {"gold": _gold(row)}
+    result["prompt"] = messages_of(row)
+    question = next((text for name in _TEXTS if isinstance(text := row.get(name), str) and text), "")
+    result["question"] = question or (text_of(result["prompt"]) if result["prompt"] else "")
+    if not result["question"]:
+        raise ValueError(
+            "the row has no question: neither `question`, `problem`, `prompt` nor `responses_create_params`"
+        )
+    if isinstance(options := row.get("options"), Sequence) and options and not isinstance(options, str):
+        result["options"] = [_option(option) for option in options]
+        result["gold"] = _letter(row, result["options"], result["gold"])
+    if "grading_mode" in row:
+        result["strict"] = str(row["grading_mode"]).startswith("strict")
+    pattern = (row.get("template_metadata") or {}).get("output_regex") if "template_metadata" in row else None
+    if isinstance(pattern, str) and pattern and len(result["gold"]) <= _LONG_GOLD:
+        result["pattern"] = pattern
+    if "judge" in row:
+        result["judge"] = row["judge"]
+    elif _asks_for_judge(row) and not result.get("options"):
+        result["judge"] = {}
+    return result
+
+
+def _gold(row: Mapping[str, Any]) -> str:
+    reward = row.get("reward_model") or row.get("reward_spec")
+    if isinstance(reward, str):
+        reward = json.loads(reward)
+    value = reward.get("ground_truth") if isinstance(reward, Mapping) else None
+    if value is None:
+        value = next((row[name] for name in _GOLDS if row.get(name) is not None), None)
+    if isinstance(value, list) and len(value) == 1:
+        value = value[0]
+    if isinstance(value, bool) or not isinstance(value, str | int | float) or not str(value).strip():
+        raise ValueError(
+            "the row has no gold answer: `answer`, `expected_answer`, `label` or `reward_model.ground_truth`"
+        )
+    return re.sub(r"^####\s*", "", str(value).strip())
+
+
+def _option(option: Any) -> str:
+    return str(next(iter(option.values()))) if isinstance(option, Mapping) and len(option) == 1 else str(option)
+
+
+def _letter(row: Mapping[str, Any], options: Sequence[str], gold: str) -> str:
+    """Return the letter of the gold option, which a row gives by letter, by text, or by both."""
+    letter = str(row.get("answer_letter") or "").strip().upper()
+    if not letter and gold in options:
+        letter = LETTERS[list(options).index(gold)]
+    letter = letter or gold.strip().upper()
+    if len(letter) != 1 or letter not in LETTERS[: len(options)]:
+        raise ValueError(f"the gold answer {gold[:40]!r} names none of the {len(options)} options")
+    return letter
+
+
+def _asks_for_judge(row: Mapping[str, Any]) -> bool:
+    """Return whether a row is of a set whose answers are more than mathematics: WebInstruct-verified, ProRL's STEM."""
+    reward = row.get("reward_model")
+    return "answer_type" in row or (isinstance(reward, Mapping) and reward.get("style") == "model")

@@ -1,0 +1,192 @@
+"""Rows that ask for a program: LiveCodeBench, APPS, TACO, CodeContests, MBPP, EvalPlus, verl, NeMo Gym."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from workers.row_forms.pickled_text import pickled_text
+from workers.row_forms.prompts import messages_of, text_of
+
+_OPTIONS = ("compare", "checker", "partial", "time_s", "memory_mb")
+"""Fields of the instance that any row may have beside its own columns."""
+_TEXTS = ("question_content", "question", "description", "text", "problem")
+_IN_OUT = {"input", "output"}
+_MAX_TIME_S = 60.0
+
+
+def program_fields(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of an instance of the handler `programs` for a row, which may be such fields already.
+
+    Columns that say nothing of the problem or its tests are dropped. Raises ValueError for a row without either.
+    """
+    if "tests" in row or "asserts" in row:
+        return dict(row)
+    result = {name: row[name] for name in _OPTIONS if name in row}
+    result["prompt"] = messages_of(row) if not isinstance(row.get("prompt"), str) else []
+    question = next((text for name in _TEXTS if isinstance(text := row.get(name), str) and text), "")
+    result["question"] = question or text_of(result["prompt"]) or str(row.get("prompt") or "")
+    if starter := row.get("starter_code"):
+        result["starter_code"] = starter
+    for key, form in _FORMS.items():
+        if row.get(key) is not None:
+            return result | form(row)
+    raise ValueError(f"the row has no tests: none of {', '.join(_FORMS)}")
+
+
+def _live_code_bench(row: Mapping[str, Any]) -> dict[str, Any]:
+    cases = [*_cases(row.get("public_test_cases")), *_cases(row.get("private_test_cases"))]
+    if not cases:
+        raise ValueError("public_test_cases and private_test_cases are both empty")
+    name = (_json(row.get("metadata")) or {}).get("func_name") or ""
+    if all(case.get("testtype") != "functional" for case in cases):
+        return {"tests": [{"stdin": case["input"], "expected": case["output"]} for case in cases]}
+    if not name:
+        raise ValueError("metadata has no func_name, which functional tests need")
+    calls = [_call_of_lines(case["input"], case["output"]) for case in cases]
+    return {"function": name.rpartition(".")[2], "tests": calls}
+
+
+def _cases(content: Any) -> list[dict[str, Any]]:
+    if isinstance(content, str) and content.strip() and content.strip()[0] not in "[{":
+        content = pickled_text(content)
+    cases = _json(content) or []
+    if not isinstance(cases, list) or not all(
+        isinstance(case, dict) and {"input", "output"} <= case.keys() for case in cases
+    ):
+        raise ValueError("the test cases are no list of {input, output, testtype}")
+    return cases
+
+
+def _call_of_lines(arguments: str, expected: str) -> dict[str, Any]:
+    """Return a call whose arguments are one JSON value a line."""
+    return {
+        "arguments": [json.loads(line) for line in arguments.split("\n") if line.strip()],
+        "expected": [json.loads(expected)],
+    }
+
+
+def _input_output(row: Mapping[str, Any]) -> dict[str, Any]:
+    return _paired(_json(row["input_output"]))
+
+
+def _unit_tests(row: Mapping[str, Any]) -> dict[str, Any]:
+    return _paired(_json(row["verifier_metadata"].get("unit_tests")))
+
+
+def _ground_truth(row: Mapping[str, Any]) -> dict[str, Any]:
+    reward = _json(row.get("reward_model") or row.get("reward_spec"))
+    tests = _json(reward.get("ground_truth"))
+    # SkyRL keeps those of LiveCodeBench here
+    return _live_code_bench({**row, "public_test_cases": tests}) if isinstance(tests, list) else _paired(tests)
+
+
+def _paired(tests: Any) -> dict[str, Any]:
+    """Return the tests of {inputs, outputs, fn_name}: texts, or lists of arguments and values that may be wrapped."""
+    if not isinstance(tests, Mapping) or "inputs" not in tests or "outputs" not in tests:
+        raise ValueError("the tests are no object of `inputs` and `outputs`")
+    inputs, outputs, name = tests["inputs"], tests["outputs"], tests.get("fn_name")
+    if len(inputs) != len(outputs) or not inputs:
+        raise ValueError(f"there are {len(inputs)} inputs and {len(outputs)} outputs")
+    if not name:
+        pairs = zip(inputs, outputs, strict=True)
+        return {"tests": [{"stdin": _lines(stdin), "expected": _lines(out)} for stdin, out in pairs]}
+    calls = []
+    for arguments, expected in zip(inputs, outputs, strict=True):
+        if isinstance(arguments, str) and isinstance(expected, str):
+            calls.append(_call_of_lines(arguments, expected))
+        else:
+            # some rows of these sets wrap the value in a list once more, and some do not
+            unwrapped = [expected[0]] if isinstance(expected, list) and len(expected) == 1 else []
+            calls.append({"arguments": list(arguments), "expected": [expected, *unwrapped]})
+    return {"function": name, "tests": calls}
+
+
+def _lines(text: Any) -> str:
+    return text if isinstance(text, str) else "\n".join(map(str, text)) if isinstance(text, list) else str(text)
+
+
+def _code_contests(row: Mapping[str, Any]) -> dict[str, Any]:
+    tests = []
+    for name in ("public_tests", "private_tests", "generated_tests"):
+        cases = _json(row.get(name)) or {}
+        pairs = zip(cases.get("input", ()), cases.get("output", ()), strict=True)
+        tests += [{"stdin": stdin, "expected": out} for stdin, out in pairs]
+    result: dict[str, Any] = {"tests": tests}
+    limit = row.get("time_limit")
+    if isinstance(limit, Mapping):
+        limit = float(limit.get("seconds") or 0) + float(limit.get("nanos") or 0) / 1e9
+    if "time_s" not in row and isinstance(limit, int | float) and limit > 0:
+        # the limit is one of compiled programs
+        result["time_s"] = min(_MAX_TIME_S, 3.0 * float(limit))
+    if "memory_mb" not in row and (n_bytes := row.get("memory_limit_bytes")):
+        result["memory_mb"] = max(256, min(4096, int(n_bytes) >> 20))
+    return result
+
+
+def _asserts(row: Mapping[str, Any]) -> dict[str, Any]:
+    asserts = [*row["test_list"], *(row.get("challenge_test_list") or ())]
+    setup = [str(row.get("test_setup_code") or ""), *(row.get("test_imports") or ())]
+    names = {name for text in asserts for name in _called(text)}
+    defined = _defined(str(row.get("code") or "")) & names or names
+    first = next((name for name in _called(asserts[0]) if name in defined), "") if asserts else ""
+    if not first:
+        raise ValueError("test_list has no assert that calls a function")
+    result: dict[str, Any] = {"function": first, "asserts": asserts, "setup": "\n".join(filter(None, setup))}
+    text = str(row.get("text") or row.get("prompt") or "")
+    return result | {"question": f"{text}\n\nYour code should pass this test, and others:\n\n{asserts[0]}"}
+
+
+def _called(text: str) -> list[str]:
+    """Return the names that a test calls, in the order of the text, without those of Python itself."""
+    try:
+        tree = ast.parse(text)
+    except SyntaxError as error:
+        raise ValueError(f"a test is no Python: {error}") from None
+    calls = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
+    ordered = sorted(calls, key=lambda name: (name.lineno, name.col_offset))
+    return [name.id for name in ordered if not hasattr(builtins, name.id)]
+
+
+def _defined(code: str) -> set[str]:
+    try:
+        tree = ast.parse(code)
+    except SyntaxError:
+        return set()
+    return {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+
+
+def _eval_plus(row: Mapping[str, Any]) -> dict[str, Any]:
+    inputs = [*(row.get("base_input") or ()), *(row.get("plus_input") or ())]
+    result: dict[str, Any] = {
+        "function": row["entry_point"],
+        "tests": [{"arguments": list(arguments), "expected": []} for arguments in inputs],
+        "reference": str(row["prompt"]) + str(row["canonical_solution"]),
+        "question": f"Complete this function:\n\n```python\n{row['prompt']}\n```",
+    }
+    eps = row.get("atol")
+    return result | (
+        {"compare": f"float:{eps}"} if isinstance(eps, float) and 0 < eps < 1 and "compare" not in row else {}
+    )
+
+
+def _json(content: Any) -> Any:
+    return json.loads(content) if isinstance(content, str) else content
+
+
+_FORMS = {
+    "private_test_cases": _live_code_bench,
+    "public_test_cases": _live_code_bench,
+    "input_output": _input_output,
+    "verifier_metadata": _unit_tests,
+    "base_input": _eval_plus,
+    "test_list": _asserts,
+    "public_tests": _code_contests,
+    "private_tests": _code_contests,
+    "reward_model": _ground_truth,
+    "reward_spec": _ground_truth,
+}
+"""The column that tells a form, and the fields of its tests."""

@@ -1,0 +1,36 @@
+"""The one place that turns whatever goes wrong in a stage into an error of the tree in `farm/errors.py`.
+
+It goes by the rule of `workers/plugin_faults.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from farm.errors import RolloutError
+from workers.plugin_faults import described, fault_of, is_cancellation
+from workers.stage_clock import deadline
+from workers.stage_job import StageJob
+
+
+@asynccontextmanager
+async def boundary(
+    job: StageJob, what: str, error_type: type[RolloutError], limit_s: float | None = None
+) -> AsyncIterator[None]:
+    """Let only RolloutErrors out, and cancellations from outside: anything else becomes an `error_type` that names the
+    rollout and `what` was done. `limit_s` goes by the clock of the stage.
+    """
+    try:
+        async with deadline(limit_s):
+            yield
+    except TimeoutError as error:
+        limit = f" took longer than {limit_s:g} s" if limit_s is not None else f" timed out: {described(error)}"
+        raise error_type(f"{job.rollout_id}: {what}{limit}") from error
+    except BaseException as error:
+        if is_cancellation(error):
+            raise
+        fault = fault_of(error, job.rollout_id, what, error_type)
+        if fault is error:
+            raise
+        raise fault from error
