@@ -12,8 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from uuid import uuid4
 
-from farm.client.task_archives import PART_BYTES
-
+from farm.client.archive_uploads import PART_BYTES
 from farm.errors import FarmError
 from farm.records.request import Limits, SamplingParams
 from farm.records.task_needs import NetworkRule, unsupported

@@ -12,9 +12,9 @@ from farm.tasks.harbor_config import StepTable
 from farm.tasks.harbor_instance import HarborInstance
 from workers.handler_options import TaskContext
 from workers.handlers.harbor.artefact_files import REJECTED, put_artefacts
+from workers.handlers.harbor.harbor_verifier import Tests, VerifiedRewards, verify
 from workers.handlers.harbor.sandbox_specs import verified_in
-from workers.handlers.harbor.step_rewards import Rewards, gate, total
-from workers.handlers.harbor.verification import Tests, VerifiedRewards, verify
+from workers.handlers.harbor.step_gates import Rewards, gate, total
 from workers.interfaces import FreshSandbox, Score, Submission
 
 STOPPED = "stopped"
@@ -24,7 +24,7 @@ BROKEN = "broken"
 
 
 class HarborEvaluator:
-    """The evaluator of one task; see `verification.py` for what is believed of a sandbox that a policy left."""
+    """The evaluator of one task; see `harbor_verifier.py` for what is believed of a sandbox that a policy left."""
 
     name: ClassVar[str] = "harbor"
 

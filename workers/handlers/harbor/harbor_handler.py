@@ -23,7 +23,7 @@ from workers.handlers.harbor.harbor_evaluator import BROKEN, STOPPED, HarborEval
 from workers.handlers.harbor.readiness import await_healthy
 from workers.handlers.harbor.sandbox_specs import played_in
 from workers.handlers.harbor.staged_tests import staged
-from workers.handlers.harbor.step_rewards import gate
+from workers.handlers.harbor.step_gates import gate
 from workers.interfaces import Evaluator, FreshSandbox, Sandbox, Submission
 
 _SETUP = "setup.sh"
