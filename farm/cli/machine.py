@@ -90,7 +90,7 @@ def images(options: tuple[str, ...]) -> None:
 @plain_errors
 def tasks(options: tuple[str, ...]) -> None:
     """Check folders of tasks before they are submitted: `check DIR` plays their solutions."""
-    become("workers.cli.tasks", options)
+    become("workers.cli.harbor_tasks", options)
 
 
 @click.command(context_settings=_THROUGH)

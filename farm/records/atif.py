@@ -1,6 +1,6 @@
-"""The Agent Trajectory Interchange Format, ATIF 1.8: one document per trajectory, as Harbor and its readers check it.
+"""The Agent Trajectory Interchange Format, ATIF 1.8: a document per trajectory, as Harbor checks it.
 
-The models mirror Harbor's `models/trajectories` (0.25, Apache-2.0): the same fields, and the same documents are refused.
+The models mirror Harbor's `models/trajectories` (0.25, Apache-2.0): the same fields, the same documents are refused.
 """
 
 from __future__ import annotations

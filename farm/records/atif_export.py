@@ -1,7 +1,7 @@
 """A rollout as an ATIF document, without loss: token ids, log-probabilities and weight versions travel with the text.
 
-Model calls are the steps of the agent, in their order; each has its prompt's ids, so that rows can be rebuilt from the
-document. What ATIF has no field for is in `extra`: weight versions, engine, sampling, the reason for a new training row.
+Model calls are the steps of the agent, in their order; each has its prompt's ids, so that rows can be rebuilt from
+it. What ATIF has no field for is in `extra`: weight versions, engine, sampling, the reason for a new training row.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ class AgentTable(_NetworkPhase):
     user: User = None
 
 
-class Healthcheck(_Table):
+class HealthcheckTable(_Table):
     """A command that is repeated until it exits with 0: after a start, or before a step."""
 
     command: str = Field(min_length=1)
@@ -121,7 +121,7 @@ class EnvironmentTable(_NetworkPhase):
     mcp_servers: tuple[dict[str, Any], ...] = ()
     env: dict[str, str] = Field(default_factory=dict)
     skills_dir: str | None = None
-    healthcheck: Healthcheck | None = None
+    healthcheck: HealthcheckTable | None = None
     workdir: str | None = None
 
     @model_validator(mode="before")
@@ -185,14 +185,14 @@ class VerifierTable(_NetworkPhase):
         return self.environment_mode or ("separate" if self.environment is not None else None)
 
 
-class Step(_Table):
+class StepTable(_Table):
     """One of `[[steps]]`."""
 
     name: str
     agent: AgentTable = AgentTable()
     verifier: VerifierTable = VerifierTable()
     min_reward: float | dict[str, float] | None = None
-    healthcheck: Healthcheck | None = None
+    healthcheck: HealthcheckTable | None = None
     artifacts: Artefacts = ()
 
     @field_validator("name")
@@ -220,7 +220,7 @@ class TaskConfig(_Table):
     environment: EnvironmentTable = EnvironmentTable()
     solution: SolutionTable = SolutionTable()
     multi_step_reward_strategy: Literal["mean", "final"] | None = None
-    steps: tuple[Step, ...] = ()
+    steps: tuple[StepTable, ...] = ()
     artifacts: Artefacts = ()
 
     @model_validator(mode="before")
@@ -232,16 +232,16 @@ class TaskConfig(_Table):
 
     @field_validator("steps")
     @classmethod
-    def _of_different_names(cls, steps: tuple[Step, ...]) -> tuple[Step, ...]:
+    def _of_different_names(cls, steps: tuple[StepTable, ...]) -> tuple[StepTable, ...]:
         names = [step.name.casefold() for step in steps]
         if len(set(names)) < len(names):
             raise ValueError("two steps have one name")
         return steps
 
-    def mode(self, step: Step | None = None) -> Literal["shared", "separate"]:
+    def mode(self, step: StepTable | None = None) -> Literal["shared", "separate"]:
         """Return where a step is verified: the step's word first, then the task's, else shared."""
         return (step.verifier.mode if step else None) or self.verifier.mode or "shared"
 
-    def verifier_environment(self, step: Step | None = None) -> EnvironmentTable:
+    def verifier_environment(self, step: StepTable | None = None) -> EnvironmentTable:
         """Return the table of a separate verifier: the step's, else the task's verifier's, else the environment's."""
         return (step.verifier.environment if step else None) or self.verifier.environment or self.environment

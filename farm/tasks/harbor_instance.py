@@ -9,7 +9,7 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from farm.tasks.harbor_config import SCHEMAS, Step, TaskConfig
+from farm.tasks.harbor_config import SCHEMAS, StepTable, TaskConfig
 
 DATA_SOURCE = "harbor"
 DOCKERFILE = "environment/Dockerfile"
@@ -27,7 +27,7 @@ class HarborInstance(BaseModel):
     instructions: tuple[str, ...] = Field(min_length=1)
     """The policy's messages: one, or one of each step."""
     files: tuple[str, ...] = ()
-    """Those of its files that decide how it is played, such as environment/Dockerfile and the scripts."""
+    """The paths in it that decide how it is played, such as environment/Dockerfile and the scripts."""
     env: dict[str, str] = Field(default_factory=dict)
     """Variables beside those of task.toml, of a compose file."""
     sidecars: tuple[str, ...] = ()
@@ -52,7 +52,7 @@ class HarborInstance(BaseModel):
         return self
 
     @property
-    def steps(self) -> tuple[Step, ...]:
+    def steps(self) -> tuple[StepTable, ...]:
         """The steps; none of a task that has one instruction."""
         return self.task.steps
 
@@ -69,36 +69,36 @@ class HarborInstance(BaseModel):
         }
         return tuple(phase for phase, mode in asked.items() if mode == "public")
 
-    def script(self, step: Step | None, folder: Literal["tests", "solution"], name: str) -> str:
+    def script(self, step: StepTable | None, folder: Literal["tests", "solution"], name: str) -> str:
         """Return the path of a script in the archive, the step's own first; empty if there is none."""
         places = ([f"steps/{step.name}/{folder}/{name}"] if step else []) + [f"{folder}/{name}"]
         return next((place for place in places if place in self.files), "")
 
-    def verifier_context(self, step: Step | None) -> str:
+    def verifier_context(self, step: StepTable | None) -> str:
         """Return the folder with the Dockerfile of a separate verifier; empty if it has none of its own."""
         places = ([f"steps/{step.name}/tests"] if step else []) + ["tests"]
         return next((place for place in places if f"{place}/Dockerfile" in self.files), "")
 
-    def has_own_tests(self, step: Step | None) -> bool:
+    def has_own_tests(self, step: StepTable | None) -> bool:
         """Return whether the image of a separate verifier brings its tests along, so that none are put there."""
         if self.task.mode(step) != "separate":
             return False
         own = [table.environment for table in (step.verifier if step else None, self.task.verifier) if table]
         return bool(self.verifier_context(step)) or any(table and table.docker_image for table in own)
 
-    def agent_user(self, step: Step | None) -> str | int | None:
+    def agent_user(self, step: StepTable | None) -> str | int | None:
         """Return the user that the policy acts as; None for the image's."""
         return step.agent.user if step and step.agent.user is not None else self.task.agent.user
 
-    def verifier_user(self, step: Step | None) -> str | int | None:
+    def verifier_user(self, step: StepTable | None) -> str | int | None:
         """Return the user that tests run as; None for the image's."""
         return step.verifier.user if step and step.verifier.user is not None else self.task.verifier.user
 
-    def verifier_s(self, step: Step | None) -> float:
+    def verifier_s(self, step: StepTable | None) -> float:
         """Return the seconds that the tests of a step may take."""
         stated = step is not None and "timeout_sec" in step.verifier.model_fields_set
         return step.verifier.timeout_sec if step and stated else self.task.verifier.timeout_sec
 
-    def verifier_env(self, step: Step | None) -> dict[str, str]:
+    def verifier_env(self, step: StepTable | None) -> dict[str, str]:
         """Return the variables of the tests of a step, as they are written."""
         return {**self.task.verifier.env, **(step.verifier.env if step else {})}

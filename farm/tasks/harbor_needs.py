@@ -1,4 +1,4 @@
-"""The demands of a Harbor task on its place: what sandboxes of the farm cannot give is named, to be refused at submit."""
+"""The demands of a Harbor task on its place: what sandboxes cannot give is named, and refused at submit."""
 
 from __future__ import annotations
 

@@ -1,3 +1,4 @@
+# ruff: noqa: E501 - a line is an attempt
 """Attempts at a reward without the work, for two Harbor tasks whose tests run in the tree that the policy left."""
 
 from __future__ import annotations

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import re
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -86,3 +90,12 @@ def test_an_attempt_scores_nothing(scores: Mapping[str, float | BaseException], 
 @pytest.mark.parametrize("name", ["work_in_shell", "work_in_pytest"])
 def test_the_work_itself_scores(scores: Mapping[str, float | BaseException], name: str) -> None:
     assert scores[name] == 1.0
+
+
+def test_the_example_of_the_page_runs_as_it_stands(place: Path, tmp_path: Path) -> None:
+    page = (SAMPLES.parents[2] / "docs" / "tasks" / "harbor.md").read_text()
+    block = re.findall(r"^```bash\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)[0]
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    env = os.environ | {"PATH": path, "FARM_SANDBOX": "namespace"}
+    done = subprocess.run(["bash", "-ec", block], env=env, cwd=tmp_path, capture_output=True, text=True, timeout=600)
+    assert (done.returncode, done.stderr.splitlines()) == (0, ["sound  hello"]), done.stdout

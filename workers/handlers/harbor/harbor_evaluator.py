@@ -8,13 +8,13 @@ from typing import Any, ClassVar
 
 from farm.errors import EvaluatorError
 from farm.records.variable_expansion import expanded
-from farm.tasks.harbor_config import Step
+from farm.tasks.harbor_config import StepTable
 from farm.tasks.harbor_instance import HarborInstance
 from workers.handler_options import TaskContext
 from workers.handlers.harbor.artefact_files import REJECTED, put_artefacts
+from workers.handlers.harbor.harbor_verifier import Tests, VerifiedRewards, verify
 from workers.handlers.harbor.sandbox_specs import verified_in
-from workers.handlers.harbor.step_rewards import Rewards, gate, total
-from workers.handlers.harbor.verification import Tests, Verdict, verify
+from workers.handlers.harbor.step_gates import Rewards, gate, total
 from workers.interfaces import FreshSandbox, Score, Submission
 
 STOPPED = "stopped"
@@ -24,7 +24,7 @@ BROKEN = "broken"
 
 
 class HarborEvaluator:
-    """The evaluator of one task; see `verification.py` for what is believed of a sandbox that a policy left."""
+    """The evaluator of one task; see `harbor_verifier.py` for what is believed of a sandbox that a policy left."""
 
     name: ClassVar[str] = "harbor"
 
@@ -51,7 +51,7 @@ class HarborEvaluator:
             details=details, rewards=total(self._instance.task.multi_step_reward_strategy, verified, n_missing)
         )
 
-    def _step(self, index: int) -> Step | None:
+    def _step(self, index: int) -> StepTable | None:
         return self._instance.steps[index] if self._instance.steps else None
 
     def _n_missing(self, verified: Sequence[Rewards]) -> int:
@@ -60,8 +60,8 @@ class HarborEvaluator:
         return 0 if step is None or gate(step, verified[-1]) else n
 
     async def verify_step(
-        self, step: Step | None, submission: Submission, fresh: FreshSandbox, timeout_s: float
-    ) -> Verdict:
+        self, step: StepTable | None, submission: Submission, fresh: FreshSandbox, timeout_s: float
+    ) -> VerifiedRewards:
         """Verify one step in the sandbox that its mode asks for."""
         archive, instance = archive_of(self._task, self._instance), self._instance
         spec = verified_in(instance, step, archive, self._task.secrets)
@@ -72,7 +72,7 @@ class HarborEvaluator:
                 await put_artefacts(sandbox, submission.tree)
             return await verify(sandbox, self.tests(step, archive, timeout_s), what)
 
-    def tests(self, step: Step | None, archive: Path, timeout_s: float) -> Tests:
+    def tests(self, step: StepTable | None, archive: Path, timeout_s: float) -> Tests:
         """Return the tests of a step, with the task's own time limit by the rule of the batch."""
         instance, limits = self._instance, self._task.limits
         env = expanded(instance.verifier_env(step), self._task.secrets)
@@ -88,7 +88,7 @@ def archive_of(task: TaskContext, instance: HarborInstance) -> Path:
     return task.archive
 
 
-def test_folders(instance: HarborInstance, step: Step | None, archive: Path) -> list[Path]:
+def test_folders(instance: HarborInstance, step: StepTable | None, archive: Path) -> list[Path]:
     """Return the folders that make /tests, the later ones over the earlier."""
     names = ["tests"] + ([f"steps/{step.name}/tests"] if step else [])
     return [archive / name for name in names if (archive / name).is_dir()]

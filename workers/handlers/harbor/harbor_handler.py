@@ -1,4 +1,4 @@
-"""The handler of Harbor tasks: instructions to the policy, steps between which it is verified, and what is kept of it."""
+"""The handler of Harbor tasks: instructions, steps between which it is verified, and what is kept."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from farm.errors import HandlerError
 from farm.records.request import SandboxSpec, TaskTimes
 from farm.records.task_needs import TaskNeeds
 from farm.records.trajectory import Message
-from farm.tasks.harbor_config import Step
+from farm.tasks.harbor_config import StepTable
 from farm.tasks.harbor_instance import DATA_SOURCE, HarborInstance
 from farm.tasks.harbor_needs import needs_of
 from workers.handler_options import NextTurn, RestoredFiles, TaskContext
@@ -23,7 +23,7 @@ from workers.handlers.harbor.harbor_evaluator import BROKEN, STOPPED, HarborEval
 from workers.handlers.harbor.readiness import await_healthy
 from workers.handlers.harbor.sandbox_specs import played_in
 from workers.handlers.harbor.staged_tests import staged
-from workers.handlers.harbor.step_rewards import gate
+from workers.handlers.harbor.step_gates import gate
 from workers.interfaces import Evaluator, FreshSandbox, Sandbox, Submission
 
 _SETUP = "setup.sh"
@@ -87,7 +87,7 @@ class HarborHandler:
         if instance.steps:
             await self._begin(instance, instance.steps[0], sandbox)
 
-    async def _begin(self, instance: HarborInstance, step: Step, sandbox: Sandbox) -> None:
+    async def _begin(self, instance: HarborInstance, step: StepTable, sandbox: Sandbox) -> None:
         """Put a step's files into the working directory, run its setup.sh, and wait until it is healthy."""
         what = f"{instance.name}, step {step.name}"
         folder = self._archive(instance) / "steps" / step.name / "workdir"
@@ -138,14 +138,14 @@ class HarborHandler:
         return NextTurn([{"role": "user", "content": self._instruction(instance, n_done)}], record)
 
     async def collect(self, instance: HarborInstance, sandbox: Sandbox | None, answer: str | None) -> Submission:
-        """Return the artefacts of the last step, after its collect hooks. The files of the sandbox are the farm's to keep."""
+        """Return the artefacts of the last step, after its collect hooks."""
         if sandbox is None:
             raise HandlerError(f"{instance.name}: what is to be scored lies in a sandbox, and there is none")
         step = instance.steps[min(self._index, len(instance.steps) - 1)] if instance.steps else None
         return await self._collected(instance, step, sandbox, answer)
 
     async def _collected(
-        self, instance: HarborInstance, step: Step | None, sandbox: Sandbox, answer: str | None
+        self, instance: HarborInstance, step: StepTable | None, sandbox: Sandbox, answer: str | None
     ) -> Submission:
         task = instance.task
         await run_hooks(sandbox, [*task.verifier.collect, *(step.verifier.collect if step else ())])

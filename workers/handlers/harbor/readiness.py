@@ -6,13 +6,13 @@ import asyncio
 import time
 
 from farm.errors import HandlerError
-from farm.tasks.harbor_config import Healthcheck
+from farm.tasks.harbor_config import HealthcheckTable
 from workers.interfaces import Sandbox
 
 _SHOWN = 300
 
 
-async def await_healthy(sandbox: Sandbox, check: Healthcheck, what: str) -> None:
+async def await_healthy(sandbox: Sandbox, check: HealthcheckTable, what: str) -> None:
     """Return once the command has succeeded. Raises HandlerError after `retries` failures past its start period."""
     grace_until = time.monotonic() + check.start_period_sec
     n_failures = 0

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from farm.records.request import SandboxLimits, SandboxSpec
 from farm.records.variable_expansion import expanded
-from farm.tasks.harbor_config import EnvironmentTable, Step
+from farm.tasks.harbor_config import EnvironmentTable, StepTable
 from farm.tasks.harbor_instance import HarborInstance
 
 
@@ -23,7 +23,9 @@ def played_in(instance: HarborInstance, archive: Path, secrets: Mapping[str, str
     )
 
 
-def verified_in(instance: HarborInstance, step: Step | None, archive: Path, secrets: Mapping[str, str]) -> SandboxSpec:
+def verified_in(
+    instance: HarborInstance, step: StepTable | None, archive: Path, secrets: Mapping[str, str]
+) -> SandboxSpec:
     """Return the sandbox in which a step is verified: the policy's own kind if shared, else the verifier's."""
     shared = instance.task.mode(step) == "shared"
     table = instance.task.environment if shared else instance.task.verifier_environment(step)

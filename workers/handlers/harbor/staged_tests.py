@@ -18,7 +18,7 @@ _MAX_READ = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class StagedTests:
     """Copies on the node. `names_text_alone`: the tests name reward.txt, and reward.json nowhere."""
 
     logs: Path
@@ -27,13 +27,13 @@ class Stage:
 
 
 @asynccontextmanager
-async def staged(folders: Sequence[Path]) -> AsyncIterator[Stage]:
+async def staged(folders: Sequence[Path]) -> AsyncIterator[StagedTests]:
     """Yield the folders of logs, and tests laid over each other with scripts that may be run; removed at the end."""
     with TemporaryDirectory(prefix="farm-tests-") as place:
         yield await asyncio.to_thread(_stage, Path(place), folders)
 
 
-def _stage(place: Path, folders: Sequence[Path]) -> Stage:
+def _stage(place: Path, folders: Sequence[Path]) -> StagedTests:
     tests = place / "tests"
     tests.mkdir()
     for folder in folders:
@@ -44,7 +44,7 @@ def _stage(place: Path, folders: Sequence[Path]) -> Stage:
             # every user of the sandbox may read them, whatever their modes were where they came from
             path.chmod(0o755 if path.is_dir() or path.suffix == ".sh" else path.stat().st_mode & 0o111 | 0o644)
     named = [any(name.encode() in text for text in texts) for name in (TEXT, JSON)]
-    return Stage(empty_logs(place), tests, names_text_alone=named == [True, False])
+    return StagedTests(empty_logs(place), tests, names_text_alone=named == [True, False])
 
 
 def empty_logs(place: Path) -> Path:
@@ -53,7 +53,7 @@ def empty_logs(place: Path) -> Path:
     for folder in (logs, *(logs / name for name in _LOGS)):
         folder.mkdir()
         # mkdir heeds the umask
-        os.chmod(folder, 0o777)  # noqa: PTH101
+        os.chmod(folder, 0o777)  # noqa: PTH101, S103
     return logs
 
 

@@ -160,26 +160,29 @@ def restore(pipe: int, _max_bytes: int) -> None:
         _remove_below(path.strip("/"))
     for folder in rule["bin_folders"]:
         _uncover(folder.strip("/"), rule["lower"])
-    programs = {name for name in rule["programs"] if _is_below(rule, rule["bin_folders"], name)}
+    below = {
+        _plain(name) for each in rule["lower"] for folder in rule["bin_folders"] for name in _listed(each + folder)
+    }
+    programs = below.intersection(rule["programs"])
     for folder in rule["bin_folders"]:
         for name in _names(folder.strip("/")):
-            # python3.11 is python
-            if name in programs or name.rstrip("0123456789.") in programs:
+            if name in programs or _plain(name) in programs:
                 _remove(f"{folder.strip('/')}/{name}")
     names, libraries, modules = (frozenset(rule[name]) for name in ("names", "libraries", "modules"))
     for path in list(_paths()):
         parts = path.split("/")
+        own = _own_to_interpreter(parts, modules)
         if (
             parts[-1] in names
             or (parts[-1] in libraries and any(each.startswith("lib") for each in parts[:-1]))
-            or ((own := _own_to_interpreter(parts, modules)) and _any_has(rule["lower"], own))
+            or (own and _any_has(rule["lower"], own))
             or (parts[-1].endswith(".pth") and _runs_code(path))
         ):
             _remove(path)
 
 
 def _own_to_interpreter(parts: list[str], modules: frozenset[str]) -> str:
-    """Return the folder or module of an interpreter that a path belongs to: its standard library, or one of `modules`."""
+    """Return the part of an interpreter that a path belongs to: its standard library, or one of `modules`."""
     for at, name in enumerate(parts[:-1]):
         following = parts[at + 1]
         if name in ("site-packages", "dist-packages"):
@@ -217,14 +220,16 @@ def _uncover(folder: str, lower: list[str]) -> None:
                     os.removexattr(path, name, follow_symlinks=False)
 
 
-def _is_below(rule: dict[str, list[str]], folders: list[str], name: str) -> bool:
-    """Return whether the image has a program, under its plain name or with a version."""
-    for folder in folders:
-        for each in rule["lower"]:
-            place = f"{each}/{folder.strip('/')}"
-            if os.path.lexists(f"{place}/{name}"):
-                return True
-    return False
+def _plain(name: str) -> str:
+    """Return the name of a program without its version: python3.11 is python."""
+    return name.rstrip("0123456789.") or name
+
+
+def _listed(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)  # noqa: PTH208
+    except OSError:
+        return []
 
 
 def _any_has(lower: list[str], path: str) -> bool:

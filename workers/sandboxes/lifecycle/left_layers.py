@@ -125,10 +125,14 @@ def copy(files: Path, name: str, max_bytes: int) -> None:
 def restore(name: str, rule: Mapping[str, Sequence[str]]) -> None:
     """Leave out of a layer what a rule of `layer_files.restore` names. Blocks. Raises SandboxError."""
     ours, theirs = socket.socketpair()
-    with _job("restore", files_of(name), theirs, 0) as refused, ours:
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            ours.sendall(json.dumps({key: list(value) for key, value in rule.items()}).encode())
-            ours.shutdown(socket.SHUT_WR)
+    data = json.dumps({key: list(value) for key, value in rule.items()}).encode()
+    with (
+        _job("restore", files_of(name), theirs, 0) as refused,
+        ours,
+        contextlib.suppress(BrokenPipeError, ConnectionResetError),
+    ):
+        ours.sendall(data)
+        ours.shutdown(socket.SHUT_WR)
     if reason := refused():
         raise SandboxError(f"layer {name} cannot be restored: {reason}")
 

@@ -108,7 +108,7 @@ def test_arguments_that_are_no_object_are_kept_as_text() -> None:
 
 
 def test_results_without_a_call_and_rewritten_answers_have_a_place() -> None:
-    messages = [
+    messages: list[dict[str, Any]] = [
         {"role": "tool", "tool_call_id": "old", "content": "early"},
         {"role": "assistant", "content": "summary"},
         {

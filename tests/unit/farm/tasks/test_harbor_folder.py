@@ -144,7 +144,8 @@ def test_a_folder_without_tasks_says_so(tmp_path: Path) -> None:
 
 
 _TERMINAL_BENCH = {
-    "task.yaml": "instruction: |-\n  Say hello.\ndifficulty: easy\nparser_name: pytest\nmax_agent_timeout_sec: 120\ntags: [x]\n",
+    "task.yaml": "instruction: |-\n  Say hello.\ndifficulty: easy\nparser_name: pytest\ntags: [x]\n"
+    "max_agent_timeout_sec: 120\n",
     "Dockerfile": "FROM debian:bookworm-slim\nCOPY data.txt /app/\nCOPY solution.sh /x\n",
     "docker-compose.yaml": "services:\n  client:\n    build: {dockerfile: Dockerfile}\n    image: x\n"
     "    command: [sh, -c, sleep infinity]\n    environment:\n      - TEST_DIR=${T_BENCH_TEST_DIR}\n      - A=b c\n"

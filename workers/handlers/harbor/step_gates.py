@@ -10,13 +10,13 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Literal, TypeAlias
 
-from farm.tasks.harbor_config import Step
+from farm.tasks.harbor_config import StepTable
 from workers.handlers.harbor.reward_files import MAIN
 
 Rewards: TypeAlias = Mapping[str, float]
 
 
-def gate(step: Step, rewards: Rewards) -> str:
+def gate(step: StepTable, rewards: Rewards) -> str:
     """Return why the task ends after a step, by its `min_reward`; empty if it goes on. A missing key passes no gate."""
     if step.min_reward is None:
         return ""

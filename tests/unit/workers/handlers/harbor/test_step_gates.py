@@ -4,8 +4,8 @@ from typing import Literal
 
 import pytest
 
-from farm.tasks.harbor_config import Step
-from workers.handlers.harbor.step_rewards import gate, total
+from farm.tasks.harbor_config import StepTable
+from workers.handlers.harbor.step_gates import gate, total
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ from workers.handlers.harbor.step_rewards import gate, total
 def test_a_gate_is_passed_by_all_its_rewards(
     least: float | dict[str, float] | None, rewards: dict[str, float], passes: bool
 ) -> None:
-    assert (gate(Step(name="s", min_reward=least), rewards) == "") is passes
+    assert (gate(StepTable(name="s", min_reward=least), rewards) == "") is passes
 
 
 @pytest.mark.parametrize(

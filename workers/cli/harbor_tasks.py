@@ -78,4 +78,4 @@ def _table(results: list[TaskCheck]) -> Table:
 
 
 if __name__ == "__main__":
-    main()
+    main(prog_name="farm tasks")

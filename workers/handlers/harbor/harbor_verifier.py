@@ -1,7 +1,7 @@
 """One verification: tests put into a sandbox in which nothing runs, run there, and their reward files read.
 
-The exit code of test.sh says nothing. Its variables are chosen here, its interpreter reads no start-up files, folders of
-tests and logs are the task's own, and what its processes left running has ended before rewards are read.
+The exit code of test.sh says nothing. Its variables are chosen here, its interpreter reads no start-up files, folders
+of tests and logs are the task's own, and what its processes left running has ended before rewards are read.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ class Tests:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class VerifiedRewards:
     """The rewards of a verification by name, and how they came about, as JSON."""
 
     rewards: dict[str, float]
     details: dict[str, Any] = field(default_factory=dict)
 
 
-async def verify(sandbox: Sandbox, tests: Tests, what: str) -> Verdict:
+async def verify(sandbox: Sandbox, tests: Tests, what: str) -> VerifiedRewards:
     """Run the tests. Raises EvaluatorError if they took too long or gave no reward, SandboxError if it is gone."""
     started = time.monotonic()
     async with staged(tests.folders) as stage:
@@ -72,7 +72,7 @@ async def verify(sandbox: Sandbox, tests: Tests, what: str) -> Verdict:
         rewards = rewards_of(contents)
     except EvaluatorError as error:
         raise EvaluatorError(f"{what}: {error}; its tests ended with {result.code} and said: {_said(result)}") from None
-    return Verdict(rewards, {**details, "verifier_s": round(time.monotonic() - started, 3)})
+    return VerifiedRewards(rewards, {**details, "verifier_s": round(time.monotonic() - started, 3)})
 
 
 async def _reward_files(sandbox: Sandbox, what: str) -> dict[str, bytes]:
