@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -74,8 +74,8 @@ def test_skyrl_gym_scores_an_answer() -> None:
         "I do not know.",
         "#### 4",
         id="gsm8k_multi_turn",
-        **{**SUM, "kwargs": {**SUM["kwargs"], "max_turns": 3}},
-    )  # type: ignore[dict-item]
+        **{**SUM, "kwargs": {**cast("dict[str, Any]", SUM["kwargs"]), "max_turns": 3}},
+    )
     assert rewards(turns) == [0.0, 1.0]
     with pytest.raises(HandlerError, match="use the environment skyrl_gym_code"):
         play("skyrl_gym", "x", id="lcb", **SUM)
@@ -94,7 +94,7 @@ def test_openenv_acts_by_a_tool() -> None:
     begin, said, acted, wrong = play("openenv_echo", "hi", ACT, '{"name": "act", "arguments": {"text": 1}}')
     assert "environment ready" in begin.messages[0]["content"]
     assert begin.messages[1]["function"]["name"] == "act"
-    assert (said.reward, acted.reward, wrong.reward) == (pytest.approx(0.2), pytest.approx(0.5), 0.0)
+    assert [said.reward, acted.reward, wrong.reward] == pytest.approx([0.2, 0.5, 0.0])
     assert "reward" not in acted.messages[0]["content"]
     assert "This is no action" in wrong.messages[0]["content"]
 

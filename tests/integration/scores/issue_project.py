@@ -62,7 +62,7 @@ class SharedSandboxes:
         return self._opened
 
     @asynccontextmanager
-    async def _opened(self, of: SandboxSpec | None = None, *, layer: bool = False) -> AsyncIterator[Sandbox]:
+    async def _opened(self, spec: SandboxSpec | None = None, *, layer: bool = False) -> AsyncIterator[Sandbox]:
         sandbox = await self._free.get()
         if sandbox is None:
             spec = SPEC.model_copy(update={"workdir": _TREE})

@@ -38,12 +38,12 @@ def row_of(form: str, number: int) -> tuple[IssueRow, str]:
 
 
 def fresh_sandboxes(kind: str, row: IssueRow) -> FreshSandbox:
-    spec = SweBenchHandler().sandbox(row)
-    assert spec is not None
+    own = SweBenchHandler().sandbox(row)
+    assert own is not None
 
     @asynccontextmanager
-    async def fresh() -> AsyncIterator[Sandbox]:
-        sandbox = await provider(kind).start(f"test-{uuid.uuid4().hex[:12]}", spec)
+    async def fresh(spec: SandboxSpec | None = None, *, layer: bool = False) -> AsyncIterator[Sandbox]:
+        sandbox = await provider(kind).start(f"test-{uuid.uuid4().hex[:12]}", spec or own)
         try:
             yield sandbox
         finally:

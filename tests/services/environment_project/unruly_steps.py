@@ -82,13 +82,18 @@ class _Rude(Exception):
         raise RuntimeError("no text")
 
 
+def _kill_all() -> None:
+    os.kill(-1, signal.SIGKILL)
+    time.sleep(600)
+
+
 FAULTS: dict[str, Any] = {
     "raise": lambda self: _raise(ValueError("this is wrong")),
     "rude": lambda self: _raise(_Rude()),
     "exit": lambda self: sys.exit(0),
     "_exit": lambda self: os._exit(3),
     "kill": lambda self: os.kill(os.getpid(), signal.SIGKILL),
-    "kill_all": lambda self: (os.kill(-1, signal.SIGKILL), time.sleep(600)),
+    "kill_all": lambda self: _kill_all(),
     "segfault": lambda self: os.kill(os.getpid(), signal.SIGSEGV),
     "hang": lambda self: time.sleep(600),
     "memory": lambda self: bytearray(1 << 30),
