@@ -1,4 +1,4 @@
-"""What a handler needs of a sandbox: its image, packages, limits, network."""
+"""The requirements of a handler for a sandbox: its image, packages, limits, network."""
 
 from __future__ import annotations
 

@@ -71,4 +71,4 @@ class Submission(BaseModel):
     """The records of the steps before the last one, in order."""
     early_score: EarlyScore | None = None
     rewards: tuple[float, ...] | None = None
-    """What an environment gave for its steps, as its agent kept it. None if none was played."""
+    """Rewards of an environment's steps, as its agent kept them. None if none was played."""

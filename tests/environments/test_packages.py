@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -20,7 +20,10 @@ from workers.environments.instance import EnvironmentInstance
 from workers.evaluators.answer import extract_answer
 
 PROJECT = Path(__file__).parent / "project"
-SUM = {"messages": [{"role": "user", "content": "2 + 2?"}], "kwargs": {"reward_spec": {"ground_truth": "4"}}}
+SUM: dict[str, Any] = {
+    "messages": [{"role": "user", "content": "2 + 2?"}],
+    "kwargs": {"reward_spec": {"ground_truth": "4"}},
+}
 ACT = '{"name": "act", "arguments": {"message": "hello", "metadata": {"reward": 1000}}}'
 
 
@@ -74,7 +77,7 @@ def test_skyrl_gym_scores_an_answer() -> None:
         "I do not know.",
         "#### 4",
         id="gsm8k_multi_turn",
-        **{**SUM, "kwargs": {**cast("dict[str, Any]", SUM["kwargs"]), "max_turns": 3}},
+        **(SUM | {"kwargs": SUM["kwargs"] | {"max_turns": 3}}),
     )
     assert rewards(turns) == [0.0, 1.0]
     with pytest.raises(HandlerError, match="use the environment skyrl_gym_code"):

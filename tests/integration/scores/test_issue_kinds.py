@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from farm.records.request import SandboxSpec
 from tests.conftest import absent
 from tests.integration.scores.issue_project import bundle_of
 from workers.evaluators.issues.issue_rows import IssueRow

@@ -17,7 +17,7 @@ from workers.sandboxes.images.builder import BUILD_S, N_LINES, is_passing
 from workers.sandboxes.images.dockerfile.build_place import BuildPlace, StartBuild
 from workers.sandboxes.images.dockerfile.copying import copy_into
 from workers.sandboxes.images.dockerfile.plan import PlannedStage
-from workers.sandboxes.images.dockerfile.steps import FromStage, MakeFolder, RunProgram, Step
+from workers.sandboxes.images.dockerfile.steps import BuildStep, FromStage, MakeFolder, RunProgram
 from workers.sandboxes.images.dockerfile.user_names import Account, account_of
 from workers.sandboxes.images.image_cache import ROOT, cached, held
 from workers.sandboxes.images.layered_image import Image
@@ -72,7 +72,7 @@ class _Build:
 class LayerSource:
     """One layer: what a step makes in the files below it. See `workers.sandboxes.images.image_cache.ImageSource`."""
 
-    step: Step
+    step: BuildStep
     below: Image
     start: StartBuild = field(compare=False)
     image_of: Callable[[FromStage], Image] = field(compare=False)

@@ -20,6 +20,7 @@ from workers.sandboxes.images.dockerfile.instructions import (
     without_heredocs,
 )
 from workers.sandboxes.images.dockerfile.steps import (
+    BuildStep,
     CopyFiles,
     FromContext,
     FromStage,
@@ -27,7 +28,6 @@ from workers.sandboxes.images.dockerfile.steps import (
     MakeFolder,
     RunProgram,
     Source,
-    Step,
     step_of,
 )
 from workers.sandboxes.images.dockerfile.variables import Expansion
@@ -52,7 +52,7 @@ class PlannedStage:
     stage: BuildStage
     base: Image
     parent: int | None
-    steps: tuple[Step, ...]
+    steps: tuple[BuildStep, ...]
     config: ImageConfig
     key: str
 
@@ -92,7 +92,7 @@ class _State:
     parent: int | None
     key: str
     config: ImageConfig
-    steps: list[Step] = field(default_factory=list)
+    steps: list[BuildStep] = field(default_factory=list)
     arguments: dict[str, str] = field(default_factory=dict)
     has_command: bool = False
 

@@ -77,7 +77,7 @@ class MakeFolder:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class BuildStep:
     """The part of a build that one instruction asks for; `key` names its layer by all that goes into it.
 
     So do the layers below it.
@@ -95,9 +95,9 @@ class Step:
         return f"{self.instruction.name} {short}"
 
 
-def step_of(instruction: Instruction, work: RunProgram | CopyFiles | MakeFolder, below: str, owner: int) -> Step:
+def step_of(instruction: Instruction, work: RunProgram | CopyFiles | MakeFolder, below: str, owner: int) -> BuildStep:
     """Return a step on layers that `below` names, in images that belong to a user of the node."""
-    return Step(instruction, work, digest("dockerfile layer", _FORMAT, below, owner, _content_of(work)))
+    return BuildStep(instruction, work, digest("dockerfile layer", _FORMAT, below, owner, _content_of(work)))
 
 
 def _content_of(work: RunProgram | CopyFiles | MakeFolder) -> list[object]:
