@@ -21,7 +21,11 @@ def counting_reward(score: Score, what: str, rule: str | Mapping[str, float] = "
     if isinstance(rule, str) and rule:
         return _named(score, what, rule)
     if not isinstance(rule, str):
-        return math.fsum(weight * _named(score, what, key) for key, weight in rule.items())
+        try:
+            return math.fsum(weight * _named(score, what, key) for key, weight in rule.items())
+        except (OverflowError, ValueError):
+            # beyond what a float holds, or infinite both ways
+            return math.nan
     left_out = isinstance(score.value, float) and math.isnan(score.value)
     if not (left_out and score.rewards):
         return score.value

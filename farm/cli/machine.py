@@ -81,7 +81,7 @@ def node(options: tuple[str, ...]) -> None:
 @click.argument("options", nargs=-1, type=click.UNPROCESSED)
 @plain_errors
 def images(options: tuple[str, ...]) -> None:
-    """Build sandbox images, or list and prune those in the cache: build, list, prune, pull."""
+    """Build sandbox images, name, list and prune them: alias, build, list, prune, pull."""
     become("workers.cli.images", options)
 
 

@@ -95,8 +95,14 @@ def submit(
                 raise click.UsageError(
                     "--map, --data-source and --deduplicate are for rows of a data set: give --as FORM"
                 )
-            # a folder of tasks is read once the farm that takes their archives is there
-            problems = request_files.InstanceFile(str(file)) if file.is_dir() else request_files.read_problems(file)
+            if file.is_dir():
+                # its tasks are read once the farm that takes their archives is there
+                from farm.tasks.harbor_folder import task_paths
+
+                task_paths(file)
+                problems = request_files.InstanceFile(str(file))
+            else:
+                problems = request_files.read_problems(file)
         elif file.is_dir():
             raise click.UsageError(f"{file} is a folder of tasks, which are read as they are: leave --as out")
         else:

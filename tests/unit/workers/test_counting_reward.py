@@ -36,6 +36,8 @@ def test_one_counts(score: Score, rule: Any, value: float) -> None:
         (Score(rewards=BOTH), "speed", "no reward 'speed', which the batch counts; it gave 'style', 'tests'"),
         (Score(1.0), "tests", "no reward 'tests'.*none by name"),
         (Score(rewards=BOTH), {"tests": 1.0, "speed": 1.0}, "no reward 'speed'"),
+        (Score(rewards={"a": 1e308, "b": 1e308}), {"a": 10, "b": -10}, "nan as the reward"),
+        (Score(rewards={"a": 1e308}), {"a": 10}, "as the reward"),
         (Score(rewards={"tests": math.nan}), "tests", "nan as the reward 'tests'"),
         (Score(rewards={"tests": True}), "tests", "True as the reward 'tests'"),
         (Score(1.0, rewards={"tests": math.inf}), "", "inf as the reward 'tests'"),

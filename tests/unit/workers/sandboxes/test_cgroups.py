@@ -66,7 +66,7 @@ def test_controllers_are_handed_down(given: Path) -> None:
     state = settings().scratch / "sandboxes/.ready.key.one"
     state.mkdir()
     group = Path(cgroups.make(state, 100, 10))
-    assert (given / "cgroup.subtree_control").read_text() == "+memory +pids"
+    assert (given / "cgroup.subtree_control").read_text() == "+memory +pids +cpu"
     assert (parent / "cgroup.subtree_control").read_text() == "+memory"
     assert group.parent == parent
     assert cgroups.of(state) == str(group)

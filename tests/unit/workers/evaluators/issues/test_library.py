@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import subprocess
 import sys
@@ -106,6 +107,7 @@ def test_the_library_passes_its_own_tests(folders: list[str]) -> None:
     tests = [str(path) for pattern in patterns for path in own.glob(f"test_{pattern}.py")]
     assert len(tests) >= 8
     program = _OWN_TESTS.format(folders=folders, tests=tests)
-    done = subprocess.run([sys.executable, "-B", "-c", program], capture_output=True, text=True, check=False)
+    env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    done = subprocess.run([sys.executable, "-B", "-c", program], env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"^[4-9]\d passed", done.stdout, re.MULTILINE), done.stdout
