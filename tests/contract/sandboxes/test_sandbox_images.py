@@ -208,7 +208,9 @@ def test_a_registry(start: Start, run: Run, small_image: Path, apptainer: Path) 
 
 
 def test_a_registry_that_cannot_be_reached_may_be_later(start: Start, apptainer: Path) -> None:
-    with pytest.raises(ImageError, match=r"docker://127\.0\.0\.1:1/x/y could not be built: .*refused") as raised:
+    with pytest.raises(
+        ImageError, match=r"docker://127\.0\.0\.1:1/x/y could not be built; .* name a \.sif .*refused"
+    ) as raised:
         start(image="docker://127.0.0.1:1/x/y")
     assert raised.value.retryable
 
