@@ -42,9 +42,10 @@ def packed(name: str, max_bytes: int) -> tuple[bytes, int] | None:
     sink = _Sink(max_bytes, ours)
     with _job("pack", files_of(name), theirs, max_bytes * _UNPACKED) as refused:
         sink.run()
-    if sink.n_bytes > max_bytes * _UNPACKED or sink.beyond:
-        return None
-    if reason := refused():
+        if sink.n_bytes > max_bytes * _UNPACKED or sink.beyond:
+            return None
+        reason = refused()
+    if reason:
         if reason.startswith("LayerRefused"):
             return None
         raise SandboxError(f"layer {name} cannot be packed: {reason}")
@@ -93,7 +94,8 @@ def unpack(name: str, data: bytes, max_bytes: int) -> None:
                     stream.write(chunk)
             with contextlib.suppress(OSError):
                 ours.shutdown(socket.SHUT_WR)
-        if reason := refused():
+            reason = refused()
+        if reason:
             raise SandboxError(f"layer {name} cannot be unpacked: {reason}")
     except zstandard.ZstdError as error:
         remove(new)
@@ -113,8 +115,8 @@ def copy(files: Path, name: str, max_bytes: int) -> None:
             _job("pack", files, one, max_bytes) as packing,
             _job("unpack", new / "files", other, max_bytes) as unpacking,
         ):
-            pass
-        if reason := packing() or unpacking():
+            reason = packing() or unpacking()
+        if reason:
             raise SandboxError(f"the files of a sandbox cannot be copied: {reason}")
     except BaseException:
         remove(new)
@@ -126,25 +128,27 @@ def restore(name: str, rule: Mapping[str, Sequence[str]]) -> None:
     """Leave out of a layer what a rule of `layer_files.restore` names. Blocks. Raises SandboxError."""
     ours, theirs = socket.socketpair()
     data = json.dumps({key: list(value) for key, value in rule.items()}).encode()
-    with (
-        _job("restore", files_of(name), theirs, 0) as refused,
-        ours,
-        contextlib.suppress(BrokenPipeError, ConnectionResetError),
-    ):
-        ours.sendall(data)
-        ours.shutdown(socket.SHUT_WR)
-    if reason := refused():
+    with _job("restore", files_of(name), theirs, 0) as refused:
+        with ours, contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            ours.sendall(data)
+            ours.shutdown(socket.SHUT_WR)
+        reason = refused()
+    if reason:
         raise SandboxError(f"layer {name} cannot be restored: {reason}")
 
 
 @contextlib.contextmanager
 def _job(action: str, folder: Path, theirs: socket.socket, max_bytes: int) -> Iterator[Callable[[], str]]:
-    """A request to the fork server while the block moves the bytes; yields what then returns why it was refused."""
+    """A request to the fork server while the block moves the bytes; yields what then returns why it was refused.
+
+    The job ends with the block at the latest.
+    """
     job = {"do": "layer", "action": action, "folder": str(folder), "user": sandbox_user(), "max_bytes": max_bytes}
     with theirs:
         answers = fork_client().request(job, [theirs.fileno()])
     # a child that hangs is killed when nobody listens any more, and the block's stream ends with it
     timer = threading.Timer(PACK_S, answers.close)
+    timer.daemon = True
     timer.start()
 
     def refused() -> str:
@@ -152,14 +156,10 @@ def _job(action: str, folder: Path, theirs: socket.socket, max_bytes: int) -> It
             message, _ = answers.wait(PACK_S) or ({"error": "no answer"}, [])
         except (OSError, ValueError):
             return f"it took longer than {PACK_S:g} s"
-        finally:
-            timer.cancel()
-            answers.close()
         return "" if "done" in message else str(message.get("refused") or message.get("error") or "it was killed")
 
     try:
         yield refused
-    except BaseException:
+    finally:
         timer.cancel()
         answers.close()
-        raise
