@@ -9,6 +9,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import pytest
 
+from farm.errors import RolloutError
 from farm.records.request import Limits, SamplingParams
 from farm.records.trajectory import ModelCall
 from tests.conftest import absent
@@ -46,6 +47,9 @@ def loop() -> Iterator[asyncio.Runner]:
                 runner.run(_close())
 
 
+_MOST_PLAYS = 3
+
+
 class EnvironmentPlay:
     """One play of an environment: how it ended, and what was recorded."""
 
@@ -63,11 +67,25 @@ class EnvironmentPlay:
             model="",
             agent=agent,
         )
-        self.policy = ScriptedPolicy(*script)
+        self._script = script
+        self._begin()
+
+    def _begin(self) -> None:
+        self.policy = ScriptedPolicy(*self._script)
         self.calls: dict[int, ModelCall] = {}
 
     async def score(self) -> float:
-        """Play and score it. Raises what the stages raise."""
+        """Play and score it. Raises what the stages raise, once the node was not short of memory by another test."""
+        for _ in range(_MOST_PLAYS - 1):
+            try:
+                return await self._scored()
+            except RolloutError as error:
+                if "node that ran short" not in str(error):
+                    raise
+                self._begin()
+        return await self._scored()
+
+    async def _scored(self) -> float:
         done = await run(self.job, self.policy, self._record, _keep)
         self.outcome = done.outcome
         self.submission = done.submission
