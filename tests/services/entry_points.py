@@ -35,4 +35,7 @@ def installed(project: Path, site: Path) -> Iterator[None]:
         yield
     finally:
         sys.path.remove(str(site))
+        for module in project.glob("*.py"):
+            # the next one to install it puts it elsewhere
+            sys.modules.pop(module.stem, None)
         plugins.installed.cache_clear()
