@@ -49,11 +49,16 @@ def own_seconds() -> str:
 
 
 def processes_with(text: str) -> list[str]:
-    """Command lines of living processes of this machine in which a text occurs."""
+    """Command lines of living processes of this machine in which a text occurs.
+
+    One in uninterruptible sleep is left out: whoever asks about it may wait as long as it does.
+    """
     result = []
     for entry in Path("/proc").iterdir():
         try:
-            if entry.name.isdigit() and text.encode() in (line := (entry / "cmdline").read_bytes()):
+            if not entry.name.isdigit() or (entry / "stat").read_text().rpartition(")")[2].split()[0] == "D":
+                continue
+            if text.encode() in (line := (entry / "cmdline").read_bytes()):
                 result.append(line.replace(b"\0", b" ").decode(errors="replace"))
         except OSError:
             continue
