@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import signal
 import subprocess
 import sys
@@ -59,6 +60,9 @@ def test_all_that_carry_a_mark_are_found_and_killed() -> None:
     assert tagged_processes(mark) == []
 
 
+_PR_SET_CHILD_SUBREAPER = 36
+
+
 def asleep(mark: str) -> int:
     """Return how many of the processes with a mark are `sleep`."""
     n = 0
@@ -69,13 +73,18 @@ def asleep(mark: str) -> int:
     return n
 
 
+def _reap() -> None:
+    """Let orphans become this process's children, as those of a sandbox become its first process's."""
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
 def test_only_the_lineage_is_killed_whichever_thread_forked_it() -> None:
     mark = new_tag()
     fork = "import subprocess, threading; threading.Thread(target=lambda: subprocess.run(['sleep', '60'])).start()"
     script = f'setsid {sys.executable} -c "{fork}" & sleep 60 & echo up; wait'
     env = {MARK: mark, "PATH": "/usr/bin:/bin"}
     with (
-        subprocess.Popen(["bash", "-c", f"({script})"], env=env, stdout=subprocess.PIPE) as reaper,
+        subprocess.Popen(["bash", "-c", f"({script})"], env=env, stdout=subprocess.PIPE, preexec_fn=_reap) as reaper,
         subprocess.Popen(["sleep", "60"], env=env) as other,
     ):
         assert reaper.stdout
