@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any
 
@@ -13,11 +14,12 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from farm import metrics
-from farm.api import archive_routes, batches, engines, openapi, rollouts, runs
+from farm.api import archive_routes, batches, engines, openapi, protocols, rollouts, runs
 from farm.api.auth import HEALTH, KeyMiddleware
 from farm.api.connections import ConnectionLimits, RequestBodyLimit
 from farm.api.endpoints import Endpoints, refusal
 from farm.api.openapi import TEXT, Described, EndpointDescription
+from farm.api.protocols import ProtocolSwitch, SpokenProtocol
 from farm.client.http_errors import ProblemDetails
 from farm.records.node import Node
 from farm.settings import settings
@@ -39,8 +41,18 @@ ENDPOINTS: Described = {
 }
 
 
-def application(endpoints: Endpoints, key: str, bounds: ConnectionLimits) -> ASGIApp:
-    """Return the API's ASGI application, with authentication and connection limits."""
+def application(
+    endpoints: Endpoints, key: str, bounds: ConnectionLimits, speak: Sequence[SpokenProtocol] = ()
+) -> ASGIApp:
+    """Return the API's ASGI application, with other protocols, authentication and connection limits."""
+    apps = [(each, protocols.application(endpoints, each.protocol)) for each in speak]
+    by_name = {each.name: app for each, app in apps}
+    by_port = {each.port: app for each, app in apps if each.port}
+    switch = ProtocolSwitch(_own_verbs(endpoints), by_name, by_port)
+    return KeyMiddleware(RequestBodyLimit(switch, bounds), key)
+
+
+def _own_verbs(endpoints: Endpoints) -> ASGIApp:
     numbers = metrics.registry(endpoints.farm.store, settings().node_timeout_s)
     name = {"name": "rollout farm", "version": version("rollout-farm"), "description": "/openapi.json"}
     inner = Starlette(
@@ -62,7 +74,7 @@ def application(endpoints: Endpoints, key: str, bounds: ConnectionLimits) -> ASG
         exception_handlers={404: _not_there, 405: _not_so},
     )
     inner.router.redirect_slashes = False
-    return KeyMiddleware(RequestBodyLimit(inner, bounds), key)
+    return inner
 
 
 async def _not_there(request: Request, error: Exception) -> Response:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -48,35 +49,48 @@ def no_findings() -> Sequence[Any]:
     return ()
 
 
+Refuse = Callable[[ProblemDetails, Mapping[str, str] | None], Response]
+"""A function that words a problem as a protocol's own error response, with further headers."""
+
+
 class Endpoints:
-    """Endpoints that answer requests from the store of a farm."""
+    """Endpoints that answer requests from the store of a farm; `refuse` words their errors."""
 
     def __init__(self, farm: LocalFarm, examine: Examine = no_findings) -> None:
         self.farm = farm
         self.examine = examine
+        self.refuse: Refuse = refusal
         self._hints = BatchWaiters(farm.signals)
         self._threads = ThreadPoolExecutor(N_THREADS, thread_name_prefix="answer")
         # a health check must not wait behind requests that wait for the database
         self._health = ThreadPoolExecutor(1, thread_name_prefix="health")
 
+    def refusing(self, refuse: Refuse) -> Endpoints:
+        """Return the same endpoints, of the same threads, with errors in another protocol's words."""
+        other = copy.copy(self)
+        other.refuse = refuse
+        return other
+
+    def route(self, method: str, path: str, answer: Callable[[ApiRequest], Awaitable[Any]]) -> Route:
+        """Return the route of a coroutine, which leaves to `run` what waits for the database."""
+        return Route(path, self._endpoint(answer), methods=[method])
+
     def get(self, path: str, answer: Answer) -> Route:
         """Return the route of a GET request, which changes nothing."""
-        return Route(path, self._endpoint(lambda request: self._run(answer, request)), methods=["GET"])
+        return self.route("GET", path, lambda request: self.run(answer, request))
 
     def post(self, path: str, answer: Answer) -> Route:
         """Return the route of a POST request, which makes changes."""
-        return Route(path, self._endpoint(lambda request: self._run(answer, request)), methods=["POST"])
+        return self.route("POST", path, lambda request: self.run(answer, request))
 
     def poll(self, path: str, begin: Callable[[ApiRequest], LongPoll]) -> Route:
         """Return the route of a GET request that is answered once its result is settled."""
 
         async def answer(request: ApiRequest) -> Any:
             wanted = begin(request)
-            return await self._hints.wait_until(
-                wanted.batch_id, lambda: self._run(wanted.ask), wanted.settled, wanted.wait_s
-            )
+            return await self.wait_until(wanted)
 
-        return Route(path, self._endpoint(answer), methods=["GET"])
+        return self.route("GET", path, answer)
 
     def health(self, path: str) -> Route:
         """Return the route of the health check, which fails if the database does not answer."""
@@ -90,7 +104,17 @@ class Endpoints:
                 raise StoreUnavailable("the database does not answer") from None
             return {"status": "ok"}
 
-        return Route(path, self._endpoint(answer), methods=["GET"])
+        return self.route("GET", path, answer)
+
+    async def wait_until(self, wanted: LongPoll) -> Any:
+        """Return the result of a query once it is settled, or as it is when its time is over."""
+        return await self._hints.wait_until(
+            wanted.batch_id, lambda: self.run(wanted.ask), wanted.settled, wanted.wait_s
+        )
+
+    async def run(self, call: Callable[..., T], *arguments: Any) -> T:
+        """Return the result of a function that is run in a thread."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, call, *arguments)
 
     def close(self) -> None:
         """Answer all long polls; later ones are answered without waiting."""
@@ -99,25 +123,22 @@ class Endpoints:
     def _ask_store(self) -> None:
         self.farm.store.read(lambda connection: connection.execute(text("SELECT 1")).scalar_one(), _HEALTH_S[0])
 
-    async def _run(self, call: Callable[..., T], *arguments: Any) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, call, *arguments)
-
     def _endpoint(self, answer: Callable[[ApiRequest], Awaitable[Any]]) -> Callable[[Request], Awaitable[Response]]:
         async def endpoint(request: Request) -> Response:
             try:
                 result = await answer(await read_request(request))
                 if isinstance(result, Response):
                     return result
-                return Response(await self._run(serialization.written, result), media_type="application/json")
+                return Response(await self.run(serialization.written, result), media_type="application/json")
             except RequestRejected as refused:
                 # what is left of the request is not read
-                return refusal(refused.problem, {"connection": "close"})
+                return self.refuse(refused.problem, {"connection": "close"})
             except ClientDisconnect:
                 # no client is left to read it
                 return Response(status_code=499)
             except Exception as error:
                 again = {"retry-after": "1"} if isinstance(error, ServiceError) else None
-                return refusal(problem_of(error), again)
+                return self.refuse(problem_of(error), again)
 
         return endpoint
 

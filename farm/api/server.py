@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import uvicorn
@@ -11,6 +11,7 @@ import uvicorn
 from farm.api.app import application
 from farm.api.connections import ConnectionLimits, TimedConnection
 from farm.api.endpoints import Endpoints, Examine, no_findings
+from farm.api.protocols import SpokenProtocol
 from farm.client.local import LocalFarm
 
 WAIT_TIMEOUT_S = 5.0
@@ -26,10 +27,15 @@ class ApiServer(uvicorn.Server):
     """A server that reports when it listens, and answers all waiting requests when it ends."""
 
     def __init__(
-        self, endpoints: Endpoints, key: str, listening: Callable[[], None], bounds: ConnectionLimits = _BOUNDS
+        self,
+        endpoints: Endpoints,
+        key: str,
+        listening: Callable[[], None],
+        bounds: ConnectionLimits = _BOUNDS,
+        speak: Sequence[SpokenProtocol] = (),
     ) -> None:
         config = uvicorn.Config(
-            application(endpoints, key, bounds),
+            application(endpoints, key, bounds, speak),
             http=partial(TimedConnection, bounds),  # type: ignore[arg-type]
             ws="none",
             lifespan="off",
@@ -53,10 +59,15 @@ class ApiServer(uvicorn.Server):
 
 
 def serve(
-    farm: LocalFarm, listener: socket.socket, key: str, listening: Callable[[], None], examine: Examine = no_findings
+    farm: LocalFarm,
+    listeners: Sequence[socket.socket],
+    key: str,
+    listening: Callable[[], None],
+    examine: Examine = no_findings,
+    speak: Sequence[SpokenProtocol] = (),
 ) -> None:
     """Serve until a signal stops it; requests in flight are still answered.
 
-    `examine` is what `/v1/doctor` answers with.
+    `examine` is what `/v1/doctor` answers with; `listeners` are those of `speak` as well.
     """
-    ApiServer(Endpoints(farm, examine), key, listening).run(sockets=[listener])
+    ApiServer(Endpoints(farm, examine), key, listening, speak=speak).run(sockets=list(listeners))

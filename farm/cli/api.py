@@ -17,15 +17,23 @@ PORT = 8600
 @click.option("--host", default="127.0.0.1", show_default=True, help="Where to listen.")
 @click.option("--port", type=click.IntRange(0, 65535), default=PORT, show_default=True, help="0 takes a free one.")
 @click.option("--url", help="The farm: a database URL or the folder of an embedded farm. Default: FARM_*.")
+@click.option(
+    "--speak",
+    multiple=True,
+    metavar="NAME[=PORT],…",
+    help="Protocols of other systems to speak as well: below /NAME/, and at the root of a PORT of its own.",
+)
 @plain_errors
 @runs_farm
-def api(host: str, port: int, url: str | None) -> None:
+def api(host: str, port: int, url: str | None, speak: tuple[str, ...]) -> None:
     """Serve the farm over HTTP until Ctrl-C.
 
     farm.connect("http://HOST:PORT") uses it. It is stateless: any number may run on one database, and each may be
     killed at any moment. Requests must carry the farm's key: FARM_API_KEY, else the one in FARM_HOME, which is made if
     there is none and which clients of the same user find. TLS is left to a reverse proxy.
     """
+    from farm.api.protocols import SpokenProtocol
+    from farm.api.protocols import spoken as protocol
     from farm.api.server import WAIT_TIMEOUT_S, serve
     from farm.cli.doctor import examine_farm
     from farm.cli.listening import bind, url_of
@@ -34,11 +42,25 @@ def api(host: str, port: int, url: str | None) -> None:
     from farm.notifications import Signals
     from farm.settings import settings
 
+    spoken: list[SpokenProtocol] = [protocol(name, own_port) for name, own_port in _names(speak)]
     key = own_key(settings())
     # the server ends by a signal, and hands it on when it has
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with contextlib.suppress(KeyboardInterrupt), bind(host, port) as listener:
+    with contextlib.suppress(KeyboardInterrupt), contextlib.ExitStack() as sockets:
+        listener = sockets.enter_context(bind(host, port))
+        listeners = [listener, *(sockets.enter_context(bind(host, each.port)) for each in spoken if each.port)]
         store, broker_url = open_store(url, WAIT_TIMEOUT_S)
         with contextlib.closing(LocalFarm(store, Signals(broker_url), settings().max_open)) as farm:
             examine = partial(examine_farm, settings(), store.url, broker_url)
-            serve(farm, listener, key, lambda: click.echo(url_of(listener)), lambda: list(examine()))
+            serve(farm, listeners, key, lambda: click.echo(url_of(listener)), lambda: list(examine()), spoken)
+
+
+def _names(speak: tuple[str, ...]) -> list[tuple[str, int]]:
+    """Return (name, port) of each `NAME[=PORT]`; port 0 is none."""
+    result = []
+    for part in ",".join(speak).split(",") if speak else ():
+        name, has_port, port = part.strip().partition("=")
+        if has_port and not (port.isdecimal() and 0 < int(port) < 65536):
+            raise click.UsageError(f"--speak {part}: the port must be a number from 1 to 65535")
+        result.append((name, int(port) if has_port else 0))
+    return result

@@ -1,0 +1,84 @@
+"""Protocols of other systems that the API speaks beside its own verbs: each a folder here, found by entry point.
+
+A protocol is served below `/NAME/`, and from the root of a port of its own. Its requests show the same keys, have the
+same bounds and change the same store; its errors have the shape that its own clients read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from farm.api.endpoints import Endpoints, Refuse
+from farm.client.http_errors import ProblemDetails
+from farm.plugins import load
+
+PROTOCOLS = "farm.protocols"
+"""The group of their entry points."""
+
+
+@dataclass(frozen=True, slots=True)
+class WireProtocol:
+    """The routes of a protocol, and how it words a refusal."""
+
+    routes: Callable[[Endpoints], Sequence[BaseRoute]]
+    refuse: Refuse
+
+
+@dataclass(frozen=True, slots=True)
+class SpokenProtocol:
+    """A protocol by name that is served; at the root of `port` as well, if that is not 0."""
+
+    name: str
+    protocol: WireProtocol
+    port: int = 0
+
+
+def spoken(name: str, port: int = 0) -> SpokenProtocol:
+    """Return an installed protocol. Raises NotFound, with the names there are."""
+    return SpokenProtocol(name, cast(WireProtocol, load(PROTOCOLS, name)), port)
+
+
+def application(endpoints: Endpoints, protocol: WireProtocol) -> ASGIApp:
+    """Return the ASGI application of one protocol."""
+
+    async def refuse(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        kind = "NotFound" if error.status_code == 404 else "NotAllowed"
+        place = f"{request.method} {request.url.path}"
+        return protocol.refuse(ProblemDetails(error.status_code, kind, f"there is no {ascii(place)[1:-1][:200]}"), None)
+
+    inner = Starlette(
+        routes=list(protocol.routes(endpoints.refusing(protocol.refuse))), exception_handlers={404: refuse, 405: refuse}
+    )
+    inner.router.redirect_slashes = False
+    return inner
+
+
+class ProtocolSwitch:
+    """Passes a request to the protocol of its port or of the first part of its path, else to the API's own verbs."""
+
+    def __init__(self, own: ASGIApp, by_name: Mapping[str, ASGIApp], by_port: Mapping[int, ASGIApp]) -> None:
+        self._own = own
+        self._by_name = by_name
+        self._by_port = by_port
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        _, port = scope.get("server") or ("", 0)
+        if (app := self._by_port.get(port)) is not None:
+            await app(scope, receive, send)
+            return
+        name = scope["path"].removeprefix("/").partition("/")[0]
+        if (app := self._by_name.get(name)) is not None:
+            scope = {**scope, "path": scope["path"][len(name) + 1 :] or "/"}
+            await app(scope, receive, send)
+            return
+        await self._own(scope, receive, send)
