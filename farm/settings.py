@@ -100,6 +100,9 @@ class Settings(BaseSettings):
     """Pause before a failed attempt is tried again; doubles each time, up to a minute."""
     max_open: int = Field(default=1_000_000, ge=1)
     """Rollouts of all batches that may be submitted and not have ended: a submit beyond it is refused, for now."""
+    prorl_timeout_s: float = Field(default=300.0, gt=0, le=86_400)
+    """The `--timeout` of ProRL's server, where the API speaks its protocol: seconds that a play may take. A request
+    waits for twice that and 10 s more."""
     audit_s: float = 30.0
     """The leading dispatcher checks the invariants of one open batch each so often, in turn; 0 switches it off."""
     sandbox_user: str = "nobody"

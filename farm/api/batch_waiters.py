@@ -14,7 +14,8 @@ from farm.notifications import ENDED, Signals
 T = TypeVar("T")
 
 _LISTEN_S = 0.5
-_POLL_S = 0.5
+POLL_S = 0.5
+"""Seconds between two queries of a waiting request that no notification wakes."""
 
 
 class BatchWaiters:
@@ -27,7 +28,12 @@ class BatchWaiters:
         self._thread: threading.Thread | None = None
 
     async def wait_until(
-        self, batch_id: str, ask: Callable[[], Awaitable[T]], settled: Callable[[T], bool], wait_s: float
+        self,
+        batch_id: str,
+        ask: Callable[[], Awaitable[T]],
+        settled: Callable[[T], bool],
+        wait_s: float,
+        poll_s: float = POLL_S,
     ) -> T:
         """Return the result once it is `settled`, or as it is when the time is over or this process ends."""
         self._listen()
@@ -43,7 +49,7 @@ class BatchWaiters:
                 if settled(result) or left_s <= 0 or self._closed.is_set():
                     return result
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(min(_POLL_S, left_s)):
+                    async with asyncio.timeout(min(poll_s, left_s)):
                         await hint.wait()
         finally:
             self._waiting[batch_id].discard(hint)

@@ -14,7 +14,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from farm.api.batch_waiters import BatchWaiters
+from farm.api.batch_waiters import POLL_S, BatchWaiters
 from farm.api.schemas import ApiRequest, RequestRejected, read_request
 from farm.client import serialization
 from farm.client.http_errors import ProblemDetails, problem_of
@@ -38,6 +38,8 @@ class LongPoll:
     ask: Callable[[], Any]
     settled: Callable[[Any], bool]
     wait_s: float
+    poll_s: float = POLL_S
+    """Seconds between two queries if no notification comes."""
 
 
 Examine = Callable[[], Sequence[Any]]
@@ -54,10 +56,14 @@ Refuse = Callable[[ProblemDetails, Mapping[str, str] | None], Response]
 
 
 class Endpoints:
-    """Endpoints that answer requests from the store of a farm; `refuse` words their errors."""
+    """Endpoints that answer requests from the store of a farm; `refuse` words their errors.
 
-    def __init__(self, farm: LocalFarm, examine: Examine = no_findings) -> None:
+    `strict_compat` has other systems' protocols answer as those systems do even where that is a fault of theirs.
+    """
+
+    def __init__(self, farm: LocalFarm, examine: Examine = no_findings, strict_compat: bool = False) -> None:
         self.farm = farm
+        self.strict_compat = strict_compat
         self.examine = examine
         self.refuse: Refuse = refusal
         self._hints = BatchWaiters(farm.signals)
@@ -71,17 +77,22 @@ class Endpoints:
         other.refuse = refuse
         return other
 
-    def route(self, method: str, path: str, answer: Callable[[ApiRequest], Awaitable[Any]]) -> Route:
-        """Return the route of a coroutine, which leaves to `run` what waits for the database."""
-        return Route(path, self._endpoint(answer), methods=[method])
+    def route(
+        self, method: str, path: str, answer: Callable[[ApiRequest], Awaitable[Any]], takes_body: bool = True
+    ) -> Route:
+        """Return the route of a coroutine, which leaves to `run` what waits for the database.
+
+        A POST that takes no body need not be declared to be JSON; a body that it has all the same is not read.
+        """
+        return Route(path, self._endpoint(answer, takes_body), methods=[method])
 
     def get(self, path: str, answer: Answer) -> Route:
         """Return the route of a GET request, which changes nothing."""
         return self.route("GET", path, lambda request: self.run(answer, request))
 
-    def post(self, path: str, answer: Answer) -> Route:
+    def post(self, path: str, answer: Answer, takes_body: bool = True) -> Route:
         """Return the route of a POST request, which makes changes."""
-        return self.route("POST", path, lambda request: self.run(answer, request))
+        return self.route("POST", path, lambda request: self.run(answer, request), takes_body)
 
     def poll(self, path: str, begin: Callable[[ApiRequest], LongPoll]) -> Route:
         """Return the route of a GET request that is answered once its result is settled."""
@@ -109,7 +120,7 @@ class Endpoints:
     async def wait_until(self, wanted: LongPoll) -> Any:
         """Return the result of a query once it is settled, or as it is when its time is over."""
         return await self._hints.wait_until(
-            wanted.batch_id, lambda: self.run(wanted.ask), wanted.settled, wanted.wait_s
+            wanted.batch_id, lambda: self.run(wanted.ask), wanted.settled, wanted.wait_s, wanted.poll_s
         )
 
     async def run(self, call: Callable[..., T], *arguments: Any) -> T:
@@ -123,10 +134,12 @@ class Endpoints:
     def _ask_store(self) -> None:
         self.farm.store.read(lambda connection: connection.execute(text("SELECT 1")).scalar_one(), _HEALTH_S[0])
 
-    def _endpoint(self, answer: Callable[[ApiRequest], Awaitable[Any]]) -> Callable[[Request], Awaitable[Response]]:
+    def _endpoint(
+        self, answer: Callable[[ApiRequest], Awaitable[Any]], takes_body: bool
+    ) -> Callable[[Request], Awaitable[Response]]:
         async def endpoint(request: Request) -> Response:
             try:
-                result = await answer(await read_request(request))
+                result = await answer(await read_request(request, takes_body))
                 if isinstance(result, Response):
                     return result
                 return Response(await self.run(serialization.written, result), media_type="application/json")

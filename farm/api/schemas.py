@@ -58,9 +58,10 @@ class ApiRequest:
             raise InvalidRequest(f"is not JSON: {error}", field="body") from None
 
 
-async def read_request(request: HttpRequest) -> ApiRequest:
+async def read_request(request: HttpRequest, takes_body: bool = True) -> ApiRequest:
     """Read a request. Raises RequestRejected for a body that is too large, or declared to be no JSON."""
-    return ApiRequest(request.path_params, dict(request.query_params), await _body(request))
+    data = await _body(request) if takes_body else b""
+    return ApiRequest(request.path_params, dict(request.query_params), data)
 
 
 async def _body(request: HttpRequest) -> bytes:

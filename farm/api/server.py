@@ -65,9 +65,11 @@ def serve(
     listening: Callable[[], None],
     examine: Examine = no_findings,
     speak: Sequence[SpokenProtocol] = (),
+    strict_compat: bool = False,
 ) -> None:
     """Serve until a signal stops it; requests in flight are still answered.
 
-    `examine` is what `/v1/doctor` answers with; `listeners` are those of `speak` as well.
+    `examine` is what `/v1/doctor` answers with; `listeners` are those of `speak` as well. `strict_compat` as in
+    Endpoints.
     """
-    ApiServer(Endpoints(farm, examine), key, listening, speak=speak).run(sockets=list(listeners))
+    ApiServer(Endpoints(farm, examine, strict_compat), key, listening, speak=speak).run(sockets=list(listeners))

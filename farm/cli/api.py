@@ -23,9 +23,15 @@ PORT = 8600
     metavar="NAME[=PORT],…",
     help="Protocols of other systems to speak as well: below /NAME/, and at the root of a PORT of its own.",
 )
+@click.option(
+    "--strict-compat",
+    is_flag=True,
+    help="Have these protocols answer as those systems do even where that is a fault of theirs; each page of "
+    "docs/protocols says where.",
+)
 @plain_errors
 @runs_farm
-def api(host: str, port: int, url: str | None, speak: tuple[str, ...]) -> None:
+def api(host: str, port: int, url: str | None, speak: tuple[str, ...], strict_compat: bool) -> None:
     """Serve the farm over HTTP until Ctrl-C.
 
     farm.connect("http://HOST:PORT") uses it. It is stateless: any number may run on one database, and each may be
@@ -52,7 +58,8 @@ def api(host: str, port: int, url: str | None, speak: tuple[str, ...]) -> None:
         store, broker_url = open_store(url, WAIT_TIMEOUT_S)
         with contextlib.closing(LocalFarm(store, Signals(broker_url), settings().max_open)) as farm:
             examine = partial(examine_farm, settings(), store.url, broker_url)
-            serve(farm, listeners, key, lambda: click.echo(url_of(listener)), lambda: list(examine()), spoken)
+            listening = partial(click.echo, url_of(listener))
+            serve(farm, listeners, key, listening, lambda: list(examine()), spoken, strict_compat)
 
 
 def _names(speak: tuple[str, ...]) -> list[tuple[str, int]]:

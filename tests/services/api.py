@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from farm.api.connections import ConnectionLimits
 from farm.api.endpoints import Endpoints
+from farm.api.protocols import spoken
 from farm.api.server import ApiServer
 from farm.cli.listening import bind, url_of
 from farm.client.local import LocalFarm
@@ -41,12 +42,19 @@ def shown_key() -> Iterator[None]:
 
 @contextmanager
 def served(
-    service: LocalFarm, key: str = KEY, around: Callable[[ASGIApp], ASGIApp] | None = None, **limits: Any
+    service: LocalFarm,
+    key: str = KEY,
+    around: Callable[[ASGIApp], ASGIApp] | None = None,
+    speak: Sequence[str] = (),
+    strict_compat: bool = False,
+    **limits: Any,
 ) -> Iterator[str]:
     """The URL of an API on a service, until the block ends. `around` puts something before it."""
     listener = bind("127.0.0.1", 0)
     ready = threading.Event()
-    server = ApiServer(Endpoints(service), key, ready.set, ConnectionLimits(**limits))
+    endpoints = Endpoints(service, strict_compat=strict_compat)
+    protocols = [spoken(name) for name in speak]
+    server = ApiServer(endpoints, key, ready.set, ConnectionLimits(**limits), protocols)
     if around is not None:
         server.config.app = around(server.config.app)  # type: ignore[arg-type]
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
@@ -81,11 +89,11 @@ class Loses:
 class RestartableApi:
     """`farm api` for the farm in a folder, at a port that stays its own: killed and started again, or terminated."""
 
-    def __init__(self, home: Path, log: Path, key: str) -> None:
+    def __init__(self, home: Path, log: Path, key: str, *options: str) -> None:
         [port] = free_ports(1)
         self._env = os.environ | {"FARM_HOME": str(home), "FARM_API_KEY": key}
         self.url = f"http://127.0.0.1:{port}"
-        self._command: list[str | Path] = [FARM, "api", "--url", home, "--port", str(port)]
+        self._command: list[str | Path] = [FARM, "api", "--url", home, "--port", str(port), *options]
         self._log = log
         self.process = self._started()
 
@@ -120,9 +128,9 @@ class RestartableApi:
 
 
 @contextmanager
-def mortal_api(home: Path, log: Path, key: str = KEY) -> Iterator[RestartableApi]:
+def mortal_api(home: Path, log: Path, key: str = KEY, *options: str) -> Iterator[RestartableApi]:
     """Killed at the end, if it still runs."""
-    api = RestartableApi(home, log, key)
+    api = RestartableApi(home, log, key, *options)
     try:
         yield api
     finally:

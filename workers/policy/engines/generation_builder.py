@@ -56,6 +56,11 @@ class GenerationBuilder:
         self.n_counted: Any = None
         """Number of sampled tokens that the engine reports."""
 
+    @property
+    def is_full(self) -> bool:
+        """True if there are as many ids as were requested."""
+        return self._max_tokens is not None and len(self.ids) >= self._max_tokens
+
     def saw(self, prompt: Any, *, as_sent: bool = False) -> None:
         """Set the prompt that the engine reports; `as_sent`: it equals the ids that were sent (see `without_echo`)."""
         if as_sent:

@@ -1,0 +1,61 @@
+"""Data sources of ProRL on handlers of the farm: by the names that its registry has, their aliases, and `stem…`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from farm.client.local import HANDLERS
+from farm.errors import UnknownHandler
+from farm.plugins import installed
+
+DEFAULT = "swebench"
+_HANDLERS = {
+    "swebench": "swe-bench",
+    "r2egym": "swe-bench",
+    "deepscaler": "answer",
+    "codecontests": "programs",
+    "apps": "programs",
+    "codeforces": "programs",
+    "taco": "programs",
+}
+_PREFIXES = {"deepcoder": "programs", "stem": "answer"}
+_NOT_PLAYED = {
+    "swebench_multimodal": "images in an issue",
+    "gui": "a browser",
+    "visual_browsing": "a browser",
+    "browsergym": "a browser",
+    "osworld": "a desktop",
+    "near": "search on the web",
+    "research": "search on the web",
+    "deep_research": "search on the web",
+    "prorl": "its own scorers",
+    "rStar": "its own scorers",
+    "tool_call": "its own scorers",
+    "if_eval": "its own scorers",
+    "llm_judge": "its own judge",
+}
+"""What they need, and the farm has no handler for."""
+_OF_THE_WIRE = ("data_source", "trajectory_id", "instance_id")
+
+
+def handler_of(data_source: str) -> str:
+    """Return the farm's handler for a data source. Raises UnknownHandler, naming those that are played."""
+    if data_source in _NOT_PLAYED:
+        raise UnknownHandler(f"data_source {data_source!r} needs {_NOT_PLAYED[data_source]}, which is not played here")
+    if data_source in _HANDLERS:
+        return _HANDLERS[data_source]
+    for prefix, handler in _PREFIXES.items():
+        if data_source.startswith(prefix):
+            return handler
+    if data_source in installed(HANDLERS):
+        return data_source
+    known = ", ".join(sorted({*_HANDLERS, *(f"{prefix}…" for prefix in _PREFIXES), *installed(HANDLERS)}))
+    raise UnknownHandler(f"Invalid dataset type or function not registered: {data_source!r}; played are: {known}")
+
+
+def fields_of(instance: Mapping[str, Any], data_source: str) -> dict[str, Any]:
+    """Return the fields of a farm's instance: rows as they are, and of the farm's own handlers their own fields."""
+    if data_source in _HANDLERS or data_source.startswith(tuple(_PREFIXES)):
+        return {name: value for name, value in instance.items() if name not in ("data_source", "trajectory_id")}
+    return {name: value for name, value in instance.items() if name not in _OF_THE_WIRE}

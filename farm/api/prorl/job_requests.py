@@ -1,0 +1,138 @@
+"""A request of `/process` as a batch of one rollout, and the ids by which it is found again."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import ValidationError
+
+from farm.api.prorl.data_sources import DEFAULT, fields_of, handler_of
+from farm.api.prorl.requests import ProcessRequest, SamplingMix
+from farm.client.request_checks import invalid
+from farm.errors import InvalidRequest
+from farm.records.request import BatchRequest, Limits
+
+_CHARS = 32
+_ENGINE = {"engine_url", "engine_model", "engine_key", "engine_tokenizer"}
+
+
+def sampling_of(request: ProcessRequest) -> SamplingMix:
+    """Return the checked `sampling_params`. Raises InvalidRequest naming each key that is refused."""
+    try:
+        return SamplingMix.model_validate(request.sampling_params)
+    except ValidationError as error:
+        raise invalid(error, "sampling_params") from None
+
+
+def content_of(request: ProcessRequest) -> str:
+    """Return a hash of what is asked for."""
+    return _hash([request.instance, request.sampling_params])
+
+
+def job_of(request: ProcessRequest) -> str:
+    """Return the id of a job within a session, for its idempotency key. Raises InvalidRequest.
+
+    Two samples of one instance differ by their `trajectory_id`: without it, and without a `job_id`, nobody can tell
+    one that is asked for again from another sample.
+    """
+    if request.job_id is not None:
+        return named_job(request.job_id)
+    if request.instance.get("trajectory_id") is None:
+        raise InvalidRequest(
+            "is missing, and so is job_id: one of them must tell samples of one instance apart",
+            field="instance.trajectory_id",
+        )
+    return content_of(request)
+
+
+def named_job(job_id: str) -> str:
+    """Return the id of a job that its client named."""
+    return _hash(["job", job_id])
+
+
+def key_of(prefix: str, job: str, server: str) -> str:
+    """Return the idempotency key of a job that is played on a server; jobs of other servers are other batches."""
+    return f"{prefix}{job}:{_hash(server)[:16]}"
+
+
+def server_of(request: ProcessRequest, servers: Sequence[str]) -> str:
+    """Return the server that plays a job: samples of an instance follow each other over the servers. "" if none."""
+    if not servers:
+        return ""
+    instance = request.instance
+    sample = instance.get("trajectory_id")
+    first = int(_hash([instance.get("instance_id"), None if "instance_id" in instance else instance])[:8], 16)
+    place = sample if isinstance(sample, int) else int(_hash([sample, request.job_id])[:8], 16)
+    return servers[(first + place) % len(servers)]
+
+
+def batch_request(
+    request: ProcessRequest, sampling: SamplingMix, server: str, key: str, play_s: float, metadata: Mapping[str, Any]
+) -> BatchRequest:
+    """Return the batch of one rollout. Raises InvalidRequest by the names of this protocol, and UnknownHandler."""
+    data_source = request.instance.get("data_source", DEFAULT)
+    if not isinstance(data_source, str):
+        raise InvalidRequest("is no text", field="instance.data_source")
+    instance: dict[str, Any] = {
+        "data_source": handler_of(data_source),
+        "fields": fields_of(request.instance, data_source),
+        "instance_id": _text(request.instance.get("instance_id")),
+    }
+    limits: dict[str, Any] = {
+        "run_s": play_s,
+        "max_turns": 1 if sampling.is_reasoning_task else sampling.max_iterations,
+    }
+    if sampling.max_model_len is not None:
+        limits["max_tokens"] = min(sampling.max_model_len, Limits().max_tokens)
+    values: dict[str, Any] = {
+        "instances": [instance],
+        "limits": limits,
+        "sampling": {
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k,
+            "seed": sampling.seed,
+            "max_tokens": sampling.max_output_tokens,
+        },
+        "idempotency_key": key,
+        "metadata": dict(metadata),
+    }
+    if sampling.enable_thinking is not None:
+        values["chat_template_kwargs"] = {"enable_thinking": sampling.enable_thinking}
+    if server:
+        values |= {
+            "engine_url": server,
+            "engine_model": sampling.model_name,
+            "engine_key": sampling.api_key or "",
+            "engine_tokenizer": sampling.custom_tokenizer or "",
+        }
+    else:
+        values["model"] = sampling.model_name
+    try:
+        return BatchRequest.model_validate(values)
+    except ValidationError as error:
+        raise named_as_sent(invalid(error)) from None
+
+
+def named_as_sent(error: InvalidRequest) -> InvalidRequest:
+    """Return the error with the fields of the batch by their names in this protocol."""
+    return InvalidRequest.of([(_sent(field), message) for field, message in error.complaints])
+
+
+def _sent(field: str) -> str:
+    if field.startswith("instances"):
+        rest = field.removeprefix("instances[0]").removeprefix(".")
+        return ".".join(filter(None, ["instance", rest.removeprefix("fields").removeprefix(".")]))
+    return f"sampling_params.{field}" if field.split(".")[0] in {"sampling", "limits", *_ENGINE} else field
+
+
+def _text(value: Any) -> str:
+    return "" if value is None else str(value)
+
+
+def _hash(value: Any) -> str:
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:_CHARS]

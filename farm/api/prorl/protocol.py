@@ -1,0 +1,150 @@
+"""The routes of the protocol, and its error shape: `{"detail": …}`, as FastAPI has it."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from starlette.responses import Response
+from starlette.routing import BaseRoute
+
+from farm.api.endpoints import Endpoints, LongPoll
+from farm.api.prorl.jobs import Job, Jobs
+from farm.api.prorl.requests import CancelRequest, LlmServerRequest, ProcessRequest
+from farm.api.protocols import WireProtocol
+from farm.api.schemas import ApiRequest, RequestRejected
+from farm.client import serialization
+from farm.client.http_errors import ProblemDetails
+from farm.errors import NotFound
+from farm.records.rollout import Stage, State
+from farm.settings import settings
+
+_CLIENT = re.compile(r"[A-Za-z0-9_-]{1,40}")
+_POLL_S = 2.0
+"""Seconds between two queries of a waiting `/process`: of hundreds that wait each is woken when its rollout ends."""
+
+
+def refuse(problem: ProblemDetails, headers: Mapping[str, str] | None = None) -> Response:
+    """Return the error response: of a body that is refused the faults by field, else one text."""
+    status = {("NotAllowed", 403): 400, ("InvalidRequest", 400): 422}.get(
+        (problem.kind, problem.status), problem.status
+    )
+    detail: Any = problem.message
+    if problem.kind == "InvalidRequest" and problem.field:
+        faults = [(problem.field, problem.message), *problem.more]
+        detail = [{"type": "value_error", "loc": _place(field), "msg": message} for field, message in faults]
+    return Response(serialization.written({"detail": detail}), status, headers, "application/json")
+
+
+def _place(field: str) -> list[str]:
+    return ["body"] if field in ("body", "request") else ["body", *field.split(".")]
+
+
+class _Routes:
+    """The verbs, on the endpoints of an API."""
+
+    def __init__(self, endpoints: Endpoints) -> None:
+        self._endpoints = endpoints
+
+    def routes(self) -> list[BaseRoute]:
+        """Return each verb twice: for the client without a name, and below the name of one."""
+        return [route for place in ("", "/{client}") for route in self._of(place)]
+
+    def _of(self, place: str) -> list[BaseRoute]:
+        endpoints = self._endpoints
+        return [
+            endpoints.post(f"{place}/start", self._start, takes_body=False),
+            endpoints.post(f"{place}/stop", self._stop, takes_body=False),
+            endpoints.get(f"{place}/status", self._status),
+            endpoints.post(f"{place}/add_llm_server", self._add),
+            endpoints.post(f"{place}/clear_llm_server", self._clear, takes_body=False),
+            endpoints.post(f"{place}/cancel", self._cancel),
+            endpoints.route("POST", f"{place}/process", self._process),
+        ]
+
+    def _jobs(self, request: ApiRequest) -> Jobs:
+        client = request.path.get("client", "")
+        if client and not _CLIENT.fullmatch(client):
+            raise NotFound("a client's name in the path has up to 40 of A-Z, a-z, 0-9, _ and -")
+        return Jobs(self._endpoints.farm, client)
+
+    def _start(self, request: ApiRequest) -> dict[str, str]:
+        self._jobs(request).start()
+        return {"status": "Server started successfully"}
+
+    def _stop(self, request: ApiRequest) -> dict[str, str]:
+        self._jobs(request).stop()
+        return {"status": "Server stopped successfully"}
+
+    def _status(self, request: ApiRequest) -> dict[str, Any]:
+        """Answer in the words of both servers, the one of processes and the one of threads."""
+        counts = self._jobs(request).counts()
+        n_open = sum(counts.values())
+        queued = {stage: counts.get((stage, State.QUEUED), 0) for stage in Stage}
+        active = {stage: counts.get((stage, State.ACTIVE), 0) for stage in Stage}
+        by_process = {"running": True, "jobs": n_open, **{stage.value: active[stage] for stage in Stage}}
+        by_thread = {f"{stage.value}_queue": queued[stage] for stage in Stage}
+        by_thread |= {f"active_{stage.value}": active[stage] for stage in Stage} | {"total": n_open}
+        return {"status": "running", "pending_jobs": n_open, **by_process, **by_thread}
+
+    def _add(self, request: ApiRequest) -> dict[str, str]:
+        address = request.parse_body(LlmServerRequest).address
+        session = self._jobs(request).add_server(address)
+        return {"status": f"{'Added' if session.running else 'Buffered'} LLM server address: {address}"}
+
+    def _clear(self, request: ApiRequest) -> dict[str, str]:
+        session = self._jobs(request).clear_servers()
+        words = "Cleared all LLM server addresses" if session.running else "Cleared buffered LLM server addresses"
+        return {"status": words}
+
+    def _cancel(self, request: ApiRequest) -> dict[str, str]:
+        job_id = request.parse_body(CancelRequest).job_id
+        try:
+            self._jobs(request).cancel(job_id)
+        except NotFound:
+            if not self._endpoints.strict_compat:
+                raise
+        return {"status": f"Cancel requested for job {job_id}"}
+
+    async def _process(self, request: ApiRequest) -> dict[str, Any]:
+        """Answer once the rollout has ended; no thread is held meanwhile.
+
+        A client that gives up, or whose API is killed, asks again and waits on for the same rollout.
+        """
+        endpoints = self._endpoints
+        jobs = self._jobs(request)
+        job = await endpoints.run(_submitted, jobs, request)
+        # it may be large, and the wait long
+        del request
+        wait_s = 2 * settings().prorl_timeout_s + 10
+        deadline = asyncio.get_running_loop().time() + wait_s
+        await endpoints.wait_until(
+            LongPoll(job.batch_id, lambda: jobs.has_open(job), lambda is_open: not is_open, wait_s, _POLL_S)
+        )
+        if await endpoints.run(jobs.has_open, job):
+            raise self._unfinished(job, asyncio.get_running_loop().time() >= deadline)
+        return await endpoints.run(jobs.result, job)
+
+    def _unfinished(self, job: Job, is_late: bool) -> RequestRejected:
+        if not is_late:
+            ends = f"this API ends, and job {job.batch_id} goes on: send the same request again"
+            return RequestRejected(ProblemDetails(503, "ServiceError", ends))
+        if self._endpoints.strict_compat:
+            return RequestRejected(
+                ProblemDetails(500, "ServiceError", "Failed to process job: 504: Processing timed out")
+            )
+        late = f"Processing timed out: job {job.batch_id} goes on; send the same request again, or cancel it"
+        return RequestRejected(ProblemDetails(504, "ServiceError", late))
+
+
+def _submitted(jobs: Jobs, request: ApiRequest) -> Job:
+    return jobs.submit(request.parse_body(ProcessRequest))
+
+
+def _routes(endpoints: Endpoints) -> Sequence[BaseRoute]:
+    return _Routes(endpoints).routes()
+
+
+PROTOCOL = WireProtocol(_routes, refuse)

@@ -1,0 +1,62 @@
+"""The servers that ProRL's trainer starts for generation in tokens: `/generate`, and nothing else.
+
+Source: verl_custom/nvidia/rollout/vllm_async_server.py of NVIDIA-NeMo/ProRL-Agent-Server. A request has `prompt_ids`
+beside the fields of vLLM's sampling parameters, an answer `response_ids` and `logprobs`. It lists no models, has no
+health check and takes no pause.
+
+An answer does not say why it ended: one that is as long as it may be counts as cut off, any other as ended by the
+model. So a generation that the trainer aborts, as it does when it puts its engines to sleep, looks like one that ended:
+whoever does that has to end its jobs first. A server that does add `finish_reason` is believed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar
+
+from farm.records.engine import EngineInfo
+from workers.policy.engines.connection import EngineConnection
+from workers.policy.engines.generation_builder import GenerationBuilder
+from workers.policy.engines.kind import EngineKind, Identity
+from workers.policy.engines.wire import GenerationRequest, Wire, sampling_fields
+from workers.policy.generation import Generation
+
+_DESCRIPTION = "/openapi.json"
+
+
+class PromptIdsWire(Wire):
+    """`/generate` with `prompt_ids`; always a whole answer."""
+
+    name = "prompt_ids"
+    path = "/generate"
+    advice = "its /generate takes no prompt_ids: it is no server of ProRL's trainer"
+
+    def body(self, ask: GenerationRequest) -> dict[str, Any]:
+        """Return the body. The model is not named: the server has one."""
+        return {"prompt_ids": ask.prompt, "max_tokens": ask.max_tokens, **sampling_fields(ask.sampling)}
+
+    def take(self, event: dict[str, Any], intake: GenerationBuilder) -> list[int]:
+        new = intake.add(event["response_ids"], event["logprobs"])
+        intake.n_counted = len(new)
+        intake.end(event.get("finish_reason") or ("length" if intake.is_full else "stop"))
+        return new
+
+
+class ProrlKind(EngineKind):
+    """A server whose own description has `/generate` and no route of OpenAI's API."""
+
+    health_paths: ClassVar[Sequence[str]] = ("/health", _DESCRIPTION)
+
+    async def identify(self, connection: EngineConnection, card: Mapping[str, Any]) -> Identity | None:
+        if card:
+            return None
+        routes = (await connection.get_object(_DESCRIPTION)).get("paths")
+        if not isinstance(routes, Mapping) or "/generate" not in routes or "/v1/chat/completions" in routes:
+            return None
+        return Identity(notes=("it lists no model, nor how many tokens it takes: name the model and its tokenizer",))
+
+    def wires(self, info: EngineInfo) -> Sequence[Wire]:
+        return (PromptIdsWire(),)
+
+    def remarks(self, first: Generation) -> Iterable[str]:
+        yield "its answers do not say why they ended: an aborted one cannot be told from one that the model ended"
