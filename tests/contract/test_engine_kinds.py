@@ -13,11 +13,14 @@ from typing import Any
 
 import pytest
 from starlette.applications import Starlette
+from starlette.responses import JSONResponse
+from starlette.routing import Route
 
 from farm.errors import EngineError
 from farm.records.engine import EngineInfo
 from farm.records.request import SamplingParams
 from farm.records.trajectory import token_ids
+from tests.contract import engine_promises
 from tests.contract.engine_promises import TOKEN_PROMISES, Promise, trying
 from tests.doubles import EngineDouble
 from tests.services.entry_points import install, installed
@@ -31,10 +34,13 @@ from workers.testing.serving import serving
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "engine_kind"
+MODEL = "m"
+"""Named, as one of the servers lists none."""
 SERVERS: dict[str, Callable[[], Starlette]] = {
-    "vllm": lambda: EngineDouble(context_tokens=2048).app(),
-    "sglang": lambda: EngineDouble(wire="sglang", context_tokens=2048).app(),
-    "openai": lambda: EngineDouble(wire="openai").app(),
+    "vllm": lambda: EngineDouble(model=MODEL, context_tokens=2048).app(),
+    "sglang": lambda: EngineDouble(wire="sglang", model=MODEL, context_tokens=2048).app(),
+    "openai": lambda: EngineDouble(wire="openai", model=MODEL).app(),
+    "prorl": lambda: EngineDouble(wire="prorl", model=MODEL, context_tokens=2048).app(),
     "llamacpp": lambda: LlamaCppServer(make_tokenizer()).app(),
 }
 
@@ -54,7 +60,7 @@ def server(request: pytest.FixtureRequest, example: None) -> Iterator[tuple[str,
 
 def using(url: str, use: Callable[[Engine], Awaitable[Any]]) -> Any:
     async def run() -> Any:
-        address = EngineAddress(url)
+        address = EngineAddress(url, model=MODEL)
         engine = open_engine(address, await detect(address), timeout_s=30.0)
         try:
             return await use(engine)
@@ -65,7 +71,7 @@ def using(url: str, use: Callable[[Engine], Awaitable[Any]]) -> Any:
 
 
 def looked_at(url: str) -> EngineInfo:
-    return asyncio.run(detect(EngineAddress(url)))
+    return asyncio.run(detect(EngineAddress(url, model=MODEL)))
 
 
 def test_it_is_recognised_by_its_kind_and_no_other(server: tuple[str, str]) -> None:
@@ -75,8 +81,9 @@ def test_it_is_recognised_by_its_kind_and_no_other(server: tuple[str, str]) -> N
     async def claims() -> dict[str, bool]:
         connection = EngineConnection(url, "none", 10.0)
         try:
-            cards = (await connection.get("/v1/models"))["data"]
-            return {each: await known.identify(connection, cards[0]) is not None for each, known in kinds()}
+            listed = await connection.get_object("/v1/models")
+            card = listed["data"][0] if listed else {}
+            return {each: await known.identify(connection, card) is not None for each, known in kinds()}
         finally:
             await connection.aclose()
 
@@ -84,7 +91,7 @@ def test_it_is_recognised_by_its_kind_and_no_other(server: tuple[str, str]) -> N
 
 
 def test_those_that_take_any_server_come_last() -> None:
-    assert [each.is_fallback for _, each in kinds()] == [False, False, False, True]
+    assert [each.is_fallback for _, each in kinds()] == [False, False, False, False, True]
 
 
 def test_its_wires_have_names_and_routes_of_their_own(server: tuple[str, str]) -> None:
@@ -98,10 +105,15 @@ def test_its_wires_have_names_and_routes_of_their_own(server: tuple[str, str]) -
     assert wire is None or wire.name == info.token_in
 
 
-def test_it_is_healthy_and_chats(server: tuple[str, str]) -> None:
+def test_it_is_healthy_and_chats_if_it_can(server: tuple[str, str]) -> None:
     assert using(server[1], lambda engine: engine.healthy()) is True
     messages = [{"role": "user", "content": "Hello"}]
-    said = using(server[1], lambda engine: engine.chat(ChatRequest(messages, 8, SamplingParams())))
+    chat = ChatRequest(messages, 8, SamplingParams())
+    if server[0] == "prorl":
+        with pytest.raises(EngineError):
+            using(server[1], lambda engine: engine.chat(chat))
+        return
+    said = using(server[1], lambda engine: engine.chat(chat))
     assert said.response["role"] == "assistant"
 
 
@@ -165,6 +177,53 @@ def test_a_stream_without_its_last_event_is_no_answer(ends_at: int) -> None:
     info = EngineInfo(kind="llamacpp", model="m", token_in="completion", token_out=True)
     with serving(server.app()) as url, pytest.raises(EngineError, match="does not say why the generation ended"):
         asyncio.run(ask(open_engine(EngineAddress(f"{url}/v1"), info)))
+
+
+_OF_PRORL = (
+    engine_promises.every_id_has_its_log_probability,
+    engine_promises.versions_cover_the_answer,
+    engine_promises.a_seed_gives_the_same_ids,
+    engine_promises.max_tokens_ends_it,
+)
+
+
+@pytest.mark.parametrize("check", _OF_PRORL, ids=lambda check: check.__name__)
+def test_promise_of_the_server_of_prorls_trainer(check: Promise) -> None:
+    with serving(SERVERS["prorl"]()) as url:
+        using(f"{url}/v1", lambda engine: check(engine_promises.Bench(engine, make_tokenizer(), spans=False)))
+
+
+def test_an_answer_of_prorls_trainer_is_cut_off_only_if_it_is_full() -> None:
+    with serving(SERVERS["prorl"]()) as url:
+        info = looked_at(f"{url}/v1")
+        assert (info.token_in, info.token_out, info.logprobs) == ("prompt_ids", True, "processed")
+        many = using(f"{url}/v1", lambda engine: engine.generate(token_ids([5, 6]), SamplingParams(seed=1), 2000))
+    assert many.finish_reason == ("length" if len(many.response_ids) == 2000 else "stop")
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"response_ids": [1, 2], "logprobs": [-1.0]},
+        {"response_ids": [1], "logprobs": None},
+        {"response_ids": [], "logprobs": []},
+        {"response_ids": [1], "logprobs": [0.5]},
+        {"logprobs": [-1.0]},
+    ],
+)
+def test_an_answer_of_prorls_trainer_that_does_not_add_up_is_none(answer: dict[str, Any]) -> None:
+    app = Starlette(routes=[Route("/generate", lambda _: JSONResponse(answer), methods=["POST"])])
+    info = EngineInfo(kind="prorl", model="m", token_in="prompt_ids", token_out=True)
+
+    async def ask(url: str) -> None:
+        engine = open_engine(EngineAddress(f"{url}/v1"), info)
+        try:
+            await engine.generate(token_ids([5, 6]), SamplingParams(), 8)
+        finally:
+            await engine.aclose()
+
+    with serving(app) as url, pytest.raises(EngineError):
+        asyncio.run(ask(url))
 
 
 def test_a_kind_that_is_not_installed_here_says_so() -> None:

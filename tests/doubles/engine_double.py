@@ -1,4 +1,4 @@
-"""The engine double: vLLM, SGLang or a plain OpenAI server on the wire, which may fail as a real one can.
+"""The engine double: vLLM, SGLang, a plain OpenAI server or ProRL's, on the wire, which may fail as a real one can.
 
 It is the counterpart of the farm's everyday tests. So it can be cut and made to fail; and it shares no code with what
 it tests.
@@ -19,6 +19,7 @@ from tests.doubles.double_machine import DoubleMachine
 from tests.doubles.fault_middleware import ApiKeyMiddleware, FaultMiddleware
 from tests.doubles.faults import Faults, NoSuchFault
 from tests.doubles.openai_wire import OpenAIDouble
+from tests.doubles.prorl_wire import ProrlDouble
 from tests.doubles.sglang.wire import SglangDouble
 from tests.doubles.vllm.wire import VllmDouble
 from workers.testing.engine.model_request import RequestRefused
@@ -26,7 +27,7 @@ from workers.testing.engine.scripted_engine import ScriptedEngine
 from workers.testing.engine.web import Json, body_of
 from workers.testing.scripted_model import Script
 
-Wire = Literal["vllm", "sglang", "openai"]
+Wire = Literal["vllm", "sglang", "openai", "prorl"]
 
 
 class EngineDouble(ScriptedEngine):
@@ -62,6 +63,8 @@ class EngineDouble(ScriptedEngine):
             self._wire = SglangDouble(self.machine, stream_tokens=self.stream_tokens)
         elif wire == "openai":
             self._wire = OpenAIDouble(self.machine, stream_tokens=self.stream_tokens)
+        elif wire == "prorl":
+            self._wire = ProrlDouble(self.machine)
         else:
             self._wire = VllmDouble(
                 self.machine, version=version, scale_out=scale_out, control=control, stream_tokens=self.stream_tokens

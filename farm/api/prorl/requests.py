@@ -43,7 +43,7 @@ class SamplingMix(Request):
 
     model: Annotated[Name, Field(max_length=220)] = ""
     """`PROVIDER/NAME` of LiteLLM for an OpenAI-compatible server, or the name alone."""
-    api_key: Annotated[Name, Field(repr=False)] | None = None
+    api_key: Annotated[Name | None, Field(repr=False)] = None
     temperature: Annotated[float, Field(ge=0, le=2)] = 0.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     top_k: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None

@@ -1,0 +1,106 @@
+"""A trainer of ProRL's on a whole farm, whose API is killed half way: each request gets the one rollout that it began."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import farm
+from farm.embedded.embedded_farm import Embedded
+from tests.doubles import EngineDouble
+from tests.doubles.protocols.prorl_trainer import ProrlTrainer, training_row
+from tests.services.api import KEY, RestartableApi, mortal_api
+from tests.services.farms import embedded, farm_folder, until
+from workers.testing.serving import serving
+
+N = 6
+
+
+@pytest.fixture(scope="module")
+def double() -> EngineDouble:
+    return EngineDouble(wire="prorl", model="scripted", tokens_per_s=20, mean_tokens=100_000)
+
+
+@pytest.fixture(scope="module")
+def here(double: EngineDouble) -> Iterator[tuple[Embedded, RestartableApi, str]]:
+    with (
+        farm_folder() as folder,
+        embedded(folder) as started,
+        mortal_api(started.home, folder / "api.log", KEY, "--speak", "prorl") as api,
+        serving(double.app()) as engine,
+    ):
+        until(api.listens, "the API listens")
+        yield started, api, engine
+
+
+def trainer(api: RestartableApi, double: EngineDouble, client: str, **sampling: Any) -> ProrlTrainer:
+    url = api.url.replace("http://", f"http://farm:{KEY}@")
+    return ProrlTrainer(f"{url}/prorl/{client}", custom_tokenizer=str(double.root), **sampling)
+
+
+def problems(n: int) -> list[dict[str, Any]]:
+    fields = {"data_source": "chat", "question": "What is 2 + 2?", "instance_id": "p"}
+    return [fields | {"trajectory_id": index} for index in range(n)]
+
+
+def test_a_killed_api_and_a_trainer_that_asks_again_get_the_same_rollouts(
+    here: tuple[Embedded, RestartableApi, str], double: EngineDouble
+) -> None:
+    started, api, engine = here
+    training = trainer(api, double, "one")
+
+    async def train() -> list[dict[str, Any] | None]:
+        await training.use_servers([engine])
+        batch = asyncio.create_task(training.rollouts(problems(N)))
+        with farm.connect(started.home) as client:
+            await asyncio.to_thread(until, lambda: double.n_running == N, "all are sampled")
+            api.kill()
+            api.start()
+            await asyncio.to_thread(until, api.listens, "the API listens again")
+            results = await batch
+            assert len(client.recent(100)) == N, "no request began a second rollout"
+        return results
+
+    results = asyncio.run(train())
+    assert training.n_asked > N, "some were asked for again"
+    assert [said for said in training.said if said[0] == "stop"] == [("stop", 200)]
+    assert all(result is not None and result["error"] is None for result in results), results
+    with farm.connect(started.home) as client:
+        for result in filter(None, results):
+            ids, mask, logprobs = training_row(result)
+            [segment] = client.collect(result["rollout_id"].partition(".")[0])[0].segments
+            assert ids == [*segment.prompt_ids.tolist(), *segment.response_ids.tolist()]
+            assert mask == [0] * len(segment.prompt_ids) + segment.response_mask.tolist()
+            assert np.allclose(logprobs[len(segment.prompt_ids) :], segment.response_logprobs)
+
+
+def test_a_trainer_that_has_enough_cancels_the_rest_and_others_play_on(
+    here: tuple[Embedded, RestartableApi, str], double: EngineDouble
+) -> None:
+    started, api, engine = here
+    training = trainer(api, double, "two")
+    slow = [{"data_source": "noop", "seconds": 3600.0, "trajectory_id": index} for index in range(3)]
+
+    async def train() -> list[dict[str, Any] | None]:
+        await training.use_servers([engine])
+        return await training.rollouts([*problems(2), *slow], enough=2)
+
+    with farm.connect(started.home) as client:
+        foreign = client.submit({"instances": [{"data_source": "noop", "fields": {"seconds": 3600.0}}]})
+        results = asyncio.run(train())
+        assert sum(result is not None for result in results) == 2
+        assert [status for verb, status in training.said if verb == "cancel"] == [200] * 3
+        assert not client.status(foreign).done
+        open_ones = [each for each in client.recent(100) if not client.status(each).done]
+        assert open_ones == [foreign], "of the trainer's nothing is left"
+        client.cancel(foreign)
+
+
+def test_the_log_of_the_api_has_no_fault(here: tuple[Embedded, RestartableApi, str]) -> None:
+    started, _, _ = here
+    assert "Traceback" not in Path(started.home).parent.joinpath("api.log").read_text()

@@ -1,0 +1,313 @@
+"""ProRL's protocol on a store: a recorded conversation for each endpoint, and what is refused without a trace."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import httpx2
+import numpy as np
+import pytest
+
+from farm.client.local import LocalFarm
+from farm.notifications import Signals
+from farm.records.rollout import Stage
+from farm.records.trajectory import ModelCall, token_ids
+from farm.settings import settings
+from farm.store import batches, trajectories
+from farm.store.database import Store
+from tests.contract.store.test_store import advance, announce, claimed, fail, finish, place, play
+from tests.services.api import KEY, served
+from tests.services.farms import until
+
+INSTANCE = {"data_source": "noop", "instance_id": "p1", "trajectory_id": 0}
+SAMPLING = {"model": "hosted_vllm/m", "temperature": 1.0, "max_iterations": 5}
+BODY = {"instance": INSTANCE, "sampling_params": SAMPLING}
+SERVER = "http://127.0.0.1:9"
+
+
+@pytest.fixture
+def service(sqlite_store: Store) -> LocalFarm:
+    return LocalFarm(sqlite_store, Signals(""), 1_000_000)
+
+
+class Client:
+    """A client of the protocol, in threads where an answer is to come later."""
+
+    def __init__(self, url: str, pool: ThreadPoolExecutor) -> None:
+        self._http = httpx2.Client(base_url=url, headers={"x-api-key": KEY}, timeout=60.0)
+        self._pool = pool
+
+    def post(self, path: str, body: Any = None) -> httpx2.Response:
+        return self._http.post(path) if body is None else self._http.post(path, json=body)
+
+    def said(self, path: str, body: Any = None) -> tuple[int, Any]:
+        answer = self.post(path, body)
+        return answer.status_code, answer.json()
+
+    def status(self, place: str = "") -> tuple[int, Any]:
+        answer = self._http.get(f"{place}/status")
+        return answer.status_code, answer.json()
+
+    def process(self, body: dict[str, Any], place: str = "") -> Future[httpx2.Response]:
+        return self._pool.submit(self.post, f"{place}/process", body)
+
+
+@pytest.fixture
+def client(service: LocalFarm) -> Iterator[Client]:
+    with served(service, speak=("prorl",)) as url, ThreadPoolExecutor(8) as pool:
+        yield Client(f"{url}/prorl", pool)
+
+
+@pytest.fixture
+def running(client: Client) -> Client:
+    """With a server and a session."""
+    client.post("/add_llm_server", {"address": SERVER})
+    client.post("/start")
+    return client
+
+
+def submitted(service: LocalFarm, n: int = 1) -> list[str]:
+    """Return the ids of all batches, newest first, once there are n."""
+    return until(lambda: (ids := service.recent()) and len(ids) >= n and ids, f"{n} batches are there")
+
+
+def test_a_session_in_its_own_words(client: Client) -> None:
+    not_running = (503, {"detail": "Server is not running. Please start the server first."})
+    assert client.status() == not_running
+    assert client.said("/stop") == not_running
+    assert client.said("/process", BODY) == not_running
+    assert client.said("/cancel", {"job_id": "x"}) == not_running
+    added = (200, {"status": f"Buffered LLM server address: {SERVER}"})
+    assert client.said("/add_llm_server", {"address": SERVER}) == added
+    assert client.said("/clear_llm_server") == (200, {"status": "Cleared buffered LLM server addresses"})
+    assert client.said("/start") == (200, {"status": "Server started successfully"})
+    assert client.said("/start") == (400, {"detail": "Server is already running"})
+    no_server = "No LLM server addresses configured. Please add at least one LLM server address."
+    assert client.said("/process", BODY) == (503, {"detail": no_server})
+    added = (200, {"status": f"Added LLM server address: {SERVER}"})
+    assert client.said("/add_llm_server", {"address": SERVER}) == added
+    assert client.said("/clear_llm_server") == (200, {"status": "Cleared all LLM server addresses"})
+    by_process = {"status": "running", "pending_jobs": 0, "running": True, "jobs": 0, "init": 0, "run": 0, "eval": 0}
+    by_thread = dict.fromkeys(("init_queue", "run_queue", "eval_queue"), 0)
+    by_thread |= dict.fromkeys(("active_init", "active_run", "active_eval", "total"), 0)
+    assert client.status() == (200, by_process | by_thread)
+    assert client.said("/cancel", {"job_id": "x"})[0] == 404
+    assert client.said("/stop") == (200, {"status": "Server stopped successfully"})
+    assert client.status() == not_running
+
+
+def call(index: int, prompt: list[int], sampled: list[int], **values: Any) -> ModelCall:
+    return ModelCall(
+        index=index,
+        messages=values.get("messages", []),
+        response=values["response"],
+        observations=values.get("observations", []),
+        finish_reason="stop",
+        engine="e",
+        started_at=1.0,
+        latency_s=0.5,
+        n_prompt_tokens=len(prompt),
+        n_response_tokens=len(sampled),
+        prompt_ids=token_ids(prompt),
+        response_ids=token_ids(sampled),
+        response_logprobs=np.full(len(sampled), -0.5, np.float32),
+    )
+
+
+def play_two_turns(store: Store, batch_id: str) -> None:
+    """Play as an agent with one tool call does."""
+    rollout_id = f"{batch_id}.0.0"
+    place(store, batch_id)
+    announce(store)
+    advance(store, claimed(store, rollout_id, Stage.INIT))
+    held = claimed(store, rollout_id, Stage.RUN)
+    function = {"name": "bash", "arguments": "{}"}
+    asked = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
+    calls = [{"id": "1", "type": "function", "function": function}]
+    turns = [
+        call(
+            0, [1, 2, 3], [4, 5], messages=asked, response={"role": "assistant", "content": None, "tool_calls": calls}
+        ),
+        call(1, [1, 2, 3, 4, 5, 6, 7], [8], response={"role": "assistant", "content": "done"}),
+    ]
+    turns[0].observations = [{"role": "tool", "tool_call_id": "1", "content": "out"}]
+    log = trajectories.CallLog(rollout_id, 1)
+    for turn in turns:
+        row = log.row(turn)
+        store.write(lambda connection, row=row: trajectories.record_call(connection, row))  # type: ignore[misc]
+    advance(store, held, policy_outcome="answered", submission={"files": {"model.patch": "diff"}})
+    finish(store, claimed(store, rollout_id, Stage.EVAL), 1.0)
+
+
+def test_a_result_has_what_its_trainer_reads(running: Client, service: LocalFarm) -> None:
+    answer = running.process(BODY)
+    [batch_id] = submitted(service)
+    assert running.status()[1]["pending_jobs"] == running.status()[1]["init_queue"] == 1
+    play_two_turns(service.store, batch_id)
+    result = answer.result(60).json()
+    timing = result.pop("timing")
+    assert timing["counted_elapsed"] == timing["init_time"] + timing["run_time"] + timing["eval_time"]
+    assert timing["others_time"] >= 0
+    assert timing["timeout_triggered"] is False
+    put = {"input_ids": None, "output_ids": None, "logprobs": None}
+    first, second = {"input_ids": [1, 2, 3], "logprobs": [-0.5, -0.5]}, {"input_ids": [1, 2, 3, 4, 5, 6, 7]}
+    messages = [
+        {"role": "system", "content": "s", "token_ids": [1, 2, 3]} | put,
+        {"role": "user", "content": "u", "token_ids": []} | put,
+        {"role": "assistant", "content": "", "token_ids": [4, 5], "output_ids": [4, 5]} | first,
+        {"role": "tool", "content": "out", "token_ids": [6, 7]} | put,
+        {"role": "assistant", "content": "done", "token_ids": [8], "output_ids": [8], "logprobs": [-0.5]} | second,
+    ]
+    messages[2]["tool_calls"] = [{"name": "bash", "arguments": "{}"}]
+    assert result == {
+        "instance_id": "p1",
+        "trajectory_id": 0,
+        "resolved": True,
+        "reward": 1.0,
+        "critical_error": None,
+        "success": True,
+        "error": None,
+        "finish": True,
+        "git_patch": "diff",
+        "messages": messages,
+        "tools": [],
+        "end_properly": True,
+        "filter": False,
+        "rollout_id": f"{batch_id}.0.0",
+    }
+    assert running.process(BODY).result(60).json()["rollout_id"] == f"{batch_id}.0.0", "asked again, it is the same"
+    running.post("/stop")
+    running.post("/start")
+    again = running.process(BODY)
+    submitted(service, 2)
+    running.post("/stop")
+    assert again.result(60).json()["rollout_id"] != f"{batch_id}.0.0", "after a new start it is another"
+
+
+def test_what_the_farm_broke_is_filtered_and_has_no_messages(running: Client, service: LocalFarm) -> None:
+    answer = running.process(BODY)
+    [batch_id] = submitted(service)
+    place(service.store, batch_id)
+    fail(service.store, claimed(service.store, f"{batch_id}.0.0", Stage.INIT), None)
+    result = answer.result(60).json()
+    assert (result["critical_error"], result["filter"], result["success"]) == ("init", True, False)
+    assert (result["messages"], result["resolved"], result["reward"]) == ([], False, None)
+    assert result["error"] == result["traceback"]
+
+
+def test_a_stop_ends_only_what_its_client_submitted_here(running: Client, service: LocalFarm) -> None:
+    running.post("/other/add_llm_server", {"address": SERVER})
+    running.post("/other/start")
+    foreign = service.submit({"instances": [{"data_source": "noop", "fields": {}}]})
+    of_other = running.process(BODY, "/other")
+    submitted(service, 2)
+    mine = [running.process({**BODY, "job_id": f"j{index}"}) for index in range(3)]
+    ids = submitted(service, 5)
+    assert running.said("/cancel", {"job_id": "j0"}) == (200, {"status": "Cancel requested for job j0"})
+    cancelled = mine[0].result(60).json()
+    assert (cancelled["error"], cancelled["messages"], cancelled["filter"]) == ("cancelled", [], True)
+    assert running.status()[1]["pending_jobs"] == 2
+    assert running.said("/cancel", {"job_id": "j0"})[0] == 200, "it is known, though it has ended"
+    assert running.said("/other/cancel", {"job_id": "j1"})[0] == 404, "another client's"
+    running.post("/stop")
+    assert [answer.result(60).json()["error"] for answer in mine] == ["cancelled"] * 3
+    [left] = [each for each in ids if each != foreign and not service.status(each).done]
+    assert not service.status(foreign).done
+    place(service.store, left)
+    play(service.store, f"{left}.0.0")
+    assert of_other.result(60).json()["resolved"] is True
+
+
+_REFUSED: list[tuple[str, Any, int, str]] = [
+    ("/process", {}, 422, "instance"),
+    ("/process", {**BODY, "extra": 1}, 422, "extra"),
+    ("/process", {**BODY, "instance": []}, 422, "instance"),
+    ("/process", {**BODY, "job_id": ""}, 422, "job_id"),
+    ("/process", {**BODY, "instance": {"data_source": "noop"}}, 422, "trajectory_id"),
+    ("/process", {**BODY, "instance": {**INSTANCE, "data_source": 7}}, 422, "data_source"),
+    ("/process", {**BODY, "instance": {**INSTANCE, "data_source": "osworld"}}, 400, "needs a desktop"),
+    ("/process", {**BODY, "instance": {**INSTANCE, "data_source": "nope"}}, 400, "not registered"),
+    ("/process", {**BODY, "instance": {**INSTANCE, "seconds": "x"}}, 422, "seconds"),
+    ("/process", {**BODY, "instance": {**INSTANCE, "data_source": "deepscaler", "prompt": "2+2"}}, 422, "gold answer"),
+    ("/process", {**BODY, "instance": {"trajectory_id": 1}}, 422, "instance_id"),
+    ("/process", {**BODY, "sampling_params": {"max_iteration": 3}}, 422, "max_iteration"),
+    ("/process", {**BODY, "sampling_params": {"temperature": 9}}, 422, "temperature"),
+    ("/process", {**BODY, "sampling_params": {"enable_vision": True}}, 422, "enable_vision"),
+    ("/process", {**BODY, "sampling_params": {"native_tool_calling": False}}, 422, "native_tool_calling"),
+    ("/process", {**BODY, "sampling_params": {"api_key": "a b"}}, 422, "engine_key"),
+    ("/cancel", {}, 422, "job_id"),
+    ("/cancel", {"job_id": 1}, 422, "job_id"),
+    ("/add_llm_server", {"address": "nowhere"}, 422, "address"),
+    ("/add_llm_server", {}, 422, "address"),
+    ("/a.b/start", None, 404, "name in the path"),
+    ("/nope", None, 404, "there is no"),
+]
+
+
+def test_bad_requests_are_refused_in_its_own_shape_and_leave_nothing(running: Client, service: LocalFarm) -> None:
+    for path, body, status, words in _REFUSED:
+        answer = running.post(path, body)
+        assert (answer.status_code, list(answer.json())) == (status, ["detail"]), (path, body, answer.text)
+        assert words in answer.text, (path, body)
+        assert isinstance(answer.json()["detail"], list if status == 422 else str)
+    assert service.recent() == []
+
+
+def test_one_job_id_asks_for_one_thing(running: Client, service: LocalFarm) -> None:
+    first = running.process({**BODY, "job_id": "j"})
+    submitted(service)
+    other = {"instance": {**INSTANCE, "seconds": 1.0}, "sampling_params": SAMPLING, "job_id": "j"}
+    status, answer = running.said("/process", other)
+    assert (status, len(service.recent())) == (409, 1)
+    assert "asked for something else" in answer["detail"]
+    running.post("/stop")
+    first.result(60)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_timeout_and_an_unknown_id(service: LocalFarm, strict: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "farm.api.prorl.protocol.settings", lambda: settings().model_copy(update={"prorl_timeout_s": -4.9})
+    )
+    with served(service, speak=("prorl",), strict_compat=strict) as url, ThreadPoolExecutor(1) as pool:
+        client = Client(f"{url}/prorl", pool)
+        client.post("/add_llm_server", {"address": SERVER})
+        client.post("/start")
+        late = client.post("/process", BODY)
+        unknown = client.post("/cancel", {"job_id": "x"})
+        assert (late.status_code, unknown.status_code) == ((500, 200) if strict else (504, 404))
+        assert "timed out" in late.json()["detail"]
+        [batch_id] = service.recent()
+        assert not service.status(batch_id).done, "it goes on, for a client that asks again"
+
+
+def test_two_processes_of_the_api_know_one_session(service: LocalFarm) -> None:
+    with (
+        served(service, speak=("prorl",)) as one,
+        served(service, speak=("prorl",)) as two,
+        ThreadPoolExecutor(4) as pool,
+    ):
+        first, second = (Client(f"{url}/prorl", pool) for url in (one, two))
+        first.post("/add_llm_server", {"address": SERVER})
+        starts = [pool.submit(each.post, "/start") for each in (first, second)]
+        assert sorted(start.result(60).status_code for start in starts) == [200, 400]
+        answers = [first.process(BODY), second.process(BODY)]
+        [batch_id] = submitted(service)
+        until(lambda: second.status()[1]["pending_jobs"] == 1, "both wait")
+        place(service.store, batch_id)
+        play(service.store, f"{batch_id}.0.0")
+        assert {answer.result(60).json()["rollout_id"] for answer in answers} == {f"{batch_id}.0.0"}
+
+
+def test_samples_of_an_instance_are_spread_evenly_over_the_servers(running: Client, service: LocalFarm) -> None:
+    running.post("/add_llm_server", {"address": "http://127.0.0.1:8/v1"})
+    bodies = [{**BODY, "instance": {**INSTANCE, "trajectory_id": index}} for index in range(4)]
+    answers = [running.process(body) for body in bodies]
+    ids = submitted(service, 4)
+    urls = [service.store.read(lambda connection, each=each: batches.request_of(connection, each)) for each in ids]
+    engines = [url["engines"][0]["engine_url"] for url in urls]
+    assert sorted(engines) == ["http://127.0.0.1:8/v1"] * 2 + ["http://127.0.0.1:9/v1"] * 2
+    running.post("/stop")
+    assert all(answer.result(60).status_code == 200 for answer in answers)
