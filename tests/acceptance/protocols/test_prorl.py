@@ -1,4 +1,4 @@
-"""A trainer of ProRL's on a whole farm, whose API is killed half way: each request gets the one rollout that it began."""
+"""A trainer of ProRL's on a whole farm, whose API is killed half way: each request gets the rollout that it began."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import httpx2
@@ -70,7 +71,8 @@ def running(client: Client) -> Client:
 
 def submitted(service: LocalFarm, n: int = 1) -> list[str]:
     """Return the ids of all batches, newest first, once there are n."""
-    return until(lambda: (ids := service.recent()) and len(ids) >= n and ids, f"{n} batches are there")
+    until(lambda: len(service.recent()) >= n, f"{n} batches are there")
+    return service.recent()
 
 
 def test_a_session_in_its_own_words(client: Client) -> None:
@@ -151,9 +153,9 @@ def test_a_result_has_what_its_trainer_reads(running: Client, service: LocalFarm
     assert timing["counted_elapsed"] == timing["init_time"] + timing["run_time"] + timing["eval_time"]
     assert timing["others_time"] >= 0
     assert timing["timeout_triggered"] is False
-    put = {"input_ids": None, "output_ids": None, "logprobs": None}
+    put: dict[str, Any] = {"input_ids": None, "output_ids": None, "logprobs": None}
     first, second = {"input_ids": [1, 2, 3], "logprobs": [-0.5, -0.5]}, {"input_ids": [1, 2, 3, 4, 5, 6, 7]}
-    messages = [
+    messages: list[dict[str, Any]] = [
         {"role": "system", "content": "s", "token_ids": [1, 2, 3]} | put,
         {"role": "user", "content": "u", "token_ids": []} | put,
         {"role": "assistant", "content": "", "token_ids": [4, 5], "output_ids": [4, 5]} | first,
@@ -306,7 +308,7 @@ def test_samples_of_an_instance_are_spread_evenly_over_the_servers(running: Clie
     bodies = [{**BODY, "instance": {**INSTANCE, "trajectory_id": index}} for index in range(4)]
     answers = [running.process(body) for body in bodies]
     ids = submitted(service, 4)
-    urls = [service.store.read(lambda connection, each=each: batches.request_of(connection, each)) for each in ids]
+    urls = [service.store.read(partial(batches.request_of, batch_id=each)) for each in ids]
     engines = [url["engines"][0]["engine_url"] for url in urls]
     assert sorted(engines) == ["http://127.0.0.1:8/v1"] * 2 + ["http://127.0.0.1:9/v1"] * 2
     running.post("/stop")

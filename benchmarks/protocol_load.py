@@ -1,0 +1,136 @@
+"""Hundreds of requests of another system's protocol at a time: memory of the API, and how late its answers are.
+
+Each protocol is a `Load`: an order before a round and one after it, and the requests of a round, all in flight at one
+time. The rollouts are empty, so what is measured is the API's. Memory is the most that the
+process had in a round: that of the first is of code and connections, and what later rounds add is not given back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx2
+
+from farm.embedded.embedded_farm import Embedded
+from farm.settings import Settings
+from testkit.processes import cpu_s, forget_peak, peak_mb
+from testkit.report import Report, options
+from workers.testing import plugin_path
+
+KEY = "of-this-benchmark"
+NODE_OPTIONS = ("--init", "16", "--run", "64", "--eval", "16")
+_PLAY_S = 0.5
+"""Seconds that an empty rollout sleeps, so that all requests of a round wait at one time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """The form of one protocol: (path, body) of the orders around a round, and of the requests in it."""
+
+    before: tuple[tuple[str, Any], ...]
+    request: Callable[[int], tuple[str, Any]]
+    after: tuple[tuple[str, Any], ...]
+    is_answered: Callable[[Any], bool]
+
+
+def _process(index: int) -> tuple[str, Any]:
+    instance = {"data_source": "noop", "seconds": _PLAY_S, "trajectory_id": index}
+    return "/process", {"instance": instance, "sampling_params": {"max_iterations": 30}}
+
+
+LOADS: Mapping[str, Load] = {
+    "prorl": Load(
+        before=(("/add_llm_server", {"address": "http://127.0.0.1:9"}), ("/start", None)),
+        request=_process,
+        after=(("/stop", None),),
+        is_answered=lambda result: result["resolved"] is True,
+    )
+}
+
+
+def main() -> None:
+    result = options(__doc__)
+    plugin_path.install()
+    n, n_rounds = (100, 2) if result.quick else (500, 6)
+    report = Report(f"{n} requests of a protocol at a time")
+    with tempfile.TemporaryDirectory(prefix="farm-load-") as folder:
+        home = Path(folder)
+        settings = Settings(home=home, scratch=home / "scratch", broker_url="", sandbox="namespace")
+        with Embedded(settings, node_options=NODE_OPTIONS, flower=False) as here:
+            for name, load in LOADS.items():
+                with _api(here.home, name) as (url, process):
+                    asyncio.run(_rounds(report, name, load, f"{url}/{name}", process.pid, n, n_rounds))
+    report.show(result.json)
+
+
+@contextmanager
+def _api(home: Path, name: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """A process of the API that speaks a protocol."""
+    command = [str(Path(sys.executable).parent / "farm"), "api", "--url", str(home), "--port", "0", "--speak", name]
+    env = os.environ | {"FARM_HOME": str(home), "FARM_API_KEY": KEY}
+    process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        yield process.stdout.readline().strip(), process
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+async def _rounds(report: Report, name: str, load: Load, url: str, pid: int, n: int, n_rounds: int) -> None:
+    memory: list[float] = []
+    late: list[float] = []
+    limits = httpx2.Limits(max_connections=None, max_keepalive_connections=None)
+    headers = {"x-api-key": KEY}
+    began, spent = time.perf_counter(), cpu_s([pid])
+    async with httpx2.AsyncClient(base_url=url, headers=headers, timeout=600.0, limits=limits) as client:
+        for _ in range(n_rounds):
+            await _orders(client, load.before)
+            forget_peak(pid)
+            started = time.perf_counter()
+            answers = [asyncio.create_task(_asked(client, load, index)) for index in range(n)]
+            late += [await answer - started for answer in answers]
+            memory.append(peak_mb(pid))
+            await _orders(client, load.after)
+    seconds = time.perf_counter() - began
+    late.sort()
+    report.add(f"{name}_memory_first_round", memory[0], "MB")
+    report.add(f"{name}_memory_last_round", memory[-1], "MB", rounds=n_rounds, growth=memory[-1] - memory[0])
+    report.add(
+        f"{name}_answers",
+        n * n_rounds / seconds,
+        "requests/s",
+        p50_s=statistics.median(late),
+        p99_s=late[len(late) * 99 // 100],
+    )
+    report.add(f"{name}_cpu_of_the_api", 1000 * (cpu_s([pid]) - spent) / (n * n_rounds), "ms/request")
+
+
+async def _orders(client: httpx2.AsyncClient, orders: tuple[tuple[str, Any], ...]) -> None:
+    for path, body in orders:
+        answer = await (client.post(path) if body is None else client.post(path, json=body))
+        answer.raise_for_status()
+
+
+async def _asked(client: httpx2.AsyncClient, load: Load, index: int) -> float:
+    path, body = load.request(index)
+    answer = await client.post(path, json=body)
+    answer.raise_for_status()
+    if not load.is_answered(answer.json()):
+        raise RuntimeError(f"request {index} was answered by {answer.text[:500]}")
+    return time.perf_counter()
+
+
+if __name__ == "__main__":
+    main()
