@@ -1,6 +1,6 @@
 """Hundreds of requests of another system's protocol at a time: memory of the API, and how late its answers are.
 
-Each protocol is a `Load`: an order before a round and one after it, and the requests of a round, all in flight at one
+Each protocol is a `ProtocolLoad`: an order before a round and one after it, and the requests of a round, all in flight at one
 time. The rollouts are empty, so what is measured is the API's. Memory is the most that the
 process had in a round: that of the first is of code and connections, and what later rounds add is not given back.
 """
@@ -35,7 +35,7 @@ _PLAY_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class ProtocolLoad:
     """The form of one protocol: (path, body) of the orders around a round, and of the requests in it."""
 
     before: tuple[tuple[str, Any], ...]
@@ -49,8 +49,8 @@ def _process(index: int) -> tuple[str, Any]:
     return "/process", {"instance": instance, "sampling_params": {"max_iterations": 30}}
 
 
-LOADS: Mapping[str, Load] = {
-    "prorl": Load(
+LOADS: Mapping[str, ProtocolLoad] = {
+    "prorl": ProtocolLoad(
         before=(("/add_llm_server", {"address": "http://127.0.0.1:9"}), ("/start", None)),
         request=_process,
         after=(("/stop", None),),
@@ -88,7 +88,7 @@ def _api(home: Path, name: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
         process.wait(30)
 
 
-async def _rounds(report: Report, name: str, load: Load, url: str, pid: int, n: int, n_rounds: int) -> None:
+async def _rounds(report: Report, name: str, load: ProtocolLoad, url: str, pid: int, n: int, n_rounds: int) -> None:
     memory: list[float] = []
     late: list[float] = []
     limits = httpx2.Limits(max_connections=None, max_keepalive_connections=None)
@@ -123,7 +123,7 @@ async def _orders(client: httpx2.AsyncClient, orders: tuple[tuple[str, Any], ...
         answer.raise_for_status()
 
 
-async def _asked(client: httpx2.AsyncClient, load: Load, index: int) -> float:
+async def _asked(client: httpx2.AsyncClient, load: ProtocolLoad, index: int) -> float:
     path, body = load.request(index)
     answer = await client.post(path, json=body)
     answer.raise_for_status()

@@ -217,13 +217,6 @@ def instance_fields(connection: Connection, batch_id: str, group_index: int) -> 
     return row.data_source, row.fields, row.archive
 
 
-def submission(connection: Connection, rollout_id: str) -> dict[str, Any] | None:
-    """Return the part of a rollout that was scored; None if it did not come so far."""
-    statement = select(rollouts.c.submission).where(rollouts.c.rollout_id == rollout_id)
-    result: dict[str, Any] | None = connection.execute(statement).scalar_one_or_none()
-    return result
-
-
 def recent(connection: Connection, limit: int) -> list[str]:
     """Return the ids of the newest batches, newest first."""
     statement = select(batches.c.batch_id).order_by(batches.c.created_at.desc()).limit(limit)

@@ -35,7 +35,7 @@ _NOT_PLAYED = {
     "if_eval": "its own scorers",
     "llm_judge": "its own judge",
 }
-"""What they need, and the farm has no handler for."""
+"""Data sources that have no handler here, each with its missing requirement."""
 _OF_THE_WIRE = ("data_source", "trajectory_id", "instance_id")
 
 

@@ -7,8 +7,8 @@ from functools import partial
 from typing import Any
 
 from farm.api.prorl import job_requests
+from farm.api.prorl.job_results import result_of
 from farm.api.prorl.requests import ProcessRequest, SamplingMix
-from farm.api.prorl.results import result_of
 from farm.api.prorl.sessions import Session, change, current, started
 from farm.client.local import LocalFarm
 from farm.engine_urls import normal_url
@@ -16,8 +16,7 @@ from farm.errors import Conflict, InvalidRequest, NotAllowed, NotFound, ServiceE
 from farm.ids import rollout_id
 from farm.records.rollout import Stage, State
 from farm.settings import settings
-from farm.store import batches
-from farm.store.reports import open_by_key
+from farm.store.reports import open_by_key, submissions
 
 _ASKED = "prorl"
 _IDS = ("instance_id", "trajectory_id")
@@ -134,7 +133,7 @@ class Jobs:
         """Return the result object of an ended job."""
         name = rollout_id(job.batch_id, 0, 0)
         rollout = self._farm.rollout(name)
-        submission = self._farm.store.read(partial(batches.submission, rollout_id=name))
+        submission = self._farm.store.read(partial(submissions.submission, rollout_id=name))
         calls, timings = self._farm.calls(name), self._farm.timings(name)
         return result_of(job.ids, job.sampling, rollout, calls, timings, submission)
 

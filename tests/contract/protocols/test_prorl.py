@@ -271,7 +271,7 @@ def test_one_job_id_asks_for_one_thing(running: Client, service: LocalFarm) -> N
 @pytest.mark.parametrize("strict", [False, True])
 def test_a_timeout_and_an_unknown_id(service: LocalFarm, strict: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "farm.api.prorl.protocol.settings", lambda: settings().model_copy(update={"prorl_timeout_s": -4.9})
+        "farm.api.prorl.prorl_verbs.settings", lambda: settings().model_copy(update={"prorl_timeout_s": -4.9})
     )
     with served(service, speak=("prorl",), strict_compat=strict) as url, ThreadPoolExecutor(1) as pool:
         client = Client(f"{url}/prorl", pool)

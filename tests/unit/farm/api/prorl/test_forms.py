@@ -9,8 +9,8 @@ import pytest
 
 from farm.api.prorl import job_requests
 from farm.api.prorl.data_sources import fields_of, handler_of
-from farm.api.prorl.messages import conversation
 from farm.api.prorl.requests import ProcessRequest
+from farm.api.prorl.wire_messages import conversation
 from farm.errors import InvalidRequest, UnknownHandler
 from farm.records.trajectory import ModelCall, token_ids
 

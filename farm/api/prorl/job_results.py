@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from farm.api.prorl.messages import conversation
 from farm.api.prorl.requests import SamplingMix
+from farm.api.prorl.wire_messages import conversation
 from farm.records.rollout import Outcome, Rollout, Stage, State, Timing
 from farm.records.trajectory import ModelCall
 

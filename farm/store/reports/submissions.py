@@ -1,0 +1,16 @@
+"""Submissions of rollouts, as they were scored."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import Connection, select
+
+from farm.store.rollouts import rollouts
+
+
+def submission(connection: Connection, rollout_id: str) -> dict[str, Any] | None:
+    """Return the part of a rollout that was scored; None if it did not come so far."""
+    statement = select(rollouts.c.submission).where(rollouts.c.rollout_id == rollout_id)
+    result: dict[str, Any] | None = connection.execute(statement).scalar_one_or_none()
+    return result
