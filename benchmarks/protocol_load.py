@@ -1,8 +1,8 @@
 """Hundreds of requests of another system's protocol at a time: memory of the API, and how late its answers are.
 
-Each protocol is a `ProtocolLoad`: an order before a round and one after it, and the requests of a round, all in flight at one
-time. The rollouts are empty, so what is measured is the API's. Memory is the most that the
-process had in a round: that of the first is of code and connections, and what later rounds add is not given back.
+Each protocol is a `ProtocolLoad`: orders before a round and after it, and the requests of a round, all in flight at one
+time. The rollouts are empty, so what is measured is the API's. Memory is the most that the process had in a round: that
+of the first is of code and connections, and what later rounds add is not given back.
 """
 
 from __future__ import annotations
