@@ -45,11 +45,14 @@ def application(
     endpoints: Endpoints, key: str, bounds: ConnectionLimits, speak: Sequence[SpokenProtocol] = ()
 ) -> ASGIApp:
     """Return the API's ASGI application, with other protocols, authentication and connection limits."""
-    apps = [(each, protocols.application(endpoints, each.protocol)) for each in speak]
+    apps = [
+        (each, KeyMiddleware(protocols.application(endpoints, each.protocol), key, each.protocol.refuse))
+        for each in speak
+    ]
     by_name = {each.name: app for each, app in apps}
     by_port = {each.port: app for each, app in apps if each.port}
-    switch = ProtocolSwitch(_own_verbs(endpoints), by_name, by_port)
-    return KeyMiddleware(RequestBodyLimit(switch, bounds), key)
+    own = KeyMiddleware(_own_verbs(endpoints), key, open_path=HEALTH)
+    return RequestBodyLimit(ProtocolSwitch(own, by_name, by_port), bounds)
 
 
 def _own_verbs(endpoints: Endpoints) -> ASGIApp:

@@ -13,40 +13,45 @@ import hmac
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from farm.api.endpoints import refusal
+from farm.api.endpoints import Refuse, refusal
 from farm.client.http_errors import ProblemDetails
 
 HEALTH = "/healthz"
-_HEADERS = (b"authorization", b"x-api-key")
+_API_KEY = b"x-api-key"
+_HEADERS = (b"authorization", _API_KEY)
 _NO_KEY = ProblemDetails(
     401, "NotAllowed", "the API wants its key: set FARM_API_KEY or FARM_HOME, or send `Authorization: Bearer KEY`"
 )
 
 
 class KeyMiddleware:
-    """Middleware that passes authenticated requests and refuses all others. `key` is never empty."""
+    """Middleware that passes authenticated requests and refuses all others, by `refuse`.
 
-    def __init__(self, app: ASGIApp, key: str) -> None:
+    `key` is never empty; requests for `open_path` need none.
+    """
+
+    def __init__(self, app: ASGIApp, key: str, refuse: Refuse = refusal, open_path: str = "") -> None:
         if not key:
             raise ValueError("an API without a key would serve everybody")
         self._app = app
         self._expected = key.encode()
+        self._refuse = refuse
+        self._open_path = open_path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        shown = [value for name, value in scope["headers"] if name in _HEADERS]
+        headers = scope["headers"]
+        shown = [value if name == _API_KEY else _key_in(value) for name, value in headers if name in _HEADERS]
         # of several, none is taken: a proxy may have checked another one
-        allowed = len(shown) == 1 and hmac.compare_digest(_key_in(shown[0]), self._expected)
-        is_health_check = not shown and scope["path"] == HEALTH
-        await (self._app if allowed or is_health_check else refusal(_NO_KEY))(scope, receive, send)
+        allowed = len(shown) == 1 and hmac.compare_digest(shown[0], self._expected)
+        is_open = not shown and bool(self._open_path) and scope["path"] == self._open_path
+        await (self._app if allowed or is_open else self._refuse(_NO_KEY, None))(scope, receive, send)
 
 
 def _key_in(value: bytes) -> bytes:
-    """Return the key that a header shows; empty if it shows none."""
-    scheme, has_scheme, rest = value.partition(b" ")
-    if not has_scheme:
-        return value
+    """Return the key in an Authorization header; empty if there is none."""
+    scheme, _, rest = value.partition(b" ")
     if scheme.lower() == b"bearer":
         return rest
     if scheme.lower() != b"basic":
