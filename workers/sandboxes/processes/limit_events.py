@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from pathlib import Path
 
@@ -15,23 +16,21 @@ class LimitEvents:
     """The notices in a sandbox's folder since this object was made, or `from_start`, or the last `take`."""
 
     def __init__(self, state: Path, cgroup: str = "", *, from_start: bool = False) -> None:
-        self._path = state / _FILE
+        self._path = str(state / _FILE)
         self._n_read = 0 if from_start else self._size()
         self._cgroup = cgroup
         self._n_killed = cgroups.n_killed(cgroup) if cgroup and not from_start else 0
 
     def _size(self) -> int:
-        try:
-            return self._path.stat().st_size
-        except FileNotFoundError:
-            return 0
+        # asked twice a command, mostly of a file that is not there: this is the cheapest way to learn that
+        return os.stat(self._path).st_size if os.access(self._path, os.F_OK) else 0  # noqa: PTH116
 
     def take(self, code: int | None = 0) -> str:
         """Return the limits that were reached, in words, as the exit `code` of a command may show; empty if none."""
         result = []
         size = self._size()
         if size > self._n_read:
-            with self._path.open() as file:
+            with Path(self._path).open() as file:
                 file.seek(self._n_read)
                 result = file.read(size - self._n_read).splitlines()
             self._n_read = size

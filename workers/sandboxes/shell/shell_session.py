@@ -90,8 +90,10 @@ class ShellSession:
         self._wants_terminal = False
         self._stored = False
         self._waiter: asyncio.Future[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
         self._watch: asyncio.TimerHandle | None = None
         self._watching = False
+        self._watches_later = False
         self._chatter = HeadTail(2000)
         self._folder = settings().scratch
         self._output = self._new_output()
@@ -152,7 +154,7 @@ class ShellSession:
         how = {"stored": self._stored, "typed": typed, "skip": skip}
         line = self._protocol.line(self._number, self._code, keeps=may_redirect(command), kept=self._kept, **how)
         self.terminal.type(line)
-        self._watch = self._loop.call_later(_UNWATCHED_S, self._watch_output)
+        self._watches_later = True
 
     def _put(self, data: bytes) -> None:
         # it may have died, which its end will show
@@ -163,13 +165,29 @@ class ShellSession:
         """Return the command's end, or None if it has not ended within so many seconds."""
         if self.ended is None:
             self._waiter = waiter = self._loop.create_future()
-            timer = self._loop.call_later(seconds, self._wake)
+            deadline = self._loop.time() + seconds
+            if self._watches_later and seconds > _UNWATCHED_S:
+                # one timer for both, as most commands end before either
+                self._timer = self._loop.call_later(_UNWATCHED_S, self._watch_until, deadline)
+            else:
+                self._watch_now()
+                self._timer = self._loop.call_at(deadline, self._wake)
             try:
                 await waiter
             finally:
-                timer.cancel()
+                self._timer.cancel()
                 self._waiter = None
         return self.ended
+
+    def _watch_until(self, deadline: float) -> None:
+        self._watch_now()
+        self._timer = self._loop.call_at(deadline, self._wake)
+
+    def _watch_now(self) -> None:
+        """Read output as it comes, if that was put off."""
+        if self._watches_later:
+            self._watches_later = False
+            self._watch_output()
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
@@ -345,6 +363,7 @@ class ShellSession:
         self._loop.add_reader(self._output_out, self._read_output)
 
     def _unwatch_output(self) -> None:
+        self._watches_later = False
         if self._watch is not None:
             self._watch.cancel()
         if self._watching:
