@@ -2,7 +2,8 @@
 
 Source: trainer_integration/verl/verl_custom/nvidia/rollout/async_server.py. LLM servers are cleared and added once.
 Around every batch it calls `/start` and `/stop`, and goes on if they fail; in between it keeps a pool of requests in
-flight. An answer counts if its status is 200 and it has messages; anything else is asked for again, three times in all.
+flight. An answer counts if its status is 200 and it has messages; any other is asked for again, three times in all. A
+connection that is lost is tried again until there is an answer.
 With dynamic filtering it names its jobs, stops when it has enough, and cancels the rest.
 """
 
@@ -83,16 +84,16 @@ class ProrlTrainer:
         self, client: httpx2.AsyncClient, instance: dict[str, Any], job: str | None, done: asyncio.Event
     ) -> Result | None:
         body = {"instance": instance, "sampling_params": self.sampling} | ({"job_id": job} if job else {})
-        for _ in range(ATTEMPTS):
-            if done.is_set():
-                break
+        n_answers = 0
+        while n_answers < ATTEMPTS and not done.is_set():
             self.n_asked += 1
             try:
                 answer = await client.post(f"{self._url}/process", json=body)
-            except httpx2.HTTPError:
-                # its client asks at once, and so gives up on a server that restarts
+            except httpx2.TransportError:
+                # its client counts these, asks at once, and so gives up on a server that restarts
                 await asyncio.sleep(1.0)
                 continue
+            n_answers += 1
             if answer.status_code == 200 and answer.json().get("messages"):
                 result: Result = answer.json()
                 return result

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from tests.services.farms import until
 from workers.sandboxes.processes.fork_client import ForkClient
 
 
@@ -19,7 +20,8 @@ def test_a_closed_client_leaves_no_process_and_starts_another_when_asked_again()
     client = ForkClient()
     for _ in range(2):
         client.request({"do": "nothing"}, []).close()
-        assert len(fork_servers()) == len(before) + 1
+        # a process has no command line for a moment while it begins its program
+        until(lambda: len(fork_servers()) == len(before) + 1, "it has a fork server")
         client.close()
         assert fork_servers() == before
     client.close()
