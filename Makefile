@@ -106,8 +106,10 @@ train: runtime apptainer home  ## a tiny policy learns through a farm, on a real
 	@$(BIN)/python -m examples.training --python '$(FARM_HOME)/vllm/.venv/bin/python' $(ARGS)
 
 # Tests wait for processes much of their time, so more run than there are cores; ARGS="-n 0" is one after the other.
+# RERUN=0: a failed test is not run once more at the end.
+RERUN ?= 1
 test: venv apptainer rabbitmq  ## every test; ARGS="..." goes to pytest
-	@$(BIN)/python -m pytest -n $$((2 * $$(nproc) + 1)) --maxprocesses 8 $(ARGS)
+	@RERUN=$(RERUN) $(BIN)/python -m pytest -n $$((2 * $$(nproc) + 1)) --maxprocesses 8 $(ARGS)
 
 # One after the other, as they are to find what time brings out, not what a full machine does.
 SOAK_MINUTES ?= 10

@@ -21,6 +21,7 @@ from farm.store.database import Store
 from testkit.postgres import postgres_database as new_postgres_database
 from testkit.postgres import postgres_server
 from testkit.private_server import Missing
+from tests import rerun
 from tests.services.apptainer import apptainer_program, unpacked_binaries
 from tests.services.servers.redis import redis_client, redis_server
 from workers.testing import plugin_path
@@ -56,6 +57,8 @@ def pytest_configure(config: pytest.Config) -> None:
     examples.register_profile("farm", deadline=None, suppress_health_check=[HealthCheck.too_slow])
     examples.load_profile("farm")
     plugin_path.install()
+    if rerun.is_asked_for(config):
+        config.pluginmanager.register(rerun.Rerun())
 
 
 @pytest.hookimpl(hookwrapper=True)
