@@ -18,7 +18,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 COMPILED := pycosat
 
 .DEFAULT_GOAL := help
-.PHONY: help runtime venv home apptainer rabbitmq demo train test soak test-vllm test-trainers test-environments check docs lock clean
+.PHONY: help runtime venv home apptainer rabbitmq promtool demo train test soak test-vllm test-trainers test-environments test-agents test-protocols test-web test-slurm test-helm test-ray test-pooler screenshots check docs lock clean
 
 # What a lock pins, wheels alone, with a line for every ten packages; by uv where that is, which is much faster.
 # Hashes are checked either way. uv reads no configuration of pip's, so where it finds no packages pip has its turn.
@@ -98,6 +98,12 @@ rabbitmq: home  ## RabbitMQ under $(FARM_HOME)/rabbitmq for the tests, where the
 	    || echo "no RabbitMQ here (see $$log): its tests are left out"; \
 	fi
 
+promtool: home  ## Prometheus's promtool under $(FARM_HOME)/prometheus for the tests, where the machine has none
+	@command -v promtool >/dev/null || [ -x '$(FARM_HOME)/prometheus/usr/bin/promtool' ] || { \
+	  mkdir -p '$(FARM_HOME)' && log='$(FARM_HOME)/prometheus.log'; echo "fetching promtool into $(FARM_HOME)/prometheus"; \
+	  bash tests/services/servers/debian_packages.sh '$(FARM_HOME)/prometheus' prometheus >"$$log" 2>&1 \
+	    || echo "no promtool here (see $$log): its test is left out"; }
+
 demo: runtime apptainer  ## a farm on this machine plays a batch of rollouts; ARGS="..." goes to examples/demo.py
 	@$(BIN)/python -m examples.demo $(ARGS)
 
@@ -108,7 +114,7 @@ train: runtime apptainer home  ## a tiny policy learns through a farm, on a real
 # Tests wait for processes much of their time, so more run than there are cores; ARGS="-n 0" is one after the other.
 # RERUN=0: a failed test is not run once more at the end.
 RERUN ?= 1
-test: venv apptainer rabbitmq  ## every test; ARGS="..." goes to pytest
+test: venv apptainer rabbitmq promtool  ## every test; ARGS="..." goes to pytest
 	@RERUN=$(RERUN) $(BIN)/python -m pytest -n $$((2 * $$(nproc) + 1)) --maxprocesses 8 $(ARGS)
 
 # One after the other, as they are to find what time brings out, not what a full machine does.
@@ -132,6 +138,41 @@ test-trainers: venv home  ## the trainer adapters on the trainers' own packages,
 # Each package in an environment of its own, in the cache of $(FARM_HOME); FARM_TEST_ENVIRONMENTS lets pytest see the tests.
 test-environments: venv apptainer  ## the adapters of environments on the packages themselves (1 GB once); ARGS="..." goes to pytest
 	@FARM_TEST_ENVIRONMENTS=1 $(BIN)/python -m pytest -n 0 --timeout 3600 tests/environments $(ARGS)
+
+# Each program as its package, in the cache of $(FARM_HOME); FARM_TEST_AGENTS lets pytest see the tests.
+test-agents: venv apptainer  ## the shipped agents on the programs themselves (4 GB once); ARGS="..." goes to pytest
+	@bash tests/agents/environment.sh '$(BIN)/farm'
+	@FARM_TEST_AGENTS=1 $(BIN)/python -m pytest -n 0 --timeout 3600 tests/agents $(ARGS)
+
+# Each system in an environment of its own; FARM_TEST_PROTOCOLS, their folder, is what lets pytest see the tests at all.
+test-protocols: venv home  ## the protocols of other systems with their own clients (3 GB once); ARGS="..." goes to pytest
+	@bash tests/protocols/environment.sh '$(FARM_HOME)/protocols'
+	@FARM_TEST_PROTOCOLS='$(FARM_HOME)/protocols' $(BIN)/python -m pytest -n 0 --timeout 900 tests/protocols $(ARGS)
+
+# A browser is no package of Python's: apt-get install chromium. FARM_WEB_PACKAGES is what lets pytest see the tests at all.
+test-web: venv home apptainer  ## the page in a real Chromium: views, live numbers, keys, accessibility (150 MB once); ARGS="..." goes to pytest
+	@bash tests/web/environment.sh '$(FARM_HOME)/web'
+	@FARM_WEB_PACKAGES='$(FARM_HOME)/web/packages' $(BIN)/python -m pytest -n 0 --timeout 900 tests/web $(ARGS)
+
+test-slurm: venv home  ## a farm on a real Slurm of four node daemons, started for it; needs slurmctld, slurmd, slurm-client, munge; ARGS="..."
+	@FARM_TEST_SLURM=1 $(BIN)/python -m pytest -n 0 --timeout 3600 tests/slurm $(ARGS)
+
+test-pooler: venv  ## the store and a farm behind a real PgBouncer in transaction mode; needs pgbouncer; ARGS="..." goes to pytest
+	@FARM_TEST_POOLER=1 $(BIN)/python -m pytest -n 0 --timeout 900 tests/pooler $(ARGS)
+
+test-helm: venv home  ## the Helm chart, by Helm's own engine and the schemas of Kubernetes (350 MB once); ARGS="..."
+	@bash tests/helm/environment.sh '$(FARM_HOME)/helm'
+	@FARM_HELM_PACKAGES='$(FARM_HOME)/helm/packages' $(BIN)/python -m pytest -n 0 --timeout 900 tests/helm $(ARGS)
+
+test-ray: venv home  ## nodes of a farm on a local Ray cluster of two nodes (260 MB once); ARGS="..."
+	@bash tests/ray/environment.sh '$(FARM_HOME)/ray'
+	@FARM_RAY_PACKAGES='$(abspath $(FARM_HOME))/ray/packages' $(BIN)/python -m pytest -n 0 --timeout 3600 tests/ray $(ARGS)
+
+screenshots: venv home apptainer  ## pictures of each view of the page in docs/screenshots
+	@bash tests/web/environment.sh '$(FARM_HOME)/web'
+	@mkdir -p docs/screenshots
+	@FARM_SCREENSHOTS='$(CURDIR)/docs/screenshots' FARM_WEB_PACKAGES='$(FARM_HOME)/web/packages' \
+	  $(BIN)/python -m pytest -q -n 0 --timeout 900 tests/web -k everyone
 
 check: venv docs  ## formatting, lint, types, import contracts, links of the documentation
 	$(BIN)/ruff format --check .

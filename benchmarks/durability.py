@@ -20,7 +20,8 @@ from pathlib import Path
 
 import farm
 from benchmarks.peers import plain
-from farm.embedded.embedded_farm import Embedded, start_redis
+from farm.embedded.embedded_farm import Embedded
+from farm.embedded.own_redis import start_redis
 from farm.settings import Settings
 from testkit.postgres import postgres_server
 from testkit.private_server import Missing

@@ -1,6 +1,7 @@
 """Overhead of the farm: rollouts per second, CPU and latency of an empty rollout, memory of a waiting one, and
 how fast a batch comes back. The empty rollout has no sandbox and no LLM; it goes through all three stages, with claims,
-leases, attempts, rewards and the finish, on both databases. Beside it: a plain Celery chain of three empty tasks.
+leases, attempts, rewards and the finish, on both databases; and once more as one whose handler declares that it needs
+no sandbox, which has no init stage. Beside it: a plain Celery chain of three empty tasks.
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ import time
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 import farm
 from benchmarks.peers import plain
-from farm.embedded.embedded_farm import Embedded, start_redis
+from farm.embedded.embedded_farm import Embedded
+from farm.embedded.own_redis import start_redis
 from farm.records.trajectory import Segment
 from farm.settings import Settings
 from farm.store import batches, migrations, placement, rollouts, trajectories
@@ -34,8 +37,10 @@ from workers.testing.engine import ScriptedEngine
 from workers.testing.scripted_model import Script
 from workers.testing.serving import serving
 
+Instance = dict[str, Any]
 NODE_OPTIONS = ("--init", "8", "--run", "64", "--eval", "8")
-NOOP = {"data_source": "noop", "fields": {}}
+NOOP: Instance = {"data_source": "noop", "fields": {}}
+EMPTY: Instance = {"data_source": "empty", "fields": {}}
 
 
 def main() -> None:
@@ -68,21 +73,32 @@ def empty_rollouts(report: Report, name: str, here: Embedded, asked: argparse.Na
         latencies = sorted(play(client, 1) for _ in range(15 if asked.quick else 300))
         report.add(f"{name}_latency_p50", statistics.median(latencies) * 1000, "ms")
         report.add(f"{name}_latency_p99", latencies[int(len(latencies) * 0.99)] * 1000, "ms")
-        processes = tree(os.getpid())
-        rates, cpu = [], []
-        n = 500 if asked.quick else 3000
-        for _ in range(1 if asked.quick else 3):
-            before = cpu_s(processes)
-            rates.append(n / play(client, n))
-            cpu.append((cpu_s(processes) - before) / n)
-        report.add(f"{name}_rollouts_per_s", statistics.median(rates), "1/s", plain_celery_chain=raw)
-        report.add(f"{name}_cpu_per_rollout", statistics.median(cpu) * 1000, "ms")
+        _rate(report, name, client, asked, raw)
+        play(client, 1, EMPTY)
+        while not any(node.without_sandbox for node in client.nodes()):
+            time.sleep(0.1)
+        play(client, 40, EMPTY)
+        _rate(report, f"{name}_without_init", client, asked, raw, EMPTY)
 
 
-def play(client: farm.Farm, n: int) -> float:
+def _rate(
+    report: Report, name: str, client: farm.Farm, asked: argparse.Namespace, raw: float, instance: Instance = NOOP
+) -> None:
+    processes = tree(os.getpid())
+    rates, cpu = [], []
+    n = 500 if asked.quick else 3000
+    for _ in range(1 if asked.quick else 3):
+        before = cpu_s(processes)
+        rates.append(n / play(client, n, instance))
+        cpu.append((cpu_s(processes) - before) / n)
+    report.add(f"{name}_rollouts_per_s", statistics.median(rates), "1/s", plain_celery_chain=raw)
+    report.add(f"{name}_cpu_per_rollout", statistics.median(cpu) * 1000, "ms")
+
+
+def play(client: farm.Farm, n: int, instance: Instance = NOOP) -> float:
     """Seconds from submit until n empty rollouts have ended."""
     started = time.perf_counter()
-    batch_id = client.submit({"instances": [NOOP] * n})
+    batch_id = client.submit({"instances": [instance] * n})
     status = client.wait(batch_id, 300)
     elapsed_s = time.perf_counter() - started
     if status.n_completed != n:
@@ -133,7 +149,7 @@ def _stored_batch(store: Store) -> tuple[str, list[np.ndarray]]:
     batch_id, _ = store.write(lambda connection: batches.create(connection, request, "benchmark"))
     random = np.random.default_rng(0)
     raw: list[np.ndarray] = []
-    for rollout_id, attempt, stage in store.read(lambda connection: placement.next_of(connection, batch_id, 2000)):
+    for each in store.read(lambda connection: placement.next_of(connection, batch_id, 2000)):
         segment = Segment(
             random.integers(0, 150_000, 500, dtype=np.int32),
             random.integers(0, 150_000, 8000, dtype=np.int32),
@@ -143,7 +159,7 @@ def _stored_batch(store: Store) -> tuple[str, list[np.ndarray]]:
         )
         values = [getattr(segment, field) for field in segment.__slots__]
         raw += [value for value in values if isinstance(value, np.ndarray)]
-        message = placement.StageMessage(rollout_id, attempt, stage, "benchmark")
+        message = placement.StageMessage(each.rollout_id, each.attempt, each.stage, "benchmark")
         store.submit(lambda connection, m=message, segment=segment: _finish(connection, batch_id, m, segment))  # type: ignore[misc]
     store.write(lambda connection: None)
     return batch_id, raw

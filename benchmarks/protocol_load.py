@@ -1,8 +1,9 @@
 """Hundreds of requests of another system's protocol at a time: memory of the API, and how late its answers are.
 
-Each protocol is a `ProtocolLoad`: orders before a round and after it, and the requests of a round, all in flight at one
-time. The rollouts are empty, so what is measured is the API's. Memory is the most that the process had in a round: that
-of the first is of code and connections, and what later rounds add is not given back.
+Each protocol is a `ProtocolLoad`: orders before a round and after it, and the turns of a round, in each of which all
+requests are in flight at one time. The rollouts are empty, and so are the commands of trajectories, whose sandboxes all
+run at one time, so what is measured is the API's. Memory is the most that the process had in a round: that of the first
+is of code and connections, and what later rounds add is not given back.
 """
 
 from __future__ import annotations
@@ -30,18 +31,21 @@ from workers.testing import plugin_path
 
 KEY = "of-this-benchmark"
 NODE_OPTIONS = ("--init", "16", "--run", "64", "--eval", "16")
+_ROOM = ("--init", "16", "--run", "512", "--eval", "16")
+_PATIENT = {"FARM_VERL_TOOL_WAIT_S": "600", "FARM_VERL_TOOL_ACTION_S": "300"}
 _PLAY_S = 0.5
 """Seconds that an empty rollout sleeps, so that all requests of a round wait at one time."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProtocolLoad:
-    """The form of one protocol: (path, body) of the orders around a round, and of the requests in it."""
+    """The form of one protocol: (path, body) of the orders around a round, and of a client's requests in its turns."""
 
     before: tuple[tuple[str, Any], ...]
-    request: Callable[[int], tuple[str, Any]]
+    turns: tuple[Callable[[int], tuple[str, Any]], ...]
     after: tuple[tuple[str, Any], ...]
     is_answered: Callable[[Any], bool]
+    node_options: tuple[str, ...] = NODE_OPTIONS
 
 
 def _process(index: int) -> tuple[str, Any]:
@@ -49,13 +53,28 @@ def _process(index: int) -> tuple[str, Any]:
     return "/process", {"instance": instance, "sampling_params": {"max_iterations": 30}}
 
 
+def _action(index: int) -> tuple[str, Any]:
+    return "/get_observation", {"trajectory_ids": [f"t{index}"], "actions": ["<bash>echo hi</bash>"]}
+
+
+def _finish(index: int) -> tuple[str, Any]:
+    return "/get_observation", {"trajectory_ids": [f"t{index}"], "actions": [""], "finish": [True]}
+
+
 LOADS: Mapping[str, ProtocolLoad] = {
     "prorl": ProtocolLoad(
         before=(("/add_llm_server", {"address": "http://127.0.0.1:9"}), ("/start", None)),
-        request=_process,
+        turns=(_process,),
         after=(("/stop", None),),
         is_answered=lambda result: result["resolved"] is True,
-    )
+    ),
+    "verl-tool": ProtocolLoad(
+        before=(),
+        turns=(_action, _action, _action, _finish),
+        after=(),
+        is_answered=lambda result: result["valids"] == [True],
+        node_options=_ROOM,
+    ),
 }
 
 
@@ -64,21 +83,31 @@ def main() -> None:
     plugin_path.install()
     n, n_rounds = (100, 2) if result.quick else (500, 6)
     report = Report(f"{n} requests of a protocol at a time")
-    with tempfile.TemporaryDirectory(prefix="farm-load-") as folder:
-        home = Path(folder)
-        settings = Settings(home=home, scratch=home / "scratch", broker_url="", sandbox="namespace")
-        with Embedded(settings, node_options=NODE_OPTIONS, flower=False) as here:
-            for name, load in LOADS.items():
-                with _api(here.home, name) as (url, process):
-                    asyncio.run(_rounds(report, name, load, f"{url}/{name}", process.pid, n, n_rounds))
+    for name in LOADS:
+        measure(report, name, n, n_rounds)
     report.show(result.json)
 
 
+def measure(report: Report, name: str, n: int, n_rounds: int) -> None:
+    """Play rounds of a protocol on a farm of its own."""
+    load = LOADS[name]
+    with tempfile.TemporaryDirectory(prefix="farm-load-") as folder:
+        # its home is closed to the user that sandboxes run as, who passes through the folder to the scratch beside it
+        Path(folder).chmod(0o755)
+        home, scratch = Path(folder) / "home", Path(folder) / "scratch"
+        settings = Settings(home=home, scratch=scratch, broker_url="", sandbox="namespace")
+        with (
+            Embedded(settings, node_options=load.node_options, flower=False) as here,
+            api_process(here.home, name) as (url, process),
+        ):
+            asyncio.run(play_rounds(report, name, load, f"{url}/{name}", process.pid, n, n_rounds))
+
+
 @contextmanager
-def _api(home: Path, name: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+def api_process(home: Path, name: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
     """A process of the API that speaks a protocol."""
     command = [str(Path(sys.executable).parent / "farm"), "api", "--url", str(home), "--port", "0", "--speak", name]
-    env = os.environ | {"FARM_HOME": str(home), "FARM_API_KEY": KEY}
+    env = os.environ | {"FARM_HOME": str(home), "FARM_API_KEY": KEY, **_PATIENT}
     process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     try:
@@ -88,7 +117,8 @@ def _api(home: Path, name: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
         process.wait(30)
 
 
-async def _rounds(report: Report, name: str, load: ProtocolLoad, url: str, pid: int, n: int, n_rounds: int) -> None:
+async def play_rounds(report: Report, name: str, load: ProtocolLoad, url: str, pid: int, n: int, n_rounds: int) -> None:
+    """Play rounds of `n` requests at a time, and add their figures."""
     memory: list[float] = []
     late: list[float] = []
     limits = httpx2.Limits(max_connections=None, max_keepalive_connections=None)
@@ -98,9 +128,10 @@ async def _rounds(report: Report, name: str, load: ProtocolLoad, url: str, pid: 
         for _ in range(n_rounds):
             await _orders(client, load.before)
             forget_peak(pid)
-            started = time.perf_counter()
-            answers = [asyncio.create_task(_asked(client, load, index)) for index in range(n)]
-            late += [await answer - started for answer in answers]
+            for turn in load.turns:
+                started = time.perf_counter()
+                answers = [asyncio.create_task(_asked(client, load, *turn(index))) for index in range(n)]
+                late += [await answer - started for answer in answers]
             memory.append(peak_mb(pid))
             await _orders(client, load.after)
     seconds = time.perf_counter() - began
@@ -109,12 +140,12 @@ async def _rounds(report: Report, name: str, load: ProtocolLoad, url: str, pid: 
     report.add(f"{name}_memory_last_round", memory[-1], "MB", rounds=n_rounds, growth=memory[-1] - memory[0])
     report.add(
         f"{name}_answers",
-        n * n_rounds / seconds,
+        len(late) / seconds,
         "requests/s",
         p50_s=statistics.median(late),
         p99_s=late[len(late) * 99 // 100],
     )
-    report.add(f"{name}_cpu_of_the_api", 1000 * (cpu_s([pid]) - spent) / (n * n_rounds), "ms/request")
+    report.add(f"{name}_cpu_of_the_api", 1000 * (cpu_s([pid]) - spent) / len(late), "ms/request")
 
 
 async def _orders(client: httpx2.AsyncClient, orders: tuple[tuple[str, Any], ...]) -> None:
@@ -123,12 +154,11 @@ async def _orders(client: httpx2.AsyncClient, orders: tuple[tuple[str, Any], ...
         answer.raise_for_status()
 
 
-async def _asked(client: httpx2.AsyncClient, load: ProtocolLoad, index: int) -> float:
-    path, body = load.request(index)
+async def _asked(client: httpx2.AsyncClient, load: ProtocolLoad, path: str, body: Any) -> float:
     answer = await client.post(path, json=body)
     answer.raise_for_status()
     if not load.is_answered(answer.json()):
-        raise RuntimeError(f"request {index} was answered by {answer.text[:500]}")
+        raise RuntimeError(f"{path} was answered by {answer.text[:500]}")
     return time.perf_counter()
 
 

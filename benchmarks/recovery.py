@@ -22,7 +22,7 @@ from pathlib import Path
 
 import farm
 from farm.embedded.child_process import ChildProcess
-from farm.embedded.embedded_farm import start_redis
+from farm.embedded.own_redis import start_redis
 from farm.settings import Settings
 from farm.store import migrations
 from farm.store.database import Store

@@ -19,7 +19,10 @@ def is_http(url: str | Path | None) -> bool:
 
 
 def address_of(url: str | Path | None, defaults: Settings) -> tuple[str, str]:
-    """Return (store URL, broker URL) of a farm's address, as `farm.connect` takes it, but for that of an API."""
+    """Return (store URL, broker URL) of a farm's address, as `farm.connect` takes it, but for that of an API.
+
+    Raises FarmUnreachable for a folder that does not say where its farm is.
+    """
     if url is None:
         if defaults.store_url:
             return defaults.store_url, defaults.broker_url
@@ -33,9 +36,17 @@ def address_of(url: str | Path | None, defaults: Settings) -> tuple[str, str]:
         return text, defaults.broker_url
     file = Path(text).expanduser() / ADDRESS_FILE
     try:
-        address = json.loads(file.read_text())
+        address = json.loads(file.read_bytes())
+        store_url, broker_url = str(address["store_url"]), str(address["broker_url"])
     except (FileNotFoundError, NotADirectoryError):
         raise FarmUnreachable(
             f"no farm was ever started in {file.parent}: run `farm up`, or set FARM_STORE_URL"
         ) from None
-    return address["store_url"], address["broker_url"]
+    # whatever is in there
+    except (ValueError, TypeError, LookupError, RecursionError):
+        raise FarmUnreachable(
+            f"{file} is no address of a farm: `farm up`, or `farm head` on a cluster, writes it anew"
+        ) from None
+    if not store_url:
+        raise FarmUnreachable(f"the head of {file.parent} is not ready yet: `farm head --dir {file.parent}` runs it")
+    return store_url, broker_url

@@ -7,6 +7,9 @@ FarmError
 │   ├── NotFound          no batch, rollout or plug-in of that name
 │   ├── Conflict          it exists already and is different
 │   ├── NotAllowed        understood, but not from here or not now
+│   │   └── Forbidden         the key that was shown does not allow it
+│   ├── Pruned            it was there, and retention has removed it
+│   ├── SandboxEnded      a borrowed sandbox that is not there any more
 │   └── NotInstalled      needs packages that are not installed here
 ├── ServiceError      the farm's fault: 503, try again
 │   ├── StoreUnavailable
@@ -20,6 +23,7 @@ FarmError
     │   └── LayerMissing      of EvaluatorError: scoring needs a layer that was too large to be kept; never tried again
     ├── StaleRollout       no failure: newer weights have overtaken it
     └── AgentError, HandlerError                       a bug in a plug-in: tried again, HandlerError only if it says so
+        └── AgentMissing      of AgentError: it cannot be had on this node
 ToolError             text for the model; the rollout goes on
 LimitReached          control flow: ends the agent's loop with an outcome
 """
@@ -86,6 +90,22 @@ class NotAllowed(UsageError):
     """Understood, but not possible in this state or from here."""
 
     status = 403
+
+
+class Forbidden(NotAllowed):
+    """The scopes of the key that was shown, or the number of engines that it may have, do not allow it."""
+
+
+class Pruned(UsageError):
+    """Removed by retention or `farm prune`, as long as its rollout ended before; its reward may be there still."""
+
+    status = 410
+
+
+class SandboxEnded(UsageError):
+    """A borrowed sandbox has ended: it was stopped, its lease ran out, or its node was lost. The message says which."""
+
+    status = 410
 
 
 class NotInstalled(UsageError):
@@ -182,9 +202,20 @@ class LayerMissing(EvaluatorError):
 
 
 class AgentError(RolloutError):
-    """The agent loop itself broke: a bug of ours, not an action of the policy."""
+    """The agent broke, which is no action of the policy; `retryable` is False where another attempt breaks alike."""
 
     kind = "agent_error"
+
+    def __init__(self, message: str, *, retryable: bool = True) -> None:
+        super().__init__(message)
+        self.retryable = retryable
+
+
+class AgentMissing(AgentError):
+    """The agent cannot be had on this node: not installed, not imported, or what it brings is not what it should be.
+
+    No instance has a part in that.
+    """
 
 
 class HandlerError(RolloutError):

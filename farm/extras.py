@@ -16,9 +16,10 @@ def check_extra(what: str) -> None:
         raise not_installed(what, *missing)
 
 
-def not_installed(what: str, *modules: str) -> NotInstalled:
+def not_installed(what: str, *modules: str, extra: str = "farm") -> NotInstalled:
     """Return the error that names the extra to install for `what`."""
+    here = "the client, which is all that is" if extra == "farm" else "what is"
     return NotInstalled(
-        f"{what} needs more than the client, which is all that is installed here ({', '.join(modules)} missing): "
-        "pip install 'rollout-farm[farm]'"
+        f"{what} needs more than {here} installed here ({', '.join(modules)} missing): "
+        f"pip install 'rollout-farm[{extra}]'"
     )

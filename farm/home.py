@@ -66,11 +66,14 @@ def own_key(settings: Settings) -> str:
     known = known_key(settings)
     if known:
         return known
-    path = own_home(settings.home) / KEY_FILE
-    fresh = path.with_name(f".{KEY_FILE}.{secrets.token_hex(4)}")
+    return written_once(own_home(settings.home) / KEY_FILE, secrets.token_hex(24))
+
+
+def written_once(path: Path, text: str) -> str:
+    """Write a new file for its owner alone; return what it holds: of several that begin at once, one is first."""
+    fresh = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        own_file(fresh).write_text(f"{secrets.token_hex(24)}\n")
-        # of several that begin at once, one is first, and all take its key
+        own_file(fresh).write_text(f"{text}\n")
         with contextlib.suppress(FileExistsError):
             os.link(fresh, path)
     finally:

@@ -2,7 +2,7 @@
 
 Each begins with the one above it: `batch`, `batch.group`, `batch.group.sample`; a sandbox's is its rollout's with the
 attempt, and `.eval` or `.prepare` if it is not the one that is played in. A sandbox that serves many rollouts is named
-after the process that keeps it.
+after the process that keeps it, and one that a client borrows by chance.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from farm.errors import NotFound
 
 _ID = re.compile(r"([A-Za-z0-9_-]{1,64})(?:\.([0-9]{1,9})(?:\.([0-9]{1,9}))?)?", re.ASCII)
 
+_MADE = re.compile(r"(?<![\w.-])b[0-9a-f]{10}(?:\.[0-9]{1,9}){0,2}(?![\w-])", re.ASCII)
+_BORROWED = re.compile(r"s-[0-9a-f]{16}", re.ASCII)
 _OWNED = re.compile(r"(?:build|shared)-([0-9]{1,9})-([0-9]{1,18})-[0-9a-f]{8}", re.ASCII)
 
 
@@ -46,9 +48,20 @@ class RolloutRef:
         return ".".join(str(part) for part in (self.batch_id, self.group_index, self.sample_index) if part is not None)
 
 
+def first_ref(text: str) -> RolloutRef | None:
+    """Return the first batch, group or rollout that a text names, by an id that a farm made; None if it names none."""
+    match = _MADE.search(text)
+    return None if match is None else RolloutRef.of(match[0])
+
+
 def new_batch_id() -> str:
     """Return a random id for a new batch."""
     return "b" + secrets.token_hex(5)
+
+
+def message_id() -> str:
+    """Return a random id for a message to a webhook."""
+    return "m" + secrets.token_hex(12)
 
 
 def group_id(batch_id: str, group_index: int) -> str:
@@ -87,6 +100,16 @@ def owned_sandbox_id(purpose: Literal["build", "shared"], pid: int, started: int
     It is needed while that process lives, which started at `started`, in clock ticks.
     """
     return f"{purpose}-{pid}-{started}-{secrets.token_hex(4)}"
+
+
+def borrowed_sandbox_id() -> str:
+    """Return a random id for a sandbox that a client borrows; no batch has it."""
+    return "s-" + secrets.token_hex(8)
+
+
+def is_borrowed(text: str) -> bool:
+    """Return whether a text can be the id of a borrowed sandbox; a name that a client gave is none."""
+    return _BORROWED.fullmatch(text) is not None
 
 
 def owner_of_sandbox(sandbox_id: str) -> tuple[int, int] | None:

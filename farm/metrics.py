@@ -1,7 +1,8 @@
 """Metrics of a farm for Prometheus, read from the store at every scrape.
 
 They come from the one place where everything is written, so it does not matter on which machine they are served, nor
-how often: nothing is counted in a process that may end. Counts go with their batch, so all of them are gauges.
+how often: nothing is counted in a process that may end. Gauges are of what is open; histograms, of all that was ever
+played, only grow. No label names a batch, a node or an engine: the number of series is bounded whatever is played.
 `farm_violations` is the alarm: it must be 0. While the database is unavailable, `farm_store_up` is the only one: 0.
 """
 
@@ -14,29 +15,32 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 from sqlalchemy import Connection, case, func, literal, select
 
 from farm.errors import NotFound, StoreUnavailable
 from farm.records.engine_state import STATUSES
 from farm.records.node import BROKEN, DRAINING, UP
-from farm.records.rollout import State
+from farm.records.rollout import Stage, State
 from farm.store import llm_engines, nodes
 from farm.store.database import Store
-from farm.store.reports import audit
+from farm.store.reports import audit, histograms
+from farm.store.reports.demand import slots_wanted
+from farm.store.reports.histogram_kinds import KINDS, HistogramKind
 from farm.store.rollouts import rollouts
 from farm.store.sql.clock import age_of, db_now, left_until
 from farm.store.sql.open_transactions import silent_transactions
 from farm.store.sql.schema import NodeRow
 
 _AUDIT_AGAIN_S = 30.0
+_AUDIT_S = 1.0
+"""Seconds that audits may take of one scrape; the batches that were not looked at come first in the next."""
 _WAIT_TIMEOUT_S = 3.0
 """Seconds to wait for the database; a scraper gives up after 10."""
 _LIVE = "Rollouts that have not ended"
-_ENDED = "Rollouts that have ended, of batches that are open or ended a short while ago"
-_LOST = "Attempts lost with a worker or a node, of such batches"
 _AGE = "How long the oldest rollout waits that could be begun"
+_SLOTS = "Rollouts and borrowed sandboxes that have a slot of a node, or wait for one: what to scale nodes by"
 _SILENT = "Sessions of the database that went silent in a transaction, whose locks others may wait for"
 _live = rollouts.c.finish_seq.is_(None)
 
@@ -49,7 +53,7 @@ class FarmCollector(Collector):
         self._node_timeout_s = node_timeout_s
         self._audited: dict[str, tuple[float, int]] = {}
 
-    def collect(self) -> Iterator[GaugeMetricFamily]:
+    def collect(self) -> Iterator[Metric]:
         """Yield all metrics, for prometheus_client."""
         try:
             result = list(self._found())
@@ -58,29 +62,30 @@ class FarmCollector(Collector):
         yield _family("farm_store_up", "Whether the database answers", (), [(bool(result),)])
         yield from result
 
-    def _found(self) -> Iterator[GaugeMetricFamily]:
-        opened = self._read(audit.open_batches)
-        yield _family("farm_rollouts", _LIVE, ("batch", "stage", "state"), self._read(_by_state))
-        yield _family("farm_rollouts_ended", _ENDED, ("batch", "outcome"), self._read(_ended, opened))
-        yield _family("farm_attempts_lost", _LOST, ("batch",), self._read(_lost, opened))
+    def _found(self) -> Iterator[Metric]:
+        yield _family("farm_rollouts", _LIVE, ("stage", "state"), self._read(_by_state))
+        yield _family("farm_slots_wanted", _SLOTS, (), self._read(_wanted))
         yield _family("farm_nodes", "Nodes by how they are", ("state",), self._read(_nodes, self._node_timeout_s))
         yield _family("farm_engines", "LLM servers by how they are", ("state",), self._read(_engines))
         yield _family("farm_leases_expired", "Claims that nobody renewed", (), self._read(_expired))
         yield _family("farm_silent_transactions", _SILENT, (), self._read(_silent))
         yield _family("farm_queue_age_seconds", _AGE, ("stage",), self._read(_queue_age))
-        yield _family("farm_violations", "What must never be, and is", ("batch",), self._violations(opened))
+        yield _family("farm_violations", "What must never be, and is", (), [(self._violations(),)])
+        yield from _histograms(self._store.read(histograms.stored, _WAIT_TIMEOUT_S))
 
     def _read(self, ask: Callable[..., Sequence[Any]], *arguments: Any) -> Sequence[Any]:
         return self._store.read(lambda connection: ask(connection, *arguments), _WAIT_TIMEOUT_S)
 
-    def _violations(self, opened: Sequence[str]) -> list[tuple[str, int]]:
+    def _violations(self) -> int:
         # of this scrape alone until it is whole: others may be under way, each in a thread of its own
-        audited = {batch_id: self._audited.get(batch_id, (-math.inf, 0)) for batch_id in opened}
-        for batch_id, (audited_at, _) in audited.items():
-            if time.monotonic() - audited_at > _AUDIT_AGAIN_S:
-                audited[batch_id] = (time.monotonic(), self._n_violations(batch_id))
+        audited = {each: self._audited.get(each, (-math.inf, 0)) for each in self._read(audit.open_batches)}
+        began = time.monotonic()
+        for batch_id, (audited_at, _) in sorted(audited.items(), key=lambda item: item[1][0]):
+            if began - audited_at < _AUDIT_AGAIN_S or time.monotonic() - began > _AUDIT_S:
+                break
+            audited[batch_id] = (time.monotonic(), self._n_violations(batch_id))
         self._audited = audited
-        return [(batch_id, n) for batch_id, (_, n) in audited.items()]
+        return sum(n for _, n in audited.values())
 
     def _n_violations(self, batch_id: str) -> int:
         try:
@@ -104,20 +109,37 @@ def _family(name: str, what: str, labels: Sequence[str], rows: Sequence[Any]) ->
     return family
 
 
+def _histograms(found: histograms.Histograms) -> Iterator[Metric]:
+    whole = histograms.complete(found)
+    for kind in KINDS.values():
+        labels = [kind.label] if kind.label else []
+        if not kind.bounds:
+            yield _counter(kind, labels, whole)
+            continue
+        family = HistogramMetricFamily(kind.name, kind.what, labels=labels)
+        for value in kind.values:
+            counts = whole[kind.name, value]
+            family.add_metric([value] if labels else [], counts.cumulative(), counts.total)
+        yield family
+
+
+def _counter(kind: HistogramKind, labels: Sequence[str], whole: histograms.Histograms) -> CounterMetricFamily:
+    family = CounterMetricFamily(kind.name, kind.what, labels=labels)
+    for value in kind.values:
+        family.add_metric([value] if labels else [], whole[kind.name, value].total)
+    return family
+
+
 def _by_state(connection: Connection) -> Sequence[Any]:
-    key = (rollouts.c.batch_id, rollouts.c.stage, rollouts.c.state)
-    return connection.execute(select(*key, func.count(literal(1))).where(_live).group_by(*key)).all()
+    key = (rollouts.c.stage, rollouts.c.state)
+    states = Counter({(stage.value, state.value): 0 for stage in Stage for state in (State.QUEUED, State.ACTIVE)})
+    found = connection.execute(select(*key, func.count(literal(1))).where(_live).group_by(*key))
+    states.update({(stage, state): n for stage, state, n in found})
+    return [(stage, state, n) for (stage, state), n in states.items()]
 
 
-def _ended(connection: Connection, opened: Sequence[str]) -> Sequence[Any]:
-    key = (rollouts.c.batch_id, rollouts.c.outcome)
-    ended = (rollouts.c.batch_id.in_(opened), rollouts.c.finish_seq.is_not(None))
-    return connection.execute(select(*key, func.count(literal(1))).where(*ended).group_by(*key)).all()
-
-
-def _lost(connection: Connection, opened: Sequence[str]) -> Sequence[Any]:
-    lost = select(rollouts.c.batch_id, func.sum(rollouts.c.n_lost)).where(rollouts.c.batch_id.in_(opened))
-    return connection.execute(lost.group_by(rollouts.c.batch_id)).all()
+def _wanted(connection: Connection) -> Sequence[Any]:
+    return [(slots_wanted(connection),)]
 
 
 def _nodes(connection: Connection, node_timeout_s: float) -> Sequence[Any]:
@@ -148,4 +170,4 @@ def _queue_age(connection: Connection) -> Sequence[Any]:
     waits = (_live, rollouts.c.state == State.QUEUED.value)
     age = func.max(case((rollouts.c.ready_at < db_now(), db_now() - rollouts.c.queued_at), else_=0.0))
     statement = select(rollouts.c.stage, age).where(*waits).group_by(rollouts.c.stage)
-    return connection.execute(statement).all()
+    return list((dict.fromkeys(map(str, Stage), 0.0) | dict(connection.execute(statement).tuples().all())).items())

@@ -14,10 +14,14 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import socket
 import time
 from collections.abc import Callable, Collection, Iterable
+from urllib.parse import urlsplit
 
 import redis
+
+from farm.errors import BrokerUnavailable
 
 log = logging.getLogger(__name__)
 
@@ -26,6 +30,7 @@ ENDED = "farm:ended"
 CANCELLED = "farm:cancelled"
 ENGINES = "farm:engines"
 ACKNOWLEDGED = "farm:heeded"
+SANDBOXES = "farm:sandboxes"
 
 
 def redis_client(broker_url: str) -> redis.Redis | None:
@@ -38,6 +43,7 @@ def redis_client(broker_url: str) -> redis.Redis | None:
     return client
 
 
+_CHECK_S = 3.0
 _MIN_S = 0.01
 _BURST_S = 0.1
 _MOST = 2_000
@@ -50,6 +56,7 @@ class Signals:
     """A sender of and listener for notifications. Never raises for an unavailable broker."""
 
     def __init__(self, broker_url: str) -> None:
+        self._broker_url = broker_url
         self._redis = redis_client(broker_url)
 
     def wake(self) -> None:
@@ -57,7 +64,10 @@ class Signals:
         self._publish(WAKE, "")
 
     def ended(self, batch_id: str) -> None:
-        """Notify clients that wait for a batch, and the dispatcher, that a rollout ended."""
+        """Notify clients that wait for a batch, and the dispatcher, that a rollout ended.
+
+        For the id of a borrowed sandbox: that it runs, or has ended.
+        """
         self._publish(ENDED, batch_id)
 
     def cancelled(self, rollout_ids: Collection[str]) -> None:
@@ -72,12 +82,27 @@ class Signals:
         """Notify clients that ordered something of engines that a worker, or an engine, follows it."""
         self._publish(ACKNOWLEDGED, "")
 
+    def sandboxes(self) -> None:
+        """Notify the nodes that borrowed sandboxes are to be started or ended."""
+        self._publish(SANDBOXES, "")
+
     def _publish(self, channel: str, message: str) -> None:
         if self._redis is not None:
             try:
                 self._redis.publish(channel, message)
             except (redis.RedisError, OSError) as error:
                 log.debug("no hint on %s: %s", channel, error)
+
+    def check(self) -> None:
+        """Raise BrokerUnavailable if the broker does not answer; of one without notifications, its port is tried."""
+        address = urlsplit(self._broker_url)
+        try:
+            if self._redis is not None:
+                self._redis.ping()
+            elif address.hostname:
+                socket.create_connection((address.hostname, address.port or 5672), _CHECK_S).close()
+        except (redis.RedisError, OSError) as error:
+            raise BrokerUnavailable(f"the broker does not answer: {type(error).__name__}") from error
 
     def listen(self, *channels: str) -> Listener:
         """Subscribe; notifications sent from now on are received."""

@@ -12,13 +12,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from farm.errors import AgentError, EvaluatorError, RolloutError, SandboxError, StaleRollout, WeightsMissing
+from farm.errors import (
+    AgentError,
+    AgentMissing,
+    EvaluatorError,
+    RolloutError,
+    SandboxError,
+    StaleRollout,
+    WeightsMissing,
+)
 from farm.records.rollout import POLICY_OUTCOMES, Outcome, Stage
 
 DRAINED = "drained"
 """A node that is ending handed it back."""
 WITHOUT_WEIGHTS = "without_weights"
 """No engine had the farm's weights for a while; it waits for one that has, without a node."""
+AGENT_MISSING = "agent_missing"
+"""Its agent cannot be had on the node, whatever the instance."""
 RESTARTED = "restarted"
 """Newer weights had overtaken it, and its batch has such rollouts restarted."""
 
@@ -63,6 +73,7 @@ _DECISIONS: Mapping[str, RetryDecision] = {
     Outcome.ENGINE_ERROR: _ours(Outcome.ENGINE_ERROR, of_instance=False),
     Outcome.EVALUATOR_ERROR: _ours(Outcome.EVALUATOR_ERROR),
     Outcome.AGENT_ERROR: _ours(Outcome.AGENT_ERROR),
+    AGENT_MISSING: _ours(Outcome.AGENT_ERROR, of_instance=False),
     Outcome.HANDLER_ERROR: _ours(Outcome.HANDLER_ERROR),
     # one kill takes all samples of an instance at once, so it says nothing about the instance
     Outcome.LOST: RetryDecision(Outcome.LOST, Budget.LOSSES),
@@ -78,6 +89,8 @@ _OVERDUE: Mapping[Stage, type[RolloutError]] = {
     Stage.EVAL: EvaluatorError,
 }
 
+CAUSES = tuple(str(cause) for cause in _DECISIONS)
+"""All causes that end an attempt."""
 SUSPECTS = frozenset(cause for cause, verdict in _DECISIONS.items() if verdict.of_instance)
 """The causes for which the instance may be the reason."""
 
@@ -93,13 +106,18 @@ def retry_decision(cause: str, retryable: bool = True) -> RetryDecision:
     return replace(decision, budget=Budget.NEVER, of_node=False)
 
 
+def cause_of(error: RolloutError) -> str:
+    """Return the cause that an attempt ends by, for an error that a stage raised."""
+    if isinstance(error, WeightsMissing):
+        return WITHOUT_WEIGHTS
+    return AGENT_MISSING if isinstance(error, AgentMissing) else error.kind
+
+
 def retry_decision_for(error: RolloutError) -> RetryDecision:
     """Return the decision for an error that a stage raised."""
     if isinstance(error, StaleRollout) and error.restart:
         return retry_decision(RESTARTED)
-    if isinstance(error, WeightsMissing):
-        return retry_decision(WITHOUT_WEIGHTS)
-    return retry_decision(error.kind, error.retryable)
+    return retry_decision(cause_of(error), error.retryable)
 
 
 def overdue_error(stage: Stage, message: str) -> RolloutError:

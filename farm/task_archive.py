@@ -119,7 +119,7 @@ def check(archive: IO[bytes]) -> None:
 
 def _unpack(tar: tarfile.TarFile, top: Path, whole: bool = True) -> None:
     """Unpack; unless it is `whole`, names may begin with `./` and folders above a file may be missing."""
-    top.mkdir(mode=0o755)
+    _make_folder(top)
     folders, names = {""}, set[str]()
     n_bytes = 0
     for member in tar:
@@ -133,7 +133,7 @@ def _unpack(tar: tarfile.TarFile, top: Path, whole: bool = True) -> None:
         _check_place(member, folders, names)
         path = top / member.name
         if member.isdir():
-            path.mkdir(mode=0o755)
+            _make_folder(path)
         elif member.issym():
             path.symlink_to(member.linkname)
         else:
@@ -141,8 +141,15 @@ def _unpack(tar: tarfile.TarFile, top: Path, whole: bool = True) -> None:
             assert source
             mode = 0o755 if member.mode & 0o100 else 0o644
             with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode), "wb") as file:
+                os.fchmod(file.fileno(), mode)
                 while chunk := source.read(_CHUNK):
                     file.write(chunk)
+
+
+def _make_folder(path: Path) -> None:
+    path.mkdir()
+    # whatever the umask
+    path.chmod(0o755)
 
 
 def _make_above(top: Path, member: tarfile.TarInfo, folders: set[str], names: set[str]) -> None:
@@ -152,7 +159,7 @@ def _make_above(top: Path, member: tarfile.TarInfo, folders: set[str], names: se
     for depth in range(1, len(parts) + 1):
         folder = "/".join(parts[:depth])
         if folder not in folders and folder not in names:
-            (top / folder).mkdir(mode=0o755)
+            _make_folder(top / folder)
             folders.add(folder)
             names.add(folder)
 

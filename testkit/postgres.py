@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import os
 import secrets
-import shutil
 import signal
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 
 import psycopg
 
+from farm.launch.own_postgres import binaries_for, postgres_binaries
 from testkit.private_server import ORDINARY_USER, Missing, private_folder, running
 
 _USER = "farm"
@@ -67,7 +66,7 @@ def mortal_postgres(**options: str) -> Iterator[RestartablePostgres]:
     """A new Postgres, with options of its configuration besides those of all test servers. Raises Missing."""
     user = ORDINARY_USER if os.getuid() == 0 else None  # Postgres refuses to run as root
     with private_folder(user, in_memory=True) as folder:
-        binaries = _readable_by(user, postgres_binaries(), folder)
+        binaries = binaries_for(user, _binaries(), folder)
         data = folder / "data"
         making: list[str | Path] = [binaries / "initdb", "-D", data, "-U", _USER, "-A", "trust", "-E", "UTF8"]
         making += ["--locale=C", "--no-sync"]
@@ -99,46 +98,11 @@ def postgres_database(server_url: str, template_url: str = "") -> Iterator[str]:
             connection.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
 
 
-def postgres_binaries() -> Path:
-    """The folder of `postgres`: the one on PATH, else Debian's newest, else the pgserver wheel's. Raises Missing."""
-    on_path = shutil.which("initdb")
-    folders = [Path(on_path).resolve().parent] if on_path else []
-    folders += sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=_major, reverse=True)
-    # found without importing it: its Python layer starts servers of its own
-    spec = find_spec("pgserver")
-    if spec is not None and spec.origin is not None:
-        folders.append(Path(spec.origin).parent / "pginstall" / "bin")
-    for folder in folders:
-        if (folder / "postgres").is_file() and (folder / "initdb").is_file():
-            return folder
-    raise Missing("no Postgres: install the pgserver wheel (make venv) or Debian's postgresql")
-
-
-def _major(folder: Path) -> int:
-    name = folder.parent.name
-    return int(name) if name.isdigit() else 0
-
-
-def _readable_by(user: str | None, binaries: Path, folder: Path) -> Path:
-    """The binaries, copied into `folder` if they lie where `user` may not look, such as below /root."""
-    if user is None or _runs(binaries / "postgres", user):
-        return binaries
-    install = binaries.parent
-    copied = folder / "package" / install.name
-    shutil.copytree(install, copied, symlinks=True)
-    libraries = install.parent.parent / "pgserver.libs"
-    if libraries.is_dir():  # the wheel's binaries look for these beside their package
-        shutil.copytree(libraries, folder / libraries.name)
-    return copied / binaries.name
-
-
-def _runs(binary: Path, user: str) -> bool:
-    try:
-        return (
-            subprocess.run([binary, "--version"], capture_output=True, user=user, cwd="/", check=False).returncode == 0
-        )
-    except PermissionError:
-        return False
+def _binaries() -> Path:
+    found = postgres_binaries()
+    if found is None:
+        raise Missing("no Postgres: install the pgserver wheel (make venv) or Debian's postgresql")
+    return found
 
 
 def _url(folder: Path, database: str) -> str:

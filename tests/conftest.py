@@ -7,8 +7,9 @@ import shutil
 import signal
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from hypothesis import HealthCheck
@@ -22,22 +23,27 @@ from testkit.postgres import postgres_database as new_postgres_database
 from testkit.postgres import postgres_server
 from testkit.private_server import Missing
 from tests import rerun
+from tests.forked_workers import fork_workers
 from tests.services.apptainer import apptainer_program, unpacked_binaries
+from tests.services.farms import home_of_tests
 from tests.services.servers.redis import redis_client, redis_server
+from tests.services.soak import SOAK_MINUTES
 from workers.testing import plugin_path
 
 _ORDER = ("unit", "contract", "integration", "acceptance")
 _APART = tuple(
     f"tests/acceptance/{name}.py::"
-    for name in ("faults/test_chaos", "test_demo", "test_drain", "faults/test_killed_nodes")
+    for name in ("faults/test_killed_nodes", "test_drain", "test_demo", "faults/test_chaos")
 )
-"""Tests of these files share nothing and play whole farms for many seconds each; the longest come first."""
+"""Tests of these files share nothing and play whole farms for many seconds each: they are given out one by one."""
 
-_FIRST = tuple(
-    f"tests/acceptance/{name}.py::"
-    for name in ("test_wheel", "faults/test_broker_faults", "faults/test_store_faults", "test_weight_updates")
+_LONGEST = (
+    *(f"tests/acceptance/{name}.py::" for name in ("test_wheel", "faults/test_hangs", "faults/test_sleeping")),
+    *_APART,
+    *(f"tests/acceptance/{name}.py::" for name in ("test_head", "test_weight_updates")),
+    *(f"tests/acceptance/faults/{name}.py::" for name in ("test_store_faults", "test_broker_faults")),
 )
-"""These whole files take longest: at the end of a run each would keep one worker when the others have nothing left."""
+"""These files take longest, the last of them most of all. At the end of a run each would keep one worker alone."""
 
 _BY_PARAMETER = "tests/acceptance/faults/test_broker_faults.py::"
 """Its tests share a farm for each kind of broker."""
@@ -53,12 +59,18 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     sys.dont_write_bytecode = False
+    # else NumPy starts a thread for each core in each of them
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     # how long an example takes says how busy the machine is
     examples.register_profile("farm", deadline=None, suppress_health_check=[HealthCheck.too_slow])
     examples.load_profile("farm")
     plugin_path.install()
+    opened = ExitStack()
+    opened.enter_context(home_of_tests())
+    config.add_cleanup(opened.close)
     if rerun.is_asked_for(config):
         config.pluginmanager.register(rerun.Rerun())
+    fork_workers(config, Path(os.environ["FARM_HOME"]), _ORDER)
 
 
 @pytest.hookimpl(hookwrapper=True)
@@ -68,22 +80,37 @@ def pytest_collection() -> Iterator[None]:
         yield
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Cheap tests first, so that a broken function is not first seen as a broken farm."""
+    left_out = [] if SOAK_MINUTES else [item for item in items if _is_for_a_soak_alone(item)]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not _is_for_a_soak_alone(item)]
     items.sort(key=_rank)
 
 
+def _is_for_a_soak_alone(item: pytest.Item) -> bool:
+    return any(mark.kwargs.get("only") for mark in item.iter_markers("soak"))
+
+
 def _rank(item: pytest.Item) -> tuple[int, int]:
-    """Within a suite long files come first, and what is given out test by test last: it evens out when workers end."""
+    """Within a suite the longest files come last."""
     suite = item.nodeid.split("/", 2)[1]
-    apart = next((at for at, file in enumerate(_APART) if item.nodeid.startswith(file)), -1)
-    if item.nodeid.startswith(_FIRST):
-        apart = -2
-    return _ORDER.index(suite) if suite in _ORDER else 0, apart
+    length = next((at for at, file in enumerate(_LONGEST, 1) if item.nodeid.startswith(file)), 0)
+    return _ORDER.index(suite) if suite in _ORDER else 0, length
 
 
 class SideBySide(LoadScopeScheduling):  # type: ignore[misc]
-    """Gives each worker a file of tests at a time, as its tests share what is dear to make, in our order."""
+    """Gives each worker a file of tests at a time, as its tests share what is dear to make.
+
+    Every second worker takes them from the end of our order, the others from its beginning: whole farms, which wait for
+    much of their time, are played beside tests that compute, and what is left when all else is done is short.
+    """
+
+    def _assign_work_unit(self, node: Any) -> None:
+        if self.nodes.index(node) % 2:
+            self.workqueue.move_to_end(next(reversed(self.workqueue)), last=False)
+        super()._assign_work_unit(node)
 
     def _split_scope(self, nodeid: str) -> str:
         if nodeid.startswith(_APART):
@@ -104,7 +131,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> SideBySide:
     return SideBySide(config, log)
 
 
-def absent(reason: str) -> None:
+def absent(reason: str) -> NoReturn:
     """End the test because its service is missing: a laptop skips, CI fails.
 
     Where its user lacks a right, of root or of ids in /etc/subuid, nothing could be installed: that is a plain skip.

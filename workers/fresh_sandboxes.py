@@ -10,6 +10,7 @@ from functools import partial
 
 from farm.errors import EvaluatorError, HandlerError, SandboxError
 from farm.ids import eval_sandbox_id
+from farm.plugins import follows
 from farm.records.request import SandboxSpec
 from farm.records.rollout import Stage
 from workers.handler_options import RestoredFiles, RestoresFiles, keeps_layer
@@ -87,6 +88,6 @@ async def stop_sandbox(sandbox: Sandbox) -> None:
 
 def restored_files(problem: Problem) -> RestoredFiles | None:
     what, handler = "the handler's restored()", problem.handler
-    if not isinstance(handler, RestoresFiles):
+    if not follows(handler, RestoresFiles):
         return None
     return call_plugin(problem.job.rollout_id, what, HandlerError, lambda: handler.restored(problem.instance))

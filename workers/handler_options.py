@@ -5,14 +5,15 @@ They are found by their methods and attributes, so a handler need not derive fro
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
+from farm.plugins import follows
 from farm.records.request import Limits, TaskTimes
 from farm.records.task_needs import TaskNeeds
-from farm.records.trajectory import Message
+from farm.records.trajectory import Message, ModelCall
 from workers.interfaces import FreshSandbox, Handler, Sandbox, Score, Submission
 
 
@@ -47,6 +48,25 @@ class BoundHandler(Protocol):
     def for_task(self, task: TaskContext) -> Handler:
         """Return the handler of one rollout: all other methods are called on that. Cheap; called in every stage."""
         ...
+
+
+@runtime_checkable
+class ChoosesCalls(Protocol):
+    """A handler that knows which model calls of its tasks should train."""
+
+    def train_calls(self, instance: Any, calls: Sequence[ModelCall]) -> Collection[int]:
+        """Return the indexes of those of `calls` that train; they are the ones that the batch's own rule takes."""
+        ...
+
+
+@runtime_checkable
+class PlaysWithoutSandbox(Protocol):
+    """A handler whose `sandbox` is None for every instance: with `without_sandbox = True` no rollout waits for init.
+
+    Once a node has seen such a handler, its rollouts begin with the run stage, unless their batch names an agent.
+    """
+
+    without_sandbox: ClassVar[bool]
 
 
 @runtime_checkable
@@ -132,6 +152,16 @@ class ScoresRunning(Protocol):
 
 
 @runtime_checkable
+class ScoresCalls(Protocol):
+    """A handler whose evaluators may reward single model calls and training rows: `Score.call_rewards`, `row_rewards`.
+
+    With `scores_calls = True` they find the calls in `Submission.calls`, which is stored once more with the submission.
+    """
+
+    scores_calls: ClassVar[bool]
+
+
+@runtime_checkable
 class RunningEvaluator(Protocol):
     """An `Evaluator` that scores in the sandbox the policy left, in the run stage.
 
@@ -150,9 +180,19 @@ class RunningEvaluator(Protocol):
 
 def keeps_layer(handler: Handler) -> bool:
     """Return whether the layer that the policy leaves is to be kept."""
-    return isinstance(handler, KeepsLayer) and bool(handler.keeps_layer)
+    return follows(handler, KeepsLayer) and bool(handler.keeps_layer)
+
+
+def without_sandbox(handler: Handler) -> bool:
+    """Return whether it declares that none of its instances has a sandbox."""
+    return follows(handler, PlaysWithoutSandbox) and bool(handler.without_sandbox)
+
+
+def scores_calls(handler: Handler) -> bool:
+    """Return whether its evaluators are shown the model calls."""
+    return follows(handler, ScoresCalls) and bool(handler.scores_calls)
 
 
 def scores_running(handler: Handler) -> bool:
     """Return whether it is scored before its sandbox is stopped."""
-    return isinstance(handler, ScoresRunning) and bool(handler.scores_running)
+    return follows(handler, ScoresRunning) and bool(handler.scores_running)

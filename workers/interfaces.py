@@ -9,7 +9,6 @@ Kinds of LLM server, in the group `farm.engines`, have a page of their own: `wor
 
 from __future__ import annotations
 
-import math
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
@@ -18,8 +17,9 @@ from typing import Any, ClassVar, Protocol, TypeAlias
 
 from pydantic import BaseModel
 
-from farm.records.request import Limits, SamplingParams, SandboxLimits, SandboxSpec
+from farm.records.request import AgentRequests, Limits, SamplingParams, SandboxLimits, SandboxSpec
 from farm.records.rollout import Outcome
+from farm.records.scoring.score import Score as Score
 from farm.records.submission import Submission as Submission
 from farm.records.trajectory import Completion as Completion
 from farm.records.trajectory import Message, ModelCall
@@ -272,10 +272,8 @@ class Policy(Protocol):
 Record: TypeAlias = Callable[[ModelCall], Awaitable[None]]
 """Writes a model call to the store; called again with the same index once its observations are known."""
 
-
 Keep: TypeAlias = Callable[[int, Artefact], Awaitable[str]]
 """Stores an artefact of a turn, up to the rollout's cap; returns the name it can be fetched by, empty if not kept."""
-
 
 NextMessages: TypeAlias = Callable[[int, str | None], Awaitable[Sequence[Message]]]
 """Asked with the number of steps that have ended, and the answer of the last: further user messages, or none."""
@@ -306,6 +304,8 @@ class AgentContext:
     """Rewards of an environment's steps: set by an agent that plays one, as they come, and kept however it ends."""
     models: Mapping[str, ChatModel] = field(default_factory=dict)
     """The LLMs of the batch's roles, by role."""
+    agent_requests: AgentRequests = field(default_factory=AgentRequests)
+    """The batch's rule for what not every engine can answer, for agents whose programs ask by a gateway."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,19 +324,6 @@ class Agent(Protocol):
     """
 
     async def run(self, context: AgentContext) -> AgentResult: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Score:
-    """A reward and how it came about; `details` is JSON.
-
-    `rewards` are several by name, of which the batch says which counts (`BatchRequest.reward`); where it says nothing,
-    `value` does, and where that is left out `rewards["reward"]`, or the only one.
-    """
-
-    value: float = math.nan
-    details: dict[str, Any] = field(default_factory=dict)
-    rewards: dict[str, float] = field(default_factory=dict)
 
 
 class FreshSandbox(Protocol):

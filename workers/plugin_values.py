@@ -108,8 +108,23 @@ def score(found: Any, what: str, rule: str | Mapping[str, float] = "") -> Score:
         raise EvaluatorError(f"{what}: details is {_kind(found.details)}, not a dict")
     _check(found.details, f"{what}: details", EvaluatorError, _MAX_DETAILS)
     _check(found.rewards, f"{what}: rewards", EvaluatorError, _MAX_DETAILS)
+    for field, given in (("call_rewards", found.call_rewards), ("row_rewards", found.row_rewards)):
+        if not isinstance(given, dict):
+            raise EvaluatorError(f"{what}: {field} is {_kind(given)}, not a dict")
+        for index, each in given.items():
+            if type(index) is not int or not _is_number(each):
+                pair = f"{_shown(each)} as the reward of {_shown(index)}"
+                raise EvaluatorError(f"{what}: {field}: {pair}; it must be a finite number of an index")
     # some numbers of other libraries are none for a database
-    return Score(float(value), found.details, {key: float(each) for key, each in found.rewards.items()})
+    return Score(
+        float(value),
+        found.details,
+        *({key: float(each) for key, each in given.items()} for given in _rewards_of(found)),
+    )
+
+
+def _rewards_of(found: Score) -> tuple[dict[Any, float], ...]:
+    return found.rewards, found.call_rewards, found.row_rewards
 
 
 def name(found: Any, what: str) -> str:

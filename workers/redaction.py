@@ -1,4 +1,5 @@
-"""Secrets of batches, blotted out of all that is recorded, logged or shown to a policy.
+"""Secrets of batches, blotted out of all that is recorded, logged or shown to a policy; those of the farm itself, and
+keys of engines, out of its log and its errors.
 
 Replaced are their values as they are, of at least six characters: a shorter one would spoil texts that have nothing to
 do with it. What a policy encodes, or writes to the files of its layer, is not recognised.
@@ -6,17 +7,20 @@ do with it. What a policy encodes, or writes to the files of its layer, is not r
 
 from __future__ import annotations
 
+import os
 import re
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, cast
 
+from farm.configuration.secret_values import secret_variables, without_credentials
 from farm.errors import ToolError
 from farm.records.submission import Submission
 from farm.records.trajectory import ModelCall
+from farm.settings import settings
 from workers.interfaces import Artefact, Keep, Observation, Record, Tool
 
 MIN_CHARS = 6
@@ -47,7 +51,7 @@ class Redactor:
             return value
         if isinstance(value, str):
             return self.text(value)
-        if isinstance(value, Mapping):
+        if isinstance(value, dict):
             return {self.json(key): self.json(each) for key, each in value.items()}
         if isinstance(value, list | tuple):
             return [self.json(each) for each in value]
@@ -112,35 +116,50 @@ class _RedactedTool:
 
 
 class SecretsInUse:
-    """The secrets of all that this process plays now, for its log and its errors. For any thread."""
+    """The secrets of all that this process plays now, and its own, for its log and its errors. For any thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, own: Callable[[], Iterable[str]] = tuple) -> None:
         self._lock = threading.Lock()
         self._values: Counter[str] = Counter()
-        self._redactor = Redactor(())
+        self._own = own
+        self._redactor: Redactor | None = None
 
     @contextmanager
-    def held(self, secrets: Mapping[str, str]) -> Iterator[None]:
+    def held(self, secrets: Iterable[str]) -> Iterator[None]:
         """Blot them out while the block runs."""
-        if not secrets:
+        values = Counter(secrets)
+        if not values:
             yield
             return
-        values = Counter(secrets.values())
         self._change(values)
         try:
             yield
         finally:
             self._change(Counter({value: -n for value, n in values.items()}))
 
+    def add(self, secret: str) -> None:
+        """Blot one out from now on, as long as the process lives."""
+        if secret not in self._values:
+            self._change(Counter([secret]))
+
     def _change(self, more: Counter[str]) -> None:
         with self._lock:
             self._values.update(more)
             self._values = Counter({value: n for value, n in self._values.items() if n > 0})
-            self._redactor = Redactor(self._values)
+            self._redactor = None
 
     def redacted(self, text: str) -> str:
-        """Return a text without them."""
-        return self._redactor.text(text)
+        """Return a text without them, and without passwords in addresses and credentials of requests."""
+        with self._lock:
+            if self._redactor is None:
+                self._redactor = Redactor((*self._values, *self._own()))
+            redactor = self._redactor
+        return without_credentials(redactor.text(text))
 
 
-in_use = SecretsInUse()
+def _own_secrets() -> Iterator[str]:
+    yield from settings().secrets
+    yield from secret_variables(os.environ)
+
+
+in_use = SecretsInUse(_own_secrets)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from farm.records.request import SamplingParams
-from farm.records.trajectory import Message
+from farm.records.trajectory import Completion, Message
 from workers.interfaces import Artefact
 from workers.roles import ChatModel
 
@@ -44,6 +45,17 @@ class _RecordedModel:
 
     async def complete(self, messages: Sequence[Message], sampling: SamplingParams) -> str:
         reply = await self._model.complete(messages, sampling)
+        self._keep(messages, sampling, reply)
+        return reply
+
+    async def answer(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], sampling: SamplingParams
+    ) -> Completion:
+        completion = await self._model.answer(messages, tools, sampling)
+        self._keep(messages, sampling, completion.response)
+        return completion
+
+    def _keep(self, messages: Sequence[Message], sampling: SamplingParams, reply: str | Message) -> None:
         call = {
             "role": self._role,
             "model": self.model,
@@ -52,4 +64,3 @@ class _RecordedModel:
             "reply": reply,
         }
         self._lines.append(json.dumps(call) + "\n")
-        return reply

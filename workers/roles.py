@@ -7,10 +7,14 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from farm.records.request import SamplingParams
-from farm.records.trajectory import Message
+from farm.records.trajectory import Completion, Message
 
 if TYPE_CHECKING:
     from workers.interfaces import Evaluator
+
+
+MAX_TOKENS = 4096
+"""The most tokens of an answer whose request does not say so."""
 
 
 class ChatModel(Protocol):
@@ -31,6 +35,12 @@ class ChatModel(Protocol):
 
         Raises EngineError, which names the role, if no answer can be had.
         """
+        ...
+
+    async def answer(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], sampling: SamplingParams
+    ) -> Completion:
+        """Return its next message, with tool calls. Else as `complete`."""
         ...
 
 

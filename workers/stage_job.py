@@ -8,13 +8,22 @@ from typing import Any, cast
 
 from pydantic import BaseModel, ValidationError
 
-from farm.errors import AgentError, FarmError, HandlerError
+from farm.errors import AgentError, AgentMissing, FarmError, HandlerError, NotFound
 from farm.ids import sandbox_id
-from farm.records.request import Limits, RoleEngine, SamplingParams, SandboxSpec, roles_missing
+from farm.plugins import follows
+from farm.records.request import (
+    AgentRequests,
+    Limits,
+    RoleEngine,
+    SamplingParams,
+    SandboxSpec,
+    TrainCalls,
+    roles_missing,
+)
 from farm.records.rollout import Stage
 from farm.records.task_needs import NetworkRule, TaskNeeds, unsupported
 from workers import plugin_values, registry
-from workers.handler_options import BoundHandler, HasNeeds, HasTaskTimes, TaskContext, keeps_layer
+from workers.handler_options import BoundHandler, HasNeeds, HasTaskTimes, TaskContext, keeps_layer, without_sandbox
 from workers.interfaces import Agent, Evaluator, Handler, SandboxProvider
 from workers.plugin_faults import call_plugin
 from workers.policy.generation import EngineAddress
@@ -53,6 +62,15 @@ class StageJob:
     """The digest of the instance's task archive; empty if it has none."""
     roles: Mapping[str, RoleEngine] = field(default_factory=dict)
     """The LLMs of roles besides the policy."""
+    agent_requests: AgentRequests = field(default_factory=AgentRequests)
+    train_calls: TrainCalls = field(default_factory=TrainCalls)
+    row_builder: str = "prefix"
+
+    @property
+    def all_secrets(self) -> list[str]:
+        """The batch's secrets, and the keys of the LLMs that it brings."""
+        keys = [] if self.engine is None else [self.engine.key]
+        return [*self.secrets.values(), *keys, *(role.engine_key for role in self.roles.values() if role.engine_key)]
 
     @property
     def sandbox_id(self) -> str:
@@ -79,6 +97,9 @@ class Problem:
         """Return the sandbox that the instance asks for, if any."""
         what = "the handler's sandbox()"
         spec = call_plugin(self.job.rollout_id, what, HandlerError, lambda: self.handler.sandbox(self.instance))
+        if spec is not None and without_sandbox(self.handler):
+            reason = f"{what} asks for one, though it declares without_sandbox"
+            raise HandlerError(f"{self.job.rollout_id}: {reason}", retryable=False)
         return plugin_values.spec(spec, f"{self.job.rollout_id}: {what}", HandlerError)
 
     def evaluator(self, models: Mapping[str, ChatModel]) -> Evaluator:
@@ -132,13 +153,13 @@ def _problem(job: StageJob) -> Problem:
     except (FarmError, ValidationError) as error:
         raise HandlerError(f"{job.rollout_id}: {error}", retryable=False) from error
     # the client of this batch may not have had the handler
-    if isinstance(handler, HasNeeds) and (reasons := unsupported(handler.needs(instance), None, job.network)):
+    if follows(handler, HasNeeds) and (reasons := unsupported(handler.needs(instance), None, job.network)):
         raise HandlerError(f"{job.rollout_id}: it asks for {'; '.join(reasons)}", retryable=False)
     if missing := [role for role in needed_roles(handler, instance) if role not in job.roles]:
         raise HandlerError(f"{job.rollout_id}: {roles_missing(job.data_source, missing)}", retryable=False)
-    if isinstance(handler, HasTaskTimes):
+    if follows(handler, HasTaskTimes):
         job = replace(job, limits=job.limits.with_task_times(handler.task_times(instance)))
-    if isinstance(handler, BoundHandler):
+    if follows(handler, BoundHandler):
         folder = archive_folder(job.archive) if job.archive else None
         handler = handler.for_task(TaskContext(folder, job.archive, job.secrets, job.limits))
     return Problem(job, handler, instance)
@@ -149,16 +170,23 @@ def needed_roles(handler: Handler, instance: BaseModel) -> Collection[str]:
     return list(cast(RoleHandler, handler).roles(instance)) if hasattr(handler, "roles") else ()
 
 
-def resolve(job: StageJob) -> ResolvedJob:
-    """Return a job with all plug-ins that start and play it. Raises RolloutError, and NotFound for no such sandbox."""
-    problem = resolve_problem(job)
+def resolve(problem: Problem) -> ResolvedJob:
+    """Return a problem with all that starts and plays it. Raises RolloutError, and NotFound for no such sandbox."""
+    job = problem.job
     name = job.agent or problem.handler.agent
-    agent = call_plugin(job.rollout_id, f"agent {name}", AgentError, lambda: registry.agent(name))
+    agent = call_plugin(job.rollout_id, f"agent {name}", AgentMissing, lambda: _agent(job.rollout_id, name))
     spec = problem.spec()
     what = f"agent {name}'s sandbox()"
     needs = call_plugin(job.rollout_id, what, AgentError, lambda: needed_by(agent, spec))
-    source = sandbox_source(problem.job, plugin_values.spec(needs, f"{job.rollout_id}: {what}", AgentError))
+    source = sandbox_source(job, plugin_values.spec(needs, f"{job.rollout_id}: {what}", AgentError))
     return ResolvedJob(problem, agent, name, source)
+
+
+def _agent(rollout_id: str, name: str) -> Agent:
+    try:
+        return registry.agent(name)
+    except NotFound as error:
+        raise AgentMissing(f"{rollout_id}: {error}", retryable=False) from error
 
 
 def needed_by(agent: Agent, spec: SandboxSpec | None) -> SandboxSpec | None:

@@ -7,21 +7,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 
 from farm.errors import AgentError, EngineError, EvaluatorError, HandlerError, SandboxError
+from farm.plugins import follows
 from farm.records.request import SamplingParams, SandboxSpec
 from farm.records.rollout import Outcome, Stage
 from farm.records.submission import EarlyScore
-from farm.records.trajectory import Message
+from farm.records.trajectory import Message, ModelCall
+from farm.row_builders import chosen_calls
 from farm.seeds import rollout_seed
 from workers import plugin_values, registry
 from workers.collecting import Collect, collected
 from workers.fresh_sandboxes import fresh_sandboxes, opened, restored_files, stop_sandbox
-from workers.handler_options import RunningEvaluator, keeps_layer, scores_running
+from workers.handler_options import ChoosesCalls, RunningEvaluator, keeps_layer, scores_running
 from workers.interfaces import (
     AgentContext,
     AgentResult,
@@ -51,7 +53,6 @@ from workers.stage_job import (
     SandboxSource,
     StageJob,
     resolve,
-    resolve_problem,
     sandbox_source,
 )
 from workers.stage_parts.left_layer import LayerStore, NoLayerStore, NothingLeft, keep_layer
@@ -68,12 +69,17 @@ class RunResult:
     submission: Submission
 
 
-async def init(job: StageJob) -> None:
-    """Start the sandbox and stage the instance's files in it. It stays for the run stage."""
+async def init(problem: Problem) -> bool:
+    """Start the sandbox and stage the instance's files in it. It stays for the run stage.
+
+    Return whether there is one.
+    """
+    job = problem.job
     async with boundary(job, "starting the sandbox", SandboxError, job.limits.init_s):
-        resolved = resolve(job)
+        resolved = resolve(problem)
         if resolved.source is not None:
-            await _start(resolved.problem, resolved.source)
+            await _start(problem, resolved.source)
+    return resolved.source is not None
 
 
 async def _start(problem: Problem, source: SandboxSource) -> None:
@@ -99,7 +105,7 @@ async def _prepare(problem: Problem, sandbox: Sandbox) -> None:
 
 
 async def run(
-    job: StageJob,
+    problem: Problem,
     policy: Policy,
     record: Record,
     keep: Keep,
@@ -110,10 +116,11 @@ async def run(
 
     The calls of the roles' `models` are kept as an artefact.
     """
+    job = problem.job
     async with AsyncExitStack() as stack:
         async with boundary(job, "joining the sandbox", SandboxError):
-            resolved = resolve(job)
-            job, source = resolved.problem.job, resolved.source
+            resolved = resolve(problem)
+            source = resolved.source
             sandbox = None if source is None else await source.provider.attach(job.sandbox_id, source.spec)
         if sandbox is not None:
             stack.push_async_callback(stop_sandbox, sandbox)
@@ -122,15 +129,15 @@ async def run(
             try:
                 played = await _play_in(resolved, sandbox, ground, policy, record, keep, models)
             except (SandboxError, HandlerError) as error:
-                kernel = "python" in resolved.problem.handler.tools
+                kernel = "python" in problem.handler.tools
                 another = None if source is None else partial(opened, job, source)
                 if another is None or not await broken_from_within(sandbox, another, kernel=kernel):
                     raise
                 log.warning("%s: its policy has broken its sandbox: %s", job.rollout_id, error)
                 return RunResult(Outcome.INVALID_ACTION, Submission())
-        if source is not None and sandbox is not None and keeps_layer(resolved.problem.handler):
+        if source is not None and sandbox is not None and keeps_layer(problem.handler):
             async with boundary(job, "keeping what the policy left", SandboxError):
-                restored = restored_files(resolved.problem)
+                restored = restored_files(problem)
                 layer = await keep_layer(job, source, sandbox, layer_store or NoLayerStore(), restored)
                 submission = played.submission.model_copy(update={"layer": layer})
                 played = replace(played, submission=submission)
@@ -165,6 +172,7 @@ async def _play_in(
                 instance=problem.instance,
                 provider=partial(_provider, job),
                 models=calls.of(models),
+                agent_requests=job.agent_requests,
             )
             stack.push_async_callback(_close, context.tools)
             result = await _play(resolved, context)
@@ -270,16 +278,20 @@ async def _score_running(
             healthy_node(job.rollout_id, "scoring", EvaluatorError) as ground,
         ):
             evaluator = problem.evaluator(models)
-            if not isinstance(evaluator, RunningEvaluator):
+            if not follows(evaluator, RunningEvaluator):
                 raise EvaluatorError(f"{job.rollout_id}: evaluator {evaluator.name} has no evaluate_running()")
             fresh = fresh_sandboxes(problem, ground, submission)
             score = await evaluator.evaluate_running(submission, sandbox, fresh, job.limits.eval_s)
             score, name = _checked(score, evaluator, job)
+            if score.call_rewards or score.row_rewards:
+                raise EvaluatorError(
+                    f"{job.rollout_id}: evaluator {name} rewards calls or rows, which are not known before the stop"
+                )
     return EarlyScore(value=score.value, details=score.details, rewards=score.rewards, evaluator=name)
 
 
 async def evaluate(
-    job: StageJob,
+    problem: Problem,
     submission: Submission,
     layer_store: LayerStore | None = None,
     models: Mapping[str, ChatModel] = NO_MODELS,
@@ -287,9 +299,9 @@ async def evaluate(
     """Score a submission: the score, and the evaluator's name."""
     if (early := submission.early_score) is not None:
         return Score(early.value, early.details, early.rewards), early.evaluator
+    job = problem.job
     async with boundary(job, "scoring", EvaluatorError, limit_s(Stage.EVAL, job.limits)):
-        problem = resolve_problem(job)
-        job, evaluator = problem.job, problem.evaluator(models)
+        evaluator = problem.evaluator(models)
         async with healthy_node(job.rollout_id, "scoring", EvaluatorError) as ground:
             fresh = fresh_sandboxes(problem, ground, submission, layer_store)
             try:
@@ -306,12 +318,27 @@ def _checked(score: Score, evaluator: Evaluator, job: StageJob) -> tuple[Score, 
     return replace(checked, details=Redactor(job.secrets.values()).json(checked.details)), name
 
 
-async def discard(job: StageJob) -> None:
+def trained_calls(problem: Problem, calls: Sequence[ModelCall]) -> Sequence[ModelCall]:
+    """Return the calls of a rollout that train, by the batch's rule and then by the handler's. Raises HandlerError."""
+    job, handler = problem.job, problem.handler
+    chosen = chosen_calls(job.train_calls, calls)
+    if not follows(handler, ChoosesCalls):
+        return chosen
+    what = "the handler's train_calls()"
+    indexes = call_plugin(
+        job.rollout_id, what, HandlerError, lambda: set(handler.train_calls(problem.instance, list(chosen)))
+    )
+    if unknown := indexes - {call.index for call in chosen}:
+        raise HandlerError(f"{job.rollout_id}: {what} names calls that there are not: {sorted(map(str, unknown))[:5]}")
+    return [call for call in chosen if call.index in indexes]
+
+
+async def discard(problem: Problem) -> None:
     """Stop the sandbox of a rollout that was taken away between two stages."""
-    source = resolve(job).source
+    source = resolve(problem).source
     if source is not None:
         try:
-            sandbox = await source.provider.attach(job.sandbox_id, source.spec)
+            sandbox = await source.provider.attach(problem.job.sandbox_id, source.spec)
         except SandboxError:
             return
         await stop_sandbox(sandbox)

@@ -1,6 +1,7 @@
 """Task archives of this node: unpacked once per digest, and read by all rollouts whose instances name them.
 
-They lie in the node's scratch folder, read-only, `archives/DIGEST/files`, and appear whole or not at all.
+They lie in the node's scratch folder, `archives/DIGEST/files`, and appear whole or not at all. Their modes are those
+that were packed, whatever the umask: they become those of files in images and sandboxes.
 """
 
 from __future__ import annotations
@@ -64,21 +65,11 @@ def _bring(parent: Path, digest: str, part: Callable[[int], bytes | None]) -> No
         unpack(stream.buffered(), new / _FILES)
         if stream.digest() != digest:
             raise HandlerError(f"the task archive {digest} is gone from the store: upload it again", retryable=False)
-        _make_read_only(new / _FILES)
         new.rename(parent / digest)
     except InvalidRequest as error:
         raise HandlerError(f"the task archive {digest} is broken: {error}", retryable=False) from error
     finally:
         _remove(new)
-
-
-def _make_read_only(top: Path) -> None:
-    for folder, _, files in os.walk(top, topdown=False):
-        for name in files:
-            path = Path(folder, name)
-            if not path.is_symlink():
-                path.chmod(path.stat().st_mode & 0o555)
-        Path(folder).chmod(0o555)
 
 
 def sweep_archives(parent: Path, idle_s: float) -> None:

@@ -17,6 +17,7 @@ _LIVE = sa.text("finish_seq IS NULL")
 _ENDED = sa.text("finish_seq IS NOT NULL")
 _SCORED = sa.text("reward IS NOT NULL")
 _ARCHIVED = sa.text("archive <> ''")
+_OPEN = sa.text("ended_at IS NULL")
 
 
 def upgrade() -> None:
@@ -25,17 +26,32 @@ def upgrade() -> None:
     _played()
     _engines()
     _nodes()
+    _borrowed_sandboxes()
     _steps()
     _archives()
+    _observing()
+    _access()
     _epochs()
 
 
 def downgrade() -> None:
     for table in (
-        *("epochs", "archive_parts", "archives", "collected_steps", "leaders", "nodes"),
+        *(
+            "epochs",
+            "secret_keys",
+            "audit_log",
+            "api_keys",
+            "archive_parts",
+            "archives",
+            "collected_steps",
+            "leaders",
+            "nodes",
+            "borrowed_sandboxes",
+        ),
         *("named_weights", "engine_users", "engines"),
         *("rewards", "segments", "artefacts", "model_calls", "attempts"),
-        *("rollouts", "deliveries", "instances", "batches"),
+        *("rollouts", "terminal_places", "deliveries", "instances"),
+        *("histograms", "measured_batches", "outbox", "batches"),
     ):
         op.drop_table(table)
 
@@ -55,10 +71,16 @@ def _batches() -> None:
         sa.Column("max_losses", sa.Integer(), nullable=False, server_default="10"),
         sa.Column("quarantine_after", sa.Integer(), nullable=False, server_default="6"),
         _text("run", sa.String(64)),
+        _text("submitter", sa.String(64)),
+        sa.Column("pinned", sa.Integer(), nullable=False, server_default=sa.text("0")),
+        _text("pruned", sa.String(12)),
+        sa.Column("pruned_at", sa.Double(), nullable=True),
         sa.Column("request", sa.JSON(), nullable=False),
+        sa.Column("awaits_place", sa.String(64), nullable=True),
         sa.PrimaryKeyConstraint("batch_id", name=op.f("pk_batches")),
         sa.UniqueConstraint("idempotency_key", name=op.f("uq_batches_idempotency_key")),
     )
+    op.create_index("ix_batches_awaits_place", "batches", ["awaits_place"])
     op.create_table(
         "instances",
         sa.Column("batch_id", sa.String(64), nullable=False),
@@ -81,6 +103,15 @@ def _batches() -> None:
         sa.Column("acknowledged_at", sa.Double(), nullable=False),
         sa.PrimaryKeyConstraint("batch_id", "consumer", name=op.f("pk_deliveries")),
         _of_batch("deliveries"),
+    )
+    op.create_table(
+        "terminal_places",
+        sa.Column("protocol", sa.String(64), nullable=False),
+        sa.Column("place", sa.Integer(), nullable=False),
+        sa.Column("batch_id", sa.String(64), nullable=False),
+        sa.PrimaryKeyConstraint("protocol", "place", name=op.f("pk_terminal_places")),
+        sa.UniqueConstraint("batch_id", name=op.f("uq_terminal_places_batch_id")),
+        _of_batch("terminal_places"),
     )
 
 
@@ -194,6 +225,7 @@ def _played() -> None:
         _text("begins", sa.Text()),
         sa.Column("mismatch", sa.Integer(), nullable=True),
         sa.Column("reward", sa.Double(), nullable=True),
+        sa.Column("labels", sa.JSON(), nullable=False, server_default=sa.text("'{}'")),
         sa.PrimaryKeyConstraint("rollout_id", "attempt", "call_index", name=op.f("pk_model_calls")),
         _of_rollout("model_calls"),
     )
@@ -233,6 +265,7 @@ def _played() -> None:
         sa.Column("value", sa.Double(), nullable=False),
         sa.Column("details", sa.JSON(), nullable=False),
         sa.Column("rewards", sa.JSON(), server_default="{}", nullable=False),
+        sa.Column("of_rows", sa.JSON(none_as_null=True), nullable=True),
         sa.Column("evaluator", sa.String(64), nullable=False),
         sa.Column("created_at", sa.Double(), nullable=False),
         sa.PrimaryKeyConstraint("rollout_id", "attempt", name=op.f("pk_rewards")),
@@ -245,11 +278,12 @@ def _engines() -> None:
         "engines",
         sa.Column("url", sa.String(500), nullable=False),
         sa.Column("model", sa.String(200), nullable=False),
-        sa.Column("key", sa.String(500), nullable=False),
+        sa.Column("key", sa.String(1000), nullable=False),
         _text("tokenizer", sa.String(500)),
         _text("tool_format", sa.String(32)),
         sa.Column("state", sa.String(12), nullable=False),
         sa.Column("added_by", sa.String(128), nullable=False),
+        _text("registrant", sa.String(64)),
         sa.Column("added_at", sa.Double(), nullable=False),
         sa.Column("info", sa.JSON(), nullable=False, server_default="{}"),
         _text("paused", sa.String(8)),
@@ -311,6 +345,34 @@ def _nodes() -> None:
     )
 
 
+def _borrowed_sandboxes() -> None:
+    table = "borrowed_sandboxes"
+    op.create_table(
+        table,
+        sa.Column("sandbox_id", sa.String(64), nullable=False),
+        sa.Column("borrower", sa.String(64), nullable=False),
+        sa.Column("name", sa.String(200), nullable=True),
+        sa.Column("fingerprint", sa.String(64), nullable=False),
+        sa.Column("priority", sa.Integer(), nullable=False),
+        sa.Column("request", sa.JSON(), nullable=False),
+        sa.Column("node", sa.String(128), nullable=True),
+        _text("url", sa.String(500)),
+        sa.Column("token", sa.String(64), nullable=False),
+        sa.Column("lease_s", sa.Double(), nullable=False),
+        sa.Column("lease_expires_at", sa.Double(), nullable=False),
+        sa.Column("created_at", sa.Double(), nullable=False),
+        sa.Column("ended_at", sa.Double(), nullable=True),
+        _text("ended_why", sa.Text()),
+        _count("finished"),
+        sa.PrimaryKeyConstraint("sandbox_id", name=op.f("pk_borrowed_sandboxes")),
+        postgresql_with={"fillfactor": 70},
+    )
+    of_open = {"sqlite_where": _OPEN, "postgresql_where": _OPEN}
+    op.create_index("ix_borrowed_sandboxes_name", table, ["name", "created_at"])
+    op.create_index("uq_borrowed_sandboxes_name", table, ["borrower", "name"], unique=True, **of_open)
+    op.create_index("ix_borrowed_sandboxes_node", table, ["node"], **of_open)
+
+
 def _steps() -> None:
     op.create_table(
         "collected_steps",
@@ -320,6 +382,72 @@ def _steps() -> None:
         sa.Column("created_at", sa.Double(), nullable=False),
         sa.PrimaryKeyConstraint("run", "step", name=op.f("pk_collected_steps")),
     )
+
+
+def _access() -> None:
+    op.create_table(
+        "api_keys",
+        sa.Column("name", sa.String(64), nullable=False),
+        sa.Column("digest", sa.String(64), nullable=False),
+        sa.Column("scopes", sa.JSON(), nullable=False),
+        sa.Column("max_open", sa.Integer(), nullable=True),
+        sa.Column("max_engines", sa.Integer(), nullable=True),
+        sa.Column("max_rate", sa.Double(), nullable=True),
+        sa.Column("created_by", sa.String(64), nullable=False),
+        sa.Column("created_at", sa.Double(), nullable=False),
+        sa.PrimaryKeyConstraint("name", name=op.f("pk_api_keys")),
+        sa.UniqueConstraint("digest", name=op.f("uq_api_keys_digest")),
+    )
+    op.create_table(
+        "audit_log",
+        sa.Column("number", sa.Integer(), nullable=False),
+        sa.Column("mark", sa.String(16), nullable=False),
+        sa.Column("at", sa.Double(), nullable=False),
+        sa.Column("by", sa.String(64), nullable=False),
+        sa.Column("verb", sa.String(32), nullable=False),
+        sa.Column("target", sa.String(500), nullable=False),
+        sa.Column("details", sa.String(500), nullable=False),
+        sa.PrimaryKeyConstraint("number", name=op.f("pk_audit_log")),
+    )
+    op.create_table(
+        "secret_keys",
+        sa.Column("role", sa.String(32), nullable=False),
+        sa.Column("fingerprint", sa.String(64), nullable=False),
+        sa.PrimaryKeyConstraint("role", name=op.f("pk_secret_keys")),
+    )
+    op.create_index("ix_audit_log_mark", "audit_log", ["mark"])
+
+
+def _observing() -> None:
+    op.create_table(
+        "histograms",
+        sa.Column("name", sa.String(64), nullable=False),
+        sa.Column("label", sa.String(64), nullable=False),
+        sa.Column("counts", sa.JSON(), nullable=False),
+        sa.Column("total", sa.Double(), nullable=False),
+        sa.PrimaryKeyConstraint("name", "label", name=op.f("pk_histograms")),
+    )
+    op.create_table(
+        "measured_batches",
+        sa.Column("batch_id", sa.String(64), nullable=False),
+        sa.Column("seq", sa.Integer(), nullable=False),
+        sa.PrimaryKeyConstraint("batch_id", name=op.f("pk_measured_batches")),
+        _of_batch("measured_batches"),
+    )
+    op.create_table(
+        "outbox",
+        sa.Column("message_id", sa.String(64), nullable=False),
+        sa.Column("form", sa.String(64), nullable=False),
+        sa.Column("subject", sa.Text(), nullable=False),
+        sa.Column("url", sa.String(2000), nullable=False),
+        sa.Column("n_tries", sa.Integer(), nullable=False),
+        sa.Column("error", sa.String(500), nullable=False),
+        sa.Column("created_at", sa.Double(), nullable=False),
+        sa.Column("due_at", sa.Double(), nullable=False),
+        sa.Column("abandoned_at", sa.Double(), nullable=True),
+        sa.PrimaryKeyConstraint("message_id", name=op.f("pk_outbox")),
+    )
+    op.create_index("ix_outbox_due_at", "outbox", ["due_at"])
 
 
 def _archives() -> None:

@@ -10,8 +10,8 @@ import json
 import sys
 import time
 
-from swerex.runtime.abstract import BashAction, CreateBashSessionRequest  # type: ignore[import-not-found]
-from swerex.runtime.local import LocalRuntime  # type: ignore[import-not-found]
+from swerex.runtime.abstract import BashAction, CreateBashSessionRequest
+from swerex.runtime.local import LocalRuntime
 
 
 async def main(n: int) -> None:

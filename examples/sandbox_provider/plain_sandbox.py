@@ -18,7 +18,16 @@ from farm.settings import settings
 from workers.interfaces import Sandbox
 from workers.testing.local_sandbox import LocalSandbox
 
-_REFUSED = ("image", "image_values", "archives", "packages", "agent_packages", "fake_root")
+_REFUSED = (
+    "image",
+    "image_values",
+    "archives",
+    "packages",
+    "agent_packages",
+    "agent_python",
+    "agent_programs",
+    "fake_root",
+)
 """Fields of a spec that mean something else than the node as it is."""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import time
 import urllib.error
@@ -30,6 +31,7 @@ VARIABLES = {
 START_S = 400.0
 """The longest silence of its log while it starts: half a minute in all on an idle machine, many on one that is not."""
 _STOP_S = 20.0
+_GROUP = Path(__file__).with_name("process_group.sh")
 _POLL_S = 0.1
 
 
@@ -51,7 +53,8 @@ def vllm_server(python: Path, model: Path, context_tokens: int, log: Path) -> It
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     log.unlink(missing_ok=True)
-    child = ChildProcess(vllm_command(python, model, port, context_tokens), log=log, env=os.environ | VARIABLES)
+    command = ["bash", str(_GROUP), *vllm_command(python, model, port, context_tokens)]
+    child = ChildProcess(command, log=log, env=os.environ | VARIABLES, on_parent_death=signal.SIGTERM)
     try:
         await_answer(child, log, lambda: answers(f"{url}/health"), START_S)
         yield url

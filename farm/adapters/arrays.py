@@ -30,7 +30,8 @@ class Arrays:
     policy_versions                    int32 [n, R], -1 where response_mask is 0 or the engine does not say
     truncated                          bool [n]; the response was longer than the cap, and is cut
     rewards                            float32 [n], NaN where the rollout has none
-    turn_rewards                       float32 [n, R], what an environment gave for a turn, at its last token; else 0.0
+    row_rewards                        float32 [n], the row's own where the evaluator gave one, else that of `rewards`
+    turn_rewards                       float32 [n, R], what was given for a turn, at its last token; else 0.0
     trainable                          bool [n]; a segment that is not exact never is, whatever its rollout
     rollout_index                      int32 [n], counted from 0: rows of one rollout share it, and its one reward
     group_index, sample_index          int32 [n]
@@ -50,6 +51,7 @@ class Arrays:
     policy_versions: NDArray[np.int32]
     truncated: NDArray[np.bool_]
     rewards: NDArray[np.float32]
+    row_rewards: NDArray[np.float32]
     turn_rewards: NDArray[np.float32]
     trainable: NDArray[np.bool_]
     rollout_index: NDArray[np.int32]
@@ -151,6 +153,7 @@ class ArraysAdapter:
                 [len(s.response_ids) < len(w.response_ids) for s, w in zip(segments, whole, strict=True)], bool
             ),
             rewards=_column(rows, lambda r: np.nan if r.reward is None else r.reward, np.float32),
+            row_rewards=np.array([_own_reward(r, s) for r, s in rows], np.float32),
             turn_rewards=_padded((_of_turns(s) for s in segments), np.float32, 0.0),
             trainable=np.array(
                 [r.trainable and s.trainable for (r, _), s in zip(rows, segments, strict=True)], np.bool_
@@ -212,6 +215,12 @@ def _read(rows: Arrays, index: int) -> TrainingRow:
         versions=tuple(rows.policy_versions[index][of_response].tolist()),
         rollout_id=str(rows.rollout_ids[index]),
     )
+
+
+def _own_reward(rollout: Rollout, segment: Segment) -> float:
+    """Return a row's own reward, or else its rollout's."""
+    reward = rollout.reward if segment.reward is None else segment.reward
+    return np.nan if reward is None else reward
 
 
 def _of_turns(segment: Segment) -> NDArray[np.float32]:

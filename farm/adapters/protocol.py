@@ -6,7 +6,7 @@ bring one:
     [project.entry-points."farm.adapters"]
     my_trainer = "my_package:rows"
 
-Every adapter promises, and `farm doctor --adapter NAME` (`farm.adapters.conformance`) holds it to that:
+Every adapter promises, and `farm doctor --adapter NAME` holds it to that (`farm.adapters.conformance`):
 
 * one row for each segment of `training_rows`, in that order, and no other; or, if `rows_per_rollout` is `one`, one row
   for each rollout that has such a segment, made of one of them;
@@ -16,18 +16,27 @@ Every adapter promises, and `farm doctor --adapter NAME` (`farm.adapters.conform
 * rollouts that it was given stay as they were, and no rollouts make no rows.
 
 `examples/trainer_adapter/` is a whole package with one.
+
+A trainer that takes one result for each rollout, and that may keep the tokens itself, has a `ResultAdapter`, under the
+same group. It promises, and `farm doctor --adapter NAME` holds it to that, too:
+
+* a rollout that may train has its own reward; one that broke, was cancelled or is stale has none, whatever it had
+  before, and an error that names it;
+* each end that the policy caused has a stop reason; a limit has another than an end by itself, what broke has another;
+* tokens, masks and log-probabilities, if a result has them, are those of the segments that may train.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeAlias, TypeVar
+from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 
 from farm.records.rollout import Rollout
-from farm.records.trajectory import Segment
+from farm.records.trajectory import ModelCall, Segment
 
 Rows = TypeVar("Rows")
+Result = TypeVar("Result")
 RowsPerRollout: TypeAlias = Literal["every", "one"]
 
 
@@ -61,6 +70,39 @@ class TrainerAdapter(Protocol[Rows]):
 
     def read(self, rows: Rows, /) -> Sequence[TrainingRow]:
         """Return the rows of the trainer's format as plain values, in their order."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerResult:
+    """A rollout as its trainer was told of it, read back as plain values.
+
+    `ended` is False, and `error` says why, for one that has no score. `rows` are its training rows, None where the
+    trainer keeps tokens of its own. `versions` are the oldest and the newest weights that sampled it, None in a format
+    without them; `rollout_id` is empty in one without room for it.
+    """
+
+    ended: bool
+    reward: float | None
+    stop_reason: str
+    error: str = ""
+    rows: tuple[TrainingRow, ...] | None = None
+    versions: tuple[int | None, int | None] | None = None
+    rollout_id: str = ""
+
+
+class ResultAdapter(Protocol[Result]):
+    """An object that makes one trainer's result of a rollout, and reads it back."""
+
+    def result(self, rollout: Rollout, calls: Sequence[ModelCall], /) -> Result:
+        """Return the trainer's result of a rollout that has ended, with its model calls."""
+
+    def read_result(self, result: Result, /) -> TrainerResult:
+        """Return a result as plain values."""
+
+
+def gives_results(adapter: Any) -> bool:
+    """Return whether an adapter is a `ResultAdapter`, which makes no rows."""
+    return hasattr(adapter, "read_result")
 
 
 def training_rows(rollouts: Sequence[Rollout], min_version: int | None = None) -> Iterator[tuple[Rollout, Segment]]:

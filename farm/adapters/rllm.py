@@ -13,15 +13,18 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from farm.adapters.protocol import TrainerResult
 from farm.client.connect import connect
 from farm.client.farm import Farm
 from farm.client.gathered_rollouts import GatheredRollouts, StartedRollout
 from farm.errors import InvalidRequest
 from farm.records.request import BatchRequest, EngineSettings, Instance
 from farm.records.rollout import Outcome, Rollout
+from farm.records.trajectory import ModelCall
 
 if TYPE_CHECKING:
     # of a package that is not installed with the farm
@@ -205,3 +208,32 @@ def _reason(name: str) -> Any:
     from rllm.workflows.workflow import TerminationReason  # type: ignore[import-not-found, unused-ignore]
 
     return TerminationReason[name]
+
+
+@dataclass(slots=True)
+class _Session:
+    """A task of no session: what the results of rollouts alone are made for."""
+
+    session_id: str
+    task_id: str
+    inference_url: str = ""
+    task: dict[str, Any] = field(default_factory=dict)
+
+
+class RllmResults:
+    """See `farm.adapters.protocol.ResultAdapter`: results as `FarmRuntime` returns them, whose tokens rLLM keeps."""
+
+    def result(self, rollout: Rollout, calls: Sequence[ModelCall], /) -> RemoteTaskResult:
+        return _result(_Session(rollout.rollout_id, rollout.group_id), rollout, 0.0)
+
+    def read_result(self, result: RemoteTaskResult, /) -> TrainerResult:
+        return TrainerResult(
+            ended=result.finished,
+            reward=result.reward,
+            stop_reason=result.termination_reason.name,
+            error=result.error or "",
+            rollout_id=result.metadata["farm"]["rollout_id"],
+        )
+
+
+results = RllmResults()

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -130,7 +130,9 @@ def rows_of_step(
         masked = not own or (broken == "mask_group" and rollout.group_id in hit)
         reward = rollout.reward if counts and rollout.reward is not None else neutral[rollout.group_id]
         used = own or (_placeholder(rollout, pad_id, limits),)
-        rows.append(StepRow(rollout, tuple(map(_masked, used)) if masked else used, float(reward), counts, masked))
+        rows.append(
+            StepRow(rollout, tuple(each.masked() for each in used) if masked else used, float(reward), counts, masked)
+        )
     return rows
 
 
@@ -167,17 +169,6 @@ def _placeholder(rollout: Rollout, pad_id: int, limits: RowLimits) -> Segment:
         prompt = token_ids([pad_id])
     return Segment(
         prompt, token_ids([pad_id]), np.zeros(1, np.uint8), np.zeros(1, np.float32), np.full(1, NO_VERSION, np.int32)
-    )
-
-
-def _masked(segment: Segment) -> Segment:
-    """Return the row with nothing of it to train."""
-    n = len(segment.response_ids)
-    return replace(
-        segment,
-        response_mask=np.zeros(n, np.uint8),
-        response_logprobs=np.zeros(n, np.float32),
-        policy_versions=np.full(n, NO_VERSION, np.int32),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from typing import Any
 
@@ -14,70 +14,111 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from farm import metrics
-from farm.api import archive_routes, batches, engines, openapi, protocols, rollouts, runs
-from farm.api.auth import HEALTH, KeyMiddleware
+from farm.api import access_routes, archive_routes, batches, engines, openapi, protocols, rollouts, runs, sandbox_routes
+from farm.api.auth import KeyMiddleware, KnownKeys
 from farm.api.connections import ConnectionLimits, RequestBodyLimit
 from farm.api.endpoints import Endpoints, refusal
+from farm.api.list_pages import ListPage, page_after
 from farm.api.openapi import TEXT, Described, EndpointDescription
-from farm.api.protocols import ProtocolSwitch, SpokenProtocol
+from farm.api.protocols import PAGE, ProtocolSwitch, SpokenProtocol
+from farm.api.schemas import AfterQuery, ApiRequest
+from farm.api.scopes import guarded
+from farm.callers import Scope
 from farm.client.http_errors import ProblemDetails
 from farm.records.node import Node
 from farm.settings import settings
 
 ENDPOINTS: Described = {
-    ("GET", "/"): EndpointDescription("Name and version.", dict[str, str]),
-    ("GET", "/openapi.json"): EndpointDescription("This description.", dict[str, Any]),
-    ("GET", "/healthz"): EndpointDescription("Whether the database answers; asked without a key, too.", dict[str, str]),
-    ("GET", "/metrics"): EndpointDescription("The farm's numbers for Prometheus.", str, media_type=TEXT),
-    ("GET", "/v1/doctor"): EndpointDescription(
-        "What is missing in the farm, as `farm doctor` says it.", list[dict[str, Any]]
+    ("GET", "/"): EndpointDescription("Name and version.", dict[str, str], scope=Scope.READ),
+    ("GET", "/openapi.json"): EndpointDescription("This description.", dict[str, Any], scope=Scope.READ),
+    ("GET", "/healthz"): EndpointDescription(
+        "Whether this process lives; asked without a key, too.", dict[str, str], scope=None
     ),
-    ("GET", "/v1/nodes"): EndpointDescription("The nodes.", list[Node]),
+    ("GET", "/readyz"): EndpointDescription(
+        "Whether the database and the broker answer; asked without a key, too.", dict[str, str], scope=None
+    ),
+    ("GET", "/metrics"): EndpointDescription(
+        "The farm's numbers for Prometheus.", str, media_type=TEXT, scope=Scope.READ
+    ),
+    ("GET", "/v1/doctor"): EndpointDescription(
+        "What is missing in the farm, as `farm doctor` says it.", list[dict[str, Any]], scope=Scope.READ
+    ),
+    ("GET", "/v1/nodes"): EndpointDescription("The nodes.", list[Node], AfterQuery, scope=Scope.READ),
     **batches.ENDPOINTS,
     **rollouts.ENDPOINTS,
     **runs.ENDPOINTS,
     **archive_routes.ENDPOINTS,
     **engines.ENDPOINTS,
+    **sandbox_routes.ENDPOINTS,
+    **access_routes.ENDPOINTS,
 }
 
 
+Page = Callable[[Endpoints, KnownKeys], ASGIApp]
+"""A function that makes the page of endpoints and keys; it is served below /web/, and asks for a key by itself."""
+
+
 def application(
-    endpoints: Endpoints, key: str, bounds: ConnectionLimits, speak: Sequence[SpokenProtocol] = ()
+    endpoints: Endpoints,
+    key: str,
+    bounds: ConnectionLimits,
+    speak: Sequence[SpokenProtocol] = (),
+    page: Page | None = None,
 ) -> ASGIApp:
-    """Return the API's ASGI application, with other protocols, authentication and connection limits."""
+    """Return the API's ASGI application, with other protocols, the page, authentication and connection limits."""
+    keys = KnownKeys(endpoints, key)
     apps = [
-        (each, KeyMiddleware(protocols.application(endpoints, each.protocol), key, each.protocol.refuse))
+        (each, KeyMiddleware(protocols.application(endpoints, each.protocol), keys, each.protocol.refuse))
         for each in speak
     ]
-    by_name = {each.name: app for each, app in apps}
+    by_name = {each.name: app for each, app in apps} | ({} if page is None else {PAGE: page(endpoints, keys)})
     by_port = {each.port: app for each, app in apps if each.port}
-    own = KeyMiddleware(_own_verbs(endpoints), key, open_path=HEALTH)
+    open_paths = [path for (_, path), described in ENDPOINTS.items() if described.scope is None]
+    own = KeyMiddleware(_own_verbs(endpoints), keys, open_paths=open_paths)
     return RequestBodyLimit(ProtocolSwitch(own, by_name, by_port), bounds)
 
 
 def _own_verbs(endpoints: Endpoints) -> ASGIApp:
     numbers = metrics.registry(endpoints.farm.store, settings().node_timeout_s)
     name = {"name": "rollout farm", "version": version("rollout-farm"), "description": "/openapi.json"}
+
+    def nodes(request: ApiRequest) -> ListPage:
+        query = request.parse_query(AfterQuery)
+        return page_after(endpoints.farm.nodes(), query.limit, query.after, lambda node: node.node)
+
+    scopes = {place: described.scope for place, described in ENDPOINTS.items()}
     inner = Starlette(
-        routes=[
-            endpoints.get("/", lambda request: name),
-            endpoints.get("/openapi.json", lambda request: openapi.description(ENDPOINTS)),
-            endpoints.get(
-                "/metrics", lambda request: Response(generate_latest(numbers), media_type=CONTENT_TYPE_LATEST)
-            ),
-            endpoints.health(HEALTH),
-            *batches.routes(endpoints),
-            *rollouts.routes(endpoints),
-            *runs.routes(endpoints),
-            *archive_routes.routes(endpoints),
-            *engines.routes(endpoints),
-            endpoints.get("/v1/doctor", lambda request: list(endpoints.examine())),
-            endpoints.get("/v1/nodes", lambda request: endpoints.farm.nodes()),
-        ],
+        routes=guarded(
+            [
+                endpoints.get("/", lambda request: name),
+                endpoints.get("/openapi.json", lambda request: openapi.description(ENDPOINTS)),
+                endpoints.get(
+                    "/metrics", lambda request: Response(generate_latest(numbers), media_type=CONTENT_TYPE_LATEST)
+                ),
+                endpoints.route("GET", "/healthz", _alive),
+                endpoints.health("/readyz"),
+                *batches.routes(endpoints),
+                *rollouts.routes(endpoints),
+                *runs.routes(endpoints),
+                *archive_routes.routes(endpoints),
+                *engines.routes(endpoints),
+                *access_routes.routes(endpoints),
+                *sandbox_routes.routes(endpoints),
+                endpoints.get("/v1/doctor", lambda request: list(endpoints.examine())),
+                endpoints.get("/v1/nodes", nodes),
+            ],
+            scopes,
+            refusal,
+        ),
         exception_handlers={404: _not_there, 405: _not_so},
     )
     inner.router.redirect_slashes = False
     return inner
+
+
+async def _alive(request: ApiRequest) -> dict[str, str]:
+    """Answer without a thread, which others may have taken all of."""
+    return {"status": "ok"}
 
 
 async def _not_there(request: Request, error: Exception) -> Response:

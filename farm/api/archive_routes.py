@@ -10,16 +10,22 @@ from starlette.routing import Route
 from farm.api.endpoints import Endpoints
 from farm.api.openapi import Described, EndpointDescription
 from farm.api.schemas import ApiRequest, ArchiveEnd, ArchivePart
+from farm.callers import Scope
 from farm.client.archive_uploads import ArchiveState
 from farm.errors import InvalidRequest
 
 ENDPOINTS: Described = {
-    ("GET", "/v1/archives/{digest}"): EndpointDescription("How much of a task archive is there.", ArchiveState),
+    ("GET", "/v1/archives/{digest}"): EndpointDescription(
+        "How much of a task archive is there.", ArchiveState, scope=Scope.READ
+    ),
     ("POST", "/v1/archives/{digest}/parts"): EndpointDescription(
-        "Store a part of a task archive, in base64.", ArchiveState, body=ArchivePart
+        "Store a part of a task archive, in base64.", ArchiveState, body=ArchivePart, scope=Scope.SUBMIT
     ),
     ("POST", "/v1/archives/{digest}"): EndpointDescription(
-        "Check that a task archive is whole and sound; then instances may name it.", ArchiveState, body=ArchiveEnd
+        "Check that a task archive is whole and sound; then instances may name it.",
+        ArchiveState,
+        body=ArchiveEnd,
+        scope=Scope.SUBMIT,
     ),
 }
 

@@ -1,52 +1,153 @@
-"""Authentication of API requests by the farm's key, on loopback too: other users run programs on this machine as well.
+"""Authentication of API requests by a key, on loopback too: other users run programs on this machine as well.
 
 A client shows it as `Authorization: Bearer KEY`, as `X-API-Key: KEY`, or as the password in its URL, `http://farm:KEY@HOST`:
 clients of other systems' protocols often have no other place for it.
 
-`/healthz` needs no key, so that a load balancer can check that the process lives.
+The farm's own key is always there and may do all. Named ones are rows of the store, which each API process reads again
+every second while they are shown, so that one that was revoked ends everywhere.
 """
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hmac
+import time
+from collections import defaultdict
+from collections.abc import Collection, Mapping
+from functools import partial
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from farm.api.endpoints import Refuse, refusal
-from farm.client.http_errors import ProblemDetails
+from farm.api.endpoints import KEY_CHECK, Endpoints, Refuse, refusal
+from farm.callers import ADMIN_NAME, ApiKey, Caller, acting_for, caller_of
+from farm.client.http_errors import ProblemDetails, problem_of
+from farm.errors import FarmError, NotAllowed
+from farm.store.access import api_keys
 
-HEALTH = "/healthz"
 _API_KEY = b"x-api-key"
 _HEADERS = (b"authorization", _API_KEY)
 _NO_KEY = ProblemDetails(
     401, "NotAllowed", "the API wants its key: set FARM_API_KEY or FARM_HOME, or send `Authorization: Bearer KEY`"
 )
+_FRESH_S = 1.0
+"""Seconds that the keys of the store are held for true."""
+_APART_S = 0.05
+"""Seconds between two readings of them, however many unknown keys are shown."""
+_ADMIN = Caller(ADMIN_NAME)
+
+
+class KnownKeys:
+    """The keys that an API takes: the farm's own, which is never empty, and those of the store."""
+
+    def __init__(self, endpoints: Endpoints, key: str) -> None:
+        if not key:
+            raise ValueError("an API without a key would serve everybody")
+        self._endpoints = endpoints
+        self._own = key.encode()
+        self._known: Mapping[str, ApiKey] = {}
+        self._read_at = self._asked_at = float("-inf")
+        self._failure: FarmError | None = None
+        self._reading = asyncio.Lock()
+        self._rates: defaultdict[str, _Rate] = defaultdict(_Rate)
+
+    async def caller(self, shown: bytes) -> tuple[Caller | None, float]:
+        """Return who shows a key, None for one that is none, and the seconds until its rate allows the request."""
+        if hmac.compare_digest(shown, self._own):
+            return _ADMIN, 0.0
+        key = await self._key(shown)
+        if key is None:
+            return None, 0.0
+        wait_s = 0.0 if key.max_rate is None else self._rates[key.name].wait_s(key.max_rate)
+        return caller_of(key), wait_s
+
+    async def check(self, shown: bytes) -> None:
+        """Raise NotAllowed for a key that counts no more: its request has been waiting meanwhile."""
+        if not hmac.compare_digest(shown, self._own) and await self._key(shown) is None:
+            raise NotAllowed("the key was revoked")
+
+    async def _key(self, shown: bytes) -> ApiKey | None:
+        digest, now = api_keys.digest_of(shown), time.monotonic()
+        if digest not in self._known or now - self._read_at > _FRESH_S:
+            await self._read(now)
+        return self._known.get(digest)
+
+    async def _read(self, since: float) -> None:
+        """Read the keys of the store, unless another request has begun to since: then its result is this one's too."""
+        async with self._reading:
+            if self._asked_at >= since:
+                if self._failure is not None:
+                    # else all who wait would ask a store that is away, one after the other
+                    raise self._failure
+                return
+            await asyncio.sleep(self._asked_at + _APART_S - time.monotonic())
+            self._asked_at = time.monotonic()
+            try:
+                self._known = await self._endpoints.run(self._endpoints.farm.store.read, api_keys.by_digest)
+            except FarmError as error:
+                self._failure = error
+                raise
+            self._read_at, self._failure = self._asked_at, None
+            names = {key.name for key in self._known.values()}
+            for name in [name for name in self._rates if name not in names]:
+                del self._rates[name]
+
+
+class _Rate:
+    """The requests of one key: as many as a second allows may come at once."""
+
+    def __init__(self) -> None:
+        self._left: float | None = None
+        self._at = 0.0
+
+    def wait_s(self, max_rate: float) -> float:
+        """Count a request, and return 0; or return how long it is until one is allowed."""
+        now, most = time.monotonic(), max(1.0, max_rate)
+        left = most if self._left is None else min(most, self._left + (now - self._at) * max_rate)
+        self._at = now
+        self._left = left - 1.0 if left >= 1.0 else left
+        return 0.0 if left >= 1.0 else (1.0 - left) / max_rate
 
 
 class KeyMiddleware:
-    """Middleware that passes authenticated requests and refuses all others, by `refuse`.
+    """Middleware that passes authenticated requests, each with its caller, and refuses all others, by `refuse`.
 
-    `key` is never empty; requests for `open_path` need none.
+    Requests for `open_paths` need no key.
     """
 
-    def __init__(self, app: ASGIApp, key: str, refuse: Refuse = refusal, open_path: str = "") -> None:
-        if not key:
-            raise ValueError("an API without a key would serve everybody")
+    def __init__(
+        self, app: ASGIApp, keys: KnownKeys, refuse: Refuse = refusal, open_paths: Collection[str] = ()
+    ) -> None:
         self._app = app
-        self._expected = key.encode()
+        self._keys = keys
         self._refuse = refuse
-        self._open_path = open_path
+        self._open_paths = open_paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
         headers = scope["headers"]
         shown = [value if name == _API_KEY else _key_in(value) for name, value in headers if name in _HEADERS]
+        if not shown and scope["path"] in self._open_paths:
+            await self._app(scope, receive, send)
+            return
         # of several, none is taken: a proxy may have checked another one
-        allowed = len(shown) == 1 and hmac.compare_digest(shown[0], self._expected)
-        is_open = not shown and bool(self._open_path) and scope["path"] == self._open_path
-        await (self._app if allowed or is_open else self._refuse(_NO_KEY, None))(scope, receive, send)
+        key = shown[0] if len(shown) == 1 else b""
+        try:
+            caller, wait_s = await self._keys.caller(key) if key else (None, 0.0)
+        except FarmError as error:
+            await self._refuse(problem_of(error), {"retry-after": "1"})(scope, receive, send)
+            return
+        if caller is None:
+            await self._refuse(_NO_KEY, {"www-authenticate": "Bearer", "connection": "close"})(scope, receive, send)
+        elif wait_s:
+            fast = f"key {caller.name!r} sends more requests per second than its quota: wait {wait_s:.2f} s"
+            again = {"retry-after": str(max(1, round(wait_s)))}
+            await self._refuse(ProblemDetails(429, "Overloaded", fast), again)(scope, receive, send)
+        else:
+            KEY_CHECK.set(partial(self._keys.check, key))
+            with acting_for(caller):
+                await self._app({**scope, "farm.caller": caller, "farm.key": key}, receive, send)
 
 
 def _key_in(value: bytes) -> bytes:

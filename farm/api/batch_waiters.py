@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections import defaultdict
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from farm.notifications import ENDED, Signals
 
 T = TypeVar("T")
+log = logging.getLogger(__name__)
 
 _LISTEN_S = 0.5
 POLL_S = 0.5
@@ -24,13 +26,14 @@ class BatchWaiters:
     def __init__(self, signals: Signals) -> None:
         self._signals = signals
         self._waiting: defaultdict[str, set[asyncio.Event]] = defaultdict(set)
+        self._asking: set[asyncio.Future[Any]] = set()
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
 
     async def wait_until(
         self,
         batch_id: str,
-        ask: Callable[[], Awaitable[T]],
+        ask: Callable[[], Coroutine[Any, Any, T]],
         settled: Callable[[T], bool],
         wait_s: float,
         poll_s: float = POLL_S,
@@ -42,25 +45,49 @@ class BatchWaiters:
         hint = asyncio.Event()
         self._waiting[batch_id].add(hint)
         try:
-            while True:
-                hint.clear()
-                result = await ask()
-                left_s = deadline - loop.time()
-                if settled(result) or left_s <= 0 or self._closed.is_set():
-                    return result
+            result = await ask()
+            while not (settled(result) or self._closed.is_set()) and (left_s := deadline - loop.time()) > 0:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(min(poll_s, left_s)):
                         await hint.wait()
+                hint.clear()
+                # hundreds that ask once more would hold up the end of the process
+                result = await self._unless_closed(ask(), result)
+            return result
         finally:
             self._waiting[batch_id].discard(hint)
             if not self._waiting[batch_id]:
                 del self._waiting[batch_id]
 
+    async def _unless_closed(self, asking: Coroutine[Any, Any, T], before: T) -> T:
+        """Return what is asked for, or what it was before if this process ends meanwhile."""
+        if self._closed.is_set():
+            asking.close()
+            return before
+        task = asyncio.ensure_future(asking)
+        self._asking.add(task)
+        try:
+            return await task
+        except asyncio.CancelledError:
+            if not self._closed.is_set():
+                raise
+            return before
+        finally:
+            self._asking.discard(task)
+
+    @property
+    def is_closed(self) -> bool:
+        return self._closed.is_set()
+
     def close(self) -> None:
         """Answer all waiting requests now."""
         self._closed.set()
+        if n := sum(map(len, self._waiting.values())):
+            log.warning("this process ends: %d waiting requests are answered now, and their clients ask again", n)
         for batch_id in list(self._waiting):
             self._wake(batch_id)
+        for task in list(self._asking):
+            task.cancel()
 
     def _listen(self) -> None:
         if self._thread is None:

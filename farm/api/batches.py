@@ -3,50 +3,81 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 from starlette.routing import Route
 
 from farm.api.endpoints import Endpoints, LongPoll
-from farm.api.openapi import Described, EndpointDescription
+from farm.api.event_stream import EventStreams
+from farm.api.list_pages import ListPage, list_page
+from farm.api.openapi import EVENTS, Described, EndpointDescription
+from farm.api.protocols import PROTOCOLS
 from farm.api.schemas import (
     Acknowledgement,
+    AfterQuery,
     ApiRequest,
     ConsumerQuery,
     EndedQuery,
+    EventQuery,
     OpenQuery,
     RecentQuery,
     RolloutSelection,
 )
+from farm.callers import Scope
 from farm.client.consumer_stream import Page
 from farm.client.remote import Submitted
+from farm.errors import InvalidRequest
+from farm.plugins import installed
 from farm.records.conservation import Conservation, Violation
 from farm.records.request import BatchRequest
 from farm.records.rollout import BatchStatus, BatchSummary, Rollout, StageTimes
 
 ENDPOINTS: Described = {
-    ("POST", "/v1/batches"): EndpointDescription("Start a batch.", Submitted, body=BatchRequest),
-    ("GET", "/v1/batches"): EndpointDescription("The newest batches.", list[BatchSummary], query=RecentQuery),
-    ("GET", "/v1/batches/{id}"): EndpointDescription("A batch in numbers.", BatchStatus),
-    ("GET", "/v1/batches/{id}/rollouts"): EndpointDescription("Its rollouts, without training rows.", list[Rollout]),
+    ("POST", "/v1/batches"): EndpointDescription("Start a batch.", Submitted, body=BatchRequest, scope=Scope.SUBMIT),
+    ("GET", "/v1/batches"): EndpointDescription(
+        "The newest batches.", list[BatchSummary], query=RecentQuery, scope=Scope.READ
+    ),
+    ("GET", "/v1/batches/{id}"): EndpointDescription("A batch in numbers.", BatchStatus, scope=Scope.READ),
+    ("GET", "/v1/batches/{id}/rollouts"): EndpointDescription(
+        "Its rollouts, without training rows, page by page.", list[Rollout], AfterQuery, scope=Scope.READ
+    ),
+    ("GET", "/v1/batches/{id}/events"): EndpointDescription(
+        "Its rollouts, or whole groups, as they end, as server-sent events; Last-Event-ID goes on after one.",
+        str,
+        EventQuery,
+        media_type=EVENTS,
+        scope=Scope.READ,
+    ),
     ("GET", "/v1/batches/{id}/ended"): EndpointDescription(
         "A page of rollouts, or of whole groups, that ended after a cursor, with training rows.",
         Page,
         EndedQuery,
+        scope=Scope.READ,
     ),
-    ("GET", "/v1/batches/{id}/open"): EndpointDescription("Whether some have not ended.", bool, OpenQuery),
-    ("GET", "/v1/batches/{id}/acknowledged"): EndpointDescription("A consumer's cursor.", int, ConsumerQuery),
+    ("GET", "/v1/batches/{id}/open"): EndpointDescription(
+        "Whether some have not ended.", bool, OpenQuery, scope=Scope.READ
+    ),
+    ("GET", "/v1/batches/{id}/acknowledged"): EndpointDescription(
+        "A consumer's cursor.", int, ConsumerQuery, scope=Scope.READ
+    ),
     ("POST", "/v1/batches/{id}/acknowledged"): EndpointDescription(
-        "Move a consumer's cursor on.", int, body=Acknowledgement
+        "Move a consumer's cursor on.", int, body=Acknowledgement, scope=Scope.SUBMIT
     ),
     ("GET", "/v1/batches/{id}/conservation"): EndpointDescription(
-        "Submitted against ended and in flight.", Conservation
+        "Submitted against ended and in flight.", Conservation, scope=Scope.READ
     ),
-    ("GET", "/v1/batches/{id}/violations"): EndpointDescription("Invariants that are broken.", list[Violation]),
+    ("GET", "/v1/batches/{id}/violations"): EndpointDescription(
+        "Invariants that are broken.", list[Violation], scope=Scope.READ
+    ),
     ("GET", "/v1/batches/{id}/stage_times"): EndpointDescription(
-        "Queueing and working times by stage.", list[StageTimes]
+        "Queueing and working times by stage.", list[StageTimes], scope=Scope.READ
     ),
-    ("POST", "/v1/cancel"): EndpointDescription("End a batch, a group or a rollout.", list[str], body=RolloutSelection),
-    ("POST", "/v1/rescore"): EndpointDescription("Score again what was played.", list[str], body=RolloutSelection),
+    ("POST", "/v1/cancel"): EndpointDescription(
+        "End a batch, a group or a rollout.", list[str], body=RolloutSelection, scope=(Scope.SUBMIT, Scope.OPERATE)
+    ),
+    ("POST", "/v1/rescore"): EndpointDescription(
+        "Score again what was played.", list[str], body=RolloutSelection, scope=(Scope.SUBMIT, Scope.OPERATE)
+    ),
 }
 
 
@@ -67,6 +98,15 @@ def routes(endpoints: Endpoints) -> list[Route]:
         has_open = partial(farm.has_open, _id(request))
         return LongPoll(_id(request), has_open, lambda is_open: not is_open, request.parse_query(OpenQuery).wait_s)
 
+    def newest(request: ApiRequest) -> ListPage:
+        query = request.parse_query(RecentQuery)
+        return list_page(farm.batches(query.limit, query.before), query.limit, "before", lambda each: each.batch_id)
+
+    def rollouts(request: ApiRequest) -> ListPage:
+        query = request.parse_query(AfterQuery)
+        page = farm.rollouts_after(_id(request), query.after, query.limit)
+        return list_page(page, query.limit, "after", lambda each: each.rollout_id)
+
     def cancel(request: ApiRequest) -> list[str]:
         acknowledgement = request.parse_body(RolloutSelection)
         return farm.cancel(acknowledgement.id, acknowledgement.rollout_ids)
@@ -76,10 +116,11 @@ def routes(endpoints: Endpoints) -> list[Route]:
         return farm.rescore(acknowledgement.id, acknowledgement.rollout_ids)
 
     return [
-        endpoints.post("/v1/batches", lambda request: {"batch_id": farm.submit(request.body)}),
-        endpoints.get("/v1/batches", lambda request: farm.batches(request.parse_query(RecentQuery).limit)),
+        endpoints.post("/v1/batches", lambda request: {"batch_id": farm.submit(_own_key(request.body))}),
+        endpoints.get("/v1/batches", newest),
         endpoints.get("/v1/batches/{id}", lambda request: farm.status(_id(request))),
-        endpoints.get("/v1/batches/{id}/rollouts", lambda request: farm.rollouts(_id(request))),
+        endpoints.get("/v1/batches/{id}/rollouts", rollouts),
+        endpoints.route("GET", "/v1/batches/{id}/events", EventStreams(endpoints).open),
         endpoints.poll("/v1/batches/{id}/ended", ended),
         endpoints.poll("/v1/batches/{id}/open", is_open),
         endpoints.get(
@@ -97,3 +138,15 @@ def routes(endpoints: Endpoints) -> list[Route]:
 
 def _id(request: ApiRequest) -> str:
     return request.path["id"]
+
+
+def _own_key(body: Any) -> Any:
+    """Return a request to submit, whose key is none of a protocol's: its clients are told of all batches of those.
+
+    Raises InvalidRequest.
+    """
+    key = body.get("idempotency_key") if isinstance(body, dict) else None
+    protocol, colon, _ = key.partition(":") if isinstance(key, str) else ("", "", "")
+    if colon and protocol in installed(PROTOCOLS):
+        raise InvalidRequest(f"begins with {protocol}:, as the keys of that protocol do", field="idempotency_key")
+    return body

@@ -1,12 +1,15 @@
-"""Connections of an API: a time limit for receiving a request, and a limit of the bytes held for all together.
+"""Connections of an API: how many there may be, time limits for requests and replies, and a limit of the bytes held.
 
-Without them, clients that send nothing, or half a request, use up descriptors and memory.
+Without them, clients that send nothing, half a request, or read no reply, use up descriptors and memory.
 """
 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+import resource
+import socket
+import struct
+from dataclasses import dataclass, field
 from typing import Any
 
 import h11
@@ -18,30 +21,70 @@ from farm.client import serialization
 from farm.client.http_errors import ProblemDetails
 
 
+def _descriptors() -> int:
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return 1 << 20 if most == resource.RLIM_INFINITY else most
+
+
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """`request_s` is for the head of a request and for each piece of its body; `max_held_bytes` is of all requests that
-    are read or answered at one time.
+    """`request_s` is for the head of a request, for each piece of its body, and for each piece of a reply to be read;
+    `body_s` for a body in all. `max_held_bytes` is of all requests that are read or answered at one time.
     """
 
     request_s: float = 30.0
+    body_s: float = 600.0
     max_held_bytes: int = 2 * serialization.MAX_BODY_BYTES
+    max_connections: int = field(default_factory=lambda: max(64, min(8192, _descriptors() - 256)))
 
 
 _TOO_MUCH = ProblemDetails(503, "Overloaded", "too many large requests at once: try again")
 
 
 class TimedConnection(H11Protocol):
-    """One connection, closed if the head of a request is not whole in time."""
+    """One connection, closed if there are too many, if the head of a request is not whole in time, or if the client
+    reads nothing of a reply for as long.
+    """
 
     def __init__(self, bounds: ConnectionLimits, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self._bounds = bounds
         self._timer: asyncio.TimerHandle | None = None
+        self._unread: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._watch(True)
+        if len(self.connections) > self._bounds.max_connections:
+            transport.abort()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._look_unread(self.transport.get_write_buffer_size())
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._forget_unread()
+
+    def _look_unread(self, n_bytes: int) -> None:
+        """Abort the connection unless in `request_s` something of these unread bytes of a reply was read."""
+        self._forget_unread()
+        self._unread = self.loop.call_later(self._bounds.request_s, self._still_unread, n_bytes)
+
+    def _still_unread(self, n_before: int) -> None:
+        n_bytes = self.transport.get_write_buffer_size()
+        if n_bytes >= n_before:
+            if (connection := self.transport.get_extra_info("socket")) is not None:
+                # else the kernel would keep what is unread for minutes
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self.transport.abort()
+        else:
+            self._look_unread(n_bytes)
+
+    def _forget_unread(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
@@ -53,6 +96,7 @@ class TimedConnection(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._watch(False)
+        self._forget_unread()
         super().connection_lost(exc)
 
     def _is_begun(self) -> bool:
@@ -79,17 +123,22 @@ class RequestBodyLimit:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         n_mine, is_whole = 0, False
+        deadline = asyncio.get_running_loop().time() + self._bounds.body_s
 
         async def bounded() -> Message:
             nonlocal n_mine, is_whole
             if is_whole:
                 # what comes from now on is that the client hangs up
                 return await receive()
+            soon = asyncio.get_running_loop().time() + self._bounds.request_s
             try:
-                async with asyncio.timeout(self._bounds.request_s):
+                async with asyncio.timeout_at(min(soon, deadline)):
                     message = await receive()
             except TimeoutError:
-                slow = f"no more of it came for {self._bounds.request_s:g} s"
+                if soon < deadline:
+                    slow = f"no more of it came for {self._bounds.request_s:g} s"
+                else:
+                    slow = f"not all of it came in {self._bounds.body_s:g} s"
                 raise RequestRejected(ProblemDetails(408, "InvalidRequest", slow, "body")) from None
             is_whole = not message.get("more_body", False)
             n_bytes = len(message.get("body", b""))

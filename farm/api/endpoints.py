@@ -6,7 +6,9 @@ import asyncio
 import copy
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar, copy_context
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from sqlalchemy import text
@@ -15,11 +17,13 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from farm.api.batch_waiters import POLL_S, BatchWaiters
+from farm.api.list_pages import ListPage
 from farm.api.schemas import ApiRequest, RequestRejected, read_request
 from farm.client import serialization
 from farm.client.http_errors import ProblemDetails, problem_of
 from farm.client.local import LocalFarm
-from farm.errors import ServiceError, StoreUnavailable
+from farm.client.sandboxes.node_line import NodeLine
+from farm.errors import BrokerUnavailable, FarmUnreachable, ServiceError, StoreUnavailable
 
 T = TypeVar("T")
 Answer = Callable[[ApiRequest], Any]
@@ -51,6 +55,13 @@ def no_findings() -> Sequence[Any]:
     return ()
 
 
+async def _no_key() -> None:
+    """Check nothing: no key was shown."""
+
+
+KEY_CHECK: ContextVar[Callable[[], Awaitable[None]]] = ContextVar("key_check", default=_no_key)
+"""Raises NotAllowed once the key of the request counts no more; whatever waits calls it again and again."""
+
 Refuse = Callable[[ProblemDetails, Mapping[str, str] | None], Response]
 """A function that words a problem as a protocol's own error response, with further headers."""
 
@@ -66,6 +77,8 @@ class Endpoints:
         self.strict_compat = strict_compat
         self.examine = examine
         self.refuse: Refuse = refusal
+        self.nodes = NodeLine(lambda reference: self.run(farm.sandboxes.address, reference))
+        """The way to borrowed sandboxes."""
         self._hints = BatchWaiters(farm.signals)
         self._threads = ThreadPoolExecutor(N_THREADS, thread_name_prefix="answer")
         # a health check must not wait behind requests that wait for the database
@@ -103,8 +116,11 @@ class Endpoints:
 
         return self.route("GET", path, answer)
 
-    def health(self, path: str) -> Route:
-        """Return the route of the health check, which fails if the database does not answer."""
+    def health(self, path: str, said: Callable[[], Any] = lambda: {"status": "ok"}) -> Route:
+        """Return the route of a health check, which fails if the database or the broker does not answer.
+
+        `said` is what it answers else, and is not waited for.
+        """
 
         async def answer(request: ApiRequest) -> Any:
             loop = asyncio.get_running_loop()
@@ -113,19 +129,32 @@ class Endpoints:
                     await loop.run_in_executor(self._health, self._ask_store)
             except TimeoutError:
                 raise StoreUnavailable("the database does not answer") from None
-            return {"status": "ok"}
+            try:
+                async with asyncio.timeout(_HEALTH_S[1]):
+                    await loop.run_in_executor(self._health, self.farm.signals.check)
+            except TimeoutError:
+                raise BrokerUnavailable("the broker does not answer") from None
+            return said()
 
         return self.route("GET", path, answer)
 
     async def wait_until(self, wanted: LongPoll) -> Any:
         """Return the result of a query once it is settled, or as it is when its time is over."""
-        return await self._hints.wait_until(
-            wanted.batch_id, lambda: self.run(wanted.ask), wanted.settled, wanted.wait_s, wanted.poll_s
-        )
+
+        async def ask() -> Any:
+            await KEY_CHECK.get()()
+            return await self.run(wanted.ask)
+
+        return await self._hints.wait_until(wanted.batch_id, ask, wanted.settled, wanted.wait_s, wanted.poll_s)
 
     async def run(self, call: Callable[..., T], *arguments: Any) -> T:
-        """Return the result of a function that is run in a thread."""
-        return await asyncio.get_running_loop().run_in_executor(self._threads, call, *arguments)
+        """Return the result of a function that is run in a thread, for the caller of the request."""
+        in_context = partial(copy_context().run, call, *arguments)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, in_context)
+
+    @property
+    def is_closed(self) -> bool:
+        return self._hints.is_closed
 
     def close(self) -> None:
         """Answer all long polls; later ones are answered without waiting."""
@@ -142,13 +171,20 @@ class Endpoints:
                 result = await answer(await read_request(request, takes_body))
                 if isinstance(result, Response):
                     return result
-                return Response(await self.run(serialization.written, result), media_type="application/json")
+                headers = result.headers(request) if isinstance(result, ListPage) else None
+                items = result.items if isinstance(result, ListPage) else result
+                return Response(await self.run(serialization.written, items), 200, headers, "application/json")
             except RequestRejected as refused:
                 # what is left of the request is not read
                 return self.refuse(refused.problem, {"connection": "close"})
             except ClientDisconnect:
                 # no client is left to read it
                 return Response(status_code=499)
+            except asyncio.CancelledError:
+                if not self.is_closed:
+                    raise
+                ends = "this process of the API ends and may have done what it was asked: ask again"
+                return self.refuse(problem_of(FarmUnreachable(ends)), {"retry-after": "1"})
             except Exception as error:
                 again = {"retry-after": "1"} if isinstance(error, ServiceError) else None
                 return self.refuse(problem_of(error), again)

@@ -8,8 +8,10 @@ from typing import cast
 from starlette.routing import Route
 
 from farm.api.endpoints import Endpoints
+from farm.api.list_pages import ListPage, page_after
 from farm.api.openapi import Described, EndpointDescription
 from farm.api.schemas import (
+    AfterQuery,
     ApiRequest,
     ClearOrder,
     HoldOrder,
@@ -20,26 +22,39 @@ from farm.api.schemas import (
     SomeEngines,
     VersionOrder,
 )
+from farm.callers import Scope
 from farm.client.weight_update import MODES
 from farm.errors import InvalidRequest
 from farm.records.engine_state import EngineState, Paused, StoredEngine
 
 ENDPOINTS: Described = {
-    ("GET", "/v1/engines"): EndpointDescription("The engines, without their keys.", list[EngineState]),
-    ("POST", "/v1/engines"): EndpointDescription("Use an engine.", dict[str, str], body=NewEngine),
+    ("GET", "/v1/engines"): EndpointDescription(
+        "The engines, without their keys.", list[EngineState], AfterQuery, scope=Scope.READ
+    ),
+    ("POST", "/v1/engines"): EndpointDescription("Use an engine.", dict[str, str], body=NewEngine, scope=Scope.OPERATE),
     ("POST", "/v1/engines/chosen"): EndpointDescription(
-        "The engines of an order.", list[StoredEngine], body=SomeEngines
+        "The engines of an order.", list[StoredEngine], body=SomeEngines, scope=Scope.READ
     ),
-    ("POST", "/v1/engines/drain"): EndpointDescription("Send it no new rollouts.", dict[str, str], body=OneEngine),
-    ("POST", "/v1/engines/remove"): EndpointDescription("Use it no more.", dict[str, str], body=OneEngine),
-    ("POST", "/v1/engines/clear"): EndpointDescription("Use none any more.", int, body=ClearOrder),
-    ("POST", "/v1/engines/pause"): EndpointDescription("Order a pause, or its end.", dict[str, int], body=PauseOrder),
+    ("POST", "/v1/engines/drain"): EndpointDescription(
+        "Send it no new rollouts.", dict[str, str], body=OneEngine, scope=Scope.OPERATE
+    ),
+    ("POST", "/v1/engines/remove"): EndpointDescription(
+        "Use it no more.", dict[str, str], body=OneEngine, scope=Scope.OPERATE
+    ),
+    ("POST", "/v1/engines/clear"): EndpointDescription("Use none any more.", int, body=ClearOrder, scope=Scope.OPERATE),
+    ("POST", "/v1/engines/pause"): EndpointDescription(
+        "Order a pause, or its end.", dict[str, int], body=PauseOrder, scope=Scope.OPERATE
+    ),
     ("POST", "/v1/engines/hold"): EndpointDescription(
-        "Say that a weight update goes on.", dict[str, str], body=HoldOrder
+        "Say that a weight update goes on.", dict[str, str], body=HoldOrder, scope=Scope.OPERATE
     ),
-    ("GET", "/v1/engines/version"): EndpointDescription("The newest weights that were named.", str),
-    ("POST", "/v1/engines/version"): EndpointDescription("Name their weights.", dict[str, int], body=VersionOrder),
-    ("POST", "/v1/engines/left"): EndpointDescription("Who has not followed orders.", list[str], body=OrdersQuery),
+    ("GET", "/v1/engines/version"): EndpointDescription("The newest weights that were named.", str, scope=Scope.READ),
+    ("POST", "/v1/engines/version"): EndpointDescription(
+        "Name their weights.", dict[str, int], body=VersionOrder, scope=Scope.OPERATE
+    ),
+    ("POST", "/v1/engines/left"): EndpointDescription(
+        "Who has not followed orders.", list[str], body=OrdersQuery, scope=Scope.READ
+    ),
 }
 
 
@@ -47,8 +62,10 @@ def routes(endpoints: Endpoints) -> list[Route]:
     """Return the routes of `/v1/engines`, which never show the engines' keys."""
     farm = endpoints.farm
 
-    def states(request: ApiRequest) -> list[EngineState]:
-        return [replace(state, engine=_without_key(state.engine)) for state in farm.engines()]
+    def states(request: ApiRequest) -> ListPage:
+        query = request.parse_query(AfterQuery)
+        shown = [replace(state, engine=_without_key(state.engine)) for state in farm.engines()]
+        return page_after(shown, query.limit, query.after, lambda state: state.engine.url)
 
     def chosen(request: ApiRequest) -> list[StoredEngine]:
         return [_without_key(engine) for engine in farm.orders.chosen(request.parse_body(SomeEngines).urls)]

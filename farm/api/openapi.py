@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from enum import Enum
 from importlib.metadata import version
 from types import NoneType, UnionType
@@ -13,20 +13,26 @@ from typing import Any, TypeAlias, Union, get_args, get_origin, get_type_hints
 import numpy as np
 from pydantic import BaseModel
 
-JSON, TEXT, BYTES = "application/json", "text/plain", "application/octet-stream"
+from farm.api.scopes import NeededScope
+
+JSON, TEXT, BYTES, EVENTS = "application/json", "text/plain", "application/octet-stream", "text/event-stream"
 _REF = "#/components/schemas/"
 _PLAIN = {str: "string", int: "integer", float: "number", bool: "boolean"}
 
 
 @dataclass(frozen=True, slots=True)
 class EndpointDescription:
-    """One endpoint: what it does, the types of its answer, its query and its body."""
+    """One endpoint: what it does, the types of its answer, its query and its body, and the scope that it needs.
+
+    Without a scope it needs no key.
+    """
 
     summary: str
     returns: Any
     query: type[BaseModel] | None = None
     body: type[BaseModel] | None = None
     media_type: str = JSON
+    scope: NeededScope = field(kw_only=True)
 
 
 Described: TypeAlias = Mapping[tuple[str, str], EndpointDescription]
@@ -42,21 +48,46 @@ def description(endpoints: Described) -> dict[str, Any]:
     return {
         "openapi": "3.1.0",
         "info": {"title": "rollout farm", "version": version("rollout-farm")},
-        "security": [{"key": []}],
+        "security": [{name: []} for name in _SCHEMES],
         "paths": paths,
-        "components": {"schemas": schemas, "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
+        "components": {"schemas": schemas, "securitySchemes": _SCHEMES},
     }
 
 
+_SCHEMES = {
+    "key": {"type": "http", "scheme": "bearer"},
+    "header": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
+    "password": {"type": "http", "scheme": "basic", "description": "The key is the password."},
+}
+_TEXT = {"type": "string"}
 _PROBLEM = {
     "type": "object",
+    "required": ["error"],
     "properties": {
         "error": {
             "type": "object",
-            "properties": {name: {"type": "string"} for name in ("kind", "message", "field")},
+            "required": ["kind", "message", "field"],
+            "properties": {
+                **dict.fromkeys(("kind", "message", "field"), _TEXT),
+                "more": {"type": "array", "items": {"type": "array", "items": _TEXT, "minItems": 2, "maxItems": 2}},
+            },
         }
     },
 }
+_REFUSALS = {
+    400: "The request is wrong; `field` says where.",
+    401: "No key was shown, or one that is none.",
+    403: "The key's scopes or quotas, or the state of what is named, do not allow it.",
+    404: "There is no such thing.",
+    408: "The body did not come in time.",
+    409: "It contradicts what is there.",
+    410: "It was there, and was removed.",
+    413: "The body is too large.",
+    415: "The body is not declared to be JSON.",
+    429: "The key's rate is used up: wait for `Retry-After`.",
+    503: "The farm cannot answer now: try again.",
+}
+_WITH_BODY = (408, 413, 415)
 
 
 def _operation(path: str, described: EndpointDescription, schemas: dict[str, Any]) -> dict[str, Any]:
@@ -74,14 +105,30 @@ def _operation(path: str, described: EndpointDescription, schemas: dict[str, Any
         "description": "Done.",
         "content": {described.media_type: {"schema": _schema(described.returns, schemas)}},
     }
-    refused = {"description": "Refused.", "content": {JSON: {"schema": {"$ref": f"{_REF}Problem"}}}}
-    operation: dict[str, Any] = {"summary": described.summary, "responses": {"200": answer, "default": refused}}
+    if described.media_type == EVENTS:
+        parameters.append({"name": "Last-Event-ID", "in": "header", "required": False, "schema": _TEXT})
+    operation: dict[str, Any] = {"summary": described.summary, "responses": {"200": answer, **_refusals(described)}}
+    if described.scope is None:
+        operation["security"] = []
+    else:
+        scopes = described.scope if isinstance(described.scope, tuple) else (described.scope,)
+        operation["x-scopes"] = [scope.value for scope in scopes]
     if parameters:
         operation["parameters"] = parameters
     if described.body is not None:
         body = {"content": {JSON: {"schema": _schema(described.body, schemas)}}, "required": True}
         operation["requestBody"] = body
     return operation
+
+
+def _refusals(described: EndpointDescription) -> dict[str, Any]:
+    """Return the error responses, whose bodies are all alike; 500, which is a fault of the farm's, is `default`."""
+    content = {JSON: {"schema": {"$ref": f"{_REF}Problem"}}}
+    statuses = [status for status in _REFUSALS if described.body is not None or status not in _WITH_BODY]
+    result: dict[str, Any] = {
+        str(status): {"description": _REFUSALS[status], "content": content} for status in statuses
+    }
+    return result | {"default": {"description": "Answering broke.", "content": content}}
 
 
 def _schema(kind: Any, schemas: dict[str, Any]) -> dict[str, Any]:

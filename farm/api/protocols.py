@@ -13,24 +13,28 @@ from typing import cast
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from farm.api.endpoints import Endpoints, Refuse
+from farm.api.scopes import RouteScopes, guarded
 from farm.client.http_errors import ProblemDetails
 from farm.plugins import load
 
 PROTOCOLS = "farm.protocols"
 """The group of their entry points."""
+PAGE = "web"
+"""The first part of the paths of the page for browsers, which no protocol may be named after."""
 
 
 @dataclass(frozen=True, slots=True)
 class WireProtocol:
-    """The routes of a protocol, and how it words a refusal."""
+    """The routes of a protocol, how it words a refusal, and the scope that each (method, path) of its routes needs."""
 
     routes: Callable[[Endpoints], Sequence[BaseRoute]]
     refuse: Refuse
+    scopes: RouteScopes
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +60,8 @@ def application(endpoints: Endpoints, protocol: WireProtocol) -> ASGIApp:
         place = f"{request.method} {request.url.path}"
         return protocol.refuse(ProblemDetails(error.status_code, kind, f"there is no {ascii(place)[1:-1][:200]}"), None)
 
-    inner = Starlette(
-        routes=list(protocol.routes(endpoints.refusing(protocol.refuse))), exception_handlers={404: refuse, 405: refuse}
-    )
+    routes = guarded(protocol.routes(endpoints.refusing(protocol.refuse)), protocol.scopes, protocol.refuse)
+    inner = Starlette(routes=routes, exception_handlers={404: refuse, 405: refuse})
     inner.router.redirect_slashes = False
     return inner
 
@@ -76,9 +79,17 @@ class ProtocolSwitch:
         if (app := self._by_port.get(port)) is not None:
             await app(scope, receive, send)
             return
+        if scope["path"] in ("/", f"/{PAGE}") and PAGE in self._by_name and _is_browser(scope):
+            await RedirectResponse(f"/{PAGE}/", 303)(scope, receive, send)
+            return
         name = scope["path"].removeprefix("/").partition("/")[0]
         if (app := self._by_name.get(name)) is not None:
             scope = {**scope, "path": scope["path"][len(name) + 1 :] or "/"}
             await app(scope, receive, send)
             return
         await self._own(scope, receive, send)
+
+
+def _is_browser(scope: Scope) -> bool:
+    """Return whether a request asks for a page."""
+    return any(name == b"accept" and b"text/html" in value for name, value in scope["headers"])

@@ -7,20 +7,27 @@ from starlette.routing import Route
 from farm.api.endpoints import Endpoints
 from farm.api.openapi import Described, EndpointDescription
 from farm.api.schemas import ApiRequest, BatchKeys, RatesQuery, StepQuery, StepRecord
+from farm.callers import Scope
 from farm.records.training_run import KeyedBatch, RecordedStep, SolveRate
 
 ENDPOINTS: Described = {
     ("POST", "/v1/keyed_batches"): EndpointDescription(
-        "The batches that were submitted with these idempotency keys.", list[KeyedBatch], body=BatchKeys
+        "The batches that were submitted with these idempotency keys.",
+        list[KeyedBatch],
+        body=BatchKeys,
+        scope=Scope.READ,
     ),
     ("GET", "/v1/steps"): EndpointDescription(
-        "What the newest step of a training run collected: a list of one, or of none.", list[RecordedStep], StepQuery
+        "What the newest step of a training run collected: a list of one, or of none.",
+        list[RecordedStep],
+        StepQuery,
+        scope=Scope.READ,
     ),
     ("POST", "/v1/steps"): EndpointDescription(
-        "Write what a step is, unless that was written before.", RecordedStep, body=StepRecord
+        "Write what a step is, unless that was written before.", RecordedStep, body=StepRecord, scope=Scope.SUBMIT
     ),
     ("POST", "/v1/solve_rates"): EndpointDescription(
-        "How often instances were solved in a training run.", list[SolveRate], body=RatesQuery
+        "How often instances were solved in a training run.", list[SolveRate], body=RatesQuery, scope=Scope.READ
     ),
 }
 

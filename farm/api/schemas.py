@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 from starlette.requests import Request as HttpRequest
 
 from farm.client import serialization
 from farm.client.consumer_stream import CONSUMER, MAX_WAIT_S
 from farm.client.http_errors import ProblemDetails
-from farm.client.request_checks import invalid
+from farm.client.request_checks import checked
 from farm.errors import InvalidRequest
 from farm.records.request_values import Name, Request
 
@@ -33,19 +33,27 @@ class RequestRejected(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ApiRequest:
-    """One request, read to its end: the names in its path, its query, its body as it came."""
+    """One request, read to its end: the names in its path, its query, its headers, its body as it came.
+
+    `query_lists` has all values of what is repeated in the query; `is_disconnected` asks whether its client has left.
+    `pieces` gives the body of a request whose route takes none.
+    """
 
     path: Mapping[str, str]
     query: Mapping[str, str]
     data: bytes
+    query_lists: Mapping[str, list[str]]
+    is_disconnected: Callable[[], Awaitable[bool]]
+    headers: Mapping[str, str]
+    pieces: Callable[[], AsyncIterator[bytes]]
 
     def parse_query(self, kind: type[T]) -> T:
         """Return its validated query. Raises InvalidRequest naming the field."""
-        return _checked(kind, dict(self.query))
+        return checked(kind, dict(self.query))
 
     def parse_body(self, kind: type[T]) -> T:
         """Return its validated body. Raises InvalidRequest naming the field."""
-        return _checked(kind, self.body)
+        return checked(kind, self.body)
 
     @property
     def body(self) -> Any:
@@ -61,11 +69,15 @@ class ApiRequest:
 async def read_request(request: HttpRequest, takes_body: bool = True) -> ApiRequest:
     """Read a request. Raises RequestRejected for a body that is too large, or declared to be no JSON."""
     data = await _body(request) if takes_body else b""
-    return ApiRequest(request.path_params, dict(request.query_params), data)
+    query = request.query_params
+    lists = {name: query.getlist(name) for name in query}
+    return ApiRequest(
+        request.path_params, dict(query), data, lists, request.is_disconnected, request.headers, request.stream
+    )
 
 
 async def _body(request: HttpRequest) -> bytes:
-    if request.method != "POST":
+    if request.method not in ("POST", "PATCH"):
         return b""
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         # of another type, web pages may send it without a CORS preflight
@@ -82,15 +94,28 @@ async def _body(request: HttpRequest) -> bytes:
     raise RequestRejected(ProblemDetails(413, "InvalidRequest", serialization.TOO_LARGE, "body"))
 
 
-def _checked(kind: type[T], value: Any) -> T:
-    try:
-        return kind.model_validate(value)
-    except ValidationError as error:
-        raise invalid(error) from None
+Limit = Annotated[int, Field(ge=1, le=1000)]
 
 
 class RecentQuery(Request):
-    limit: Annotated[int, Field(ge=1, le=1000)] = 20
+    """The newest, or the newest before one: the last of the page before."""
+
+    limit: Limit = 20
+    before: Name | None = None
+
+
+class AfterQuery(Request):
+    """The first of a list, or those after one: the last of the page before."""
+
+    limit: Limit = 1000
+    after: Name | None = None
+
+
+class CallsQuery(Request):
+    """The first calls, or those after the one of that number."""
+
+    limit: Annotated[int, Field(ge=1, le=256)] = 256
+    after: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
 
 
 class EndedQuery(Request):
@@ -100,6 +125,14 @@ class EndedQuery(Request):
     groups: bool = False
     limit: Annotated[int, Field(ge=1, le=256)] = 64
     wait_s: Wait = 0.0
+
+
+class EventQuery(Request):
+    """Begins after `cursor`, or where the `consumer` has come to."""
+
+    groups: bool = False
+    consumer: str = CONSUMER
+    cursor: Cursor | None = None
 
 
 class OpenQuery(Request):
@@ -123,6 +156,24 @@ class RolloutSelection(Request):
 
 class BatchKeys(Request):
     keys: Annotated[list[Name], Field(max_length=1000)]
+
+
+class SandboxesQuery(Request):
+    """The newest borrowed sandboxes, with those that have `ended` if so; or the newest before one, by its id."""
+
+    limit: Limit = 100
+    ended: bool = False
+    before: Name | None = None
+
+
+class CallQuery(Request):
+    """`call_id` is the same where the same call is sent again."""
+
+    call_id: Annotated[Name, Field(max_length=200)] = ""
+
+
+class NoOrder(Request):
+    """A request with nothing to say."""
 
 
 class StepQuery(Request):
@@ -211,3 +262,14 @@ class VersionOrder(SomeEngines):
 class OrdersQuery(Request):
     orders: dict[Name, Annotated[int, Field(ge=0, le=2**63 - 1)]]
     waited_s: Annotated[float, Field(ge=0)] = 0.0
+
+
+class OneKey(Request):
+    name: str
+
+
+class LogQuery(Request):
+    """The newest orders, or the newest before one of that number."""
+
+    limit: Limit = 100
+    before: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import socket
+import ssl
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import uvicorn
 
-from farm.api.app import application
+from farm.api.app import Page, application
 from farm.api.connections import ConnectionLimits, TimedConnection
 from farm.api.endpoints import Endpoints, Examine, no_findings
 from farm.api.protocols import SpokenProtocol
 from farm.client.local import LocalFarm
+from farm.errors import InvalidRequest
 
 WAIT_TIMEOUT_S = 5.0
 """Seconds to wait for an unavailable database, as it holds a thread; then the client gets an error and retries."""
@@ -21,6 +24,22 @@ _GRACE_PERIOD_S = 10
 # longer than clients keep a connection that they do not use, or they find it closed when they ask
 _KEEP_ALIVE_S = 75
 _BOUNDS = ConnectionLimits()
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """A certificate, with those that lead to its authority, and its key, as PEM files."""
+
+    certificate: str
+    key: str
+
+    def check(self) -> None:
+        """Raise InvalidRequest unless they are readable, and one is the other's."""
+        try:
+            ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(self.certificate, self.key, "")
+        except (OSError, ssl.SSLError) as error:
+            files = f"{self.certificate} and {self.key} are no certificate and its key without a passphrase"
+            raise InvalidRequest(f"{files}: {error}", field="--tls-cert") from None
 
 
 class ApiServer(uvicorn.Server):
@@ -33,17 +52,24 @@ class ApiServer(uvicorn.Server):
         listening: Callable[[], None],
         bounds: ConnectionLimits = _BOUNDS,
         speak: Sequence[SpokenProtocol] = (),
+        tls: TlsFiles | None = None,
+        page: Page | None = None,
     ) -> None:
         config = uvicorn.Config(
-            application(endpoints, key, bounds, speak),
+            application(endpoints, key, bounds, speak, page),
             http=partial(TimedConnection, bounds),  # type: ignore[arg-type]
             ws="none",
             lifespan="off",
-            log_level="warning",
+            # of each request that is none it would say so
+            log_level="error",
+            # they go the way of all lines of this process
+            log_config=None,
             access_log=False,
             server_header=False,
             timeout_keep_alive=_KEEP_ALIVE_S,
             timeout_graceful_shutdown=_GRACE_PERIOD_S,
+            ssl_certfile=None if tls is None else tls.certificate,
+            ssl_keyfile=None if tls is None else tls.key,
         )
         super().__init__(config)
         self._endpoints = endpoints
@@ -66,10 +92,14 @@ def serve(
     examine: Examine = no_findings,
     speak: Sequence[SpokenProtocol] = (),
     strict_compat: bool = False,
+    tls: TlsFiles | None = None,
+    page: Page | None = None,
 ) -> None:
     """Serve until a signal stops it; requests in flight are still answered.
 
     `examine` is what `/v1/doctor` answers with; `listeners` are those of `speak` as well. `strict_compat` as in
     Endpoints.
     """
-    ApiServer(Endpoints(farm, examine, strict_compat), key, listening, speak=speak).run(sockets=list(listeners))
+    ApiServer(Endpoints(farm, examine, strict_compat), key, listening, speak=speak, tls=tls, page=page).run(
+        sockets=list(listeners)
+    )

@@ -29,27 +29,48 @@ PORT = 8600
     help="Have these protocols answer as those systems do even where that is a fault of theirs; each page of "
     "docs/protocols says where.",
 )
+@click.option("--tls-cert", type=click.Path(dir_okay=False), help="Serve HTTPS with this certificate, a PEM file.")
+@click.option("--tls-key", type=click.Path(dir_okay=False), help="The certificate's key, a PEM file.")
+@click.option("--web/--no-web", default=True, show_default=True, help="Show the farm in a browser, below /web/.")
 @plain_errors
 @runs_farm
-def api(host: str, port: int, url: str | None, speak: tuple[str, ...], strict_compat: bool) -> None:
+def api(
+    host: str,
+    port: int,
+    url: str | None,
+    speak: tuple[str, ...],
+    strict_compat: bool,
+    tls_cert: str | None,
+    tls_key: str | None,
+    web: bool,
+) -> None:
     """Serve the farm over HTTP until Ctrl-C.
 
     farm.connect("http://HOST:PORT") uses it. It is stateless: any number may run on one database, and each may be
     killed at any moment. Requests must carry the farm's key: FARM_API_KEY, else the one in FARM_HOME, which is made if
-    there is none and which clients of the same user find. TLS is left to a reverse proxy.
+    there is none and which clients of the same user find, or a key of `farm keys`.
     """
     from farm.api.protocols import SpokenProtocol
     from farm.api.protocols import spoken as protocol
-    from farm.api.server import WAIT_TIMEOUT_S, serve
+    from farm.api.server import WAIT_TIMEOUT_S, TlsFiles, serve
     from farm.cli.doctor import examine_farm
     from farm.cli.listening import bind, url_of
     from farm.client.local import LocalFarm, open_store
     from farm.home import own_key
     from farm.notifications import Signals
+    from farm.observing import process_log
     from farm.settings import settings
+    from farm.store.access.sealed_secrets import check_secret_key
+    from farm.web.app import application
 
     spoken: list[SpokenProtocol] = [protocol(name, own_port) for name, own_port in _names(speak)]
+    if bool(tls_cert) != bool(tls_key):
+        raise click.UsageError("--tls-cert and --tls-key go together")
+    tls = TlsFiles(tls_cert, tls_key) if tls_cert and tls_key else None
+    if tls is not None:
+        tls.check()
     key = own_key(settings())
+    process_log.set_up(settings(), "api")
     # the server ends by a signal, and hands it on when it has
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with contextlib.suppress(KeyboardInterrupt), contextlib.ExitStack() as sockets:
@@ -57,9 +78,21 @@ def api(host: str, port: int, url: str | None, speak: tuple[str, ...], strict_co
         listeners = [listener, *(sockets.enter_context(bind(host, each.port)) for each in spoken if each.port)]
         store, broker_url = open_store(url, WAIT_TIMEOUT_S)
         with contextlib.closing(LocalFarm(store, Signals(broker_url), settings().max_open)) as farm:
+            store.read(check_secret_key)
             examine = partial(examine_farm, settings(), store.url, broker_url)
-            listening = partial(click.echo, url_of(listener))
-            serve(farm, listeners, key, listening, lambda: list(examine()), spoken, strict_compat)
+            address = url_of(listener) if tls is None else url_of(listener).replace("http:", "https:", 1)
+            listening = partial(click.echo, address)
+            serve(
+                farm,
+                listeners,
+                key,
+                listening,
+                lambda: list(examine()),
+                spoken,
+                strict_compat,
+                tls,
+                application if web else None,
+            )
 
 
 def _names(speak: tuple[str, ...]) -> list[tuple[str, int]]:

@@ -7,21 +7,23 @@ from pathlib import Path
 
 import click
 
-from farm.cli.console import connected, console, plain_errors, url_option
-from farm.errors import InvalidRequest
+from farm.cli.console import batch_ids, connected, console, plain_errors, url_option
+from farm.errors import InvalidRequest, Pruned
+from farm.ids import RolloutRef
 
 
 @click.command()
 @click.option("-n", "--limit", type=click.IntRange(1, 1000), default=20, show_default=True, help="So many of them.")
+@click.option("--before", metavar="BATCH", help="Those that were submitted before this one.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line, for programs.")
 @url_option
 @plain_errors
-def ls(limit: int, as_json: bool, url: str | None) -> None:
-    """List the newest batches: state, size, age, mean reward."""
+def ls(limit: int, before: str | None, as_json: bool, url: str | None) -> None:
+    """List the newest batches: state, size, age, mean reward, submitter."""
     from farm.cli import display
 
     with connected(url) as farm:
-        batches = farm.batches(limit)
+        batches = farm.batches(limit, before)
     if as_json:
         from farm.client import serialization
 
@@ -34,7 +36,7 @@ def ls(limit: int, as_json: bool, url: str | None) -> None:
 
 
 @click.command()
-@click.argument("batch_id")
+@click.argument("batch_id", shell_complete=batch_ids)
 @click.option("--exit-status", is_flag=True, help="Exit with status 1 unless every rollout was completed.")
 @url_option
 @plain_errors
@@ -73,10 +75,23 @@ def show(rollout_id: str, atif: bool, url: str | None) -> None:
                 )
             click.echo(atif_trajectory(rollout, calls, farm.rewards(rollout_id)).to_json())
             return
-        console.print(
-            display.transcript(rollout, farm.calls(rollout_id), farm.timings(rollout_id), farm.rewards(rollout_id))
-        )
-        if kept := farm.artefacts(rollout_id):
+        rewards, pruned = farm.rewards(rollout_id), ""
+        try:
+            shown = display.transcript(rollout, farm.calls(rollout_id), farm.timings(rollout_id), rewards)
+        except Pruned as error:
+            shown, pruned = display.transcript(rollout, (), (), rewards), str(error)
+        console.print(shown)
+        if pruned:
+            console.print(pruned, markup=False, soft_wrap=True)
+            return
+        by = farm.status(RolloutRef.of(rollout_id).batch_id).submitter
+        console.print(f"submitted by {by or '-'}", markup=False)
+        try:
+            kept = farm.artefacts(rollout_id)
+        except Pruned as error:
+            console.print(error, markup=False, soft_wrap=True)
+            return
+        if kept:
             console.print(display.artefact_table(kept))
 
 
@@ -111,7 +126,7 @@ def artefacts(rollout_id: str, name: str | None, output: Path | None, url: str |
 
 
 @click.command()
-@click.argument("id")
+@click.argument("id", shell_complete=batch_ids)
 @click.argument("rollout_ids", nargs=-1)
 @url_option
 @plain_errors
@@ -125,7 +140,7 @@ def cancel(id: str, rollout_ids: tuple[str, ...], url: str | None) -> None:
 
 
 @click.command()
-@click.argument("id")
+@click.argument("id", shell_complete=batch_ids)
 @url_option
 @plain_errors
 def rescore(id: str, url: str | None) -> None:

@@ -7,14 +7,14 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from farm.cli.console import connected, plain_errors, url_option
+from farm.cli.console import batch_ids, connected, plain_errors, url_option
 from farm.errors import InvalidRequest
 
 _KINDS = (".npz", ".jsonl")
 
 
 @click.command()
-@click.argument("batch_id")
+@click.argument("batch_id", shell_complete=batch_ids)
 @click.option("-o", "--output", required=True, type=click.Path(dir_okay=False, path_type=Path), help=".npz or .jsonl")
 @click.option("--whole-groups", is_flag=True, help="In .npz: only groups all of whose rollouts can train.")
 @click.option("--timeout", "timeout_s", type=float, help="Wait no longer than this for the batch to end.")
@@ -27,7 +27,8 @@ def collect(batch_id: str, output: Path, whole_groups: bool, timeout_s: float | 
     at first and replaced at the end, as a whole.
     """
     from farm.cli import display
-    from farm.cli.export import check_writable, replaced, rollout_line
+    from farm.cli.export import check_writable, replaced
+    from farm.client.exports.rollout_line import rollout_line
 
     if output.suffix not in _KINDS:
         raise InvalidRequest(f"{output} must end in {' or '.join(_KINDS)}", field="output")

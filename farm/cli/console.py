@@ -6,6 +6,7 @@ status 130. A traceback is a bug of the farm's.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -15,8 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from click.shell_completion import CompletionItem
 from rich.console import Console
 
+from farm.configuration import config_file
 from farm.errors import FarmError, FarmUnreachable, InvalidRequest
 from farm.extras import check_extra
 
@@ -29,6 +32,13 @@ F = TypeVar("F", bound=Callable[..., Any])
 _FIRST_S = 2.0
 """Seconds a command waits for a farm that does not answer: a wrong address should not look like a slow farm."""
 _WAIT = "farm.wait_s"
+_COMPLETED_S = 0.5
+_MOST_COMPLETED = 50
+
+
+def say(text: str) -> None:
+    """Print a line as it is, however long."""
+    console.print(text, soft_wrap=True, highlight=False, markup=False)
 
 
 def _note_wait(context: click.Context, parameter: click.Parameter, value: float | None) -> None:
@@ -74,6 +84,20 @@ def connected(url: str | Path | None) -> Farm:
 
 
 def plain_errors(command: F) -> F:
+    """Turn what a person can mend into one line; no traceback. A farm.toml at fault is such, whatever is to be done."""
+
+    @wraps(command)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if config_file.path_in_use() is not None:
+            from farm.settings import settings
+
+            settings()
+        return command(*args, **kwargs)
+
+    return one_line_errors(run)  # type: ignore[return-value]
+
+
+def one_line_errors(command: F) -> F:
     """Turn what a person can mend into one line; no traceback."""
 
     @wraps(command)
@@ -128,3 +152,17 @@ def signals() -> list[int]:
         # a list has no lock, which the very code that is interrupted might hold
         signal.signal(number, lambda number, frame: received.append(number))
     return received
+
+
+def batch_ids(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Return the newest batches whose ids begin so; none if the farm does not answer at once."""
+    from farm.client.connect import connect
+
+    with contextlib.suppress(Exception), connect(first_s=_COMPLETED_S) as farm:
+        found = farm.batches(_MOST_COMPLETED)
+        return [
+            CompletionItem(each.batch_id, help=f"{each.state.value}, {each.n_rollouts} rollouts")
+            for each in found
+            if each.batch_id.startswith(incomplete)
+        ]
+    return []

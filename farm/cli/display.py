@@ -2,133 +2,47 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import time
 from collections import defaultdict
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
 from rich.console import Console, Group, RenderableType
-from rich.live import Live
 from rich.markup import escape
-from rich.padding import Padding
 from rich.panel import Panel
-from rich.progress_bar import ProgressBar
 from rich.table import Table
 
 from farm.cli.readiness import remarks
+from farm.client import batch_progress
+from farm.client.batch_progress import duration
 from farm.records.conservation import Conservation, Violation
-from farm.records.rollout import BatchStatus, BatchSummary, KeptArtefact, Reward, Rollout, Stage, State, Timing
+from farm.records.rollout import BatchStatus, BatchSummary, KeptArtefact, Reward, Rollout, State, Timing
 from farm.records.trajectory import Message, ModelCall
 
 if TYPE_CHECKING:
     from farm.client.farm import Farm
 
-_PERIOD_S = 0.25
-_CHECK_INTERVAL_S = 2.0
-"""Seconds between two checks of the nodes and engines."""
-_LOG_INTERVAL_S = 60.0
-"""Seconds between two lines of progress where the output is no terminal."""
 _LONG = 4000
 _ANY_WIDTH = 10_000
 
 
 def watch(
-    farm: Farm, batch_id: str, console: Console, check: object = None, timeout_s: float | None = None
+    farm: Farm, batch_id: str, console: Console, check: Callable[[], Any] | None = None, timeout_s: float | None = None
 ) -> BatchStatus:
-    """Show a batch's progress until all its rollouts have ended. `check`, if callable, is called now and then.
+    """Show a batch's progress, and what is wrong with nodes and engines, until it has ended.
 
-    Where the output is no terminal, as in a log, it is a line a minute. Raises TimeoutError after `timeout_s`.
+    `check` is called now and then, and may raise. Raises TimeoutError.
     """
-    first = farm.status(batch_id)
-    started = time.monotonic()
-    is_seen = console.is_terminal and not console.is_dumb_terminal
-    live = Live(console=console, refresh_per_second=8, transient=False) if is_seen else None
-    say_at, look_at, lines = 0.0, 0.0, []
-    with live or contextlib.nullcontext():
-        while True:
-            status = farm.status(batch_id)
-            now = time.monotonic()
-            if now >= look_at:
-                lines, look_at = remarks(farm.nodes(), farm.engines()), now + _CHECK_INTERVAL_S
-            # what has ended waits for nothing
-            shown = progress(status, first.n_finished, now - started, () if status.done else lines)
-            if live is not None:
-                live.update(shown)
-            elif now >= say_at or status.done:
-                console.print(shown if status.done else _line(status, first.n_finished, now - started), soft_wrap=True)
-                for line in lines if not status.done else ():
-                    console.print(line, markup=False, highlight=False, soft_wrap=True)
-                say_at = now + _LOG_INTERVAL_S
-            if status.done:
-                return status
-            if timeout_s is not None and now - started > timeout_s:
-                raise TimeoutError(f"batch {batch_id} has not ended after {timeout_s:g} s: {_ended(status)}")
-            if callable(check):
-                check()
-            try:
-                farm.wait(batch_id, _PERIOD_S)
-            except TimeoutError:
-                continue
 
+    def lines() -> list[str]:
+        return remarks(farm.nodes(), farm.engines())
 
-def _ended(status: BatchStatus) -> str:
-    return f"{status.n_finished}/{status.n_rollouts} ended"
+    def is_stopped() -> bool:
+        if check is not None:
+            check()
+        return False
 
-
-def _line(status: BatchStatus, n_before: int, elapsed_s: float) -> str:
-    """Return a batch in one line: how far it is, how fast, how good, and what failed."""
-    per_s = (status.n_finished - n_before) / elapsed_s if elapsed_s > 0 else 0.0
-    left = status.n_rollouts - status.n_finished
-    eta = f", about {_duration(left / per_s)} left" if per_s and left else ""
-    reward = "-" if status.mean_reward is None else f"{status.mean_reward:.3f}"
-    failures = ", ".join(f"{n} {kind}" for kind, n in sorted(status.failures.items())) or "none"
-    # nothing is known of how fast it was if it had ended before
-    pace = f" in {elapsed_s:.1f} s, {per_s * 60:.3g} rollouts/min" if n_before < status.n_rollouts else ""
-    return escape(f"batch {status.batch_id}: {_ended(status)}{pace}{eta}, mean reward {reward}, failures: {failures}")
-
-
-def _duration(seconds: float) -> str:
-    """Return a time in the two largest units that it has."""
-    days, hours, minutes, rest = (
-        int(seconds // 86_400),
-        int(seconds // 3600 % 24),
-        int(seconds // 60 % 60),
-        int(seconds % 60),
-    )
-    if days:
-        return f"{days} d {hours} h"
-    if hours:
-        return f"{hours} h {minutes} min"
-    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
-
-
-def progress(status: BatchStatus, n_before: int, elapsed_s: float, lines: Sequence[str] = ()) -> RenderableType:
-    """Return a batch in one small table: per stage queued, active, done and failed; rate, time left, mean reward.
-
-    `lines` say what is out of the ordinary about the farm.
-    """
-    n_cancelled = {stage: status.stopped.get(stage, {}).get(State.CANCELLED, 0) for stage in Stage}
-    columns = ("stage", "queued", "active", "done", "failed", *(("cancelled",) if any(n_cancelled.values()) else ()))
-    table = Table(box=None, pad_edge=False)
-    for column in columns:
-        table.add_column(column, justify="left" if column == "stage" else "right", no_wrap=True)
-    passed = status.n_completed
-    rows = []
-    for stage in reversed(Stage):
-        states, n_failed = status.stages[stage], status.stopped.get(stage, {}).get(State.FAILED, 0)
-        counts = (states[State.QUEUED], states[State.ACTIVE], passed, n_failed, n_cancelled[stage])
-        rows.append([stage.value, *map(str, counts)][: len(columns)])
-        # what is in a stage, and what ended in it, has passed the stages before it
-        passed += sum(states.values()) + n_failed + n_cancelled[stage]
-    for row in reversed(rows):
-        table.add_row(*row)
-    line = _line(status, n_before, elapsed_s)
-    if status.n_mismatches or status.n_invalid_actions:
-        line += f"\n{status.n_mismatches} mismatched calls, {status.n_invalid_actions} invalid tool calls"
-    bar = Padding(ProgressBar(total=max(1, status.n_rollouts), completed=status.n_finished, width=60), (0, 0, 1, 0))
-    return Group(line, bar, Padding(table, (0, 0, 1, 0)), *(f"[yellow]{escape(line)}[/yellow]" for line in lines))
+    return batch_progress.watch(farm, batch_id, console, timeout_s=timeout_s, remarks=lines, is_stopped=is_stopped)
 
 
 def print_whole(console: Console, table: Table) -> None:
@@ -143,11 +57,12 @@ def print_whole(console: Console, table: Table) -> None:
 
 
 def batch_table(batches: Sequence[BatchSummary]) -> Table:
-    """Return one line per batch: its id, state, how much of it has ended, age, mean reward, kinds of problems."""
+    """Return one line per batch: its id, state, how much has ended, age, mean reward, submitter, kinds of problems."""
     table = Table(box=None, pad_edge=False)
     table.add_column("batch", no_wrap=True)
     for column in ("state", "ended", "failed", "age", "mean reward"):
         table.add_column(column, no_wrap=True, justify="left" if column == "state" else "right")
+    table.add_column("by", overflow="fold", min_width=5)
     table.add_column("problems", overflow="fold")
     for each in batches:
         table.add_row(
@@ -155,8 +70,9 @@ def batch_table(batches: Sequence[BatchSummary]) -> Table:
             each.state.value,
             f"{each.n_completed + each.n_failed + each.n_cancelled}/{each.n_rollouts}",
             str(each.n_failed),
-            _duration(each.age_s),
+            duration(each.age_s),
             "-" if each.mean_reward is None else f"{each.mean_reward:.3f}",
+            escape(each.submitter),
             escape(", ".join(each.data_sources)),
         )
     return table
@@ -255,6 +171,7 @@ def _call_note(call: ModelCall) -> str:
         call.finish_reason,
         "token-exact" if call.token_exact else "text only",
         f"version {call.policy_version or '?'}",
+        *(f"{name} {value}" for name, value in sorted(call.labels.items())),
     ]
     return escape(" · ".join(notes))
 

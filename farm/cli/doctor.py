@@ -15,7 +15,8 @@ from sqlalchemy import select
 
 from farm.address import ADDRESS_FILE, address_of
 from farm.cli.readiness import NOT_ASKED, CheckResult, engine_trouble, takes_rollouts, unready_reason
-from farm.embedded.embedded_farm import redis_server
+from farm.configuration.secret_values import shown_host
+from farm.embedded.own_redis import redis_server
 from farm.errors import FarmError
 from farm.notifications import redis_client
 from farm.plugins import installed, load
@@ -27,6 +28,7 @@ from farm.store.capacity import NODE_CONNECTIONS, capacity
 from farm.store.database import Store, Work
 from farm.store.sql.clock import db_now
 from farm.store.sql.open_transactions import silent_transactions
+from farm.store.webhooks.outbox import GIVE_UP_DAYS, undelivered
 
 T = TypeVar("T")
 
@@ -50,7 +52,7 @@ def examine_farm(settings: Settings, store_url: str, broker_url: str) -> Iterato
     yield store
     if store.ok:
         yield from (_clock(store_url), _broker(settings, broker_url), _engines(store_url), _nodes(store_url))
-        yield from (_connections(store_url), _transactions(store_url))
+        yield from (_connections(store_url), _transactions(store_url), _webhooks(settings, store_url))
     else:
         yield _broker(settings, broker_url)
 
@@ -221,9 +223,9 @@ def _connections(url: str) -> CheckResult:
     except Exception as error:
         return CheckResult("connections", False, f"the store cannot be asked: {error}", "mend the store first", False)
     if result is None:
-        return CheckResult("connections", True, "SQLite has no bound", needed=False)
+        return CheckResult("connections", True, "SQLite, and what is behind a pooler, has no bound", needed=False)
     detail = f"{result.n_allowed} allowed, {result.n_needed} needed by {result.n_nodes} nodes and a client"
-    mend = f"raise max_connections of Postgres ({NODE_CONNECTIONS} a node), or put PgBouncer in session mode before it"
+    mend = f"raise max_connections of Postgres ({NODE_CONNECTIONS} a node), or put PgBouncer before it"
     return CheckResult("connections", result.suffices, detail, mend, needed=False)
 
 
@@ -236,6 +238,24 @@ def _transactions(url: str) -> CheckResult:
     detail = "; ".join(map(str, silent)) or "none is left open"
     mend = "look after its client, or end it in Postgres: SELECT pg_terminate_backend(PID)"
     return CheckResult("transactions", not silent, detail, mend, needed=False)
+
+
+def _webhooks(settings: Settings, url: str) -> CheckResult:
+    """Check that those who are to be told of ends of batches and alarms take it."""
+    if settings.webhook_url and not settings.webhook_secret:
+        mend = "set FARM_WEBHOOK_SECRET, on all nodes"
+        return CheckResult("webhooks", False, "FARM_WEBHOOK_URL is told nothing without a key to sign it", mend, False)
+    try:
+        refused = _of_store(url, undelivered)
+    except Exception as error:
+        return CheckResult("webhooks", False, f"the store cannot be asked: {error}", "mend the store first", False)
+    detail = "; ".join(
+        f"{each.n} to {shown_host(each.url)} were not taken ({each.error}), {each.n_abandoned} of them given up after "
+        f"{GIVE_UP_DAYS:g} days"
+        for each in refused
+    )
+    mend = "look after the receiver; what was not given up is sent again, at most every hour"
+    return CheckResult("webhooks", not refused, detail or "all that was sent was taken", mend, needed=False)
 
 
 def _sandbox(kind: str) -> CheckResult:

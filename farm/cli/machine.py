@@ -29,17 +29,19 @@ class _Up(click.Command):
 
 @click.command(cls=_Up, context_settings={"ignore_unknown_options": True})
 @click.option("--flower/--no-flower", default=True, show_default=True, help="Show the jobs in a browser.")
+@click.option("--web/--no-web", default=True, show_default=True, help="Serve the API, and the page for browsers.")
 @click.argument("node_options", nargs=-1, type=click.UNPROCESSED)
 @plain_errors
 @runs_farm
-def up(flower: bool, node_options: tuple[str, ...]) -> None:
-    """Run a whole farm on this machine until Ctrl-C: SQLite, Redis, three worker pools, Flower.
+def up(flower: bool, web: bool, node_options: tuple[str, ...]) -> None:
+    """Run a whole farm on this machine until Ctrl-C: SQLite, Redis, three worker pools, API, page, Flower.
 
     NODE_OPTIONS are those of `farm node`, such as --run 64; they are checked before anything is started.
     """
     from farm.cli.doctor import sandbox_in_use
     from farm.embedded.embedded_farm import FLOWER_USER, Embedded
     from farm.home import KEY_FILE
+    from farm.observing import process_log
     from farm.settings import settings
 
     try:
@@ -54,8 +56,11 @@ def up(flower: bool, node_options: tuple[str, ...]) -> None:
         if read.returncode:
             sys.exit(read.returncode)
     received = signals()
-    with Embedded(settings(), node_options=node_options, flower=flower) as farm:
+    process_log.set_up(settings(), "up")
+    with Embedded(settings(), node_options=node_options, flower=flower, api=web) as farm:
         console.print(f"farm    {farm.home}\nstore   {farm.store_url}\nbroker  {farm.broker_url}", soft_wrap=True)
+        if farm.api_url:
+            console.print(f"page    {farm.api_url}/web/ (the key is in {farm.home / KEY_FILE})", soft_wrap=True)
         if farm.flower_url:
             login = f"(user {FLOWER_USER}, password in {farm.home / KEY_FILE})"
             console.print(f"flower  {farm.flower_url} {login}", soft_wrap=True)

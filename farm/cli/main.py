@@ -12,19 +12,26 @@ from importlib import import_module
 from typing import Any, NoReturn
 
 import click
+from click.shell_completion import CompletionItem
 
 from farm.startup import frozen_imports
 
 _INTERRUPTED = 130
 
 COMMANDS = {
-    "up": ("machine", "Run a whole farm on this machine until Ctrl-C: SQLite, Redis, three worker pools, Flower."),
+    "up": (
+        "machine",
+        "Run a whole farm on this machine until Ctrl-C: SQLite, Redis, three worker pools, API, page, Flower.",
+    ),
     "node": ("machine", "Run this machine's part of a farm until SIGTERM; one per node, for example under srun."),
+    "head": ("cluster.head", "Run the head of a farm on a cluster until Ctrl-C: Postgres, Redis, API, page, Flower."),
+    "slurm": ("cluster.slurm", "Nodes of a farm as jobs of Slurm: script, up, ls, logs, scale, down."),
+    "ray": ("cluster.ray", "Nodes of a farm on a Ray cluster, beside the trainer that runs there: up."),
     "api": ("api", "Serve the farm over HTTP until Ctrl-C."),
     "flower": ("machine", "Show the farm's jobs in a browser, read-only."),
     "handlers": ("handlers", "The kinds of problems that can be submitted; `show NAME` has fields and an example."),
     "submit": ("submit", "Start a batch from FILE, one problem per line, and print its id."),
-    "ls": ("batches", "List the newest batches: state, size, age, mean reward."),
+    "ls": ("batches", "List the newest batches: state, size, age, mean reward, submitter."),
     "watch": ("batches", "Show a batch's progress until it has ended, then a line per group."),
     "show": ("batches", "Print what a rollout did: its transcript, rewards, times per stage and token counts."),
     "artefacts": ("batches", "List what a rollout's tools made and the model was not shown, or fetch one of them."),
@@ -32,19 +39,43 @@ COMMANDS = {
         "collect",
         "Write a batch to a file once it has ended: arrays (.npz) or a rollout per line (.jsonl).",
     ),
+    "export": (
+        "upkeep.export_rollouts",
+        "Write rollouts that have ended to JSON lines, Parquet or a folder of a HF dataset.",
+    ),
     "eval": ("evaluate", "Play the problems of FILE k times each and report avg@k and pass@k, with intervals."),
     "cancel": ("batches", "End a batch, a group (BATCH.GROUP) or a rollout (BATCH.GROUP.SAMPLE) now."),
     "rescore": ("batches", "Score a batch, a group or a rollout again, without playing it again."),
     "engines": ("engines", "The LLM servers that all nodes share."),
     "engine": ("machine", "Run a double of an LLM server, to try the farm without a GPU: --scripted."),
+    "sandbox": (
+        "lending.sandbox",
+        "Borrow a sandbox of the farm: start, list, exec, shell, python, put, get, renew, stop.",
+    ),
     "images": ("machine", "Build sandbox images, name, list and prune them: alias, build, list, prune, pull."),
     "tasks": ("machine", "Check folders of tasks before they are submitted: `check DIR` plays their solutions."),
     "environments": (
         "machine",
         "Show the environments with steps that are installed, or check that one does the same twice: list, check.",
     ),
+    "keys": ("keys", "Keys of the API: named, with scopes and quotas; the farm's own is always there."),
+    "log": (
+        "keys",
+        "List who ordered what: submits, cancels, changes of engines, weights and keys; the newest first.",
+    ),
+    "completion": ("upkeep.completion", "Print what bash, zsh or fish read to complete commands, options and batches."),
+    "config": ("upkeep.config", "Print each setting and where it comes from; --check looks for mistakes."),
     "doctor": ("operations", "Check what a farm needs here and say how to mend what is missing."),
     "metrics": ("operations", "Print the farm's numbers as Prometheus reads them; farm_violations is the alarm."),
+    "prune": (
+        "upkeep.prune",
+        "Remove what is left of batches that ended long ago, but for their rewards.",
+    ),
+    "backup": ("upkeep.backup", "Write all that the farm's database holds to one file, while the farm runs on."),
+    "restore": (
+        "upkeep.backup",
+        "Make an empty database what it was when a backup was made; its farm goes on from there.",
+    ),
     "migrate": ("operations", "Bring the database to this farm's schema."),
 }
 
@@ -62,6 +93,11 @@ class Commands(click.Group):
             module = import_module(f"farm.cli.{COMMANDS[name][0]}")
         command: click.Command = getattr(module, name)
         return command
+
+    def shell_complete(self, context: click.Context, incomplete: str) -> list[CompletionItem]:
+        # of a command nothing is needed but its line, so none is loaded
+        names = [CompletionItem(name, help=line) for name, (_, line) in COMMANDS.items() if name.startswith(incomplete)]
+        return [*names, *click.Command.shell_complete(self, context, incomplete)]
 
     def resolve_command(
         self, context: click.Context, args: list[str]
@@ -102,8 +138,12 @@ def _end() -> NoReturn:
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="rollout-farm", prog_name="farm")
 def main() -> None:
-    """Play rollouts of LLM agents for reinforcement learning. Settings are read from FARM_* variables."""
+    """Play rollouts of LLM agents for reinforcement learning. Settings are read from FARM_* variables and farm.toml."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             # a transcript may hold what a model wrote and no terminal can show
             stream.reconfigure(errors="backslashreplace")
+
+
+if __name__ == "__main__":
+    main(prog_name="farm")

@@ -113,11 +113,18 @@ def _check_batch(batch_id: str, url: str | None) -> None:
 
 
 def _check_adapter(name: str) -> None:
-    from farm.adapters.adapter_promises import examine_adapter
+    from farm.adapters.conformance.adapter_promises import examine_adapter
+    from farm.adapters.conformance.result_promises import examine_results
+    from farm.adapters.protocol import gives_results
     from farm.client.farm import ADAPTERS
+    from farm.errors import NotFound
     from farm.plugins import load
 
-    results = list(examine_adapter(load(ADAPTERS, name)))
+    try:
+        adapter = load(ADAPTERS, name)
+        results = list(examine_results(adapter) if gives_results(adapter) else examine_adapter(adapter))
+    except ImportError as error:
+        raise NotFound(f"adapter {name} needs its trainer's own package in this Python: {error}") from error
     for each in results:
         mark, fault = ("[green]ok[/green] ", "") if each.ok else ("[red]bad[/red]", f"\n    {each.fault}")
         console.print(f"{mark} {escape(each.promise + fault)}", highlight=False, soft_wrap=True)

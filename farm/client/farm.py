@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -12,9 +14,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from farm.client.access.access_control import AccessControl
 from farm.client.archive_uploads import TaskArchives
 from farm.client.consumer_stream import CONSUMER, BatchWatch, Page, all_ended, pages
 from farm.client.runs import Runs
+from farm.client.sandboxes.borrower import Borrower
 from farm.client.weight_server import WeightServer
 from farm.client.weight_update import WeightUpdateOrders
 from farm.errors import InvalidRequest
@@ -53,6 +57,10 @@ class Farm(ABC):
     """The store's memory of training runs, of which `farm.collecting` is made."""
     archives: TaskArchives
     """Task archives, of which `upload_archive` is made."""
+    sandboxes: Borrower
+    """Sandboxes that a client borrows: `farm.sandboxes.start()`."""
+    access: AccessControl
+    """Keys of the API, and the log of orders."""
 
     @abstractmethod
     def submit(self, request: BatchRequest | Mapping[str, Any]) -> str:
@@ -84,6 +92,25 @@ class Farm(ABC):
                 ended = f"{status.n_finished} of {status.n_rollouts} ended in {timeout_s:g} s"
                 raise TimeoutError(f"batch {batch_id}: {ended}")
             return status if status.done else self.status(batch_id)
+
+    def watch(self, batch_id: str, timeout_s: float | None = None) -> BatchStatus:
+        """Show a batch's progress in the terminal or notebook until it has ended, and return it; waits out an outage.
+
+        Raises NotFound, TimeoutError.
+        """
+        from farm.client.batch_progress import watch
+
+        return watch(self, batch_id, timeout_s=timeout_s)
+
+    async def watch_async(self, batch_id: str, timeout_s: float | None = None) -> BatchStatus:
+        """Do the same as `watch` in a thread beside an event loop; it ends when this is cancelled."""
+        from farm.client.batch_progress import watch
+
+        cancelled = threading.Event()
+        try:
+            return await asyncio.to_thread(watch, self, batch_id, timeout_s=timeout_s, is_stopped=cancelled.is_set)
+        finally:
+            cancelled.set()
 
     def stream(
         self,
@@ -183,6 +210,10 @@ class Farm(ABC):
         while it is played, however late it is collected. Raises NotFound, TimeoutError.
         """
         make_rows = load(ADAPTERS, adapter)
+        if not callable(make_rows):
+            raise InvalidRequest(
+                f"adapter {adapter} gives its trainer a result for each rollout, no rows", field="adapter"
+            )
         rollouts = self.collect(batch_id, timeout_s)
         newest = version_number(self.newest_version()) if max_staleness is not None else NO_VERSION
         min_version = newest - max_staleness if max_staleness is not None and newest != NO_VERSION else None
@@ -254,8 +285,11 @@ class Farm(ABC):
         """Return the scores of a rollout, newest last."""
 
     @abstractmethod
-    def batches(self, limit: int = 20) -> Sequence[BatchSummary]:
-        """Return the newest batches, newest first: state, size, mean reward, and when they were submitted."""
+    def batches(self, limit: int = 20, before: str | None = None) -> Sequence[BatchSummary]:
+        """Return the newest batches, newest first: state, size, mean reward, submitter, and when they were submitted.
+
+        With `before`, those that were submitted before this batch. Raises NotFound.
+        """
 
     @abstractmethod
     def recent(self, limit: int = 20) -> Sequence[str]:

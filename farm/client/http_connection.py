@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import random
 import socket
+import ssl
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -19,7 +20,8 @@ import httpx2
 from farm.address import WAIT_TIMEOUT_S
 from farm.client import serialization
 from farm.client.http_errors import error_of
-from farm.errors import FarmUnreachable, InvalidRequest, ServiceError, StoreUnavailable
+from farm.errors import FarmError, FarmUnreachable, InvalidRequest, StoreUnavailable
+from farm.settings import settings
 
 T = TypeVar("T")
 
@@ -36,6 +38,8 @@ _TCP = (
     (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 30_000),
 )
 _PAUSE_S = (0.05, 1.0)
+_TOO_OFTEN = 429
+"""The status of a request that was not done, as the key's rate is used up."""
 _AWAY = {502, 503, 504}
 """Status codes by which a proxy answers while the API is unavailable."""
 
@@ -44,7 +48,7 @@ _AWAY = {502, 503, 504}
 class _NoAnswer:
     """The reason a request got no answer; `may_be_done`: it may have arrived all the same."""
 
-    why: ServiceError
+    why: FarmError
     may_be_done: bool
 
 
@@ -61,9 +65,7 @@ class ApiConnection:
         self._client = httpx2.Client(
             # the environment's proxies are for what is far away, and reading certificates takes longer than a request
             trust_env=False,
-            transport=httpx2.HTTPTransport(
-                verify=url.startswith("https:"), limits=_LIMITS, socket_options=_TCP, trust_env=False
-            ),
+            transport=httpx2.HTTPTransport(verify=_trusted(url), limits=_LIMITS, socket_options=_TCP, trust_env=False),
             headers=[*shown, (b"accept-encoding", b"identity")],
         )
 
@@ -75,13 +77,28 @@ class ApiConnection:
             result["wait_s"] = f"{wait_s:.3f}"
         return self._read(kind, self._ask("GET", path, result, None, wait_s, patience_s=patience_s))
 
+    def pages(self, kind: type[T], path: str, key: Callable[[T], object], limit: int = 1000) -> list[T]:
+        """Return a whole list, page by page, each asked for by the `key` of the last item of the one before."""
+        result: list[T] = []
+        while True:
+            after: dict[str, Any] = {"after": key(result[-1])} if result else {}
+            page = self.get(list[kind], path, limit=limit, **after)  # type: ignore[valid-type]
+            result += page
+            if len(page) < limit:
+                return result
+
     def data(self, path: str, **query: str) -> bytes:
         """Return the bytes of an answer that is no JSON; otherwise as `get`."""
         return self._ask("GET", path, query, None)
 
-    def post(self, kind: type[T], path: str, body: Any = None, *, repeatable: bool = True) -> T:
-        """Send a request that makes changes; one not `repeatable` is not sent again once it may have arrived."""
-        return self._read(kind, self._ask("POST", path, {}, _content(body), repeatable=repeatable))
+    def post(
+        self, kind: type[T], path: str, body: Any = None, *, repeatable: bool = True, wait_s: float = 0.0, **query: str
+    ) -> T:
+        """Send a request that makes changes; one not `repeatable` is not sent again once it may have arrived.
+
+        `wait_s` is how long it may take.
+        """
+        return self._read(kind, self._ask("POST", path, query, _content(body), wait_s, repeatable=repeatable))
 
     def close(self) -> None:
         self._client.close()
@@ -128,6 +145,11 @@ class ApiConnection:
         try:
             response = self._client.send(request)
         except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
+            if "CERTIFICATE_VERIFY_FAILED" in str(error):
+                mend = "set FARM_API_CA to the file of the authority that signed it"
+                raise FarmUnreachable(f"the certificate of {self.url} is not trusted: {mend}; {error}") from error
+            if "[SSL" in str(error):
+                raise FarmUnreachable(f"what answers at {self.url} speaks no such TLS: {error}") from error
             return _NoAnswer(FarmUnreachable(f"no API of a farm answers at {self.url}: {error}"), False)
         except httpx2.TransportError as error:
             why = f"the API at {self.url} gave no answer ({type(error).__name__}); it may have done what it was asked"
@@ -136,11 +158,14 @@ class ApiConnection:
             return response.content
         refusal = error_of(response.content)
         if refusal is None:
-            refusal = FarmUnreachable(f"what answers at {self.url} is no API of a farm: status {response.status_code}")
+            why = f"what answers at {self.url} is no API of a farm: status {response.status_code}"
             if response.status_code in _AWAY:
-                return _NoAnswer(refusal, True)
-        if isinstance(refusal, StoreUnavailable):
+                return _NoAnswer(FarmUnreachable(why), True)
+            raise FarmUnreachable(why)
+        if isinstance(refusal, StoreUnavailable | FarmUnreachable):
             return _NoAnswer(refusal, True)
+        if response.status_code == _TOO_OFTEN:
+            return _NoAnswer(refusal, False)
         raise refusal
 
     def _read(self, kind: type[T], data: bytes) -> T:
@@ -148,6 +173,19 @@ class ApiConnection:
             return serialization.read(kind, data)
         except ValueError as error:
             raise FarmUnreachable(f"what answers at {self.url} is no API of such a farm: {error}") from error
+
+
+def _trusted(url: str) -> ssl.SSLContext | bool:
+    """Return the authorities that a certificate may be of: those of FARM_API_CA, else the usual ones."""
+    if not url.startswith("https:"):
+        return False
+    authorities = settings().api_ca
+    if not authorities:
+        return True
+    try:
+        return ssl.create_default_context(cafile=authorities)
+    except (OSError, ssl.SSLError) as error:
+        raise InvalidRequest(f"{authorities} holds no certificate: {error}", field="FARM_API_CA") from None
 
 
 def _content(body: Any) -> bytes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -16,16 +15,18 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import IntegrityError
 
 from farm.address import WAIT_TIMEOUT_S, address_of
+from farm.callers import current_caller
+from farm.client import request_checks as checks
+from farm.client.access.local_access import LocalAccess
 from farm.client.consumer_stream import CONSUMER, BatchWatch, Page, check_consumer
 from farm.client.farm import Farm
 from farm.client.local_archives import LocalArchives
 from farm.client.local_orders import ALIVE_S, LocalOrders
 from farm.client.local_runs import LocalRuns
-from farm.client.request_checks import MAX_COMPLAINTS, check_plugin, checked_request, instance_complaints
-from farm.errors import InvalidRequest, NotFound, StoreWentBack, UnknownHandler
+from farm.client.sandboxes.local_borrower import LocalBorrower
+from farm.errors import NotFound, StoreWentBack
 from farm.ids import RolloutRef, new_batch_id
 from farm.notifications import ENDED, Listener, Signals
-from farm.plugins import installed, load
 from farm.records.conservation import Conservation, Violation
 from farm.records.engine_state import EngineState, StoredEngine
 from farm.records.node import Node
@@ -33,29 +34,23 @@ from farm.records.request import BatchRequest
 from farm.records.rollout import BatchStatus, BatchSummary, KeptArtefact, Reward, Rollout, StageTimes, Timing
 from farm.records.trajectory import ModelCall
 from farm.settings import settings
-from farm.store import (
-    batches,
-    cancel_and_rescore,
-    consumers,
-    llm_engines,
-    migrations,
-    nodes,
-    trajectories,
-)
+from farm.store import batches, cancel_and_rescore, consumers, llm_engines, migrations, nodes, trajectories
+from farm.store.access.audit_log import logged
+from farm.store.access.open_quota import check_own
 from farm.store.blobs import artefacts
 from farm.store.database import Store, Work
 from farm.store.llm_engines import EngineUse
+from farm.store.node_names import is_here
 from farm.store.reports import audit, stage_times, summaries
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
-HANDLERS = "farm.handlers"
-AGENTS = "farm.agents"
-SANDBOXES = "farm.sandboxes"
 PAGE = 256
 """Rollouts, or groups, that are given at a time."""
 _POLL_S = 0.5
+_MAX_SEEN = 10_000
+"""The batches that are remembered as having been there: a service has many in its life."""
 
 
 def open_store(
@@ -81,6 +76,8 @@ class LocalFarm(Farm):
         self.orders = LocalOrders(store, signals, workers_s)
         self.runs = LocalRuns(store)
         self.archives = LocalArchives(store)
+        self.sandboxes: LocalBorrower = LocalBorrower(store, signals, settings().max_sandboxes)
+        self.access = LocalAccess(store)
         self._max_open = max_open
         self._seen: dict[str, int] = {}
 
@@ -91,50 +88,36 @@ class LocalFarm(Farm):
         return cls(store, Signals(found_broker if broker_url is None else broker_url), settings().max_open)
 
     def submit(self, request: BatchRequest | Mapping[str, Any]) -> str:
-        batch_request = checked_request(request)
-        self._check_instances(batch_request)
-        check_plugin(AGENTS, batch_request.agent, "agent", "")
-        check_plugin(SANDBOXES, batch_request.sandbox, "sandbox", "auto")
+        batch_request = checks.checked_request(request)
+        checks.check_instances(batch_request, self._served)
+        checks.check_plugins(batch_request)
+        checks.check_images(batch_request, self._are_here)
+        checks.check_webhook(batch_request.webhook, settings().webhook_hosts, current_caller())
         create = partial(
             batches.create,
             request=batch_request,
-            fingerprint=_fingerprint(batch_request),
+            fingerprint=checks.fingerprint(batch_request),
             max_open=self._max_open,
             batch_id=new_batch_id(),
+            caller=current_caller(),
         )
+        size = f"{len(batch_request.instances)} x {batch_request.n_samples} rollouts"
+        write = logged(create, "submit", lambda created: created[0], size, done=lambda created: created[1])
         try:
-            batch_id, new = self.store.write(create)
+            batch_id, new = self.store.write(write)
         except IntegrityError:  # the same key was submitted at the same moment; now it is there to be found
-            batch_id, new = self.store.write(create)
+            batch_id, new = self.store.write(write)
         if new:
             self.signals.wake()
-        self._seen.setdefault(batch_id, 0)
+        self._saw(batch_id, self._seen.get(batch_id, 0))
         return batch_id
-
-    def _check_instances(self, request: BatchRequest) -> None:
-        """Raise InvalidRequest with all that is wrong with the fields of its instances, or UnknownHandler."""
-        served: Collection[str] | None = None
-        complaints: list[tuple[str, str]] = []
-        for index, instance in enumerate(request.instances):
-            path = f"instances[{index}]"
-            if instance.data_source in installed(HANDLERS):
-                handler_type = load(HANDLERS, instance.data_source)
-                complaints += instance_complaints(handler_type, instance.fields, request, f"{path}.fields")
-                if len(complaints) >= MAX_COMPLAINTS:
-                    break
-                continue
-            served = self._served() if served is None else served
-            if instance.data_source not in served:
-                names = ", ".join(sorted({*installed(HANDLERS), *served}))
-                raise UnknownHandler(
-                    f"{path}.data_source: no handler for {instance.data_source!r}; this farm has: {names}"
-                )
-        if complaints:
-            raise InvalidRequest.of(complaints[:MAX_COMPLAINTS])
 
     def _served(self) -> Collection[str]:
         """Return the handlers of all nodes, installed here or not; a node checks its instances then."""
         return {handler for node in self.nodes() for handler in node.handlers}
+
+    def _are_here(self) -> bool:
+        return bool(known := self.nodes()) and all(map(is_here, known))
 
     def nodes(self) -> Sequence[Node]:
         return self.store.read(nodes.listing)
@@ -150,6 +133,12 @@ class LocalFarm(Farm):
         if not result:
             raise NotFound(f"there is no batch {batch_id}")
         return result
+
+    def rollouts_after(self, batch_id: str, after: str | None, limit: int) -> list[Rollout]:
+        """Return the first rollouts of a batch, or those after one of them. Raises NotFound."""
+        self._progress(batch_id)
+        last = None if after is None else _named(after, "rollout")
+        return self.store.read(lambda connection: batches.rollouts_of(connection, batch_id, last, limit))
 
     def rollout(self, rollout_id: str) -> Rollout:
         _named(rollout_id, "rollout")
@@ -179,8 +168,8 @@ class LocalFarm(Farm):
         _named(batch_id, "batch")
         return self.store.read(lambda connection: audit.violations(connection, batch_id))
 
-    def batches(self, limit: int = 20) -> list[BatchSummary]:
-        return self.store.read(lambda connection: summaries.newest(connection, limit))
+    def batches(self, limit: int = 20, before: str | None = None) -> list[BatchSummary]:
+        return self.store.read(lambda connection: summaries.newest(connection, limit, before))
 
     def recent(self, limit: int = 20) -> list[str]:
         return self.store.read(lambda connection: batches.recent(connection, limit))
@@ -188,7 +177,13 @@ class LocalFarm(Farm):
     def acknowledge_up_to(self, batch_id: str, cursor: int, consumer: str) -> int:
         check_consumer(consumer)
         _named(batch_id, "batch")
-        return self.store.write(lambda connection: consumers.acknowledge(connection, batch_id, consumer, cursor))
+        caller = current_caller()
+
+        def acknowledge(connection: Connection) -> int:
+            check_own(connection, caller, batch_id)
+            return consumers.acknowledge(connection, batch_id, consumer, cursor)
+
+        return self.store.write(acknowledge)
 
     def acknowledged(self, batch_id: str, consumer: str = CONSUMER) -> int:
         self.status(batch_id)
@@ -260,10 +255,16 @@ class LocalFarm(Farm):
             log.error(
                 "ALARM batch %s has come to number %d, and was at %d: the database went back in time, and what ended "
                 "since is played again",
-                *(batch_id, result[0], self._seen[batch_id]),
+                *(batch_id, result[0], self._seen.get(batch_id)),
             )
-        self._seen[batch_id] = result[0]
+        self._saw(batch_id, result[0])
         return result
+
+    def _saw(self, batch_id: str, last: int) -> None:
+        self._seen[batch_id] = last
+        if len(self._seen) > 2 * _MAX_SEEN:
+            for old in list(self._seen)[:_MAX_SEEN]:
+                self._seen.pop(old, None)
 
     def _of_batch(self, batch_id: str, ask: Work[T]) -> T:
         """Run a query on a batch. Raises StoreWentBack if the batch was there and is no longer."""
@@ -280,7 +281,7 @@ class LocalFarm(Farm):
     def cancel(self, id: str, rollout_ids: Collection[str] | None = None) -> list[str]:
         target = RolloutRef.of(id)
         chosen = None if rollout_ids is None else [str(_named(each, "rollout")) for each in rollout_ids]
-        ids = self._changed(lambda connection: cancel_and_rescore.cancel(connection, target, chosen))
+        ids = self._changed("cancel", target, lambda connection: cancel_and_rescore.cancel(connection, target, chosen))
         if ids:
             # a try that was not made after all may have named some that another process ended since
             ids = self.store.read(lambda connection: cancel_and_rescore.cancelled_of(connection, ids))
@@ -288,16 +289,25 @@ class LocalFarm(Farm):
             self.signals.ended(target.batch_id)
         return ids
 
-    def _changed(self, work: Work[list[str]]) -> list[str]:
+    def _changed(self, verb: str, target: RolloutRef, change: Work[list[str]]) -> list[str]:
         """Write; return the changed ids, also of an earlier try whose commit was made but not answered."""
         ids: dict[str, None] = {}
+        caller = current_caller()
+
+        def checked(connection: Connection) -> list[str]:
+            check_own(connection, caller, target.batch_id)
+            return change(connection)
+
+        work = logged(checked, verb, str(target), lambda changed: f"{len(changed)} rollouts", done=bool)
         self.store.write(lambda connection: ids.update(dict.fromkeys(work(connection))))
         return list(ids)
 
     def rescore(self, id: str, rollout_ids: Collection[str] | None = None) -> list[str]:
         target = RolloutRef.of(id)
         chosen = None if rollout_ids is None else [str(_named(each, "rollout")) for each in rollout_ids]
-        ids = self._changed(lambda connection: cancel_and_rescore.rescore(connection, target, chosen))
+        ids = self._changed(
+            "rescore", target, lambda connection: cancel_and_rescore.rescore(connection, target, chosen)
+        )
         if ids:
             self.signals.wake()
         return ids
@@ -316,22 +326,24 @@ class LocalFarm(Farm):
         self, url: str, model: str = "", key: str = "none", tokenizer: str = "", tool_format: str = ""
     ) -> None:
         engine = StoredEngine(url, model, key, tokenizer=tokenizer, tool_format=tool_format)
-        self.store.write(lambda connection: llm_engines.add(connection, engine))
+        add = partial(llm_engines.add, engine=engine, caller=current_caller())
+        self.store.write(logged(add, "engines add", url, model))
         self.signals.engines()
 
     def drain_engine(self, url: str) -> None:
-        self._change_engine(url, llm_engines.drain)
+        self._change_engine("drain", url, llm_engines.drain)
 
     def remove_engine(self, url: str) -> None:
-        self._change_engine(url, llm_engines.remove)
+        self._change_engine("remove", url, llm_engines.remove)
 
-    def _change_engine(self, url: str, change: Callable[[Connection, str], bool]) -> None:
-        if not self.store.write(lambda connection: change(connection, url)):
+    def _change_engine(self, verb: str, url: str, change: Callable[[Connection, str], bool]) -> None:
+        if not self.store.write(logged(lambda connection: change(connection, url), f"engines {verb}", url, done=bool)):
             raise NotFound(f"there is no engine {url}: `farm engines list` shows those that there are")
         self.signals.engines()
 
     def clear_engines(self, forget_weights: bool = False) -> int:
-        n = self.store.write(lambda connection: llm_engines.clear(connection, forget_weights))
+        clear = partial(llm_engines.clear, forget_weights=forget_weights)
+        n = self.store.write(logged(clear, "engines clear", "all", lambda n: f"{n} engines"))
         self.signals.engines()
         return n
 
@@ -340,6 +352,7 @@ class LocalFarm(Farm):
         return [_state(engine, by_owner) for engine in self.store.read(llm_engines.listing)]
 
     def close(self) -> None:
+        self.sandboxes.close()
         self.signals.close()
         self.store.close()
 
@@ -385,12 +398,3 @@ def _named(text: str, kind: str) -> RolloutRef:
 def _state(engine: StoredEngine, by_owner: Mapping[str, Mapping[str, EngineUse]]) -> EngineState:
     result = [uses[engine.url] for uses in by_owner.values() if engine.url in uses]
     return EngineState(engine, sum(use.n_calls for use in result), sum(use.n_tokens for use in result))
-
-
-def _fingerprint(request: BatchRequest) -> str:
-    """Return a hash that identifies a request, without settings left at their defaults: they may be new to the farm.
-
-    And without keys of engines and secrets: another key asks for nothing else.
-    """
-    keys: Any = {"engine_key": True, "secrets": True, "instances": {"__all__": {"engine_key"}}}
-    return hashlib.sha256(request.model_dump_json(exclude_defaults=True, exclude=keys).encode()).hexdigest()

@@ -11,6 +11,7 @@ from farm.errors import FarmUnreachable, NotFound
 from farm.notifications import ACKNOWLEDGED, Signals
 from farm.records.engine_state import Paused, StoredEngine
 from farm.store import llm_engines
+from farm.store.access.audit_log import logged
 from farm.store.database import Store
 from farm.store.llm_engines import EngineUse
 
@@ -44,10 +45,18 @@ class LocalOrders(WeightUpdateOrders):
         return self._store.read(llm_engines.newest_version)
 
     def order_pause(self, paused: Paused, by: str, urls: Collection[str] | None) -> dict[str, int]:
-        return self._order(urls, lambda connection: llm_engines.set_paused(connection, paused, by, urls))
+        order = logged(
+            lambda connection: llm_engines.set_paused(connection, paused, by, urls),
+            *("engines pause" if paused else "engines resume", _named(urls), f"{paused} by {by}".strip()),
+        )
+        return self._order(urls, order)
 
     def order_version(self, version: str, urls: Collection[str] | None, path: str = "") -> dict[str, int]:
-        return self._order(urls, lambda connection: llm_engines.set_version(connection, version, urls, path))
+        order = logged(
+            lambda connection: llm_engines.set_version(connection, version, urls, path),
+            *("engines version", _named(urls), f"{version} {path}".strip()),
+        )
+        return self._order(urls, order)
 
     def hold(self, by: str, urls: Collection[str] | None) -> None:
         self._store.write(lambda connection: llm_engines.hold(connection, by, urls))
@@ -73,6 +82,10 @@ class LocalOrders(WeightUpdateOrders):
             for url, order in wanted.items()
             for complaint in (*_unnotified(known[url], order), *_unacknowledged(known[url], order, by_owner))
         ]
+
+
+def _named(urls: Collection[str] | None) -> str:
+    return "all" if urls is None else ", ".join(urls)
 
 
 def _unnotified(engine: StoredEngine, order: int) -> Iterator[str]:

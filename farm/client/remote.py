@@ -8,15 +8,17 @@ from base64 import b64encode
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from farm.address import WAIT_TIMEOUT_S
+from farm.client.access.remote_access import RemoteAccess
 from farm.client.archive_uploads import ArchiveState, TaskArchives
 from farm.client.consumer_stream import CONSUMER, BatchWatch, Page, check_consumer
 from farm.client.farm import Farm
 from farm.client.http_connection import ApiConnection
 from farm.client.request_checks import checked_request
 from farm.client.runs import Runs
+from farm.client.sandboxes.remote_borrower import RemoteBorrower
 from farm.client.weight_update import WeightUpdateOrders
 from farm.ids import RolloutRef
 from farm.records.conservation import Conservation, Violation
@@ -27,6 +29,9 @@ from farm.records.rollout import BatchStatus, BatchSummary, KeptArtefact, Reward
 from farm.records.training_run import KeyedBatch, RecordedStep, SolveRate
 from farm.records.trajectory import ModelCall
 
+T = TypeVar("T")
+_LISTED, _CALLS = 1000, 256
+"""The most items of a page of a list, and the most model calls."""
 _ROLLOUTS, _GROUPS = 64, 8
 """The most rollouts, and the most groups, of a page; a group may be large."""
 
@@ -49,6 +54,8 @@ class RemoteFarm(Farm):
         self.orders = RemoteOrders(self._api)
         self.runs = RemoteRuns(self._api)
         self.archives = RemoteArchives(self._api)
+        self.sandboxes = RemoteBorrower(self._api)
+        self.access = RemoteAccess(self._api)
 
     @classmethod
     def opened(cls, url: str, key: str, first_s: float) -> RemoteFarm:
@@ -74,8 +81,16 @@ class RemoteFarm(Farm):
         body = batch_request.model_dump(mode="json", exclude_defaults=True)
         return self._api.post(Submitted, "/v1/batches", body).batch_id
 
-    def batches(self, limit: int = 20) -> list[BatchSummary]:
-        return self._api.get(list[BatchSummary], "/v1/batches", limit=limit)
+    def batches(self, limit: int = 20, before: str | None = None) -> list[BatchSummary]:
+        result: list[BatchSummary] = []
+        while len(result) < limit:
+            n = min(_LISTED, limit - len(result))
+            page = self._api.get(list[BatchSummary], "/v1/batches", limit=n, **_given(before=before))
+            result += page
+            if len(page) < n:
+                break
+            before = page[-1].batch_id
+        return result
 
     def recent(self, limit: int = 20) -> list[str]:
         return [batch.batch_id for batch in self.batches(limit)]
@@ -84,7 +99,7 @@ class RemoteFarm(Farm):
         return self._api.get(BatchStatus, _of_batch(batch_id))
 
     def rollouts(self, batch_id: str) -> list[Rollout]:
-        return self._api.get(list[Rollout], _of_batch(batch_id, "/rollouts"))
+        return self._api.pages(Rollout, _of_batch(batch_id, "/rollouts"), lambda rollout: rollout.rollout_id)
 
     def conservation(self, batch_id: str) -> Conservation:
         return self._api.get(Conservation, _of_batch(batch_id, "/conservation"))
@@ -125,7 +140,7 @@ class RemoteFarm(Farm):
         return self._api.get(Rollout, _of_rollout(rollout_id))
 
     def calls(self, rollout_id: str) -> Sequence[ModelCall]:
-        return self._api.get(list[ModelCall], _of_rollout(rollout_id, "/calls"))
+        return self._api.pages(ModelCall, _of_rollout(rollout_id, "/calls"), lambda call: call.index, _CALLS)
 
     def timings(self, rollout_id: str) -> Sequence[Timing]:
         return self._api.get(list[Timing], _of_rollout(rollout_id, "/timings"))
@@ -143,7 +158,7 @@ class RemoteFarm(Farm):
         return self._api.data(_of_rollout(rollout_id, "/artefact"), name=name)
 
     def nodes(self) -> Sequence[Node]:
-        return self._api.get(list[Node], "/v1/nodes")
+        return self._api.pages(Node, "/v1/nodes", lambda node: node.node)
 
     def add_engine(
         self, url: str, model: str = "", key: str = "none", tokenizer: str = "", tool_format: str = ""
@@ -162,7 +177,7 @@ class RemoteFarm(Farm):
         return self._api.post(int, "/v1/engines/clear", {"forget_weights": forget_weights}, repeatable=False)
 
     def engines(self) -> Sequence[EngineState]:
-        return self._api.get(list[EngineState], "/v1/engines")
+        return self._api.pages(EngineState, "/v1/engines", lambda state: state.engine.url)
 
     def close(self) -> None:
         self._api.close()
@@ -277,6 +292,10 @@ def _sound(id: str) -> str:
 
 def _of_any(id: str, rollout_ids: Collection[str] | None) -> dict[str, Any]:
     return {"id": _sound(id), "rollout_ids": _listed(rollout_ids)}
+
+
+def _given(**query: object) -> dict[str, Any]:
+    return {name: value for name, value in query.items() if value is not None}
 
 
 def _listed(values: Collection[str] | None) -> list[str] | None:

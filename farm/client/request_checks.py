@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import hashlib
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 from pydantic import ValidationError
 
-from farm.errors import InvalidRequest
-from farm.plugins import installed
-from farm.records.request import BatchRequest, roles_missing
+from farm.callers import Caller, Scope
+from farm.errors import Forbidden, InvalidRequest, UnknownHandler
+from farm.plugins import entry_point, installed, load
+from farm.records.request import BatchRequest, Instance, SandboxSpec, roles_missing
+from farm.records.request_values import Request, Webhook
 from farm.records.task_needs import unsupported
+from farm.row_builders import GROUP as ROW_BUILDERS
 
+R = TypeVar("R", bound=Request)
+
+HANDLERS = "farm.handlers"
+WEBHOOK_FORMS = "farm.webhook_forms"
+"""The entry points of forms of webhooks: functions of the store and the id of a batch, which return a body."""
+SANDBOXES = "farm.sandboxes"
 MAX_COMPLAINTS = 20
 """The most faults of a request that are named at a time."""
+_MAX_IMAGES = 32
+"""The most images that are looked for; the rest may be there."""
 
 
 def checked_request(request: BatchRequest | Mapping[str, Any]) -> BatchRequest:
@@ -26,10 +40,124 @@ def checked_request(request: BatchRequest | Mapping[str, Any]) -> BatchRequest:
         raise invalid(error, "") from None
 
 
+def checked(kind: type[R], values: Any) -> R:
+    """Return a request of these values. Raises InvalidRequest naming the field."""
+    try:
+        return kind.model_validate(values)
+    except ValidationError as error:
+        raise invalid(error) from None
+
+
 def check_plugin(group: str, name: str, field: str, any_of_them: str) -> None:
-    if name != any_of_them and name not in installed(group):
+    if name != any_of_them and entry_point(group, name) is None:
         names = ", ".join(sorted(installed(group)))
         raise InvalidRequest(f"there is no {field} {name!r}; installed here: {names}", field=field)
+
+
+def check_plugins(request: BatchRequest) -> None:
+    """Raise InvalidRequest for a name of a plug-in that is not installed here."""
+    check_plugin("farm.agents", request.agent, "agent", "")
+    check_plugin(SANDBOXES, request.sandbox, "sandbox", "auto")
+    check_plugin(ROW_BUILDERS, request.row_builder, "row_builder", "")
+
+
+def check_webhook(webhook: Webhook | None, hosts: str, caller: Caller) -> None:
+    """Raise InvalidRequest or Forbidden for an address that a caller may not have told of the end of a batch.
+
+    The farm calls it from inside its network, so who may not do all names those alone that the farm allows.
+    """
+    if webhook is None:
+        return
+    check_plugin(WEBHOOK_FORMS, webhook.form, "webhook.form", "")
+    try:
+        address = urlsplit(webhook.url)
+        names = {address.netloc.lower(), (address.hostname or "").lower() if address.port is None else ""} - {""}
+    except ValueError as error:
+        raise InvalidRequest(f"is no address: {error}", field="webhook.url") from None
+    allowed = {host.strip().lower() for host in hosts.split(",")} - {""}
+    if not caller.may(Scope.ADMIN) and not names & allowed:
+        here = ", ".join(sorted(allowed)) or "none"
+        known = f"the hosts that this farm calls (FARM_WEBHOOK_HOSTS: {here})"
+        raise Forbidden(f"webhook.url: {address.netloc} is none of {known}")
+
+
+def check_instances(request: BatchRequest, served: Callable[[], Collection[str]]) -> None:
+    """Raise InvalidRequest with all that is wrong with the fields of its instances, or UnknownHandler.
+
+    `served` gives the handlers of all nodes, installed here or not; a node checks its instances then.
+    """
+    on_nodes: Collection[str] | None = None
+    complaints: list[tuple[str, str]] = []
+    for index, instance in enumerate(request.instances):
+        path = f"instances[{index}]"
+        if instance.data_source in installed(HANDLERS):
+            handler_type = load(HANDLERS, instance.data_source)
+            complaints += instance_complaints(handler_type, instance.fields, request, f"{path}.fields")
+            if len(complaints) >= MAX_COMPLAINTS:
+                break
+            continue
+        on_nodes = served() if on_nodes is None else on_nodes
+        if instance.data_source not in on_nodes:
+            names = ", ".join(sorted({*installed(HANDLERS), *on_nodes}))
+            raise UnknownHandler(f"{path}.data_source: no handler for {instance.data_source!r}; this farm has: {names}")
+    if complaints:
+        raise InvalidRequest.of(complaints[:MAX_COMPLAINTS])
+
+
+def check_images(request: BatchRequest, are_here: Callable[[], bool]) -> None:
+    """Raise InvalidRequest with the instances whose image, which they name themselves, is known to be missing.
+
+    That is known where all nodes `are_here`, on this machine and in this process's home, and if the kind can tell.
+    """
+    specs: dict[str, SandboxSpec] = {}
+    named: dict[str, list[int]] = {}
+    for index, instance in enumerate(request.instances):
+        name = instance.fields.get("image")
+        if isinstance(name, str) and name not in ("", "host") and instance.data_source in installed(HANDLERS):
+            if name not in specs and len(specs) < _MAX_IMAGES and (spec := _spec_of(instance, name)):
+                specs[name] = spec
+            named.setdefault(name, []).append(index)
+    if not specs or not are_here():
+        return
+    kinds = [load(SANDBOXES, name) for name in installed(SANDBOXES) if request.sandbox in ("auto", name)]
+    if not all(hasattr(kind, "absent_image") for kind in kinds):
+        return
+
+    def complaint(spec: SandboxSpec) -> str:
+        # `auto` may choose any of them
+        reasons = [kind().absent_image(spec) for kind in kinds]
+        return reasons[0] if all(reasons) else ""
+
+    with ThreadPoolExecutor(len(specs), "images") as pool:
+        reasons = dict(zip(specs, pool.map(complaint, specs.values()), strict=True))
+    complaints = [
+        (f"instances[{index}].fields.image", reasons[name])
+        for name, indexes in named.items()
+        for index in indexes
+        if reasons.get(name)
+    ]
+    if complaints:
+        raise InvalidRequest.of(complaints[:MAX_COMPLAINTS])
+
+
+def _spec_of(instance: Instance, image: str) -> SandboxSpec | None:
+    """Return an instance's sandbox, if it is of the image that the instance names."""
+    handler_type = load(HANDLERS, instance.data_source)
+    try:
+        spec = handler_type().sandbox(handler_type.instance_type.model_validate(instance.fields))
+    except Exception:
+        # it is bound to a rollout first, or breaks, which the rollout then says
+        return None
+    return spec if isinstance(spec, SandboxSpec) and spec.image == image else None
+
+
+def fingerprint(request: BatchRequest) -> str:
+    """Return a hash that identifies a request, without settings left at their defaults: they may be new to the farm.
+
+    And without keys of engines and secrets: another key asks for nothing else.
+    """
+    keys: Any = {"engine_key": True, "secrets": True, "instances": {"__all__": {"engine_key"}}}
+    return hashlib.sha256(request.model_dump_json(exclude_defaults=True, exclude=keys).encode()).hexdigest()
 
 
 def instance_complaints(

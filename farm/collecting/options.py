@@ -18,7 +18,7 @@ class CollectingOptions:
     `train_batch_size`: the groups of a step (verl's `data.train_batch_size`).
 
     `gen_batch_size`: the instances asked for at a time, in one batch (verl's `data.gen_batch_size`); by default an
-    eighth of a step. The smaller it is, the sooner a place that became free is used.
+    eighth of a step, or what may be in flight. The smaller it is, the sooner a place that became free is used.
 
     `max_inflight_groups`: the groups in flight at a time (slime's `over_sampling_batch_size`); by default
     `train_batch_size`. Beyond it, it over-samples: the first groups to end make the step.
@@ -58,7 +58,9 @@ class CollectingOptions:
 
     @property
     def wave_size(self) -> int:
-        return self.gen_batch_size or max(1, self.train_batch_size // _WAVES_OF_A_STEP)
+        eighth = max(1, self.train_batch_size // _WAVES_OF_A_STEP)
+        # a wave that does not fit would never be asked for
+        return self.gen_batch_size or min(eighth, self.max_inflight_groups or eighth)
 
     @property
     def most_in_flight(self) -> int:

@@ -1,16 +1,30 @@
-"""Flower's configuration, a file that Flower executes: authentication, also of the metrics, which are open by default.
+"""Flower's configuration, a file that Flower executes: authentication, also of the metrics, which are open by default,
+and what holds its tasks to the store.
 
 Only `/healthcheck` stays open, for the probes of containers, which have no key: it says OK and nothing else.
 """
 
 from __future__ import annotations
 
-import os
+from collections.abc import Callable
 
+from flower.events import Events
 from flower.views.monitor import Metrics
+from tornado.ioloop import PeriodicCallback
 from tornado.web import authenticated
+
+from farm.embedded.flower_reconciler import PERIOD_MS, FlowerReconciler
+from farm.settings import settings
 
 USER = "farm"
 
-basic_auth = [f"{USER}:{os.environ['FARM_API_KEY']}"]
+basic_auth = [f"{USER}:{settings().api_key}"]
 Metrics.get = authenticated(Metrics.get)
+
+
+def _start(events: Events, start: Callable[[Events], None] = Events.start) -> None:
+    start(events)
+    PeriodicCallback(FlowerReconciler(events).reconcile, PERIOD_MS).start()
+
+
+Events.start = _start

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
+
+from pydantic import BaseModel, Field, FiniteFloat, ValidationError
 
 from farm.errors import InvalidRequest
 from farm.evaluation.instance_scores import InstanceScores, scores_of
@@ -29,6 +31,29 @@ class SourceReport:
     n_unscored: int
     average: Estimate | None
     passed: dict[int, Estimate | None]
+
+
+class _StoredScores(BaseModel):
+    """An instance of a report that was written."""
+
+    data_source: str
+    instance_id: str
+    rewards: list[FiniteFloat]
+    n_unscored: int = Field(ge=0)
+
+
+class _StoredReport(BaseModel):
+    """The fields of a report that was written which a comparison needs; the rest follows from them."""
+
+    name: str
+    batch_id: str
+    model: str
+    n_samples: int = Field(ge=1)
+    solved_at: FiniteFloat
+    n_rollouts: int = Field(ge=0)
+    versions: list[int | None] = Field(min_length=2, max_length=2)
+    unscored: dict[str, list[str]]
+    instances: list[_StoredScores]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,24 +86,21 @@ class EvaluationReport:
     def from_json(cls, values: Any, place: str) -> EvaluationReport:
         """Read a report again, from its instances. Raises InvalidRequest, naming the place, for what is none."""
         try:
-            instances = [
-                InstanceScores(
-                    str(each["data_source"]),
-                    str(each["instance_id"]),
-                    tuple(float(reward) for reward in each["rewards"]),
-                    int(each["n_unscored"]),
-                )
-                for each in values["instances"]
-            ]
-            k, solved_at = int(values["n_samples"]), float(values["solved_at"])
-            oldest, newest = values["versions"]
-            rest = (int(values["n_rollouts"]), (oldest, newest))
-            named = (str(values["name"]), str(values["batch_id"]), str(values["model"]))
-            unscored = {str(kind): list(ids) for kind, ids in values["unscored"].items()}
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise InvalidRequest(
-                f"it is no report of `farm eval`: {type(error).__name__}: {error}", field=place
-            ) from None
+            stored = _StoredReport.model_validate(values, strict=True)
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            where = ".".join(map(str, first["loc"])) or "it"
+            raise InvalidRequest(f"it is no report of `farm eval`: {where}: {first['msg']}", field=place) from None
+        instances = [
+            InstanceScores(each.data_source, each.instance_id, tuple(each.rewards), each.n_unscored)
+            for each in stored.instances
+        ]
+        if twice := [key for key, n in Counter(each.key for each in instances).items() if n > 1]:
+            raise InvalidRequest(f"it has the instance {' '.join(twice[0])} twice", field=place)
+        named = (stored.name, stored.batch_id, stored.model)
+        k, solved_at = stored.n_samples, stored.solved_at
+        rest = (stored.n_rollouts, (stored.versions[0], stored.versions[1]))
+        unscored = stored.unscored
         return cls(*named, k, solved_at, *rest, _sources(instances, k, solved_at), unscored, instances)
 
 

@@ -13,7 +13,7 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 from farm.engine_urls import normal_url, sound_key
 from farm.errors import InvalidRequest
 from farm.records.request_values import Count as Count
-from farm.records.request_values import Json, Name, Request, Seconds, plain
+from farm.records.request_values import Json, Name, Request, Seconds, Webhook, plain
 from farm.records.sandbox_spec import Archive as Archive
 from farm.records.sandbox_spec import SandboxLimits as SandboxLimits
 from farm.records.sandbox_spec import SandboxSpec as SandboxSpec
@@ -179,8 +179,31 @@ class TaskTimes(Request):
 SecretName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")]
 Secret = Annotated[str, Field(max_length=65_536), AfterValidator(plain)]
 
-Role = Literal["judge", "user"]
-"""A part that a model other than the policy plays: it scores answers, or is the user that the policy talks to."""
+Role = Literal["judge", "user", "helper"]
+"""A part that a model other than the policy plays: it scores answers, is the user that the policy talks to, or helps an
+agent program, which asks for it by this name."""
+
+
+class AgentRequests(Request):
+    """The rule for requests of agent programs that not every engine can answer."""
+
+    forms: Literal["guide", "require", "ignore"] = "guide"
+    """A tool that must be called, or a JSON schema for the answer: `guide` holds the decoding to it where the engine
+    can, and samples freely elsewhere, or where it refuses the schema; `require` refuses the request there; `ignore`
+    never holds it."""
+    images: Literal["refuse", "text"] = "refuse"
+    """Images, audio and files: `text` shows the policy a line in their place."""
+
+
+class TrainCalls(Request):
+    """The model calls of a rollout that train: those that every condition takes. Tokens of the others have mask 0."""
+
+    last: Count | None = None
+    """Of those that the other conditions take, only so many of the last."""
+    labels: dict[Name, Name] = Field(default_factory=dict)
+    """Label → a pattern such as `claude-*`, which the call's label matches."""
+    without: dict[Name, Name] = Field(default_factory=dict)
+    """Label → a pattern that the call's label, if it has it, does not match."""
 
 
 class RoleEngine(EngineEndpoint):
@@ -238,6 +261,12 @@ class BatchRequest(EngineSettings):
     """The LLMs of the roles besides the policy. Refused if an instance needs a role that is not named here."""
     agent: Annotated[Name, Field(max_length=64)] = ""
     """The agent that plays it, an entry point of `farm.agents`; empty takes the handler's choice."""
+    agent_requests: AgentRequests = AgentRequests()
+    train_calls: TrainCalls = TrainCalls()
+    """A handler may narrow it by a rule of its own."""
+    row_builder: Annotated[Name, Field(min_length=1, max_length=64)] = "prefix"
+    """The maker of rows from the calls that train, an entry point of `farm.row_builders`: `prefix` joins calls
+    that continue each other, `per_call` makes a row of each."""
     chat_template_kwargs: Json = Field(default_factory=dict)
     """Given to the model's chat template, such as `enable_thinking`."""
     rewritten_history: Literal["segment", "keep"] = "segment"
@@ -270,6 +299,8 @@ class BatchRequest(EngineSettings):
     quarantine_after: Annotated[int, Field(ge=0, le=10_000)] = 6
     """After so many failed attempts at an instance, none of whose samples was ever scored, those of its samples that
     wait to be played fail at once; 0: never. A sample must have failed twice, and on two nodes where there are two."""
+    webhook: Webhook | None = None
+    """Told when the batch has ended. Its host must be one of FARM_WEBHOOK_HOSTS, unless who submits may do all."""
     idempotency_key: Annotated[Name, Field(min_length=1, max_length=200)] | None = None
     run: Annotated[str, Field(pattern=r"^[A-Za-z0-9._:-]{0,64}$")] = ""
     """The training run that asks for it, by which solve rates are counted; `farm.collecting` sets it."""

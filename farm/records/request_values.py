@@ -29,6 +29,10 @@ Seconds = Annotated[float, Field(gt=0, le=7 * 86_400)]
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
 
 
+HttpUrl = Annotated[str, Field(pattern=r"^https?://[A-Za-z0-9._:\[\]-]+([/?][^\s\x00-\x1f\x7f]*)?$", max_length=2000)]
+"""An address without a user or a password in it."""
+
+
 class Request(BaseModel):
     """Common settings of all request types: unknown fields are refused, values do not change.
 
@@ -36,3 +40,11 @@ class Request(BaseModel):
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+
+class Webhook(Request):
+    """The address that is told of a batch's end, by a POST, signed if the farm has a key for it. `form` makes its body,
+    for systems with one of their own: an entry point of `farm.webhook_forms`."""
+
+    url: HttpUrl
+    form: Annotated[Name, Field(min_length=1, max_length=64)] = "batch_ended"

@@ -252,6 +252,8 @@ class BatchStatus:
     n_invalid_actions: int = 0
     stopped: dict[Stage, dict[State, int]] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
+    submitter: str = ""
+    """The key that it was submitted with, or the user who has the database."""
 
     @property
     def n_finished(self) -> int:
@@ -281,3 +283,4 @@ class BatchSummary:
     age_s: float
     priority: int
     data_sources: tuple[str, ...]
+    submitter: str = ""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from farm.records.request_values import Count, Request
 
@@ -37,6 +37,42 @@ class SandboxLimits(Request):
 Requirement = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._\[\],-]*==[A-Za-z0-9.+!_-]+$")]
 """An exact requirement of a Python environment, `name==version`."""
 
+AgentPackage = Annotated[
+    str,
+    Field(
+        pattern=r"^([A-Za-z0-9][A-Za-z0-9._\[\],-]*==[A-Za-z0-9.+!_-]+|/[^#\s]*[^#/\s]+\.whl(#sha256=[0-9a-f]{64})?)$"
+    ),
+]
+"""An exact requirement, or the absolute path of a wheel on every node, with `#sha256=…` after it if it is checked."""
+
+
+class AgentProgram(Request):
+    """A program that an agent brings into its sandbox, read-only at `/opt/farm/NAME`. Each node makes it once.
+
+    `npm`: the packages of a `package-lock.json`, which has the digest of each; none of their scripts is run.
+    `folder`: a folder of the node, as it is when the sandbox starts. `archive`: a tar or a zip, a path or an address.
+    `image`: whatever a `SandboxSpec.image` names, but `host` and what is built of layers.
+    """
+
+    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
+    kind: Literal["npm", "folder", "archive", "image"]
+    source: Annotated[str, Field(min_length=1)]
+    """The absolute path of the lock file, folder or archive; the name of an image."""
+    digest: Annotated[str, Field(pattern=r"^([0-9a-f]{24}|[0-9a-f]{64})?$")] = ""
+    """The digest that its content must have: the sha256 of a lock file or an archive; of a folder or an image one of
+    the farm's own, which the error for a wrong one tells. Empty for whatever is there, which an address cannot be."""
+
+    @model_validator(mode="after")
+    def _is_sound(self) -> Self:
+        if self.name == "agent":
+            raise ValueError("/opt/farm/agent is the environment of its Python packages: give it another name")
+        is_address = self.kind == "archive" and self.source.startswith(("https://", "http://"))
+        if is_address and len(self.digest) != 64:
+            raise ValueError(f"{self.source} needs the sha256 of what it leads to as its digest")
+        if self.kind != "image" and not is_address and not self.source.startswith("/"):
+            raise ValueError(f"{self.source!r} must be an absolute path, which every node has")
+        return self
+
 
 class SandboxSpec(Request):
     """A handler's requirements for a sandbox.
@@ -55,8 +91,12 @@ class SandboxSpec(Request):
     """Values that the template of a `.def.j2` image is rendered with, or build arguments of a Dockerfile."""
     archives: tuple[Archive, ...] = ()
     packages: tuple[Requirement, ...] = ()
-    agent_packages: tuple[Requirement, ...] = ()
+    agent_packages: tuple[AgentPackage, ...] = ()
     """Requirements of an agent that runs inside: a separate environment in `/opt/farm/agent`, not on PATH."""
+    agent_python: Annotated[str, Field(pattern=r"^(3\.[0-9]{1,2})?$")] = ""
+    """The oldest Python, such as `3.12`, that those packages can be used by; empty for the farm's own."""
+    agent_programs: tuple[AgentProgram, ...] = ()
+    """More that the agent brings along, each in `/opt/farm/NAME`."""
     without_dependencies: bool = False
     """True to install `packages` alone, as they are listed, where what they declare clashes or is never used."""
     workdir: str = "/workspace"

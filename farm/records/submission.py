@@ -9,6 +9,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from farm.records.scoring.row_rewards import PlayedCall
+
 MAX_TREE_BYTES = 16_000_000
 MAX_TREE_FILES = 10_000
 
@@ -56,7 +58,7 @@ class EarlyScore(BaseModel):
 class Submission(BaseModel):
     """The part of a rollout that is scored; kept in the store, so that scoring can be repeated without a new play.
 
-    The last four are the farm's: no handler sets them (`workers/handler_options.py`).
+    The last five are the farm's: no handler sets them (`workers/handler_options.py`).
     """
 
     model_config = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")
@@ -72,3 +74,5 @@ class Submission(BaseModel):
     early_score: EarlyScore | None = None
     rewards: tuple[float, ...] | None = None
     """Rewards of an environment's steps, as its agent kept them. None if none was played."""
+    calls: tuple[PlayedCall, ...] = ()
+    """The model calls, for handlers with `scores_calls = True`."""

@@ -8,6 +8,7 @@ what branches share trains once.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -21,13 +22,19 @@ _TOKEN = np.dtype([("position", "<u8"), ("history", "<u8"), ("logprob", "<u4"), 
 """A sampled token: how many ids come before it, a hash of these and itself, its log-probability's bits, its version."""
 
 
-def check(rows: Sequence[Segment], calls: Sequence[ModelCall]) -> None:
-    """Raise ValueError, naming the row, unless the rows are those of the token-exact calls: a bug of the farm."""
+def check(rows: Sequence[Segment], calls: Sequence[ModelCall], *, whole: bool = True) -> None:
+    """Raise ValueError, naming the row, unless the rows are those of the token-exact calls: a bug of the farm.
+
+    If they are not the `whole`, tokens that were sampled may be missing.
+    """
     for index, row in enumerate(rows):
         if wrong := _wrong(row):
             raise ValueError(f"training row {index}: {wrong}")
     exact = [_Print.of_call(call) for call in calls if call.token_exact]
     made = [_Print.of_row(row) for row in rows]
+    if not whole:
+        _check_among(exact, made)
+        return
     _check_tokens(_sorted(exact), _sorted(made))
     starts, ends = {each.start for each in exact}, {each.end for each in exact}
     for index, each in enumerate(made):
@@ -46,6 +53,15 @@ def _check_tokens(sampled: NDArray[np.void], trained: NDArray[np.void]) -> None:
             f"the training rows hold a token that was not sampled so: {trained[first]} where {sampled[first]} was "
             "(position, hash of the history, bits of the log-probability, version)"
         )
+
+
+def _check_among(sampled: Sequence[_Print], made: Sequence[_Print]) -> None:
+    known = Counter(token.tobytes() for each in sampled for token in each.tokens)
+    for index, row in enumerate(made):
+        for token in row.tokens:
+            if not known[token.tobytes()]:
+                raise ValueError(f"training row {index} holds a token that was not sampled so, or more than once")
+            known[token.tobytes()] -= 1
 
 
 def _wrong(row: Segment) -> str:

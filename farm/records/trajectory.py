@@ -8,7 +8,7 @@ segment. So a rollout is 0..N training rows, and nothing sampled is ever tokenis
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -25,6 +25,10 @@ Mask: TypeAlias = NDArray[np.uint8]
 
 _MAX_DIGITS = 10
 _MAX_NUMBER = int(np.iinfo(np.int32).max)
+ROLE = "role"
+"""The label of calls that a model other than the policy answered: they have no ids, and never train."""
+UNTRAINED = "trains"
+"""The label, `no`, of calls of the policy that do not train."""
 NO_VERSION = -1
 """The policy version of a token that was not sampled, or of a call whose engine reports none."""
 
@@ -79,7 +83,7 @@ class Completion(SampledTokens):
     arguments; `n_invalid` counts them. A stop string is never in the message. `policy_version` is the first of
     `versions`. `begins` says why the call starts a segment, empty if it continues one. `mismatch` is the first position
     at which the prompt that the engine saw differs from the one it was sent, `prompt_ids`; None if they are equal or
-    the engine does not say.
+    the engine does not say. `labels` say what the call is for, by names such as `model`, the one that was asked for.
     """
 
     response: Message
@@ -90,6 +94,7 @@ class Completion(SampledTokens):
     n_invalid: int = 0
     begins: str = ""
     mismatch: int | None = None
+    labels: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -131,7 +136,8 @@ class Segment:
     `response_mask` is 1 exactly where the policy sampled the token; elsewhere the log-probability is 0.0 and the
     policy version NO_VERSION. `mismatch` is the first position in the row, counted from the beginning of its prompt, at
     which an engine saw another token than it was sent; None if all saw what they were sent. `turn_rewards` are what an
-    environment gave for single turns, each with the index in the response of the last token of its turn.
+    environment or an evaluator gave for single turns, each with the index in the response of the last token of its
+    turn. `reward` is the row's own, where an evaluator gave it one; None stands for that of its rollout.
     """
 
     prompt_ids: TokenIds
@@ -141,6 +147,7 @@ class Segment:
     policy_versions: TokenIds
     mismatch: int | None = None
     turn_rewards: tuple[tuple[int, float], ...] = ()
+    reward: float | None = None
 
     def __post_init__(self) -> None:
         lengths = {len(self.response_ids), len(self.response_mask), len(self.response_logprobs)}
@@ -164,6 +171,16 @@ class Segment:
         sampled = self.policy_versions[self.response_mask == 1]
         return (int(sampled.min()), int(sampled.max())) if len(sampled) else (NO_VERSION, NO_VERSION)
 
+    def masked(self) -> Segment:
+        """Return the row with nothing of it to train."""
+        n = len(self.response_ids)
+        return replace(
+            self,
+            response_mask=np.zeros(n, np.uint8),
+            response_logprobs=np.zeros(n, np.float32),
+            policy_versions=np.full(n, NO_VERSION, np.int32),
+        )
+
     def cut(self, n_tokens: int) -> Segment:
         """Return the row with only the first `n_tokens` of its response."""
         if len(self.response_ids) <= n_tokens:
@@ -179,6 +196,7 @@ class Segment:
             self.policy_versions[:n_tokens],
             mismatch,
             tuple((place, reward) for place, reward in self.turn_rewards if place < n_tokens),
+            self.reward,
         )
 
 
@@ -213,6 +231,11 @@ def segments(calls: Sequence[ModelCall]) -> tuple[Segment, ...]:
     tokens that they share are sampled in the first row and stand in the prompts of the others, so each trains once.
     """
     return tuple(row.segment() for row in _rows(calls))
+
+
+def segments_per_call(calls: Sequence[ModelCall]) -> tuple[Segment, ...]:
+    """Return a training row for each token-exact model call of a rollout, in their order: its prompt and its answer."""
+    return tuple(row.segment() for call in calls for row in _rows([call]))
 
 
 def calls_of_segments(calls: Sequence[ModelCall]) -> tuple[tuple[ModelCall, ...], ...]:

@@ -1,5 +1,7 @@
 """The dispatcher: admits rollouts to nodes with room, sends lost messages again, takes work back from dead workers.
 
+Borrowed sandboxes take slots as rollouts do: those that wait take turns with batches, and end with their lease.
+
 One leads at a time, by a lease; every node supervisor runs one. Two at once would do no harm, since all they write is
 guarded. Admission here keeps the broker's queues short, so that losing the broker costs nothing, and keeps rollouts
 that wait from holding a sandbox. While the store does not answer, no process can send heartbeats: so none is declared
@@ -15,7 +17,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TypeVar
@@ -24,18 +26,21 @@ from sqlalchemy import Connection
 
 from farm.errors import StoreUnavailable
 from farm.notifications import ENDED, WAKE, Signals
+from farm.observing.observer import Observer
+from farm.observing.webhook_sender import WebhookSender
 from farm.records.node import PROBES, UP, Node
-from farm.records.rollout import Failure, Outcome, Stage
+from farm.records.rollout import Failure, Outcome
 from farm.retry_policy import retry_decision
+from farm.scheduler.admissions import Admission, Admissions
 from farm.scheduler.broker import celery_app, enqueue
-from farm.scheduler.fair_share import fair_shares, free_slots
 from farm.scheduler.invariant_checker import InvariantChecker
+from farm.scheduler.retention_keeper import RetentionKeeper
 from farm.settings import Settings
-from farm.store import attempts, epoch, leader, leases, nodes, placement
+from farm.store import attempts, borrowed_sandboxes, epoch, leader, leases, nodes, placement
 from farm.store.attempts import AttemptEnd, RetrySettings
 from farm.store.blobs import stored_archives
 from farm.store.database import Store, Work
-from farm.store.placement import StageMessage, WaitingBatch
+from farm.store.placement import StageMessage
 from farm.store.rollouts import Claim
 from farm.store.sql.clock_jumps import Timekeeper, store_time
 
@@ -50,39 +55,62 @@ _LEASES = 2.0
 """No lease is further ahead than so many times the longest that a node of the farm gives."""
 _LIMIT = 1000
 _RECENTLY_FAILED_S = 10.0
-_ARCHIVES_S = 3600.0
-"""Seconds between looks for task archives that no batch names any more."""
+_SWEEP_S = 3600.0
+"""Seconds between looks for what nobody needs: task archives that no batch names, sandboxes that ended long ago."""
+_MOST_SKIPPED = 100
 _PACE_S = 0.02
 """The least time between rounds of a busy farm: what ends within it is placed together. A lone rollout never waits."""
 
 
-class Dispatcher:
-    """`run` until `stop`. `owner` names the process in the leader's lease."""
+def rest_s(took_s: float, tick_s: float) -> float:
+    """Return the seconds between rounds of a busy farm, after one that took so long.
 
-    def __init__(self, store: Store, signals: Signals, settings: Settings, owner: str) -> None:
+    They are as many, so that a thousand nodes, whose room lasts for seconds, leave half a processor; but no more than a
+    tick: a round that waited for the database is to be followed by another at once.
+    """
+    return max(_PACE_S, min(took_s, tick_s))
+
+
+class Dispatcher:
+    """`run` until `stop`. `owner` names the process in the leader's lease; `clock` is in seconds."""
+
+    def __init__(
+        self,
+        store: Store,
+        signals: Signals,
+        settings: Settings,
+        owner: str,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._store = store
         self._signals = signals
         self._settings = settings
         self._owner = owner
         self._app = celery_app(settings.broker_url, "farm-dispatcher")
+        self._clock = clock
         self._stopped = threading.Event()
         self._leads_until = 0.0
         self._ask_at = 0.0
+        self._waits = True
+        self._n_hints = 0
         self._timekeeper = Timekeeper()
         self._seen = epoch.EpochTracker()
         self._longest_lease_s = settings.lease_s
         self._versions: set[str] = set()
         self._next_care = 0.0
-        self._next_archive_sweep = time.monotonic() + _ARCHIVES_S
+        self._next_sweep = clock() + _SWEEP_S
         self._unanswered_since = 0.0
         self._leases_count_at = math.inf
         self._heartbeats_count_at = math.inf
         self._open_breakers: dict[str, tuple[int, str]] = {}
-        self._served: dict[str, int] = {}
         self._lost_at: dict[str, float] = {}
-        self._invariant_checker = InvariantChecker(
-            store, settings.audit_s, lambda: self._leads_until > time.monotonic()
-        )
+        self._admissions = Admissions()
+        self._invariant_checker = InvariantChecker(store, settings.audit_s, self._is_leading)
+        # an unsigned word of the farm's own would be believed of anybody
+        webhook_url = settings.webhook_url if settings.webhook_secret else ""
+        self._observer = Observer(store, self._is_leading, settings.otel_endpoint, webhook_url)
+        self._webhooks = WebhookSender(store, self._is_leading, settings.webhook_secret)
+        self._retention_keeper = RetentionKeeper(store, settings, self._is_leading)
 
     def run(self) -> None:
         """Dispatch until stopped; wait for an unavailable database."""
@@ -91,11 +119,14 @@ class Dispatcher:
         self._leases_count_at = time.monotonic() + self._settings.lease_s
         self._heartbeats_count_at = time.monotonic() + self._settings.node_timeout_s
         self._invariant_checker.start()
+        self._retention_keeper.start()
+        self._observer.start()
+        self._webhooks.start()
         try:
             while not self._stopped.is_set():
-                busy = False
+                busy, began = False, self._clock()
                 try:
-                    busy = self._leads() and self._round()
+                    busy = self.run_round()
                 except StoreUnavailable as error:
                     log.warning("the dispatcher could not do its round; it will try again: %s", error)
                     self._stopped.wait(1.0)
@@ -103,30 +134,46 @@ class Dispatcher:
                     log.exception("the dispatcher could not do its round; it will try again")
                     self._stopped.wait(1.0)
                 if busy:
-                    self._stopped.wait(_PACE_S)
-                listener.wait(self._settings.tick_s)
+                    self._stopped.wait(rest_s(self._clock() - began, self._settings.tick_s))
+                listener.wait(self._settings.tick_s, self.is_due)
         finally:
             listener.close()
             self._invariant_checker.close()
-            if self._leads_until > time.monotonic():
+            self._retention_keeper.close()
+            self._observer.close()
+            self._webhooks.close()
+            if self._is_leading():
                 with suppress(StoreUnavailable):
                     self._store.write(
                         lambda connection: leader.release_leadership(connection, ROLE, self._owner), urgent=True
                     )
 
+    def _is_leading(self) -> bool:
+        return self._leads_until > self._clock()
+
+    def is_due(self, channel: str, _: str) -> bool:
+        """Return whether a hint is a reason for a round: that a rollout has ended is none while no other waits."""
+        self._n_hints += 1
+        # a listener that is sent too many at a time takes it for a flood
+        return channel != ENDED or self._waits or self._n_hints % _MOST_SKIPPED == 0
+
     def stop(self) -> None:
         self._stopped.set()
         self._signals.wake()
 
+    def run_round(self) -> bool:
+        """Run one round, unless another dispatcher leads; return whether more than one rollout is under way."""
+        return self._leads() and self._round()
+
     def _round(self) -> bool:
-        """Run one round of dispatching; return whether more than one rollout is under way."""
-        now = time.monotonic()
+        now = self._clock()
         if now >= self._next_care:
             self._next_care = now + self._settings.tick_s
             self._take_back()
             self._enqueue_undelivered()
-        if now >= self._next_archive_sweep:
-            self._next_archive_sweep = now + _ARCHIVES_S
+        if now >= self._next_sweep:
+            self._next_sweep = now + _SWEEP_S
+            self._write(borrowed_sandboxes.forget_ended)
             if gone := self._write(stored_archives.sweep):
                 log.info("task archives that no batch names any more are dropped: %s", ", ".join(gone))
         return self._admit()
@@ -155,7 +202,7 @@ class Dispatcher:
         return answer
 
     def _leads(self) -> bool:
-        now = time.monotonic()
+        now = self._clock()
         if now > self._leads_until - _LEASE_S / 2 and now >= self._ask_at:
             led = self._leads_until < now and self._read(self._is_led)
             leads = not led and self._answered(partial(self._store.write, urgent=True), self._lead)
@@ -183,10 +230,25 @@ class Dispatcher:
         placed = self._read(placement.occupied)
         timeout_s = self._settings.node_timeout_s if time.monotonic() >= self._heartbeats_count_at else math.inf
         dead = placed.keys() - {node.node for node in known if node.heartbeat_age_s < timeout_s}
+        self._end_borrowed(dead)
         if dead:
             moved = self._write(lambda connection: placement.requeue_of_dead_nodes(connection, dead))
             if moved:
                 log.warning("%d queued rollouts were taken off dead nodes: %s", moved, ", ".join(sorted(dead)))
+
+    def _end_borrowed(self, dead: Collection[str]) -> None:
+        """End the borrowed sandboxes of dead nodes, and those whose lease has run out: their borrowers may be dead."""
+        ended: list[str] = []
+        if dead:
+            lost = f"its node was lost: {', '.join(sorted(dead))}"
+            ended += self._write(lambda connection: borrowed_sandboxes.end_on(connection, dead, lost))
+        if not self._spares_leases() and self._read(borrowed_sandboxes.any_expired):
+            ended += self._write(borrowed_sandboxes.end_expired)
+        if ended:
+            log.warning("%d borrowed sandboxes are ended: %s", len(ended), ", ".join(ended[:5]))
+            self._signals.sandboxes()
+        for sandbox_id in ended:
+            self._signals.ended(sandbox_id)
 
     def _time(self) -> float:
         """Return the store's time; if it has jumped, extend all leases and heartbeats."""
@@ -246,40 +308,32 @@ class Dispatcher:
 
     def _admit(self) -> bool:
         """Place waiting rollouts on nodes with room; return whether more than one is under way."""
+        self._waits = True
         chosen, n_waiting = self._read(self._choose)
+        self._waits = n_waiting > 0
         stage_messages = [
-            StageMessage(rollout_id, attempt, stage, node) for (rollout_id, attempt, stage), node in chosen
+            StageMessage(*each.stage_of_attempt, each.node) for each in chosen if each.stage_of_attempt is not None
         ]
         if stage_messages:
             again_s = self._settings.ring_again_s
             self._write(lambda connection: placement.place(connection, stage_messages, again_s))
             self._enqueue(stage_messages)
+        if lent := {each.sandbox_id: each.node for each in chosen if each.sandbox_id}:
+            self._write(lambda connection: borrowed_sandboxes.place(connection, lent))
+            self._signals.sandboxes()
         return n_waiting > 1
 
-    def _choose(self, connection: Connection) -> tuple[list[tuple[tuple[str, int, Stage], str]], float]:
-        """Return the rollouts to place, each with its node, and how many wait; without any room that is not counted."""
-        room = self._room(connection)
-        n_free = sum(room.values())
-        if not n_free:
-            # a full farm: the waiting rollouts are not read, however many there are
-            return [], math.inf
-        # one more than there is room for, to know whether any is left
-        waits = placement.waiting(connection, n_free + 1)
-        if not waits:
-            return [], 0
-        chosen = zip(
-            self._chosen(connection, waits, n_free), free_slots(room, self._recently_failed_nodes()), strict=False
-        )
-        return list(chosen), sum(wait.n_waiting for wait in waits)
-
-    def _room(self, connection: Connection) -> dict[str, int]:
-        """Return node → how many more rollouts it takes."""
-        placed = placement.occupied(connection)
+    def _choose(self, connection: Connection) -> tuple[list[Admission], float]:
         up = [
             node
             for node in nodes.listing(connection)
             if node.state == UP and node.heartbeat_age_s < self._settings.node_timeout_s
         ]
+        return self._admissions.choose(connection, up, self._room(connection, up), self._recently_failed_nodes())
+
+    def _room(self, connection: Connection, up: Sequence[Node]) -> dict[str, int]:
+        """Return node → how many more rollouts it takes."""
+        placed = placement.occupied(connection)
         self._log_breakers(up)
         # if no healthy node is left, the others are tried again before their time
         none_takes = not any(node.takes for node in up)
@@ -308,14 +362,3 @@ class Dispatcher:
         since = time.monotonic() - _RECENTLY_FAILED_S
         self._lost_at = {node: at for node, at in self._lost_at.items() if at > since}
         return set(self._lost_at)
-
-    def _chosen(
-        self, connection: Connection, waits: Sequence[WaitingBatch], room: int
-    ) -> Iterator[tuple[str, int, Stage]]:
-        """Yield rollouts to place. Without room for all batches, of equals the least recently served go first."""
-        in_turn = sorted(waits, key=lambda wait: self._served.get(wait.batch_id, 0))
-        result = fair_shares(in_turn, room)
-        served = {wait.batch_id: self._served.get(wait.batch_id, 0) for wait in waits}
-        self._served = served | dict.fromkeys(result, max(served.values(), default=0) + 1)
-        for batch_id, share in result.items():
-            yield from placement.next_of(connection, batch_id, share)

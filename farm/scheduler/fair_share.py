@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from farm.store.placement import WaitingBatch
 
@@ -38,12 +38,25 @@ def _level(waits: Sequence[WaitingBatch], room: int) -> dict[str, int]:
     return {batch_id: share for batch_id, share in result.items() if share}
 
 
-def free_slots(room: Mapping[str, int], recently_failed: Collection[str] = ()) -> Iterator[str]:
-    """Yield node names, one for each free slot: the emptiest first, those that `recently_failed` last."""
-    left = {node: n for node, n in room.items() if n > 0}
-    while left:
-        node = max(left, key=lambda name: (name not in recently_failed, left[name]))
-        left[node] -= 1
-        if not left[node]:
-            del left[node]
-        yield node
+class FreeSlots:
+    """The free slots of nodes, taken one by one: of the emptiest node first, of those that `recently_failed` last."""
+
+    def __init__(self, room: Mapping[str, int], recently_failed: Collection[str] = ()) -> None:
+        self._left = [(node in recently_failed, -n, node) for node, n in room.items() if n > 0]
+        heapq.heapify(self._left)
+
+    def take(self, fits: Callable[[str], bool] = lambda node: True) -> str | None:
+        """Return the node of the next free slot, of those that fit; None if there is none."""
+        passed_over = []
+        taken = None
+        while self._left and taken is None:
+            failed, n, node = entry = heapq.heappop(self._left)
+            if not fits(node):
+                passed_over.append(entry)
+                continue
+            taken = node
+            if n < -1:
+                passed_over.append((failed, n + 1, node))
+        for entry in passed_over:
+            heapq.heappush(self._left, entry)
+        return taken

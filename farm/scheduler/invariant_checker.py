@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import logging
 import math
-import threading
 import time
 from collections.abc import Callable
 from functools import partial
 
 from farm.errors import NotFound
+from farm.observing.periodic_thread import PeriodicThread
 from farm.records.conservation import Violation
 from farm.store import llm_engines
 from farm.store.database import Store
@@ -39,8 +39,7 @@ class InvariantChecker:
         self._looked_at: dict[str, float] = {}
         self._known: dict[str, set[Violation]] = {}
         self._troubled: set[tuple[str, str]] = set()
-        self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="auditor", daemon=True)
+        self._thread = PeriodicThread("auditor", period_s, self.look_around, log, "the audit could not look")
 
     def start(self) -> None:
         """Begin; a period of 0 s audits nothing."""
@@ -48,16 +47,7 @@ class InvariantChecker:
             self._thread.start()
 
     def close(self) -> None:
-        self._closed.set()
-        if self._thread.is_alive():
-            self._thread.join(timeout=2.0)
-
-    def _run(self) -> None:
-        while not self._closed.wait(self._period_s):
-            try:
-                self.look_around()
-            except Exception as error:
-                log.warning("the audit could not look: %s", error)
+        self._thread.close()
 
     def look_around(self) -> None:
         """Check the engines, then one batch, and others for as long as a period has room for them."""
@@ -109,7 +99,7 @@ class InvariantChecker:
         """As `audit.violations`, but each part by itself: others of this process have the connection in between."""
         numbers, result = self._store.read(partial(audit.of_batch, batch_id=batch_id))
         for groups in audit.parts(numbers):
-            if self._closed.is_set():
+            if self._thread.closed:
                 break
             result += self._store.read(partial(audit.of_rollouts, batch_id=batch_id, groups=groups))
         return result[: audit.LIMIT]

@@ -8,16 +8,22 @@ from typing import Any, cast
 
 from sqlalchemy import Connection, Row, Select, Table, func, insert, literal, select
 
-from farm.errors import Conflict, InvalidRequest, NotFound, Overloaded
-from farm.ids import new_batch_id, rollout_id
+from farm.callers import Caller
+from farm.errors import Conflict, InvalidRequest, NotFound
+from farm.ids import RolloutRef, new_batch_id, rollout_id
 from farm.records.request import BatchRequest
 from farm.records.rollout import BatchStatus, Failure, Outcome, Reward, Rollout, Stage, State, Timing
 from farm.records.training_run import KeyedBatch
 from farm.records.trajectory import Segment
+from farm.store.access import api_keys
+from farm.store.access.open_quota import check_room, check_room_again
+from farm.store.access.sealed_secrets import sealed_request
 from farm.store.blobs import stored_archives
+from farm.store.retention.kept import check_kept
 from farm.store.rollouts import attempts, batches, rewards, rollouts
 from farm.store.sql.clock import db_now
 from farm.store.sql.schema import InstanceRow
+from farm.store.sql.terminal_table import protocol_of
 
 instances = cast(Table, InstanceRow.__table__)
 _CHUNK = 1000
@@ -30,6 +36,7 @@ def create(
     fingerprint: str,
     max_open: int | None = None,
     batch_id: str = "",
+    caller: Caller | None = None,
 ) -> tuple[str, bool]:
     """Write a batch and all its rollouts: (batch id, whether it is new). One of a `batch_id` is written only once.
 
@@ -40,9 +47,7 @@ def create(
         return batch_id, True
     if request.idempotency_key is not None:
         known = connection.execute(
-            select(batches.c.batch_id, batches.c.fingerprint).where(
-                batches.c.idempotency_key == request.idempotency_key
-            )
+            select(batches.c.batch_id, batches.c.fingerprint).filter_by(idempotency_key=request.idempotency_key)
         ).one_or_none()
         if known is not None:
             if known.fingerprint != fingerprint:
@@ -53,7 +58,10 @@ def create(
             return known.batch_id, False
     n_rollouts = len(request.instances) * request.n_samples
     if max_open is not None:
-        _check_room(connection, n_rollouts, max_open)
+        check_room(connection, n_rollouts, max_open)
+    if caller is not None and caller.max_open is not None:
+        api_keys.lock(connection, caller.name)
+        check_room(connection, n_rollouts, caller.max_open, caller.name)
     _check_archives(connection, request)
     batch_id = batch_id or new_batch_id()
     now = connection.execute(select(db_now())).scalar_one()
@@ -62,6 +70,7 @@ def create(
         {
             "batch_id": batch_id,
             "idempotency_key": request.idempotency_key,
+            "awaits_place": protocol_of(request.idempotency_key),
             "fingerprint": fingerprint,
             "created_at": now,
             "n_samples": request.n_samples,
@@ -72,7 +81,8 @@ def create(
             "max_losses": request.max_losses,
             "quarantine_after": request.quarantine_after,
             "run": request.run,
-            "request": request.stored(),
+            "submitter": "" if caller is None else caller.name,
+            "request": sealed_request(connection, request.stored(), caller),
         },
     )
     connection.execute(
@@ -92,6 +102,8 @@ def create(
     rows = _new_rollouts(request, batch_id, now)
     while some := list(islice(rows, _CHUNK)):
         connection.execute(insert(rollouts), some)
+    if max_open is not None:
+        check_room_again(connection, n_rollouts, max_open)
     return batch_id, True
 
 
@@ -113,20 +125,6 @@ def _check_archives(connection: Connection, request: BatchRequest) -> None:
         raise InvalidRequest(
             f"there is no task archive {first}: upload it by `upload_archive`",
             field=f"instances[{named[first]}].archive",
-        )
-
-
-def _check_room(connection: Connection, n_new: int, max_open: int) -> None:
-    if n_new > max_open:
-        raise InvalidRequest(
-            f"{n_new} rollouts, and the farm takes {max_open} at a time: submit several batches, or set FARM_MAX_OPEN",
-            field="instances",
-        )
-    n_now = n_open(connection)
-    if n_now + n_new > max_open:
-        raise Overloaded(
-            f"{n_now} rollouts have not ended; {n_new} more would be beyond {max_open}, as many as the farm takes: "
-            "submit again when some have ended, or set FARM_MAX_OPEN"
         )
 
 
@@ -155,12 +153,6 @@ def _new_rollouts(request: BatchRequest, batch_id: str, now: float) -> Iterator[
                 "data_source": instance.data_source,
                 "instance_id": instance.instance_id,
             }
-
-
-def n_open(connection: Connection) -> int:
-    """Return how many rollouts of all batches have not ended, without those that are scored again."""
-    left = batches.c.n_rollouts - batches.c.last_seq
-    return int(connection.execute(select(func.coalesce(func.sum(left), 0)).where(left > 0)).scalar_one())
 
 
 def has_open(connection: Connection, batch_id: str) -> bool:
@@ -226,7 +218,7 @@ def recent(connection: Connection, limit: int) -> list[str]:
 def status(connection: Connection, batch_id: str) -> BatchStatus:
     """Return a batch in numbers. Raises NotFound."""
     batch = connection.execute(
-        select(batches.c.n_rollouts, batches.c.created_at).where(batches.c.batch_id == batch_id)
+        select(batches.c.n_rollouts, batches.c.created_at, batches.c.submitter).where(batches.c.batch_id == batch_id)
     ).one_or_none()
     if batch is None:
         raise NotFound(f"there is no batch {batch_id}")
@@ -274,6 +266,7 @@ def status(connection: Connection, batch_id: str) -> BatchStatus:
         n_mismatches=sum(row.mismatches for row in rows),
         n_invalid_actions=sum(row.invalid for row in rows),
         stopped=stopped,
+        submitter=batch.submitter,
     )
 
 
@@ -285,7 +278,7 @@ def ended_after(connection: Connection, batch_id: str, cursor: int, limit: int) 
         .order_by(rollouts.c.finish_seq)
         .limit(limit)
     )
-    return _rollouts(connection, statement)
+    return rollouts_by(connection, statement)
 
 
 def groups_after(connection: Connection, batch_id: str, cursor: int, limit: int) -> list[list[Rollout]]:
@@ -310,25 +303,30 @@ def groups_after(connection: Connection, batch_id: str, cursor: int, limit: int)
         .where(rollouts.c.batch_id == batch_id)
         .order_by(whole.c.last, rollouts.c.sample_index)
     )
-    return [list(group) for _, group in groupby(_rollouts(connection, members), key=lambda each: each.group_index)]
+    return [list(group) for _, group in groupby(rollouts_by(connection, members), key=lambda each: each.group_index)]
 
 
-def rollouts_of(connection: Connection, batch_id: str) -> list[Rollout]:
-    """Return all rollouts of a batch, by group and sample, without their segments."""
+def rollouts_of(
+    connection: Connection, batch_id: str, after: RolloutRef | None = None, limit: int | None = None
+) -> list[Rollout]:
+    """Return the rollouts of a batch, by group and sample, without their segments; those after one, up to a number."""
     statement = select(rollouts).where(rollouts.c.batch_id == batch_id)
-    return _rollouts(connection, statement.order_by(rollouts.c.group_index, rollouts.c.sample_index))
+    if after is not None:
+        same = (rollouts.c.group_index == after.group_index) & (rollouts.c.sample_index > after.sample_index)
+        statement = statement.where((rollouts.c.group_index > after.group_index) | same)
+    return rollouts_by(connection, statement.order_by(rollouts.c.group_index, rollouts.c.sample_index).limit(limit))
 
 
 def rollout(connection: Connection, rollout_id: str) -> Rollout:
     """Return one rollout, without its segments. Raises NotFound."""
-    result = _rollouts(connection, select(rollouts).where(rollouts.c.rollout_id == rollout_id))
+    result = rollouts_by(connection, select(rollouts).where(rollouts.c.rollout_id == rollout_id))
     if not result:
         raise NotFound(f"there is no rollout {rollout_id}")
     return result[0]
 
 
 def timings(connection: Connection, rollout_id: str) -> list[Timing]:
-    """Return every stage of every attempt of a rollout, in order."""
+    """Return every stage of every attempt of a rollout, in order. Raises Pruned."""
     statement = select(attempts).where(attempts.c.rollout_id == rollout_id)
     order = list(Stage)
     result = [
@@ -344,13 +342,14 @@ def timings(connection: Connection, rollout_id: str) -> list[Timing]:
         )
         for row in connection.execute(statement)
     ]
+    if not result:
+        check_kept(connection, RolloutRef.of(rollout_id).batch_id)
     return sorted(result, key=lambda timing: (timing.attempt, order.index(timing.stage)))
 
 
 def rewards_of(connection: Connection, rollout_id: str) -> list[Reward]:
     """Return the scores of a rollout, newest last."""
-    statement = select(rewards).where(rewards.c.rollout_id == rollout_id).order_by(rewards.c.attempt)
-    found = connection.execute(statement)
+    found = connection.execute(select(rewards).filter_by(rollout_id=rollout_id).order_by(rewards.c.attempt))
     return [Reward(row.value, row.details, row.evaluator, row.created_at, row.rewards) for row in found]
 
 
@@ -364,11 +363,13 @@ def _replace_segments(rollout: Rollout, segments: tuple[Segment, ...]) -> Rollou
     return Rollout(**(values | {"segments": segments}))
 
 
-def _rollouts(connection: Connection, statement: Select[Any]) -> list[Rollout]:
-    return [_rollout(row) for row in connection.execute(statement)]
+def rollouts_by(connection: Connection, statement: Select[Any]) -> list[Rollout]:
+    """Return the rollouts that a statement selects whole, without their segments."""
+    return [rollout_record(row) for row in connection.execute(statement)]
 
 
-def _rollout(row: Row[Any]) -> Rollout:
+def rollout_record(row: Row[Any]) -> Rollout:
+    """Return the rollout of a row that has all columns of the table."""
     return Rollout(
         rollout_id=row.rollout_id,
         batch_id=row.batch_id,

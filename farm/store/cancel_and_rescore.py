@@ -11,6 +11,7 @@ from farm.errors import NotFound
 from farm.ids import RolloutRef
 from farm.records.rollout import Stage, State
 from farm.store.locks import lock_batches, lock_rollouts
+from farm.store.retention.kept import check_kept
 from farm.store.rollouts import CHUNK, LEASE_CLEARED, attempts, batches, ended_unscored, rewards, rollouts
 from farm.store.sql.clock import db_now
 
@@ -67,7 +68,7 @@ def _close(connection: Connection, ids: Sequence[str]) -> None:
 
 
 def rescore(connection: Connection, target: RolloutRef, rollout_ids: Collection[str] | None = None) -> list[str]:
-    """Queue played rollouts for scoring again, with all their budgets. Returns the ids. Raises NotFound."""
+    """Queue played rollouts for scoring again, with all their budgets. Returns the ids. Raises NotFound, Pruned."""
     scored = (
         rollouts.c.state.in_([State.COMPLETED.value, State.FAILED.value]),
         rollouts.c.stage == Stage.EVAL.value,
@@ -75,6 +76,7 @@ def rescore(connection: Connection, target: RolloutRef, rollout_ids: Collection[
     )
     again: list[str] = []
     lock_batches(connection, [target.batch_id])
+    check_kept(connection, target.batch_id)
     for some in _parts(rollout_ids):
         _check(connection, target, some)
         lock_rollouts(connection, *_conditions(target, some), *scored)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from sqlalchemy import Connection, func, literal, select, text
 
 from farm.store.nodes import nodes
+from farm.store.sql.database_sessions import POOLED
 
 PROCESS_CONNECTIONS = 1
 """Of each process of a node: all that it reads, writes and renews takes turns on it (`connection_slots`)."""
@@ -34,9 +35,9 @@ class Capacity:
 
 
 def capacity(connection: Connection) -> Capacity | None:
-    """Return what the server allows and the nodes need; None for SQLite, which has no such bound."""
+    """Return what the server allows and the nodes need; None for SQLite or behind a pooler, without such a bound."""
     n_nodes = connection.execute(select(func.count(literal(1))).select_from(nodes)).scalar_one()
-    if connection.dialect.name != "postgresql":
+    if connection.dialect.name != "postgresql" or connection.get_execution_options().get(POOLED):
         return None
     names = ("max_connections", "superuser_reserved_connections")
     most, reserved = (int(connection.execute(text(f"SHOW {name}")).scalar_one()) for name in names)

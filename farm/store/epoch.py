@@ -44,14 +44,19 @@ def go_on(connection: Connection, last: Epoch | None) -> Epoch:
     if last is None or epoch.epoch != last.epoch or epoch.counter >= last.counter:
         connection.execute(update(epochs).values(counter=epochs.c.counter + 1))
     else:
-        anew = update(epochs).where(epochs.c.epoch == epoch.epoch)
-        if connection.execute(anew.values(epoch=secrets.token_hex(8), counter=last.counter + 1)).rowcount:
-            connection.execute(
-                update(batches)
-                .where(batches.c.last_seq < batches.c.n_rollouts)
-                .values(last_seq=batches.c.last_seq + _SKIPPED)
-            )
+        begin(connection, last)
     return current(connection)
+
+
+def begin(connection: Connection, last: Epoch) -> None:
+    """Begin another epoch of a store that went back, beyond the `last` that was seen; once, whoever does."""
+    anew = update(epochs).where(epochs.c.epoch == last.epoch)
+    if connection.execute(anew.values(epoch=secrets.token_hex(8), counter=last.counter + 1)).rowcount:
+        connection.execute(
+            update(batches)
+            .where(batches.c.last_seq < batches.c.n_rollouts)
+            .values(last_seq=batches.c.last_seq + _SKIPPED)
+        )
 
 
 class EpochTracker:

@@ -14,12 +14,16 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-from sqlalchemy import ColumnElement, Connection, Row, Table, case, delete, insert, select, update
+from sqlalchemy import ColumnElement, Connection, Row, Table, case, delete, func, insert, select, update
 
+from farm.callers import Caller
 from farm.engine_urls import normal_url, sound_key
+from farm.errors import Forbidden
 from farm.records.engine import EngineInfo
 from farm.records.engine_state import ACTIVE, DRAINING, Paused, StoredEngine
 from farm.records.trajectory import version_number
+from farm.store.access import api_keys
+from farm.store.access.sealed_secrets import sealed
 from farm.store.sql.clock import age_of, db_now
 from farm.store.sql.schema import EngineRow, EngineUserRow, NamedWeightsRow
 
@@ -30,12 +34,15 @@ named = cast(Table, NamedWeightsRow.__table__)
 _FAILURE_CHARS = 1000
 
 
-def add(connection: Connection, engine: StoredEngine) -> None:
-    """Use a server from now on. The same URL again makes it active, with the new settings, and probed anew."""
+def add(connection: Connection, engine: StoredEngine, caller: Caller | None = None) -> None:
+    """Use a server from now on. The same URL again makes it active, with the new settings, and probed anew.
+
+    Raises Forbidden if the caller has as many engines as its quota says.
+    """
     url = normal_url(engine.url)
     result = {
         "model": engine.model,
-        "key": sound_key(engine.key),
+        "key": sealed(connection, sound_key(engine.key), caller),
         "tokenizer": engine.tokenizer,
         "tool_format": engine.tool_format,
         "state": ACTIVE,
@@ -44,7 +51,15 @@ def add(connection: Connection, engine: StoredEngine) -> None:
     }
     shared = case((engines.c.added_by == engine.added_by, engine.added_by), else_="")
     if not connection.execute(update(engines).where(engines.c.url == url).values(added_by=shared, **result)).rowcount:
-        expected = _expected(connection, engine.model)
+        registrant = "" if caller is None else caller.name
+        if caller is not None and caller.max_engines is not None:
+            api_keys.lock(connection, caller.name)
+            n = connection.execute(select(func.count()).where(engines.c.registrant == registrant)).scalar_one()
+            if n >= caller.max_engines:
+                raise Forbidden(
+                    f"key {registrant!r} has added {n} engines, as many as its quota says: remove one first"
+                )
+        expected = _expected(connection, engine.model) | {"registrant": registrant}
         new = insert(engines).values(url=url, added_at=db_now(), added_by=engine.added_by, **result, **expected)
         connection.execute(new)
 

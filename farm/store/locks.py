@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from typing import Any
+from zlib import crc32
 
-from sqlalchemy import ColumnElement, Connection, bindparam, collate, select
+from sqlalchemy import ColumnElement, Connection, bindparam, collate, func, select
 
 from farm.store.rollouts import batches, rollouts
 
@@ -29,6 +30,17 @@ def lock_batches(connection: Connection, batch_ids: Collection[str]) -> None:
     """Lock the rows of these batches until the transaction ends: no other ends a rollout of theirs meanwhile."""
     if batch_ids and connection.dialect.name == _POSTGRES:
         connection.execute(_batches, {"b_ids": sorted(batch_ids)}).all()
+
+
+def lock_room(connection: Connection, of: str) -> bool:
+    """Have all that a limit of the whole farm is checked for go one after the other until the transaction ends.
+
+    Returns whether others may have written meanwhile.
+    """
+    if connection.dialect.name != _POSTGRES:
+        return False
+    connection.execute(select(func.pg_advisory_xact_lock(crc32(of.encode()))))
+    return True
 
 
 def lock_rollouts(connection: Connection, *conditions: ColumnElement[bool] | Any) -> None:

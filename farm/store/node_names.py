@@ -21,7 +21,8 @@ from sqlalchemy import Connection, insert, select
 from sqlalchemy.exc import IntegrityError
 
 from farm.records.node import Node
-from farm.store import llm_engines, migrations, placement
+from farm.settings import settings
+from farm.store import borrowed_sandboxes, llm_engines, migrations, placement
 from farm.store.database import Store
 from farm.store.nodes import name_is_taken, nodes, remove
 from farm.store.sql.clock import age_of, db_now
@@ -41,7 +42,15 @@ def about() -> dict[str, Any]:
     except PackageNotFoundError:
         code = "unknown"
     machine = {"host": platform.node(), "python": platform.python_version()}
-    return {"version": code, "schema": migrations.head(), "process": this_process(), **machine}
+    place = {"process": this_process(), "home": str(settings().home.absolute())}
+    return {"version": code, "schema": migrations.head(), **place, **machine}
+
+
+def is_here(node: Node) -> bool:
+    """Return whether a node runs on this machine, in the home that this process has: both see the same files."""
+    process = node.info.get("process") or {}
+    same_machine = (process.get("boot"), process.get("pids")) == (_boot(), _namespace())
+    return same_machine and node.info.get("home") == str(settings().home.absolute())
 
 
 def this_process() -> dict[str, Any]:
@@ -138,6 +147,7 @@ def give_back(connection: Connection, node: Node, owners: Sequence[str]) -> int:
     if not has(connection, node):
         return 0
     n = placement.requeue_all(connection, node.node)
+    borrowed_sandboxes.end_on(connection, [node.node], f"its node {node.node} was drained")
     for owner in owners:
         llm_engines.forget_user(connection, owner)
     llm_engines.remove_of(connection, node.node)

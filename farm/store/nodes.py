@@ -88,7 +88,8 @@ def remove(connection: Connection, node: str) -> None:
 def listing(connection: Connection) -> list[Node]:
     """Return all nodes, with the age of their last heartbeat."""
     age, left = age_of(nodes.c.heartbeat_at), left_until(nodes.c.sick_until, MAX_OUT_OF_SERVICE_S)
-    statement = select(nodes, age.label("age"), left.label("sick_s")).order_by(nodes.c.node)
+    up = age_of(nodes.c.started_at).label("up_s")
+    statement = select(nodes, age.label("age"), left.label("sick_s"), up).order_by(nodes.c.node)
     return [
         Node(
             row.node,
@@ -104,6 +105,7 @@ def listing(connection: Connection) -> list[Node]:
             row.sick_why,
             row.n_trips,
             row.instance,
+            max(0.0, row.up_s),
         )
         for row in connection.execute(statement)
     ]

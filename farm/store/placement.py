@@ -11,10 +11,11 @@ from sqlalchemy import Connection, Select, bindparam, case, func, literal, selec
 from farm.records.engine_state import ACTIVE
 from farm.records.rollout import Stage, State
 from farm.retry_policy import DRAINED, MAX_PAUSE_S, WITHOUT_WEIGHTS
+from farm.store import borrowed_sandboxes as borrowed
 from farm.store.llm_engines import engines
 from farm.store.locks import lock_rollouts
 from farm.store.nodes import nodes
-from farm.store.rollouts import CHUNK, LEASE_CLEARED, attempts, batches, rollouts
+from farm.store.rollouts import CHUNK, LEASE_CLEARED, attempt_ends, attempts, batches, rollouts
 from farm.store.sql.clock import db_now, due
 
 _live = rollouts.c.finish_seq.is_(None)
@@ -39,6 +40,16 @@ class StageMessage:
     attempt: int
     stage: Stage
     node: str
+
+
+@dataclass(frozen=True, slots=True)
+class QueuedStage:
+    """A stage of a rollout that no node has yet."""
+
+    rollout_id: str
+    attempt: int
+    stage: Stage
+    data_source: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,24 +130,25 @@ def waiting(connection: Connection, limit: int) -> list[WaitingBatch]:
 
 
 def occupied(connection: Connection) -> dict[str, int]:
-    """Return node → rollouts placed on it that have not ended."""
+    """Return node → rollouts placed on it that have not ended, and sandboxes that are borrowed there."""
     statement = (
         select(rollouts.c.node, func.count(literal(1)))
         .where(_live, rollouts.c.node.is_not(None))
         .group_by(rollouts.c.node)
     )
-    return {str(node): n for node, n in connection.execute(statement)}
+    return dict(Counter({str(node): n for node, n in connection.execute(statement)}) + borrowed.occupied(connection))
 
 
-def next_of(connection: Connection, batch_id: str, limit: int) -> list[tuple[str, int, Stage]]:
-    """Return the next rollouts of a batch to place, whole groups first: (id, attempt, stage)."""
+def next_of(connection: Connection, batch_id: str, limit: int) -> list[QueuedStage]:
+    """Return the next rollouts of a batch to place, whole groups first."""
     statement = (
-        select(rollouts.c.rollout_id, rollouts.c.attempt, rollouts.c.stage)
+        select(rollouts.c.rollout_id, rollouts.c.attempt, rollouts.c.stage, rollouts.c.data_source)
         .where(rollouts.c.batch_id == batch_id, *_waits)
         .order_by(*_in_order)
         .limit(limit)
     )
-    return [(row.rollout_id, row.attempt, Stage(row.stage)) for row in connection.execute(statement)]
+    rows = connection.execute(statement)
+    return [QueuedStage(row.rollout_id, row.attempt, Stage(row.stage), row.data_source) for row in rows]
 
 
 def next_groups_of(connection: Connection, batch_id: str, limit: int) -> list[UpcomingStart]:
@@ -178,21 +190,27 @@ def _in_order_of_id(stage_messages: Sequence[StageMessage]) -> Sequence[StageMes
 
 
 def place(connection: Connection, stage_messages: Sequence[StageMessage], ring_again_s: float) -> None:
-    """Give rollouts to nodes. One that was cancelled meanwhile is left alone."""
+    """Give rollouts to nodes, one that needs no sandbox in run in place of init. What was cancelled is left alone."""
     statement = (
         update(rollouts)
         .where(
             rollouts.c.rollout_id == bindparam("b_id"),
             rollouts.c.attempt == bindparam("b_attempt"),
+            (rollouts.c.stage == Stage.INIT.value) | (rollouts.c.stage == bindparam("b_stage")),
             rollouts.c.state == State.QUEUED.value,
             rollouts.c.node.is_(None),
         )
-        .values(node=bindparam("b_node"), ring_at=db_now() + ring_again_s, n_rings=1)
+        .values(node=bindparam("b_node"), stage=bindparam("b_stage"), ring_at=db_now() + ring_again_s, n_rings=1)
     )
     connection.execute(
         statement,
         [
-            {"b_id": message.rollout_id, "b_attempt": message.attempt, "b_node": message.node}
+            {
+                "b_id": message.rollout_id,
+                "b_attempt": message.attempt,
+                "b_node": message.node,
+                "b_stage": message.stage.value,
+            }
             for message in _in_order_of_id(stage_messages)
         ],
     )
@@ -207,16 +225,6 @@ _unhold = (
         rollouts.c.state == State.ACTIVE.value,
     )
     .values(state=State.QUEUED.value, failure_kind=DRAINED, **LEASE_CLEARED)
-)
-_end_drained = (
-    update(attempts)
-    .where(
-        attempts.c.rollout_id == bindparam("b_id"),
-        attempts.c.attempt == bindparam("b_attempt"),
-        attempts.c.stage == bindparam("b_stage"),
-        attempts.c.finished_at.is_(None),
-    )
-    .values(finished_at=db_now(), result=DRAINED)
 )
 
 
@@ -306,15 +314,21 @@ def requeue_of_dead_nodes(connection: Connection, dead: Collection[str]) -> int:
 
 
 def requeue_unstarted(connection: Connection, node: str) -> int:
-    """Take off a node what it has been given and has not begun; no attempt is over. Returns how many."""
+    """Take off a node what it has been given and has not begun, borrowed sandboxes too; no attempt is over.
+
+    Returns how many.
+    """
+    here = (attempts.c.rollout_id == rollouts.c.rollout_id, attempts.c.attempt == rollouts.c.attempt)
+    placed_in_run = (rollouts.c.stage == Stage.RUN.value) & ~select(literal(1)).where(*here).exists()
     unbegun = (
         _live,
         rollouts.c.node == node,
-        rollouts.c.stage == Stage.INIT.value,
+        (rollouts.c.stage == Stage.INIT.value) | placed_in_run,
         rollouts.c.state == State.QUEUED.value,
     )
     lock_rollouts(connection, *unbegun)
-    return connection.execute(update(rollouts).where(*unbegun).values(node=None)).rowcount
+    n = connection.execute(update(rollouts).where(*unbegun).values(node=None, stage=Stage.INIT.value)).rowcount
+    return n + borrowed.give_up_unstarted(connection, node)
 
 
 def requeue_all(connection: Connection, node: str) -> int:
@@ -333,7 +347,7 @@ def requeue_all(connection: Connection, node: str) -> int:
         held = [{"b_id": row.rollout_id, "b_attempt": row.attempt, "b_stage": row.stage} for row in active]
         why = f"node {node} was drained, and its worker did not hand it back in time"
         connection.execute(_unhold.values(failure_message=why), held)
-        connection.execute(_end_drained.values(error=why), held)
+        connection.execute(attempt_ends, [{**each, "b_result": DRAINED, "b_error": why} for each in held])
     return requeue_of_dead_nodes(connection, [node])
 
 

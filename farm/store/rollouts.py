@@ -20,8 +20,10 @@ from sqlalchemy import Connection, CursorResult, Row, Table, bindparam, case, in
 
 from farm.errors import EvaluatorError
 from farm.records.rollout import Failure, Outcome, Stage, State
+from farm.records.scoring.row_rewards import RowRewards
 from farm.store.sql.clock import db_now
 from farm.store.sql.schema import AttemptRow, Batch, RewardRow, RolloutRow
+from farm.store.sql.single_statements import advance_at_once, claim_at_once, finish_at_once, runs_together
 from farm.store.sql.unstorable_values import fitting
 
 rollouts = cast(Table, RolloutRow.__table__)
@@ -75,7 +77,7 @@ _claimed = (
 )
 # The statements of the hot path are built once: building one costs more than running it, and it would happen while the
 # write lock is held.
-_claim = (
+_hold = (
     update(rollouts)
     .where(
         rollouts.c.rollout_id == bindparam("b_id"),
@@ -89,8 +91,9 @@ _claim = (
         owner=bindparam("b_owner"),
         lease_expires_at=db_now() + bindparam("b_lease"),
     )
-    .returning(*_claimed)
 )
+_claim = _hold.returning(*_claimed)
+_claim_at_once = claim_at_once(_hold, _claimed)
 _open_attempt = insert(attempts).values(started_at=db_now())
 
 
@@ -126,12 +129,14 @@ def claim(
     """
     names = {"b_id": rollout_id, "b_attempt": attempt, "b_stage": stage.value, "b_node": node}
     names |= {"b_owner": owner, "b_lease": lease_s}
-    row = connection.execute(_claim, names).one_or_none()
+    together = runs_together(connection)
+    row = connection.execute(_claim_at_once if together else _claim, names).one_or_none()
     if row is not None:
         *values, queued_at, leased_until = row
+    if row is not None and not together:
         opened = {"rollout_id": rollout_id, "attempt": attempt, "stage": stage.value, "queued_at": queued_at}
         connection.execute(_open_attempt, opened | {"node": node, "worker": owner})
-    else:
+    if row is None:
         row = _made_before(connection, names, tries or ())
         if row is None:
             return None
@@ -193,10 +198,10 @@ _finish = (
         failure_kind=None,
         failure_message=None,
         finished_at=db_now(),
-        finish_seq=bindparam("b_seq"),
         **LEASE_CLEARED,
     )
 )
+_finish_as = _finish.values(finish_seq=bindparam("b_seq"))
 _newest_score = (
     select(rewards.c.value)
     .where(rewards.c.rollout_id == rollouts.c.rollout_id)
@@ -234,7 +239,7 @@ _number_one = (
     .values(last_seq=batches.c.last_seq + 1)
     .returning(batches.c.last_seq)
 )
-_end_attempt = (
+attempt_ends = (
     update(attempts)
     .where(
         attempts.c.rollout_id == bindparam("b_id"),
@@ -244,6 +249,11 @@ _end_attempt = (
     )
     .values(finished_at=db_now(), result=bindparam("b_result"), error=bindparam("b_error"))
 )
+
+
+_advance_at_once = advance_at_once(_advance, attempt_ends)
+_advance_played_at_once = advance_at_once(_advance_played, attempt_ends)
+_finish_at_once = finish_at_once(_finish, attempt_ends)
 
 
 def lease_params(held: Claim) -> dict[str, Any]:
@@ -256,7 +266,7 @@ def _applied(result: CursorResult[Any]) -> bool:
 
 def _close_attempt(connection: Connection, rollout_id: str, attempt: int, stage: str, result: str, error: str) -> None:
     values = {"b_id": rollout_id, "b_attempt": attempt, "b_stage": stage}
-    connection.execute(_end_attempt, values | {"b_result": result, "b_error": error or None})
+    connection.execute(attempt_ends, values | {"b_result": result, "b_error": error or None})
 
 
 def _ended_before(connection: Connection, held: Claim, result: str) -> bool:
@@ -268,12 +278,13 @@ def _ended_before(connection: Connection, held: Claim, result: str) -> bool:
 def advance(connection: Connection, held: Claim, ring_again_s: float, played: RunSummary | None = None) -> bool:
     """Queue the next stage; False if the claim is gone. `played` is the result of the run stage."""
     names = lease_params(held) | {"b_next": NEXT_STAGE[held.stage].value, "b_ring_again": ring_again_s}
-    if played is None:
-        result = connection.execute(_advance, names)
-    else:
-        values = {f"b_{name}": getattr(played, name) for name in _PLAYED}
-        result = connection.execute(_advance_played, names | values)
-    if not _applied(result):
+    if played is not None:
+        names |= {f"b_{name}": getattr(played, name) for name in _PLAYED}
+    if runs_together(connection):
+        statement = _advance_at_once if played is None else _advance_played_at_once
+        applied = connection.execute(statement, names | {"b_result": "advanced", "b_error": None}).first() is not None
+        return applied or _ended_before(connection, held, "advanced")
+    if not _applied(connection.execute(_advance if played is None else _advance_played, names)):
         return _ended_before(connection, held, "advanced")
     _close_attempt(connection, held.rollout_id, held.attempt, held.stage.value, "advanced", "")
     return True
@@ -286,18 +297,35 @@ def finish(
     details: dict[str, Any],
     evaluator: str,
     named: Mapping[str, float] | None = None,
+    of_rows: RowRewards | None = None,
 ) -> bool:
-    """End a rollout as completed with its reward, `value`; `named` are all that it has. False if the claim is gone.
+    """End a rollout as completed with its reward, `value`; `named` are all that it has, `of_rows` those of single rows.
+
+    False if the claim is gone.
 
     Raises EvaluatorError for details that no database takes.
     """
-    names = lease_params(held) | {"b_reward": value, "b_seq": _next_seq(connection, held.batch_id)}
-    if not _applied(connection.execute(_finish, names)):
+    names = lease_params(held) | {"b_reward": value}
+    score: dict[str, Any] = {"value": value, "details": details, "evaluator": evaluator, "rewards": dict(named or {})}
+    score["of_rows"] = of_rows and of_rows.model_dump(mode="json")
+    with fitting(EvaluatorError, f"{held.rollout_id}: the score of {evaluator}"):
+        if runs_together(connection):
+            names |= {"b_batch": held.batch_id, "b_result": "completed", "b_error": None}
+            names |= {f"b_{name}": each for name, each in score.items()}
+            applied = connection.execute(_finish_at_once, names).first() is not None
+        else:
+            applied = _finish_one_by_one(connection, held, names, score)
+    if not applied:
         _give_seq_back(connection, held.batch_id)
         return _ended_before(connection, held, "completed")
-    score = {"rollout_id": held.rollout_id, "attempt": held.attempt, "value": value, "details": details}
-    with fitting(EvaluatorError, f"{held.rollout_id}: the score of {evaluator}"):
-        connection.execute(_add_reward, score | {"evaluator": evaluator, "rewards": dict(named or {})})
+    return True
+
+
+def _finish_one_by_one(connection: Connection, held: Claim, names: Mapping[str, Any], score: Mapping[str, Any]) -> bool:
+    seq = _next_seq(connection, held.batch_id)
+    if not _applied(connection.execute(_finish_as, {**names, "b_seq": seq})):
+        return False
+    connection.execute(_add_reward, {"rollout_id": held.rollout_id, "attempt": held.attempt, **score})
     _close_attempt(connection, held.rollout_id, held.attempt, held.stage.value, "completed", "")
     return True
 

@@ -7,20 +7,25 @@ stored, with that call's number. Storage grows with the conversation, not with i
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields
 from itertools import groupby
 from typing import Any, cast
 
 import numpy as np
-from sqlalchemy import Connection, Table, bindparam, delete, func, insert, select, update
+from sqlalchemy import Connection, Table, bindparam, delete, exists, func, insert, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from farm.errors import EngineError
+from farm.ids import RolloutRef
 from farm.records.prefixes import Prefixes
+from farm.records.request import TrainCalls
 from farm.records.rollout import Stage, State
-from farm.records.trajectory import ModelCall, Segment, TokenIds, VersionSpan, segments
-from farm.store.rollouts import rollouts
+from farm.records.scoring.row_rewards import RowRewards
+from farm.records.trajectory import UNTRAINED, ModelCall, Segment, TokenIds, VersionSpan
+from farm.row_builders import WHOLE, build_rows, chosen_calls
+from farm.store.retention.kept import check_kept
+from farm.store.rollouts import batches, rewards, rollouts
 from farm.store.sql.schema import ModelCallRow, SegmentRow
 from farm.store.sql.unstorable_values import fitting
 
@@ -120,11 +125,14 @@ def record_call(connection: Connection, row: dict[str, Any]) -> None:
 
 
 def calls(connection: Connection, rollout_id: str, attempt: int | None = None) -> list[ModelCall]:
-    """Return the model calls of an attempt, by default of the last that has any, in order."""
+    """Return the model calls of an attempt, by default of the last that has any, in order. Raises Pruned."""
     mine = model_calls.c.rollout_id == rollout_id
     which = select(func.max(model_calls.c.attempt)).where(mine).scalar_subquery() if attempt is None else attempt
     statement = select(model_calls).where(mine, model_calls.c.attempt == which).order_by(model_calls.c.call_index)
-    return _in_full(connection.execute(statement))
+    result = _in_full(connection.execute(statement))
+    if not result:
+        check_kept(connection, RolloutRef.of(rollout_id).batch_id)
+    return result
 
 
 def _call(row: Any, whole: dict[int, TokenIds]) -> ModelCall:
@@ -139,6 +147,20 @@ def _call(row: Any, whole: dict[int, TokenIds]) -> ModelCall:
         prompt_ids=prompt,
         versions=tuple(VersionSpan(each["version"], each["start"], each["end"]) for each in row.versions),
     )
+
+
+def mark_untrained(connection: Connection, rollout_id: str, attempt: int, calls: Sequence[ModelCall]) -> None:
+    """Give these calls of an attempt the label that they do not train."""
+    for call in calls:
+        connection.execute(
+            update(model_calls)
+            .where(
+                model_calls.c.rollout_id == rollout_id,
+                model_calls.c.attempt == attempt,
+                model_calls.c.call_index == call.index,
+            )
+            .values(labels={**call.labels, UNTRAINED: "no"})
+        )
 
 
 def store_segments(
@@ -174,7 +196,9 @@ def segments_of(
     """Rollout id → its training rows, for rollouts of a batch that have ended.
 
     Those of a rollout that was cancelled while it was played follow from the calls that were recorded till then.
+    Raises Pruned if they are not kept.
     """
+    check_kept(connection, batch_id)
     statement = (
         select(segment_rows)
         .join(rollouts, rollouts.c.rollout_id == segment_rows.c.rollout_id)
@@ -196,7 +220,29 @@ def segments_of(
                 tuple((place, reward) for place, reward in row.turn_rewards or ()),
             )
         )
+    for rollout_id, of_rows in _rewards_of_rows(connection, batch_id, rollout_ids):
+        result[rollout_id] = RowRewards.model_validate(of_rows).applied(result[rollout_id])
     return {rollout_id: tuple(rows) for rollout_id, rows in result.items()}
+
+
+def _rewards_of_rows(
+    connection: Connection, batch_id: str, rollout_ids: Sequence[str] | None
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the rewards of rows of each rollout whose newest score has any."""
+    newer = rewards.alias()
+    statement = (
+        select(rewards.c.rollout_id, rewards.c.of_rows)
+        .join(rollouts, rollouts.c.rollout_id == rewards.c.rollout_id)
+        .where(
+            rollouts.c.batch_id == batch_id,
+            rollouts.c.finish_seq.is_not(None),
+            rewards.c.of_rows.is_not(None),
+            ~exists().where(newer.c.rollout_id == rewards.c.rollout_id, newer.c.attempt > rewards.c.attempt),
+        )
+    )
+    if rollout_ids is not None:
+        statement = statement.where(rewards.c.rollout_id.in_(rollout_ids))
+    yield from connection.execute(statement).tuples()
 
 
 def _cut_short(connection: Connection, batch_id: str, rollout_ids: Sequence[str] | None) -> dict[str, list[Segment]]:
@@ -214,8 +260,17 @@ def _cut_short(connection: Connection, batch_id: str, rollout_ids: Sequence[str]
     )
     if rollout_ids is not None:
         statement = statement.where(rollouts.c.rollout_id.in_(rollout_ids))
-    played = groupby(connection.execute(statement), key=lambda row: str(row.rollout_id))
-    return {rollout_id: list(segments(_in_full(rows))) for rollout_id, rows in played}
+    played = [
+        (rollout_id, _in_full(rows))
+        for rollout_id, rows in groupby(connection.execute(statement), key=lambda row: str(row.rollout_id))
+    ]
+    if not played:
+        return {}
+    asked = connection.scalar(select(batches.c.request).where(batches.c.batch_id == batch_id)) or {}
+    rule, builder = TrainCalls.model_validate(asked.get("train_calls") or {}), asked.get("row_builder")
+    # that of a plug-in is called by workers alone: who reads need not have it, and no row of these is trained on
+    name = builder if builder in WHOLE else "prefix"
+    return {rollout_id: list(build_rows(name, chosen_calls(rule, calls), calls)) for rollout_id, calls in played}
 
 
 def _in_full(rows: Iterable[Any]) -> list[ModelCall]:

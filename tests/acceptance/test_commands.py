@@ -231,6 +231,20 @@ def test_doctor_says_how_to_mend(farm: _Shell) -> None:
     assert "FARM_BROKER_URL" in done.stdout
 
 
+def test_up_serves_the_api_and_the_page(farm: _Shell) -> None:
+    url = next(line.split()[1] for line in (farm.folder / "up.log").read_text().splitlines() if line.startswith("page"))
+    browser = {"Accept": "text/html"}
+
+    def shown() -> str:
+        try:
+            with urllib.request.urlopen(urllib.request.Request(url, headers=browser), timeout=30) as answer:
+                return str(answer.read().decode())
+        except urllib.error.URLError:
+            return ""
+
+    assert "A key of the farm" in until(shown, "the page asks for a key")
+
+
 def test_flower_shows_the_three_tasks_of_a_rollout(farm: _Shell) -> None:
     home = farm.folder / "home"
     url = next(line.split()[1] for line in (farm.folder / "up.log").read_text().splitlines() if "flower" in line)

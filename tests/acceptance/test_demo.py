@@ -15,6 +15,7 @@ import pytest
 import farm
 from tests.doubles import EngineDouble
 from tests.services.farms import farm_folder, left_of, processes_of, until
+from tests.services.soak import ONLY
 from workers.testing.scripted_model import Script
 from workers.testing.serving import serving
 
@@ -80,16 +81,21 @@ def connected(folder: Path, process: subprocess.Popen[str]) -> list[farm.Farm]:
     return []
 
 
-SLOW, MIXED, CODE = ("--math", "1", "--code", "2"), ("--math", "1", "--code", "5"), ("--math", "0", "--code", "9")
+SLOW, CODE = ("--math", "0", "--code", "4"), ("--math", "0", "--code", "9", "-n", "2")
 """More rollouts than end until it is seen that some have, fewer where the engine takes seconds.
 
-Answers are scored by a grader, which loads all of reasoning-gym; code by programs in a sandbox.
+They are programs, scored in a sandbox: answers would be by a grader, which loads all of reasoning-gym.
 """
 
 
 @pytest.mark.parametrize(
     ("number", "given", "words"),
-    [(signal.SIGINT, True, SLOW), (signal.SIGTERM, False, CODE), (signal.SIGKILL, False, MIXED)],
+    [
+        (signal.SIGINT, True, SLOW),
+        # by the same handler as SIGINT
+        pytest.param(signal.SIGTERM, False, CODE, marks=ONLY),
+        (signal.SIGKILL, False, CODE),
+    ],
     ids=["interrupted", "terminated", "killed"],
 )
 def test_ended_half_way_it_leaves_nothing(

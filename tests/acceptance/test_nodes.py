@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import farm
-from farm.records.node import UP
+from farm.records.node import BROKEN, UP
 from farm.store import migrations, nodes
 from farm.store.database import Store
 from tests.services.farms import NOOP, farm_folder, node, until
@@ -118,3 +118,28 @@ def test_whose_database_file_is_removed_ends_with_one_line(broker_url: str) -> N
         assert "farm.db was removed while it was in use: end this process, put the file back, start again" in ends[0]
         assert "Traceback" not in said, said
         assert not (folder / "farm.db").exists()
+
+
+def test_a_node_that_lacks_the_key_of_a_later_secret_takes_nothing_until_it_has_it(
+    folder: Path, store: Store, broker_url: str
+) -> None:
+    def said() -> str:
+        [known] = store.read(nodes.listing)
+        return str(known.info.get(BROKEN, ""))
+
+    key, elsewhere = folder / "secret_key", folder / "elsewhere"
+    with (
+        node(folder, "keyless", store.url, broker_url),
+        farm.connect(store.url, broker_url=broker_url) as client,
+    ):
+        until(lambda: n_up(store) == 1, "it is announced")
+        client.add_engine("http://127.0.0.1:9/v1", key="of-an-engine")
+        key.rename(elsewhere)
+        try:
+            until(said, "it knows")
+            assert re.search("node keyless has no secret key of the farm, .*FARM_SECRET_KEY", said())
+            batch_id = client.submit({"instances": [NOOP]})
+        finally:
+            elsewhere.rename(key)
+        assert client.wait(batch_id, 600).n_completed == 1
+        assert said() == ""

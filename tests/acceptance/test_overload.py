@@ -13,7 +13,7 @@ from farm.records.rollout import Rollout
 from farm.settings import Settings
 from testkit.deadline import LONG_S
 from testkit.processes import forget_peak, named, peak_mb, tree
-from tests.services.farms import NOOP, QUICK, farm_folder, until
+from tests.services.farms import NOOP, QUICK, PreloadedFarm, farm_folder, until
 
 SLOTS = (2, 4, 2)
 """Slots of the pools of a small farm: a large one would need as many more rollouts to be full."""
@@ -27,7 +27,7 @@ def here() -> Iterator[Embedded]:
     node_options = [f"--{pool}={slots}" for pool, slots in zip(("init", "run", "eval"), SLOTS, strict=True)]
     with farm_folder() as folder:
         own = Settings(home=folder / "home", scratch=folder / "scratch", store_url="", broker_url="")
-        with Embedded(own, node_options=node_options, flower=False, env=QUICK) as running:
+        with PreloadedFarm(own, node_options=node_options, flower=False, env=QUICK) as running:
             yield running
 
 

@@ -163,6 +163,35 @@ def whole(folder: Path, wheel: Path) -> WheelEnvironment:
     return WheelEnvironment(folder / "whole", wheel, ["farm"])
 
 
+USERS_PROGRAM = """
+import farm
+from farm import BatchRequest, BatchStatus, Instance, Rollout
+
+
+def play(address: str) -> list[float]:
+    request = BatchRequest(instances=(Instance(data_source="math", fields={"question": "1 + 1?", "answer": "2"}),))
+    with farm.connect(address) as client:
+        batch_id: str = client.submit(request)
+        status: BatchStatus = client.watch(batch_id)
+        rollouts: list[Rollout] = list(client.stream(batch_id))
+    reveal_type(status.mean_reward)
+    return [each.reward for each in rollouts if each.reward is not None]
+"""
+
+
+def test_a_users_program_passes_strict_mypy_against_the_wheel(client: WheelEnvironment) -> None:
+    program = client.folder / "program.py"
+    program.write_text(USERS_PROGRAM)
+    command = [sys.executable, "-m", "mypy", "--strict", "--config-file=", f"--cache-dir={client.folder / 'mypy'}"]
+    mypy = [*command, "--python-executable", str(client.bin / "python"), str(program)]
+    checked = subprocess.run(mypy, cwd=client.folder, env=client.env, capture_output=True, text=True)
+    assert checked.returncode == 0, checked.stdout
+    assert 'Revealed type is "float | None"' in checked.stdout or "Union[float, None]" in checked.stdout, checked.stdout
+    program.write_text(USERS_PROGRAM.replace("client.watch(batch_id)", "client.wacth(batch_id)"))
+    checked = subprocess.run(mypy, cwd=client.folder, env=client.env, capture_output=True, text=True)
+    assert "has no attribute" in checked.stdout, "a misspelt name is no Any"
+
+
 def test_the_client_alone_brings_no_package_of_the_farms(client: WheelEnvironment) -> None:
     code = f"from importlib.util import find_spec; import farm; print([n for n in {FARMS_OWN!r} if find_spec(n)])"
     assert client.run("python", "-c", code).strip() == "[]"

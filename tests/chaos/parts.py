@@ -29,6 +29,7 @@ from tests.chaos.client import Order
 from tests.chaos.disk import free_disk, mount_disk, unmount_disk
 from tests.chaos.processes import running, send
 from tests.chaos.servers import BrokerUnderTest, Postgres
+from tests.services.preloaded import end_server, program
 from tests.services.servers.broker import free_ports
 from tests.services.servers.line import Line
 from tests.services.servers.skewed import Skewed
@@ -76,7 +77,13 @@ class Part:
         return self.child.pid
 
     def start(self) -> None:
-        self.child = ChildProcess(self.argv, env=self.env, log=self.log)
+        _, option, module, *words = self.argv
+        if (option, module) == ("-m", "workers.node"):
+            self.child = program(module, words, self.env, self.log)
+        elif (Path(self.argv[0]).name, option) == ("farm", "api"):
+            self.child = program("farm.cli.main", self.argv[1:], self.env, self.log)
+        else:
+            self.child = ChildProcess(self.argv, env=self.env, log=self.log)
         self.struck = False
         self.n_starts += 1
 
@@ -300,6 +307,7 @@ class Parts:
                 child.terminate()
             for child in running:
                 child.end(40.0)
+        end_server()
         for line in self.lines.values():
             line.close()
         for name in ("weights", "farm", "store"):

@@ -19,7 +19,7 @@ from farm.store import nodes
 from farm.store.rollouts import rollouts
 from tests.chaos import checks, client
 from tests.chaos.checks import BrokenPromise, Evidence
-from tests.chaos.faults import KINDS, NotNow, Scene, Strike, faults_of_people, faults_of_servers
+from tests.chaos.faults import KINDS, NotNow, Scene, Strike, faults_of_servers
 from tests.chaos.parts import Parts
 from tests.chaos.plan import Event
 from tests.chaos.strikes import Interventions
@@ -28,6 +28,11 @@ _TICK_S = 0.05
 _RESTORE_S = 120.0
 _AFTER_S = 5.0
 _WARM_S = 240.0
+_SHOWN = (
+    *("rollout_id", "stage", "state", "attempt", "node", "owner", "lease_expires_at", "queued_at", "ready_at"),
+    *("ring_at", "n_rings", "failure_message"),
+)
+"""The columns of a rollout that say what it waits for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +155,19 @@ class Run:
         for thread in threading.enumerate():
             if thread.name == "weights":
                 thread.join(90.0)
-        faults_of_people.resume(self.parts.farm)
+        self._resume_engines()
+
+    def _resume_engines(self) -> None:
+        """Resume what a broken update has left paused: a rollout waits for a paused engine as long as it is paused."""
+        deadline = time.monotonic() + _RESTORE_S
+        while True:
+            try:
+                self.parts.farm.resume_engines(timeout_s=30.0)
+                return
+            except (TimeoutError, farm.FarmError) as error:
+                if time.monotonic() > deadline:
+                    self.broken.append(BrokenPromise("restored", "engines", f"were not resumed: {error}"))
+                    return
 
     def settle(self, deadline_s: float) -> None:
         """Let the clients finish what they began, and every batch come to its end. A Ctrl-C ends the waiting.
@@ -176,15 +193,19 @@ class Run:
                 self.broken.append(BrokenPromise("every batch ends", batch_id, str(error)))
         waiting = [part.name for part in self.parts.clients if not part.ended]
         self.broken += [BrokenPromise("every client is given its batches", name, "it still waits") for name in waiting]
-        if waiting:
-            self._tell_why()
+        if any(each.promise == "every batch ends" for each in self.broken) or waiting:
+            self.tell_why()
 
-    def _tell_why(self) -> None:
-        """Print the state of engines and nodes while something hangs, for debugging."""
-        for state in self.parts.farm.engines():
-            self._tell(f"{state.engine} with {state.n_calls} calls")
-        for node in self.parts.store.read(nodes.listing):
-            self._tell(str(node))
+    def tell_why(self) -> None:
+        """Print what has not ended, and the state of engines and nodes; keep it with the logs."""
+        unended = select(rollouts).where(rollouts.c.finish_seq.is_(None)).order_by(rollouts.c.rollout_id)
+        words = [f"{state.engine} with {state.n_calls} calls" for state in self.parts.farm.engines()]
+        words += map(str, self.parts.store.read(nodes.listing))
+        for row in self.parts.store.read(lambda connection: connection.execute(unended).mappings().all()):
+            words.append(str({name: row[name] for name in _SHOWN}))
+        for each in words:
+            self._tell(each)
+        (self.parts.logs / "unended").write_text("\n".join(words))
 
     def batches(self) -> list[str]:
         """All batches that clients began, and those of poisonous plug-ins."""

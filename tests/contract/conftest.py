@@ -12,14 +12,42 @@ import pytest
 
 from farm.records.request import SandboxSpec
 from tests.conftest import absent
-from tests.contract.sandboxes.sandbox_kinds import FAKES, PROVIDERS, farm_in
+from tests.contract.sandboxes.sandbox_kinds import (
+    ABOVE_THE_KIND,
+    ABOVE_THE_KIND_PROMISES,
+    ABOVE_THE_KIND_TESTS,
+    FAKES,
+    PROVIDERS,
+    farm_in,
+)
 from tests.services.farms import farm_folder as new_farm_folder
+from tests.services.soak import ONLY
 from workers.conformance.bench import PromiseBench
 from workers.interfaces import Sandbox, SandboxProvider
 from workers.sandboxes.remove_tree import remove
 
 Run: TypeAlias = Callable[[Awaitable[Any]], Any]
 Start: TypeAlias = Callable[..., Sandbox]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave to `make soak` what is tried on each kind of sandbox though it is above the kind."""
+    for item in items:
+        if _is_tried_again(item):
+            item.add_marker(ONLY)
+
+
+def _is_tried_again(item: pytest.Item) -> bool:
+    params: dict[str, Any] = {}
+    if isinstance(item, pytest.Function) and hasattr(item, "callspec"):
+        params = item.callspec.params
+    kind, _ = params.get("image_bench") or (params.get("provider"), "")
+    if kind not in list(PROVIDERS)[1:]:
+        return False
+    promise = getattr(params.get("promise"), "name", "")
+    name = item.originalname if isinstance(item, pytest.Function) else ""
+    return str(item.path).endswith(ABOVE_THE_KIND) or name in ABOVE_THE_KIND_TESTS or promise in ABOVE_THE_KIND_PROMISES
 
 
 @pytest.fixture(scope="session")
@@ -50,9 +78,18 @@ async def _as_coroutine(awaitable: Awaitable[Any]) -> Any:
 
 @pytest.fixture(scope="module", params=PROVIDERS)
 def provider(request: pytest.FixtureRequest, sandbox_settings: Path) -> SandboxProvider:
-    if request.param == "singularity":
+    """Each kind in turn.
+
+    The tests of one kind share what is made of it if each of their parameters has a `parametrize` of its own: where two
+    are given together pytest takes each pair for another kind.
+    """
+    return provider_of(request.param, request)
+
+
+def provider_of(kind: str, request: pytest.FixtureRequest) -> SandboxProvider:
+    if kind == "singularity":
         request.getfixturevalue("apptainer")
-    sandbox_provider = {**PROVIDERS, **FAKES}[request.param]()
+    sandbox_provider = {**PROVIDERS, **FAKES}[kind]()
     if missing := sandbox_provider.missing():
         absent(missing)
     return sandbox_provider

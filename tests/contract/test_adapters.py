@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from farm import plugins
-from farm.adapters.adapter_promises import examine_adapter
-from farm.adapters.constructed_rollouts import every_kind
+from farm.adapters.conformance.adapter_promises import examine_adapter
+from farm.adapters.conformance.constructed_rollouts import every_kind
 from farm.adapters.protocol import training_rows
 from farm.client.farm import ADAPTERS
 from farm.errors import NotFound
@@ -56,7 +56,8 @@ def test_every_built_in_adapter_is_held_to_them() -> None:
     plugins.load(ADAPTERS, "packed")
     assert {*plugins.installed(ADAPTERS)} >= {*NAMES}
     own = {name for name, point in plugins.installed(ADAPTERS).items() if point.value.startswith("farm.")}
-    assert own <= {*NAMES}
+    # those that give results need their trainers' own packages: `make test-trainers`
+    assert own <= {*NAMES, "rllm", "verifiers"}
 
 
 def test_an_adapter_that_is_not_installed_is_named_with_those_that_are() -> None:

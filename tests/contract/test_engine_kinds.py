@@ -244,7 +244,7 @@ def test_a_kind_that_breaks_leaves_the_others_alone(tmp_path: Path, caplog: pyte
     )
     with installed(project, tmp_path / "site"), serving(SERVERS["vllm"]()) as url:
         assert looked_at(f"{url}/v1").kind == "vllm"
-        with pytest.raises(EngineUnfit, match="'absent' cannot be used here"):
+        with pytest.raises(EngineUnfit, match="'absent' cannot be imported here"):
             open_engine(EngineAddress(f"{url}/v1"), EngineInfo(kind="absent"))
     assert "'absent' cannot be used" in caplog.text
     assert "engine kind broken failed" in caplog.text

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -60,51 +61,58 @@ def named(*values: dict[str, Any]) -> dict[str, Any]:
     return {"instances": [{"data_source": "noop", "instance_id": "same", "fields": each} for each in values]}
 
 
-REFUSED: dict[str, tuple[Any, str]] = {
-    "no mapping": ([1], "request: "),
-    "nothing": (None, "request: "),
-    "no instances": ({}, "instances: "),
-    "an empty batch": ({"instances": []}, "instances: "),
-    "a text for instances": ({"instances": "abc"}, "instances: "),
-    "a number for an instance": ({"instances": [NOOP, 3]}, r"instances\[1\]: "),
-    "too many instances": ({"instances": [NOOP] * 100_001}, "instances: there are 100001; 100000 may be"),
-    "no fields": ({"instances": [{"data_source": "noop"}]}, r"instances\[0\]\.fields: "),
-    "an unknown key": (one(foo=1), "foo: "),
-    "a malformed instance": (fields({"seconds": -1}), r"instances\[1\]\.fields\.seconds: "),
-    "an unknown field of an instance": (fields({"what": 1}), r"instances\[1\]\.fields\.what: "),
-    "a field of 100 MB": (
-        fields({"kind": "x" * 100_000_000}),
-        rf"instances\[1\]\.fields: .*{MAX_INSTANCE_BYTES} bytes",
-    ),
-    "a NUL": (fields({"fail": "a\0b"}), r"instances\[1\]\.fields: fail has a NUL"),
-    "a NUL in a key": (fields({"a\0": 1}), r"instances\[1\]\.fields: .*NUL"),
-    "half a surrogate pair": (fields({"fail": ["\ud800"]}), r"instances\[1\]\.fields: fail\[0\] has half a surrogate"),
-    "no number": (fields({"seconds": float("nan")}), r"instances\[1\]\.fields: seconds is nan"),
-    "an infinite number": (fields({"seconds": float("inf")}), r"instances\[1\]\.fields: seconds is inf"),
-    "a huge integer": (fields({"seconds": 2**64}), r"instances\[1\]\.fields: seconds is an integer beyond 64 bits"),
-    "what nests deep": (fields(nested(100_000)), r"instances\[1\]\.fields: .*nested more than 64 deep"),
-    "what nests in itself": (fields(in_itself()), r"instances\[1\]\.fields: .*nested more than 64 deep"),
-    "bytes": (fields({"fail": b"x"}), r"instances\[1\]\.fields: fail is a bytes"),
-    "a key that is no text": (fields({"a": {1: 2}}), r"instances\[1\]\.fields: a has the key 1"),
-    "zero samples": (one(n_samples=0), "n_samples: "),
-    "a negative limit": (one(limits={"max_turns": -1}), r"limits\.max_turns: "),
-    "a limit that is no number": (one(limits={"run_s": float("nan")}), r"limits\.run_s: "),
-    "a limit of the wrong type": (one(limits={"max_tokens": "many"}), r"limits\.max_tokens: "),
-    "a huge limit": (one(limits={"max_turns": 2**70}), r"limits\.max_turns: "),
-    "two problems of one name": (
-        named({}, {}, {"seconds": 1}),
-        r"instances: instances\[0\] and instances\[2\] .*'same'",
-    ),
-    "an id that is no text": ({"instances": [NOOP | {"instance_id": "\udfff"}]}, r"instances\[0\]\.instance_id: "),
-    "an empty key": (one(idempotency_key=""), "idempotency_key: "),
-    "a key with a NUL": (one(idempotency_key="\0"), "idempotency_key: "),
-    "a long key": (one(idempotency_key="k" * 201), "idempotency_key: "),
-    "metadata of other things": (one(metadata={"a": {1, 2}}), "metadata: a is a set"),
-    "metadata that is a list": (one(metadata=[1]), "metadata: "),
-    "metadata of 2 MB": (one(metadata={"a": "x" * 2_000_000}), "metadata: .*1000000 bytes"),
-    "an unknown agent": (one(agent="nobody"), "agent: there is no agent 'nobody'"),
-    "an unknown sandbox": (one(sandbox="castle"), "sandbox: there is no sandbox 'castle'"),
-}
+@cache
+def refused_requests() -> dict[str, tuple[Any, str]]:
+    """Requests and what is said of each; some are huge."""
+    return {
+        "no mapping": ([1], "request: "),
+        "nothing": (None, "request: "),
+        "no instances": ({}, "instances: "),
+        "an empty batch": ({"instances": []}, "instances: "),
+        "a text for instances": ({"instances": "abc"}, "instances: "),
+        "a number for an instance": ({"instances": [NOOP, 3]}, r"instances\[1\]: "),
+        "too many instances": ({"instances": [NOOP] * 100_001}, "instances: there are 100001; 100000 may be"),
+        "no fields": ({"instances": [{"data_source": "noop"}]}, r"instances\[0\]\.fields: "),
+        "an unknown key": (one(foo=1), "foo: "),
+        "a malformed instance": (fields({"seconds": -1}), r"instances\[1\]\.fields\.seconds: "),
+        "an unknown field of an instance": (fields({"what": 1}), r"instances\[1\]\.fields\.what: "),
+        "a field of 100 MB": (
+            fields({"kind": "x" * 100_000_000}),
+            rf"instances\[1\]\.fields: .*{MAX_INSTANCE_BYTES} bytes",
+        ),
+        "a NUL": (fields({"fail": "a\0b"}), r"instances\[1\]\.fields: fail has a NUL"),
+        "a NUL in a key": (fields({"a\0": 1}), r"instances\[1\]\.fields: .*NUL"),
+        "half a surrogate pair": (
+            fields({"fail": ["\ud800"]}),
+            r"instances\[1\]\.fields: fail\[0\] has half a surrogate",
+        ),
+        "no number": (fields({"seconds": float("nan")}), r"instances\[1\]\.fields: seconds is nan"),
+        "an infinite number": (fields({"seconds": float("inf")}), r"instances\[1\]\.fields: seconds is inf"),
+        "a huge integer": (fields({"seconds": 2**64}), r"instances\[1\]\.fields: seconds is an integer beyond 64 bits"),
+        "what nests deep": (fields(nested(100_000)), r"instances\[1\]\.fields: .*nested more than 64 deep"),
+        "what nests in itself": (fields(in_itself()), r"instances\[1\]\.fields: .*nested more than 64 deep"),
+        "bytes": (fields({"fail": b"x"}), r"instances\[1\]\.fields: fail is a bytes"),
+        "a key that is no text": (fields({"a": {1: 2}}), r"instances\[1\]\.fields: a has the key 1"),
+        "zero samples": (one(n_samples=0), "n_samples: "),
+        "a negative limit": (one(limits={"max_turns": -1}), r"limits\.max_turns: "),
+        "a limit that is no number": (one(limits={"run_s": float("nan")}), r"limits\.run_s: "),
+        "a limit of the wrong type": (one(limits={"max_tokens": "many"}), r"limits\.max_tokens: "),
+        "a huge limit": (one(limits={"max_turns": 2**70}), r"limits\.max_turns: "),
+        "two problems of one name": (
+            named({}, {}, {"seconds": 1}),
+            r"instances: instances\[0\] and instances\[2\] .*'same'",
+        ),
+        "an id that is no text": ({"instances": [NOOP | {"instance_id": "\udfff"}]}, r"instances\[0\]\.instance_id: "),
+        "an empty key": (one(idempotency_key=""), "idempotency_key: "),
+        "a key with a NUL": (one(idempotency_key="\0"), "idempotency_key: "),
+        "a long key": (one(idempotency_key="k" * 201), "idempotency_key: "),
+        "metadata of other things": (one(metadata={"a": {1, 2}}), "metadata: a is a set"),
+        "metadata that is a list": (one(metadata=[1]), "metadata: "),
+        "metadata of 2 MB": (one(metadata={"a": "x" * 2_000_000}), "metadata: .*1000000 bytes"),
+        "an unknown agent": (one(agent="nobody"), "agent: there is no agent 'nobody'"),
+        "an unknown row builder": (one(row_builder="nobody"), "row_builder: there is no row_builder 'nobody'"),
+        "an unknown sandbox": (one(sandbox="castle"), "sandbox: there is no sandbox 'castle'"),
+    }
 
 
 @pytest.fixture
@@ -122,7 +130,7 @@ def n_rows(store: Store) -> list[int]:
 
 def test_a_request_that_is_none_is_refused_by_name_and_leaves_nothing(service: LocalFarm) -> None:
     wrong = []
-    for name, (request, message) in REFUSED.items():
+    for name, (request, message) in refused_requests().items():
         try:
             with pytest.raises(InvalidRequest, match=message) as refused:
                 service.submit(request)

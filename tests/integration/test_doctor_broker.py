@@ -11,7 +11,7 @@ import pytest
 
 from farm.cli.doctor import examine_farm
 from farm.cli.readiness import CheckResult
-from farm.embedded.embedded_farm import redis_server
+from farm.embedded.own_redis import redis_server
 from farm.settings import Settings
 from tests.services.farms import until
 from tests.services.servers.broker import free_ports

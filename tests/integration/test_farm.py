@@ -80,6 +80,38 @@ def test_the_policys_tokens_come_back(client: farm.Farm) -> None:
     assert call.messages[-1]["content"] == QUESTION
 
 
+@pytest.mark.parametrize(
+    ("more", "trains"),
+    [
+        ({"row_builder": "per_call"}, True),
+        ({"train_calls": {"last": 1}}, True),
+        ({"train_calls": {"labels": {"model": "small"}}}, False),
+    ],
+)
+def test_a_batch_says_which_calls_train(client: farm.Farm, more: dict[str, Any], trains: bool) -> None:
+    instance = {"data_source": "chat", "fields": {"question": QUESTION, "expected": "three"}}
+    batch_id = client.submit({"instances": [instance], "n_samples": 2, **more})
+    rollouts = client.collect(batch_id, timeout_s=600)
+    assert [len(each.segments) for each in rollouts] == [1, 1]
+    assert [segment.trainable for each in rollouts for segment in each.segments] == [trains] * 2
+    (call,) = client.calls(f"{batch_id}.0.0")
+    assert call.labels == ({} if trains else {"trains": "no"})
+
+
+def test_turns_and_rows_have_rewards_of_their_own_where_the_evaluator_gives_them(client: farm.Farm) -> None:
+    fields = {"question": QUESTION, "expected": "three", "call_reward": 0.25}
+    batch_id = client.submit({"instances": [{"data_source": "chat", "fields": fields}]})
+    for _ in range(2):
+        (rollout,) = client.collect(batch_id, timeout_s=600)
+        (segment,) = rollout.segments
+        assert rollout.reward in (0.0, 1.0)
+        assert segment.reward == 0.25
+        assert segment.turn_rewards == ((len(segment.response_ids) - 1, 0.25),)
+        arrays: Arrays = client.rows(batch_id)
+        assert (arrays.rewards.tolist(), arrays.row_rewards.tolist()) == ([rollout.reward], [0.25])
+        client.rescore(batch_id)
+
+
 def test_steps_of_a_training_run_are_collected(client: farm.Farm) -> None:
     fields = {"question": QUESTION, "expected": "three"}
     problems = [{"data_source": "chat", "instance_id": f"hops-{i}", "fields": fields} for i in range(50)]
@@ -158,18 +190,22 @@ def test_a_trainer_that_starts_again_plays_a_step_once(client: farm.Farm) -> Non
     assert {each.batch_id for each in run.play(listed, 8, "eval")} != batches
 
 
-@pytest.mark.parametrize("kind", ["sandbox_error", "engine_error", "evaluator_error", "agent_error", "handler_error"])
-@pytest.mark.parametrize("stage", ["init", "run", "eval"])
-def test_what_we_break_is_tried_again_and_never_scored(client: farm.Farm, stage: str, kind: str) -> None:
-    batch_id = client.submit({"instances": [noop(fail=f"{stage}:{kind}"), NOOP], "max_attempts": 2})
-    broken, fine = client.collect(batch_id, timeout_s=600)
-    assert (broken.state, broken.outcome, broken.reward, broken.trainable) == ("failed", kind, None, False)
-    assert broken.failure is not None
-    assert broken.rollout_id in broken.failure.message or kind in broken.failure.message
-    assert [timing.attempt for timing in client.timings(broken.rollout_id) if timing.stage == stage] == [1, 2]
+KINDS = ("sandbox_error", "engine_error", "evaluator_error", "agent_error", "handler_error")
+
+
+def test_what_we_break_is_tried_again_and_never_scored(client: farm.Farm) -> None:
+    each = [(stage, kind) for stage in ("init", "run", "eval") for kind in KINDS]
+    broken = [noop(fail=f"{stage}:{kind}") for stage, kind in each]
+    batch_id = client.submit({"instances": [NOOP, *broken], "max_attempts": 2})
+    fine, *rollouts = client.collect(batch_id, timeout_s=600)
     assert fine.reward == 1.0
+    for (stage, kind), rollout in zip(each, rollouts, strict=True):
+        assert (rollout.state, rollout.outcome, rollout.reward, rollout.trainable) == ("failed", kind, None, False)
+        assert rollout.failure is not None
+        assert rollout.rollout_id in rollout.failure.message or kind in rollout.failure.message
+        assert [timing.attempt for timing in client.timings(rollout.rollout_id) if timing.stage == stage] == [1, 2]
     status = client.status(batch_id)
-    assert (status.failures, status.mean_reward) == ({kind: 1}, 1.0)
+    assert (status.failures, status.mean_reward) == (dict.fromkeys(KINDS, 3), 1.0)
 
 
 def test_a_bug_in_a_plug_in_is_named(client: farm.Farm) -> None:

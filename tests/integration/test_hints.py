@@ -80,8 +80,10 @@ def test_a_flood_of_hints_holds_nothing_up(here: tuple[farm.Farm, str]) -> None:
     flooding = threading.Thread(target=flood)
     flooding.start()
     try:
-        batch_id = client.submit({"instances": [PLAYS] * N, "max_attempts": 1, "max_losses": 0})
-        assert client.wait(batch_id, 600).n_completed == N
+        # on a busy machine a flood may starve a worker, whose rollouts are then played again
+        batch_id = client.submit({"instances": [PLAYS] * N, "max_attempts": 1})
+        ended = client.collect(batch_id, timeout_s=600)
+        assert [rollout.state for rollout in ended] == [State.COMPLETED] * N, [str(each.failure) for each in ended]
         batch_id = client.submit({"instances": [{"data_source": "noop", "fields": {"seconds": 300.0}}]})
         until(lambda: client.status(batch_id).stages[Stage.RUN][State.ACTIVE], "it plays", 60.0)
         client.cancel(batch_id)

@@ -11,19 +11,21 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
-from sqlalchemy import update
+from sqlalchemy import Connection, Table, insert, select, update
 
 from farm import metrics
-from farm.cli import display, doctor
+from farm.cli import doctor
 from farm.cli.readiness import remarks
+from farm.client.batch_progress import progress
 from farm.client.local import LocalFarm
 from farm.notifications import Signals
+from farm.observing.observer import Observer
 from farm.records.engine import EngineInfo
 from farm.records.engine_state import StoredEngine
 from farm.records.node import BROKEN, DRAINING, Node
@@ -32,6 +34,7 @@ from farm.scheduler.invariant_checker import InvariantChecker
 from farm.store import llm_engines, migrations, nodes
 from farm.store.database import Store
 from farm.store.rollouts import rollouts
+from farm.store.sql import schema
 from farm.store.sql.clock import db_now
 from testkit.postgres import RestartablePostgres, mortal_postgres
 from testkit.private_server import Missing
@@ -47,7 +50,7 @@ FARM = str(Path(sys.executable).parent / "farm")
 def read(text: str) -> Numbers:
     """(metric, values of its labels) → number."""
     families = list(text_string_to_metric_families(text))
-    assert all(family.type == "gauge" and family.documentation for family in families)
+    assert all(family.type in {"gauge", "counter", "histogram"} and family.documentation for family in families)
     return {(sample.name, tuple(sample.labels.values())): sample.value for each in families for sample in each.samples}
 
 
@@ -68,20 +71,49 @@ def test_the_numbers_are_those_of_open_batches(store: Store) -> None:
     claimed(store, second, Stage.INIT, lease_s=-1.0)
     service.cancel(third)
     result = numbers(store)
-    assert {key[1]: number for key, number in result.items() if key[0].startswith("farm_rollouts")} == {
-        (batch_id, "init", "queued"): 1,
-        (batch_id, "init", "active"): 1,
-        (batch_id, "submitted"): 1,
-        (batch_id, "cancelled"): 1,
+    assert {key[1]: number for key, number in result.items() if key[0] == "farm_rollouts" and number} == {
+        ("init", "queued"): 1,
+        ("init", "active"): 1,
     }
+    assert result["farm_slots_wanted", ()] == 2
     assert result["farm_leases_expired", ()] == 1
-    assert result["farm_violations", (batch_id,)] == 0
+    assert result["farm_violations", ()] == 0
     assert result["farm_queue_age_seconds", ("init",)] >= 0
-    # and what they are about is few, however many rollouts there are
-    assert not any(first.startswith(value) and value != batch_id for _, labels in result for value in labels)
-    store.write(lambda connection: connection.execute(update(rollouts).values(n_lost=2, attempt=0)))
-    assert numbers(store)["farm_attempts_lost", (batch_id,)] == 8
-    assert numbers(store)["farm_violations", (batch_id,)] > 0
+    assert result["farm_rollouts_ended_total", ("submitted",)] == 0, "what ended is counted by the dispatcher"
+    Observer(store, lambda: True).look()
+    result = numbers(store)
+    ended = {key[1]: number for key, number in result.items() if key[0] == "farm_rollouts_ended_total" and number}
+    assert ended == {("submitted",): 1, ("cancelled",): 1}
+    assert result["farm_reward_sum", ()] == result["farm_reward_count", ()] == 1
+    assert not any(batch_id in value for _, labels in result for value in labels)
+    store.write(lambda connection: connection.execute(update(rollouts).values(attempt=0)))
+    assert numbers(store)["farm_violations", ()] > 0
+
+
+def test_the_number_of_series_is_bounded_whatever_is_played(sqlite_store: Store) -> None:
+    before = len(numbers(sqlite_store))
+    announce(sqlite_store)
+    batch_id = LocalFarm(sqlite_store, Signals(""), 1000).submit({"instances": [NOOP]})
+    _copies(sqlite_store, batch_id, 10_000)
+    result = numbers(sqlite_store)
+    assert len(result) == before < 300
+    assert result["farm_rollouts", ("init", "queued")] == 10_001
+    assert result["farm_slots_wanted", ()] == 10_001
+
+
+def _copies(store: Store, batch_id: str, n: int) -> None:
+    """Add so many batches like one."""
+    tables = [cast(Table, row.__table__) for row in (schema.Batch, schema.InstanceRow, schema.RolloutRow)]
+
+    def copy(connection: Connection) -> None:
+        for table in tables:
+            of_batch = select(table).where(table.c.batch_id == batch_id)
+            row = dict(connection.execute(of_batch).mappings().one())
+            ids = [name for name in ("batch_id", "rollout_id") if name in row]
+            new = [row | {name: row[name].replace(batch_id, f"{batch_id}x{at}") for name in ids} for at in range(n)]
+            connection.execute(insert(table), new)
+
+    store.write(copy)
 
 
 def all_nodes(store: Store) -> None:
@@ -154,7 +186,7 @@ def test_doctor_and_watch_say_which_nodes_are_given_nothing_and_why(store: Store
     service = LocalFarm(store, Signals(""), 1000)
     status = service.status(service.submit({"instances": [NOOP]}))
     shown = Console(file=io.StringIO(), width=200)
-    shown.print(display.progress(status, 0, 1.0, remarks(service.nodes(), [])))
+    shown.print(progress(status, 0, 1.0, remarks(service.nodes(), [])))
     assert isinstance(shown.file, io.StringIO)
     for words in SAID:
         assert words in check_result.detail

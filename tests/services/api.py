@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ from typing import Any
 import httpx2
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from farm.api.app import Page
 from farm.api.connections import ConnectionLimits
 from farm.api.endpoints import Endpoints
 from farm.api.protocols import spoken
@@ -21,9 +21,9 @@ from farm.api.server import ApiServer
 from farm.cli.listening import bind, url_of
 from farm.client.local import LocalFarm
 from farm.settings import settings
+from tests.services.preloaded import farm_command
 from tests.services.servers.broker import free_ports
 
-FARM = Path(sys.executable).parent / "farm"
 KEY = "of-these-tests"
 _START_S = 30.0
 
@@ -47,6 +47,7 @@ def served(
     around: Callable[[ASGIApp], ASGIApp] | None = None,
     speak: Sequence[str] = (),
     strict_compat: bool = False,
+    page: Page | None = None,
     **limits: Any,
 ) -> Iterator[str]:
     """The URL of an API on a service, until the block ends. `around` puts something before it."""
@@ -54,7 +55,7 @@ def served(
     ready = threading.Event()
     endpoints = Endpoints(service, strict_compat=strict_compat)
     protocols = [spoken(name) for name in speak]
-    server = ApiServer(endpoints, key, ready.set, ConnectionLimits(**limits), protocols)
+    server = ApiServer(endpoints, key, ready.set, ConnectionLimits(**limits), protocols, page=page)
     if around is not None:
         server.config.app = around(server.config.app)  # type: ignore[arg-type]
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
@@ -93,7 +94,7 @@ class RestartableApi:
         [port] = free_ports(1)
         self._env = os.environ | {"FARM_HOME": str(home), "FARM_API_KEY": key}
         self.url = f"http://127.0.0.1:{port}"
-        self._command: list[str | Path] = [FARM, "api", "--url", home, "--port", str(port), *options]
+        self._command = ["api", "--url", str(home), "--port", str(port), *options]
         self._log = log
         self.process = self._started()
 
@@ -117,14 +118,7 @@ class RestartableApi:
         return self.process.wait(30)
 
     def _started(self) -> subprocess.Popen[bytes]:
-        with self._log.open("ab") as output:
-            return subprocess.Popen(
-                self._command,
-                env=self._env,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-            )
+        return farm_command(self._command, self._env, self._log)
 
 
 @contextmanager

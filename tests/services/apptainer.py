@@ -9,8 +9,9 @@ from pathlib import Path
 
 from testkit.private_server import Missing
 
-HOME = Path(os.environ.get("FARM_HOME", Path(__file__).parents[2] / ".farm")).absolute()
-"""Of the tests themselves, as it was before any of them set another."""
+_ROOT = Path(__file__).parents[2]
+HOME = Path(os.environ.get("FARM_TESTS_HOME") or os.environ.get("FARM_HOME") or _ROOT / ".farm").absolute()
+"""The folder that `make` fills, with caches that outlive a run of the tests. It is no farm's home while they run."""
 
 
 def unpacked_binaries() -> Path:

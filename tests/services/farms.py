@@ -7,49 +7,93 @@ import os
 import shutil
 import stat
 import subprocess
-import sys
 import tempfile
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+from farm.embedded.child_process import ChildProcess
 from farm.embedded.embedded_farm import FLOWER_USER, Embedded
 from farm.home import known_key
-from farm.settings import Settings
+from farm.settings import Settings, settings
 from testkit.deadline import LONG_S, Deadline
 from tests.services.apptainer import HOME
+from tests.services.preloaded import program
 
 T = TypeVar("T")
 NOOP: dict[str, Any] = {"data_source": "noop", "fields": {}}
 QUICK = {"FARM_LEASE_S": "6", "FARM_NODE_TIMEOUT_S": "6", "FARM_RETRY_S": "0.05", "FARM_RING_AGAIN_S": "1"}
 _PAUSE_S = (0.03, 0.5)
+_ENDING_S = 5.0
+_KERNELS = "FARM_TESTS_KERNELS"
+_SHARED_CACHES = ("archives", "images", "kernels")
+"""Not the environments: their scripts name the interpreter by the path that it was installed at."""
 
 
 @contextmanager
 def farm_folder() -> Iterator[Path]:
-    """A folder for a farm's home and scratch, which sandboxes of another user can pass through."""
+    """A folder for a farm's home and scratch."""
+    with _open_folder() as folder:
+        _lend_kernels(folder / "home" / "cache")
+        yield folder
+
+
+@contextmanager
+def _open_folder() -> Iterator[Path]:
+    """A new folder, which sandboxes of another user can pass through."""
     folder = Path(tempfile.mkdtemp(prefix="farm-test-", dir="/tmp"))
     folder.chmod(0o755)
     try:
-        _lend_kernels(folder / "home" / "cache")
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def _lend_kernels(cache: Path) -> None:
-    """Link a farm's kernel cache to a shared one: it is the same for all farms, and holds thousands of files.
-
-    Unless root's folders are closed to the user that its sandboxes run as, who could not follow the link.
-    """
-    shared = (HOME / "cache" / "kernels").resolve()
+    """Link a farm's kernel cache to a shared one: it is the same for all farms, and nine seconds' work to make."""
+    shared = Path(os.environ.get(_KERNELS) or HOME / "cache" / "kernels").resolve()
     shared.mkdir(parents=True, exist_ok=True)
-    if os.geteuid() or all(above.stat().st_mode & stat.S_IXOTH for above in (shared, *shared.parents)):
-        cache.mkdir(parents=True)
-        (cache / "kernels").symlink_to(shared)
+    cache.mkdir(parents=True)
+    (cache / "kernels").symlink_to(shared)
+
+
+@contextmanager
+def home_of_tests() -> Iterator[None]:
+    """Give this process of the tests a FARM_HOME of its own, with the caches of `HOME`.
+
+    What a test makes private in its FARM_HOME would close the caches to the user that root's sandboxes run as. Where
+    the way to them is closed as it is, the processes of one run share a kernel cache.
+    """
+    os.environ["FARM_TESTS_HOME"] = str(HOME)
+    with ExitStack() as stack:
+        home = stack.enter_context(_open_folder())
+        (home / "cache").mkdir()
+        for each in _SHARED_CACHES:
+            (HOME / "cache" / each).mkdir(parents=True, exist_ok=True)
+        for name in ("apptainer", *(f"cache/{each}" for each in _SHARED_CACHES)):
+            (home / name).symlink_to(HOME / name)
+        os.environ["FARM_HOME"] = str(home)
+        if not os.geteuid() and not os.environ.get(_KERNELS) and not _may_be_passed(HOME / "cache"):
+            os.environ[_KERNELS] = str(stack.enter_context(_open_folder()))
+        settings.cache_clear()
+        yield
+
+
+def _may_be_passed(folder: Path) -> bool:
+    return all(above.stat().st_mode & stat.S_IXOTH for above in (folder, *folder.parents))
+
+
+class PreloadedFarm(Embedded):
+    """A farm whose node and API are forked, which costs a tenth of their start as programs."""
+
+    def _start_node(self) -> ChildProcess:
+        return program("workers.node", self._node_words(), self._env(), self.logs / "node.log")
+
+    def _start_api(self, port: int) -> ChildProcess:
+        return program("farm.cli.main", ["api", "--port", str(port)], self._env(), self.logs / "api.log")
 
 
 def embedded(folder: Path, store_url: str = "", flower: bool = False, **env: str) -> Embedded:
@@ -61,14 +105,14 @@ def embedded_of(n_run: int, folder: Path, /, store_url: str = "", flower: bool =
     """The same, for so many rollouts that run at once."""
     settings = Settings(home=folder / "home", scratch=folder / "scratch", store_url=store_url, broker_url="")
     options = ("--init", "4", "--run", str(n_run), "--eval", "4")
-    return Embedded(settings, node_options=options, flower=flower, env=QUICK | env)
+    return PreloadedFarm(settings, node_options=options, flower=flower, env=QUICK | env)
 
 
 @contextmanager
 def node(
     folder: Path, name: str, store_url: str, broker_url: str, grace_s: float = 0, **more: str
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """`farm node`, as it is started under Slurm, with short leases. Its log is `<name>.log` in the folder.
+    """The node of `farm node`, as it is started under Slurm, with short leases. Its log is `<name>.log` in the folder.
 
     With an empty FARM_NODE it finds a name for itself.
     """
@@ -77,10 +121,8 @@ def node(
     env |= more
     if not env["FARM_NODE"]:
         del env["FARM_NODE"]
-    command = [str(Path(sys.executable).parent / "farm"), "node", "--init", "4", "--run", "8", "--eval", "4"]
-    command += ["--grace", str(grace_s)]
-    with (folder / f"{name}.log").open("wb") as log:
-        process = subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True)
+    words = ["--init", "4", "--run", "8", "--eval", "4", "--grace", str(grace_s)]
+    process = program("workers.node", words, env, folder / f"{name}.log").process
     try:
         yield process
     finally:
@@ -133,7 +175,13 @@ def processes_of(folder: Path) -> list[str]:
 
 
 def left_of(folder: Path) -> list[str]:
-    """Everything a stopped farm should not have left: processes, mounts, sandboxes, sockets."""
+    """Everything a stopped farm should not have left: processes, mounts, sandboxes, sockets.
+
+    A process that was killed, or reads that its parent has ended, has ended once a processor has served it.
+    """
+    deadline = Deadline(_ENDING_S)
+    while processes_of(folder) and not deadline.passed():
+        time.sleep(_PAUSE_S[0])
     mounts = [line for line in Path("/proc/mounts").read_text().splitlines() if str(folder) in line]
     scratch = folder / "scratch"
     files = [str(path) for path in scratch.rglob("*") if path.parent.name == "sandboxes" or path.is_socket()]

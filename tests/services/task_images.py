@@ -43,7 +43,8 @@ def task_base(folder: Path) -> Path:
     (root / "usr/bin/python3").symlink_to(_LIBRARY)
     for shared in Path(sys.base_prefix, "lib").glob("libpython3.*.so*"):
         shutil.copy(shared, root / "usr/lib" / shared.name)
-    packages = root / "usr/lib" / _LIBRARY / "site-packages"
+    of_debian = "deb_system" in sysconfig.get_scheme_names()
+    packages = root / "usr/lib" / ("python3/dist-packages" if of_debian else f"{_LIBRARY}/site-packages")
     for name in ("pytest", "pluggy", "iniconfig", "packaging", "pygments"):
         _copy_package(name, packages)
     for name in ("apt-get", "pip", "useradd"):

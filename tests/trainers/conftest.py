@@ -27,6 +27,8 @@ from workers.testing.serving import serving
 ROOT = Path(__file__).parents[2]
 PROGRAMS = Path(__file__).parent / "programs"
 QUESTION = "How many hops?"
+N_PROMISES = 8
+"""The promises of an adapter that gives results."""
 BOOK = Script(
     [
         ScriptedProblem(

@@ -10,7 +10,7 @@ from farm.client.local import LocalFarm
 from tests.conftest import absent
 from tests.doubles import EngineDouble
 from tests.services.farms import NOOP
-from tests.trainers.conftest import BOOK, QUESTION, Program
+from tests.trainers.conftest import BOOK, N_PROMISES, QUESTION, Program
 from workers.testing.scripted_model import Branch, Script, ScriptedProblem, ScriptedTurn
 from workers.testing.serving import serving
 
@@ -70,3 +70,12 @@ def test_rllm_plays_its_tasks_on_the_farm_and_trains_on_its_own_tokens(
         assert SESSION_KEY not in str(result)
         assert result["used"]
         assert client.wait(late["error"].split()[1].split(".")[0], 120).n_cancelled == 1
+
+
+def test_what_rllm_is_told_keeps_the_promises_of_such_adapters(run: Program, trainers: Path) -> None:
+    source = trainers / "rllm"
+    if not (source / "rllm").exists():
+        absent(f"the source of rLLM is not in {source}: tests/trainers/environment.sh could not fetch it")
+    faults = run("results_examined", "farm.adapters.rllm", path=source)
+    assert len(faults) == N_PROMISES
+    assert not any(faults.values()), faults

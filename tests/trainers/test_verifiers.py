@@ -8,7 +8,7 @@ from typing import Any
 
 from farm.client.local import LocalFarm
 from tests.doubles import EngineDouble
-from tests.trainers.conftest import QUESTION, Program
+from tests.trainers.conftest import N_PROMISES, QUESTION, Program
 from workers.testing.scripted_model import Branch, Script, ScriptedCall, ScriptedProblem, ScriptedTurn
 from workers.testing.serving import serving
 
@@ -130,3 +130,9 @@ def _id(episode: dict[str, Any]) -> str:
 
 def _batch(episode: dict[str, Any]) -> str:
     return _id(episode).split(".")[0]
+
+
+def test_traces_keep_the_promises_of_such_adapters(run: Program) -> None:
+    faults = run("results_examined", "farm.adapters.verifiers.traces")
+    assert len(faults) == N_PROMISES
+    assert not any(faults.values()), faults

@@ -18,8 +18,8 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field
 
 import farm
-from farm.adapters.adapter_promises import examine_adapter
 from farm.adapters.arrays import arrays
+from farm.adapters.conformance.adapter_promises import examine_adapter
 from farm.api import openapi
 from farm.api.app import ENDPOINTS
 from farm.cli.engines import engines
@@ -117,7 +117,7 @@ def test_named_make_targets_exist(page: Path) -> None:
 
 @every_page
 def test_named_settings_exist(page: Path) -> None:
-    known = {f"FARM_{name.upper()}" for name in Settings.model_fields} | {"FARM_TEST_SEED"}
+    known = {f"FARM_{name.upper()}" for name in Settings.model_fields} | {"FARM_TEST_SEED", "FARM_CONFIG", "FARM_NAME"}
     assert set(re.findall(r"FARM_[A-Z_]+[A-Z]", page.read_text())) <= known
 
 
@@ -170,10 +170,12 @@ def test_every_page_is_in_the_navigation_and_on_the_index() -> None:
                 yield from pages_of(each)
 
     written = {path.name for path in (ROOT / "docs").glob("*.md")}
-    inner = {str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").glob("*/*.md")}
+    inner = {str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*/*.md")}
     assert set(pages_of(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"])) == written | inner
     for name in inner:
-        assert name in {file for file, _ in links(ROOT / "docs" / f"{Path(name).parent}.md")}
+        assert str(Path(name).relative_to(Path(name).parent.parent)) in {
+            file for file, _ in links(ROOT / "docs" / f"{Path(name).parent}.md")
+        }
     assert {file for file, _ in links(ROOT / "docs" / "index.md")} == written - {"index.md"}
     assert {f"docs/{name}" for name in written - {"index.md"}} <= {file for file, _ in links(ROOT / "README.md")}
 

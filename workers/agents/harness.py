@@ -7,21 +7,27 @@ or by a limit of the rollout, is scored; one that crashed, or made no model call
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+import secrets
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from farm.errors import AgentError, RolloutError
+from pydantic import ValidationError
+
+from farm.errors import AgentError, AgentMissing, RolloutError
 from farm.records.request import Limits, SandboxSpec
 from farm.records.rollout import Outcome
+from farm.records.sandbox_spec import AgentProgram
 from farm.records.trajectory import Message
 from workers.agents.actions import cut
 from workers.interfaces import AgentContext, AgentResult, Artefact, ExecResult, Sandbox
 from workers.policy.gateway import relay
+from workers.policy.gateway.app import MODEL
 from workers.policy.gateway.calls import GatewayCalls
 from workers.policy.gateway.gateway_server import SOCKET, gateway
 from workers.sandboxes.images.environments import AGENT_FOLDER
@@ -38,6 +44,7 @@ _LOG_LINES = 15
 _LINE_CHARS = 400
 _COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _NOT_FOUND = 127
+_EITHER = 'test -x "$0/bin/python" && exec "$0/bin/python" "$@"; exec python3 "$@"'
 
 log = logging.getLogger(__name__)
 
@@ -49,9 +56,32 @@ class Task:
     text: str
     """The user's request, without instructions for the farm's own tools."""
     limits: Limits
+    base_url: str = ""
+    """A mark for the gateway's address, without `/v1`: wherever it stands in the command's words, environment and
+    files, the address takes its place inside, where the port is known."""
+    key: str = ""
+    """The key of the gateway, of this rollout alone."""
+    model: str = MODEL
+    """The name of the policy; the gateway takes any."""
+    max_output_tokens: int = 0
+    """The most tokens that the policy may sample for an answer, by the limits of the rollout and of the batch."""
+    context_tokens: int | None = None
+    """The most tokens of a prompt and its answer together; None if the engines do not tell."""
 
 
 def _no_files(task: Task) -> Mapping[str, str]:
+    return {}
+
+
+def _nothing(task: Task) -> str:
+    return ""
+
+
+def _no_steps(task: Task) -> Sequence[Sequence[str]]:
+    return ()
+
+
+def _no_variables(task: Task) -> Mapping[str, str]:
     return {}
 
 
@@ -68,10 +98,20 @@ class Harness:
     command: Callable[[Task], Sequence[str]]
     """The function from a task to the argument list, which is run in the sandbox's working folder."""
     packages: tuple[str, ...] = ()
-    """Exact requirements of its own environment, in `/opt/farm/agent`."""
+    """Exact requirements of its own environment, in `/opt/farm/agent`, or paths of wheels."""
+    python: str = ""
+    """The oldest Python that they can be used by, such as `3.12`; empty for the farm's own."""
+    programs: tuple[AgentProgram, ...] = ()
+    """More that it brings, each in `/opt/farm/NAME`: npm packages, folders, archives, images."""
+    stdin: Callable[[Task], str] = _nothing
+    """The function from a task to the command's standard input, which may be longer than a word of a command."""
     files: Callable[[Task], Mapping[str, str]] = _no_files
     """The function from a task to files, path to text, outside the working folder, as that may be scored."""
-    environment: Mapping[str, str] = field(default_factory=dict)
+    environment: Callable[[Task], Mapping[str, str]] | Mapping[str, str] = _no_variables
+    prepare: Callable[[Task], Sequence[Sequence[str]]] = _no_steps
+    """The function from a task to commands that run before, one after the other, without a model."""
+    collect: Callable[[Task], Sequence[Sequence[str]]] = _no_steps
+    """The same for commands that run when it has ended by itself, before its output is read."""
     output: str = ""
     """The file with its answer; empty for its standard output."""
     read: Callable[[str], AgentResult] = answered
@@ -100,8 +140,17 @@ class HarnessAgent:
 
     def sandbox(self, spec: SandboxSpec | None) -> SandboxSpec:
         """Return the sandbox for a rollout: the instance's, if any, with the agent's packages."""
-        packages = {"agent_packages": self._harness.packages}
-        return (spec or SandboxSpec()).model_copy(update=packages)
+        fields = (spec or SandboxSpec()).model_dump() | {
+            "agent_packages": self._harness.packages,
+            "agent_python": self._harness.python,
+            "agent_programs": self._harness.programs,
+        }
+        try:
+            return SandboxSpec.model_validate(fields)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"]))
+            raise AgentMissing(f"agent {self._harness.name}: {where}: {first['msg']}", retryable=False) from error
 
     async def run(self, context: AgentContext) -> AgentResult:
         """Run a rollout to its end. Raises EngineError, SandboxError, and AgentError if the command crashed."""
@@ -109,13 +158,24 @@ class HarnessAgent:
         if sandbox is None:
             raise AgentError(f"{context.rollout_id}: agent {self._harness.name} runs in a sandbox, and there is none")
         calls = GatewayCalls(context)
-        task = Task(_asked(context.messages), context.limits)
-        for path, text in self._harness.files(task).items():
-            await sandbox.write_file(path, text.encode())
         command: asyncio.Future[ExecResult] | None = None
         try:
             async with gateway(calls, sandbox.socket_folder) as address:
-                command = asyncio.ensure_future(self._command(sandbox, task, address.key))
+                mark = f"http://farm-gateway-{secrets.token_hex(8)}"
+                budget = calls.token_budget
+                task = Task(
+                    _asked(context.messages),
+                    context.limits,
+                    mark,
+                    address.key,
+                    max_output_tokens=budget.output_tokens,
+                    context_tokens=budget.context_tokens,
+                )
+                files = self._harness.files(task)
+                for path, text in files.items():
+                    await sandbox.write_file(path, text.encode())
+                await self._steps(context, sandbox, "prepare", task)
+                command = asyncio.ensure_future(self._command(sandbox, task, files))
                 given_up = await self._watch(command, calls, context.limits.run_s)
         except BaseException:
             # such as the deadline: its log is worth as much as that of any other
@@ -124,7 +184,21 @@ class HarnessAgent:
             raise
         end = _End(context, self._harness, calls, await _ended(command), given_up)
         await end.keep_log()
+        end.check()
+        if calls.limit is None:
+            await self._steps(context, sandbox, "collect", task)
         return await end.result(sandbox)
+
+    async def _steps(self, context: AgentContext, sandbox: Sandbox, which: str, task: Task) -> None:
+        """Run the commands before or after. Raises AgentError for one that fails."""
+        harness = self._harness
+        for words in (harness.prepare if which == "prepare" else harness.collect)(task):
+            result = await sandbox.exec(words, timeout_s=context.limits.tool_s, env=_variables(harness, task))
+            if result.code != 0:
+                said = " | ".join(_lines((result.stdout + result.stderr).decode("utf-8", "replace"))[-_LOG_LINES:])
+                why = f"ended with code {result.code}" if result.code is not None else "took too long"
+                what = f"agent {harness.name}: {which}: {words[0]} {why}"
+                raise AgentError(f"{context.rollout_id}: {what}: {said or 'it said nothing'}")
 
     async def _keep_log(self, context: AgentContext, calls: GatewayCalls, command: asyncio.Future[ExecResult]) -> None:
         try:
@@ -132,15 +206,20 @@ class HarnessAgent:
         except Exception as error:
             log.warning("%s: what agent %s said is lost: %s", context.rollout_id, self._harness.name, error)
 
-    async def _command(self, sandbox: Sandbox, task: Task, key: str) -> ExecResult:
-        python = f"{AGENT_FOLDER}/bin/python" if self._harness.packages else "python3"
+    async def _command(self, sandbox: Sandbox, task: Task, files: Iterable[str]) -> ExecResult:
+        harness = self._harness
+        python = [f"{AGENT_FOLDER}/bin/python" if harness.packages else "python3"]
+        if harness.programs and not harness.packages:
+            # its own environment is there, unless the farm's Python is one that cannot be had in this image
+            python = ["sh", "-c", _EITHER, AGENT_FOLDER]
         # -I: files in the working folder must not be imported
-        beside = [python, "-I", "-c", _relay_source(), f"{self._inside}/{SOCKET}", key]
+        beside = [*python, "-I", "-c", _relay_source(), f"{self._inside}/{SOCKET}", task.key]
         return await sandbox.exec(
-            [*beside, *self._harness.command(task)],
+            [*beside, task.base_url, json.dumps(list(files)), *harness.command(task)],
             # the deadline is kept outside, by cancelling, as pauses of the engines are not on it
             timeout_s=_NEVER_S,
-            env=self._harness.environment,
+            stdin=harness.stdin(task).encode(),
+            env=_variables(harness, task),
         )
 
     async def _watch(self, command: asyncio.Future[ExecResult], calls: GatewayCalls, run_s: float) -> str:
@@ -151,6 +230,10 @@ class HarnessAgent:
         await _first(command, calls.over, None)
         await asyncio.wait({command}, timeout=self._grace_s)
         return "" if command.done() else "went on without a model"
+
+
+def _variables(harness: Harness, task: Task) -> Mapping[str, str]:
+    return harness.environment(task) if callable(harness.environment) else harness.environment
 
 
 async def _first(command: asyncio.Future[ExecResult], event: asyncio.Event, timeout_s: float | None) -> bool:
@@ -192,21 +275,30 @@ class _End:
                     artefact = Artefact(f"{self.harness.name}.{name}.txt", "text/plain", data[-_LOG_BYTES:])
                     await self.context.keep(max(0, self.calls.n_answered - 1), artefact)
 
-    async def result(self, sandbox: Sandbox) -> AgentResult:
-        """Return the result. The gateway's failures come first: a command may crash on them, or end normally."""
-        failure, limit = self.calls.failure, self.calls.limit
+    def check(self) -> None:
+        """Raise what makes it an error; a limit of the rollout excuses what follows from it.
+
+        The gateway's failures come first: a command may crash on them, or end normally.
+        """
+        failure = self.calls.failure
         if isinstance(failure, RolloutError):
             raise failure
         if failure is not None:
             raise self._crashed(f"was refused an answer ({type(failure).__name__}: {failure})") from failure
-        if limit is not None:
-            return AgentResult(limit.outcome)
+        if self.calls.limit is not None:
+            return
         if self.given_up or self.ended is None:
             raise self._crashed(f"{self.given_up or 'did not end'}, and was ended")
         if self.ended.code != 0:
             raise self._crashed(_how(self.ended))
         if self.calls.n_answered == 0:
             raise self._crashed("ended without a single answer of its model")
+
+    async def result(self, sandbox: Sandbox) -> AgentResult:
+        """Return the result of one that is no error."""
+        if self.calls.limit is not None:
+            return AgentResult(self.calls.limit.outcome)
+        assert self.ended is not None
         return await self._read(sandbox, self.ended)
 
     async def _read(self, sandbox: Sandbox, ended: ExecResult) -> AgentResult:

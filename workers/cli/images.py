@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import sys
 import time
@@ -19,6 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from farm.cli.console import console
+from farm.cli.upkeep.durations import UNITS_S, seconds
 from farm.embedded.node_folder import own_folder
 from farm.errors import FarmError, ImageError, InvalidRequest
 from farm.records.request import Instance, SandboxSpec
@@ -29,12 +29,11 @@ from workers.sandboxes.images.dockerfile.dockerfile_source import PREFIX
 from workers.sandboxes.images.image import CACHED, HOST
 from workers.sandboxes.images.image_aliases import aliases, remove_alias, set_alias
 from workers.sandboxes.images.image_cache import CachedImage, entries
-from workers.sandboxes.images.image_pruning import beyond, examined, is_stood_on, prune, unused_since
+from workers.sandboxes.images.image_pruning import beyond, everything, examined, is_stood_on, prune, unused_since
 from workers.stage_job import needed_by
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
 _MODES = ("scratch", "versioned", "lock")
 BUILDERS = ("own", "buildah")
 
@@ -55,16 +54,6 @@ class _Plain(click.Group):
             return super().invoke(context)
         except FarmError as error:
             raise click.ClickException(f"{type(error).__name__}: {error}") from error
-
-
-def _seconds(context: click.Context, param: click.Parameter, value: str | None) -> float | None:
-    """A time span such as 30m, 12h or 7d."""
-    if value is None:
-        return None
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", value)
-    if match is None:
-        raise click.BadParameter(f"{value!r} is no time span: say 30m, 12h or 7d")
-    return float(match[1]) * _UNITS_S[match[2]]
 
 
 @click.group(cls=_Plain)
@@ -169,18 +158,25 @@ def _specs(file: Path | None, agent: str) -> Iterator[SandboxSpec]:
 
 
 def _jobs_of(specs: Iterable[SandboxSpec]) -> list[PrefetchJob]:
-    """One job for each thing that is different."""
+    """One job for each thing that is different; each program of an agent is one."""
     result: dict[str, PrefetchJob] = {}
     for spec in specs:
-        parts = SandboxSpec(
-            image=spec.image,
-            image_values=spec.image_values,
-            archives=spec.archives,
-            packages=spec.packages,
-            agent_packages=spec.agent_packages,
-        )
-        result.setdefault(parts.model_dump_json(), PrefetchJob(_label(parts), parts))
+        for parts in _parts_of(spec):
+            result.setdefault(parts.model_dump_json(), PrefetchJob(_label(parts), parts))
     return list(result.values())
+
+
+_PARTS = (
+    *("image", "image_values", "archives", "packages", "without_dependencies"),
+    *("agent_packages", "agent_python"),
+)
+"""The fields of a sandbox that say what is to be prepared for it, beside the programs of its agent."""
+
+
+def _parts_of(spec: SandboxSpec) -> Iterator[SandboxSpec]:
+    yield SandboxSpec(**{name: getattr(spec, name) for name in _PARTS})
+    for program in spec.agent_programs:
+        yield SandboxSpec(agent_programs=(program,))
 
 
 def _spec(line: str, agent: str, where: str) -> SandboxSpec | None:
@@ -197,6 +193,8 @@ def _spec(line: str, agent: str, where: str) -> SandboxSpec | None:
 
 
 def _label(spec: SandboxSpec) -> str:
+    if spec.agent_programs:
+        return ", ".join(f"{each.name} ({each.kind}: {each.source})" for each in spec.agent_programs)
     values = [f"{name}={value}" for name, value in sorted(spec.image_values.items())]
     parts = [" ".join([spec.image, *values]), *(f"{archive.name} {archive.version}" for archive in spec.archives)]
     for packages, whose in ((spec.packages, "packages"), (spec.agent_packages, "packages of its agent")):
@@ -280,24 +278,26 @@ def _mb(n_bytes: int) -> str:
 
 
 def _ago(instant: float) -> str:
-    seconds = max(0.0, time.time() - instant)
-    unit = next((unit for unit in "wdhm" if seconds >= _UNITS_S[unit]), "s")
-    return f"{seconds / _UNITS_S[unit]:.0f} {unit} ago"
+    age_s = max(0.0, time.time() - instant)
+    unit = next((unit for unit in "wdhm" if age_s >= UNITS_S[unit]), "s")
+    return f"{age_s / UNITS_S[unit]:.0f} {unit} ago"
 
 
 @main.command(name="prune")
 @click.option(
-    "--older-than", "older_s", metavar="AGE", callback=_seconds, help="Those not used for so long, such as 7d."
+    "--older-than", "older_s", metavar="AGE", callback=seconds, help="Those not used for so long, such as 7d."
 )
 @click.option("--keep-mb", type=click.IntRange(min=0), help="The least recently used, until the others take this much.")
-@click.option("--all", "everything", is_flag=True, help="All that is not in use.")
+@click.option("--all", "all_of_it", is_flag=True, help="All that is not in use.")
 @click.option("--dry-run", is_flag=True, help="Only say what would go.")
-def prune_command(older_s: float | None, keep_mb: int | None, everything: bool, dry_run: bool) -> None:
-    """Remove images. None that a sandbox stands on; none that another node has used in the last day."""
-    if [older_s is not None, keep_mb is not None, everything].count(True) != 1:
+def prune_command(older_s: float | None, keep_mb: int | None, all_of_it: bool, dry_run: bool) -> None:
+    """Remove images, environments, archives and programs. None that a sandbox stands on; none that another node has
+    used in the last day.
+    """
+    if [older_s is not None, keep_mb is not None, all_of_it].count(True) != 1:
         raise click.UsageError("say which: one of --older-than, --keep-mb and --all")
-    if everything:
-        wanted = list(entries())
+    if all_of_it:
+        wanted = everything()
     else:
         wanted = beyond(keep_mb * 1_000_000) if keep_mb is not None else unused_since(time.time() - (older_s or 0.0))
     _say_pruned([(each.entry, each.kept) for each in (examined(wanted) if dry_run else prune(wanted))])

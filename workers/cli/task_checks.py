@@ -13,7 +13,7 @@ from tempfile import TemporaryFile
 from uuid import uuid4
 
 from farm.client.archive_uploads import PART_BYTES
-from farm.errors import FarmError
+from farm.errors import FarmError, RolloutError
 from farm.records.request import Limits, SamplingParams
 from farm.records.task_needs import NetworkRule, unsupported
 from farm.records.trajectory import ModelCall
@@ -24,10 +24,11 @@ from farm.tasks.harbor_needs import needs_of
 from workers import stages
 from workers.cli.solution_policy import SolutionPolicy
 from workers.interfaces import Artefact
-from workers.stage_job import StageJob, resolve
+from workers.stage_job import StageJob, resolve, resolve_problem
 from workers.task_archives import archive_folder, fetch_archive
 
 _SHOWN = 300
+_N_ATTEMPTS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +78,22 @@ async def _checked(path: Path, options: CheckOptions) -> TaskCheck:
             name = task.name
             if reasons := unsupported(needs_of(task.instance), None, options.network):
                 return TaskCheck(name, problem=f"it asks for {'; '.join(reasons)}")
-            untouched, _ = await score_of(task, options, solves=False)
-            solved, note = await score_of(task, options, solves=True)
+            untouched, _ = await _repeated(task, options, solves=False)
+            solved, note = await _repeated(task, options, solves=True)
             return TaskCheck(name, solved, untouched, _fault(solved, untouched, note))
     except FarmError as error:
         return TaskCheck(name, problem=str(error))
+
+
+async def _repeated(task: TaskFolder, options: CheckOptions, *, solves: bool) -> tuple[float, str]:
+    """Score as often as a farm would: what this machine broke may go well the next time. Raises FarmError."""
+    for _ in range(_N_ATTEMPTS - 1):
+        try:
+            return await score_of(task, options, solves=solves)
+        except RolloutError as error:
+            if not error.retryable:
+                raise
+    return await score_of(task, options, solves=solves)
 
 
 def _fault(solved: float, untouched: float, note: str) -> str:
@@ -111,8 +123,9 @@ async def score_of(task: TaskFolder, options: CheckOptions, *, solves: bool) -> 
         secrets=dict(options.secrets),
         archive=await asyncio.to_thread(local_archive, task.path),
     )
-    await stages.init(job)
-    resolved = resolve(job)
+    problem = resolve_problem(job)
+    await stages.init(problem)
+    resolved = resolve(problem)
     assert resolved.source is not None
     policy = SolutionPolicy(
         task.instance,
@@ -123,8 +136,8 @@ async def score_of(task: TaskFolder, options: CheckOptions, *, solves: bool) -> 
         job.secrets,
         solves=solves,
     )
-    played = await stages.run(job, policy, _forget_call, _forget_artefact)
-    score, _ = await stages.evaluate(job, played.submission)
+    played = await stages.run(problem, policy, _forget_call, _forget_artefact)
+    score, _ = await stages.evaluate(problem, played.submission)
     return score.value, _failed(policy)
 
 

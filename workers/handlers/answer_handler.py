@@ -82,6 +82,7 @@ class AnswerHandler:
     instance_type: ClassVar[type[BaseModel]] = AnswerInstance
     agent: ClassVar[str] = "react"
     tools: ClassVar[Collection[str]] = ()
+    without_sandbox: ClassVar[bool] = True
 
     def sandbox(self, instance: AnswerInstance) -> SandboxSpec | None:
         return None

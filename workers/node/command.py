@@ -4,51 +4,84 @@ to check them, as `farm up` does before it starts anything, and to show them cos
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
+from typing import Any
 
 import click
 
 from farm.startup import frozen_imports
 from workers.process.supervision import HAND_BACK_S
 
+_COUNT = click.IntRange(min=1)
+
 
 @click.command()
-@click.option("--init", "init_slots", default=4, show_default=True, help="Sandboxes started at a time.")
-@click.option("--run", "run_slots", default=64, show_default=True, help="Agents that play at a time.")
-@click.option("--eval", "eval_slots", default=8, show_default=True, help="Scorings at a time.")
-@click.option("--room", default=0, help="Rollouts this node takes in all; default: the sum of the three.")
+@click.option(
+    "--init", "init_slots", type=_COUNT, help="Sandboxes started at a time.  [default: FARM_INIT_SLOTS, else 4]"
+)
+@click.option("--run", "run_slots", type=_COUNT, help="Agents that play at a time.  [default: FARM_RUN_SLOTS, else 64]")
+@click.option("--eval", "eval_slots", type=_COUNT, help="Scorings at a time.  [default: FARM_EVAL_SLOTS, else 8]")
+@click.option(
+    "--room",
+    type=click.IntRange(min=0),
+    help="Rollouts this node takes in all; 0: the sum of the three.  [default: FARM_ROOM]",
+)
 @click.option(
     "--grace",
     "grace_s",
-    default=15.0,
-    show_default=True,
+    type=click.FloatRange(min=0),
     help=f"Seconds that what has begun may play on after SIGTERM. Up to {HAND_BACK_S:g} more go into handing back the "
-    "rest: stay that far, and a few for the clean-up, below what kills the node: Slurm's KillWait is 30 s.",
+    "rest: stay that far, and a few for the clean-up, below what kills the node: Slurm's KillWait is 30 s.  "
+    "[default: FARM_GRACE_S, else 15]",
 )
-@click.option("--log-dir", type=click.Path(path_type=Path), help="Write the workers' logs there.")
-def main(init_slots: int, run_slots: int, eval_slots: int, room: int, grace_s: float, log_dir: Path | None) -> None:
+@click.option(
+    "--log-dir", type=click.Path(path_type=Path), help="Write the workers' logs there.  [default: FARM_LOG_DIR]"
+)
+@click.option("--at", "shared", type=click.Path(path_type=Path), help="The folder of a `farm head`, which is followed.")
+@click.option(
+    "--head-on-first",
+    is_flag=True,
+    help="Be the head of that folder, too, while no other is: the first node is, and another when that ends.",
+)
+def main(shared: Path | None, head_on_first: bool, **given: Any) -> None:
     """Run this machine's part of the farm until SIGTERM; a second one, seconds later, ends the grace."""
+    if head_on_first and shared is None:
+        raise click.UsageError("--head-on-first needs --at DIR, the folder that all nodes share")
     with frozen_imports():
         from farm.errors import FarmError
         from farm.settings import settings
         from workers import logs
+        from workers.node.cache_keeper import CacheKeeper
+        from workers.node.followed_head import FollowedHead
         from workers.node.forked_worker import WorkerForkServer
         from workers.node.node_name import own_settings
         from workers.node.pools import Slots
         from workers.node.supervisor import Supervisor
-    if not settings().broker_url:
-        raise click.ClickException("FARM_BROKER_URL is not set: a node needs the farm's Redis (redis://…) or RabbitMQ")
-    # before there are threads and files
-    try:
-        fork_server = WorkerForkServer(os.pipe())
-        fork_server.fork()
-    except OSError as error:
-        raise click.ClickException(f"this node cannot start a process: {error}") from error
-    slots = Slots(init_slots, run_slots, eval_slots, room or init_slots + run_slots + eval_slots)
-    try:
-        options, lock = own_settings()
-        logs.set_up(options)
-        Supervisor(options, slots, log_dir, grace_s, lock, fork_server).run()
-    except FarmError as error:
-        raise click.ClickException(str(error)) from error
+    with contextlib.ExitStack() as stack:
+        try:
+            head = stack.enter_context(FollowedHead(shared, head_on_first)) if shared is not None else None
+            if head is not None and not head.reached:
+                return
+            chosen = settings().model_copy(update={name: value for name, value in given.items() if value is not None})
+            if not chosen.broker_url:
+                raise click.ClickException(
+                    "FARM_BROKER_URL is not set: a node needs the farm's Redis (redis://…) or RabbitMQ, or --at DIR"
+                )
+            # before there are threads and files
+            try:
+                fork_server = WorkerForkServer(os.pipe())
+                fork_server.fork(head.descriptors if head is not None else ())
+            except OSError as error:
+                raise click.ClickException(f"this node cannot start a process: {error}") from error
+            counts = (chosen.init_slots, chosen.run_slots, chosen.eval_slots)
+            slots = Slots(*counts, chosen.room or sum(counts))
+            options, lock = own_settings()
+            logs.set_up(options)
+            if head is not None:
+                head.follow()
+            stack.enter_context(CacheKeeper(options))
+            Supervisor(options, slots, chosen.log_dir, chosen.grace_s, lock, fork_server).run()
+        except FarmError as error:
+            raise click.ClickException(str(error)) from error

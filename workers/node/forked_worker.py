@@ -16,19 +16,20 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from farm.embedded.child_process import ChildProcess
 from farm.startup import end_process, frozen_imports
 from workers.process.supervision import WorkerStart, end_with, exit_status
-from workers.queue.process_title import TITLE_ROOM
 
 _POLL_S = 0.02
 _KILL_S = 5.0
 _ANSWER_S = 120.0
 """Seconds in which the server answers; the first answer waits for its imports, on however busy a machine."""
+_TITLE_ROOM = 256
+"""Bytes that a worker's command line needs beyond the server's own, which it replaces."""
 _MAX_BYTES = 65536
 
 
@@ -44,8 +45,9 @@ class WorkerForkServer:
         self._child: ChildProcess | ForkedProcess | None = None
         self._control: socket.socket | None = None
 
-    def fork(self) -> None:
-        """Fork the server from this process, which must have one thread and no open file but the standard ones.
+    def fork(self, but: Sequence[int] = ()) -> None:
+        """Fork the server from this process, which must have one thread, and no open file but the standard ones `but`
+        these, which the server closes.
 
         It returns in this process alone. Raises OSError if that fails.
         """
@@ -55,7 +57,8 @@ class WorkerForkServer:
             pid = os.fork()
             if not pid:
                 ours.close()
-                os.close(self._lifeline[1])
+                for descriptor in (self._lifeline[1], *but):
+                    os.close(descriptor)
                 _serve_forked(its.detach(), self._lifeline[0], supervisor)
         self._child, self._control = ForkedProcess(exit_status, pid), ours
 
@@ -103,7 +106,7 @@ class WorkerForkServer:
         ours, its = _control_sockets()
         with its:
             env = os.environ | {"FARM_LIFELINE_FD": str(self._lifeline[0])}
-            argv = [sys.executable, "-m", "workers.queue", str(its.fileno()), "-" * TITLE_ROOM]
+            argv = [sys.executable, "-m", "workers.queue", str(its.fileno()), "-" * _TITLE_ROOM]
             self._child = ChildProcess(argv, env=env, pass_fds=[its.fileno(), self._lifeline[0]])
         self._control = ours
 
@@ -157,6 +160,10 @@ class ForkedProcess:
         self._pidfd = os.pidfd_open(pid)
         self._ended = select.poll()
         self._ended.register(self._pidfd, select.POLLIN)
+
+    def fileno(self) -> int:
+        """Return a descriptor that is readable once it has ended; to be called while it is `running`."""
+        return self._pidfd
 
     @property
     def running(self) -> bool:

@@ -10,7 +10,9 @@ from workers.node.command import main
 
 if __name__ == "__main__":
     try:
-        main.make_context("farm up", sys.argv[1:])
+        context = main.make_context("farm up", sys.argv[1:])
+        if context.params["shared"] is not None:
+            raise click.UsageError("--at is for `farm node`: `farm up` is a farm of its own", context)
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)

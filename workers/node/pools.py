@@ -80,6 +80,11 @@ class WorkerPool:
         return self._child is not None and self._child.running
 
     @property
+    def child(self) -> ForkedProcess | None:
+        """Its worker, while that runs."""
+        return self._child if self.running else None
+
+    @property
     def ready(self) -> bool:
         """True if its worker consumes its queue, or has done so."""
         return self._child is not None and ready_file(self._scratch, self._child.pid).exists()

@@ -1,4 +1,4 @@
-"""The removal of sandboxes that no rollout of a node needs any more, whoever left them."""
+"""The removal of sandboxes that no rollout of a node needs any more and nobody borrows, whoever left them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import threading
 
 from farm.errors import StoreUnavailable
 from farm.ids import eval_sandbox_id, prepare_sandbox_id, sandbox_id
-from farm.store import placement
+from farm.store import borrowed_sandboxes, placement
 from farm.store.database import Store
 from workers.sandboxes.lifecycle.reaper import sweep, sweep_dead_nodes
 
@@ -47,5 +47,6 @@ class SandboxSweeper:
 
     def _needed(self) -> set[str]:
         live = self._store.read(lambda connection: placement.live_sandboxes(connection, self._node))
+        lent = self._store.read(lambda connection: borrowed_sandboxes.ids_of_node(connection, self._node))
         names = [sandbox_id(rollout_id, attempt) for rollout_id, attempt in live]
-        return {*names, *map(eval_sandbox_id, names), *map(prepare_sandbox_id, names)}
+        return {*lent, *names, *map(eval_sandbox_id, names), *map(prepare_sandbox_id, names)}

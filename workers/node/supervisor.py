@@ -12,12 +12,14 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+import select
 import shutil
 import signal
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -29,19 +31,21 @@ from farm.errors import Conflict, FarmError, StoreGone, StoreUnavailable
 from farm.notifications import Signals
 from farm.plugins import installed
 from farm.records.engine_state import StoredEngine
-from farm.records.node import BROKEN, DRAINING, UP, Node
+from farm.records.node import BROKEN, DRAINING, UP, WITHOUT_SANDBOX, Node
 from farm.records.rollout import Stage
 from farm.scheduler.dispatcher import Dispatcher
 from farm.settings import Settings
-from farm.store import leases, llm_engines, migrations, node_names, nodes, placement
+from farm.store import borrowed_sandboxes, leases, llm_engines, migrations, node_names, nodes, placement
+from farm.store.access.sealed_secrets import check_secret_key, secret_key_fault
 from farm.store.capacity import PROCESS_CONNECTIONS
 from farm.store.database import Store, Work
 from workers import registry
 from workers.node.cancelled_sandboxes import CancelledSandboxReaper
 from workers.node.forked_worker import WorkerForkServer
+from workers.node.job_end import JobEnd
 from workers.node.pools import Slots, WorkerPool
 from workers.node.sandbox_sweeper import SandboxSweeper
-from workers.process.supervision import HAND_BACK_S
+from workers.process.supervision import HAND_BACK_S, forget_notes, noted_without_sandbox
 from workers.sandboxes.lifecycle import layers
 from workers.sandboxes.lifecycle.reaper import sweep_all
 
@@ -51,6 +55,8 @@ T = TypeVar("T")
 
 _HEARTBEAT_S = 5.0
 _POLL_S = 0.1
+_LOOK_S = 0.5
+"""While all workers run; the end of one is noticed at once."""
 _CHECK_INTERVAL_S = 0.5
 _WAIT_TIMEOUT_S = 5.0
 """Seconds that a node that ends, or whose worker has ended, waits for the database."""
@@ -96,16 +102,20 @@ class Supervisor:
             info={"supervisor": os.getpid(), "lease_s": options.lease_s, **node_names.about()},
             instance=secrets.token_hex(8),
         )
+        self._job = JobEnd()
         self._give_up_at = 0.0
         self._giving_back: dict[str, tuple[str, Future[int]]] = {}
         self._unreachable = False
+        self._keyless = ""
 
     def run(self) -> None:
         """Until stopped. Raises StoreUnavailable if the database is not at this code's schema."""
         signal.signal(signal.SIGTERM, self._on_signal)
         signal.signal(signal.SIGINT, self._on_signal)
         migrations.check(self._store)
+        self._store.read(check_secret_key)
         self._check_sandboxes()
+        forget_notes(self._options.scratch)
         self._sweeper.sweep()
         # what was prepared by another version of a handler
         layers.sweep(idle_s=0.0)
@@ -122,9 +132,10 @@ class Supervisor:
         for thread in threads:
             thread.start()
         try:
-            while not self._shutdown_requested_at:
-                self._keep_up()
-                time.sleep(_POLL_S)
+            with _woken_by_signals() as woken:
+                while not self._shutdown_requested_at:
+                    self._keep_up()
+                    self._wait(woken)
             self._drain()
         finally:
             self._dispatcher.stop()
@@ -160,7 +171,10 @@ class Supervisor:
 
     def _start_anew(self) -> None:
         """Give back what earlier processes of the node held: only this one plays for it now, so they have ended."""
-        n = self._store.write(lambda connection: placement.start_anew(connection, self._options.node))
+        node = self._options.node
+        n = self._store.write(lambda connection: placement.start_anew(connection, node))
+        restarted = f"its node {node} was killed and started again"
+        self._store.write(lambda connection: borrowed_sandboxes.end_on(connection, [node], restarted))
         if n:
             log.warning("%d rollouts of a node %s that was killed are given back", n, self._options.node)
 
@@ -180,6 +194,7 @@ class Supervisor:
         self._care()
 
     def _announce(self) -> None:
+        self._announced = replace(self._announced, info=self._announced.info | self._job.about())
         self._store.write(lambda connection: nodes.announce(connection, self._announced))
         url = self._options.policy_url
         self._store.write(lambda connection: llm_engines.remove_of(connection, self._options.node, but=url))
@@ -201,6 +216,15 @@ class Supervisor:
         self._note_given_back()
         if self._announced.state != DRAINING:
             self._check_pools()
+
+    def _wait(self, woken: int) -> None:
+        """Wait until a worker ends, a signal comes, or it is time to look again."""
+        children = [child for pool in self._pools.values() if (child := pool.child) is not None]
+        poll = select.poll()
+        poll.register(woken, select.POLLIN)
+        for child in children:
+            poll.register(child, select.POLLIN)
+        poll.poll((_LOOK_S if len(children) == len(self._pools) else _POLL_S) * 1000)
 
     def _give_back(self, owner: str, how: str) -> None:
         """Let the leases of a worker that has ended run out."""
@@ -231,10 +255,14 @@ class Supervisor:
                     self._signals.wake()
 
     def _check_pools(self) -> None:
-        """While a pool ends again and again, give the node no work; what waits for it here does not wait long."""
+        """While a pool ends again and again, give the node no work; what waits for it here does not wait long.
+
+        Nor while it lacks the secret key of the farm, whose first secret may be younger than this node.
+        """
         failing = [pool.stage for pool in self._pools.values() if pool.failing]
-        if (BROKEN if failing else UP) != self._announced.state:
-            self._tell_of(failing)
+        why = f"its {', '.join(failing)} workers end as soon as they are started" if failing else self._keyless
+        if (BROKEN if why else UP) != self._announced.state:
+            self._tell_of(why)
         elif failing and time.monotonic() > self._give_up_at:
             self._give_up_at = time.monotonic() + self._options.node_timeout_s
             node = self._options.node
@@ -246,20 +274,20 @@ class Supervisor:
             if n := self._briefly(leave):
                 log.error("%d rollouts that waited for workers of node %s are given back", n, node)
 
-    def _tell_of(self, failing: Sequence[Stage]) -> None:
+    def _tell_of(self, why: str) -> None:
         node, info = self._options.node, dict(self._announced.info)
         info.pop(BROKEN, None)
-        if failing:
-            info[BROKEN] = f"its {', '.join(failing)} workers end as soon as they are started"
-            log.error("node %s is given nothing more: %s", node, info[BROKEN])
+        if why:
+            info[BROKEN] = why
+            log.error("node %s is given nothing more: %s", node, why)
         else:
             log.error("node %s is given rollouts again: its workers live", node)
-        self._announced = replace(self._announced, state=BROKEN if failing else UP, info=info)
+        self._announced = replace(self._announced, state=BROKEN if why else UP, info=info)
         self._give_up_at = time.monotonic() + self._options.node_timeout_s
 
         def change(connection: Connection) -> None:
             nodes.change(connection, self._announced)
-            if failing:
+            if why:
                 placement.requeue_unstarted(connection, node)
 
         self._briefly(change)
@@ -283,7 +311,9 @@ class Supervisor:
         """Heartbeats, which nothing may hold up."""
 
         def beat(connection: Connection) -> bool:
-            return nodes.heartbeat(connection, self._announced)
+            self._keyless = secret_key_fault(connection)
+            known = {WITHOUT_SANDBOX: noted_without_sandbox(self._options.scratch)}
+            return nodes.heartbeat(connection, replace(self._announced, info={**self._announced.info, **known}))
 
         while not self._ending.wait(min(_HEARTBEAT_S, self._options.node_timeout_s / 4)):
             try:
@@ -339,14 +369,11 @@ class Supervisor:
     def _end(self) -> None:
         """Take the node's name off everything, and remove what is left on this machine."""
         node = self._options.node
-
         owners = [pool.owner for pool in self._pools.values()]
         n = self._briefly(lambda connection: node_names.give_back(connection, self._announced, owners))
         if n is None:
-            lease_s = self._options.lease_s
-            log.error(
-                "node %s ends without the database: what it had is played elsewhere in %g s or more", node, lease_s
-            )
+            late = "node %s ends without the database: what it had is played elsewhere in %g s or more"
+            log.error(late, node, self._options.lease_s)
         elif n:
             log.warning("%d rollouts are handed back", n)
         self._signals.wake()
@@ -357,3 +384,17 @@ class Supervisor:
             self._store.close()
         shutil.rmtree(self._options.scratch, ignore_errors=True)
         self._lock.close()
+
+
+@contextmanager
+def _woken_by_signals() -> Iterator[int]:
+    """A descriptor that is readable once a signal has come: a wait goes on after its handler otherwise."""
+    read_end, write_end = os.pipe()
+    os.set_blocking(write_end, False)
+    signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
+    try:
+        yield read_end
+    finally:
+        signal.set_wakeup_fd(-1)
+        os.close(read_end)
+        os.close(write_end)

@@ -46,11 +46,26 @@ class EngineUnfit(EngineRefused):
     """A request that this engine cannot answer, but another may: it requires another key, or lacks model or route."""
 
 
+class LogprobsMissing(EngineRefused):
+    """A request for log-probabilities to an engine that gives none."""
+
+
+class FormUnsupported(EngineRefused):
+    """A request whose answer must be of a form that this engine, or this model's tool format, cannot be held to."""
+
+
 @dataclass(slots=True, kw_only=True)
 class Generation(SampledTokens):
     """A sample from ids; `prompt_ids` are those that the engine reports, None if it does not."""
 
     response_ids: TokenIds
+
+
+@dataclass(slots=True, kw_only=True)
+class SpelledCompletion(Completion):
+    """A completion with the text of each of its response ids: joined they are all that was sampled."""
+
+    token_texts: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,17 @@ from farm.records.trajectory import NO_VERSION, Message, VersionSpan, version_nu
 from farm.seeds import call_seed
 from workers.interfaces import Completion, OnDelta
 from workers.policy import tool_calls
-from workers.policy.generation import ChatRequest, Engine, EngineAddress, EngineRefused, EngineUnfit
+from workers.policy.answer_form import FormedSampling, guide, is_spelled
+from workers.policy.engines.kind import takes_guides
+from workers.policy.generation import (
+    ChatRequest,
+    Engine,
+    EngineAddress,
+    EngineRefused,
+    EngineUnfit,
+    FormUnsupported,
+    LogprobsMissing,
+)
 from workers.policy.routing.retry_state import Call
 from workers.policy.routing.router import StickyRouter
 from workers.policy.stream_forwarder import Interrupted, StreamForwarder
@@ -96,6 +106,11 @@ class RolloutPolicy:
     def paused_s(self) -> float:
         return self._router.paused_s
 
+    @property
+    def context_tokens(self) -> int | None:
+        """The tokens that a prompt and its answer may have together; None if that is not known."""
+        return self._router.context_tokens
+
     async def complete(
         self,
         messages: Sequence[Message],
@@ -134,6 +149,8 @@ class RolloutPolicy:
         text = await self._text(engine) if engine.info.token_in else None
         if text is not None:
             return await self._exact(engine, text, asked, result)
+        if is_spelled(asked.request.sampling):
+            raise LogprobsMissing(f"engine {engine.address.url} gives no log-probabilities")
         return await asked.chat(engine, result)
 
     async def _text(self, engine: Engine) -> ModelText | None:
@@ -220,14 +237,26 @@ class _Asked:
         return call
 
     def _new_call(self, engine: Engine, text: ModelText, prompt: Prompt) -> TokenCompletion:
+        sampling = self.request.sampling
         opened = tool_calls.opens_reasoning(text.tokenizer.decode(prompt.ids[-_TAIL_IDS:]))
-        parser = tool_calls.parser(
-            engine.address.tool_format, template=text.template.source, opened=opened, tools=self.request.tools
-        )
+        tool_format = engine.address.tool_format or tool_calls.detect(text.template.source)
+        sampling = self._formed(engine, sampling, tool_format, opened)
+        if isinstance(sampling, FormedSampling) and sampling.tool_choice == "none":
+            tool_format = "none"
+        parser = tool_calls.parser(tool_format, template=text.template.source, opened=opened, tools=self.request.tools)
         live = None
         if self._on_delta is not None:
-            live = StreamForwarder(text.tokenizer, parser, self.request.sampling.stop, self._on_delta)
-        return TokenCompletion(prompt, text.tokenizer, parser, self.request.sampling, self.request.max_tokens, live)
+            live = StreamForwarder(text.tokenizer, parser, sampling.stop, self._on_delta)
+        return TokenCompletion(prompt, text.tokenizer, parser, sampling, self.request.max_tokens, live)
+
+    def _formed(self, engine: Engine, sampling: SamplingParams, tool_format: str, opened: bool) -> SamplingParams:
+        """Return the sampling with the guide of its form. Raises FormUnsupported if it has to have one, and cannot."""
+        if not isinstance(sampling, FormedSampling) or not sampling.needs_guide:
+            return sampling
+        form = guide(sampling, tool_format, opened, self.request.tools) if takes_guides(engine.info) else {}
+        if not form and sampling.required:
+            raise FormUnsupported(f"engine {engine.address.url} cannot be made to answer in the form that is asked for")
+        return sampling.model_copy(update={"guide": form or None})
 
     async def chat(self, engine: Engine, told: str) -> Completion:
         """Return the answer of an engine that renders and tokenises the messages itself, streamed in one piece."""
@@ -291,7 +320,7 @@ async def _model_text(engine: Engine) -> ModelText | None:
 
 def _named(error: EngineError, rollout_id: str) -> EngineError:
     """Return an error of the same kind whose message begins with the rollout's id."""
-    kind = WeightsMissing if isinstance(error, WeightsMissing) else EngineError
+    kind = type(error) if isinstance(error, WeightsMissing | FormUnsupported | LogprobsMissing) else EngineError
     named = kind(f"{rollout_id}: {error}")
     named.retryable = error.retryable
     return named

@@ -9,6 +9,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from typing import Any
 from weakref import WeakValueDictionary
 
 from farm.errors import EngineError, LimitReached
@@ -20,10 +21,8 @@ from workers.policy.routing.dedicated_engines import DedicatedEngines
 from workers.policy.routing.pool import EnginePool
 from workers.policy.routing.retry_state import Call
 from workers.policy.routing.router import RoutingKey, StickyRouter
-from workers.roles import ChatModel
+from workers.roles import MAX_TOKENS, ChatModel
 
-_MAX_TOKENS = 4096
-"""The most tokens of an answer whose request does not say so."""
 _CHARS_PER_TOKEN = 4
 
 
@@ -47,13 +46,21 @@ class RoleModel:
 
     async def complete(self, messages: Sequence[Message], sampling: SamplingParams) -> str:
         """Implement `ChatModel.complete`."""
+        content = (await self.answer(messages, (), sampling)).response.get("content")
+        return content if isinstance(content, str) else ""
+
+    async def answer(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], sampling: SamplingParams
+    ) -> Completion:
+        """Implement `ChatModel.answer`."""
         if self._settings.sampling is not None:
             sampling = self._settings.sampling.model_copy(update={"seed": sampling.seed})
-        request = ChatRequest(list(messages), sampling.max_tokens or _MAX_TOKENS, sampling, model=self.model)
+        limit = sampling.max_tokens or MAX_TOKENS
+        request = ChatRequest(list(messages), limit, sampling, tools, model=self.model)
         async with self._slots:
             try:
                 async with asyncio.timeout(self._settings.timeout_s):
-                    completion = await self._answer(request)
+                    return await self._answer(request)
             except TimeoutError:
                 waits = f" ({self.blocked})" if self.blocked else ""
                 raise EngineError(
@@ -64,8 +71,6 @@ class RoleModel:
                 raise EngineRefused(f"role {self._role}: {error}") from error
             except EngineError as error:
                 raise self._named(error) from error
-        content = completion.response.get("content")
-        return content if isinstance(content, str) else ""
 
     async def _answer(self, request: ChatRequest) -> Completion:
         n_chars = sum(len(str(message.get("content") or "")) for message in request.messages)

@@ -17,9 +17,10 @@ from farm.records.request import SamplingParams
 from farm.records.trajectory import LogProbs, Message, SampledTokens, TokenIds, VersionSpan, field_values
 from farm.seeds import part_seed
 from workers.interfaces import Completion
-from workers.policy.generation import Engine, EngineBusy, Generation
+from workers.policy.answer_form import GUIDED, FormedSampling, guide_of, is_spelled
+from workers.policy.generation import Engine, EngineBusy, FormUnsupported, Generation, SpelledCompletion
 from workers.policy.stop_strings import before_stop
-from workers.policy.stream_forwarder import StreamForwarder
+from workers.policy.stream_forwarder import Interrupted, StreamForwarder
 from workers.policy.tokens.session import Prompt
 from workers.policy.tokens.tokenizer import Tokenizer
 from workers.policy.tool_calls import Parsed, Parser
@@ -89,12 +90,22 @@ class TokenCompletion:
             return
         if len(self._parts) > _MAX_ABORTS:
             raise EngineError(f"engine {engine.address.url} aborted one answer {_MAX_ABORTS} times")
+        if guide_of(self._sampling):
+            self._begin_anew()
         n_ids = len(ids) + len(part.response_ids)
         raise EngineBusy(
             f"engine {engine.address.url} aborted the answer; it goes on after {n_ids} ids", _ABORT_PAUSE_S
         )
 
+    def _begin_anew(self) -> None:
+        """Drop what was sampled: a guide holds an answer from its beginning. Raises Interrupted if it was streamed."""
+        if self.begun:
+            raise Interrupted("the guided answer broke off after its beginning was passed on; ask again")
+        self._parts.clear()
+        self._mismatches.clear()
+
     async def _generate(self, engine: Engine, ids: TokenIds, room: int, model: str, session_id: str) -> Generation:
+        """Sample the rest, freely if the engine refuses the form that is asked for, unless it is required."""
         ask = partial(
             engine.generate,
             ids,
@@ -104,10 +115,16 @@ class TokenCompletion:
             session_id=session_id,
             n_vocabulary=self._tokenizer.size,
         )
-        if self._live is None:
-            return await ask()
-        with self._live.part():
-            return await ask(on_ids=self._live.feed)
+        try:
+            if self._live is None:
+                return await ask()
+            with self._live.part():
+                return await ask(on_ids=self._live.feed)
+        except FormUnsupported:
+            if not isinstance(self._sampling, FormedSampling) or self._sampling.required:
+                raise
+            self._sampling = self._sampling.model_copy(update={"guide": None})
+        return await self._generate(engine, ids, room, model, session_id)
 
     def _drawn(self, n_sampled: int) -> SamplingParams:
         """Return the sampling after `n_sampled` tokens: with the seed of the first part it would repeat its draws."""
@@ -137,7 +154,7 @@ class TokenCompletion:
 
     def completion(self, engine: str, message: Message, n_invalid: int) -> Completion:
         whole = self._whole()
-        return Completion(
+        result = Completion(
             **field_values(whole, SampledTokens),
             response=message,
             engine=engine,
@@ -147,7 +164,12 @@ class TokenCompletion:
             n_invalid=n_invalid,
             begins=self.prompt.begins,
             mismatch=min(self._mismatches, default=None),
+            labels={GUIDED: "yes"} if guide_of(self._sampling) else {},
         )
+        if not is_spelled(self._sampling):
+            return result
+        texts = self._tokenizer.texts(whole.response_ids)
+        return SpelledCompletion(**field_values(result, Completion), token_texts=texts)
 
     def _whole(self) -> Generation:
         """Return all parts as one sample, from the prompt as it was sent."""

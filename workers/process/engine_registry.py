@@ -16,14 +16,17 @@ from dataclasses import astuple
 from typing import Any
 
 from farm.client.local_orders import ALIVE_S
+from farm.errors import NotAllowed
 from farm.notifications import ENGINES, Signals
 from farm.records.engine import EngineInfo
 from farm.records.engine_state import DRAINING, StoredEngine
 from farm.store import leader, llm_engines
+from farm.store.access.sealed_secrets import opened
 from farm.store.database import Store
 from farm.store.llm_engines import EngineUse
 from workers.policy.generation import EngineAddress
 from workers.policy.routing.engine_view import EngineRecord, InFlight, Paused
+from workers.redaction import in_use
 
 log = logging.getLogger(__name__)
 
@@ -96,11 +99,22 @@ class EngineRegistry:
     def _read(self) -> None:
         result = self._store.read(llm_engines.listing)
         self._remind(result)
-        listed = tuple(_listed(engine) for engine in result)
+        listed = tuple(self._opened(engine) for engine in result)
         if listed != self._listed:
             self._listed = listed
             if self.on_change is not None:
                 self.on_change()
+
+    def _opened(self, engine: StoredEngine) -> EngineRecord:
+        """Return an engine with its key; without it, it will answer that it wants one."""
+        try:
+            key = opened(self._store.engine.url, engine.key)
+            # servers repeat what they were sent
+            in_use.add(key)
+            return _listed(engine, key)
+        except NotAllowed as error:
+            self.report_failure(engine.url, str(error))
+            return _listed(engine, "none")
 
     def _remind(self, found: Sequence[StoredEngine]) -> None:
         """Log now and then which engines are paused, as a client that was killed leaves them."""
@@ -162,8 +176,8 @@ class EngineRegistry:
             self._signals.acknowledged()
 
 
-def _listed(engine: StoredEngine) -> EngineRecord:
-    address = EngineAddress(engine.url, engine.model, engine.key, engine.tokenizer, engine.tool_format)
+def _listed(engine: StoredEngine, key: str) -> EngineRecord:
+    address = EngineAddress(engine.url, engine.model, key, engine.tokenizer, engine.tool_format)
     return EngineRecord(
         address=address,
         info=engine.info,

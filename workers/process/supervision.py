@@ -1,4 +1,4 @@
-"""The agreement of a worker process and its node's supervisor: name, signals, exit status, and a file that says ready.
+"""The agreement of a worker process and its node's supervisor: name, signals, exit status, and files.
 
 It is a module of its own as the supervisor needs this of a worker, and no more.
 """
@@ -6,9 +6,12 @@ It is a module of its own as the supervisor needs this of a worker, and no more.
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import signal
 from collections.abc import Mapping
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import TypedDict
 
@@ -55,3 +58,31 @@ def owner_name(node: str, pool: str, pid: int) -> str:
 def ready_file(scratch: Path, pid: int) -> Path:
     """Return the path of the file that a worker makes once it consumes its queue; its node is not announced before."""
     return scratch / f"ready-{pid}"
+
+
+@cache
+def note_without_sandbox(scratch: Path, data_source: str) -> None:
+    """Note for the supervisor that rollouts of a data source need no sandbox, as their handler declares.
+
+    Its node announces that, and they begin with the run stage then. Without room on the disk they go the long way.
+    """
+    with suppress(OSError), _notes(scratch).open("a") as file:
+        file.write(json.dumps(data_source) + "\n")
+
+
+def noted_without_sandbox(scratch: Path) -> list[str]:
+    """Return the data sources that were noted; a line that was cut off is none."""
+    try:
+        lines = _notes(scratch).read_text().splitlines(keepends=True)
+    except OSError:
+        return []
+    return sorted({json.loads(line) for line in lines if line.endswith('"\n')})
+
+
+def forget_notes(scratch: Path) -> None:
+    """Remove the notes of an earlier supervisor's workers, whose handlers may have been others."""
+    _notes(scratch).unlink(missing_ok=True)
+
+
+def _notes(scratch: Path) -> Path:
+    return scratch / "without-sandbox"

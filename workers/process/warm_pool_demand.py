@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache, partial
 
@@ -15,18 +15,24 @@ from farm.errors import FarmError
 from farm.ids import group_id, rollout_id
 from farm.records.request import SandboxSpec
 from farm.scheduler.fair_share import fair_shares
-from farm.store import placement
+from farm.store import nodes, placement
+from farm.store.database import Store
 from farm.store.placement import UpcomingStart
 from workers.process.worker import Worker
 from workers.sandboxes.launch_plan import LaunchPlan
 from workers.sandboxes.lifecycle import layers
 from workers.sandboxes.optional_protocols import StartsAhead, shares_layers, starts_ahead
-from workers.stage_job import resolve
+from workers.stage_job import resolve, resolve_problem
 
 log = logging.getLogger(__name__)
 
 _WAITING_EVERY_S = 2.0
-"""Reading all that waits for any node costs the database more than reading what was placed on this one."""
+_WAITING_OF_NODE_S = 0.25
+"""Reading all that waits for any node costs the more the more nodes there are: all of them do it once in so long."""
+_WAITING_COUNTS_S = 10.0
+"""Seconds after which a look at what waits is outdated."""
+_IDLE_S = 2.0
+"""Seconds between looks at what was placed on this node, while nothing was and nothing waits."""
 PAUSE_S = 30.0
 """Seconds for which a sandbox that could not be made ready is not tried again."""
 _CACHE_SIZE = 256
@@ -49,41 +55,68 @@ class WarmSource:
     shared: str
 
 
-class NodeDemand:
-    """Of the node of a worker."""
+class UpcomingStarts:
+    """The starts on a node and those it may get, read no more often than pays: an idle node asks little."""
 
-    def __init__(self, worker: Worker) -> None:
-        self._worker = worker
+    def __init__(
+        self, store: Store, node: str, node_timeout_s: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._store = store
+        self._node = node
+        self._node_timeout_s = node_timeout_s
+        self._clock = clock
         self._waiting: list[UpcomingStart] = []
-        self._waiting_due = 0.0
-        self._source = lru_cache(_CACHE_SIZE)(self._find_source)
-        self._paused: dict[tuple[str, int], float] = {}
+        self._look_due = self._waiting_due = self._waited_at = 0.0
 
-    def upcoming(self, limit: int) -> list[WarmPoolDemand]:
-        """Return about `limit` sandboxes, the first needed first. Blocks; long if an image is to be built."""
-        return [want for coming in self._upcoming_starts(limit) if (want := self._demand_of(coming)) is not None]
-
-    def _upcoming_starts(self, limit: int) -> Iterator[UpcomingStart]:
-        store = self._worker.store
-        value = store.read(partial(placement.assigned_starts, node=self._worker.node))
-        for coming in value:
+    def first(self, limit: int) -> Iterator[UpcomingStart]:
+        """Yield about `limit` starts, those that were placed here first."""
+        now = self._clock()
+        if now < self._look_due:
+            return
+        placed = self._store.read(partial(placement.assigned_starts, node=self._node))
+        for coming in placed:
             if limit <= 0:
                 return
             limit -= coming.n
             yield coming
-        if limit > 0 and time.monotonic() >= self._waiting_due:
-            waits = fair_shares(store.read(partial(placement.waiting, limit=limit)), limit)
-            result = [
-                store.read(partial(placement.next_groups_of, batch_id=batch_id, limit=share))
-                for batch_id, share in waits.items()
-            ]
-            self._waiting = [coming for group in result for coming in group]
-            self._waiting_due = time.monotonic() + _WAITING_EVERY_S
+        if limit > 0 and now >= self._waiting_due:
+            self._waiting = self._next(limit)
+            # where nothing waits the look costs nothing
+            healthy = partial(nodes.n_healthy, node_timeout_s=self._node_timeout_s)
+            n_nodes = self._store.read(healthy) if self._waiting else 0
+            self._waited_at, self._waiting_due = now, now + max(_WAITING_EVERY_S, n_nodes * _WAITING_OF_NODE_S)
+        if now > self._waited_at + _WAITING_COUNTS_S:
+            self._waiting = []
+        if not placed and not self._waiting:
+            self._look_due = now + _IDLE_S
         for coming in self._waiting:
             if limit <= 0:
                 return
             limit -= coming.n
             yield coming
+
+    def _next(self, limit: int) -> list[UpcomingStart]:
+        """Return those that the dispatcher would choose, of all that waits for any node."""
+        waits = fair_shares(self._store.read(partial(placement.waiting, limit=limit)), limit)
+        result = [
+            self._store.read(partial(placement.next_groups_of, batch_id=batch_id, limit=share))
+            for batch_id, share in waits.items()
+        ]
+        return [coming for group in result for coming in group]
+
+
+class NodeDemand:
+    """Of the node of a worker."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._starts = UpcomingStarts(worker.store, worker.node, worker.options.node_timeout_s)
+        self._source = lru_cache(_CACHE_SIZE)(self._find_source)
+        self._paused: dict[tuple[str, int], float] = {}
+
+    def upcoming(self, limit: int) -> list[WarmPoolDemand]:
+        """Return about `limit` sandboxes, the first needed first. Blocks; long if an image is to be built."""
+        return [want for coming in self._starts.first(limit) if (want := self._demand_of(coming)) is not None]
 
     def _demand_of(self, coming: UpcomingStart) -> WarmPoolDemand | None:
         """Return None if nothing can be made ready, or nothing is known: then the rollout itself will report why."""
@@ -104,7 +137,7 @@ class NodeDemand:
         """Return the source of the sandboxes of an instance; None if there are none to be started ahead."""
         job = self._worker.job_of(batch_id, group_index, rollout_id(batch_id, group_index, 0), 0, 0)
         self._worker.fetch_archive(job)
-        resolved = resolve(job)
+        resolved = resolve(resolve_problem(job))
         if resolved.source is None or (provider := starts_ahead(resolved.source.provider)) is None:
             return None
         shared = resolved.problem.shared() if shares_layers(resolved.source.provider) is not None else ""

@@ -13,13 +13,15 @@ from typing import Any, Generic, TypeVar
 
 from pydantic import BaseModel, Field
 
+from farm.errors import EngineError, NotAllowed
 from farm.ids import group_id
 from farm.notifications import Signals, redis_client
-from farm.records.request import EngineSettings, Limits, RoleEngine, SamplingParams
+from farm.records.request import AgentRequests, EngineSettings, Limits, RoleEngine, SamplingParams, TrainCalls
 from farm.records.rollout import Stage
 from farm.records.task_needs import NetworkRule
 from farm.settings import Settings, settings
 from farm.store import batches, migrations, rollouts
+from farm.store.access.sealed_secrets import opened_request
 from farm.store.blobs import stored_archives
 from farm.store.capacity import PROCESS_CONNECTIONS
 from farm.store.database import Store
@@ -36,6 +38,7 @@ from workers.policy.routing.router import RoutingKey, StickyRouter
 from workers.process.engine_registry import EngineRegistry
 from workers.process.layer_store import AttemptLayers
 from workers.process.lease_renewal import Leases
+from workers.process.lender import Lender
 from workers.process.loop import Loop
 from workers.process.node_breaker import NodeBreaker
 from workers.process.recorder import AttemptRecorder
@@ -43,7 +46,7 @@ from workers.process.supervision import owner_name
 from workers.process.watchdog import Watchdog
 from workers.roles import ChatModel
 from workers.sandboxes.processes.fork_client import close_fork_client
-from workers.stage_job import StageJob, resolve_problem
+from workers.stage_job import Problem, StageJob, resolve_problem
 from workers.task_archives import fetch_archive
 
 _CACHE_SIZE = 256
@@ -72,6 +75,9 @@ class StoredRequest(BaseModel):
     network: NetworkRule = "refuse"
     secrets: dict[str, str] = Field(default_factory=dict, repr=False)
     roles: Mapping[str, RoleEngine] = {}
+    agent_requests: AgentRequests = AgentRequests()
+    train_calls: TrainCalls = TrainCalls()
+    row_builder: str = "prefix"
 
     def engine_for(self, group_index: int) -> EngineAddress | None:
         """Return the dedicated engine of an instance; None if it is played on the farm's."""
@@ -129,8 +135,10 @@ class Worker:
         self.fleet.on_change = self.engines.changed
         self._watched: Once[EnginePool] = Once(self._watch_engines)
         self.role_models = RoleModels(self.dedicated_engines, self._watched)
+        self._lender = Lender(self.store, self.signals, self.loop, options)
         if pool == Stage.RUN:
             self._watched()
+            self._lender.start()
         self._request = lru_cache(_CACHE_SIZE)(self._read_request)
         self._instance = lru_cache(_CACHE_SIZE)(self._read_instance)
 
@@ -182,16 +190,18 @@ class Worker:
             secrets=request.secrets,
             archive=archive,
             roles=request.roles,
+            agent_requests=request.agent_requests,
+            train_calls=request.train_calls,
+            row_builder=request.row_builder,
         )
 
-    def resolved_job(self, claim: Claim) -> StageJob:
-        """Return the job of a claim with the task's own time limits, its archive on this node. Blocks.
+    def problem(self, job: StageJob) -> Problem:
+        """Return a job with its handler and the task's own time limits, its archive on this node. Blocks.
 
         Raises RolloutError.
         """
-        job = self.job(claim)
         self.fetch_archive(job)
-        return resolve_problem(job).job
+        return resolve_problem(job)
 
     def fetch_archive(self, job: StageJob) -> None:
         """Bring the archive of a job to this node, if it has one. Blocks."""
@@ -208,7 +218,10 @@ class Worker:
 
     def _read_request(self, batch_id: str) -> StoredRequest:
         stored = self.store.read(lambda connection: batches.request_of(connection, batch_id))
-        return StoredRequest.model_validate(stored)
+        try:
+            return StoredRequest.model_validate(opened_request(self.store.engine.url, stored))
+        except NotAllowed as error:
+            raise EngineError(str(error)) from None
 
     def _read_instance(self, batch_id: str, group_index: int) -> tuple[str, dict[str, Any], str]:
         return self.store.read(lambda connection: batches.instance_fields(connection, batch_id, group_index))
@@ -229,6 +242,7 @@ class Worker:
             yield models
 
     def close(self) -> None:
+        self._lender.close()
         self.watchdog.close()
         self.leases.close()
         self.loop.run(self.engines.aclose())

@@ -8,24 +8,28 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from celery import Task
+from celery.exceptions import Retry, Terminated
 from sqlalchemy import Connection
 
 from farm.ids import group_id
-from farm.records.rollout import Stage
+from farm.observing.process_log import log_about
+from farm.records.rollout import Stage, State
+from farm.store.database import Store
+from farm.store.reports.stage_ends import AttemptStage, stage_ends
 from farm.store.rollouts import Claim
 from workers import stages
 from workers.plugin_faults import is_exhausted
 from workers.process.claimed_work import ClaimedWork, StopReason
 from workers.process.worker import Worker, worker
-from workers.queue.unfinished_stage import UnfinishedStage
+from workers.queue.unfinished_stage import StageHandedBack, UnfinishedStage
 from workers.redaction import in_use
 from workers.run_clock import limit_s
-from workers.stage_job import StageJob
+from workers.stage_job import Problem, StageJob
 
 T = TypeVar("T")
 
-UNCLAIMED = "nothing to do: it was played, cancelled or taken away"
-"""The result of a task that got no claim: a message is only a notification."""
+UNCLAIMED = "nothing to do: it is played by another message"
+"""The result of a task whose stage another has, or had: a message is only a notification, and may come twice."""
 _DISCARD_S = 60.0
 
 
@@ -35,12 +39,16 @@ class ClaimLost(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ClaimedStage:
-    """A claim, its job, and the work on it, which whoever takes the claim away stops."""
+    """A claim, what it is to play, and the work on it, which whoever takes the claim away stops."""
 
     worker: Worker
     claim: Claim
-    job: StageJob
+    problem: Problem
     work: ClaimedWork
+
+    @property
+    def job(self) -> StageJob:
+        return self.problem.job
 
     def play(self, stage: Coroutine[Any, Any, T]) -> T:
         """Run the stage on the worker's event loop, and wait for its end. Raises what it raises."""
@@ -57,12 +65,12 @@ class ClaimedStage:
     def discard_sandbox(self) -> None:
         """Stop the sandbox that was started for a claim which is gone; the node's sweep removes it otherwise."""
         with suppress(TimeoutError):
-            self.worker.loop.run(stages.discard(self.job), within_s=_DISCARD_S)
+            self.worker.loop.run(stages.discard(self.problem), within_s=_DISCARD_S)
 
 
 @contextmanager
 def claimed_stage(task: Task, stage: Stage, rollout_id: str, attempt: int) -> Iterator[ClaimedStage | None]:
-    """Claim a stage and hold it while the body runs; None if it cannot be claimed.
+    """Claim a stage and hold it while the body runs; None if another has it, or had it.
 
     The task's chain goes on only if the body ends without an error. Otherwise the attempt is closed by what ended it,
     and StageFailed, Retry or Terminated is raised, by which Celery reports that.
@@ -71,15 +79,18 @@ def claimed_stage(task: Task, stage: Stage, rollout_id: str, attempt: int) -> It
     rest, task.request.chain = task.request.chain, None
     claim = _claim(me, rollout_id, attempt, stage)
     if claim is None:
+        report_unclaimed(me.store, AttemptStage(rollout_id, attempt, stage))
         yield None
         return
     unfinished = UnfinishedStage(me, claim)
     with me.leases.hold(claim) as work, work.clock.as_current(), ExitStack() as stack:
+        stack.enter_context(log_about(rollout_id, attempt=attempt, stage=stage.value))
         try:
-            stack.enter_context(in_use.held(me.job(claim).secrets))
-            job = me.resolved_job(claim)
-            work.limit_s = limit_s(stage, job.limits) + me.options.overdue_s
-            yield ClaimedStage(me, claim, job, work)
+            job = me.job(claim)
+            stack.enter_context(in_use.held(job.all_secrets))
+            problem = me.problem(job)
+            work.limit_s = limit_s(stage, problem.job.limits) + me.options.overdue_s
+            yield ClaimedStage(me, claim, problem, work)
         except ClaimLost:
             unfinished.taken_away(work.reason or StopReason.LOST)
         except BaseException as error:
@@ -97,3 +108,12 @@ def _claim(me: Worker, rollout_id: str, attempt: int, stage: Stage) -> Claim | N
         if is_exhausted(error):
             me.watchdog.exhausted(error)
         raise
+
+
+def report_unclaimed(store: Store, stage: AttemptStage) -> None:
+    """Raise what Celery is to report of a stage that was taken away or cancelled before it could be claimed."""
+    end = store.read(lambda connection: stage_ends(connection, [stage])).get(stage)
+    if end is not None and end.state is State.CANCELLED:
+        raise Terminated(StopReason.CANCELLED.value)
+    if end is not None and end.state is State.QUEUED:
+        raise Retry(end.message, StageHandedBack(end.message))

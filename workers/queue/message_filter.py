@@ -7,21 +7,23 @@ with all that the worker plays. So any other message is logged, in one line, and
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from celery.worker.consumer import Consumer as CeleryConsumer
 from kombu.message import Message
 from kombu.transport import redis
 from kombu.transport.virtual import Empty
+from kombu.utils.json import dumps
 
 from farm.records.rollout import Stage
 from farm.scheduler.broker import TASKS, queue_name
 from farm.settings import settings
 from workers.plugin_faults import described, is_exhausted
 from workers.process.worker import worker
+from workers.queue.events import listeners
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +31,7 @@ _MAX_BYTES = 100_000
 """A message has some two thousand."""
 _SHOWN = 200
 _MAX_HEADER = 10_000
-_TASKS = list(TASKS.values())
+_STAGES = {task: stage for stage, task in TASKS.items()}
 _NOT_SET = {"shadow", "group", "replaced_task_nesting", "stamped_headers", "stamps"}
 _OPTIONS = {"queue", "expires", "argsrepr", "task_id", "reply_to"}
 
@@ -41,9 +43,13 @@ def fault_of(message: Message, node: str, pool: str) -> str:
     same node: another chain could send what follows elsewhere, late, or to a consumer that cannot read it.
     """
     headers = message.headers
-    if not isinstance(headers, dict) or headers.get("task") not in _TASKS or not isinstance(headers.get("id"), str):
+    if not isinstance(headers, dict) or not isinstance(headers.get("id"), str):
         return "it names no task of a rollout"
-    if pool and headers["task"] != TASKS[Stage(pool)]:
+    task = headers.get("task")
+    stage = _STAGES.get(task) if isinstance(task, str) else None
+    if stage is None:
+        return "it names no task of a rollout"
+    if pool and stage.value != pool:
         return f"its task is not that of stage {pool}"
     if odd := [str(name)[:_SHOWN] for name, value in headers.items() if not _is_plain(name, value)]:
         return f"its header {odd[0]!r} is not that of a ring"
@@ -60,31 +66,34 @@ def fault_of(message: Message, node: str, pool: str) -> str:
     if not isinstance(rollout_id, str) or not rollout_id.isprintable() or type(attempt) is not int or named:
         return "its arguments are not those of a ring"
     others = [embedded.get(kind) for kind in ("callbacks", "errbacks", "chord")]
-    if any(others) or headers.get("eta") or links != _chain(headers["task"], arguments, node):
+    if any(others) or headers.get("eta") or links != [(*link, arguments) for link in _chain(stage, node)]:
         return "it asks for more than a ring"
     return ""
 
 
 def _is_plain(name: Any, value: Any) -> bool:
     """Return whether a header is as in the farm's own messages: short, and without an order to its consumer."""
+    if value is None:
+        return True
     if name == "timelimit":
-        return bool(value in (None, [None, None], (None, None)))
+        return bool(value == [None, None])
     if name in _NOT_SET:
         return not value
-    return value is None or isinstance(value, bool | int) or (isinstance(value, str) and len(value) <= _MAX_HEADER)
+    return isinstance(value, int) or (isinstance(value, str) and len(value) <= _MAX_HEADER)
 
 
 def _link(link: Any) -> tuple[Any, ...]:
     """A link of a chain, as far as it says what is done next."""
     options = link["options"]
-    return link["task"], link["args"], link.get("kwargs") or {}, options["queue"], set(options) <= _OPTIONS
+    return link["task"], link.get("kwargs") or {}, options["queue"], options.keys() <= _OPTIONS, link["args"]
 
 
-def _chain(task: str, arguments: list[Any], node: str) -> list[tuple[Any, ...]]:
-    """Return the links that follow a task's message, the last stage first."""
+@cache
+def _chain(stage: Stage, node: str) -> Sequence[tuple[Any, ...]]:
+    """Return the links that follow a stage's message, the last stage first, each without its arguments."""
     stages = list(Stage)
-    rest = stages[_TASKS.index(task) + 1 :]
-    return [(TASKS[stage], arguments, {}, queue_name(stage, node), True) for stage in reversed(rest)]
+    rest = stages[stages.index(stage) + 1 :]
+    return [(TASKS[each], {}, queue_name(each, node), True) for each in reversed(rest)]
 
 
 def _shown(raw: Any) -> str:
@@ -162,6 +171,21 @@ class RedisChannel(redis.Channel):
 
     # a message that was taken and not begun is sent again; kombu would leave it, pickled, in a file that stays
     do_restore = False
+    _sender: Any = None
+
+    def _create_client(self, asynchronous: bool = False) -> Any:
+        """Return one client for all that is sent on a pool of connections; kombu would make one for each message."""
+        if asynchronous:
+            return super()._create_client(asynchronous=True)  # type: ignore[no-untyped-call]
+        if self._sender is None or self._sender.connection_pool is not self.pool:
+            self._sender = super()._create_client()  # type: ignore[no-untyped-call]
+        return self._sender
+
+    def _put_fanout(self, exchange: str, message: Any, routing_key: str, **options: Any) -> None:
+        """Publish an event, and take note of how many listen."""
+        topic, text = self._get_publish_topic(exchange, routing_key), dumps(message)  # type: ignore[no-untyped-call]
+        with self.conn_or_acquire() as client:
+            listeners.counted(client.publish(topic, text))
 
     def _brpop_read(self, **options: Any) -> Any:
         try:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -19,21 +20,30 @@ from celery import Task
 from celery.exceptions import Terminated
 from sqlalchemy import Connection
 
+from farm.errors import AgentError
 from farm.records.rollout import Stage
-from farm.records.token_audit import check
-from farm.records.trajectory import ModelCall, Segment, segments, version_range
-from farm.scheduler.broker import TASKS
+from farm.records.trajectory import ROLE, ModelCall, Segment, version_range
+from farm.row_builders import build_rows
+from farm.scheduler.broker import TASKS, enqueue_next
+from farm.settings import settings
 from farm.store import rollouts, trajectories
+from farm.store.placement import StageMessage
 from farm.store.rollouts import Claim, RunSummary
 from workers import stages
+from workers.handler_options import without_sandbox
 from workers.interfaces import Submission
+from workers.plugin_faults import call_plugin
+from workers.process.supervision import note_without_sandbox
 from workers.queue.app import app
 from workers.queue.claimed_stage import UNCLAIMED, ClaimLost, claimed_stage
 from workers.queue.unfinished_stage import StageFailed
 from workers.sandboxes.lifecycle import layers
+from workers.stage_parts.call_scores import rewards_of_rows, with_calls
 from workers.stages import RunResult
 
 log = logging.getLogger(__name__)
+
+_STAGE_OF = {name: stage for stage, name in TASKS.items()}
 
 
 class StageTask(Task):  # type: ignore[misc]
@@ -44,12 +54,15 @@ class StageTask(Task):  # type: ignore[misc]
 
     throws = (StageFailed, Terminated)
 
-    def apply_async(self, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
+    def apply_async(self, args: Any = None, kwargs: Any = None, **options: Any) -> None:
+        rollout_id, attempt = args
+        message = StageMessage(rollout_id, attempt, _STAGE_OF[self.name], settings().node)
+        links = reversed(options["chain"])
+        task_ids = [options["task_id"], *(link["options"]["task_id"] for link in links)]
         try:
-            return super().apply_async(args, kwargs, **options)
+            enqueue_next(self.app, message, task_ids, options["root_id"], options["parent_id"])
         except Exception as error:  # the transports raise anything from OSError to their own
             log.warning("the broker does not answer (%s); %s%s will be sent again", error, self.name, args)
-            return None
 
 
 @app.task(name=TASKS[Stage.INIT], bind=True, base=StageTask, shared=False)  # type: ignore[untyped-decorator]
@@ -58,13 +71,15 @@ def init_sandbox(self: Task, rollout_id: str, attempt: int) -> str:
     with claimed_stage(self, Stage.INIT, rollout_id, attempt) as stage:
         if stage is None:
             return UNCLAIMED
-        stage.play(stages.init(stage.job))
+        started = stage.play(stages.init(stage.problem))
         advance = partial(rollouts.advance, held=stage.claim, ring_again_s=stage.worker.options.ring_again_s)
         try:
             stage.write(advance)
         except ClaimLost:
             stage.discard_sandbox()
             raise
+        if not started and not stage.job.agent and without_sandbox(stage.problem.handler):
+            note_without_sandbox(stage.worker.options.scratch, stage.job.data_source)
         return "advanced to run"
 
 
@@ -78,13 +93,19 @@ def run_agent(self: Task, rollout_id: str, attempt: int) -> str:
         with stage.worker.policy(stage.job) as policy, stage.worker.models(stage.job) as models:
             stage.work.excused_s = lambda: policy.paused_s
             left = stage.worker.layers(stage.claim)
-            played = stage.play(stages.run(stage.job, policy, recorder.record, recorder.keep, left, models))
+            played = stage.play(stages.run(stage.problem, policy, recorder.record, recorder.keep, left, models))
         calls = recorder.in_order()
-        rows = segments(calls)
+        trained = stages.trained_calls(stage.problem, calls)
         # what was played may not be fit to be kept: training on it would be worse than losing it
-        check(rows, calls)
-        summary = _summary(played, calls, rows)
-        stage.write(partial(_advance_played, stage.claim, stage.worker.options.ring_again_s, summary, rows))
+        builder = stage.job.row_builder
+        rows = call_plugin(
+            rollout_id, f"row builder {builder!r}", AgentError, partial(build_rows, builder, trained, calls)
+        )
+        played = replace(played, submission=with_calls(stage.problem, played.submission, calls, rows))
+        summary = _summary(played, [call for call in calls if ROLE not in call.labels], rows)
+        taken = {call.index for call in trained}
+        others = [call for call in calls if call.index not in taken]
+        stage.write(partial(_advance_played, stage.claim, stage.worker.options.ring_again_s, summary, rows, others))
         return f"advanced to eval: {played.outcome.value}, {len(calls)} turns"
 
 
@@ -97,7 +118,8 @@ def evaluate(self: Task, rollout_id: str, attempt: int) -> str:
         claim = stage.claim
         submission = Submission.model_validate(claim.submission or {})
         with stage.worker.models(stage.job) as models:
-            score, name = stage.play(stages.evaluate(stage.job, submission, stage.worker.layers(claim), models))
+            score, name = stage.play(stages.evaluate(stage.problem, submission, stage.worker.layers(claim), models))
+        of_rows = rewards_of_rows(rollout_id, submission, score, name)
         finish = partial(
             rollouts.finish,
             held=claim,
@@ -105,6 +127,7 @@ def evaluate(self: Task, rollout_id: str, attempt: int) -> str:
             details=score.details,
             evaluator=name,
             named=score.rewards,
+            of_rows=of_rows,
         )
         stage.write(finish, claim.batch_id)
         if submission.layer is not None:
@@ -129,9 +152,15 @@ def _summary(played: RunResult, calls: Sequence[ModelCall], rows: Sequence[Segme
 
 
 def _advance_played(
-    claim: Claim, ring_again_s: float, summary: RunSummary, rows: Sequence[Segment], connection: Connection
+    claim: Claim,
+    ring_again_s: float,
+    summary: RunSummary,
+    rows: Sequence[Segment],
+    untrained: Sequence[ModelCall],
+    connection: Connection,
 ) -> bool:
     if not rollouts.advance(connection, claim, ring_again_s, summary):
         return False
+    trajectories.mark_untrained(connection, claim.rollout_id, claim.attempt, untrained)
     trajectories.store_segments(connection, claim.rollout_id, claim.batch_id, claim.attempt, rows)
     return True

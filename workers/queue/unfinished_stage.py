@@ -12,14 +12,14 @@ from typing import NoReturn, assert_never
 
 from celery.exceptions import Retry, Terminated
 
-from farm.errors import AgentError, EvaluatorError, HandlerError, RolloutError, WeightsMissing
+from farm.errors import AgentError, EvaluatorError, HandlerError, RolloutError
 from farm.ids import group_id
 from farm.records.rollout import Failure, Outcome, Stage
 from farm.retry_policy import (
     DRAINED,
-    WITHOUT_WEIGHTS,
     Budget,
     RetryDecision,
+    cause_of,
     overdue_error,
     retry_decision,
     retry_decision_for,
@@ -103,8 +103,7 @@ class UnfinishedStage:
             self._close(DRAINED, what)
             raise Retry(what, StageHandedBack(what))
         decision = retry_decision_for(error)
-        kind = WITHOUT_WEIGHTS if isinstance(error, WeightsMissing) else error.kind
-        if self._close(kind, str(error), decision) and decision.of_node:
+        if self._close(cause_of(error), str(error), decision) and decision.of_node:
             instance = group_id(self._claim.batch_id, self._claim.group_index)
             self._worker.breaker.record_failure(instance, str(error))
         raise StageFailed(in_use.redacted(f"{error.kind}: {error}")) from None

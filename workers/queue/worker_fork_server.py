@@ -23,8 +23,8 @@ import numpy as np
 from farm.settings import settings
 from farm.startup import end_process
 from workers.process.supervision import WorkerStart, end_with, exit_status
-from workers.queue.process_title import show_as
 from workers.queue.worker_process import run_worker
+from workers.sandboxes.isolation.linux import show_as
 
 _MAX_BYTES = 1_000_000
 _IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)

@@ -8,6 +8,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from farm.python_syntax import parsed
 from workers.row_forms.pickled_text import pickled_text
 from workers.row_forms.prompts import messages_of, text_of
 
@@ -143,7 +144,7 @@ def _asserts(row: Mapping[str, Any]) -> dict[str, Any]:
 def _called(text: str) -> list[str]:
     """Return the names that a test calls, in the order of the text, without those of Python itself."""
     try:
-        tree = ast.parse(text)
+        tree = parsed(text)
     except SyntaxError as error:
         raise ValueError(f"a test is no Python: {error}") from None
     calls = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
@@ -153,7 +154,7 @@ def _called(text: str) -> list[str]:
 
 def _defined(code: str) -> set[str]:
     try:
-        tree = ast.parse(code)
+        tree = parsed(code)
     except SyntaxError:
         return set()
     return {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}

@@ -17,6 +17,7 @@ from farm.settings import settings
 from workers.sandboxes.images.builder import move_tree
 from workers.sandboxes.images.dockerfile.build_place import BuildPlace, ProgramEnd
 from workers.sandboxes.lifecycle import layers
+from workers.sandboxes.lifecycle.left_layers import settle_owners
 from workers.sandboxes.lifecycle.state import folder
 from workers.sandboxes.processes.process_tree import MARK, kill_tagged, new_tag
 from workers.sandboxes.processes.sandbox_process import Collector
@@ -114,11 +115,15 @@ class BuildSandbox:
         assert isinstance(other, BuildSandbox)
         _done(other._sandbox.files.pass_on(source, self._sandbox.files, path))
 
-    def finish(self, target: Path) -> None:
+    def finish(self, target: Path, owner: tuple[int, int] | None = None, *, copied: bool = False) -> None:
         """See `BuildPlace.finish`."""
         taken = layers.detach(folder(self._sandbox.sandbox_id))
         try:
             self.stop()
+            below = self._sandbox.owners
+            assert below is not None
+            if owner or (copied and below.view == "shown"):
+                settle_owners(layers.files_of(taken), owner or (0, 0), below.lower, written=copied)
             move_tree(layers.files_of(taken), target)
         finally:
             remove(taken)

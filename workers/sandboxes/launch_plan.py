@@ -8,11 +8,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Literal
 
 from farm.errors import SandboxError
 from farm.records.request import SandboxSpec
 from farm.settings import settings
 from workers.sandboxes import cgroups
+from workers.sandboxes.agent_programs.brought_programs import brought
 from workers.sandboxes.build_sandbox import N_IDENTITIES, BuildSandbox, build_spec, new_build_id
 from workers.sandboxes.images.archives import layer
 from workers.sandboxes.images.content_store import digest
@@ -22,6 +24,7 @@ from workers.sandboxes.images.image import Image, image
 from workers.sandboxes.images.image_cache import held
 from workers.sandboxes.images.image_user import image_user
 from workers.sandboxes.images.runtime import exposure
+from workers.sandboxes.isolation.owners.file_owners import has_owners
 from workers.sandboxes.kernel.python_runtime import kernel_folder
 from workers.sandboxes.lifecycle import layers, warm_pool
 from workers.sandboxes.lifecycle.start import SOCKETS, MonitorBounds, MonitorPlan, launch, make_folder
@@ -29,7 +32,7 @@ from workers.sandboxes.lifecycle.state import SandboxRecord, folder
 from workers.sandboxes.lifecycle.user_ids import own_id
 from workers.sandboxes.remove_tree import remove
 from workers.sandboxes.resource_exhaustion import scarcity
-from workers.sandboxes.sandbox import ENVIRONMENT, SEARCH_PATH, NodeSandbox
+from workers.sandboxes.sandbox import ENVIRONMENT, SEARCH_PATH, FileOwners, NodeSandbox
 from workers.sandboxes.sandbox_user import sandbox_user
 
 
@@ -40,7 +43,7 @@ class SandboxParts:
     lower: tuple[str, ...]
     """Layers, the uppermost first."""
     roots: tuple[Path, ...]
-    """Folders of images that are held while it runs."""
+    """Folders of the cache, of images and others, that are held while it runs."""
     binds: tuple[tuple[str, str], ...]
     bin_folders: tuple[str, ...]
     variables: Mapping[str, str]
@@ -60,15 +63,17 @@ def prepare(spec: SandboxSpec) -> SandboxParts:
     """Find or make all parts. Raises SandboxError. Blocks; quick once they are cached."""
     base = image(spec.image, spec.image_values, start=start_build)
     python = environment(spec.packages, base, alone=spec.without_dependencies)
-    agent = agent_environment(spec.agent_packages, base)
-    archives = [str(layer(archive)) for archive in reversed(spec.archives)]
+    agent = agent_environment(spec.agent_packages, base, spec.agent_python, always=bool(spec.agent_programs))
+    programs = brought(spec.agent_programs, start_build)
+    archives = [layer(archive) for archive in reversed(spec.archives)]
     # where interpreters that are forked outside find it too, once they are inside
     kernels = str(kernel_folder())
     network = _network(base.system) if spec.network or spec.network_in else ()
     # the two environments have one interpreter, and may be one
-    binds = dict.fromkeys((*base.binds, *python.binds, *agent.binds, (kernels, kernels), *network))
-    lower = (*archives, *base.lower)
-    return SandboxParts(lower, base.roots, tuple(binds), python.bin_folders, base.variables, base.config)
+    binds = dict.fromkeys((*base.binds, *python.binds, *agent.binds, *programs.binds, (kernels, kernels), *network))
+    lower = (*map(str, archives), *base.lower)
+    roots = tuple(dict.fromkeys((*base.roots, *python.roots, *agent.roots, *programs.roots, *archives)))
+    return SandboxParts(lower, roots, tuple(binds), python.bin_folders, base.variables, base.config)
 
 
 def settled(spec: SandboxSpec, parts: SandboxParts) -> SandboxSpec:
@@ -82,7 +87,9 @@ def start_build(base: Image) -> BuildSandbox:
     binds = (*base.binds, *(_network(base.system) if spec.network else ()), *((files[path], path) for path in files))
     parts = SandboxParts(base.lower, base.roots, binds, (), base.variables)
     plan = LaunchPlan("namespace", spec, None, n_identities=N_IDENTITIES)
-    return BuildSandbox(NodeSandbox(plan.launched(folder(new_build_id()), parts), spec, (), base.variables))
+    owners = FileOwners("shown" if has_owners(base.lower) else "kept", (0, 0), base.lower)
+    record = plan.launched(folder(new_build_id()), parts)
+    return BuildSandbox(NodeSandbox(record, spec, (), base.variables, owners=owners))
 
 
 def _network(system: bool) -> Iterator[tuple[str, str]]:
@@ -237,10 +244,20 @@ def attach(kind: str, sandbox_id: str, spec: SandboxSpec) -> NodeSandbox:
 def _sandbox(record: SandboxRecord, spec: SandboxSpec, parts: SandboxParts, phase: str) -> NodeSandbox:
     """A handle on a sandbox for one phase of its use, with the network that its commands have then."""
     user = image_user(parts.lower, spec.user or parts.config.user)
-    variables = {**parts.variables, **user}
+    lower = (*layers.below(folder(record.sandbox_id)), *parts.lower)
+    # another user's programs have root's number, and so must be shown one owner, or git finds theirs dubious
+    view: Literal["", "shown"] = "shown" if not user.uid and has_owners(lower) else ""
+    variables = {**parts.variables, **user.variables}
     bin_folders = parts.bin_folders
     if spec.image_first:
         variables["PATH"] = ":".join([variables.get("PATH", SEARCH_PATH), *bin_folders])
         bin_folders = ()
     own = settled(spec, parts)
-    return NodeSandbox(record, own, bin_folders, variables, network=spec.network or phase in spec.network_in)
+    return NodeSandbox(
+        record,
+        own,
+        bin_folders,
+        variables,
+        network=spec.network or phase in spec.network_in,
+        owners=FileOwners(view, (user.uid, user.gid), lower),
+    )

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
+from farm.plugins import follows
 from farm.records.request import SandboxSpec
 from workers.interfaces import Sandbox, SandboxProvider
 from workers.sandboxes.launch_plan import LaunchPlan
@@ -67,16 +68,25 @@ class CopiesLayers(KeepsLayers, Protocol):
         ...
 
 
+@runtime_checkable
+class KnowsImages(Protocol):
+    """Knows of some images, without pulling them, that they are missing; asked at submit where all nodes are here."""
+
+    def absent_image(self, spec: SandboxSpec) -> str:
+        """Return why the image cannot be had, and what to do; empty if it may be there. Takes seconds at most."""
+        ...
+
+
 def keeps_layers(provider: SandboxProvider) -> KeepsLayers | None:
     """Return the provider if it can keep what is left in its sandboxes."""
-    return provider if isinstance(provider, KeepsLayers) else None
+    return provider if follows(provider, KeepsLayers) else None
 
 
 def shares_layers(provider: SandboxProvider) -> SharesLayers | None:
     """Return the provider if it prepares once for several."""
-    return provider if isinstance(provider, SharesLayers) else None
+    return provider if follows(provider, SharesLayers) else None
 
 
 def starts_ahead(provider: SandboxProvider) -> StartsAhead | None:
     """Return the provider if the warm pool may start its sandboxes."""
-    return provider if isinstance(provider, StartsAhead) else None
+    return provider if follows(provider, StartsAhead) else None

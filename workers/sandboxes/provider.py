@@ -16,6 +16,7 @@ from farm.errors import SandboxError
 from farm.ids import prepare_sandbox_id
 from farm.records.request import SandboxSpec
 from workers.interfaces import Sandbox
+from workers.sandboxes.absent_images import absent_image
 from workers.sandboxes.images.content_store import MAKE_S, digest
 from workers.sandboxes.launch_plan import LaunchPlan, Runtime, attach, prepare
 from workers.sandboxes.lifecycle import layers, left_layers
@@ -87,6 +88,13 @@ def _detached(sandbox_id: str) -> Path:
         raise SandboxError(f"sandbox {sandbox_id} is gone, and what its policy left with it") from None
 
 
+def _settle(sandbox: Sandbox, files: Path) -> None:
+    """Note whose the files are that a sandbox's programs wrote, unless they were root's."""
+    owners = sandbox.owners if isinstance(sandbox, NodeSandbox) else None
+    if owners is not None and owners.user != (0, 0):
+        left_layers.settle_owners(files, owners.user, owners.lower)
+
+
 class NodeSandboxProvider:
     """See `SandboxProvider`; and `SharesLayers`, `StartsAhead`, `KeepsLayers`: prepared once for many, ahead, on
     what another left.
@@ -97,6 +105,10 @@ class NodeSandboxProvider:
 
     def __init__(self) -> None:
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    def absent_image(self, spec: SandboxSpec) -> str:
+        """See `KnowsImages`."""
+        return absent_image(spec.image, spec.image_values)
 
     def recipe(self, spec: SandboxSpec, layer: str = "") -> LaunchPlan:
         """Return the plan for sandboxes of this kind. Raises SandboxError if the spec cannot be met."""
@@ -136,6 +148,7 @@ class NodeSandboxProvider:
         with scarcity(f"keep the layer of sandbox {sandbox.sandbox_id}"):
             new = await _in_thread(partial(_detached, sandbox.sandbox_id))
             await asyncio.shield(sandbox.stop())
+            await _in_thread(partial(_settle, sandbox, layers.files_of(new)))
             await _in_thread(partial(layers.publish, new, name))
 
     async def start_on(self, sandbox_id: str, spec: SandboxSpec, name: str) -> NodeSandbox:
@@ -149,6 +162,7 @@ class NodeSandboxProvider:
             await sandbox.exec(["/bin/bash", "-c", "kill -STOP -1"], timeout_s=_SIGNAL_S)
             try:
                 await _in_thread(partial(left_layers.copy, upper, name, spec.limits.disk_mb << 20))
+                await _in_thread(partial(_settle, sandbox, left_layers.files_of(name)))
             finally:
                 await sandbox.exec(["/bin/bash", "-c", "kill -CONT -1"], timeout_s=_SIGNAL_S)
 

@@ -34,6 +34,11 @@ def disk_is_full(folder: Path) -> str:
     return MENDS[errno.ENOSPC] if full else ""
 
 
+def shortage(error: OSError, folder: Path) -> str:
+    """Return what the node lacked when writing to a folder failed, in words; empty if it was something else."""
+    return MENDS.get(error.errno or 0) or disk_is_full(folder)
+
+
 @contextmanager
 def scarcity(what: str) -> Iterator[None]:
     """Turn an OSError of the block into a SandboxError that says what this worker could not do, and what is missing."""

@@ -9,8 +9,9 @@ import os
 import posixpath
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from farm.errors import SandboxError
 from farm.records.request import SandboxLimits, SandboxSpec
@@ -39,6 +40,18 @@ SEARCH_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 ENVIRONMENT = {"HOME": "/root", "USER": "root", "LANG": "C.UTF-8", "TERM": "dumb", "SHELL": "/bin/bash"}
 
 
+@dataclass(frozen=True, slots=True)
+class FileOwners:
+    """The owners of files in a sandbox: how its programs see them, and whose what they write will be.
+
+    `view` is that of `JoinTarget.owners`; `user` writes, over the layers `lower`.
+    """
+
+    view: Literal["", "kept", "shown"]
+    user: tuple[int, int]
+    lower: tuple[str, ...]
+
+
 class NodeSandbox:
     """A sandbox of this node, started by whichever process; joined, by the fork server, for each command."""
 
@@ -50,11 +63,13 @@ class NodeSandbox:
         variables: Mapping[str, str] | None = None,
         *,
         network: bool | None = None,
+        owners: FileOwners | None = None,
     ) -> None:
         self.sandbox_id = record.sandbox_id
         self.socket_folder = folder(record.sandbox_id) / SOCKETS
         self.workdir = spec.workdir
         self.identity: tuple[int, int] | None = None
+        self.owners = owners
         self._record = record
         self._spec = spec
         self._network = spec.network if network is None else network
@@ -81,6 +96,8 @@ class NodeSandbox:
             "fake_root": self._spec.fake_root,
             "limits": _resources(self._spec.limits, limits or self._spec.limits),
             "cgroup": self._record.cgroup,
+            # what a program of another user writes is noted when it has ended
+            "owners": self.owners.view if self.owners and not self.identity else "",
             "identity": self.identity,
             "cpus": self._cpus,
         }

@@ -20,6 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache, partial
 from pathlib import Path
 
 from farm.settings import settings
@@ -192,8 +193,12 @@ def _pause_s() -> float:
 def _processes() -> str:
     """Threads are counted, as the kernel does."""
     n = int(_read("/proc/loadavg").split()[3].partition("/")[2])
-    most = min(int(_read(f"/proc/sys/kernel/{name}")) for name in ("pid_max", "threads-max"))
-    return MENDS[errno.EAGAIN] if n > _NEARLY * most else ""
+    return MENDS[errno.EAGAIN] if n > _NEARLY * _most_processes() else ""
+
+
+@cache
+def _most_processes() -> int:
+    return min(int(_read(f"/proc/sys/kernel/{name}")) for name in ("pid_max", "threads-max"))
 
 
 def _files() -> str:
@@ -212,19 +217,24 @@ _SHORT: Mapping[str, Callable[[], str]] = {
 
 def _counts() -> dict[str, int]:
     """Return the kernel's counts of kills for lack of memory and of refused forks, of this process's group at best."""
-    group = _own_group()
-    kills = _count(f"{group}/memory.events", "oom_kill") if group else None
-    if kills is None:
-        kills = _count("/proc/vmstat", "oom_kill")
-    # since Linux 6.11, those of groups below are in `pids.events`, too
-    local = _count(f"{group}/pids.events.local", "max") if group else None
-    refusals = local if local is not None or not group else _count(f"{group}/pids.events", "max")
-    result = {"memory": kills, "processes": refusals}
+    kills_in, refusals_in = _counted_in()
+    kills = _count(kills_in, "oom_kill")
+    result = {"memory": kills, "processes": _count(refusals_in, "max") if refusals_in else None}
     if path := settings().cgroup:
         # the kills at a sandbox's own limit; where they cannot be told apart, none is counted
         own = _count(f"{path}/memory.events", "oom_kill")
         result["memory"] = None if own is None or kills is None else kills - own
     return {cause: n for cause, n in result.items() if n is not None}
+
+
+@cache
+def _counted_in() -> tuple[str, str]:
+    """Return the files that count kills and refused forks, empty if none does; looked for once, as a process stays."""
+    group = _own_group()
+    # since Linux 6.11, those of groups below are in `pids.events`, too
+    kills, *refusals = (f"{group}/{name}" for name in ("memory.events", "pids.events.local", "pids.events"))
+    is_counted = partial(filter, lambda file: group and Path(file).exists())
+    return next(is_counted([kills]), "/proc/vmstat"), next(is_counted(refusals), "")
 
 
 def _grown(before: Mapping[str, int]) -> dict[str, str]:

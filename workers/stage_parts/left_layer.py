@@ -11,6 +11,7 @@ from typing import Protocol
 from uuid import uuid4
 
 from farm.errors import EvaluatorError, HandlerError, LayerMissing
+from farm.plugins import follows
 from farm.records.request import SandboxSpec
 from farm.records.submission import KeptLayer
 from workers.handler_options import RestoredFiles
@@ -83,7 +84,7 @@ async def _restore(job: StageJob, source: SandboxSource, name: str, restored: Re
 
 
 def _copier(job: StageJob, source: SandboxSource) -> CopiesLayers:
-    if not isinstance(source.provider, CopiesLayers):
+    if not follows(source.provider, CopiesLayers):
         raise HandlerError(
             f"{job.rollout_id}: handler {job.data_source} is scored in the files that the policy leaves, with some of "
             f"the image's own again, and sandboxes of kind {source.provider.kind} cannot do that: choose another kind",

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from farm.errors import HandlerError
+from farm.plugins import follows
 from farm.records.rollout import STEP_ENDS
 from farm.records.trajectory import Message
 from workers import plugin_values
@@ -69,4 +70,4 @@ class TaskSteps:
 def steps_of(problem: Problem, sandbox: Sandbox | None, fresh: FreshSandbox) -> TaskSteps | None:
     """Return the steps of a task whose handler has them."""
     handler = problem.handler
-    return TaskSteps(problem, handler, sandbox, fresh) if isinstance(handler, ContinuesConversation) else None
+    return TaskSteps(problem, handler, sandbox, fresh) if follows(handler, ContinuesConversation) else None

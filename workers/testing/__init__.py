@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from workers.testing.chat_handler import ChatHandler
 from workers.testing.fakes import EchoTool, FakeProvider, FakeSandbox, ScriptedModel, ScriptedPolicy, answering, calling
-from workers.testing.noop import NoopAgent, NoopHandler, NoopInstance
+from workers.testing.noop import EmptyHandler, NoopAgent, NoopHandler, NoopInstance
 
 __all__ = [
     "ChatHandler",
     "EchoTool",
+    "EmptyHandler",
     "FakeProvider",
     "FakeSandbox",
     "NoopAgent",

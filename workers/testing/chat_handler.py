@@ -13,12 +13,16 @@ from workers.interfaces import Evaluator, FreshSandbox, Sandbox, Score, Submissi
 
 
 class ChatInstance(BaseModel):
-    """`read_request` is the policy's prompt; `expected`, if given, must be in its answer for a reward of 1."""
+    """`question` is the policy's prompt; `expected`, if given, must be in its answer for a reward of 1.
+
+    `call_reward`, if given, is that of each call, and of each training row.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     question: str
     expected: str = ""
+    call_reward: float | None = None
 
 
 class ChatHandler:
@@ -28,6 +32,7 @@ class ChatHandler:
     instance_type: ClassVar[type[BaseModel]] = ChatInstance
     agent: ClassVar[str] = "react"
     tools: ClassVar[Collection[str]] = ()
+    scores_calls: ClassVar[bool] = True
 
     def sandbox(self, instance: ChatInstance) -> SandboxSpec | None:
         return None
@@ -42,7 +47,7 @@ class ChatHandler:
         return Submission(answer=answer)
 
     def evaluator(self, instance: ChatInstance) -> Evaluator:
-        return ContainsEvaluator(instance.expected)
+        return ContainsEvaluator(instance.expected, instance.call_reward)
 
 
 class ContainsEvaluator:
@@ -50,8 +55,14 @@ class ContainsEvaluator:
 
     name: ClassVar[str] = "contains"
 
-    def __init__(self, expected: str) -> None:
+    def __init__(self, expected: str, call_reward: float | None = None) -> None:
         self._expected = expected
+        self._call_reward = call_reward
 
     async def evaluate(self, submission: Submission, fresh: FreshSandbox, timeout_s: float) -> Score:
-        return Score(float(self._expected in (submission.answer or "")))
+        value = float(self._expected in (submission.answer or ""))
+        if self._call_reward is None:
+            return Score(value)
+        of_calls = {call.index: self._call_reward for call in submission.calls}
+        of_rows = {call.row: self._call_reward for call in submission.calls if call.row is not None}
+        return Score(value, call_rewards=of_calls, row_rewards=of_rows)

@@ -101,6 +101,11 @@ class ScriptedModel:
             raise reply
         return reply
 
+    async def answer(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], sampling: SamplingParams
+    ) -> Completion:
+        return answering(await self.complete(messages, sampling))
+
 
 class EchoArguments(BaseModel):
     """Arguments of EchoTool."""

@@ -27,6 +27,7 @@ from verifiers.v1.trace import (  # type: ignore[import-not-found, unused-ignore
 from verifiers.v1.trace import ModelCall as TracedCall
 from verifiers.v1.types import SamplingConfig, Usage  # type: ignore[import-not-found, unused-ignore]
 
+from farm.adapters.protocol import TrainerResult, TrainingRow
 from farm.records.rollout import Outcome, Rollout, Stage
 from farm.records.rollout import Reward as FarmReward
 from farm.records.rollout import Timing as StageTiming
@@ -218,3 +219,33 @@ def _usage(call: ModelCall) -> Usage:
         completion_tokens=call.n_response_tokens,
         cached_input_tokens=call.n_cached_tokens,
     )
+
+
+class VerifiersResults:
+    """See `farm.adapters.protocol.ResultAdapter`: the traces that the env server answers with."""
+
+    def result(self, rollout: Rollout, calls: Sequence[ModelCall], /) -> WireTrace:
+        task = trace_task({"data_source": rollout.data_source, "fields": {}})
+        return trace_of(PlayedRollout(rollout, calls, [], []), task, "policy", SamplingConfig())
+
+    def read_result(self, result: WireTrace, /) -> TrainerResult:
+        given = [each.value for each in result.rewards.values() if each is not None]
+        known = result.info["farm"]
+        return TrainerResult(
+            ended=result.ok,
+            reward=sum(given) if given else None,
+            stop_reason=result.stop_condition or "",
+            error=result.last_error.message if result.has_error else "",
+            rows=tuple(_row(branch) for branch in result.branches if branch.token_ids),
+            versions=(known["version_min"], known["version_max"]),
+            rollout_id=known["rollout_id"],
+        )
+
+
+def _row(branch: Any) -> TrainingRow:
+    """Return a branch as a row that does not say where its prompt ends."""
+    mask, logprobs = tuple(map(int, branch.sampled_mask)), tuple(branch.logprobs)
+    return TrainingRow((), tuple(branch.token_ids), mask, logprobs, None)
+
+
+results = VerifiersResults()

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from farm.client.local import HANDLERS
+from farm.api.protocol_parts.task_rows import columns_without, known_handler
 from farm.errors import UnknownHandler
-from farm.plugins import installed
 
 DEFAULT = "swebench"
 _HANDLERS = {
@@ -48,14 +47,11 @@ def handler_of(data_source: str) -> str:
     for prefix, handler in _PREFIXES.items():
         if data_source.startswith(prefix):
             return handler
-    if data_source in installed(HANDLERS):
-        return data_source
-    known = ", ".join(sorted({*_HANDLERS, *(f"{prefix}…" for prefix in _PREFIXES), *installed(HANDLERS)}))
-    raise UnknownHandler(f"Invalid dataset type or function not registered: {data_source!r}; played are: {known}")
+    return known_handler(data_source, {*_HANDLERS, *(f"{prefix}…" for prefix in _PREFIXES)})
 
 
 def fields_of(instance: Mapping[str, Any], data_source: str) -> dict[str, Any]:
     """Return the fields of a farm's instance: rows as they are, and of the farm's own handlers their own fields."""
     if data_source in _HANDLERS or data_source.startswith(tuple(_PREFIXES)):
-        return {name: value for name, value in instance.items() if name not in ("data_source", "trajectory_id")}
-    return {name: value for name, value in instance.items() if name not in _OF_THE_WIRE}
+        return columns_without(instance, ("data_source", "trajectory_id"))
+    return columns_without(instance, _OF_THE_WIRE)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,11 +9,11 @@ from pydantic import ValidationError
 
 from farm.api.prorl.data_sources import DEFAULT, fields_of, handler_of
 from farm.api.prorl.requests import ProcessRequest, SamplingMix
+from farm.api.protocol_parts.content_hash import content_hash
 from farm.client.request_checks import invalid
 from farm.errors import InvalidRequest
 from farm.records.request import BatchRequest, Limits
 
-_CHARS = 32
 _ENGINE = {"engine_url", "engine_model", "engine_key", "engine_tokenizer"}
 
 
@@ -29,7 +27,7 @@ def sampling_of(request: ProcessRequest) -> SamplingMix:
 
 def content_of(request: ProcessRequest) -> str:
     """Return a hash of what is asked for."""
-    return _hash([request.instance, request.sampling_params])
+    return content_hash([request.instance, request.sampling_params])
 
 
 def job_of(request: ProcessRequest) -> str:
@@ -50,12 +48,12 @@ def job_of(request: ProcessRequest) -> str:
 
 def named_job(job_id: str) -> str:
     """Return the id of a job that its client named."""
-    return _hash(["job", job_id])
+    return content_hash(["job", job_id])
 
 
 def key_of(prefix: str, job: str, server: str) -> str:
     """Return the idempotency key of a job that is played on a server; jobs of other servers are other batches."""
-    return f"{prefix}{job}:{_hash(server)[:16]}"
+    return f"{prefix}{job}:{content_hash(server)[:16]}"
 
 
 def server_of(request: ProcessRequest, servers: Sequence[str]) -> str:
@@ -64,8 +62,8 @@ def server_of(request: ProcessRequest, servers: Sequence[str]) -> str:
         return ""
     instance = request.instance
     sample = instance.get("trajectory_id")
-    first = int(_hash([instance.get("instance_id"), None if "instance_id" in instance else instance])[:8], 16)
-    place = sample if isinstance(sample, int) else int(_hash([sample, request.job_id])[:8], 16)
+    first = int(content_hash([instance.get("instance_id"), None if "instance_id" in instance else instance])[:8], 16)
+    place = sample if isinstance(sample, int) else int(content_hash([sample, request.job_id])[:8], 16)
     return servers[(first + place) % len(servers)]
 
 
@@ -131,8 +129,3 @@ def _sent(field: str) -> str:
 
 def _text(value: Any) -> str:
     return "" if value is None else str(value)
-
-
-def _hash(value: Any) -> str:
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()[:_CHARS]

@@ -126,9 +126,6 @@ class Jobs:
             raise ServerNotRunning
         return Job(ids, sampling, batch_id)
 
-    def has_open(self, job: Job) -> bool:
-        return self._farm.has_open(job.batch_id)
-
     def result(self, job: Job) -> dict[str, Any]:
         """Return the result object of an ended job."""
         name = rollout_id(job.batch_id, 0, 0)

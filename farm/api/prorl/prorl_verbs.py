@@ -1,45 +1,28 @@
-"""The routes of the protocol, and its error shape: `{"detail": …}`, as FastAPI has it."""
+"""The routes of ProRL's protocol; its errors are `{"detail": …}`."""
 
 from __future__ import annotations
 
-import asyncio
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from starlette.responses import Response
 from starlette.routing import BaseRoute
 
-from farm.api.endpoints import Endpoints, LongPoll
+from farm.api.endpoints import Endpoints
 from farm.api.prorl.jobs import Job, Jobs
 from farm.api.prorl.requests import CancelRequest, LlmServerRequest, ProcessRequest
+from farm.api.protocol_parts.awaited_batch import await_batch
+from farm.api.protocol_parts.detail_errors import refuse_with_detail
 from farm.api.protocols import WireProtocol
 from farm.api.schemas import ApiRequest, RequestRejected
-from farm.client import serialization
+from farm.api.scopes import RouteScopes
+from farm.callers import Scope
 from farm.client.http_errors import ProblemDetails
 from farm.errors import NotFound
 from farm.records.rollout import Stage, State
 from farm.settings import settings
 
 _CLIENT = re.compile(r"[A-Za-z0-9_-]{1,40}")
-_POLL_S = 2.0
-"""Seconds between two queries of a waiting `/process`: of hundreds that wait each is woken when its rollout ends."""
-
-
-def refuse(problem: ProblemDetails, headers: Mapping[str, str] | None = None) -> Response:
-    """Return the error response: of a body that is refused the faults by field, else one text."""
-    status = {("NotAllowed", 403): 400, ("InvalidRequest", 400): 422}.get(
-        (problem.kind, problem.status), problem.status
-    )
-    detail: Any = problem.message
-    if problem.kind == "InvalidRequest" and problem.field:
-        faults = [(problem.field, problem.message), *problem.more]
-        detail = [{"type": "value_error", "loc": _place(field), "msg": message} for field, message in faults]
-    return Response(serialization.written({"detail": detail}), status, headers, "application/json")
-
-
-def _place(field: str) -> list[str]:
-    return ["body"] if field in ("body", "request") else ["body", *field.split(".")]
 
 
 class _Routes:
@@ -118,25 +101,14 @@ class _Routes:
         job = await endpoints.run(_submitted, jobs, request)
         # it may be large, and the wait long
         del request
-        wait_s = 2 * settings().prorl_timeout_s + 10
-        deadline = asyncio.get_running_loop().time() + wait_s
-        await endpoints.wait_until(
-            LongPoll(job.batch_id, lambda: jobs.has_open(job), lambda is_open: not is_open, wait_s, _POLL_S)
-        )
-        if await endpoints.run(jobs.has_open, job):
-            raise self._unfinished(job, asyncio.get_running_loop().time() >= deadline)
+        try:
+            await await_batch(endpoints, job.batch_id, 2 * settings().prorl_timeout_s + 10)
+        except RequestRejected as unfinished:
+            if endpoints.strict_compat and unfinished.problem.status == 504:
+                late = ProblemDetails(500, "ServiceError", "Failed to process job: 504: Processing timed out")
+                raise RequestRejected(late) from None
+            raise
         return await endpoints.run(jobs.result, job)
-
-    def _unfinished(self, job: Job, is_late: bool) -> RequestRejected:
-        if not is_late:
-            ends = f"this API ends, and job {job.batch_id} goes on: send the same request again"
-            return RequestRejected(ProblemDetails(503, "ServiceError", ends))
-        if self._endpoints.strict_compat:
-            return RequestRejected(
-                ProblemDetails(500, "ServiceError", "Failed to process job: 504: Processing timed out")
-            )
-        late = f"Processing timed out: job {job.batch_id} goes on; send the same request again, or cancel it"
-        return RequestRejected(ProblemDetails(504, "ServiceError", late))
 
 
 def _submitted(jobs: Jobs, request: ApiRequest) -> Job:
@@ -147,4 +119,18 @@ def _routes(endpoints: Endpoints) -> Sequence[BaseRoute]:
     return _Routes(endpoints).routes()
 
 
-PROTOCOL = WireProtocol(_routes, refuse)
+_SCOPES: RouteScopes = {
+    (method, f"{place}/{verb}"): scope
+    for place in ("", "/{client}")
+    for method, verb, scope in (
+        ("POST", "start", Scope.SUBMIT),
+        ("POST", "stop", Scope.SUBMIT),
+        ("GET", "status", Scope.READ),
+        ("POST", "add_llm_server", Scope.SUBMIT),
+        ("POST", "clear_llm_server", Scope.SUBMIT),
+        ("POST", "cancel", (Scope.SUBMIT, Scope.OPERATE)),
+        ("POST", "process", Scope.SUBMIT),
+    )
+}
+
+PROTOCOL = WireProtocol(_routes, refuse_with_detail, _SCOPES)

@@ -1,21 +1,16 @@
 """Sessions of a client, from `/start` to `/stop`, with the LLM servers that it added: rows of the store.
 
-A client is a name: that of the path, `/prorl/NAME/…`, or none. Its state is a log of records, each written once after
-the one before it, as the steps of a training run are: of two API processes that change it at one moment one is first,
-and the other begins again from there.
+A client is a name: that of the path, `/prorl/NAME/…`, or none.
 """
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
+from typing import Any
 
+from farm.api.protocol_parts.kept_state import KeptState
 from farm.client.runs import Runs
-from farm.errors import Conflict, ServiceError
-from farm.records.training_run import RecordedStep
-
-_TRIES = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,37 +30,28 @@ class Session:
 
 def current(runs: Runs, client: str) -> Session:
     """Return a client's newest session."""
-    return _read(runs.recorded_step(_run(client)), client)[1]
+    return _session(_state(runs, client).read(), client)
 
 
 def change(runs: Runs, client: str, to: Callable[[Session], Session]) -> Session:
     """Write what becomes of a client's newest session, and return it. `to` may be called again, and may raise."""
-    mark = secrets.token_hex(8)
-    for _ in range(_TRIES):
-        step, session = _read(runs.recorded_step(_run(client)), client)
-        changed = to(session)
-        if changed == session:
-            return session
-        record = {**asdict(changed), "servers": list(changed.servers), "mark": mark}
-        try:
-            written = runs.record_step(_run(client), step + 1, record)
-        except Conflict:
-            continue
-        if written.record.get("mark") == mark:
-            return changed
-    raise ServiceError(f"the session of client {client!r} changed {_TRIES} times meanwhile: try again")
+
+    def changed(record: Mapping[str, Any]) -> Mapping[str, Any]:
+        session = to(_session(record, client))
+        return {**asdict(session), "servers": list(session.servers)}
+
+    return _session(_state(runs, client).change(changed), client)
 
 
 def started(session: Session) -> Session:
     return replace(session, number=session.number + 1, running=True)
 
 
-def _run(client: str) -> str:
-    return f"prorl:{client}"
+def _state(runs: Runs, client: str) -> KeptState:
+    return KeptState(runs, f"prorl:{client}")
 
 
-def _read(recorded: RecordedStep | None, client: str) -> tuple[int, Session]:
-    if recorded is None:
-        return 0, Session(client)
-    record = recorded.record
-    return recorded.step, Session(client, record["number"], record["running"], tuple(record["servers"]))
+def _session(record: Mapping[str, Any], client: str) -> Session:
+    if not record:
+        return Session(client)
+    return Session(client, record["number"], record["running"], tuple(record["servers"]))

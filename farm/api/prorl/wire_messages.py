@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from farm.api.protocol_parts.message_texts import reasoning_and_text
 from farm.records.trajectory import Message, ModelCall, calls_of_segments
 
 WireMessage = dict[str, Any]
@@ -77,11 +78,7 @@ def _answer(call: ModelCall, with_tokens: bool) -> WireMessage:
 
 def _plain(message: Mapping[str, Any]) -> WireMessage:
     """Return a message as its trainers' templates read it: its text, and of a call its function alone."""
-    content = message.get("content")
-    if isinstance(content, list):
-        content = "".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))
-    reasoning = message.get("reasoning_content") or message.get("reasoning")
-    text = str(content or "")
+    reasoning, text = reasoning_and_text(message)
     result: WireMessage = {"role": str(message.get("role", "user"))}
     result["content"] = f"<think>\n{reasoning}\n</think>\n\n{text}" if reasoning else text
     if calls := message.get("tool_calls"):

@@ -12,7 +12,9 @@ import zstandard
 from sqlalchemy import Connection, Table, func, insert, select
 
 from farm.errors import NotFound
+from farm.ids import RolloutRef
 from farm.records.rollout import KeptArtefact, State
+from farm.store.retention.kept import check_artefacts_kept
 from farm.store.rollouts import Claim, rollouts
 from farm.store.sql.clock import db_now
 from farm.store.sql.schema import ArtefactRow
@@ -49,7 +51,10 @@ def listing(connection: Connection, rollout_id: str) -> Sequence[KeptArtefact]:
         .where(artefacts.c.rollout_id == rollout_id, artefacts.c.attempt == _last_attempt(rollout_id))
         .order_by(artefacts.c.created_at, artefacts.c.name)
     )
-    return [KeptArtefact(*row) for row in connection.execute(statement)]
+    result = [KeptArtefact(*row) for row in connection.execute(statement)]
+    if not result:
+        check_artefacts_kept(connection, RolloutRef.of(rollout_id).batch_id)
+    return result
 
 
 def contents(connection: Connection, rollout_id: str, name: str) -> bytes:
@@ -61,6 +66,7 @@ def contents(connection: Connection, rollout_id: str, name: str) -> bytes:
     )
     row = connection.execute(statement).one_or_none()
     if row is None:
+        check_artefacts_kept(connection, RolloutRef.of(rollout_id).batch_id)
         raise NotFound(f"rollout {rollout_id} has no artefact {name!r}: `farm artefacts {rollout_id}` lists them")
     return zstandard.ZstdDecompressor().decompress(row.data, max_output_size=row.n_bytes)
 

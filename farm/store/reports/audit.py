@@ -32,6 +32,7 @@ from farm.errors import NotFound
 from farm.ids import group_id
 from farm.records.conservation import Conservation, Count, Violation
 from farm.records.rollout import FINAL_STATES, POLICY_OUTCOMES, Outcome, Stage, State
+from farm.store.retention.kept import RetentionLevel
 from farm.store.rollouts import attempts, batches, rewards, rollouts
 from farm.store.sql.clock import db_now
 from farm.store.sql.schema import DeliveryRow, InstanceRow, SegmentRow
@@ -167,6 +168,7 @@ _active = _row.state == State.ACTIVE.value
 _in_eval = _row.stage == Stage.EVAL.value
 _ended = (_row.finish_seq, _row.finished_at, _row.outcome)
 _policys = sorted(POLICY_OUTCOMES)
+_whole = batches.c.pruned.in_(["", RetentionLevel.TRAJECTORIES.value])
 _ours = sorted(set(Outcome) - POLICY_OUTCOMES - {Outcome.CANCELLED})
 
 
@@ -249,9 +251,12 @@ _RULES: Sequence[tuple[str, ColumnElement[bool]]] = (
     ("it was scored in an attempt that never was", _any(rewards, rewards.c.attempt > _row.attempt)),
     (
         "it has a score that was not given, or was given one that it has not",
-        or_(
-            _any(rewards, _without(rewards, attempts, _scoring)),
-            _any(attempts, _scoring, _without(attempts, rewards)),
+        and_(
+            _whole,
+            or_(
+                _any(rewards, _without(rewards, attempts, _scoring)),
+                _any(attempts, _scoring, _without(attempts, rewards)),
+            ),
         ),
     ),
     (
@@ -292,6 +297,7 @@ _RULES: Sequence[tuple[str, ColumnElement[bool]]] = (
     (
         "it is to be scored, but was not played to the end, once",
         and_(
+            _whole,
             _in_eval,
             or_(_row.policy_outcome.is_(None), _row.submission.is_(None), _count(attempts, _played) != 1),
         ),
@@ -303,7 +309,7 @@ _RULES: Sequence[tuple[str, ColumnElement[bool]]] = (
             or_(_row.policy_outcome.is_not(None), _row.submission.is_not(None), _any(attempts, _played)),
         ),
     ),
-    ("it has another number of training rows than it says", _count(_segments) != _row.n_segments),
+    ("it has another number of training rows than it says", and_(_whole, _count(_segments) != _row.n_segments)),
     (
         "it has training rows of an attempt that does not count",
         _any(_segments, _without(_segments, attempts, _played)),

@@ -6,15 +6,22 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, case, func, literal, or_, select
 
+from farm.errors import NotFound
 from farm.records.rollout import BatchSummary, Stage, State
 from farm.store.batches import instances
 from farm.store.rollouts import batches, rollouts
 from farm.store.sql.clock import db_now
 
 
-def newest(connection: Connection, limit: int) -> list[BatchSummary]:
-    """Return the newest batches in a line each, newest first."""
+def newest(connection: Connection, limit: int, before: str | None = None) -> list[BatchSummary]:
+    """Return the newest batches in a line each, newest first, or those before one. Raises NotFound for that."""
     chosen = select(batches.c.batch_id).order_by(batches.c.created_at.desc(), batches.c.batch_id).limit(limit)
+    if before is not None:
+        at = connection.execute(select(batches.c.created_at).where(batches.c.batch_id == before)).scalar_one_or_none()
+        if at is None:
+            raise NotFound(f"there is no batch {before}")
+        tied = (batches.c.created_at == at) & (batches.c.batch_id > before)
+        chosen = chosen.where((batches.c.created_at < at) | tied)
     known = connection.execute(
         select(batches, (db_now() - batches.c.created_at).label("age_s"))
         .where(batches.c.batch_id.in_(chosen))
@@ -68,4 +75,5 @@ def _summary(row: Row[Any], counts: dict[State, Row[Any]], sources: tuple[str, .
         age_s=max(0.0, row.age_s),
         priority=row.priority,
         data_sources=sources,
+        submitter=row.submitter,
     )

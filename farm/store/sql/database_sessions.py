@@ -5,7 +5,9 @@ transaction, limits the wait for a lock, and probes a silent peer with keepalive
 made by a statement when it is opened and not as start-up options, which PgBouncer refuses.
 
 So a session must belong to one client alone: a pooler that hands it on between transactions would leave the settings,
-and prepared statements, to the next client. Each session is marked, and a new one that bears the mark is refused.
+and prepared statements, to the next client. Each session is marked, and a new one that bears the mark is refused. With
+`pooler=transaction` in the URL nothing is kept in sessions: each write transaction has its settings for itself, and no
+statement is prepared.
 
 Where a process has few connections for all its work, it waits a shorter time for a lock: a statement that got none is
 retried, and others have the connection in between.
@@ -61,9 +63,15 @@ SESSION: Mapping[str, str] = {
 """Settings of every session on Postgres; one that is named in the URL's own `options` stays as it is there."""
 _MARK = "farm.session"
 _SHARED = (
-    "the database's sessions are shared between clients by a pooler, such as PgBouncer in transaction mode: set its "
-    "pool_mode = session (and leave server_reset_query as it is), or connect to Postgres itself"
+    "the database's sessions are shared between clients by a pooler, such as PgBouncer in transaction mode: put "
+    "pooler=transaction into the database's URL of all that connect, set its pool_mode = session (and leave "
+    "server_reset_query as it is), or connect to Postgres itself"
 )
+_POOLER, _BY_TRANSACTION = "pooler", "transaction"
+POOLED = "pooled"
+"""The execution option of a database behind a pooler, whose bound of connections is not the server's."""
+_OF_CONNECTION = "tcp_"
+"""With it begin settings that mean the server's own connection, which is a pooler's."""
 
 
 def engine_of(url: str, n_connections: int | None) -> tuple[Engine, SqliteFile | None]:
@@ -87,8 +95,15 @@ def lock_wait_s(n_connections: int | None) -> float:
 
 
 def _postgres(url: URL, n_connections: int | None) -> Engine:
+    """Return the pool of a Postgres. Raises InvalidRequest for a kind of pooler that it does not know."""
+    pooler = url.query.get(_POOLER, "")
+    if pooler not in ("", _BY_TRANSACTION):
+        raise InvalidRequest(f"pooler={pooler}: the only one to name is {_BY_TRANSACTION}", field="store_url")
+    url = url.difference_update_query([_POOLER])
     options: dict[str, Any] = {name: value for name, value in _TCP.items() if name not in url.query}
     options.setdefault("application_name", f"farm {socket.gethostname()}/{os.getpid()}")
+    if pooler:
+        options["prepare_threshold"] = None
     size, more = _POOL if n_connections is None else (n_connections, 0)
     # no ping before use: a query of a broken connection is repeated on another
     engine = create_engine(
@@ -99,10 +114,32 @@ def _postgres(url: URL, n_connections: int | None) -> Engine:
         pool_recycle=1800,
         connect_args={name: value for name, value in options.items() if name not in url.query},
         json_serializer=written,
+        execution_options={POOLED: bool(pooler)},
     )
     own = str(url.query.get("options", ""))
     session = {**SESSION, "lock_timeout": f"{lock_wait_s(n_connections):g}s"}
     made = {name: value for name, value in session.items() if name not in own}
+    if pooler:
+        _set_by_transaction(
+            engine, {name: value for name, value in made.items() if not name.startswith(_OF_CONNECTION)}
+        )
+    else:
+        _set_by_session(engine, made)
+    return engine
+
+
+def _set_by_transaction(engine: Engine, made: Mapping[str, str]) -> None:
+    statement = "SELECT " + ", ".join("set_config(%s, %s, true)" for _ in made)
+    values = tuple(part for setting in made.items() for part in setting)
+
+    @event.listens_for(engine, "begin")
+    def _begin(connection: Connection) -> None:
+        if connection.info.pop("write", False):
+            connection.exec_driver_sql(statement, values)
+
+
+def _set_by_session(engine: Engine, made: Mapping[str, str]) -> None:
+    """Have each new session make its settings, and refuse one that was made before for another client."""
     settings = [*made.items(), (_MARK, "in use")]
     statement = f"SELECT current_setting('{_MARK}', true), " + ", ".join("set_config(%s, %s, false)" for _ in settings)
     values = [part for setting in settings for part in setting]
@@ -116,8 +153,6 @@ def _postgres(url: URL, n_connections: int | None) -> Engine:
             connection.close()
             raise InvalidRequest(_SHARED, field="store_url")
 
-    return engine
-
 
 def _sqlite(path: str, url: str) -> tuple[Engine, SqliteFile]:
     if not path or path == ":memory:":
@@ -130,7 +165,10 @@ def _sqlite(path: str, url: str) -> tuple[Engine, SqliteFile]:
     @event.listens_for(engine, "connect")
     def _prepare(connection: Any, record: Any) -> None:
         connection.isolation_level = None  # transactions begin where we say, not where the driver guesses
-        for pragma in ("busy_timeout=10000", "journal_mode=WAL", "synchronous=NORMAL", "foreign_keys=ON"):
+        connection.execute("PRAGMA busy_timeout=10000")
+        # of a new file alone: what is pruned later leaves it in small steps (`farm.store.retention`)
+        connection.execute("PRAGMA auto_vacuum=INCREMENTAL")
+        for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "foreign_keys=ON"):
             connection.execute(f"PRAGMA {pragma}")
         connection.execute("PRAGMA busy_timeout=0")
         file.opened()
@@ -146,7 +184,9 @@ def _sqlite(path: str, url: str) -> tuple[Engine, SqliteFile]:
 
 
 def begin_write(connection: Connection) -> None:
-    """Have the next transaction of a connection take the write lock when it begins, where there is one."""
+    """Have the next transaction of a connection take the write lock when it begins, or make its settings, where it is
+    to.
+    """
     connection.info["write"] = True
 
 

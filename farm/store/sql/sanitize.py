@@ -29,6 +29,11 @@ def plain(text: str, length: int = _LONGEST) -> str:
     return f"{fit[:half]}...{fit[-half:]}" if half > 0 else fit[:length]
 
 
+def is_plain(text: str, length: int = _LONGEST) -> bool:
+    """Return whether a database can hold the text as it is: one that it cannot is in no row."""
+    return len(text) <= length and _UNFIT.search(text) is None
+
+
 def written(value: Any) -> str:
     """Return a value as JSON; what is no number in JSON is null. Escapes keep all characters of its texts."""
     try:

@@ -8,47 +8,38 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import JSON, BigInteger, Double, ForeignKeyConstraint, Index, MetaData, String, text
-from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from sqlalchemy import JSON, BigInteger, ForeignKeyConstraint, Index, String, text
+from sqlalchemy.orm import Mapped, mapped_column
 
+from farm.store.sql.access_tables import ApiKeyRow as ApiKeyRow
+from farm.store.sql.access_tables import AuditLogRow as AuditLogRow
+from farm.store.sql.access_tables import SecretKeyRow as SecretKeyRow
 from farm.store.sql.array_column import Packed
+from farm.store.sql.borrowed_table import BorrowedSandboxRow as BorrowedSandboxRow
+from farm.store.sql.declarative import Base as Base
+from farm.store.sql.declarative import short_text
+from farm.store.sql.observing_tables import HistogramRow as HistogramRow
+from farm.store.sql.observing_tables import MeasuredBatchRow as MeasuredBatchRow
+from farm.store.sql.observing_tables import OutboxRow as OutboxRow
 from farm.store.sql.sanitize import PlainText
-
-
-class Base(DeclarativeBase):
-    metadata = MetaData(
-        naming_convention={
-            "ix": "ix_%(table_name)s_%(column_0_N_name)s",
-            "uq": "uq_%(table_name)s_%(column_0_N_name)s",
-            "fk": "fk_%(table_name)s_%(referred_table_name)s",
-            "pk": "pk_%(table_name)s",
-        }
-    )
-    type_annotation_map = {  # noqa: RUF012 - SQLAlchemy reads it as it stands
-        float: Double(),
-        dict[str, Any]: JSON(),
-        list[dict[str, Any]]: JSON(),
-        list[str]: JSON(),
-    }
-
+from farm.store.sql.terminal_table import AwaitsPlace
 
 _LIVE, _ENDED = text("finish_seq IS NULL"), text("finish_seq IS NOT NULL")
 _SCORED, _ARCHIVED = text("reward IS NOT NULL"), text("archive <> ''")
 _ZERO = text("0")
 
 
-def _key(length: int = 64) -> String:
-    return String(length)
+class Batch(AwaitsPlace, Base):
+    """One submitted batch. `last_seq` numbers rollouts in the order in which they end.
 
-
-class Batch(Base):
-    """One submitted batch. `last_seq` numbers rollouts in the order in which they end."""
+    `pruned` is the most that is left of it, if not all (`farm.store.retention`); at `pruned_at` the rest was gone.
+    """
 
     __tablename__ = "batches"
 
-    batch_id: Mapped[str] = mapped_column(_key(), primary_key=True)
+    batch_id: Mapped[str] = mapped_column(short_text(), primary_key=True)
     idempotency_key: Mapped[str | None] = mapped_column(String(200), unique=True)
-    fingerprint: Mapped[str] = mapped_column(_key())
+    fingerprint: Mapped[str] = mapped_column(short_text())
     created_at: Mapped[float]
     n_samples: Mapped[int]
     n_rollouts: Mapped[int]
@@ -57,7 +48,11 @@ class Batch(Base):
     max_attempts: Mapped[int]
     max_losses: Mapped[int] = mapped_column(server_default="10")
     quarantine_after: Mapped[int] = mapped_column(server_default="6")
-    run: Mapped[str] = mapped_column(_key(), server_default=text("''"))
+    run: Mapped[str] = mapped_column(short_text(), server_default=text("''"))
+    submitter: Mapped[str] = mapped_column(short_text(), server_default=text("''"))
+    pinned: Mapped[int] = mapped_column(server_default=_ZERO)
+    pruned: Mapped[str] = mapped_column(short_text(12), server_default=text("''"))
+    pruned_at: Mapped[float | None]
     request: Mapped[dict[str, Any]]
 
 
@@ -70,12 +65,12 @@ class InstanceRow(Base):
         Index("ix_instances_archive", "archive", sqlite_where=_ARCHIVED, postgresql_where=_ARCHIVED),
     )
 
-    batch_id: Mapped[str] = mapped_column(_key(), primary_key=True)
+    batch_id: Mapped[str] = mapped_column(short_text(), primary_key=True)
     group_index: Mapped[int] = mapped_column(primary_key=True)
-    data_source: Mapped[str] = mapped_column(_key())
+    data_source: Mapped[str] = mapped_column(short_text())
     instance_id: Mapped[str] = mapped_column(String(200))
     fields: Mapped[dict[str, Any]]
-    archive: Mapped[str] = mapped_column(_key(), server_default=text("''"))
+    archive: Mapped[str] = mapped_column(short_text(), server_default=text("''"))
 
 
 class RolloutRow(Base):
@@ -89,28 +84,28 @@ class RolloutRow(Base):
 
     __tablename__ = "rollouts"
 
-    rollout_id: Mapped[str] = mapped_column(_key(), primary_key=True)
-    batch_id: Mapped[str] = mapped_column(_key())
+    rollout_id: Mapped[str] = mapped_column(short_text(), primary_key=True)
+    batch_id: Mapped[str] = mapped_column(short_text())
     group_index: Mapped[int]
     sample_index: Mapped[int]
-    data_source: Mapped[str] = mapped_column(_key())
+    data_source: Mapped[str] = mapped_column(short_text())
     instance_id: Mapped[str] = mapped_column(String(200))
 
-    stage: Mapped[str] = mapped_column(_key(8))
-    state: Mapped[str] = mapped_column(_key(12))
+    stage: Mapped[str] = mapped_column(short_text(8))
+    state: Mapped[str] = mapped_column(short_text(12))
     attempt: Mapped[int]
     n_failures: Mapped[int]
     n_lost: Mapped[int] = mapped_column(server_default=_ZERO)
-    node: Mapped[str | None] = mapped_column(_key(128))
-    owner: Mapped[str | None] = mapped_column(_key(200))
+    node: Mapped[str | None] = mapped_column(short_text(128))
+    owner: Mapped[str | None] = mapped_column(short_text(200))
     lease_expires_at: Mapped[float | None]
     queued_at: Mapped[float]
     ready_at: Mapped[float]
     ring_at: Mapped[float]
     n_rings: Mapped[int]
 
-    policy_outcome: Mapped[str | None] = mapped_column(_key(32))
-    outcome: Mapped[str | None] = mapped_column(_key(32))
+    policy_outcome: Mapped[str | None] = mapped_column(short_text(32))
+    outcome: Mapped[str | None] = mapped_column(short_text(32))
     submission: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
     reward: Mapped[float | None]
     failure_kind: Mapped[str | None] = mapped_column(PlainText(32))
@@ -153,11 +148,11 @@ class AttemptRow(Base):
     __tablename__ = "attempts"
     __table_args__ = (ForeignKeyConstraint(["rollout_id"], ["rollouts.rollout_id"], ondelete="CASCADE"),)
 
-    rollout_id: Mapped[str] = mapped_column(_key(), primary_key=True)
+    rollout_id: Mapped[str] = mapped_column(short_text(), primary_key=True)
     attempt: Mapped[int] = mapped_column(primary_key=True)
-    stage: Mapped[str] = mapped_column(_key(8), primary_key=True)
-    node: Mapped[str] = mapped_column(_key(128))
-    worker: Mapped[str] = mapped_column(_key(200))
+    stage: Mapped[str] = mapped_column(short_text(8), primary_key=True)
+    node: Mapped[str] = mapped_column(short_text(128))
+    worker: Mapped[str] = mapped_column(short_text(200))
     queued_at: Mapped[float]
     started_at: Mapped[float]
     finished_at: Mapped[float | None]
@@ -174,7 +169,7 @@ class ModelCallRow(Base):
     __tablename__ = "model_calls"
     __table_args__ = (ForeignKeyConstraint(["rollout_id"], ["rollouts.rollout_id"], ondelete="CASCADE"),)
 
-    rollout_id: Mapped[str] = mapped_column(_key(), primary_key=True)
+    rollout_id: Mapped[str] = mapped_column(short_text(), primary_key=True)
     attempt: Mapped[int] = mapped_column(primary_key=True)
     call_index: Mapped[int] = mapped_column(primary_key=True)
     messages: Mapped[list[dict[str, Any]]]
@@ -199,6 +194,7 @@ class ModelCallRow(Base):
     begins: Mapped[str] = mapped_column(PlainText(), server_default=text("''"))
     mismatch: Mapped[int | None]
     reward: Mapped[float | None]
+    labels: Mapped[dict[str, Any]] = mapped_column(server_default=text("'{}'"))
 
 
 class ArtefactRow(Base):
@@ -207,9 +203,9 @@ class ArtefactRow(Base):
     __tablename__ = "artefacts"
     __table_args__ = (ForeignKeyConstraint(["rollout_id"], ["rollouts.rollout_id"], ondelete="CASCADE"),)
 
-    rollout_id: Mapped[str] = mapped_column(_key(), primary_key=True)
+    rollout_id: Mapped[str] = mapped_column(short_text(), primary_key=True)
     attempt: Mapped[int] = mapped_column(primary_key=True)
-    name: Mapped[str] = mapped_column(_key(128), primary_key=True)
+    name: Mapped[str] = mapped_column(short_text(128), primary_key=True)
     media_type: Mapped[str] = mapped_column(PlainText(100))
     n_bytes: Mapped[int]
     data: Mapped[bytes]
@@ -225,9 +221,9 @@ class SegmentRow(Base):
         Index("ix_segments_batch_id", "batch_id"),
     )
 
-    rollout_id: Mapped[str] = mapped_column(_key(), primary_key=True)
+    rollout_id: Mapped[str] = mapped_column(short_text(), primary_key=True)
     segment_index: Mapped[int] = mapped_column(primary_key=True)
-    batch_id: Mapped[str] = mapped_column(_key())
+    batch_id: Mapped[str] = mapped_column(short_text())
     attempt: Mapped[int]
     prompt_ids: Mapped[Any] = mapped_column(Packed("int32"))
     response_ids: Mapped[Any] = mapped_column(Packed("int32"))
@@ -239,16 +235,19 @@ class SegmentRow(Base):
 
 
 class RewardRow(Base):
-    """A score; the newest of a rollout is the one on its row. `rewards` are all that it has by name."""
+    """A score; the newest of a rollout is the one on its row. `rewards` are all that it has by name, `of_rows` those of
+    single training rows; null for none.
+    """
 
     __tablename__ = "rewards"
     __table_args__ = (ForeignKeyConstraint(["rollout_id"], ["rollouts.rollout_id"], ondelete="CASCADE"),)
 
-    rollout_id: Mapped[str] = mapped_column(_key(), primary_key=True)
+    rollout_id: Mapped[str] = mapped_column(short_text(), primary_key=True)
     attempt: Mapped[int] = mapped_column(primary_key=True)
     value: Mapped[float]
     details: Mapped[dict[str, Any]]
     rewards: Mapped[dict[str, Any]] = mapped_column(server_default="{}")
+    of_rows: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
     evaluator: Mapped[str] = mapped_column(PlainText(64))
     created_at: Mapped[float]
 
@@ -258,7 +257,7 @@ class ArchiveRow(Base):
 
     __tablename__ = "archives"
 
-    digest: Mapped[str] = mapped_column(_key(), primary_key=True)
+    digest: Mapped[str] = mapped_column(short_text(), primary_key=True)
     n_bytes: Mapped[int] = mapped_column(BigInteger())
     n_parts: Mapped[int]
     uploaded_at: Mapped[float]
@@ -269,7 +268,7 @@ class ArchivePartRow(Base):
 
     __tablename__ = "archive_parts"
 
-    digest: Mapped[str] = mapped_column(_key(), primary_key=True)
+    digest: Mapped[str] = mapped_column(short_text(), primary_key=True)
     number: Mapped[int] = mapped_column(primary_key=True)
     n_bytes: Mapped[int]
     data: Mapped[bytes]
@@ -281,6 +280,7 @@ class EngineRow(Base):
 
     `paused` and `version` are what was ordered, `engine_paused` and `engine_version` what the engine was sent last;
     orders are counted, `version_order` is the one that named the version, and `n_done` the last that was carried out.
+    `key` is sealed (`sealed_secrets`); `registrant` is the key that added it, for its quota.
     `weights_path` is where servers find the weights `version`. `held_at` is the last heartbeat of the client whose
     weight update paused it; null where a person did.
     """
@@ -289,22 +289,23 @@ class EngineRow(Base):
 
     url: Mapped[str] = mapped_column(String(500), primary_key=True)
     model: Mapped[str] = mapped_column(String(200))
-    key: Mapped[str] = mapped_column(String(500))
+    key: Mapped[str] = mapped_column(String(1000))
     tokenizer: Mapped[str] = mapped_column(String(500), server_default="")
-    tool_format: Mapped[str] = mapped_column(_key(32), server_default="")
-    state: Mapped[str] = mapped_column(_key(12))
-    added_by: Mapped[str] = mapped_column(_key(128))
+    tool_format: Mapped[str] = mapped_column(short_text(32), server_default="")
+    state: Mapped[str] = mapped_column(short_text(12))
+    added_by: Mapped[str] = mapped_column(short_text(128))
+    registrant: Mapped[str] = mapped_column(short_text(), server_default=text("''"))
     added_at: Mapped[float]
     info: Mapped[dict[str, Any]] = mapped_column(server_default="{}")
-    paused: Mapped[str] = mapped_column(_key(8), server_default="")
+    paused: Mapped[str] = mapped_column(short_text(8), server_default="")
     paused_by: Mapped[str] = mapped_column(String(200), server_default="")
     paused_at: Mapped[float | None]
-    version: Mapped[str] = mapped_column(_key(), server_default="")
+    version: Mapped[str] = mapped_column(short_text(), server_default="")
     version_order: Mapped[int] = mapped_column(server_default=_ZERO)
     n_orders: Mapped[int] = mapped_column(server_default=_ZERO)
     n_done: Mapped[int] = mapped_column(server_default=_ZERO)
-    engine_paused: Mapped[str] = mapped_column(_key(8), server_default="")
-    engine_version: Mapped[str] = mapped_column(_key(), server_default="")
+    engine_paused: Mapped[str] = mapped_column(short_text(8), server_default="")
+    engine_version: Mapped[str] = mapped_column(short_text(), server_default="")
     failure: Mapped[str] = mapped_column(PlainText(1000), server_default="")
     weights_path: Mapped[str] = mapped_column(String(500), server_default="")
     held_at: Mapped[float | None]
@@ -316,7 +317,7 @@ class NamedWeightsRow(Base):
     __tablename__ = "named_weights"
 
     model: Mapped[str] = mapped_column(String(200), primary_key=True)
-    version: Mapped[str] = mapped_column(_key())
+    version: Mapped[str] = mapped_column(short_text())
     weights_path: Mapped[str] = mapped_column(String(500))
     named_at: Mapped[float]
 
@@ -326,7 +327,7 @@ class EngineUserRow(Base):
 
     __tablename__ = "engine_users"
 
-    owner: Mapped[str] = mapped_column(_key(200), primary_key=True)
+    owner: Mapped[str] = mapped_column(short_text(200), primary_key=True)
     uses: Mapped[dict[str, Any]]
     heartbeat_at: Mapped[float]
 
@@ -340,8 +341,8 @@ class NodeRow(Base):
 
     __tablename__ = "nodes"
 
-    node: Mapped[str] = mapped_column(_key(128), primary_key=True)
-    state: Mapped[str] = mapped_column(_key(12))
+    node: Mapped[str] = mapped_column(short_text(128), primary_key=True)
+    state: Mapped[str] = mapped_column(short_text(12))
     room: Mapped[int]
     init_slots: Mapped[int]
     run_slots: Mapped[int]
@@ -353,7 +354,7 @@ class NodeRow(Base):
     sick_until: Mapped[float | None]
     sick_why: Mapped[str] = mapped_column(PlainText(), server_default=text("''"))
     n_trips: Mapped[int] = mapped_column(server_default=_ZERO)
-    instance: Mapped[str] = mapped_column(_key(), server_default=text("''"))
+    instance: Mapped[str] = mapped_column(short_text(), server_default=text("''"))
 
 
 class DeliveryRow(Base):
@@ -362,8 +363,8 @@ class DeliveryRow(Base):
     __tablename__ = "deliveries"
     __table_args__ = (ForeignKeyConstraint(["batch_id"], ["batches.batch_id"], ondelete="CASCADE"),)
 
-    batch_id: Mapped[str] = mapped_column(_key(), primary_key=True)
-    consumer: Mapped[str] = mapped_column(_key(), primary_key=True)
+    batch_id: Mapped[str] = mapped_column(short_text(), primary_key=True)
+    consumer: Mapped[str] = mapped_column(short_text(), primary_key=True)
     cursor: Mapped[int]
     acknowledged_at: Mapped[float]
 
@@ -373,7 +374,7 @@ class CollectedStepRow(Base):
 
     __tablename__ = "collected_steps"
 
-    run: Mapped[str] = mapped_column(_key(), primary_key=True)
+    run: Mapped[str] = mapped_column(short_text(), primary_key=True)
     step: Mapped[int] = mapped_column(primary_key=True)
     record: Mapped[dict[str, Any]]
     created_at: Mapped[float]
@@ -384,8 +385,8 @@ class LeaderRow(Base):
 
     __tablename__ = "leaders"
 
-    role: Mapped[str] = mapped_column(_key(32), primary_key=True)
-    owner: Mapped[str] = mapped_column(_key(200))
+    role: Mapped[str] = mapped_column(short_text(32), primary_key=True)
+    owner: Mapped[str] = mapped_column(short_text(200))
     expires_at: Mapped[float]
 
 
@@ -394,6 +395,6 @@ class EpochRow(Base):
 
     __tablename__ = "epochs"
 
-    role: Mapped[str] = mapped_column(_key(32), primary_key=True)
-    epoch: Mapped[str] = mapped_column(_key())
+    role: Mapped[str] = mapped_column(short_text(32), primary_key=True)
+    epoch: Mapped[str] = mapped_column(short_text())
     counter: Mapped[int]

@@ -5,6 +5,7 @@ One farm for each kind of broker goes through all of it, and its workers live to
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections import Counter
@@ -289,9 +290,17 @@ POISON_OF_REDIS = [
 ]
 
 
+def dropped(log: str) -> Counter[str]:
+    """Return the number of messages that each worker dropped."""
+    return Counter(re.findall(r"(\w+/\w+) \S+: dropped", log))
+
+
 def test_poison_is_dropped_with_a_line_each(here: _Here) -> None:
     touched = here.folder / "touched"
     app = celery_app(here.broker.url, "poisoner")
+    if here.kind == "rabbitmq":
+        # a quorum queue loses the last of what is not confirmed when its sender disconnects at once
+        app.conf.broker_transport_options = app.conf.broker_transport_options | {"confirm_publish": True}
     n_lines = here.log.count("\n")
     with app.connection_for_write() as connection, connection.channel() as channel:
         producer = app.amqp.Producer(channel)
@@ -309,7 +318,7 @@ def test_poison_is_dropped_with_a_line_each(here: _Here) -> None:
                 client.lpush(queue_name(stage, NODE), *POISON_OF_REDIS)
         n += len(Stage) * len(POISON_OF_REDIS)
     with played(here):
-        until(lambda: here.log.count("dropped") >= n, lambda: f"all {n} are dropped: {here.log[-4000:]}", 120)
+        until(lambda: here.log.count("dropped") >= n, lambda: f"all {n} are dropped, not {dropped(here.log)}", 120)
     # a connection that a test before this one cut may be noticed only now
     lines = [line for line in here.log.splitlines()[n_lines:] if not line.endswith("will be sent again")]
     assert len(lines) == n, "\n".join(line[:300] for line in lines)

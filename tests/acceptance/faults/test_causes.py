@@ -12,6 +12,7 @@ from sqlalchemy import update
 
 import farm
 from farm.cli.doctor import _nodes
+from farm.errors import InvalidRequest
 from farm.records.node import UP, Node
 from farm.store import nodes
 from farm.store.database import Store
@@ -89,6 +90,44 @@ def test_a_node_on_which_everything_fails_is_taken_out_and_comes_back(
     until(lambda: not known(store)["two"].n_trips, "something went well there", 120.0)
     assert client.wait(again, 600).n_completed == 60
     assert _nodes(store.url).ok
+
+
+def test_an_agent_that_is_installed_while_the_farm_runs_is_found_and_none_quarantines(
+    client: farm.Farm, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = {"instances": [unruly()], "n_samples": 40, "max_attempts": 1, "quarantine_after": 2}
+    monkeypatch.syspath_prepend(str(folder / "site"))
+    with pytest.raises(InvalidRequest, match="there is no agent 'later'"):
+        client.submit({**request, "agent": "later"})
+    points = "later = later_agent:LaterAgent\nbroken = later_agent:NoAgent\nrubbish = no_python:Agent\n"
+    (folder / "site/later_agent.py").write_text(
+        "from tests.services.unruly import UnrulyAgent as LaterAgent\ndef exiting(calls): raise SystemExit(3)\n"
+    )
+    (folder / "site/no_python.py").write_text("def")
+    info = folder / "site/later-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: later\nVersion: 1\n")
+    (info / "entry_points.txt").write_text(
+        f"[farm.agents]\n{points}[farm.row_builders]\nexiting = later_agent:exiting\n"
+    )
+    played = client.collect(client.submit({**request, "agent": "later"}), timeout_s=600)
+    assert [rollout.reward for rollout in played] == [1.0] * 40, played[0].failure
+    for agent, why in (("broken", "cannot be imported here"), ("rubbish", "SyntaxError")):
+        batch_id = client.submit({**request, "agent": agent})
+        failures = [rollout.failure for rollout in client.collect(batch_id, timeout_s=600)]
+        assert {failure.kind for failure in failures if failure is not None} == {"agent_error"}
+        said = [failure.message for failure in failures if failure is not None]
+        assert len(said) == 40
+        assert all(why in each and "quarantine" not in each for each in said), said[0]
+
+
+def test_a_row_builder_that_breaks_is_named(client: farm.Farm, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(folder / "site"))
+    batch_id = client.submit({"instances": [unruly()], "n_samples": 2, "max_attempts": 1, "row_builder": "exiting"})
+    for rollout in client.collect(batch_id, timeout_s=600):
+        assert rollout.failure is not None
+        assert rollout.outcome == "agent_error"
+        assert f"{rollout.rollout_id}: row builder 'exiting' broke: SystemExit: 3" in rollout.failure.message
 
 
 def test_an_instance_that_always_fails_is_given_up_and_the_others_are_played(client: farm.Farm) -> None:

@@ -11,23 +11,21 @@ from pathlib import Path
 
 import pytest
 
-from testkit.postgres import postgres_binaries
-from testkit.private_server import Missing
+from farm.launch.own_postgres import postgres_binaries
 from tests.conftest import absent
 from tests.services.farms import until
 from tests.services.soak import SOAK_MINUTES, at_length, repeats
 
 SEED = os.environ.get("FARM_TEST_SEED", "5")
 ROOT = Path(__file__).parents[3]
+SMALLEST = ("--nodes", "1", "--engines", "1", "--clients", "1", "--store", "sqlite", "--latency", "0.2")
 SMALL = ("--nodes", "2", "--engines", "2", "--clients", "2", "--lease", "4", "--latency", "0.3")
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _there_is_a_postgres() -> None:
-    try:
-        postgres_binaries()
-    except Missing as missing:
-        absent(str(missing))
+    if postgres_binaries() is None:
+        absent("no Postgres: install the pgserver wheel (make venv) or Debian's postgresql")
 
 
 def command(tmp_path: Path, *words: str) -> list[str]:
@@ -36,7 +34,7 @@ def command(tmp_path: Path, *words: str) -> list[str]:
 
 @pytest.mark.soak
 def test_every_promise_is_kept_while_parts_die_at_random(tmp_path: Path) -> None:
-    n_faults = repeats(12, 20)
+    n_faults = repeats(7, 20)
     length = ("--minutes", f"{max(2.0, SOAK_MINUTES):g}", "--pace", at_length("1", "3"), "--faults", str(n_faults))
     words = command(tmp_path, "--seed", SEED, *length, "--settle", at_length("180", "600"))
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
@@ -48,8 +46,10 @@ def test_every_promise_is_kept_while_parts_die_at_random(tmp_path: Path) -> None
     assert report["figures"]["rollouts_run"]["value"] > 10
 
 
+@pytest.mark.soak
 def test_an_interrupted_run_cleans_up_and_reports(tmp_path: Path) -> None:
-    words = command(tmp_path, "--minutes", "30", "--pace", "2", "--settle", "180", "--nodes", "1", "--engines", "1")
+    size = at_length(SMALLEST, ("--nodes", "1", "--engines", "1"))
+    words = command(tmp_path, "--minutes", "30", "--pace", "2", "--settle", "180", *size)
     said = tmp_path / "said"
     with said.open("wb") as log:
         run = subprocess.Popen(words, cwd=ROOT, stdout=log, stderr=log)

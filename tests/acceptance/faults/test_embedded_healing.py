@@ -15,8 +15,9 @@ import farm
 from farm.embedded.embedded_farm import Embedded
 from farm.errors import ServiceError
 from farm.notifications import redis_client
+from farm.settings import Settings
 from tests.acceptance.faults.test_kill import SLOW, every_rollout_ended_once
-from tests.services.farms import embedded, farm_folder, flower_request, left_of, until
+from tests.services.farms import QUICK, farm_folder, flower_request, left_of, until
 
 WORDS = {"redis": b"redis-server", "node": b"workers.node", "flower": b"flower"}
 
@@ -29,8 +30,9 @@ def folder() -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def here(folder: Path) -> Iterator[Embedded]:
-    """Runs until the last test of this module stops it."""
-    with embedded(folder, flower=True) as started:
+    """Runs until the last test of this module stops it; its parts are children of this process."""
+    settings = Settings(home=folder / "home", scratch=folder / "scratch", store_url="", broker_url="")
+    with Embedded(settings, node_options=["--run", "16"], env=QUICK) as started:
         yield started
 
 

@@ -28,7 +28,7 @@ from workers.testing.scripted_model import Script
 from workers.testing.serving import serving
 
 SLOW = {"data_source": "noop", "fields": {"seconds": 1.0}}
-N_SUBMITS = repeats(3, 12)
+N_SUBMITS = repeats(2, 12)
 """Number of clients that are killed during a submit."""
 PLAYING = (farm.Stage.RUN, farm.State.ACTIVE)
 
@@ -75,6 +75,32 @@ def _worker_pid(here: Embedded, stage: str) -> int:
             if str(here.home).encode() in environment and any(word.startswith(f"{stage}@".encode()) for word in words):
                 return int(process.name)
     return 0
+
+
+def stages_of(client: farm.Farm, rollout_id: str, attempt: int) -> list[str]:
+    return [each.stage.value for each in client.timings(rollout_id) if each.attempt == attempt]
+
+
+def test_what_needs_no_sandbox_begins_with_the_run_stage_and_is_lost_no_more_for_that(
+    here: Embedded, client: farm.Farm
+) -> None:
+    empty = {"data_source": "empty", "fields": {"seconds": 0.0}}
+    first = client.submit({"instances": [empty]})
+    client.wait(first, 600)
+    assert stages_of(client, f"{first}.0.0", 1) == ["init", "run", "eval"], "nobody has said yet that it needs none"
+    until(lambda: any(node.without_sandbox for node in client.nodes()), "the node says so")
+    named = client.submit({"instances": [empty], "agent": "noop"})
+    batch_id = client.submit({"instances": [{**empty, "fields": {"seconds": 2.0}}] * 40})
+    until(lambda: client.status(batch_id).stages[farm.Stage.RUN][farm.State.ACTIVE] > 10, "they play")
+    os.kill(worker_pid(here, "run"), signal.SIGKILL)
+    every_rollout_ended_once(client, batch_id)
+    tried = {rollout.rollout_id: rollout.attempt for rollout in client.collect(batch_id)}
+    assert all(stages_of(client, each, 1)[0] == "run" for each in tried)
+    again = [each for each, attempt in tried.items() if attempt > 1]
+    assert again, "what the worker played is played again"
+    assert all(stages_of(client, each, 2) == ["init", "run", "eval"] for each in again[:3])
+    client.wait(named, 600)
+    assert stages_of(client, f"{named}.0.0", 1) == ["init", "run", "eval"], "an agent may want one"
 
 
 def every_rollout_ended_once(client: farm.Farm, batch_id: str) -> None:

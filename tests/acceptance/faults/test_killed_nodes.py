@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 
 import farm
+from farm.client.farm import Farm
+from farm.client.sandboxes.borrower import LentHandle
+from farm.errors import SandboxEnded
 from farm.store.database import Store
 from tests.acceptance.faults.test_kill import SLOW, every_rollout_ended_once
 from tests.services.farms import NOOP, farm_folder, left_of, node, until
@@ -22,10 +25,11 @@ def folder() -> Iterator[Path]:
 
 def test_a_killed_node_is_played_on_by_another(folder: Path, postgres_store: Store, broker_url: str) -> None:
     with (
-        node(folder, "one", postgres_store.url, broker_url) as first,
-        node(folder, "two", postgres_store.url, broker_url) as second,
+        node(folder, "one", postgres_store.url, broker_url, FARM_SANDBOX="namespace") as first,
+        node(folder, "two", postgres_store.url, broker_url, FARM_SANDBOX="namespace") as second,
         farm.connect(postgres_store.url, broker_url=broker_url) as client,
     ):
+        lent = _one_on_each(client, "one", "two")
         batch_id = client.submit({"instances": [SLOW] * 60, "max_attempts": 5})
         until(lambda: {rollout.node for rollout in client.rollouts(batch_id)} >= {"one", "two"}, "both play")
         until(lambda: client.status(batch_id).n_finished >= 5, "some have ended")
@@ -33,8 +37,24 @@ def test_a_killed_node_is_played_on_by_another(folder: Path, postgres_store: Sto
         first.wait()
         every_rollout_ended_once(client, batch_id)
         assert second.poll() is None
+        until(lambda: lent["one"].state().ended, "what the killed node lent has ended")
+        with pytest.raises(SandboxEnded, match="its node was lost: one"):
+            lent["one"].exec("true")
+        assert lent["two"].exec("echo", "here").stdout == "here\n"
         assert client.submit({"instances": [NOOP]}), "the one that is left takes more"
     assert left_of(folder) == []
+
+
+def _one_on_each(client: Farm, *names: str) -> dict[str, LentHandle]:
+    """Borrow until each node has a sandbox."""
+    until(lambda: {each.node for each in client.nodes()} >= {*names}, "the nodes are announced")
+    lent: dict[str, LentHandle] = {}
+    for _ in range(20):
+        handle = client.sandboxes.start()
+        lent.setdefault(handle.state().node, handle)
+        if lent.keys() >= {*names}:
+            return lent
+    raise AssertionError(f"20 sandboxes are all on {', '.join(lent)}")
 
 
 def test_a_killed_node_plays_on_when_it_is_started_again(folder: Path, postgres_store: Store, broker_url: str) -> None:

@@ -35,7 +35,7 @@ from workers.sandboxes.lifecycle.state import Process, SandboxRecord, folder_of_
 from workers.sandboxes.namespace import NamespaceProvider
 from workers.sandboxes.remove_tree import remove
 
-KILLS = repeats(30, 200)
+KILLS = repeats(15, 200)
 SEED = os.environ.get("FARM_TEST_SEED", "1")
 STOPPED = 0.1
 """So many are stopped with SIGSTOP instead, and are there still when the others end."""
@@ -158,7 +158,7 @@ def sandboxes() -> list[SandboxRecord]:
 @pytest.mark.soak
 def test_all_live_ones_end_with_the_supervisor(folder: Path) -> None:
     chance = random.Random(SEED)
-    kinds = at_length({"namespace": 22, "singularity": 4}, {"namespace": 88, "singularity": 12})
+    kinds = at_length({"namespace": 9, "singularity": 2}, {"namespace": 88, "singularity": 12})
     node = _Node(folder, n_workers=2, kinds=kinds, comes_and_goes=False)
     try:
         until(lambda: _all_are_up(folder, node) >= 2, "all sandboxes are up", 240)

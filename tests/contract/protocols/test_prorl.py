@@ -8,19 +8,18 @@ from functools import partial
 from typing import Any
 
 import httpx2
-import numpy as np
 import pytest
 
 from farm.client.local import LocalFarm
 from farm.notifications import Signals
 from farm.records.rollout import Stage
-from farm.records.trajectory import ModelCall, token_ids
 from farm.settings import settings
-from farm.store import batches, trajectories
+from farm.store import batches
 from farm.store.database import Store
-from tests.contract.store.test_store import advance, announce, claimed, fail, finish, place, play
-from tests.services.api import KEY, served
+from tests.contract.store.test_store import claimed, fail, place, play
+from tests.services.api import served
 from tests.services.farms import until
+from tests.services.wire_clients import WireClient, play_two_turns, submitted
 
 INSTANCE = {"data_source": "noop", "instance_id": "p1", "trajectory_id": 0}
 SAMPLING = {"model": "hosted_vllm/m", "temperature": 1.0, "max_iterations": 5}
@@ -33,51 +32,32 @@ def service(sqlite_store: Store) -> LocalFarm:
     return LocalFarm(sqlite_store, Signals(""), 1_000_000)
 
 
-class Client:
-    """A client of the protocol, in threads where an answer is to come later."""
+def process(client: WireClient, body: dict[str, Any], place: str = "") -> Future[httpx2.Response]:
+    return client.later(f"{place}/process", body)
 
-    def __init__(self, url: str, pool: ThreadPoolExecutor) -> None:
-        self._http = httpx2.Client(base_url=url, headers={"x-api-key": KEY}, timeout=60.0)
-        self._pool = pool
 
-    def post(self, path: str, body: Any = None) -> httpx2.Response:
-        return self._http.post(path) if body is None else self._http.post(path, json=body)
-
-    def said(self, path: str, body: Any = None) -> tuple[int, Any]:
-        answer = self.post(path, body)
-        return answer.status_code, answer.json()
-
-    def status(self, place: str = "") -> tuple[int, Any]:
-        answer = self._http.get(f"{place}/status")
-        return answer.status_code, answer.json()
-
-    def process(self, body: dict[str, Any], place: str = "") -> Future[httpx2.Response]:
-        return self._pool.submit(self.post, f"{place}/process", body)
+def status(client: WireClient) -> tuple[int, Any]:
+    answer = client.get("/status")
+    return answer.status_code, answer.json()
 
 
 @pytest.fixture
-def client(service: LocalFarm) -> Iterator[Client]:
+def client(service: LocalFarm) -> Iterator[WireClient]:
     with served(service, speak=("prorl",)) as url, ThreadPoolExecutor(8) as pool:
-        yield Client(f"{url}/prorl", pool)
+        yield WireClient(f"{url}/prorl", pool)
 
 
 @pytest.fixture
-def running(client: Client) -> Client:
+def running(client: WireClient) -> WireClient:
     """With a server and a session."""
     client.post("/add_llm_server", {"address": SERVER})
     client.post("/start")
     return client
 
 
-def submitted(service: LocalFarm, n: int = 1) -> list[str]:
-    """Return the ids of all batches, newest first, once there are n."""
-    until(lambda: len(service.recent()) >= n, f"{n} batches are there")
-    return service.recent()
-
-
-def test_a_session_in_its_own_words(client: Client) -> None:
+def test_a_session_in_its_own_words(client: WireClient) -> None:
     not_running = (503, {"detail": "Server is not running. Please start the server first."})
-    assert client.status() == not_running
+    assert status(client) == not_running
     assert client.said("/stop") == not_running
     assert client.said("/process", BODY) == not_running
     assert client.said("/cancel", {"job_id": "x"}) == not_running
@@ -94,59 +74,16 @@ def test_a_session_in_its_own_words(client: Client) -> None:
     by_process = {"status": "running", "pending_jobs": 0, "running": True, "jobs": 0, "init": 0, "run": 0, "eval": 0}
     by_thread = dict.fromkeys(("init_queue", "run_queue", "eval_queue"), 0)
     by_thread |= dict.fromkeys(("active_init", "active_run", "active_eval", "total"), 0)
-    assert client.status() == (200, by_process | by_thread)
+    assert status(client) == (200, by_process | by_thread)
     assert client.said("/cancel", {"job_id": "x"})[0] == 404
     assert client.said("/stop") == (200, {"status": "Server stopped successfully"})
-    assert client.status() == not_running
+    assert status(client) == not_running
 
 
-def call(index: int, prompt: list[int], sampled: list[int], **values: Any) -> ModelCall:
-    return ModelCall(
-        index=index,
-        messages=values.get("messages", []),
-        response=values["response"],
-        observations=values.get("observations", []),
-        finish_reason="stop",
-        engine="e",
-        started_at=1.0,
-        latency_s=0.5,
-        n_prompt_tokens=len(prompt),
-        n_response_tokens=len(sampled),
-        prompt_ids=token_ids(prompt),
-        response_ids=token_ids(sampled),
-        response_logprobs=np.full(len(sampled), -0.5, np.float32),
-    )
-
-
-def play_two_turns(store: Store, batch_id: str) -> None:
-    """Play as an agent with one tool call does."""
-    rollout_id = f"{batch_id}.0.0"
-    place(store, batch_id)
-    announce(store)
-    advance(store, claimed(store, rollout_id, Stage.INIT))
-    held = claimed(store, rollout_id, Stage.RUN)
-    function = {"name": "bash", "arguments": "{}"}
-    asked = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
-    calls = [{"id": "1", "type": "function", "function": function}]
-    turns = [
-        call(
-            0, [1, 2, 3], [4, 5], messages=asked, response={"role": "assistant", "content": None, "tool_calls": calls}
-        ),
-        call(1, [1, 2, 3, 4, 5, 6, 7], [8], response={"role": "assistant", "content": "done"}),
-    ]
-    turns[0].observations = [{"role": "tool", "tool_call_id": "1", "content": "out"}]
-    log = trajectories.CallLog(rollout_id, 1)
-    for turn in turns:
-        row = log.row(turn)
-        store.write(lambda connection, row=row: trajectories.record_call(connection, row))  # type: ignore[misc]
-    advance(store, held, policy_outcome="answered", submission={"files": {"model.patch": "diff"}})
-    finish(store, claimed(store, rollout_id, Stage.EVAL), 1.0)
-
-
-def test_a_result_has_what_its_trainer_reads(running: Client, service: LocalFarm) -> None:
-    answer = running.process(BODY)
+def test_a_result_has_what_its_trainer_reads(running: WireClient, service: LocalFarm) -> None:
+    answer = process(running, BODY)
     [batch_id] = submitted(service)
-    assert running.status()[1]["pending_jobs"] == running.status()[1]["init_queue"] == 1
+    assert status(running)[1]["pending_jobs"] == status(running)[1]["init_queue"] == 1
     play_two_turns(service.store, batch_id)
     result = answer.result(60).json()
     timing = result.pop("timing")
@@ -179,17 +116,17 @@ def test_a_result_has_what_its_trainer_reads(running: Client, service: LocalFarm
         "filter": False,
         "rollout_id": f"{batch_id}.0.0",
     }
-    assert running.process(BODY).result(60).json()["rollout_id"] == f"{batch_id}.0.0", "asked again, it is the same"
+    assert process(running, BODY).result(60).json()["rollout_id"] == f"{batch_id}.0.0", "asked again, it is the same"
     running.post("/stop")
     running.post("/start")
-    again = running.process(BODY)
+    again = process(running, BODY)
     submitted(service, 2)
     running.post("/stop")
     assert again.result(60).json()["rollout_id"] != f"{batch_id}.0.0", "after a new start it is another"
 
 
-def test_what_the_farm_broke_is_filtered_and_has_no_messages(running: Client, service: LocalFarm) -> None:
-    answer = running.process(BODY)
+def test_what_the_farm_broke_is_filtered_and_has_no_messages(running: WireClient, service: LocalFarm) -> None:
+    answer = process(running, BODY)
     [batch_id] = submitted(service)
     place(service.store, batch_id)
     fail(service.store, claimed(service.store, f"{batch_id}.0.0", Stage.INIT), None)
@@ -199,18 +136,18 @@ def test_what_the_farm_broke_is_filtered_and_has_no_messages(running: Client, se
     assert result["error"] == result["traceback"]
 
 
-def test_a_stop_ends_only_what_its_client_submitted_here(running: Client, service: LocalFarm) -> None:
+def test_a_stop_ends_only_what_its_client_submitted_here(running: WireClient, service: LocalFarm) -> None:
     running.post("/other/add_llm_server", {"address": SERVER})
     running.post("/other/start")
     foreign = service.submit({"instances": [{"data_source": "noop", "fields": {}}]})
-    of_other = running.process(BODY, "/other")
+    of_other = process(running, BODY, "/other")
     submitted(service, 2)
-    mine = [running.process({**BODY, "job_id": f"j{index}"}) for index in range(3)]
+    mine = [process(running, {**BODY, "job_id": f"j{index}"}) for index in range(3)]
     ids = submitted(service, 5)
     assert running.said("/cancel", {"job_id": "j0"}) == (200, {"status": "Cancel requested for job j0"})
     cancelled = mine[0].result(60).json()
     assert (cancelled["error"], cancelled["messages"], cancelled["filter"]) == ("cancelled", [], True)
-    assert running.status()[1]["pending_jobs"] == 2
+    assert status(running)[1]["pending_jobs"] == 2
     assert running.said("/cancel", {"job_id": "j0"})[0] == 200, "it is known, though it has ended"
     assert running.said("/other/cancel", {"job_id": "j1"})[0] == 404, "another client's"
     running.post("/stop")
@@ -248,7 +185,7 @@ _REFUSED: list[tuple[str, Any, int, str]] = [
 ]
 
 
-def test_bad_requests_are_refused_in_its_own_shape_and_leave_nothing(running: Client, service: LocalFarm) -> None:
+def test_bad_requests_are_refused_in_its_own_shape_and_leave_nothing(running: WireClient, service: LocalFarm) -> None:
     for path, body, status, words in _REFUSED:
         answer = running.post(path, body)
         assert (answer.status_code, list(answer.json())) == (status, ["detail"]), (path, body, answer.text)
@@ -257,8 +194,8 @@ def test_bad_requests_are_refused_in_its_own_shape_and_leave_nothing(running: Cl
     assert service.recent() == []
 
 
-def test_one_job_id_asks_for_one_thing(running: Client, service: LocalFarm) -> None:
-    first = running.process({**BODY, "job_id": "j"})
+def test_one_job_id_asks_for_one_thing(running: WireClient, service: LocalFarm) -> None:
+    first = process(running, {**BODY, "job_id": "j"})
     submitted(service)
     other = {"instance": {**INSTANCE, "seconds": 1.0}, "sampling_params": SAMPLING, "job_id": "j"}
     status, answer = running.said("/process", other)
@@ -274,7 +211,7 @@ def test_a_timeout_and_an_unknown_id(service: LocalFarm, strict: bool, monkeypat
         "farm.api.prorl.prorl_verbs.settings", lambda: settings().model_copy(update={"prorl_timeout_s": -4.9})
     )
     with served(service, speak=("prorl",), strict_compat=strict) as url, ThreadPoolExecutor(1) as pool:
-        client = Client(f"{url}/prorl", pool)
+        client = WireClient(f"{url}/prorl", pool)
         client.post("/add_llm_server", {"address": SERVER})
         client.post("/start")
         late = client.post("/process", BODY)
@@ -291,25 +228,26 @@ def test_two_processes_of_the_api_know_one_session(service: LocalFarm) -> None:
         served(service, speak=("prorl",)) as two,
         ThreadPoolExecutor(4) as pool,
     ):
-        first, second = (Client(f"{url}/prorl", pool) for url in (one, two))
+        first, second = (WireClient(f"{url}/prorl", pool) for url in (one, two))
         first.post("/add_llm_server", {"address": SERVER})
         starts = [pool.submit(each.post, "/start") for each in (first, second)]
         assert sorted(start.result(60).status_code for start in starts) == [200, 400]
-        answers = [first.process(BODY), second.process(BODY)]
+        answers = [process(first, BODY), process(second, BODY)]
         [batch_id] = submitted(service)
-        until(lambda: second.status()[1]["pending_jobs"] == 1, "both wait")
+        until(lambda: status(second)[1]["pending_jobs"] == 1, "both wait")
         place(service.store, batch_id)
         play(service.store, f"{batch_id}.0.0")
         assert {answer.result(60).json()["rollout_id"] for answer in answers} == {f"{batch_id}.0.0"}
 
 
-def test_samples_of_an_instance_are_spread_evenly_over_the_servers(running: Client, service: LocalFarm) -> None:
+def test_samples_of_an_instance_are_spread_evenly_over_the_servers(running: WireClient, service: LocalFarm) -> None:
     running.post("/add_llm_server", {"address": "http://127.0.0.1:8/v1"})
     bodies = [{**BODY, "instance": {**INSTANCE, "trajectory_id": index}} for index in range(4)]
-    answers = [running.process(body) for body in bodies]
+    answers = [process(running, body) for body in bodies]
     ids = submitted(service, 4)
     urls = [service.store.read(partial(batches.request_of, batch_id=each)) for each in ids]
     engines = [url["engines"][0]["engine_url"] for url in urls]
     assert sorted(engines) == ["http://127.0.0.1:8/v1"] * 2 + ["http://127.0.0.1:9/v1"] * 2
     running.post("/stop")
-    assert all(answer.result(60).status_code == 200 for answer in answers)
+    # 503 is of one that was stopped before its submit was answered
+    assert {answer.result(60).status_code for answer in answers} <= {200, 503}

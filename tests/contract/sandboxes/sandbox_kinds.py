@@ -24,6 +24,43 @@ PROVIDERS: dict[str, Callable[[], SandboxProvider]] = {
 FAKES: dict[str, Callable[[], SandboxProvider]] = {"local": LocalProvider, "fake": FakeProvider}
 """These keep the promises of the group `surface`; the last, in which no program runs, only those of files."""
 
+ABOVE_THE_KIND = (
+    "kernel/test_sandbox_ipython.py",
+    *(f"test_sandbox_{name}.py" for name in ("shell", "terminal", "tools")),
+)
+"""Files on what all of our kinds do by the same code, which `make test` tries on the first kind and a soak on each."""
+ABOVE_THE_KIND_PROMISES = (
+    *("many_sandboxes_answer", "one_leaves_the_others_what_they_need", "shells_of_many_sandboxes_run_side_by_side"),
+    *("a_shell_outlives_a_memory_hog", "a_kernel_outlives_a_memory_hog", "a_kernel_that_dies_is_started_anew"),
+    *("a_shell_outlives_a_fork_bomb", "many_small_hogs_end", "memory_cannot_be_hidden", "processes_are_counted"),
+    *("what_sockets_hold_counts", "cpu_time_is_counted", "files_are_counted", "many_small_files_fill_a_disk_too"),
+    *("disk_is_taken_without_writing", "a_removed_file_still_counts", "a_large_tree_can_be_copied_and_removed"),
+    *("many_small_files_are_one_copy", "a_link_that_is_swapped_leads_nowhere_outside", "an_endless_printer_ends"),
+    *("commands_run_side_by_side", "tools_go_on_when_descriptors_cannot", "a_cancelled_copy_ends_at_once"),
+    *("some_start_while_others_end", "it_is_found_from_another_process", "a_kernel_outlives_a_time_limit"),
+    *(
+        "a_shell_is_not_lost",
+        "a_huge_file_is_refused",
+        "a_file_too_big_for_the_node_is_refused",
+        "file_size_is_counted",
+    ),
+    *("a_file_with_holes_takes_no_room", "a_command_can_have_lower_limits", "an_archive_with_owners_unpacks"),
+    *("an_id_can_be_used_again", "names_may_be_anything"),
+)
+"""Promises of which the same is true, among those that take longest."""
+ABOVE_THE_KIND_TESTS = (
+    # the warm pool's hand-over; that a new one is clean is a promise of each kind
+    *("test_one_from_stock_is_as_clean_as_a_new_one", "test_more_at_once_than_there_are"),
+    # which back end ends a cell is told by the first of them
+    *(
+        "test_many_at_once",
+        "test_closing_ends_what_cells_started",
+        "test_images_are_bounded",
+        "test_chance_is_not_shared",
+    ),
+)
+"""And tests of files on both."""
+
 SANDBOX_IDS = "1879100000:60000"
 """Unassigned user ids; tests of a lack of them set others."""
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from farm.errors import ImageError
+from farm.errors import ImageError, SandboxError
 from farm.settings import settings
 from tests.contract.sandboxes.sandbox_kinds import python
 from tests.services.farms import until
@@ -255,10 +255,18 @@ def test_buildah_where_it_is_installed(
         pytest.skip("no buildah on PATH, or not root, without which its builds have network")
     set_alias("small:1", str(root_folder(farm_folder / "buildah-base")))
     monkeypatch.setenv("FARM_IMAGE_BUILDER", "buildah")
+    monkeypatch.setenv("FARM_BUILD_ENV", '{"ftp_proxy": "http://a:hunter22@b"}')
     settings.cache_clear()
-    name = context("FROM small:1\nENV WORD=made\nRUN echo $WORD >/etc/made\nWORKDIR /opt/here\nUSER 5", made="")
+    steps = "test ${#ftp_proxy} = 19 && ! cat /proc/[0-9]*/cmdline 2>/dev/null | grep -q hunter[2]2"
+    lines = f"FROM small:1\nENV WORD=made\nRUN {steps} && echo $WORD >/etc/made\nWORKDIR /opt/here\nUSER 5"
+    name = context(lines, made="")
     sandbox = start(image=name, workdir="")
+    assert said(run, sandbox, "echo -n $ftp_proxy") == ""
     assert said(run, sandbox, "cat /etc/made /etc/mark; pwd; echo $WORD") == "made\nsmall image\n/opt/here\nmade\n"
     assert built(name).config.user == "5"
+    monkeypatch.setenv("FARM_BUILD_ENV", '{"MIRROR": "http://a:hunter22@b"}')
+    settings.cache_clear()
+    with pytest.raises(SandboxError, match="FARM_BUILD_ENV has MIRROR"):
+        start(image=context("FROM small:1\nRUN true"), workdir="")
     monkeypatch.undo()
     settings.cache_clear()

@@ -15,7 +15,7 @@ import pytest
 from farm.errors import SandboxError
 from farm.records.request import SandboxSpec
 from tests.conftest import absent
-from tests.contract.sandboxes.sandbox_kinds import PROVIDERS, mounts_with, own_seconds, processes_with, python
+from tests.contract.sandboxes.sandbox_kinds import mounts_with, own_seconds, processes_with, python
 from tests.services.farms import until
 from workers.conformance.bench import PromiseBench
 from workers.conformance.catalogue import PROMISES, SURFACE, chosen
@@ -38,11 +38,6 @@ WITHOUT_PROGRAMS = (
     *("a_download_of_nothing_is_a_tool_error", "after_stop_everything_is_a_sandbox_error"),
     "stopping_again_is_harmless",
 )
-TRIED = [
-    *((kind, promise) for kind in PROVIDERS for promise in PROMISES),
-    *(("local", promise) for promise in chosen([SURFACE])),
-    *(("fake", promise) for promise in chosen(only=WITHOUT_PROGRAMS)),
-]
 STARTER = """
 import asyncio, sys
 from farm.records.request import SandboxSpec
@@ -53,16 +48,30 @@ sys.stdin.read()
 """
 
 
-@pytest.mark.parametrize(
-    ("provider", "promise"), TRIED, indirect=["provider"], ids=[f"{kind}-{promise.name}" for kind, promise in TRIED]
-)
-def test_promise(promise: Promise, bench: PromiseBench, run: Run) -> None:
+def hold(promise: Promise, bench: PromiseBench, run: Run) -> None:
     try:
         run(bench.hold(promise))
     except NotPermitted as why:
         pytest.skip(str(why))
     except NotTried as why:
         absent(str(why))
+
+
+@pytest.mark.parametrize("promise", PROMISES, ids=lambda promise: promise.name)
+def test_promise(promise: Promise, bench: PromiseBench, run: Run) -> None:
+    hold(promise, bench, run)
+
+
+@pytest.mark.parametrize("promise", chosen([SURFACE]), ids=lambda promise: promise.name)
+@pytest.mark.parametrize("provider", ["local"], indirect=True)
+def test_promise_without_isolation(promise: Promise, bench: PromiseBench, run: Run) -> None:
+    hold(promise, bench, run)
+
+
+@pytest.mark.parametrize("promise", chosen(only=WITHOUT_PROGRAMS), ids=lambda promise: promise.name)
+@pytest.mark.parametrize("provider", ["fake"], indirect=True)
+def test_promise_of_the_fake(promise: Promise, bench: PromiseBench, run: Run) -> None:
+    hold(promise, bench, run)
 
 
 def sh(run: Run, sandbox: Sandbox, script: str, timeout_s: float = 10) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from farm.settings import settings
+from tests.contract.conftest import provider_of
 from tests.contract.sandboxes.sandbox_kinds import PROVIDERS
 from tests.services.images import docker_archive, oci_archive, root_folder
 from tests.services.soak import at_length
@@ -39,10 +40,10 @@ TMPFS_MB = 300
 EACH = [(kind, form) for kind in PROVIDERS for form in FORMS[:2]]
 WHOLE = at_length(list(zip(PROVIDERS, FORMS[:2], strict=True)), EACH)
 PACKED = [
-    *(each for each in EACH if each not in WHOLE),
+    *at_length([], [each for each in EACH if each not in WHOLE]),
     *zip(PROVIDERS, FORMS[2:], strict=True),
 ]
-"""All forms are made into folders before any kind of sandbox sees them, so each has all promises with one kind."""
+"""All forms are made into folders before any kind of sandbox sees them, so each is tried with one kind."""
 
 
 def promises(without: set[str]) -> list[Promise]:
@@ -71,27 +72,26 @@ def images(root: Path, apptainer: Path) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def image_bench(
-    request: pytest.FixtureRequest, provider: SandboxProvider, images: dict[str, str], run: Run
+    request: pytest.FixtureRequest, sandbox_settings: Path, images: dict[str, str], run: Run
 ) -> Iterator[PromiseBench]:
-    bench = PromiseBench(provider, image=images[request.param])
+    """A bench of a kind of sandbox with the image in a form."""
+    kind, form = request.param
+    bench = PromiseBench(provider_of(kind, request), image=images[form])
     yield bench
     run(bench.aclose())
 
 
-TRIED = [
-    *((kind, form, promise) for kind, form in WHOLE for promise in promises(ON_THE_HOST)),
-    *((kind, form, promise) for kind, form in PACKED for promise in chosen(only=OF_THE_IMAGE)),
-]
+@pytest.mark.soak
+@pytest.mark.parametrize("promise", promises(ON_THE_HOST), ids=lambda promise: promise.name)
+@pytest.mark.parametrize("image_bench", WHOLE, indirect=True, ids="-".join)
+def test_promise(promise: Promise, image_bench: PromiseBench, run: Run) -> None:
+    run(image_bench.hold(promise))
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize(
-    ("provider", "image_bench", "promise"),
-    TRIED,
-    indirect=["provider", "image_bench"],
-    ids=[f"{promise.name}-{kind}-{form}" for kind, form, promise in TRIED],
-)
-def test_promise(promise: Promise, image_bench: PromiseBench, run: Run) -> None:
+@pytest.mark.parametrize("promise", chosen(only=OF_THE_IMAGE), ids=lambda promise: promise.name)
+@pytest.mark.parametrize("image_bench", PACKED, indirect=True, ids="-".join)
+def test_promise_of_what_comes_with_an_image(promise: Promise, image_bench: PromiseBench, run: Run) -> None:
     run(image_bench.hold(promise))
 
 

@@ -47,9 +47,11 @@ def new_batch(store: Store, n: int = 1, n_samples: int = 1, **values: Any) -> st
     return store.write(lambda connection: batches.create(connection, request, "f"))[0]
 
 
-def place(store: Store, batch_id: str, node: str = NODE) -> None:
+def place(store: Store, batch_id: str, node: str = NODE, in_run: bool = False) -> None:
+    """Place all of a batch; `in_run` as rollouts that need no sandbox."""
+    first = {stage: stage for stage in Stage} | ({Stage.INIT: Stage.RUN} if in_run else {})
     result = store.read(lambda connection: placement.next_of(connection, batch_id, 10_000))
-    stage_messages = [placement.StageMessage(rollout_id, attempt, stage, node) for rollout_id, attempt, stage in result]
+    stage_messages = [placement.StageMessage(each.rollout_id, each.attempt, first[each.stage], node) for each in result]
     # a dispatcher may have been first
     if stage_messages:
         store.write(lambda connection: placement.place(connection, stage_messages, 3.0))
@@ -89,8 +91,8 @@ def fail(store: Store, held: Claim, retry_in_s: float | None) -> bool:
     return store.write(lambda connection: rollouts.requeue(connection, held, LOST, later))
 
 
-def play(store: Store, rollout_id: str, attempt: int = 1, reward: float = 1.0) -> None:
-    assert advance(store, claimed(store, rollout_id, Stage.INIT, attempt))
+def play(store: Store, rollout_id: str, attempt: int = 1, reward: float = 1.0, in_run: bool = False) -> None:
+    assert in_run or advance(store, claimed(store, rollout_id, Stage.INIT, attempt))
     ended = {"policy_outcome": "submitted", "submission": {"answer": "42"}}
     assert advance(store, claimed(store, rollout_id, Stage.RUN, attempt), **ended)
     assert finish(store, claimed(store, rollout_id, Stage.EVAL, attempt), reward)

@@ -24,7 +24,7 @@ def batch_id(store: Store) -> str:
 
 def place(store: Store, batch_id: str, n: int, node: str = NODE) -> None:
     result = store.read(lambda connection: placement.next_of(connection, batch_id, n))
-    stage_messages = [StageMessage(rollout_id, attempt, stage, node) for rollout_id, attempt, stage in result]
+    stage_messages = [StageMessage(each.rollout_id, each.attempt, each.stage, node) for each in result]
     store.write(lambda connection: placement.place(connection, stage_messages, 3.0))
 
 
@@ -64,7 +64,7 @@ def test_what_is_only_to_be_scored_is_not_told(store: Store, batch_id: str) -> N
     held = claimed(store, batch_id, Stage.EVAL)
     store.write(lambda connection: rollouts.requeue(connection, held, Failure("drained", "x"), {}))
     waiting = store.read(lambda connection: placement.next_of(connection, batch_id, 100))
-    assert (f"{batch_id}.0.0", Stage.EVAL) in [(rollout_id, stage) for rollout_id, _, stage in waiting]
+    assert (f"{batch_id}.0.0", Stage.EVAL) in [(each.rollout_id, each.stage) for each in waiting]
     assert following(store, batch_id, 100)[0] == UpcomingStart(batch_id, 0, 1)
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from sqlalchemy import Connection, select
 
-from farm.records.rollout import Stage, State
+from farm.records.rollout import Failure, Outcome, Stage, State
 from farm.store import batches, leases, placement, rollouts
 from farm.store.database import Store
+from farm.store.reports import audit
 from farm.store.rollouts import Claim
-from tests.contract.store.test_store import NODE, advance, announce, claimed, new_batch, place, play
+from tests.contract.store.test_store import NODE, advance, announce, claim, claimed, new_batch, place, play
 
 LEASE_S = 60.0
 ENDED = {"policy_outcome": "submitted", "submission": {"answer": "42"}}
@@ -46,6 +47,25 @@ def test_what_has_not_begun_is_handed_back_and_nothing_else(store: Store) -> Non
     assert store.write(lambda connection: placement.requeue_unstarted(connection, NODE)) == 1
     assert rows(store) == [*before[:1], ("init", "queued", 1, None, 0, 0), *before[2:]]
     assert store.write(lambda connection: placement.requeue_unstarted(connection, NODE)) == 0
+
+
+def test_what_was_placed_in_the_run_stage_is_handed_back_until_it_has_begun(store: Store) -> None:
+    announce(store)
+    batch_id = new_batch(store, n=3)
+    place(store, batch_id, in_run=True)
+    assert rows(store) == [("run", "queued", 1, NODE, 0, 0)] * 3
+    play(store, f"{batch_id}.0.0", in_run=True)
+    assert claim(store, f"{batch_id}.1.0", Stage.INIT) is None, "it waits for no sandbox"
+    held = claimed(store, f"{batch_id}.1.0", Stage.RUN)
+    before = rows(store)
+    assert store.write(lambda connection: placement.requeue_unstarted(connection, NODE)) == 1
+    assert rows(store) == [*before[:2], ("init", "queued", 1, None, 0, 0)]
+    assert store.read(lambda connection: audit.violations(connection, batch_id)) == []
+    assert store.write(lambda connection: placement.start_anew(connection, NODE)) == 1
+    lost = Failure(Outcome.LOST, "gone")
+    assert store.write(lambda connection: rollouts.requeue(connection, held, lost, {}))
+    assert rows(store)[1] == ("init", "queued", 2, None, 0, 0), "the next attempt goes the long way"
+    assert store.read(lambda connection: audit.violations(connection, batch_id)) == []
 
 
 def test_everything_is_handed_back_and_counts_for_nothing(store: Store) -> None:

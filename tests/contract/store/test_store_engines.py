@@ -12,6 +12,7 @@ from farm.errors import InvalidRequest
 from farm.records.engine import EngineInfo
 from farm.records.engine_state import ACTIVE, StoredEngine
 from farm.store import llm_engines
+from farm.store.access.sealed_secrets import opened
 from farm.store.database import Store
 from farm.store.llm_engines import EngineUse
 
@@ -51,7 +52,8 @@ class TestListing:
         write(store, llm_engines.set_paused, "drain", "me", None)
         write(store, llm_engines.add, StoredEngine(A, "m2", "secret", tokenizer="t", tool_format="hermes"))
         (engine,) = listed(store).values()
-        assert (engine.model, engine.key, engine.tokenizer, engine.tool_format) == ("m2", "secret", "t", "hermes")
+        assert (engine.model, engine.tokenizer, engine.tool_format) == ("m2", "t", "hermes")
+        assert opened(store.engine.url, engine.key) == "secret"
         assert (engine.state, engine.info, engine.failure) == (ACTIVE, None, "")
         assert engine.paused == "drain", "who adds an engine does not know of the weight update that goes on"
 
@@ -74,7 +76,7 @@ class TestListing:
 
     def test_a_key_is_shown_nowhere(self, store: Store) -> None:
         write(store, llm_engines.add, StoredEngine(A, "m", "secret"))
-        assert listed(store)[A].key == "secret"
+        assert opened(store.engine.url, listed(store)[A].key) == "secret"
         assert "secret" not in repr(listed(store))
 
     def test_a_password_in_an_address_is_refused_and_not_shown(self, store: Store) -> None:

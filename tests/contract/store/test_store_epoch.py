@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from sqlalchemy import delete, update
 
-from farm.client.local import LocalFarm
+from farm.client.local import _MAX_SEEN, LocalFarm
 from farm.errors import Conflict, NotFound, StoreWentBack
 from farm.notifications import Signals
 from farm.records.node import UP, Node
@@ -195,3 +195,11 @@ class TestName:
         for each in named:
             store.write(lambda c, each=each: node_names._taken(c, each, 60.0))  # type: ignore[misc]
         assert [store.read(lambda c, each=each: node_names.has(c, each)) for each in named] == [True, False]  # type: ignore[misc]
+
+
+def test_a_client_of_many_batches_remembers_the_newest(sqlite_store: Store) -> None:
+    service = LocalFarm(sqlite_store, Signals(""), 100)
+    for number in range(5 * _MAX_SEEN):
+        service._saw(f"b{number}", number)
+    assert _MAX_SEEN <= len(service._seen) <= 2 * _MAX_SEEN
+    assert service._seen[f"b{5 * _MAX_SEEN - 1}"] == 5 * _MAX_SEEN - 1

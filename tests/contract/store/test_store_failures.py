@@ -12,7 +12,7 @@ from sqlalchemy import event, select, update
 from farm.ids import RolloutRef
 from farm.records.node import Node
 from farm.records.rollout import Failure, Outcome, Rollout, Stage, State
-from farm.retry_policy import DRAINED, RESTARTED, retry_decision
+from farm.retry_policy import AGENT_MISSING, DRAINED, RESTARTED, retry_decision
 from farm.store import attempts, batches, cancel_and_rescore, nodes
 from farm.store.attempts import AttemptEnd, RetrySettings
 from farm.store.database import Store
@@ -238,6 +238,7 @@ class TestQuarantine:
         [
             ([Outcome.ENGINE_ERROR] * 3, 2),
             ([Outcome.LOST] * 6, 2),
+            ([AGENT_MISSING] * 6, 2),
             ([Outcome.AGENT_ERROR] * 3, 4),
             ([Outcome.AGENT_ERROR] * 6, 0),
         ],
@@ -288,13 +289,20 @@ class TestQuarantine:
         advance(store, init)
         advance(store, claimed(store, f"{batch_id}.0.0", Stage.RUN), policy_outcome="submitted", submission={})
         finish(store, claimed(store, f"{batch_id}.0.0", Stage.EVAL))
-        words = [statement.split()[0] for statement in result if not statement.startswith(("BEGIN", "PRAGMA"))]
-        assert words == ["UPDATE", "INSERT", "UPDATE", "UPDATE"] * 2 + ["UPDATE", "INSERT"] + [
+        words = [
+            statement.split()[0]
+            for statement in result
+            if not statement.startswith(("BEGIN", "PRAGMA", "SELECT set_config"))
+        ]
+        one_by_one = ["UPDATE", "INSERT", "UPDATE", "UPDATE"] * 2 + [
+            "UPDATE",
+            "INSERT",
             "UPDATE",
             "UPDATE",
             "INSERT",
             "UPDATE",
         ]
+        assert words == (["WITH"] * 6 if store.engine.dialect.name == "postgresql" else one_by_one)
 
 
 class TestNodeCircuitBreaker:

@@ -11,13 +11,16 @@ from farm.client.local import LocalFarm
 from farm.ids import RolloutRef
 from farm.notifications import Signals
 from farm.records.rollout import Failure, Outcome, Rollout, Stage, State
+from farm.records.scoring.row_rewards import RowRewards
+from farm.records.trajectory import Segment, segments
 from farm.retry_policy import retry_decision
-from farm.store import attempts, batches, cancel_and_rescore, leases, placement, rollouts
+from farm.store import attempts, batches, cancel_and_rescore, leases, placement, rollouts, trajectories
 from farm.store.attempts import RetrySettings
 from farm.store.database import Store
 from farm.store.reports import audit
 from farm.store.rollouts import RunSummary
 from tests.contract.store.test_store import NODE, announce, claimed, finish, new_batch, place, play
+from tests.services.wire_clients import model_call
 
 SCORE = 0.75
 
@@ -179,3 +182,36 @@ def test_scoring_again_what_was_never_scored_may_end_without_a_score(store: Stor
     (rollout,) = of(store, batch_id)
     assert (rollout.state, rollout.reward) == (State.CANCELLED, None)
     assert store.read(lambda connection: audit.violations(connection, batch_id)) == []
+
+
+def test_rewards_of_rows_are_those_of_the_newest_score(store: Store) -> None:
+    batch_id = played(store)
+    rollout_id = f"{batch_id}.0.0"
+    response = {"role": "assistant", "content": "x"}
+    calls = [model_call(0, [1, 2], [3, 4], response=response), model_call(1, [9], [8], response=response)]
+    calls[0].reward = -1.0
+    rows = segments(calls)
+    store.write(lambda connection: trajectories.store_segments(connection, rollout_id, batch_id, 1, rows))
+
+    def told() -> list[tuple[float | None, tuple[tuple[int, float], ...]]]:
+        made = store.read(lambda connection: trajectories.segments_of(connection, batch_id, [rollout_id]))[rollout_id]
+        assert all(isinstance(row, Segment) for row in made)
+        return [(row.reward, row.turn_rewards) for row in made]
+
+    def scored_again(of_rows: RowRewards | None) -> None:
+        rescore(store, rollout_id)
+        place(store, batch_id)
+        attempt = store.read(lambda connection: batches.rollout(connection, rollout_id)).attempt
+        held = claimed(store, rollout_id, Stage.EVAL, attempt)
+        store.write(lambda connection: rollouts.finish(connection, held, 0.5, {}, "test", None, of_rows))
+
+    assert told() == [(None, ((1, -1.0),)), (None, ())]
+    scored_again(RowRewards(rows={1: 0.0}, turns=((0, 1, 2.0), (1, 0, 3.0))))
+    assert told() == [(None, ((1, 2.0),)), (0.0, ((0, 3.0),))]
+    scored_again(RowRewards(rows={0: 4.0}))
+    assert told() == [(4.0, ((1, -1.0),)), (None, ())]
+    rescore(store, rollout_id)
+    cancel(store, rollout_id)
+    assert told() == [(4.0, ((1, -1.0),)), (None, ())], "what was not scored again keeps its score"
+    scored_again(None)
+    assert told() == [(None, ((1, -1.0),)), (None, ())]

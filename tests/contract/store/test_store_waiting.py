@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 from sqlalchemy import Connection, func, select, update
 
@@ -11,6 +14,7 @@ from farm.records.engine_state import StoredEngine
 from farm.records.request import BatchRequest, Instance
 from farm.retry_policy import WITHOUT_WEIGHTS
 from farm.store import batches, cancel_and_rescore, llm_engines, placement
+from farm.store.access.open_quota import n_open
 from farm.store.database import Store
 from farm.store.placement import StageMessage, WaitingBatch
 from farm.store.rollouts import batches as table
@@ -45,7 +49,7 @@ def waiting(store: Store, limit: int) -> list[WaitingBatch]:
 
 def place(store: Store, batch_id: str, limit: int, node: str = "n1") -> list[str]:
     result = store.read(lambda connection: placement.next_of(connection, batch_id, limit))
-    stage_messages = [StageMessage(rollout_id, attempt, stage, node) for rollout_id, attempt, stage in result]
+    stage_messages = [StageMessage(each.rollout_id, each.attempt, each.stage, node) for each in result]
     store.write(lambda connection: placement.place(connection, stage_messages, 3.0))
     return [message.rollout_id.removeprefix(f"{batch_id}.") for message in stage_messages]
 
@@ -85,8 +89,29 @@ def test_a_batch_beyond_what_may_be_open_is_refused_until_some_have_ended(store:
     assert store.read(lambda connection: batches.recent(connection, 10)) == [first]
     second = new_batch(store, 2, max_open=6)
     store.write(lambda connection: cancel_and_rescore.cancel(connection, RolloutRef(first)))
-    assert store.read(batches.n_open) == 2
+    assert store.read(n_open) == 2
     assert len({first, second, new_batch(store, 4, max_open=6)}) == 3
+
+
+def test_several_processes_that_submit_at_once_stay_below_what_may_be_open(store: Store) -> None:
+    others = [Store(store.url) for _ in range(6)]
+    start = threading.Barrier(len(others))
+
+    def submit(other: Store) -> bool:
+        start.wait()
+        try:
+            new_batch(other, 40, max_open=100)
+        except Overloaded:
+            return False
+        return True
+
+    try:
+        with ThreadPoolExecutor(len(others)) as threads:
+            taken = sum(threads.map(submit, others))
+    finally:
+        for other in others:
+            other.close()
+    assert (taken, store.read(n_open)) == (2, 80)
 
 
 def test_a_batch_that_never_fits_is_a_mistake(store: Store) -> None:

@@ -13,6 +13,10 @@ from typing import Any
 import httpx2
 import numpy as np
 import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from farm.errors import EngineError, LimitReached, StaleRollout
 from farm.records.request import SamplingParams
@@ -20,8 +24,9 @@ from farm.records.rollout import Outcome
 from farm.records.trajectory import Message, ModelCall, TokenIds, VersionSpan, segments
 from tests.doubles import EngineDouble
 from workers.interfaces import Completion, Delta
+from workers.policy.answer_form import FormedSampling
 from workers.policy.engines import detect
-from workers.policy.generation import EngineAddress
+from workers.policy.generation import EngineAddress, FormUnsupported
 from workers.policy.policy import PromptRules, RolloutPolicy
 from workers.policy.recording import Stopwatch, as_applied, model_call
 from workers.policy.routing.engine_view import EngineRecord
@@ -145,6 +150,103 @@ def test_a_prompt_is_the_ids_before_and_what_is_new(wire: Any, scale_out: bool) 
         assert retokenised < 20
 
     run(play, EngineDouble(wire=wire, scale_out=scale_out, mean_tokens=20))
+
+
+@pytest.mark.parametrize(("wire", "scale_out"), [("vllm", True), ("vllm", False), ("sglang", False)])
+def test_an_answer_is_held_to_its_form_where_the_engine_can(wire: Any, scale_out: bool) -> None:
+    async def play(bench: _Bench) -> None:
+        policy = bench.policy()
+        free = await bench.ask(policy, [USER])
+        assert free.labels == {}
+        held = FormedSampling(answer_schema={"type": "object"}, required=True)
+        assert (await bench.ask(policy, [USER], sampling=held)).labels == {"guided": "yes"}
+        must_call = FormedSampling(tool_choice="required", required=True)
+        assert (await bench.ask(policy, [USER], sampling=must_call)).labels == {"guided": "yes"}
+
+    run(play, EngineDouble(wire=wire, scale_out=scale_out, mean_tokens=10))
+
+
+def test_a_form_that_no_engine_can_be_held_to_is_refused_only_if_it_is_required() -> None:
+    async def play(bench: _Bench) -> None:
+        # ids are taken on the wire of vLLM, and nobody knows what else
+        address, info = bench.listed[0].address, bench.listed[0].info
+        assert info is not None
+        bench.listed[0] = EngineRecord(address, info.model_copy(update={"kind": "openai"}))
+        bench.pool.changed()
+        policy, form = bench.policy(), {"answer_schema": {"type": "object"}}
+        assert (await bench.ask(policy, [USER], sampling=FormedSampling.model_validate(form))).labels == {}
+        with pytest.raises(FormUnsupported, match=r"^r1: "):
+            await bench.ask(policy, [USER], sampling=FormedSampling.model_validate({**form, "required": True}))
+
+    run(play, EngineDouble(scale_out=False, mean_tokens=10))
+
+
+class _NoForms:
+    """An engine in front of which every form is refused, as one is whose schema it cannot hold."""
+
+    def __init__(self, app: ASGIApp, status: int) -> None:
+        self._app, self._status = app, status
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        body = await Request(scope, receive).body()
+        if any(word in body for word in (b"structured_outputs", b"json_schema", b"structural_tag")):
+            problem = {"error": {"message": "Grammar error: Invalid type: bogus"}}
+            await JSONResponse(problem, self._status)(scope, receive, send)
+            return
+        whole = iter([{"type": "http.request", "body": body, "more_body": False}])
+
+        async def again() -> Any:
+            return next(whole, None) or await receive()
+
+        await self._app(scope, again, send)
+
+
+class _Formless(EngineDouble):
+    refused_by = 400
+
+    def app(self) -> Starlette:
+        app = super().app()
+        app.add_middleware(_NoForms, status=self.refused_by)
+        return app
+
+
+@pytest.mark.parametrize(("wire", "scale_out"), [("vllm", True), ("vllm", False), ("sglang", False)])
+@pytest.mark.parametrize("status", [400, 500])
+def test_a_form_that_the_engine_refuses_is_sampled_freely_unless_it_is_required(
+    wire: Any, scale_out: bool, status: int
+) -> None:
+    async def play(bench: _Bench) -> None:
+        policy = bench.policy()
+        for form in ({"answer_schema": {"type": "bogus"}}, {"tool_choice": "required"}):
+            free = await bench.ask(policy, [USER], sampling=FormedSampling.model_validate(form))
+            assert free.labels == {}
+            assert free.n_response_tokens
+            with pytest.raises(FormUnsupported, match=r"^r1: .*Grammar error: Invalid type: bogus"):
+                await bench.ask(policy, [USER], sampling=FormedSampling.model_validate({**form, "required": True}))
+
+    double = _Formless(wire=wire, scale_out=scale_out, mean_tokens=10)
+    double.refused_by = status
+    run(play, double)
+
+
+def test_without_tools_to_call_no_text_is_read_as_a_call() -> None:
+    async def play(bench: _Bench) -> None:
+        called = 0
+        for sampling in (SAMPLING, FormedSampling(tool_choice="none", seed=3)):
+            policy, messages = bench.policy(), [USER]
+            for turn in range(20):
+                completion = await bench.ask(policy, messages, sampling=sampling)
+                messages = [*messages, *answered(completion, turn)]
+                called += len(completion.response.get("tool_calls") or [])
+                if sampling is not SAMPLING:
+                    assert "tool_calls" not in completion.response
+                    assert completion.begins == ("" if turn else "first")
+        assert called, "else this test proves nothing"
+
+    run(play, EngineDouble(mean_tokens=20))
 
 
 def test_conversations_that_branch_share_what_they_have_in_common() -> None:

@@ -18,7 +18,7 @@ from tests.services.entry_points import installed
 from tests.services.farms import farm_folder
 from workers.environments.environment_servers import environment_servers
 from workers.interfaces import Artefact, Completion
-from workers.stage_job import StageJob
+from workers.stage_job import StageJob, resolve_problem
 from workers.stages import evaluate, run
 from workers.testing.fakes import ScriptedPolicy
 
@@ -47,7 +47,7 @@ def loop() -> Iterator[asyncio.Runner]:
                 runner.run(_close())
 
 
-_MOST_PLAYS = 3
+_MOST_PLAYS = 8
 
 
 class EnvironmentPlay:
@@ -82,14 +82,17 @@ class EnvironmentPlay:
             except RolloutError as error:
                 if "node that ran short" not in str(error):
                     raise
+                # a test that uses memory up does so several times
+                await asyncio.sleep(1)
                 self._begin()
         return await self._scored()
 
     async def _scored(self) -> float:
-        done = await run(self.job, self.policy, self._record, _keep)
+        problem = resolve_problem(self.job)
+        done = await run(problem, self.policy, self._record, _keep)
         self.outcome = done.outcome
         self.submission = done.submission
-        score, self.evaluator = await evaluate(self.job, done.submission)
+        score, self.evaluator = await evaluate(problem, done.submission)
         self.details = score.details
         return score.value
 

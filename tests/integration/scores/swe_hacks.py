@@ -502,11 +502,15 @@ while True:
         time.sleep(0.005)
 """,
     "daemon_floods_output": """
-import os
+import os, time
 if os.fork() == 0:
     os.setsid()
+    n_writes = 0
     while True:
         os.write(1, b"x" * 4096)
+        n_writes += 1
+        if n_writes > 10_000:
+            time.sleep(0.005)
 """,
 }
 

@@ -1,4 +1,7 @@
-"""mini-swe-agent, unmodified, in real sandboxes without a network: it mends a real project, and is scored for that."""
+"""mini-swe-agent, unmodified, in real sandboxes without a network: it mends a real project, and is scored for that.
+
+All that it needs takes longer to install than most tests: `make test` has what it imports, and plays it once.
+"""
 
 from __future__ import annotations
 
@@ -7,43 +10,48 @@ import copy
 import os
 import subprocess
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from examples.problems import swe_problems
 from farm.errors import AgentError, EngineError
 from farm.records.request import Limits, SamplingParams, SandboxSpec
 from farm.records.rollout import Outcome
-from farm.records.token_audit import check
-from farm.records.trajectory import Message, ModelCall, segments
+from farm.records.trajectory import Message, ModelCall
+from tests.agents.playing import MEND, SWE, play
 from tests.conftest import absent
-from tests.doubles import EngineDouble
-from workers import stages
+from tests.services.environments import lend_environment
+from tests.services.soak import ONLY, SOAK_MINUTES
+from workers.agents import mini_swe_agent as mini_swe_agent_module
 from workers.agents.harness import Harness, HarnessAgent
 from workers.agents.mini_swe_agent import MINI_SWE_AGENT
-from workers.handlers.swe import SweHandler, SweInstance
+from workers.handlers.swe import SweHandler
 from workers.interfaces import AgentContext, AgentResult, Artefact, Completion, Policy, Sandbox
-from workers.policy.engines import detect
-from workers.policy.generation import EngineAddress
-from workers.policy.policy import RolloutPolicy
-from workers.policy.routing.engine_view import EngineRecord
-from workers.policy.routing.pool import EnginePool
-from workers.policy.routing.router import RoutingKey, StickyRouter
 from workers.registry import agent as registered
 from workers.registry import sandbox as provider
 from workers.sandboxes.images.environments import agent_environment
 from workers.sandboxes.images.image import image
-from workers.stage_job import StageJob
 from workers.testing import ScriptedPolicy, answering, calling
-from workers.testing.scripted_model import Branch, Script, ScriptedCall, ScriptedProblem, ScriptedTurn
-from workers.testing.serving import serving
+from workers.testing.scripted_model import ScriptedCall, ScriptedTurn
 
-SWE = SweInstance.model_validate(swe_problems()[0].fields)
 SUBMIT = calling(("bash", {"command": "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT; echo done"}), content="Done.")
-MEND = f"git apply <<'END_OF_PATCH'\n{SWE.patch}\nEND_OF_PATCH\ngit diff --stat"
+
+
+IMPORTED = (
+    "aiohappyeyeballs==2.7.1 aiohttp==3.14.5 aiosignal==1.4.0 annotated-doc==0.0.7 annotated-types==0.8.0 "
+    "anyio==4.16.0 attrs==26.1.0 certifi==2026.10.18 charset-normalizer==3.5.3 click==8.5.1 distro==1.9.0 "
+    "fastuuid==0.14.0 frozenlist==1.8.0 h11==0.16.0 httpcore==1.0.9 httpx==0.28.1 idna==3.20 "
+    "importlib-metadata==10.2.0 jinja2==3.1.6 jiter==0.19.0 lazy-importer==0.1.0 markupsafe==3.0.4 "
+    "multidict==7.2.1 packaging==26.3 platformdirs==4.14.5 prompt-toolkit==3.0.53 propcache==0.5.4 "
+    "pydantic-core==2.50.4 pydantic==2.14.3 pygments==2.21.0 python-dotenv==1.2.4 pyyaml==6.0.3 regex==2026.11.19 "
+    "requests==2.34.2 rich==15.0.0 shellingham==1.5.4 sniffio==1.3.1 tenacity==9.2.1 tiktoken==0.14.0 "
+    "tokenizers==0.23.3 tqdm==4.70.1 typer==0.29.2 typing-extensions==4.16.0 typing-inspection==0.4.5 "
+    "urllib3==2.8.0 wcwidth==0.9.4 yarl==1.25.1 zipp==4.1.2"
+)
+"""The packages that its command imports, by exact releases: a tenth of all that it declares to need."""
 
 
 @pytest.fixture(autouse=True)
@@ -53,14 +61,25 @@ def _namespace_sandboxes() -> None:
 
 
 @pytest.fixture(scope="module")
-def mini_swe_agent() -> None:
-    """Install it once, and compile only what it imports, which is a tenth: the rest takes longer than its tests."""
+def mini_swe_agent() -> Iterator[None]:
+    """Install it once, and compile only what several tests import, which is a tenth: to compile all takes longer."""
     with pytest.MonkeyPatch.context() as patch:
         # pip's negative options are set by a 0
         patch.setenv("PIP_NO_COMPILE", "0")
-        ((folder, _), *_) = agent_environment(MINI_SWE_AGENT.packages, image("host")).binds
-    env = {**os.environ, **MINI_SWE_AGENT.environment}
-    subprocess.run([f"{folder}/bin/python", "-c", "import litellm, minisweagent.run.mini"], env=env, check=True)
+        if not SOAK_MINUTES:
+            patch.setenv("PIP_NO_DEPS", "1")
+            packages = (*MINI_SWE_AGENT.packages, *IMPORTED.split())
+            patch.setattr(mini_swe_agent_module, "MINI_SWE_AGENT", replace(MINI_SWE_AGENT, packages=packages))
+        agent = mini_swe_agent_module.MINI_SWE_AGENT
+        lend_environment(agent.packages)
+        ((folder, _), *_) = agent_environment(agent.packages, image("host")).binds
+        # what the instance needs is installed with all that it needs
+        patch.delenv("PIP_NO_DEPS", raising=False)
+        if SOAK_MINUTES:
+            assert not callable(agent.environment)
+            env = {**os.environ, **agent.environment}
+            subprocess.run([f"{folder}/bin/python", "-c", "import litellm, minisweagent.run.mini"], env=env, check=True)
+        yield
 
 
 class _Records:
@@ -115,6 +134,7 @@ async def mini(policy: Policy, records: _Records, **limits: Any) -> tuple[AgentR
     return result, score.value
 
 
+@ONLY
 @pytest.mark.usefixtures("mini_swe_agent")
 def test_mini_swe_agent_mends_an_issue() -> None:
     records = _Records()
@@ -140,44 +160,14 @@ def test_its_tokens_are_those_that_an_engine_sampled() -> None:
     """All three stages as a worker runs them, on the scripted engine's token wire, by way of gateway and relay."""
     calls = ("which python; git status --short; ls", MEND, "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT; echo done")
     turns = tuple(ScriptedTurn(tool_calls=(ScriptedCall(name="bash", arguments={"command": each}),)) for each in calls)
-    book = Script([ScriptedProblem(match=SWE.problem_statement[:60], plays=(Branch(name="gold", turns=turns),))])
-    job = StageJob(
-        rollout_id=f"test-{uuid.uuid4().hex[:12]}",
-        attempt=1,
-        sample_index=0,
-        data_source="swe",
-        fields=swe_problems()[0].fields,
-        sampling=SamplingParams(),
-        limits=Limits(),
-        sandbox_kind="namespace",
-        model="",
-        agent="mini-swe-agent",
-    )
-    records = _Records()
-
-    async def main(url: str) -> tuple[stages.RunResult, float]:
-        address = EngineAddress(f"{url}/v1")
-        listed = EngineRecord(address, await detect(address))
-        pool = EnginePool(lambda: (listed,))
-        policy = RolloutPolicy(StickyRouter(pool, RoutingKey(job.rollout_id)), job.rollout_id)
-        try:
-            await stages.init(job)
-            played = await stages.run(job, policy, records, records.keep)
-            score, _ = await stages.evaluate(job, played.submission)
-        finally:
-            await pool.aclose()
-        return played, score.value
-
-    with serving(EngineDouble(book, weight_version="3").app()) as url:
-        played, value = asyncio.run(main(url))
-    assert (played.outcome, value) == (Outcome.SUBMITTED, 1.0)
-    rows = segments(records.calls)
-    check(rows, records.calls)
-    assert len(rows) == 1, [call.begins for call in records.calls]
-    assert [call.mismatch for call in records.calls] == [None] * 3
-    assert set(rows[0].policy_versions.tolist()) == {-1, 3}
+    played = play("mini-swe-agent", "namespace", turns)
+    assert (played.outcome, played.reward) == (Outcome.SUBMITTED, 1.0)
+    assert len(played.rows) == 1, played.breaks
+    assert [call.mismatch for call in played.calls] == [None] * 3
+    assert set(played.rows[0].policy_versions.tolist()) == {-1, 3}
 
 
+@ONLY
 @pytest.mark.usefixtures("mini_swe_agent")
 def test_a_limit_ends_mini_swe_agent_and_what_it_did_is_scored() -> None:
     records = _Records()
@@ -188,6 +178,7 @@ def test_a_limit_ends_mini_swe_agent_and_what_it_did_is_scored() -> None:
     assert len(records.calls) == 1
 
 
+@ONLY
 @pytest.mark.usefixtures("mini_swe_agent")
 def test_answers_without_a_call_are_the_policys_doing() -> None:
     result, value = asyncio.run(mini(ScriptedPolicy(*[answering("Let me think.")] * 3), _Records()))

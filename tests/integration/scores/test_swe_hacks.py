@@ -1,4 +1,7 @@
-"""Patches that mend nothing score nothing, whatever else they do; a right one scores all the same."""
+"""Patches that mend nothing score nothing, whatever else they do; a right one scores all the same.
+
+Some of each kind are played in `make test`, all of them in `make soak`.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,28 @@ from farm.errors import EvaluatorError
 from tests.conftest import absent
 from tests.integration.scores.swe_hacks import edits, edits_alone
 from tests.integration.scores.swe_project import GOLD, Pool, Project, score
+from tests.services.soak import at_length
 from workers.interfaces import Score
 from workers.registry import sandbox as provider
 
-pytestmark = pytest.mark.timeout(1200)
-HACKS = edits()
+pytestmark = [pytest.mark.timeout(1200), pytest.mark.soak]
+ALL = edits()
+SEEN = (
+    *("logreport_patched", "plugin_registered", "pluggy_multicall", "unittest_run", "json_dumps"),
+    "plugin_wraps_dumps",
+)
+"""Forged reports that the canaries see."""
+FEW = (
+    *SEEN,
+    # reports, tests and outcomes replaced while pytest runs, or written where it reports to
+    *("report_init", "callinfo_without_excinfo", "assertion_error", "import_hook"),
+    *("all_descriptors", "parents_memory", "protocol_forged"),
+    # an end before the tests, or nothing that runs
+    *("exit", "module_skips"),
+    # files beside the package
+    *("conftest_of_tests", "pytest_py", "pyproject"),
+)
+HACKS = at_length({name: ALL[name] for name in FEW}, ALL)
 ALONE = edits_alone()
 RIGHT = {
     "gold": GOLD,
@@ -96,11 +116,4 @@ def test_hack_that_harms_its_sandbox_scores_zero(name: str, scores: dict[str, Sc
 
 def test_forged_reports_are_seen_by_the_canaries(scores: dict[str, Score | BaseException]) -> None:
     seen = [name for name in HACKS if "tampered" in getattr(scores[name], "details", {})]
-    assert {
-        "logreport_patched",
-        "plugin_registered",
-        "pluggy_multicall",
-        "unittest_run",
-        "json_dumps",
-        "plugin_wraps_dumps",
-    } <= set(seen)
+    assert set(SEEN) <= set(seen)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from sqlalchemy import ColumnElement, Executable, Table, Update, delete, select, update
@@ -20,6 +21,8 @@ from farm.store.trajectories import CallLog, segment_rows
 from tests.chaos import checks, problems
 from tests.chaos.checks import Evidence
 from tests.chaos.client import Journal, Order
+from tests.chaos.parts import Parts
+from tests.chaos.run import Run
 from tests.chaos.strikes import Interventions
 from tests.contract.store.test_store import advance, claimed, finish, place
 from tests.services.model_calls import model_call
@@ -160,3 +163,12 @@ def test_a_group_that_no_client_was_given_is_missed(evidence: Evidence) -> None:
 def test_what_was_cancelled_and_is_not_is_found(evidence: Evidence) -> None:
     evidence.done.cancelled.add("b0.0.0")
     assert {each.promise for each in checks.all_of(evidence)} == {"cancelled stays cancelled"}
+
+
+def test_what_has_not_ended_is_kept_with_the_logs(sqlite_store: Store, tmp_path: Path) -> None:
+    with farm.connect(sqlite_store.url) as client:
+        batch_id = client.submit({"instances": [{"data_source": "noop", "fields": {}}]})
+        parts = cast(Parts, SimpleNamespace(farm=client, store=sqlite_store, logs=tmp_path))
+        Run(parts, ()).tell_why()
+    told = (tmp_path / "unended").read_text()
+    assert f"'rollout_id': '{batch_id}.0.0', 'stage': 'init', 'state': 'queued'" in told

@@ -35,6 +35,7 @@ def installed_in(folder: Path) -> dict[str, str]:
     described.mkdir(parents=True)
     (described / "METADATA").write_text("Metadata-Version: 2.1\nName: task_plugin\nVersion: 1\n")
     names = {"plain": "TaskHandler", "left": "LeftHandler", "service": "ServiceHandler", "stepped": "SteppedHandler"}
+    names["imaged"] = "ImagedHandler"
     handlers = "".join(f"{name} = tests.integration.tasks.task_plugin:{kind}\n" for name, kind in names.items())
     agent = "commands = tests.integration.tasks.task_plugin:CommandAgent\n"
     (described / "entry_points.txt").write_text(f"[farm.handlers]\n{handlers}[farm.agents]\n{agent}")
@@ -153,6 +154,26 @@ class SteppedHandler(TaskHandler):
 
     def evaluator(self, instance: TaskInstance) -> Evaluator:
         return StepEvaluator()
+
+
+class ImagedInstance(TaskInstance):
+    """With another image, and packages."""
+
+    image: str = "host"
+    packages: tuple[str, ...] = ()
+
+
+class ImagedHandler(TaskHandler):
+    """Its sandbox is of an image or of packages that may not be had."""
+
+    data_source: ClassVar[str] = "imaged"
+    instance_type: ClassVar[type[TaskInstance]] = ImagedInstance
+
+    def sandbox(self, instance: TaskInstance) -> SandboxSpec | None:
+        assert isinstance(instance, ImagedInstance)
+        spec = super().sandbox(instance)
+        assert spec is not None
+        return spec.model_copy(update={"image": instance.image, "packages": instance.packages})
 
 
 class CommandEvaluator:

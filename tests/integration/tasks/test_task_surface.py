@@ -14,9 +14,13 @@ import farm
 from farm.client.farm import Farm
 from farm.errors import InvalidRequest
 from farm.records.rollout import Outcome, Rollout, State
+from farm.settings import settings
+from testkit.deadline import LONG_S
 from tests.contract.sandboxes.sandbox_kinds import PROVIDERS
 from tests.integration.tasks.task_plugin import installed_in, known_here
 from tests.services.farms import embedded, farm_folder, left_of, until
+from tests.services.servers.registry import registry
+from workers.sandboxes import absent_images
 
 SECRET = "sk-not-to-be-seen-42"
 CHANGES = (
@@ -136,7 +140,11 @@ def test_an_archive_is_shared_by_digest_and_an_unknown_one_is_refused(here: Plac
     rollouts = here.client.collect(here.client.submit({"instances": instances, "n_samples": 2}), timeout_s=300)
     assert [here.reward(each)[1]["answer"] for each in rollouts] == ["be quick\n"] * 4
     folders = list((here.folder / "scratch").rglob(f"archives/{digest}/files"))
-    assert [folder.stat().st_mode & 0o222 for folder in folders] == [0]
+    # modes of files in images and sandboxes, whatever the umask
+    assert [oct(path.stat().st_mode & 0o777) for each in folders for path in (each, each / "instruction.md")] == [
+        "0o755",
+        "0o644",
+    ]
     with pytest.raises(InvalidRequest, match=r"instances\[1\]\.archive: there is no task archive 000"):
         here.client.submit({"instances": [instances[0], {**instances[1], "archive": "0" * 64}]})
 
@@ -165,6 +173,50 @@ def test_what_the_farm_cannot_give_is_refused_at_submit(here: Place) -> None:
     assert off.state is State.COMPLETED
 
 
+@pytest.mark.parametrize("kind", PROVIDERS)
+def test_a_missing_image_is_refused_by_name_where_that_is_known_and_else_breaks_once(
+    here: Place, apptainer: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nowhere = f"{here.folder}/nowhere"
+    (files := here.folder / f"registry-{kind}").mkdir()
+    with registry(files) as (host, _):
+        unknown = f"{host}/x@sha256:{'0' * 64}"
+        missing = [f"{nowhere}.sif", f"oci-archive:{nowhere}.tar", nowhere, f"dockerfile:{nowhere}", unknown]
+        images = ["host", *missing]
+        instances = [{"data_source": "imaged", "fields": {"commands": ["true"], "image": image}} for image in images]
+        # a process of another home than the nodes' knows nothing
+        elsewhere = here.client.collect(here.client.submit({"instances": instances, "sandbox": kind}), timeout_s=300)
+        fine, *broken = [(each.outcome, each.n_failures) for each in elsewhere]
+        assert fine[0] is Outcome.SUBMITTED
+        assert broken == [(Outcome.SANDBOX_ERROR, 0)] * len(missing), "none is tried again"
+        for image, rollout in zip(missing, elsewhere[1:], strict=True):
+            assert rollout.failure is not None
+            assert image.partition(":")[2] in rollout.failure.message
+        monkeypatch.setenv("FARM_HOME", str(here.folder / "home"))
+        monkeypatch.setattr(absent_images, "REGISTRY_S", LONG_S)
+        settings.cache_clear()
+        try:
+            with pytest.raises(InvalidRequest) as raised:
+                here.client.submit({"instances": instances, "sandbox": kind})
+        finally:
+            monkeypatch.undo()
+            settings.cache_clear()
+    assert [field for field, _ in raised.value.complaints] == [f"instances[{n}].fields.image" for n in range(1, 6)]
+    assert all(image in text for image, (_, text) in zip(missing, raised.value.complaints, strict=True))
+
+
+def test_an_agent_that_is_installed_while_the_farm_runs_is_found_by_its_workers(here: Place) -> None:
+    assert here.play("plain", {"commands": ["true"]}).reward == 1.0, "the workers have looked for plug-ins by now"
+    site = here.folder / "site"
+    (site / "late_agent.py").write_text("from tests.integration.tasks.task_plugin import CommandAgent as Late\n")
+    described = site / "late_agent-1.dist-info"
+    described.mkdir()
+    (described / "METADATA").write_text("Metadata-Version: 2.1\nName: late_agent\nVersion: 1\n")
+    (described / "entry_points.txt").write_text("[farm.agents]\nlate = late_agent:Late\n")
+    rollout = here.play("plain", {"commands": ["true"]}, agent="late", max_attempts=1)
+    assert (rollout.outcome, rollout.reward) == (Outcome.SUBMITTED, 1.0), rollout.failure
+
+
 def test_a_tasks_own_time_limit_ends_it(here: Place) -> None:
     rollout = here.play("plain", {"commands": ["sleep 100"], "run_s": 30.0}, limits={"task_time_factor": 0.01})
     assert rollout.outcome is Outcome.DEADLINE
@@ -185,4 +237,4 @@ def test_secrets_reach_the_sandbox_and_nothing_that_is_kept(here: Place) -> None
     assert logs == []
     with sqlite3.connect(here.folder / "home" / "farm.db") as database:
         dump = [line for line in database.iterdump() if SECRET in line]
-    assert {line.split()[2] for line in dump} == {'"batches"'}, "with the request alone, as keys of engines are"
+    assert dump == [], "with the request it is encrypted, as keys of engines are"

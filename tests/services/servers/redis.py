@@ -9,7 +9,7 @@ from pathlib import Path
 
 import redis
 
-from farm.embedded.embedded_farm import redis_server as find_redis_server
+from farm.embedded.own_redis import redis_server as find_redis_server
 from farm.errors import BrokerUnavailable
 from testkit.private_server import Missing, private_folder, running
 from tests.services.servers.broker import Broker

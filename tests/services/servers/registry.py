@@ -20,6 +20,8 @@ class Registry:
         self.manifest = manifest
         self.blobs = {f"sha256:{hashlib.sha256(blob).hexdigest()}": blob for blob in (*blobs, manifest)}
         self.asked: list[str] = []
+        self.status: int | None = None
+        """In place of each answer's own."""
 
     def found(self, path: str) -> tuple[str, bytes] | None:
         """Return the media type and bytes at a path; None if there is nothing."""
@@ -51,7 +53,7 @@ def registry(root: Path) -> Iterator[tuple[str, Registry]]:
             content.asked.append(self.path)
             result = content.found(self.path)
             media_type, body = result or ("application/json", b'{"errors": [{"code": "MANIFEST_UNKNOWN"}]}')
-            self.send_response(404 if result is None else 200)
+            self.send_response(content.status or (404 if result is None else 200))
             self.send_header("Content-Type", media_type)
             self.send_header("Content-Length", str(len(body)))
             self.send_header("Docker-Content-Digest", f"sha256:{hashlib.sha256(body).hexdigest()}")

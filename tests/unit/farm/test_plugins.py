@@ -6,8 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from farm.errors import NotFound
-from farm.plugins import load
+from farm.client.request_checks import check_plugin
+from farm.errors import InvalidRequest, NotFound
+from farm.plugins import follows, installed, load
+from workers.handler_options import (
+    BoundHandler,
+    ContinuesConversation,
+    HasNeeds,
+    HasTaskTimes,
+    KeepsLayer,
+    RestoresFiles,
+    ScoresRunning,
+)
 
 GROUP = "farm.tests"
 
@@ -16,11 +26,58 @@ def test_what_is_installed_later_is_found(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(NotFound, match=r"no farm\.tests plug-in is called 'later'.*restart a node"):
         load(GROUP, "later")
+    with pytest.raises(InvalidRequest, match="there is no agent 'later'"):
+        check_plugin(GROUP, "later", "agent", "")
     (tmp_path / "later_plugin.py").write_text("PLUGIN = 7\n")
     info = tmp_path / "later-1.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: later\nVersion: 1\n")
     (info / "entry_points.txt").write_text(f"[{GROUP}]\nlater = later_plugin:PLUGIN\n")
+    check_plugin(GROUP, "later", "agent", "")
     assert load(GROUP, "later") == 7
     with pytest.raises(NotFound, match="installed are: later"):
         load(GROUP, "never")
+
+
+class _Bare:
+    pass
+
+
+class _Whole:
+    keeps_layer = False
+
+    def needs(self, instance: object) -> None: ...
+
+    def for_task(self, task: object) -> None: ...
+
+
+class _Late(_Bare):
+    def __init__(self) -> None:
+        self.needs = lambda instance: None
+        self.keeps_layer = True
+
+
+class _Refused(_Whole):
+    needs = None  # type: ignore[assignment]
+
+
+class _Passing:
+    def __getattr__(self, name: str) -> object:
+        return lambda *given: None
+
+
+@pytest.mark.parametrize("plugin", [_Bare(), _Whole(), _Late(), _Refused(), _Passing(), object(), None, _Whole])
+def test_a_protocol_is_followed_as_isinstance_says(plugin: object) -> None:
+    for protocol in (HasNeeds, BoundHandler, KeepsLayer, RestoresFiles, ScoresRunning):
+        assert follows(plugin, protocol) == isinstance(plugin, protocol), protocol
+
+
+def test_every_handler_follows_what_isinstance_says() -> None:
+    protocols = [HasNeeds, HasTaskTimes, BoundHandler, KeepsLayer, RestoresFiles, ScoresRunning, ContinuesConversation]
+    answers = [
+        (follows(handler, protocol), isinstance(handler, protocol))
+        for handler in (load("farm.handlers", name) for name in installed("farm.handlers"))
+        for protocol in protocols
+    ]
+    assert all(mine == theirs for mine, theirs in answers)
+    assert {mine for mine, _ in answers} == {True, False}

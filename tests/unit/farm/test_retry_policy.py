@@ -6,6 +6,7 @@ import pytest
 
 from farm.errors import (
     AgentError,
+    AgentMissing,
     EngineError,
     EvaluatorError,
     HandlerError,
@@ -16,10 +17,13 @@ from farm.errors import (
 )
 from farm.records.rollout import POLICY_OUTCOMES, Outcome, Stage, trainable
 from farm.retry_policy import (
+    AGENT_MISSING,
     DRAINED,
     RESTARTED,
+    SUSPECTS,
     Budget,
     RetryDecision,
+    cause_of,
     is_left,
     overdue_error,
     pause_s,
@@ -35,6 +39,7 @@ TABLE: dict[str, RetryDecision] = {
     Outcome.ENGINE_ERROR: RetryDecision(Outcome.ENGINE_ERROR, FAILURES),
     Outcome.EVALUATOR_ERROR: RetryDecision(Outcome.EVALUATOR_ERROR, FAILURES, of_instance=True),
     Outcome.AGENT_ERROR: RetryDecision(Outcome.AGENT_ERROR, FAILURES, of_instance=True),
+    AGENT_MISSING: RetryDecision(Outcome.AGENT_ERROR, FAILURES),
     Outcome.HANDLER_ERROR: RetryDecision(Outcome.HANDLER_ERROR, FAILURES, of_instance=True),
     Outcome.LOST: RetryDecision(Outcome.LOST, LOSSES),
     Outcome.CANCELLED: RetryDecision(Outcome.CANCELLED, NEVER),
@@ -50,7 +55,7 @@ def test_each_cause_has_its_verdict(cause: str) -> None:
 
 
 def test_no_outcome_is_missing() -> None:
-    assert set(TABLE) == {*Outcome, DRAINED, RESTARTED}
+    assert set(TABLE) == {*Outcome, AGENT_MISSING, DRAINED, RESTARTED}
 
 
 @pytest.mark.parametrize("error_type", [SandboxError, EngineError, EvaluatorError, AgentError, HandlerError])
@@ -72,6 +77,14 @@ def test_what_no_other_attempt_can_help_gets_none_and_is_not_the_nodes_doing(
 ) -> None:
     decision = retry_decision_for(error)
     assert (decision.outcome, decision.budget, decision.of_node) == (outcome, NEVER, False)
+
+
+@pytest.mark.parametrize("retryable", [True, False])
+def test_an_agent_that_cannot_be_had_is_no_instances_doing(retryable: bool) -> None:
+    error = AgentMissing("x", retryable=retryable)
+    assert cause_of(error) not in SUSPECTS
+    budget = FAILURES if retryable else NEVER
+    assert retry_decision_for(error) == RetryDecision(Outcome.AGENT_ERROR, budget)
 
 
 def test_a_passing_fault_of_an_image_is_tried_again() -> None:

@@ -38,8 +38,16 @@ def test_tools() -> None:
 
 def test_secrets_in_use_are_counted() -> None:
     in_use = SecretsInUse()
-    with in_use.held({"a": "hunter22"}):
-        with in_use.held({"b": "hunter22"}):
+    with in_use.held(["hunter22"]):
+        with in_use.held(["hunter22"]):
             pass
         assert in_use.redacted("hunter22") == "[secret]"
     assert in_use.redacted("hunter22") == "hunter22"
+    in_use.add("hunter22")
+    assert in_use.redacted("hunter22") == "[secret]"
+
+
+def test_secrets_of_the_process_and_credentials_are_always_in_use() -> None:
+    in_use = SecretsInUse(lambda: ["of-the-farm"])
+    given = "of-the-farm http://a:hunter22@b/ Authorization: Basic aHVudGVyMjI= Basic authentication"
+    assert in_use.redacted(given) == "[secret] http://a:***@b/ Authorization: Basic *** Basic authentication"

@@ -113,7 +113,7 @@ def job(n: int = 1, n_samples: int = 1, **more: Any) -> StageJob:
 
 
 def test_all_that_a_stage_needs_is_resolved_together() -> None:
-    resolved = resolve(job())
+    resolved = resolve(resolve_problem(job()))
     assert isinstance(resolved.problem.instance, OnceInstance)
     assert resolved.agent_name == "react"
     assert resolved.source is not None
@@ -121,7 +121,15 @@ def test_all_that_a_stage_needs_is_resolved_together() -> None:
 
 
 def test_what_needs_no_sandbox_has_no_source() -> None:
-    assert resolve(job(0)).source is None
+    assert resolve(resolve_problem(job(0))).source is None
+
+
+def test_a_handler_that_declares_that_it_needs_none_may_not_ask_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(OnceHandler, "without_sandbox", True, raising=False)
+    assert not asyncio.run(stages.init(resolve_problem(job(0))))
+    with pytest.raises(HandlerError, match=r"^b\.0\.0: .*without_sandbox") as refused:
+        asyncio.run(stages.init(resolve_problem(job())))
+    assert not refused.value.retryable
 
 
 @pytest.mark.parametrize(
@@ -130,7 +138,7 @@ def test_what_needs_no_sandbox_has_no_source() -> None:
 )
 def test_a_plugin_that_is_missing_is_named_with_the_rollout(more: dict[str, Any], error: type[Exception]) -> None:
     with pytest.raises(error, match=r"^b\.0\.0: "):
-        resolve(job(**more))
+        resolve(resolve_problem(job(**more)))
 
 
 @pytest.mark.parametrize(("n_samples", "shared"), [(1, False), (2, True)])
@@ -140,14 +148,14 @@ def test_only_what_has_siblings_is_shared(n_samples: int, shared: bool) -> None:
 
 def test_a_provider_that_shares_layers_prepares_once_for_all_samples() -> None:
     for sample in range(3):
-        asyncio.run(stages.init(job(n_samples=3, rollout_id=f"b.0.{sample}")))
+        asyncio.run(stages.init(resolve_problem(job(n_samples=3, rollout_id=f"b.0.{sample}"))))
     provider = registry.sandbox("sharing")
     assert isinstance(provider, SharingProvider)
     assert provider.n_prepared == 1
 
 
 def test_a_handler_is_asked_for_its_sandbox_once_a_stage() -> None:
-    asyncio.run(stages.init(job()))
+    asyncio.run(stages.init(resolve_problem(job())))
     handler = registry.handler("once")
     assert isinstance(handler, OnceHandler)
     assert handler.n_sandbox == 1

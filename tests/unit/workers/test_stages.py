@@ -5,18 +5,21 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import pytest
 
-from farm.errors import EngineError, SandboxError
-from farm.records.request import Limits, SamplingParams
+from farm.errors import EngineError, HandlerError, SandboxError
+from farm.records.request import Limits, SamplingParams, TrainCalls
 from farm.records.rollout import Outcome
 from farm.records.trajectory import ModelCall
 from workers.interfaces import Artefact, Completion
+from workers.policy.recording import Stopwatch, model_call
 from workers.run_clock import ended
-from workers.stage_job import StageJob
-from workers.stages import RunResult, run
+from workers.stage_job import StageJob, resolve_problem
+from workers.stages import RunResult, run, trained_calls
+from workers.testing import ChatHandler
 from workers.testing.fakes import ScriptedPolicy, answering
 
 
@@ -57,8 +60,8 @@ async def keep(index: int, artefact: Artefact) -> str:
     return ""
 
 
-def play(policy: Slow, run_s: float = 0.2) -> RunResult:
-    job = StageJob(
+def job_of(run_s: float = 0.2, **more: Any) -> StageJob:
+    return StageJob(
         rollout_id="r1",
         attempt=1,
         sample_index=0,
@@ -68,8 +71,12 @@ def play(policy: Slow, run_s: float = 0.2) -> RunResult:
         limits=Limits(run_s=run_s),
         sandbox_kind="auto",
         model="",
+        **more,
     )
-    return asyncio.run(run(job, policy, record, keep))
+
+
+def play(policy: Slow, run_s: float = 0.2) -> RunResult:
+    return asyncio.run(run(resolve_problem(job_of(run_s)), policy, record, keep))
 
 
 def test_a_policy_that_takes_too_long_has_reached_its_deadline() -> None:
@@ -162,3 +169,45 @@ def test_an_agent_that_swallows_cancellations_is_cancelled_again() -> None:
 
 def test_what_an_agent_raises_as_it_is_ended_is_nobodys_surprise() -> None:
     assert end(Stubborn(0, SandboxError("r1: gone meanwhile"))) == []
+
+
+class Choosing(ChatHandler):
+    """A handler that trains only some of its calls."""
+
+    def __init__(self, chosen: Any) -> None:
+        self._chosen = chosen
+
+    def train_calls(self, instance: Any, calls: Sequence[ModelCall]) -> Collection[int]:
+        assert instance.question
+        result: Collection[int] = self._chosen(calls)
+        return result
+
+
+def called(index: int) -> ModelCall:
+    return model_call(index, [], answering("yes"), Stopwatch(), {})
+
+
+@pytest.mark.parametrize(
+    ("chosen", "expected"),
+    [
+        (lambda calls: [call.index for call in calls if call.index != 2], [1, 3]),
+        (lambda calls: {3}, [3]),
+        (lambda calls: (), []),
+        (lambda calls: [0], HandlerError),
+        (lambda calls: 7, HandlerError),
+        (lambda calls: 1 / 0, HandlerError),
+    ],
+)
+def test_a_handler_narrows_which_calls_train(monkeypatch: pytest.MonkeyPatch, chosen: Any, expected: Any) -> None:
+    monkeypatch.setattr("workers.registry.handler", lambda _: Choosing(chosen))
+    problem = resolve_problem(job_of(train_calls=TrainCalls(last=3)))
+    calls = [called(index) for index in range(4)]
+    if expected is HandlerError:
+        with pytest.raises(HandlerError, match="r1: the handler's train_calls"):
+            trained_calls(problem, calls)
+    else:
+        assert [call.index for call in trained_calls(problem, calls)] == expected
+
+
+def test_by_default_all_calls_train() -> None:
+    assert [call.index for call in trained_calls(resolve_problem(job_of()), [called(0), called(1)])] == [0, 1]

@@ -12,6 +12,12 @@ from workers.policy.engines.vllm import CompletionsWire
 from workers.policy.engines.wire import Wire
 
 
+class _PlainCompletions(CompletionsWire):
+    """vLLM's wire at a server of which nobody knows whether it takes more than ids."""
+
+    takes_guides = False
+
+
 class ChatOnlyKind(EngineKind):
     """The kind of a server that no other kind recognises."""
 
@@ -21,4 +27,4 @@ class ChatOnlyKind(EngineKind):
         return Identity()
 
     def wires(self, info: EngineInfo) -> Sequence[Wire]:
-        return (CompletionsWire(),)
+        return (_PlainCompletions(),)

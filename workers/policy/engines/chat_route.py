@@ -10,7 +10,9 @@ import json
 from typing import Any
 
 from farm.errors import EngineError
+from farm.records.request import SamplingParams
 from workers.interfaces import Completion
+from workers.policy.answer_form import FormedSampling, chat_fields
 from workers.policy.engines import chat_response, failures, refusals
 from workers.policy.engines.chat_history import named, parseable
 from workers.policy.engines.connection import FAILURES, EngineConnection, Refusal, most_bytes
@@ -19,6 +21,9 @@ from workers.policy.generation import ChatRequest, EngineAddress, EngineBusy
 
 _RECORDING = {"logprobs": True, "return_token_ids": True, "return_weight_versions": True}
 """Fields that request the data for training. They do not change the sampling, so they may be left out."""
+
+_FORM = frozenset({"tool_choice", "response_format"})
+"""Fields that say what the answer must be, which not every server knows."""
 
 _MAX_CHANGES = 5
 """The number of variants of one request that are tried with an engine that refuses it."""
@@ -38,7 +43,7 @@ class ChatRoute:
         """Return the next assistant message. Raises the errors of Engine."""
         body = _body(request)
         body["model"] = request.model or await self.model()
-        completion = self._completion(await self._ask(body, request.session_id), request.max_tokens)
+        completion = self._completion(await self._ask(body, request), request.max_tokens)
         if completion.finish_reason == "abort":
             raise EngineBusy(f"engine {self._engine} aborted the generation; is it paused for new weights?")
         return completion
@@ -60,16 +65,16 @@ class ChatRoute:
                 raise EngineError(f"engine {self._engine} lists no model; load one or name one for the engine")
         return self._model
 
-    async def _ask(self, body: dict[str, Any], session_id: str) -> Any:
+    async def _ask(self, body: dict[str, Any], request: ChatRequest) -> Any:
         """Return the answer's JSON; a refused request is changed according to the refusal, and retried."""
         for _ in range(_MAX_CHANGES):
             try:
-                return await self._post(body, session_id)
+                return await self._post(body, request.session_id)
             except Refusal as refusal:
-                body = self._changed(body, refusal)
+                body = self._changed(body, request.sampling, refusal)
         raise EngineError(f"engine {self._engine} refuses the request in {_MAX_CHANGES} forms; look at its log")
 
-    def _changed(self, body: dict[str, Any], refusal: Refusal) -> dict[str, Any]:
+    def _changed(self, body: dict[str, Any], sampling: SamplingParams, refusal: Refusal) -> dict[str, Any]:
         """Return the request to send after a refusal. Raises the error of the refusal if no change would help."""
         if refusal.status not in (400, 413, 422):
             raise self._refused(refusal) from refusal
@@ -81,6 +86,10 @@ class ChatRoute:
             if 0 < room < body["max_tokens"]:
                 return body | {"max_tokens": room}
             raise self._refused(refusal) from refusal
+        if free := body.keys() & _FORM:
+            if isinstance(sampling, FormedSampling) and sampling.required:
+                raise self._refused(refusal) from refusal
+            return {name: value for name, value in body.items() if name not in free}
         messages = parseable(body["messages"])
         if messages != body["messages"]:
             return body | {"messages": messages}
@@ -123,6 +132,7 @@ def _body(request: ChatRequest) -> dict[str, Any]:
     body |= sampling_fields(request.sampling)
     if request.sampling.seed is not None:
         body["seed"] = request.sampling.seed & SHORT_SEED
+    body |= chat_fields(request.sampling)
     if request.tools:
         body["tools"] = [dict(tool) for tool in request.tools]
     if request.template_kwargs:

@@ -16,13 +16,22 @@ from farm.records.request import SamplingParams
 from farm.records.rollout import Outcome
 from farm.records.trajectory import TokenIds
 from workers.interfaces import Completion
+from workers.policy.answer_form import guide_of
 from workers.policy.engines import failures, progress, refusals
 from workers.policy.engines.chat_route import ChatRoute
 from workers.policy.engines.connection import FAILURES, EngineConnection, Refusal, most_bytes
 from workers.policy.engines.generation_builder import GenerationBuilder, without_echo
 from workers.policy.engines.kind import kind, wire_of
 from workers.policy.engines.wire import SHAPE, GenerationRequest, Wire, prompt_json
-from workers.policy.generation import ChatRequest, Engine, EngineAddress, EngineRefused, Generation, OnIds
+from workers.policy.generation import (
+    ChatRequest,
+    Engine,
+    EngineAddress,
+    EngineRefused,
+    FormUnsupported,
+    Generation,
+    OnIds,
+)
 
 _HEALTH_S = 5.0
 
@@ -78,14 +87,14 @@ class EngineClient:
         except Refusal as refusal:
             room = refusals.room(refusal.body) if refusal.status == 400 else 0
             if not 0 < room < ask.max_tokens:
-                raise self._refused(refusal) from refusal
+                raise self._refused(refusal, sampling) from refusal
         smaller = GenerationRequest(ask.prompt_json, sampling, room, ask.model, ask.stream)
         try:
             return await self._asked(
                 self._wire, smaller, GenerationBuilder(prompt_ids, room, n_vocabulary), headers, on_ids
             )
         except Refusal as refusal:
-            raise self._refused(refusal) from refusal
+            raise self._refused(refusal, sampling) from refusal
 
     async def chat(self, request: ChatRequest) -> Completion:
         return await self._chat.complete(replace(request, model=request.model or self._model))
@@ -190,8 +199,12 @@ class EngineClient:
         except SHAPE as error:
             raise failures.unreadable(self.address.url, error) from error
 
-    def _refused(self, refusal: Refusal) -> Exception:
-        return failures.refused(self.address.url, refusal.status, refusal.headers, refusal.body)
+    def _refused(self, refusal: Refusal, sampling: SamplingParams) -> Exception:
+        error = failures.refused(self.address.url, refusal.status, refusal.headers, refusal.body)
+        if guide_of(sampling) and (type(error) is EngineRefused or refusal.status == 500):
+            # schemas are the programs' own: engines lack some keywords, and break on others
+            return FormUnsupported(str(error))
+        return error
 
 
 def _raise_late(event: Any) -> None:

@@ -24,6 +24,7 @@ from workers.policy.engines import progress
 
 _IDLE_S = 4.0
 _CONNECT_S = 10.0
+_MAX_URLS = 100
 _LANE_REQUESTS = 4
 """Requests at a time that share a pool of connections."""
 _MAX_STALE = 3
@@ -72,12 +73,12 @@ FAILURES = (httpx2.HTTPError, httpx2.InvalidURL, BrokenStream, OversizedAnswer, 
 
 @dataclass(slots=True)
 class _Lane:
-    """A client with connections of its own, and how many requests it makes now.
+    """Connections of its own, and how many requests are made over them now.
 
     A pool of connections looks at each idle one at every request: one pool of sixty costs more than the requests.
     """
 
-    client: httpx2.AsyncClient
+    transport: _Transport
     n_requests: int = 0
 
 
@@ -89,30 +90,36 @@ class EngineConnection:
         self.root = url.rstrip("/").removesuffix("/v1")
         self._key = key
         self._timeout_s = timeout_s
-        self._lanes = [_Lane(self._new_client())]
-        self.client = self._lanes[0].client
+        # a client of httpx would put these together anew for each request, and look for cookies and redirects
+        timeout = httpx2.Timeout(timeout_s, connect=min(_CONNECT_S, timeout_s), pool=None)
+        self._extensions = {"timeout": timeout.as_dict()}
+        self._headers = {
+            "accept": "*/*",
+            "accept-encoding": "identity",
+            "connection": "keep-alive",
+            "user-agent": "rollout-farm",
+            "authorization": f"Bearer {key or 'none'}",
+        }
+        self._urls: dict[str, httpx2.URL] = {}
+        self._lanes = [_Lane(self._new_transport())]
 
-    def _new_client(self) -> httpx2.AsyncClient:
-        return httpx2.AsyncClient(
+    def _new_transport(self) -> _Transport:
+        return _Transport(
             # Reading the certificates takes longer than a call; without TLS they are not needed.
-            transport=_Transport(
-                verify=self.url.startswith("https:"),
-                limits=httpx2.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=_IDLE_S),
-            ),
-            timeout=httpx2.Timeout(self._timeout_s, connect=min(_CONNECT_S, self._timeout_s), pool=None),
-            headers={"authorization": f"Bearer {self._key or 'none'}", "accept-encoding": "identity"},
+            verify=self.url.startswith("https:"),
+            limits=httpx2.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=_IDLE_S),
         )
 
     @contextmanager
-    def _lent(self) -> Iterator[httpx2.AsyncClient]:
-        """Lend the first client that has room for one more request, so that as few connections as can be are idle."""
+    def _lent(self) -> Iterator[_Transport]:
+        """Lend the first lane that has room for one more request, so that as few connections as can be are idle."""
         lane = next((lane for lane in self._lanes if lane.n_requests < _LANE_REQUESTS), None)
         if lane is None:
-            lane = _Lane(self._new_client())
+            lane = _Lane(self._new_transport())
             self._lanes.append(lane)
         lane.n_requests += 1
         try:
-            yield lane.client
+            yield lane.transport
         finally:
             lane.n_requests -= 1
 
@@ -170,7 +177,7 @@ class EngineConnection:
 
     async def aclose(self) -> None:
         for lane in self._lanes:
-            await lane.client.aclose()
+            await lane.transport.aclose()
 
     async def _request(
         self,
@@ -183,18 +190,29 @@ class EngineConnection:
         async with self._answer(method, path, content, headers) as response:
             return await _content(response, most)
 
+    def _url(self, path: str) -> httpx2.URL:
+        url = self._urls.get(path)
+        if url is None:
+            url = httpx2.URL(self.root + path)
+            if len(self._urls) < _MAX_URLS:
+                self._urls[path] = url
+        return url
+
     @asynccontextmanager
     async def _answer(
         self, method: str, path: str, content: bytes | None, headers: dict[str, str] | None
     ) -> AsyncIterator[httpx2.Response]:
         """Yield the head of an answer, its body still to be read. Raises Refusal for an error status."""
-        sent = (_JSON if content is not None else {}) | (headers or {})
-        with self._lent() as client:
-            request = client.build_request(method, self.root + path, content=content, headers=sent)
+        sent = self._headers | (_JSON if content is not None else {}) | (headers or {})
+        with self._lent() as transport:
+            request = httpx2.Request(
+                method, self._url(path), content=content, headers=sent, extensions=self._extensions
+            )
             progress.current().restart()
             # a head that comes byte by byte runs into no read timeout
             async with asyncio.timeout(self._timeout_s + _CONNECT_S):
-                response = await client.send(request, stream=True)
+                response = await transport.handle_async_request(request)
+                response.request = request
             try:
                 if response.headers.get("content-encoding", "identity") != "identity":
                     raise OversizedAnswer("packs its answers, which it was not asked for")

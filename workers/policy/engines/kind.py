@@ -105,3 +105,9 @@ def wire_of(info: EngineInfo) -> Wire | None:
         if wire.name == info.token_in:
             return wire
     raise EngineUnfit(f"engines of kind {info.kind!r} have no wire {info.token_in!r} here; restart this node")
+
+
+def takes_guides(info: EngineInfo) -> bool:
+    """Return whether an engine's answers can be held to a form on the wire that is used."""
+    wire = wire_of(info)
+    return wire is not None and wire.takes_guides

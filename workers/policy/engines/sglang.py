@@ -8,6 +8,7 @@ tells which. In a stream, an abort with a status replaces the HTTP status, which
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ import orjson
 
 from farm.records.engine import EngineInfo, PauseMode
 from farm.records.trajectory import VersionSpan
+from workers.policy.answer_form import guide_of
 from workers.policy.engines.connection import FAILURES, EngineConnection, Refusal
 from workers.policy.engines.control import Control, ControlCalls, NoControl
 from workers.policy.engines.generation_builder import GenerationBuilder, count, version
@@ -30,6 +32,7 @@ class SglangWire(Wire):
 
     name = "sglang"
     path = "/generate"
+    takes_guides = True
     advice = "its /generate takes no token ids: rollouts on it are text only and cannot be trained on"
 
     def __init__(self, model: str = "") -> None:
@@ -42,6 +45,8 @@ class SglangWire(Wire):
         if sampling.get("top_k") == 0:
             # In vLLM, 0 stands for all tokens; in SGLang, -1 does.
             sampling["top_k"] = -1
+        # each is a text of JSON
+        sampling |= {name: json.dumps(value) for name, value in guide_of(ask.sampling).items()}
         result = {"return_logprob": True, "return_prompt_token_ids": True, "stream": ask.stream}
         adapter = {} if ask.model in ("", self._model) else {"lora_path": ask.model}
         return {"input_ids": ask.prompt, "sampling_params": sampling} | result | adapter

@@ -8,11 +8,13 @@ Log-probabilities come from before temperature and filters unless the server run
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from farm.errors import EngineError
 from farm.records.engine import EngineInfo, PauseMode
+from workers.policy.answer_form import guide_of
 from workers.policy.engines.connection import EngineConnection, Refusal
 from workers.policy.engines.control import NO_ROUTE, Control, ControlCalls, NoControl
 from workers.policy.engines.generation_builder import GenerationBuilder
@@ -32,6 +34,7 @@ class GenerateWire(Wire):
 
     name = "generate"
     path = "/inference/v1/generate"
+    takes_guides = True
     advice = "start vLLM with --enable-scale-out: its /inference/v1/generate tells every token's weight version"
 
     def body(self, ask: GenerationRequest) -> dict[str, Any]:
@@ -39,6 +42,7 @@ class GenerateWire(Wire):
         sampling = sampling_fields(ask.sampling) | {"max_tokens": ask.max_tokens, "logprobs": 0}
         if not ask.sampling.stop:
             sampling["detokenize"] = False
+        sampling |= _guided(ask)
         body = {"model": ask.model, "token_ids": ask.prompt, "sampling_params": sampling, "return_token_ids": True}
         return body | _streaming(ask)
 
@@ -59,12 +63,13 @@ class CompletionsWire(Wire):
 
     name = "completions"
     path = "/v1/completions"
+    takes_guides = True
     advice = "it takes no token ids on /v1/completions: rollouts on it are text only and cannot be trained on"
 
     def body(self, ask: GenerationRequest) -> dict[str, Any]:
         body = {"model": ask.model, "prompt": ask.prompt, "max_tokens": ask.max_tokens, "logprobs": 0}
         result = ("return_token_ids", "return_tokens_as_token_ids", "return_weight_versions")
-        return body | dict.fromkeys(result, True) | sampling_fields(ask.sampling) | _streaming(ask)
+        return body | dict.fromkeys(result, True) | sampling_fields(ask.sampling) | _guided(ask) | _streaming(ask)
 
     def take(self, event: dict[str, Any], intake: GenerationBuilder) -> list[int]:
         _count(event, intake)
@@ -77,6 +82,14 @@ class CompletionsWire(Wire):
             new = intake.add(choice.get("token_ids"), logprobs.get("token_logprobs"), of)
             _end(choice, intake)
         return new
+
+
+def _guided(ask: GenerationRequest) -> dict[str, Any]:
+    """Return the guide as vLLM takes it since 0.11."""
+    guide = guide_of(ask.sampling)
+    if "json_schema" in guide:
+        return {"structured_outputs": {"json": guide["json_schema"]}}
+    return {"structured_outputs": {"structural_tag": json.dumps(guide["structural_tag"])}} if guide else {}
 
 
 def _streaming(ask: GenerationRequest) -> dict[str, Any]:

@@ -44,6 +44,8 @@ class Wire(Protocol):
     """A remark for the operator of a server that does not take token ids on it."""
     always_streams: ClassVar[bool] = False
     """True if its answers are streams even where a whole answer would do."""
+    takes_guides: ClassVar[bool] = False
+    """True if it makes answers keep to the guide of a FormedSampling."""
     ends_with_done: ClassVar[bool] = True
     """True if `[DONE]` is the last event of a stream; otherwise its finish reason is all that shows it is complete."""
 

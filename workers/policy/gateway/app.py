@@ -14,14 +14,18 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from workers.interfaces import Completion, Delta
-from workers.policy.gateway.anthropic_messages import MessagesApi
 from workers.policy.gateway.calls import GatewayCalls
-from workers.policy.gateway.chat_completions import ChatApi
-from workers.policy.gateway.error_responses import ANY, json_response, problem_of, refusal
-from workers.policy.gateway.model_api import Api, ApiProblem, ParsedRequest
-from workers.policy.gateway.request_limits import HeldBytesLimit, body_of
-from workers.policy.gateway.responses import ResponsesApi
+from workers.policy.gateway.dialects.anthropic_messages import MessagesApi
+from workers.policy.gateway.dialects.chat_completions import ChatApi
+from workers.policy.gateway.dialects.google_contents import GoogleApi
+from workers.policy.gateway.dialects.left_out_media import without_media
+from workers.policy.gateway.dialects.model_api import Api, ApiProblem, BadRequest, ParsedRequest
+from workers.policy.gateway.dialects.responses import ResponsesApi
+from workers.policy.gateway.error_responses import ANY, forget_frames, json_response, problem_of, refusal
+from workers.policy.gateway.request_labels import header_labels
+from workers.policy.gateway.request_limits import HeldBytesLimit, body_in, data_of, encoding_of
 from workers.policy.gateway.streaming import ClientDisconnected, EventStreamResponse, until_disconnected
+from workers.policy.tokens.long_texts import LongTexts
 from workers.policy.tokens.messages import n_chars
 
 SILENCE_S = 15.0
@@ -29,21 +33,42 @@ SILENCE_S = 15.0
 MODEL = "policy"
 """The name under which the policy is listed; requests may use any."""
 
+_LARGE_BODY_BYTES = 200_000
+"""A body that takes milliseconds to read."""
+
+_GOOGLE_VERSIONS = ("v1beta", "v1", "v1alpha")
+_STREAMED = "streamGenerateContent"
+_GOOGLE_VERBS = ("generateContent", _STREAMED, "countTokens")
+
 _UNAUTHORISED = ApiProblem(401, "invalid_api_key", "the key is wrong")
 
 
 def application(calls: GatewayCalls, key: str, silence_s: float = SILENCE_S) -> ASGIApp:
     """Return the application that serves `/t/KEY`; any other path is answered with 401."""
     routes = _Routes(calls, silence_s)
-    chat, responses, messages = ChatApi(), ResponsesApi(), MessagesApi()
+    chat, responses, messages, contents = ChatApi(), ResponsesApi(), MessagesApi(), GoogleApi()
     inner = Starlette(
         routes=[
             Route("/v1/chat/completions", routes.answering(chat), methods=["POST"]),
             Route("/v1/responses", routes.answering(responses), methods=["POST"]),
+            Route("/v1/responses/input_tokens", routes.counting(responses), methods=["POST"]),
             Route("/v1/messages", routes.answering(messages), methods=["POST"]),
             Route("/v1/messages/count_tokens", routes.counting(messages), methods=["POST"]),
-            Route("/v1/models", _models),
-            Route("/v1/models/{name:path}", _model),
+            *(
+                Route(f"/{version}/models/{{model:path}}:{verb}", endpoint, methods=["POST"])
+                for version in _GOOGLE_VERSIONS
+                for verb, endpoint in (
+                    ("generateContent", routes.answering(contents)),
+                    (_STREAMED, routes.answering(contents)),
+                    ("countTokens", routes.counting(contents)),
+                )
+            ),
+            Route("/v1/embeddings", _no_embeddings, methods=["POST"]),
+            Route("/v1/responses/compact", _no_compaction, methods=["POST"]),
+            Route("/v1/models", routes.models),
+            Route("/v1beta/models", routes.models),
+            Route("/v1beta/models/{name:path}", routes.model),
+            Route("/v1/models/{name:path}", routes.model),
         ],
         exception_handlers={404: _not_there, 405: _not_there},
     )
@@ -76,11 +101,13 @@ class _Routes:
     def __init__(self, calls: GatewayCalls, silence_s: float) -> None:
         self._calls = calls
         self._silence_s = silence_s
+        self._large_bodies = LongTexts()
 
     def answering(self, api: Api) -> Callable[[Request], Awaitable[Response]]:
         async def answer(request: Request) -> Response:
             try:
-                parsed_request = api.parse(await body_of(request))
+                parsed_request = await self._parsed(api, request)
+                parsed_request.labels.update(header_labels(request.headers))
                 if parsed_request.stream:
                     return EventStreamResponse(api, api.events(parsed_request), self._pieces(parsed_request))
                 completion = await until_disconnected(request.receive, self._calls.complete(parsed_request))
@@ -89,7 +116,9 @@ class _Routes:
                 # the client reads no answer
                 return Response(status_code=499)
             except Exception as error:
-                return refusal(api, problem_of(error))
+                refused = refusal(api, problem_of(error))
+                forget_frames(error)
+                return refused
 
         return answer
 
@@ -97,19 +126,48 @@ class _Routes:
         async def count(request: Request) -> Response:
             """Return an estimate by the rollout's last call: the gateway has no tokenizer."""
             try:
-                parsed_request = api.parse(await body_of(request))
+                parsed_request = await self._parsed(api, request)
             except Exception as error:
                 return refusal(api, problem_of(error))
             n_tokens = n_chars(parsed_request.messages, parsed_request.tools) / self._calls.n_chars_per_token
-            return json_response({"input_tokens": max(1, round(n_tokens))})
+            return json_response(api.counted(max(1, round(n_tokens))))
 
         return count
 
+    async def models(self, request: Request) -> Response:
+        names = [MODEL, *self._calls.roles]
+        listed = [self._listed(name) for name in names]
+        ends = {"has_more": False, "first_id": names[0], "last_id": names[-1]}
+        return json_response({"object": "list", "data": listed, "models": listed, **ends})
+
+    async def model(self, request: Request) -> Response:
+        return json_response(self._listed(request.path_params["name"]))
+
+    def _listed(self, name: str) -> dict[str, Any]:
+        """Return a model entry with the fields of all vendors, with the tokens that a call of the policy may have."""
+        budget = {} if name in self._calls.roles else self._calls.token_budget.fields()
+        return {**_listed(name), **budget}
+
+    async def _parsed(self, api: Api, request: Request) -> ParsedRequest:
+        """Return the parsed request. A large one is read by a thread, as all rollouts share the event loop."""
+        data, encoding = await data_of(request), encoding_of(request)
+
+        def read() -> ParsedRequest:
+            body = _with_path(request, body_in(data, encoding))
+            return api.parse(without_media(body) if self._calls.leaves_media_out else body)
+
+        is_small = len(data) < _LARGE_BODY_BYTES and not encoding
+        return read() if is_small else await self._large_bodies.run(read)
+
     async def _pieces(self, asked: ParsedRequest) -> AsyncIterator[Delta | Completion | None]:
-        """Yield an answer as it is sampled, the completion last; None after each `silence_s` without a delta."""
+        """Yield an answer as it is sampled, the completion last; None after each `silence_s` without a delta.
+
+        One that is left before all of it was taken is kept for the request's next try.
+        """
         said: asyncio.Queue[Delta | None] = asyncio.Queue()
         task = asyncio.ensure_future(self._calls.complete(asked, said.put_nowait))
         task.add_done_callback(lambda _: said.put_nowait(None))
+        is_read = False
         try:
             while not task.done() or not said.empty():
                 try:
@@ -121,9 +179,22 @@ class _Routes:
                 if delta is not None:
                     yield delta
             yield await task
+            is_read = True
         finally:
             task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+            (result,) = await asyncio.gather(task, return_exceptions=True)
+            if isinstance(result, Completion) and not is_read:
+                self._calls.went_unread(asked, result)
+
+
+def _with_path(request: Request, body: dict[str, Any]) -> dict[str, Any]:
+    """Return the request's JSON object, with what Google's API has in the path instead."""
+    if "model" not in request.path_params:
+        return body
+    streamed = request.url.path.endswith(f":{_STREAMED}")
+    if streamed and request.query_params.get("alt") != "sse":
+        raise BadRequest("a stream is given as server-sent events alone: ask for alt=sse", "alt")
+    return {**body, "model": request.path_params["model"], "stream": streamed}
 
 
 async def _not_there(request: Request, error: Exception) -> Response:
@@ -131,16 +202,17 @@ async def _not_there(request: Request, error: Exception) -> Response:
 
 
 def _listed(name: str) -> dict[str, Any]:
-    """Return a model entry with the fields of both vendors."""
+    """Return a model entry with the fields of all vendors."""
     ours = {"id": name, "object": "model", "created": 0, "owned_by": "farm"}
-    return {**ours, "type": "model", "display_name": name, "created_at": "1970-01-01T00:00:00Z"}
+    google = {"name": f"models/{name}", "displayName": name, "supportedGenerationMethods": list(_GOOGLE_VERBS)}
+    return {**ours, **google, "type": "model", "display_name": name, "created_at": "1970-01-01T00:00:00Z"}
 
 
-async def _models(request: Request) -> Response:
-    return json_response(
-        {"object": "list", "data": [_listed(MODEL)], "has_more": False, "first_id": MODEL, "last_id": MODEL}
-    )
+async def _no_embeddings(request: Request) -> Response:
+    message = "no embeddings are given here: turn off what the program remembers by them, or bring a model for it"
+    return refusal(ANY, ApiProblem(404, "not_found", message, "model"))
 
 
-async def _model(request: Request) -> Response:
-    return json_response(_listed(request.path_params["name"]))
+async def _no_compaction(request: Request) -> Response:
+    message = "conversations are not summarised here: send the items that the model is to see"
+    return refusal(ANY, ApiProblem(404, "not_found", message, "input"))

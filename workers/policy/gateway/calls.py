@@ -8,18 +8,34 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
+from dataclasses import replace
 
-from farm.errors import LimitReached, StaleRollout, WeightsMissing
+from farm.errors import EngineError, LimitReached, StaleRollout, WeightsMissing
 from farm.records.request import SamplingParams
 from farm.records.rollout import Outcome
+from farm.records.trajectory import ROLE, UNTRAINED, Message
 from workers.interfaces import AgentContext, Completion, Delta, OnDelta
+from workers.policy.answer_form import GUIDED, FormedSampling
 from workers.policy.gateway.conversations import Conversations, HashedConversation
-from workers.policy.gateway.model_api import ParsedRequest
+from workers.policy.gateway.dialects.model_api import BadRequest, ParsedRequest
 from workers.policy.gateway.system_messages import one_leading
+from workers.policy.gateway.token_budget import TokenBudget
+from workers.policy.generation import FormUnsupported, LogprobsMissing
 from workers.policy.recording import Stopwatch, as_applied, model_call
+from workers.policy.tokens.long_texts import LongTexts
 from workers.policy.tokens.messages import n_chars
+from workers.policy.tool_calls import deltas
+from workers.roles import MAX_TOKENS as ROLE_MAX_TOKENS
+from workers.roles import ChatModel
 
+_OF_THE_FARM = frozenset({ROLE, UNTRAINED, GUIDED})
+"""The labels that no request gives: by them a program could keep calls of the policy from training."""
+_NO_LOGPROBS = "the model's engine gives no log-probabilities"
+_MAX_UNREAD = 8
+"""Number of answers that are kept for clients that had gone."""
+_LONG_CHARS = 1_000_000
+_MANY_MESSAGES = 2000
 _MAX_FAILED = 32
 """Number of unanswered conversations after which no call is answered any more: each is held in memory."""
 
@@ -34,11 +50,14 @@ class GatewayCalls:
         self._context = context
         self._branches = Conversations()
         self._failures: dict[bytes, Exception] = {}
+        self._unread: dict[bytes, Completion] = {}
         self._full: LimitReached | None = None
         self._end: Exception | None = None
         self._n_begun = 0
         self._n_sampled = 0
+        self._long_texts = LongTexts()
         self._writing: set[asyncio.Future[None]] = set()
+        self._n_recorded = 0
         self.n_answered = 0
         self.n_chars_per_token = 4.0
         self.begun = asyncio.Event()
@@ -49,10 +68,28 @@ class GatewayCalls:
     async def complete(self, asked: ParsedRequest, on_delta: OnDelta | None = None) -> Completion:
         """Answer a request and record it. Raises what Policy raises, and LimitReached beyond the rollout's limits."""
         self.begun.set()
-        max_tokens = self._begin(asked)
-        conversation = HashedConversation(one_leading(asked.messages))
+        conversation = await self._hashed(asked.messages)
+        if self._unread and (digest := asked.digest()) in self._unread:
+            # before it is taken, as its client may go again
+            await self.settle()
+            if (known := self._unread.pop(digest, None)) is not None:
+                # its client had gone before it was sent: the same turn is not sampled, nor trained, twice
+                _send(known, on_delta)
+                return _with_allowed(asked, known)
+        if (model := self._context.models.get(asked.model)) is not None:
+            if asked.logprobs:
+                raise BadRequest(_NO_LOGPROBS, "logprobs")
+            max_tokens = self._begin(asked, None)
+            answered = await self._answered_by(model, asked, conversation, max_tokens, on_delta)
+            return _with_allowed(asked, answered)
+        max_tokens = self._begin(asked, self._context.sampling.max_tokens)
         try:
             completion = await self._answered(asked, conversation, max_tokens, on_delta)
+        except LogprobsMissing:
+            raise BadRequest(_NO_LOGPROBS, "logprobs") from None
+        except FormUnsupported:
+            field = "tool_choice" if asked.tool_choice == "required" else "response_format"
+            raise BadRequest("the model cannot be made to answer so, and the batch requires it", field) from None
         except LimitReached as limit:
             self._reached(limit)
             raise
@@ -61,7 +98,32 @@ class GatewayCalls:
             raise
         # the same request was answered at another try
         self._failures.pop(conversation.digest, None)
-        return completion
+        shown = _with_allowed(asked, completion)
+        if shown is not completion:
+            # as its client will send it back
+            self._branches.add(conversation, shown.response)
+        return shown
+
+    def went_unread(self, asked: ParsedRequest, completion: Completion) -> None:
+        """Keep an answer whose client had gone before all of it was sent, for its next try."""
+        self._unread[asked.digest()] = completion
+        while len(self._unread) > _MAX_UNREAD:
+            self._unread.pop(next(iter(self._unread)))
+
+    @property
+    def leaves_media_out(self) -> bool:
+        return self._context.agent_requests.images == "text"
+
+    @property
+    def roles(self) -> Sequence[str]:
+        """The names of models that other models than the policy answer for."""
+        return sorted(self._context.models)
+
+    @property
+    def token_budget(self) -> TokenBudget:
+        """The tokens that the next call may have."""
+        left = max(0, self._context.limits.max_tokens - self._n_sampled)
+        return TokenBudget.of(self._context.policy, min(left, self._context.sampling.max_tokens or left))
 
     @property
     def limit(self) -> LimitReached | None:
@@ -79,8 +141,20 @@ class GatewayCalls:
         """Wait until all answers are recorded."""
         await asyncio.gather(*self._writing, return_exceptions=True)
 
-    def _begin(self, asked: ParsedRequest) -> int:
-        """Count a call; return how many tokens it may sample. Raises LimitReached, or the rollout's error."""
+    async def _hashed(self, messages: Sequence[Message]) -> HashedConversation:
+        """Return the conversation to answer; a long one is hashed by a thread, as all rollouts share the event loop."""
+
+        def hashed() -> HashedConversation:
+            return HashedConversation(one_leading(messages))
+
+        is_long = sum(len(message["content"]) for message in messages) > _LONG_CHARS
+        return await self._long_texts.run(hashed) if is_long or len(messages) > _MANY_MESSAGES else hashed()
+
+    def _begin(self, asked: ParsedRequest, most: int | None) -> int:
+        """Count a call; return how many tokens it may sample, `most` at most.
+
+        Raises LimitReached, or the rollout's error.
+        """
         if self._end is not None:
             # an exception that is raised repeatedly would keep every frame of its tracebacks alive
             raise self._end.with_traceback(None)
@@ -91,7 +165,7 @@ class GatewayCalls:
         if left <= 0:
             raise self._ended(LimitReached(Outcome.MAX_TOKENS, f"{self._n_sampled} tokens are sampled"))
         self._n_begun += 1
-        wanted = (self._context.sampling.max_tokens, asked.max_tokens)
+        wanted = (most, asked.max_tokens)
         return min([left, *(each for each in wanted if each is not None)])
 
     async def _answered(
@@ -113,14 +187,76 @@ class GatewayCalls:
                 self._n_begun -= 1
             raise
         applied = {**as_applied(sampling, max_tokens), "asked": asked.requested_params}
-        call = model_call(self.n_answered, self._branches.new(conversation), completion, watch, applied)
+        completion.labels = self._labels(asked, conversation) | completion.labels
+        call = model_call(self._next_index(), self._branches.new(conversation), completion, watch, applied)
         self._took(asked, conversation, completion, max_tokens)
-        await self._uncut(self._context.record(call))
+        try:
+            await self._uncut(self._context.record(call))
+        except asyncio.CancelledError:
+            self.went_unread(asked, completion)
+            raise
         return completion
 
+    async def _answered_by(
+        self,
+        model: ChatModel,
+        asked: ParsedRequest,
+        conversation: HashedConversation,
+        max_tokens: int,
+        on_delta: OnDelta | None,
+    ) -> Completion:
+        """Answer by the model of a role, and record it without ids: it is none of the policy's, and never trains.
+
+        It counts against the rollout's limits like any other.
+        """
+        wanted = None if asked.max_tokens is None and max_tokens > ROLE_MAX_TOKENS else max_tokens
+        sampling = self._sampling(asked).model_copy(update={"max_tokens": wanted})
+        watch = Stopwatch()
+        key = b"%s %s" % (conversation.digest, asked.model.encode())
+        try:
+            answered = await model.answer(conversation.messages, asked.tools, sampling)
+        except BaseException as error:
+            # it is no turn, and the client may try again
+            self._n_begun -= 1
+            if isinstance(error, EngineError) and error.retryable:
+                # else it is the program's request that is at fault
+                self._failed(key, error)
+            raise
+        self._failures.pop(key, None)
+        self._n_sampled += answered.n_response_tokens
+        completion = replace(answered, prompt_ids=None, response_ids=None, response_logprobs=None, versions=())
+        completion.labels = self._labels(asked, conversation) | {ROLE: asked.model}
+        applied = {"asked": asked.requested_params}
+        call = model_call(self._next_index(), self._branches.new(conversation), completion, watch, applied)
+        self._branches.add(conversation, completion.response)
+        await self._uncut(self._context.record(call))
+        _send(completion, on_delta)
+        return completion
+
+    def _next_index(self) -> int:
+        index, self._n_recorded = self._n_recorded, self._n_recorded + 1
+        return index
+
+    def _labels(self, asked: ParsedRequest, conversation: HashedConversation) -> dict[str, str]:
+        """Return the labels that a request gives its call, and how many answers its conversation already has."""
+        depth = sum(message.get("role") == "assistant" for message in conversation.messages)
+        given = {name: value for name, value in asked.labels.items() if name not in _OF_THE_FARM}
+        return given | {"depth": str(depth)}
+
     def _sampling(self, asked: ParsedRequest) -> SamplingParams:
-        ours = self._context.sampling
-        return ours.model_copy(update={"stop": tuple(dict.fromkeys((*ours.stop, *asked.stop)))})
+        ours, forms = self._context.sampling, self._context.agent_requests.forms
+        stops = {"stop": tuple(dict.fromkeys((*ours.stop, *asked.stop)))}
+        free = asked.tool_choice == "auto" and asked.answer_schema is None
+        if (free or (forms == "ignore" and asked.tool_choice != "none")) and not asked.logprobs:
+            return ours.model_copy(update=stops)
+        return FormedSampling(
+            **ours.model_copy(update=stops).model_dump(),
+            tool_choice=None if asked.tool_choice == "auto" else asked.tool_choice,
+            tools_allowed=asked.tools_allowed if asked.tool_choice == "required" else (),
+            answer_schema=asked.answer_schema if forms != "ignore" else None,
+            spelled=asked.logprobs,
+            required=forms == "require",
+        )
 
     def _took(
         self, asked: ParsedRequest, conversation: HashedConversation, completion: Completion, max_tokens: int
@@ -161,6 +297,24 @@ class GatewayCalls:
         self._end = self._end or reason
         self.over.set()
         return reason
+
+
+def _with_allowed(asked: ParsedRequest, completion: Completion) -> Completion:
+    """Return the answer without calls of tools that a free choice does not allow; recorded is what was sampled."""
+    if asked.tool_choice != "auto" or not asked.tools_allowed:
+        return completion
+    calls = completion.response.get("tool_calls") or []
+    kept = [call for call in calls if call["function"]["name"] in asked.tools_allowed]
+    if len(kept) == len(calls):
+        return completion
+    response = {name: value for name, value in completion.response.items() if name != "tool_calls"}
+    return replace(completion, response=response | ({"tool_calls": kept} if kept else {}))
+
+
+def _send(completion: Completion, on_delta: OnDelta | None) -> None:
+    """Stream a whole answer in one piece."""
+    for delta in deltas(completion.response) if on_delta is not None else ():
+        on_delta(delta)  # type: ignore[misc]
 
 
 class _Shown:

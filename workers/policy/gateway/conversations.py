@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import orjson
 
 from farm.records.trajectory import Message
-from workers.policy.gateway import model_api
+from workers.policy.gateway.dialects import model_api
 
 
 class HashedConversation:

@@ -10,8 +10,8 @@ from starlette.responses import Response
 
 from farm.errors import LimitReached, RolloutError, StaleRollout
 from farm.records.rollout import Outcome
-from workers.policy.gateway.chat_completions import ChatApi
-from workers.policy.gateway.model_api import Api, ApiProblem, BadRequest
+from workers.policy.gateway.dialects.chat_completions import ChatApi
+from workers.policy.gateway.dialects.model_api import Api, ApiProblem, BadRequest
 from workers.policy.gateway.request_limits import MAX_BODY_BYTES, BodyTooLarge, TooManyRequests
 
 log = logging.getLogger(__name__)
@@ -43,6 +43,12 @@ def problem_of(error: Exception) -> ApiProblem:
         return ApiProblem(400, "engine_refused", "the model does not take this request")
     log.error("a model call broke", exc_info=error)
     return ApiProblem(500, "internal_error", f"answering broke: {type(error).__name__}")
+
+
+def forget_frames(error: BaseException | None) -> None:
+    """Drop an error's frames, which hold its request: errors of unanswered calls are kept until the rollout ends."""
+    while error is not None:
+        error.__traceback__, error = None, error.__cause__ or error.__context__
 
 
 def refusal(api: Api, problem: ApiProblem) -> Response:

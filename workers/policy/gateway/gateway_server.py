@@ -13,7 +13,9 @@ import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -55,13 +57,25 @@ async def gateway(
     listeners = [_unix(folder / SOCKET)] if folder is not None else []
     port = None
     if tcp:
-        listeners.append(socket.create_server(("127.0.0.1", 0)))
+        listeners.append(_tcp())
         port = listeners[-1].getsockname()[1]
     try:
-        async with _listening(application(calls, key, silence_s), listeners):
+        async with listening(application(calls, key, silence_s), listeners):
             yield Address(key, port)
     finally:
         await calls.settle()
+
+
+def _tcp() -> socket.socket:
+    """Return a socket on a free port of 127.0.0.1."""
+    # without its protocol, asyncio leaves Nagle's algorithm on, and each answer waits 40 ms
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        listener.bind(("127.0.0.1", 0))
+    except BaseException:
+        listener.close()
+        raise
+    return listener
 
 
 def _unix(path: Path) -> socket.socket:
@@ -90,19 +104,26 @@ def _let_all_connect(name: str, folder: int) -> None:
 
 
 class _Connection(H11Protocol):
-    """A connection, aborted at once if there are MAX_CONNECTIONS already."""
+    """A connection, aborted at once if there are as many already as there may be."""
+
+    def __init__(self, most: int, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._most = most
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if len(self.connections) > MAX_CONNECTIONS:
+        if len(self.connections) > self._most:
             transport.abort()
 
 
 @asynccontextmanager
-async def _listening(app: ASGIApp, listeners: Sequence[socket.socket]) -> AsyncIterator[None]:
+async def listening(
+    app: ASGIApp, listeners: Sequence[socket.socket], max_connections: int = MAX_CONNECTIONS
+) -> AsyncIterator[None]:
+    """Serve on the running event loop, without one of uvicorn's own, until the block ends."""
     config = uvicorn.Config(
         app,
-        http=_Connection,
+        http=partial(_Connection, max_connections),  # type: ignore[arg-type]
         ws="none",
         lifespan="off",
         log_config=None,

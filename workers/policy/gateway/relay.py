@@ -1,11 +1,12 @@
 """Runs a command in a sandbox beside a relay that leads from a TCP port of it to the gateway's Unix socket.
 
-    python -c RELAY SOCKET KEY COMMAND...
+    python -c RELAY SOCKET KEY MARK FILES COMMAND...
 
 It needs nothing but Python, and none of the farm: its source is given to the interpreter in the sandbox. It ends with
 the command, and the command with it; both end when the gateway does, together with all processes that the command has
-started, as nothing may change any more while the result is scored. The command's environment points the clients of both
-vendors to the port.
+started, as nothing may change any more while the result is scored. The command's environment points the clients of the
+vendors to the port. Before it starts, the address takes the place of MARK in its words, in its environment and in the
+files that are named by FILES, a JSON list.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import json
 import os
 import signal
 import sys
@@ -36,6 +38,8 @@ def variables(base: str, key: str) -> dict[str, str]:
         "OPENAI_API_KEY": key,
         "ANTHROPIC_BASE_URL": base,
         "ANTHROPIC_API_KEY": key,
+        "GOOGLE_GEMINI_BASE_URL": base,
+        "GEMINI_API_KEY": key,
     }
 
 
@@ -45,7 +49,8 @@ async def relay(path: str) -> asyncio.Server:
 
 
 async def _connect(path: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    with contextlib.suppress(OSError), contextlib.closing(writer):
+    # a handler that is cancelled when the program ends would be reported among the agent's last lines
+    with contextlib.suppress(OSError, asyncio.CancelledError), contextlib.closing(writer):
         there, back = await asyncio.open_unix_connection(path)
         with contextlib.closing(back):
             await asyncio.gather(_pump(reader, back), _pump(there, writer))
@@ -97,12 +102,25 @@ async def _end_with(gateway: asyncio.StreamReader, child: asyncio.subprocess.Pro
         os.killpg(child.pid, signal.SIGKILL)
 
 
-async def run(path: str, key: str, command: list[str]) -> int:
+def fill(files: list[str], mark: str, base: str) -> None:
+    """Write the address in the place of a mark into files."""
+    for name in files:
+        path = Path(name)
+        text = path.read_bytes()
+        if mark.encode() in text:
+            path.write_bytes(text.replace(mark.encode(), base.encode()))
+
+
+async def run(path: str, key: str, mark: str, files: list[str], command: list[str]) -> int:
     """Run the command beside a relay, and return its exit code, as a shell does."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     server = await relay(path)
     port = server.sockets[0].getsockname()[1]
-    environment = {**os.environ, **variables(f"http://127.0.0.1:{port}/t/{key}", key)}
+    base = f"http://127.0.0.1:{port}/t/{key}"
+    fill(files, mark, base)
+    given = {name: value.replace(mark, base) for name, value in os.environ.items()}
+    environment = {**given, **variables(base, key)}
+    command = [word.replace(mark, base) for word in command]
     gateway, lifeline = await asyncio.open_unix_connection(path)
     child = await asyncio.create_subprocess_exec(
         *command, env=environment, preexec_fn=_end_with_parent, start_new_session=True
@@ -116,7 +134,8 @@ async def run(path: str, key: str, command: list[str]) -> int:
 
 def main() -> None:
     try:
-        code = asyncio.run(run(sys.argv[1], sys.argv[2], sys.argv[3:]))
+        path, key, mark, files, *command = sys.argv[1:]
+        code = asyncio.run(run(path, key, mark, json.loads(files), command))
     finally:
         _end_descendants()
     sys.exit(code)

@@ -5,13 +5,14 @@ A worker runs many rollouts, and none of them may use up its memory.
 
 from __future__ import annotations
 
+import zlib
 from typing import Any
 
 import orjson
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from workers.policy.gateway.model_api import BadRequest, writable
+from workers.policy.gateway.dialects.model_api import MAX_DEPTH, BadRequest, writable
 
 MAX_BODY_BYTES = 16_000_000
 MAX_HELD_BYTES = 2 * MAX_BODY_BYTES
@@ -56,8 +57,24 @@ class HeldBytesLimit:
             self._n_held -= n_mine
 
 
-async def body_of(request: Request) -> dict[str, Any]:
-    """Return the request's JSON object. Raises BadRequest, BodyTooLarge, TooManyRequests, ClientDisconnect."""
+def _unpacked(data: bytes, encoding: str) -> bytearray:
+    """Return a compressed body. Raises BadRequest, BodyTooLarge."""
+    if encoding not in ("gzip", "deflate"):
+        raise BadRequest(f"a body in {encoding!r} is not taken: send it as it is, or in gzip", status=415)
+    reader = zlib.decompressobj(zlib.MAX_WBITS | 32)
+    try:
+        whole = reader.decompress(data, MAX_BODY_BYTES + 1)
+    except zlib.error as error:
+        raise BadRequest(f"the request's {encoding} cannot be read: {error}") from None
+    if len(whole) > MAX_BODY_BYTES:
+        raise BodyTooLarge
+    if not reader.eof:
+        raise BadRequest(f"the request's {encoding} is cut off")
+    return bytearray(whole)
+
+
+async def data_of(request: Request) -> bytearray:
+    """Return the bytes of a request. Raises BodyTooLarge, TooManyRequests, ClientDisconnect."""
     if int(request.headers.get("content-length") or 0) > MAX_BODY_BYTES:
         raise BodyTooLarge
     data = bytearray()
@@ -65,7 +82,20 @@ async def body_of(request: Request) -> dict[str, Any]:
         data += piece
         if len(data) > MAX_BODY_BYTES:
             raise BodyTooLarge
-    if data.count(b"[") + data.count(b"{") > _MAX_BRACKETS:
+    return data
+
+
+def encoding_of(request: Request) -> str:
+    """Return how a request's bytes are compressed; empty if they are not."""
+    encoding = request.headers.get("content-encoding", "").strip().lower()
+    return "" if encoding == "identity" else encoding
+
+
+def body_in(data: bytearray, encoding: str) -> dict[str, Any]:
+    """Return the JSON object that a request's bytes are. Raises BadRequest, BodyTooLarge."""
+    if encoding:
+        data = _unpacked(bytes(data), encoding)
+    if (n_brackets := data.count(b"[") + data.count(b"{")) > _MAX_BRACKETS:
         raise BodyTooLarge
     try:
         body = orjson.loads(data)
@@ -73,6 +103,6 @@ async def body_of(request: Request) -> dict[str, Any]:
         raise BadRequest(f"the request is not JSON: {error}") from None
     if not isinstance(body, dict):
         raise BadRequest("the request must be a JSON object")
-    if not writable(body):
+    if n_brackets > MAX_DEPTH and not writable(body):
         raise BadRequest("the request's JSON is nested too deep")
     return body

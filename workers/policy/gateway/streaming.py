@@ -11,8 +11,8 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from workers.interfaces import Completion, Delta
-from workers.policy.gateway.error_responses import problem_of, refusal
-from workers.policy.gateway.model_api import Api, Events
+from workers.policy.gateway.dialects.model_api import Api, Events
+from workers.policy.gateway.error_responses import forget_frames, problem_of, refusal
 
 T = TypeVar("T")
 
@@ -51,6 +51,7 @@ class EventStreamResponse(Response):
                     await _send(send, self._bytes(piece))
         except Exception as error:
             problem = problem_of(error)
+            forget_frames(error)
             if not begun:
                 return refusal(self._api, problem)
             await _send(send, self._events.error(problem))

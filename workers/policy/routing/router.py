@@ -101,6 +101,12 @@ class StickyRouter:
     def newest_version(self) -> str:
         return self._pool.newest_version
 
+    @property
+    def context_tokens(self) -> int | None:
+        """The shortest context of the engines that may answer; None if it is not known of any."""
+        infos = (place.info for place in self._serving())
+        return min((info.context_tokens for info in infos if info and info.context_tokens), default=None)
+
     def version_of(self, url: str) -> str:
         """Return the version of the weights that an engine was sent; empty if it was sent none."""
         return self._pool.version_of(url)

@@ -1,4 +1,4 @@
-"""Encoding of the long texts of one rollout, in threads, as all rollouts of a worker share its event loop.
+"""Work on the long texts of one rollout, in threads, as all rollouts of a worker share its event loop.
 
 The tokenizer cannot be interrupted. So a text whose caller has gone is encoded to its end, which is near, as the length
 of a request is limited; only the next long text of the same rollout waits for it. A rollout keeps one thread busy at
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class LongTexts:
-    """One thread's worth of encoding at a time."""
+    """One thread's worth of work at a time."""
 
     def __init__(self) -> None:
         self._turn = asyncio.Lock()

@@ -66,6 +66,13 @@ class Tokenizer:
         """Return a decoder of ids as they come, which leaves out end-of-turn ids."""
         return IdStream(self.decode, self.end_ids)
 
+    def texts(self, ids: TokenIds) -> tuple[str, ...]:
+        """Return the text that each id adds to those before it: none for a part of a character, nor for end ids."""
+        stream = self.stream()
+        texts = [stream.feed([token]) for token in map(int, ids)]
+        rest = stream.end()
+        return (*texts[:-1], texts[-1] + rest) if texts else ()
+
     def id_of(self, token: str) -> int:
         """Return the id of a token. Raises KeyError if there is no such token."""
         number = self._backend.token_to_id(token)

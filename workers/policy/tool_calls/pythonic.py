@@ -11,6 +11,7 @@ import json
 import re
 from typing import Any
 
+from farm.python_syntax import parsed
 from workers.policy.tool_calls.parameter_schemas import Schemas
 from workers.policy.tool_calls.scanner import Brackets, Delimited, Headed
 from workers.policy.tool_calls.splitter import Grammar
@@ -46,7 +47,7 @@ def _calls(raw: str) -> Calls:
         return [malformed(raw, head.group(1))]
     source = _with_legal_escapes(raw)
     try:
-        tree = ast.parse(source, mode="eval").body
+        tree = parsed(source, "eval").body
     except _UNPARSABLE:
         return [malformed(raw, head.group(1))]
     if not isinstance(tree, ast.List):

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import lzma
 import shutil
 import tarfile
 import tempfile
 import zipfile
+import zlib
 from pathlib import Path, PurePosixPath
 
 from farm.errors import SandboxError
 from farm.records.request import Archive
 from farm.settings import settings
-from workers.sandboxes.images.content_store import digest, made_once
+from workers.sandboxes.images.content_store import digest, made_once, used
+from workers.sandboxes.resource_exhaustion import shortage
 from workers.sandboxes.sandbox_user import give, sandbox_user
+
+BROKEN = (tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, OSError, ValueError, RuntimeError)
+"""All that reading a broken archive raises; it is an OSError, too, if the node has no room."""
+_ZIP = (b"PK\3\4", b"PK\5\6")
+
+
+class BadArchive(SandboxError):
+    """An archive is broken, or cannot be read, or something of it would land outside of its folder."""
 
 
 def layer(archive: Archive) -> Path:
@@ -27,7 +38,7 @@ def layer(archive: Archive) -> Path:
             unpack(fetch(archive, Path(downloads)), folder, archive.path)
         give(folder)
 
-    return made_once(settings().cache / "archives" / name, make)
+    return used(made_once(settings().cache / "archives" / name, make))
 
 
 def unpack(source: Path, folder: Path, path: str) -> None:
@@ -38,7 +49,7 @@ def unpack(source: Path, folder: Path, path: str) -> None:
     with tempfile.TemporaryDirectory(dir=folder) as name:
         try:
             extract(source, Path(name))
-        except (tarfile.TarError, zipfile.BadZipFile, OSError) as error:
+        except BadArchive as error:
             raise SandboxError(f"{source.name} cannot be unpacked: {error}") from error
         tops = list(Path(name).iterdir())
         if len(tops) != 1 or not tops[0].is_dir():
@@ -48,11 +59,33 @@ def unpack(source: Path, folder: Path, path: str) -> None:
 
 
 def extract(source: Path, folder: Path) -> None:
-    """Unpack an untrusted archive: nothing of it lands outside of the folder, or is a device. Blocks."""
-    if source.suffix == ".zip":
+    """Unpack an untrusted archive: nothing of it lands outside of the folder, or is a device. Blocks.
+
+    Raises BadArchive, and SandboxError if the node has no room for it.
+    """
+    try:
+        _extract(source, folder)
+    except BROKEN as error:
+        if isinstance(error, OSError) and (why := shortage(error, folder)):
+            raise SandboxError(f"{source.name} could not be unpacked: {why}") from error
+        raise BadArchive(first_line(error)) from error
+
+
+def first_line(error: Exception) -> str:
+    """Return why an archive cannot be read: tarfile tells of each method that it tried, on a line of its own."""
+    return str(error).partition("\n")[0].rstrip(":")
+
+
+def _extract(source: Path, folder: Path) -> None:
+    with source.open("rb") as file:
+        is_zip = file.read(4) in _ZIP
+    if is_zip:
         with zipfile.ZipFile(source) as packed:
-            # zip names are made harmless by the module itself
-            packed.extractall(folder)  # noqa: S202
+            for member in packed.infolist():
+                # zip names are made harmless by the module itself, which leaves out that some are programs
+                path = Path(packed.extract(member, folder))
+                if (member.external_attr >> 16) & 0o100 and path.is_file():
+                    path.chmod(path.stat().st_mode | 0o111)
         return
     with tarfile.open(source) as archive:
         if hasattr(tarfile, "data_filter"):

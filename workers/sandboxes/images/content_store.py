@@ -13,17 +13,23 @@ import os
 import stat
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from uuid import uuid4
 
+from farm.errors import SandboxError
 from workers.sandboxes.images.shared_lock import alone
 from workers.sandboxes.remove_tree import remove
 from workers.stage_clock import off_clock
 
 MAKE_S = 900.0
 """Seconds that making a folder may take, by default."""
+PARTS = ("archives", "environments", "programs")
+"""The caches of what is laid over or bound into sandboxes beside their images, each with a folder for each content."""
 _COMPLETE = ".complete"
+_NOTE_S = 30.0
+_noted: dict[Path, float] = {}
 _OLD_S = 600.0
 """Seconds after its last change at which a folder that was made without the lock counts as abandoned."""
 
@@ -87,6 +93,44 @@ def made_in_place(folder: Path, make: Callable[[Path], None], within_s: float = 
     return folder
 
 
+def use_mark(folder: Path) -> Path:
+    """Return the file beside a folder that sandboxes which use it hold, and whose time is that of its last use.
+
+    It is beside it, as what is in the folder can be locked by whoever it is bound to.
+    """
+    return folder.with_name(folder.name + ".use")
+
+
+def used(folder: Path) -> Path:
+    """Note the use of a folder, now and then, for pruning; return it."""
+    now = time.monotonic()
+    if now - _noted.get(folder, -_NOTE_S) >= _NOTE_S or not use_mark(folder).exists():
+        # a home that cannot be written is not pruned from here either
+        with suppress(OSError):
+            use_mark(folder).touch()
+            _noted[folder] = now
+    return folder
+
+
+@contextmanager
+def failing_alike(folder: Path, asked_at: float) -> Iterator[None]:
+    """Let a SandboxError of the block be that of all that wait for the folder: one by one, the last would take hours.
+
+    `asked_at`: since when the caller wants it. For the one that makes it, and so has its lock.
+    """
+    note = lock_of(folder).with_suffix(".failed")
+    if note.exists() and note.stat().st_mtime >= asked_at:
+        raise SandboxError(note.read_text())
+    try:
+        yield
+    except SandboxError as error:
+        # the disk may be full
+        with suppress(OSError):
+            note.write_text(str(error))
+        raise
+    note.unlink(missing_ok=True)
+
+
 def remove_unfinished(folder: Path, held: bool) -> None:
     """Remove what killed processes left unfinished. `held`: the caller has the folder's lock, so no other makes it."""
     for left in folder.parent.glob(folder.name + ".*"):
@@ -107,9 +151,9 @@ def _put(temporary: Path, folder: Path, good: Callable[[Path], bool]) -> None:
             temporary.rename(folder)
 
 
-def open_to_all(folder: Path) -> None:
-    """Let anyone read a tree, if this process makes files that only some can."""
-    if not _umask() & 0o055:
+def open_to_all(folder: Path, *, always: bool = False) -> None:
+    """Let anyone read a tree, if this process makes files that only some can; or `always`, whoever set their modes."""
+    if not always and not _umask() & 0o055:
         return
     for parent, folders, files in os.walk(folder):
         for path in (Path(parent), *(Path(parent, name) for name in (*folders, *files))):

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import json
 import os
-import signal
+import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from farm.errors import SandboxError
 from farm.settings import settings
-from workers.sandboxes.images.content_store import digest, made_in_place
+from workers.sandboxes.images.content_store import digest, failing_alike, made_in_place, used
+from workers.sandboxes.images.fingerprints import fingerprint
 from workers.sandboxes.images.image import Image
+from workers.sandboxes.processes.process_tree import MARK, kill_tagged, new_tag
 
 INSTALL_S = 900.0
 """Seconds after which each of the two commands that make an environment is killed, with all that it has started."""
+
 AGENT_FOLDER = "/opt/farm/agent"
 """The path in a sandbox of the environment of the agent that runs inside, if it has one."""
+_NEWER = 6
+"""The number of minor versions that are looked for, from the oldest that will do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,16 +35,19 @@ class PythonEnvironment:
 
     binds: tuple[tuple[str, str], ...] = ()
     bin_folders: tuple[str, ...] = ()
+    roots: tuple[Path, ...] = ()
+    """The folder of the cache to hold while it is used."""
 
 
 def environment(
-    packages: Sequence[str], image: Image, install_s: float = INSTALL_S, *, alone: bool = False
+    packages: Sequence[str], image: Image, install_s: float = INSTALL_S, *, alone: bool = False, python: str = ""
 ) -> PythonEnvironment:
     """Find or make it. Raises SandboxError. Blocks; the first time for as long as the installation takes.
 
-    `alone`: of the packages nothing is installed that they declare to need.
+    `packages` are exact requirements, or paths of wheels. `alone`: nothing is installed that they declare to need.
+    `python`: the oldest version to make it with, if the farm's own is older.
     """
-    base = sys.base_prefix
+    interpreter, base, version = interpreter_for(python)
     if base == "/usr" and not image.system:
         # the host's /usr cannot be bound over the image's
         if packages:
@@ -47,74 +56,114 @@ def environment(
                 "system's: run it with one from pyenv, uv or conda"
             )
         return PythonEnvironment()
-    name = digest("environment", sorted(packages), sys.version, base, *(["alone"] if alone else []))
+    name = digest("environment", sorted(map(_content, packages)), version, base, *(["alone"] if alone else []))
     asked_at = time.time()
     path = settings().cache / "environments" / name
 
     def make(folder: Path) -> None:
-        _make(folder, [*(["--no-deps"] if alone else []), *packages] if packages else [], asked_at, install_s)
+        with failing_alike(folder, asked_at):
+            words = [*(["--no-deps"] if alone else []), *map(_word, packages)] if packages else []
+            _install(interpreter, folder, words, install_s)
 
-    folder = made_in_place(path, make, within_s=2 * install_s)
+    folder = used(made_in_place(path, make, within_s=2 * install_s))
     binds = [(str(folder), str(folder))]
     if not (image.system and base == "/usr"):
         binds.append((base, base))
-    return PythonEnvironment(tuple(binds), (str(folder / "bin"),))
+    return PythonEnvironment(tuple(binds), (str(folder / "bin"),), (folder,))
 
 
-def agent_environment(packages: Sequence[str], image: Image) -> PythonEnvironment:
+def agent_environment(
+    packages: Sequence[str], image: Image, python: str = "", *, always: bool = False
+) -> PythonEnvironment:
     """Return the environment of an agent inside, as `environment` does, but at a path of its own and not on PATH.
 
-    So the programs that the agent runs are the instance's, as they would be without it.
+    So the programs that the agent runs are the instance's, as they would be without it. `always`: one without packages,
+    too, if the image can have it.
     """
-    if not packages:
+    if not packages and not always:
         return PythonEnvironment()
-    result = environment(packages, image)
+    result = environment(packages, image, python=python)
+    if not result.binds:
+        return result
     # at its own path too, which its scripts name as their interpreter's
-    return PythonEnvironment(((result.binds[0][0], AGENT_FOLDER), *result.binds))
+    return PythonEnvironment(((result.binds[0][0], AGENT_FOLDER), *result.binds), (), result.roots)
 
 
-def _make(folder: Path, words: Sequence[str], asked_at: float, install_s: float) -> None:
-    """Install it. A failure is that of all that waited for it: one by one, the last would take hours to fail."""
-    note = folder.with_name(folder.name + ".failed")
-    if note.exists() and note.stat().st_mtime >= asked_at:
-        raise SandboxError(note.read_text())
+def _content(package: str) -> str:
+    """Return a package, a wheel by what it contains: another one may have its name tomorrow. Raises SandboxError."""
+    if not package.startswith("/"):
+        return package
     try:
-        _install(folder, words, install_s)
-    except SandboxError as error:
-        # the disk may be full
-        with suppress(OSError):
-            note.write_text(str(error))
-        raise
-    note.unlink(missing_ok=True)
+        return f"{Path(package).name} {fingerprint(Path(package.partition('#')[0]))}"
+    except OSError as error:
+        raise SandboxError(f"Python environment: {package} cannot be read on this node: {error}") from error
 
 
-def _install(folder: Path, words: Sequence[str], install_s: float) -> None:
-    interpreter = getattr(sys, "_base_executable", sys.executable)
-    _run([interpreter, "-m", "venv", "--without-pip", str(folder)], "cannot be made", install_s)
+def _word(package: str) -> str:
+    """Return a package as pip takes it, which checks the digest of an address."""
+    return f"file://{package}" if package.startswith("/") else package
+
+
+def interpreter_for(oldest: str) -> tuple[str, str, str]:
+    """Return a Python of this node, its prefix and version: the farm's, if it is new enough. Raises SandboxError."""
+    wanted = tuple(map(int, oldest.split("."))) if oldest else (0, 0)
+    if sys.version_info[:2] >= wanted:
+        return getattr(sys, "_base_executable", sys.executable), sys.base_prefix, sys.version
+    for minor in range(wanted[1], wanted[1] + _NEWER):
+        if (found := shutil.which(f"python3.{minor}")) and (asked := _asked_of(found)):
+            return asked
+    raise SandboxError(
+        f"Python environment: a Python {oldest} or newer is needed, and this node has none on PATH besides the farm's "
+        f"own, {sys.version_info[0]}.{sys.version_info[1]}"
+    )
+
+
+@cache
+def _asked_of(interpreter: str) -> tuple[str, str, str] | None:
+    asked = "import json, sys; print(json.dumps([sys._base_executable, sys.base_prefix, sys.version]))"
+    said = subprocess.run([interpreter, "-I", "-c", asked], capture_output=True, text=True, check=False)
+    return tuple(json.loads(said.stdout)) if said.returncode == 0 else None
+
+
+def _install(interpreter: str, folder: Path, words: Sequence[str], install_s: float) -> None:
+    run_installer(
+        [interpreter, "-m", "venv", "--without-pip", str(folder)], "Python environment: cannot be made", install_s
+    )
     if words:
         command = ["install", "--no-input", "--disable-pip-version-check", "--quiet", *words]
-        _run(
+        run_installer(
             [sys.executable, "-m", "pip", "--python", str(folder / "bin/python"), *command],
-            ", ".join(words),
+            f"Python environment: {', '.join(words)}",
             install_s,
         )
 
 
-def _run(command: Sequence[str], what: str, within_s: float) -> None:
+def _last_lines(output: str) -> str:
+    return " ".join(output.strip().splitlines()[-3:])
+
+
+def run_installer(
+    command: Sequence[str],
+    what: str,
+    within_s: float,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    said: Callable[[str], str] = _last_lines,
+) -> None:
+    """Run a command to its end, which is also that of all it has started. Raises SandboxError, with what it `said`."""
     # one that outlived this process would write into what the next one makes
     bound = ["setpriv", "--pdeathsig", "KILL", "--", *command]
+    mark = new_tag()
+    env = {**(os.environ if env is None else env), MARK: mark}
     with subprocess.Popen(
-        bound, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        bound, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True, cwd=cwd, env=env
     ) as process:
         try:
             out, err = process.communicate(timeout=within_s)
-        except BaseException as error:
+        except subprocess.TimeoutExpired:
+            raise SandboxError(f"{what}: not within {within_s:.0f} s") from None
+        finally:
             # and so would the programs that build packages for it
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            if isinstance(error, subprocess.TimeoutExpired):
-                raise SandboxError(f"Python environment: {what}: not within {within_s:.0f} s") from None
-            raise
+            kill_tagged(mark)
     if process.returncode:
-        last = " ".join((err or out).strip().splitlines()[-3:])
-        raise SandboxError(f"Python environment: {what}: {last}")
+        raise SandboxError(f"{what}: {said(err or out)}")

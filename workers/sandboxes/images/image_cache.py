@@ -27,7 +27,7 @@ from uuid import uuid4
 from farm.errors import ImageError, SandboxError
 from farm.settings import settings
 from workers.sandboxes.images.builder import BUILD_S
-from workers.sandboxes.images.content_store import digest, made_once
+from workers.sandboxes.images.content_store import PARTS, digest, made_once, use_mark
 from workers.sandboxes.images.root_folders import has_bash, size_of
 from workers.sandboxes.images.shared_lock import if_free, shared
 from workers.sandboxes.remove_tree import remove
@@ -248,24 +248,37 @@ def held(root: Path) -> Iterator[int | None]:
 
     Raises SandboxError if the image was removed since it was found.
     """
-    if root.parent.parent != images():
+    if root.parent.parent == images():
+        lock, what = root.with_name(_LOCK), f"image {root.parent.name}"
+    elif is_part(root):
+        lock, what = use_mark(root), f"{root.parent.name}/{root.name}"
+    else:
         yield None
         return
     with ExitStack() as stack:
         try:
-            descriptor = stack.enter_context(shared(root.with_name(_LOCK)))
+            descriptor = stack.enter_context(shared(lock))
         except FileNotFoundError:
-            raise SandboxError(f"image {root.parent.name} was removed from the cache just now") from None
+            # a home that cannot be written has no marks, nor is anything removed from it
+            if is_part(root) and root.is_dir() and not os.access(root.parent, os.W_OK):
+                yield None
+                return
+            raise SandboxError(f"{what} was removed from the cache just now") from None
         yield descriptor
+
+
+def is_part(folder: Path) -> bool:
+    """Return whether a folder is one of the cache's that is no image."""
+    return folder.parent.name in PARTS and folder.parent.parent == settings().cache
 
 
 @contextmanager
 def unheld(folder: Path) -> Iterator[bool]:
-    """Yield whether no sandbox uses an image, on this node or another; if so, none can while the block runs.
+    """Yield whether no sandbox uses an image, or a part; if so, none can while the block runs.
 
     True where the file system has no locks: there pruning goes by the times alone.
     """
-    with if_free(folder / _LOCK, without_locks=True) as free:
+    with if_free(use_mark(folder) if is_part(folder) else folder / _LOCK, without_locks=True) as free:
         yield free
 
 
@@ -309,6 +322,33 @@ def entries() -> Iterator[CachedImage]:
             used = {mark.name: mark.stat().st_mtime for mark in (folder / _USED).glob("*")}
             names = sorted(name.read_text() for name in (folder / _NAMES).glob("*") if not name.suffix)
             yield CachedImage(card, folder, tuple(names), used)
+
+
+def cached_parts() -> Iterator[CachedImage]:
+    """Yield what else is in the cache, as if each were an image; which node used it last is not known."""
+    for kind in PARTS:
+        for mark in (settings().cache / kind).glob("*.use"):
+            folder = mark.with_suffix("")
+            with suppress(OSError):
+                used_at = mark.stat().st_mtime
+                card = ImageMetadata(f"{kind}/{folder.name}", _size_of(folder, mark, used_at), used_at, 0.0, "", "")
+                if folder.is_dir():
+                    yield CachedImage(card, folder, (), {"": used_at})
+
+
+def _size_of(folder: Path, mark: Path, used_at: float) -> int:
+    """Return the size of a part, which never changes and is measured once."""
+    if text := mark.read_text():
+        return int(text)
+    n_bytes = size_of(folder)
+    mark.write_text(str(n_bytes))
+    os.utime(mark, (used_at, used_at))
+    return n_bytes
+
+
+def locked_keys() -> set[str]:
+    """Return the images that a reference is locked to, by FARM_IMAGE_CACHE=lock: they could not be made again."""
+    return {pin.read_text() for pin in (images() / "pins").glob("*")}
 
 
 def _card(folder: Path) -> ImageMetadata | None:

@@ -15,9 +15,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
 
+from farm.settings import settings
 from workers.sandboxes.images import fingerprints
-from workers.sandboxes.images.content_store import remove_unfinished
-from workers.sandboxes.images.image_cache import REMEMBER_S, CachedImage, entries, images, parts, unheld
+from workers.sandboxes.images.content_store import PARTS, remove_unfinished, use_mark
+from workers.sandboxes.images.image import CACHED
+from workers.sandboxes.images.image_aliases import aliases
+from workers.sandboxes.images.image_cache import (
+    REMEMBER_S,
+    CachedImage,
+    cached_parts,
+    entries,
+    images,
+    is_part,
+    locked_keys,
+    parts,
+    unheld,
+)
 from workers.sandboxes.images.shared_lock import if_free
 from workers.sandboxes.remove_tree import remove
 
@@ -33,14 +46,14 @@ _DIGEST_S = 30 * 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
-class Pruned:
+class PrunedImage:
     """The outcome for an image that was to be removed: `kept` is the reason why it was not, empty if it was."""
 
     entry: CachedImage
     kept: str = ""
 
 
-def prune(wanted: Iterable[CachedImage]) -> list[Pruned]:
+def prune(wanted: Iterable[CachedImage]) -> list[PrunedImage]:
     """Remove these images, and all that killed builds have left. Blocks."""
     result = []
     needed: set[Path] = set()
@@ -50,33 +63,51 @@ def prune(wanted: Iterable[CachedImage]) -> list[Pruned]:
         kept = kept or _remove(each.entry)
         # it was taken into use just now
         needed |= shared if kept else set()
-        result.append(Pruned(each.entry, kept))
+        result.append(PrunedImage(each.entry, kept))
     _remove_leftovers()
     return result
 
 
-def examined(wanted: Iterable[CachedImage]) -> list[Pruned]:
+def examined(wanted: Iterable[CachedImage]) -> list[PrunedImage]:
     """Return which of these images would be removed, those that consist of others first. Blocks."""
     listed = list(wanted)
     reasons = {entry.folder: why_kept(entry) for entry in listed}
     stay = [entry for entry in entries() if reasons.get(entry.folder, STOOD_ON)]
     needed = {part for entry in stay for part in _parts(entry)}
     listed.sort(key=lambda entry: not _parts(entry))
-    return [Pruned(entry, reasons[entry.folder] or (PART if entry.folder in needed else "")) for entry in listed]
+    return [PrunedImage(entry, reasons[entry.folder] or (PART if entry.folder in needed else "")) for entry in listed]
 
 
 def _parts(entry: CachedImage) -> set[Path]:
     return {part.parent for part in parts(entry.folder)}
 
 
+def everything() -> list[CachedImage]:
+    """Return all images, and all else that is cached for sandboxes: environments, programs, archives."""
+    return [*entries(), *cached_parts()]
+
+
 def unused_since(instant: float) -> list[CachedImage]:
-    """Return the images that were not used since an instant, in seconds since 1970."""
-    return [entry for entry in entries() if entry.last_used_at < instant]
+    """Return what was not used since an instant, in seconds since 1970."""
+    return [entry for entry in everything() if entry.last_used_at < instant]
+
+
+def prune_by_itself(keep_s: float, n_bytes: int) -> list[PrunedImage]:
+    """Remove what was not used for so long, and the least recently used beyond so many bytes; 0 bounds nothing.
+
+    But not what a name or a lock stands for: it may be that nobody can make it again. Blocks.
+    """
+    wanted = {each.folder: each for each in unused_since(time.time() - keep_s)} if keep_s else {}
+    wanted |= {each.folder: each for each in beyond(n_bytes)} if n_bytes else {}
+    named = tuple(each.removeprefix(CACHED) for each in aliases().values() if each.startswith(CACHED))
+    locked = locked_keys()
+    free = (each for each in wanted.values() if each.card.key not in locked and not each.card.key.startswith(named))
+    return prune(free)
 
 
 def beyond(n_bytes: int) -> list[CachedImage]:
-    """Return the images to remove for the others to fit in so many bytes: the least recently used."""
-    result = sorted(entries(), key=lambda entry: entry.last_used_at, reverse=True)
+    """Return what to remove for the rest to fit in so many bytes: the least recently used."""
+    result = sorted(everything(), key=lambda entry: entry.last_used_at, reverse=True)
     excess = []
     for entry in result:
         n_bytes -= entry.card.n_bytes
@@ -91,7 +122,7 @@ def why_kept(entry: CachedImage) -> str:
     now = time.time()
     for node, used_at in entry.used_at.items():
         if now - used_at < (STARTING_S if node == here else ELSEWHERE_S):
-            where = "" if node == here else f" on {node}"
+            where = f" on {node}" if node not in ("", here) else ""
             return f"used{where} {max(0, now - used_at):.0f} s ago"
     return STOOD_ON if is_stood_on(entry.folder) else ""
 
@@ -112,6 +143,9 @@ def _remove(entry: CachedImage) -> str:
         with unheld(entry.folder) as free:
             if not free:
                 return STOOD_ON
+            if is_part(entry.folder):
+                # first, so that whoever found the folder does not hold what is gone
+                use_mark(entry.folder).unlink()
             entry.folder.rename(aside)
     except FileNotFoundError:
         return ""
@@ -123,6 +157,10 @@ def _remove_leftovers() -> None:
     """Remove replaced images that are unused by now, unfinished ones, stale locks, old failures and old digests."""
     for aside in images().glob("*.old.*"):
         if not is_stood_on(aside):
+            remove(aside)
+    for kind in PARTS:
+        # their lock was free when they were moved aside
+        for aside in (settings().cache / kind).glob("*.old.*"):
             remove(aside)
     for lock in images().glob("*.lock"):
         with suppress(OSError), if_free(lock) as held:

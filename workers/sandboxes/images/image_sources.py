@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import shutil
 import tarfile
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import ClassVar
 
 from farm.errors import ImageError
 from workers.sandboxes.images import definitions
-from workers.sandboxes.images.archives import extract
+from workers.sandboxes.images.archives import BROKEN, BadArchive, extract, first_line
 from workers.sandboxes.images.builder import build, copy_tree, lend, move_tree, owner, workplace
 from workers.sandboxes.images.content_store import digest
 from workers.sandboxes.images.definitions import Definition, split_tag
@@ -62,7 +61,8 @@ def _content(path: Path, *, follow: bool = False) -> str:
     try:
         return fingerprint(path, follow=follow)
     except FileNotFoundError:
-        raise ImageError(f"there is no {path} on this node; an image is one of {KINDS}") from None
+        mend = f"mend its name, put it there, or name another: {KINDS}"
+        raise ImageError(f"there is no {path} on this node: {mend}") from None
     except OSError as error:
         raise ImageError(f"{path}, of which an image is built, cannot be read: {error}") from error
 
@@ -101,6 +101,11 @@ class FolderSource:
         return self.path.is_dir() and all(path.lstat().st_uid == owner() for path in tops)
 
     def key(self) -> str:
+        if not self.path.exists() and self.path.parent == Path.cwd():
+            # such as ubuntu:24.04, which elsewhere is of a registry
+            name = self.path.name
+            mend = f"docker://{name} is a registry's, `farm images alias {name} IMAGE` lets it stand for another"
+            raise ImageError(f"there is no image {name} on this node: {mend}; an image is {KINDS}")
         return digest("folder", _FORMAT, _content(self.path), owner())
 
     def make(self, folder: Path) -> None:
@@ -175,9 +180,8 @@ class ArchiveSource:
         try:
             with tarfile.open(self.path) as archive:
                 members = {member.name.removeprefix("./").rstrip("/"): member.isdir() for member in archive}
-        except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
-            why = str(error).partition("\n")[0].rstrip(":")
-            raise ImageError(f"image {self.reference} is no tar file, or a broken one: {why}") from error
+        except BROKEN as error:
+            raise ImageError(f"image {self.reference} is no tar file, or a broken one: {first_line(error)}") from error
         result = next((kind for kind, name in zip(ARCHIVES, _TOLD_BY, strict=True) if name in members), "")
         if not (self.kind or result):
             raise ImageError(f"image {self.reference} is neither what `docker save` writes nor an OCI archive")
@@ -189,7 +193,7 @@ class ArchiveSource:
         folder.mkdir()
         try:
             extract(self.path, folder)
-        except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
+        except BadArchive as error:
             raise ImageError(f"image {self.reference} cannot be unpacked: {error}") from error
         return folder
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from farm.errors import SandboxError
@@ -11,23 +12,37 @@ _MAX_BYTES = 1_000_000
 _ROOT = ("root", "0", "")
 
 
-def image_user(folders: Sequence[str], user: str) -> dict[str, str]:
-    """Return the environment variables that name a user of an image, by its name or number; none for root.
+@dataclass(frozen=True, slots=True)
+class ImageUser:
+    """A user by number; the environment variables that name one that is not root."""
+
+    uid: int = 0
+    gid: int = 0
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+
+def image_user(folders: Sequence[str], user: str) -> ImageUser:
+    """Return a user of an image, by its name or number, and a group's number after a colon.
 
     `folders` are its layers, the uppermost first.
     Raises SandboxError if the image has no such user.
     """
-    name = user.partition(":")[0]
+    name, _, group = user.partition(":")
     if name in _ROOT:
-        return {}
+        return ImageUser()
     for line in _lines(folders):
         fields = line.split(":")
-        if len(fields) >= 6 and name in (fields[0], fields[2]):
-            return {"USER": fields[0], "LOGNAME": fields[0], "HOME": fields[5] or "/"}
+        if len(fields) >= 6 and name in (fields[0], fields[2]) and fields[2].isdecimal() and fields[3].isdecimal():
+            gid = int(group if group.isdecimal() else fields[3])
+            return ImageUser(int(fields[2]), gid, _named(fields[0], fields[5] or "/"))
     if name.isdecimal():
         # a container may have a number without a name, too
-        return {"USER": name, "LOGNAME": name, "HOME": "/"}
+        return ImageUser(int(name), int(group) if group.isdecimal() else 0, _named(name, "/"))
     raise SandboxError(f"image {folders[-1]} has no user {name!r} in its /etc/passwd")
+
+
+def _named(name: str, home: str) -> dict[str, str]:
+    return {"USER": name, "LOGNAME": name, "HOME": home}
 
 
 def _lines(folders: Sequence[str]) -> list[str]:

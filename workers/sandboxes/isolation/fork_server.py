@@ -116,9 +116,11 @@ def enter(job: dict[str, Any], given: Sequence[int], answer: socket.socket) -> N
     poll = select.poll()
     poll.register(process, select.POLLIN)
     poll.register(answer, 0)
-    # if the worker has ended, or given up, no process is to be left
+    # if the worker has ended, or given up, no process is to be left: not this one either, which could be stopped while
+    # it waits for the other's end, and nothing would continue it any more
     if process not in dict(poll.poll()):
         signal.pidfd_send_signal(process, signal.SIGKILL)
+        return
     tell(answer, {"code": os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])})
 
 

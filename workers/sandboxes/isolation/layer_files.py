@@ -16,6 +16,8 @@ import shutil
 import stat
 import tarfile
 
+from workers.sandboxes.isolation.owners import file_owners
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -181,6 +183,12 @@ def restore(pipe: int, _max_bytes: int) -> None:
             _remove(path)
 
 
+def settle(pipe: int, _max_bytes: int) -> None:
+    """Note the owners of the files in the working directory, as JSON of the arguments of `file_owners.settle` says."""
+    with os.fdopen(pipe, "rb") as stream:
+        file_owners.settle(".", **json.loads(stream.read()))
+
+
 def _own_to_interpreter(parts: list[str], modules: frozenset[str]) -> str:
     """Return the part of an interpreter that a path belongs to: its standard library, or one of `modules`."""
     for at, name in enumerate(parts[:-1]):
@@ -268,4 +276,9 @@ def _make_removable(top: str) -> None:
                 os.chmod(path, 0o700)
 
 
-ACTIONS: dict[str, Callable[[int, int], None]] = {"pack": pack, "unpack": unpack, "restore": restore}
+ACTIONS: dict[str, Callable[[int, int], None]] = {
+    "pack": pack,
+    "unpack": unpack,
+    "restore": restore,
+    "settle": settle,
+}

@@ -23,7 +23,7 @@ import time
 
 from workers.sandboxes.isolation import linux, namespaces
 from workers.sandboxes.isolation.kernel_memory import KernelMemory, remove_system_v_objects
-from workers.sandboxes.isolation.layer_size import LayerSize
+from workers.sandboxes.isolation.layer_size import LayerSize, size_of_few
 from workers.sandboxes.isolation.memfd import held, opened, own_mounts, sockets
 
 TYPE_CHECKING = False
@@ -77,6 +77,7 @@ class LimitWatch:
             "user": None,
             "network": False,
             "fake_root": False,
+            "owners": "",
             "limits": {},
             "cgroup": "",
             "identity": None,
@@ -239,18 +240,13 @@ class LimitWatch:
 
     def _check_disk(self, found: dict[str, tuple[int, int]]) -> None:
         """Have it measured if it is time, and act once that is done."""
-        if self._size is None:
-            if time.monotonic() < self._disk_due:
-                return
-            self._size = LayerSize(self._folder)
-            self._n_to_measure -= 1
+        if self._size is None and time.monotonic() < self._disk_due:
+            return
         started = time.monotonic()
-        measured = self._size.take(_SIZE_S)
+        measured = self._measured_size()
         if measured is None:
             return
         size, n_files, took_s = measured
-        self._size.close()
-        self._size = None
         self._held = held(self._proc, filter(self._may_ask, found), self._mounts)
         used = size + sum(disk for _, disk in self._held.values())
         now = time.monotonic()
@@ -270,6 +266,22 @@ class LimitWatch:
         else:
             self._n_tried["disk"] = 0
         self._ended_lately = self._n_tried["disk"] > n_tried
+
+    def _measured_size(self) -> tuple[int, int, float] | None:
+        """Return bytes and files of the layer, and the seconds that a child took; None if it is still counting."""
+        # where the disk does not answer, the next one asks a child, which is not waited for
+        if self._size is None:
+            few = size_of_few(self._folder) if self._may_ask("layer") else None
+            self._size = LayerSize(self._folder) if few is None else None
+            self._n_to_measure -= 1
+            if few is not None:
+                return *few, 0.0
+        assert self._size is not None
+        measured = self._size.take(_SIZE_S)
+        if measured is not None:
+            self._size.close()
+            self._size = None
+        return measured
 
     def _end_writer(self, found: dict[str, tuple[int, int]], lately: dict[str, int], grown: bool, urgent: bool) -> None:
         """End what writes, in `lately`, or holds what has grown; a process that clears up or is idle is left alone."""

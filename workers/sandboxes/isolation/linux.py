@@ -3,6 +3,8 @@
 The fork server (`fork_server.py`) runs without site-packages and imports this module by its folder.
 """
 
+from __future__ import annotations
+
 import ctypes
 import fcntl
 import os
@@ -10,6 +12,10 @@ import platform
 import socket
 import struct
 import termios
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 NEWNS, NEWCGROUP, NEWUTS, NEWIPC = 0x00020000, 0x02000000, 0x04000000, 0x08000000
 NEWUSER, NEWPID, NEWNET = 0x10000000, 0x20000000, 0x40000000
@@ -19,7 +25,9 @@ MS_BIND, MS_REC, MS_PRIVATE = 4096, 16384, 1 << 18
 MNT_DETACH = 2
 
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 1, 4, 24, 38
-_PR_SET_KEEPCAPS, _PR_CAPBSET_READ, _PR_SET_CHILD_SUBREAPER = 8, 23, 36
+_PR_SET_KEEPCAPS, _PR_CAPBSET_READ, _PR_SET_CHILD_SUBREAPER, _PR_SET_NAME = 8, 23, 36, 15
+_ARG_START = 48
+"""The field of `/proc/self/stat` with the address of the command line; the next one has its end (man proc_pid_stat)."""
 _CAPABILITY_VERSION_3 = 0x20080522
 _AT_FDCWD, _AT_RECURSIVE = -100, 0x8000
 _AT_EMPTY_PATH, _OPEN_TREE_CLONE, _MOVE_MOUNT_F_EMPTY_PATH = 0x1000, 1, 4
@@ -35,6 +43,8 @@ _OPEN_TREE, _MOVE_MOUNT, _MOUNT_SETATTR = 428, 429, 442
 _KEPT_CAPABILITIES = {0, 1, 3, 4, 5, 6, 7, 8, 10, 13, 18, 27, 29, 31}
 WAKE_ALARM = 35
 """A capability that is worth nothing in a user namespace, as the kernel checks it in the first one only."""
+SYS_PTRACE = 19
+"""The capability to look into other processes."""
 DAC_READ_SEARCH = 2
 """The capability to read and search every folder."""
 _MAX_CAPABILITIES = 64
@@ -177,6 +187,21 @@ def prctl(option: int, value: int, more: bytes | int = 0) -> None:
     _check(_libc.prctl(option, value, more, 0, 0), "prctl")
 
 
+def show_as(argv: Sequence[str], name: str = "") -> None:
+    """Overwrite this process's command line, as far as there is room in it, and its short name, if there is another.
+
+    Those of a forked process would be those of the process it was forked from.
+    """
+    fields = read_text("/proc/self/stat").rpartition(")")[2].split()
+    # the first of them is the third
+    start, end = (int(field) for field in fields[_ARG_START - 3 :][:2])
+    text = b"\0".join(map(str.encode, argv))[: max(0, end - start - 1)]
+    if text:
+        ctypes.memmove(start, text.ljust(end - start, b"\0"), end - start)
+    if name:
+        _check(_libc.prctl(_PR_SET_NAME, name.encode(), 0, 0, 0), "prctl")
+
+
 def become_subreaper() -> None:
     """Make descendants whose parents end children of this process."""
     _check(_libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0), "prctl")
@@ -240,6 +265,11 @@ def keep_bounded_capabilities() -> None:
             break
         bounded |= held << number
     _set_capabilities(bounded)
+
+
+def keep_only_docker_capabilities(also: int) -> None:
+    """Give up at once what root of a Docker container has not, but for one more."""
+    _set_capabilities(sum(1 << number for number in (*_KEPT_CAPABILITIES, also)))
 
 
 def _set_capabilities(wanted: int) -> None:

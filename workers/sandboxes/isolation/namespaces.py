@@ -11,21 +11,23 @@ import fcntl
 import os
 import resource
 import signal
+import socket
 import sys
 
 from workers.sandboxes.isolation import kernel_limits, linux, seccomp
+from workers.sandboxes.isolation.owners import owner_view
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from typing import TypedDict
+    from typing import Literal, TypedDict
 
     class JoinTarget(TypedDict):
         """The sandbox to join: its first process, and the user and limits inside; plain JSON.
 
         `limits` are pairs of a resource's name, such as `RLIMIT_CPU`, and its value; `cpus` are those that its
         processes start on, empty for all. `identity` are the user and group that the program sees itself and all files
-        as, without rights of root; None for root.
+        as, without rights of root; None for root. `owners`: see `seccomp`; empty if only the kernel knows them.
         """
 
         pid: int
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
         user: Sequence[int] | None
         network: bool
         fake_root: bool
+        owners: Literal["", "kept", "shown"]
         limits: Mapping[str, int]
         cgroup: str
         identity: Sequence[int] | None
@@ -107,6 +110,7 @@ def limit(limits: Mapping[str, int]) -> None:
 
 def confine(target: JoinTarget) -> None:
     """In a process that has joined: the limits and rights that its program has, from its exec on."""
+    view = owner_view.start_view() if target["owners"] else None
     if target["identity"]:
         linux.become_user_of_a_new_user_namespace(*target["identity"])
     limit({**target["limits"], **kernel_limits.shares()})
@@ -116,7 +120,13 @@ def confine(target: JoinTarget) -> None:
             os.sched_setaffinity(0, target["cpus"])
     linux.drop_capabilities()
     linux.no_new_privileges()
-    seccomp.filter_calls(target["fake_root"])
+    if view is None:
+        seccomp.filter_calls(target["fake_root"])
+    else:
+        listener = seccomp.filter_calls_with_owners(target["fake_root"], target["owners"])
+        socket.send_fds(view, [b"!"], [listener])
+        os.close(listener)
+        view.close()
 
 
 def default_signals() -> None:

@@ -10,7 +10,7 @@ vsock, which leads to the hypervisor, nor some others, and each rare family is a
 
 A rootless sandbox has one user, so that changes of owner or user could only fail, which installers take for an error;
 with `fake_root` they succeed, and change nothing, as Charliecloud does it (`ch-run --seccomp`): nothing is preloaded,
-and it works for static programs too.
+and it works for static programs too. Where owners are kept, they are sent to `owners/owner_view.py`.
 
 A filter runs at each call, so the numbers are looked up as in a sorted list; since Linux 5.11 the kernel notes by
 itself for which numbers it need not run. Assembled once, in the processes that others are forked from.
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 # linux/seccomp.h, linux/audit.h, linux/bpf_common.h
 _PR_SET_SECCOMP, _MODE_FILTER = 22, 2
-_ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
+_ALLOW, _ERRNO, _ASK = 0x7FFF0000, 0x00050000, 0x7FC00000
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _JUMP, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x05, 0x06
 _ARCH_AT, _NUMBER_AT, _ARGUMENTS_AT = 4, 0, 16
 _ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
@@ -54,24 +54,48 @@ _INET_PROTOCOLS = (0, 1, 6, 17, 58)
 """The family's own choice, ICMP, TCP, UDP and ICMPv6."""
 _NETLINK_ROUTE = 0
 _TRACE_ME = 0
+_SECCOMP = {"x86_64": 317, "aarch64": 277}
+_SET_FILTER, _NEW_LISTENER, _KILLABLE = 1, 8, 32
+KEPT, SHOWN = "kept", "shown"
+"""Of owners: changes are noted; they are, and programs see what was noted."""
+_VARIANTS = ((False, ""), (True, ""), (True, KEPT), (True, SHOWN), (False, SHOWN))
+_libc = ctypes.CDLL(None, use_errno=True)
 
 
 def filter_calls(fake_root: bool) -> None:
     """For this process and what it starts; needs `no_new_privileges`. Raises OSError."""
     code = assembled(fake_root, platform.machine())
     program = ctypes.create_string_buffer(code)
-    header = struct.pack("HxxxxxxP", len(code) // 8, ctypes.addressof(program))
-    prctl(_PR_SET_SECCOMP, _MODE_FILTER, header)
+    prctl(_PR_SET_SECCOMP, _MODE_FILTER, _header(program, code))
+
+
+def filter_calls_with_owners(fake_root: bool, owners: str) -> int:
+    """As `filter_calls`; returns the descriptor on which calls about owners are to be answered from now on."""
+    machine = platform.machine()
+    code = assembled(fake_root, machine, owners)
+    program = ctypes.create_string_buffer(code)
+    # no signal interrupts a call that is being answered: of `stat` no program expects it; since Linux 5.19
+    for flags in (_NEW_LISTENER | _KILLABLE, _NEW_LISTENER):
+        result = int(_libc.syscall(_SECCOMP[machine], _SET_FILTER, flags, _header(program, code)))
+        if result >= 0 or ctypes.get_errno() != errno.EINVAL:
+            break
+    if result < 0:
+        raise OSError(ctypes.get_errno(), "seccomp")
+    return result
+
+
+def _header(program: ctypes.Array[ctypes.c_char], code: bytes) -> bytes:
+    return struct.pack("HxxxxxxP", len(code) // 8, ctypes.addressof(program))
 
 
 def prepare() -> None:
     """Assemble what processes that are forked from this one will need."""
-    for fake_root in (False, True):
-        assembled(fake_root, platform.machine())
+    for fake_root, owners in _VARIANTS:
+        assembled(fake_root, platform.machine(), owners)
 
 
 @cache
-def assembled(fake_root: bool, machine: str) -> bytes:
+def assembled(fake_root: bool, machine: str, owners: str = "") -> bytes:
     """The filter's code for a machine, as `platform.machine()` names it."""
     lines: list[Line] = [
         (_LOAD, _ARCH_AT, 0, 0),
@@ -79,14 +103,14 @@ def assembled(fake_root: bool, machine: str) -> bytes:
         (_RETURN, _MISSING, 0, 0),
         (_LOAD, _NUMBER_AT, 0, 0),
         *([(_AT_LEAST, _X32, 0, 1), (_RETURN, _MISSING, 0, 0)] if machine == "x86_64" else []),
-        *_search(_segments(_decisions(machine, fake_root))),
+        *_search(_segments(_decisions(machine, fake_root, owners))),
     ]
     return b"".join(struct.pack("HBBI", kind, yes, no, value) for kind, value, yes, no in lines)
 
 
-def _decisions(machine: str, fake_root: bool) -> dict[int, tuple[Line, ...]]:
+def _decisions(machine: str, fake_root: bool, owners: str) -> dict[int, tuple[Line, ...]]:
     """By number, what is done about a call that is listed."""
-    allow, refuse = _return(_ALLOW), _return(_REFUSED)
+    allow, refuse, ask = _return(_ALLOW), _return(_REFUSED), _return(_ASK)
     checks = {
         "clone": ((_LOAD, _ARGUMENTS_AT, 0, 0), (_ANY_BIT, _NAMESPACES, 0, 1), *refuse, *allow),
         "personality": (_argument(0), *_one_of(_PERSONALITIES, allow), *refuse),
@@ -103,7 +127,8 @@ def _decisions(machine: str, fake_root: bool) -> dict[int, tuple[Line, ...]]:
         (system_calls.WAITING, allow),
         (system_calls.PROCESSES, allow),
         (system_calls.SOCKETS, allow),
-        (system_calls.OWNERS, _return(_DONE) if fake_root else allow),
+        (system_calls.STATUS, ask if owners == SHOWN else allow),
+        (system_calls.OWNERS, ask if owners else _return(_DONE) if fake_root else allow),
         (system_calls.USERS, _return(_DONE) if fake_root else allow),
         (system_calls.RIGHTS, refuse),
     )

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 FILES = """
     read 0 63, write 1 64, open 2 -, openat 257 56, openat2 437 437, creat 85 -, close 3 57, close_range 436 436,
-    stat 4 -, fstat 5 80, lstat 6 -, newfstatat 262 79, statx 332 291, statfs 137 43, fstatfs 138 44, lseek 8 62,
+    statfs 137 43, fstatfs 138 44, lseek 8 62,
     pread64 17 67, pwrite64 18 68, readv 19 65, writev 20 66, preadv 295 69, pwritev 296 70, preadv2 327 286,
     pwritev2 328 287, access 21 -, faccessat 269 48, faccessat2 439 439, dup 32 23, dup2 33 -, dup3 292 24,
     fcntl 72 25, flock 73 32, fsync 74 82, fdatasync 75 83, sync 162 81, syncfs 306 267, sync_file_range 277 84,
@@ -34,6 +34,11 @@ FILES = """
     removexattrat 466 466, inotify_init 253 -, inotify_init1 294 26, inotify_add_watch 254 27,
     inotify_rm_watch 255 28,
 """
+
+STATUS = """
+    stat 4 -, fstat 5 80, lstat 6 -, newfstatat 262 79, statx 332 291,
+"""
+"""Calls that tell, among other things, whose a file is."""
 
 MEMORY = """
     brk 12 214, mmap 9 222, mprotect 10 226, munmap 11 215, mremap 25 216, msync 26 227, mincore 27 232,

@@ -15,6 +15,7 @@ import socket
 import sys
 from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -73,14 +74,17 @@ class Interpreter:
         """Start one and wait until it takes cells. Raises SandboxError."""
         folder = await asyncio.to_thread(kernel_folder)
         kind = _kind(program, env, folder)
+        reason = ""
         # a zygote may have been killed, and the next one too
         for _ in range(2 if kind else 0):
             assert kind
             interpreter = cls(entry, env)
-            with contextlib.suppress(PeerGone):
+            try:
                 return await interpreter._up(interpreter._fork(kind))
+            except PeerGone as gone:
+                reason = str(gone)
         if kind:
-            log.warning("sandbox %s: no zygote forked its kernel; it is started inside, slowly", entry.sandbox_id)
+            _warn(reason)
         interpreter = cls(entry, env)
         return await interpreter._up(interpreter._spawn(program, folder))
 
@@ -101,14 +105,17 @@ class Interpreter:
         job = {"target": {**target, "user": None, "cgroup": ""}, "cwd": self._entry.workdir, "env": self._env}
         zygote = await asyncio.to_thread(zygote_pool().get, kind)
         self._closing.enter_context(zygote.in_use())
-        await self._ask(zygote, job)
-        descriptors = self._frames.accept_descriptors()
-        self._closing.callback(_close_all, descriptors)
-        self._let_go()
-        self._check(await self._frames.next(START_S))
+        try:
+            await self._ask(zygote, job)
+            descriptors = self._frames.accept_descriptors()
+            self._closing.callback(_close_all, descriptors)
+            self._let_go()
+            self._check(await self._frames.next(START_S))
+        except PeerGone as gone:
+            raise PeerGone(await asyncio.to_thread(zygote.end)) from gone
         if not descriptors:
             # the kernel limits a user's descriptors in flight, and other processes of this user have used them up
-            raise PeerGone
+            raise PeerGone("too many descriptors of the sandboxes' user are in flight")
         self._hold(descriptors[0])
         if target["cgroup"]:
             _move(self._pid, target["cgroup"])
@@ -202,6 +209,11 @@ class Interpreter:
     def close(self) -> None:
         """Kill it and close its descriptors. Harmless when repeated."""
         self._closing.close()
+
+
+@cache
+def _warn(reason: str) -> None:
+    log.warning("no zygote forks an interpreter, so each is started inside its sandbox, slowly: %s", reason)
 
 
 def _close_all(descriptors: list[int]) -> None:

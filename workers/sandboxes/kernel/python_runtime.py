@@ -7,23 +7,25 @@ environment. Nothing is downloaded, and nothing else of the farm is included.
 
 from __future__ import annotations
 
+import ast
 import compileall
 import re
 import shutil
 import sys
+import threading
+from collections.abc import Iterator
 from functools import cache
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 
+from farm.python_syntax import parsed
 from farm.settings import settings
 from workers.sandboxes.images.content_store import digest, made_once
 
-MODULES = {
-    "isolation": ("ignored_sigterm", "kernel_limits", "linux", "namespaces", "seccomp", "system_calls"),
-    "kernel": ("cell_protocol", "ipython_server", "jupyter_bridge", "zygote"),
-}
-"""The modules that are copied, by their package below `workers.sandboxes`."""
-_SANDBOXES = Path(__file__).parents[1]
+PROGRAMS = tuple(f"workers.sandboxes.kernel.{name}" for name in ("ipython_server", "jupyter_bridge", "zygote"))
+"""The modules that are run; what they import of the farm is copied with them."""
+_FARM = ("farm", "workers")
+_PROJECT = Path(__file__).parents[3]
 PACKAGES = {"ipython": "ipython", "jupyter": "jupyter_client"}
 """Folders, and the distribution whose closure lies in each; `PACKAGES` of a program names the one that it needs."""
 
@@ -32,36 +34,64 @@ _NEVER_READ = {".pyc", ".pyi"}
 
 BOOTSTRAP = "import sys; sys.path.insert(0, sys.argv[1]); from workers.sandboxes.kernel.{module} import main; main()"
 """Given to `python3 -c`, with the folder as first argument: runs one of the modules."""
+_lock = threading.Lock()
 
 
 def kernel_folder() -> Path:
     """Return the folder, made if need be. Blocks; the first time for seconds."""
-    return _kernel_folder(settings().cache.absolute())
+    with _lock:  # the first of a burst of sandboxes reads the sources, the others wait for it
+        return _kernel_folder(settings().cache.absolute())
 
 
 @cache
 def _kernel_folder(place: Path) -> Path:
     parts = {folder: closure(name).values() for folder, name in PACKAGES.items()}
     versions = {folder: sorted((part.name, part.version) for part in result) for folder, result in parts.items()}
-    files = [f"{room}/{name}.py" for room, names in MODULES.items() for name in names]
-    sources = {file: (_SANDBOXES / file).read_text() for file in files}
+    sources = own_modules()
     folder = place / "kernels" / digest("kernel", versions, sources, sys.version)
 
     def make(temporary: Path) -> None:
-        package = temporary / "workers" / "sandboxes"
-        rooms = [package / room for room in MODULES]
-        for room in rooms:
-            room.mkdir(parents=True)
-        for empty in (package.parent, package, *rooms):
-            (empty / "__init__.py").touch()
         for file, source in sources.items():
-            (package / file).write_text(source)
+            (temporary / file).parent.mkdir(parents=True, exist_ok=True)
+            (temporary / file).write_text(source)
         for name, result in parts.items():
             for part in result:
                 _copy(part, temporary / name)
         compileall.compile_dir(temporary, quiet=2, stripdir=str(temporary), prependdir=str(folder))
 
     return made_once(folder, make)
+
+
+def own_modules() -> dict[str, str]:
+    """Return the source of the programs and of all that they import of the farm, by file."""
+    result: dict[str, str] = {}
+    todo = [*PROGRAMS]
+    while todo:
+        *packages, name = todo.pop().split(".")
+        if not packages or packages[0] not in _FARM:
+            continue
+        path = "/".join([*packages, name])
+        # what is imported may be a module, a package, or something in one; packages above are imported first
+        for file in (f"{path}.py", f"{path}/__init__.py", *_packages_of(packages)):
+            if file not in result and (_PROJECT / file).is_file():
+                result[file] = (_PROJECT / file).read_text()
+                todo += _imported(result[file])
+    return result
+
+
+def _packages_of(names: list[str]) -> list[str]:
+    return ["/".join([*names[:depth], "__init__.py"]) for depth in range(1, len(names) + 1)]
+
+
+def _imported(source: str) -> Iterator[str]:
+    """Yield the names that a module may import, those of its functions included."""
+    for node in ast.walk(parsed(source)):
+        if isinstance(node, ast.Import):
+            yield from (name.name for name in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.module, "an import in the farm names its whole module"
+            yield node.module
+            yield from (f"{node.module}.{name.name}" for name in node.names)
 
 
 def closure(name: str) -> dict[str, Distribution]:

@@ -25,6 +25,8 @@ from workers.sandboxes.sandbox_user import sandbox_user
 MAX_ZYGOTES = 4
 """Number of zygotes that are kept; one that is in use is never closed for another."""
 
+_END_S = 1.0
+_MAX_SAID = 100_000
 _PROJECT = str(Path(__file__).parents[3])
 _LAUNCHER = "import sys; sys.path.append(sys.argv[1]); from workers.sandboxes.kernel.zygote_start import main; main()"
 
@@ -48,6 +50,7 @@ class Zygote:
         self.n_kernels = 0
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control.setblocking(False)
+        self._said = os.fdopen(os.memfd_create("said"), "rb", 0)
         program = BOOTSTRAP.format(module="zygote")
         job = {
             "user": sandbox_user(),
@@ -60,6 +63,7 @@ class Zygote:
                 [sys.executable, "-I", "-S", "-c", _LAUNCHER, _PROJECT],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
+                stderr=self._said,
                 env={"PATH": os.defpath, "LANG": "C.UTF-8"},
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
@@ -95,11 +99,26 @@ class Zygote:
         finally:
             self.n_kernels -= 1
 
+    def end(self) -> str:
+        """Return how it ended, and the last that it said, of one that does not answer. Blocks for a moment."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_END_S)
+        if self._process.returncode is None:
+            return "it runs, and does not answer"
+        said = b""
+        # closed meanwhile, to be replaced
+        with contextlib.suppress(ValueError):
+            self._said.seek(0)
+            said = self._said.read(_MAX_SAID)
+        last = said.decode(errors="replace").strip().splitlines()[-1:]
+        return ": ".join([f"it ended with status {self._process.returncode}", *last])
+
     def close(self) -> None:
         """End it; kernels that it has stay. Blocks for a moment."""
         self._control.close()
         self._process.kill()
         self._process.wait()
+        self._said.close()
 
 
 class ZygotePool:

@@ -73,6 +73,14 @@ def mark(state: Path, name: str) -> None:
     (state / LINK).symlink_to(name)
 
 
+def below(state: Path) -> tuple[str, ...]:
+    """Return the layer that a sandbox stands on, beside those of its image, if it does on one."""
+    try:
+        return (str(folder_of_layers() / (state / LINK).readlink().name / _FILES),)
+    except OSError:
+        return ()
+
+
 def detach(state: Path) -> Path:
     """Take the writable layer out of a sandbox's folder, which is to be stopped before the layer is `publish`ed."""
     new = folder_of_layers() / f"{_NEW}.{uuid4().hex[:8]}"

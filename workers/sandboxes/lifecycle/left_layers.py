@@ -126,15 +126,24 @@ def copy(files: Path, name: str, max_bytes: int) -> None:
 
 def restore(name: str, rule: Mapping[str, Sequence[str]]) -> None:
     """Leave out of a layer what a rule of `layer_files.restore` names. Blocks. Raises SandboxError."""
-    ours, theirs = socket.socketpair()
-    data = json.dumps({key: list(value) for key, value in rule.items()}).encode()
-    with _job("restore", files_of(name), theirs, 0) as refused:
-        with ours, contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            ours.sendall(data)
-            ours.shutdown(socket.SHUT_WR)
-        reason = refused()
-    if reason:
+    if reason := _done("restore", files_of(name), {key: list(value) for key, value in rule.items()}):
         raise SandboxError(f"layer {name} cannot be restored: {reason}")
+
+
+def settle_owners(files: Path, owner: Sequence[int], lower: Sequence[str], *, written: bool = False) -> None:
+    """Note whose the files of a layer are: see `file_owners.settle`. Blocks. Raises SandboxError."""
+    rule = {"owner": list(owner), "lower": list(lower), "written": written}
+    if reason := _done("settle", files, rule):
+        raise SandboxError(f"the owners of a layer cannot be noted: {reason}")
+
+
+def _done(action: str, folder: Path, rule: Mapping[str, object]) -> str:
+    ours, theirs = socket.socketpair()
+    with _job(action, folder, theirs, 0) as refused:
+        with ours, contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            ours.sendall(json.dumps(rule).encode())
+            ours.shutdown(socket.SHUT_WR)
+        return refused()
 
 
 @contextlib.contextmanager

@@ -20,6 +20,9 @@ from typing import ClassVar
 MARK = "SANDBOX_COMMAND"
 _ROUNDS = 20
 _EXEC_S = 0.002
+_ENDS_S = 10.0
+"""Seconds in which a process that was killed is served by a processor, on however busy a machine."""
+_PAUSE_S = 0.02
 _SILENT_S = 1.0
 """Seconds without progress: a read of a process takes microseconds, or waits for one that sleeps in the kernel."""
 
@@ -148,10 +151,11 @@ def _is_in_exec(process: str) -> bool:
 
 
 def kill_tagged(mark: str, lineage: Lineage | None = None) -> None:
-    """SIGKILL to all of them, again until none is left: some may fork meanwhile. Blocks for milliseconds.
+    """End all of them by SIGKILL, again until none is left: some may fork meanwhile. Blocks for milliseconds.
 
     With a `lineage`, only its processes are looked at, which are much fewer than all of a node.
     """
+    signalled: set[int] = set()
     n_empty = 0
     for _ in range(_ROUNDS):
         pids, unclear = _seen(mark, lineage)
@@ -160,10 +164,35 @@ def kill_tagged(mark: str, lineage: Lineage | None = None) -> None:
                 os.kill(pid, signal.SIGKILL)
         if unclear:
             time.sleep(_EXEC_S)
+        # one that was signalled forks no more, and ends when a processor serves it
+        n_empty = n_empty + 1 if signalled.issuperset(pids) and not unclear else 0
+        signalled.update(pids)
         # twice, as one that forked and ended while we looked was not seen, nor was its child
-        n_empty = 0 if pids or unclear else n_empty + 1
         if n_empty == 2:
+            break
+    _await_ends(mark, signalled)
+
+
+def _await_ends(mark: str, signalled: set[int]) -> None:
+    """Wait until these have ended, but for those that sleep in the kernel. A busy machine takes its time for it."""
+    until = time.monotonic() + _ENDS_S
+    pause_s = _EXEC_S / 4
+    pids = [*signalled]
+    while pids and time.monotonic() < until:
+        search = _Search(f"{MARK}={mark}".encode(), pids)
+        if not search.comes_to_its_end():
             return
+        pids = [pid for pid in search.found if not _is_uninterruptible(pid)]
+        if pids:
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _PAUSE_S)
+
+
+def _is_uninterruptible(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "D"
+    except OSError:
+        return True
 
 
 def children(pid: int) -> list[int]:

@@ -16,6 +16,8 @@ BACK_ENDS: dict[str, tuple[str, tuple[str, ...]]] = {
     "jupyter": ("python3", ("ipykernel==7.4.0",)),
 }
 """The name to open a kernel by, and the packages that a sandbox needs for it."""
+OF_A_START = "ipykernel.kernelapp, debugpy.server.api, IPython.core.completerlib, IPython.extensions.storemagic"
+"""Modules of ipykernel's packages that import what a kernel does as it starts."""
 
 
 def png(width: int, height: int, n_bytes: int = 0) -> bytes:

@@ -16,6 +16,8 @@ from tests.contract.conftest import Start
 from tests.contract.sandboxes.sandbox_kinds import python
 from tests.services.farms import until
 from workers.interfaces import Kernel, Sandbox, SandboxProvider
+from workers.sandboxes.kernel import interpreter
+from workers.sandboxes.kernel import zygote_pool as zygote_pool_module
 from workers.sandboxes.kernel.zygote_pool import zygote_pool
 
 Run: TypeAlias = Callable[[Any], Any]
@@ -193,6 +195,20 @@ def test_a_killed_zygote_is_replaced(sandbox: Sandbox, kernel: Kernel, run: Run)
         run(other.close())
     assert run(kernel.run("while True: pass", 0.5)).timed_out
     assert run(kernel.run("print(x)", 10)).output == "5\n"
+
+
+def test_a_zygote_that_cannot_start_is_warned_of_once_with_the_reason(
+    sandbox: Sandbox, run: Run, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    broken = zygote_pool_module.ZygotePool()
+    monkeypatch.setattr(interpreter, "zygote_pool", lambda: broken)
+    monkeypatch.setattr(zygote_pool_module, "BOOTSTRAP", "import no_such_{module}")
+    for _ in range(2):
+        kernel = run(sandbox.open_kernel())
+        assert run(kernel.run("print(6)", 20)).output == "6\n"
+        run(kernel.close())
+    (warning,) = [record.message for record in caplog.records if "no zygote" in record.message]
+    assert "ended with status 1: ModuleNotFoundError: No module named 'no_such_zygote'" in warning
 
 
 def test_a_stopped_zygote_does_not_hold_up_its_kernels(sandbox: Sandbox, kernel: Kernel, run: Run) -> None:

@@ -12,7 +12,7 @@ import pytest
 from farm.errors import SandboxError
 from farm.records.request import SandboxSpec
 from tests.conftest import absent
-from tests.contract.sandboxes.kernel.kernels import BACK_ENDS
+from tests.contract.sandboxes.kernel.kernels import BACK_ENDS, OF_A_START
 from tests.services.environments import lend_environment
 from workers.interfaces import Sandbox, SandboxProvider
 
@@ -25,7 +25,7 @@ LAUNCH = ["python3", "-m", "ipykernel_launcher", "-f", "{connection_file}"]
 @pytest.fixture(scope="module")
 def place(provider: SandboxProvider, run: Run) -> Iterator[Sandbox]:
     try:
-        lend_environment(BACK_ENDS["jupyter"][1])
+        lend_environment(BACK_ENDS["jupyter"][1], imported=OF_A_START)
         spec = SandboxSpec(packages=BACK_ENDS["jupyter"][1])
         sandbox = run(provider.start(f"jupyter-{uuid4().hex[:12]}", spec))
     except SandboxError as error:

@@ -13,7 +13,15 @@ import pytest
 from farm.errors import SandboxError
 from farm.records.request import SandboxSpec
 from tests.conftest import absent
-from tests.contract.sandboxes.kernel.kernels import BACK_ENDS, cancelled_after, own_value, png, showing, together
+from tests.contract.sandboxes.kernel.kernels import (
+    BACK_ENDS,
+    OF_A_START,
+    cancelled_after,
+    own_value,
+    png,
+    showing,
+    together,
+)
 from tests.contract.sandboxes.sandbox_kinds import PROVIDERS
 from tests.services.environments import lend_environment
 from tests.services.soak import at_length
@@ -44,7 +52,7 @@ def place(provider: SandboxProvider, run: Run, back_end: str) -> Iterator[Sandbo
     """A sandbox that has what the back end needs."""
     try:
         if BACK_ENDS[back_end][1]:
-            lend_environment(BACK_ENDS[back_end][1])
+            lend_environment(BACK_ENDS[back_end][1], imported=OF_A_START)
         sandbox = run(provider.start(f"kernel-{uuid4().hex[:12]}", SandboxSpec(packages=BACK_ENDS[back_end][1])))
     except SandboxError as error:
         absent(f"no sandbox with {back_end}, whose packages come from the package index: {error}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from farm.adapters.constructed_rollouts import OBSERVED, broken, every_kind, only_broken, rollout, segment
+from farm.adapters.conformance.constructed_rollouts import OBSERVED, broken, every_kind, only_broken, rollout, segment
 from farm.adapters.single_row import RowLimits, most_sampled, rows_of_step, single_rows
 from farm.errors import InvalidRequest, NoTrainableRollouts
 from farm.records.rollout import Outcome

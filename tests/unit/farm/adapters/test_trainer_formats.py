@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from farm.adapters import openrlhf, skyrl, slime, trl, verl
-from farm.adapters.constructed_rollouts import broken, every_kind, rollout, segment
+from farm.adapters.conformance.constructed_rollouts import broken, every_kind, rollout, segment
 from farm.adapters.single_row import rows_of_step
 from farm.adapters.trl_worker import group_rows
 from farm.errors import InvalidRequest

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from farm.adapters.constructed_rollouts import rollout
+from farm.adapters.conformance.constructed_rollouts import rollout
 from farm.adapters.step_checks import check_count, check_engines
 from farm.adapters.trainer_step import StepSamples, TrainerRun, groups_of, instance_of
 from farm.errors import InvalidRequest

@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console, RenderableType
 
 from farm.cli import display
+from farm.client.batch_progress import progress
 from farm.records.rollout import (
     BatchStatus,
     BatchSummary,
@@ -62,7 +63,7 @@ def test_progress_counts_what_has_left_a_stage_and_what_ended_in_it() -> None:
     stopped = {stage: {State.FAILED: 0, State.CANCELLED: 0} for stage in Stage}
     stopped[Stage.RUN][State.FAILED] = 2
     status = BatchStatus("b1", 20, 7, 2, 0, queued, {"engine_error": 2}, 0.25, 0.0, stopped=stopped)
-    text = shown(display.progress(status, 1, 4.0))
+    text = shown(progress(status, 1, 4.0))
     said = "9/20 ended in 4.0 s, 120 rollouts/min, about 5 s left, mean reward 0.250, failures: 2 engine_error"
     assert said in text
     rows = [line.split() for line in text.splitlines() if line.split()[:1] in (["init"], ["run"], ["eval"])]
@@ -70,13 +71,13 @@ def test_progress_counts_what_has_left_a_stage_and_what_ended_in_it() -> None:
     assert "cancelled" not in text
     stopped[Stage.EVAL][State.CANCELLED] = 3
     status = replace(status, n_cancelled=3, n_rollouts=23)
-    rows = [line.split() for line in shown(display.progress(status, 1, 4.0)).splitlines() if "eval" in line]
+    rows = [line.split() for line in shown(progress(status, 1, 4.0)).splitlines() if "eval" in line]
     assert rows == [["eval", "0", "0", "7", "0", "3"]]
 
 
 def test_of_a_batch_that_had_ended_before_no_rate_is_told() -> None:
     status = BatchStatus("b1", 2, 2, 0, 0, {stage: dict.fromkeys(State, 0) for stage in Stage}, {}, 1.0, 0.0)
-    assert "batch b1: 2/2 ended, mean reward 1.000, failures: none" in shown(display.progress(status, 2, 0.1))
+    assert "batch b1: 2/2 ended, mean reward 1.000, failures: none" in shown(progress(status, 2, 0.1))
 
 
 @pytest.mark.parametrize(
@@ -84,7 +85,7 @@ def test_of_a_batch_that_had_ended_before_no_rate_is_told() -> None:
 )
 def test_a_time_that_is_left_is_told_in_its_two_largest_units(seconds: float, text: str) -> None:
     status = BatchStatus("b1", 2, 1, 0, 0, {stage: dict.fromkeys(State, 0) for stage in Stage}, {}, 1.0, 0.0)
-    assert f", about {text} left, " in " ".join(shown(display.progress(status, 0, seconds)).split())
+    assert f", about {text} left, " in " ".join(shown(progress(status, 0, seconds)).split())
 
 
 @pytest.mark.parametrize("width", [20, 40, 60, 80, 100, 160])
@@ -182,7 +183,7 @@ def test_what_is_not_exact_is_shown_and_nothing_where_all_is() -> None:
     assert "drift" not in ordinary
     assert "training row:" not in ordinary
     status = BatchStatus("b1", 1, 1, 0, 0, {stage: dict.fromkeys(State, 0) for stage in Stage}, {}, 1.0, 0.0, 2, 3)
-    assert "2 mismatched calls, 3 invalid tool calls" in shown(display.progress(status, 0, 1.0))
+    assert "2 mismatched calls, 3 invalid tool calls" in shown(progress(status, 0, 1.0))
 
 
 def test_artefacts_are_listed_as_they_are_fetched() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from farm.records.engine import EngineInfo
 from farm.records.engine_state import EngineState, StoredEngine
 from farm.settings import Settings
 from farm.store import llm_engines
+from farm.store.access.sealed_secrets import opened
 from farm.store.database import Store
 from tests.doubles import EngineDouble
 from workers.testing.scripted_model import Script
@@ -42,7 +44,8 @@ def run(farm_url: str, *words: str) -> str:
 def listed(farm_url: str) -> list[StoredEngine]:
     store = Store(farm_url)
     try:
-        return store.read(llm_engines.listing)
+        found = store.read(llm_engines.listing)
+        return [replace(each, key=opened(store.engine.url, each.key)) for each in found]
     finally:
         store.close()
 

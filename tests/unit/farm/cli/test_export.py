@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from farm.adapters.arrays import arrays
-from farm.cli.export import check_writable, replaced, rollout_line
+from farm.cli.export import check_writable, replaced
+from farm.client.exports.rollout_line import rollout_line
 from farm.errors import InvalidRequest
 from farm.records.rollout import Failure, Outcome, Reward, Rollout, Stage, State, Timing
 from farm.records.trajectory import ModelCall, Segment, token_ids

@@ -15,6 +15,9 @@ def test_defaults_follow_from_the_size_of_a_step() -> None:
     assert (options.wave_size, options.most_in_flight, options.most_fresh) == (4, 32, 960)
     assert CollectingOptions(train_batch_size=4).wave_size == 1
     assert CollectingOptions(train_batch_size=4, gen_batch_size=6).most_in_flight == 6
+    # else none would ever fit
+    assert CollectingOptions(train_batch_size=64, max_inflight_groups=3).wave_size == 3
+    assert CollectingOptions(train_batch_size=64, max_inflight_groups=9).wave_size == 8
     assert CollectingOptions(train_batch_size=4, max_num_gen_batches=0).most_fresh is None
 
 

@@ -154,7 +154,18 @@ def test_partial_rewards_are_averaged_and_pass_from_a_bound_on() -> None:
 def test_report_is_read_again() -> None:
     report = report_of(played(REPORT), n_samples=2, name="r", batch_id="b")
     assert EvaluationReport.from_json(json.loads(json.dumps(report.as_json())), "file") == report
+    written = report.as_json()
+    scores = written["instances"][0]
     wrongs: list[Any] = [[], {"instances": 3}, {"name": "r"}]
+    wrongs += [written | {"n_samples": k} for k in (0, -1, 2.5, True)]
+    # what would be read as other rewards, or make every comparison nothing
+    values: list[Any] = ["10", {"1": 2}, [True], [float("nan")], [float("inf")], None]
+    wrongs += [written | {"instances": [scores | {"rewards": value}]} for value in values]
+    wrongs += [
+        written | {"instances": [scores, scores]},
+        written | {"versions": ["1", {}]},
+        written | {"versions": "12"},
+    ]
     for wrong in wrongs:
         with pytest.raises(InvalidRequest) as error:
             EvaluationReport.from_json(wrong, "old.json")

@@ -120,7 +120,7 @@ def test_engines_are_stored_once_each_and_an_instances_own_comes_before_the_batc
         ({"judge": {}}, "roles.judge", "name the server"),
         ({"judge": {"engine_key": SECRET, "model": "m"}}, "roles.judge", "and no engine_url"),
         ({"user": {"engine_url": f"http://u:{SECRET}@h/v1"}}, "roles.user.engine_url", "must not hold a password"),
-        ({"critic": {"model": "m"}}, "roles.critic", "'judge' or 'user'"),
+        ({"critic": {"model": "m"}}, "roles.critic", "'judge', 'user' or 'helper'"),
     ],
 )
 def test_a_role_is_refused_by_its_field(roles: dict[str, Any], field: str, message: str) -> None:

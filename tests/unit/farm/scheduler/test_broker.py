@@ -8,9 +8,11 @@ import pytest
 
 from farm.errors import BrokerUnavailable
 from farm.records.rollout import Stage
-from farm.scheduler.broker import celery_app, enqueue, is_rabbitmq, queue_name, rabbitmq_version
+from farm.scheduler.broker import celery_app, enqueue, is_rabbitmq, named_stage, queue_name, rabbitmq_version
 from farm.store.placement import StageMessage
+from farm.store.reports.stage_ends import AttemptStage
 from workers.queue import tasks
+from workers.queue.message_filter import fault_of
 
 AWAY = "amqp://guest:secret@127.0.0.1:1//"
 
@@ -31,6 +33,33 @@ def test_a_broker_that_is_away_is_no_error(url: str, tmp_path: Path) -> None:
         # those of the workers' app, whose messages are sent again by the dispatcher
         assert tasks.run_agent.name not in app.tasks
         assert enqueue(app, [StageMessage("b.0.0", 1, Stage.INIT, "one")]) == 0
+
+
+@pytest.mark.parametrize("shown", [None, "", "('a', 1)", "(rollout=a, attempt=x, batch=b, stage=run)", "(rollout=a b)"])
+def test_arguments_of_other_tasks_name_no_stage(shown: str | None) -> None:
+    assert named_stage(shown) is None
+
+
+def test_arguments_as_flower_shows_them_name_their_stage() -> None:
+    shown = "(rollout=b-1.0.3, attempt=2, batch=b-1, stage=eval)"
+    assert named_stage(shown) == AttemptStage("b-1.0.3", 2, Stage.EVAL)
+
+
+def test_what_is_sent_is_what_the_workers_take(broker_url: str) -> None:
+    """Many go at once, each with the chain of the stages that are left."""
+    sent = [StageMessage(f"b.0.{n}", 2, Stage.INIT, "one") for n in range(250)]
+    with celery_app(broker_url) as app, app.connection_for_read() as connection:
+        assert enqueue(app, sent) == len(sent)
+        assert enqueue(app, [StageMessage("b.0.250", 2, Stage.EVAL, "one")]) == 1
+        taken = {}
+        for stage, n in ((Stage.INIT, len(sent)), (Stage.EVAL, 1)):
+            queue = app.amqp.queues[queue_name(stage, "one")](connection.default_channel)
+            for _ in range(n):
+                message = queue.get(accept=["json"])
+                assert fault_of(message, "one", stage) == ""
+                taken[message.payload[0][0]] = len(message.payload[2]["chain"])
+            assert queue.get() is None
+    assert taken == {f"b.0.{n}": 2 for n in range(250)} | {"b.0.250": 0}
 
 
 def test_the_doctor_is_told_where_nobody_answers_but_no_password() -> None:

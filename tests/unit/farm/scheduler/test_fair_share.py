@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farm.scheduler.fair_share import fair_shares, free_slots
+from farm.records.node import Node
+from farm.scheduler.fair_share import FreeSlots, fair_shares
 from farm.store.placement import WaitingBatch
 
 
@@ -55,8 +57,33 @@ def test_nobody_gets_ahead_of_an_equal_that_waits(waits: list[WaitingBatch], roo
 
 
 def test_the_emptiest_node_comes_first() -> None:
-    assert list(free_slots({"a": 1, "b": 3, "full": 0})) == ["b", "b", "a", "b"]
+    assert list(iter(FreeSlots({"a": 1, "b": 3, "full": 0}).take, None)) == ["b", "b", "a", "b"]
 
 
 def test_a_node_that_lost_a_worker_comes_last_but_comes() -> None:
-    assert list(free_slots({"a": 1, "b": 3, "c": 1}, {"b"})) == ["a", "c", "b", "b", "b"]
+    assert list(iter(FreeSlots({"a": 1, "b": 3, "c": 1}, {"b"}).take, None)) == ["a", "c", "b", "b", "b"]
+
+
+def test_a_node_whose_job_ends_too_soon_is_passed_over() -> None:
+    slots = FreeSlots({"short": 9, "long": 2})
+    taken = [slots.take(lambda node: node == "long") for _ in range(3)]
+    assert taken == ["long", "long", None]
+    assert slots.take() == "short"
+
+
+@pytest.mark.parametrize(
+    ("left_s", "up_s", "seconds", "lasts"),
+    [
+        (None, 1e9, 1e9, True),
+        (3600, 0, 1800, True),
+        (3600, 1700, 1800, True),
+        (3600, 1900, 1800, False),
+        (600, 0, 1800, True),
+        (600, 299, 1800, True),
+        (600, 301, 1800, False),
+        (600, 700, 0.0, False),
+    ],
+)
+def test_a_node_lasts_for_what_its_job_has_left(left_s: float | None, up_s: float, seconds: float, lasts: bool) -> None:
+    info = {} if left_s is None else {"job_left_s": left_s}
+    assert Node("n", 8, 4, 8, 4, [], info, up_s=up_s).lasts_for(seconds) is lasts

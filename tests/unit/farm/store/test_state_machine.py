@@ -121,15 +121,16 @@ class _Farm(RuleBasedStateMachine):
     def is_current(self, held: Claim) -> bool:
         return self.known[held.rollout_id].held is held
 
-    @rule(node=st.sampled_from(NODES))
-    def place(self, node: str) -> None:
+    @rule(node=st.sampled_from(NODES), in_run=st.booleans())
+    def place(self, node: str, in_run: bool = False) -> None:
+        first = {one.stage: one.stage for one in self.known.values()} | ({Stage.INIT: Stage.RUN} if in_run else {})
         stage_messages = [
-            StageMessage(rollout_id, one.attempt, one.stage, node) for rollout_id, one in self.known.items()
+            StageMessage(rollout_id, one.attempt, first[one.stage], node) for rollout_id, one in self.known.items()
         ]
         self.write(placement.place, stage_messages, 3.0)
         for one in self.known.values():
             if one.state is State.QUEUED and one.node is None:
-                one.node = node
+                one.node, one.stage = node, first[one.stage]
 
     @rule(index=st.integers(0, 3), node=st.sampled_from(NODES), ago=st.sampled_from([0, 0, 0, 1]))
     def claim(self, index: int, node: str, ago: int) -> None:
@@ -241,8 +242,8 @@ class _Farm(RuleBasedStateMachine):
     def node_drains(self, node: str) -> None:
         self.write(placement.requeue_unstarted, node)
         for one in self.known.values():
-            if one.node == node and one.state is State.QUEUED and one.stage is Stage.INIT:
-                one.node = None
+            if one.node == node and one.state is State.QUEUED and one.stage is not Stage.EVAL and not one.begun:
+                one.node, one.stage = None, Stage.INIT
 
     @rule(node=st.sampled_from(NODES))
     def node_ends(self, node: str) -> None:

@@ -93,9 +93,19 @@ def play(
     limits: Mapping[str, Any] | None = None,
     **more: Any,
 ) -> AgentResult:
+    return played_by(harness(program, **more), *script, records=records, agent=agent, limits=limits)
+
+
+def played_by(
+    described: Harness,
+    *script: Completion | Exception,
+    records: _Records | None = None,
+    agent: Mapping[str, Any] | None = None,
+    limits: Mapping[str, Any] | None = None,
+) -> AgentResult:
     async def main() -> AgentResult:
         async with place() as sandbox:
-            player = HarnessAgent(harness(program, **more), inside=str(sandbox.socket_folder), **(agent or {}))
+            player = HarnessAgent(described, inside=str(sandbox.socket_folder), **(agent or {}))
             context = context_of(sandbox, ScriptedPolicy(*script), records or _Records(), **(limits or {}))
             return await player.run(context)
 
@@ -146,6 +156,19 @@ def test_a_crash_is_an_error_with_its_last_lines() -> None:
         play("print(ask(task)); 1 / 0", answering("4"), records=records)
     assert b"ZeroDivisionError" in records.kept["little.stderr.txt"].data
     assert len(records.calls) == 1
+
+
+def test_a_connection_that_outlives_a_crash_is_not_among_its_last_lines() -> None:
+    """It is that of a program which the agent has started, and closed only when the relay ends."""
+    holds = (
+        "import socket, subprocess, urllib.parse; url = urllib.parse.urlparse(os.environ['OPENAI_BASE_URL']);"
+        "line = socket.create_connection((url.hostname, url.port)); line.sendall(b'GET');"
+        "subprocess.Popen(['sleep', '60'], pass_fds=[line.fileno()], stderr=-3, start_new_session=True);"
+    )
+    records = _Records()
+    with pytest.raises(AgentError, match=r"ZeroDivisionError"):
+        play(f"{holds} print(ask(task)); 1 / 0", answering("4"), records=records)
+    assert b"Exception in callback" not in records.kept["little.stderr.txt"].data
 
 
 def test_its_last_lines_are_fit_for_a_message() -> None:

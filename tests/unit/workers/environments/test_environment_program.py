@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from typing import Any
 
 import pytest
@@ -50,6 +51,10 @@ def test_each_installed_environment_has_its_sources() -> None:
         assert f"{program.module.replace('.', '/')}.py" in sources
         assert "workers/environments/environment_server.py" in sources
         assert all(path.is_file() for path in sources.values())
+        trees = [ast.parse(path.read_text()) for path in sources.values()]
+        imports = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+        of_the_farm = {str(node.module) for node in imports if str(node.module).startswith(("workers.", "farm."))}
+        assert {f"{module.replace('.', '/')}.py" for module in of_the_farm} <= {*sources}, name
 
 
 def test_a_module_without_a_source_is_named() -> None:

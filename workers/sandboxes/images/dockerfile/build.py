@@ -17,7 +17,7 @@ from workers.sandboxes.images.builder import BUILD_S, N_LINES, is_passing
 from workers.sandboxes.images.dockerfile.build_place import BuildPlace, StartBuild
 from workers.sandboxes.images.dockerfile.copying import copy_into
 from workers.sandboxes.images.dockerfile.plan import PlannedStage
-from workers.sandboxes.images.dockerfile.steps import BuildStep, FromStage, MakeFolder, RunProgram
+from workers.sandboxes.images.dockerfile.steps import BuildStep, CopyFiles, FromStage, MakeFolder, RunProgram
 from workers.sandboxes.images.dockerfile.user_names import Account, account_of
 from workers.sandboxes.images.image_cache import ROOT, cached, held
 from workers.sandboxes.images.layered_image import Image
@@ -93,24 +93,27 @@ class LayerSource:
                 stack.enter_context(held(root))
             place = self.start(self.below)
             try:
-                self._work(place, stack)
-                place.finish(folder / ROOT)
+                owner = self._work(place, stack)
+                place.finish(folder / ROOT, owner, copied=isinstance(step.work, CopyFiles))
             except ToolError as error:
                 raise step.instruction.refused(str(error)) from error
             finally:
                 place.stop()
 
-    def _work(self, place: BuildPlace, stack: ExitStack) -> None:
+    def _work(self, place: BuildPlace, stack: ExitStack) -> tuple[int, int] | None:
+        """Do the work; return the user, if not root, whose what is new will be."""
         work = self.step.work
         if isinstance(work, RunProgram):
-            self._run(place, work)
-        elif isinstance(work, MakeFolder):
-            self._account(place, work.user)
+            account = self._account(place, work.user)
+            self._run(place, work, account)
+            return account.identity
+        if isinstance(work, MakeFolder):
+            account = self._account(place, work.user)
             _make_folder(place, work.path)
-        else:
-            if work.chown:
-                self._account(place, work.chown)
-            copy_into(place, work, self.step.instruction, lambda source: self._other(source, stack))
+            return account.owner
+        account = self._account(place, work.chown)
+        copy_into(place, work, self.step.instruction, lambda source: self._other(source, stack))
+        return account.owner
 
     def _other(self, source: FromStage, stack: ExitStack) -> BuildPlace:
         """Return a place on the files of another stage, until the layer is made."""
@@ -124,8 +127,7 @@ class LayerSource:
         except ValueError as error:
             raise self.step.instruction.refused(str(error)) from None
 
-    def _run(self, place: BuildPlace, work: RunProgram) -> None:
-        account = self._account(place, work.user)
+    def _run(self, place: BuildPlace, work: RunProgram, account: Account) -> None:
         env = {"HOME": account.home, **settings().build_env, **work.env}
         result = place.run(
             work.argv,

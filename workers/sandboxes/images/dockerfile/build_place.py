@@ -49,8 +49,11 @@ class BuildPlace(Protocol):
         """Copy a file or folder of another place to a path that is then its name; links stay as they are."""
         ...
 
-    def finish(self, target: Path) -> None:
-        """End it, and move what has been changed in it to a folder that does not exist."""
+    def finish(self, target: Path, owner: tuple[int, int] | None = None, *, copied: bool = False) -> None:
+        """End it, and move what has been changed in it to a folder that does not exist.
+
+        What is new belongs to `owner`, if it is not root, and of what was `copied` into it all files.
+        """
         ...
 
     def stop(self) -> None:

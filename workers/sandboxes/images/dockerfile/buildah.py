@@ -7,6 +7,7 @@ table of names has. What it builds is one layer here.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -16,6 +17,7 @@ from farm.errors import ImageError, SandboxError
 from farm.settings import settings
 from workers.sandboxes.images.builder import BUILD_S, N_LINES, is_passing
 
+_PROXY = re.compile(r"(https?|ftp|no)_proxy", re.IGNORECASE)
 # what it runs has the network that it has itself
 _CHROOT = ("--isolation", "chroot")
 
@@ -40,13 +42,17 @@ def build_archive(
 
     `folders` are the root file systems that names of base images stand for; `place` is an empty folder to work in.
     """
+    if others := sorted(name for name in settings().build_env if not _PROXY.fullmatch(name)):
+        raise SandboxError(
+            f"{file}: buildah gives builds no variables but proxies, and FARM_BUILD_ENV has {', '.join(others)}: mount "
+            "a file by FARM_BUILD_FILES, such as /etc/pip.conf, or leave FARM_IMAGE_BUILDER at `own`"
+        )
     store = ["--root", str(place / "store"), "--runroot", str(place / "run"), "--storage-driver", "vfs"]
     for name, root in folders.items():
         _import(store, name, root, place)
     words = ["build", *_CHROOT, "--pull=missing" if settings().build_network else "--pull=never"]
     words += ["--format", "docker", "--file", str(file), "--tag", "built:latest"]
     words += [word for name, value in values.items() for word in ("--build-arg", f"{name}={value}")]
-    words += [word for name, value in settings().build_env.items() for word in ("--env", f"{name}={value}")]
     words += [word for inside, path in settings().build_files.items() for word in ("--volume", f"{path}:{inside}:ro")]
     words += ["--target", target] if target else []
     _run([*store, *words, str(folder)], f"{file}: it", place)
@@ -77,7 +83,14 @@ def _run(words: Sequence[str], what: str, place: Path) -> str:
     try:
         with log.open("wb") as output:
             done = subprocess.run(
-                bound, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=output, timeout=BUILD_S, cwd=place
+                bound,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=output,
+                timeout=BUILD_S,
+                cwd=place,
+                # not by words of the command, which every user of the machine sees
+                env=os.environ | settings().build_env,
             )
     except subprocess.TimeoutExpired:
         raise ImageError(f"{what} could not be built by buildah within {BUILD_S:.0f} s", retryable=True) from None

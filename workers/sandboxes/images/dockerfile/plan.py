@@ -34,7 +34,7 @@ from workers.sandboxes.images.dockerfile.variables import Expansion
 from workers.sandboxes.images.layered_image import Image
 
 SEARCH_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-ONE_USER = "all files of an image belong to one user: changes of owner seem to succeed, and change nothing"
+ONE_USER = "owners of files are noted and shown to programs of root, and decide about no access: see docs/images.md"
 _URL = re.compile(r"(https?|ftp|git|ssh)://|git@|\S+\.git(#|$)")
 _PASSED_OVER = {"cache", "tmpfs"}
 

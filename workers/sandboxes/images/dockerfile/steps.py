@@ -12,7 +12,7 @@ from workers.sandboxes.images.dockerfile.instructions import Instruction
 from workers.sandboxes.images.layered_image import Image
 
 # the version of how layers are made here; another number rebuilds all
-_FORMAT = 1
+_FORMAT = 2
 _LABEL_CHARS = 60
 
 

@@ -21,6 +21,11 @@ class Account:
         """The numbers that its programs see; None for root, whose they are anyway."""
         return (self.uid, self.gid) if self.uid else None
 
+    @property
+    def owner(self) -> tuple[int, int] | None:
+        """Its user and group as those of files; None for root's."""
+        return (self.uid, self.gid) if self.uid or self.gid else None
+
 
 def account_of(place: BuildPlace, written: str) -> Account:
     """Return the account that USER names: a name or number, with a group after a colon. ValueError if it is unknown."""

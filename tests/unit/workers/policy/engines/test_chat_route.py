@@ -17,6 +17,7 @@ from farm.records.request import SamplingParams
 from farm.records.rollout import Outcome
 from farm.records.trajectory import Message
 from workers.interfaces import Completion
+from workers.policy.answer_form import FormedSampling
 from workers.policy.engines import open_engine
 from workers.policy.generation import ChatRequest, Engine, EngineAddress, EngineBusy, EngineRefused
 from workers.testing import calling
@@ -83,6 +84,18 @@ def test_what_is_sent() -> None:
     sampling = {"temperature": 0.3, "top_p": 0.9, "top_k": 5, "stop": ["END"], "seed": 11, "max_tokens": 100}
     recording = {"logprobs": True, "return_token_ids": True, "return_weight_versions": True}
     assert body == {"model": "m", "messages": ASKED, **sampling, **recording}
+
+
+def test_a_form_is_left_out_where_a_server_refuses_it_unless_it_is_required() -> None:
+    form = {"tool_choice": "required", "answer_schema": {"type": "object"}}
+    server = Misbehaving(refuse(400, {"error": {"message": "no tool parser"}}), accept())
+    ask(server, FormedSampling.model_validate(form))
+    first, second = server.bodies
+    assert first["tool_choice"] == "required"
+    assert first.keys() - second.keys() == {"tool_choice", "response_format"}
+    server = Misbehaving(refuse(400, {"error": {"message": "no tool parser"}}))
+    with pytest.raises(EngineRefused):
+        ask(server, FormedSampling.model_validate({**form, "required": True}))
 
 
 def test_template_variables_and_another_model() -> None:

@@ -11,6 +11,7 @@ from jsonschema import Draft202012Validator
 
 from farm.records.request import SamplingParams
 from farm.records.trajectory import VersionSpan, token_ids
+from workers.policy.answer_form import FormedSampling
 from workers.policy.engines.generation_builder import GenerationBuilder
 from workers.policy.engines.sglang import SglangWire
 from workers.policy.engines.vllm import CompletionsWire, GenerateWire
@@ -21,6 +22,8 @@ DATA = Path(__file__).parents[4] / "data"
 RECORDED: dict[str, Any] = orjson.loads((DATA / "vllm_wire" / "requests.json").read_bytes())
 SCHEMAS: dict[str, Any] = orjson.loads((DATA / "vllm_schemas.json").read_bytes())["classes"]
 PROMPT = token_ids([258, 84, 82])
+HELD = FormedSampling(guide={"json_schema": {"type": "object"}})
+HELD_CALLS = FormedSampling(guide={"structural_tag": {"type": "structural_tag", "format": {"type": "any_text"}}})
 ALL = SamplingParams(temperature=0.7, top_p=0.9, top_k=0, stop=("END",), seed=11)
 
 
@@ -90,7 +93,7 @@ def test_a_stream_that_lost_an_event_does_not_add_up(name: str) -> None:
     ("wire", "schema"), [(GenerateWire(), "GenerateRequest"), (CompletionsWire(), "CompletionRequest")]
 )
 @pytest.mark.parametrize("stream", [True, False])
-@pytest.mark.parametrize("sampling", [ALL, SamplingParams(temperature=None)])
+@pytest.mark.parametrize("sampling", [ALL, SamplingParams(temperature=None), HELD, HELD_CALLS])
 def test_vllm_knows_every_field_that_it_is_sent(
     wire: Wire, schema: str, stream: bool, sampling: SamplingParams
 ) -> None:
@@ -117,6 +120,17 @@ def test_sampling_parameters_go_as_they_are() -> None:
         "max_new_tokens": 100,
     }
     assert orjson.loads(orjson.dumps(body))["input_ids"] == [258, 84, 82]
+
+
+def test_forms_go_as_each_server_takes_them() -> None:
+    for sampling, name, vllm in ((HELD, "json_schema", "json"), (HELD_CALLS, "structural_tag", "structural_tag")):
+        ask = GenerationRequest(prompt_json(PROMPT), sampling, 100, "m", False)
+        form = (sampling.guide or {})[name]
+        sent = GenerateWire().body(ask)["sampling_params"]["structured_outputs"]
+        assert sent == CompletionsWire().body(ask)["structured_outputs"]
+        assert sent.keys() == {vllm}
+        assert form == (sent["json"] if vllm == "json" else orjson.loads(sent["structural_tag"]))
+        assert orjson.loads(SglangWire("m").body(ask)["sampling_params"][name]) == form
 
 
 def test_what_is_not_set_is_left_to_the_engine() -> None:

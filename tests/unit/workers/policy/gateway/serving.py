@@ -13,14 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 import httpx2
 
-from farm.records.request import Limits, SamplingParams
+from farm.records.request import AgentRequests, Limits, SamplingParams
 from farm.records.trajectory import Message, ModelCall
 from workers.interfaces import AgentContext, Artefact, Completion, Delta, OnDelta
 from workers.policy.gateway.calls import GatewayCalls
 from workers.policy.gateway.gateway_server import Address, gateway
+from workers.roles import NO_MODELS, ChatModel
 from workers.testing import answering
 
 if TYPE_CHECKING:
+    from anthropic import AsyncAnthropic
+    from google.genai.client import AsyncClient
     from openai import AsyncOpenAI
 
 Answer = Callable[[Sequence[Message]], Completion | Exception]
@@ -128,6 +131,23 @@ class Served:
         address, http = self.address, self.http
         return AsyncOpenAI(base_url=address.url, api_key=address.key, max_retries=self.max_retries, http_client=http)
 
+    @cached_property
+    def anthropic(self) -> AsyncAnthropic:
+        """The official client of Anthropic's API."""
+        from anthropic import AsyncAnthropic
+
+        key, http = self.address.key, self.http
+        return AsyncAnthropic(base_url=self.url, api_key=key, max_retries=self.max_retries, http_client=http)
+
+    @cached_property
+    def google(self) -> AsyncClient:
+        """The official client of Google's API."""
+        from google.genai import Client
+        from google.genai.types import HttpOptions
+
+        options = HttpOptions(base_url=self.url, httpx_async_client=self.http)
+        return Client(api_key=self.address.key, http_options=options).aio
+
     async def post(self, path: str, body: Mapping[str, Any]) -> httpx2.Response:
         return await self.http.post(f"{self.url}{path}", json=dict(body))
 
@@ -144,7 +164,14 @@ def _event(block: str) -> tuple[str, str]:
     return (fields.get("event", ""), fields["data"]) if fields else (":", "")
 
 
-def context_of(policy: Any, records: Records, sampling: SamplingParams | None = None, **limits: Any) -> AgentContext:
+def context_of(
+    policy: Any,
+    records: Records,
+    sampling: SamplingParams | None = None,
+    models: Mapping[str, ChatModel] = NO_MODELS,
+    requests: AgentRequests | None = None,
+    **limits: Any,
+) -> AgentContext:
     return AgentContext(
         rollout_id="r1",
         messages=[{"role": "user", "content": "begin"}],
@@ -154,6 +181,8 @@ def context_of(policy: Any, records: Records, sampling: SamplingParams | None = 
         limits=Limits(**limits),
         record=records,
         keep=records.keep,
+        models=models,
+        agent_requests=requests or AgentRequests(),
     )
 
 
@@ -165,10 +194,12 @@ async def served(
     folder: Path | None = None,
     silence_s: float = 60.0,
     max_retries: int = 0,
+    models: Mapping[str, ChatModel] = NO_MODELS,
+    requests: AgentRequests | None = None,
     **limits: Any,
 ) -> AsyncIterator[Served]:
     records = Records()
-    calls = GatewayCalls(context_of(policy, records, sampling, **limits))
+    calls = GatewayCalls(context_of(policy, records, sampling, models, requests, **limits))
     async with AsyncExitStack() as stack:
         address = await stack.enter_async_context(gateway(calls, folder, tcp=True, silence_s=silence_s))
         http = await stack.enter_async_context(httpx2.AsyncClient(trust_env=False, verify=False, timeout=60.0))

@@ -15,11 +15,11 @@ from farm.records.rollout import Outcome
 from tests.unit.workers.policy.gateway.serving import Playing, Records, context_of, saying, served
 from workers.interfaces import Delta
 from workers.policy.gateway.calls import GatewayCalls
-from workers.policy.gateway.chat_completions import ChatApi
+from workers.policy.gateway.dialects.chat_completions import ChatApi
+from workers.policy.gateway.dialects.model_api import BadRequest
+from workers.policy.gateway.dialects.responses import ResponsesApi
 from workers.policy.gateway.gateway_server import MAX_CONNECTIONS, SOCKET, gateway
-from workers.policy.gateway.model_api import BadRequest
 from workers.policy.gateway.request_limits import MAX_BODY_BYTES
-from workers.policy.gateway.responses import ResponsesApi
 from workers.testing import answering, calling
 
 PATHS = ["/v1/chat/completions", "/v1/responses", "/v1/messages"]
@@ -159,6 +159,42 @@ def test_many_conversations_without_an_answer_end_it() -> None:
     asyncio.run(main())
 
 
+def test_errors_that_are_kept_hold_no_requests() -> None:
+    async def main() -> None:
+        def refuse(messages: Any) -> EngineError:
+            error = EngineError("gone")
+            error.__cause__ = OSError("reset")
+            return error
+
+        async with served(Playing(answer=refuse)) as gateway:
+            for stream in (False, True):
+                assert (await gateway.post(PATHS[0], {**HELLO, "stream": stream})).status_code == 503
+            failure = gateway.calls.failure
+            assert failure is not None
+            assert failure.__traceback__ is None
+            assert failure.__cause__ is not None
+
+    asyncio.run(main())
+
+
+def test_a_large_body_is_read_as_a_small_one() -> None:
+    async def main() -> None:
+        policy = Playing(answer=lambda _: saying())
+        async with served(policy) as gateway:
+            texts = [f"{n} {'x' * 40}" for n in range(5000)]
+            many = [{"role": "user", "content": [{"type": "text", "text": text}]} for text in texts]
+            for body in ({**HELLO, "messages": many}, {**HELLO, "messages": many, "stream": True}):
+                assert (await gateway.post(PATHS[0], body)).status_code == 200
+            response = await gateway.post(PATHS[0], {**HELLO, "messages": [*many, {"role": "nobody"}]})
+            assert response.status_code == 400
+            assert "messages[5000].role: " in response.json()["error"]["message"]
+            deep = json.dumps({**HELLO, "messages": many, "metadata": nested(300)})
+            assert (await gateway.http.post(gateway.url + PATHS[0], content=deep)).status_code == 400
+        assert [message["content"] for message in policy.asked[0][0]] == texts
+
+    asyncio.run(main())
+
+
 def test_a_limit_that_is_told_again_and_again_holds_on_to_nothing() -> None:
     async def main() -> None:
         calls = GatewayCalls(context_of(Playing(saying()), Records(), max_turns=1))
@@ -197,7 +233,8 @@ def test_texts_that_end_an_answer_are_so_many(stop: list[str]) -> None:
 
 
 def test_what_is_written_down_of_a_request_is_short() -> None:
-    tools = [{"type": "x" * 5000} for _ in range(500)]
+    there = {"type": "function", "function": {"name": "look"}}
+    tools = [there, *({"type": "x" * 5000} for _ in range(500))]
     parsed_request = ChatApi().parse(
         {**HELLO, "tools": tools, "logit_bias": {str(number): 1 for number in range(10_000)}}
     )

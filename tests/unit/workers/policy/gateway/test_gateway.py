@@ -17,7 +17,7 @@ from farm.records.trajectory import Message, ModelCall
 from tests.unit.workers.policy.gateway.serving import Playing, Records, Served, context_of, saying, served
 from workers.interfaces import Completion, Delta
 from workers.policy.gateway.calls import GatewayCalls
-from workers.policy.gateway.chat_completions import ChatApi
+from workers.policy.gateway.dialects.chat_completions import ChatApi
 from workers.policy.gateway.gateway_server import SOCKET, gateway
 from workers.policy.gateway.request_limits import MAX_BODY_BYTES
 from workers.testing import answering, calling

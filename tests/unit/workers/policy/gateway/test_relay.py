@@ -21,6 +21,7 @@ from workers.policy.gateway.gateway_server import SOCKET, gateway
 from workers.testing import answering
 
 SOURCE = Path(relay.__file__).read_text()
+MARK = "http://the-gateway"
 PRINT_ENVIRONMENT = "import json, os; print(json.dumps(dict(os.environ)))"
 ASK = """
 import concurrent.futures, http.client, json, os, sys, urllib.parse
@@ -36,9 +37,11 @@ with concurrent.futures.ThreadPoolExecutor(100) as pool:
 
 
 @contextlib.asynccontextmanager
-async def beside(path: Path, key: str, command: Sequence[str]) -> AsyncIterator[asyncio.subprocess.Process]:
+async def beside(
+    path: Path, key: str, command: Sequence[str], files: Sequence[str] = ()
+) -> AsyncIterator[asyncio.subprocess.Process]:
     """A command that runs beside a relay."""
-    words = [sys.executable, "-I", "-c", SOURCE, str(path / SOCKET), key, *command]
+    words = [sys.executable, "-I", "-c", SOURCE, str(path / SOCKET), key, MARK, json.dumps(files), *command]
     environment = {**os.environ, "NO_PROXY": "example.org"}
     process = await asyncio.create_subprocess_exec(*words, stdout=asyncio.subprocess.PIPE, env=environment)
     try:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from workers.sandboxes.isolation.layer_size import usage
+from workers.sandboxes.isolation.layer_size import size_of_few, usage
 from workers.sandboxes.remove_tree import remove
 
 _MB = 1 << 20
@@ -126,3 +126,39 @@ def test_what_moves_meanwhile_ends_nothing(state: Path, monkeypatch: pytest.Monk
 
 def test_nothing_there_is_nothing(tmp_path: Path) -> None:
     assert used(tmp_path) == (0, 0)
+
+
+def test_few_files_are_counted_at_once_as_many_are(state: Path) -> None:
+    (state / "upper/a/b").mkdir(parents=True)
+    (state / "upper/a/b/full").write_bytes(b"x" * _MB)
+    (state / "upper/link").symlink_to("/")
+    assert of_few(state) == used(state)
+    assert used(state)[1] == 4
+
+
+def test_many_files_are_left_to_a_child(state: Path) -> None:
+    for number in range(150):
+        (state / f"upper/{number}").touch()
+    assert of_few(state) == used(state)
+    (state / "upper/folder").mkdir()
+    for number in range(150):
+        (state / f"upper/folder/{number}").touch()
+    assert of_few(state) is None
+
+
+def test_what_is_closed_to_the_watcher_is_left_to_a_child(state: Path) -> None:
+    assert of_few(state) == (0, 0)
+    (state / "upper").rename(state / "other")
+    # a link, which is not followed: as a folder that cannot be entered, it is an error
+    (state / "upper").symlink_to("other")
+    assert of_few(state) is None
+
+
+def of_few(state: Path) -> tuple[int, int] | None:
+    before = len(os.listdir("/proc/self/fd"))
+    folder = os.open(state, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        return size_of_few(folder)
+    finally:
+        os.close(folder)
+        assert len(os.listdir("/proc/self/fd")) == before

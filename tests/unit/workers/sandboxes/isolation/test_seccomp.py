@@ -12,17 +12,17 @@ from workers.sandboxes.isolation import seccomp, system_calls
 
 ARCHES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 I386, ARM = 0x40000003, 0x40000028
-ALLOWED, ERRNO = 0x7FFF0000, 0x00050000
-FREE = ("FILES", "MEMORY", "WAITING", "PROCESSES", "SOCKETS")
+ALLOWED, ERRNO, ASKED = 0x7FFF0000, 0x00050000, 0x7FC00000
+FREE = ("FILES", "STATUS", "MEMORY", "WAITING", "PROCESSES", "SOCKETS")
 _LOAD, _JUMP, _RETURN = 0x20, 0x05, 0x06
 _EQUAL, _AT_LEAST, _ANY_BIT = 0x15, 0x35, 0x45
 
 
 def answer(
-    machine: str, number: int, arguments: Sequence[int] = (), arch: int = 0, fake_root: bool = False
+    machine: str, number: int, arguments: Sequence[int] = (), arch: int = 0, fake_root: bool = False, owners: str = ""
 ) -> tuple[int, int]:
     """Return the filter's result and the number of steps to it."""
-    code = seccomp.assembled(fake_root, machine)
+    code = seccomp.assembled(fake_root, machine, owners)
     lines = list(struct.iter_unpack("HBBI", code))
     words = [word % (1 << 64) for word in (*arguments, 0, 0, 0, 0, 0, 0)[:6]]
     data = struct.pack("IIQ6Q", number, arch or ARCHES[machine], 0, *words)
@@ -73,6 +73,17 @@ def test_programs_of_another_kind_have_no_calls(machine: str, other: int) -> Non
 
 def test_the_third_set_of_calls_is_closed() -> None:
     assert {answer("x86_64", 0x40000000 | number)[0] for number in range(600)} == {ERRNO | errno.ENOSYS}
+
+
+@pytest.mark.parametrize("machine", ARCHES)
+@pytest.mark.parametrize("fake_root", [False, True])
+def test_where_owners_are_kept_the_calls_about_them_are_asked_for_and_no_other(machine: str, fake_root: bool) -> None:
+    owners, status = named(machine, "OWNERS").values(), named(machine, "STATUS").values()
+    for number in range(600):
+        plain = answer(machine, number, fake_root=fake_root)[0]
+        kept, shown = (answer(machine, number, fake_root=fake_root, owners=each)[0] for each in ("kept", "shown"))
+        assert kept == (ASKED if number in owners else plain)
+        assert shown == (ASKED if number in (*owners, *status) else plain)
 
 
 def test_changes_of_owner_and_user_seem_to_succeed_with_fake_root() -> None:

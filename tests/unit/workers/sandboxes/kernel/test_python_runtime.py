@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from workers.sandboxes.kernel.python_runtime import closure
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from workers.sandboxes.kernel import python_runtime
+from workers.sandboxes.kernel.python_runtime import PROGRAMS, closure, own_modules
 
 
 def test_ipython_and_what_it_imports() -> None:
@@ -16,3 +23,34 @@ def test_nothing_that_is_only_an_extra() -> None:
 
 def test_what_is_not_installed_is_for_another_platform() -> None:
     assert closure("no-such-distribution") == {}
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_programs_find_all_that_they_import(program: str, tmp_path: Path) -> None:
+    for file, source in own_modules().items():
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_text(source)
+    code = f"import sys; sys.path.insert(0, sys.argv[1]); import {program}"
+    subprocess.run([sys.executable, "-I", "-S", "-c", code, tmp_path], check=True)
+
+
+def test_imports_are_followed_and_nothing_else_is_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = {
+        "workers/__init__.py": "",
+        "workers/a.py": "import json, other\nfrom workers.new import deep, name\n",
+        "workers/new/__init__.py": "name = 1\n",
+        "workers/new/deep.py": "from workers import a\ndef late():\n    import workers.late.one.module as module\n",
+        "workers/late/__init__.py": "import workers.of_package\n",
+        "workers/late/one/__init__.py": "",
+        "workers/late/one/module.py": "import farm.records\n",
+        "workers/of_package.py": "",
+        "farm/__init__.py": "",
+        "farm/records.py": "",
+    }
+    others = dict.fromkeys(("workers/never.py", "workers/new/never.py", "other.py", "json.py"), "")
+    for file, source in {**files, **others}.items():
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_text(source)
+    monkeypatch.setattr(python_runtime, "_PROJECT", tmp_path)
+    monkeypatch.setattr(python_runtime, "PROGRAMS", ("workers.a",))
+    assert own_modules() == files

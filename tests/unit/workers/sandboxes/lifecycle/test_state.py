@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -58,6 +60,28 @@ def test_all_that_carry_a_mark_are_found_and_killed() -> None:
         kill_tagged(mark)
         assert child.wait(LONG_S) == -signal.SIGKILL
     assert tagged_processes(mark) == []
+
+
+def test_what_no_processor_serves_has_ended_all_the_same() -> None:
+    """A process that is killed ends once it runs, which takes long where another has the processor."""
+    core, mark = min(os.sched_getaffinity(0)), new_tag()
+
+    def rarely() -> None:
+        os.sched_setaffinity(0, {core})
+        os.nice(19)
+
+    busy = subprocess.Popen([sys.executable, "-c", f"import os; os.sched_setaffinity(0, {{{core}}})\nwhile True: pass"])
+    try:
+        for _ in range(3):
+            with subprocess.Popen(
+                ["sleep", "60"], env={MARK: mark}, executable=shutil.which("sleep"), preexec_fn=rarely
+            ):
+                until(lambda: asleep(mark) == 1, "it runs")
+                kill_tagged(mark)
+                assert tagged_processes(mark) == []
+    finally:
+        busy.kill()
+        busy.wait()
 
 
 _PR_SET_CHILD_SUBREAPER = 36

@@ -94,7 +94,7 @@ def test_what_an_image_says_of_its_programs(folder: Path) -> None:
     assert config.healthcheck == Healthcheck(["test", "-e", "/x"], 90.0, 0.5, retries=2)
     assert [type(step.work) for step in stage.steps] == [MakeFolder, RunProgram]
     assert stage.steps[0].work == MakeFolder("/home/agent", "agent:staff")
-    assert "one user" in config.notes[0]
+    assert "owners of files are noted" in config.notes[0]
     assert "type=cache is passed over" in config.notes[1]
     assert healthcheck_of(parse("HEALTHCHECK NONE")[0]) is None
     assert ImageConfig.of({"healthcheck": None, "env": {"A": "1"}}) == ImageConfig(env={"A": "1"}, shell=())

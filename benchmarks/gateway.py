@@ -1,0 +1,279 @@
+"""Cost of the recording gateway for a call of an agent program, beside a bare reverse proxy to the same engine.
+
+The engine is a double that answers after a fixed time. Agents talk in conversations that grow, one rollout each, all
+gateways in one process as in a run worker; nothing is recorded in a store. The proxy, and the engine alone, are asked
+in token ids. What is *added* is the time beyond that of the calls to the engine itself in the same run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from benchmarks.policy import double
+from farm.embedded.child_process import ChildProcess
+from testkit.processes import cpu_s, memory_mb
+from testkit.report import Report, options
+
+LATENCY_S = 1.0
+N_AGENTS = (1, 64, 256)
+_START_S = 120.0
+_DOUBLE = ("--mean-tokens", "32", "--keep-alive-s", "600")
+_CHAT, _GENERATE = "/v1/chat/completions", "/inference/v1/generate"
+_SYSTEM = "You are a careful engineer. " * 250
+_OBSERVATION = "the quick brown fox jumps over the lazy dog, and the dog does not mind\n" * 3
+_HUGE_CHARS = 15_000_000
+_N_BESIDE = 16
+_HELD_TOKENS_PER_S = "0.2"
+
+
+def main() -> None:
+    result = options(__doc__)
+    report = Report("the recording gateway")
+    asyncio.run(_all(report, result.quick))
+    report.show(result.json)
+
+
+async def _all(report: Report, quick: bool) -> None:
+    with _served(max(N_AGENTS), "--latency-s", str(LATENCY_S)) as (engine, at_proxy, at_gateway):
+        for stream in (False, True):
+            for n in N_AGENTS:
+                n_calls = {1: 4 if quick else 12}.get(n, 2 if quick else 5)
+                await _row(report, stream, n_calls, [engine] * n, at_proxy, at_gateway)
+        await _huge_bodies(report, at_gateway[0][:_N_BESIDE], 6 if quick else 20)
+    with _served(64) as (_, (beside, _), (ours, _)):
+        n_calls = 3 if quick else 10
+        rate = (await _played(ours, n_calls, False)).rate
+        report.add("calls_without_latency", rate, "/s", proxy=(await _played([beside] * 64, n_calls, False)).rate)
+    await _memory(report)
+
+
+@contextmanager
+def _served(n: int, *words: str) -> Iterator[tuple[str, tuple[str, ChildProcess], tuple[list[str], ChildProcess]]]:
+    """An engine, a proxy to it, and the gateways of n rollouts."""
+    with double(*_DOUBLE, *words) as (engine, _), proxy(engine) as beside, gateways(engine, n) as ours:
+        yield engine, beside, ours
+
+
+@dataclass(slots=True)
+class _Play:
+    """The times of all calls, and how long they took together."""
+
+    times: list[float] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def rate(self) -> float:
+        return len(self.times) / self.seconds
+
+    def at(self, share: float) -> float:
+        """Return a percentile, in ms."""
+        ordered = sorted(self.times)
+        return ordered[min(len(ordered) - 1, int(len(ordered) * share))] * 1000
+
+
+async def _row(
+    report: Report,
+    stream: bool,
+    n_calls: int,
+    direct: Sequence[str],
+    proxy: tuple[str, ChildProcess],
+    ours: tuple[Sequence[str], ChildProcess],
+) -> None:
+    n, name = len(direct), "stream" if stream else "whole"
+    # the first calls read tokenizers and open connections
+    await _played([direct[0], proxy[0], *ours[0][:n]], 1, stream)
+    alone = await _played(direct, n_calls, stream)
+    spent = cpu_s([proxy[1].process.pid])
+    beside = await _played([proxy[0]] * n, n_calls, stream)
+    proxy_cpu = cpu_s([proxy[1].process.pid]) - spent
+    spent = cpu_s([ours[1].process.pid])
+    here = await _played(ours[0][:n], n_calls, stream)
+    cpu = cpu_s([ours[1].process.pid]) - spent
+    for tag, share in (("p50", 0.5), ("p99", 0.99)):
+        added, proxy_added = here.at(share) - alone.at(share), beside.at(share) - alone.at(share)
+        report.add(f"added_{name}_{n}_agents_{tag}", added, "ms", proxy=proxy_added, engine_alone=alone.at(share))
+    report.add(f"calls_{name}_{n}_agents", here.rate, "/s", proxy=beside.rate, engine_alone=alone.rate)
+    each = len(here.times) / 1000
+    report.add(f"cpu_{name}_{n}_agents", cpu / each, "ms/call", proxy=proxy_cpu / each)
+
+
+async def _huge_bodies(report: Report, urls: Sequence[str], n_calls: int) -> None:
+    """A rollout sends bodies of 15 MB all the while; how long do the calls of the others take?"""
+    others, (sender, *_) = urls[1:], urls
+    without = await _played(others, n_calls, False)
+    bodies = asyncio.ensure_future(_sends_huge_bodies(sender))
+    beside = await _played(others, n_calls, False)
+    bodies.cancel()
+    with suppress(asyncio.CancelledError):
+        await bodies
+    for tag, share in (("p50", 0.5), ("p99", 0.99)):
+        report.add(f"call_beside_huge_bodies_{tag}", beside.at(share), "ms", without=without.at(share))
+
+
+async def _sends_huge_bodies(url: str) -> None:
+    text = "word " * (_HUGE_CHARS // 5)
+    body = orjson.dumps({"model": "policy", "messages": [{"role": "user", "content": text}], "max_tokens": 8})
+    client = _Client(url, _CHAT, may_fail=True)
+    while True:
+        await client.post(body)
+
+
+async def _memory(report: Report) -> None:
+    """Memory of the gateways' process with 256 calls that wait, beyond what it had before."""
+    with (
+        double("--mean-tokens", "10000", "--tokens-per-s", _HELD_TOKENS_PER_S) as (engine, _),
+        gateways(engine, 256) as (ours, process),
+    ):
+        pid = process.process.pid
+        idle = memory_mb(pid)
+        waiting = [asyncio.ensure_future(_Agent(url, True).call()) for url in ours]
+        await _steady(lambda: memory_mb(pid))
+        held = memory_mb(pid) - idle
+        for call in waiting:
+            call.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+    report.add("memory_per_open_call", held / len(ours) * 1000, "kB", gateways_idle_mb=idle)
+
+
+async def _steady(measure: Callable[[], float]) -> None:
+    """Wait until a figure grows no more."""
+    last, same = measure(), 0
+    while same < 5:
+        await asyncio.sleep(1.0)
+        last, before = measure(), last
+        same = same + 1 if abs(last - before) < 0.1 else 0
+
+
+async def _played(urls: Sequence[str], n_calls: int, stream: bool) -> _Play:
+    """Let an agent for each address make its calls, one after the other."""
+    play = _Play()
+    started = time.perf_counter()
+    await asyncio.gather(*(_conversation(play, url, n_calls, stream) for url in urls))
+    play.seconds = time.perf_counter() - started
+    return play
+
+
+async def _conversation(play: _Play, url: str, n_calls: int, stream: bool) -> None:
+    agent = (_Agent if "/t/" in url else _ByHand)(url, stream)
+    for _ in range(n_calls):
+        started = time.perf_counter()
+        await agent.call()
+        play.times.append(time.perf_counter() - started)
+    agent.client.close()
+
+
+class _Client:
+    """A client on one connection, as cheap as can be: two cores have the engine, the gateway and all clients."""
+
+    def __init__(self, url: str, path: str, may_fail: bool = False) -> None:
+        self._host, _, prefix = url.removesuffix("/v1").removeprefix("http://").partition("/")
+        self._path = f"/{prefix}{path}" if prefix else path
+        self._may_fail = may_fail
+        self._connection: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+
+    async def post(self, body: bytes) -> bytes:
+        if self._connection is None:
+            host, port = self._host.split(":")
+            self._connection = await asyncio.open_connection(host, int(port))
+        reader, writer = self._connection
+        head = f"POST {self._path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+        await writer.drain()
+        fields = (await reader.readuntil(b"\r\n\r\n")).lower()
+        if not fields.startswith(b"http/1.1 200") and not self._may_fail:
+            raise RuntimeError(f"{self._host}{self._path} answered {fields.decode()} {await reader.read(500)!r}")
+        if b"transfer-encoding: chunked" not in fields:
+            n_bytes = int(fields.partition(b"content-length:")[2].partition(b"\r\n")[0])
+            return await reader.readexactly(n_bytes)
+        pieces = []
+        while n_bytes := int(await reader.readline(), 16):
+            pieces.append((await reader.readexactly(n_bytes + 2))[:-2])
+        await reader.readline()
+        return b"".join(pieces)
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection[1].close()
+
+
+class _Agent:
+    """A conversation with a gateway, in messages."""
+
+    def __init__(self, url: str, stream: bool) -> None:
+        self.client = _Client(url, _CHAT)
+        self._stream = stream
+        self._messages: list[dict[str, Any]] = [{"role": "system", "content": _SYSTEM}]
+
+    async def call(self) -> None:
+        self._messages.append({"role": "user", "content": _OBSERVATION})
+        asked = {"model": "", "messages": self._messages, "max_tokens": 64, "stream": self._stream}
+        answer = await self.client.post(orjson.dumps(asked))
+        self._messages.append({"role": "assistant", "content": _said(answer, self._stream)})
+
+
+class _ByHand:
+    """The same with the engine, or with a proxy to it, in ids: a prompt of about as many, and no template."""
+
+    def __init__(self, url: str, stream: bool) -> None:
+        self.client = _Client(url, _GENERATE)
+        self._stream = stream
+        self._ids = [7] * (len(_SYSTEM) // 4)
+
+    async def call(self) -> None:
+        self._ids += [9] * 100
+        sampling = {"temperature": 1.0, "max_tokens": 64, "logprobs": 0, "detokenize": False}
+        asked = {"token_ids": self._ids, "sampling_params": sampling, "return_token_ids": True, "stream": self._stream}
+        await self.client.post(orjson.dumps(asked))
+
+
+def _said(answer: bytes, stream: bool) -> str:
+    if not stream:
+        return str(orjson.loads(answer)["choices"][0]["message"]["content"] or "")
+    events = [orjson.loads(line[6:]) for line in answer.split(b"\n") if line.startswith(b"data: {")]
+    deltas = [choice["delta"] for event in events for choice in event["choices"]]
+    return "".join(delta.get("content") or "" for delta in deltas)
+
+
+@contextmanager
+def proxy(engine: str) -> Iterator[tuple[str, ChildProcess]]:
+    with _process("benchmarks.peers.reverse_proxy", engine) as (line, child):
+        yield line, child
+
+
+@contextmanager
+def gateways(engine: str, n: int) -> Iterator[tuple[list[str], ChildProcess]]:
+    with _process("benchmarks.gateway_host", engine, str(n)) as (line, child):
+        yield json.loads(line), child
+
+
+@contextmanager
+def _process(module: str, *words: str) -> Iterator[tuple[str, ChildProcess]]:
+    """Run a module until the block ends; give the first line that it prints."""
+    with tempfile.TemporaryDirectory(prefix="farm-benchmark-") as folder:
+        log = Path(folder) / "log"
+        child = ChildProcess([sys.executable, "-u", "-m", module, *words], log=log)
+        try:
+            deadline = time.monotonic() + _START_S
+            while not log.exists() or not (said := log.read_text()).startswith(("http", "[")) or "\n" not in said:
+                if not child.running or time.monotonic() > deadline:
+                    raise RuntimeError(f"{module} did not start: {log.read_text()[-500:]}")
+                time.sleep(0.02)
+            yield said.partition("\n")[0], child
+        finally:
+            child.terminate()
+            child.end(10.0)
+
+
+if __name__ == "__main__":
+    main()

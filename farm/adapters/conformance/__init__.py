@@ -1,0 +1,1 @@
+"""The promises of trainer adapters, tried on constructed rollouts: `farm doctor --adapter NAME`."""

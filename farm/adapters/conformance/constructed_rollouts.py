@@ -1,0 +1,103 @@
+"""Rollouts made without a farm, of every kind that an adapter may be handed: what its promises are tried on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from farm.ids import RolloutRef
+from farm.records.rollout import Failure, Outcome, Rollout, Stage, State
+from farm.records.trajectory import NO_VERSION, Segment, token_ids
+
+BATCH = "constructed"
+N_SAMPLES = 2
+LONG = 4_096
+"""The tokens of the longest response."""
+OBSERVED = 0
+"""In the place of a version: a token that was put there."""
+
+
+def segment(n_prompt: int, versions: Sequence[int], mismatch: int | None = None, first_id: int = 100) -> Segment:
+    """Return a row of which each token was sampled by one of these weights; OBSERVED for one that was put there.
+
+    NO_VERSION is sampled by weights not known. No two tokens near each other are equal, nor are log-probabilities.
+    """
+    n = len(versions)
+    mask = np.array([version != OBSERVED for version in versions], np.uint8)
+    return Segment(
+        token_ids(range(first_id, first_id + n_prompt)),
+        token_ids(range(first_id + 1_000, first_id + 1_000 + n)),
+        mask,
+        (mask * np.linspace(-3, -1e-6, n)).astype(np.float32),
+        np.where(mask == 1, np.array(versions), NO_VERSION).astype(np.int32),
+        mismatch,
+    )
+
+
+def rollout(number: int, segments: Sequence[Segment], **changed: Any) -> Rollout:
+    """Return the rollout of this number, in groups of N_SAMPLES: played to its end and scored, unless `changed`."""
+    group, sample = divmod(number, N_SAMPLES)
+    played = Rollout(
+        rollout_id=str(RolloutRef(BATCH, group, sample)),
+        batch_id=BATCH,
+        group_index=group,
+        sample_index=sample,
+        data_source="noop",
+        instance_id=f"instance-{group}",
+        stage=Stage.EVAL,
+        state=State.COMPLETED,
+        attempt=1,
+        node=None,
+        outcome=Outcome.SUBMITTED,
+        reward=0.25 * number - 0.5,
+        failure=None,
+        n_turns=1,
+        n_response_tokens=sum(int(each.response_mask.sum()) for each in segments),
+        submitted_at=0.0,
+        finished_at=1.0,
+        finish_seq=number + 1,
+        segments=tuple(segments),
+        n_segments=len(segments),
+    )
+    return replace(played, **changed)
+
+
+def broken(number: int, outcome: Outcome, segments: Sequence[Segment]) -> Rollout:
+    """Return one that the farm broke, or that was cancelled: no reward, and the rows recorded till then."""
+    cancelled = outcome is Outcome.CANCELLED
+    state, failure = (State.CANCELLED, None) if cancelled else (State.FAILED, Failure(str(outcome), "constructed"))
+    return rollout(number, segments, outcome=outcome, state=state, reward=None, failure=failure)
+
+
+def every_kind(n_long: int = LONG) -> list[Rollout]:
+    """Return rollouts of every kind, whole groups of them; the longest response has `n_long` tokens."""
+    return [
+        rollout(0, [segment(2, [7, 7, 7])]),
+        # branched: several rows, one of two versions
+        rollout(1, [segment(3, [7, 7]), segment(4, [7, OBSERVED, OBSERVED, 8, 8], first_id=200), segment(1, [8])]),
+        # a zero that the policy earned
+        rollout(2, [segment(2, [7])], reward=0.0, outcome=Outcome.DEADLINE),
+        broken(3, Outcome.ENGINE_ERROR, [segment(2, [7])]),
+        broken(4, Outcome.CANCELLED, [segment(2, [7])]),
+        # an engine saw other tokens, nothing was sampled, and a row that may train
+        rollout(5, [segment(2, [7, 7], mismatch=3), segment(2, [OBSERVED] * 2), segment(9, [6, 7], first_id=300)]),
+        # ended before its first token
+        rollout(6, [], outcome=Outcome.DEADLINE),
+        rollout(7, [segment(2, [NO_VERSION, 7])]),
+        # dropped for newer weights: a score that it had does not count
+        rollout(8, [segment(2, [7])], reward=1.0, outcome=Outcome.STALE, state=State.FAILED),
+        # untrusted as a whole
+        rollout(9, [segment(2, [7, 7], mismatch=2)]),
+        rollout(10, [segment(n_long // 8, [7, OBSERVED, 8, 9] * (n_long // 4))], outcome=Outcome.CONTEXT_FULL),
+        rollout(11, [segment(1, [9])], outcome=Outcome.INVALID_ACTION),
+    ]
+
+
+def only_broken() -> list[Rollout]:
+    """Return rollouts of which none may train."""
+    outcomes = [each for each in Outcome if each not in {Outcome.STALE}]
+    ours = [each for each in outcomes if not rollout(0, [], outcome=each).trainable]
+    return [broken(number, outcome, [segment(2, [7, 7])]) for number, outcome in enumerate(ours)]

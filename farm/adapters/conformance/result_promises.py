@@ -1,0 +1,189 @@
+"""The promises of adapters that give a trainer one result for each rollout, tried on constructed rollouts.
+
+What such a trainer is told decides what it trains on: a reward that nothing gave, or an end told as another, is learnt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from farm.adapters.conformance.adapter_promises import AdapterResult, Broken, tried
+from farm.adapters.conformance.constructed_calls import calls_of
+from farm.adapters.conformance.constructed_rollouts import broken, every_kind, only_broken, rollout, segment
+from farm.adapters.protocol import ResultAdapter, TrainerResult, TrainingRow
+from farm.records.rollout import POLICY_OUTCOMES, Outcome, Rollout, State
+from farm.records.trajectory import ModelCall, Segment, segments, version_range
+
+Adapter: TypeAlias = ResultAdapter[Any]
+_LONG = 64
+"""The tokens of the longest response: each stretch of it is a call."""
+_LIMITS = frozenset({Outcome.MAX_TURNS, Outcome.MAX_TOKENS, Outcome.CONTEXT_FULL, Outcome.DEADLINE})
+"""Ends that a limit made, not the policy."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """A rollout with its model calls, and the training rows that follow from them."""
+
+    rollout: Rollout
+    calls: tuple[ModelCall, ...]
+
+    @property
+    def rows(self) -> list[Segment]:
+        """The rows that may train."""
+        return [each for each in self.rollout.segments if each.trainable] if self.rollout.trainable else []
+
+
+def examine_results(adapter: Adapter) -> Iterator[AdapterResult]:
+    """Try every promise on an adapter. What it raises breaks the promise that it is raised in, but for ImportError."""
+    return tried(_PROMISES, adapter)
+
+
+def _given(made: Rollout) -> _Given:
+    """Return it as the farm would have it, had its calls been made."""
+    calls = calls_of(made)
+    oldest, newest = version_range(calls)
+    rows = segments(calls)
+    return _Given(replace(made, segments=rows, n_segments=len(rows), version_min=oldest, version_max=newest), calls)
+
+
+def _all() -> list[_Given]:
+    return [_given(each) for each in [*every_kind(_LONG), *_policy_ends()]]
+
+
+def _policy_ends() -> list[Rollout]:
+    """Return a rollout for every end that the policy caused, of zeros and others."""
+    ends = sorted(POLICY_OUTCOMES)
+    return [rollout(20 + n, [segment(2, [7])], outcome=each, reward=float(n % 2)) for n, each in enumerate(ends)]
+
+
+def _without_reward() -> list[Rollout]:
+    """Return rollouts of which none may train; some were scored before they broke."""
+    scored = [
+        replace(broken(20, outcome, [segment(2, [7])]), reward=reward)
+        for outcome in (Outcome.EVALUATOR_ERROR, Outcome.CANCELLED, Outcome.LOST)
+        for reward in (0.0, 1.0)
+    ]
+    stale = rollout(30, [segment(2, [7])], reward=0.0, outcome=Outcome.STALE, state=State.FAILED)
+    return [*only_broken(), *scored, stale]
+
+
+def _read(adapter: Adapter, given: _Given) -> TrainerResult:
+    return adapter.read_result(adapter.result(given.rollout, given.calls))
+
+
+def _named(adapter: Adapter) -> None:
+    for given in [*_all(), *map(_given, _without_reward())]:
+        name = _read(adapter, given).rollout_id
+        if name not in {"", given.rollout.rollout_id}:
+            raise Broken(f"the result of {given.rollout.rollout_id} names {name}")
+
+
+def _rewards(adapter: Adapter) -> None:
+    for given in _all():
+        played, result = given.rollout, _read(adapter, given)
+        if not played.trainable:
+            continue
+        if result.error or not result.ended:
+            raise Broken(f"{played.rollout_id} ended as {played.outcome}, and is told as broken: {result.error!r}")
+        if result.reward is None or np.float32(result.reward) != np.float32(played.reward or 0.0):
+            raise Broken(f"{played.rollout_id} has reward {result.reward}, and not {played.reward}")
+
+
+def _broken_have_no_reward(adapter: Adapter) -> None:
+    for given in map(_given, _without_reward()):
+        played, result = given.rollout, _read(adapter, given)
+        if result.reward is not None or result.ended:
+            raise Broken(f"{played.outcome} is told as an end with reward {result.reward}")
+        if played.rollout_id not in result.error:
+            raise Broken(
+                f"{played.outcome} of {played.rollout_id} has an error that does not name it: {result.error!r}"
+            )
+
+
+def _stop_reasons(adapter: Adapter) -> None:
+    reasons = {each.rollout.outcome: _read(adapter, each).stop_reason for each in map(_given, _policy_ends())}
+    if missing := [str(outcome) for outcome, reason in reasons.items() if not reason]:
+        raise Broken(f"{missing[0]} has no stop reason")
+    of_broken = {_read(adapter, _given(each)).stop_reason: each.outcome for each in _without_reward()}
+    own = {reason: outcome for outcome, reason in reasons.items() if outcome not in _LIMITS}
+    for outcome, reason in reasons.items():
+        if reason in of_broken:
+            raise Broken(f"{outcome} and {of_broken[reason]}, which the farm broke, have one stop reason: {reason}")
+        if outcome in _LIMITS and reason in own:
+            raise Broken(f"{outcome} and {own[reason]}, an end by itself, have one stop reason: {reason}")
+
+
+def _pairs(adapter: Adapter) -> Iterator[tuple[str, TrainingRow, Segment]]:
+    """Yield each row of a result with the segment that it is to be; none if the trainer keeps tokens of its own."""
+    results = [(given, _read(adapter, given).rows) for given in _all() if given.rollout.trainable]
+    if len({rows is None for _, rows in results}) > 1:
+        raise Broken("some results have tokens and others leave them to the trainer")
+    for given, rows in results:
+        if rows is None:
+            continue
+        if len(rows) != len(given.rows):
+            raise Broken(f"{given.rollout.rollout_id} has {len(rows)} rows where {len(given.rows)} may train")
+        yield from ((given.rollout.rollout_id, row, made_of) for row, made_of in zip(rows, given.rows, strict=True))
+
+
+def _tokens(adapter: Adapter) -> None:
+    for name, row, made_of in _pairs(adapter):
+        ids = [*made_of.prompt_ids.tolist(), *made_of.response_ids.tolist()]
+        if [*row.prompt_ids, *row.response_ids] != ids:
+            raise Broken(f"a row of {name} has other tokens than were recorded")
+        _equal(name, "mask", row.response_mask, _aligned(row, made_of, made_of.response_mask, 0))
+
+
+def _logprobs(adapter: Adapter) -> None:
+    pairs = list(_pairs(adapter))
+    if len({row.logprobs is None for _, row, _ in pairs}) > 1:
+        raise Broken("some rows have log-probabilities and others have none")
+    for name, row, made_of in pairs:
+        if row.logprobs is not None:
+            _equal(name, "log-probability", row.logprobs, _aligned(row, made_of, made_of.response_logprobs, 0.0))
+
+
+def _versions(adapter: Adapter) -> None:
+    for given in _all():
+        played, versions = given.rollout, _read(adapter, given).versions
+        if versions is not None and versions != (played.version_min, played.version_max):
+            raise Broken(f"{played.rollout_id} has versions {versions}, not {played.version_min}, {played.version_max}")
+
+
+def _aligned(row: TrainingRow, made_of: Segment, values: Any, of_prompt: float) -> list[float]:
+    """Return the values of a response, after as many as its prompt is long where a row has both in one."""
+    expected: list[float] = values.tolist()
+    return [of_prompt] * (0 if row.prompt_ids else len(made_of.prompt_ids)) + expected
+
+
+def _equal(name: str, noun: str, values: Any, expected: list[float]) -> None:
+    if len(values) != len(expected) or not np.array_equal(
+        np.asarray(values, np.float32), np.asarray(expected, np.float32)
+    ):
+        raise Broken(f"a row of {name} has another {noun} than was recorded")
+
+
+def _given_stays(adapter: Adapter) -> None:
+    for given in _all():
+        before = deepcopy(given)
+        adapter.result(given.rollout, given.calls)
+        if repr(before) != repr(given):
+            raise Broken(f"{given.rollout.rollout_id} is changed by it")
+
+
+_PROMISES: dict[str, Callable[[Adapter], None]] = {
+    "a result names its own rollout, or none": _named,
+    "a rollout that the policy ended has its own reward": _rewards,
+    "a rollout that broke, was cancelled or is stale has no reward, and an error that names it": _broken_have_no_reward,
+    "each end of the policy has a stop reason, a limit one of its own, and none is that of what broke": _stop_reasons,
+    "tokens, for all results or for none, are the recorded ones that may train, with their masks": _tokens,
+    "log-probabilities are the recorded ones, for all rows or for none": _logprobs,
+    "versions, where a format has them, are the recorded ones": _versions,
+    "rollouts and calls stay as they were": _given_stays,
+}

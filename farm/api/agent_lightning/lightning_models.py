@@ -1,0 +1,104 @@
+"""Model servers that a trainer registers: engines of the farm, which it pauses while it updates their weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from farm.api.agent_lightning.lightning_requests import ModelServer, PauseRequest
+from farm.api.protocol_parts.kept_state import KeptState
+from farm.client.local import LocalFarm
+from farm.engine_urls import normal_url
+from farm.errors import FarmUnreachable, InvalidRequest, NotFound, ServiceError
+
+_NAME = "agent-lightning"
+_WAITED_S = 1e9
+"""Seconds that a pause is taken to have waited for a first worker: without any nothing is in flight."""
+
+
+class LightningModels:
+    """The servers that were registered by this protocol; other engines of the farm are left alone."""
+
+    def __init__(self, farm: LocalFarm) -> None:
+        self._farm = farm
+        self._state = KeptState(farm.runs, "agent-lightning:models")
+
+    def register(self, servers: Sequence[ModelServer]) -> list[dict[str, Any]]:
+        """Use these servers, too. None is used if one of them is refused. Raises InvalidRequest."""
+        urls: dict[str, str] = {}
+        for index, server in enumerate(servers):
+            try:
+                urls[normal_url(server.endpoint)] = server.model
+            except InvalidRequest as error:
+                raise InvalidRequest(error.complaints[0][1], field=f"models[{index}].endpoint") from None
+        state = self._state.change(lambda known: {**known, "urls": {**known.get("urls", {}), **urls}})
+        for url, model in urls.items():
+            self._farm.add_engine(url, model)
+        if state.get("paused") and urls:
+            self._farm.orders.order_pause("drain", _NAME, list(urls))
+        return [server.model_dump(mode="json") for server in servers]
+
+    def delete_all(self) -> None:
+        """Use none of them any more; calls in flight end."""
+        known = self._registered(self._state.read())
+        self._state.change(lambda state: {**state, "urls": {}})
+        for url in known:
+            with suppress(NotFound):
+                self._farm.remove_engine(url)
+
+    def model(self) -> str:
+        """Return the model that rollouts are played with, empty for any. Raises ServiceError if there is no server."""
+        names = sorted(set(self._registered(self._state.read()).values()))
+        if not names and not self._farm.engines():
+            raise ServiceError("No servers available: register one, POST /api/models")
+        return names[0] if len(names) == 1 else ""
+
+    def pause(self, request: PauseRequest) -> dict[str, Any]:
+        """Send no new calls to them until `resume`; those in flight go on to their end."""
+        paused = {"paused": True, "retry_after_seconds": request.retry_after_seconds, "reason": request.reason}
+        state = self._state.change(lambda known: {**known, **paused})
+        if urls := self._in_use(state):
+            self._farm.orders.order_pause("drain", _NAME, urls)
+        return self.pause_state()
+
+    def resume(self) -> dict[str, Any]:
+        """Send them calls again."""
+        state = self._state.change(lambda known: {**known, "paused": False, "reason": None})
+        if urls := self._in_use(state):
+            self._farm.orders.order_pause("", "", urls)
+        return self.pause_state()
+
+    def pause_state(self) -> dict[str, Any]:
+        """Return whether they are paused, and how many calls are in flight.
+
+        A worker that has not said that it knows of the pause counts as one, as it may begin a call.
+        """
+        state = self._state.read()
+        return {
+            "paused": bool(state.get("paused")),
+            "retry_after_seconds": state.get("retry_after_seconds", 5),
+            "reason": state.get("reason"),
+            "inflight": self._n_in_flight(state),
+        }
+
+    def _n_in_flight(self, state: Mapping[str, Any]) -> int:
+        urls = self._in_use(state)
+        n_calls = sum(each.n_calls for each in self._farm.engines() if each.engine.url in urls)
+        if not state.get("paused"):
+            return n_calls
+        orders = {engine.url: engine.n_orders for engine in self._farm.orders.chosen(urls)}
+        try:
+            unacknowledged = self._farm.orders.left(orders, _WAITED_S)
+        except FarmUnreachable:
+            return 0
+        return max(n_calls, len([each for each in unacknowledged if "was not told" not in each]))
+
+    def _registered(self, state: Mapping[str, Any]) -> Mapping[str, str]:
+        urls: Mapping[str, str] = state.get("urls", {})
+        return urls
+
+    def _in_use(self, state: Mapping[str, Any]) -> list[str]:
+        """Return those that are engines of the farm still: somebody may have removed one there."""
+        there = {each.engine.url for each in self._farm.engines()}
+        return [url for url in self._registered(state) if url in there]

@@ -1,0 +1,221 @@
+"""Rollouts by the id that their client gave: each is a batch of one, found by its idempotency key."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+from pydantic import ValidationError
+from sqlalchemy.exc import IntegrityError
+
+from farm.api.agent_lightning.lightning_requests import (
+    ATTEMPT,
+    LightningState,
+    NewRollout,
+    RunnerConfig,
+    TerminalQuery,
+)
+from farm.api.protocol_parts.content_hash import content_hash
+from farm.api.protocol_parts.task_rows import ROW_READERS, columns_without, known_handler
+from farm.client.local import LocalFarm
+from farm.client.request_checks import check_instances, invalid
+from farm.errors import Conflict, InvalidRequest, NotFound
+from farm.ids import rollout_id as farm_rollout_id
+from farm.records.request import BatchRequest
+from farm.records.rollout import Rollout, Stage, State
+from farm.records.training_run import KeyedBatch
+from farm.store.reports import keyed_rollouts
+
+_PREFIX = "agent-lightning:"
+_DELETED = "agent-lightning"
+"""The consumer of a rollout that its client has deleted."""
+_KEYS = 1000
+_WIRE = ("data_source", "data_id", "instance_id")
+_VAL_TEMPERATURE = 0.7
+"""The temperature of rollouts that do not train, as that gateway's configuration has it."""
+_VERSIONS = {LightningState.QUEUING: 1, LightningState.RUNNING: 2}
+
+
+class LightningRollouts:
+    """The rollouts that clients of this protocol submitted."""
+
+    def __init__(self, farm: LocalFarm) -> None:
+        self._farm = farm
+
+    def create(self, wanted: Sequence[NewRollout], model: str) -> list[dict[str, Any]]:
+        """Submit rollouts, and return them; one whose id is known is returned as it is, and nothing is submitted.
+
+        None is submitted if one of them is refused. Raises InvalidRequest, UnknownHandler, and Conflict for an id that
+        names another rollout.
+        """
+        named = [
+            each if each.rollout_id else each.model_copy(update={"rollout_id": uuid.uuid4().hex}) for each in wanted
+        ]
+        keys = [key_of(each.rollout_id or "") for each in named]
+        known = self._known(keys)
+        requests: dict[str, BatchRequest] = {}
+        for index, (each, key) in enumerate(zip(named, keys, strict=True)):
+            content = each.model_dump(mode="json")
+            earlier = known.get(key) or requests.get(key)
+            first = earlier.metadata["rollout"] if earlier is not None else None
+            if first is None:
+                requests[key] = self._checked(each, content, key, model, f"rollouts[{index}]")
+            elif first != content:
+                raise Conflict(f"Rollout {each.rollout_id}: it is another rollout already: give another rollout_id")
+            elif key in known and self._farm.acknowledged(known[key].batch_id, _DELETED):
+                raise Conflict(f"Rollout {each.rollout_id}: it was deleted: give another rollout_id")
+        for request in requests.values():
+            self._farm.submit(request)
+        return [self.rollout(each.rollout_id or "") for each in named]
+
+    def rollout(self, name: str) -> dict[str, Any]:
+        """Return a rollout as the protocol has it. Raises NotFound."""
+        content, rollout = self.stored(name)
+        return self._as_sent(content, rollout)
+
+    def stored(self, name: str) -> tuple[Mapping[str, Any], Rollout]:
+        """Return a rollout as it was sent, and as it is. Raises NotFound, for a deleted one, too."""
+        for batch in self._farm.runs.keyed_batches([key_of(name)]):
+            if not self._farm.acknowledged(batch.batch_id, _DELETED):
+                return batch.metadata["rollout"], self._farm.rollout(farm_rollout_id(batch.batch_id, 0, 0))
+        raise NotFound(f"Rollout not found: {name}")
+
+    def cancel(self, name: str) -> dict[str, Any]:
+        """End a rollout that has not ended. Raises NotFound, and Conflict if it has."""
+        _, rollout = self.stored(name)
+        if not self._farm.cancel(rollout.batch_id):
+            raise Conflict(f"Rollout {name}: cannot transition {state_of(rollout).value} -> failed")
+        return self.rollout(name)
+
+    def delete(self, name: str) -> None:
+        """End a rollout, and show it no more. One that is not known is none."""
+        try:
+            _, rollout = self.stored(name)
+        except NotFound:
+            return
+        self._farm.cancel(rollout.batch_id)
+        ended = self._farm.rollout(rollout.rollout_id)
+        self._farm.acknowledge_up_to(rollout.batch_id, ended.cursor, _DELETED)
+
+    def listing(self, states: Sequence[LightningState], limit: int) -> list[dict[str, Any]]:
+        """Return the oldest rollouts in these states."""
+        rows = self._farm.store.read(partial(keyed_rollouts.shown, prefix=_PREFIX, consumer=_DELETED))
+        result: list[dict[str, Any]] = []
+        for metadata, rollout in rows:
+            if len(result) >= limit:
+                break
+            if state_of(rollout) in states:
+                result.append(self._as_sent(metadata["rollout"], rollout))
+        return result
+
+    def terminal(self, query: TerminalQuery) -> dict[str, Any]:
+        """Return a page of those that ended, in the order in which they did; deleted ones are counted alone."""
+        after, limit = max(0, query.after), min(max(1, query.limit), 10_000)
+        store = self._farm.store
+        if store.read(partial(keyed_rollouts.any_unplaced, prefix=_PREFIX)):
+            with suppress(IntegrityError):
+                store.write(partial(keyed_rollouts.place_ended, prefix=_PREFIX))
+        page = partial(keyed_rollouts.ended, prefix=_PREFIX, consumer=_DELETED, after=after, limit=limit)
+        rows, last, total = store.read(page)
+        items = [
+            {
+                "rollout_id": metadata["rollout"]["rollout_id"],
+                "state": state_of(rollout).value,
+                "data_id": _data_id(metadata["rollout"]["input"]),
+                "is_train": metadata["rollout"]["is_train"],
+            }
+            for metadata, rollout, is_deleted in rows
+            if not is_deleted
+        ]
+        return {"items": items, "next_after": last, "total_terminal": total}
+
+    def _known(self, keys: Sequence[str]) -> dict[str, KeyedBatch]:
+        chunks = [keys[start : start + _KEYS] for start in range(0, len(keys), _KEYS)]
+        return {batch.key: batch for chunk in chunks for batch in self._farm.runs.keyed_batches(chunk)}
+
+    def _checked(self, wanted: NewRollout, content: dict[str, Any], key: str, model: str, place: str) -> BatchRequest:
+        try:
+            request = _batch_request(wanted, content, key, model)
+            check_instances(request, lambda: {name for node in self._farm.nodes() for name in node.handlers})
+        except InvalidRequest as error:
+            raise InvalidRequest.of([(_sent(place, field), message) for field, message in error.complaints]) from None
+        return request
+
+    def _as_sent(self, content: Mapping[str, Any], rollout: Rollout) -> dict[str, Any]:
+        state = state_of(rollout)
+        failure = f"{rollout.failure.kind}: {rollout.failure.message}" if rollout.failure is not None else None
+        status = {
+            "state": state.value,
+            "k8s_job_name": None,
+            "last_attempt_id": None if state is LightningState.QUEUING else ATTEMPT,
+            "error_message": (failure or str(rollout.outcome)) if state is LightningState.FAILED else None,
+            "version": _VERSIONS.get(state, 3),
+            "created_at": rollout.submitted_at,
+            "updated_at": rollout.finished_at or self._began(rollout, state),
+        }
+        config = content["config"] or RunnerConfig().model_dump(mode="json")
+        metadata = {"batch_idx": None, "sample_idx_in_batch": None} | (content["metadata"] or {})
+        sent = {name: content[name] for name in ("rollout_id", "input", "is_train")}
+        return {**sent, "config": config, "metadata": metadata, "status": status}
+
+    def _began(self, rollout: Rollout, state: LightningState) -> float:
+        if state is LightningState.QUEUING:
+            return rollout.submitted_at
+        started = [each.started_at for each in self._farm.timings(rollout.rollout_id) if each.started_at is not None]
+        return min(started, default=rollout.submitted_at)
+
+
+def key_of(name: str) -> str:
+    """Return the idempotency key of a rollout by its client's id."""
+    return f"{_PREFIX}{content_hash(name)}"
+
+
+def state_of(rollout: Rollout) -> LightningState:
+    """Return the state of a rollout: one that was scored has succeeded, whatever its score."""
+    if rollout.finished_at is not None:
+        return LightningState.SUCCEEDED if rollout.trainable else LightningState.FAILED
+    waits = rollout.stage is Stage.INIT and rollout.state is State.QUEUED
+    return LightningState.QUEUING if waits else LightningState.RUNNING
+
+
+def _batch_request(wanted: NewRollout, content: dict[str, Any], key: str, model: str) -> BatchRequest:
+    row = wanted.input
+    name = row.get("data_source")
+    if not isinstance(name, str) or not name:
+        raise InvalidRequest("is missing: the name of the handler that plays it", field="input.data_source")
+    handler = known_handler(name)
+    config = wanted.config or RunnerConfig()
+    fields = row.get("fields")
+    if not isinstance(fields, dict):
+        fields = dict(row) if handler in ROW_READERS else columns_without(row, _WIRE)
+    values: dict[str, Any] = {
+        "instances": [{"data_source": handler, "fields": fields, "instance_id": str(row.get("instance_id") or "")}],
+        "limits": {"run_s": config.timeout_seconds},
+        "sampling": {} if wanted.is_train else {"temperature": _VAL_TEMPERATURE},
+        "agent": (config.local.agent_class if config.local is not None else None) or "",
+        "model": model,
+        "idempotency_key": key,
+        "metadata": {"rollout": content},
+    }
+    try:
+        return BatchRequest.model_validate(values)
+    except ValidationError as error:
+        raise invalid(error) from None
+
+
+def _sent(place: str, field: str) -> str:
+    """Return a field of the batch by its name in the request."""
+    inner = field.removeprefix("instances[0].")
+    names = {"agent": "config.local.agent_class", "limits.run_s": "config.timeout_seconds", "metadata": "input"}
+    if inner != field and not inner.startswith("fields"):
+        inner = f"input.{inner}"
+    elif inner.startswith("fields"):
+        inner = f"input{inner.removeprefix('fields')}"
+    return f"{place}.{names.get(inner, inner)}"
+
+
+def _data_id(row: Mapping[str, Any]) -> str:
+    return str(row.get("data_id") or row.get("instance_id") or "")

@@ -1,0 +1,135 @@
+"""The answer of `/run`: the row, with a response of the Responses API and a reward, or with the class of a failure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from farm.api.nemo_gym.gym_rows import KEY_COLUMN, RowNames
+from farm.api.protocol_parts.message_texts import reasoning_and_text
+from farm.api.protocol_parts.task_rows import columns_without
+from farm.records.rollout import Outcome, Rollout
+from farm.records.trajectory import Message, ModelCall, calls_of_segments
+
+Item = dict[str, Any]
+_KINDS = {
+    Outcome.SANDBOX_ERROR: "provider_unavailable",
+    Outcome.ENGINE_ERROR: "transport_unreachable",
+    Outcome.EVALUATOR_ERROR: "verifier_error",
+    Outcome.LOST: "session_lost",
+    Outcome.CANCELLED: "cancelled",
+    Outcome.STALE: "cancelled",
+}
+"""Kinds of failure of what was not scored, in NeMo Gym's words; any other is `agent_run_error`."""
+_CUT = (Outcome.MAX_TOKENS, Outcome.CONTEXT_FULL)
+
+
+def run_result(row: Mapping[str, Any], names: RowNames, rollout: Rollout, calls: Sequence[ModelCall]) -> dict[str, Any]:
+    """Return what `/run` answers for an ended rollout.
+
+    One that the farm broke, or that was cancelled, has neither reward nor response: it is a failure, which collection
+    keeps apart from results and tries again, and not a zero. `mask_sample` is true of it, and of one whose tokens an
+    engine saw otherwise than they were sent.
+    """
+    result = {**columns_without(row, (KEY_COLUMN,)), "rollout_id": rollout.rollout_id}
+    if not rollout.trainable:
+        kind = _KINDS.get(rollout.outcome or Outcome.LOST, "agent_run_error")
+        said = f": {rollout.failure.message}" if rollout.failure is not None else ""
+        reason = f"rollout {rollout.rollout_id} ended as {rollout.outcome}{said}"
+        failure = {"mask_sample": True, "failure_kind": kind, "failure_reason": reason}
+        return result | failure | {"_ng_failure_class": kind, "_ng_failure_message": reason}
+    played = longest_row(calls)
+    differs = any(call.mismatch is not None for call in played)
+    result |= {"mask_sample": differs, "failure_kind": None, "failure_reason": None}
+    if differs:
+        reason = "an engine saw other tokens than it was sent"
+        result |= {"failure_kind": "farm:token_mismatch", "failure_reason": reason}
+    elif rollout.outcome is Outcome.DEADLINE:
+        result |= {"failure_kind": "agent_timeout", "failure_reason": "the time limit of the play was reached"}
+    return result | {"reward": rollout.reward, "response": _response(names, rollout, played)}
+
+
+def longest_row(calls: Sequence[ModelCall]) -> Sequence[ModelCall]:
+    """Return the calls of the training row with the most sampled tokens; all calls where ids are not known.
+
+    A client joins the tokens of an answer to one row, and each call must begin with those before it.
+    """
+    rows = calls_of_segments(calls)
+    return max(rows, key=lambda row: sum(call.n_response_tokens for call in row)) if rows else calls
+
+
+def output_items(calls: Sequence[ModelCall]) -> list[Item]:
+    """Return the items that a model and its tools added to the input; the last of a call has its tokens."""
+    result: list[Item] = []
+    for number, call in enumerate(calls):
+        if number:
+            result += [_input_item(message) for message in call.messages]
+        items = _sampled_items(call)
+        if call.token_exact:
+            items[-1] |= _tokens(call)
+        result += items
+        result += [_input_item(message) for message in call.observations]
+    return result
+
+
+def _tokens(call: ModelCall) -> Item:
+    assert call.prompt_ids is not None
+    assert call.response_ids is not None
+    assert call.response_logprobs is not None
+    return {
+        "prompt_token_ids": call.prompt_ids.tolist(),
+        "generation_token_ids": call.response_ids.tolist(),
+        "generation_log_probs": call.response_logprobs.tolist(),
+    }
+
+
+def _sampled_items(call: ModelCall) -> list[Item]:
+    reasoning, text = reasoning_and_text(call.response)
+    tool_calls = call.response.get("tool_calls") or []
+    result: list[Item] = []
+    if reasoning:
+        summary = [{"type": "summary_text", "text": reasoning}]
+        result.append({"type": "reasoning", "id": f"rs_{call.index}", "summary": summary})
+    if text or not (reasoning or tool_calls):
+        content = [{"type": "output_text", "text": text, "annotations": []}]
+        said = {"type": "message", "id": f"msg_{call.index}", "role": "assistant", "status": "completed"}
+        result.append({**said, "content": content})
+    for each in tool_calls:
+        function = each.get("function") or {}
+        name = {"name": str(function.get("name", "")), "arguments": str(function.get("arguments", ""))}
+        result.append({"type": "function_call", "call_id": str(each.get("id", "")), "status": "completed", **name})
+    return result
+
+
+def _input_item(message: Message) -> Item:
+    _, text = reasoning_and_text(message)
+    if message.get("role") == "tool":
+        return {"type": "function_call_output", "call_id": str(message.get("tool_call_id", "")), "output": text}
+    return {"type": "message", "role": str(message.get("role", "user")), "content": text}
+
+
+def _response(names: RowNames, rollout: Rollout, calls: Sequence[ModelCall]) -> dict[str, Any]:
+    cut = rollout.outcome in _CUT
+    sampled = sum(call.n_response_tokens for call in calls)
+    prompted = sum(call.n_prompt_tokens for call in calls)
+    cached = sum(call.n_cached_tokens or 0 for call in calls)
+    params = names.responses_create_params
+    return {
+        "id": f"resp_{rollout.rollout_id}",
+        "object": "response",
+        "created_at": rollout.submitted_at,
+        "model": params.model or names.policy_model_name,
+        "status": "incomplete" if cut else "completed",
+        "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+        "output": output_items(calls),
+        "parallel_tool_calls": params.parallel_tool_calls,
+        "tool_choice": "auto",
+        "tools": [],
+        "usage": {
+            "input_tokens": prompted,
+            "input_tokens_details": {"cached_tokens": cached},
+            "output_tokens": sampled,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": prompted + sampled,
+        },
+    }

@@ -1,0 +1,137 @@
+"""The routes of NeMo Gym's agent server; its errors are `{"detail": …}`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from starlette.routing import BaseRoute
+
+from farm.api.endpoints import Endpoints
+from farm.api.nemo_gym.gym_metrics import AggregateRequest, aggregate
+from farm.api.nemo_gym.gym_responses import run_result
+from farm.api.nemo_gym.gym_rows import RowIdentity, RowNames, batch_request, identity_of, named_as_sent, row_names
+from farm.api.protocol_parts.awaited_batch import await_batch
+from farm.api.protocol_parts.detail_errors import refuse_with_detail
+from farm.api.protocols import WireProtocol
+from farm.api.schemas import ApiRequest, RequestRejected
+from farm.api.scopes import RouteScopes
+from farm.callers import Scope
+from farm.client.http_errors import ProblemDetails
+from farm.client.local import LocalFarm
+from farm.errors import Conflict, InvalidRequest, ServiceError
+from farm.ids import rollout_id
+from farm.records.rollout import Rollout
+from farm.store.reports import open_by_key
+
+_WAIT_S = 86_400.0
+"""Seconds that `/run` waits: its clients have no limit of their own."""
+_CONSUMER = "nemo-gym"
+_HEALTH = ("/", "/health", "/healthz", "/livez", "/readyz")
+_UNSCORED = (
+    "a play without a score is no rollout of the farm: send a row to /run, whose answer has the response and the reward"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PlayedRow:
+    """A row that was submitted as a batch of one rollout, or found again."""
+
+    row: dict[str, Any]
+    names: RowNames
+    identity: RowIdentity
+    batch_id: str
+
+
+class _Routes:
+    """The verbs, on the endpoints of an API."""
+
+    def __init__(self, endpoints: Endpoints) -> None:
+        self._endpoints = endpoints
+        self._farm = endpoints.farm
+
+    def routes(self) -> list[BaseRoute]:
+        endpoints = self._endpoints
+        return [
+            endpoints.route("POST", "/run", self._run),
+            endpoints.post("/v1/responses", self._unscored, takes_body=False),
+            endpoints.post("/aggregate_metrics", lambda request: _aggregated(request)),
+            *(endpoints.health(path) for path in _HEALTH),
+        ]
+
+    async def _run(self, request: ApiRequest) -> dict[str, Any]:
+        """Answer once the rollout has ended. A client that left has not got its answer, and may ask again."""
+        endpoints = self._endpoints
+        played = await endpoints.run(_submitted, self._farm, request)
+        is_disconnected = request.is_disconnected
+        # it may be large, and the wait long
+        del request
+        await await_batch(endpoints, played.batch_id, _WAIT_S)
+        rollout, result = await endpoints.run(_result, self._farm, played)
+        if played.identity.key and not played.identity.is_lasting and not await is_disconnected():
+            await endpoints.run(self._farm.acknowledge_up_to, played.batch_id, rollout.cursor, _CONSUMER)
+        return result
+
+    def _unscored(self, request: ApiRequest) -> Any:
+        raise RequestRejected(ProblemDetails(501, "NotAllowed", _UNSCORED))
+
+
+def _submitted(farm: LocalFarm, request: ApiRequest) -> PlayedRow:
+    """Submit a row, or find the rollout that it has. Raises InvalidRequest, UnknownHandler, Conflict, ServiceError."""
+    row = request.body
+    names = row_names(row)
+    identity = identity_of(names, row)
+    key = identity.key if identity.is_lasting or not identity.key else _next_key(farm, identity.key)
+    batch = batch_request(names, row, key)
+    if not batch.engine_url and not farm.engines():
+        raise ServiceError(
+            "there is no model server: name it in the row, policy_base_url, or give the farm one, `farm engines add`"
+        )
+    try:
+        return PlayedRow(row, names, identity, farm.submit(batch))
+    except InvalidRequest as error:
+        raise named_as_sent(error) from None
+    except Conflict:
+        message = f"_ng_rollout_id {names.rollout_id!r} asked for something else: give another, or a new attempt"
+        raise Conflict(message) from None
+
+
+def _next_key(farm: LocalFarm, key: str) -> str:
+    """Return the key of the row's rollout whose answer was not given yet: of a new one if all were given.
+
+    A row that is collected again, as by a later evaluation, has the same indices.
+    """
+    n = len(farm.store.read(partial(open_by_key.batches_named, prefix=f"{key}:")))
+    if n:
+        last = f"{key}:{n - 1}"
+        for batch in farm.runs.keyed_batches([last]):
+            is_open = farm.has_open(batch.batch_id)
+            if is_open or not farm.acknowledged(batch.batch_id, _CONSUMER):
+                return last
+    return f"{key}:{n}"
+
+
+def _result(farm: LocalFarm, played: PlayedRow) -> tuple[Rollout, dict[str, Any]]:
+    name = rollout_id(played.batch_id, 0, 0)
+    rollout = farm.rollout(name)
+    return rollout, run_result(played.row, played.names, rollout, farm.calls(name))
+
+
+def _aggregated(request: ApiRequest) -> dict[str, Any]:
+    return aggregate(request.parse_body(AggregateRequest).verify_responses)
+
+
+def _routes(endpoints: Endpoints) -> Sequence[BaseRoute]:
+    return _Routes(endpoints).routes()
+
+
+_SCOPES: RouteScopes = {
+    ("POST", "/run"): Scope.SUBMIT,
+    ("POST", "/v1/responses"): Scope.SUBMIT,
+    ("POST", "/aggregate_metrics"): Scope.READ,
+    **{("GET", path): Scope.READ for path in _HEALTH},
+}
+
+PROTOCOL = WireProtocol(_routes, refuse_with_detail, _SCOPES)

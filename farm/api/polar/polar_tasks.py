@@ -1,0 +1,159 @@
+"""Tasks by their id: each is a batch of one instance, found by its idempotency key."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import islice
+from typing import Any
+
+from sqlalchemy import Connection
+
+from farm.api.polar.polar_requests import PREFIX, PolarTask, PolarTasksQuery, key_of_task, named_as_sent, task_batch
+from farm.api.polar.polar_sessions import session_result, session_status
+from farm.api.protocol_parts.kept_state import KeptState
+from farm.client.local import LocalFarm
+from farm.errors import Conflict, InvalidRequest, NotFound, ServiceError
+from farm.notifications import Signals
+from farm.records.rollout import Rollout, State
+from farm.records.training_run import KeyedBatch
+from farm.store import batches
+from farm.store.database import Store
+from farm.store.reports import open_by_key
+
+_TOMBSTONE_S = 300.0
+"""Seconds for which a task that was cancelled before its submit is refused."""
+
+
+class PolarTasks:
+    """The tasks that clients of this protocol submitted."""
+
+    def __init__(self, farm: LocalFarm) -> None:
+        self._farm = farm
+
+    def submit(self, task: PolarTask) -> str:
+        """Submit a task, unless the same one was, and return its batch.
+
+        Raises InvalidRequest, UnknownHandler, Conflict, and ServiceError if there is no engine.
+        """
+        request = task_batch(task)
+        if self._cancelled_before(task.task_id):
+            raise Conflict(f"task {task.task_id} was cancelled before submission")
+        if not self._farm.engines():
+            raise ServiceError("there is no engine: give the farm one, `farm engines add`")
+        try:
+            return self._farm.submit(request)
+        except InvalidRequest as error:
+            raise named_as_sent(error) from None
+        except Conflict:
+            raise Conflict(f"task {task.task_id} is another one already: give another task_id") from None
+
+    def status(self, task_id: str) -> dict[str, Any]:
+        """Return the state of a task with the results of all sessions that have ended. Raises NotFound."""
+        return self._status(task_id, self._batch(task_id))
+
+    def ended(self, batch_id: str) -> dict[str, Any]:
+        """Return the state of the task that a batch is. Raises NotFound."""
+        request = self._farm.store.read(partial(batches.request_of, batch_id=batch_id))
+        return self.status(request["metadata"]["task"]["task_id"])
+
+    def cancel(self, task_id: str, register_if_missing: bool) -> dict[str, Any]:
+        """End a task; with `register_if_missing` refuse a later submit of one that is not known. Raises NotFound."""
+        try:
+            batch = self._batch(task_id)
+        except NotFound:
+            if not register_if_missing:
+                raise
+            self._tombstone(task_id).change(lambda _: {"until": time.time() + _TOMBSTONE_S})
+            none = {"total_sessions": 0, "completed_sessions": 0, "results": [], "result_paths": []}
+            return {"task_id": task_id, "status": "cancelled", **none}
+        self._farm.cancel(batch.batch_id)
+        return self._status(task_id, batch)
+
+    def sessions(self, task_id: str) -> list[dict[str, Any]]:
+        """Return the sessions of a task in a line each. Raises NotFound."""
+        rollouts = self._farm.rollouts(self._batch(task_id).batch_id)
+        return [
+            {"session_id": each.rollout_id, "task_id": task_id, "status": session_status(each), "reward": each.reward}
+            for each in rollouts
+        ]
+
+    def listing(self, query: PolarTasksQuery) -> list[dict[str, Any]]:
+        """Return the newest tasks in a line each."""
+        return self._farm.store.read(lambda connection: list(islice(_lines(connection, query), query.limit)))
+
+    def counts(self) -> dict[str, Any]:
+        """Return how many tasks run, and how many of their sessions have not ended, by stage."""
+        of_prefix = partial(open_by_key.open_batches, prefix=PREFIX)
+        counts = self._farm.store.read(partial(open_by_key.open_counts, prefix=PREFIX))
+        by_stage: Counter[str] = Counter()
+        for (stage, _), n in counts.items():
+            by_stage[stage.value] += n
+        return {"running_tasks": len(self._farm.store.read(of_prefix)), "sessions": dict(by_stage)}
+
+    def _batch(self, task_id: str) -> KeyedBatch:
+        for batch in self._farm.runs.keyed_batches([key_of_task(task_id)]):
+            return batch
+        raise NotFound("Task not found")
+
+    def _status(self, task_id: str, batch: KeyedBatch) -> dict[str, Any]:
+        rollouts = self._farm.rollouts(batch.batch_id)
+        ended = [each for each in rollouts if each.finished_at is not None]
+        builder = batch.metadata["task"]["builder"]["strategy"]
+        return {
+            "task_id": task_id,
+            "status": _task_status(rollouts),
+            "total_sessions": len(rollouts),
+            "completed_sessions": len(ended),
+            "results": [self._result(task_id, builder, each) for each in ended],
+            "result_paths": [],
+        }
+
+    def _result(self, task_id: str, builder: str, rollout: Rollout) -> dict[str, Any]:
+        name = rollout.rollout_id
+        return session_result(task_id, builder, rollout, self._farm.calls(name), self._farm.timings(name))
+
+    def _tombstone(self, task_id: str) -> KeptState:
+        return KeptState(self._farm.runs, key_of_task(task_id))
+
+    def _cancelled_before(self, task_id: str) -> bool:
+        until: float = self._tombstone(task_id).read().get("until", 0.0)
+        return time.time() < until
+
+
+def callback_body(store: Store, batch_id: str) -> dict[str, Any]:
+    """Return what a task's callback gets: its status with all results, as its route gives them. Raises NotFound."""
+    return PolarTasks(LocalFarm(store, Signals(""), 0)).ended(batch_id)
+
+
+def _lines(connection: Connection, query: PolarTasksQuery) -> Iterator[dict[str, Any]]:
+    for each in open_by_key.summaries(connection, PREFIX):
+        task = each.metadata["task"]
+        line = {
+            "task_id": task["task_id"],
+            "status": _status_of(each.n_rollouts, each.n_ended, each.n_cancelled),
+            "harness": task["agent"]["harness"],
+            "model": task["agent"]["model_name"],
+            "total_sessions": each.n_rollouts,
+            "completed_sessions": each.n_ended,
+            "mean_reward": each.mean_reward,
+            "created_at": each.created_at,
+            "updated_at": each.updated_at,
+        }
+        is_asked_for = query.status in (None, line["status"]) and query.harness in (None, line["harness"])
+        if is_asked_for and (query.since is None or each.updated_at >= query.since):
+            yield line
+
+
+def _task_status(rollouts: Sequence[Rollout]) -> str:
+    n_ended = sum(each.finished_at is not None for each in rollouts)
+    return _status_of(len(rollouts), n_ended, sum(each.state is State.CANCELLED for each in rollouts))
+
+
+def _status_of(n_sessions: int, n_ended: int, n_cancelled: int) -> str:
+    """Return `running` until all have ended, then `cancelled` if none came to its own end, else `completed`."""
+    if n_ended < n_sessions:
+        return "running"
+    return "cancelled" if n_cancelled == n_sessions else "completed"

@@ -1,0 +1,1 @@
+"""Parts that protocols of other systems have in common."""

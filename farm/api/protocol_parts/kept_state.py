@@ -1,0 +1,50 @@
+"""State that a protocol keeps between requests, in the store, so that any API process knows it.
+
+It is a log of records, each written once after the one before it, as the steps of a training run are: of two API
+processes that change it at one moment one is first, and the other begins again from there.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from farm.client.runs import Runs
+from farm.errors import Conflict, ServiceError
+
+_TRIES = 50
+_MARK = "mark"
+
+
+class KeptState:
+    """A record by name, `{}` before its first change. A name has up to 64 of A-Z, a-z, 0-9, `.`, `_`, `:` and `-`."""
+
+    def __init__(self, runs: Runs, name: str) -> None:
+        self._runs = runs
+        self._name = name
+
+    def read(self) -> Mapping[str, Any]:
+        return self._newest()[1]
+
+    def change(self, to: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> Mapping[str, Any]:
+        """Write what becomes of the record, and return it. `to` may be called again, and may raise."""
+        mark = secrets.token_hex(8)
+        for _ in range(_TRIES):
+            step, record = self._newest()
+            changed = to(record)
+            if changed == record:
+                return record
+            try:
+                written = self._runs.record_step(self._name, step + 1, {**changed, _MARK: mark})
+            except Conflict:
+                continue
+            if written.record.get(_MARK) == mark:
+                return changed
+        raise ServiceError(f"{self._name} changed {_TRIES} times meanwhile: try again")
+
+    def _newest(self) -> tuple[int, Mapping[str, Any]]:
+        recorded = self._runs.recorded_step(self._name)
+        if recorded is None:
+            return 0, {}
+        return recorded.step, {name: value for name, value in recorded.record.items() if name != _MARK}

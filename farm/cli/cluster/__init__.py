@@ -1,0 +1,1 @@
+"""Commands of a farm on a cluster."""

@@ -1,0 +1,80 @@
+"""The command of a farm's nodes on Ray: `farm ray up`."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import click
+
+from farm.cli.console import plain_errors, runs_farm, say, signals
+
+_POLL_S = 1.0
+
+
+@click.group()
+def ray() -> None:
+    """Nodes of a farm on a Ray cluster, beside the trainer that runs there: up."""
+
+
+@ray.command()
+@click.option("--at", "shared", type=click.Path(path_type=Path), help="The shared folder. Default: FARM_HOME.")
+@click.option("--address", default="auto", show_default=True, help="The Ray cluster, as ray.init takes it.")
+@click.option(
+    "--nodes", "n_nodes", type=click.IntRange(min=1), help="So many Ray nodes. Default: those that have room."
+)
+@click.option("--cpus", type=click.FloatRange(min=0), default=1.0, show_default=True, help="CPUs that each is given.")
+@click.option("--init", "init_slots", type=click.IntRange(min=1), help="As of `farm node`.")
+@click.option("--run", "run_slots", type=click.IntRange(min=1), help="As of `farm node`.")
+@click.option("--eval", "eval_slots", type=click.IntRange(min=1), help="As of `farm node`.")
+@click.option("--grace", "grace_s", type=click.FloatRange(min=0), default=15.0, show_default=True, help="As there.")
+@click.option("--head-on-first", is_flag=True, help="One of them is the head, too, while no other is.")
+@plain_errors
+@runs_farm
+def up(
+    shared: Path | None,
+    address: str,
+    n_nodes: int | None,
+    cpus: float,
+    init_slots: int | None,
+    run_slots: int | None,
+    eval_slots: int | None,
+    grace_s: float,
+    head_on_first: bool,
+) -> None:
+    """Run a node of the farm on each Ray node until Ctrl-C; then they hand back what they play.
+
+    They end with this process, however it ends. The farm has to be installed on the Ray nodes, and the folder to be
+    shared with them.
+    """
+    from farm.errors import InvalidRequest, NotAllowed
+    from farm.launch.head_claim import is_led
+    from farm.launch.job_script import passed_settings
+    from farm.launch.ray_nodes import RayNodes, connected_ray, loaded_ray
+    from farm.settings import settings
+
+    loaded_ray()
+    folder = (shared or settings().home).absolute()
+    if not head_on_first and not is_led(folder):
+        raise InvalidRequest(f"no head runs in {folder}: first `farm head --dir {folder}`, or say --head-on-first")
+    library = connected_ray(address)
+    # after Ray's own
+    received = signals()
+    have = [each for each in library.nodes() if each["Alive"] and each["Resources"].get("CPU", 0.0) >= cpus]
+    wanted = n_nodes or len(have)
+    if not wanted:
+        raise NotAllowed(f"no node of the Ray cluster at {address} has {cpus:g} CPUs")
+    slots = {"--init": init_slots, "--run": run_slots, "--eval": eval_slots}
+    options = [str(word) for name, n in slots.items() if n is not None for word in (name, n)]
+    options += ["--head-on-first"] if head_on_first else []
+    say(f"{wanted} nodes on Ray, of which {len(have)} now have {cpus:g} CPUs")
+    told: set[str] = set()
+    with RayNodes(folder, wanted, cpus=cpus, options=options, settings=passed_settings(), grace_s=grace_s) as nodes:
+        while not received:
+            for node in nodes.look():
+                ended = f" has ended with status {node.status}, and is started again; see" if node.status else ", log"
+                if (text := f"node {node.name}{ended} {node.log}") not in told or node.status:
+                    told.add(text)
+                    say(text)
+            time.sleep(_POLL_S)
+    library.shutdown()

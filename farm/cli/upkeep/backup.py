@@ -1,0 +1,92 @@
+"""The commands that back a farm up and restore it: `farm backup`, `farm restore`."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from pathlib import Path
+
+import click
+
+from farm.cli.console import first_s, plain_errors, runs_farm, signals, url_option
+from farm.errors import InvalidRequest
+
+_FILE = click.Path(dir_okay=False, path_type=Path)
+
+
+@click.command()
+@click.argument("file", type=_FILE)
+@url_option
+@plain_errors
+@runs_farm
+def backup(file: Path, url: str | None) -> None:
+    """Write all that the farm's database holds to one file, while the farm runs on.
+
+    It is a SQLite file, also of Postgres, as of the moment when this began. It holds the farm's keys, too, so it is
+    made for its owner alone. A backup that is there is replaced once the new one is whole.
+    """
+    from farm.address import is_http
+    from farm.cli.export import check_writable
+    from farm.client.local import open_store
+    from farm.store.access.sealed_secrets import has_secrets
+    from farm.store.backups.backup import back_up
+
+    if is_http(url):
+        raise InvalidRequest("an API makes no backups: name the database, or leave --url out", field="url")
+    check_writable(file)
+    with contextlib.closing(open_store(url, first_s=first_s())[0]) as store:
+        received = signals()
+
+        def check() -> None:
+            if received:
+                raise click.ClickException("interrupted: no backup was written")
+
+        made = back_up(store, file, check)
+        size_mb = file.stat().st_size / 1e6
+        click.echo(f"{file}: {made.n_batches} batches, {made.n_rollouts} rollouts, {size_mb:,.1f} MB")
+        if "secret_key" not in made.files and store.read(has_secrets):
+            click.echo("keep FARM_SECRET_KEY with it: without that, keys of engines in it cannot be read", err=True)
+
+
+@click.command()
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--replace", is_flag=True, help="Remove all that is in the database now.")
+@url_option
+@plain_errors
+@runs_farm
+def restore(file: Path, replace: bool, url: str | None) -> None:
+    """Make an empty database what it was when a backup was made; its farm goes on from there.
+
+    It may be one of another kind than the backup is of. All or nothing is restored. What was open then is played again
+    once nodes start; what came after is gone, and clients that saw it are told so.
+    """
+    from farm.address import is_http
+    from farm.store.backups.backup import restore as restored
+    from farm.store.backups.backup_file import read_backup
+    from farm.store.database import Store
+
+    if is_http(url):
+        raise InvalidRequest("an API restores nothing: name the database, or leave --url out", field="url")
+    found = read_backup(file)
+    with contextlib.closing(Store(_target(url))) as store:
+        written = restored(store, found, replace)
+        made = time.strftime("%F %T", time.gmtime(found.made_at))
+        click.echo(f"{store.name}: {found.n_batches} batches, {found.n_rollouts} rollouts, as of {made} UTC")
+        for path in written:
+            click.echo(f"written: {path}")
+
+
+def _target(url: str | None) -> str:
+    """Return the database of an address at which there need be no farm yet."""
+    from farm.address import ADDRESS_FILE, address_of
+    from farm.home import own_home
+    from farm.settings import DATABASE_FILE, settings
+
+    if url is None and settings().store_url:
+        return settings().store_url
+    if url is not None and "://" in url:
+        return url
+    folder = settings().home if url is None else Path(url).expanduser()
+    if (folder / ADDRESS_FILE).exists():
+        return address_of(folder, settings())[0]
+    return f"sqlite:///{own_home(folder) / DATABASE_FILE}"

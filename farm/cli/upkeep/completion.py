@@ -1,0 +1,25 @@
+"""The command that prints the completion of `farm` for a shell."""
+
+from __future__ import annotations
+
+import click
+from click.shell_completion import get_completion_class
+
+_VARIABLE = "_FARM_COMPLETE"
+_SHELLS = ("bash", "zsh", "fish")
+
+
+@click.command()
+@click.argument("shell", type=click.Choice(_SHELLS))
+def completion(shell: str) -> None:
+    """Print what bash, zsh or fish read to complete commands, options and batches.
+
+    bash: `eval "$(farm completion bash)"` in ~/.bashrc; zsh: the same with zsh in ~/.zshrc; fish: `farm completion fish
+    > ~/.config/fish/completions/farm.fish`.
+    """
+    group = click.get_current_context().find_root()
+    kind = get_completion_class(shell)
+    assert kind is not None
+    made = kind(group.command, {}, "farm", _VARIABLE)
+    # its `source` would start a bash to ask for the version
+    click.echo(made.source_template % made.source_vars())

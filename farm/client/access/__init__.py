@@ -1,0 +1,1 @@
+"""Keys and the audit log of a farm: on its store, or over HTTP."""

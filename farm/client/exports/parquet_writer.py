@@ -1,0 +1,166 @@
+"""Rollouts as a Parquet file: a row each, with messages, training rows and scores, written some rows at a time."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator
+from importlib.util import find_spec
+from typing import IO, Any, Self
+
+from farm.errors import NotInstalled
+
+_GROUP_BYTES = 16_000_000
+"""Bytes of tokens and texts, about, that are held before they are written."""
+_MESSAGE = ("role", "content", "parts", "reasoning_content", "tool_calls", "tool_call_id", "name")
+_ARRAYS = {
+    **{"prompt_ids": "int32", "response_ids": "int32", "response_mask": "uint8"},
+    **{"response_logprobs": "float32", "policy_versions": "int32"},
+}
+
+
+class ParquetWriter:
+    """Writes rollouts into a file that may be a stream; complete once the block ends. Raises NotInstalled."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        if find_spec("pyarrow") is None:
+            raise NotInstalled("Parquet needs pyarrow, which is not installed here: pip install 'rollout-farm[rows]'")
+        # takes a moment to load, for files of this kind alone
+        import pyarrow
+        from pyarrow import parquet
+
+        self._schema = _schema()
+        self._tables = pyarrow.Table
+        self._writer = parquet.ParquetWriter(file, self._schema, compression="zstd")
+        self._rows: list[dict[str, Any]] = []
+        self._n_bytes = 0
+        self.n_rows = 0
+
+    def write(self, values: dict[str, Any]) -> None:
+        """Add a rollout, as `rollout_values` has it."""
+        row = _row(values)
+        self._rows.append(row)
+        self.n_rows += 1
+        # a number is twice its size as an object of Python, and more
+        texts = sum(len(text) for each in row["messages"] for text in each.values() if text)
+        self._n_bytes += texts + sum(16 * array.size for each in row["segments"] for array in _arrays(each))
+        if self._n_bytes > _GROUP_BYTES:
+            self._flush()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        # one that is left open complains when it is collected
+        try:
+            if kind is None:
+                self._flush()
+        finally:
+            self._writer.close()
+
+    def _flush(self) -> None:
+        if self._rows:
+            self._writer.write_table(self._tables.from_pylist(self._rows, self._schema))
+        self._rows, self._n_bytes = [], 0
+
+
+def _arrays(segment: dict[str, Any]) -> list[Any]:
+    return [segment[name] for name in _ARRAYS]
+
+
+class Drained(io.RawIOBase):
+    """A file to write that keeps what nobody took yet."""
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+        self._n = 0
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        self._parts.append(bytes(data))
+        self._n += len(self._parts[-1])
+        return len(self._parts[-1])
+
+    def tell(self) -> int:
+        return self._n
+
+    def take(self) -> bytes:
+        """Return what was written since the last call."""
+        parts, self._parts = self._parts, []
+        return b"".join(parts)
+
+
+def parquet_parts(rollouts: Iterator[dict[str, Any]]) -> Iterator[bytes]:
+    """Yield a Parquet file as it is made, in parts that may be empty."""
+    file = Drained()
+    with ParquetWriter(file) as writer:  # type: ignore[arg-type]
+        for each in rollouts:
+            writer.write(each)
+            yield file.take()
+    yield file.take()
+
+
+def _schema() -> Any:
+    import pyarrow as pa
+
+    text, number, real = pa.string(), pa.int64(), pa.float64()
+    message = pa.struct([(name, text) for name in _MESSAGE])
+    arrays = [(name, pa.list_(getattr(pa, kind)())) for name, kind in _ARRAYS.items()]
+    turn = pa.struct([("index", number), ("reward", real)])
+    segment = pa.struct([*arrays, ("turn_rewards", pa.list_(turn)), ("reward", real), ("trainable", pa.bool_())])
+    return pa.schema(
+        [
+            *((name, text) for name in ("rollout_id", "group_id", "data_source", "instance_id", "state", "outcome")),
+            *(("reward", real), ("trainable", pa.bool_()), ("failure_kind", text), ("failure_message", text)),
+            *((name, number) for name in ("attempt", "n_turns", "n_response_tokens", "version_min", "version_max")),
+            *(("submitted_at", real), ("finished_at", real)),
+            *(("messages", pa.list_(message)), ("segments", pa.list_(segment)), ("scores", text)),
+        ]
+    )
+
+
+def _row(values: dict[str, Any]) -> dict[str, Any]:
+    failure = values["failure"] or {"kind": None, "message": None}
+    least, most = values["versions"]
+    more = {
+        "failure_kind": failure["kind"],
+        "failure_message": failure["message"],
+        "version_min": least,
+        "version_max": most,
+        "messages": [_message(each) for each in values["messages"]],
+        "segments": [_segment(each) for each in values["segments"]],
+        "scores": _json(values["rewards"]),
+    }
+    return {name: str(each) if name in ("state", "outcome") and each else each for name, each in values.items()} | more
+
+
+def _segment(segment: dict[str, Any]) -> dict[str, Any]:
+    pairs = [{"index": index, "reward": reward} for index, reward in segment["turn_rewards"]]
+    return {name: segment[name] for name in (*_ARRAYS, "reward", "trainable")} | {"turn_rewards": pairs}
+
+
+def _message(message: dict[str, Any]) -> dict[str, str | None]:
+    """Return a message as texts: `parts` is the JSON of a content that is none, `content` the texts in it."""
+    content = message.get("content")
+    values = {name: _text(message.get(name)) for name in _MESSAGE}
+    if content is not None and not isinstance(content, str):
+        texts = [each.get("text") for each in content if isinstance(each, dict)] if isinstance(content, list) else []
+        values |= {"parts": _json(content), "content": _fit("\n".join(each for each in texts if isinstance(each, str)))}
+    return values
+
+
+def _text(value: Any) -> str | None:
+    if value is None:
+        return None
+    return _fit(value) if isinstance(value, str) else _json(value)
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, default=str)
+
+
+def _fit(text: str) -> str:
+    """Return a text without halves of surrogate pairs, which Arrow refuses."""
+    return text.encode("utf-8", "replace").decode()

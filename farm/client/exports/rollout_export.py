@@ -1,0 +1,44 @@
+"""Rollouts that have ended and meet a filter, with all that was said and trains, read a page at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from sqlalchemy import Connection, select
+
+from farm.client.exports.rollout_line import rollout_values
+from farm.client.local import LocalFarm
+from farm.store import batches, trajectories
+from farm.store.reports import rollout_table
+from farm.store.reports.rollout_filter import RolloutFilter
+from farm.store.retention.kept import check_kept
+from farm.store.rollouts import batches as batch_rows
+
+PAGE = 32
+"""Rollouts that are held at a time."""
+
+
+def exported(farm: LocalFarm, batch_id: str, wanted: RolloutFilter) -> Iterator[dict[str, Any]]:
+    """Yield the values of each rollout, as `rollout_values` has them. Raises NotFound, Pruned before the first."""
+    farm.status(batch_id)
+    farm.store.read(lambda connection: check_kept(connection, batch_id))
+    after = ""
+    while True:
+        page = farm.store.read(lambda connection: rollout_table.page(connection, batch_id, wanted, after, PAGE))  # noqa: B023
+        ids = [rollout.rollout_id for rollout in page.rollouts]
+        rows = farm.store.read(lambda connection: trajectories.segments_of(connection, batch_id, ids))  # noqa: B023
+        for rollout in batches.with_segments(page.rollouts, rows):
+            key = rollout.rollout_id
+            yield rollout_values(rollout, farm.calls(key), farm.timings(key), farm.rewards(key))
+        after = page.after
+        if not after:
+            return
+
+
+def all_batches(connection: Connection) -> list[str]:
+    """Return the batches whose trajectories are kept, the oldest first."""
+    kept = batch_rows.c.pruned.not_in(["rewards", "nothing"])
+    return list(
+        connection.execute(select(batch_rows.c.batch_id).where(kept).order_by(batch_rows.c.created_at)).scalars().all()
+    )

@@ -1,0 +1,88 @@
+"""A rollout as one line of JSON: what was said, its training rows, scores and times.
+
+A line is strict JSON in ASCII: what no JSON number can say (NaN, infinity) is null.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from farm.records.rollout import Reward, Rollout, Timing
+from farm.records.trajectory import ModelCall, Segment
+
+
+def rollout_line(
+    rollout: Rollout, calls: Sequence[ModelCall], timings: Sequence[Timing], rewards: Sequence[Reward]
+) -> bytes:
+    """Return one line that holds a rollout as it ended: what was said, its training rows, scores and times."""
+    return written(rollout_values(rollout, calls, timings, rewards))
+
+
+def written(values: dict[str, Any]) -> bytes:
+    """Return the values of a rollout as a line."""
+    return json.dumps(_plain(values), allow_nan=False, separators=(",", ":")).encode("ascii") + b"\n"
+
+
+def rollout_values(
+    rollout: Rollout, calls: Sequence[ModelCall], timings: Sequence[Timing], rewards: Sequence[Reward]
+) -> dict[str, Any]:
+    """Return what a line holds; arrays are arrays."""
+    failure = rollout.failure
+    return {
+        "rollout_id": rollout.rollout_id,
+        "group_id": rollout.group_id,
+        "data_source": rollout.data_source,
+        "instance_id": rollout.instance_id,
+        "state": rollout.state,
+        "outcome": rollout.outcome,
+        "reward": rollout.reward,
+        "trainable": rollout.trainable,
+        "failure": None if failure is None else {"kind": failure.kind, "message": failure.message},
+        "attempt": rollout.attempt,
+        "n_turns": rollout.n_turns,
+        "n_response_tokens": rollout.n_response_tokens,
+        "versions": [rollout.version_min, rollout.version_max],
+        "submitted_at": rollout.submitted_at,
+        "finished_at": rollout.finished_at,
+        "messages": [message for call in calls for message in (*call.messages, call.response, *call.observations)],
+        "rewards": [
+            {"value": each.value, "details": each.details, "evaluator": each.evaluator, "created_at": each.created_at}
+            for each in rewards
+        ],
+        "timings": [
+            {
+                "attempt": each.attempt,
+                "stage": each.stage,
+                "node": each.node,
+                "queued_s": each.queued_s,
+                "work_s": each.work_s,
+                "result": each.result,
+                "failure": None if each.failure is None else each.failure.message,
+            }
+            for each in timings
+        ],
+        "segments": [_segment(segment) for segment in rollout.segments],
+    }
+
+
+def _segment(segment: Segment) -> dict[str, Any]:
+    row = {name: getattr(segment, name) for name in segment.__slots__}
+    return row | {"trainable": segment.trainable}
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as JSON has it: arrays as lists, and null for floats that are no numbers."""
+    if isinstance(value, np.ndarray | np.generic):
+        return _plain(value.tolist())
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {name: _plain(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    return value

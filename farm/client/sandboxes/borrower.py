@@ -1,0 +1,221 @@
+"""The verbs of borrowed sandboxes, and one sandbox as its borrower holds it."""
+
+from __future__ import annotations
+
+import io
+import secrets
+import tempfile
+import time
+from abc import ABC, abstractmethod
+from base64 import b64encode
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, cast
+
+from farm import task_archive
+from farm.client.request_checks import checked
+from farm.errors import FarmError, Overloaded
+from farm.records.lending.borrowed_sandbox import LEASE_S, BorrowedSandbox, BorrowRequest, SandboxState
+from farm.records.lending.sandbox_calls import (
+    CALL_S,
+    CloseShellCall,
+    CommandResult,
+    ExecCall,
+    FileContent,
+    ReadCall,
+    SandboxToolCall,
+    ShellCall,
+    ShellOutput,
+    ToolResult,
+    WriteCall,
+)
+from farm.records.request_values import Request
+from farm.records.sandbox_spec import SandboxSpec
+from farm.records.task_needs import NetworkRule
+
+ROOM_S = 300.0
+_POLL_S = 10.0
+
+
+class Borrower(ABC):
+    """The verbs. A sandbox is referred to by its id, or by the name that its borrower gave."""
+
+    def start(
+        self,
+        spec: SandboxSpec | Mapping[str, Any] | None = None,
+        *,
+        network: NetworkRule = "refuse",
+        lease_s: float = LEASE_S,
+        name: str = "",
+        priority: int = 0,
+        wait_s: float = ROOM_S,
+    ) -> LentHandle:
+        """Borrow a sandbox and wait until it runs; one of the same `name` that has not ended is that one.
+
+        It ends `lease_s` after the last call. Raises InvalidRequest for a spec that cannot be met, SandboxEnded if it
+        does not start, and Overloaded if there is no room within `wait_s` or too many are open; then none is left.
+        """
+        request = checked(
+            BorrowRequest,
+            {
+                "spec": spec if spec is not None else SandboxSpec(),
+                "network": network,
+                "lease_s": lease_s,
+                # what may have to be sent again must be known again
+                "name": name or f"start-{secrets.token_hex(16)}",
+                "priority": priority,
+            },
+        )
+        deadline = time.monotonic() + wait_s
+        state = self.begin(request)
+        try:
+            while state.state in (SandboxState.WAITING, SandboxState.STARTING):
+                left_s = deadline - time.monotonic()
+                if not left_s > 0:
+                    raise Overloaded(
+                        f"no sandbox runs after {wait_s:g} s, as it was {state.state} still: try again later"
+                    )
+                state = self.watched(state.sandbox_id, min(left_s, _POLL_S, request.lease_s / 3))
+                if not state.ended:
+                    self.renew(state.sandbox_id)
+        except BaseException:
+            # also one who was interrupted has no use for it
+            with suppress(FarmError):
+                self.stop(state.sandbox_id)
+            raise
+        if state.ended:
+            raise state.ended_error()
+        return LentHandle(self, state.sandbox_id)
+
+    def attach(self, reference: str) -> LentHandle:
+        """Return a sandbox that was borrowed before. Raises NotFound, SandboxEnded."""
+        state = self.get(reference)
+        if state.ended:
+            raise state.ended_error()
+        return LentHandle(self, state.sandbox_id)
+
+    @abstractmethod
+    def begin(self, request: BorrowRequest) -> BorrowedSandbox:
+        """Ask for a sandbox without waiting for it. Raises InvalidRequest, Conflict, Overloaded."""
+
+    @abstractmethod
+    def watched(self, reference: str, wait_s: float) -> BorrowedSandbox:
+        """Return a sandbox once it runs or has ended, or as it is after `wait_s`. Raises NotFound."""
+
+    def get(self, reference: str) -> BorrowedSandbox:
+        """Return a sandbox as it is now. Raises NotFound."""
+        return self.watched(reference, 0.0)
+
+    @abstractmethod
+    def list(self, limit: int = 100, ended: bool = False, before: str | None = None) -> Sequence[BorrowedSandbox]:
+        """Return the newest sandboxes that are borrowed, newest first, and with `ended` those that were.
+
+        With `before`, those that were asked for before this one, by its id. At most 1,000 at a time. Raises NotFound.
+        """
+
+    @abstractmethod
+    def renew(self, reference: str, lease_s: float | None = None) -> BorrowedSandbox:
+        """Renew a lease, for `lease_s` each time from now on if that is given. Raises NotFound, SandboxEnded."""
+
+    @abstractmethod
+    def stop(self, reference: str) -> BorrowedSandbox:
+        """End a sandbox. Harmless when repeated. Raises NotFound."""
+
+    @abstractmethod
+    def call(self, reference: str, call: Request) -> Any:
+        """Return the result of a call, which is made once. Raises InvalidRequest, NotFound, SandboxEnded."""
+
+
+class LentHandle:
+    """A borrowed sandbox; `with` stops it. Every call renews its lease, and raises SandboxEnded once it has ended."""
+
+    def __init__(self, borrower: Borrower, sandbox_id: str) -> None:
+        self.sandbox_id = sandbox_id
+        self._borrower = borrower
+
+    def exec(
+        self,
+        *argv: str,
+        timeout_s: float = CALL_S,
+        stdin: bytes = b"",
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+    ) -> CommandResult:
+        """Run one command to its end, or kill it after `timeout_s`."""
+        values = {"argv": list(argv), "timeout_s": timeout_s, "stdin": b64encode(stdin).decode(), "env": env}
+        return cast(CommandResult, self._call(ExecCall, values | {"cwd": cwd}))
+
+    def shell(
+        self, command: str, session: str = "default", *, timeout_s: float = CALL_S, interactive: bool = False
+    ) -> ShellOutput:
+        """Run a command in a persistent shell, which its first command opens."""
+        values = {"command": command, "session": session, "timeout_s": timeout_s, "interactive": interactive}
+        return cast(ShellOutput, self._call(ShellCall, values))
+
+    def keys(self, keys: str, session: str = "default", *, timeout_s: float = 5.0) -> ShellOutput:
+        """Type keys to the program that runs interactively in a shell; "" only waits for more output."""
+        return cast(ShellOutput, self._call(ShellCall, {"keys": keys, "session": session, "timeout_s": timeout_s}))
+
+    def close_shell(self, session: str = "default") -> None:
+        """Close a shell, with what runs in it."""
+        self._call(CloseShellCall, {"session": session})
+
+    def tool(self, name: str, timeout_s: float = CALL_S, **arguments: Any) -> ToolResult:
+        """Call one of the farm's tools, such as `bash` or `edit`, whose state is kept from call to call."""
+        return cast(
+            ToolResult, self._call(SandboxToolCall, {"name": name, "arguments": arguments, "timeout_s": timeout_s})
+        )
+
+    def python(self, code: str, timeout_s: float = CALL_S) -> ToolResult:
+        """Run code in the sandbox's IPython, which is kept from call to call."""
+        return self.tool("python", timeout_s, code=code)
+
+    def read(self, path: str) -> bytes:
+        """Return the contents of a file."""
+        return cast(FileContent, self._call(ReadCall, {"path": path})).contents
+
+    def write(self, path: str, data: bytes) -> None:
+        """Write a file, making its folders."""
+        self._call(WriteCall, {"path": path, "data": b64encode(data).decode()})
+
+    def upload(self, source: str | Path, path: str) -> None:
+        """Copy a file or a folder of this machine into the sandbox, as `path`."""
+        if Path(source).is_dir():
+            packed = io.BytesIO()
+            task_archive.pack(Path(source), packed)
+            self._call(WriteCall, {"path": path, "data": b64encode(packed.getvalue()).decode(), "packed": True})
+        else:
+            self.write(path, Path(source).read_bytes())
+
+    def download(self, path: str, target: str | Path) -> None:
+        """Copy a folder of the sandbox to this machine as `target`, which must not exist."""
+        data = cast(FileContent, self._call(ReadCall, {"path": path, "packed": True})).contents
+        with tempfile.SpooledTemporaryFile() as archive:
+            archive.write(data)
+            archive.seek(0)
+            task_archive.unpack(cast(Any, archive), Path(target))
+
+    def renew(self, lease_s: float | None = None) -> BorrowedSandbox:
+        """Renew its lease without a call."""
+        return self._borrower.renew(self.sandbox_id, lease_s)
+
+    def state(self) -> BorrowedSandbox:
+        """Return its state."""
+        return self._borrower.get(self.sandbox_id)
+
+    def stop(self) -> None:
+        """End it. Harmless when repeated."""
+        self._borrower.stop(self.sandbox_id)
+
+    def _call(self, kind: type[Request], values: Mapping[str, Any]) -> Any:
+        return self._borrower.call(self.sandbox_id, checked(kind, values))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        self.stop()

@@ -1,0 +1,1 @@
+"""The file of settings, farm.toml: where it is looked for, and what may stand in it."""

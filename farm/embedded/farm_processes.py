@@ -1,0 +1,169 @@
+"""The processes that one process of a farm starts: restarted at their address when they end, taken along at its end."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from subprocess import SubprocessError
+from types import TracebackType
+from typing import Self
+
+from farm.embedded.child_process import ChildProcess
+from farm.errors import FarmError, ServiceError
+
+log = logging.getLogger(__name__)
+
+_POLL_S = 0.1
+_MAX_DEATHS = 5
+_WITHIN_S = 60.0
+
+
+class FarmProcess:
+    """One process of the farm, and how to start it, the first time and again."""
+
+    def __init__(self, name: str, start: Callable[[], ChildProcess], log_file: Path) -> None:
+        self.name = name
+        self.log_file = log_file
+        self._start = start
+        self._deaths: deque[float] = deque(maxlen=_MAX_DEATHS)
+        self.child = start()
+
+    def mend(self) -> None:
+        """Restart it if it has ended. Raises ServiceError if it does so too often."""
+        if self.child.running:
+            return
+        how = f"the {self.name} of the farm has died (status {self.child.process.returncode}); see {self.log_file}"
+        self._deaths.append(time.monotonic())
+        if len(self._deaths) == _MAX_DEATHS and self._deaths[-1] - self._deaths[0] < _WITHIN_S:
+            raise ServiceError(f"{how}: {_MAX_DEATHS} times within a minute, so it is not started again")
+        log.warning("%s: it is started again", how)
+        try:
+            self.child = self._start()
+        except (FarmError, OSError, SubprocessError) as error:
+            log.error("the %s of the farm could not be started again: %s", self.name, error)
+
+
+class FarmProcesses:
+    """Starts processes, and keeps them up in a thread of its own from `keep_up` until `stop`.
+
+    What that thread starts ends with it, by the kernel's doing; what is started before ends with the caller's thread.
+    """
+
+    def __init__(self, logs: Path) -> None:
+        self.logs = logs
+        self._parts: list[FarmProcess] = []
+        self._mending = threading.Lock()
+        self._stopping = False
+        self._stopped = threading.Event()
+        self._given_up: ServiceError | None = None
+        self._keeper: threading.Thread | None = None
+
+    def add(self, name: str, start: Callable[[], ChildProcess]) -> FarmProcess:
+        """Start a process, whose log is NAME.log."""
+        part = FarmProcess(name, start, self.logs / f"{name}.log")
+        self._parts.append(part)
+        return part
+
+    def keep_up(self) -> None:
+        """Restart from now on those that end."""
+        self._keeper = threading.Thread(target=self._keep_up, name="farm-processes", daemon=True)
+        self._keeper.start()
+
+    def _keep_up(self) -> None:
+        while not self._stopped.wait(_POLL_S):
+            self.mend()
+
+    def mend(self) -> None:
+        """Restart what has ended."""
+        with self._mending:
+            if self._stopping or self._given_up:
+                return
+            for part in self._parts:
+                try:
+                    part.mend()
+                except ServiceError as error:
+                    log.error("%s", error)
+                    self._given_up = error
+
+    def check(self) -> None:
+        """Raise ServiceError if one has ended so often that it is not restarted."""
+        if self._given_up is not None:
+            raise self._given_up
+
+    def stop(self, patience_s: float, signals: Mapping[str, int] | None = None) -> None:
+        """End all, the last that was started first, by SIGTERM or the signal that `signals` has for its name.
+
+        One that does not end within `patience_s` is killed. May be repeated.
+        """
+        with self._mending:
+            self._stopping = True
+            parts, self._parts = self._parts, []
+        for part in reversed(parts):
+            number = (signals or {}).get(part.name)
+            if number is None:
+                part.child.terminate()
+            else:
+                part.child.send(number)
+            part.child.end(patience_s)
+        self._stopped.set()
+        if self._keeper is not None:
+            self._keeper.join()
+            self._keeper = None
+
+
+class StartedFarm(ABC):
+    """A farm whose processes this one starts: `with` ends them, and also what a start that fails has started."""
+
+    def __init__(self, logs: Path) -> None:
+        self._processes = FarmProcesses(logs)
+
+    def __enter__(self) -> Self:
+        try:
+            self._start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @abstractmethod
+    def _start(self) -> None:
+        """Start everything."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """End everything. May be repeated."""
+
+    def check(self) -> None:
+        """Raise ServiceError if a process has ended so often that it is not restarted."""
+        self._processes.check()
+
+
+def last_lines(log_file: Path, n: int = 5) -> str:
+    """Return how a log ends, as the end of a message that names it."""
+    with contextlib.suppress(OSError):
+        if lines := [line for line in log_file.read_text(errors="replace").splitlines() if line.strip()]:
+            return f"; {log_file} ends with:\n" + "\n".join(f"  {line[:500]}" for line in lines[-n:])
+    return f"; {log_file} says why"
+
+
+def free_port(preferred: int = 0, host: str = "127.0.0.1") -> int:
+    """Return a port at which nothing listens: the preferred one if that is free."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, preferred))
+        except OSError:
+            return free_port(0, host)
+        return int(probe.getsockname()[1])

@@ -1,0 +1,79 @@
+"""The task list of a Flower, held to the store: what the events of a task do not tell is asked there.
+
+A worker that is killed sends no event, and events are lost while the broker is away. Flower would show such tasks as
+running for ever. So each task that has not ended there is looked up, and ends as its stage did.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from farm.errors import FarmError
+from farm.records.rollout import State
+from farm.scheduler.broker import named_stage
+from farm.settings import settings
+from farm.store.database import Store
+from farm.store.reports.stage_ends import AttemptStage, StageEnd, stage_ends
+
+log = logging.getLogger(__name__)
+
+PERIOD_MS = 3000
+"""Milliseconds between two looks."""
+_OPEN = frozenset({"PENDING", "RECEIVED", "STARTED"})
+_EVENTS_S = 5.0
+"""Seconds that the events of a task may take; then they count as lost."""
+_EVENT_TYPES: Mapping[State, tuple[str, str]] = {
+    State.COMPLETED: ("task-succeeded", "result"),
+    State.FAILED: ("task-failed", "exception"),
+    State.QUEUED: ("task-retried", "exception"),
+    State.CANCELLED: ("task-revoked", "exception"),
+}
+"""The type of Celery's event for each end, and its field for the message."""
+
+
+class TaskEvents(Protocol):
+    """Flower's `Events`, as far as it is used: its tasks by id, and the loop that alone may touch them."""
+
+    state: Any
+    io_loop: Any
+
+
+class FlowerReconciler:
+    """Asks the store about tasks that are open in a Flower, and gives it the events that it did not get."""
+
+    def __init__(self, events: TaskEvents) -> None:
+        self._events = events
+        self._store: Store | None = None
+
+    async def reconcile(self) -> None:
+        """Look once. A store that does not answer is asked again by the next look."""
+        tasks = self._events.state.tasks
+        opened = {task_id: task for task_id, task in list(tasks.items()) if task.state in _OPEN}
+        named = {task_id: stage for task_id, task in opened.items() if (stage := named_stage(task.args)) is not None}
+        if not named:
+            return
+        try:
+            ends = await self._events.io_loop.run_in_executor(None, self._ask, set(named.values()))
+        except FarmError as error:
+            log.warning("open tasks are shown as the events left them: %s", error)
+            return
+        for task_id, stage in named.items():
+            end = ends.get(stage)
+            if end is not None and end.age_s > _EVENTS_S and opened[task_id].state in _OPEN:
+                self._events.state.event(_event(task_id, opened[task_id], end))
+
+    def _ask(self, asked: set[AttemptStage]) -> Mapping[AttemptStage, StageEnd]:
+        if self._store is None:
+            self._store = Store(settings().database_url)
+        return self._store.read(lambda connection: stage_ends(connection, asked))
+
+
+def _event(task_id: str, task: Any, end: StageEnd) -> dict[str, Any]:
+    """Return Celery's event for an end. Without `local_received` it is no sign of life of the task's worker."""
+    kind, field = _EVENT_TYPES[end.state]
+    hostname = task.worker.hostname if task.worker is not None else "store"
+    where = {"uuid": task_id, "hostname": hostname, "clock": task.clock or 0, "local_received": 0}
+    return where | {"type": kind, "timestamp": time.time(), field: f"{end.message} (says the store)"}

@@ -1,0 +1,169 @@
+"""The right to be the head of a folder, which one process has at a time, also among several machines.
+
+It is a lock of the file system, which the head's Postgres inherits: it is free when both have ended, however they did.
+Some network file systems keep such locks to each machine. So the head also counts on in a file, and another takes over
+only if that head said that it ended, its process is known to be gone, or its file did not change for a while.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any
+
+from farm.embedded.node_folder import locked
+from farm.errors import Conflict
+from farm.home import write_own
+from farm.store.node_names import is_gone, this_process
+
+log = logging.getLogger(__name__)
+
+SILENT_S = 20.0
+"""Seconds without a sign of life after which the head of another machine counts as dead."""
+_ENDING_S = 60.0
+"""Seconds that the Postgres of a head that is gone gets to end; then what holds the lock is another farm."""
+_BEAT_S = 2.0
+_POLL_S = 0.5
+
+
+def is_led(folder: Path, silent_s: float = SILENT_S) -> bool:
+    """Return whether a folder has a head that lives, as far as can be told: one of another machine, by its counting."""
+    claim = HeadClaim(folder)
+    before = claim.said()
+    if not before or claim.has_ended():
+        return False
+    deadline = time.monotonic() + silent_s
+    while time.monotonic() < deadline:
+        if claim.said() != before:
+            return not claim.has_ended()
+        time.sleep(_POLL_S)
+    return False
+
+
+class HeadClaim:
+    """`acquire`, then `release`; meanwhile a thread counts on. `lost` is true once another head has taken over."""
+
+    def __init__(
+        self, folder: Path, silent_s: float = SILENT_S, beat_s: float = _BEAT_S, ending_s: float = _ENDING_S
+    ) -> None:
+        self._folder = folder
+        self._file = folder / "head.json"
+        self._silent_s = silent_s
+        self._beat_s = beat_s
+        self._ending_s = ending_s
+        self._token = secrets.token_hex(8)
+        self._lock: IO[str] | None = None
+        self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
+        self.lost = False
+        self.from_elsewhere = False
+        """True if the head before this one was one of another machine, or of another container of it."""
+
+    @property
+    def lock_fd(self) -> int:
+        """The descriptor of the lock, which keeps it as long as any process has it."""
+        assert self._lock is not None
+        return self._lock.fileno()
+
+    def acquire(self, waits: bool, going_on: Callable[[], bool]) -> bool:
+        """Become the head; with `waits` once there is no other. False if `going_on` ended before.
+
+        Raises Conflict if there is another and it does not wait.
+        """
+        told, deadline = False, time.monotonic() + self._ending_s
+        while going_on():
+            try:
+                if self._lock is None:
+                    self._lock = locked(self._folder / "lock", "")
+            except Conflict:
+                pass
+            if self._lock is not None and self._is_free(going_on):
+                self._begin()
+                return True
+            if not waits and (not self.has_ended() or time.monotonic() > deadline):
+                self._unlock()
+                before = self.said()
+                where = f", on {before['host']}" if before.get("host") and not before.get("ended") else ""
+                raise Conflict(f"a farm runs in {self._folder} already{where}; stop it, or choose another folder")
+            if not told:
+                told = True
+                log.warning("another is the head of %s; this one waits to take its place", self._folder)
+            time.sleep(_POLL_S)
+        self._unlock()
+        return False
+
+    def has_ended(self) -> bool:
+        """Return whether the head before said that it ended, or its process is known to be gone: not its Postgres."""
+        before = self.said()
+        return bool(before) and bool(before.get("ended") or is_gone(before.get("process")))
+
+    def _is_free(self, going_on: Callable[[], bool]) -> bool:
+        """Return whether there is no head: none was, it has ended, or its silence shows it."""
+        before = self.said()
+        if not before or self.has_ended():
+            return True
+        silent_since = time.monotonic()
+        while going_on():
+            if self.said() != before:
+                return False
+            if time.monotonic() - silent_since >= self._silent_s:
+                silent = before.get("host"), self._silent_s
+                log.warning("the head on %s was silent for %g s: this one takes its place", *silent)
+                return True
+            time.sleep(_POLL_S)
+        return False
+
+    def _begin(self) -> None:
+        before = self.said()
+        process, here = before.get("process", {}), this_process()
+        self.from_elsewhere = bool(before) and any(process.get(name) != here[name] for name in ("boot", "pids"))
+        self._write(0)
+        self._thread = threading.Thread(target=self._count, name="head-claim", daemon=True)
+        self._thread.start()
+
+    def _count(self) -> None:
+        n = 0
+        while not self._ended.wait(self._beat_s):
+            n += 1
+            try:
+                if self.said().get("head") not in (self._token, None):
+                    log.error("another head has taken over %s: this one ends", self._folder)
+                    self.lost = True
+                    return
+                self._write(n)
+            except OSError as error:
+                log.warning("%s cannot be written: %s", self._file, error)
+
+    def release(self) -> None:
+        """Say that it has ended, and give up the lock; once the Postgres has ended, too."""
+        self._ended.set()
+        try:
+            if self._thread is not None:
+                self._thread.join()
+                if not self.lost:
+                    self._write(-1, ended=True)
+        finally:
+            self._unlock()
+
+    def _unlock(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def said(self) -> dict[str, Any]:
+        """Return what a head has said; nothing if there is none, or what is there is nothing that a head says."""
+        try:
+            result = json.loads(self._file.read_bytes())
+        except (OSError, ValueError, RecursionError):
+            return {}
+        return result if isinstance(result, dict) and isinstance(result.get("process", {}), dict) else {}
+
+    def _write(self, n: int, ended: bool = False) -> None:
+        said = {"head": self._token, "host": socket.gethostname(), "process": this_process(), "n": n, "ended": ended}
+        write_own(self._file, json.dumps(said))

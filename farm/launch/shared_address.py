@@ -1,0 +1,96 @@
+"""The file by which nodes and clients find the head of a shared folder: its addresses, and the keys of the farm.
+
+Only its owner can read it. The farm's id, its passwords and its keys stay when the head moves; hosts and ports change.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
+from hashlib import sha256
+from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
+
+from farm.address import ADDRESS_FILE
+from farm.configuration.config_file import pinned
+from farm.home import write_own, written_once
+
+_POLL_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class SharedAddress:
+    """Addresses and keys of a farm with a head. `own` names what the head itself serves, and moves with it."""
+
+    farm_id: str
+    store_url: str = ""
+    broker_url: str = ""
+    api_url: str = ""
+    flower_url: str = ""
+    api_key: str = field(default="", repr=False)
+    secret_key: str = field(default="", repr=False)
+    password: str = field(default="", repr=False)
+    own: tuple[str, ...] = ()
+    head: str = ""
+    """The head's own mark; empty while there is none."""
+
+
+_stored = TypeAdapter(SharedAddress)
+
+
+def read_address(folder: Path) -> SharedAddress | None:
+    """Return the address that a folder holds; None if there was never a head."""
+    try:
+        return _stored.validate_json((folder / ADDRESS_FILE).read_bytes())
+    except (OSError, ValidationError):
+        return None
+
+
+def first_address(folder: Path) -> SharedAddress:
+    """Return the address of a folder, where there is none a new one; its password is what the data was made with.
+
+    The farm's id is made of the password, which has a file of its own: an address is written anew, also by others, such
+    as `farm up`.
+    """
+    known = read_address(folder) or SharedAddress("")
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    password = written_once(folder / "password", known.password or secrets.token_hex(24))
+    return replace(known, farm_id=sha256(password.encode()).hexdigest()[:8], password=password)
+
+
+def write_address(folder: Path, address: SharedAddress) -> None:
+    """Write the address for its owner alone, all of it at once."""
+    write_own(folder / ADDRESS_FILE, json.dumps(asdict(address), indent=1))
+
+
+def await_address(
+    folder: Path, say: Callable[[str], None], *, going_on: Callable[[], bool] = lambda: True
+) -> SharedAddress | None:
+    """Return the address of a folder once it has a head; None once `going_on` is false before."""
+    said = False
+    while going_on():
+        address = read_address(folder)
+        if address is not None and address.head:
+            return address
+        if not said:
+            said = True
+            say(f"waiting for a head in {folder} (`farm head --dir {folder}`)")
+        time.sleep(_POLL_S)
+    return None
+
+
+def environment(address: SharedAddress) -> dict[str, str]:
+    """Return this process's environment with the settings of a farm at an address."""
+    return {
+        **os.environ,
+        **pinned(),
+        "FARM_STORE_URL": address.store_url,
+        "FARM_BROKER_URL": address.broker_url,
+        "FARM_API_KEY": address.api_key,
+        "FARM_SECRET_KEY": address.secret_key,
+    }

@@ -1,0 +1,166 @@
+"""Keeps as many jobs of a farm on Slurm as its pools want: in the head's process, by a lease in the store."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from sqlalchemy import Connection
+
+from farm.errors import FarmError, NotFound, StoreUnavailable
+from farm.home import write_own
+from farm.launch import slurm_commands
+from farm.launch.job_script import job_name, script_path
+from farm.launch.scaling import idle_jobs, plan, wanted
+from farm.launch.slurm_commands import SlurmJob
+from farm.launch.slurm_pool import HEAD, Pools, stored_pools
+from farm.settings import settings
+from farm.store import leader, nodes, placement
+from farm.store.database import Store
+from farm.store.reports.demand import longest_s, slots_wanted
+
+log = logging.getLogger(__name__)
+
+ROLE = "slurm"
+_LEASE_S = 30.0
+_ROUND_S = 5.0
+_PAUSE_S = (10.0, 600.0)
+_STOP_S = 5.0
+_STATUS = "slurm_status.json"
+
+
+class SlurmKeeper:
+    """Keeps them in a thread from `start` to `stop`. A pool whose jobs end in vain is tried ever later."""
+
+    def __init__(
+        self, folder: Path, farm_id: str, store_url: str, owner: str, clock: Callable[[], float] = time.monotonic
+    ):
+        self._folder = folder
+        self._farm_id = farm_id
+        self._store = Store(store_url)
+        self._owner = owner
+        self._clock = clock
+        self._thread = threading.Thread(target=self._run, name="slurm-keeper", daemon=True)
+        self._stopped = threading.Event()
+        self._idle_since: dict[str, float] = {}
+        self._awaited: dict[str, str] = {}
+        """Array → pool, of those that no node is known of yet."""
+        self._n_vain: dict[str, int] = {}
+        self._not_before: dict[str, float] = {}
+        self._faults: dict[str, str] = {}
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._stopped.is_set():
+            try:
+                self.round()
+            except (StoreUnavailable, slurm_commands.SlurmFailed, OSError) as error:
+                log.warning("the jobs of the farm could not be looked after; it is tried again: %s", error)
+            except Exception:
+                log.exception("the jobs of the farm could not be looked after; it is tried again")
+            self._stopped.wait(_ROUND_S)
+        try:
+            self._store.write(lambda connection: leader.release_leadership(connection, ROLE, self._owner))
+        except FarmError as error:
+            log.warning("the lease of the jobs' keeper runs out by itself: %s", error)
+
+    def stop(self) -> None:
+        """Give up the lease, and close the store."""
+        self._stopped.set()
+        self._thread.join(_STOP_S)
+        self._store.close()
+
+    def round(self) -> None:
+        """Look once, and submit and cancel what is to be."""
+        try:
+            pools = stored_pools(self._folder)
+        except NotFound:
+            return
+        if not self._store.write(lambda connection: leader.acquire_leadership(connection, ROLE, self._owner, _LEASE_S)):
+            return
+        occupied, n_rollouts, node_of = self._store.read(demand)
+        most_s = self._store.read(longest_s)
+        names = {job_name(self._farm_id, pool): pool for pool in pools}
+        jobs = slurm_commands.jobs_named(list(names))
+        self._note_vain(jobs, node_of)
+        idle_s = self._idle_s(jobs, node_of, occupied)
+        targets = wanted(pools, n_rollouts)
+        for name, pool in pools.items():
+            own = [job for job in jobs if names[job.name] == name]
+            todo = plan(pool, targets[name], own, *(({}, 0.0) if name == HEAD else (idle_s, most_s)))
+            if todo.cancel:
+                log.info("pool %s needs %d jobs: %s are cancelled", name, targets[name], ", ".join(todo.cancel))
+                slurm_commands.cancel([job for job in own if job.job_id in todo.cancel])
+                left = {job.array_id for job in own if job.job_id not in todo.cancel}
+                for array_id in {job.array_id for job in own} - left:
+                    # it ends by this, not in vain
+                    self._awaited.pop(array_id, None)
+            if todo.n_submit and self._clock() >= self._not_before.get(name, 0.0):
+                self._submit(name, todo.n_submit)
+        self._write_status(targets, pools)
+
+    def _submit(self, pool: str, n: int) -> None:
+        try:
+            array_id = slurm_commands.submit(script_path(self._folder, pool), n)
+        except FarmError as error:
+            self._pause(pool, f"sbatch refused: {error}")
+            return
+        self._awaited[array_id] = pool
+        log.info("pool %s: %d jobs are submitted, array %s", pool, n, array_id)
+
+    def _note_vain(self, jobs: list[SlurmJob], node_of: Mapping[str, str]) -> None:
+        """Slow down a pool whose jobs end before they have a node of the farm; at once again when one has."""
+        for array_id, pool in list(self._awaited.items()):
+            own = [job for job in jobs if job.array_id == array_id]
+            if any(job.job_id in node_of for job in own) or (pool == HEAD and own):
+                del self._awaited[array_id]
+                self._n_vain.pop(pool, None)
+                self._faults.pop(pool, None)
+            elif not own:
+                del self._awaited[array_id]
+                self._pause(pool, f"array {array_id} ended before a node of it was known: see {self._folder / 'logs'}")
+
+    def _pause(self, pool: str, why: str) -> None:
+        n = self._n_vain[pool] = self._n_vain.get(pool, 0) + 1
+        pause_s = min(_PAUSE_S[0] * 2 ** min(n - 1, 16), _PAUSE_S[1])
+        self._not_before[pool] = self._clock() + pause_s
+        self._faults[pool] = why
+        log.error("pool %s: %s; the next try is in %g s", pool, why, pause_s)
+
+    def _idle_s(
+        self, jobs: list[SlurmJob], node_of: Mapping[str, str], occupied: Mapping[str, int]
+    ) -> dict[str, float]:
+        now = self._clock()
+        self._idle_since = {job: self._idle_since.get(job, now) for job in idle_jobs(jobs, node_of, occupied)}
+        return {job: now - since for job, since in self._idle_since.items()}
+
+    def _write_status(self, targets: Mapping[str, int], pools: Pools) -> None:
+        said = {name: {"wanted": targets[name], "fault": self._faults.get(name, "")} for name in pools}
+        write_own(self._folder / _STATUS, json.dumps(said))
+
+
+def demand(connection: Connection) -> tuple[dict[str, int], int, dict[str, str]]:
+    """Return node → rollouts on it, how many slots are wanted in all, and job → its node, of those that live."""
+    occupied = placement.occupied(connection)
+    timeout_s = settings().node_timeout_s
+    known = {
+        str(node.info["slurm_job"]): node.node
+        for node in nodes.listing(connection)
+        if "slurm_job" in node.info and node.heartbeat_age_s < timeout_s
+    }
+    return occupied, slots_wanted(connection), known
+
+
+def status(folder: Path) -> dict[str, dict[str, str | int]]:
+    """Return for each pool what its keeper last wanted and found; empty before its first round."""
+    try:
+        result: dict[str, dict[str, str | int]] = json.loads((folder / _STATUS).read_text())
+    except (OSError, ValueError):
+        return {}
+    return result

@@ -1,0 +1,139 @@
+"""The way of a node to its head, which may move: the node's own settings stay, and lead to wherever the head is.
+
+Postgres is found by libpq, which reads a service file at each new connection. Redis has nothing like it, so it is
+reached through a port of this machine's loopback, from which a thread forwards to the head: little goes that way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import threading
+import time
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from farm.launch.own_address import own_address
+from farm.launch.shared_address import SharedAddress, environment, read_address
+from farm.settings import PREFIX, settings
+
+log = logging.getLogger(__name__)
+
+_CHECK_S = 1.0
+_CONNECT_S = 5.0
+_CHUNK = 65536
+_SERVICE_BYTES = 4096
+
+
+class WayToHead:
+    """Made while the process has one thread; `environment` is the environment of the node, `follow` begins to forward.
+
+    `descriptors` are those that this process alone has open for it.
+    """
+
+    def __init__(self, folder: Path, address: SharedAddress) -> None:
+        self._folder = folder
+        self._address = address
+        # in memory, under a path that lasts as long as this process does
+        self._service = os.memfd_create("head", os.MFD_CLOEXEC)
+        self._listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+        self._listener.bind(("127.0.0.1", 0))
+        self._listener.listen(64)
+        self.descriptors = (self._service, self._listener.fileno())
+        self._server: asyncio.Server | None = None
+        self._lines: set[asyncio.StreamWriter] = set()
+        self._write_service()
+
+    def environment(self) -> dict[str, str]:
+        """Return the environment for a node of this farm."""
+        address, result = self._address, environment(self._address)
+        if "store" in address.own:
+            result["PGSERVICEFILE"] = f"/proc/{os.getpid()}/fd/{self._service}"
+            result["FARM_STORE_URL"] = f"postgresql+psycopg:///?service=farm-{address.farm_id}"
+        if "broker" in address.own:
+            port = self._listener.getsockname()[1]
+            result["FARM_BROKER_URL"] = f"redis://:{address.password}@127.0.0.1:{port}/0"
+        for name, value in {"home": str(self._folder), "node_address": own_address()}.items():
+            if name not in settings().model_fields_set:
+                result[f"{PREFIX}{name.upper()}"] = value
+        return result
+
+    def follow(self) -> None:
+        """Forward from now on, in a thread, and go with the head."""
+        loop = asyncio.new_event_loop()
+        threading.Thread(target=self._run, args=(loop,), name="way-to-head", daemon=True).start()
+        # of its own, as a file system that hangs must not hold up what is forwarded
+        threading.Thread(target=self._watch, args=(loop,), name="head-watch", daemon=True).start()
+
+    def _write_service(self) -> None:
+        """Write where Postgres is: at one length, so that who reads meanwhile has the one or the other."""
+        if "store" not in self._address.own:
+            return
+        url = urlsplit(self._address.store_url)
+        fields = {
+            "host": url.hostname,
+            "port": url.port,
+            "user": url.username,
+            "password": unquote(url.password or ""),
+            "dbname": url.path.lstrip("/"),
+        }
+        lines = [f"[farm-{self._address.farm_id}]", *(f"{name}={value}" for name, value in fields.items())]
+        text = "\n".join(lines).encode() + b"\n"
+        os.pwrite(self._service, text.ljust(_SERVICE_BYTES, b"\n"), 0)
+
+    async def _forward(self) -> None:
+        self._server = await asyncio.start_server(self._line, sock=self._listener)
+
+    def _run(self, loop: asyncio.AbstractEventLoop) -> None:
+        loop.run_until_complete(self._forward())
+        loop.run_forever()
+
+    def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
+        known = self._address.head
+        while True:
+            time.sleep(_CHECK_S)
+            address = read_address(self._folder)
+            if address is not None and address.head not in ("", known):
+                known = address.head
+                loop.call_soon_threadsafe(self._move, address)
+
+    def _move(self, address: SharedAddress) -> None:
+        log.warning("the head is another now, at %s: this node goes on with it", urlsplit(address.api_url).netloc)
+        self._address = address
+        self._write_service()
+        for writer in self._lines:
+            # its peer may be a machine that is gone, which would be waited for
+            writer.transport.abort()
+
+    async def _line(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Forward one connection, both ways, until either side closes it."""
+        broker = urlsplit(self._address.broker_url)
+        self._lines.add(writer)
+        try:
+            opening = asyncio.open_connection(broker.hostname, broker.port)
+            far_reader, far_writer = await asyncio.wait_for(opening, _CONNECT_S)
+        except (OSError, TimeoutError):
+            writer.transport.abort()
+            self._lines.discard(writer)
+            return
+        self._lines.add(far_writer)
+        for each in (writer, far_writer):
+            each.transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        try:
+            await asyncio.gather(_pump(reader, far_writer), _pump(far_reader, writer))
+        finally:
+            for each in (writer, far_writer):
+                self._lines.discard(each)
+                each.transport.abort()
+
+
+async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(OSError):
+        while data := await reader.read(_CHUNK):
+            writer.write(data)
+            await writer.drain()
+    with contextlib.suppress(OSError):
+        writer.close()

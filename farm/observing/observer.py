@@ -1,0 +1,131 @@
+"""A thread of the leading dispatcher beside its rounds, which looks at what ended.
+
+It counts it into histograms, sends its traces, and puts ends of batches and alarms into the outbox of webhooks.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable
+from functools import partial
+
+from sqlalchemy import Connection
+
+from farm.errors import FarmError, NotFound, StoreUnavailable
+from farm.observing.alarm_log import AlarmLog
+from farm.observing.periodic_thread import PeriodicThread
+from farm.observing.rollout_traces import TraceExporter
+from farm.store.database import Store
+from farm.store.reports import histograms
+from farm.store.reports.traced_rollouts import ended_between, traced
+from farm.store.webhooks import outbox
+
+log = logging.getLogger(__name__)
+
+_PERIOD_S = 2.0
+_COLLECTOR_AWAY_S = 60.0
+_TRACES_S = 30.0
+"""Seconds of one look for traces: a slow collector is not to hold up what is counted and told."""
+
+
+class Observer:
+    """Looks every few seconds while `leads` returns True."""
+
+    def __init__(
+        self,
+        store: Store,
+        leads: Callable[[], bool],
+        otel_endpoint: str = "",
+        webhook_url: str = "",
+        traces_s: float = _TRACES_S,
+    ) -> None:
+        self._store = store
+        self._leads = leads
+        self._webhook_url = webhook_url
+        self._alarms = AlarmLog()
+        self._otel_endpoint = otel_endpoint
+        self._exporter: TraceExporter | None = None
+        self._traces_at = -math.inf
+        self._traces_s = traces_s
+        self._traces_until = math.inf
+        fault = "what ended could not be counted, and will be"
+        self._thread = PeriodicThread("observer", _PERIOD_S, self._look_if_leading, log, fault)
+
+    def start(self) -> None:
+        if self._webhook_url:
+            logging.getLogger().addHandler(self._alarms)
+        self._thread.start()
+
+    def close(self) -> None:
+        logging.getLogger().removeHandler(self._alarms)
+        self._thread.close()
+        if self._exporter is not None:
+            self._exporter.close()
+
+    def _look_if_leading(self) -> None:
+        if self._leads():
+            self.look()
+
+    def look(self) -> None:
+        """Count what ended since the last look, and put what webhooks are to tell into the outbox."""
+        self._put_alarms()
+        self._traces_until = time.monotonic() + self._traces_s
+        for batch_id, after, last in self._store.read(histograms.uncounted):
+            if self._thread.closed:
+                return
+            try:
+                self._count(batch_id, after, last)
+            except StoreUnavailable:
+                raise
+            except Exception as error:
+                log.warning("%s: what ended could not be counted, and will be: %s", batch_id, error)
+
+    def _put_alarms(self) -> None:
+        if not (alarms := self._alarms.take()):
+            return
+        try:
+            self._store.write(partial(outbox.put_alarms, alarms=alarms, url=self._webhook_url))
+        except Exception:
+            self._alarms.give_back(alarms)
+            raise
+
+    def _count(self, batch_id: str, after: int, last: int) -> None:
+        found = self._store.read(partial(histograms.counted, batch_id=batch_id, after=after, last=last))
+        add = partial(self._add, batch_id=batch_id, after=after, last=last, found=found)
+        if self._store.write(add) and self._otel_endpoint:
+            self._send_traces(batch_id, after, last)
+
+    def _add(self, connection: Connection, batch_id: str, after: int, last: int, found: histograms.Histograms) -> bool:
+        if not histograms.add(connection, batch_id, after, last, found):
+            return False
+        outbox.put_ended(connection, batch_id, last, self._webhook_url)
+        return True
+
+    def _send_traces(self, batch_id: str, after: int, last: int) -> None:
+        """Send the traces of rollouts; a collector that is away gets none for a while, and those are lost."""
+        if time.monotonic() < self._traces_at:
+            return
+        try:
+            if self._exporter is None:
+                self._exporter = TraceExporter(self._otel_endpoint)
+            for rollout_id in self._store.read(partial(ended_between, batch_id=batch_id, after=after, last=last)):
+                if self._thread.closed:
+                    return
+                if time.monotonic() > self._traces_until:
+                    self._leave_out(f"{self._otel_endpoint} took more than {self._traces_s:g} s for those of one look")
+                    return
+                try:
+                    found = self._store.read(partial(traced, rollout_id=rollout_id))
+                except NotFound:
+                    continue
+                if not self._exporter.export(*found):
+                    self._leave_out(f"{self._otel_endpoint} does not take them")
+                    return
+        except FarmError as error:
+            self._leave_out(str(error))
+
+    def _leave_out(self, why: str) -> None:
+        self._traces_at = time.monotonic() + _COLLECTOR_AWAY_S
+        log.warning("traces are left out for %.0f s: %s", _COLLECTOR_AWAY_S, why)

@@ -1,0 +1,127 @@
+"""The log of the farm's processes: a line an event, as text, or as objects of JSON with the ids that it is about.
+
+A traceback is part of its line in JSON. No secret of the farm is in a line, whoever wrote it into a message.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from datetime import UTC, datetime
+from typing import Any
+
+from farm.configuration.secret_values import secret_variables, without_credentials
+from farm.ids import RolloutRef, first_ref
+from farm.settings import Settings, settings
+
+_ABOUT: ContextVar[Mapping[str, object]] = ContextVar("log_about", default={})  # noqa: B039 - it is never changed
+_LEAST_CHARS = 6
+_BLOT = "[secret]"
+
+
+@contextmanager
+def log_about(rollout_id: str, **more: object) -> Iterator[None]:
+    """Have lines that are logged in the block, and in tasks that it starts, say that they are about a rollout."""
+    token = _ABOUT.set({**ids_of(RolloutRef.of(rollout_id)), **more})
+    try:
+        yield
+    finally:
+        _ABOUT.reset(token)
+
+
+def ids_of(ref: RolloutRef) -> dict[str, object]:
+    """Return the ids that a line about a batch, or one of its rollouts, has."""
+    ids: dict[str, object] = {"batch_id": ref.batch_id}
+    return ids | {"rollout_id": str(ref)} if ref.kind == "rollout" else ids
+
+
+class JsonLines(logging.Formatter):
+    """Objects of JSON, one a line. `known` are the same in each."""
+
+    def __init__(self, known: Mapping[str, object], redacted: Callable[[str], str]) -> None:
+        super().__init__()
+        self._known = known
+        self._redacted = redacted
+
+    def format(self, record: logging.LogRecord) -> str:
+        at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        message = _message(record)
+        about = _ABOUT.get()
+        if not about and (ref := first_ref(message)) is not None:
+            about = ids_of(ref)
+        line: dict[str, Any] = {"at": at, "level": record.levelname, **self._known, **about, "logger": record.name}
+        # before JSON writes them in other characters
+        line["message"] = self._redacted(message)
+        if record.exc_info:
+            line["exception"] = self._redacted(self.formatException(record.exc_info))
+        if record.stack_info:
+            line["stack"] = self._redacted(record.stack_info)
+        return json.dumps(line)
+
+
+class TextLines(logging.Formatter):
+    """Plain lines."""
+
+    def __init__(self, where: str, redacted: Callable[[str], str]) -> None:
+        super().__init__(f"%(asctime)s %(levelname)s {where.replace('%', '%%')} %(name)s: %(message)s")
+        self._redacted = redacted
+
+    def format(self, record: logging.LogRecord) -> str:
+        return self._redacted(super().format(record))
+
+
+def _message(record: logging.LogRecord) -> str:
+    try:
+        return record.getMessage()
+    except Exception:
+        # a line of a library whose words do not fit is a line, too
+        return f"{record.msg!r} {record.args!r}"
+
+
+def own_redacted(text: str) -> str:
+    """Return a text without the secrets of this process's settings and variables."""
+    secrets = {*settings().secrets, *secret_variables(os.environ)}
+    for secret in sorted(secrets, key=len, reverse=True):
+        if len(secret) >= _LEAST_CHARS:
+            text = text.replace(secret, _BLOT)
+    return without_credentials(text)
+
+
+def set_up(options: Settings, process: str, where: str = "", redacted: Callable[[str], str] = own_redacted) -> None:
+    """Write this process's log to standard error from now on: warnings and what is graver."""
+    handler = logging.StreamHandler()
+    if options.log == "json":
+        handler.setFormatter(JsonLines({"node": options.node, "process": process}, redacted))
+        _log_what_nobody_caught()
+    else:
+        handler.setFormatter(TextLines(where or f"{options.node}/{process}", redacted))
+    logging.captureWarnings(True)
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(logging.WARNING)
+
+
+def _log_what_nobody_caught() -> None:
+    """Have the traceback that ends the process, or one of its threads, be a line as well."""
+    log = logging.getLogger(__name__)
+
+    def ended(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+        if issubclass(kind, KeyboardInterrupt):
+            sys.__excepthook__(kind, error, trace)
+            return
+        log.critical("nobody caught %s", kind.__name__, exc_info=(kind, error, trace))
+
+    def thread_ended(args: threading.ExceptHookArgs) -> None:
+        if args.exc_value is not None and not issubclass(args.exc_type, SystemExit):
+            name = args.thread.name if args.thread is not None else "a thread"
+            exc_info = (args.exc_type, args.exc_value, args.exc_traceback)
+            log.critical("nobody caught %s in %s", args.exc_type.__name__, name, exc_info=exc_info)
+
+    sys.excepthook = ended
+    threading.excepthook = thread_ended

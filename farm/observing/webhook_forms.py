@@ -1,0 +1,34 @@
+"""The bodies of webhooks: what a receiver is told of the end of a batch, and of an alarm. A protocol may add a form."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from farm.errors import NotFound
+from farm.plugins import load
+from farm.store import batches
+from farm.store.database import Store
+from farm.store.webhooks.outbox import ALARM, Outgoing
+
+_FORMS = "farm.webhook_forms"
+
+
+def body_of(store: Store, message: Outgoing) -> Mapping[str, Any] | None:
+    """Return what a message tells; None if its batch is gone. Raises NotFound for a form that is not installed here."""
+    if message.form == ALARM:
+        return {"event": ALARM, "alarm": message.subject, "at": message.created_at}
+    form = load(_FORMS, message.form)
+    try:
+        made: Mapping[str, Any] = form(store, message.subject)
+    except NotFound:
+        return None
+    return made
+
+
+def batch_ended(store: Store, batch_id: str) -> Mapping[str, Any]:
+    """Return a batch in numbers, as it is now. Raises NotFound."""
+    status = store.read(partial(batches.status, batch_id=batch_id))
+    names = ("batch_id", "n_rollouts", "n_completed", "n_failed", "n_cancelled", "failures", "mean_reward")
+    return {"event": "batch_ended", **{name: getattr(status, name) for name in names}, "submitter": status.submitter}

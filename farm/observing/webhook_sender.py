@@ -1,0 +1,111 @@
+"""The sender of webhooks, a thread of the leading dispatcher: it empties the outbox, each message at least once.
+
+A message is signed: `farm-signature: sha256=HEX` is the HMAC of `farm-timestamp`, a dot and the body, by
+FARM_WEBHOOK_SECRET. `farm-delivery` is its id, the same whenever it is sent again. Redirects are not followed, and
+nothing of an answer but its status is read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import logging
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import httpx2
+import orjson
+
+from farm.configuration.secret_values import shown_host
+from farm.errors import StoreUnavailable
+from farm.observing.periodic_thread import PeriodicThread
+from farm.observing.webhook_forms import body_of
+from farm.store.database import Store
+from farm.store.webhooks import outbox
+from farm.store.webhooks.outbox import Outgoing
+
+log = logging.getLogger(__name__)
+
+_PERIOD_S = 1.0
+_AT_A_TIME = 8
+_TIMEOUT_S = 10.0
+"""Seconds for one message, from the look-up of its host to the status, however slowly a receiver drips its answer."""
+
+
+def signature(secret: str, timestamp: str, body: bytes) -> str:
+    """Return the signature of a message, as its receiver computes it."""
+    return "sha256=" + hmac.new(secret.encode(), f"{timestamp}.".encode() + body, hashlib.sha256).hexdigest()
+
+
+class WebhookSender:
+    """Sends what is due every second while `leads` returns True, a few at a time: one that hangs delays few others."""
+
+    def __init__(
+        self, store: Store, leads: Callable[[], bool], secret: str = "", timeout_s: float = _TIMEOUT_S
+    ) -> None:
+        self._store = store
+        self._leads = leads
+        self._secret = secret
+        self._timeout_s = timeout_s
+        fault = "webhooks could not be sent, and will be"
+        self._thread = PeriodicThread("webhooks", _PERIOD_S, self._send_if_leading, log, fault)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        self._thread.close()
+
+    def _send_if_leading(self) -> None:
+        if self._leads():
+            self.send()
+
+    def send(self) -> None:
+        """Send what is due now."""
+        messages = self._store.read(partial(outbox.due_messages, limit=4 * _AT_A_TIME))
+        if not messages:
+            return
+        with ThreadPoolExecutor(_AT_A_TIME, "webhook") as pool:
+            list(pool.map(self._deliver, messages))
+        self._store.write(outbox.forget_abandoned)
+
+    def _deliver(self, message: Outgoing) -> None:
+        if self._thread.closed:
+            return
+        try:
+            body = body_of(self._store, message)
+            error = "" if body is None else self._refusal(message, orjson.dumps(body))
+        except StoreUnavailable:
+            raise
+        except Exception as broken:
+            # whatever is wrong with one message, the others have their turn, and the doctor tells of it
+            error = f"{type(broken).__name__}: {broken}"
+        if error:
+            log.warning("the webhook to %s was not taken: %s", shown_host(message.url), error)
+            self._store.write(partial(outbox.refused, message=message, error=error))
+        else:
+            self._store.write(partial(outbox.taken, message=message))
+
+    def _refusal(self, message: Outgoing, body: bytes) -> str:
+        """Post a body; return why its receiver did not take it, empty if it did. Raises what httpx does."""
+        timestamp = str(int(time.time()))
+        headers = {"content-type": "application/json", "farm-delivery": message.message_id, "farm-timestamp": timestamp}
+        if self._secret:
+            headers["farm-signature"] = signature(self._secret, timestamp, body)
+        try:
+            status = asyncio.run(self._posted(message.url, headers, body))
+        except TimeoutError:
+            return f"no answer within {self._timeout_s:g} s"
+        return "" if 200 <= status < 300 else f"it answered {status}"
+
+    async def _posted(self, url: str, headers: Mapping[str, str], body: bytes) -> int:
+        """Post a body; return the status of the answer. Raises TimeoutError."""
+        async with (
+            asyncio.timeout(self._timeout_s),
+            httpx2.AsyncClient(timeout=None, follow_redirects=False) as client,
+            client.stream("POST", url, content=body, headers=headers) as answer,
+        ):
+            return answer.status_code

@@ -1,0 +1,1 @@
+"""Borrowed sandboxes: their states, and the calls to them."""

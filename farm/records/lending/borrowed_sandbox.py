@@ -1,0 +1,99 @@
+"""A sandbox that a client borrows: what it asks for, and its state, as both sides see it.
+
+It is leased: used or renewed within `lease_s` it stays, otherwise it ends.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import Field
+
+from farm.callers import Caller, Scope
+from farm.errors import Forbidden, SandboxEnded
+from farm.records.request_values import Name, Request
+from farm.records.sandbox_spec import SandboxSpec
+from farm.records.task_needs import NetworkRule
+
+MAX_LEASE_S = 86_400.0
+LEASE_S = 600.0
+
+LeaseSeconds = Annotated[float, Field(ge=5, le=MAX_LEASE_S)]
+SandboxName = Annotated[Name, Field(max_length=200)]
+
+
+class BorrowRequest(Request):
+    """A request for a sandbox. One of the same `name` that has not ended is given again, if it is the same in all."""
+
+    spec: SandboxSpec = SandboxSpec()
+    network: NetworkRule = "refuse"
+    """As of a batch: a spec with the network is refused unless this is `allow`."""
+    lease_s: LeaseSeconds = LEASE_S
+    name: SandboxName = ""
+    priority: Annotated[int, Field(ge=-1000, le=1000)] = 0
+    """As of a batch: what has a higher one gets room first."""
+
+
+class RenewOrder(Request):
+    """`lease_s` from now on, each time, if it is given."""
+
+    lease_s: LeaseSeconds | None = None
+
+
+class SandboxState(StrEnum):
+    """`waiting` for room on a node, `starting` there, `running`, and `ended`, which is final."""
+
+    WAITING = "waiting"
+    STARTING = "starting"
+    RUNNING = "running"
+    ENDED = "ended"
+
+
+@dataclass(frozen=True, slots=True)
+class BorrowedSandbox:
+    """The state of a borrowed sandbox; `ended_why` says who or what ended it, `finished` that its borrower did."""
+
+    sandbox_id: str
+    state: SandboxState
+    borrower: str
+    name: str
+    node: str
+    image: str
+    lease_s: float
+    lease_left_s: float
+    age_s: float
+    ended_why: str = ""
+    finished: bool = False
+
+    @property
+    def ended(self) -> bool:
+        return self.state is SandboxState.ENDED
+
+    def ended_error(self) -> SandboxEnded:
+        """Return the error of a call to it after its end."""
+        return SandboxEnded(f"sandbox {self.sandbox_id} has ended: {self.ended_why}; start another")
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxAddress:
+    """The address of a running sandbox: its worker's URL, and the token that this worker wants for it."""
+
+    sandbox_id: str
+    borrower: str
+    node: str
+    url: str
+    token: str
+
+
+def check_borrower(caller: Caller, sandbox_id: str, borrower: str) -> None:
+    """Raise Forbidden unless the caller may use a sandbox: its own, or with `operate` anybody's."""
+    if borrower != caller.name and not caller.may(Scope.OPERATE):
+        raise Forbidden(f"{borrower!r} borrowed sandbox {sandbox_id}, and key {caller.name!r} may use its own alone")
+
+
+def lease_left(left_s: float | None) -> float:
+    """Return the seconds left of a lease, 0 once it is over."""
+    return 0.0 if left_s is None or math.isnan(left_s) else max(0.0, left_s)

@@ -1,0 +1,1 @@
+"""Scores: the rewards of single rows and turns."""

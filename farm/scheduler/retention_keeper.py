@@ -1,0 +1,73 @@
+"""A thread beside the leading dispatcher that removes what has been kept for as long as the settings say.
+
+A clock that jumped is not believed for a day: what it calls old may have been written today.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+from farm.observing.periodic_thread import PeriodicThread
+from farm.settings import Settings
+from farm.store.access import audit_log
+from farm.store.database import Store
+from farm.store.retention.pruning import PrunedBatch, Pruner, ages
+from farm.store.sql.clock_jumps import Timekeeper, store_time
+
+log = logging.getLogger(__name__)
+
+_DAY_S = 86_400.0
+_FIRST_S = 300.0
+_PERIOD_S = 3600.0
+_LOOK_S = 60.0
+"""Seconds between looks at the clock."""
+
+
+class RetentionKeeper:
+    """Prunes once an hour while `leads` returns True."""
+
+    def __init__(self, store: Store, settings: Settings, leads: Callable[[], bool]) -> None:
+        self._store = store
+        self._settings = settings
+        self._leads = leads
+        self._timekeeper = Timekeeper()
+        self._next = time.monotonic() + _FIRST_S
+        self._thread = PeriodicThread("retention", _LOOK_S, self.look, log, "nothing could be pruned now")
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        self._thread.close()
+
+    def look(self) -> None:
+        """Look at the clock, and prune if it is time to."""
+        if not self._leads():
+            return
+        _, jump_s = self._timekeeper.read(lambda: self._store.read(store_time))
+        if jump_s:
+            log.warning("the database's clock jumped by %.0f s: nothing is pruned for a day", jump_s)
+            self._next = time.monotonic() + _DAY_S
+        if time.monotonic() >= self._next:
+            self._next = time.monotonic() + _PERIOD_S
+            self.prune()
+
+    def prune(self) -> list[PrunedBatch]:
+        """Remove what is older than the settings say. Returns the batches."""
+        known = self._settings
+        pruner = Pruner(self._store, lambda: self._leads() and not self._thread.closed)
+        done = []
+        for age_s, kept in ages(known):
+            done += pruner.prune(age_s, kept)
+        if known.keep_trajectories_days:
+            pruner.forget(known.keep_trajectories_days * _DAY_S)
+        if known.keep_log_days:
+            self._store.write(lambda connection: audit_log.prune(connection, known.keep_log_days))
+        if done:
+            newest = time.strftime("%F", time.gmtime(max(each.ended_at for each in done)))
+            log.warning(
+                "%d batches are pruned, as the settings keep_…_days say; the newest ended %s", len(done), newest
+            )
+        return done

@@ -1,0 +1,199 @@
+"""Secrets as the store holds them: keys of engines and secrets of batches, encrypted with the secret key of the farm.
+
+That key is FARM_SECRET_KEY, else the file `secret_key` beside the SQLite file, or in FARM_HOME for another store; who
+first stores a secret makes it. The store has its fingerprint, so that whoever has another one learns it at once. A
+secret may also be `env:NAME`: then the store has the name alone, and each node reads its own variable.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import re
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+from sqlalchemy import URL, Connection, Table, exists, insert, literal, select
+
+from farm.callers import Caller, Scope
+from farm.configuration.secret_values import shown_host
+from farm.errors import Forbidden, InvalidRequest, NotAllowed, UsageError
+from farm.home import own_home, written_once
+from farm.settings import settings
+from farm.store.sql.schema import SecretKeyRow
+
+FILE = "secret_key"
+_SEALED, _REFERENCE = "sealed:", "env:"
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
+_OWN_VARIABLES = "FARM_"
+_LEAST_CHARS = 16
+_ROLE = "secrets"
+_known = cast(Table, SecretKeyRow.__table__)
+
+
+def sealed(connection: Connection, text: str, caller: Caller | None = None) -> str:
+    """Return a secret as it is stored.
+
+    Raises NotAllowed without the key of the farm; InvalidRequest or Forbidden for a variable that may not be named.
+    """
+    if not text or text == "none":
+        return text
+    if text.startswith(_REFERENCE):
+        return _checked_reference(text, caller)
+    key = _registered_key(connection)
+    return _SEALED + str(_fernet(key).encrypt(text.encode()).decode())
+
+
+def opened(url: URL, text: str) -> str:
+    """Return a stored secret as it was given, or the value of this process's variable that it names.
+
+    Raises NotAllowed, which says what is missing here.
+    """
+    if text.startswith(_REFERENCE):
+        name = text.removeprefix(_REFERENCE)
+        value = None if name.startswith(_OWN_VARIABLES) else os.environ.get(name)
+        if value is None:
+            raise NotAllowed(f"node {settings().node} has no environment variable {name}, which a secret is read from")
+        return value
+    if not text.startswith(_SEALED):
+        return text
+    key = known_secret_key(url)
+    if not key:
+        raise NotAllowed(f"node {settings().node} {_missing(url)}")
+    from cryptography.fernet import InvalidToken
+
+    try:
+        return str(_fernet(key).decrypt(text.removeprefix(_SEALED)).decode())
+    except InvalidToken:
+        raise NotAllowed(f"node {settings().node} has another secret key than the farm: {_MEND}") from None
+
+
+def sealed_request(connection: Connection, stored: dict[str, Any], caller: Caller | None = None) -> dict[str, Any]:
+    """Return the stored form of a request with its secrets sealed."""
+    return _with_secrets(stored, lambda text: sealed(connection, text, caller))
+
+
+def opened_request(url: URL, stored: dict[str, Any]) -> dict[str, Any]:
+    """Return a stored request with its secrets as they were given. Raises as `opened`."""
+    return _with_secrets(stored, lambda text: opened(url, text))
+
+
+def shown_request(stored: dict[str, Any]) -> dict[str, Any]:
+    """Return a stored request as a person may see it: without its secrets, sealed or not, and its webhook's path."""
+    shown = _with_secrets(stored, lambda text: "(secret)" if text else "")
+    webhook = stored.get("webhook")
+    return shown | {"webhook": webhook | {"url": shown_host(webhook["url"])}} if webhook else shown
+
+
+def _with_secrets(stored: dict[str, Any], change: Callable[[str], str]) -> dict[str, Any]:
+    def of_engine(engine: dict[str, Any]) -> dict[str, Any]:
+        return {**engine, "engine_key": change(engine["engine_key"])} if engine.get("engine_key") else engine
+
+    result = {**stored, "secrets": {name: change(text) for name, text in stored.get("secrets", {}).items()}}
+    if "engines" in stored:
+        result["engines"] = [of_engine(engine) for engine in stored["engines"]]
+    if "roles" in stored:
+        result["roles"] = {role: of_engine(engine) for role, engine in stored["roles"].items()}
+    return result
+
+
+def check_secret_key(connection: Connection) -> None:
+    """Raise NotAllowed in a process that cannot open the farm's secrets, if it has any."""
+    fingerprint = _fingerprint_in(connection)
+    if not fingerprint:
+        return
+    key = known_secret_key(connection.engine.url)
+    if not key:
+        raise NotAllowed(f"node {settings().node} {_missing(connection.engine.url)}")
+    if _fingerprint(key) != fingerprint:
+        raise NotAllowed(f"node {settings().node} has another secret key than the farm: {_MEND}")
+
+
+def has_secrets(connection: Connection) -> bool:
+    """Return whether anything in the store is encrypted."""
+    return bool(_fingerprint_in(connection))
+
+
+def secret_key_fault(connection: Connection) -> str:
+    """Return the reason this process cannot open the farm's secrets; empty if it can, or there are none."""
+    try:
+        check_secret_key(connection)
+    except UsageError as error:
+        return str(error)
+    return ""
+
+
+def known_secret_key(url: URL) -> str:
+    """Return the secret key that this process has; empty if it has none. Raises InvalidRequest for one too short."""
+    given = settings().secret_key.strip()
+    if not given:
+        try:
+            given = (_folder(url) / FILE).read_text().strip()
+        except OSError:
+            return ""
+    if len(given) < _LEAST_CHARS:
+        raise InvalidRequest(f"a secret key has at least {_LEAST_CHARS} characters", field="FARM_SECRET_KEY")
+    return given
+
+
+def _registered_key(connection: Connection) -> str:
+    """Return the farm's secret key; make it if the farm has none yet. Raises NotAllowed if it has another one."""
+    url = connection.engine.url
+    if not _fingerprint_in(connection):
+        key = known_secret_key(url) or _made(_folder(url))
+        unknown = select(literal(_ROLE), literal(_fingerprint(key))).where(~exists().where(_known.c.role == _ROLE))
+        connection.execute(insert(_known).from_select(["role", "fingerprint"], unknown))
+    check_secret_key(connection)
+    return known_secret_key(url)
+
+
+def _made(folder: Path) -> str:
+    if folder == settings().home.absolute():
+        own_home(folder)
+    return written_once(folder / FILE, secrets.token_urlsafe(32))
+
+
+def _folder(url: URL) -> Path:
+    is_file = url.get_backend_name() == "sqlite" and url.database
+    return Path(str(url.database)).absolute().parent if is_file else settings().home.absolute()
+
+
+def secret_key_file(url: URL) -> Path:
+    """Return the place of the secret key of a store, where FARM_SECRET_KEY does not give it."""
+    return _folder(url) / FILE
+
+
+def _fingerprint_in(connection: Connection) -> str:
+    known = select(_known.c.fingerprint).where(_known.c.role == _ROLE)
+    return str(connection.execute(known).scalar_one_or_none() or "")
+
+
+def _fingerprint(key: str) -> str:
+    return hashlib.sha256(f"fingerprint of {key}".encode()).hexdigest()[:16]
+
+
+def _fernet(key: str) -> Any:
+    # it takes a while to load, which those without secrets need not wait for
+    from cryptography.fernet import Fernet
+
+    return Fernet(base64.urlsafe_b64encode(hashlib.sha256(key.encode()).digest()))
+
+
+_MEND = "set FARM_SECRET_KEY to the farm's, or share FARM_HOME with the node that made it"
+
+
+def _missing(url: URL) -> str:
+    return f"has no secret key of the farm, which keys of engines are encrypted with ({_folder(url) / FILE}): {_MEND}"
+
+
+def _checked_reference(text: str, caller: Caller | None) -> str:
+    """Return `env:NAME`. Whoever may name a variable may have a node send it anywhere: that takes `operate`."""
+    name = text.removeprefix(_REFERENCE)
+    if not _VARIABLE.fullmatch(name) or name.startswith(_OWN_VARIABLES):
+        raise InvalidRequest("env:NAME is a variable of the nodes, and none of the farm's own FARM_*", field="key")
+    if caller is not None and not caller.may(Scope.OPERATE):
+        raise Forbidden(f"key {caller.name!r} may not have nodes read their variables, as by env:{name}: needs operate")
+    return text

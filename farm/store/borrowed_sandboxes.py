@@ -1,0 +1,333 @@
+"""Sandboxes that clients borrow: their requests, their nodes and addresses, their leases, their end.
+
+A row says it all: without a node it waits for room; with one and without an address that node's worker starts it; with
+an address it runs; and `ended_at` is final. Every change is one UPDATE guarded by what it expects. Rows that another
+transaction holds are left for the next time, so no two ever wait for each other; but a borrower that ends its own does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from sqlalchemy import ColumnElement, Connection, Table, case, delete, func, insert, literal, select, update
+
+from farm.callers import Caller
+from farm.errors import Conflict, NotFound, Overloaded
+from farm.ids import is_borrowed
+from farm.records.lending.borrowed_sandbox import (
+    MAX_LEASE_S,
+    BorrowedSandbox,
+    BorrowRequest,
+    SandboxAddress,
+    SandboxState,
+    lease_left,
+)
+from farm.store.access import api_keys
+from farm.store.locks import lock_room
+from farm.store.sql.clock import age_of, db_now, due, left_until
+from farm.store.sql.sanitize import is_plain
+from farm.store.sql.schema import BorrowedSandboxRow
+
+borrowed = cast(Table, BorrowedSandboxRow.__table__)
+
+_KEPT_S = 86_400.0
+"""Seconds that the end of a sandbox is remembered."""
+_live = borrowed.c.ended_at.is_(None)
+_CHUNK = 500
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSandboxRow:
+    """A borrowed sandbox as its node's worker needs it; without an address it is to be started."""
+
+    sandbox_id: str
+    request: BorrowRequest
+    lease_s: float
+    url: str
+    token: str
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingSandboxes:
+    """The number of sandboxes of one priority that wait for room; `n_placed` others of it have some."""
+
+    priority: int
+    n_waiting: int
+    n_placed: int
+
+
+def create(
+    connection: Connection, request: BorrowRequest, sandbox_id: str, token: str, max_open: int, caller: Caller
+) -> tuple[BorrowedSandbox, bool]:
+    """Return the sandbox of a request, and whether it is new: its caller's of the same name, if it is open, is that.
+
+    Raises Conflict if that was another request, Overloaded if as many are open as are taken, of all or of one caller.
+    """
+    if connection.execute(select(borrowed.c.sandbox_id).where(borrowed.c.sandbox_id == sandbox_id)).first() is not None:
+        # an earlier try, whose commit was made and not answered
+        return one(connection, sandbox_id, caller), True
+    body = request.model_dump(mode="json")
+    fingerprint = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+    if request.name:
+        row = connection.execute(
+            select(borrowed.c.sandbox_id, borrowed.c.fingerprint).where(*_named(request.name, caller), _live)
+        ).one_or_none()
+        if row is not None:
+            if row.fingerprint != fingerprint:
+                raise Conflict(f"sandbox {row.sandbox_id} has the name {request.name!r} and was asked for otherwise")
+            renew(connection, [row.sandbox_id])
+            return one(connection, row.sandbox_id, caller), False
+    _check_room(connection, max_open, caller)
+    values = {
+        "sandbox_id": sandbox_id,
+        "borrower": caller.name,
+        "name": request.name or None,
+        "fingerprint": fingerprint,
+        "priority": request.priority,
+        "request": body,
+        "token": token,
+        "lease_s": request.lease_s,
+    }
+    now = {"lease_expires_at": db_now() + request.lease_s, "created_at": db_now()}
+    connection.execute(insert(borrowed).values(**values, **now))
+    return one(connection, sandbox_id, caller), True
+
+
+def _check_room(connection: Connection, max_open: int, caller: Caller) -> None:
+    if caller.max_open is not None:
+        api_keys.lock(connection, caller.name)
+    lock_room(connection, "sandboxes")
+    n_open = func.count(literal(1))
+    n_own = n_open.filter(borrowed.c.borrower == caller.name)
+    n, own = connection.execute(select(n_open, n_own).select_from(borrowed).where(_live)).tuples().one()
+    if n >= max_open:
+        raise Overloaded(f"{n} sandboxes are borrowed, as many as FARM_MAX_SANDBOXES allows: stop some first")
+    if caller.max_open is not None and own >= caller.max_open:
+        raise Overloaded(f"key {caller.name!r} has borrowed {own} sandboxes, as many as its quota: stop some first")
+
+
+def _named(name: str, caller: Caller) -> tuple[ColumnElement[bool], ColumnElement[bool]]:
+    return borrowed.c.name == name, borrowed.c.borrower == caller.name
+
+
+def _select_states() -> Any:
+    left = left_until(borrowed.c.lease_expires_at, MAX_LEASE_S)
+    return select(borrowed, left.label("left_s"), age_of(borrowed.c.created_at).label("age_s"))
+
+
+def _state_of(row: Any) -> BorrowedSandbox:
+    if row.ended_at is not None:
+        state = SandboxState.ENDED
+    elif row.node is None:
+        state = SandboxState.WAITING
+    else:
+        state = SandboxState.RUNNING if row.url else SandboxState.STARTING
+    return BorrowedSandbox(
+        sandbox_id=row.sandbox_id,
+        state=state,
+        borrower=row.borrower,
+        name=row.name or "",
+        node=row.node or "",
+        image=row.request["spec"]["image"],
+        lease_s=row.lease_s,
+        lease_left_s=0.0 if row.ended_at is not None else lease_left(row.left_s),
+        age_s=max(0.0, row.age_s),
+        ended_why=row.ended_why,
+        finished=bool(row.finished),
+    )
+
+
+def one(connection: Connection, reference: str, caller: Caller) -> BorrowedSandbox:
+    """Return a sandbox by its id, or by its name the newest of that name, the caller's own first. Raises NotFound."""
+    is_it = (borrowed.c.sandbox_id if is_borrowed(reference) else borrowed.c.name) == reference
+    own_first = case((borrowed.c.borrower == caller.name, 0), else_=1)
+    found = _select_states().where(is_it).order_by(own_first, borrowed.c.created_at.desc())
+    row = connection.execute(found).first() if is_plain(reference) else None
+    if row is None:
+        raise NotFound(f"there is no borrowed sandbox {reference!r:.220}")
+    return _state_of(row)
+
+
+def newest_named(connection: Connection, name: str, caller: Caller) -> BorrowedSandbox | None:
+    """Return the caller's newest sandbox of a name, ended or not; None if none is remembered."""
+    own = _select_states().where(*_named(name, caller)).order_by(borrowed.c.created_at.desc())
+    row = connection.execute(own.limit(1)).first()
+    return None if row is None else _state_of(row)
+
+
+def address(connection: Connection, reference: str, caller: Caller) -> tuple[BorrowedSandbox, SandboxAddress | None]:
+    """Return a sandbox by its id or name, and its address if it runs. Raises NotFound."""
+    state = one(connection, reference, caller)
+    row = connection.execute(
+        select(borrowed.c.url, borrowed.c.token).where(borrowed.c.sandbox_id == state.sandbox_id)
+    ).one_or_none()
+    if row is None or state.state is not SandboxState.RUNNING:
+        return state, None
+    return state, SandboxAddress(state.sandbox_id, state.borrower, state.node, row.url, row.token)
+
+
+def listing(
+    connection: Connection, limit: int, with_ended: bool = False, before: str | None = None
+) -> list[BorrowedSandbox]:
+    """Return the newest sandboxes, newest first, or those before one, by its id. Raises NotFound for that."""
+    created_at, sandbox_id = borrowed.c.created_at, borrowed.c.sandbox_id
+    statement = _select_states().order_by(created_at.desc(), sandbox_id).limit(limit)
+    if before is not None:
+        at = connection.execute(select(created_at).where(sandbox_id == before)).scalar_one_or_none()
+        if at is None:
+            raise NotFound(f"there is no borrowed sandbox {before!r:.220}")
+        statement = statement.where((created_at < at) | (created_at == at) & (sandbox_id > before))
+    return [_state_of(row) for row in connection.execute(statement if with_ended else statement.where(_live))]
+
+
+def counts(connection: Connection, prefix: str = "") -> Mapping[SandboxState, int]:
+    """Return how many sandboxes, of names that begin so, are in each state but the last."""
+    statement = select(borrowed.c.node, borrowed.c.url).where(
+        _live, borrowed.c.name.startswith(prefix, autoescape=True)
+    )
+    found = Counter(
+        SandboxState.WAITING if node is None else SandboxState.RUNNING if url else SandboxState.STARTING
+        for node, url in connection.execute(statement).tuples()
+    )
+    return {state: found[state] for state in SandboxState if state is not SandboxState.ENDED}
+
+
+def renew(connection: Connection, sandbox_ids: Collection[str], lease_s: float | None = None) -> int:
+    """Renew the leases of these, for `lease_s` from now on if that is given. Returns how many are still open."""
+    n, ids = 0, sorted(sandbox_ids)
+    for start in range(0, len(ids), _CHUNK):
+        some = select(borrowed.c.sandbox_id).where(borrowed.c.sandbox_id.in_(ids[start : start + _CHUNK]), _live)
+        length = borrowed.c.lease_s if lease_s is None else literal(lease_s)
+        statement = (
+            update(borrowed)
+            .where(borrowed.c.sandbox_id.in_(some.with_for_update(skip_locked=True)))
+            .values(lease_expires_at=db_now() + length, lease_s=length)
+        )
+        n += connection.execute(statement).rowcount
+    return n
+
+
+def end(connection: Connection, sandbox_ids: Collection[str], why: str, *, finished: bool = False) -> list[str]:
+    """End these, unless they have ended. Returns the ids of those that it ended."""
+    return _end(connection, why, borrowed.c.sandbox_id.in_(sorted(sandbox_ids)), finished=finished)
+
+
+def _end(connection: Connection, why: str, *conditions: ColumnElement[bool], finished: bool = False) -> list[str]:
+    # for a borrower there is no next time
+    some = select(borrowed.c.sandbox_id).where(_live, *conditions).with_for_update(skip_locked=not finished)
+    statement = (
+        update(borrowed)
+        .where(borrowed.c.sandbox_id.in_(some))
+        .values(ended_at=db_now(), ended_why=why, finished=int(finished))
+        .returning(borrowed.c.sandbox_id)
+    )
+    return sorted(connection.execute(statement).scalars())
+
+
+def finish_named(connection: Connection, name: str, why: str, caller: Caller) -> list[str]:
+    """End the caller's sandbox of a name as its own doing, and note so of those that have ended before.
+
+    Returns the ids of those that it ended.
+    """
+    ended = _end(connection, why, *_named(name, caller), finished=True)
+    lost = update(borrowed).where(*_named(name, caller), borrowed.c.ended_at.is_not(None))
+    connection.execute(lost.values(finished=1))
+    return ended
+
+
+def occupied(connection: Connection) -> Counter[str]:
+    """Return node → borrowed sandboxes that it has or starts."""
+    statement = (
+        select(borrowed.c.node, func.count(literal(1)))
+        .where(_live, borrowed.c.node.is_not(None))
+        .group_by(borrowed.c.node)
+    )
+    return Counter({str(node): n for node, n in connection.execute(statement).tuples()})
+
+
+def waiting(connection: Connection, limit: int) -> list[WaitingSandboxes]:
+    """Return the sandboxes that wait for room, by priority; `limit` at most of each are counted."""
+    n_waits = func.count(literal(1)).filter(borrowed.c.node.is_(None))
+    statement = (
+        select(borrowed.c.priority, n_waits.label("n_waiting"), func.count(literal(1)).label("n"))
+        .where(_live)
+        .group_by(borrowed.c.priority)
+    )
+    return [
+        WaitingSandboxes(row.priority, min(row.n_waiting, limit), row.n - row.n_waiting)
+        for row in connection.execute(statement)
+        if row.n_waiting
+    ]
+
+
+def next_of(connection: Connection, priority: int, limit: int) -> Sequence[str]:
+    """Return the ids of the next sandboxes of a priority to place, the oldest first."""
+    statement = (
+        select(borrowed.c.sandbox_id)
+        .where(_live, borrowed.c.node.is_(None), borrowed.c.priority == priority)
+        .order_by(borrowed.c.created_at, borrowed.c.sandbox_id)
+        .limit(limit)
+    )
+    return connection.execute(statement).scalars().all()
+
+
+def place(connection: Connection, nodes_of: Mapping[str, str]) -> None:
+    """Give sandboxes to nodes, by id. One that has ended meanwhile is left alone."""
+    for sandbox_id, node in sorted(nodes_of.items()):
+        unplaced = (borrowed.c.sandbox_id == sandbox_id, borrowed.c.node.is_(None), _live)
+        connection.execute(update(borrowed).where(*unplaced).values(node=node))
+
+
+def of_node(connection: Connection, node: str) -> list[NodeSandboxRow]:
+    """Return the open sandboxes of a node."""
+    statement = select(borrowed).where(_live, borrowed.c.node == node)
+    return [
+        NodeSandboxRow(row.sandbox_id, BorrowRequest.model_validate(row.request), row.lease_s, row.url, row.token)
+        for row in connection.execute(statement)
+    ]
+
+
+def ids_of_node(connection: Connection, node: str) -> set[str]:
+    """Return the ids of the open sandboxes of a node."""
+    return set(connection.execute(select(borrowed.c.sandbox_id).where(_live, borrowed.c.node == node)).scalars())
+
+
+def note_address(connection: Connection, sandbox_id: str, node: str, url: str) -> bool:
+    """Note that a sandbox runs and is reached at an address. False if it has ended."""
+    own = (borrowed.c.sandbox_id == sandbox_id, borrowed.c.node == node, _live)
+    return connection.execute(update(borrowed).where(*own).values(url=url)).rowcount == 1
+
+
+def end_on(connection: Connection, nodes: Collection[str], why: str) -> list[str]:
+    """End all sandboxes of these nodes. Returns their ids."""
+    return _end(connection, why, borrowed.c.node.in_(sorted(nodes)))
+
+
+def give_up_unstarted(connection: Connection, node: str) -> int:
+    """Take off a node what it was given and has not started. Returns how many."""
+    unstarted = (_live, borrowed.c.node == node, borrowed.c.url == "")
+    return connection.execute(update(borrowed).where(*unstarted).values(node=None)).rowcount
+
+
+def any_expired(connection: Connection) -> bool:
+    """Return whether `end_expired` would find any; a read, so that an idle farm writes nothing."""
+    return connection.execute(select(literal(1)).where(*_expired).limit(1)).first() is not None
+
+
+_expired = (_live, due(borrowed.c.lease_expires_at, MAX_LEASE_S))
+
+
+def end_expired(connection: Connection) -> list[str]:
+    """End those that were not used within their lease. Returns their ids."""
+    return _end(connection, "its lease ran out without a call", *_expired[1:])
+
+
+def forget_ended(connection: Connection) -> int:
+    """Forget those that ended long ago. Returns how many."""
+    long_ago = age_of(borrowed.c.ended_at) > _KEPT_S
+    return connection.execute(delete(borrowed).where(borrowed.c.ended_at.is_not(None), long_ago)).rowcount

@@ -1,0 +1,159 @@
+"""The histograms of all that was ever played, kept in the store: each ended rollout is counted once.
+
+The leading dispatcher counts what ended since it last did, off every transition's way, so they only grow: whoever
+serves them may end, and batches may be deleted. What is scored again before it was counted counts as of its last score.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias, cast
+
+from sqlalchemy import ColumnElement, Connection, Table, and_, case, func, insert, literal, or_, select, update
+
+from farm.store.reports.histogram_kinds import (
+    ATTEMPTS,
+    CALLS,
+    ENDED,
+    KINDS,
+    QUEUED,
+    REWARDS,
+    ROLLOUTS,
+    TOKENS,
+    TURNS,
+    WORK,
+    Counts,
+)
+from farm.store.rollouts import CHUNK, attempts, batches, rewards, rollouts
+from farm.store.sql.observing_tables import HistogramRow, MeasuredBatchRow
+from farm.store.sql.schema import ModelCallRow
+
+Histograms: TypeAlias = dict[tuple[str, str], Counts]
+"""Counts by the name of the histogram and the value of its label."""
+
+_MOST_BATCHES = 50
+_MOST_ROLLOUTS = 1000
+"""The most of one batch that are counted at a time; the rest has its turn next."""
+_histograms = cast(Table, HistogramRow.__table__)
+_measured = cast(Table, MeasuredBatchRow.__table__)
+_calls = cast(Table, ModelCallRow.__table__)
+_scored_before = (
+    select(func.max(rewards.c.attempt))
+    .where(rewards.c.rollout_id == rollouts.c.rollout_id, rewards.c.attempt < rollouts.c.attempt)
+    .correlate(rollouts)
+    .scalar_subquery()
+)
+"""The attempt of the score before the one that counts: what came until then was counted with that."""
+
+
+def uncounted(connection: Connection) -> Sequence[tuple[str, int, int]]:
+    """Return batches with rollouts that are not counted yet, and the numbers after which and up to which they are."""
+    seq = func.coalesce(_measured.c.seq, 0)
+    statement = (
+        select(batches.c.batch_id, seq, batches.c.last_seq)
+        .outerjoin(_measured, _measured.c.batch_id == batches.c.batch_id)
+        .where(batches.c.last_seq > seq)
+        .order_by(batches.c.created_at)
+        .limit(_MOST_BATCHES)
+    )
+    return [
+        (batch_id, after, min(last, after + _MOST_ROLLOUTS)) for batch_id, after, last in connection.execute(statement)
+    ]
+
+
+def counted(connection: Connection, batch_id: str, after: int, last: int) -> Histograms:
+    """Return the histograms of the rollouts of a batch that ended with numbers after one, up to another."""
+    row = rollouts.c
+    columns = (row.rollout_id, row.state, row.outcome, row.reward, row.n_turns, row.n_response_tokens)
+    took = (row.finished_at - row.submitted_at).label("took_s")
+    statement = select(*columns, took, row.policy_outcome, func.coalesce(_scored_before, 0).label("before")).where(
+        row.batch_id == batch_id, row.finish_seq > after, row.finish_seq <= last
+    )
+    result: Histograms = {}
+    before: dict[int, list[str]] = {}
+    for each in connection.execute(statement):
+        before.setdefault(each.before, []).append(each.rollout_id)
+        _of(result, ROLLOUTS.name).count([max(0.0, each.took_s)])
+        _of(result, ENDED.name, each.outcome).count([1.0])
+        if each.reward is not None:
+            _of(result, REWARDS.name).count([each.reward])
+        if each.policy_outcome is not None and not each.before:
+            _of(result, TOKENS.name).count([each.n_response_tokens])
+            _of(result, TURNS.name).count([each.n_turns])
+    for attempt, ids in before.items():
+        for start in range(0, len(ids), CHUNK):
+            _count_stages(connection, result, attempts.c.rollout_id.in_(ids[start : start + CHUNK]), attempt)
+            _count_calls(connection, result, _calls.c.rollout_id.in_(ids[start : start + CHUNK]), attempt)
+    return result
+
+
+def _of(found: Histograms, name: str, label: str = "") -> Counts:
+    return found.setdefault((name, label), Counts(KINDS[name]))
+
+
+def _count_stages(connection: Connection, found: Histograms, which: ColumnElement[bool], before: int) -> None:
+    columns = (
+        *(attempts.c.stage, attempts.c.result),
+        *(attempts.c.queued_at, attempts.c.started_at, attempts.c.finished_at),
+    )
+    ended = (which, attempts.c.attempt > before, attempts.c.finished_at.is_not(None))
+    for stage, result, queued_at, started_at, finished_at in connection.execute(
+        select(*columns).where(*ended)
+    ).tuples():
+        _of(found, ATTEMPTS.name, result).count([1.0])
+        _of(found, QUEUED.name, stage).count([max(0.0, started_at - queued_at)])
+        _of(found, WORK.name, stage).count([max(0.0, finished_at - started_at)])
+
+
+def _count_calls(connection: Connection, found: Histograms, which: ColumnElement[bool], before: int) -> None:
+    """Count calls in the database: there are a hundred times as many as rollouts."""
+    latency = _calls.c.latency_s
+    edges = [(None, CALLS.bounds[0]), *zip(CALLS.bounds, CALLS.bounds[1:], strict=False), (CALLS.bounds[-1], None)]
+    counts = [func.sum(case((_between(latency, low, high), 1), else_=0)) for low, high in edges]
+    row = connection.execute(select(func.sum(latency), *counts).where(which, _calls.c.attempt > before)).one()
+    if row[0] is not None:
+        _of(found, CALLS.name).add([int(n) for n in row[1:]], float(row[0]))
+
+
+def _between(value: ColumnElement[Any], low: float | None, high: float | None) -> ColumnElement[bool]:
+    bounds = [value > low] if low is not None else []
+    return and_(*bounds, *([value <= high] if high is not None else []))
+
+
+def add(connection: Connection, batch_id: str, after: int, last: int, found: Histograms) -> bool:
+    """Add what was counted of a batch; False if that was done already, by another or by this very call."""
+    moved = update(_measured).where(_measured.c.batch_id == batch_id, _measured.c.seq == after).values(seq=last)
+    if connection.execute(moved).rowcount == 0:
+        none = ~select(literal(1)).where(_measured.c.batch_id == batch_id).exists()
+        # of a batch that is gone meanwhile, or that another has begun with, nothing is added
+        source = select(batches.c.batch_id, literal(last)).where(
+            batches.c.batch_id == batch_id, none, literal(after) == 0
+        )
+        begin = insert(_measured).from_select(["batch_id", "seq"], source).returning(_measured.c.seq)
+        if connection.execute(begin).first() is None:
+            return False
+    known = stored(connection, lock=True)
+    for (name, label), counts in found.items():
+        now = known.get((name, label))
+        values: dict[str, Any] = {"name": name, "label": label}
+        if now is None:
+            connection.execute(insert(_histograms).values(**values, counts=counts.counts, total=counts.total))
+            continue
+        now.add(counts.counts, counts.total)
+        which = and_(_histograms.c.name == name, _histograms.c.label == label)
+        connection.execute(update(_histograms).where(which).values(counts=now.counts, total=now.total))
+    return True
+
+
+def stored(connection: Connection, lock: bool = False) -> Histograms:
+    """Return all histograms that something was counted in."""
+    names = or_(*[_histograms.c.name == name for name in KINDS])
+    statement = select(_histograms).where(names)
+    rows = connection.execute(statement.with_for_update() if lock else statement)
+    return {(row.name, row.label): Counts(KINDS[row.name], list(row.counts), row.total) for row in rows}
+
+
+def complete(found: Mapping[tuple[str, str], Counts]) -> Histograms:
+    """Return the histograms with an empty one for each value of a label that nothing was counted for."""
+    keys = [(kind.name, value) for kind in KINDS.values() for value in kind.values]
+    return {key: found.get(key) or Counts(KINDS[key[0]]) for key in keys}

@@ -1,0 +1,54 @@
+"""Filters of a batch's rollouts: each field is a condition that a rollout must meet, and empty ones are none."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from farm.records.request_values import Name, Request
+from farm.records.rollout import Outcome, State
+
+Order = Literal["newest", "reward", "tokens", "turns", "seconds"]
+_Number = Annotated[float, Field(ge=-1e300, le=1e300)]
+_Index = Annotated[int, Field(ge=0, le=2**31 - 1)]
+_Text = Annotated[Name, Field(max_length=200)]
+
+
+class RolloutFilter(Request):
+    """Conditions on rollouts, and their order.
+
+    `ours` is True for those that the farm broke, False for those that their policy ended. `message` is part of the
+    failure's text, `engine` the URL of one that answered a call, `version` weights that sampled a token. `seconds` are
+    from submission to the end. `newest` are those that ended last; those that have not ended are shown only by their
+    `state`, queued or active.
+    """
+
+    state: State | None = None
+    outcome: Outcome | None = None
+    ours: bool | None = None
+    failure: Outcome | None = None
+    message: _Text = ""
+    data_source: _Text = ""
+    instance_id: _Text = ""
+    group: _Index | None = None
+    node: _Text = ""
+    engine: Annotated[Name, Field(max_length=500)] = ""
+    version: _Index | None = None
+    min_reward: _Number | None = None
+    max_reward: _Number | None = None
+    min_tokens: _Index | None = None
+    max_tokens: _Index | None = None
+    min_turns: _Index | None = None
+    max_turns: _Index | None = None
+    min_seconds: _Number | None = None
+    max_seconds: _Number | None = None
+    finished_after: _Number | None = None
+    finished_before: _Number | None = None
+    order: Order = "newest"
+    ascending: bool = False
+
+    @property
+    def is_of_live(self) -> bool:
+        """True if it is for rollouts that have not ended."""
+        return self.state in (State.QUEUED, State.ACTIVE)

@@ -1,0 +1,201 @@
+"""Rollouts of a batch that meet a filter, a page at a time: a page costs the same however many there are before it.
+
+A page begins after the last row of the one before, by the value that it is ordered by and then by id, so rows that
+come meanwhile move nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, Select, and_, literal, or_, select
+
+from farm.errors import InvalidRequest, NotFound
+from farm.ids import RolloutRef
+from farm.records.rollout import POLICY_OUTCOMES, Outcome, Rollout
+from farm.store.batches import rollouts_by
+from farm.store.reports.rollout_filter import RolloutFilter
+from farm.store.rollouts import rollouts
+from farm.store.trajectories import model_calls
+
+_row = rollouts.c
+_seconds = _row.finished_at - _row.submitted_at
+_ORDERS: dict[str, Any] = {
+    "newest": _row.finish_seq,
+    "reward": _row.reward,
+    "tokens": _row.n_response_tokens,
+    "turns": _row.n_turns,
+    "seconds": _seconds,
+}
+_FLOATS = ("reward", "seconds")
+_POLICYS = sorted(outcome.value for outcome in POLICY_OUTCOMES)
+_OURS = sorted(
+    outcome.value for outcome in Outcome if outcome not in POLICY_OUTCOMES | {Outcome.CANCELLED, Outcome.STALE}
+)
+_LONGEST_CURSOR = 200
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutPage:
+    """Some rollouts, without training rows; `after` is the cursor of the next page, empty on the last."""
+
+    rollouts: Sequence[Rollout]
+    after: str
+
+
+def page(connection: Connection, batch_id: str, wanted: RolloutFilter, after: str = "", limit: int = 50) -> RolloutPage:
+    """Return the page that begins after a cursor. Raises InvalidRequest for one that no page gave."""
+    statement = select(rollouts).where(_row.batch_id == batch_id, *conditions(wanted))
+    statement = _by_place(statement, after) if wanted.is_of_live else _by_value(statement, wanted, after)
+    result = rollouts_by(connection, statement.limit(limit + 1))
+    shown = result[:limit]
+    more = len(result) > limit
+    return RolloutPage(shown, _cursor(shown[-1], wanted) if more else "")
+
+
+def conditions(wanted: RolloutFilter) -> list[ColumnElement[bool]]:
+    """Return the conditions of a filter; one of those that have ended where it names no state of the others."""
+    result: list[ColumnElement[bool]] = []
+    if wanted.is_of_live:
+        result.append(_row.finish_seq.is_(None))
+    else:
+        result.append(_row.finish_seq.is_not(None))
+    if wanted.state is not None:
+        result.append(_row.state == wanted.state.value)
+    if wanted.outcome is not None:
+        result.append(_row.outcome == wanted.outcome.value)
+    if wanted.ours is not None:
+        result.append(_row.outcome.in_(_OURS if wanted.ours else _POLICYS))
+    if wanted.failure is not None:
+        result.append(_row.failure_kind == wanted.failure.value)
+    if wanted.message:
+        result.append(_row.failure_message.contains(wanted.message, autoescape=True))
+    equal = {"data_source": wanted.data_source, "instance_id": wanted.instance_id, "node": wanted.node}
+    result += [_row[name] == value for name, value in equal.items() if value]
+    if wanted.group is not None:
+        result.append(_row.group_index == wanted.group)
+    if wanted.engine:
+        of_engine = select(literal(1)).where(
+            model_calls.c.rollout_id == _row.rollout_id, model_calls.c.engine == wanted.engine
+        )
+        result.append(of_engine.exists())
+    if wanted.version is not None:
+        result += [_row.version_min <= wanted.version, _row.version_max >= wanted.version]
+    ranges: Sequence[tuple[Any, float | None, float | None]] = (
+        (_row.reward, wanted.min_reward, wanted.max_reward),
+        (_row.n_response_tokens, wanted.min_tokens, wanted.max_tokens),
+        (_row.n_turns, wanted.min_turns, wanted.max_turns),
+        (_seconds, wanted.min_seconds, wanted.max_seconds),
+        (_row.finished_at, wanted.finished_after, wanted.finished_before),
+    )
+    for column, least, most in ranges:
+        if least is not None:
+            result.append(column >= least)
+        if most is not None:
+            result.append(column <= most)
+    if wanted.order == "reward":
+        # without a score it has no place in this order
+        result.append(_row.reward.is_not(None))
+    return result
+
+
+def _by_value(statement: Select[Any], wanted: RolloutFilter, after: str) -> Select[Any]:
+    column = _ORDERS[wanted.order]
+    if after:
+        value, rollout_id = _parsed(after)
+        is_value = _is_finite(value) if wanted.order in _FLOATS else _is_index(value)
+        if not is_value or not _is_rollout(rollout_id):
+            raise _no_cursor()
+        value = float(value) if wanted.order in _FLOATS else value
+        beyond = column > value if wanted.ascending else column < value
+        behind = _row.rollout_id > rollout_id if wanted.ascending else _row.rollout_id < rollout_id
+        statement = statement.where(or_(beyond, and_(column == value, behind)))
+    if wanted.ascending:
+        return statement.order_by(column, _row.rollout_id)
+    return statement.order_by(column.desc(), _row.rollout_id.desc())
+
+
+def _by_place(statement: Select[Any], after: str) -> Select[Any]:
+    """Order those that have not ended by group and sample."""
+    if after:
+        group, sample = _parsed(after)
+        if not _is_index(group) or not _is_index(sample):
+            raise _no_cursor()
+        later = and_(_row.group_index == group, _row.sample_index > sample)
+        statement = statement.where(or_(_row.group_index > group, later))
+    return statement.order_by(_row.group_index, _row.sample_index)
+
+
+def _cursor(last: Rollout, wanted: RolloutFilter) -> str:
+    if wanted.is_of_live:
+        return json.dumps([last.group_index, last.sample_index])
+    value = {
+        "newest": last.finish_seq,
+        "reward": last.reward,
+        "tokens": last.n_response_tokens,
+        "turns": last.n_turns,
+        "seconds": (last.finished_at or 0.0) - last.submitted_at,
+    }[wanted.order]
+    return json.dumps([value, last.rollout_id])
+
+
+def _parsed(after: str) -> tuple[Any, Any]:
+    try:
+        value, place = json.loads(after[:_LONGEST_CURSOR])
+    except (ValueError, TypeError, RecursionError):
+        raise _no_cursor() from None
+    return value, place
+
+
+def _is_index(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, float | int) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_rollout(text: Any) -> bool:
+    try:
+        return RolloutRef.of(text).kind == "rollout"
+    except NotFound:
+        return False
+
+
+def _no_cursor() -> InvalidRequest:
+    return InvalidRequest("is no cursor that a page gave: begin without one", field="after")
+
+
+@dataclass(frozen=True, slots=True)
+class FailureGroup:
+    """Failed rollouts of one kind with the same first line; `example` is the newest, `nodes` where they failed."""
+
+    kind: str
+    first_line: str
+    n: int
+    nodes: Sequence[str]
+    example: str
+
+
+def failure_groups(connection: Connection, batch_id: str, limit: int = 5000) -> list[FailureGroup]:
+    """Return the failures of a batch, most frequent first: of the newest `limit` that failed."""
+    columns = (_row.rollout_id, _row.failure_kind, _row.failure_message, _row.node)
+    statement = (
+        select(*columns)
+        .where(_row.batch_id == batch_id, _row.failure_kind.is_not(None), _row.finish_seq.is_not(None))
+        .order_by(_row.finish_seq.desc())
+        .limit(limit)
+    )
+    groups: dict[tuple[str, str], list[Any]] = {}
+    for row in connection.execute(statement):
+        line = (row.failure_message or "").strip().partition("\n")[0][:300]
+        groups.setdefault((row.failure_kind, line), []).append(row)
+    result = [
+        FailureGroup(kind, line, len(rows), sorted({each.node for each in rows if each.node})[:20], rows[0].rollout_id)
+        for (kind, line), rows in groups.items()
+    ]
+    return sorted(result, key=lambda group: (-group.n, group.kind, group.first_line))

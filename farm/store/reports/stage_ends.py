@@ -1,0 +1,76 @@
+"""The end of each stage of an attempt, as the store has it: what a Celery task of that stage is to be shown as."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from sqlalchemy import Connection, select
+
+from farm.records.rollout import Outcome, Stage, State
+from farm.retry_policy import DRAINED
+from farm.store.rollouts import CHUNK, attempts, rollouts
+from farm.store.sql.clock import age_of
+
+
+class AttemptStage(NamedTuple):
+    """A stage of an attempt at a rollout: what one task message names."""
+
+    rollout_id: str
+    attempt: int
+    stage: Stage
+
+
+@dataclass(frozen=True, slots=True)
+class StageEnd:
+    """`state` is completed, failed, cancelled, or queued for a stage that was taken away and is played again."""
+
+    state: State
+    message: str
+    age_s: float
+
+
+_TAKEN_AWAY = frozenset({DRAINED, Outcome.LOST.value})
+
+
+def stage_ends(connection: Connection, asked: Collection[AttemptStage]) -> Mapping[AttemptStage, StageEnd]:
+    """Return the ends of those that have ended. One that was never begun ends with its attempt."""
+    ids = sorted({each.rollout_id for each in asked})
+    found: dict[AttemptStage, StageEnd] = {}
+    for start in range(0, len(ids), CHUNK):
+        found |= _ends(connection, ids[start : start + CHUNK], asked)
+    return found
+
+
+def _ends(
+    connection: Connection, ids: Collection[str], asked: Collection[AttemptStage]
+) -> dict[AttemptStage, StageEnd]:
+    now = (rollouts.c.rollout_id, rollouts.c.attempt, rollouts.c.state, age_of(rollouts.c.finished_at).label("age"))
+    current = {row.rollout_id: row for row in connection.execute(select(*now).where(rollouts.c.rollout_id.in_(ids)))}
+    tried = select(attempts, age_of(attempts.c.finished_at).label("age")).where(attempts.c.rollout_id.in_(ids))
+    begun = {(row.rollout_id, row.attempt, row.stage): row for row in connection.execute(tried)}
+    result: dict[AttemptStage, StageEnd] = {}
+    for each in asked:
+        rollout = current.get(each.rollout_id)
+        if rollout is None:
+            continue
+        if (row := begun.get((each.rollout_id, each.attempt, each.stage.value))) is not None:
+            if row.age is None:
+                continue
+            last = row.attempt == rollout.attempt and rollout.state == State.FAILED.value
+            result[each] = StageEnd(_state(row.result, last), row.error or row.result, row.age)
+        elif rollout.attempt > each.attempt:
+            cancelled = rollout.state == State.CANCELLED.value
+            # one that was taken away before it was begun says nothing of when
+            state, age_s = (State.CANCELLED, rollout.age or 0.0) if cancelled else (State.QUEUED, float("inf"))
+            result[each] = StageEnd(state, f"attempt {each.attempt} was over before this was begun", age_s)
+    return result
+
+
+def _state(result: str, last: bool) -> State:
+    if result in {"advanced", "completed"}:
+        return State.COMPLETED
+    if result == Outcome.CANCELLED.value:
+        return State.CANCELLED
+    return State.QUEUED if result in _TAKEN_AWAY and not last else State.FAILED

@@ -1,0 +1,55 @@
+"""The levels of what is kept of a batch, and the check that what is asked for was not removed."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import cast
+
+from sqlalchemy import Connection, Table, select
+
+from farm.errors import Pruned
+from farm.store.sql.schema import Batch
+
+_batches = cast(Table, Batch.__table__)
+
+
+class RetentionLevel(StrEnum):
+    """The most that is left of a pruned batch; each has less than the one before."""
+
+    TRAJECTORIES = "trajectories"
+    """All that trains: model calls and rows of the attempt that counts, scores; no artefacts, no earlier attempts."""
+    REWARDS = "rewards"
+    """Scores, counts and failures of each rollout."""
+    NOTHING = "nothing"
+    """None of it, once it is all removed."""
+
+    @property
+    def less(self) -> list[str]:
+        """The levels that keep less than this one."""
+        return [each.value for each in list(RetentionLevel)[list(RetentionLevel).index(self) + 1 :]]
+
+
+def check_kept(connection: Connection, batch_id: str, level: RetentionLevel = RetentionLevel.TRAJECTORIES) -> None:
+    """Raise Pruned if less than this is left of a batch."""
+    row = connection.execute(
+        select(_batches.c.pruned, _batches.c.pruned_at).where(
+            _batches.c.batch_id == batch_id, _batches.c.pruned.in_(level.less)
+        )
+    ).one_or_none()
+    if row is not None:
+        at = "" if row.pruned_at is None else f" on {datetime.fromtimestamp(row.pruned_at, UTC):%Y-%m-%d}"
+        left = (
+            "its rewards, counts and failures are kept"
+            if row.pruned == RetentionLevel.REWARDS
+            else "nothing of it is kept"
+        )
+        raise Pruned(f"batch {batch_id} was pruned{at}: {left}, its trajectories are gone")
+
+
+def check_artefacts_kept(connection: Connection, batch_id: str) -> None:
+    """Raise Pruned if the artefacts of a batch are gone."""
+    check_kept(connection, batch_id)
+    pruned = select(_batches.c.pruned).where(_batches.c.batch_id == batch_id)
+    if connection.execute(pruned).scalar_one_or_none():
+        raise Pruned(f"batch {batch_id} was pruned: its trajectories are kept, its artefacts are gone")

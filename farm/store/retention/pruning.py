@@ -1,0 +1,350 @@
+"""Removal of what ended long ago, in small transactions, of which any may be the last: the next run goes on.
+
+A batch is marked first, in the transaction that sees that none of it is open, and removed rollout by rollout then. So
+what is asked for is either whole or refused by name, and nothing of it can be scored again meanwhile. Never touched:
+batches with rollouts that have not ended, pinned ones, those in which somebody acknowledged lately, and all of a
+training run that goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import TypeVar, cast
+
+from sqlalchemy import ColumnElement, Connection, Table, and_, delete, func, literal, or_, select, update
+
+from farm.errors import NotFound, Pruned
+from farm.settings import Settings
+from farm.store.blobs.artefacts import artefacts
+from farm.store.consumers import deliveries, steps
+from farm.store.database import Store, Work
+from farm.store.locks import lock_batches, lock_rollouts
+from farm.store.nodes import nodes
+from farm.store.retention.kept import RetentionLevel
+from farm.store.rollouts import attempts, batches, rewards, rollouts
+from farm.store.sql.clock import age_of, db_now
+from farm.store.sql.schema import InstanceRow
+from farm.store.sql.terminal_table import TerminalPlaceRow
+from farm.store.trajectories import model_calls, segment_rows
+
+T = TypeVar("T")
+instances = cast(Table, InstanceRow.__table__)
+places = cast(Table, TerminalPlaceRow.__table__)
+
+_FIRST, _MOST = 4, 512
+"""Rollouts of a transaction, at first and at most."""
+_WITHIN_S = 0.05
+"""The time that a transaction should take: others write in between."""
+_PAGES = 256
+"""Pages that SQLite gives back to the disk at a time."""
+_LOCK_S, _PAUSE_S = 20.0, 0.01
+"""Seconds to wait for the write lock of a SQLite file, and from one such step to the next."""
+_DAY_S = 86_400.0
+_NODE_S = 7 * _DAY_S
+"""Seconds after which a node that is silent is forgotten."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrunedBatch:
+    """A batch of which something was, or would be, removed."""
+
+    batch_id: str
+    n_rollouts: int
+    ended_at: float
+    kept: RetentionLevel
+
+
+class Pruner:
+    """Prunes a store. `goes_on` is asked before each transaction; None of its methods holds a lock for long.
+
+    `pause_s` is how long it waits after each transaction, in times of what that took.
+    """
+
+    def __init__(self, store: Store, goes_on: Callable[[], bool] = lambda: True, pause: float = 1.0) -> None:
+        self._store = store
+        self._goes_on = goes_on
+        self._pause = pause
+        self._n = _FIRST
+
+    def candidates(
+        self, older_s: float, kept: RetentionLevel, batch_ids: Collection[str] | None = None
+    ) -> list[PrunedBatch]:
+        """Return the batches that would be pruned, oldest first, those that are half pruned among them."""
+        ids = self._store.read(lambda connection: _old(connection, older_s, kept, batch_ids))
+        found = [self._store.read(lambda connection, id=id: _prunable(connection, id, older_s, kept)) for id in ids]  # type: ignore[misc]
+        return [each for each in found if each is not None]
+
+    def prune(
+        self,
+        older_s: float,
+        kept: RetentionLevel,
+        batch_ids: Collection[str] | None = None,
+        said: Callable[[PrunedBatch], object] = lambda batch: None,
+    ) -> list[PrunedBatch]:
+        """Remove what is older than so many seconds, but for what is kept. Returns the batches that are done."""
+        done = []
+        for candidate in self.candidates(older_s, kept, batch_ids):
+            marked = self._write(lambda connection, id=candidate.batch_id: _mark(connection, id, older_s, kept))  # type: ignore[misc]
+            if marked is None or not self._goes_on():
+                continue
+            if self._remove(marked):
+                done.append(marked)
+                said(marked)
+        if done:
+            self._vacuum()
+        return done
+
+    def forget(self, older_s: float) -> int:
+        """Remove nodes that were silent for a week, and old records of steps of runs that ended. Returns how many."""
+        return self._write(_forget_nodes) + (self._write(lambda connection: _forget_steps(connection, older_s)))
+
+    def _remove(self, batch: PrunedBatch) -> bool:
+        """Remove all of a marked batch that is not kept; False if it was stopped."""
+        last = (-1, -1)
+        while True:
+            if not self._goes_on():
+                return False
+            n, after = self._n, last
+            some = self._store.read(lambda connection: _next(connection, batch, after, n))  # noqa: B023
+            if not some:
+                break
+            ids = [rollout_id for rollout_id, _, _ in some]
+            self._timed(lambda connection: _remove_rollouts(connection, batch, ids))  # noqa: B023
+            last = some[-1][1], some[-1][2]
+        group: int | None = -1
+        while group is not None:
+            if not self._goes_on():
+                return False
+            first = group
+            group = self._timed(lambda connection: _remove_instances(connection, batch, first, self._n))  # noqa: B023
+        self._write(lambda connection: _finish(connection, batch))
+        return True
+
+    def _timed(self, work: Work[T]) -> T:
+        """Write, and choose the size of the next transaction by the time that this one took."""
+        began = time.monotonic()
+        result = self._write(work)
+        took_s = time.monotonic() - began
+        if took_s > _WITHIN_S:
+            self._n = max(1, self._n // 2)
+        elif took_s < _WITHIN_S / 2:
+            self._n = min(_MOST, self._n * 2)
+        return result
+
+    def _write(self, work: Work[T]) -> T:
+        began = time.monotonic()
+        result = self._store.write(work)
+        time.sleep(min(1.0, self._pause * (time.monotonic() - began)))
+        return result
+
+    def _vacuum(self) -> None:
+        """Give free pages of a SQLite file back, a few at a time; Postgres' autovacuum does it by itself."""
+        path = self._store.engine.url.database
+        if self._store.engine.dialect.name != "sqlite" or not path:
+            return
+        with contextlib.closing(sqlite3.connect(path, timeout=_LOCK_S, isolation_level=None)) as connection:
+            left = _free_pages(connection)
+            while left and self._goes_on():
+                began = time.monotonic()
+                # it takes a step for each page, which only a script makes
+                connection.executescript(f"PRAGMA incremental_vacuum({_PAGES})")
+                before, left = left, _free_pages(connection)
+                if left >= before:
+                    return
+                # for as long as it had the lock, at least: others wait for that
+                time.sleep(self._pause * max(_PAUSE_S, min(1.0, time.monotonic() - began)))
+
+
+def _free_pages(connection: sqlite3.Connection) -> int:
+    return int(connection.execute("PRAGMA freelist_count").fetchone()[0])
+
+
+def ages(settings: Settings) -> list[tuple[float, RetentionLevel]]:
+    """Return what a farm does by itself: (seconds, what is kept of batches that ended so long ago)."""
+    days = (
+        (settings.keep_rewards_days, RetentionLevel.NOTHING),
+        (settings.keep_trajectories_days, RetentionLevel.REWARDS),
+    )
+    return [(each * _DAY_S, kept) for each, kept in days if each]
+
+
+def pin(connection: Connection, batch_id: str, pinned: bool) -> None:
+    """Keep all of a batch, whatever its age, or no longer. Raises NotFound, and Pruned if it is late."""
+    lock_batches(connection, [batch_id])
+    row = connection.execute(select(batches.c.pruned).where(batches.c.batch_id == batch_id)).one_or_none()
+    if row is None:
+        raise NotFound(f"there is no batch {batch_id}")
+    if row.pruned and pinned:
+        raise Pruned(f"batch {batch_id} was pruned already: its {row.pruned} are kept as they are")
+    connection.execute(update(batches).where(batches.c.batch_id == batch_id).values(pinned=int(pinned)))
+
+
+def _old(connection: Connection, older_s: float, kept: RetentionLevel, batch_ids: Collection[str] | None) -> list[str]:
+    """Return the batches that were submitted so long ago and of which more is there than is kept."""
+    chosen = literal(True) if batch_ids is None else batches.c.batch_id.in_(sorted(batch_ids))
+    more = batches.c.pruned.not_in([kept.value, *kept.less])
+    half = and_(batches.c.pruned != "", batches.c.pruned_at.is_(None))
+    old = and_(more, batches.c.pinned == 0, db_now() - batches.c.created_at > older_s)
+    statement = select(batches.c.batch_id).where(chosen, or_(half, old)).order_by(batches.c.created_at)
+    return list(connection.execute(statement).scalars())
+
+
+def _prunable(connection: Connection, batch_id: str, older_s: float, kept: RetentionLevel) -> PrunedBatch | None:
+    """Return a batch that may be pruned now; one that is marked goes on as it was begun."""
+    row = connection.execute(select(batches).where(batches.c.batch_id == batch_id)).one_or_none()
+    if row is None:
+        return None
+    mine = rollouts.c.batch_id == batch_id
+    last = select(rollouts.c.finished_at).where(mine, rollouts.c.finish_seq.is_not(None))
+    ended_at = connection.execute(last.order_by(rollouts.c.finish_seq.desc()).limit(1)).scalar_one_or_none()
+    if row.pruned and row.pruned_at is None:
+        level = RetentionLevel(row.pruned) if row.pruned in [kept.value, *kept.less] else kept
+        return PrunedBatch(batch_id, row.n_rollouts, ended_at or row.created_at, level)
+    is_open = select(literal(1)).where(mine, rollouts.c.finish_seq.is_(None)).limit(1)
+    if row.pinned or connection.execute(is_open).first() is not None:
+        return None
+    if kept is RetentionLevel.NOTHING and _has_last_place(connection, batch_id):
+        return None
+    cutoff = connection.execute(select(db_now() - older_s)).scalar_one()
+    if (ended_at or row.created_at) >= cutoff or _is_consumed(connection, batch_id, row.run, cutoff):
+        return None
+    return PrunedBatch(batch_id, row.n_rollouts, ended_at or row.created_at, kept)
+
+
+def _has_last_place(connection: Connection, batch_id: str) -> bool:
+    """Return whether a batch has the last place of a protocol, after which the next are counted: it stays till then."""
+    own = places.alias()
+    later = select(literal(1)).where(places.c.protocol == own.c.protocol, places.c.place > own.c.place).exists()
+    statement = select(literal(1)).select_from(own).where(own.c.batch_id == batch_id, ~later)
+    return connection.execute(statement).first() is not None
+
+
+def _is_consumed(connection: Connection, batch_id: str, run: str, cutoff: float) -> bool:
+    """Return whether a consumer of a batch, or the training run that it belongs to, did something since an instant."""
+    lately = select(literal(1)).where(deliveries.c.batch_id == batch_id, deliveries.c.acknowledged_at >= cutoff)
+    if connection.execute(lately.limit(1)).first() is not None:
+        return True
+    return bool(run) and run not in _ended_runs(connection, cutoff, run)
+
+
+def _ended_runs(connection: Connection, cutoff: float, run: str | None = None) -> set[str]:
+    """Return the training runs that recorded no step, submitted and acknowledged nothing since an instant."""
+    names = select(steps.c.run).where(_is(steps.c.run, run)).union(select(batches.c.run).where(_is(batches.c.run, run)))
+    alive = (
+        select(steps.c.run)
+        .where(_is(steps.c.run, run), steps.c.created_at >= cutoff)
+        .union(
+            select(batches.c.run).where(_is(batches.c.run, run), batches.c.created_at >= cutoff),
+            select(batches.c.run)
+            .join(deliveries, deliveries.c.batch_id == batches.c.batch_id)
+            .where(_is(batches.c.run, run), deliveries.c.acknowledged_at >= cutoff),
+            select(batches.c.run)
+            .join(rollouts, rollouts.c.batch_id == batches.c.batch_id)
+            .where(_is(batches.c.run, run), rollouts.c.finish_seq.is_(None)),
+        )
+    )
+    return {*connection.execute(names).scalars()} - {*connection.execute(alive).scalars()}
+
+
+def _is(column: ColumnElement[str], run: str | None) -> ColumnElement[bool]:
+    return column != "" if run is None else column == run
+
+
+def _mark(connection: Connection, batch_id: str, older_s: float, kept: RetentionLevel) -> PrunedBatch | None:
+    """Say that a batch is being pruned, if it still may be. From then on nothing of it is scored again."""
+    lock_batches(connection, [batch_id])
+    batch = _prunable(connection, batch_id, older_s, kept)
+    if batch is not None:
+        marked = {"pruned": batch.kept.value, "pruned_at": None}
+        connection.execute(update(batches).where(batches.c.batch_id == batch_id).values(**marked))
+    return batch
+
+
+def _next(connection: Connection, batch: PrunedBatch, after: tuple[int, int], n: int) -> Sequence[tuple[str, int, int]]:
+    """Return the next rollouts of which something is left that is not kept: one that goes on skips what is done."""
+    group, sample = rollouts.c.group_index, rollouts.c.sample_index
+    later = or_(group > after[0], and_(group == after[0], sample > after[1]))
+    more = {
+        RetentionLevel.TRAJECTORIES: or_(
+            _any_of(artefacts), _any_of(model_calls, model_calls.c.attempt < _newest_attempt())
+        ),
+        # of a rollout that was never begun there is nothing
+        RetentionLevel.REWARDS: or_(_any_of(attempts), _any_of(model_calls)),
+        RetentionLevel.NOTHING: literal(True),
+    }
+    mine = (rollouts.c.batch_id == batch.batch_id, later, more[batch.kept])
+    statement = select(rollouts.c.rollout_id, group, sample).where(*mine).order_by(group, sample).limit(n)
+    return [(id, g, s) for id, g, s in connection.execute(statement).tuples()]
+
+
+def _any_of(table: Table, *conditions: ColumnElement[bool]) -> ColumnElement[bool]:
+    mine = select(literal(1)).where(table.c.rollout_id == rollouts.c.rollout_id, *conditions)
+    return mine.correlate(rollouts).exists()
+
+
+def _newest_attempt() -> ColumnElement[int]:
+    """Return the number of the last attempt with calls, of the call that it stands beside."""
+    other = model_calls.alias()
+    newest = select(func.max(other.c.attempt)).where(other.c.rollout_id == model_calls.c.rollout_id)
+    return newest.correlate(model_calls).scalar_subquery()
+
+
+def _remove_rollouts(connection: Connection, batch: PrunedBatch, ids: Sequence[str]) -> int:
+    """Remove what is not kept of these rollouts, each wholly."""
+    lock_rollouts(connection, rollouts.c.rollout_id.in_(ids))
+    n = _delete(connection, artefacts, artefacts.c.rollout_id.in_(ids))
+    if batch.kept is RetentionLevel.TRAJECTORIES:
+        earlier = and_(model_calls.c.rollout_id.in_(ids), model_calls.c.attempt < _newest_attempt())
+        return n + _delete(connection, model_calls, earlier)
+    tables = (model_calls, segment_rows, attempts, *((rewards,) if batch.kept is RetentionLevel.NOTHING else ()))
+    n += sum(_delete(connection, table, table.c.rollout_id.in_(ids)) for table in tables)
+    if batch.kept is RetentionLevel.NOTHING:
+        return n + _delete(connection, rollouts, rollouts.c.rollout_id.in_(ids))
+    kept_no_more = and_(rollouts.c.rollout_id.in_(ids), rollouts.c.submission.is_not(None))
+    return n + connection.execute(update(rollouts).where(kept_no_more).values(submission=None)).rowcount
+
+
+def _delete(connection: Connection, table: Table, condition: ColumnElement[bool]) -> int:
+    return connection.execute(delete(table).where(condition)).rowcount
+
+
+def _remove_instances(connection: Connection, batch: PrunedBatch, after: int, n: int) -> int | None:
+    """Remove the contents of the next instances, and so their claim on a task archive; the last of them, if any."""
+    mine = instances.c.batch_id == batch.batch_id
+    later = select(instances.c.group_index).where(mine, instances.c.group_index > after)
+    some = list(connection.execute(later.order_by(instances.c.group_index).limit(n)).scalars())
+    if not some or batch.kept is RetentionLevel.TRAJECTORIES:
+        return None
+    chosen = and_(mine, instances.c.group_index.between(some[0], some[-1]))
+    if batch.kept is RetentionLevel.NOTHING:
+        connection.execute(delete(instances).where(chosen))
+    else:
+        connection.execute(update(instances).where(chosen).values(fields={}, archive=""))
+    return int(some[-1])
+
+
+def _finish(connection: Connection, batch: PrunedBatch) -> None:
+    mine = batches.c.batch_id == batch.batch_id
+    if batch.kept is RetentionLevel.NOTHING:
+        connection.execute(delete(batches).where(mine))
+    else:
+        connection.execute(update(batches).where(mine).values(pruned_at=db_now()))
+
+
+def _forget_nodes(connection: Connection) -> int:
+    placed = select(literal(1)).where(rollouts.c.node == nodes.c.node, rollouts.c.finish_seq.is_(None)).exists()
+    return _delete(connection, nodes, and_(age_of(nodes.c.heartbeat_at) > _NODE_S, ~placed))
+
+
+def _forget_steps(connection: Connection, older_s: float) -> int:
+    """Remove all but the newest step of runs that ended so long ago."""
+    cutoff = connection.execute(select(db_now() - older_s)).scalar_one()
+    n = 0
+    for run in sorted(_ended_runs(connection, cutoff)):
+        newest = select(func.max(steps.c.step)).where(steps.c.run == run).scalar_subquery()
+        n += _delete(connection, steps, and_(steps.c.run == run, steps.c.step < newest))
+    return n

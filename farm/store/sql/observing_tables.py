@@ -1,0 +1,47 @@
+"""The tables of what is observed: histograms that only grow, how far each batch is in them, messages for webhooks."""
+
+from __future__ import annotations
+
+from sqlalchemy import JSON, ForeignKeyConstraint, Index, String
+from sqlalchemy.orm import Mapped, mapped_column
+
+from farm.store.sql.declarative import Base, short_text
+from farm.store.sql.sanitize import PlainText
+
+
+class HistogramRow(Base):
+    """One histogram for one value of its label: how many were in each bucket, the last of them without a bound."""
+
+    __tablename__ = "histograms"
+
+    name: Mapped[str] = mapped_column(short_text(), primary_key=True)
+    label: Mapped[str] = mapped_column(short_text(), primary_key=True)
+    counts: Mapped[list[int]] = mapped_column(JSON())
+    total: Mapped[float]
+
+
+class MeasuredBatchRow(Base):
+    """The number of the last ended rollout of a batch that is in the histograms."""
+
+    __tablename__ = "measured_batches"
+    __table_args__ = (ForeignKeyConstraint(["batch_id"], ["batches.batch_id"], ondelete="CASCADE"),)
+
+    batch_id: Mapped[str] = mapped_column(short_text(), primary_key=True)
+    seq: Mapped[int]
+
+
+class OutboxRow(Base):
+    """A webhook's message that its receiver has not taken yet; `abandoned_at` is set once it is tried no more."""
+
+    __tablename__ = "outbox"
+    __table_args__ = (Index("ix_outbox_due_at", "due_at"),)
+
+    message_id: Mapped[str] = mapped_column(short_text(), primary_key=True)
+    form: Mapped[str] = mapped_column(short_text())
+    subject: Mapped[str] = mapped_column(PlainText())
+    url: Mapped[str] = mapped_column(String(2000))
+    n_tries: Mapped[int]
+    error: Mapped[str] = mapped_column(PlainText(500))
+    created_at: Mapped[float]
+    due_at: Mapped[float]
+    abandoned_at: Mapped[float | None]

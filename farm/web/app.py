@@ -1,0 +1,112 @@
+"""The page as a web application: its routes, and answers in HTML where something is wrong.
+
+It reads the store as the API does, in the same process, and shows nothing to a browser that has not signed in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Scope
+
+from farm.api.auth import KnownKeys
+from farm.api.endpoints import Endpoints
+from farm.api.schemas import RequestRejected
+from farm.client.http_errors import problem_of
+from farm.web.batch_views import BatchViews
+from farm.web.cluster_views import ClusterViews
+from farm.web.exports import Exports
+from farm.web.orders import Orders
+from farm.web.rendering import HEADERS, html
+from farm.web.rollout_views import RolloutViews
+from farm.web.sign_in import SignedIn, signed_in, signed_out
+
+_STATIC = Path(__file__).parent / "static"
+View = Callable[[Request], Awaitable[Response]]
+
+
+def application(endpoints: Endpoints, keys: KnownKeys) -> ASGIApp:
+    """Return the page's ASGI application, served below `farm.web.rendering.ROOT`, with that removed from its paths."""
+    batches, rollouts = BatchViews(endpoints), RolloutViews(endpoints)
+    cluster, exports, orders = ClusterViews(endpoints), Exports(endpoints), Orders(endpoints)
+
+    async def sign_in(request: Request) -> Response:
+        if request.method == "POST":
+            return await signed_in(request, keys)
+        return html("sign_in.html", then=request.query_params.get("then", "/"), wrong=False)
+
+    async def sign_out(request: Request) -> Response:
+        return signed_out()
+
+    routes = [
+        _get("/", batches.newest),
+        _get("/batches/{id}", batches.batch),
+        _get("/batches/{id}/live", batches.live),
+        _get("/batches/{id}/rollouts", batches.rollouts),
+        _get("/batches/{id}/rollouts.jsonl", exports.lines),
+        _get("/batches/{id}/rollouts.parquet", exports.parquet),
+        _get("/batches/{id}/failures", batches.failures),
+        _get("/batches/{id}/figures", batches.figures),
+        _get("/groups/{id}", rollouts.group),
+        _get("/rollouts/{id}", rollouts.transcript),
+        _get("/rollouts/{id}/tokens", rollouts.tokens),
+        _get("/rollouts/{id}/timeline", rollouts.timeline),
+        _get("/rollouts/{id}/trace.json", exports.trace),
+        _get("/rollouts/{id}/page.html", exports.static_page),
+        _get("/rollouts/{id}/artefact", exports.artefact),
+        _get("/cluster", cluster.nodes_and_engines),
+        _get("/cluster/live", cluster.live),
+        _get("/cluster/history.json", cluster.history),
+        _get("/alarms", cluster.alarms),
+        _get("/find", rollouts.find),
+        Route("/orders/{name}", _answered(orders.carry_out), methods=["POST"]),
+        Route("/sign-in", _answered(sign_in), methods=["GET", "POST"]),
+        Route("/sign-out", _answered(sign_out), methods=["POST"]),
+        Mount("/static", app=_StaticFiles(directory=_STATIC)),
+    ]
+    inner = Starlette(routes=routes, exception_handlers={404: _no_page, 405: _no_page})
+    inner.router.redirect_slashes = False
+    return SignedIn(inner, keys)
+
+
+def _get(path: str, view: View) -> Route:
+    return Route(path, _answered(view), methods=["GET"])
+
+
+def _answered(view: View) -> View:
+    """Return the same view, with a page for each error."""
+
+    async def answer(request: Request) -> Response:
+        try:
+            return await view(request)
+        except HTTPException:
+            raise
+        except ClientDisconnect:
+            # no client is left to read it
+            return Response(status_code=499)
+        except Exception as error:
+            problem = error.problem if isinstance(error, RequestRejected) else problem_of(error)
+            text = f"{problem.field}: {problem.message}" if problem.field else problem.message
+            return html("message.html", problem.status, title=problem.kind, text=text)
+
+    return answer
+
+
+async def _no_page(request: Request, error: Exception) -> Response:
+    return html("message.html", 404, title="There is no such page", text="")
+
+
+class _StaticFiles(StaticFiles):
+    """Files of the package, which a browser may keep for an hour."""
+
+    async def get_response(self, path: str, scope: Scope) -> Response:
+        response = await super().get_response(path, scope)
+        response.headers.update({**HEADERS, "cache-control": "max-age=3600"})
+        return response

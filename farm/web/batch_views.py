@@ -1,0 +1,150 @@
+"""Views of batches: the list, one while it is played, its rollouts, its failures, its figures."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from pydantic import ValidationError
+from starlette.requests import Request
+from starlette.responses import Response
+
+from farm.api.endpoints import Endpoints
+from farm.client.request_checks import invalid
+from farm.records.rollout import BatchStatus, Outcome, State
+from farm.store import batches
+from farm.store.access.sealed_secrets import shown_request
+from farm.store.reports import rollout_table
+from farm.store.reports.ended_numbers import NEWEST, last_ends, newest_ended
+from farm.store.reports.rollout_filter import RolloutFilter
+from farm.web.charts import Figures, figures
+from farm.web.live_updates import LiveUpdates
+from farm.web.rendering import html, rendered
+from farm.web.shared_results import SharedResults
+
+N_BATCHES = 50
+N_ROLLOUTS = 50
+
+
+@dataclass(frozen=True, slots=True)
+class BatchProgress:
+    """A batch in numbers, with its pace: rollouts per second over the last that ended, and seconds left."""
+
+    status: BatchStatus
+    per_s: float | None
+    left_s: float | None
+    age_s: float
+
+
+class BatchViews:
+    """The views; numbers of a batch are shared by all who look at it."""
+
+    def __init__(self, endpoints: Endpoints) -> None:
+        self._endpoints = endpoints
+        self._updates = LiveUpdates(endpoints)
+        self._counted: SharedResults[BatchProgress] = SharedResults(1.0)
+        self._drawn: SharedResults[Figures] = SharedResults(3.0)
+
+    async def newest(self, request: Request) -> Response:
+        """Show the newest batches, or those before one."""
+        before = request.query_params.get("before")
+        listed = await self._endpoints.run(self._endpoints.farm.batches, N_BATCHES, before)
+        return html("batches.html", batches=listed, limit=N_BATCHES, before=before)
+
+    async def batch(self, request: Request) -> Response:
+        """Show a batch in numbers, which change while they are looked at."""
+        progress = await self._progress(request.path_params["id"])
+        request_of = shown_request(await self._endpoints.run(self._request_of, progress.status.batch_id))
+        return html("batch.html", progress=progress, status=progress.status, request_of=request_of)
+
+    async def live(self, request: Request) -> Response:
+        """Send those numbers whenever they have changed."""
+        batch_id = request.path_params["id"]
+        await self._progress(batch_id)
+
+        async def look() -> tuple[str, bool]:
+            progress = await self._progress(batch_id)
+            return rendered("_progress.html", progress=progress, status=progress.status), progress.status.done
+
+        return self._updates.stream(look)
+
+    async def rollouts(self, request: Request) -> Response:
+        """Show a page of the rollouts that meet the filter in the URL."""
+        batch_id = request.path_params["id"]
+        values = dict(request.query_params)
+        after = values.pop("after", "")
+        wanted = filter_of(values)
+        read = partial(rollout_table.page, batch_id=batch_id, wanted=wanted, after=after, limit=N_ROLLOUTS)
+        page = await self._endpoints.run(self._endpoints.farm.store.read, read)
+        if not page.rollouts:
+            await self._progress(batch_id)
+        return html(
+            "rollouts.html",
+            batch_id=batch_id,
+            rollouts=page.rollouts,
+            after=page.after,
+            values=values,
+            wanted=wanted,
+            states=list(State),
+            outcomes=list(Outcome),
+        )
+
+    async def failures(self, request: Request) -> Response:
+        """Show the failures of a batch by kind and first line, and how its policy ended rollouts."""
+        batch_id = request.path_params["id"]
+        progress = await self._progress(batch_id)
+        read = partial(rollout_table.failure_groups, batch_id=batch_id)
+        groups = await self._endpoints.run(self._endpoints.farm.store.read, read)
+        made = await self._figures(batch_id)
+        return html("failures.html", status=progress.status, groups=groups, figures=made, newest=NEWEST)
+
+    async def figures(self, request: Request) -> Response:
+        """Show distributions of a batch, and its mean reward over time."""
+        batch_id = request.path_params["id"]
+        progress = await self._progress(batch_id)
+        made = await self._figures(batch_id)
+        times = (
+            await self._endpoints.run(self._endpoints.farm.stage_times, batch_id)
+            if progress.status.n_rollouts <= NEWEST
+            else ()
+        )
+        return html("figures.html", status=progress.status, figures=made, stage_times=times, newest=NEWEST)
+
+    async def _figures(self, batch_id: str) -> Figures:
+        def read() -> Figures:
+            farm = self._endpoints.farm
+            request = self._request_of(batch_id)
+            numbers = farm.store.read(partial(newest_ended, batch_id=batch_id))
+            return figures(numbers, int(request.get("n_samples", 1)), farm.newest_version())
+
+        return await self._drawn.get(batch_id, lambda: self._endpoints.run(read))
+
+    async def _progress(self, batch_id: str) -> BatchProgress:
+        make = partial(self._endpoints.run, self._look, batch_id)
+        return await self._counted.get(batch_id, make, lambda progress: progress.status.done)
+
+    def _look(self, batch_id: str) -> BatchProgress:
+        status = self._endpoints.farm.status(batch_id)
+        ends = self._endpoints.farm.store.read(partial(last_ends, batch_id=batch_id))
+        now = time.time()
+        per_s = None
+        if len(ends) > 1 and not status.done:
+            per_s = len(ends) / max(now - ends[-1], 0.001)
+        left = status.n_rollouts - status.n_finished
+        left_s = left / per_s if per_s else None
+        age_s = (max(ends, default=now) if status.done else now) - status.created_at
+        return BatchProgress(status, per_s, left_s, max(0.0, age_s))
+
+    def _request_of(self, batch_id: str) -> dict[str, Any]:
+        return self._endpoints.farm.store.read(partial(batches.request_of, batch_id=batch_id))
+
+
+def filter_of(values: Mapping[str, str]) -> RolloutFilter:
+    """Return the filter in a query. Fields of a form that were left empty are none. Raises InvalidRequest."""
+    try:
+        return RolloutFilter.model_validate({name: value for name, value in values.items() if value != ""})
+    except ValidationError as error:
+        raise invalid(error) from None

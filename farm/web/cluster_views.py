@@ -1,0 +1,82 @@
+"""Views of nodes and engines, with an hour of history, and of alarms."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from farm.api.endpoints import Endpoints
+from farm.records.rollout import Stage, State
+from farm.store.reports.ended_numbers import live_by_node
+from farm.web.cluster_history import ClusterHistory
+from farm.web.live_updates import LiveUpdates
+from farm.web.rendering import HEADERS, html, rendered
+from farm.web.shared_results import SharedResults
+
+
+class ClusterViews:
+    """The views."""
+
+    def __init__(self, endpoints: Endpoints) -> None:
+        self._endpoints = endpoints
+        self._updates = LiveUpdates(endpoints)
+        self._history = ClusterHistory(self._numbers)
+        self._alarms: SharedResults[dict[str, Any]] = SharedResults(15.0)
+
+    async def nodes_and_engines(self, request: Request) -> Response:
+        """Show all nodes and engines, which change while they are looked at."""
+        self._history.keep()
+        return html("cluster.html", **await self._endpoints.run(self._state))
+
+    async def live(self, request: Request) -> Response:
+        """Send them whenever they have changed."""
+
+        async def look() -> tuple[str, bool]:
+            return rendered("_cluster.html", **await self._endpoints.run(self._state)), False
+
+        return self._updates.stream(look)
+
+    async def history(self, request: Request) -> Response:
+        """Return the history of nodes and engines since this process began to keep it, for the chart."""
+        self._history.keep()
+        names = self._history.names()
+        return JSONResponse({"names": names, "series": self._history.series(names)}, headers=HEADERS)
+
+    async def alarms(self, request: Request) -> Response:
+        """Show what is wrong with the farm, and with its newest batches."""
+
+        def look() -> dict[str, Any]:
+            farm = self._endpoints.farm
+            newest = farm.batches(10)
+            broken = [(each.batch_id, farm.violations(each.batch_id)) for each in newest if each.n_rollouts <= 20_000]
+            return {
+                "findings": list(self._endpoints.examine()),
+                "violations": [(batch_id, found) for batch_id, found in broken if found],
+                "engines": [each.engine for each in farm.engines() if each.engine.trouble],
+                "nodes": [node for node in farm.nodes() if node.sick_s > 0],
+            }
+
+        return html("alarms.html", **await self._alarms.get("", lambda: self._endpoints.run(look)))
+
+    def _state(self) -> dict[str, Any]:
+        farm = self._endpoints.farm
+        busy: defaultdict[str, dict[str, int]] = defaultdict(dict)
+        for node, stage, state, n in farm.store.read(live_by_node):
+            busy[node][f"{stage} {state}"] = n
+        return {"nodes": farm.nodes(), "busy": dict(busy), "engines": farm.engines(), "stages": list(Stage)}
+
+    def _numbers(self) -> dict[str, float]:
+        """Return the numbers that history keeps: busy slots of each node, calls in flight at each engine."""
+        farm = self._endpoints.farm
+        values: defaultdict[str, float] = defaultdict(float)
+        for name, _, state, n in farm.store.read(live_by_node):
+            if state == State.ACTIVE.value:
+                values[f"node {name}"] += n
+        for node in farm.nodes():
+            values[f"node {node.node}"] += 0
+        for each in farm.engines():
+            values[f"engine {each.engine.url}"] = each.n_calls
+        return dict(values)

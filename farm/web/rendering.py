@@ -1,0 +1,111 @@
+"""Pages made of templates, and the headers that keep what a policy wrote from doing anything in a browser."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from functools import lru_cache
+from typing import Any
+from urllib.parse import quote, urlencode
+
+import jinja2
+from starlette.responses import Response
+
+from farm.web.untrusted_text import LONG, visible
+
+ROOT = "/web"
+"""The path below which the page is served."""
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; font-src 'self'; "
+    "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+HEADERS = {
+    "content-security-policy": POLICY,
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cache-control": "no-store",
+}
+
+
+def html(name: str, code: int = 200, **values: Any) -> Response:
+    """Return the page of a template."""
+    return Response(rendered(name, **values), code, HEADERS, "text/html; charset=utf-8")
+
+
+def rendered(name: str, **values: Any) -> str:
+    """Return the text of a template with its values; what it cannot encode is replaced."""
+    text = _environment().get_template(name).render(**values)
+    return text.encode("utf-8", "replace").decode()
+
+
+@lru_cache(maxsize=1)
+def _environment() -> jinja2.Environment:
+    result = jinja2.Environment(
+        loader=jinja2.PackageLoader("farm.web"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    filters: dict[str, Callable[..., Any]] = {
+        "visible": visible,
+        "duration": duration,
+        "number": number,
+        "instant": instant,
+        "quoted": lambda text: quote(str(text), safe=""),
+    }
+    result.filters |= filters
+    result.globals |= {"root": ROOT, "LONG": LONG, "query": query}
+    return result
+
+
+def query(*parts: Mapping[str, Any], **changes: Any) -> str:
+    """Return a query string of some values, of which later ones replace earlier ones; empty ones are left out."""
+    values: dict[str, Any] = {}
+    for part in (*parts, changes):
+        values |= part
+    kept = {name: _plain(value) for name, value in values.items() if value not in (None, "")}
+    return "?" + urlencode(kept) if kept else ""
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(value)
+
+
+def duration(seconds: float | None) -> str:
+    """Return a time in a unit that a person reads."""
+    if seconds is None:
+        return "-"
+    if seconds < 0.001:
+        return f"{seconds * 1e6:.0f} µs" if seconds > 0 else "0 s"
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 100:
+        return f"{seconds:.3g} s"
+    minutes = int(seconds // 60)
+    if minutes < 60:
+        return f"{minutes} min {int(seconds % 60)} s"
+    hours = minutes // 60
+    return f"{hours} h {minutes % 60} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
+
+
+def number(value: float | None) -> str:
+    """Return a number in at most four digits, or a dash."""
+    if value is None:
+        return "-"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:.4g}"
+
+
+def instant(value: float | None) -> str:
+    """Return seconds since the epoch as a time of day, UTC; with its date if that is not today."""
+    if value is None:
+        return "-"
+    at = datetime.fromtimestamp(value, UTC)
+    today = datetime.fromtimestamp(time.time(), UTC).date()
+    return at.strftime("%H:%M:%S" if at.date() == today else "%Y-%m-%d %H:%M:%S")

@@ -1,0 +1,119 @@
+"""Views of one rollout: its transcript, tokens and timeline; and of the samples of one instance."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+
+from sqlalchemy import Connection, select
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+
+from farm.api.endpoints import Endpoints
+from farm.errors import NotFound
+from farm.ids import RolloutRef
+from farm.observing.timeline import spans
+from farm.records.rollout import Rollout
+from farm.records.trajectory import ModelCall, Segment
+from farm.store import batches, trajectories
+from farm.store.rollouts import rollouts
+from farm.web.rendering import HEADERS, ROOT, html
+from farm.web.siblings import siblings
+from farm.web.token_view import MOST, token_row
+from farm.web.transcript import conversation
+
+MOST_SIBLINGS = 16
+"""Samples of a group that are shown side by side."""
+
+
+class RolloutViews:
+    """The views."""
+
+    def __init__(self, endpoints: Endpoints) -> None:
+        self._endpoints = endpoints
+
+    async def transcript(self, request: Request) -> Response:
+        """Show what was said and done, turn by turn, with scores and artefacts."""
+        rollout_id = request.path_params["id"]
+        rollout = await self._rollout(rollout_id)
+        farm = self._endpoints.farm
+        calls, timings, rewards, artefacts = await asyncio.gather(
+            self._endpoints.run(farm.calls, rollout_id),
+            self._endpoints.run(farm.timings, rollout_id),
+            self._endpoints.run(farm.rewards, rollout_id),
+            self._endpoints.run(farm.artefacts, rollout_id),
+        )
+        return html(
+            "transcript.html",
+            rollout=rollout,
+            messages=conversation(calls),
+            timings=timings,
+            rewards=rewards,
+            artefacts=artefacts,
+        )
+
+    async def tokens(self, request: Request) -> Response:
+        """Show the training rows, token by token."""
+        rollout_id = request.path_params["id"]
+        rollout = await self._rollout(rollout_id)
+        rows = await self._endpoints.run(self._segments, rollout)
+        made = await self._endpoints.run(lambda: [token_row(at, row) for at, row in enumerate(rows)])
+        return html("tokens.html", rollout=rollout, rows=made, most=MOST)
+
+    async def timeline(self, request: Request) -> Response:
+        """Show stages, model calls and what lies between them on the line of time."""
+        rollout_id = request.path_params["id"]
+        rollout = await self._rollout(rollout_id)
+        farm = self._endpoints.farm
+        calls, timings = await asyncio.gather(
+            self._endpoints.run(farm.calls, rollout_id), self._endpoints.run(farm.timings, rollout_id)
+        )
+        drawn = spans(rollout, timings, calls, time.time())
+        end_s = max((span.end_s for span in drawn), default=0.0)
+        lanes = list(dict.fromkeys(span.lane for span in drawn))
+        return html("timeline.html", rollout=rollout, spans=drawn, lanes=lanes, end_s=end_s or 1.0)
+
+    async def group(self, request: Request) -> Response:
+        """Show the samples of one instance side by side."""
+        place = RolloutRef.of(request.path_params["id"])
+        if place.kind != "group":
+            raise NotFound(f"there is no group {place}: its id is BATCH.GROUP")
+        members, calls, rows = await self._endpoints.run(self._members, place)
+        made = siblings(members, calls, rows)
+        return html("group.html", group_id=str(place), batch_id=place.batch_id, siblings=made, most=MOST_SIBLINGS)
+
+    async def find(self, request: Request) -> Response:
+        """Go to the batch, group or rollout of an id."""
+        place = RolloutRef.of(request.query_params.get("id", "").strip())
+        folder = {"batch": "batches", "group": "groups", "rollout": "rollouts"}[place.kind]
+        return RedirectResponse(f"{ROOT}/{folder}/{place}", 303, HEADERS)
+
+    async def _rollout(self, rollout_id: str) -> Rollout:
+        return await self._endpoints.run(self._endpoints.farm.rollout, rollout_id)
+
+    def _segments(self, rollout: Rollout) -> Sequence[Segment]:
+        farm = self._endpoints.farm
+        ids = [rollout.rollout_id]
+        rows = farm.store.read(lambda connection: trajectories.segments_of(connection, rollout.batch_id, ids))
+        return rows.get(rollout.rollout_id, ())
+
+    def _members(self, place: RolloutRef) -> tuple[list[Rollout], list[Sequence[ModelCall]], list[Sequence[Segment]]]:
+        store = self._endpoints.farm.store
+        members = store.read(lambda connection: _of_group(connection, place))
+        if not members:
+            raise NotFound(f"there is no group {place}")
+        ids = [each.rollout_id for each in members]
+        calls: list[Sequence[ModelCall]] = [self._endpoints.farm.calls(id) for id in ids]
+        rows = store.read(lambda connection: trajectories.segments_of(connection, place.batch_id, ids))
+        return members, calls, [rows.get(id, ()) for id in ids]
+
+
+def _of_group(connection: Connection, place: RolloutRef) -> list[Rollout]:
+    chosen = (
+        select(rollouts)
+        .where(rollouts.c.batch_id == place.batch_id, rollouts.c.group_index == place.group_index)
+        .order_by(rollouts.c.sample_index)
+        .limit(MOST_SIBLINGS)
+    )
+    return batches.rollouts_by(connection, chosen)

@@ -1,0 +1,78 @@
+"""The conversation of a rollout as turns to be shown: messages of any shape, as whoever wrote them is not trusted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from farm.records.trajectory import ModelCall
+from farm.web.untrusted_text import arguments_of, reasoning_of, text_of
+
+_ROLES = frozenset({"system", "user", "assistant", "tool"})
+
+
+@dataclass(frozen=True, slots=True)
+class ShownCall:
+    """A tool call: the tool's name, and its arguments by name."""
+
+    name: str
+    arguments: Sequence[tuple[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class ShownTurn:
+    """A message. `style` is one of the four roles; `at_s` when it was there, in seconds from the first call.
+
+    `call` is the model call whose answer it is, if it is one.
+    """
+
+    role: str
+    style: str
+    answers: str
+    thought: str
+    text: str
+    calls: Sequence[ShownCall]
+    at_s: float
+    call: ModelCall | None = None
+
+
+def conversation(calls: Sequence[ModelCall]) -> list[ShownTurn]:
+    """Return all messages of some model calls, in order."""
+    return list(_messages(calls))
+
+
+def _messages(calls: Sequence[ModelCall]) -> Iterator[ShownTurn]:
+    for call in calls:
+        start = call.started_at - calls[0].started_at
+        end = start + call.latency_s
+        yield from (_shown(message, start) for message in call.messages)
+        yield _shown(call.response, end, call)
+        yield from (_shown(message, end) for message in call.observations)
+
+
+def _shown(message: Mapping[str, Any], at_s: float, call: ModelCall | None = None) -> ShownTurn:
+    role = str(message.get("role", "?"))
+    return ShownTurn(
+        role,
+        role if role in _ROLES else "user",
+        str(message.get("tool_call_id") or ""),
+        reasoning_of(dict(message)),
+        text_of(message.get("content")),
+        tool_calls(message),
+        at_s,
+        call,
+    )
+
+
+def tool_calls(message: Mapping[str, Any]) -> list[ShownCall]:
+    """Return the tool calls of a message; what is none is shown as its text."""
+    made = message.get("tool_calls") or ()
+    result = []
+    for each in made if isinstance(made, list | tuple) else (made,):
+        function = each.get("function") if isinstance(each, dict) else None
+        if isinstance(function, dict):
+            result.append(ShownCall(str(function.get("name", "?")), arguments_of(function.get("arguments", ""))))
+        else:
+            result.append(ShownCall("?", [("", str(each))]))
+    return result

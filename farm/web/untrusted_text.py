@@ -1,0 +1,73 @@
+"""Text that a policy wrote, made fit to be shown: what a browser or a reader could be misled by is visible.
+
+HTML is escaped by the templates. Here go characters that are no text: control characters, terminal escapes, marks that
+turn the direction of writing, and halves of surrogate pairs, which no page can carry.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from farm.records.trajectory import Message
+
+_HIDDEN = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]"
+)
+_PICTURES = 0x2400
+LONG = 2_000
+"""Characters of a text that is shown folded."""
+LONGEST = 200_000
+"""Characters of one text that a page shows; the rest is in the exports."""
+
+
+def visible(text: object) -> str:
+    """Return a text with every character that has no shape of its own written out."""
+    whole = str(text).replace("\r\n", "\n")
+    cut = len(whole) - LONGEST
+    if cut > 0:
+        whole = (
+            f"{whole[: LONGEST // 2]}\n[… {cut} characters are left out here; the exports have them …]\n"
+            + (whole[-LONGEST // 2 :])
+        )
+    return _HIDDEN.sub(_written_out, whole)
+
+
+def _written_out(match: re.Match[str]) -> str:
+    code = ord(match[0])
+    return chr(_PICTURES + code) if code < 0x20 else f"⟨U+{code:04X}⟩"
+
+
+def text_of(content: object) -> str:
+    """Return the text of a message's content; what is no text is named."""
+    if isinstance(content, list):
+        return "".join(_part(part) for part in content)
+    return "" if content is None else str(content)
+
+
+def _part(part: object) -> str:
+    if not isinstance(part, dict):
+        return str(part)
+    if "text" in part:
+        return str(part["text"])
+    return f"[{part.get('type', 'part')}]"
+
+
+def reasoning_of(message: Message) -> str:
+    """Return what a policy thought before it answered; empty if it says nothing of it."""
+    return text_of(message.get("reasoning_content") or message.get("reasoning"))
+
+
+def arguments_of(raw: Any) -> list[tuple[str, str]]:
+    """Return the arguments of a tool call by name; a text that is no JSON object is one without a name."""
+    try:
+        values = json.loads(raw) if isinstance(raw, str) else raw
+    except ValueError:
+        return [("", str(raw))]
+    if not isinstance(values, dict):
+        return [("", str(raw))]
+    return [
+        (name, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+        for name, value in values.items()
+    ]

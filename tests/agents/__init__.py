@@ -1,0 +1,1 @@
+"""The presets on the programs themselves: `make test-agents`."""

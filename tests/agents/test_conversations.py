@@ -1,0 +1,77 @@
+"""Conversations beside the one that works: a sub-agent's, and the one that follows a compaction."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from farm.records.trajectory import Message
+from tests.agents.playing import MEND, SWE, ByCount, job_of, play_by
+from tests.services.entry_points import installed
+from workers.testing.scripted_model import DONE, GIVE_UP, ScriptedCall, ScriptedTurn
+
+PROJECT = Path(__file__).parent / "project"
+ISSUE = SWE.problem_statement[:60]
+
+
+def turn(said: str, name: str, **arguments: object) -> ScriptedTurn:
+    return ScriptedTurn(content=said, tool_calls=(ScriptedCall(name=name, arguments=dict(arguments)),))
+
+
+def users(messages: Sequence[Message]) -> str:
+    return " ".join(str(each.get("content")) for each in messages if each["role"] == "user")
+
+
+class WithHelper(ByCount):
+    """The turns of an agent, and those of another whose task has the word HELPER."""
+
+    def __init__(self, turns: Sequence[ScriptedTurn], helper: Sequence[ScriptedTurn]) -> None:
+        super().__init__(turns, ISSUE)
+        self._helper = ByCount(helper, "HELPER")
+
+    def next_turn(self, messages: Sequence[Message], seed: int | None, begun: str = "") -> ScriptedTurn:
+        if "HELPER" in users(messages) and ISSUE not in users(messages):
+            return self._helper.next_turn(messages, seed, begun)
+        return super().next_turn(messages, seed, begun)
+
+
+class Summing(ByCount):
+    """Turns by what was done: whoever is asked for a summary gives one, and goes on after it."""
+
+    def __init__(self) -> None:
+        super().__init__([], ISSUE)
+        self._work = iter([turn("I look.", "exec_command", cmd="ls"), turn("I mend it.", "exec_command", cmd=MEND)])
+
+    def next_turn(self, messages: Sequence[Message], seed: int | None, begun: str = "") -> ScriptedTurn:
+        if not messages:
+            # it is probed
+            return GIVE_UP
+        if "CONTEXT CHECKPOINT COMPACTION" in str(messages[-1].get("content")):
+            return ScriptedTurn(content="I looked at the files.")
+        return next(self._work, DONE)
+
+
+@pytest.fixture
+def _variants(tmp_path: Path) -> Iterator[None]:
+    with installed(PROJECT, tmp_path):
+        yield
+
+
+def test_a_sub_agent_of_claude_code_has_rows_of_its_own() -> None:
+    delegated = turn(
+        "Somebody else.", "Agent", description="mend it", prompt="HELPER: mend", subagent_type="general-purpose"
+    )
+    helper = [turn("I mend it.", "Bash", command=MEND), ScriptedTurn(content="It is mended.")]
+    played = play_by(job_of("claude-code", "namespace"), WithHelper([delegated, DONE], helper))
+    assert played.reward == 1.0, played
+    assert len(played.rows) == 2
+    assert played.breaks == ["branch: no earlier call had these tools"]
+
+
+@pytest.mark.usefixtures("_variants")
+def test_a_compaction_of_codex_begins_a_row() -> None:
+    played = play_by(job_of("codex-compacting", "namespace"), Summing())
+    assert played.reward == 1.0, played
+    assert len(played.rows) > 1, played.breaks

@@ -1,0 +1,90 @@
+"""Each preset, unmodified, mends a real project in a sandbox without a network; its calls and rows are the page's."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from farm.errors import SandboxError
+from tests.agents.playing import MEND, SWE, play
+from tests.conftest import absent
+from workers.registry import sandbox as provider
+from workers.sandboxes.images.environments import interpreter_for
+from workers.testing.scripted_model import ScriptedCall, ScriptedTurn
+
+PAGE = Path(__file__).parents[2] / "docs" / "agents" / "presets.md"
+LOOK = "git status --short; ls"
+
+
+def by_tool(
+    name: str, argument: str = "command", last: ScriptedTurn | None = None, **more: object
+) -> list[ScriptedTurn]:
+    """Look and mend by commands, then say so."""
+    turns = [
+        ScriptedTurn(content=said, tool_calls=(ScriptedCall(name=name, arguments={argument: command, **more}),))
+        for said, command in (("I look.", LOOK), ("I see the fault.", MEND))
+    ]
+    return [*turns, last or ScriptedTurn(content="I have mended it.")]
+
+
+def ending(name: str, **arguments: object) -> ScriptedTurn:
+    return ScriptedTurn(content="I have mended it.", tool_calls=(ScriptedCall(name=name, arguments=dict(arguments)),))
+
+
+def typed(commands: Sequence[str]) -> list[ScriptedTurn]:
+    answers = [{"plan": "go on", "commands": [{"keystrokes": f"{each}\n", "duration": 10}]} for each in commands]
+    return [ScriptedTurn(content=json.dumps(each)) for each in (*answers, {"commands": [], "task_complete": True})]
+
+
+def as_text() -> list[ScriptedTurn]:
+    diff = "\n".join(line for line in str(SWE.patch).splitlines() if not line.startswith("diff "))
+    first = ScriptedTurn(content="I need to see sqlparse/sql.py.")
+    return [first, ScriptedTurn(content=f"This mends it:\n\n```diff\n{diff}\n```\n")]
+
+
+TURNS: dict[str, Callable[[], list[ScriptedTurn]]] = {
+    "claude-code": lambda: by_tool("Bash"),
+    "codex": lambda: by_tool("exec_command", "cmd"),
+    "opencode": lambda: by_tool("bash", description="a command"),
+    "qwen-code": lambda: by_tool("run_shell_command", is_background=False),
+    "gemini-cli": lambda: by_tool("run_shell_command"),
+    "mini-swe-agent": lambda: by_tool(
+        "bash", last=ending("bash", command="echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT; echo done")
+    ),
+    "openhands": lambda: by_tool("terminal", last=ending("finish", message="mended")),
+    "smolagents": lambda: by_tool("bash", last=ending("final_answer", answer="mended")),
+    "openai-agents": lambda: by_tool("bash"),
+    "pydantic-ai": lambda: by_tool("bash"),
+    "langgraph": lambda: by_tool("bash"),
+    "aider": as_text,
+    "terminal": lambda: typed([LOOK, MEND]),
+}
+
+
+def page_rows() -> dict[str, list[str]]:
+    """The rows of the page's table, by preset."""
+    lines = [line.strip("| \n").split(" | ") for line in PAGE.read_text().splitlines() if line.startswith("| `")]
+    return {cells[0].strip("`"): cells for cells in lines}
+
+
+@pytest.mark.parametrize("kind", ["namespace", "singularity"])
+@pytest.mark.parametrize("preset", TURNS)
+def test_it_mends_an_issue(preset: str, kind: str, request: pytest.FixtureRequest) -> None:
+    if kind == "singularity":
+        request.getfixturevalue("apptainer")
+    if missing := provider(kind).missing():
+        absent(missing)
+    if preset == "openhands":
+        try:
+            interpreter_for("3.12")
+        except SandboxError as error:
+            absent(str(error))
+    played = play(preset, kind, TURNS[preset]())
+    assert played.reward == 1.0, played
+    *_, n_calls, n_rows, why = page_rows()[preset]
+    assert [str(len(played.calls)), str(len(played.rows))] == [n_calls, n_rows], played.breaks
+    assert (why == "none") is (len(played.rows) == 1), played.breaks
+    assert [call.mismatch for call in played.calls] == [None] * len(played.calls)

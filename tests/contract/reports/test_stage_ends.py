@@ -1,0 +1,96 @@
+"""The end of each stage, by the store: what was played, broke, was taken away, was cancelled, or goes on."""
+
+from __future__ import annotations
+
+import pytest
+
+from farm.records.rollout import Failure, Outcome, Stage, State
+from farm.retry_policy import DRAINED, RESTARTED, retry_decision
+from farm.store import attempts
+from farm.store.attempts import RetrySettings
+from farm.store.database import Store
+from farm.store.reports.stage_ends import AttemptStage, StageEnd, stage_ends
+from tests.contract.store.test_store import announce, claimed, new_batch, place, play
+from tests.contract.store.test_store_rescore import cancel, rescore
+
+
+def end_of(store: Store, rollout_id: str, attempt: int, stage: Stage) -> StageEnd | None:
+    asked = AttemptStage(rollout_id, attempt, stage)
+    return store.read(lambda connection: stage_ends(connection, [asked])).get(asked)
+
+
+def state_of(store: Store, rollout_id: str, attempt: int, stage: Stage) -> State | None:
+    end = end_of(store, rollout_id, attempt, stage)
+    return None if end is None else end.state
+
+
+@pytest.fixture
+def rollout_id(store: Store) -> str:
+    announce(store)
+    return f"{new_batch(store, max_attempts=1, max_losses=1)}.0.0"
+
+
+def _begin(store: Store, rollout_id: str, attempt: int = 1) -> None:
+    place(store, rollout_id.partition(".")[0])
+    claimed(store, rollout_id, Stage.INIT, attempt)
+
+
+def _end(store: Store, rollout_id: str, cause: str, attempt: int = 1) -> None:
+    place(store, rollout_id.partition(".")[0])
+    held = claimed(store, rollout_id, Stage.INIT, attempt)
+    failure, decision = Failure(cause, f"because of {cause}"), retry_decision(cause)
+    store.write(lambda connection: attempts.end_attempt(connection, held, failure, decision, RetrySettings(0.0, 60.0)))
+
+
+def test_what_waits_or_is_played_has_not_ended(store: Store, rollout_id: str) -> None:
+    assert end_of(store, rollout_id, 1, Stage.INIT) is None
+    _begin(store, rollout_id)
+    assert end_of(store, rollout_id, 1, Stage.INIT) is None
+    assert end_of(store, rollout_id, 1, Stage.RUN) is None
+    assert end_of(store, "nothing.0.0", 1, Stage.INIT) is None
+
+
+def test_what_was_played_is_completed_and_scoring_again_changes_that_of_no_stage(store: Store, rollout_id: str) -> None:
+    place(store, rollout_id.partition(".")[0])
+    play(store, rollout_id)
+    rescore(store, rollout_id)
+    assert {state_of(store, rollout_id, 1, stage) for stage in Stage} == {State.COMPLETED}
+
+
+@pytest.mark.parametrize("cause", [DRAINED, Outcome.LOST.value])
+def test_what_was_taken_away_is_queued_again(store: Store, rollout_id: str, cause: str) -> None:
+    _end(store, rollout_id, cause)
+    end = end_of(store, rollout_id, 1, Stage.INIT)
+    assert end is not None
+    assert (end.state, end.message) == (State.QUEUED, f"because of {cause}")
+    assert end_of(store, rollout_id, 2, Stage.INIT) is None
+
+
+def test_a_loss_too_many_is_a_failure(store: Store, rollout_id: str) -> None:
+    _end(store, rollout_id, Outcome.LOST.value)
+    _end(store, rollout_id, Outcome.LOST.value, 2)
+    assert [state_of(store, rollout_id, n, Stage.INIT) for n in (1, 2)] == [State.QUEUED, State.FAILED]
+
+
+@pytest.mark.parametrize("cause", [Outcome.SANDBOX_ERROR.value, Outcome.STALE.value, RESTARTED])
+def test_what_broke_has_failed(store: Store, rollout_id: str, cause: str) -> None:
+    _end(store, rollout_id, cause)
+    assert state_of(store, rollout_id, 1, Stage.INIT) is State.FAILED
+
+
+def test_what_is_cancelled_is_so_in_the_stage_that_it_was_in_and_in_those_that_it_never_began(
+    store: Store, rollout_id: str
+) -> None:
+    cancel(store, rollout_id)
+    assert state_of(store, rollout_id, 1, Stage.INIT) is State.CANCELLED
+    other = f"{new_batch(store)}.0.0"
+    _begin(store, other)
+    cancel(store, other)
+    assert [state_of(store, other, 1, stage) for stage in Stage] == [State.CANCELLED] * 3
+
+
+def test_a_message_of_an_attempt_that_was_over_before_it_was_begun_is_one_to_be_played_again(
+    store: Store, rollout_id: str
+) -> None:
+    _end(store, rollout_id, DRAINED)
+    assert state_of(store, rollout_id, 1, Stage.EVAL) is State.QUEUED

@@ -1,0 +1,269 @@
+"""Backups of every kind of database and restores into every kind: the same rows, all or none, whoever is killed."""
+
+from __future__ import annotations
+
+import dataclasses
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Table, func, select, update
+
+import farm
+from farm.cli.upkeep.backup import backup, restore
+from farm.client.local import LocalFarm
+from farm.errors import Conflict, FarmError, InvalidRequest, NotAllowed, StoreUnavailable
+from farm.notifications import Signals
+from farm.records.rollout import Stage
+from farm.store import epoch
+from farm.store.access import sealed_secrets
+from farm.store.backups import backup as backups
+from farm.store.backups.backup_file import TABLES, BackupFile, read_backup
+from farm.store.database import Store
+from farm.store.nodes import nodes
+from farm.store.rollouts import batches, rollouts
+from farm.store.sql.clock import db_now
+from testkit.deadline import LONG_S
+from tests.contract.retention.test_pruning import played
+from tests.contract.store.test_store import announce, claimed, new_batch, place
+from tests.services.commands import said
+from tests.services.farms import NOOP, embedded, farm_folder
+
+DAMAGES: dict[str, Callable[[bytes], bytes]] = {
+    "rubbish": lambda whole: b"rubbish" * 100,
+    "empty": lambda whole: b"",
+    "cut off": lambda whole: whole[: len(whole) // 2],
+    "a page of zeros": lambda whole: whole[:8192] + bytes(4096) + whole[12288:],
+}
+
+
+CHANGED = {"last_seq", "heartbeat_at", "lease_expires_at", "expires_at"}
+
+
+def silence(store: Store) -> None:
+    """Have all nodes be gone for a day."""
+    store.write(lambda connection: connection.execute(update(nodes).values(heartbeat_at=db_now() - 86_400)))
+
+
+@pytest.fixture
+def used(store: Store) -> Store:
+    """A store with batches that have ended, one that is open, and a secret."""
+    announce(store)
+    played(store, n=3, n_samples=2)
+    open_id = new_batch(store, 2, idempotency_key="mine")
+    place(store, open_id)
+    claimed(store, f"{open_id}.0.0", Stage.INIT)
+    silence(store)
+    return store
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Iterator[Store]:
+    """A database that nobody made yet."""
+    folder = tmp_path / "other"
+    folder.mkdir()
+    store = Store(f"sqlite:///{folder}/farm.db")
+    yield store
+    store.close()
+
+
+def contents(store: Store) -> dict[str, list[Any]]:
+    """All rows, as text; without what a restore is to change: who lives, who holds what until when."""
+
+    def rows(table: Table) -> list[str]:
+        columns = [each for each in table.columns if each.name not in CHANGED]
+        return sorted(str(tuple(row)) for row in store.read(lambda connection: connection.execute(select(*columns))))
+
+    return {table.name: rows(table) for table in TABLES if table.name != "epochs"}
+
+
+def test_each_database_is_restored_into_another_kind_and_into_its_own(
+    used: Store, other: Store, tmp_path: Path
+) -> None:
+    before, was = contents(used), used.read(epoch.current)
+    made = backups.back_up(used, tmp_path / "kept")
+    assert (made.n_batches, made.n_rollouts) == (2, 8)
+    assert (tmp_path / "kept").stat().st_mode & 0o777 == 0o600
+    backups.restore(other, read_backup(tmp_path / "kept"))
+    assert contents(other) == before
+    new_batch(used, 5)
+    backups.restore(used, made, replace=True)
+    assert contents(used) == before
+    now = used.read(epoch.current)
+    assert now.epoch != was.epoch, "whoever saw more learns of it"
+    last = dict(
+        used.read(lambda connection: connection.execute(select(batches.c.n_rollouts, batches.c.last_seq)).all())
+    )
+    assert last[2] > 1000, "numbers that were given to somebody are not given again"
+    assert [each.name for each in tmp_path.glob(".kept*")] == []
+
+
+def test_a_backup_is_of_one_moment_while_others_write(store: Store, tmp_path: Path) -> None:
+    announce(store)
+    n_before, stop = 20, threading.Event()
+    for _ in range(n_before):
+        new_batch(store, 3)
+    last: list[str] = []
+
+    def submit() -> None:
+        while not stop.is_set():
+            last.append(new_batch(store, 3))
+
+    writer = threading.Thread(target=submit)
+    writer.start()
+    n_seen: list[int] = []
+
+    def check() -> None:
+        # the copy goes on once something was written beside it
+        n = len(last)
+        while len(last) == n and writer.is_alive():
+            stop.wait(0.001)
+        n_seen.append(len(last))
+
+    try:
+        made = backups.back_up(store, tmp_path / "kept", check)
+    finally:
+        stop.set()
+        writer.join(LONG_S)
+    assert n_seen, "it is asked"
+    assert made.n_rollouts == 3 * made.n_batches
+    assert made.n_batches >= n_before
+    assert made.n_batches < n_before + len(last), "what was submitted meanwhile is not in it"
+
+
+def refused(store: Store, made: BackupFile, error: type[FarmError], text: str) -> None:
+    before = contents(store)
+    with pytest.raises(error, match=text):
+        backups.restore(store, made)
+    assert contents(store) == before
+
+
+def test_what_would_be_lost_is_kept_unless_told(used: Store, other: Store, tmp_path: Path) -> None:
+    made = backups.back_up(used, tmp_path / "kept")
+    refused(used, made, Conflict, "has 2 batches and is not empty")
+    announce(used)
+    for replace in (False, True):
+        with pytest.raises(Conflict, match="node n1 said something within"):
+            backups.restore(used, made, replace)
+    other.write(lambda connection: None) if other.is_there else None
+    backups.restore(other, made)
+    refused(other, made, Conflict, "--replace removes all")
+
+
+class Torn(BackupFile):
+    """A backup that cannot be read to its end."""
+
+    def rows(self, table: Table) -> Iterator[list[tuple[object, ...]]]:
+        if table is TABLES[-1]:
+            raise OSError("the disk is gone")
+        yield from super().rows(table)
+
+
+def test_one_that_breaks_half_way_leaves_all_as_it_was(used: Store, other: Store, tmp_path: Path) -> None:
+    sealed = used.write(lambda connection: sealed_secrets.sealed(connection, "word"))
+    made = backups.back_up(used, tmp_path / "kept")
+    torn = Torn(**{each.name: getattr(made, each.name) for each in dataclasses.fields(made)})
+    before = contents(used)
+    with pytest.raises(OSError, match="the disk is gone"):
+        backups.restore(used, torn, replace=True)
+    assert contents(used) == before
+    with pytest.raises(OSError, match="the disk is gone"):
+        backups.restore(other, torn)
+    key = sealed_secrets.secret_key_file(other.engine.url)
+    assert not key.exists()
+    key.write_text("another key of another farm")
+    with pytest.raises(NotAllowed, match="another secret key than the backup's"):
+        backups.restore(other, made)
+    with pytest.raises(OSError, match="the disk is gone"):
+        backups.restore(other, torn, replace=True)
+    assert key.read_text() == "another key of another farm"
+    assert key in backups.restore(other, made, replace=True)
+    assert sealed_secrets.opened(other.engine.url, sealed) == "word"
+    assert key.with_name("secret_key.replaced").read_text() == "another key of another farm"
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_what_is_no_backup_or_damaged_is_said(sqlite_store: Store, tmp_path: Path, damage: str) -> None:
+    played(sqlite_store, n=40)
+    path = tmp_path / "kept"
+    backups.back_up(sqlite_store, path)
+    path.write_bytes(DAMAGES[damage](path.read_bytes()))
+    with pytest.raises(InvalidRequest, match=r"kept is (no backup of a farm|damaged)"):
+        read_backup(path)
+
+
+def test_one_of_another_schema_names_the_version_that_made_it(sqlite_store: Store, tmp_path: Path) -> None:
+    path = tmp_path / "kept"
+    version = backups.back_up(sqlite_store, path).version
+    for change, text in (
+        ("ALTER TABLE nodes ADD COLUMN more TEXT", "has a table nodes of another form"),
+        ("UPDATE alembic_version SET version_num = '9999'", "has schema revision 9999, this farm needs"),
+    ):
+        with closing(sqlite3.connect(path)) as connection, connection:
+            connection.execute(change)
+        with pytest.raises(StoreUnavailable, match=text) as caught:
+            read_backup(path)
+        assert f"the version of the farm that made it ({version})" in str(caught.value)
+
+
+MAKER = """
+import sys, time
+from pathlib import Path
+from farm.store.backups.backup import back_up
+from farm.store.database import Store
+def check():
+    print("in the middle", flush=True)
+    time.sleep(3600)
+back_up(Store(sys.argv[1]), Path(sys.argv[2]), check)
+"""
+
+
+def test_one_that_is_killed_leaves_the_backup_before_it(used: Store, tmp_path: Path) -> None:
+    path = tmp_path / "kept"
+    whole = backups.back_up(used, path).n_batches
+    new_batch(used)
+    address = used.engine.url.render_as_string(hide_password=False)
+    maker = subprocess.Popen([sys.executable, "-c", MAKER, address, str(path)], stdout=subprocess.PIPE)
+    try:
+        assert maker.stdout is not None
+        assert maker.stdout.readline() == b"in the middle\n"
+        with pytest.raises(Conflict, match="another process is making"):
+            backups.back_up(used, path)
+    finally:
+        maker.send_signal(signal.SIGKILL)
+        maker.communicate(timeout=LONG_S)
+    assert read_backup(path).n_batches == whole
+    assert backups.back_up(used, path).n_batches == whole + 1
+    assert sorted(each.name for each in tmp_path.glob(".kept*")) == []
+
+
+def test_the_commands_and_a_farm_that_goes_on_where_it_was(sqlite_store: Store, tmp_path: Path) -> None:
+    announce(sqlite_store)
+    batch_id = LocalFarm(sqlite_store, Signals(""), 1000).submit({"instances": [NOOP] * 3, "idempotency_key": "mine"})
+    place(sqlite_store, batch_id)
+    claimed(sqlite_store, f"{batch_id}.0.0", Stage.INIT)
+    file = str(tmp_path / "kept")
+    assert "1 batches, 3 rollouts" in said(backup, file, "--url", sqlite_store.url)
+    database = str(sqlite_store.engine.url.database)
+    assert "is there and is no backup" in said(backup, database, "--url", sqlite_store.url, code=1)
+    assert "an API makes no backups" in said(backup, file, "--url", "http://127.0.0.1:1", code=1)
+    assert "an API restores nothing" in said(restore, file, "--url", "http://127.0.0.1:1", code=1)
+    with farm_folder() as folder:
+        home = folder / "home"
+        assert "1 batches, 3 rollouts" in said(restore, file, "--url", str(home))
+        assert "--replace removes all" in said(restore, file, "--url", str(home), code=1)
+        with embedded(folder) as running, farm.connect(running.store_url, broker_url=running.broker_url) as client:
+            again = client.submit({"instances": [NOOP] * 3, "idempotency_key": "mine"})
+            assert again == batch_id, "what was submitted is known"
+            rewards = [each.reward for each in client.collect(batch_id, timeout_s=600)]
+            assert rewards == [1.0] * 3
+            attempts = {each.attempt for each in client.rollouts(batch_id) if each.group_index == 0}
+            assert attempts == {2}, "what a worker had is played again"
+    assert sqlite_store.read(lambda connection: connection.execute(select(func.count()).select_from(rollouts))).all()

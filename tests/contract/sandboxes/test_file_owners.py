@@ -1,0 +1,201 @@
+"""Owners of files in images of Dockerfiles and in what a policy leaves: several, though the kernel knows one user."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.services.farms import until
+from workers.interfaces import Sandbox, SandboxProvider
+from workers.sandboxes.images.image_aliases import set_alias
+from workers.sandboxes.isolation.owners.file_owners import ATTRIBUTE
+from workers.sandboxes.optional_protocols import keeps_layers
+
+Run = Callable[[Any], Any]
+Start = Callable[..., Sandbox]
+
+# a static program: what is preloaded into others is none of its
+STATIC = r"""
+#include <stdio.h>
+#include <sys/stat.h>
+int main(int n, char **names) {
+  struct stat status;
+  for (int i = 1; i < n; i++) {
+    if (lstat(names[i], &status)) { perror(names[i]); return 1; }
+    printf("%u:%u\n", status.st_uid, status.st_gid);
+  }
+  return 0;
+}
+"""
+
+DOCKERFILE = """\
+FROM debian:owners
+RUN mkdir -p /own/tree /app && touch /own/tree/a /own/b /own/plain && ln -s plain /own/link \\
+  && chown -R 1500:1600 /own/tree && chown 33 /own/b && chgrp 44 /own/b && chown -h 7:7 /own/link
+RUN cp -a /own/tree /copied && cd /own && chown --reference=b tree/a && chown 0 b
+COPY --chown=1500:1500 here/ /app/
+COPY here/f /app/g
+RUN echo more >>/app/f; test "$(stat -c %u /app/f)" = 1500
+USER 1500:1500
+WORKDIR /app/made
+RUN touch mine && mkdir below && chown 9:9 mine; [ -O /own/plain ]
+USER root
+WORKDIR /
+"""
+FILES = "/own /own/tree /own/tree/a /own/b /own/plain /own/link /copied /copied/a /app /app/f /app/g /app/made"
+FILES += " /app/made/mine /app/made/below /etc"
+OWNERS = "0:0 1500:1600 33:44 0:44 0:0 0:0 1500:1600 1500:1600 0:0 1500:1500 0:0 1500:1500 1500:1500 1500:1500"
+OWNERS += " 0:0"
+
+
+@pytest.fixture
+def name(sandbox_settings: Path, tmp_path: Path) -> str:
+    """A build context whose image has files of several owners."""
+    set_alias("debian:owners", "host")
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here/f").write_text("f\n")
+    (tmp_path / "Dockerfile").write_text(DOCKERFILE)
+    return f"dockerfile:{tmp_path}"
+
+
+def said(run: Run, sandbox: Sandbox, script: str) -> str:
+    result = run(sandbox.exec(["bash", "-c", script], timeout_s=60))
+    assert (result.stderr, result.code) == (b"", 0)
+    return str(result.stdout.decode())
+
+
+def test_owners_of_an_image_are_shown_to_all_programs_of_root(
+    start: Start, run: Run, name: str, tmp_path: Path
+) -> None:
+    sandbox = start(image=name)
+    # by statx, by newfstatat, and of what is open
+    shown = ["stat -c %u:%g", "find -maxdepth 0 -printf '%U:%G\\n'"]
+    listed = [
+        "python3 -c 'import os, sys; [print(\"%d:%d\" % (s.st_uid, s.st_gid)) for s in map(os.lstat, sys.argv[1:])]'"
+    ]
+    if compiler := shutil.which("gcc"):
+        subprocess.run([compiler, "-static", "-x", "c", "-", "-o", tmp_path / "static"], input=STATIC, text=True)
+        if (tmp_path / "static").exists():
+            run(sandbox.upload(tmp_path / "static", "/static"))
+            listed.append("/static")
+    for program in (shown[0], *listed):
+        assert said(run, sandbox, f"{program} {FILES}").split() == OWNERS.split(), program
+    opened = 'import os; s = os.fstat(os.open("/app/f", 0)); t = os.stat("f", dir_fd=os.open("/app", 0)); '
+    opened += (
+        'os.chdir("/own"); print(s.st_uid, t.st_gid, os.stat("tree/../b").st_gid, s.st_size, os.stat("link").st_uid)'
+    )
+    assert said(run, sandbox, f"python3 -c '{opened}'") == "1500 1500 44 7 0\n"
+    # the kernel's own answers for what is not there, and for what is no file
+    assert said(run, sandbox, "stat /none 2>&1; stat '' 2>&1; true | stat -c %F -").splitlines() == [
+        "stat: cannot statx '/none': No such file or directory",
+        "stat: cannot statx '': No such file or directory",
+        "fifo",
+    ]
+    threads = 'import os, threading as t; r = []; f = lambda: r.extend(os.stat("/app/f").st_uid for _ in range(50)); '
+    threads += "a = [t.Thread(target=f) for _ in range(8)]; [x.start() for x in a]; [x.join() for x in a]; "
+    threads += "print(len(r), set(r))"
+    assert said(run, sandbox, f"python3 -c '{threads}'") == "400 {1500}\n"
+
+
+def test_changes_of_owner_last_as_long_as_the_file(start: Start, run: Run, name: str) -> None:
+    sandbox = start(image=name)
+    script = (
+        "cd /own; chown 5:6 plain; cp -p plain other; mv plain moved; tar c moved b | tar xp -C /app; echo x >>moved; "
+    )
+    script += "chown 0 tree; chown 8 none 2>/dev/null; echo $?; (sleep 0.1; chown 3:3 late) & touch late; wait; "
+    script += "stat -c %u:%g moved other /app/moved /app/b tree late"
+    assert said(run, sandbox, script).split() == ["1", "5:6", "5:6", "5:6", "0:44", "0:1600", "3:3"]
+    shell = run(sandbox.open_shell())
+    assert run(shell.run("stat -c %u /app/f; chown 4 /app/f; stat -c %u /app/f", timeout_s=20)).output.split() == [
+        "1500",
+        "4",
+    ]
+    kernel = run(sandbox.open_kernel())
+    assert "4 4" in run(kernel.run("import os; print(os.stat('/app/f').st_uid, 4)", timeout_s=20)).output
+    run(sandbox.stop())
+
+
+def test_what_a_policy_of_another_user_leaves_is_that_user_s(
+    start: Start, run: Run, provider: SandboxProvider, name: str
+) -> None:
+    sandbox = start(image=name, user="1500:1500")
+    pretended = (
+        f'import os; os.setxattr("/app/new", "{ATTRIBUTE}", b"0:0"); os.setxattr("/app/g", "{ATTRIBUTE}", b"9:9")'
+    )
+    said(run, sandbox, f"mkdir /app/dir; touch /app/new /app/dir/deep; echo more >>/app/f; python3 -c '{pretended}'")
+    said(run, sandbox, "chmod 0 /app/dir; rm -r /own/tree; mkdir /own/tree; ln -s / /app/link; mkfifo /app/fifo")
+    # as long as its programs run with the number of root, no file is another's to them
+    assert said(run, sandbox, "stat -c %u:%g /app/f /app/new").split() == ["0:0", "0:0"]
+    keeper = keeps_layers(provider)
+    assert keeper
+    layer = f"left-owners-{provider.kind}-{os.getpid()}"
+    run(keeper.stop_keeping(sandbox, layer))
+    spec = sandbox._spec.model_copy(update={"user": "root"})  # type: ignore[attr-defined]
+    other = run(keeper.start_on(f"{sandbox.sandbox_id}-verifier", spec, layer))
+    try:
+        paths = "/app/f /app/g /app/new /app/dir /app/dir/deep /own/tree /own /app/made/mine /app/link"
+        owners = "1500:1500 0:0 1500:1500 1500:1500 1500:1500 1500:1600 0:0 1500:1500 0:0"
+        assert said(run, other, f"stat -c %u:%g {paths}").split() == owners.split()
+    finally:
+        run(other.stop())
+    until(lambda: not other.alive(), "the second has ended")
+
+
+def test_programs_that_end_what_shows_owners_hurt_nobody_else(start: Start, run: Run, name: str) -> None:
+    sandbox = start(image=name)
+    ended = run(sandbox.exec(["bash", "-c", "kill -9 -1; stat /app/f"], timeout_s=20))
+    assert not ended.timed_out
+    assert said(run, sandbox, "stat -c %u /app/f") == "1500\n"
+    # it cannot be looked into, and is gone with what it answers
+    looked = "for each in /proc/[0-9]*; do grep -q '^CapEff:.*0000000000a80425fb' $each/status 2>/dev/null; done; "
+    looked += "cat /proc/*/mem 2>&1 >/dev/null | grep -c denied; true"
+    assert int(said(run, sandbox, looked)) >= 1
+    until(lambda: _n_processes(run, sandbox) <= 3, "none is left of those that showed owners")
+
+
+def test_no_call_attribute_or_common_signal_ends_what_shows_owners(start: Start, run: Run, name: str) -> None:
+    sandbox = start(image=name)
+    shown = "stat -c %u /app/f"
+    signals = "trap '' TERM HUP INT USR1 USR2 ALRM; for each in TERM HUP INT USR1 USR2 ALRM; do kill -$each -1; done"
+    named = "for each in /proc/[0-9]*; do tr '\\0' ' ' <$each/cmdline; cat $each/comm; done | grep -c '[p]ython'"
+    for value in ("99999999999999:5", "-5:5", "4294967295:0", "5:5:5", "x"):
+        forged = f"import os; os.setxattr('/own/tree/a', '{ATTRIBUTE}', b'{value}')"
+        assert said(run, sandbox, f'python3 -c "{forged}"; stat -c %u /own/tree/a; {shown}') == "0\n1500\n", value
+    assert said(run, sandbox, f"{signals}; {shown}; {named} || true") == "1500\n0\n"
+    calls = """
+import ctypes, os
+libc = ctypes.CDLL(None, use_errno=True)
+os.chdir("/own/tree")
+for wrong in (2**64 - 1, 2**63, 1):
+    for name in (b"/app/f", ctypes.c_void_p(wrong)):
+        assert libc.statx(-100, name, 0, 0x7FF, ctypes.c_void_p(wrong)) == -1 and ctypes.get_errno() == 14
+    assert libc.chown(ctypes.c_void_p(wrong), 1, 1) == -1 and ctypes.get_errno() == 14
+for closed in (-1, 99):
+    assert libc.fchown(closed, 7, 7) == -1 and ctypes.get_errno() == 9
+    assert libc.fchownat(closed, b"a", 7, 7, 0) == -1 and ctypes.get_errno() == 9
+    try:
+        os.fstat(closed)
+    except OSError as error:
+        assert error.errno == 9
+    else:
+        raise AssertionError
+print(os.stat(".").st_uid, os.stat("/app/f").st_uid)
+"""
+    run(sandbox.write_file("/calls.py", calls.encode()))
+    assert said(run, sandbox, "python3 /calls.py") == "1500 1500\n"
+    assert said(
+        run, sandbox, "mkdir /devel /system; chown 5:6 /devel /system; stat -c %u:%g /devel /system"
+    ).split() == [
+        "5:6",
+        "5:6",
+    ]
+
+
+def _n_processes(run: Run, sandbox: Sandbox) -> int:
+    return len(said(run, sandbox, "echo /proc/[0-9]*").split())

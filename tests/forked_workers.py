@@ -1,0 +1,117 @@
+"""Workers of pytest-xdist, forked from a process that has imported all tests.
+
+Each would take as long as that for itself; in a new clone, where there is no bytecode yet, they would all compile the
+same modules at once. xdist starts a worker by a command that gets the worker's first line of code as its input: ours
+hands its pipes to the process that forks, and lasts as long as the worker.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import socket
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING:
+    import pytest
+
+_PIPES = 3
+
+
+def fork_workers(config: pytest.Config, folder: Path, suites: tuple[str, ...]) -> None:
+    """Have the workers of this run forked, where they are processes of this machine that play all tests."""
+    specs = config.getoption("tx", [])
+    if config.args_source is not type(config).ArgsSource.TESTPATHS or not specs or set(specs) != {"popen"}:
+        return
+    address = str(folder / "workers.sock")
+    listening = socket.socket(socket.AF_UNIX)
+    listening.bind(address)
+    listening.listen(len(specs))
+    pid = os.fork()
+    if pid == 0:
+        _serve(listening, config, suites)
+    listening.close()
+    config.add_cleanup(lambda: _end(pid))
+    # -I -S: it imports nothing but this file
+    command = shlex.join([sys.executable, "-I", "-S", __file__, address])
+    config.option.tx = [f"popen//python={command}"] * len(specs)
+
+
+def _end(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+
+
+def _serve(listening: socket.socket, config: pytest.Config, suites: tuple[str, ...]) -> NoReturn:
+    """Import the tests, then fork a worker for each that asks, until this process is killed."""
+    from farm.startup import frozen_imports
+    from workers.sandboxes.isolation.linux import die_with_parent
+
+    try:
+        # a terminal's Ctrl-C is for the workers, and for xdist
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+        die_with_parent(signal.SIGKILL)
+        with frozen_imports():
+            _import_tests(config, suites)
+        while True:
+            caller, _ = listening.accept()
+            with caller:
+                _, pipes, _, _ = socket.recv_fds(caller, 1, _PIPES)
+                if os.fork() == 0:
+                    listening.close()
+                    _work(pipes)
+                for pipe in pipes:
+                    os.close(pipe)
+    finally:
+        os._exit(1)
+
+
+def _import_tests(config: pytest.Config, suites: tuple[str, ...]) -> None:
+    """Import tests as pytest would, which finds them there afterwards."""
+    from _pytest.pathlib import import_path
+
+    for suite in suites:
+        for path in sorted((config.rootpath / "tests" / suite).rglob("test_*.py")):
+            # whoever collects it tells what is wrong with it
+            with suppress(BaseException):
+                import_path(path, root=config.rootpath, mode="importlib", consider_namespace_packages=False)
+
+
+def _work(pipes: list[int]) -> NoReturn:
+    """Be a worker as if started by the command, and end with it. The connection ends with this process."""
+    from types import ModuleType
+
+    from farm.startup import end_process
+
+    code = 1
+    try:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for at, pipe in enumerate(pipes):
+            os.dup2(pipe, at)
+            os.close(pipe)
+        sys.stdin, sys.stdout, sys.stderr = (os.fdopen(at, mode) for at, mode in enumerate("rww"))
+        main = sys.modules["__main__"] = ModuleType("__main__")
+        exec("import sys;exec(eval(sys.stdin.readline()))", main.__dict__)
+        code = 0
+    finally:
+        end_process(code)
+
+
+def main(address: str) -> None:
+    """Ask for a worker, and last as long as it does."""
+    with socket.socket(socket.AF_UNIX) as server:
+        server.connect(address)
+        socket.send_fds(server, [b"-"], list(range(_PIPES)))
+        for at in range(_PIPES - 1):
+            os.close(at)
+        server.recv(1)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,63 @@
+"""The API describes itself: every route, every type, in a document that is valid and that its answers fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import httpx2
+import jsonschema
+import pytest
+
+from farm.api import batches, engines, rollouts
+from farm.api.app import ENDPOINTS
+from farm.api.endpoints import Endpoints
+from farm.client.local import LocalFarm
+from farm.notifications import Signals
+from farm.store.database import Store
+from tests.services.api import KEY, served
+from tests.services.farms import NOOP
+
+
+@pytest.fixture
+def client(sqlite_store: Store) -> Iterator[httpx2.Client]:
+    headers = {"authorization": f"Bearer {KEY}"}
+    with (
+        served(LocalFarm(sqlite_store, Signals(""), 1000)) as url,
+        httpx2.Client(base_url=url, headers=headers) as made,
+    ):
+        yield made
+
+
+def test_description_is_valid_and_names_every_route(client: httpx2.Client) -> None:
+    from openapi_spec_validator import validate
+
+    document = client.get("/openapi.json").json()
+    validate(document)
+    for method, path in ENDPOINTS:
+        # a route that is not there is 404 with these words, or 405
+        answer = client.request(method, path.replace("{id}", "b0"))
+        assert not answer.text.count("there is no /"), f"{method} {path} is described and is not there"
+        assert answer.status_code != 405, f"{method} {path}"
+    assert client.get("/").json()["description"] == "/openapi.json"
+
+
+def test_routes_that_are_there_are_described(sqlite_store: Store) -> None:
+    endpoints = Endpoints(LocalFarm(sqlite_store, Signals(""), 1000))
+    routes = [*batches.routes(endpoints), *engines.routes(endpoints), *rollouts.routes(endpoints)]
+    result = {(method, route.path) for route in routes for method in (route.methods or ()) if method != "HEAD"}
+    assert result <= set(ENDPOINTS)
+
+
+def test_answers_fit_their_schemas(client: httpx2.Client) -> None:
+    document = client.get("/openapi.json").json()
+    batch_id = client.post("/v1/batches", json={"instances": [NOOP]}).json()["batch_id"]
+    for path in ("/v1/batches", "/v1/batches/{id}", "/v1/batches/{id}/rollouts", "/v1/nodes", "/v1/engines", "/"):
+        answer = client.get(path.replace("{id}", batch_id)).json()
+        schema = document["paths"][path]["get"]["responses"]["200"]["content"]["application/json"]["schema"]
+        jsonschema.validate(answer, {**schema, "components": document["components"]})
+
+
+def test_metrics_are_served_beside(client: httpx2.Client) -> None:
+    answer = client.get("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain")
+    assert "farm_store_up 1.0" in answer.text

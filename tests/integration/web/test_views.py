@@ -1,0 +1,188 @@
+"""The views of the page over HTTP on a real store: what is stored, exports, live numbers, content that means harm."""
+
+from __future__ import annotations
+
+import io
+import json
+from functools import partial
+from typing import Any
+
+import httpx2
+import pytest
+
+from farm.client.local import LocalFarm
+from farm.errors import StoreUnavailable
+from farm.store.blobs import artefacts
+from farm.web.batch_views import N_BATCHES
+from tests.integration.web.hostile_pages import HOSTILE, VIEWS, ParsedPage
+from tests.services.farms import NOOP
+
+
+def test_hostile_content_is_text_in_every_view(browser: httpx2.Client, batch_id: str) -> None:
+    for view in VIEWS:
+        answer = browser.get(view.format(b=batch_id))
+        assert answer.status_code == 200, (view, answer.text)
+        assert "default-src 'none'" in answer.headers["content-security-policy"]
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        page = ParsedPage(answer.text)
+        for tag, attributes in page.tags:
+            assert not any(name.startswith("on") for name in attributes), (view, tag)
+            assert not str(attributes.get("href", "")).startswith("javascript"), (view, tag)
+            if tag == "script":
+                assert attributes.get("src", "/web/static/").startswith("/web/static/")  # type: ignore[union-attr]
+            assert not (tag == "img" and attributes.get("src") == "x"), view
+        assert "\x1b" not in answer.text, view
+        assert "\u202e" not in answer.text, view
+    transcript = ParsedPage(browser.get(f"/rollouts/{batch_id}.0.0").text)
+    assert transcript.words.count("<script>alert(1)</script>") > 5
+    assert "{{7*7}}" in transcript.words
+    assert "␛[31m⟨U+202E⟩" in transcript.words
+
+
+def test_views_show_what_is_stored(browser: httpx2.Client, farm: LocalFarm, batch_id: str) -> None:
+    listed = ParsedPage(browser.get("/").text).words
+    assert batch_id in listed
+    assert "1/4" in listed
+    table = ParsedPage(browser.get(f"/batches/{batch_id}/rollouts?failure=engine_error").text)
+    links = [str(value.get("href")) for tag, value in table.tags if tag == "a"]
+    assert [link for link in links if "/rollouts/" in link] == [f"/web/rollouts/{batch_id}.0.0"]
+    assert "No rollout meets this filter" in browser.get(f"/batches/{batch_id}/rollouts?min_reward=1").text
+    failures = ParsedPage(browser.get(f"/batches/{batch_id}/failures").text).words
+    assert "engine_error" in failures
+    assert "<b>node" in failures
+    for id, place in (
+        (batch_id, f"/web/batches/{batch_id}"),
+        (f"{batch_id}.0", f"/web/groups/{batch_id}.0"),
+        (f" {batch_id}.0.1 ", f"/web/rollouts/{batch_id}.0.1"),
+    ):
+        assert browser.get("/find", params={"id": id}).headers["location"] == place
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("/nothing", 404),
+        ("/batches/none", 404),
+        ("/batches/none/rollouts", 404),
+        ("/batches/none/live", 404),
+        ("/batches/none/failures", 404),
+        ("/batches/none/figures", 404),
+        ("/batches/none/rollouts.jsonl", 404),
+        ("/batches/none/rollouts.parquet", 404),
+        ("/groups/none.0", 404),
+        ("/groups/none", 404),
+        ("/rollouts/none.0.0", 404),
+        ("/rollouts/none", 404),
+        ("/rollouts/none.0.0/tokens", 404),
+        ("/rollouts/none.0.0/trace.json", 404),
+        ("/rollouts/none.0.0/artefact?name=x", 404),
+        ("/find?id=%00", 404),
+        ("/find", 404),
+        ("/batches/{b}/rollouts?order=sideways", 400),
+        ("/batches/{b}/rollouts?min_reward=nan", 400),
+        ("/batches/{b}/rollouts?min_tokens=99999999999999999999", 400),
+        ("/batches/{b}/rollouts?unknown=1", 400),
+        ("/batches/{b}/rollouts?after=x", 400),
+        ("/batches/{b}/rollouts?message=%00", 400),
+        ("/rollouts/{b}.0.0/artefact?name=%00", 404),
+    ],
+)
+def test_a_wrong_address_is_a_page_that_says_so(browser: httpx2.Client, batch_id: str, path: str, status: int) -> None:
+    answer = browser.get(path.format(b=batch_id))
+    assert answer.status_code == status, answer.text
+    assert answer.headers["content-type"].startswith("text/html")
+    assert "Traceback" not in answer.text
+
+
+def test_live_numbers_are_sent_when_they_change_until_all_have_ended(
+    browser: httpx2.Client, farm: LocalFarm, batch_id: str
+) -> None:
+    parts: list[str] = []
+    with browser.stream("GET", f"/batches/{batch_id}/live") as answer:
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        for line in answer.iter_lines():
+            if line.startswith("event:"):
+                parts.append(line)
+                if len(parts) == 1:
+                    farm.cancel(batch_id)
+    assert parts[0] == "event: part"
+    assert parts[-2:] == ["event: part", "event: end"]
+
+
+def test_exports_hold_what_the_filter_lets_pass(browser: httpx2.Client, farm: LocalFarm, batch_id: str) -> None:
+    lines = browser.get(f"/batches/{batch_id}/rollouts.jsonl?failure=engine_error").text.splitlines()
+    assert [json.loads(line)["rollout_id"] for line in lines] == [f"{batch_id}.0.0"]
+    assert json.loads(lines[0])["messages"][0]["content"] == HOSTILE
+    from pyarrow import parquet
+
+    table = parquet.read_table(io.BytesIO(browser.get(f"/batches/{batch_id}/rollouts.parquet").content)).to_pylist()
+    assert [(row["rollout_id"], row["outcome"]) for row in table] == [(f"{batch_id}.0.0", "engine_error")]
+    assert table[0]["messages"][0]["content"] == HOSTILE
+    trace = browser.get(f"/rollouts/{batch_id}.0.0/trace.json").json()
+    calls = [(each["name"], each["args"]["label"]) for each in trace["traceEvents"] if each.get("cat") == "call"]
+    assert calls == [("model call", "call 0: 2 + 2 tokens")]
+    alone = browser.get(f"/rollouts/{batch_id}.0.0/page.html")
+    assert "attachment" in alone.headers["content-disposition"]
+    assert "<script" not in alone.text
+    assert not any({"src", "href"} & set(attributes) for _, attributes in ParsedPage(alone.text).tags)
+
+
+def test_artefacts_are_shown_only_if_they_are_images(browser: httpx2.Client, farm: LocalFarm, batch_id: str) -> None:
+    id = f"{batch_id}.0.0"
+    png = b"\x89PNG\r\n\x1a\nrest"
+    kept = {
+        "plot.png": ("image/png", png),
+        "evil.svg": ("image/svg+xml", b"<svg onload='alert(1)'/>"),
+        HOSTILE[:40]: ("text/html", b"<b>"),
+    }
+    for name, (media_type, data) in kept.items():
+        farm.store.write(partial(_keep, id=id, name=name, media_type=media_type, data=data))
+    page = ParsedPage(browser.get(f"/rollouts/{id}").text)
+    assert len([tag for tag, _ in page.tags if tag == "img"]) == 1
+    for name, (_, data) in kept.items():
+        answer = browser.get(f"/rollouts/{id}/artefact", params={"name": name})
+        assert answer.content == data
+        is_image = name == "plot.png"
+        assert answer.headers["content-type"] == ("image/png" if is_image else "application/octet-stream")
+        assert answer.headers.get("content-disposition") == (None if is_image else "attachment")
+        assert "sandbox" in answer.headers["content-security-policy"]
+
+
+def _keep(connection: Any, id: str, name: str, media_type: str, data: bytes) -> None:
+    row = {"media_type": media_type, "n_bytes": len(data), "data": artefacts.packed(data), "created_at": 1.0}
+    connection.execute(artefacts.artefacts.insert().values(rollout_id=id, attempt=1, name=name, **row))
+
+
+def test_older_batches_are_behind_the_newest(browser: httpx2.Client, farm: LocalFarm) -> None:
+    ids = [farm.submit({"instances": [NOOP]}) for _ in range(N_BATCHES + 3)]
+    first = browser.get("/").text
+    link = next(str(value["href"]) for tag, value in ParsedPage(first).tags if value.get("rel") == "next")
+    second = browser.get(link.removeprefix("/web")).text
+    assert [batch_id in first for batch_id in ids].count(True) == N_BATCHES
+    assert all((batch_id in first) != (f"{batch_id}</a>" in second) for batch_id in ids)
+    assert browser.get("/?before=none").status_code == 404
+
+
+def test_live_numbers_go_on_after_a_database_that_was_away(
+    browser: httpx2.Client, farm: LocalFarm, batch_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts: list[str] = []
+    n_away = 0
+    read = farm.store.read
+
+    def away(*arguments: Any, **named: Any) -> Any:
+        nonlocal n_away
+        if len(parts) == 1 and n_away < 3:
+            n_away += 1
+            raise StoreUnavailable("the database is away")
+        return read(*arguments, **named)
+
+    monkeypatch.setattr(farm.store, "read", away)
+    with browser.stream("GET", f"/batches/{batch_id}/live") as answer:
+        for line in answer.iter_lines():
+            if n_away == 3 and len(parts) == 1:
+                farm.cancel(batch_id)
+            if line.startswith("event:"):
+                parts.append(line)
+    assert n_away == 3
+    assert parts[-2:] == ["event: part", "event: end"]

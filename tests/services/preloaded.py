@@ -1,0 +1,243 @@
+"""Programs for tests, forked from a process that has imported what they need: most of a node's start is that.
+
+A forked program differs from an executed one in nothing that tests look at: `/proc` shows a command line and an
+environment of its own, it has a session and a log, and it is told to end when the process of the tests ends. Its parent
+is the fork server, though; a test of parents starts `python -m` itself.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import importlib
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import traceback
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from farm.embedded.child_process import ChildProcess
+from farm.plugins import installed
+from farm.settings import settings
+from farm.startup import end_process, frozen_imports
+from workers.sandboxes.isolation.linux import show_as
+
+_ROOT = Path(__file__).parents[2]
+_MODULES = (
+    *("workers.node.supervisor", "workers.node.command", "workers.stages", "workers.queue.claimed_stage", "numpy"),
+    *("workers.queue.message_filter", "workers.queue.events", "workers.queue.shutdown_signals"),
+    *("celery.concurrency.thread", "celery.worker.worker", "farm.cli.api", "farm.api.server"),
+)
+"""They import what a node, its workers and an API need; but for `workers.queue.app`, which reads the settings."""
+_PR_SET_PDEATHSIG = 1
+_ENV_START = 50
+"""The field of `/proc/self/stat` with the address of the environment; the next one has its end (man proc_pid_stat)."""
+_ROOM = "FARM_TESTS_ROOM"
+_ROOM_BYTES = 16_000
+"""Bytes that a program may have for its command line, and for its environment beyond the server's."""
+_MAX_BYTES = 150_000
+_FREE = ("FARM_", "PYTEST_", "PATH", "PYTHONPATH", "TMPDIR")
+"""Beginnings of variables that a program may have otherwise than the server: they are read when they are needed."""
+
+
+def program(module: str, words: Sequence[str], env: Mapping[str, str], log: Path) -> ChildProcess:
+    """Start `python -m MODULE WORDS`, which gets a SIGTERM when this process ends."""
+    server = _server()
+    if server.serves(env):
+        return _ForkedChild(server.start(module, words, env, log))
+    argv = [sys.executable, "-m", module, *words]
+    return ChildProcess(argv, env=env, log=log, on_parent_death=signal.SIGTERM)
+
+
+def farm_command(words: Sequence[str], env: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
+    """Start `farm WORDS`; its log has what it says and its errors."""
+    return program("farm.cli.main", words, env, log).process
+
+
+class _ForkedChild(ChildProcess):
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self.process = process
+
+
+class _ForkedProgram(subprocess.Popen[bytes]):
+    """Has what `Popen` has of a process without pipes; its parent, the server, knows how it ended."""
+
+    _child_created = False
+
+    def __init__(self, server: _ProgramServer, pid: int, args: Sequence[str]) -> None:
+        self.args, self.pid = list(args), pid
+        self.returncode = None
+        self.stdin = self.stdout = self.stderr = None
+        self._server = server
+        self._pidfd = os.pidfd_open(pid)
+        self._ended = select.poll()
+        self._ended.register(self._pidfd, select.POLLIN)
+        self._lock = threading.Lock()
+
+    def poll(self) -> int | None:
+        return self._code(0.0)
+
+    def wait(self, timeout: float | None = None) -> int:
+        code = self._code(timeout)
+        if code is None:
+            raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
+        return code
+
+    def _code(self, timeout: float | None) -> int | None:
+        if self.returncode is None and self._ended.poll(None if timeout is None else max(0.0, timeout * 1000)):
+            with self._lock:
+                if self.returncode is None:
+                    self.returncode = self._server.code(self.pid)
+                    os.close(self._pidfd)
+        return self.returncode
+
+
+class _ProgramServer:
+    """The fork server as the process of the tests sees it; it ends with that."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._env = dict(os.environ)
+        self._control, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with its:
+            argv = [sys.executable, "-m", __name__, str(its.fileno()), "-" * _ROOM_BYTES]
+            env = self._env | {_ROOM: "-" * _ROOM_BYTES}
+            self._process = subprocess.Popen(
+                argv, cwd=_ROOT, env=env, pass_fds=[its.fileno()], stdin=subprocess.DEVNULL, start_new_session=True
+            )
+        atexit.register(self.end)
+
+    def serves(self, env: Mapping[str, str]) -> bool:
+        """Tell whether what the server has imported is what a program with this environment would import."""
+        differing = {name for name, _ in self._env.items() ^ env.items()}
+        size = sum(len(name) + len(value) + 2 for name, value in env.items())
+        own_size = sum(len(name) + len(value) + 2 for name, value in self._env.items())
+        return all(name.startswith(_FREE) for name in differing) and size < own_size + _ROOM_BYTES
+
+    def start(self, module: str, words: Sequence[str], env: Mapping[str, str], log: Path) -> _ForkedProgram:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.touch()
+        start = {"module": module, "words": [*words], "env": {**env}, "log": str(log), "cwd": str(Path.cwd())}
+        return _ForkedProgram(self, self._ask({"start": start}), [module, *words])
+
+    def code(self, pid: int) -> int:
+        return self._ask({"ended": pid})
+
+    def _ask(self, request: Mapping[str, Any]) -> int:
+        answer = b""
+        with self._lock, suppress(ConnectionError):
+            self._control.send(json.dumps(request).encode())
+            answer = self._control.recv(_MAX_BYTES)
+        if not answer:
+            code = self._process.wait()
+            raise ConnectionError(f"the fork server of the tests has ended with status {code}, and said why on stderr")
+        result = json.loads(answer)
+        if isinstance(result, str):
+            raise OSError(f"the fork server of the tests cannot fork: {result}")
+        return int(result)
+
+    def end(self) -> None:
+        self._control.close()
+        self._process.wait()
+
+
+@cache
+def _server() -> _ProgramServer:
+    return _ProgramServer()
+
+
+def end_server() -> None:
+    """End the fork server before this process ends, if there is one."""
+    if _server.cache_info().currsize:
+        _server().end()
+        _server.cache_clear()
+
+
+def _serve(control: socket.socket) -> None:
+    while message := control.recv(_MAX_BYTES):
+        request = json.loads(message)
+        answer: int | str
+        if "ended" in request:
+            _, status = os.waitpid(request["ended"], 0)
+            answer = os.waitstatus_to_exitcode(status)
+        else:
+            server = os.getpid()
+            try:
+                answer = os.fork()
+            except OSError as error:
+                answer = str(error)
+            if answer == 0:
+                control.close()
+                _play(server, request["start"])
+        control.send(json.dumps(answer).encode())
+
+
+def _play(server: int, start: Mapping[str, Any]) -> None:
+    """Be the program, and end with it."""
+    code: int | str | None = 1
+    try:
+        os.setsid()
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM))
+        if os.getppid() != server:  # it ended before the line above
+            return
+        log = os.open(start["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        os.close(log)
+        os.chdir(start["cwd"])
+        _take_environment(start["env"])
+        sys.argv = [start["module"], *start["words"]]
+        show_as([sys.executable, "-m", *sys.argv])
+        runpy.run_module(start["module"], run_name="__main__", alter_sys=True)
+        code = 0
+    except SystemExit as ended:
+        code = ended.code
+        if isinstance(code, str):
+            print(code, file=sys.stderr)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        end_process(code if isinstance(code, int) else int(code is not None))
+
+
+def _take_environment(env: dict[str, str]) -> None:
+    """Have these variables, and show them in `/proc`; the folders of PYTHONPATH are there to import from."""
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    # the first of them is the third
+    start, end = (int(field) for field in fields[_ENV_START - 3 :][:2])
+    # none of the variables that the C library knows lies there afterwards
+    os.environ.clear()
+    os.environ.update(env)
+    text = b"\0".join(os.fsencode(f"{name}={value}") for name, value in env.items())
+    ctypes.memmove(start, text.ljust(end - start, b"\0"), end - start)
+    folders = env.get("PYTHONPATH", "").split(os.pathsep)
+    sys.path[1:1] = [folder for folder in folders if folder and folder not in sys.path]
+    importlib.invalidate_caches()
+    installed.cache_clear()
+    settings.cache_clear()
+    tempfile.tempdir = None
+
+
+def main() -> None:
+    """Run the server until the process of the tests ends."""
+    os.environ.pop(_ROOM)
+    with frozen_imports():
+        for name in _MODULES:
+            importlib.import_module(name)
+    with suppress(ConnectionError), socket.socket(fileno=int(sys.argv[1])) as control:
+        _serve(control)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,48 @@
+"""Whatever a command has started ends with it, and with the process that wanted it: also what minds no SIGTERM."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.services.farms import until
+
+ROOT = Path(__file__).parents[3]
+COMMAND = """
+import os, pathlib, signal, sys, time
+if not os.fork():
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    pathlib.Path(sys.argv[1]).write_text(f"{os.getppid()} {os.getpgid(0)}\\n")
+time.sleep(1000)
+"""
+PARENT = """
+import signal, sys, time
+from farm.embedded.child_process import ChildProcess
+ChildProcess(["bash", *sys.argv[1:]], on_parent_death=signal.SIGTERM)
+time.sleep(1000)
+"""
+
+
+def is_empty(group: int) -> bool:
+    """Return whether no process of a group is left, but those that wait for their parent to see their end."""
+    listed = subprocess.run(["ps", "-eo", "pgid=,stat="], capture_output=True, text=True, check=True).stdout
+    return not any(line.split()[0] == str(group) and "Z" not in line.split()[1] for line in listed.splitlines())
+
+
+@pytest.mark.parametrize("killed", ["the parent", "the command"])
+def test_a_process_group_ends_as_a_whole(tmp_path: Path, killed: str) -> None:
+    up = tmp_path / "up"
+    script = ROOT / "examples" / "training" / "process_group.sh"
+    words = [sys.executable, "-c", PARENT, str(script), sys.executable, "-c", COMMAND, str(up)]
+    with subprocess.Popen(words, cwd=ROOT) as parent:
+        until(lambda: up.exists() and up.read_text().endswith("\n"), "the command has a child")
+        command, group = map(int, up.read_text().split())
+        assert not is_empty(group)
+        os.kill(parent.pid if killed == "the parent" else command, signal.SIGKILL)
+        until(lambda: is_empty(group), "nothing is left of it")
+        parent.kill()

@@ -1,0 +1,71 @@
+"""Requests that wait for a batch: a notification wakes them, the end of the process answers them without a query."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from farm.api.batch_waiters import BatchWaiters
+from farm.notifications import Signals
+
+
+def test_the_end_of_the_process_answers_those_that_wait_and_those_that_ask() -> None:
+    async def play() -> list[int]:
+        waiters = BatchWaiters(Signals(""))
+        stuck = asyncio.Event()
+        n_asked = 0
+
+        async def ask() -> int:
+            nonlocal n_asked
+            n_asked += 1
+            if n_asked > 5:
+                stuck.set()
+                await asyncio.Event().wait()
+            return n_asked
+
+        def wait(poll_s: float) -> asyncio.Task[int]:
+            return asyncio.create_task(waiters.wait_until("b", ask, lambda result: False, 3600, poll_s))
+
+        waiting = [wait(3600) for _ in range(5)]
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        waiters._wake("b")
+        await stuck.wait()
+        waiting.append(asyncio.create_task(waiters.wait_until("c", ask, lambda result: True, 3600)))
+        await asyncio.sleep(0)
+        n_before = n_asked
+        waiters.close()
+        results = await asyncio.wait_for(asyncio.gather(*waiting[:5]), 60)
+        assert n_asked == n_before
+        assert not waiting[5].done(), "its first query has no result before"
+        waiting[5].cancel()
+        late = await asyncio.gather(*waiting, return_exceptions=True)
+        assert isinstance(late[5], asyncio.CancelledError)
+        return results
+
+    assert asyncio.run(play()) == [1, 2, 3, 4, 5]
+
+
+def test_one_that_is_cancelled_while_it_asks_is_cancelled() -> None:
+    async def play() -> None:
+        waiters = BatchWaiters(Signals(""))
+        asking = asyncio.Event()
+        n_asked = 0
+
+        async def ask() -> int:
+            nonlocal n_asked
+            n_asked += 1
+            if n_asked == 2:
+                asking.set()
+                await asyncio.Event().wait()
+            return n_asked
+
+        waiting = asyncio.create_task(waiters.wait_until("b", ask, lambda result: False, 3600, 0.0))
+        await asking.wait()
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        waiters.close()
+
+    asyncio.run(play())

@@ -1,0 +1,41 @@
+"""The binaries of a Postgres of the farm's own, where the user that it runs as may not look."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from farm.launch import own_postgres
+from farm.launch.own_postgres import binaries_for
+
+
+def test_half_a_copy_of_the_binaries_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    binaries, folder = tmp_path / "site" / "pgserver" / "pginstall" / "bin", tmp_path / "own"
+    libraries = tmp_path / "site" / "pgserver.libs"
+    for made in (binaries, libraries, folder):
+        made.mkdir(parents=True)
+    for file in (binaries / "initdb", binaries / "postgres", libraries / "libpq.so"):
+        file.write_text(file.name)
+    monkeypatch.setattr(own_postgres, "_runs", lambda binary, user: False)
+    assert binaries_for(None, binaries, folder) == binaries, "the present user's need no copy"
+
+    whole = shutil.copytree
+
+    def cut(source: Path, target: Path, *more: Any, **options: Any) -> None:
+        whole(source, target, *more, **options)
+        if source == binaries.parent:
+            (target / "bin" / "postgres").unlink()
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(shutil, "copytree", cut)
+        with pytest.raises(KeyboardInterrupt):
+            binaries_for("daemon", binaries, folder)
+    for _ in range(2):
+        copied = binaries_for("daemon", binaries, folder)
+        assert {each.name for each in copied.iterdir()} == {"initdb", "postgres"}
+        # beside their package, as the wheel's binaries look for them
+        assert (copied / ".." / ".." / ".." / "pgserver.libs" / "libpq.so").read_text() == "libpq.so"

@@ -1,0 +1,115 @@
+"""Lines of a process's log as JSON: ids of what they are about, a traceback in one line, no secret in any form."""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from farm.ids import first_ref
+from farm.observing.process_log import JsonLines, TextLines, log_about
+from workers.process.loop import Loop
+from workers.redaction import SecretsInUse
+
+SECRET = 'a "quoted" secret\nof two lines'
+ROLLOUT = "b0123456789.3.1"
+
+
+def line(message: str, *args: Any, error: BaseException | None = None) -> dict[str, Any]:
+    """The line of a record, which is one whatever is in it."""
+    secrets = SecretsInUse()
+    secrets.add(SECRET)
+    record = logging.makeLogRecord({"name": "farm.any", "levelname": "ERROR", "msg": message, "args": args})
+    record.exc_info = (type(error), error, error.__traceback__) if error is not None else None
+    written = JsonLines({"node": "n1", "process": "run"}, secrets.redacted).format(record)
+    assert "\n" not in written
+    result: dict[str, Any] = json.loads(written)
+    return result
+
+
+def test_a_line_has_the_ids_that_it_is_about() -> None:
+    with log_about(ROLLOUT, attempt=2, stage="run"):
+        inside = line("the tool did not close")
+    assert {name: inside[name] for name in ("node", "process", "batch_id", "rollout_id", "attempt", "stage")} == {
+        **{"node": "n1", "process": "run", "batch_id": "b0123456789", "rollout_id": ROLLOUT},
+        **{"attempt": 2, "stage": "run"},
+    }
+    named = line("%s: its policy has broken its sandbox", ROLLOUT)
+    assert (named["batch_id"], named["rollout_id"]) == ("b0123456789", ROLLOUT)
+    named = line("batch %s hangs", "b0123456789")
+    assert (named["batch_id"], "rollout_id" in named) == ("b0123456789", False)
+    assert not {"batch_id", "rollout_id"} & set(line("the node is ready"))
+
+
+def test_what_a_stage_starts_on_the_loop_is_about_it_and_nothing_after_it() -> None:
+    async def logs() -> dict[str, Any]:
+        return line("from a task")
+
+    loop = Loop()
+    try:
+        with log_about(ROLLOUT):
+            assert loop.run(logs())["rollout_id"] == ROLLOUT
+        assert "rollout_id" not in loop.run(logs())
+    finally:
+        loop.close()
+
+
+def test_no_form_of_a_secret_is_in_a_line() -> None:
+    try:
+        raise ValueError(f"refused: {SECRET}")
+    except ValueError as error:
+        written = line("key %s at postgres://farm:hunter22@db/farm", SECRET, error=error)
+    assert written["message"] == "key [secret] at postgres://farm:***@db/farm"
+    assert written["exception"].startswith("Traceback")
+    assert written["exception"].endswith("ValueError: refused: [secret]")
+
+
+def test_a_line_that_cannot_be_put_together_is_a_line() -> None:
+    assert line("%s of %s", "one")["message"] == "'%s of %s' ('one',)"
+    record = logging.makeLogRecord({"name": "x", "levelname": "ERROR", "msg": "100 %s", "args": ("words",)})
+    assert TextLines("n%1/run", str.upper).format(record).endswith("ERROR N%1/RUN X: 100 WORDS")
+
+
+UNCAUGHT = """
+import sys, threading
+from farm.observing import process_log
+from farm.settings import settings
+process_log.set_up(settings(), "api")
+def broken(): raise ValueError("refused: " + settings().webhook_secret)
+thread = threading.Thread(target=broken, name="sender")
+thread.start()
+thread.join()
+import warnings; warnings.warn("b0123456789.0.1 is old")
+broken()
+"""
+
+
+def test_what_nobody_caught_is_a_line_too() -> None:
+    env = {"FARM_LOG": "json", "FARM_NODE": "n7", "FARM_WEBHOOK_SECRET": "hunter22hunter"}
+    ended = subprocess.run([sys.executable, "-c", UNCAUGHT], env=env, capture_output=True, text=True, timeout=600)
+    assert ended.returncode == 1
+    in_thread, warning, last = map(json.loads, ended.stderr.splitlines())
+    assert in_thread["message"] == "nobody caught ValueError in sender"
+    assert warning["rollout_id"] == "b0123456789.0.1"
+    assert last["exception"].splitlines()[-1] == "ValueError: refused: [secret]"
+    assert (last["node"], last["process"], last["level"]) == ("n7", "api", "CRITICAL")
+    assert "hunter22" not in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("group b0123456789.3 is in quarantine", "b0123456789.3"),
+        ("(b0123456789.3.1, attempt 2)", ROLLOUT),
+        ("sandbox b0123456789.3.1.2.eval", ROLLOUT),
+        ("end of b0123456789.", "b0123456789"),
+        ("ab0123456789 b01234567890 b012345678 x.b0123456789", None),
+    ],
+)
+def test_the_id_that_a_text_names(text: str, found: str | None) -> None:
+    ref = first_ref(text)
+    assert (None if ref is None else str(ref)) == found

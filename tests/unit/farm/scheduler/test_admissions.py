@@ -1,0 +1,51 @@
+"""The choice of what is placed next: what fits on no node takes no turn of what does."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from farm.records.node import Node
+from farm.records.request import BatchRequest, Instance, Limits
+from farm.scheduler.admissions import Admissions
+from farm.store import batches
+from farm.store.database import Store
+
+ENDS_SOON = Node("short", 8, 2, 4, 2, ["noop"], {"job_left_s": 3600.0}, up_s=3000.0)
+ENDLESS = Node("long", 9, 3, 3, 3, ["noop"], {})
+
+
+def submit(store: Store, n: int, run_s: float, priority: int = 0) -> str:
+    request = BatchRequest(
+        instances=(Instance(data_source="noop", fields={}),) * n,
+        limits=Limits(init_s=1, run_s=run_s, eval_s=1),
+        priority=priority,
+    )
+    return store.write(lambda connection: batches.create(connection, request, f"{n} {run_s}"))[0]
+
+
+def placed(store: Store, admissions: Admissions, *up: Node) -> Counter[tuple[str, str]]:
+    """Return how many of each batch are placed on each node."""
+    room = {node.node: node.room for node in up}
+    chosen, _ = store.read(lambda connection: admissions.choose(connection, up, room, ()))
+    return Counter(
+        (each.stage_of_attempt[0].partition(".")[0], each.node) for each in chosen if each.stage_of_attempt is not None
+    )
+
+
+@pytest.mark.parametrize("priority", [0, 5])
+def test_what_does_not_fit_leaves_its_turn_to_what_does(sqlite_store: Store, priority: int) -> None:
+    quick, long = submit(sqlite_store, 20, 10.0), submit(sqlite_store, 20, 1000.0, priority)
+    admissions = Admissions()
+    for _ in range(2):
+        assert placed(sqlite_store, admissions, ENDS_SOON) == {(quick, "short"): 8}
+    n_placed = placed(sqlite_store, admissions, ENDS_SOON, ENDLESS)
+    assert n_placed.total() == 17, "no slot is left empty"
+    assert n_placed[long, "short"] == 0
+    assert n_placed[long, "long"] >= 8, "what fits there alone is not driven out by what fits anywhere"
+
+
+def test_without_limits_of_jobs_the_higher_priority_goes_first(sqlite_store: Store) -> None:
+    long, _ = submit(sqlite_store, 20, 1000.0, priority=5), submit(sqlite_store, 20, 10.0)
+    assert placed(sqlite_store, Admissions(), ENDLESS) == {(long, "long"): 9}

@@ -1,0 +1,63 @@
+"""The stage a rollout begins with: run where its kind is known to need no sandbox, unless its agent may want one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from farm.records.node import Node
+from farm.records.request import BatchRequest, Instance
+from farm.records.rollout import Stage
+from farm.scheduler.admissions import Admissions
+from farm.scheduler.first_stages import FirstStages
+from farm.store import batches
+from farm.store.database import Store
+from farm.store.placement import QueuedStage
+
+
+def node(name: str, said: Any) -> Node:
+    return Node(name, 4, 1, 2, 1, ["empty", "noop"], {"without_sandbox": said})
+
+
+def submit(store: Store, agent: str = "", *sources: str) -> str:
+    instances = tuple(Instance(data_source=source, fields={}) for source in sources or ("empty",))
+    request = BatchRequest(instances=instances, agent=agent)
+    return store.write(lambda connection: batches.create(connection, request, agent))[0]
+
+
+def test_each_node_and_each_kind_has_its_own(sqlite_store: Store) -> None:
+    batch_id = submit(sqlite_store, "", "empty", "noop")
+    admissions, up = Admissions(), [node("knows", ["empty"]), node("new", [])]
+    room = {"knows": 2, "new": 2}
+    chosen, _ = sqlite_store.read(lambda connection: admissions.choose(connection, up, room, ()))
+    stages = {each.stage_of_attempt[0]: each.stage_of_attempt[2] for each in chosen if each.stage_of_attempt}
+    nodes = {each.stage_of_attempt[0]: each.node for each in chosen if each.stage_of_attempt}
+    first, other = f"{batch_id}.0.0", f"{batch_id}.1.0"
+    assert stages == {first: Stage.RUN if nodes[first] == "knows" else Stage.INIT, other: Stage.INIT}
+    room = {"knows": 2}
+    chosen, _ = sqlite_store.read(lambda connection: admissions.choose(connection, up[:1], room, ()))
+    assert [each.stage_of_attempt and each.stage_of_attempt[2] for each in chosen] == [Stage.RUN, Stage.INIT]
+
+
+@pytest.mark.parametrize(
+    ("agent", "queued", "stage"),
+    [
+        ("", QueuedStage("r", 1, Stage.INIT, "empty"), Stage.RUN),
+        ("noop", QueuedStage("r", 1, Stage.INIT, "empty"), Stage.INIT),
+        ("", QueuedStage("r", 2, Stage.INIT, "empty"), Stage.INIT),
+        ("", QueuedStage("r", 2, Stage.EVAL, "empty"), Stage.EVAL),
+        ("", QueuedStage("r", 1, Stage.INIT, "noop"), Stage.INIT),
+    ],
+)
+def test_what_may_need_a_sandbox_or_was_tried_before_goes_the_long_way(
+    sqlite_store: Store, agent: str, queued: QueuedStage, stage: Stage
+) -> None:
+    first, batch_id = FirstStages(), submit(sqlite_store, agent)
+    first.note([node("n", ["empty"])])
+    assert sqlite_store.read(lambda connection: first.of(connection, batch_id, queued, "n")) is stage
+
+
+@pytest.mark.parametrize("said", [None, "empty", {"empty": 1}, [1, None, ["empty"]], 7])
+def test_a_node_that_says_rubbish_says_nothing(said: Any) -> None:
+    assert not node("n", said).without_sandbox & {"empty"}

@@ -1,0 +1,40 @@
+"""The address of a farm that a folder holds: whatever stands there, a client gets it or one error."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from farm.address import address_of
+from farm.errors import FarmUnreachable
+from farm.launch.shared_address import SharedAddress, write_address
+from farm.settings import Settings
+
+
+def test_the_address_of_a_folder_is_read(tmp_path: Path) -> None:
+    (tmp_path / "address.json").write_text(json.dumps({"store_url": "sqlite:////f.db", "broker_url": "redis://h"}))
+    assert address_of(tmp_path, Settings()) == ("sqlite:////f.db", "redis://h")
+    assert address_of(None, Settings(home=tmp_path)) == ("sqlite:////f.db", "redis://h")
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[1]", b"null", b"3", b"{}", b'{"store_url": "sqlite://"}', b"\xff\xfe\0", b"[" * 100_000]
+)
+def test_rubbish_is_no_address(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "address.json").write_bytes(content)
+    with pytest.raises(FarmUnreachable, match=r"address\.json is no address of a farm"):
+        address_of(tmp_path, Settings())
+
+
+def test_a_head_that_has_not_come_up_yet_is_waited_for_by_its_user(tmp_path: Path) -> None:
+    write_address(tmp_path, SharedAddress("ab12", password="p"))
+    with pytest.raises(FarmUnreachable, match=f"the head of {tmp_path} is not ready yet"):
+        address_of(tmp_path, Settings())
+
+
+def test_a_folder_without_a_farm(tmp_path: Path) -> None:
+    for folder in (tmp_path, tmp_path / "none"):
+        with pytest.raises(FarmUnreachable, match="no farm was ever started in"):
+            address_of(folder, Settings())

@@ -1,0 +1,106 @@
+"""The questions of a node about what it will start: few while it is idle, and few of a farm of many nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from sqlalchemy import event
+
+from farm.records.node import Node
+from farm.records.request import BatchRequest, Instance
+from farm.records.rollout import Stage
+from farm.store import batches, nodes, placement
+from farm.store.database import Store
+from farm.store.placement import StageMessage, UpcomingStart
+from workers.process.warm_pool_demand import UpcomingStarts
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def submit(store: Store, n: int) -> str:
+    request = BatchRequest(instances=(Instance(data_source="noop", fields={}),), n_samples=n)
+    return store.write(lambda connection: batches.create(connection, request, "f"))[0]
+
+
+def announce(store: Store, n_nodes: int) -> None:
+    def all_of_them(connection: Any) -> None:
+        for number in range(n_nodes):
+            nodes.announce(connection, Node(f"n{number}", 4, 1, 2, 1, [], {}, instance=str(number)))
+
+    store.write(all_of_them)
+
+
+@contextmanager
+def questions(store: Store) -> Iterator[list[str]]:
+    result: list[str] = []
+
+    def executed(connection: object, cursor: object, statement: str, *rest: object) -> None:
+        if statement.startswith(("SELECT", "WITH")):
+            result.append(statement)
+
+    event.listen(store.engine, "before_cursor_execute", executed)
+    yield result
+    event.remove(store.engine, "before_cursor_execute", executed)
+
+
+def looks(store: Store, clock: Clock, starts: UpcomingStarts, seconds: float) -> list[str]:
+    """Return the questions of so many seconds of looks, two a second."""
+    with questions(store) as result:
+        until = clock.now + seconds
+        while clock.now < until:
+            list(starts.first(8))
+            clock.now += 0.5
+    return result
+
+
+def waiting(asked: list[str]) -> int:
+    return sum("RECURSIVE" in each for each in asked)
+
+
+def test_an_idle_node_asks_little(sqlite_store: Store) -> None:
+    announce(sqlite_store, 1)
+    clock = Clock()
+    starts = UpcomingStarts(sqlite_store, "n0", 60.0, clock)
+    asked = looks(sqlite_store, clock, starts, 20.0)
+    assert (waiting(asked), len(asked)) == (10, 20)
+
+
+def test_all_nodes_together_look_at_all_that_waits_as_often_however_many_there_are(sqlite_store: Store) -> None:
+    announce(sqlite_store, 40)
+    submit(sqlite_store, 100)
+    clock = Clock()
+    starts = UpcomingStarts(sqlite_store, "n0", 60.0, clock)
+    assert waiting(looks(sqlite_store, clock, starts, 40.0)) == 4
+
+
+def test_what_waited_long_ago_is_for_nobody(sqlite_store: Store) -> None:
+    announce(sqlite_store, 100)
+    batch_id = submit(sqlite_store, 3)
+    clock = Clock()
+    starts = UpcomingStarts(sqlite_store, "n0", 60.0, clock)
+    assert list(starts.first(8)) == [UpcomingStart(batch_id, 0, 3)]
+    clock.now += 9.0
+    assert list(starts.first(8)) == [UpcomingStart(batch_id, 0, 3)]
+    clock.now += 2.0
+    assert list(starts.first(8)) == []
+
+
+def test_what_was_placed_here_is_seen_at_the_next_look(sqlite_store: Store) -> None:
+    announce(sqlite_store, 1)
+    clock = Clock()
+    starts = UpcomingStarts(sqlite_store, "n0", 60.0, clock)
+    assert list(starts.first(8)) == []
+    batch_id = submit(sqlite_store, 2)
+    message = StageMessage(f"{batch_id}.0.0", 1, Stage.INIT, "n0")
+    sqlite_store.write(lambda connection: placement.place(connection, [message], 3.0))
+    clock.now += 2.0
+    assert list(starts.first(8)) == [UpcomingStart(batch_id, 0, 1), UpcomingStart(batch_id, 0, 1)]
+    clock.now += 0.5
+    assert list(starts.first(1)) == [UpcomingStart(batch_id, 0, 1)], "it looks again and again while there is any"

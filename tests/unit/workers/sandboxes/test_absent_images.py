@@ -1,0 +1,91 @@
+"""Images that are known to be missing: by their files, or as a registry says so; all others may be there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from farm.settings import settings
+from testkit.deadline import LONG_S
+from tests.services.servers.registry import registry
+from workers.sandboxes import absent_images
+from workers.sandboxes.absent_images import absent_image
+from workers.sandboxes.images.image_aliases import set_alias
+
+UNKNOWN = f"x@sha256:{'0' * 64}"
+
+
+@pytest.fixture(autouse=True)
+def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    (tmp_path / "files").mkdir()
+    monkeypatch.setenv("FARM_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    settings.cache_clear()
+    # a busy machine's own registry takes its time
+    monkeypatch.setattr(absent_images, "REGISTRY_S", LONG_S)
+    absent_images._may_be_there.clear()
+    yield
+    monkeypatch.undo()
+    settings.cache_clear()
+
+
+FILES = ("{}.sif", "oci-archive:{}.tar", "docker-archive:{}.tar:tag", "{}", "{}.def", "{}.tar.gz")
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_files_that_are_not_there(tmp_path: Path, name: str) -> None:
+    image = name.format(tmp_path / "nothing")
+    assert f"there is no {tmp_path / 'nothing'}" in absent_image(image, {})
+    assert image in absent_image(image, {})
+    for suffix in ("", ".sif", ".tar", ".def", ".tar.gz"):
+        (tmp_path / f"nothing{suffix}").touch()
+    assert absent_image(image, {}) == ""
+
+
+def test_contexts_of_dockerfiles(tmp_path: Path) -> None:
+    assert "Dockerfile" in absent_image(f"dockerfile:{tmp_path}", {})
+    (tmp_path / "Other").touch()
+    assert absent_image(f"dockerfile:{tmp_path}#Other#stage", {}) == ""
+
+
+@pytest.mark.parametrize(
+    "name", ["host", "ubuntu:24.04", "relative/folder", "some.sif", "oci-archive:x.tar", "oras://a/b"]
+)
+def test_what_cannot_be_known_may_be_there(name: str) -> None:
+    assert absent_image(name, {}) == ""
+
+
+def test_an_image_of_the_cache_by_its_key() -> None:
+    assert "no image 'abc' in the cache" in absent_image("cached:abc", {})
+
+
+def test_a_registry_is_asked_for_the_manifest(tmp_path: Path) -> None:
+    with registry(tmp_path / "files") as (host, content):
+        assert absent_image(f"{host}/a/b:1", {}) == ""
+        assert content.asked == ["/v2/a/b/manifests/1"]
+        place = host.removeprefix("docker://")
+        said = absent_image(f"{host}/{UNKNOWN}", {})
+        assert said.startswith(f"the registry {place} has no image {host}/{UNKNOWN}")
+        set_alias(f"{place}/{UNKNOWN}", "host")
+        assert absent_image(f"{host}/{UNKNOWN}", {}) == ""
+
+
+def test_a_login_or_silence_or_another_answer_says_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert absent_image("docker://127.0.0.1:9/x", {}) == ""
+    with registry(tmp_path / "files") as (host, content):
+        content.status = 401
+        assert absent_image(f"{host}/{UNKNOWN}", {}) == ""
+        content.status = None
+        monkeypatch.setenv("APPTAINER_DOCKER_PASSWORD", "of-somebody")
+        assert absent_image(f"{host}/{UNKNOWN}", {}) == ""
+        monkeypatch.delenv("APPTAINER_DOCKER_PASSWORD")
+        (tmp_path / ".docker").mkdir()
+        (tmp_path / ".docker/config.json").write_text(json.dumps({"auths": {host.removeprefix("docker://"): {}}}))
+        absent_images._may_be_there.clear()
+        assert absent_image(f"{host}/{UNKNOWN}", {}) == ""
+        (tmp_path / ".docker/config.json").unlink()
+        absent_images._may_be_there.clear()
+        assert absent_image(f"{host}/{UNKNOWN}", {}) != ""

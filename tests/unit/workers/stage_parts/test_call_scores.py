@@ -1,0 +1,37 @@
+"""Evaluators that reward single calls and rows: who is shown them, and what is refused."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from farm.errors import EvaluatorError
+from workers import plugin_values
+from workers.interfaces import Score, Submission
+from workers.stage_parts.call_scores import rewards_of_rows
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"call_rewards": {"0": 1.0}},
+        {"call_rewards": {0: math.nan}},
+        {"row_rewards": {0: True}},
+        {"row_rewards": [1.0]},
+        {"call_rewards": {True: 1.0}},
+        {"call_rewards": None},
+    ],
+)
+def test_rewards_are_finite_numbers_of_indexes(given: dict[str, Any]) -> None:
+    with pytest.raises(EvaluatorError, match=f"e: {next(iter(given))}"):
+        plugin_values.score(Score(1.0, **given), "e")
+
+
+def test_they_are_for_evaluators_that_are_shown_the_calls() -> None:
+    score = plugin_values.score(Score(1.0, call_rewards={0: 1}), "e")
+    assert score.call_rewards == {0: 1.0}
+    with pytest.raises(EvaluatorError, match=r"b1.0.0: evaluator e rewards .* no call 0: .* scores_calls = True"):
+        rewards_of_rows("b1.0.0", Submission(), score, "e")
+    assert rewards_of_rows("b1.0.0", Submission(), Score(1.0), "e") is None

@@ -1,0 +1,222 @@
+"""Every view in Chromium with a running farm: what changes is seen to change, nothing complains, all can be reached."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import farm
+from farm.client.local import LocalFarm
+from farm.web.app import application
+from tests.doubles import EngineDouble
+from tests.services.api import KEY, served
+from tests.services.farms import embedded, farm_folder, until
+from workers.testing.scripted_model import Branch, Script, ScriptedCall, ScriptedProblem, ScriptedTurn
+from workers.testing.serving import serving
+
+QUESTION = "How many hops?"
+HOSTILE = '<img src=x onerror="document.title=1"><script>document.title=2</script>'
+LOOKS = ScriptedTurn(
+    content=f"I look. {HOSTILE}",
+    reasoning="perhaps four",
+    tool_calls=(ScriptedCall(name="python", arguments={"code": f"print({HOSTILE!r} * 40)"}),),
+)
+BOOK = Script(
+    problems=[
+        ScriptedProblem(
+            match=QUESTION,
+            plays=(
+                Branch(name="right", turns=(LOOKS, ScriptedTurn(content="<answer>4</answer>"))),
+                Branch(name="wrong", turns=(ScriptedTurn(content="<answer>5</answer>"),)),
+            ),
+        )
+    ]
+)
+VIEWS = {
+    "batches": "/",
+    "batch": "/batches/{b}",
+    "rollouts": "/batches/{b}/rollouts",
+    "failures": "/batches/{b}/failures",
+    "figures": "/batches/{b}/figures",
+    "group": "/groups/{b}.0",
+    "transcript": "/rollouts/{b}.0.0",
+    "tokens": "/rollouts/{b}.0.0/tokens",
+    "timeline": "/rollouts/{b}.0.0/timeline",
+    "cluster": "/cluster",
+    "alarms": "/alarms",
+}
+_AXE = Path(os.environ["FARM_WEB_PACKAGES"]) / "axe_playwright_python" / "axe.min.js"
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[LocalFarm]:
+    with (
+        farm_folder() as folder,
+        serving(EngineDouble(BOOK, weight_version="3").app()) as policy,
+        embedded(folder, FARM_POLICY_URL=f"{policy}/v1") as here,
+        farm.connect(here.store_url, broker_url=here.broker_url) as connected,
+    ):
+        assert isinstance(connected, LocalFarm)
+        until(lambda: connected.engines()[0].engine.info is not None, "the engine was asked what it can do")
+        yield connected
+
+
+@pytest.fixture(scope="module")
+def url(client: LocalFarm) -> Iterator[str]:
+    with served(client, page=application) as api:
+        yield f"{api}/web"
+
+
+@pytest.fixture(scope="module")
+def batch_id(client: LocalFarm) -> str:
+    """A batch that was played."""
+    batch_id = client.submit(_request(3, 4))
+    client.wait(batch_id, 300)
+    return batch_id
+
+
+def _request(n_groups: int, n_samples: int) -> dict[str, Any]:
+    fields = {"question": QUESTION, "answer": "4"}
+    instances = [{"data_source": "answer", "instance_id": f"hops-{n}", "fields": fields} for n in range(n_groups)]
+    return {"instances": instances, "n_samples": n_samples}
+
+
+class Tab:
+    """A page of the browser, and all that its console said."""
+
+    def __init__(self, page: Any) -> None:
+        self.page = page
+        self.said: list[str] = []
+        page.on("console", lambda message: self.said.append(f"{message.type}: {message.text}"))
+        page.on("pageerror", lambda error: self.said.append(f"error: {error}"))
+
+    @property
+    def complaints(self) -> list[str]:
+        return [line for line in self.said if line.startswith(("error", "warning"))]
+
+
+@pytest.fixture
+def tab(chromium: Any, url: str) -> Iterator[Tab]:
+    """A browser that has signed in as a person does."""
+    with chromium.new_context(viewport={"width": 1400, "height": 900}) as context:
+        made = Tab(context.new_page())
+        made.page.goto(f"{url}/cluster")
+        made.page.get_by_label("A key of the farm").fill(KEY)
+        made.page.get_by_role("button", name="Sign in").click()
+        made.page.wait_for_url(f"{url}/cluster")
+        yield made
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_a_view_is_shown_without_a_complaint_and_can_be_used_by_everyone(
+    tab: Tab, url: str, batch_id: str, name: str
+) -> None:
+    tab.page.goto(url + VIEWS[name].format(b=batch_id))
+    tab.page.get_by_role("heading", level=1).wait_for()
+    assert not str(tab.page.title()).isdigit(), "a script of the policy's ran"
+    # scripts of ours are let in by the policy of the page; a checker from outside is not
+    checker = tab.page.context.new_cdp_session(tab.page)
+    checker.send("Runtime.evaluate", {"expression": _AXE.read_text()})
+    found = checker.send(
+        "Runtime.evaluate",
+        {
+            "expression": "axe.run().then((r) => JSON.stringify(r.violations.map((v) => [v.id, v.nodes[0].html])))",
+            "awaitPromise": True,
+            "returnByValue": True,
+        },
+    )
+    assert found["result"]["value"] == "[]"
+    assert tab.complaints == []
+    if folder := os.environ.get("FARM_SCREENSHOTS"):
+        tab.page.screenshot(path=f"{folder}/{name}.png")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("name", VIEWS)
+def test_a_view_fits_a_narrow_window_in_both_schemes(
+    chromium: Any, url: str, batch_id: str, name: str, scheme: str
+) -> None:
+    size = {"width": 380, "height": 700}
+    with chromium.new_context(viewport=size, color_scheme=scheme) as context:
+        page = context.new_page()
+        page.goto(f"{url}/sign-in")
+        page.get_by_label("A key of the farm").fill(KEY)
+        page.get_by_role("button", name="Sign in").click()
+        page.goto(url + VIEWS[name].format(b=batch_id))
+        wide = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+        assert wide <= 1, f"{wide} pixels are beside the window"
+        back = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert (sum(map(int, back[4:-1].split(",")[:3])) < 200) == (scheme == "dark")
+
+
+def test_a_batch_is_seen_to_go_on_until_it_has_ended(tab: Tab, url: str, client: LocalFarm) -> None:
+    batch_id = client.submit(_request(6, 8))
+    tab.page.goto(f"{url}/batches/{batch_id}")
+    counts = tab.page.locator("#progress")
+    counts.get_by_text("48 / 48").wait_for(timeout=240_000)
+    assert client.status(batch_id).done
+    assert tab.complaints == []
+
+
+def test_an_order_asks_first_and_is_carried_out(tab: Tab, url: str, client: LocalFarm) -> None:
+    batch_id = client.submit(_request(200, 2))
+    tab.page.goto(f"{url}/batches/{batch_id}")
+    asked: list[str] = []
+
+    def refuse(dialog: Any) -> None:
+        asked.append(dialog.message)
+        dialog.dismiss()
+
+    tab.page.once("dialog", refuse)
+    tab.page.get_by_role("button", name="Cancel what has not ended").click()
+    assert len(asked) == 1
+    assert not client.status(batch_id).n_cancelled
+    tab.page.once("dialog", lambda dialog: dialog.accept())
+    tab.page.get_by_role("button", name="Cancel what has not ended").click()
+    tab.page.wait_for_url(f"{url}/batches/{batch_id}")
+    assert client.wait(batch_id, 120).n_cancelled
+
+
+def test_a_transcript_is_searched_replayed_and_walked_by_keys(
+    tab: Tab, url: str, client: LocalFarm, batch_id: str
+) -> None:
+    looked = next(each.rollout_id for each in client.rollouts(batch_id) if each.n_turns > 1)
+    tab.page.goto(f"{url}/rollouts/{looked}")
+    tab.page.keyboard.press("/")
+    tab.page.keyboard.type("perhaps four")
+    assert tab.page.locator(".turn.hit").count() >= 1
+    assert (
+        "turn" in tab.page.locator("#search-count").inner_text()
+        or " of " in tab.page.locator("#search-count").inner_text()
+    )
+    tab.page.locator("#search").blur()
+    tab.page.keyboard.press("j")
+    assert tab.page.evaluate("document.activeElement.className").startswith("turn")
+    tab.page.locator("#replay-speed").select_option("32")
+    tab.page.get_by_role("button", name="Replay").click()
+    tab.page.get_by_role("button", name="Replay").wait_for(timeout=60_000)
+    assert tab.page.locator(".turn:visible").count() == tab.page.locator(".turn").count()
+
+
+def test_a_filter_is_in_the_url_and_comes_back(tab: Tab, url: str, batch_id: str) -> None:
+    tab.page.goto(f"{url}/batches/{batch_id}/rollouts")
+    tab.page.get_by_label("min reward").fill("1")
+    tab.page.get_by_role("button", name="Show").click()
+    assert "min_reward=1" in tab.page.url
+    rows = tab.page.locator("tbody tr").count()
+    assert rows > 0
+    tab.page.reload()
+    assert tab.page.locator("tbody tr").count() == rows
+    assert tab.page.get_by_label("min reward").input_value() == "1"
+
+
+def test_nothing_is_loaded_from_anywhere_else(tab: Tab, url: str, batch_id: str) -> None:
+    asked: list[str] = []
+    tab.page.on("request", lambda request: asked.append(request.url))
+    for path in VIEWS.values():
+        tab.page.goto(url + path.format(b=batch_id))
+    assert [address for address in asked if not address.startswith(url)] == []

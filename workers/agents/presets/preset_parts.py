@@ -1,0 +1,45 @@
+"""The parts that presets have in common: the locks of their packages, their programs, how they are started."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from farm.records.sandbox_spec import AgentProgram
+from workers.agents.harness import Task
+from workers.sandboxes.agent_programs.brought_programs import FOLDER
+
+STATE = "/tmp/farm-agent"  # noqa: S108  (of the sandbox, which is not shared)
+"""The folder of an agent's own files, as those in the working folder may be scored."""
+_HERE = Path(__file__).parent
+
+
+def npm(name: str) -> tuple[AgentProgram, ...]:
+    """Return the npm packages that a lock of this name lists."""
+    return (AgentProgram(name=name, kind="npm", source=str(_HERE / "locks" / f"{name}.lock.json")),)
+
+
+def pinned(name: str) -> tuple[str, ...]:
+    """Return the exact requirements that a lock of this name lists: a line each."""
+    return tuple((_HERE / "locks" / f"{name}.txt").read_text(encoding="utf-8").split())
+
+
+def native(name: str, pattern: str, *words: str) -> Sequence[str]:
+    """Return a command for a program in a package whose name ends with its platform: the first that is installed."""
+    script = f'for program in {FOLDER}/{name}/node_modules/{pattern}; do exec "$program" "$@"; done'
+    return ["sh", "-c", script, name, *words]
+
+
+def on_node(name: str, path: str, *words: str) -> Sequence[str]:
+    """Return a command for a program that the Node beside it runs."""
+    return [*native(name, "node-linux-*/bin/node"), f"{FOLDER}/{name}/node_modules/{path}", *words]
+
+
+def program(name: str) -> Mapping[str, str]:
+    """Return a program of this folder as a file of the sandbox."""
+    return {f"{STATE}/{name}.py": (_HERE / "programs" / f"{name}.py").read_text(encoding="utf-8")}
+
+
+def text(task: Task) -> str:
+    """Return the task as it is."""
+    return task.text

@@ -1,0 +1,35 @@
+"""The end of the job of Slurm that a node runs in, which it announces: nothing longer is placed there."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import time
+from typing import Any
+
+from farm.errors import FarmError
+from farm.launch.job_script import SIGNAL_S
+from farm.launch.slurm_commands import job_left_s
+
+log = logging.getLogger("workers.node")
+
+
+class JobEnd:
+    """The time limit of the job that this process runs in, asked for once; none outside of a job or without one."""
+
+    def __init__(self) -> None:
+        self._job_id = os.environ.get("SLURM_JOB_ID", "")
+        self._end = math.inf
+        if self._job_id:
+            try:
+                self._end = time.monotonic() + job_left_s(self._job_id)
+            except FarmError as error:
+                log.warning("the end of job %s is not known: %s", self._job_id, error)
+
+    def about(self) -> dict[str, Any]:
+        """Return what a node announces of its job: its id, and the seconds until it is told to end."""
+        if not self._job_id:
+            return {}
+        left_s = self._end - time.monotonic() - SIGNAL_S
+        return {"slurm_job": self._job_id} | ({"job_left_s": max(0.0, left_s)} if math.isfinite(left_s) else {})

@@ -1,0 +1,99 @@
+"""The form that a program asks an answer to have: no tool call, one at least, text of a JSON schema, token by token.
+
+It is part of how the answer is sampled. Engines that can are made to keep to it, by guided decoding; what they sample
+is recorded as any other call, with the label `guided`. An engine that cannot samples freely, unless the form is
+`required`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from farm.records.request import SamplingParams
+
+GUIDED = "guided"
+"""The label of calls whose decoding was guided."""
+
+
+class FormedSampling(SamplingParams):
+    """The sampling parameters of one request that says what its answer must be."""
+
+    tool_choice: Literal["none", "required"] | None = None
+    """`none`: nothing in the text is read as a tool call."""
+    tools_allowed: tuple[str, ...] = ()
+    """The tools of which one must be called; empty for any."""
+    answer_schema: dict[str, Any] | None = None
+    """The JSON schema of the text."""
+    spelled: bool = False
+    """True to ask for the text of each token."""
+    required: bool = False
+    """True to refuse the request where the engine cannot be made to keep to the form."""
+    guide: dict[str, Any] | None = None
+    """The form as engines take it, once the model's own format of tool calls is known: `json_schema`, or
+    `structural_tag`."""
+
+    @property
+    def needs_guide(self) -> bool:
+        return self.tool_choice == "required" or self.answer_schema is not None
+
+
+def guide(
+    sampling: FormedSampling, tool_format: str, opened: bool, tools: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Return the form as engines take it; empty if calls in this format cannot be guided.
+
+    `opened`: the prompt ends inside an open reasoning tag, which the answer closes first.
+    """
+    if sampling.tool_choice == "required":
+        tags = [_call(tool_format, tool["function"]) for tool in tools if _allowed(sampling, tool["function"]["name"])]
+        if not tags or not all(tags):
+            return {}
+        form: dict[str, Any] = {"type": "tags_with_separator", "tags": tags, "separator": "\n"}
+        form |= {"at_least_one": True, "stop_after_first": False}
+    else:
+        form = {"type": "json_schema", "json_schema": sampling.answer_schema}
+        if not opened:
+            return {"json_schema": sampling.answer_schema}
+    if opened:
+        thought = {"type": "tag", "begin": "", "content": {"type": "any_text"}, "end": "</think>"}
+        form = {"type": "sequence", "elements": [thought, {"type": "const_string", "value": "\n\n"}, form]}
+    return {"structural_tag": {"type": "structural_tag", "format": form}}
+
+
+def guide_of(sampling: SamplingParams) -> Mapping[str, Any]:
+    """Return the guide of a request to an engine; empty if it has none."""
+    return (sampling.guide or {}) if isinstance(sampling, FormedSampling) else {}
+
+
+def is_spelled(sampling: SamplingParams) -> bool:
+    return isinstance(sampling, FormedSampling) and sampling.spelled
+
+
+def chat_fields(sampling: SamplingParams) -> dict[str, Any]:
+    """Return the fields of a chat request that ask for the form."""
+    if not isinstance(sampling, FormedSampling):
+        return {}
+    fields: dict[str, Any] = {}
+    if sampling.tool_choice is not None:
+        only = sampling.tools_allowed if sampling.tool_choice == "required" else ()
+        named = {"type": "function", "function": {"name": only[0]}} if len(only) == 1 else sampling.tool_choice
+        fields["tool_choice"] = named
+    if sampling.answer_schema is not None:
+        schema = {"name": "answer", "schema": sampling.answer_schema}
+        fields["response_format"] = {"type": "json_schema", "json_schema": schema}
+    return fields
+
+
+def _allowed(sampling: FormedSampling, name: str) -> bool:
+    return not sampling.tools_allowed or name in sampling.tools_allowed
+
+
+def _call(tool_format: str, function: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the tag of a call in a format; None for formats whose calls cannot be guided."""
+    if tool_format != "hermes":
+        return None
+    begin = f'<tool_call>\n{{"name": {json.dumps(function["name"])}, "arguments": '
+    schema = {"type": "json_schema", "json_schema": function.get("parameters") or {"type": "object"}}
+    return {"type": "tag", "begin": begin, "content": schema, "end": "}\n</tool_call>"}

@@ -1,0 +1,206 @@
+"""Anthropic's messages, `POST /v1/messages`: content in blocks, tool calls as objects instead of text.
+
+https://docs.anthropic.com/en/api/messages
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import orjson
+
+from farm.records.trajectory import Message
+from workers.interfaces import Completion
+from workers.policy.gateway.dialects import model_api
+from workers.policy.gateway.dialects.anthropic_events import MessagesEvents, ShownMessage
+from workers.policy.gateway.dialects.model_api import AnsweredToolCall, ApiProblem, BadRequest, ParsedRequest
+from workers.policy.gateway.dialects.request_fields import MESSAGE, MESSAGES
+from workers.policy.gateway.dialects.requested_forms import of_anthropic, schema_of_format
+from workers.policy.gateway.dialects.threads import ThreadStore
+
+_TEXT = ("text",)
+_KINDS = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+}
+_STOP_REASONS = {"tool_calls": "tool_use", "length": "max_tokens", "content_filter": "refusal"}
+
+
+class MessagesApi:
+    """See `model_api.Api`. It remembers threads, and the arguments that the policy wrote, as clients send back only
+    what they mean.
+    """
+
+    def __init__(self) -> None:
+        self._written: dict[str, AnsweredToolCall] = {}
+        self._threads = ThreadStore()
+
+    def parse(self, body: Mapping[str, Any]) -> ParsedRequest:
+        unknown = MESSAGES.unknown(body)
+        thread = self._threads.begun(body)
+        fields = body if thread is None else thread.fields
+        tools, left_out = _tools(fields.get("tools"))
+        left_out += [
+            f"mcp_servers: {each.get('name')}"
+            for each in model_api.mappings(body.get("mcp_servers") or [], "mcp_servers")
+        ]
+        choice = of_anthropic(body.get("tool_choice")).checked(tools, left_out, "tool_choice")
+        new = model_api.conversation(self._messages(body.get("messages")), "messages")
+        return ParsedRequest(
+            messages=[*_system(fields.get("system")), *(thread.messages if thread is not None else ()), *new],
+            tools=tools,
+            model=str(body.get("model") or ""),
+            stream=model_api.flag(body, "stream"),
+            max_tokens=model_api.count(body, "max_tokens"),
+            stop=model_api.texts(body.get("stop_sequences"), "stop_sequences"),
+            requested_params=model_api.requested_params(body, left_out, unknown),
+            body=body,
+            tool_choice=choice.mode,
+            tools_allowed=choice.allowed,
+            answer_schema=_schema(body),
+            labels=model_api.labels(body),
+        )
+
+    def answer(self, asked: ParsedRequest, completion: Completion) -> dict[str, Any]:
+        return self._shown(asked, completion, model_api.new_id("msg")).message()
+
+    def events(self, asked: ParsedRequest) -> MessagesEvents:
+        message_id = model_api.new_id("msg")
+        return MessagesEvents(
+            message_id, asked.model, _thinks(asked), lambda completion: self._shown(asked, completion, message_id)
+        )
+
+    def problem(self, problem: ApiProblem) -> dict[str, Any]:
+        kind = _KINDS.get(problem.status, "api_error")
+        message = problem.message
+        if problem.code == "context_length_exceeded":
+            # by these words clients know that they must shorten the conversation
+            message = f"prompt is too long: {message}"
+        details = {"details": dict(problem.details)} if problem.details else {}
+        return {"type": "error", "error": {"type": kind, "message": message, **details}}
+
+    def counted(self, n_tokens: int) -> dict[str, Any]:
+        return {"input_tokens": n_tokens}
+
+    def _shown(self, asked: ParsedRequest, completion: Completion, message_id: str) -> ShownMessage:
+        """The answer as blocks. Thinking is shown only to clients that ask for it: others take the first for text."""
+        message = completion.response
+        calls = model_api.calls(message)
+        self._written.update({call.call_id: call for call in calls})
+        thread = self._threads.begun(asked.body)
+        if thread is not None:
+            n_system = len(_system(thread.fields.get("system")))
+            self._threads.hold(message_id, thread, [*asked.messages[n_system:], message])
+        stop = model_api.stop_text(completion, asked)
+        reason = _STOP_REASONS.get(model_api.finish_reason(completion), "end_turn")
+        return ShownMessage(
+            message_id=message_id,
+            model=asked.model,
+            thinking=model_api.reasoning(message) if _thinks(asked) else "",
+            text=model_api.content(message),
+            tool_uses=tuple((call.call_id, call.name, model_api.argument_object(call.arguments)) for call in calls),
+            stop_reason="stop_sequence" if stop is not None and reason == "end_turn" else reason,
+            stop_sequence=stop,
+            n_prompt_tokens=completion.n_prompt_tokens,
+            n_cached_tokens=completion.n_cached_tokens or 0,
+            n_response_tokens=completion.n_response_tokens,
+        )
+
+    def _messages(self, value: object) -> list[Message]:
+        result: list[Message] = []
+        for number, message in enumerate(model_api.mappings(value, "messages")):
+            name = f"messages[{number}].content"
+            model_api.refuse(message, MESSAGE.refused, f"messages[{number}]")
+            content = message.get("content")
+            blocks = (
+                [{"type": "text", "text": content}] if isinstance(content, str) else model_api.mappings(content, name)
+            )
+            role = message.get("role")
+            if role == "user":
+                result += _users(blocks, name)
+            elif role == "assistant":
+                result.append(self._assistants(blocks, name))
+            elif role == "system":
+                result += _system(blocks)
+            else:
+                raise BadRequest(f"{role!r} is no role", f"messages[{number}].role")
+        return result
+
+    def _assistants(self, blocks: Sequence[Mapping[str, Any]], name: str) -> Message:
+        text, thought, calls = [], [], []
+        for number, block in enumerate(blocks):
+            kind, where = block.get("type"), f"{name}[{number}]"
+            if kind == "text":
+                text.append(model_api.word(block.get("text"), f"{where}.text"))
+            elif kind == "thinking":
+                thought.append(model_api.word(block.get("thinking"), f"{where}.thinking"))
+            elif kind == "tool_use":
+                calls.append(self._call(block, where))
+            elif kind != "redacted_thinking":
+                raise BadRequest(f"a block of type {kind!r} is not taken from an assistant", where)
+        return model_api.assistant("\n".join(text), "\n".join(thought), calls)
+
+    def _call(self, block: Mapping[str, Any], name: str) -> AnsweredToolCall:
+        call_id = model_api.word(block.get("id"), f"{name}.id")
+        result = block.get("input")
+        written = self._written.get(call_id)
+        if written is not None and model_api.argument_object(written.arguments) == result:
+            return AnsweredToolCall(call_id, model_api.word(block.get("name"), f"{name}.name"), written.arguments)
+        if not isinstance(result, dict):
+            raise BadRequest("must be an object", f"{name}.input")
+        return AnsweredToolCall(
+            call_id, model_api.word(block.get("name"), f"{name}.name"), orjson.dumps(result).decode()
+        )
+
+
+def _schema(body: Mapping[str, Any]) -> dict[str, Any] | None:
+    config = body.get("output_config")
+    if not isinstance(config, dict | None):
+        raise BadRequest("must be an object", "output_config")
+    given = (config or {}).get("format") or body.get("output_format")
+    return schema_of_format(given, "output_config.format", flat=True)
+
+
+def _thinks(asked: ParsedRequest) -> bool:
+    thinking = asked.body.get("thinking")
+    return isinstance(thinking, dict) and thinking.get("type") not in (None, "disabled")
+
+
+def _system(value: object) -> list[Message]:
+    text = model_api.plain(value, "system", _TEXT)
+    return [{"role": "system", "content": text}] if text else []
+
+
+def _users(blocks: Sequence[Mapping[str, Any]], name: str) -> list[Message]:
+    """Return tool results as messages of their own, with the text around them in its place."""
+    result: list[Message] = []
+    for number, block in enumerate(blocks):
+        where = f"{name}[{number}]"
+        if block.get("type") == "tool_result":
+            text = model_api.plain(block.get("content"), f"{where}.content", _TEXT)
+            call_id = model_api.word(block.get("tool_use_id"), f"{where}.tool_use_id")
+            result.append({"role": "tool", "tool_call_id": call_id, "content": text})
+        elif result and result[-1]["role"] == "user":
+            result[-1]["content"] += "\n" + model_api.plain([block], where, _TEXT)
+        else:
+            result.append({"role": "user", "content": model_api.plain([block], where, _TEXT)})
+    return result
+
+
+def _tools(value: object) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return the tools with a schema of their own, and the names of the others, which only the vendor's models know."""
+    if not value:
+        return [], []
+    tools, left_out = [], []
+    for number, tool in enumerate(model_api.mappings(value, "tools")):
+        if isinstance(tool.get("input_schema"), dict):
+            name = model_api.word(tool.get("name"), f"tools[{number}].name")
+            tools.append(model_api.function(name, tool.get("description"), tool["input_schema"]))
+        else:
+            left_out.append(str(tool.get("type") or tool.get("name")))
+    return tools, left_out

@@ -1,0 +1,223 @@
+"""OpenAI's chat completions, `POST /v1/chat/completions`: the API nearest to the policy's own.
+
+https://platform.openai.com/docs/api-reference/chat
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from farm.records.trajectory import Message
+from workers.interfaces import Completion, Delta
+from workers.policy.gateway.dialects import model_api, token_logprobs
+from workers.policy.gateway.dialects.model_api import AnsweredToolCall, ApiProblem, BadRequest, ParsedRequest
+from workers.policy.gateway.dialects.request_fields import CHAT, CHAT_MESSAGE
+from workers.policy.gateway.dialects.requested_forms import of_openai, schema_of_format
+
+_TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
+
+
+class ChatApi:
+    """See `model_api.Api`."""
+
+    def parse(self, body: Mapping[str, Any]) -> ParsedRequest:
+        if body.get("n") not in (None, 1):
+            raise BadRequest("only one answer is given to a request", "n")
+        unknown = CHAT.unknown(body)
+        if set(model_api.texts(body.get("modalities"), "modalities")) - {"text"}:
+            raise BadRequest("only text is answered", "modalities")
+        tools, left_out = _tools(body.get("tools"))
+        choice = of_openai(body.get("tool_choice"), flat=False).checked(tools, left_out, "tool_choice")
+        messages = model_api.mappings(body.get("messages"), "messages")
+        result = [_message(message, f"messages[{number}]") for number, message in enumerate(messages)]
+        return ParsedRequest(
+            messages=model_api.conversation(result, "messages"),
+            tools=tools,
+            model=str(body.get("model") or ""),
+            stream=model_api.flag(body, "stream"),
+            max_tokens=model_api.count(body, "max_completion_tokens", "max_tokens"),
+            stop=model_api.texts(body.get("stop"), "stop"),
+            requested_params=model_api.requested_params(body, left_out, unknown),
+            body=body,
+            tool_choice=choice.mode,
+            tools_allowed=choice.allowed,
+            answer_schema=schema_of_format(body.get("response_format"), "response_format", flat=False),
+            logprobs=model_api.flag(body, "logprobs"),
+            labels=model_api.labels(body),
+        )
+
+    def answer(self, asked: ParsedRequest, completion: Completion) -> dict[str, Any]:
+        choice = {
+            "index": 0,
+            "message": _answer(completion.response),
+            "logprobs": _logprobs(asked, completion),
+            "finish_reason": model_api.finish_reason(completion),
+        }
+        return {
+            "id": model_api.new_id("chatcmpl"),
+            "object": "chat.completion",
+            "created": int(time.time()),
+            "model": asked.model,
+            "choices": [choice],
+            "usage": usage(completion),
+        }
+
+    def events(self, asked: ParsedRequest) -> ChatEvents:
+        return ChatEvents(asked)
+
+    def problem(self, problem: ApiProblem) -> dict[str, Any]:
+        return openai_problem(problem)
+
+    def counted(self, n_tokens: int) -> dict[str, Any]:
+        return {"input_tokens": n_tokens}
+
+
+class ChatEvents:
+    """See `model_api.Events`: chunks, the first with the role, the last but one with the reason, and `[DONE]`."""
+
+    def __init__(self, asked: ParsedRequest) -> None:
+        self._head = {
+            "id": model_api.new_id("chatcmpl"),
+            "object": "chat.completion.chunk",
+            "created": int(time.time()),
+            "model": asked.model,
+        }
+        options = asked.body.get("stream_options")
+        self._usage = isinstance(options, dict) and bool(options.get("include_usage"))
+        self._sent = {"content": "", "reasoning_content": ""}
+        self._asked = asked
+
+    def begin(self) -> bytes:
+        return self._chunk({"role": "assistant", "content": ""})
+
+    def delta(self, delta: Delta) -> bytes:
+        return self._text("reasoning_content" if delta.reasoning else "content", delta.text)
+
+    def ping(self) -> bytes:
+        return model_api.COMMENT
+
+    def end(self, completion: Completion) -> bytes:
+        message = completion.response
+        pieces = [
+            self._text(
+                "reasoning_content", model_api.rest(model_api.reasoning(message), self._sent["reasoning_content"])
+            ),
+            self._text("content", model_api.rest(model_api.content(message), self._sent["content"])),
+        ]
+        for number, call in enumerate(model_api.calls(message)):
+            pieces.append(self._chunk({"tool_calls": [{"index": number, **model_api.tool_call(call)}]}))
+        if self._asked.logprobs:
+            pieces.append(self._chunk({}, logprobs=_logprobs(self._asked, completion)))
+        pieces.append(self._chunk({}, model_api.finish_reason(completion)))
+        if self._usage:
+            pieces.append(model_api.event({**self._head, "choices": [], "usage": usage(completion)}))
+        return b"".join([*pieces, b"data: [DONE]\n\n"])
+
+    def error(self, problem: ApiProblem) -> bytes:
+        return model_api.event(openai_problem(problem))
+
+    def _text(self, field: str, text: str) -> bytes:
+        self._sent[field] += text
+        return self._chunk({field: text}) if text else b""
+
+    def _chunk(
+        self, delta: dict[str, Any], finish_reason: str | None = None, logprobs: dict[str, Any] | None = None
+    ) -> bytes:
+        choice = {"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
+        return model_api.event({**self._head, "choices": [choice], **({"usage": None} if self._usage else {})})
+
+
+def _logprobs(asked: ParsedRequest, completion: Completion) -> dict[str, Any] | None:
+    return {"content": token_logprobs.of_openai(completion), "refusal": None} if asked.logprobs else None
+
+
+def usage(completion: Completion) -> dict[str, Any]:
+    n_prompt, n_response = completion.n_prompt_tokens, completion.n_response_tokens
+    return {
+        "prompt_tokens": n_prompt,
+        "completion_tokens": n_response,
+        "total_tokens": n_prompt + n_response,
+        "prompt_tokens_details": {"cached_tokens": completion.n_cached_tokens or 0, "audio_tokens": 0},
+        "completion_tokens_details": {"reasoning_tokens": 0},
+    }
+
+
+def openai_problem(problem: ApiProblem) -> dict[str, Any]:
+    """Return the body of an error, as both APIs of OpenAI write it."""
+    kind = "server_error" if problem.status >= 500 else "invalid_request_error"
+    return {
+        "error": {
+            "message": problem.message,
+            "type": kind,
+            "param": problem.param or None,
+            "code": problem.code,
+        }
+    }
+
+
+def _answer(message: Message) -> dict[str, Any]:
+    calls = model_api.calls(message)
+    text, thought = model_api.content(message), model_api.reasoning(message)
+    answer: dict[str, Any] = {
+        "role": "assistant",
+        "content": text if text or not calls else None,
+        "refusal": None,
+        "annotations": [],
+    }
+    if thought:
+        answer["reasoning_content"] = thought
+    if calls:
+        answer["tool_calls"] = [model_api.tool_call(call) for call in calls]
+    return answer
+
+
+def _message(message: Mapping[str, Any], name: str) -> Message:
+    """Return the part of a message that the policy sees; keys that clients add are dropped."""
+    model_api.refuse(message, CHAT_MESSAGE.refused, name)
+    role = message.get("role")
+    text = model_api.plain(message.get("content"), f"{name}.content", _TEXT_PARTS)
+    if role in ("system", "developer"):
+        return {"role": "system", "content": text}
+    if role == "user":
+        return {"role": "user", "content": text}
+    if role == "tool":
+        return {"role": "tool", "tool_call_id": str(message.get("tool_call_id") or ""), "content": text}
+    if role == "assistant":
+        text = text or model_api.plain(message.get("refusal"), f"{name}.refusal")
+        thought = message.get("reasoning_content") or message.get("reasoning")
+        return model_api.assistant(text, thought if isinstance(thought, str) else "", _calls(message, name))
+    raise BadRequest(f"{role!r} is no role", f"{name}.role")
+
+
+def _calls(message: Mapping[str, Any], name: str) -> list[AnsweredToolCall]:
+    result = message.get("tool_calls")
+    if not result:
+        return []
+    calls = []
+    for number, call in enumerate(model_api.mappings(result, f"{name}.tool_calls")):
+        called = call.get("function")
+        where = f"{name}.tool_calls[{number}].function"
+        if not isinstance(called, dict):
+            raise BadRequest("must be an object", where)
+        arguments = model_api.word(called.get("arguments") or "", f"{where}.arguments")
+        calls.append(
+            AnsweredToolCall(str(call.get("id") or ""), model_api.word(called.get("name"), f"{where}.name"), arguments)
+        )
+    return calls
+
+
+def _tools(value: object) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return the functions among the tools, and the types of the others."""
+    if not value:
+        return [], []
+    tools, left_out = [], []
+    for number, tool in enumerate(model_api.mappings(value, "tools")):
+        called = tool.get("function")
+        if tool.get("type") == "function" and isinstance(called, dict):
+            name = model_api.word(called.get("name"), f"tools[{number}].function.name")
+            tools.append(model_api.function(name, called.get("description"), called.get("parameters")))
+        else:
+            left_out.append(str(tool.get("type")))
+    return tools, left_out

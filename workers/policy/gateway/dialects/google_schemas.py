@@ -1,0 +1,45 @@
+"""Google's schemas, which are OpenAPI's with types in capitals, as JSON schemas."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+_NUMBERS = frozenset(
+    {"minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties", "minimum", "maximum"}
+)
+_OF_THE_VENDOR = frozenset({"nullable", "propertyOrdering", "example"})
+_DEPTH = 64
+_SNAKE = re.compile(r"_([a-z])")
+
+
+def camel(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an object with its names in the camel case of the API, which takes either case."""
+    return {_SNAKE.sub(lambda match: match[1].upper(), name): value for name, value in given.items()}
+
+
+def json_schema(given: object, depth: int = 0) -> dict[str, Any] | None:
+    """Return a schema as a JSON schema; None for what is none."""
+    if not isinstance(given, dict) or depth > _DEPTH:
+        return None
+    given = camel(given)
+    result = {name: _field(name, value, depth) for name, value in given.items() if name not in _OF_THE_VENDOR}
+    if given.get("nullable") is True and isinstance(result.get("type"), str):
+        result["type"] = [result["type"], "null"]
+    return result
+
+
+def _field(name: str, value: Any, depth: int) -> Any:
+    if name == "type" and isinstance(value, str):
+        return value.lower()
+    if name == "properties" and isinstance(value, dict):
+        return {each: json_schema(schema, depth + 1) or {} for each, schema in value.items()}
+    if name in ("items", "additionalProperties") and isinstance(value, dict):
+        return json_schema(value, depth + 1) or {}
+    if name in ("anyOf", "oneOf", "allOf") and isinstance(value, list):
+        return [json_schema(each, depth + 1) or {} for each in value]
+    if name in _NUMBERS and isinstance(value, str) and value.lstrip("-").isascii() and value.lstrip("-").isdecimal():
+        # the API writes its 64-bit integers as text
+        return int(value)
+    return value

@@ -1,0 +1,339 @@
+"""The parts common to all model APIs: requests as chat messages, answers made of completions, and errors.
+
+The trainer's own sampling parameters apply, as the log-probabilities that it trains on must be those of its policy. Of
+a client's parameters the maximum length, the stop texts and the form of the answer take effect; the others are recorded
+with the call.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+import orjson
+
+from farm.errors import FarmError
+from farm.records.trajectory import Message
+from workers.interfaces import Completion, Delta
+
+_REQUESTED_PARAMS = frozenset(
+    {
+        *("model", "temperature", "top_p", "top_k", "min_p", "n", "seed", "logprobs", "top_logprobs", "logit_bias"),
+        *("max_tokens", "max_completion_tokens", "max_output_tokens", "stop", "stop_sequences", "stream"),
+        *("presence_penalty", "frequency_penalty", "response_format", "text", "tool_choice", "parallel_tool_calls"),
+        *("reasoning", "reasoning_effort", "thinking", "output_config", "truncation", "verbosity"),
+        *("maxOutputTokens", "stopSequences", "topP", "topK", "presencePenalty", "frequencyPenalty", "toolConfig"),
+        *("responseMimeType", "responseSchema", "responseJsonSchema", "thinkingConfig"),
+    }
+)
+_MAX_REQUESTED_PARAMS_BYTES = 10_000
+_MAX_TEXTS = 64
+_MAX_TEXT_CHARS = 1000
+_MAX_LABELS = 32
+_MAX_LABEL_CHARS = 200
+_NEUTRAL: tuple[object, ...] = (None, False, "", [], {})
+"""Values that are equal to leaving a field out."""
+MAX_DEPTH = 200
+"""A number of levels that can be encoded, wrapped or not."""
+_DEEPER = 20
+"""Number of levels by which an answer may wrap a value."""
+
+
+class BadRequest(FarmError):
+    """A refused request; `param` is the field at fault, `details` are further fields that client libraries read."""
+
+    def __init__(
+        self, message: str, param: str = "", *, status: int = 400, details: Mapping[str, Any] | None = None
+    ) -> None:
+        super().__init__(f"{param}: {message}" if param else message)
+        self.param = param
+        self.status = status
+        self.details = dict(details or {})
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedRequest:
+    """One request of any API. `requested_params` are its sampling parameters, whether they take effect or not."""
+
+    messages: list[Message]
+    tools: list[dict[str, Any]]
+    model: str
+    stream: bool
+    max_tokens: int | None
+    stop: tuple[str, ...]
+    requested_params: dict[str, Any]
+    body: Mapping[str, Any]
+    tool_choice: Literal["auto", "none", "required"] = "auto"
+    tools_allowed: tuple[str, ...] = ()
+    """The tools that may be called; empty for any."""
+    answer_schema: dict[str, Any] | None = None
+    """The JSON schema that the text must be of."""
+    logprobs: bool = False
+    """True to give the log-probability of each token with the answer."""
+    labels: dict[str, str] = field(default_factory=dict)
+    """Words of the request about who asks, and for what."""
+
+    def digest(self) -> bytes:
+        """Return a hash of the whole request, equal for a request that is sent again."""
+        text = orjson.dumps(self.body, option=orjson.OPT_SORT_KEYS)
+        return hashlib.blake2b(text, digest_size=16).digest()
+
+
+@dataclass(frozen=True, slots=True)
+class ApiProblem:
+    """An error response: an HTTP status, a code, one sentence, and when to try again, if that may help."""
+
+    status: int
+    code: str
+    message: str
+    param: str = ""
+    retry_after_s: int | None = None
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Events(Protocol):
+    """The encoded events of one streamed answer; its methods are called in the order of the stream."""
+
+    def begin(self) -> bytes: ...
+
+    def delta(self, delta: Delta) -> bytes: ...
+
+    def ping(self) -> bytes:
+        """Return an event without content, which keeps the client from timing out."""
+        ...
+
+    def end(self, completion: Completion) -> bytes:
+        """Return the part of the answer that was not sent as deltas, and the closing events."""
+        ...
+
+    def error(self, problem: ApiProblem) -> bytes:
+        """Return the event for a problem that occurs after the stream has begun."""
+        ...
+
+
+class Api(Protocol):
+    """One model API, for one rollout: it may remember its answers."""
+
+    def parse(self, body: Mapping[str, Any]) -> ParsedRequest:
+        """Return the parsed request. Raises BadRequest."""
+        ...
+
+    def answer(self, asked: ParsedRequest, completion: Completion) -> dict[str, Any]: ...
+
+    def events(self, asked: ParsedRequest) -> Events: ...
+
+    def problem(self, problem: ApiProblem) -> dict[str, Any]:
+        """Return the body of an error."""
+        ...
+
+    def counted(self, n_tokens: int) -> dict[str, Any]:
+        """Return the answer to a request to count the tokens of a conversation."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class AnsweredToolCall:
+    """A tool call of an answer; `namespace` is that of its tool, where an API has them."""
+
+    call_id: str
+    name: str
+    arguments: str
+    namespace: str = ""
+
+
+def calls(message: Message) -> list[AnsweredToolCall]:
+    """Return the tool calls of an assistant message; a missing name or text is empty."""
+    result = []
+    for each in message.get("tool_calls") or []:
+        function = each.get("function") or {}
+        arguments = function.get("arguments")
+        text = arguments if isinstance(arguments, str) else orjson.dumps(arguments or {}).decode()
+        result.append(AnsweredToolCall(str(each.get("id") or new_id("call")), str(function.get("name") or ""), text))
+    return result
+
+
+def content(message: Message) -> str:
+    result = message.get("content")
+    return result if isinstance(result, str) else ""
+
+
+def reasoning(message: Message) -> str:
+    result = message.get("reasoning_content")
+    return result if isinstance(result, str) else ""
+
+
+def finish_reason(completion: Completion) -> str:
+    """Return the chat API's finish reason: stop, length, tool_calls or content_filter."""
+    if completion.finish_reason in ("length", "content_filter"):
+        return completion.finish_reason
+    return "tool_calls" if completion.response.get("tool_calls") else "stop"
+
+
+def stop_text(completion: Completion, asked: ParsedRequest) -> str | None:
+    """Return the client's own stop text that ended the answer, if one did."""
+    reason = completion.stop_reason
+    return reason if isinstance(reason, str) and reason in asked.stop else None
+
+
+def rest(whole: str, sent: str) -> str:
+    """Return the part of a text that is still to be sent; empty if what was sent is no prefix of it."""
+    return whole[len(sent) :] if whole.startswith(sent) else ""
+
+
+def new_id(prefix: str) -> str:
+    return f"{prefix}_{secrets.token_hex(12)}"
+
+
+def requested_params(
+    body: Mapping[str, Any], left_out: Sequence[str] = (), unknown: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Return the sampling parameters of a request, the tools that the policy does not see, and unknown fields."""
+    result = {name: body[name] for name in _REQUESTED_PARAMS & body.keys() if body[name] is not None}
+    small = {name: value for name, value in result.items() if len(orjson.dumps(value)) <= _MAX_REQUESTED_PARAMS_BYTES}
+    for name, values in (("tools_left_out", left_out), ("unknown_fields", unknown)):
+        if values:
+            small[name] = [each[:_MAX_TEXT_CHARS] for each in values[:_MAX_TEXTS]]
+    return small
+
+
+def event(data: Mapping[str, Any], name: str = "") -> bytes:
+    """Return a server-sent event."""
+    head = f"event: {name}\n".encode() if name else b""
+    return b"%sdata: %s\n\n" % (head, orjson.dumps(data))
+
+
+COMMENT = b": ping\n\n"
+
+
+def writable(value: object) -> bool:
+    """Return whether a value can be encoded in an answer: not if nested some hundreds of levels deep."""
+    for _ in range(_DEEPER):
+        value = [value]
+    try:
+        orjson.dumps(value)
+    except orjson.JSONEncodeError:
+        return False
+    return True
+
+
+RAW = "malformed"
+"""The key under which arguments that are no JSON object are sent; the client's own validation rejects them."""
+
+
+def argument_object(arguments: str) -> dict[str, Any]:
+    """Return the arguments of a call as an object, as some APIs require them."""
+    try:
+        value = orjson.loads(arguments or "{}")
+    except orjson.JSONDecodeError:
+        value = None
+    return value if isinstance(value, dict) and writable(value) else {RAW: arguments}
+
+
+def flag(body: Mapping[str, Any], name: str) -> bool:
+    value = body.get(name)
+    if value is None or isinstance(value, bool):
+        return bool(value)
+    raise BadRequest("must be true or false", name)
+
+
+def refuse(body: Mapping[str, Any], reasons: Mapping[str, str], where: str = "") -> None:
+    """Raise BadRequest for an unsupported field that would change the conversation or the answer.
+
+    If such a field were ignored, the policy would answer another request than the client's.
+    """
+    for name, reason in reasons.items():
+        if body.get(name) not in _NEUTRAL:
+            raise BadRequest(reason, f"{where}.{name}" if where else name)
+
+
+def labels(body: Mapping[str, Any]) -> dict[str, str]:
+    """Return what a request says of who asks: its model, and the user and the agent that it names."""
+    metadata = body.get("metadata")
+    given = metadata if isinstance(metadata, dict) else {}
+    # its own fields are first: metadata crowds none of them out
+    said = {name: body.get(name) for name in ("model", "user", "safety_identifier")}
+    said |= {str(name)[:64]: value for name, value in given.items() if name not in said}
+    texts = [(name, value) for name, value in said.items() if isinstance(value, str) and value]
+    return {name: value[:_MAX_LABEL_CHARS] for name, value in texts[:_MAX_LABELS]}
+
+
+def conversation(messages: list[Message], name: str) -> list[Message]:
+    """Return the messages of a request. Raises BadRequest if there are none."""
+    if not messages:
+        raise BadRequest("there is no message to answer", name)
+    return messages
+
+
+def count(body: Mapping[str, Any], *names: str) -> int | None:
+    """Return the first of the fields that is set: a number of tokens, at least 1. Raises BadRequest."""
+    for name in names:
+        value = body.get(name)
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise BadRequest("must be a whole number, at least 1", name)
+        return value
+    return None
+
+
+def texts(value: object, name: str) -> tuple[str, ...]:
+    """Return stop texts, written as one text or as a list; empty ones are left out. Raises BadRequest."""
+    if value is None:
+        return ()
+    result = [value] if isinstance(value, str) else value
+    if not isinstance(result, list) or not all(isinstance(each, str) for each in result):
+        raise BadRequest("must be a text or a list of texts", name)
+    if len(result) > _MAX_TEXTS or any(len(each) > _MAX_TEXT_CHARS for each in result):
+        raise BadRequest(f"may be {_MAX_TEXTS} texts of {_MAX_TEXT_CHARS} characters", name)
+    return tuple(each for each in result if each)
+
+
+def word(value: object, name: str) -> str:
+    if not isinstance(value, str):
+        raise BadRequest("must be a text", name)
+    return value
+
+
+def mappings(value: object, name: str) -> list[Mapping[str, Any]]:
+    if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
+        raise BadRequest("must be a list of objects", name)
+    return value
+
+
+def plain(value: object, name: str, kinds: Collection[str] = ("text",)) -> str:
+    """Return the text of a content: a text, a list of parts of these kinds, or nothing. Raises BadRequest for others.
+
+    Parts are joined by line breaks, as chat templates take one text.
+    """
+    if value is None or isinstance(value, str):
+        return value or ""
+    parts = []
+    for number, part in enumerate(mappings(value, name)):
+        if part.get("type") not in kinds:
+            raise BadRequest(f"content of type {part.get('type')!r} is not taken: only text is", f"{name}[{number}]")
+        parts.append(word(part.get("text"), f"{name}[{number}].text"))
+    return "\n".join(parts)
+
+
+def function(name: str, description: object, parameters: object) -> dict[str, Any]:
+    """Return a tool as the chat API describes it."""
+    described = {"description": description} if isinstance(description, str) and description else {}
+    schema = parameters if isinstance(parameters, dict) else {"type": "object", "properties": {}}
+    return {"type": "function", "function": {"name": name, **described, "parameters": schema}}
+
+
+def assistant(text: str, thought: str, tool_calls: Sequence[AnsweredToolCall]) -> Message:
+    """Return an assistant message in the form in which the policy returns it."""
+    message: Message = {"role": "assistant", "content": text}
+    if thought:
+        message["reasoning_content"] = thought
+    if tool_calls:
+        message["tool_calls"] = [tool_call(each) for each in tool_calls]
+    return message
+
+
+def tool_call(call: AnsweredToolCall) -> dict[str, Any]:
+    return {"id": call.call_id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}

@@ -1,0 +1,181 @@
+"""The fields of each API's requests: those that take effect, are refused, or may be ignored, and why.
+
+A field that carries conversation, or that changes what the answer must be, is never ignored. One that no table knows is
+recorded with the call, as `unknown_fields`; the vendors' own clients send none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from workers.policy.gateway.dialects import model_api
+
+_SAMPLING = "how it is sampled is the batch's to say, as its log-probabilities must be the policy's; kept with the call"
+_EFFORT = "how the model thinks is the batch's to say, by chat_template_kwargs; kept with the call"
+_SERVICE = "of the vendor's service: its prices, caches, safety and places"
+
+_WHOLE = "a conversation is never shortened here: the policy sees all of it"
+_PARALLEL = "how many calls a turn has is the policy's to choose, and its program's to take; kept with the call"
+_ENCODING = "of how the answer is written, not of what it says"
+_HOSTED = "of tools that the vendor runs, which are left out"
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFields:
+    """The fields of one kind of object in requests."""
+
+    handled: frozenset[str]
+    refused: Mapping[str, str] = field(default_factory=dict)
+    """Name → what to do instead. A neutral value, such as null, is taken."""
+    ignored: Mapping[str, str] = field(default_factory=dict)
+    """Name → why nothing is lost by ignoring it."""
+
+    def unknown(self, body: Mapping[str, Any]) -> list[str]:
+        """Return the names of a request's fields that are in no table. Raises BadRequest for those that are refused."""
+        model_api.refuse(body, self.refused)
+        return sorted(body.keys() - self.handled - self.refused.keys() - self.ignored.keys())
+
+
+def _named(names: str) -> frozenset[str]:
+    return frozenset(names.split())
+
+
+def _because(reason: str, names: str) -> dict[str, str]:
+    return dict.fromkeys(names.split(), reason)
+
+
+_TOP_LOGPROBS = "log-probabilities are known of the tokens that were sampled, and of no others"
+
+CHAT = RequestFields(
+    _named(
+        "messages tools tool_choice response_format model n stream stream_options max_tokens max_completion_tokens stop"
+        " modalities user metadata safety_identifier logprobs"
+    ),
+    {
+        "functions": "functions are given as tools",
+        "function_call": "functions are given as tools, and chosen by tool_choice",
+        "audio": "only text is answered",
+        "web_search_options": "there is no search here",
+        "top_logprobs": _TOP_LOGPROBS,
+    },
+    {
+        **_because(_SAMPLING, "temperature top_p seed logit_bias presence_penalty frequency_penalty"),
+        **_because(_EFFORT, "reasoning_effort verbosity"),
+        **_because(_PARALLEL, "parallel_tool_calls"),
+        **_because(_SERVICE, "store service_tier moderation prompt_cache_key prompt_cache_options"),
+        **_because(_SERVICE, "prompt_cache_retention"),
+        "prediction": "only makes an answer come sooner",
+    },
+)
+CHAT_MESSAGE = RequestFields(
+    _named("role content tool_calls tool_call_id reasoning_content reasoning refusal"),
+    {"audio": "only text is read", "function_call": "functions are called by tool_calls"},
+    {"name": "chat templates know roles and no names"},
+)
+RESPONSES = RequestFields(
+    _named(
+        "input instructions previous_response_id tools tool_choice text model stream max_output_tokens store metadata"
+        " include user safety_identifier parallel_tool_calls reasoning stop temperature top_p"
+    ),
+    {
+        "conversation": "conversations are held by response: name the last one as previous_response_id, or send all",
+        "prompt": "there are no stored prompts here: send the text as instructions and input",
+        "background": "answers are given to the request that asks for them",
+        "background_options": "answers are given to the request that asks for them",
+        "top_logprobs": _TOP_LOGPROBS,
+    },
+    {
+        **_because(_SERVICE, "service_tier moderation prompt_cache_key prompt_cache_options prompt_cache_retention"),
+        **_because(_SERVICE, "access_programs image"),
+        **_because(_WHOLE, "truncation context_management"),
+        **_because(_ENCODING, "stream_options"),
+        **_because(_HOSTED, "max_tool_calls"),
+    },
+)
+"""The sampling parameters among those that are handled are written into the answer, as this API does."""
+ITEM = RequestFields(
+    _named("type role content call_id name namespace arguments output summary"),
+    {},
+    {
+        **_because("of an item as the API returned it", "id status phase"),
+        **_because("the policy calls all functions itself", "caller async"),
+        "encrypted_content": "the summary, or the content, is the reasoning; nothing is encrypted here",
+    },
+)
+MESSAGES = RequestFields(
+    _named(
+        "messages system tools tool_choice model stream max_tokens stop_sequences thinking thread output_config"
+        " metadata mcp_servers output_format"
+    ),
+    {
+        "compaction": "conversations are not summarised here: send the messages that the model is to see",
+        "container": "there are no containers here",
+    },
+    {
+        **_because(_SAMPLING, "temperature top_p top_k"),
+        **_because(_SERVICE, "cache_control service_tier inference_geo speed diagnostics user_profile_id workspace_id"),
+        **_because(_SERVICE, "betas billing_policy fallbacks fallback_credit_token"),
+        **_because(_WHOLE, "context_management"),
+    },
+)
+MESSAGE = RequestFields(
+    _named("role content"),
+    {
+        "clear_at": "a conversation is never shortened here: leave out what the model is not to see",
+        "output_config": "the form of an answer holds for one request: ask for it as output_config of that",
+    },
+)
+BLOCK = RequestFields(
+    _named("type text thinking id name input tool_use_id content"),
+    {},
+    {
+        **_because(_SERVICE, "cache_control"),
+        "citations": "the text says what is cited",
+        "toolset_name": "of the vendor's sets of tools, which are left out",
+        "signature": "nothing is signed here",
+        "data": "thought that only the vendor can read",
+        "caller": "the policy calls all functions itself",
+        "is_error": "chat templates have no place for it: the text of the result says what failed",
+    },
+)
+GOOGLE = RequestFields(
+    _named("contents systemInstruction tools toolConfig generationConfig model stream labels"),
+    {
+        "cachedContent": "there is no content cache here: send the contents that the model is to see",
+        "continuationToken": "answers are not continued here: send the contents that the model is to see",
+    },
+    _because(_SERVICE, "safetySettings serviceTier store modelArmorConfig"),
+)
+GOOGLE_CONFIG = RequestFields(
+    _named("candidateCount maxOutputTokens stopSequences responseModalities thinkingConfig responseMimeType")
+    | _named("responseSchema responseJsonSchema responseLogprobs"),
+    {
+        "speechConfig": "only text is answered",
+        "translationConfig": "only text is answered",
+        "responseFormat": "ask for a schema by responseJsonSchema",
+        "imageConfig": "only text is answered",
+        "audioTranscriptionConfig": "only text is read",
+        "logprobs": _TOP_LOGPROBS,
+    },
+    {
+        **_because(_SAMPLING, "temperature topP topK seed presencePenalty frequencyPenalty"),
+        **_because(_SERVICE, "enableEnhancedCivicAnswers routingConfig modelSelectionConfig"),
+        **_because("only text is read", "mediaResolution audioTimestamp enableAffectiveDialog"),
+        **_because(_ENCODING, "generationOutputConfig"),
+    },
+)
+GOOGLE_PART = RequestFields(
+    _named("text thought functionCall functionResponse"),
+    _because(
+        "only text, function calls and their responses are taken",
+        "inlineData fileData executableCode codeExecutionResult toolCall toolResponse audioTranscription",
+    ),
+    {
+        "thoughtSignature": "nothing is signed here",
+        **_because("of media, of which none are taken", "videoMetadata mediaResolution mediaProcessing audioMetadata"),
+        **_because("of media, of which none are taken", "speechMetadata documentMetadata spreadsheetMetadata"),
+        "partMetadata": "the client's own",
+    },
+)

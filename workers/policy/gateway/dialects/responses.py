@@ -1,0 +1,242 @@
+"""OpenAI's responses, `POST /v1/responses`: a conversation as a list of items, or as what follows an earlier response.
+
+https://platform.openai.com/docs/api-reference/responses
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+from farm.records.trajectory import Message
+from workers.interfaces import Completion
+from workers.policy.gateway.dialects import model_api
+from workers.policy.gateway.dialects.chat_completions import openai_problem
+from workers.policy.gateway.dialects.model_api import AnsweredToolCall, ApiProblem, BadRequest, ParsedRequest
+from workers.policy.gateway.dialects.request_fields import RESPONSES
+from workers.policy.gateway.dialects.requested_forms import of_openai, schema_of_format
+from workers.policy.gateway.dialects.responses_events import ResponsesEvents, output_items
+from workers.policy.gateway.dialects.tool_namespaces import Namespaces, flat_name
+
+_TEXT_PARTS = ("input_text", "output_text", "text", "refusal", "summary_text", "reasoning_text")
+_ECHOED = ("instructions", "previous_response_id", "max_output_tokens", "temperature", "top_p", "user")
+
+
+class ResponsesApi:
+    """See `model_api.Api`. It remembers each conversation, for requests that name the response they follow.
+
+    Each message is held once: clients that name none send all of them again with every request.
+    """
+
+    def __init__(self) -> None:
+        self._conversations: dict[str, list[Message]] = {}
+        self._messages: dict[bytes, Message] = {}
+        self._namespaces = Namespaces()
+
+    def parse(self, body: Mapping[str, Any]) -> ParsedRequest:
+        unknown = RESPONSES.unknown(body)
+        tools, left_out = _tools(self._namespaces.flattened(body.get("tools")))
+        choice = of_openai(body.get("tool_choice"), flat=True).checked(tools, left_out, "tool_choice")
+        text = body.get("text")
+        if not isinstance(text, dict | None):
+            raise BadRequest("must be an object", "text")
+        new = model_api.conversation(self._items(body.get("input")), "input")
+        return ParsedRequest(
+            messages=[*_instructions(body), *self._earlier(body), *new],
+            tools=tools,
+            model=str(body.get("model") or ""),
+            stream=model_api.flag(body, "stream"),
+            max_tokens=model_api.count(body, "max_output_tokens"),
+            stop=model_api.texts(body.get("stop"), "stop"),
+            requested_params=model_api.requested_params(body, left_out, unknown),
+            body=body,
+            tool_choice=choice.mode,
+            tools_allowed=choice.allowed,
+            answer_schema=schema_of_format((text or {}).get("format"), "text.format", flat=True),
+            logprobs="message.output_text.logprobs" in model_api.texts(body.get("include"), "include"),
+            labels=model_api.labels(body),
+        )
+
+    def answer(self, asked: ParsedRequest, completion: Completion) -> dict[str, Any]:
+        return self._answered(_begun(asked), asked, completion)
+
+    def events(self, asked: ParsedRequest) -> ResponsesEvents:
+        begun = _begun(asked)
+        return ResponsesEvents(
+            begun, self._calls, lambda completion, items: self._answered(begun, asked, completion, items)
+        )
+
+    def problem(self, problem: ApiProblem) -> dict[str, Any]:
+        return openai_problem(problem)
+
+    def counted(self, n_tokens: int) -> dict[str, Any]:
+        return {"object": "response.input_tokens", "input_tokens": n_tokens}
+
+    def _answered(
+        self,
+        begun: Mapping[str, Any],
+        asked: ParsedRequest,
+        completion: Completion,
+        items: list[dict[str, Any]] | None = None,
+    ) -> dict[str, Any]:
+        """Return the finished response; `items` are its output if that was streamed."""
+        if begun["store"]:
+            # instructions hold for one response; those that follow it may have others
+            n_instructions = len(_instructions(asked.body))
+            conversation = [*asked.messages[n_instructions:], completion.response]
+            self._conversations[begun["id"]] = [self._remembered(message) for message in conversation]
+        cut = completion.finish_reason == "length"
+        return {
+            **begun,
+            "status": "incomplete" if cut else "completed",
+            "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+            "output": output_items(completion, self._calls(completion.response)) if items is None else items,
+            "usage": _usage(completion),
+        }
+
+    def _calls(self, message: Message) -> list[AnsweredToolCall]:
+        return [self._namespaces.within(call) for call in model_api.calls(message)]
+
+    def _items(self, value: object) -> list[Message]:
+        if isinstance(value, str):
+            return [{"role": "user", "content": value}]
+        conversation = _Conversation()
+        for number, item in enumerate(model_api.mappings([] if value is None else value, "input")):
+            conversation.add(item, f"input[{number}]")
+        conversation.close()
+        return conversation.messages
+
+    def _remembered(self, message: Message) -> Message:
+        name = hashlib.blake2b(orjson.dumps(message, option=orjson.OPT_SORT_KEYS), digest_size=16).digest()
+        return self._messages.setdefault(name, message)
+
+    def _earlier(self, body: Mapping[str, Any]) -> list[Message]:
+        earlier = body.get("previous_response_id")
+        if earlier is None:
+            return []
+        result = self._conversations.get(str(earlier))
+        if result is None:
+            raise BadRequest(f"there is no response {earlier!r}", "previous_response_id")
+        return result
+
+
+def _begun(asked: ParsedRequest) -> dict[str, Any]:
+    """Return a response before it has any output."""
+    body = asked.body
+    return {
+        "id": model_api.new_id("resp"),
+        "object": "response",
+        "created_at": int(time.time()),
+        "status": "in_progress",
+        "error": None,
+        "incomplete_details": None,
+        **{name: body.get(name) for name in _ECHOED},
+        "model": asked.model,
+        "output": [],
+        "parallel_tool_calls": body.get("parallel_tool_calls", True),
+        "reasoning": body.get("reasoning") or {"effort": None, "summary": None},
+        "store": body.get("store") is not False,
+        "text": body.get("text") or {"format": {"type": "text"}},
+        "tool_choice": body.get("tool_choice") or "auto",
+        "tools": body.get("tools") or [],
+        "truncation": "disabled",
+        "usage": None,
+        "metadata": body.get("metadata") or {},
+    }
+
+
+def _usage(completion: Completion) -> dict[str, Any]:
+    n_prompt, n_response = completion.n_prompt_tokens, completion.n_response_tokens
+    return {
+        "input_tokens": n_prompt,
+        "input_tokens_details": {"cached_tokens": completion.n_cached_tokens or 0, "cache_write_tokens": 0},
+        "output_tokens": n_response,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": n_prompt + n_response,
+    }
+
+
+def _instructions(body: Mapping[str, Any]) -> list[Message]:
+    text = body.get("instructions")
+    return [{"role": "system", "content": model_api.word(text, "instructions")}] if text else []
+
+
+class _Conversation:
+    """The messages of a list of items: reasoning, text and calls of one assistant message are joined."""
+
+    def __init__(self) -> None:
+        self.messages: list[Message] = []
+        self._thought = ""
+        self._text = ""
+        self._calls: list[AnsweredToolCall] = []
+
+    def add(self, item: Mapping[str, Any], name: str) -> None:
+        kind = item.get("type") or "message"
+        if kind == "function_call":
+            self._calls.append(_call(item, name))
+        elif kind == "reasoning":
+            self._close_said()
+            self._thought += _thought(item, name)
+        elif kind == "message" and item.get("role") == "assistant":
+            self._close_said()
+            self._text = model_api.plain(item.get("content"), f"{name}.content", _TEXT_PARTS)
+        else:
+            self.close()
+            self.messages.append(_others(item, name))
+
+    def close(self) -> None:
+        """End the assistant message: what comes next is no part of it."""
+        if self._thought or self._text or self._calls:
+            self.messages.append(model_api.assistant(self._text, self._thought, self._calls))
+        self._thought, self._text, self._calls = "", "", []
+
+    def _close_said(self) -> None:
+        if self._text or self._calls:
+            self.close()
+
+
+def _thought(item: Mapping[str, Any], name: str) -> str:
+    return model_api.plain(item.get("content"), f"{name}.content", _TEXT_PARTS) or model_api.plain(
+        item.get("summary"), f"{name}.summary", _TEXT_PARTS
+    )
+
+
+def _call(item: Mapping[str, Any], name: str) -> AnsweredToolCall:
+    arguments = model_api.word(item.get("arguments") or "", f"{name}.arguments")
+    namespace = model_api.word(item.get("namespace") or "", f"{name}.namespace")
+    return AnsweredToolCall(
+        model_api.word(item.get("call_id"), f"{name}.call_id"),
+        flat_name(namespace, model_api.word(item.get("name"), f"{name}.name")),
+        arguments,
+    )
+
+
+def _others(item: Mapping[str, Any], name: str) -> Message:
+    kind, role = item.get("type") or "message", item.get("role")
+    if kind == "function_call_output":
+        text = model_api.plain(item.get("output"), f"{name}.output", _TEXT_PARTS)
+        return {"role": "tool", "tool_call_id": model_api.word(item.get("call_id"), f"{name}.call_id"), "content": text}
+    if kind != "message":
+        raise BadRequest(f"an item of type {kind!r} is not taken", name)
+    if role not in ("user", "system", "developer"):
+        raise BadRequest(f"{role!r} is no role", f"{name}.role")
+    text = model_api.plain(item.get("content"), f"{name}.content", _TEXT_PARTS)
+    return {"role": "user" if role == "user" else "system", "content": text}
+
+
+def _tools(value: object) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return the functions among the tools, and the types of those that only run on the vendor's servers."""
+    if not value:
+        return [], []
+    tools, left_out = [], []
+    for number, tool in enumerate(model_api.mappings(value, "tools")):
+        if tool.get("type") == "function":
+            name = model_api.word(tool.get("name"), f"tools[{number}].name")
+            tools.append(model_api.function(name, tool.get("description"), tool.get("parameters")))
+        else:
+            left_out.append(str(tool.get("type")))
+    return tools, left_out

@@ -1,0 +1,162 @@
+"""An answer of OpenAI's responses API: its items, and the numbered events by which they are streamed.
+
+https://platform.openai.com/docs/api-reference/responses-streaming
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from farm.records.trajectory import Message
+from workers.interfaces import Completion, Delta
+from workers.policy.gateway.dialects import model_api, token_logprobs
+from workers.policy.gateway.dialects.model_api import AnsweredToolCall, ApiProblem
+
+Finish = Callable[[Completion, list[dict[str, Any]]], dict[str, Any]]
+"""A function from a completion and the items that were streamed to the finished response."""
+
+
+def output_items(completion: Completion, calls: Sequence[AnsweredToolCall]) -> list[dict[str, Any]]:
+    """Return an assistant message as output items: reasoning, text, and tool calls."""
+    items, message = [], completion.response
+    logprobs = token_logprobs.of_openai(completion)
+    for kind, text in (("reasoning", model_api.reasoning(message)), ("message", model_api.content(message))):
+        if text:
+            items.append(_text_item(kind, model_api.new_id(_PREFIXES[kind]), text, "completed", logprobs))
+    return [*items, *(_call_item(call, call.arguments, "completed") for call in calls)]
+
+
+class ResponsesEvents:
+    """See `model_api.Events`: each item is added, filled and done, and the last event holds the whole response."""
+
+    def __init__(
+        self, begun: Mapping[str, Any], calls: Callable[[Message], Sequence[AnsweredToolCall]], finish: Finish
+    ) -> None:
+        self._begun = begun
+        self._calls = calls
+        self._finish = finish
+        self._number = -1
+        self._items: list[dict[str, Any]] = []
+        self._open = ""
+        self._item_id = ""
+        self._sent = {"reasoning": "", "message": ""}
+        self._logprobs: list[dict[str, Any]] = []
+
+    def begin(self) -> bytes:
+        created = self._event("response.created", response=self._begun)
+        return created + self._event("response.in_progress", response=self._begun)
+
+    def delta(self, delta: Delta) -> bytes:
+        return self._say("reasoning" if delta.reasoning else "message", delta.text)
+
+    def ping(self) -> bytes:
+        return model_api.COMMENT
+
+    def end(self, completion: Completion) -> bytes:
+        message = completion.response
+        self._logprobs = token_logprobs.of_openai(completion)
+        pieces = [
+            self._say("reasoning", model_api.rest(model_api.reasoning(message), self._sent["reasoning"])),
+            self._say("message", model_api.rest(model_api.content(message), self._sent["message"])),
+            self._close(),
+            *(self._call(call) for call in self._calls(message)),
+        ]
+        response = self._finish(completion, self._items)
+        return b"".join([*pieces, self._event(f"response.{response['status']}", response=response)])
+
+    def error(self, problem: ApiProblem) -> bytes:
+        failed = {**self._begun, "status": "failed", "error": {"code": "server_error", "message": problem.message}}
+        return self._event("response.failed", response=failed)
+
+    def _say(self, kind: str, text: str) -> bytes:
+        """Return the events for a piece of reasoning or text, in the open item if that is of this kind."""
+        if not text:
+            return b""
+        opened = b"" if self._open == kind else self._close() + self._start(kind)
+        self._sent[kind] += text
+        more = _more(kind)
+        return opened + self._of_part(f"{_TEXTS[kind]}.delta", delta=text, **more)
+
+    def _start(self, kind: str) -> bytes:
+        self._open, self._item_id = kind, model_api.new_id(_PREFIXES[kind])
+        # a kind that comes again after the other is an item of its own
+        self._sent[kind] = ""
+        added = self._event(
+            "response.output_item.added",
+            output_index=len(self._items),
+            item=_text_item(kind, self._item_id, "", "in_progress"),
+        )
+        return added + self._of_part("response.content_part.added", part=_part(kind, ""))
+
+    def _close(self) -> bytes:
+        kind = self._open
+        if not kind:
+            return b""
+        self._open, text = "", self._sent[kind]
+        more = _more(kind, self._logprobs)
+        item = _text_item(kind, self._item_id, text, "completed", self._logprobs)
+        done = [
+            self._of_part(f"{_TEXTS[kind]}.done", text=text, **more),
+            self._of_part("response.content_part.done", part=_part(kind, text, self._logprobs)),
+            self._event("response.output_item.done", output_index=len(self._items), item=item),
+        ]
+        self._items.append(item)
+        return b"".join(done)
+
+    def _call(self, call: AnsweredToolCall) -> bytes:
+        index, item = len(self._items), _call_item(call, call.arguments, "completed")
+        where = {"item_id": item["id"], "output_index": index}
+        begun = {**item, "arguments": "", "status": "in_progress"}
+        arguments = "response.function_call_arguments"
+        self._items.append(item)
+        return b"".join(
+            [
+                self._event("response.output_item.added", output_index=index, item=begun),
+                self._event(f"{arguments}.delta", delta=call.arguments, **where),
+                self._event(f"{arguments}.done", arguments=call.arguments, name=call.name, **where),
+                self._event("response.output_item.done", output_index=index, item=item),
+            ]
+        )
+
+    def _of_part(self, kind: str, **fields: Any) -> bytes:
+        return self._event(kind, item_id=self._item_id, output_index=len(self._items), content_index=0, **fields)
+
+    def _event(self, kind: str, **fields: Any) -> bytes:
+        self._number += 1
+        return model_api.event({"type": kind, "sequence_number": self._number, **fields}, kind)
+
+
+_PREFIXES = {"reasoning": "rs", "message": "msg"}
+_TEXTS = {"reasoning": "response.reasoning_text", "message": "response.output_text"}
+
+
+def _more(kind: str, logprobs: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
+    """Return the fields of an event that only one of the kinds has."""
+    return {"logprobs": list(logprobs)} if kind == "message" else {}
+
+
+def _part(kind: str, text: str, logprobs: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
+    if kind == "reasoning":
+        return {"type": "reasoning_text", "text": text}
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": list(logprobs)}
+
+
+def _text_item(
+    kind: str, item_id: str, text: str, status: str, logprobs: Sequence[Mapping[str, Any]] = ()
+) -> dict[str, Any]:
+    content = [_part(kind, text, logprobs)] if text else []
+    item = {"id": item_id, "type": kind, "status": status, "content": content}
+    return {**item, "summary": []} if kind == "reasoning" else {**item, "role": "assistant"}
+
+
+def _call_item(call: AnsweredToolCall, arguments: str, status: str) -> dict[str, Any]:
+    return {
+        "id": model_api.new_id("fc"),
+        "type": "function_call",
+        "status": status,
+        "call_id": call.call_id,
+        "name": call.name,
+        "arguments": arguments,
+        **({"namespace": call.namespace} if call.namespace else {}),
+    }

@@ -1,0 +1,37 @@
+"""The log-probabilities of an answer as each API writes them: of every token that was sampled, as they are recorded.
+
+The texts of the tokens, joined, are all that was sampled, tool calls included; a token that is only part of a character
+has an empty text, and the one that completes it has the character; the end of a turn is a token without text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from workers.interfaces import Completion
+from workers.policy.generation import SpelledCompletion
+
+
+def of_openai(completion: Completion) -> list[dict[str, Any]]:
+    """Return them as both APIs of OpenAI write them; empty for an answer whose tokens were not asked for."""
+    return [
+        {"token": text, "bytes": list(text.encode()), "logprob": logprob, "top_logprobs": []}
+        for text, _, logprob in _tokens(completion)
+    ]
+
+
+def of_google(completion: Completion) -> dict[str, Any]:
+    """Return the fields of a candidate; empty for an answer whose tokens were not asked for."""
+    tokens = list(_tokens(completion))
+    if not tokens:
+        return {}
+    chosen = [{"token": text, "tokenId": number, "logProbability": logprob} for text, number, logprob in tokens]
+    mean = sum(logprob for *_, logprob in tokens) / len(tokens)
+    return {"logprobsResult": {"chosenCandidates": chosen, "topCandidates": []}, "avgLogprobs": mean}
+
+
+def _tokens(completion: Completion) -> Iterator[tuple[str, int, float]]:
+    ids, logprobs = completion.response_ids, completion.response_logprobs
+    if isinstance(completion, SpelledCompletion) and ids is not None and logprobs is not None:
+        yield from zip(completion.token_texts, map(int, ids), map(float, logprobs), strict=True)

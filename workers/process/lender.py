@@ -1,0 +1,206 @@
+"""The borrowed sandboxes of a worker: it starts those that its node is given, serves them, and ends them.
+
+The store is asked every second, and sooner after a notification; nothing here is believed that is not in a row. While
+the store is away calls are answered as before, and nothing ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+from contextlib import AbstractAsyncContextManager, suppress
+from functools import partial
+
+from farm.errors import SandboxError, StoreUnavailable
+from farm.notifications import SANDBOXES, Signals
+from farm.records.lending.borrowed_sandbox import BorrowRequest
+from farm.records.sandbox_spec import SandboxSpec
+from farm.settings import Settings
+from farm.store import borrowed_sandboxes
+from farm.store.borrowed_sandboxes import NodeSandboxRow
+from farm.store.database import Store
+from workers import registry
+from workers.interfaces import Sandbox, SandboxProvider
+from workers.lending.lent_sandbox import LentSandbox
+from workers.lending.sandbox_server import MAX_CONNECTIONS, SandboxServer, bind
+from workers.plugin_faults import fault_of
+from workers.policy.gateway.gateway_server import listening
+from workers.process.loop import Loop
+
+log = logging.getLogger(__name__)
+
+_CHECK_INTERVAL_S = 1.0
+_PATIENCE_S = 2.0
+_START_S = 1800.0
+"""Seconds that a start may take, the build of its image included."""
+_END_S = 10.0
+
+
+class Lender:
+    """`start` once; it works on the worker's event loop, and asks the store from a thread of its own."""
+
+    def __init__(self, store: Store, signals: Signals, loop: Loop, options: Settings) -> None:
+        self._store = store
+        self._signals = signals
+        self._loop = loop
+        self._options = options
+        self._held: dict[str, LentSandbox] = {}
+        self._starting: dict[str, asyncio.Task[None]] = {}
+        self._closing: set[asyncio.Task[None]] = set()
+        self._renewed_at: dict[str, float] = {}
+        self._starts = asyncio.Semaphore(max(2, os.cpu_count() or 1))
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="lending", daemon=True)
+        self._server: AbstractAsyncContextManager[None] | None = None
+        self._url = ""
+
+    def start(self) -> None:
+        """Listen, and begin to look for sandboxes of this node. Raises OSError if it cannot listen."""
+        listener, self._url = bind(self._options.node_address)
+        self._server = listening(SandboxServer(self._held).app, [listener], MAX_CONNECTIONS)
+        self._loop.run(self._server.__aenter__())
+        self._thread.start()
+
+    def close(self) -> None:
+        """Answer no more. What runs is ended by the node, or found by the worker that comes next."""
+        self._stopped.set()
+        if self._server is not None:
+            with suppress(TimeoutError):
+                self._loop.run(self._close(self._server), within_s=_END_S)
+        if self._thread.is_alive():
+            self._thread.join(_PATIENCE_S)
+
+    async def _close(self, server: AbstractAsyncContextManager[None]) -> None:
+        await server.__aexit__(None, None, None)
+        for task in self._starting.values():
+            task.cancel()
+
+    def _run(self) -> None:
+        listener = self._signals.listen(SANDBOXES)
+        try:
+            while not self._stopped.is_set():
+                try:
+                    self._look()
+                except StoreUnavailable:
+                    pass
+                except Exception:
+                    log.exception("borrowed sandboxes were not looked after; the next look comes")
+                listener.wait(_CHECK_INTERVAL_S)
+        finally:
+            listener.close()
+
+    def _look(self) -> None:
+        asked_at = time.monotonic()
+        read = partial(borrowed_sandboxes.of_node, node=self._options.node)
+        rows = self._store.read(read, patience_s=_PATIENCE_S)
+        broken, used = self._loop.run(self._settle(rows))
+        if broken:
+            why = "it broke: its first process has ended"
+            self._store.write(partial(borrowed_sandboxes.end, sandbox_ids=broken, why=why))
+        if used:
+            self._store.write(partial(borrowed_sandboxes.renew, sandbox_ids=used))
+            # not before: what the store did not take is due still
+            self._renewed_at.update(dict.fromkeys(used, asked_at))
+
+    async def _settle(self, rows: Sequence[NodeSandboxRow]) -> tuple[list[str], list[str]]:
+        """Begin what is new and end what is over. Returns the ids of what broke, and of what was used meanwhile."""
+        here = {row.sandbox_id: row for row in rows}
+        for sandbox_id in {*self._held, *self._starting} - here.keys():
+            self._end(sandbox_id)
+        for sandbox_id, row in here.items():
+            if sandbox_id in self._held:
+                self._held[sandbox_id].lease_s = row.lease_s
+            elif sandbox_id not in self._starting:
+                self._starting[sandbox_id] = task = asyncio.create_task(self._begun(row))
+                task.add_done_callback(partial(self._note_start, sandbox_id))
+        broken = [sandbox_id for sandbox_id, lent in self._held.items() if lent.broken]
+        return broken, [sandbox_id for sandbox_id in self._held if self._is_due(sandbox_id)]
+
+    def _is_due(self, sandbox_id: str) -> bool:
+        """Return whether a sandbox was used since its lease was renewed, and that is a while ago."""
+        lent, since = self._held[sandbox_id], self._renewed_at.get(sandbox_id, 0.0)
+        return (lent.in_use or lent.used_at > since) and time.monotonic() - since >= lent.lease_s / 10
+
+    def _note_start(self, sandbox_id: str, task: asyncio.Task[None]) -> None:
+        self._starting.pop(sandbox_id, None)
+        _log_fault(sandbox_id, task)
+
+    def _end(self, sandbox_id: str) -> None:
+        """Stop a sandbox, in a task of its own, or give up its start."""
+        self._renewed_at.pop(sandbox_id, None)
+        if (lent := self._held.pop(sandbox_id, None)) is not None:
+            task = asyncio.create_task(lent.close())
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
+            task.add_done_callback(partial(_log_fault, sandbox_id))
+        elif not self._starting[sandbox_id].cancelling():
+            self._starting[sandbox_id].cancel()
+
+    async def _begun(self, row: NodeSandboxRow) -> None:
+        """Start or find a sandbox, and write its address; if that fails, end its row with the reason."""
+        name = row.sandbox_id
+        try:
+            async with asyncio.timeout(_START_S), self._starts:
+                sandbox = await self._found_or_started(row)
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            fault = fault_of(error, name, "its start", SandboxError)
+            log.warning("borrowed sandbox %s did not start: %s", name, fault)
+            await self._written(partial(borrowed_sandboxes.end, sandbox_ids=[name], why=f"it did not start: {fault}"))
+        else:
+            await self._serve(row, sandbox)
+        await asyncio.to_thread(self._signals.ended, name)
+
+    async def _serve(self, row: NodeSandboxRow, sandbox: Sandbox) -> None:
+        lent = LentSandbox(sandbox, row.token, row.lease_s, begins_anew=bool(row.url))
+        name = row.sandbox_id
+        try:
+            # served first: its address is no use to anybody before that
+            self._held[name] = lent
+            note = partial(borrowed_sandboxes.note_address, sandbox_id=name, node=self._options.node, url=self._url)
+            runs = await self._written(note)
+        except BaseException:
+            await asyncio.shield(self._close_held(name))
+            raise
+        if not runs:
+            await self._close_held(name)
+
+    async def _close_held(self, sandbox_id: str) -> None:
+        """Stop a sandbox, unless that has begun: its end may have been seen while its address was written."""
+        if (lent := self._held.pop(sandbox_id, None)) is not None:
+            await lent.close()
+
+    async def _written(self, work: partial[bool] | partial[list[str]]) -> bool | list[str]:
+        written: Future[bool | list[str]] = self._store.submit(work)
+        return await asyncio.wrap_future(written)
+
+    async def _found_or_started(self, row: NodeSandboxRow) -> Sandbox:
+        spec = _permitted(row.request)
+        provider = self._provider(spec)
+        try:
+            return await provider.attach(row.sandbox_id, spec)
+        except SandboxError as missing:
+            if row.url:
+                raise SandboxError(f"it was lost with the worker that held it: {missing}") from missing
+        return await provider.start(row.sandbox_id, spec)
+
+    def _provider(self, spec: SandboxSpec) -> SandboxProvider:
+        kind = spec.kind if spec.kind != "auto" else self._options.sandbox
+        return registry.sandbox(kind if kind != "auto" else registry.best_sandbox())
+
+
+def _log_fault(sandbox_id: str, task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("borrowed sandbox %s was not looked after: %s", sandbox_id, error, exc_info=error)
+
+
+def _permitted(request: BorrowRequest) -> SandboxSpec:
+    """Return the spec with the network as its request permits it; calls are of no phase but the run's."""
+    network = request.network == "allow" and (request.spec.network or "run" in request.spec.network_in)
+    return request.spec.model_copy(update={"network": network, "network_in": ()})

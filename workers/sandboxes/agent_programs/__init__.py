@@ -1,0 +1,1 @@
+"""Programs that an agent brings into its sandbox: npm packages, folders, archives, images."""

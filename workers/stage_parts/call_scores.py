@@ -1,0 +1,30 @@
+"""Rewards of single model calls and training rows: what an evaluator is shown of them, and a check of what it gives."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from farm.errors import EvaluatorError
+from farm.records.scoring.row_rewards import RowRewards, played_calls, row_rewards
+from farm.records.trajectory import ModelCall, Segment
+from workers.handler_options import scores_calls
+from workers.interfaces import Score, Submission
+from workers.stage_job import Problem
+
+
+def with_calls(
+    problem: Problem, submission: Submission, calls: Sequence[ModelCall], rows: Sequence[Segment]
+) -> Submission:
+    """Return the submission with the model calls, if its evaluator is to see them."""
+    if not scores_calls(problem.handler):
+        return submission
+    return submission.model_copy(update={"calls": played_calls(calls, rows)})
+
+
+def rewards_of_rows(rollout_id: str, submission: Submission, score: Score, evaluator: str) -> RowRewards | None:
+    """Return the rewards of single rows and turns; None if there are none. Raises EvaluatorError for unknown ones."""
+    try:
+        return row_rewards(submission.calls, score.call_rewards, score.row_rewards)
+    except ValueError as error:
+        why = "" if submission.calls else ": evaluators see the calls of handlers with scores_calls = True"
+        raise EvaluatorError(f"{rollout_id}: evaluator {evaluator} rewards what is not there: {error}{why}") from None
