@@ -7,14 +7,21 @@ Here stand the names of all commands and a line on each; what a command needs is
 from __future__ import annotations
 
 import io
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
-from typing import Any, NoReturn
+from types import FrameType
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 from click.shell_completion import CompletionItem
 
 from farm.startup import frozen_imports
+
+if TYPE_CHECKING:
+    from sys import UnraisableHookArgs
 
 _INTERRUPTED = 130
 
@@ -118,16 +125,50 @@ class Commands(click.Group):
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
     ) -> click.Context:
-        try:
+        with _interruptible():
             return super().make_context(info_name, args, parent, **extra)
-        except KeyboardInterrupt:
-            _end()
 
     def invoke(self, context: click.Context) -> Any:
-        try:
+        with _interruptible():
             return super().invoke(context)
-        except KeyboardInterrupt:
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """End the program with status 130 on an interrupt, also if a library swallows it and fails in another way.
+
+    Code that is called from Rust or C, a regular expression of pydantic for example, loses the KeyboardInterrupt: its
+    caller prints it as ignored, and goes on with what it could not make.
+    """
+    received: list[int] = []
+
+    def interrupt(number: int, frame: FrameType | None) -> NoReturn:
+        received.append(number)
+        raise KeyboardInterrupt
+
+    def report(unraisable: UnraisableHookArgs) -> None:
+        if not issubclass(unraisable.exc_type, KeyboardInterrupt):
+            report_before(unraisable)
+
+    report_before = sys.unraisablehook
+    # a program that ignores interrupts, in the background of a shell, keeps doing so
+    is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if is_default:
+        sys.unraisablehook = report
+        signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    except KeyboardInterrupt:
+        _end()
+    except Exception:
+        if received:
             _end()
+        raise
+    finally:
+        if is_default:
+            sys.unraisablehook = report_before
+            if signal.getsignal(signal.SIGINT) is interrupt:
+                signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _end() -> NoReturn:

@@ -18,7 +18,7 @@ import click
 import pytest
 
 import farm
-from farm.cli.main import COMMANDS, main
+from farm.cli.main import COMMANDS, Commands, main
 from farm.client.local import LocalFarm
 from farm.errors import Conflict
 from farm.store import llm_engines
@@ -336,6 +336,28 @@ def test_an_interrupt_ends_a_command_with_130(tmp_path: Path) -> None:
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=600)
     assert (process.returncode, errors.strip()) == (130, b"interrupted")
+
+
+def test_an_interrupt_that_a_library_swallows_ends_a_command_with_130(capfd: pytest.CaptureFixture[str]) -> None:
+    """As pydantic does where Rust calls Python: it prints the interrupt as ignored, then fails in another way."""
+
+    class Swallows:
+        def __del__(self) -> None:
+            signal.raise_signal(signal.SIGINT)
+
+    class One(Commands):
+        def get_command(self, context: click.Context, name: str) -> click.Command:
+            return click.Command(name, callback=fails)
+
+    def fails() -> None:
+        Swallows()
+        raise click.ClickException("String should match pattern")
+
+    before = signal.getsignal(signal.SIGINT), sys.unraisablehook
+    with pytest.raises(SystemExit) as ended:
+        One("farm").main(["ls"], prog_name="farm")
+    assert (ended.value.code, capfd.readouterr()) == (130, ("", "interrupted\n"))
+    assert (signal.getsignal(signal.SIGINT), sys.unraisablehook) == before
 
 
 def until_it_waits(pid: int) -> None:
