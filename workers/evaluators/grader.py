@@ -2,7 +2,8 @@
 
 No text of a policy is ever evaluated in this process, so its report of a scorer can be trusted: it reads the score
 from a pipe, checks that it is a number, and reports the scorer's end. A fork takes milliseconds, the imports a second.
-Requests and replies are JSON lines. It drops root and its network first, and ends when its parent does.
+Requests and replies are JSON lines. It drops root and its network first, then scores answers that are known to be right
+and wrong, and ends if it cannot tell them apart. It ends when its parent does.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -26,6 +28,7 @@ from typing import IO, Any
 
 from workers.evaluators import scorer
 from workers.evaluators.answers import equality
+from workers.evaluators.answers.late_imports import LateImports, import_all
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NO_NEW_PRIVS = 38
@@ -39,23 +42,120 @@ _MAX_REPLY = 1 << 16
 
 def main(user: str, library: str) -> None:
     answers = _private_stdout()
+    late = LateImports()
+    chosen = LIBRARIES[library]
     # takes seconds, which the first answer need not wait; the confined user may not be able to read it
-    LIBRARIES[library]()
+    known_answers = chosen.load()
+    if not _can_import(user, late):
+        import_all(chosen.packages)
+        chosen.load_verifiers()
     _confine(user)
+    late.close()
     # else the first collection of each fork copies all the memory they share
     gc.collect()
     gc.freeze()
-    print(json.dumps({"ready": True}), file=answers, flush=True)
-    GraderServer(answers).serve()
+    failure = next(filter(None, (_failure(known, late) for known in known_answers)), "")
+    print(json.dumps({"failure": failure}), file=answers, flush=True)
+    if not failure:
+        GraderServer(answers, late).serve()
 
 
-def _load_reasoning_gym() -> None:
+@dataclass(frozen=True, slots=True)
+class KnownAnswer:
+    """An answer of which it is known whether its verifier takes it: a grader proves itself by some."""
+
+    family: str
+    entry: dict[str, Any]
+    answer: str
+    is_right: bool
+
+
+_PROVEN_FAMILIES = ("gcd", "string_insertion", "simple_integration", "polynomial_multiplication", "countdown")
+"""Families of each kind of verifier: text, evaluated text, and by several ways into sympy."""
+
+
+def _load_reasoning_gym() -> list[KnownAnswer]:
     """Register the families."""
-    import reasoning_gym  # noqa: F401
+    import reasoning_gym
+
+    known = []
+    for family in _PROVEN_FAMILIES:
+        entry = reasoning_gym.create_dataset(family, size=1, seed=1)[0]
+        known += [
+            KnownAnswer(family, entry, entry["answer"], True),
+            KnownAnswer(family, entry, "no such answer", False),
+        ]
+    for each in known:
+        with suppress(Exception):
+            _verifier(each.family)(each.answer, each.entry)
+    return known
 
 
-LIBRARIES: dict[str, Callable[[], None]] = {"reasoning-gym": _load_reasoning_gym, equality.FAMILY: equality.load}
-"""The libraries that a grader may be started with, each with the function that loads it."""
+def _load_families() -> None:
+    from reasoning_gym.factory import DATASETS
+
+    for family in DATASETS:
+        # one that cannot be made without options fails by name when it is asked for
+        with suppress(Exception):
+            _verifier(family)
+
+
+def _load_math_verify() -> list[KnownAnswer]:
+    equality.load()
+    known = [
+        KnownAnswer(equality.FAMILY, {"gold": gold}, answer, right) for gold, answer, right in equality.KNOWN_PAIRS
+    ]
+    for each in known:
+        equality.equal(each.answer, each.entry)
+    return known
+
+
+@dataclass(frozen=True, slots=True)
+class _Library:
+    """A library that a grader may be started with: `load` uses it once and returns answers to prove it by."""
+
+    load: Callable[[], list[KnownAnswer]]
+    load_verifiers: Callable[[], None]
+    packages: tuple[str, ...]
+
+
+LIBRARIES = {
+    "reasoning-gym": _Library(_load_reasoning_gym, _load_families, ("reasoning_gym", "sympy", "mpmath")),
+    equality.FAMILY: _Library(
+        _load_math_verify, lambda: None, ("math_verify", "latex2sympy2_extended", "sympy", "mpmath")
+    ),
+}
+
+
+def _can_import(user: str, late: LateImports) -> bool:
+    """Return whether modules can be read by a process that is confined."""
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            _confine(user)
+            code = 0 if late.are_readable() else 1
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def _failure(known: KnownAnswer, late: LateImports) -> str:
+    """Score a known answer as any other; return in words how the result differs, empty if it does not."""
+    ours, theirs = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(ours)
+        scorer.run(_verifier(known.family), known.answer, known.entry, _MAX_CPU_S, theirs, late)
+    os.close(theirs)
+    with open(ours, "rb") as pipe:  # noqa: PTH123
+        reply = _checked(pipe.read(_MAX_REPLY))
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    is_right = reply is not None and reply.get("score", 0.0) >= 1.0
+    if is_right == known.is_right and reply is not None and "broken" not in reply:
+        return ""
+    expected = "right" if known.is_right else "wrong"
+    return f"{known.family} finds {known.answer[:100]!r} not to be {expected}: {reply or f'exit status {code}'}"
 
 
 def _private_stdout() -> IO[str]:
@@ -95,8 +195,9 @@ class _Scoring:
 class GraderServer:
     """Reads requests from standard input until it ends; scorers run side by side."""
 
-    def __init__(self, answers: IO[str]) -> None:
+    def __init__(self, answers: IO[str], late: LateImports) -> None:
         self._answers = answers
+        self._late = late
         self._selector = selectors.DefaultSelector()
         self._selector.register(0, selectors.EVENT_READ)
         self._running: dict[int, _Scoring] = {}
@@ -104,7 +205,7 @@ class GraderServer:
 
     def serve(self) -> None:
         while True:
-            for key, _ in self._selector.select(self._retry_settings()):
+            for key, _ in self._selector.select(self._next_timeout()):
                 if key.fd != 0:
                     self._hear(key.fd)
                 elif not self._take():
@@ -112,7 +213,7 @@ class GraderServer:
             for pipe in [pipe for pipe, scoring in self._running.items() if scoring.deadline <= time.monotonic()]:
                 self._end(pipe, timed_out=True)
 
-    def _retry_settings(self) -> float | None:
+    def _next_timeout(self) -> float | None:
         deadlines = [scoring.deadline for scoring in self._running.values()]
         return max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
 
@@ -128,14 +229,16 @@ class GraderServer:
         try:
             verifier = _verifier(request["family"])
         except Exception as error:
-            self._say(request["id"], {"error": f"{type(error).__name__}: {error}"[:500]}, {"code": 0})
+            reply = {"broken": f"cannot import {self._late.missed[0]}"} if self._late.missed else None
+            self._say(request["id"], reply or {"error": f"{type(error).__name__}: {error}"[:500]}, {"code": 0})
             return
         ours, theirs = os.pipe()
         limit_s = request["limit_s"]
         deadline = time.monotonic() + limit_s
         pid = os.fork()
         if pid == 0:
-            scorer.run(verifier, request["answer"], request["entry"], min(_MAX_CPU_S, limit_s * _CPU_SHARE), theirs)
+            cpu_s = min(_MAX_CPU_S, limit_s * _CPU_SHARE)
+            scorer.run(verifier, request["answer"], request["entry"], cpu_s, theirs, self._late)
         os.close(theirs)
         self._running[ours] = _Scoring(request["id"], pid, deadline)
         self._selector.register(ours, selectors.EVENT_READ)
@@ -168,7 +271,7 @@ class GraderServer:
 
 
 def _checked(data: bytes) -> dict[str, Any] | None:
-    """Return a scorer's reply: a finite score, or an error or a refusal in words; None if it is malformed."""
+    """Return a scorer's reply: a finite score, or an error, a refusal or a fault in words; None if it is malformed."""
     try:
         reply = json.loads(data)
     except (ValueError, RecursionError):
@@ -178,7 +281,7 @@ def _checked(data: bytes) -> dict[str, Any] | None:
     name, value = next(iter(reply.items()))
     if name == "score" and type(value) is float:
         return reply if math.isfinite(value) else {"error": f"the score is {value}"}
-    return reply if name in ("error", "refused") and isinstance(value, str) else None
+    return reply if name in ("error", "refused", "broken") and isinstance(value, str) else None
 
 
 def _waited_s(pid: int) -> float:

@@ -18,10 +18,11 @@ from weakref import WeakKeyDictionary
 from farm.errors import EvaluatorError
 from farm.settings import settings
 from workers.evaluators import grader
-from workers.evaluators.node_conditions import observed
+from workers.evaluators.node_conditions import Conditions, observed
 from workers.evaluators.process_end import ProcessEnd
 
-_START_S = 60.0
+_START_S = 300.0
+"""It imports for a few seconds of CPU, more where the confined user cannot read the modules."""
 _GRACE_PERIOD_S = 10.0
 """Seconds after a scorer's limit without a reply, after which the grader counts as hung."""
 _LINE_BYTES = 1 << 24
@@ -39,6 +40,18 @@ class Graded:
     @property
     def replied(self) -> bool:
         return self.score is not None or bool(self.error) or bool(self.refused)
+
+
+def graded(family: str, reply: dict[str, Any], limit_s: float, conditions: Conditions) -> Graded:
+    """Read the grader's reply. Raises EvaluatorError if the scorer could not import a part of its library."""
+    result = reply["reply"] or {}
+    if "broken" in result:
+        user = settings().sandbox_user
+        raise EvaluatorError(
+            f"the verifier of {family} {result['broken']}: make the folders of its modules readable by {user}"
+        )
+    end = ProcessEnd(**reply["end"], limit_s=limit_s, confined=True, conditions=conditions)
+    return Graded(end, **result)
 
 
 class Grader:
@@ -69,8 +82,7 @@ class Grader:
             except OSError:
                 line.kill()
                 raise EvaluatorError("the grader process died; it is started anew") from None
-        end = ProcessEnd(**reply["end"], limit_s=limit_s, confined=True, conditions=conditions)
-        return Graded(end, **(reply["reply"] or {}))
+        return graded(family, reply, limit_s, conditions)
 
     @property
     def pid(self) -> int | None:
@@ -150,18 +162,23 @@ async def _started(library: str) -> asyncio.subprocess.Process:
         start_new_session=True,
         limit=_LINE_BYTES,
     )
-    ready = False
+    is_ready = False
+    failure = ""
     try:
         async with asyncio.timeout(_START_S):
             assert process.stdout is not None
-            ready = bool(await process.stdout.readline())
+            if line := await process.stdout.readline():
+                failure = json.loads(line)["failure"]
+                is_ready = not failure
     except TimeoutError:
         pass
     finally:
-        if not ready:
+        if not is_ready:
             _kill(process)
             await process.wait()
-    if not ready:
+    if failure:
+        raise EvaluatorError(f"the grader process does not score known answers as it must: {failure}")
+    if not is_ready:
         command = " ".join(grader.command(settings().sandbox_user, library))
         raise EvaluatorError(f"the grader process does not start; try it by hand: {command}")
     return process

@@ -17,6 +17,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+from workers.evaluators.answers.late_imports import LateImports
 from workers.evaluators.expressions import refusal
 from workers.evaluators.grader_system_calls import allow_only_computing
 
@@ -45,7 +46,7 @@ class EvaluationRefused(Exception):
     """A verifier tried to evaluate text that is no literal and no arithmetic."""
 
 
-def run(verifier: Verifier, answer: str, entry: dict[str, Any], cpu_s: float, pipe: int) -> NoReturn:
+def run(verifier: Verifier, answer: str, entry: dict[str, Any], cpu_s: float, pipe: int, late: LateImports) -> NoReturn:
     """Score, write the reply as JSON to `pipe`, and exit. To be called only in a fork."""
     code = 1
     try:
@@ -55,6 +56,9 @@ def run(verifier: Verifier, answer: str, entry: dict[str, Any], cpu_s: float, pi
         if _takes_anything(verifier, entry):
             verifier = _equal
         reply = _reply(verifier, answer, entry, _Guard(letters))
+        if late.missed:
+            # its library may have taken that for an answer that is wrong
+            reply = {"broken": f"cannot import {late.missed[0]}"}
         os.write(only, json.dumps(reply).encode())
         code = 0
     finally:

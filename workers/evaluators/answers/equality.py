@@ -12,6 +12,21 @@ from typing import Any
 
 FAMILY = "math-verify"
 """Its name among the grader's verifiers."""
+KNOWN_PAIRS = (
+    (r"\frac12", "0.5", True),
+    (r"\frac12", "0.6", False),
+    ("(1,2)", "(1, 2)", True),
+    ("(1,2)", "(2,1)", False),
+    (r"\{2, 3\}", "x=3, x=2", True),
+    (r"[0, 1)", "[0, 1]", False),
+    ("a^2+2ab+b^2", "(a+b)^2", True),
+    (r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", r"\begin{bmatrix}1&2\\3&4\end{bmatrix}", True),
+    ("24", "23, perhaps 24", False),
+    (r"x \le 2", "x < 2", False),
+    (r"\int_0^1 x dx", r"\frac{1}{2}", True),
+    (r"\sqrt{8}", r"2\sqrt{2}", True),
+)
+"""Gold answers, answers, and whether they are equal: one pair for each way into the library."""
 _SPACED_LETTERS = re.compile(r"(?<=[0-9A-Za-z)}])\s+(?=[A-Za-z](?![A-Za-z]))")
 
 

@@ -1,0 +1,128 @@
+"""A grader scores as it must where its user cannot read the modules, and a module that it lacks is no wrong answer."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from farm.errors import EvaluatorError
+from workers.evaluators.answers.equality import FAMILY
+from workers.evaluators.grading import graded
+from workers.evaluators.node_conditions import Conditions
+
+ROOT = Path(__file__).parents[5]
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root drops to another user")
+BROKEN = """
+
+def load():
+    pass
+
+
+def equal(answer, entry):
+    return 0.0
+"""
+PROGRAM = """
+import sys
+sys.path.insert(0, {folder!r})
+from workers.evaluators import grader
+from workers.evaluators.answers import equality
+if {breaks!r}:
+    grader.import_all = lambda packages: None
+    equality.KNOWN_PAIRS = ()
+grader.main("nobody", sys.argv[1])
+"""
+
+
+def closed_copy(folder: Path) -> Path:
+    """A copy of the product that root alone can enter."""
+    closed = folder / "closed"
+    closed.mkdir(mode=0o700)
+    for package in ("farm", "workers"):
+        shutil.copytree(ROOT / package, closed / package, ignore=shutil.ignore_patterns("__pycache__"))
+    return closed
+
+
+def replies(folder: Path, library: str, *requests: Mapping[str, object], breaks: bool = False) -> list[dict[str, Any]]:
+    lines = "".join(json.dumps({"id": number, "limit_s": 600, **each}) + "\n" for number, each in enumerate(requests))
+    run = subprocess.Popen(
+        [sys.executable, "-I", "-c", PROGRAM.format(folder=str(folder), breaks=breaks), library],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert run.stdin
+    assert run.stdout
+    with run:
+        run.stdin.write(lines)
+        run.stdin.flush()
+        result = [json.loads(run.stdout.readline()) for _ in range(len(requests) + 1)]
+        run.stdin.close()
+    return result
+
+
+@needs_root
+@pytest.mark.parametrize(
+    ("family", "entry", "right", "wrong"),
+    [
+        (FAMILY, {"gold": r"\lim_{x\to 0} \frac{\sin x}{x}"}, "1", "2"),
+        ("simple_integration", None, None, "x"),
+        ("binary_matrix", None, None, "[[9]]"),
+    ],
+)
+def test_answers_are_scored_below_a_folder_that_only_root_can_enter(
+    tmp_path: Path, family: str, entry: dict[str, object] | None, right: str | None, wrong: str
+) -> None:
+    if entry is None:
+        import reasoning_gym
+
+        entry = reasoning_gym.create_dataset(family, size=1, seed=5)[0]
+        right = str(entry["answer"])
+    asked = [{"family": family, "entry": entry, "answer": answer} for answer in (right, wrong)]
+    library = FAMILY if family == FAMILY else "reasoning-gym"
+    started, *scored = replies(closed_copy(tmp_path), library, *asked)
+    assert started == {"failure": ""}
+    by_id = {each["id"]: each["reply"] for each in scored}
+    assert by_id[0] == {"score": 1.0}
+    assert by_id[1].get("score", 0.0) < 1.0
+    assert "broken" not in by_id[1]
+
+
+@needs_root
+def test_a_module_that_cannot_be_read_any_more_is_a_fault_and_no_zero(tmp_path: Path) -> None:
+    """A grader that neither imports all it needs nor proves itself."""
+    closed = closed_copy(tmp_path)
+    late = closed / "late_module.py"
+    late.write_text("VALUE = 1.0\n")
+    (closed / "workers/evaluators/answers/equality.py").write_text(
+        "FAMILY = 'math-verify'\nKNOWN_PAIRS = ()\n"
+        "def load():\n    pass\n"
+        "def equal(answer, entry):\n"
+        "    try:\n        from late_module import VALUE\n"
+        "    except ImportError:\n        VALUE = 0.0\n"
+        "    return VALUE\n"
+    )
+    asked = {"family": FAMILY, "entry": {"gold": "1"}, "answer": "1"}
+    started, scored = replies(closed, FAMILY, asked, breaks=True)
+    assert started == {"failure": ""}
+    assert scored["reply"] == {"broken": "cannot import late_module"}
+
+
+def test_a_grader_that_finds_a_right_answer_wrong_does_not_start(tmp_path: Path) -> None:
+    closed = closed_copy(tmp_path)
+    equality = closed / "workers/evaluators/answers/equality.py"
+    equality.write_text(equality.read_text() + BROKEN)
+    (started,) = replies(closed, FAMILY)
+    assert started == {"failure": "math-verify finds '0.5' not to be right: {'score': 0.0}"}
+
+
+def test_a_broken_scorer_is_a_fault_of_the_farm() -> None:
+    with pytest.raises(EvaluatorError, match=r"math-verify cannot import late_module: .* readable by"):
+        graded(FAMILY, {"reply": {"broken": "cannot import late_module"}, "end": {"code": 0}}, 1.0, Conditions())
