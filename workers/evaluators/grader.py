@@ -201,6 +201,7 @@ class GraderServer:
         self._selector = selectors.DefaultSelector()
         self._selector.register(0, selectors.EVENT_READ)
         self._running: dict[int, _Scoring] = {}
+        self._missed: dict[str, list[str]] = {}
         self._line = bytearray()
 
     def serve(self) -> None:
@@ -226,11 +227,19 @@ class GraderServer:
         return bool(data)
 
     def _start(self, request: dict[str, Any]) -> None:
+        family, error = request["family"], ""
+        # a scorer inherits what its own family has missed, and nothing of the others
+        self._late.missed[:] = self._missed.get(family, [])
         try:
-            verifier = _verifier(request["family"])
-        except Exception as error:
-            reply = {"broken": f"cannot import {self._late.missed[0]}"} if self._late.missed else None
-            self._say(request["id"], reply or {"error": f"{type(error).__name__}: {error}"[:500]}, {"code": 0})
+            verifier = _verifier(family)
+        except Exception as failure:
+            error = f"{type(failure).__name__}: {failure}"[:500]
+        self._missed[family] = list(self._late.missed)
+        if self._late.missed:
+            self._say(request["id"], {"broken": f"cannot import {self._late.missed[0]}"}, {"code": 0})
+            return
+        if error:
+            self._say(request["id"], {"error": error}, {"code": 0})
             return
         ours, theirs = os.pipe()
         limit_s = request["limit_s"]

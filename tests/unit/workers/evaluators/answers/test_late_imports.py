@@ -115,6 +115,36 @@ def test_a_module_that_cannot_be_read_any_more_is_a_fault_and_no_zero(tmp_path: 
     assert scored["reply"] == {"broken": "cannot import late_module"}
 
 
+@needs_root
+def test_a_module_that_one_family_lacks_is_no_fault_of_the_others(tmp_path: Path) -> None:
+    """A verifier that is made without a module, and one whose making fails for it; each time, and no other family."""
+    closed = closed_copy(tmp_path)
+    (closed / "late_module.py").write_text("VALUE = 1.0\n")
+    package = closed / "reasoning_gym"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "factory.py").write_text(
+        "DATASETS = {}\n"
+        "def get_score_answer_fn(family):\n"
+        "    if family != 'whole':\n"
+        "        try:\n            import late_module\n"
+        "        except ImportError:\n            assert family == 'swallows'\n"
+        "    return lambda answer, entry: float(answer == 'right')\n"
+    )
+    (closed / "workers/evaluators/answers/equality.py").write_text(
+        "FAMILY = 'math-verify'\nKNOWN_PAIRS = ()\ndef load():\n    import reasoning_gym.factory\n"
+    )
+    families = ("swallows", "whole", "fails", "whole", "swallows", "fails", "whole")
+    asked = [{"family": family, "entry": {}, "answer": "right"} for family in families]
+    started, *scored = replies(closed, FAMILY, *asked, breaks=True)
+    assert started == {"failure": ""}
+    by_id = {each["id"]: each["reply"] for each in scored}
+    lacks = {"broken": "cannot import late_module"}
+    assert [by_id[number] for number in range(len(families))] == [
+        {"score": 1.0} if family == "whole" else lacks for family in families
+    ]
+
+
 def test_a_grader_that_finds_a_right_answer_wrong_does_not_start(tmp_path: Path) -> None:
     closed = closed_copy(tmp_path)
     equality = closed / "workers/evaluators/answers/equality.py"
