@@ -1,8 +1,8 @@
 """Runs the tests that a change can reach, as `make test-changed` does.
 
-The change is what differs from the commit at which the branch left its base, what is not committed included. A test file
-is reached if it imports a changed module, directly or not, or if a row of `BY_PROCESSES` names it: tests start workers,
-the API and the command line as processes, of which imports say nothing.
+The change is what differs from the commit at which the branch left its base, uncommitted files included. A test file is
+reached if it imports a changed module, directly or not, or if a row of `BY_PROCESSES` names it: tests start workers, the
+API and the command line as processes, of which imports say nothing.
 """
 
 from __future__ import annotations
@@ -42,7 +42,11 @@ BY_PROCESSES: Mapping[str, tuple[str, ...]] = {
     "farm": _FARMS,
     "farm.adapters": ("tests/contract/test_adapters.py", "tests/acceptance/test_delivery.py"),
     "farm.api": (*_API, "tests/acceptance/protocols", "tests/acceptance/faults/test_api_killed.py"),
-    "farm.cli": ("tests/acceptance/test_commands.py", "tests/integration/test_bad_input.py", "tests/acceptance/test_demo.py"),
+    "farm.cli": (
+        "tests/acceptance/test_commands.py",
+        "tests/integration/test_bad_input.py",
+        "tests/acceptance/test_demo.py",
+    ),
     "farm.client": (*_API, "tests/acceptance/test_delivery.py", "tests/acceptance/faults/test_api_killed.py"),
     "farm.collecting": ("tests/integration/collecting", "tests/acceptance/test_delivery.py"),
     "farm.configuration": ("tests/integration/test_bad_input.py",),
@@ -66,8 +70,16 @@ BY_PROCESSES: Mapping[str, tuple[str, ...]] = {
     "workers.evaluators": (*_SCORES, "tests/acceptance/test_demo.py"),
     "workers.handlers": (*_SCORES, *_TASKS),
     "workers.lending": ("tests/acceptance/sandboxes", "tests/acceptance/protocols/test_swe_rex.py"),
-    "workers.node": (*_KILLS, "tests/integration/test_worker_fork_server.py", "tests/integration/test_sigterm_to_all.py"),
-    "workers.policy": (*_ENGINES, "tests/integration/scores/test_harness.py", "tests/acceptance/test_weight_updates.py"),
+    "workers.node": (
+        *_KILLS,
+        "tests/integration/test_worker_fork_server.py",
+        "tests/integration/test_sigterm_to_all.py",
+    ),
+    "workers.policy": (
+        *_ENGINES,
+        "tests/integration/scores/test_harness.py",
+        "tests/acceptance/test_weight_updates.py",
+    ),
     "workers.process": (*_KILLS, "tests/integration/test_cancel.py", "tests/acceptance/test_cancel.py"),
     "workers.queue": (*_KILLS, "tests/integration/test_worker_fork_server.py", "tests/acceptance/test_cancel.py"),
     "workers.row_forms": _SCORES,
@@ -81,7 +93,7 @@ BY_PROCESSES: Mapping[str, tuple[str, ...]] = {
     "tests.services": _FARMS,
     "examples": ("tests/unit/examples", "tests/acceptance/test_demo.py", "tests/acceptance/test_docs_examples.py"),
 }
-"""Packages and modules, and the tests that exercise them in processes of their own; the longest name that fits counts."""
+"""Packages and modules, and the tests that exercise them in processes of their own: the longest name counts."""
 
 BY_FOLDER: Mapping[str, tuple[str, ...]] = {
     ".ci": ("tests/unit/test_makefile.py",),
@@ -145,7 +157,7 @@ def selected(changed: Iterable[str]) -> Selection:
 
 
 def _modules_of(path: str) -> set[str]:
-    """Return the modules that a changed file is, or that read it: those of its folder that name it, else all of these."""
+    """Return the modules that a changed file is or that read it: those of its folder that name it, else all of them."""
     file = Path(path)
     if file.parts[0] not in (*PACKAGES, "examples") or _is_test_file(file):
         return set()
@@ -253,7 +265,9 @@ def main(arguments: list[str]) -> int:
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as named:
         named.write("\n".join(files))
         named.flush()
-        return subprocess.run([sys.executable, "-m", "pytest", f"@{named.name}", *rest], cwd=ROOT, check=False).returncode
+        return subprocess.run(
+            [sys.executable, "-m", "pytest", f"@{named.name}", *rest], cwd=ROOT, check=False
+        ).returncode
 
 
 if __name__ == "__main__":

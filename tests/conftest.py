@@ -113,7 +113,7 @@ def _suite(nodeid: str) -> int:
 class SideBySide(LoadScopeScheduling):  # type: ignore[misc]
     """Gives each worker a file of tests at a time, as its tests share what is dear to make.
 
-    Unit tests come first. Then every second worker takes files from the end of our order, the others from its beginning:
+    Unit tests come first. Then every second worker takes files from the end of our order, the others from its start:
     whole farms, which wait for much of their time, run beside tests that compute, and what is left at the end is short.
     """
 

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -15,7 +14,7 @@ from workers.evaluators.answer import extract_answer
 from workers.handlers.code import CodeHandler
 from workers.handlers.math import MathHandler
 from workers.handlers.swe import SweHandler
-from workers.interfaces import Handler, Sandbox, Score, Submission
+from workers.interfaces import Handler, Sandbox, Score
 from workers.testing.scripted_model import Branch, Script
 
 HANDLERS: dict[str, Handler] = {"math": MathHandler(), "code": CodeHandler(), "swe": SweHandler()}
