@@ -112,11 +112,11 @@ train: runtime apptainer home  ## a tiny policy learns through a farm, on a real
 	@$(BIN)/python -m examples.training --python '$(FARM_HOME)/vllm/.venv/bin/python' $(ARGS)
 
 # Tests wait for processes much of their time, so more run than there are cores; ARGS="-n 0" is one after the other.
-# RERUN=0: a failed test is not run once more at the end.
+# RERUN=0: a failed test is not run once more at the end. LONG=1: whole farms that are killed are run, too, as in CI.
 RERUN ?= 1
 SIDE_BY_SIDE := -n $$((2 * $$(nproc) + 1)) --maxprocesses 8
-test: venv apptainer rabbitmq promtool  ## every test; ARGS="..." goes to pytest
-	@RERUN=$(RERUN) $(BIN)/python -m pytest $(SIDE_BY_SIDE) $(ARGS)
+test: venv apptainer rabbitmq promtool  ## unit, contract and integration tests; LONG=1 adds acceptance tests; ARGS="..." goes to pytest
+	@RERUN=$(RERUN) $(BIN)/python -m pytest $(SIDE_BY_SIDE) $(if $(LONG)$(findstring tests/,$(ARGS)),,--ignore tests/acceptance) $(ARGS)
 
 test-unit: venv  ## the tests that start no server and no sandbox; ARGS="..." goes to pytest
 	@RERUN=$(RERUN) $(BIN)/python -m pytest -n $$(($$(nproc) + 1)) --maxprocesses 8 tests/unit tests/test_*.py $(ARGS)

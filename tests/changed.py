@@ -1,8 +1,8 @@
 """Runs the tests that a change can reach, as `make test-changed` does.
 
 The change is what differs from the commit at which the branch left its base, uncommitted files included. A test file is
-reached if it imports a changed module, directly or not, or if a row of `BY_PROCESSES` names it: tests start workers, the
-API and the command line as processes, of which imports say nothing.
+reached if it imports a changed module, directly or not, or if a row of `BY_PROCESSES` names it: tests start workers,
+the API and the command line as processes, of which imports say nothing.
 """
 
 from __future__ import annotations

@@ -21,8 +21,8 @@ def files(*paths: str) -> set[str]:
 
 def test_every_row_names_a_package_and_tests_that_are_there() -> None:
     for name in changed.BY_PROCESSES:
-        path = ROOT / name.replace(".", "/")
-        assert path.is_dir() or path.with_suffix(".py").is_file(), name
+        package = ROOT / name.replace(".", "/")
+        assert package.is_dir() or package.with_suffix(".py").is_file(), name
     for name in changed.BY_FOLDER:
         assert (ROOT / name).exists(), name
     for paths in (*changed.BY_PROCESSES.values(), *changed.BY_FOLDER.values()):

@@ -1,4 +1,4 @@
-"""Which control groups count the kernel's kills of a process's own job."""
+"""The control groups that count the kernel's kills of a process's own job."""
 
 from __future__ import annotations
 
