@@ -18,7 +18,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 COMPILED := pycosat
 
 .DEFAULT_GOAL := help
-.PHONY: help runtime venv home apptainer rabbitmq promtool demo train test soak test-vllm test-trainers test-environments test-agents test-protocols test-web test-slurm test-helm test-ray test-pooler screenshots check docs lock clean
+.PHONY: help runtime venv home apptainer rabbitmq promtool demo train test test-unit test-changed soak test-vllm test-trainers test-environments test-agents test-protocols test-web test-slurm test-helm test-ray test-pooler screenshots check docs lock clean
 
 # What a lock pins, wheels alone, with a line for every ten packages; by uv where that is, which is much faster.
 # Hashes are checked either way. uv reads no configuration of pip's, so where it finds no packages pip has its turn.
@@ -112,10 +112,18 @@ train: runtime apptainer home  ## a tiny policy learns through a farm, on a real
 	@$(BIN)/python -m examples.training --python '$(FARM_HOME)/vllm/.venv/bin/python' $(ARGS)
 
 # Tests wait for processes much of their time, so more run than there are cores; ARGS="-n 0" is one after the other.
-# RERUN=0: a failed test is not run once more at the end.
+# RERUN=0: a failed test is not run once more at the end. LONG=1: whole farms that are killed are run, too, as in CI.
 RERUN ?= 1
-test: venv apptainer rabbitmq promtool  ## every test; ARGS="..." goes to pytest
-	@RERUN=$(RERUN) $(BIN)/python -m pytest -n $$((2 * $$(nproc) + 1)) --maxprocesses 8 $(ARGS)
+SIDE_BY_SIDE := -n $$((2 * $$(nproc) + 1)) --maxprocesses 8
+test: venv apptainer rabbitmq promtool  ## unit, contract and integration tests; LONG=1 adds acceptance tests; ARGS="..." goes to pytest
+	@RERUN=$(RERUN) $(BIN)/python -m pytest $(SIDE_BY_SIDE) $(if $(LONG)$(findstring tests/,$(ARGS)),,--ignore tests/acceptance) $(ARGS)
+
+test-unit: venv  ## the tests that start no server and no sandbox; ARGS="..." goes to pytest
+	@RERUN=$(RERUN) $(BIN)/python -m pytest -n $$(($$(nproc) + 1)) --maxprocesses 8 tests/unit tests/test_*.py $(ARGS)
+
+BASE ?= main
+test-changed: venv apptainer rabbitmq promtool  ## what a change since BASE=main can reach; ARGS="--list" only names the test files
+	@RERUN=$(RERUN) $(BIN)/python -m tests.changed --base $(BASE) $(SIDE_BY_SIDE) $(ARGS)
 
 # One after the other, as they are to find what time brings out, not what a full machine does.
 SOAK_MINUTES ?= 10

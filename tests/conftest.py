@@ -45,6 +45,12 @@ _LONGEST = (
 )
 """These files take longest, the last of them most of all. At the end of a run each would keep one worker alone."""
 
+_TOGETHER = tuple(
+    f"tests/unit/workers/{name}.py::"
+    for name in ("evaluators/test_answer", "evaluators/test_answer_hacks", "testing/test_examples")
+)
+"""Tests of these files share a grader, which takes three seconds of CPU to start: one worker gets them all."""
+
 _BY_PARAMETER = "tests/acceptance/faults/test_broker_faults.py::"
 """Its tests share a farm for each kind of broker."""
 
@@ -95,26 +101,32 @@ def _is_for_a_soak_alone(item: pytest.Item) -> bool:
 
 def _rank(item: pytest.Item) -> tuple[int, int]:
     """Within a suite the longest files come last."""
-    suite = item.nodeid.split("/", 2)[1]
     length = next((at for at, file in enumerate(_LONGEST, 1) if item.nodeid.startswith(file)), 0)
-    return _ORDER.index(suite) if suite in _ORDER else 0, length
+    return _suite(item.nodeid), length
+
+
+def _suite(nodeid: str) -> int:
+    name = nodeid.split("/", 2)[1]
+    return _ORDER.index(name) if name in _ORDER else 0
 
 
 class SideBySide(LoadScopeScheduling):  # type: ignore[misc]
     """Gives each worker a file of tests at a time, as its tests share what is dear to make.
 
-    Every second worker takes them from the end of our order, the others from its beginning: whole farms, which wait for
-    much of their time, are played beside tests that compute, and what is left when all else is done is short.
+    Unit tests come first. Then every second worker takes files from the end of our order, the others from its start:
+    whole farms, which wait for much of their time, run beside tests that compute, and what is left at the end is short.
     """
 
     def _assign_work_unit(self, node: Any) -> None:
-        if self.nodes.index(node) % 2:
+        if self.nodes.index(node) % 2 and _suite(next(iter(self.workqueue))):
             self.workqueue.move_to_end(next(reversed(self.workqueue)), last=False)
         super()._assign_work_unit(node)
 
     def _split_scope(self, nodeid: str) -> str:
         if nodeid.startswith(_APART):
             return nodeid
+        if nodeid.startswith(_TOGETHER):
+            return _TOGETHER[0]
         file, _, name = nodeid.partition("::")
         return file + name[name.rfind("[") :] if nodeid.startswith(_BY_PARAMETER) else file
 

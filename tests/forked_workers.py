@@ -23,9 +23,9 @@ _PIPES = 3
 
 
 def fork_workers(config: pytest.Config, folder: Path, suites: tuple[str, ...]) -> None:
-    """Have the workers of this run forked, where they are processes of this machine that play all tests."""
+    """Have the workers of this run forked, where they are processes of this machine."""
     specs = config.getoption("tx", [])
-    if config.args_source is not type(config).ArgsSource.TESTPATHS or not specs or set(specs) != {"popen"}:
+    if not specs or set(specs) != {"popen"}:
         return
     address = str(folder / "workers.sock")
     listening = socket.socket(socket.AF_UNIX)
@@ -72,14 +72,25 @@ def _serve(listening: socket.socket, config: pytest.Config, suites: tuple[str, .
 
 
 def _import_tests(config: pytest.Config, suites: tuple[str, ...]) -> None:
-    """Import tests as pytest would, which finds them there afterwards."""
+    """Import the tests of this run as pytest would, which finds them there afterwards."""
     from _pytest.pathlib import import_path
 
-    for suite in suites:
-        for path in sorted((config.rootpath / "tests" / suite).rglob("test_*.py")):
-            # whoever collects it tells what is wrong with it
-            with suppress(BaseException):
-                import_path(path, root=config.rootpath, mode="importlib", consider_namespace_packages=False)
+    for path in _test_files(config, suites):
+        # whoever collects it tells what is wrong with it
+        with suppress(BaseException):
+            import_path(path, root=config.rootpath, mode="importlib", consider_namespace_packages=False)
+
+
+def _test_files(config: pytest.Config, suites: tuple[str, ...]) -> list[Path]:
+    folders = [config.rootpath / "tests" / suite for suite in suites]
+    named = [config.invocation_params.dir / argument.partition("::")[0] for argument in config.args]
+    return sorted(
+        file
+        for folder in folders
+        for path in named
+        if folder.is_relative_to(path) or path.is_relative_to(folder)
+        for file in ([path] if path.suffix else max(path, folder).rglob("test_*.py"))
+    )
 
 
 def _work(pipes: list[int]) -> NoReturn:

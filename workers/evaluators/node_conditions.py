@@ -16,6 +16,7 @@ from pathlib import Path
 from tempfile import gettempdir
 
 from farm.settings import settings
+from workers.sandboxes.shortage import n_kills
 
 _TICK_S = 0.1
 _MIN_DISK_BYTES = 4 << 20
@@ -42,7 +43,7 @@ class Conditions:
 async def observed() -> AsyncIterator[Conditions]:
     """Measure while the block runs; the yielded conditions are complete once the block has ended."""
     conditions = Conditions(shortage=shortage())
-    n_before = _n_host_kills()
+    n_before = n_kills() or 0
     ticker = asyncio.ensure_future(_tick(conditions))
     try:
         yield conditions
@@ -50,7 +51,7 @@ async def observed() -> AsyncIterator[Conditions]:
         ticker.cancel()
         with suppress(asyncio.CancelledError):
             await ticker
-        conditions.n_host_kills = _n_host_kills() - n_before
+        conditions.n_host_kills = (n_kills() or 0) - n_before
         conditions.shortage = conditions.shortage or shortage()
 
 
@@ -112,10 +113,6 @@ def _threads() -> str:
     n_threads = int(Path("/proc/loadavg").read_text().split()[3].partition("/")[2])
     most = min(int(Path(f"/proc/sys/kernel/{name}").read_text()) for name in ("threads-max", "pid_max"))
     return "the node can start no more threads: play fewer rollouts" if most - n_threads < _MIN_THREADS else ""
-
-
-def _n_host_kills() -> int:
-    return _number("/proc/vmstat", "oom_kill") or 0
 
 
 def _number(path: str, name: str) -> int | None:

@@ -20,7 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 
 from farm.settings import settings
@@ -215,39 +215,67 @@ _SHORT: Mapping[str, Callable[[], str]] = {
 }
 
 
+def n_kills() -> int | None:
+    """Return how many processes the kernel has killed for lack of memory, but for those at a sandbox's own limit.
+
+    Those of this process's control group count, as another job of the machine may have reached its own limit; those of
+    the machine where no group counts them. None if they cannot be told apart.
+    """
+    counted_in = _counted_in()[0]
+    n = _count(counted_in, "oom_kill")
+    # a group of version 1 counts its own processes, without those of the groups of sandboxes
+    if n is None or not settings().cgroup or counted_in.endswith("/memory.oom_control"):
+        return n
+    own = _count(f"{settings().cgroup}/memory.events", "oom_kill")
+    return None if own is None else n - own
+
+
 def _counts() -> dict[str, int]:
     """Return the kernel's counts of kills for lack of memory and of refused forks, of this process's group at best."""
-    kills_in, refusals_in = _counted_in()
-    kills = _count(kills_in, "oom_kill")
-    result = {"memory": kills, "processes": _count(refusals_in, "max") if refusals_in else None}
-    if path := settings().cgroup:
-        # the kills at a sandbox's own limit; where they cannot be told apart, none is counted
-        own = _count(f"{path}/memory.events", "oom_kill")
-        result["memory"] = None if own is None or kills is None else kills - own
+    refusals_in = _counted_in()[1]
+    result = {"memory": n_kills(), "processes": _count(refusals_in, "max") if refusals_in else None}
     return {cause: n for cause, n in result.items() if n is not None}
 
 
 @cache
 def _counted_in() -> tuple[str, str]:
     """Return the files that count kills and refused forks, empty if none does; looked for once, as a process stays."""
-    group = _own_group()
+    group, memory_group = own_groups(_text("/proc/self/cgroup"))
+    kills = [f"{group}/memory.events", f"{memory_group}/memory.oom_control"]
     # since Linux 6.11, those of groups below are in `pids.events`, too
-    kills, *refusals = (f"{group}/{name}" for name in ("memory.events", "pids.events.local", "pids.events"))
-    is_counted = partial(filter, lambda file: group and Path(file).exists())
-    return next(is_counted([kills]), "/proc/vmstat"), next(is_counted(refusals), "")
+    refusals = [f"{group}/pids.events.local", f"{group}/pids.events"]
+    return (
+        next((file for file in kills if "oom_kill " in _text(file)), "/proc/vmstat"),
+        next((file for file in refusals if _text(file)), ""),
+    )
+
+
+def own_groups(lines: str) -> tuple[str, str]:
+    """Return the folders of a process's group, of version 2 and of the memory controller of version 1; empty if none.
+
+    `lines` are those of `/proc/PID/cgroup`. The group of all, at the top, is none: of version 1 it counts its own
+    processes alone.
+    """
+    version_2 = version_1 = ""
+    for line in lines.splitlines():
+        number, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if number == "0":
+            version_2 = f"/sys/fs/cgroup/{path.lstrip('/')}"
+        elif "memory" in controllers.split(",") and path != "/":
+            version_1 = f"/sys/fs/cgroup/memory/{path.lstrip('/')}"
+    return version_2, version_1
+
+
+def _text(file: str) -> str:
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        return _read(file)
+    return ""
 
 
 def _grown(before: Mapping[str, int]) -> dict[str, str]:
     words = {"memory": MENDS[errno.ENOMEM], "processes": MENDS[errno.EAGAIN]}
     return {cause: words[cause] for cause, n in _counts().items() if n > before.get(cause, n)}
-
-
-def _own_group() -> str:
-    """Return the folder of this process's control group of version 2; empty if it has none."""
-    with contextlib.suppress(OSError, StopIteration):
-        lines = _read("/proc/self/cgroup").splitlines()
-        return "/sys/fs/cgroup/" + next(line for line in lines if line.startswith("0::"))[3:].lstrip("/")
-    return ""
 
 
 def _count(file: str, name: str) -> int | None:

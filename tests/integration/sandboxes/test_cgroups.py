@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +21,7 @@ from workers.sandboxes import cgroups
 from workers.sandboxes.lifecycle.reaper import sweep, sweep_all
 from workers.sandboxes.lifecycle.state import SandboxRecord, folder
 from workers.sandboxes.remove_tree import remove
+from workers.sandboxes.shortage import watched
 
 HOG = "hog = [bytearray(1 << 20) for _ in range(400)]; print('never')"
 SMALL = SandboxSpec(limits=SandboxLimits(memory_mb=150))
@@ -114,6 +117,34 @@ def test_a_killed_monitor_leaves_a_group_for_the_sweep(cgroup: Path, kind: str) 
     assert made.is_dir()
     assert sweep(tuple) == ["left"]
     assert not made.exists()
+
+
+def test_a_kill_at_a_limit_of_others_is_no_shortage_of_the_node(cgroup: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another farm or job of the machine reaches its own limit, while a stage runs here."""
+    state = folder("others")
+    state.mkdir(parents=True)
+    group = cgroups.make(state, 50, 100)
+    if not (cgroup / "cgroup.controllers").exists():
+        # our own group of version 2 has those below it in its counts, and would not be one of others without this
+        monkeypatch.delenv("FARM_CGROUP")
+        settings.cache_clear()
+    with watched() as window:
+        n_before = _kills_of_the_machine()
+        hog = subprocess.Popen([sys.executable, "-c", f"input(); {HOG}"], stdin=subprocess.PIPE)
+        Path(group, "cgroup.procs").write_text(str(hog.pid))
+        hog.communicate(b"\n")
+        assert hog.returncode == -signal.SIGKILL
+        assert _kills_of_the_machine() > n_before
+        assert window.reason() == ""
+    monkeypatch.setenv("FARM_CGROUP", str(cgroup))
+    settings.cache_clear()
+    cgroups.remove(group)
+    remove(state)
+
+
+def _kills_of_the_machine() -> int:
+    lines = Path("/proc/vmstat").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith("oom_kill ")).split()[1])
 
 
 def test_without_the_memory_controller_it_is_refused(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

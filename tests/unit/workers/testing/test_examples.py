@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -11,12 +10,11 @@ import pytest
 from examples.plays import example_script, write_script
 from examples.problems import FAMILIES, humaneval_problems, math_problems, swe_problems
 from farm.records.request import Instance
-from workers.evaluators.answer import AnswerEvaluator, extract_answer
-from workers.evaluators.grading import Grader
+from workers.evaluators.answer import extract_answer
 from workers.handlers.code import CodeHandler
 from workers.handlers.math import MathHandler
 from workers.handlers.swe import SweHandler
-from workers.interfaces import Handler, Sandbox, Submission
+from workers.interfaces import Handler, Sandbox, Score
 from workers.testing.scripted_model import Branch, Script
 
 HANDLERS: dict[str, Handler] = {"math": MathHandler(), "code": CodeHandler(), "swe": SweHandler()}
@@ -64,24 +62,12 @@ def answer(play: Branch) -> str:
     return str(arguments["answer"])
 
 
-def test_mathematics_plays_are_right_and_wrong_as_named() -> None:
-    async def scores() -> None:
-        grader = Grader()
-        try:
-            for instance in instances:
-                fields = instance.fields
-                evaluator = AnswerEvaluator(fields["family"], fields, grader=grader)
-                for play in problems[instance.instance_id].plays:
-                    score = await evaluator.evaluate(Submission(answer=answer(play)), no_sandbox, 40.0)
-                    assert (score.value == 1.0) == play.name.startswith("reference"), (instance.instance_id, play.name)
-        finally:
-            await grader.aclose()
-
+def test_mathematics_plays_are_right_and_wrong_as_named(score: Callable[..., Score]) -> None:
     instances = math_problems(per_family=2)
-    problems = {
-        instance.instance_id: problem for instance, problem in zip(instances, example_script(instances), strict=True)
-    }
-    asyncio.run(scores())
+    for instance, problem in zip(instances, example_script(instances), strict=True):
+        for play in problem.plays:
+            scored = score(instance.fields["family"], answer(play), instance.fields)
+            assert (scored.value == 1.0) == play.name.startswith("reference"), (instance.instance_id, play.name)
 
 
 def test_what_mathematics_plays_compute_is_the_answer() -> None:

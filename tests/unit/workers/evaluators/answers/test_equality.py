@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from farm.errors import EvaluatorError
-from tests.unit.workers.evaluators.conftest import no_sandbox
+from tests.unit.workers.conftest import no_sandbox
 from workers.evaluators.answers.equality import FAMILY
 from workers.evaluators.answers.equivalence import EquivalenceEvaluator, Reference
 from workers.evaluators.grading import Grader
@@ -56,44 +56,57 @@ HACKS = [
 ]
 
 
+Scored = Callable[..., Score]
+
+
 @pytest.fixture(scope="module")
-def score() -> Iterator[Callable[..., Score]]:
+def runner() -> Iterator[asyncio.Runner]:
     with asyncio.Runner() as runner:
-        grader = Grader(FAMILY)
-
-        def scored(gold: str, response: str, timeout_s: float = 240.0) -> Score:
-            evaluator = EquivalenceEvaluator(Reference("q", gold), grader=grader)
-            return runner.run(evaluator.evaluate(Submission(answer=response), no_sandbox, timeout_s))
-
-        yield scored
-        runner.run(grader.aclose())
+        yield runner
 
 
-def test_everyday_pairs_are_graded_as_they_are_meant(score: Callable[..., Score]) -> None:
+@pytest.fixture(scope="module")
+def grader(runner: asyncio.Runner) -> Iterator[Grader]:
+    grader = Grader(FAMILY)
+    yield grader
+    runner.run(grader.aclose())
+
+
+@pytest.fixture(scope="module")
+def score(runner: asyncio.Runner, grader: Grader) -> Scored:
+    def scored(gold: str, response: str, timeout_s: float = 240.0) -> Score:
+        evaluator = EquivalenceEvaluator(Reference("q", gold), grader=grader)
+        return runner.run(evaluator.evaluate(Submission(answer=response), no_sandbox, timeout_s))
+
+    return scored
+
+
+def test_everyday_pairs_are_graded_as_they_are_meant(score: Scored) -> None:
     wrong = [pair for pair in PAIRS if score(pair["gold"], pair["answer"]).value != float(pair["equal"])]
     assert (len(PAIRS), wrong) == (17, [])
     assert [pair for pair in MORE if score(pair[0], f"\\boxed{{{pair[1]}}}").value != 1.0] == []
 
 
-def test_no_hack_is_scored(score: Callable[..., Score]) -> None:
+def test_no_hack_is_scored(score: Scored) -> None:
     assert [hack for hack in HACKS if score("24", f"\\boxed{{{hack}}}").value] == []
 
 
-def test_a_huge_number_takes_its_own_process_alone(score: Callable[..., Score]) -> None:
+def test_a_huge_number_takes_its_own_process_alone(score: Scored) -> None:
     # a second of a processor, which a busy machine may not have in its time: then it is no score
     with suppress(EvaluatorError):
         assert score("24", r"\boxed{9^{9^{9}}}", 32.0).value == 0.0
     assert score(r"\frac12", r"\boxed{0.5}").value == 1.0
 
 
-def test_a_gold_answer_that_cannot_be_read_is_no_score(score: Callable[..., Score]) -> None:
+def test_a_gold_answer_that_cannot_be_read_is_no_score(score: Scored) -> None:
     with pytest.raises(EvaluatorError, match="gold answer"):
         score("}{", r"\boxed{0.5}")
 
 
-def test_a_grader_that_is_killed_is_no_score() -> None:
+def test_a_grader_that_is_killed_is_no_score(runner: asyncio.Runner, grader: Grader) -> None:
+    """The last test of this file, as it ends the grader."""
+
     async def main() -> None:
-        grader = Grader(FAMILY)
         await grader.score(FAMILY, {"gold": "1"}, "1", 240.0)
         evaluator = EquivalenceEvaluator(Reference("q", r"\frac12"), grader=grader)
         running = asyncio.ensure_future(evaluator.evaluate(Submission(answer=r"\boxed{9^{9^{9}}}"), no_sandbox, 240.0))
@@ -103,4 +116,4 @@ def test_a_grader_that_is_killed_is_no_score() -> None:
         with pytest.raises(EvaluatorError, match="died"):
             await running
 
-    asyncio.run(main())
+    runner.run(main())

@@ -69,30 +69,33 @@ def replies(folder: Path, library: str, *requests: Mapping[str, object], breaks:
 
 
 @needs_root
-@pytest.mark.parametrize(
-    ("family", "entry", "right", "wrong"),
-    [
-        (FAMILY, {"gold": r"\lim_{x\to 0} \frac{\sin x}{x}"}, "1", "2"),
-        ("simple_integration", None, None, "x"),
-        ("binary_matrix", None, None, "[[9]]"),
-    ],
-)
-def test_answers_are_scored_below_a_folder_that_only_root_can_enter(
-    tmp_path: Path, family: str, entry: dict[str, object] | None, right: str | None, wrong: str
-) -> None:
-    if entry is None:
-        import reasoning_gym
+def test_mathematics_is_scored_below_a_folder_that_only_root_can_enter(tmp_path: Path) -> None:
+    limit = {"family": FAMILY, "entry": {"gold": r"\lim_{x\to 0} \frac{\sin x}{x}"}}
+    assert_told_apart(closed_copy(tmp_path), FAMILY, [(limit, "1", "2")])
 
+
+@needs_root
+def test_puzzles_are_scored_below_a_folder_that_only_root_can_enter(tmp_path: Path) -> None:
+    import reasoning_gym
+
+    cases = []
+    for family, wrong in (("simple_integration", "x"), ("binary_matrix", "[[9]]")):
         entry = reasoning_gym.create_dataset(family, size=1, seed=5)[0]
-        right = str(entry["answer"])
-    asked = [{"family": family, "entry": entry, "answer": answer} for answer in (right, wrong)]
-    library = FAMILY if family == FAMILY else "reasoning-gym"
-    started, *scored = replies(closed_copy(tmp_path), library, *asked)
+        cases.append(({"family": family, "entry": entry}, str(entry["answer"]), wrong))
+    assert_told_apart(closed_copy(tmp_path), "reasoning-gym", cases)
+
+
+def assert_told_apart(folder: Path, library: str, cases: list[tuple[dict[str, Any], str, str]]) -> None:
+    asked = [{**question, "answer": answer} for question, right, wrong in cases for answer in (right, wrong)]
+    started, *scored = replies(folder, library, *asked)
     assert started == {"failure": ""}
     by_id = {each["id"]: each["reply"] for each in scored}
-    assert by_id[0] == {"score": 1.0}
-    assert by_id[1].get("score", 0.0) < 1.0
-    assert "broken" not in by_id[1]
+    for number, question in enumerate(asked):
+        if number % 2 == 0:
+            assert by_id[number] == {"score": 1.0}, question
+        else:
+            assert by_id[number].get("score", 0.0) < 1.0, question
+            assert "broken" not in by_id[number], question
 
 
 @needs_root

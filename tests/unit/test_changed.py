@@ -1,0 +1,116 @@
+"""`make test-changed` selects what a change can reach, by imports and through processes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests import changed
+
+ROOT = Path(__file__).parents[2]
+
+
+def files(*paths: str) -> set[str]:
+    selection = changed.selected(paths)
+    assert not selection.everything_for
+    return set(selection.files)
+
+
+def test_every_row_names_a_package_and_tests_that_are_there() -> None:
+    for name in changed.BY_PROCESSES:
+        package = ROOT / name.replace(".", "/")
+        assert package.is_dir() or package.with_suffix(".py").is_file(), name
+    for name in changed.BY_FOLDER:
+        assert (ROOT / name).exists(), name
+    for paths in (*changed.BY_PROCESSES.values(), *changed.BY_FOLDER.values()):
+        for path in paths:
+            assert (ROOT / path).exists(), path
+
+
+def test_every_package_has_a_row_of_its_own() -> None:
+    """Else its processes would be those of `farm` or `workers`: the three files that start a whole farm."""
+    packages = [path.parent for root in ("farm", "workers") for path in (ROOT / root).glob("*/__init__.py")]
+    named = {".".join(path.relative_to(ROOT).parts) for path in packages}
+    small = {"farm.records", "farm.rows"}
+    assert named - changed.BY_PROCESSES.keys() <= small
+
+
+@pytest.mark.parametrize(
+    ("path", "reached"),
+    [
+        ("farm/retry_policy.py", ["tests/unit/farm/test_retry_policy.py", "tests/acceptance/faults/test_causes.py"]),
+        ("farm/client/connect.py", ["tests/integration/test_api.py"]),
+        ("workers/evaluators/collect_difference.sh", ["tests/integration/scores/test_swe_hacks.py"]),
+        ("workers/evaluators/grader.py", ["tests/unit/workers/evaluators/test_answer.py"]),
+        ("tests/services/farms.py", ["tests/acceptance/test_cancel.py", "tests/integration/test_farm.py"]),
+        ("tests/unit/workers/conftest.py", ["tests/unit/workers/tools/test_search.py"]),
+        ("tests/unit/farm/test_ids.py", ["tests/unit/farm/test_ids.py"]),
+        ("alembic/versions/0001_first_tables.py", ["tests/contract/store/test_store.py"]),
+        ("docs/map.md", ["tests/unit/test_map.py", "tests/unit/test_docs.py"]),
+        ("examples/demo.py", ["tests/acceptance/test_demo.py"]),
+        ("benchmarks/overload.py", ["benchmarks/test_overload.py"]),
+        ("farm/api/gone.py", ["tests/integration/api/test_keys.py"]),
+    ],
+)
+def test_a_change_reaches(path: str, reached: list[str]) -> None:
+    found = files(path)
+    assert set(reached) | set(changed.ALWAYS) <= found
+    assert "tests/unit/test_docker.py" not in found
+
+
+def test_names_that_the_package_loads_late_are_imports() -> None:
+    """A test that says `import farm` uses what its names stand for."""
+    assert "tests/acceptance/test_cancel.py" in set(changed.importing("farm.client.farm"))
+
+
+def test_what_every_test_depends_on_reaches_every_test() -> None:
+    for path in changed.EVERYTHING:
+        assert (ROOT / path).exists()
+        assert changed.selected(["README.md", path]).everything_for == path
+
+
+def git(folder: Path, *words: str) -> None:
+    subprocess.run(["git", "-c", "user.name=n", "-c", "user.email=e", *words], cwd=folder, check=True)
+
+
+def test_the_change_is_committed_or_not_yet(tmp_path: Path) -> None:
+    git(tmp_path, "init", "-q", "-b", "main")
+    for name in ("kept", "edited", "removed", "renamed"):
+        (tmp_path / name).write_text(f"{name}\n")
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "-qm", "first")
+    assert changed.changed_files("main", tmp_path) == []
+    git(tmp_path, "checkout", "-qb", "branch")
+    (tmp_path / "renamed").rename(tmp_path / "name ü")
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "-qm", "second")
+    (tmp_path / "edited").write_text("otherwise\n")
+    (tmp_path / "removed").unlink()
+    (tmp_path / "new").touch()
+    expected = ["edited", "name ü", "new", "removed", "renamed"]
+    assert changed.changed_files("main", tmp_path) == expected
+    # the base has gone on since
+    git(tmp_path, "stash", "-q", "--include-untracked")
+    git(tmp_path, "checkout", "-q", "main")
+    (tmp_path / "kept").write_text("of the base\n")
+    git(tmp_path, "commit", "-qam", "third")
+    git(tmp_path, "checkout", "-q", "branch")
+    git(tmp_path, "stash", "pop", "-q")
+    assert changed.changed_files("main", tmp_path) == expected
+
+
+def test_a_base_that_is_not_there_is_named(tmp_path: Path) -> None:
+    git(tmp_path, "init", "-q")
+    with pytest.raises(SystemExit, match="no-such-branch"):
+        changed.changed_files("no-such-branch", tmp_path)
+
+
+def test_the_command_says_what_and_why() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.changed", "--base", "HEAD", "--list"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert " test files, for " in done.stdout or "nothing differs" in done.stdout or "every test" in done.stdout
