@@ -37,6 +37,8 @@ _TCP = (
     (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
     (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 30_000),
 )
+_RESTART_FACTOR = 10
+"""An API that has answered is waited for so many times as long: it restarts. One that has not may be a wrong address."""
 _PAUSE_S = (0.05, 1.0)
 _TOO_OFTEN = 429
 """The status of a request that was not done, as the key's rate is used up."""
@@ -53,14 +55,17 @@ class _NoAnswer:
 
 
 class ApiConnection:
-    """A connection to one address, for any number of threads. `patience_s`: how long to wait for an unavailable API.
+    """A connection to one address, for any number of threads.
 
-    Raises InvalidRequest for an address that is none.
+    `patience_s` is how long an API is waited for that does not answer, ten times as long once it has answered; the
+    faults that it reports, such as a database that is away, are waited for `patience_s`. Raises InvalidRequest for an
+    address that is none.
     """
 
     def __init__(self, url: str, key: str = "", patience_s: float = WAIT_TIMEOUT_S) -> None:
         self.url = _sound(url)
         self._timeout_s = patience_s
+        self._has_answered = False
         shown = [(b"authorization", f"Bearer {key}".encode())] if key else []
         self._client = httpx2.Client(
             # the environment's proxies are for what is far away, and reading certificates takes longer than a request
@@ -132,7 +137,9 @@ class ApiConnection:
             answer = self._tried(request)
             if isinstance(answer, bytes):
                 return answer
-            deadline = time.monotonic() + patience_s if deadline is None else deadline
+            if deadline is None:
+                is_restarting = self._has_answered and isinstance(answer.why, FarmUnreachable)
+                deadline = time.monotonic() + patience_s * (_RESTART_FACTOR if is_restarting else 1)
             if answer.may_be_done and not repeatable:
                 raise answer.why
             if time.monotonic() + pause_s > deadline:
@@ -155,6 +162,7 @@ class ApiConnection:
             why = f"the API at {self.url} gave no answer ({type(error).__name__}); it may have done what it was asked"
             return _NoAnswer(FarmUnreachable(why), True)
         if response.is_success:
+            self._has_answered = True
             return response.content
         refusal = error_of(response.content)
         if refusal is None:
@@ -162,6 +170,7 @@ class ApiConnection:
             if response.status_code in _AWAY:
                 return _NoAnswer(FarmUnreachable(why), True)
             raise FarmUnreachable(why)
+        self._has_answered = True
         if isinstance(refusal, StoreUnavailable | FarmUnreachable):
             return _NoAnswer(refusal, True)
         if response.status_code == _TOO_OFTEN:

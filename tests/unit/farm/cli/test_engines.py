@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -144,7 +145,8 @@ def test_the_doctor_finds_engines_that_are_out_and_pauses_that_last(farm_url: st
         store.write(lambda connection: llm_engines.set_paused(connection, "drain", "host/7", None))
         long_ago = llm_engines.engines.update().values(paused_at=llm_engines.engines.c.paused_at - 1000)
         store.write(lambda connection: connection.execute(long_ago) and None)
-        assert "paused for 1000 s by host/7" in finding().detail
+        # and what the database has taken since
+        assert re.search(r"paused for 1\d{3} s by host/7", finding().detail)
         assert "farm engines resume" in finding().mend
     finally:
         store.close()
