@@ -38,7 +38,7 @@ _TCP = (
     (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 30_000),
 )
 _RESTART_FACTOR = 10
-"""An API that has answered is waited for so many times as long: it restarts. One that has not may be a wrong address."""
+"""So many times as long is an API waited for that has answered, as it restarts; another may be a wrong address."""
 _PAUSE_S = (0.05, 1.0)
 _TOO_OFTEN = 429
 """The status of a request that was not done, as the key's rate is used up."""
