@@ -1,4 +1,4 @@
-"""How long an API is waited for that does not answer."""
+"""The wait for an API that does not answer."""
 
 from __future__ import annotations
 
