@@ -118,8 +118,8 @@ SIDE_BY_SIDE := -n $$((2 * $$(nproc) + 1)) --maxprocesses 8
 test: venv apptainer rabbitmq promtool  ## unit, contract and integration tests; LONG=1 adds acceptance tests; ARGS="..." goes to pytest
 	@RERUN=$(RERUN) $(BIN)/python -m pytest $(SIDE_BY_SIDE) $(if $(LONG)$(findstring tests/,$(ARGS)),,--ignore tests/acceptance) $(ARGS)
 
-test-unit: venv  ## the tests that start no server and no sandbox; ARGS="..." goes to pytest
-	@RERUN=$(RERUN) $(BIN)/python -m pytest $(SIDE_BY_SIDE) tests/unit tests/test_*.py $(ARGS)
+test-unit: venv  ## the tests that need no server and no sandbox; ARGS="..." goes to pytest
+	@RERUN=$(RERUN) $(BIN)/python -m pytest $(SIDE_BY_SIDE) tests/unit $(ARGS)
 
 BASE ?= main
 test-changed: venv apptainer rabbitmq promtool  ## what a change since BASE=main can reach; ARGS="--list" only names the test files

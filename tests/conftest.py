@@ -46,8 +46,7 @@ _LONGEST = (
 """These files take longest, the last of them most of all. At the end of a run each would keep one worker alone."""
 
 _TOGETHER = tuple(
-    f"tests/unit/workers/{name}.py::"
-    for name in ("evaluators/test_answer", "evaluators/test_answer_hacks", "testing/test_examples")
+    f"tests/integration/answers/test_{name}.py::" for name in ("answer", "answer_hacks", "example_answers")
 )
 """Tests of these files share a grader, which takes three seconds of CPU to start: one worker gets them all."""
 

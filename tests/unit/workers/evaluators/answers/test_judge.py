@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from farm.errors import EngineError, EvaluatorError
-from tests.unit.workers.conftest import no_sandbox
+from tests.integration.answers.conftest import no_sandbox
 from workers.evaluators.answers.equivalence import EquivalenceEvaluator, Reference
 from workers.evaluators.answers.judge import AnswerJudge, JudgeSettings, judge_messages
 from workers.evaluators.answers.judge_reply import decision

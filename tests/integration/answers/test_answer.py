@@ -11,7 +11,7 @@ import pytest
 
 from farm.errors import EvaluatorError
 from testkit.deadline import Deadline
-from tests.unit.workers.conftest import Graded, entry, no_sandbox
+from tests.integration.answers.conftest import Graded, entry, no_sandbox
 from workers.evaluators.answer import AnswerEvaluator, extract_answer
 from workers.evaluators.grading import Grader
 from workers.interfaces import Score, Submission

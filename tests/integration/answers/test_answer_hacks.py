@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from tests.unit.workers.conftest import Graded, entry, no_sandbox
+from tests.integration.answers.conftest import Graded, entry, no_sandbox
 from workers.evaluators.answer import AnswerEvaluator
 from workers.evaluators.expressions import refusal
 from workers.evaluators.grader_system_calls import allow_only_computing

@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 
 from farm.errors import EvaluatorError
-from tests.unit.workers.conftest import no_sandbox
+from tests.integration.answers.conftest import no_sandbox
 from workers.evaluators.answers.equality import FAMILY
 from workers.evaluators.answers.equivalence import EquivalenceEvaluator, Reference
 from workers.evaluators.grading import Grader
 from workers.interfaces import Score, Submission
 
-ROOT = Path(__file__).parents[5]
+ROOT = Path(__file__).parents[3]
 DATA = ROOT / "examples/data/answers/pairs_to_grade.jsonl"
 PAIRS = [json.loads(line) for line in DATA.read_text().splitlines()]
 MORE = [

@@ -18,7 +18,7 @@ from workers.evaluators.answers.equality import FAMILY
 from workers.evaluators.grading import graded
 from workers.evaluators.node_conditions import Conditions
 
-ROOT = Path(__file__).parents[5]
+ROOT = Path(__file__).parents[3]
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root drops to another user")
 BROKEN = """
 
