@@ -8,18 +8,18 @@ from __future__ import annotations
 import re
 from typing import Any, ClassVar
 
+from workers.environments.answer_tags import last_tagged
 from workers.evaluators.answers.verification import Verification
 from workers.evaluators.grading import Grader
 from workers.interfaces import FreshSandbox, Score, Submission
 
-_TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 _NO_NUMBER = re.compile(r"(?<![a-z])(?:nan|inf|infinity)[ij]?(?![a-z])", re.IGNORECASE)
 
 
 def extract_answer(text: str | None) -> str:
     """Return the last `<answer>...</answer>` of a text, else all of it; stripped."""
-    tagged = _TAGGED.findall(text or "")
-    return (tagged[-1] if tagged else text or "").strip()
+    tagged = last_tagged(text or "")
+    return (text or "").strip() if tagged is None else tagged
 
 
 class AnswerEvaluator:

@@ -18,7 +18,7 @@ class Gem:
 
     packages = ("gem-llm==0.1.0", *ReasoningGym.packages)
     without_dependencies = True
-    modules = ("workers.environments.adapters.reasoning_gym", "workers.environments.adapters.stand_ins")
+    modules = ("workers.environments.adapters.reasoning_gym", *ReasoningGym.modules)
     imports = ("workers.environments.adapters.stand_ins", "gem.envs")
 
     def __init__(self, ask: AskModel) -> None:

@@ -5,10 +5,10 @@ https://github.com/open-thought/reasoning-gym. `id` is the family, `kwargs` are 
 
 from __future__ import annotations
 
-import re
 from importlib import import_module
 from typing import Any
 
+from workers.environments.answer_tags import last_tagged
 from workers.environments.environment import Action, AskModel, Begin, Episode, Step
 
 _HINT = "Give the answer alone, in the form that the problem asks for, between <answer> and </answer>."
@@ -26,7 +26,7 @@ class ReasoningGym:
         *("Pygments==2.21.0", "colorama==0.4.6"),
     )
     without_dependencies = True
-    modules = ("workers.environments.adapters.stand_ins",)
+    modules = ("workers.environments.adapters.stand_ins", "workers.environments.answer_tags")
     imports = (*modules, "reasoning_gym")
 
     def __init__(self, ask: AskModel) -> None:
@@ -41,8 +41,8 @@ class ReasoningGym:
         return Begin([*episode.messages, {"role": "user", "content": question}])
 
     def step(self, action: Action) -> Step:
-        answers = re.findall(r"<answer>(.*?)</answer>", action.text, re.DOTALL)
-        score = self._score(answers[-1].strip()) if answers else 0.0
+        answer = last_tagged(action.text)
+        score = 0.0 if answer is None else self._score(answer)
         return Step(reward=score, terminated=True, info={"answer": self._entry["answer"]})
 
     def close(self) -> float | None:

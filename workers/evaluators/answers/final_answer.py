@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from workers.environments import answer_tags
+
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
 _ANSWER_LINE = re.compile(
     r"^[ \t>*#_]*(?:the )?(?:final )?answer(?: is)?[ \t*_]*:[ \t*_]*(\S.*)$", re.IGNORECASE | re.M
 )
-_TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+_BRACE = re.compile(r"(?<!\\)[{}]")
 _MAX_BARE_CHARS = 200
 """The most characters of a response of one line that is an answer without a mark."""
 MAX_CHARS = 20_000
@@ -30,7 +32,7 @@ def final_answer(response: str | None, pattern: str = "") -> FinalAnswer:
     `pattern` is a regular expression of the row's own, whose last match is the answer: its first group, if it has one.
     What a model thought before `</think>` is no answer.
     """
-    text = (response or "").rpartition("</think>")[2]
+    text = (response or "").rpartition("</think>")[2][-answer_tags.MAX_CHARS :]
     if "<think>" in text:
         return FinalAnswer()
     if pattern:
@@ -38,33 +40,36 @@ def final_answer(response: str | None, pattern: str = "") -> FinalAnswer:
         return _marked(matches[-1].group(1 if matches[-1].re.groups else 0) or "") if matches else FinalAnswer()
     if (boxed := last_box(text)) is not None:
         return _marked(boxed)
-    for expression in (_TAGGED, _ANSWER_LINE):
-        if matched := expression.findall(text):
-            return _marked(matched[-1].strip().rstrip("*_ "))
+    if (tagged := answer_tags.last_tagged(text)) is not None:
+        return _marked(tagged.rstrip("*_ "))
+    if lines := _ANSWER_LINE.findall(text):
+        return _marked(lines[-1].strip().rstrip("*_ "))
     bare = text.strip()
     return FinalAnswer(bare) if len(bare) <= _MAX_BARE_CHARS and "\n" not in bare else FinalAnswer()
 
 
 def last_box(text: str) -> str | None:
     """Return the contents of the last box whose braces are balanced, without boxes inside; None if there is none."""
+    closing = _closing_braces(text)
     boxed, at = None, 0
     while match := _BOX.search(text, at):
-        end = _closing(text, match.end())
-        if end is None:
-            at = match.end()
+        start, end = match.end(), closing.get(match.end() - 1)
+        if end is None or end - start > MAX_CHARS:
+            at = start
             continue
-        boxed, at = text[match.end() : end], end + 1
+        boxed, at = text[start:end], end + 1
     return None if boxed is None else _BOX.sub("{", boxed).strip()
 
 
-def _closing(text: str, start: int) -> int | None:
-    depth = 1
-    for at in range(start, min(len(text), start + MAX_CHARS)):
-        if text[at] in "{}" and not (at and text[at - 1] == "\\"):
-            depth += 1 if text[at] == "{" else -1
-            if not depth:
-                return at
-    return None
+def _closing_braces(text: str) -> dict[int, int]:
+    """Return for the place of each opening brace that of its closing one, in one pass; escaped braces are none."""
+    closing, opened = {}, []
+    for brace in _BRACE.finditer(text):
+        if brace.group() == "{":
+            opened.append(brace.start())
+        elif opened:
+            closing[opened.pop()] = brace.start()
+    return closing
 
 
 def _marked(text: str) -> FinalAnswer:
