@@ -129,6 +129,13 @@ def harmless(candidate: str) -> str:
     text = unicodedata.normalize("NFKC", candidate)
     text = "".join(char for char in text if char == "\n" or unicodedata.category(char)[0] != "C")
     text = text if len(text) <= _MAX_CANDIDATE_CHARS else _CUT + text[-_MAX_CANDIDATE_CHARS:]
+    # what is removed may join what stood around it to the same again
+    while (escaped := _escaped(text)) != text:
+        text = escaped
+    return text
+
+
+def _escaped(text: str) -> str:
     text = re.sub(r"={3,}", "==", text)
     text = re.sub(r"\\(?:boxed|fbox)", "", text)
     text = re.sub(r"\[(?=\[|/?[A-Z]{3})", "[ ", text)
