@@ -7,9 +7,10 @@ import re
 from typing import Any
 
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d{1,4})?")
+_INTEGER = re.compile(r"[-+]?\d+")
 _MAX_NUMBER_CHARS = 400
 _TOLERANCE = 1e-9
-"""The relative difference of two values of a function that are floats."""
+"""The difference, relative or absolute, that a value may have from an expected float."""
 _MAX_DEPTH = 100
 
 
@@ -27,7 +28,7 @@ def same_output(output: str, expected: str, compare: str = "lines") -> bool:
     """Return whether an output is the expected one.
 
     `lines`: but for space at the ends of lines, and empty lines at the end. `tokens`: but for all space. `float:EPS`:
-    tokens, of which numbers may differ by EPS, absolute or relative.
+    tokens, of which numbers may differ by EPS, absolute or relative, unless both are integers.
     """
     if compare == "lines":
         return _lines(output) == _lines(expected)
@@ -51,18 +52,21 @@ def _near(ours: str, theirs: str, eps: float) -> bool:
         return True
     if max(len(ours), len(theirs)) > _MAX_NUMBER_CHARS or not (_NUMBER.fullmatch(ours) and _NUMBER.fullmatch(theirs)):
         return False
+    if _INTEGER.fullmatch(ours) and _INTEGER.fullmatch(theirs):
+        return int(ours) == int(theirs)
     return math.isclose(float(ours), float(theirs), rel_tol=eps, abs_tol=eps)
 
 
 def same_value(value: Any, expected: Any, eps: float | None = None) -> bool:
     """Return whether the value of a function is the expected one, as JSON would have it: a tuple is a list.
 
-    Keys of JSON objects are texts: a key of another type is compared by its text. Floats may differ by `eps`.
+    Keys of JSON objects are texts: a key of another type is compared by its text. Numbers of which one is a float may
+    differ by `eps`; without it, only where a float is expected, by 1e-9.
     """
-    return _same(value, expected, _TOLERANCE if eps is None else eps, _MAX_DEPTH)
+    return _same(value, expected, eps, _MAX_DEPTH)
 
 
-def _same(value: Any, expected: Any, eps: float, depth: int) -> bool:
+def _same(value: Any, expected: Any, eps: float | None, depth: int) -> bool:
     if depth == 0:
         return False
     if isinstance(expected, list | tuple):
@@ -89,17 +93,17 @@ def _key(key: Any) -> str:
     return key if isinstance(key, str) else repr(key)[:_MAX_NUMBER_CHARS]
 
 
-def _same_number(value: Any, expected: Any, eps: float) -> bool:
+def _same_number(value: Any, expected: Any, eps: float | None) -> bool:
     """Return whether two numbers are equal; True is 1, as it is to the graders of these data sets."""
     if not isinstance(value, int | float | complex):
         return False
-    if isinstance(value, int) and isinstance(expected, int):
-        return value == expected
+    if value == expected:
+        return True
+    inexact = (expected,) if eps is None else (value, expected)
+    if complex in (type(value), type(expected)) or not any(isinstance(each, float) for each in inexact):
+        return False
+    eps = _TOLERANCE if eps is None else eps
     try:
-        return value == expected or (
-            not isinstance(value, complex)
-            and not isinstance(expected, complex)
-            and math.isclose(value, expected, rel_tol=eps, abs_tol=eps)
-        )
+        return math.isclose(value, expected, rel_tol=eps, abs_tol=eps)
     except OverflowError:
         return False

@@ -29,6 +29,9 @@ from workers.evaluators.program_tests.output_comparison import same_output, same
         ("0.3 0.3", "0.3", "float:1e-6", False),
         ("9" * 1000, "1", "float:1e-6", False),
         ("1e9999", "1", "float:1e-6", False),
+        ("1000001", "1000000", "float:1e-6", False),
+        ("+1000000 -0", "1000000 0", "float:1e-6", True),
+        ("1000000.5", "1000000", "float:1e-6", True),
     ],
 )
 def test_outputs_are_compared_as_the_row_says(output: str, expected: str, compare: str, same: bool) -> None:
@@ -55,10 +58,23 @@ def test_outputs_are_compared_as_the_row_says(output: str, expected: str, compar
         (10**400, 1.5, False),
         ({"a": 1, "b": 2}, {"a": 1}, False),
         ([1, 2, 3], [1, 2], False),
+        (2.0**200, 2**200, True),
+        (2.0**200, 2**200 + 12345, False),
+        (10000000000.9, 10000000000, False),
+        (5e-10, 0, False),
+        (5.0, 5, True),
+        (5e-10, 0.0, True),
+        (0.1 + 0.2 + 0j, 0.3, False),
+        (1 + 0j, 1, True),
     ],
 )
 def test_values_are_compared_as_json_has_them(value: Any, expected: Any, same: bool) -> None:
     assert same_value(value, expected) is same
+
+
+def test_a_row_may_allow_a_difference_from_an_integer_too() -> None:
+    assert same_value(1.9999999, 2, 1e-6)
+    assert not same_value(1000001, 1000000, 1e-6)
 
 
 def test_a_value_that_is_too_deep_is_not_the_same() -> None:
