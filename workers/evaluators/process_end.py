@@ -16,9 +16,10 @@ rule, first match first:
 7. Its sandbox is gone: unknown, as a policy may end the first process of its sandbox.
 
 An unknown cause is decided by repetition (`settle`): a control that must pass is run in a fresh environment, and then
-the submission once more. A control that fails, or a second end of another kind, shows that the environment is the
-cause: the farm's. The same end twice, with a control between that passes, is the submission's own: the policy's. A
-fault of the farm is an EvaluatorError, so that the rollout is scored again; it is never a 0.
+the submission once more. A control that fails shows that the environment is the cause: the farm's. Two unknown ends
+with a control between that passes are the submission's own: the policy's. They need not be of one kind, as a submission
+can end itself otherwise each time, to have no score in place of a 0. A fault of the farm is an EvaluatorError, so that
+the rollout is scored again; it is never a 0.
 """
 
 from __future__ import annotations
@@ -104,7 +105,7 @@ class ProcessEnd:
 
     @property
     def kind(self) -> str:
-        """A description that two ends of one cause share."""
+        """A description in words."""
         if self.gone:
             return "its sandbox is gone"
         if self.timed_out:
@@ -164,19 +165,16 @@ async def settle(trial: Callable[[], Awaitable[Trial[T]]], control: Callable[[],
     `trial` runs it in a fresh environment each time. `control` runs in such an environment what must pass, and returns
     how it failed; empty if it passed. Raises EvaluatorError, about `what`, if the farm caused the end.
     """
-    first = await trial()
-    whose, reason = _judged(first)
+    run = await trial()
+    whose, reason = _judged(run)
     if whose is EndCause.UNKNOWN:
         if failed := await control():
             raise EvaluatorError(f"{what}: {reason}, and a control that must pass failed beside it: {failed}")
-        second = await trial()
-        whose, second_reason = _judged(second)
-        if whose is EndCause.UNKNOWN and second.end.kind != first.end.kind:
-            raise EvaluatorError(f"{what}: two runs of the same ended differently: {reason}; {second_reason}")
-        first, reason = second, second_reason
+        run = await trial()
+        whose, reason = _judged(run)
     if whose is EndCause.FARM:
         raise EvaluatorError(f"{what}: {reason}; it is scored again")
-    return first.value
+    return run.value
 
 
 def _judged(trial: Trial[T]) -> tuple[EndCause, str]:

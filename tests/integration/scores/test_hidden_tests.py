@@ -8,6 +8,7 @@ import textwrap
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -57,21 +58,24 @@ HACKS = {
         """,
     "supervisor-killed": "os.kill(os.getppid(), 9)",
     "supervisor-stopped-out": "print('seven'); sys.stdout.flush(); os.kill(os.getppid(), 15)",
+    "another-signal-each-time": "import random; os.kill(os.getpid(), random.choice([1, 2, 3, 4, 6, 7, 8, 11, 14, 15]))",
+    "another-code-each-time": "import random; os._exit(random.randrange(129, 200))",
+    "supervisor-another-signal": "import random; os.kill(os.getppid(), random.choice([1, 3, 4, 6, 8, 9, 11, 14, 15]))",
     "sitecustomize": """
         for folder in [p for p in sys.path if p]:
             try: open(os.path.join(folder, 'sitecustomize.py'), 'w').write('print("seven"); import os; os._exit(0)')
             except OSError: pass
         """,
-    "python-path": "open('/tmp/program/json.py', 'w').write('print(1)'); os.environ['PYTHONPATH'] = '/tmp/program'",
+    "python-path": "open('json.py', 'w').write('print(1)'); os.environ['PYTHONPATH'] = os.getcwd()",
     "early-results": """
         for n in ('result.json', 'reward.txt', 'output', 'stdout'):
-            open('/tmp/program/' + n, 'w').write('seven')
+            open(n, 'w').write('seven')
         """,
     "links": """
         for n in ('expected', 'output', 'result.json'):
-            try: os.symlink('/proc/1/fd/1', '/tmp/program/' + n)
+            try: os.symlink('/proc/1/fd/1', n)
             except OSError: pass
-        print(os.path.realpath('/tmp/program/output'))
+        print(os.path.realpath('output'))
         """,
     "solution-changed": "open(__file__, 'w').write('print(\"eight\")')",
     "waits-for-the-next-test": """
@@ -140,6 +144,16 @@ CALL_HACKS = {
                 g = g.f_back
         """,
 }
+SPOILS = {
+    "its-folder-a-file": "import shutil; d = os.getcwd(); os.chdir('/'); shutil.rmtree(d); open(d, 'w')",
+    "its-folder-a-pipe": "import shutil; d = os.getcwd(); os.chdir('/'); shutil.rmtree(d); os.mkfifo(d)",
+    "closed": "os.chmod('/tmp', 0)",
+    "a-file": "import shutil; shutil.rmtree('/tmp', True); os.rename('/tmp', '/old'); open('/tmp', 'w')",
+    "a-link-to-itself": "os.rename('/tmp', '/old'); os.symlink('tmp', '/tmp')",
+    "no-python": "import shutil; [os.unlink(p) for p in {shutil.which('python3'), sys.executable} if p]",
+    "full": "f = open('/tmp/full', 'wb')\nwhile True: f.write(bytes(1 << 20)); f.flush()",
+}
+"""Acts of a program that has given the right output of the first test."""
 HEAD = "import os, sys\n"
 
 
@@ -236,6 +250,16 @@ def test_rows_of_mbpp_score_one_for_their_own_code_and_zero_untouched(runner: as
 def test_no_hack_of_a_program_is_scored(runner: asyncio.Runner, fresh: FreshSandbox, name: str) -> None:
     score = runner.run(scored(ProgramTestsEvaluator(SUM), fresh, HEAD + textwrap.dedent(HACKS[name])))
     assert (score.value, score.details.get("passed")) == (0.0, False), score.details
+
+
+@pytest.mark.parametrize("partial", [False, True], ids=["all", "partial"])
+@pytest.mark.parametrize("name", SPOILS)
+def test_what_spoils_the_sandbox_after_a_test_is_a_score(runner: asyncio.Runner, name: str, partial: bool) -> None:
+    """A program that prints the right output of the first test for all of them, and has no more than that."""
+    tests = replace(SUM, partial=partial)
+    program = f"{HEAD}print('seven', flush=True)\n{SPOILS[name]}\n"
+    score = runner.run(scored(ProgramTestsEvaluator(tests), new, program))
+    assert (score.value, score.details.get("passed")) in [(0.0, False), (0.5, False)][: 1 + partial], score.details
 
 
 @pytest.mark.parametrize("name", CALL_HACKS)

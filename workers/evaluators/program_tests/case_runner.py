@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import secrets
 from dataclasses import replace
 from importlib.resources import files
 from typing import Any
@@ -19,7 +20,6 @@ from workers.interfaces import ExecResult, Sandbox
 MAX_OUTPUT = 8_000_000
 """The most bytes of output of one test, beyond which it fails."""
 _FOLDER = "/tmp/program"  # noqa: S108  (of the sandbox, which is not shared)
-_PATH = f"{_FOLDER}/solution.py"
 _WALL_FACTOR = 4.0
 _MIN_WALL_S = 20.0
 _GRACE_PERIOD_S = 15.0
@@ -51,28 +51,30 @@ class CaseRunner:
         self._supervisor.append(str(self.wall_s))
 
     async def run(self, program: str, test: StreamTest | CallTest) -> tuple[ExecResult, ProcessEnd]:
-        """Run a program on the input of a test. Raises SandboxError."""
-        # again before each test, as the one before may have changed it
-        await self._sandbox.write_file(_PATH, program.encode("utf-8", "replace"))
+        """Run a program on the input of a test. Raises SandboxError; ToolError if no file can be written any more."""
+        folder = _new_folder()
+        path = f"{folder}/solution.py"
+        await self._sandbox.write_file(path, program.encode("utf-8", "replace"))
         if isinstance(test, CallTest):
-            command = ["python3", "-B", "-c", source_of("program_values", "program_tests.function_call"), _PATH]
-            return await self._exec([*command, self._tests.function], json.dumps(packed(list(test.arguments))))
-        return await self._exec(["python3", "-B", _PATH], test.stdin)
+            command = ["python3", "-B", "-c", source_of("program_values", "program_tests.function_call"), path]
+            return await self._exec([*command, self._tests.function], json.dumps(packed(list(test.arguments))), folder)
+        return await self._exec(["python3", "-B", path], test.stdin, folder)
 
     async def check(self, checker: str, test: StreamTest, output: str) -> ExecResult:
         """Run the row's checker on an output: exit code 0 accepts it. It gets `{input, output, expected}` as JSON."""
-        await self._sandbox.write_file(f"{_FOLDER}/checker.py", checker.encode())
+        folder = _new_folder()
+        await self._sandbox.write_file(f"{folder}/checker.py", checker.encode())
         content = json.dumps({"input": test.stdin, "output": output, "expected": test.expected})
-        result, _ = await self._exec(["python3", "-I", "-B", f"{_FOLDER}/checker.py"], content)
+        result, _ = await self._exec(["python3", "-I", "-B", f"{folder}/checker.py"], content, folder)
         return result
 
-    async def _exec(self, command: list[str], stdin: str) -> tuple[ExecResult, ProcessEnd]:
+    async def _exec(self, command: list[str], stdin: str, folder: str) -> tuple[ExecResult, ProcessEnd]:
         async with observed() as conditions:
             result = await self._sandbox.exec(
                 [*self._supervisor, *command],
                 timeout_s=self.wall_s + _GRACE_PERIOD_S,
                 stdin=stdin.encode("utf-8", "replace"),
-                cwd=_FOLDER,
+                cwd=folder,
                 limits=self._limits,
             )
         if result.code not in (COMPUTED, WAITED, SLEPT):
@@ -87,6 +89,11 @@ class CaseRunner:
             conditions=conditions,
         )
         return replace(result, code=None, timed_out=True), end
+
+
+def _new_folder() -> str:
+    """Return a folder that no test before can have prepared, or made something else of."""
+    return f"{_FOLDER}-{secrets.token_hex(8)}"
 
 
 def left_behind(result: ExecResult) -> bool:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from farm.errors import EvaluatorError, SandboxError
+from farm.errors import EvaluatorError, SandboxError, ToolError
 from workers.evaluators.node_conditions import Conditions
 from workers.evaluators.process_end import EndCause, ProcessEnd, Trial, doing, settle
 from workers.evaluators.program_tests.case_runner import CaseRunner, left_behind, output_of, value_of
@@ -115,7 +115,14 @@ async def _runs(runner: CaseRunner, tests: HiddenTests, program: str, timeout_s:
                 f"{len(result)} of {len(tests.tests)} tests took {spent_s:.0f} s: raise the batch's limits.eval_s, or "
                 f"lower the problem's time_s, {tests.time_s:g}"
             )
-        ran, end = await runner.run(program, test)
+        try:
+            ran, end = await runner.run(program, test)
+        except ToolError as error:
+            if not result:
+                raise
+            # the first run has shown that files can be written here: what has changed, the program did
+            result.append(_Run(f"it left a sandbox in which no program can be written: {error}", result[-1].end, b""))
+            break
         output = (output_of(ran) or "") if tests.compare == "checker" else ""
         result.append(_Run(_failure(ran, test, tests), end, ran.stderr[-_SHOWN:], output))
         if result[-1].failure and (not tests.partial or left_behind(ran)):

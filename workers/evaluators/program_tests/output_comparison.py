@@ -100,7 +100,9 @@ def _same_number(value: Any, expected: Any, eps: float | None) -> bool:
     if value == expected:
         return True
     inexact = (expected,) if eps is None else (value, expected)
-    if complex in (type(value), type(expected)) or not any(isinstance(each, float) for each in inexact):
+    if isinstance(value, complex) or isinstance(expected, complex):
+        return False
+    if not any(isinstance(each, float) for each in inexact):
         return False
     eps = _TOLERANCE if eps is None else eps
     try:

@@ -1,4 +1,4 @@
-"""The answer between tags is the last pair's, whatever stands around it."""
+"""The last answer between tags of a text."""
 
 from __future__ import annotations
 
