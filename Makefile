@@ -112,7 +112,7 @@ train: runtime apptainer home  ## a tiny policy learns through a farm, on a real
 	@$(BIN)/python -m examples.training --python '$(FARM_HOME)/vllm/.venv/bin/python' $(ARGS)
 
 # Tests wait for processes much of their time, so more run than there are cores; ARGS="-n 0" is one after the other.
-# RERUN=0: a failed test is not run once more at the end. LONG=1: whole farms that are killed are run, too, as in CI.
+# RERUN=0: a failed test is not run once more at the end. LONG=1: attacks on rewards and on whole farms are run, too, as in CI.
 RERUN ?= 1
 SIDE_BY_SIDE := -n $$((2 * $$(nproc) + 1)) --maxprocesses 8
 test: venv apptainer rabbitmq promtool  ## unit, contract and integration tests; LONG=1 adds acceptance tests; ARGS="..." goes to pytest

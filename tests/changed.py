@@ -33,7 +33,12 @@ _STORE = ("tests/contract/store", "tests/contract/reports", "tests/contract/rete
 _SANDBOXES = ("tests/contract/sandboxes", "tests/integration/sandboxes", "tests/acceptance/sandboxes")
 _API = ("tests/integration/api", "tests/integration/test_api.py", "tests/contract/protocols")
 _ENGINES = ("tests/contract/test_engine.py", "tests/contract/test_engine_kinds.py", "tests/integration/engines")
-_SCORES = ("tests/integration/answers", "tests/integration/scores", "tests/integration/test_task_pages.py")
+_SCORES = (
+    "tests/integration/answers",
+    "tests/integration/scores",
+    "tests/integration/test_task_pages.py",
+    "tests/acceptance/scores",
+)
 _TASKS = ("tests/integration/tasks", "tests/integration/test_task_pages.py")
 _KILLS = ("tests/acceptance/faults", "tests/acceptance/test_drain.py", "tests/acceptance/test_nodes.py")
 _DOCS = ("tests/unit/test_docs.py", "tests/unit/test_map.py", "tests/unit/test_settings_page.py")
@@ -63,7 +68,7 @@ BY_PROCESSES: Mapping[str, tuple[str, ...]] = {
     "farm.tasks": _TASKS,
     "farm.web": ("tests/integration/web",),
     "workers": (*_FARMS, *_SCORES),
-    "workers.agents": ("tests/integration/scores/test_harness.py", "tests/integration/scores/test_trust.py"),
+    "workers.agents": ("tests/acceptance/scores/test_harness.py", "tests/acceptance/scores/test_trust.py"),
     "workers.cli": ("tests/integration/tasks", "tests/contract/sandboxes/test_image_cache.py"),
     "workers.conformance": ("tests/contract/sandboxes",),
     "workers.environments": ("tests/integration/environments", "tests/contract/test_environments.py"),
@@ -77,13 +82,18 @@ BY_PROCESSES: Mapping[str, tuple[str, ...]] = {
     ),
     "workers.policy": (
         *_ENGINES,
-        "tests/integration/scores/test_harness.py",
+        "tests/acceptance/scores/test_harness.py",
         "tests/acceptance/test_weight_updates.py",
     ),
     "workers.process": (*_KILLS, "tests/integration/test_cancel.py", "tests/acceptance/test_cancel.py"),
     "workers.queue": (*_KILLS, "tests/integration/test_worker_fork_server.py", "tests/acceptance/test_cancel.py"),
     "workers.row_forms": _SCORES,
-    "workers.sandboxes": (*_SANDBOXES, "tests/integration/scores", "tests/acceptance/faults/test_leftovers.py"),
+    "workers.sandboxes": (
+        *_SANDBOXES,
+        "tests/integration/scores",
+        "tests/acceptance/scores",
+        "tests/acceptance/faults/test_leftovers.py",
+    ),
     "workers.stage_parts": (*_SCORES, "tests/integration/test_plugins.py"),
     "workers.stages": (*_SCORES, "tests/integration/test_plugins.py", "tests/acceptance/test_cancel.py"),
     "workers.testing": (*_ENGINES, "tests/acceptance/test_demo.py"),

@@ -43,7 +43,7 @@ def test_every_package_has_a_row_of_its_own() -> None:
     [
         ("farm/retry_policy.py", ["tests/unit/farm/test_retry_policy.py", "tests/acceptance/faults/test_causes.py"]),
         ("farm/client/connect.py", ["tests/integration/test_api.py"]),
-        ("workers/evaluators/collect_difference.sh", ["tests/integration/scores/test_swe_hacks.py"]),
+        ("workers/evaluators/collect_difference.sh", ["tests/acceptance/scores/test_swe_hacks.py"]),
         ("workers/evaluators/grader.py", ["tests/integration/answers/test_answer.py"]),
         ("tests/services/farms.py", ["tests/acceptance/test_cancel.py", "tests/integration/test_farm.py"]),
         ("tests/integration/answers/conftest.py", ["tests/integration/answers/test_equality.py"]),

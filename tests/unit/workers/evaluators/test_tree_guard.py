@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.scores.swe_hacks import BESIDE
+from tests.acceptance.scores.swe_hacks import BESIDE
 from tests.integration.scores.swe_project import FILES, GOLD, Project
 from workers.evaluators.patches import BASELINE, GIT_ENV, script
 from workers.evaluators.tree_guard import TreeGuard, changed_paths, folder_of_tests, survey

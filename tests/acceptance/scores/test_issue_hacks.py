@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.acceptance.scores.issue_hacks import edits
 from tests.conftest import absent
-from tests.integration.scores.issue_hacks import edits
 from tests.integration.scores.issue_project import SharedSandboxes, row_of, score
 from tests.integration.scores.swe_project import GOLD, Project
 from tests.services.soak import at_length

@@ -10,8 +10,8 @@ import asyncio
 import pytest
 
 from farm.errors import EvaluatorError
+from tests.acceptance.scores.swe_hacks import edits, edits_alone
 from tests.conftest import absent
-from tests.integration.scores.swe_hacks import edits, edits_alone
 from tests.integration.scores.swe_project import GOLD, Pool, Project, score
 from tests.services.soak import at_length
 from workers.interfaces import Score
