@@ -27,8 +27,10 @@ class StopStream:
         self._held += text
         if not self._stops:
             return self._give(len(self._held))
+        # a longer one may have begun before one that is complete
+        n = held_from(self._held, 0, self._stops)
         match = any_of(self._stops).search(self._held)
-        return self._give(match.start() if match else held_from(self._held, 0, self._stops))
+        return self._give(min(n, match.start()) if match else n)
 
     def end(self, reason: str | int | None) -> str:
         """Return the rest, up to the stop string that ended it."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from workers.policy.stop_strings import StopStream, before_stop
 
 
+@example(pieces=["bc", "b"], stops=["c", "bcb"])
 @given(pieces=st.lists(st.text("abc", max_size=3), max_size=12), stops=st.lists(st.text("abc", max_size=3), max_size=2))
 def test_a_stream_gives_what_the_whole_gives(pieces: list[str], stops: list[str]) -> None:
     text = "".join(pieces)
