@@ -288,7 +288,7 @@ def test_an_aborted_answer_goes_on_under_the_new_weights() -> None:
         [double] = bench.doubles
         policy = bench.policy()
         result = asyncio.ensure_future(bench.ask(policy, [USER], max_tokens=120))
-        await when(lambda: double.n_tokens >= 20)
+        await when(lambda: double.n_tokens >= 5)
         await pause(bench, "abort")
         bench.order(paused="abort", n_orders=1, n_done=1, engine_paused="abort", version="7", engine_version="7")
         await when(lambda: double.n_running == 0)
@@ -305,7 +305,7 @@ def test_an_aborted_answer_goes_on_under_the_new_weights() -> None:
         assert list(np.unique(row.policy_versions)) == [7, 8]
         assert np.array_equal(row.response_ids, completion.response_ids)
 
-    run(play, EngineDouble(mean_tokens=5_000, tokens_per_s=100, weight_version="7"))
+    run(play, EngineDouble(mean_tokens=5_000, tokens_per_s=40, weight_version="7"))
 
 
 async def pause(bench: _Bench, mode: str) -> None:
