@@ -103,7 +103,7 @@ def test_openenv_acts_by_a_tool() -> None:
 
 
 def test_verifiers_scores_by_its_rewards() -> None:
-    fields = {"kwargs": {"taskset": "verifiers_sums:Sums", "index": 2}}
+    fields = {"kwargs": {"taskset": "verifiers_sums:Sums", "index": 2}, "rewards": (0, 1.5)}
     begin, step = play("verifiers_sums", "It is 4.", **fields)
     assert begin.messages == [{"role": "user", "content": "What is 2 + 2?"}]
     assert step.reward == 1.5

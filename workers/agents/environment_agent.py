@@ -1,7 +1,8 @@
 """The agent that plays an environment with steps: the policy speaks, the environment answers, until one has ended.
 
-A limit that the policy reaches is an outcome, and the rewards up to there count. What the environment breaks is an
-error, whatever the policy said before. The process of the environment ends with the play, however that ends.
+A limit that the policy reaches is an outcome, and the rewards up to there count. An environment that breaks is an
+error, unless it breaks twice on the policy's texts and not without them: then its last step is worth 0. The process of
+the environment ends with the play, however that ends.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from farm.records.trajectory import Message, ModelCall, ToolCall
 from workers.agents.actions import cut, tool_calls
 from workers.environments.environment import Action, Begin, CalledTool, Step
 from workers.environments.environment_servers import environment_servers
-from workers.environments.episode import EpisodeConnection
+from workers.environments.episode import Ask, BrokenEpisode, EpisodeConnection
 from workers.environments.instance import EnvironmentInstance
-from workers.interfaces import AgentContext, AgentResult, Completion
+from workers.interfaces import AgentContext, AgentResult, Completion, SandboxProvider
 from workers.policy.recording import Stopwatch, as_applied, model_call
 
 MAX_INVALID_TURNS = 5
@@ -27,6 +28,7 @@ MAX_INVALID_TURNS = 5
 
 _MAX_SHOWN_CHARS = 200
 _RESET_S = 300.0
+_NO_ANSWER = "I do not know."
 
 
 class EnvironmentAgent:
@@ -37,21 +39,22 @@ class EnvironmentAgent:
         instance = context.instance
         if not isinstance(instance, EnvironmentInstance) or context.provider is None:
             raise AgentError(f"{context.rollout_id}: agent environment plays instances of data_source environment only")
-        servers = environment_servers()
-        connection = await servers.connect(instance.program, context.provider(), instance.packages)
+        play = _EpisodePlay(context, instance, context.provider())
         try:
-            return await _EpisodePlay(context, instance, connection).run()
+            return await play.run()
         finally:
-            connection.drop()
+            play.drop()
 
 
 class _EpisodePlay:
     """One running rollout."""
 
-    def __init__(self, context: AgentContext, instance: EnvironmentInstance, connection: EpisodeConnection) -> None:
+    def __init__(self, context: AgentContext, instance: EnvironmentInstance, provider: SandboxProvider) -> None:
         self._context = context
         self._instance = instance
-        self._connection = connection
+        self._provider = provider
+        self._connection: EpisodeConnection | None = None
+        self._actions: list[Action] = []
         self._begin = Begin(())
         self._history: list[Message] = []
         self._n_sampled = 0
@@ -61,6 +64,7 @@ class _EpisodePlay:
 
     async def run(self) -> AgentResult:
         context = self._context
+        self._connection = await self._connected()
         self._begin = await self._connection.reset(self._instance.episode, _RESET_S, self._ask_role)
         self._history = [dict(message) for message in self._begin.messages]
         # from here on it is scored, however it ends
@@ -71,6 +75,12 @@ class _EpisodePlay:
             outcome = limit.outcome
         await self._finish()
         return AgentResult(outcome, _last_text(self._history))
+
+    def drop(self) -> None:
+        """End the environment's process."""
+        if self._connection is not None:
+            self._connection.drop()
+            self._connection = None
 
     async def _turns(self) -> Outcome:
         for index in range(self._context.limits.max_turns):
@@ -85,8 +95,8 @@ class _EpisodePlay:
 
     async def _finish(self) -> None:
         """Ask for the last reward, which belongs to the last turn."""
-        last = await self._connection.finish(self._context.limits.tool_s, self._ask_role)
-        if last is None:
+        last = await self._carried_out(None)
+        if not isinstance(last, float):
             return
         if self._last is None:
             self._rewards.append(last)
@@ -120,15 +130,93 @@ class _EpisodePlay:
             self._n_invalid += 1
             return Outcome.INVALID_ACTION if self._n_invalid >= MAX_INVALID_TURNS else None
         self._n_invalid = 0
-        step = await self._connection.step(
-            Action(_text(call.response), tuple(valid)), self._context.limits.tool_s, self._ask_role
-        )
+        step = await self._carried_out(Action(_text(call.response), tuple(valid)))
+        if not isinstance(step, Step):
+            broken = {"role": "user", "content": f"The environment broke on this: {step}"}
+            step = Step([broken], reward=0.0, terminated=True)
         self._rewards.append(step.reward)
         call.reward = step.reward
         self._last = call
         limit = self._context.limits.max_observation_chars
         call.observations += [{**each, "content": cut(each["content"], limit)} for each in step.messages]
         return _outcome(step)
+
+    async def _carried_out(self, action: Action | None) -> Step | float | BrokenEpisode | None:
+        """Carry out an action, or close the episode. Return the error that the policy's texts cause, if they do."""
+        if self._connection is None:
+            return None
+        heard = self._connection.heard
+        try:
+            result: Step | float | BrokenEpisode | None = await self._requested(
+                self._connection, action, self._ask_role
+            )
+        except BrokenEpisode as broken:
+            self.drop()
+            result = await self._settled(action, broken, heard)
+        if action is not None:
+            self._actions.append(action)
+        return result
+
+    async def _settled(
+        self, action: Action | None, broken: BrokenEpisode, heard: Sequence[str]
+    ) -> Step | float | BrokenEpisode | None:
+        """Find out whose fault it is. Raises HandlerError if the environment breaks without the policy's texts, too."""
+        control = await self._connected()
+        try:
+            await self._control(control, heard)
+        except HandlerError as error:
+            raise HandlerError(f"{broken}; and without the policy's texts: {error}") from error
+        finally:
+            control.drop()
+        again = await self._connected()
+        try:
+            replies = iter(heard)
+
+            async def reply(role: str, messages: Sequence[Message]) -> str:
+                said = next(replies, None)
+                return await self._ask_role(role, messages) if said is None else said
+
+            await again.reset(self._instance.episode, _RESET_S, reply)
+            for each in self._actions:
+                await self._requested(again, each, reply)
+            result = await self._requested(again, action, reply)
+        except BrokenEpisode as error:
+            again.drop()
+            return error
+        except BaseException:
+            again.drop()
+            raise
+        # it broke once and no more: the play goes on
+        self._connection = again
+        return result
+
+    async def _control(self, connection: EpisodeConnection, heard: Sequence[str]) -> None:
+        """Play an episode that has as many steps, without the policy's texts."""
+        replies = iter(heard)
+
+        async def reply(role: str, messages: Sequence[Message]) -> str:
+            return next(replies, _NO_ANSWER)
+
+        tool_s = self._context.limits.tool_s
+        await connection.reset(self._instance.episode, _RESET_S, reply)
+        for _ in range(len(self._actions) + 1):
+            text = await connection.reference(tool_s)
+            step = await connection.step(Action(_NO_ANSWER if text is None else text), tool_s, reply)
+            if step.terminated or step.truncated:
+                break
+        await connection.finish(tool_s, reply)
+
+    async def _requested(self, connection: EpisodeConnection, action: Action | None, ask: Ask) -> Step | float | None:
+        tool_s = self._context.limits.tool_s
+        if action is None:
+            return await connection.finish(tool_s, ask)
+        return await connection.step(action, tool_s, ask)
+
+    async def _connected(self) -> EpisodeConnection:
+        instance = self._instance
+        connection = await environment_servers().connect(instance.program, self._provider, instance.packages)
+        connection.rewards = instance.reward_range
+        return connection
 
     def _readable(self, requested: ToolCall, call: ModelCall) -> CalledTool | None:
         """Return a call for the environment; one that it cannot be given is answered here."""

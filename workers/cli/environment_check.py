@@ -67,6 +67,7 @@ class PlayedStep:
 @click.option(
     "--action", "actions", multiple=True, help="A text, or a tool call as JSON: {name, arguments}. Repeat it."
 )
+@click.option("--rewards", nargs=2, type=float, metavar="LEAST MOST", help="The range of a step's reward.")
 @click.option("--sandbox", default="auto", show_default=True, metavar="KIND")
 @click.option("--package", "packages", multiple=True, metavar="NAME==VERSION")
 def check(
@@ -75,6 +76,7 @@ def check(
     kwargs: str,
     seed: int,
     actions: Sequence[str],
+    rewards: tuple[float, float] | None,
     sandbox: str,
     packages: Sequence[str],
 ) -> None:
@@ -85,7 +87,7 @@ def check(
     """
     try:
         fields = {"environment": name, "id": episode_id, "kwargs": json.loads(kwargs), "seed": seed}
-        instance = EnvironmentInstance.model_validate({**fields, "packages": packages})
+        instance = EnvironmentInstance.model_validate({**fields, "packages": packages, "rewards": rewards})
         kind = sandbox if sandbox != "auto" else registry.best_sandbox()
         plays = asyncio.run(played(instance, kind, actions or _DEFAULT_ACTIONS))
     except ValidationError as error:
@@ -97,8 +99,8 @@ def check(
     if difference:
         console.print(f"{name}: not deterministic: {difference}", highlight=False, markup=False)
         raise SystemExit(1)
-    rewards = [each.reward for each in plays[0][1:]]
-    console.print(f"{name}: deterministic over {n_steps} steps; rewards {rewards}", highlight=False, markup=False)
+    given = [each.reward for each in plays[0][1:]]
+    console.print(f"{name}: deterministic over {n_steps} steps; rewards {given}", highlight=False, markup=False)
 
 
 async def played(instance: EnvironmentInstance, kind: str, actions: Sequence[str]) -> list[list[PlayedStep]]:
@@ -110,6 +112,7 @@ async def played(instance: EnvironmentInstance, kind: str, actions: Sequence[str
         try:
             for _ in range(n_plays):
                 connection = await servers.connect(instance.program, provider, instance.packages)
+                connection.rewards = instance.reward_range
                 try:
                     begin = await connection.reset(instance.episode, 300.0)
                     play = [PlayedStep([*map(dict, begin.messages), *map(dict, begin.tools)], 0.0, False)]

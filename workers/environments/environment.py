@@ -73,7 +73,10 @@ class Episode:
 
 
 class Environment(Protocol):
-    """One episode. Whatever it raises is a failed attempt of its rollout, and never a reward.
+    """One episode. What it raises is never a reward.
+
+    A step that raises, ends or hangs is repeated in a fresh process, after an episode without the policy's texts. If
+    that breaks too, the attempt has failed; if the policy's texts break it once more, the step is worth 0 and the last.
 
     `random`, and NumPy's generator if it is imported, are seeded before `reset`. Class attributes, all optional:
 
@@ -81,6 +84,7 @@ class Environment(Protocol):
     * `without_dependencies`: True if `packages` are all there is to install, as where the declared ones clash;
     * `imports`: modules that are imported once, before rollouts are forked;
     * `modules`: names of modules of the plug-in that the class's own module imports, sent along with it;
+    * `rewards`: the least and the most reward of one step, (-1, 1) unless it is set; a reward outside is never given;
     * `roles`: LLMs besides the policy that it asks, such as `user`;
     * `image`, `network`, `memory_mb`, `env`: of its sandbox; memory is of one rollout;
     * `shared`: False if what the policy sends is run as a program, so that each rollout gets a sandbox of its own.
@@ -99,3 +103,6 @@ class Environment(Protocol):
     def close(self) -> float | None:
         """Return a last reward, if there is one. Called once, also where a limit has ended the episode."""
         ...
+
+    # Optional: `reference() -> str | None` returns a text that solves the episode from where it stands. It is played
+    # where the policy's texts broke the environment. Without it "I do not know." is.

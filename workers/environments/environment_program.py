@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -55,6 +56,7 @@ class EnvironmentProgram:
     memory_mb: int = _MEMORY_MB
     env: tuple[tuple[str, str], ...] = ()
     shared: bool = True
+    rewards: tuple[float, float] | None = None
 
     @classmethod
     def of(cls, name: str, kind: type[Any]) -> EnvironmentProgram:
@@ -72,6 +74,7 @@ class EnvironmentProgram:
             memory_mb=int(getattr(kind, "memory_mb", _MEMORY_MB)),
             env=tuple(sorted((str(key), str(value)) for key, value in variables.items())),
             shared=bool(getattr(kind, "shared", True)),
+            rewards=_range(kind),
         )
         result.spec()
         return result
@@ -103,6 +106,22 @@ def _texts(kind: type[Any], attribute: str) -> tuple[str, ...]:
     if isinstance(value, str) or not all(isinstance(each, str) for each in value):
         raise TypeError(f"{attribute} must be a tuple of texts, not {value!r:.100}")
     return tuple(value)
+
+
+def _range(kind: type[Any]) -> tuple[float, float] | None:
+    value = getattr(kind, "rewards", None)
+    return None if value is None else reward_range(value)
+
+
+def reward_range(value: Any) -> tuple[float, float]:
+    """Return the range of a step's reward, checked. Raises ValueError."""
+    try:
+        least, most = map(float, value)
+    except (TypeError, ValueError):
+        raise ValueError(f"rewards must be (LEAST, MOST), two numbers, not {value!r:.100}") from None
+    if not (math.isfinite(least) and math.isfinite(most) and least <= most):
+        raise ValueError(f"rewards must be two finite numbers, the least first, not {value!r:.100}")
+    return least, most
 
 
 def _source(name: str, module: str) -> Path:

@@ -98,6 +98,9 @@ def _reply(environment: Environment, request: Mapping[str, Any]) -> Any:
     if "step" in request:
         calls = tuple(CalledTool(**call) for call in request["step"]["tool_calls"])
         return _plain(environment.step(Action(request["step"]["text"], calls)))
+    if "reference" in request:
+        reference = getattr(environment, "reference", None)
+        return None if reference is None else reference()
     reward = environment.close()
     return None if reward is None else _number(reward)
 

@@ -1,7 +1,8 @@
 """One episode on the node: requests to its process in the sandbox, and checks of all that comes back.
 
-Whatever an environment does that the contract does not have is a HandlerError: it raises, hangs, ends, sends what is no
-JSON, or a reward that is no finite number. None of it is ever a reward.
+Whatever an environment does that the contract does not have is a HandlerError: it raises, hangs, ends, sends text that
+is not JSON, or a reward that is not a finite number of its range. None of it is ever a reward. BrokenEpisode is raised
+for those that a text of the policy can cause.
 """
 
 from __future__ import annotations
@@ -20,12 +21,19 @@ from workers.environments.environment import Action, Begin, Episode, Step
 MAX_LINE_BYTES = 64_000_000
 """The most bytes of one reply."""
 
+DEFAULT_REWARDS = (-1.0, 1.0)
+"""The range of a step's reward where neither the class nor the instance declares one."""
+
 _ROLES = frozenset({"system", "user", "tool", "assistant"})
 _OFFLINE = ("ConnectionError", "NameResolutionError", "URLError", "LocalEntryNotFoundError", "OfflineModeIsEnabled")
 _MOST_MESSAGES = 1000
 
 Ask = Callable[[str, Sequence[Message]], Awaitable[str]]
 """Asks the LLM of a role; what it raises is passed on."""
+
+
+class BrokenEpisode(HandlerError):
+    """The episode's own process raised, hung, ended or sent an invalid reply; a text of the policy may be the cause."""
 
 
 async def no_models(role: str, messages: Sequence[Message]) -> str:
@@ -39,12 +47,17 @@ class EpisodeConnection:
     def __init__(self, name: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.released: Callable[[], None] = lambda: None
         """Called once, when the connection is dropped."""
+        self.rewards: tuple[float, float] | None = None
+        """The declared range of a step's reward; None is DEFAULT_REWARDS, and names the remedy where one is outside."""
+        self.heard: list[str] = []
+        """The replies of the LLMs of roles, in order."""
         self._name = name
         self._reader = reader
         self._writer = writer
+        self._is_cut = False
 
     async def reset(self, episode: Episode, timeout_s: float, ask: Ask = no_models) -> Begin:
-        """Begin the episode. Raises HandlerError, here as in all methods."""
+        """Begin the episode. Raises HandlerError, here as in all methods; BrokenEpisode where its own process fails."""
         fields = {
             "id": episode.id,
             "kwargs": dict(episode.kwargs),
@@ -72,6 +85,13 @@ class EpisodeConnection:
         reward = self._reward(reply.get("reward"), "step()")
         return Step(messages, reward, reply["terminated"], reply["truncated"], reply["info"])
 
+    async def reference(self, timeout_s: float) -> str | None:
+        """Return a text that solves the episode from where it stands, if the environment knows one."""
+        text = await self._request({"reference": {}}, "reference()", timeout_s, no_models)
+        if text is not None and not isinstance(text, str):
+            raise self._broken("reference() returned no text")
+        return text
+
     async def finish(self, timeout_s: float, ask: Ask = no_models) -> float | None:
         """Call `close()`, and return its reward, if any."""
         reward = await self._request({"close": {}}, "close()", timeout_s, ask)
@@ -79,6 +99,7 @@ class EpisodeConnection:
 
     def cut(self) -> None:
         """Break it, as its server is gone: what waits for a reply is told that the process has ended."""
+        self._is_cut = True
         self._writer.transport.abort()
 
     def drop(self) -> None:
@@ -91,6 +112,8 @@ class EpisodeConnection:
         try:
             return await self._answer(request, what, timeout_s, ask)
         except (OSError, asyncio.IncompleteReadError):
+            if self._is_cut:
+                raise HandlerError(f"environment {self._name}: its server ended in {what}") from None
             raise self._broken(f"its process ended in {what}") from None
 
     async def _answer(self, request: Mapping[str, Any], what: str, timeout_s: float, ask: Ask) -> Any:
@@ -111,7 +134,9 @@ class EpisodeConnection:
 
     async def _asked(self, request: Mapping[str, Any], what: str, ask: Ask) -> Mapping[str, Any]:
         messages = self._messages(request.get("messages"), f"{what}: ask()")
-        return {"text": await ask(str(request["ask"]), messages)}
+        text = await ask(str(request["ask"]), messages)
+        self.heard.append(text)
+        return {"text": text}
 
     async def _send(self, message: Mapping[str, Any]) -> None:
         self._writer.write(json.dumps(message).encode("ascii") + b"\n")
@@ -124,12 +149,12 @@ class EpisodeConnection:
         except asyncio.LimitOverrunError:
             raise self._broken(f"{what} returned more than {MAX_LINE_BYTES} bytes") from None
         except (ValueError, RecursionError) as error:
-            raise self._broken(f"{what} sent what is no JSON ({type(error).__name__})") from None
+            raise self._broken(f"{what} sent a line that is not JSON ({type(error).__name__})") from None
         if not isinstance(reply, dict):
             raise self._broken(f"{what} sent what is no reply")
         return reply
 
-    def _failed(self, reply: Mapping[str, Any], what: str) -> HandlerError:
+    def _failed(self, reply: Mapping[str, Any], what: str) -> BrokenEpisode:
         if "ended" in reply:
             return self._broken(f"its process ended {str(reply['ended'])[:100]} in {what}")
         error = str(reply.get("error", "no reply"))[:2000]
@@ -153,10 +178,20 @@ class EpisodeConnection:
     def _reward(self, reward: Any, what: str) -> float:
         if isinstance(reward, bool) or not isinstance(reward, int | float) or not _is_finite(reward):
             raise self._broken(f"{what} gave {str(reward)[:100]} as the reward; it must be a finite number")
-        return float(reward)
+        least, most = self.rewards or DEFAULT_REWARDS
+        if least <= reward <= most:
+            return float(reward)
+        outside = f"{what} gave {str(reward)[:100]} as the reward, outside of {least:g} to {most:g}"
+        if self.rewards is not None:
+            raise self._broken(outside)
+        raise HandlerError(
+            f"environment {self._name}: {outside}, the range where none is declared. Declare its own: `rewards = "
+            "(LEAST, MOST)` in its class, or the field `rewards` of the instance",
+            retryable=False,
+        )
 
-    def _broken(self, how: str) -> HandlerError:
-        return HandlerError(f"environment {self._name}: {how}")
+    def _broken(self, how: str) -> BrokenEpisode:
+        return BrokenEpisode(f"environment {self._name}: {how}")
 
 
 def _is_finite(number: float) -> bool:

@@ -10,7 +10,7 @@ from farm.errors import NotFound
 from farm.records.sandbox_spec import Requirement
 from farm.records.trajectory import Message
 from workers.environments.environment import Episode
-from workers.environments.environment_program import EnvironmentProgram, environment_program
+from workers.environments.environment_program import EnvironmentProgram, environment_program, reward_range
 
 
 def _installed(name: str) -> str:
@@ -36,6 +36,8 @@ class EnvironmentInstance(BaseModel):
     """A prompt, for environments that take theirs from the instance; others put it before their own."""
     packages: tuple[Requirement, ...] = ()
     """Packages beside those of the adapter, such as the one that has the environment."""
+    rewards: tuple[float, float] | None = None
+    """The least and the most reward of one step, if not what the environment declares."""
 
     @field_validator("messages")
     @classmethod
@@ -45,10 +47,20 @@ class EnvironmentInstance(BaseModel):
                 raise ValueError("each needs a role and a content, both texts")
         return messages
 
+    @field_validator("rewards")
+    @classmethod
+    def _is_range(cls, rewards: tuple[float, float] | None) -> tuple[float, float] | None:
+        return None if rewards is None else reward_range(rewards)
+
     @property
     def program(self) -> EnvironmentProgram:
         """The environment's own settings."""
         return environment_program(self.environment)
+
+    @property
+    def reward_range(self) -> tuple[float, float] | None:
+        """The range of a step's reward that the instance declares, or else its environment; None if neither does."""
+        return self.rewards if self.rewards is not None else self.program.rewards
 
     @property
     def episode(self) -> Episode:

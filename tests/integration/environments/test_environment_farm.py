@@ -141,3 +141,11 @@ def test_a_check_says_which_environment_is_not_deterministic(client: tuple[Local
     command = [sys.executable, "-m", "workers.cli.environment_check", "check", "guessing_game", "--seed", "3"]
     done = subprocess.run([*command, "--action", "<guess>5</guess>"], capture_output=True, text=True)
     assert "guessing_game: deterministic over 1 steps" in done.stdout, done.stderr
+
+
+def test_a_check_takes_the_range_of_rewards(client: tuple[LocalFarm, str]) -> None:
+    command = [sys.executable, "-m", "workers.cli.environment_check", "check", "guessing_game", "--seed", "3"]
+    command += ["--action", "<guess>5</guess>", "--rewards", "0", "0.01"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "as the reward, outside of 0 to 0.01" in done.stderr

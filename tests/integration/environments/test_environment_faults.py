@@ -24,9 +24,9 @@ FAULTS = {
     "step:hang": r"step\(\) took longer than",
     "close:hang": r"close\(\) took longer than",
     "step:memory": r"step\(\) broke: MemoryError",
-    "step:rubbish": r"step\(\) sent what is no JSON",
-    "step:bytes": r"step\(\) sent what is no JSON",
-    "step:half": r"step\(\) sent what is no JSON",
+    "step:rubbish": r"step\(\) sent a line that is not JSON",
+    "step:bytes": r"step\(\) sent a line that is not JSON",
+    "step:half": r"step\(\) sent a line that is not JSON",
     "step:list": r"step\(\) sent what is no reply",
     "step:empty": r"step\(\) broke: no reply",
     "step:no_step": r"step\(\) returned no Step",
@@ -89,8 +89,8 @@ def test_a_server_that_was_killed_is_replaced(loop: asyncio.Runner) -> None:
 @pytest.mark.parametrize(
     ("limits", "kwargs", "outcome", "reward"),
     [
-        ({"max_turns": 2}, {"n": 5, "last": 2.0}, Outcome.MAX_TURNS, 2.5),
-        ({"max_tokens": 20}, {"n": 5, "last": 2.0}, Outcome.MAX_TOKENS, 2.5),
+        ({"max_turns": 2}, {"n": 5, "last": 1.0}, Outcome.MAX_TURNS, 1.5),
+        ({"max_tokens": 20}, {"n": 5, "last": 1.0}, Outcome.MAX_TOKENS, 1.5),
         ({}, {"n": 3, "truncates": True, "last": -1.0}, Outcome.MAX_TURNS, -0.25),
         ({}, {"n": 3}, Outcome.SUBMITTED, 0.75),
     ],

@@ -87,6 +87,62 @@ def test_no_tool_call_of_the_policy_is_more_than_a_call(loop: asyncio.Runner, ho
     assert set(played.submission.rewards or ()) == {0.25}
 
 
+BREAKING = [
+    *("raise", "rude", "exit", "_exit", "kill", "segfault", "hang", "memory", "rubbish", "list", "empty", "no_step"),
+    *("nan", "infinite", "true", "text", "huge", "bytes", "half"),
+]
+
+
+@pytest.mark.parametrize("fault", BREAKING)
+@pytest.mark.parametrize("environment", ["unruly", "bounded"])
+def test_a_text_that_breaks_the_environment_is_worth_nothing(
+    loop: asyncio.Runner, environment: str, fault: str
+) -> None:
+    """A policy that is about to fail cannot make its failure disappear."""
+    script = [answering("a"), answering(f"break:{fault}"), answering("win")]
+    played = EnvironmentPlay(environment, *script, limits={"tool_s": 2.0 if fault == "hang" else 60.0})
+    assert loop.run(played.score()) == 0.25
+    assert played.submission.rewards == (0.25, 0.0)
+    assert played.outcome is Outcome.SUBMITTED
+    assert played.observed[1].startswith(f"The environment broke on this: environment {environment}: ")
+
+
+@pytest.mark.parametrize("fault", ["raise", "_exit", "nan"])
+def test_a_text_that_breaks_a_later_step_is_worth_nothing_there(loop: asyncio.Runner, fault: str) -> None:
+    played = EnvironmentPlay("unruly", answering(f"later:{fault}"), answering("win"))
+    assert loop.run(played.score()) == 0.25
+    assert played.submission.rewards == (0.25, 0.0)
+
+
+def test_a_text_that_breaks_the_close_leaves_what_it_has(loop: asyncio.Runner) -> None:
+    played = EnvironmentPlay("unruly", answering("later:raise"), kwargs={"last": 1.0, "n": 1})
+    assert loop.run(played.score()) == 0.25
+
+
+def test_an_environment_that_breaks_once_is_played_on_from_there(loop: asyncio.Runner) -> None:
+    script = [answering("a"), answering("once:/workspace/broken-before"), answering("win")]
+    played = EnvironmentPlay("unruly", *script)
+    assert loop.run(played.score()) == 1.5
+    assert played.submission.rewards == (0.25, 0.25, 1.0)
+
+
+def test_a_reward_outside_of_the_declared_range_is_none(loop: asyncio.Runner) -> None:
+    assert loop.run(EnvironmentPlay("bounded", answering("thousand")).score()) == 0.0
+
+
+def test_a_reward_outside_of_a_range_that_nobody_declared_says_how_to_declare_one(loop: asyncio.Runner) -> None:
+    with pytest.raises(
+        HandlerError, match=r"1000\.0 as the reward, outside of -1 to 1.*Declare its own: `rewards"
+    ) as error:
+        loop.run(EnvironmentPlay("unruly", answering("thousand")).score())
+    assert not error.value.retryable
+
+
+def test_an_instance_declares_the_range_of_its_rewards(loop: asyncio.Runner) -> None:
+    played = EnvironmentPlay("unruly", answering("thousand"), answering("win"), rewards=[0, 1000])
+    assert loop.run(played.score()) == 1001.0
+
+
 def test_a_thousand_calls_in_a_turn_are_one_step(loop: asyncio.Runner) -> None:
     played = EnvironmentPlay("unruly", *three(calling(*[("look", {}) for _ in range(1000)])))
     assert loop.run(played.score()) == 0.75
@@ -110,9 +166,12 @@ def test_an_episode_that_is_broken_off_has_what_it_has(loop: asyncio.Runner) -> 
     [
         {"environment": "nowhere"},
         {"environment": "unruly", "rewards": [1000.0]},
+        {"environment": "unruly", "rewards": 1000.0},
         {"environment": "unruly", "packages": ["https://example.invalid/wheel.whl"]},
         {"environment": "unruly", "packages": ["--index-url==1"]},
         {"environment": "unruly", "seed": -1},
+        {"environment": "unruly", "rewards": [1, 0]},
+        {"environment": "unruly", "rewards": [0, "inf"]},
     ],
 )
 def test_an_instance_says_which_environment_and_nothing_of_rewards(

@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 import urllib.request
+from pathlib import Path
 from typing import Any
 
 from workers.environments.environment import Action, AskModel, Begin, Episode, Step
@@ -17,7 +18,10 @@ TOOL = {"type": "function", "function": {"name": "look", "description": "Look.",
 
 
 class UnrulySteps:
-    """Ends after `n` steps of reward 0.25; "win" is worth 1. `fault` breaks something, in `reset` or `step`."""
+    """Ends after `n` steps of reward 0.25; "win" is worth 1. `fault` breaks something, in `reset` or `step`.
+
+    The text "break:FAULT" breaks it, "later:FAULT" the next request, "once:FILE" as long as there is no such file.
+    """
 
     memory_mb = 256
 
@@ -36,22 +40,46 @@ class UnrulySteps:
     def step(self, action: Action) -> Step:
         self._n += 1
         self._fault("step")
+        self._texts_fault(action.text)
         sys.modules["left_behind"] = sys
         shown = repr([action.text, [[each.name, each.arguments] for each in action.tool_calls]])
         won = action.text == "win"
         over = won or self._n >= self._options.get("n", 3)
         end = {"truncated": True} if self._options.get("truncates") and over else {"terminated": over}
-        return Step([{"role": "user", "content": shown}], 1.0 if won else 0.25, **end)
+        reward = 1000.0 if action.text == "thousand" else 1.0 if won else 0.25
+        return Step([{"role": "user", "content": shown}], reward, **end)
 
     def close(self) -> float | None:
         self._fault("close")
+        self._texts_fault("")
         last: float | None = self._options.get("last")
         return last
+
+    def _texts_fault(self, text: str) -> None:
+        how, _, what = text.partition(":")
+        if later := self._options.pop("later", ""):
+            FAULTS[later](self)
+        if how == "break":
+            FAULTS[what](self)
+        if how == "later":
+            self._options["later"] = what
+        if how == "once" and not Path(what).exists():
+            Path(what).touch()
+            os._exit(1)
 
     def _fault(self, where: str) -> None:
         fault = self._options.get("fault", "")
         if fault.partition(":")[0] == where:
             FAULTS[fault.partition(":")[2]](self)
+
+
+class Bounded(UnrulySteps):
+    """The same with a declared range, and a text that solves it."""
+
+    rewards = (0, 1)
+
+    def reference(self) -> str:
+        return "win"
 
 
 class Lonely(UnrulySteps):

@@ -18,6 +18,7 @@ class Gem:
 
     packages = ("gem-llm==0.1.0", *ReasoningGym.packages)
     without_dependencies = True
+    rewards = (-1, 1)
     modules = ("workers.environments.adapters.reasoning_gym", *ReasoningGym.modules)
     imports = ("workers.environments.adapters.stand_ins", "gem.envs")
 

@@ -26,6 +26,7 @@ class ReasoningGym:
         *("Pygments==2.21.0", "colorama==0.4.6"),
     )
     without_dependencies = True
+    rewards = (0, 1)
     modules = ("workers.environments.adapters.stand_ins", "workers.environments.answer_tags")
     imports = (*modules, "reasoning_gym")
 
@@ -44,6 +45,10 @@ class ReasoningGym:
         answer = last_tagged(action.text)
         score = 0.0 if answer is None else self._score(answer)
         return Step(reward=score, terminated=True, info={"answer": self._entry["answer"]})
+
+    def reference(self) -> str | None:
+        answer = self._entry.get("answer")
+        return None if answer is None else f"<answer>{answer}</answer>"
 
     def close(self) -> float | None:
         return None

@@ -25,6 +25,7 @@ class TextArena:
         "charset-normalizer==3.5.2",
     )
     without_dependencies = True
+    rewards = (-1, 1)
     imports = ("textarena",)
 
     def __init__(self, ask: AskModel) -> None:

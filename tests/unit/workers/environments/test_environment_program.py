@@ -29,13 +29,25 @@ def test_a_class_that_says_nothing_needs_nothing() -> None:
     assert spec.limits.memory_mb > program.memory_mb
 
 
+def test_a_range_of_rewards_is_two_finite_numbers() -> None:
+    assert EnvironmentProgram.of("it", kind()).rewards is None
+    assert EnvironmentProgram.of("it", kind(rewards=[-1, 2])).rewards == (-1.0, 2.0)
+
+
 def test_packages_of_an_instance_come_beside_its_own() -> None:
     program = EnvironmentProgram.of("it", kind(packages=("a==1",), without_dependencies=True))
     spec = program.spec(("b==2", "a==1"))
     assert (spec.packages, spec.without_dependencies) == (("a==1", "b==2"), True)
 
 
-@pytest.mark.parametrize("attributes", [{"packages": "a==1"}, {"imports": (1,)}, {"packages": ("a",)}, {"env": 1}])
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        *({"packages": "a==1"}, {"imports": (1,)}, {"packages": ("a",)}, {"env": 1}),
+        *({"rewards": 1}, {"rewards": (1, 0)}, {"rewards": (0, float("inf"))}, {"rewards": (0,)}, {"rewards": "ab"}),
+        *({"rewards": (float("nan"), 1)}, {"rewards": (0, 1, 2)}, {"rewards": (None, 1)}),
+    ],
+)
 def test_what_it_may_not_say_is_refused(attributes: dict[str, Any]) -> None:
     with pytest.raises((TypeError, ValueError)):
         EnvironmentProgram.of("it", kind(**attributes))
