@@ -30,6 +30,54 @@ MORE = [
     (r"\frac{\pi}{2}", r"\pi/2"),
     (r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", r"\begin{bmatrix}1&2\\3&4\end{bmatrix}"),
 ]
+RIGHT = [
+    *((r"6.63\times10^{-34}", r"6.63 \times 10^{-34}"), (r"6.63\times10^{-34}", "6.63e-34"), ("0.333333", r"\frac13")),
+    *(
+        ("5 kg", "5 kg"),
+        ("5 kg", "5 kilograms"),
+        ("5 m/s", r"5\text{ m/s}"),
+        ("5 m/s", r"5 m\cdot s^{-1}"),
+        ("5", "5 m"),
+    ),
+    *(
+        ("5 m/s", "5 meters per second"),
+        ("10 s", "10 seconds"),
+        ("5 m/s", "5 ms^{-1}"),
+        ("7 m^2", "7 m²"),
+        ("3", "3 apples"),
+    ),
+    *(("London", "london"), ("no", "No"), ("Yes", "YES"), ("5 apples", "5 Apples"), ("the Nile", "The nile.")),
+    *(("24", "x=24"), ("24", "12+12=24"), ("24", r"2x=48 \implies x=24"), ("24", "24 = 24.0"), ("24", "f(3) = 24")),
+    *((r"2^{10}", "1024"), ("1024", "2¹⁰"), ("8", "2³"), ("x^2", "x²"), ("10^{-3}", "10⁻³"), ("2x+X", "X + 2x")),
+    *(
+        ("5 N", "5 newtons"),
+        (r"5 N\cdot m", "5 N·m"),
+        ("5 µm", "5 micrometers"),
+        ("24", "x = 24, x = 24"),
+        ("0", "0.0"),
+        ("300 K", "300 K"),
+        ("24", r"24\text{ cm}"),
+        ("1e-9", r"10^{-9}"),
+    ),
+]
+WRONG = [
+    *(
+        (r"6.63\times10^{-34}", "10^{-30}"),
+        (r"6.63\times10^{-34}", r"6.4\times10^{-34}"),
+        ("1e-9", "2e-9"),
+        ("0", "1e-9"),
+    ),
+    *((r"\frac{1}{10^9}", r"\frac{1}{10^8}"), ("0", r"\frac{1}{10^{8}}"), ("2e-8", "1/10^8")),
+    *(("5 kg", "5 g"), ("20 m", "20 cm"), ("10 s", "10 h"), ("5 kg", "5 grams"), ("5 m/s", "5 m"), ("5 m/s", "5 km/h")),
+    *(("5 m/s", "5 m s"), ("7 m^2", "7 m^3"), ("7 m²", "7 m³"), ("3 J", "3 kJ"), ("3 N", "3 newton meters")),
+    *(("5 mW", "5 MW"), ("5 mPa", "5 MPa"), ("M", "m"), ("2x+X", "2X+x"), (r"\Delta", r"\delta"), ("AB", "Ab")),
+    *(("23", "2³"), ("210", "2¹⁰"), ("10", "1⁰"), ("12", "1²"), ("105", "10⁵")),
+    *(("24", "24k"), ("24", "24 or7"), ("24", "24 thousand"), ("24", "24 hundredths"), ("24", "24 dozen")),
+    *(("no", "on"), ("yes", "sey"), ("ten", "net")),
+    *(("24", "25=24"), ("24", r"25 \\ 24"), ("24", r"25 \to 24"), ("24", r"25 \implies 24"), ("24", "25, i.e. 24")),
+    *(("24", r"x=25 \lor x=24"), ("24", r"25 \iff 24"), ("24", "25; 24"), ("24", "x = 25 = 24"), ("24", "25 hence 24")),
+    *(("24", r"25 \Rightarrow 24"), ("24", r"25 \rightarrow 24"), ("24", "25 ⇒ 24"), ("24", "25, so 24")),
+]
 HACKS = [
     "",
     "?",
@@ -85,6 +133,14 @@ def test_everyday_pairs_are_graded_as_they_are_meant(score: Scored) -> None:
     wrong = [pair for pair in PAIRS if score(pair["gold"], pair["answer"]).value != float(pair["equal"])]
     assert (len(PAIRS), wrong) == (17, [])
     assert [pair for pair in MORE if score(pair[0], f"\\boxed{{{pair[1]}}}").value != 1.0] == []
+
+
+def test_another_way_to_write_it_is_right(score: Scored) -> None:
+    assert [pair for pair in RIGHT if score(pair[0], f"\\boxed{{{pair[1]}}}").value != 1.0] == []
+
+
+def test_another_value_is_wrong(score: Scored) -> None:
+    assert [pair for pair in WRONG if score(pair[0], f"\\boxed{{{pair[1]}}}").value] == []
 
 
 def test_no_hack_is_scored(score: Scored) -> None:

@@ -22,9 +22,10 @@ def chosen(answer: str, options: Sequence[str]) -> tuple[str, str]:
     by that text.
     """
     text = words(answer)
-    by_text = [LETTERS[at] for at, option in enumerate(options) if words(option) == text]
-    if len(by_text) == 1:
-        return by_text[0], ""
+    for folded in (str, str.casefold):
+        by_text = [LETTERS[at] for at, option in enumerate(options) if folded(words(option)) == folded(text)]
+        if len(by_text) == 1:
+            return by_text[0], ""
     match = _LETTER.fullmatch(text)
     if match is None:
         return "", "it names no option"
@@ -32,7 +33,7 @@ def chosen(answer: str, options: Sequence[str]) -> tuple[str, str]:
     at = LETTERS.index(letter)
     if at >= len(options):
         return "", f"there is no option {letter}"
-    if rest and words(rest) != words(options[at]):
+    if rest and words(rest).casefold() != words(options[at]).casefold():
         return "", f"it names option {letter}, and gives another text for it"
     return letter, ""
 

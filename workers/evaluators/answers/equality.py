@@ -27,6 +27,12 @@ KNOWN_PAIRS = (
     (r"\sqrt{8}", r"2\sqrt{2}", True),
 )
 """Gold answers, answers, and whether they are equal: one pair for each way into the library."""
+_SYMBOL = re.compile(
+    r"\\(?:math[a-z]+|text[a-z]*|mbox|operatorname|begin|end)\s*\{[^{}]*\}|"
+    r"(?P<symbol>\\(?i:gamma|delta|theta|lambda|xi|pi|sigma|upsilon|phi|psi|omega)(?![A-Za-z])|(?<!\\)[A-Za-z])|\\[A-Za-z]+"
+)
+_LETTERS = "qwvuzyhjkgbcfmprst"
+_CONSTANTS = frozenset({"e", "i", "\\pi"})
 _SPACED_LETTERS = re.compile(r"(?<=[0-9A-Za-z)}])\s+(?=[A-Za-z](?![A-Za-z]))")
 
 
@@ -51,7 +57,8 @@ def _library() -> Any:
 def equal(answer: str, entry: dict[str, Any]) -> float:
     """Return 1.0 if an answer has the value of `entry["gold"]`, else 0.0."""
     library = _library()
-    gold = _parsed(library, entry["gold"], library.LatexExtractionConfig(boxed_match_priority=0))
+    gold_text, answer = with_cases_apart(entry["gold"], answer)
+    gold = _parsed(library, gold_text, library.LatexExtractionConfig(boxed_match_priority=0))
     if not gold:
         raise ValueError("the gold answer cannot be read as mathematics")
     readings = dict.fromkeys((answer, _SPACED_LETTERS.sub(r" \\cdot ", answer)))
@@ -59,8 +66,41 @@ def equal(answer: str, entry: dict[str, Any]) -> float:
     for reading in readings:
         parsed = _parsed(library, reading, *configs)
         if parsed and library.verify(gold, parsed, timeout_seconds=None, allow_set_relation_comp=True):
-            return 1.0
+            return float(not _far(gold, parsed))
     return 0.0
+
+
+def with_cases_apart(gold: str, answer: str) -> tuple[str, str]:
+    """Return both with other letters for capitals that are also there as small letters: the library folds the case."""
+    found = {name for text in (gold, answer) for name in _symbols(text)}
+    free = iter(letter for letter in _LETTERS if letter not in found and letter.upper() not in found)
+    renamed = {
+        name: letter
+        for name, letter in zip(sorted(each for each in found if each != each.lower()), free, strict=False)
+        if name.lower() in found and name.lower() not in _CONSTANTS
+    }
+
+    def rename(match: re.Match[str]) -> str:
+        name = match.group("symbol")
+        # a letter ends the name of a command
+        return f"{{{renamed[name]}}}" if name in renamed else match.group()
+
+    return _SYMBOL.sub(rename, gold), _SYMBOL.sub(rename, answer)
+
+
+def _symbols(text: str) -> list[str]:
+    return [name for match in _SYMBOL.finditer(text) if (name := match.group("symbol"))]
+
+
+def _far(gold: list[Any], parsed: list[Any]) -> bool:
+    """Tell whether two numbers differ by 1e-4 of the gold: the library rounds to six places, and tiny ones to 0."""
+    ours, theirs = gold[0], parsed[0]
+    if ours == theirs or not (getattr(ours, "is_number", False) and getattr(theirs, "is_number", False)):
+        return False
+    if not (ours.is_finite and theirs.is_finite):
+        return False
+    ours, theirs = ours.evalf(), theirs.evalf()
+    return bool(abs(ours - theirs) > (1e-4 * abs(ours) or 1e-12))
 
 
 def _parsed(library: Any, text: str, *configs: Any) -> Any:

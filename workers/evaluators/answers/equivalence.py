@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -17,15 +17,26 @@ from workers.evaluators.answers import equality
 from workers.evaluators.answers.choices import chosen, strictly_chosen
 from workers.evaluators.answers.final_answer import FinalAnswer, final_answer
 from workers.evaluators.answers.judge import AnswerJudge
-from workers.evaluators.answers.normal_text import has_words, number_and_unit, plain, words
+from workers.evaluators.answers.normal_text import (
+    claimed_values,
+    has_words,
+    number_and_unit,
+    plain,
+    with_exponents,
+    words,
+)
+from workers.evaluators.answers.units import measure
 from workers.evaluators.answers.verification import Verification
 from workers.evaluators.grading import Grader
 from workers.interfaces import FreshSandbox, Score, Submission
 
 _SHOWN = 500
 _REMARK = re.compile(r"\\(?:text|mathrm|mbox)\s*\{([^{}]*)\}")
+_POWER_OF_TEN = re.compile(r"^\s*([-+]?\d+(?:\.\d+)?)[eE]([-+]?\d{1,4})\b")
 _FAR = 0.05
 """The relative difference beyond which two plain numbers are no matter of rounding."""
+_ROUNDED = 1e-3
+"""The relative difference up to which the numbers of one answer are one value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,16 +87,26 @@ class EquivalenceEvaluator:
 
     async def _by_rules(self, answer: str, timeout_s: float) -> tuple[bool | None, str]:
         """Return whether it is equivalent, None if rules cannot tell, and the rule that decided."""
-        gold = self._reference.gold
+        gold, answer = (
+            _POWER_OF_TEN.sub(r"\1\\times 10^{\2}", with_exponents(text)) for text in (self._reference.gold, answer)
+        )
         if words(answer) == words(gold):
             return True, "equal text"
         ours, theirs = number_and_unit(gold), number_and_unit(answer)
         if ours and theirs and not ("%" in gold or "%" in answer):
-            same_unit = ours[1] == theirs[1] or (not ours[1] and self._judge is None)
+            same_unit = (
+                ours[1] == theirs[1]
+                or (not ours[1] and self._judge is None)
+                or _same(measure(ours[1]), measure(theirs[1]))
+            )
             if same_unit and math.isclose(ours[0], theirs[0], rel_tol=1e-9):
                 return True, "equal number"
             if not ours[1] and not theirs[1] and not math.isclose(ours[0], theirs[0], rel_tol=_FAR, abs_tol=1e-12):
                 return False, "another number"
+            if _same(measure(ours[1]), measure(theirs[1])) is False:
+                return None, "another unit"
+        if ours and (values := claimed_values(answer)) and max(values) - min(values) > _ROUNDED * max(map(abs, values)):
+            return None, "several values"
         if has_words(gold):
             return None, "other words"
         if not _balanced(answer):
@@ -100,6 +121,11 @@ class EquivalenceEvaluator:
         if verified.value == 1.0:
             return True, equality.FAMILY
         return None, verified.reason or f"not equal by {equality.FAMILY}"
+
+
+def _same(ours: Mapping[str, int] | None, theirs: Mapping[str, int] | None) -> bool | None:
+    """Return whether two units are the same, None if one is not known."""
+    return None if ours is None or theirs is None else ours == theirs
 
 
 def _is_text(text: str) -> bool:

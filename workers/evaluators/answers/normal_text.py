@@ -21,12 +21,28 @@ _NUMBER = re.compile(
 _UNIT = re.compile(r"\\?[a-zµμ°ω]{1,20}(?:\^?\{?-?\d\}?)?", re.IGNORECASE)
 _NO_UNITS = frozenset(
     {"or", "and", "not", "to", "but", "vee", "wedge", "lor", "land", "pm", "mp", "e", "pi", "i", "x", "n"}
+    | {"thousand", "thousands", "hundred", "hundreds", "million", "millions", "billion", "billions"}
+    | {"trillion", "dozen"}
+    | {"bn", "lakh", "crore", "half", "halves", "third", "thirds", "tenths", "hundredths", "squared", "cubed", "mod"}
 )
+_SUPERSCRIPTS = re.compile("[\u2070\u00b9\u00b2\u00b3\u2074-\u2079\u207a\u207b]+")
+_SHORT_WORDS = frozenset(
+    {"no", "yes", "on", "off", "up", "odd", "all", "any", "one", "two", "six", "ten", "red", "sun", "man", "men", "day"}
+    | {"mon", "tue", "wed", "thu", "fri", "sat", "or", "in", "is", "it", "he", "she", "we", "us", "cat", "dog", "not"}
+)
+_LETTERS = re.compile(r"(?<!\\)(?<![^\W\d_])[^\W\d_]+")
+_FORMULA = re.compile(r"[0-9\\^_=+*/<>|(){}\[\]]")
+_STATEMENTS = re.compile(
+    r"\\\\|\\(?:to|implies|iff|lor|vee|(?:Long)?(?:right|leftright)arrow)\b|(?<!\\);|[→⇒⇔\u2228]|,\s|"
+    r"\b(?:i\.e\.|(?:or|so|hence|thus|therefore|that is|maybe|perhaps)\b)",
+    re.IGNORECASE,
+)
+_NAME = re.compile(r"\\?[A-Za-z]+(?:_\{?\w+\}?)?(?:\([A-Za-z]\))?")
 
 
 def plain(text: str) -> str:
     """Return an answer without the marks of typesetting, on one line."""
-    text = unicodedata.normalize("NFKC", text).strip()
+    text = unicodedata.normalize("NFKC", with_exponents(text)).strip()
     while (inner := _DOLLARS.match(text)) and "$" not in inner.group(1):
         text = inner.group(1).strip()
     for _ in range(4):
@@ -36,13 +52,51 @@ def plain(text: str) -> str:
 
 def words(text: str) -> str:
     """Return an answer for comparing it as words."""
-    return _ARTICLE.sub("", plain(text).strip("*_ ").rstrip(".").strip()).casefold()
+    text = _ARTICLE.sub("", plain(text).strip("*_ ").rstrip(".").strip())
+    in_formula = _FORMULA.search(text) is not None
+    return _LETTERS.sub(lambda run: _folded(run.group(), in_formula), text)
+
+
+def _folded(run: str, in_formula: bool) -> str:
+    """Return letters without their case if they are a word, which symbols and units are not: `mW` is not `MW`."""
+    lower = run.casefold()
+    # milli and mega differ in their case
+    shortest = (6 if lower[0] == "m" else 4) if in_formula else 3
+    is_word = len(run) >= shortest or (lower in _SHORT_WORDS and not in_formula)
+    return lower if is_word else run
+
+
+def with_exponents(text: str) -> str:
+    """Return a text with superscript digits as exponents: `2³` is not 23."""
+    return _SUPERSCRIPTS.sub(lambda run: _exponent(unicodedata.normalize("NFKC", run.group())), text)
+
+
+def _exponent(digits: str) -> str:
+    digits = digits.replace("\u2212", "-")
+    return f"^{digits}" if len(digits) == 1 else f"^{{{digits}}}"
+
+
+def claimed_values(text: str) -> list[float]:
+    """Return the numbers that an answer states, as in `x = 25` and `25 = 24`; an equation to be solved states none."""
+    result = []
+    for statement in _STATEMENTS.split(text):
+        sides = [side for each in statement.split("=") if (side := plain(each).strip(" ,"))]
+        numbers = [number_and_unit(side) for side in sides]
+        if all(number is not None or _NAME.fullmatch(side) for side, number in zip(sides, numbers, strict=True)):
+            result += [number[0] for number in numbers if number is not None]
+    return result
 
 
 def has_words(text: str) -> bool:
     """Return whether an answer has words, whose letters a formula would multiply, in whatever order they stand."""
     found = _WORD.findall(_ENVIRONMENT.sub(" ", plain(text)))
-    return any(word not in _FUNCTIONS for word in found)
+    return any(word not in _FUNCTIONS for word in found) or plain(text).lower() in _SHORT_WORDS
+
+
+def _is_unit(part: str) -> bool:
+    base = re.sub(r"[\\^{}\d-]", "", part)
+    # kelvin is K and newton N, but k is a thousand and n any number
+    return bool(_UNIT.fullmatch(part)) and base != "k" and (base == "N" or base.lower() not in _NO_UNITS)
 
 
 def number_and_unit(text: str) -> tuple[float, str] | None:
@@ -53,8 +107,10 @@ def number_and_unit(text: str) -> tuple[float, str] | None:
     number, exponent, rest = match.groups()
     if len(number) > 100 or (exponent and len(exponent) > 4):
         return None
-    parts = [part for part in re.split(r"[\s/·*]+", rest.strip().rstrip(".")) if part]
-    if len(parts) > 4 or any(not _UNIT.fullmatch(part) or part.strip("\\").lower() in _NO_UNITS for part in parts):
+    rest = rest.strip().rstrip(".").replace("\\cdot", "·")
+    parts = [part for part in re.split(r"[\s/·*]+", rest) if part]
+    if len(parts) > 4 or not all(map(_is_unit, parts)):
         return None
-    unit = re.sub(r"[\s{}^\\]", "", rest.strip().rstrip("."))
+    unit = re.sub(r"[{}^\\]", "", rest)
+    unit = re.sub(r"\s+", " ", re.sub(r"\s*([/·*])\s*", r"\1", unit))
     return float(number.replace(",", "")) * 10.0 ** int(exponent or 0), unit

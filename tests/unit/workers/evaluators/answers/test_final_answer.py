@@ -78,6 +78,13 @@ def test_an_option_is_named_by_its_letter_or_its_text(answer: str, letter: str) 
     assert chosen(answer, OPTIONS)[0] == letter
 
 
+def test_options_that_differ_in_case_alone_are_told_apart() -> None:
+    options = ["5 mW", "5 MW", "10 kg"]
+    assert [chosen(answer, options)[0] for answer in ("5 mW", "5 MW", "5 mw", "10 KG", "C. 10 KG")] == [
+        *("A", "B", "", "C", "C"),
+    ]
+
+
 def test_a_strict_row_takes_one_letter_alone() -> None:
     answers = ["B", "b", "(B)", "E", "20 m", ""]
     assert [strictly_chosen(answer, 4)[0] for answer in answers] == ["B", "", "", "", "", ""]
@@ -93,6 +100,10 @@ def test_a_strict_row_takes_one_letter_alone() -> None:
         ("3 m/s^2", (3.0, "m/s2")),
         ("1{,}000{,}000", (1e6, "")),
         ("-0.5", (-0.5, "")),
+        ("3 N", (3.0, "N")),
+        (r"3 N\cdot m", (3.0, "N·m")),
+        ("2 k", None),
+        ("2 or3", None),
         ("2 or 3", None),
         ("24!", None),
         (r"24 \lor 3", None),
