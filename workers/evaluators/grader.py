@@ -37,6 +37,9 @@ _CLONE_NEWUSER = 0x10000000
 _CPU_SHARE = 1 / 8
 _MAX_CPU_S = 10.0
 """The limit of CPU seconds: a scorer only computes, so one that hangs reaches it even on a busy machine."""
+_MAX_EXTENSIONS = 2
+_LATE_SHARE = 0.25
+"""A scorer that waited for a CPU for so much of its limit gets the limit once more: what is expensive is no error."""
 _MAX_REPLY = 1 << 16
 
 
@@ -188,8 +191,18 @@ class _Scoring:
 
     number: int
     pid: int
+    limit_s: float
     deadline: float
+    n_extensions: int = 0
     reply: bytearray = field(default_factory=bytearray)
+
+    def extend(self, waited_s: float) -> bool:
+        """Extend the limit of a scorer that waited for a CPU for so many seconds; return whether it was that late."""
+        if self.n_extensions == _MAX_EXTENSIONS or waited_s < _LATE_SHARE * self.limit_s * (self.n_extensions + 1):
+            return False
+        self.n_extensions += 1
+        self.deadline += self.limit_s
+        return True
 
 
 class GraderServer:
@@ -212,7 +225,11 @@ class GraderServer:
                 elif not self._take():
                     return
             for pipe in [pipe for pipe, scoring in self._running.items() if scoring.deadline <= time.monotonic()]:
-                self._end(pipe, timed_out=True)
+                scoring = self._running[pipe]
+                if scoring.extend(_waited_s(scoring.pid)):
+                    self._write({"id": scoring.number, "extended_s": scoring.limit_s})
+                else:
+                    self._end(pipe, timed_out=True)
 
     def _next_timeout(self) -> float | None:
         deadlines = [scoring.deadline for scoring in self._running.values()]
@@ -249,7 +266,7 @@ class GraderServer:
             cpu_s = min(_MAX_CPU_S, limit_s * _CPU_SHARE)
             scorer.run(verifier, request["answer"], request["entry"], cpu_s, theirs, self._late)
         os.close(theirs)
-        self._running[ours] = _Scoring(request["id"], pid, deadline)
+        self._running[ours] = _Scoring(request["id"], pid, limit_s, deadline)
         self._selector.register(ours, selectors.EVENT_READ)
 
     def _hear(self, pipe: int) -> None:
@@ -270,13 +287,17 @@ class GraderServer:
         end = {
             "code": None if timed_out else os.waitstatus_to_exitcode(status),
             "timed_out": timed_out,
+            "limit_s": scoring.limit_s * (1 + scoring.n_extensions),
             "cpu_s": used.ru_utime + used.ru_stime,
             "waited_s": waited_s,
         }
         self._say(scoring.number, None if timed_out else _checked(bytes(scoring.reply)), end)
 
     def _say(self, number: int, reply: dict[str, Any] | None, end: dict[str, Any]) -> None:
-        print(json.dumps({"id": number, "reply": reply, "end": end}), file=self._answers, flush=True)
+        self._write({"id": number, "reply": reply, "end": end})
+
+    def _write(self, message: dict[str, Any]) -> None:
+        print(json.dumps(message), file=self._answers, flush=True)
 
 
 def _checked(data: bytes) -> dict[str, Any] | None:

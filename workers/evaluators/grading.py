@@ -50,7 +50,7 @@ def graded(family: str, reply: dict[str, Any], limit_s: float, conditions: Condi
         raise EvaluatorError(
             f"the verifier of {family} {result['broken']}: make the folders of its modules readable by {user}"
         )
-    end = ProcessEnd(**reply["end"], limit_s=limit_s, confined=True, conditions=conditions)
+    end = ProcessEnd(**{"limit_s": limit_s, **reply["end"]}, confined=True, conditions=conditions)
     return Graded(end, **result)
 
 
@@ -66,14 +66,15 @@ class Grader:
     async def score(self, family: str, entry: dict[str, Any], answer: str, limit_s: float) -> Graded:
         """Score an answer by the verifier of a family, in `limit_s` of wall time from the start of a scorer.
 
+        A scorer that the machine keeps waiting for a CPU gets the limit up to twice more.
         Raises EvaluatorError if the grader cannot be started, has crashed, or hangs.
         """
         request = {"family": family, "entry": entry, "answer": answer, "limit_s": limit_s}
         async with self._room, observed() as conditions:
             line = await self._connected()
             try:
-                async with asyncio.timeout(limit_s + _GRACE_PERIOD_S):
-                    reply = await line.ask(request)
+                async with asyncio.timeout(limit_s + _GRACE_PERIOD_S) as limit:
+                    reply = await line.ask(request, limit)
             except TimeoutError:
                 line.kill()
                 raise EvaluatorError(
@@ -81,7 +82,7 @@ class Grader:
                 ) from None
             except OSError:
                 line.kill()
-                raise EvaluatorError("the grader process died; it is started anew") from None
+                raise EvaluatorError("the grader process died; the next answer starts another") from None
         return graded(family, reply, limit_s, conditions)
 
     @property
@@ -110,18 +111,19 @@ class _Line:
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
         self.pid = process.pid
-        self._waiting: dict[int, asyncio.Future[Any]] = {}
+        self._waiting: dict[int, tuple[asyncio.Future[Any], asyncio.Timeout]] = {}
         self._n_asked = 0
         self.ended = asyncio.ensure_future(self._read())
 
-    async def ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Send a request and return the reply. Raises OSError if the process has ended."""
+    async def ask(self, request: dict[str, Any], limit: asyncio.Timeout) -> dict[str, Any]:
+        """Send a request and return the reply; the grader may extend `limit`. Raises OSError if the process ended."""
         assert self._process.stdin
         if self.ended.done():
             raise BrokenPipeError
         self._n_asked += 1
         number = self._n_asked
-        reply = self._waiting[number] = asyncio.get_running_loop().create_future()
+        reply: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._waiting[number] = reply, limit
         try:
             self._process.stdin.write(json.dumps({"id": number, **request}).encode() + b"\n")
             await self._process.stdin.drain()
@@ -138,17 +140,22 @@ class _Line:
         try:
             while line := await self._process.stdout.readline():
                 message = json.loads(line)
-                # the future of a cancelled request is removed
-                if (waiter := self._waiting.get(message["id"])) and not waiter.done():
-                    waiter.set_result(message)
+                # a request that was cancelled is removed
+                reply, limit = self._waiting.get(message["id"], (None, None))
+                if reply is None or limit is None or reply.done():
+                    continue
+                if "extended_s" in message:
+                    limit.reschedule(asyncio.get_running_loop().time() + message["extended_s"] + _GRACE_PERIOD_S)
+                else:
+                    reply.set_result(message)
         except ValueError:
             pass
         finally:
             _kill(self._process)
             await self._process.wait()
-            for waiter in self._waiting.values():
-                if not waiter.done():
-                    waiter.set_exception(BrokenPipeError())
+            for reply, _ in self._waiting.values():
+                if not reply.done():
+                    reply.set_exception(BrokenPipeError())
 
 
 async def _started(library: str) -> asyncio.subprocess.Process:

@@ -1,13 +1,13 @@
-"""A runner of the tests that reads the plugin's lines; sent into sandboxes as text, it imports nothing of the farm.
+"""A runner of the tests that reads the plugin's lines; sent into sandboxes as text, after that of `descendants.py`.
 
 It is a process of its own beside pytest's. Others of its user cannot trace or read it (not dumpable). It holds the only
-way out, its standard output, and reports the command's end, its CPU time, and the lateness of its own clock meanwhile.
+way out, its standard output, and reports the command's end, the CPU time of all its descendants, and the lateness of
+its own clock meanwhile. None of the descendants outlives the command.
 """
 
 from __future__ import annotations
 
 import base64
-import ctypes
 import fcntl
 import json
 import os
@@ -22,11 +22,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+from workers.evaluators.program_tests.descendants import adopt_descendants, descendants_cpu_s, end_descendants
+
 _TICK_S = 0.1
 _DRAIN_S = 2.0
 _MAX_RECORDS = 6_000_000
 _MAX_TAIL = 20_000
-_PR_SET_DUMPABLE = 4
 
 
 def _high(descriptor: int) -> int:
@@ -60,12 +61,12 @@ class ObservedRun:
         if timed_out:
             os.killpg(process.pid, signal.SIGKILL)
         code = process.wait()
+        end_descendants()
         self._read(0)
-        used = resource.getrusage(resource.RUSAGE_CHILDREN)
         return {
             "code": code,
             "timed_out": timed_out,
-            "cpu_s": used.ru_utime + used.ru_stime,
+            "cpu_s": descendants_cpu_s(),
             "late_s": self._late_s,
             "wall_s": time.monotonic() - started,
             **{name: base64.b64encode(data).decode() for name, data in self._streams.items()},
@@ -138,7 +139,7 @@ class ObservedRun:
 
 
 def main() -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+    adopt_descendants()
     json.dump(ObservedRun(json.load(sys.stdin)).run(), sys.stdout)
 
 

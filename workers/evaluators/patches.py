@@ -10,11 +10,12 @@ from __future__ import annotations
 import base64
 import json
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from importlib.resources import files
 from typing import Any
 
 from farm.errors import EvaluatorError
+from workers.evaluators.program_tests.source_texts import source_of
 from workers.interfaces import ExecResult, Sandbox
 
 PATCH = "model.patch"
@@ -156,18 +157,18 @@ class PatchedTree:
     async def plant(self, tests: Collection[str]) -> dict[str, dict[str, str]]:
         """Put canaries beside these tests; return their expected outcomes. Raises EvaluatorError."""
         planted: dict[str, dict[str, str]] = await self.python(
-            "canary_planting.py", {"tests": list(tests)}, "plant canaries"
+            "canary_planting", {"tests": list(tests)}, "plant canaries"
         )
         return planted
 
     async def _guard(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         purpose = "see what the environment holds" if asked["do"] == "survey" else "restore the test files"
-        seen: dict[str, Any] = await self.python("tree_guard.py", {**asked, "pythonpath": self._pythonpath}, purpose)
+        seen: dict[str, Any] = await self.python("tree_guard", {**asked, "pythonpath": self._pythonpath}, purpose)
         return seen
 
     async def python(self, program: str, asked: Mapping[str, Any], purpose: str) -> Any:
         """Run one of the programs beside this module in the tree's Python, isolated. Raises EvaluatorError."""
-        result = await run_program(self._sandbox, program, {**asked, "tree": self._tree}, self._timeout_s)
+        result = await run_program(self._sandbox, [program], {**asked, "tree": self._tree}, self._timeout_s)
         try:
             return json.loads(result.stdout)
         except ValueError:
@@ -183,11 +184,12 @@ def script(name: str) -> str:
     return files("workers.evaluators").joinpath(f"{name}.sh").read_text()
 
 
-async def run_program(sandbox: Sandbox, program: str, asked: Mapping[str, Any], timeout_s: float) -> ExecResult:
-    """Run one of the programs beside this module in a sandbox's Python; it reads JSON and prints JSON."""
-    source = files("workers.evaluators").joinpath(program).read_text()
-    stdin = json.dumps(asked).encode()
-    return await sandbox.exec(["python", "-I", "-c", source], timeout_s=timeout_s, stdin=stdin, env=GIT_ENV, cwd="/")
+async def run_program(
+    sandbox: Sandbox, modules: Sequence[str], asked: Mapping[str, Any], timeout_s: float
+) -> ExecResult:
+    """Run modules of this package as one program in a sandbox's Python; it reads JSON and prints JSON."""
+    command = ["python", "-I", "-c", source_of(*modules)]
+    return await sandbox.exec(command, timeout_s=timeout_s, stdin=json.dumps(asked).encode(), env=GIT_ENV, cwd="/")
 
 
 def said(result: ExecResult) -> str:

@@ -7,9 +7,10 @@ rule, first match first:
 2. A limit of the sandbox, or of the scorer, ended it (memory, disk, processes, CPU time): the policy's.
 3. The node was short of a resource (disk, inodes, memory, descriptors, threads): the farm's.
 4. It ended by itself, with an exit code: the policy's.
-5. It was out of time. If it computed for half of that or more: the policy's. Else, if the machine was
-   late (this event loop, or the process in the queue of runnable ones) for a quarter of the limit: the farm's. Else it
-   slept or was frozen, which look alike: unknown; the farm's if it never sleeps (`confined`).
+5. It was out of time. If all its processes together computed for the CPU time that it may have (half of the limit
+   where none is stated): the policy's, as what they wait for is then each other. Else, if the machine was late (this
+   event loop, or the process in the queue of runnable ones) for a quarter of the limit: the farm's. Else it slept or
+   was frozen, which look alike: unknown; the farm's if it never sleeps (`confined`).
 6. A signal ended it. SIGKILL while the kernel killed for lack of memory on this node, or any signal that users and
    systems send (SIGKILL, SIGTERM, ...) to a process that can send none itself (`confined`): the farm's. Else it may
    have been its own act: unknown. The kernel does not report the sender of a fatal signal.
@@ -78,9 +79,10 @@ class ProcessEnd:
     """The end of a process, as seen from outside of it, and what was measured meanwhile.
 
     `code` is the exit code, negative for a signal, None if unknown; more than 128 is a shell's code for a signal of its
-    child. `limit` names a limit of the farm that ended it. `cpu_s` is the CPU time it used, None if not measured;
-    `waited_s` the time for which it was runnable but got no CPU. `confined`: no program of the policy ran in it, so it
-    sends no signals and never sleeps. `gone`: the reason why its sandbox is gone.
+    child. `limit` names a limit of the farm that ended it. `cpu_s` is the CPU time of it and all its descendants, None
+    if not measured; `cpu_limit_s` the CPU time that it may have within `limit_s`, None if not stated; `waited_s` the
+    time for which it was runnable but got no CPU. `confined`: no program of the policy ran in it, so it sends no
+    signals and never sleeps. `gone`: the reason why its sandbox is gone.
     """
 
     code: int | None
@@ -88,6 +90,7 @@ class ProcessEnd:
     limit_s: float = 0.0
     limit: str = ""
     cpu_s: float | None = None
+    cpu_limit_s: float | None = None
     waited_s: float = 0.0
     confined: bool = False
     gone: str = ""
@@ -134,7 +137,8 @@ def doing(end: ProcessEnd) -> tuple[EndCause, str]:
 
 
 def _out_of_time(end: ProcessEnd) -> tuple[EndCause, str]:
-    if end.cpu_s is not None and end.cpu_s >= _BUSY_SHARE * end.limit_s:
+    enough_s = _BUSY_SHARE * end.limit_s if end.cpu_limit_s is None else end.cpu_limit_s
+    if end.cpu_s is not None and end.cpu_s >= enough_s:
         return EndCause.POLICY, f"it computed for {end.cpu_s:.1f} s of {end.limit_s:.1f} s"
     late_s = max(end.conditions.late_s, end.waited_s)
     if late_s >= max(_MIN_LATE_S, _LATE_SHARE * end.limit_s):

@@ -4,16 +4,16 @@ The program is in another process (`program_candidate.py`); the checks call it t
 and values are compared here. The program cannot read this process, though it has the same user: the kernel refuses to
 trace it or open its descriptors (PR_SET_DUMPABLE), and the checks' imports are done before the program runs. The report
 goes to a pipe that the program does not have. The deadline is this process's own, so that it can measure whether the
-program computed or slept. Two canaries go with the checks: one must pass, and one must fail.
+program, with all that it started, computed or slept. Two canaries go with the checks: one must pass, and one must fail.
 
-It runs after the source of `program_values.py`, with the Python of a sandbox (3.8 or newer); standard library only.
+It runs after the sources of `program_values.py` and `descendants.py`, with the Python of a sandbox (3.8 or newer);
+standard library only.
 """
 
 from __future__ import annotations
 
 import ast
 import builtins
-import ctypes
 import importlib
 import json
 import os
@@ -24,9 +24,14 @@ import sys
 import time
 from typing import Any
 
+from workers.evaluators.program_tests.descendants import (
+    adopt_descendants,
+    descendants_cpu_s,
+    end_descendants,
+    runnable_wait_s,
+)
 from workers.evaluators.program_values import NotData, packed, receive, send, unpacked
 
-_PR_SET_DUMPABLE = 4
 _MAX_WORDS = 1000
 
 
@@ -133,16 +138,17 @@ class Judge:
     def _end(self, timed_out: bool) -> dict[str, Any]:
         """Return the end of the program's process; one that still runs is killed, and has the code 0."""
         pid = self._process.pid
-        waited_s = _waited_s(pid)
+        waited_s = runnable_wait_s(pid)
         by_itself = self._gone and _ends(pid)
         if not by_itself:
             os.kill(pid, signal.SIGKILL)
-        _, status, used = os.wait4(pid, 0)
+        _, status = os.waitpid(pid, 0)
+        end_descendants()
         code = -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
         return {
             "code": None if timed_out else code if by_itself else 0,
             "timed_out": timed_out,
-            "cpu_s": used.ru_utime + used.ru_stime + time.process_time(),
+            "cpu_s": descendants_cpu_s() + time.process_time(),
             "waited_s": waited_s,
         }
 
@@ -174,14 +180,6 @@ def _words(error: BaseException) -> str:
         return type(error).__name__
 
 
-def _waited_s(pid: int) -> float:
-    try:
-        with open(f"/proc/{pid}/schedstat") as file:  # noqa: PTH123
-            return int(file.read().split()[1]) / 1e9
-    except (OSError, IndexError, ValueError):
-        return 0.0
-
-
 def _import_all(sources: list[str]) -> None:
     """Import the modules of the checks before a program could change what is found."""
     for source in sources:
@@ -198,8 +196,8 @@ def _import_all(sources: list[str]) -> None:
 
 
 def main() -> None:
-    if ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0) != 0:
-        sys.exit("this process cannot be kept from being traced")
+    if not adopt_descendants():
+        sys.exit("this process cannot be kept from being traced, or cannot reap")
     job = json.loads(sys.stdin.buffer.read())
     _import_all([job["prompt"], job["test"]])
     Judge(job).run()

@@ -12,12 +12,12 @@ from __future__ import annotations
 import json
 import secrets
 from dataclasses import replace
-from importlib.resources import files
 from typing import Any, ClassVar
 
 from farm.errors import SandboxError
 from workers.evaluators.node_conditions import Conditions, observed
 from workers.evaluators.process_end import ProcessEnd, Trial, settle, signal_of
+from workers.evaluators.program_tests.source_texts import source_of
 from workers.interfaces import ExecResult, FreshSandbox, Sandbox, Score, Submission
 
 SOLUTION = "solution.py"
@@ -71,12 +71,13 @@ async def _trial(fresh: FreshSandbox, checks: dict[str, str], limit_s: float) ->
         **checks,
         "nonce": nonce,
         "canaries": {name: source for name, (source, _) in canaries.items()},
-        "candidate": _standalone("program_values", "program_candidate"),
+        "candidate": source_of("program_values", "program_candidate"),
         "limit_s": limit_s,
         "cpu_s": max(1, round(limit_s * _CPU_SHARE)),
     }
     async with fresh() as sandbox:
-        await sandbox.write_file(f"{_FOLDER}/judge.py", _standalone("program_values", "program_judge").encode())
+        judge = source_of("program_values", "program_tests.descendants", "program_judge")
+        await sandbox.write_file(f"{_FOLDER}/judge.py", judge.encode())
         async with observed() as conditions:
             result = await _judged(sandbox, job, limit_s)
     if isinstance(result, SandboxError):
@@ -118,14 +119,6 @@ def _canaries() -> dict[str, tuple[str, bool]]:
     return result
 
 
-def _standalone(*modules: str) -> str:
-    """Return the sources of modules of this package as one, without their imports of each other."""
-    sources = [files("workers.evaluators").joinpath(f"{name}.py").read_text(encoding="utf-8") for name in modules]
-    dropped = ("from workers.", "from __future__ ")
-    lines = [line for source in sources for line in source.splitlines() if not line.startswith(dropped)]
-    return "\n".join(["from __future__ import annotations", *lines, ""])
-
-
 def _report(output: bytes, nonce: str) -> dict[str, Any] | None:
     """Return the judge's report if it is of this run, else None."""
     lines = output.splitlines()
@@ -140,7 +133,8 @@ def _report(output: bytes, nonce: str) -> dict[str, Any] | None:
 def _end(result: ExecResult, end: dict[str, Any], limit_s: float, conditions: Conditions) -> ProcessEnd:
     """Return the program's own end if the judge reported it, else the judge's."""
     seen = {"code": result.code, "timed_out": result.timed_out, **end}
-    return ProcessEnd(**seen, limit_s=limit_s, limit=result.limit, conditions=conditions)
+    cpu_limit_s = limit_s * _CPU_SHARE
+    return ProcessEnd(**seen, limit_s=limit_s, cpu_limit_s=cpu_limit_s, limit=result.limit, conditions=conditions)
 
 
 def _words(report: dict[str, Any]) -> dict[str, Any]:

@@ -23,7 +23,6 @@ import shlex
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 from typing import Any, ClassVar
 
 from farm.errors import EvaluatorError
@@ -31,6 +30,7 @@ from workers.evaluators.node_conditions import observed
 from workers.evaluators.outcomes import Canaries, Outcomes, missing
 from workers.evaluators.patches import REJECTED, NotRestored, PatchedTree, patch_of, run_program, said, touched
 from workers.evaluators.process_end import EndCause, ProcessEnd, Trial, doing, settle
+from workers.evaluators.program_tests.source_texts import source_of
 from workers.evaluators.programs import end_details
 from workers.interfaces import ExecResult, FreshSandbox, Sandbox, Score, Submission
 
@@ -170,7 +170,7 @@ class PytestEvaluator:
             "pythonpath": [f"{self._plan.tree}/{path}" for path in self._plan.pythonpath.split(":")],
             "limit_s": left_s,
             "plugin": plugin,
-            "source": files("workers.evaluators").joinpath("outcomes_plugin.py").read_text(),
+            "source": source_of("outcomes_plugin"),
             "key": key,
             "env": {
                 "PYTEST_ADDOPTS": shlex.join(options),
@@ -178,7 +178,8 @@ class PytestEvaluator:
                 "PYTHONDONTWRITEBYTECODE": "1",
             },
         }
-        result = await run_program(sandbox, "outcomes_reader.py", value, left_s + _READER_S)
+        reader = ("program_tests.descendants", "outcomes_reader")
+        result = await run_program(sandbox, reader, value, left_s + _READER_S)
         return result, _Seen.parse(result, key.encode())
 
     def _score(self, seen: _Seen | None, canaries: Canaries) -> tuple[Score, str]:

@@ -83,28 +83,28 @@ class ScriptedPolicy:
 
 
 class ScriptedModel:
-    """The LLM of a role, a ChatModel: returns replies in order, the last again and again, and raises exceptions.
+    """The LLM of a role, a ChatModel: gives its answers in order, the last again and again, and raises exceptions.
 
     `requests` holds the messages and sampling parameters that it was sent.
     """
 
-    def __init__(self, *replies: str | Exception, model: str = "scripted") -> None:
+    def __init__(self, *replies: str | Completion | Exception, model: str = "scripted") -> None:
         self._replies = list(replies)
         self.model = model
         self.blocked = ""
         self.requests: list[tuple[list[Message], SamplingParams]] = []
 
     async def complete(self, messages: Sequence[Message], sampling: SamplingParams) -> str:
-        self.requests.append((list(messages), sampling))
-        reply = self._replies[min(len(self.requests), len(self._replies)) - 1]
-        if isinstance(reply, Exception):
-            raise reply
-        return reply
+        return str((await self.answer(messages, (), sampling)).response["content"])
 
     async def answer(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], sampling: SamplingParams
     ) -> Completion:
-        return answering(await self.complete(messages, sampling))
+        self.requests.append((list(messages), sampling))
+        reply = self._replies[min(len(self.requests), len(self._replies)) - 1]
+        if isinstance(reply, Exception):
+            raise reply
+        return answering(reply) if isinstance(reply, str) else reply
 
 
 class EchoArguments(BaseModel):

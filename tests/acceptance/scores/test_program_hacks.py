@@ -258,6 +258,13 @@ def test_what_a_program_does_to_itself_and_its_judge_is_worth_zero(
     assert runner.run(scored(fresh, TARGETS + DEADLY[name], 4.0)).value == 0.0
 
 
+@pytest.mark.parametrize("detached", ["", "os.setsid()"], ids=["children", "detached"])
+def test_a_program_that_waits_behind_its_own_crowd_is_not_late(runner: asyncio.Runner, detached: str) -> None:
+    crowd = f"for _ in range(60):\n    if os.fork() == 0:\n        {detached}\n        while True: pass\n"
+    score = runner.run(scored_once(new, f"import os\n{crowd}while True: pass\n", 5.0))
+    assert (score.value, score.details["timed_out"]) == (0.0, True), score.details
+
+
 def test_a_program_that_changes_what_it_echoes_is_found_to_tamper(runner: asyncio.Runner, fresh: FreshSandbox) -> None:
     program = "import sys\nsys.modules['__main__'].echo = lambda *a: 'seven'\n" + RIGHT
     score = runner.run(scored(fresh, program))

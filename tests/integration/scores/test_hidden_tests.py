@@ -275,6 +275,17 @@ def test_what_is_right_passes_in_a_new_sandbox_and_beside_all_that_was_left(
     assert runner.run(scored(ProgramTestsEvaluator(CALLS), new, RIGHT_CALL)).value == 1.0
 
 
+@pytest.mark.parametrize("partial", [False, True], ids=["all", "partial"])
+def test_tests_that_together_take_too_long_are_a_score(runner: asyncio.Runner, partial: bool) -> None:
+    """A program that sleeps in each test for less than the limit of one."""
+    tests = HiddenTests(tuple(StreamTest(str(n), f"{n}\n") for n in range(3)), partial=partial)
+    program = "import time\ntime.sleep(3.0)\nprint(input())\n"
+    score = runner.run(ProgramTestsEvaluator(tests).evaluate(Submission(files={"solution.py": program}), new, 12.5))
+    assert score.details["overran"] is True
+    assert "more than limits.eval_s has for all" in score.details["reason"]
+    assert score.value == (score.details["n_passed"] / 3 if partial else 0.0) < 1.0
+
+
 def test_nothing_of_a_test_lives_on_beside_the_next(runner: asyncio.Runner) -> None:
     detached = """
         import os, sys, subprocess

@@ -6,7 +6,6 @@ import json
 import math
 import secrets
 from dataclasses import replace
-from importlib.resources import files
 from typing import Any
 
 from farm.records.request import SandboxLimits
@@ -14,6 +13,7 @@ from workers.evaluators.node_conditions import observed
 from workers.evaluators.process_end import ProcessEnd
 from workers.evaluators.program_tests.hidden_tests import CallTest, HiddenTests, StreamTest
 from workers.evaluators.program_tests.program_supervisor import COMPUTED, LEFT_BEHIND, SLEPT, WAITED
+from workers.evaluators.program_tests.source_texts import source_of
 from workers.evaluators.program_values import NotData, packed, unpacked
 from workers.interfaces import ExecResult, Sandbox
 
@@ -27,17 +27,6 @@ _GRACE_PERIOD_S = 15.0
 """A program has its limit of CPU time; by the clock it gets more, as the machine may be busy."""
 
 
-def source_of(*modules: str) -> str:
-    """Return the sources of modules of `workers.evaluators`, by dotted names, as one program."""
-    sources = []
-    for name in modules:
-        package, _, module = f"workers.evaluators.{name}".rpartition(".")
-        sources.append(files(package).joinpath(f"{module}.py").read_text(encoding="utf-8"))
-    dropped = ("from workers.", "from __future__ ")
-    lines = [line for source in sources for line in source.splitlines() if not line.startswith(dropped)]
-    return "\n".join(["from __future__ import annotations", *lines, ""])
-
-
 class CaseRunner:
     """Runs a program once for each test."""
 
@@ -47,8 +36,8 @@ class CaseRunner:
         self.wall_s = max(_MIN_WALL_S, _WALL_FACTOR * tests.time_s)
         cpu_s = max(1, math.ceil(tests.time_s))
         self._limits = SandboxLimits(cpu_s=cpu_s, memory_mb=tests.memory_mb, file_mb=64)
-        self._supervisor = ["python3", "-I", "-B", "-c", source_of("program_tests.program_supervisor")]
-        self._supervisor.append(str(self.wall_s))
+        supervisor = source_of("program_tests.descendants", "program_tests.program_supervisor")
+        self._supervisor = ["python3", "-I", "-B", "-c", supervisor, str(self.wall_s), str(tests.time_s)]
 
     async def run(self, program: str, test: StreamTest | CallTest) -> tuple[ExecResult, ProcessEnd]:
         """Run a program on the input of a test. Raises SandboxError; ToolError if no file can be written any more."""
@@ -60,13 +49,12 @@ class CaseRunner:
             return await self._exec([*command, self._tests.function], json.dumps(packed(list(test.arguments))), folder)
         return await self._exec(["python3", "-B", path], test.stdin, folder)
 
-    async def check(self, checker: str, test: StreamTest, output: str) -> ExecResult:
+    async def check(self, checker: str, test: StreamTest, output: str) -> tuple[ExecResult, ProcessEnd]:
         """Run the row's checker on an output: exit code 0 accepts it. It gets `{input, output, expected}` as JSON."""
         folder = _new_folder()
         await self._sandbox.write_file(f"{folder}/checker.py", checker.encode())
         content = json.dumps({"input": test.stdin, "output": output, "expected": test.expected})
-        result, _ = await self._exec(["python3", "-I", "-B", f"{folder}/checker.py"], content, folder)
-        return result
+        return await self._exec(["python3", "-I", "-B", f"{folder}/checker.py"], content, folder)
 
     async def _exec(self, command: list[str], stdin: str, folder: str) -> tuple[ExecResult, ProcessEnd]:
         async with observed() as conditions:
@@ -84,7 +72,8 @@ class CaseRunner:
             timed_out=True,
             limit_s=self.wall_s,
             limit=result.limit,
-            cpu_s=self.wall_s if result.code == COMPUTED else 0.0,
+            cpu_limit_s=self._tests.time_s,
+            cpu_s=self._tests.time_s if result.code == COMPUTED else 0.0,
             waited_s=self.wall_s if result.code == WAITED else 0.0,
             conditions=conditions,
         )

@@ -3,7 +3,7 @@
 Only the input of one test at a time is in the sandbox, on the standard input of the program's own process; what is
 expected never is, so that a program can forge nothing but the right output. Outputs are compared here, in the worker,
 as data. A row's checker runs in a sandbox that the program never touched. `process_end.py` decides what caused the end
-of a test that failed, with a program that must pass as the control.
+of a test that failed, and of tests that together take too long, with a program that must pass as the control.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from farm.errors import EvaluatorError, SandboxError, ToolError
-from workers.evaluators.node_conditions import Conditions
+from workers.evaluators.node_conditions import Conditions, observed
 from workers.evaluators.process_end import EndCause, ProcessEnd, Trial, doing, settle
 from workers.evaluators.program_tests.case_runner import CaseRunner, left_behind, output_of, value_of
 from workers.evaluators.program_tests.hidden_tests import CallTest, HiddenTests, StreamTest
@@ -29,6 +29,8 @@ _WORKS = HiddenTests((StreamTest("1\n", "1\n"),))
 _SHOWN = 300
 _TRIAL_SHARE = 0.4
 """The share of an evaluator's time for one run of all tests, as a program may have to be run twice."""
+_LEAST_SHARE = 0.5
+"""The share of that in which all tests must end if the program does nothing: else the time is too short for them."""
 
 
 class ProgramTestsEvaluator:
@@ -51,12 +53,25 @@ class ProgramTestsEvaluator:
         tests = await self._with_expected(fresh) if self._reference else self._tests
 
         limit_s = timeout_s * _TRIAL_SHARE
+        last: list[Trial[Score]] = []
+
+        async def trial() -> Trial[Score]:
+            last[:] = [await _trial(fresh, tests, program, limit_s)]
+            return last[0]
 
         async def control() -> str:
-            trial = await _trial(fresh, _WORKS, "print(input())\n", limit_s)
-            return "" if trial.passed else f"a program that is right: {trial.value.details}"
+            passes = await _trial(fresh, _WORKS, "print(input())\n", limit_s)
+            if not passes.passed:
+                return f"a program that is right: {passes.value.details}"
+            least_s = passes.value.details["tests_s"] * len(tests.tests)
+            if last[0].value.details.get("overran") and least_s > _LEAST_SHARE * limit_s:
+                return (
+                    f"{len(tests.tests)} runs of a program that prints its input would take {least_s:.0f} s of the "
+                    f"{limit_s:.0f} s: raise the batch's limits.eval_s"
+                )
+            return ""
 
-        return await settle(lambda: _trial(fresh, tests, program, limit_s), control, "the program")
+        return await settle(trial, control, "the program")
 
     async def _with_expected(self, fresh: FreshSandbox) -> HiddenTests:
         """Return the tests with the values of the reference, which is run before the policy's program, elsewhere."""
@@ -77,8 +92,10 @@ class ProgramTestsEvaluator:
 async def _trial(fresh: FreshSandbox, tests: HiddenTests, program: str, timeout_s: float) -> Trial[Score]:
     """Run the tests once, one after the other, in a fresh sandbox."""
     try:
-        async with fresh() as sandbox:
-            runs = await _runs(CaseRunner(sandbox, tests), tests, program, timeout_s)
+        async with fresh() as sandbox, observed() as conditions:
+            began = time.monotonic()
+            runs = await _runs(CaseRunner(sandbox, tests), tests, program, timeout_s, conditions)
+            tests_s = round(time.monotonic() - began, 3)
     except SandboxError as error:
         end = ProcessEnd(None, gone=str(error), conditions=Conditions())
         return Trial(Score(0.0, {"reason": f"it ended its sandbox: {error}"}), end)
@@ -86,7 +103,9 @@ async def _trial(fresh: FreshSandbox, tests: HiddenTests, program: str, timeout_
         runs = await _checked(fresh, tests, runs)
     failed = [(number, run) for number, run in enumerate(runs) if run.failure]
     n, n_passed = len(tests.tests), len(runs) - len(failed)
-    details: dict[str, Any] = {"n_tests": n, "n_passed": n_passed, "passed": not failed}
+    details: dict[str, Any] = {"n_tests": n, "n_passed": n_passed, "passed": not failed, "tests_s": tests_s}
+    if runs[-1].overran:
+        details["overran"] = True
     if not failed:
         return Trial(Score(1.0, details), runs[-1].end, passed=True)
     # one that may be the farm's doing comes before all that are not
@@ -98,23 +117,30 @@ async def _trial(fresh: FreshSandbox, tests: HiddenTests, program: str, timeout_
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """The run of one test: why it failed, its end, the end of its standard error, its output for a checker."""
+    """The run of one test: why it failed, its end, the end of its standard error, its output for a checker.
+
+    `overran`: it was not run, as the time of all tests was over.
+    """
 
     failure: str
     end: ProcessEnd
     stderr: bytes
     output: str = ""
+    overran: bool = False
 
 
-async def _runs(runner: CaseRunner, tests: HiddenTests, program: str, timeout_s: float) -> list[_Run]:
+async def _runs(
+    runner: CaseRunner, tests: HiddenTests, program: str, timeout_s: float, conditions: Conditions
+) -> list[_Run]:
+    """Run the tests until `timeout_s` have passed; `conditions` are those of all of them."""
     result: list[_Run] = []
     began = time.monotonic()
     for test in tests.tests:
         if (spent_s := time.monotonic() - began) > timeout_s:
-            raise EvaluatorError(
-                f"{len(result)} of {len(tests.tests)} tests took {spent_s:.0f} s: raise the batch's limits.eval_s, or "
-                f"lower the problem's time_s, {tests.time_s:g}"
-            )
+            why = f"{len(result)} of {len(tests.tests)} tests took {spent_s:.0f} s, more than limits.eval_s has for all"
+            end = ProcessEnd(None, timed_out=True, limit_s=timeout_s, conditions=conditions)
+            result.append(_Run(why, end, b"", overran=True))
+            break
         try:
             ran, end = await runner.run(program, test)
         except ToolError as error:
@@ -165,10 +191,14 @@ async def _checked(fresh: FreshSandbox, tests: HiddenTests, runs: Sequence[_Run]
 
 async def _accepts(runner: CaseRunner, checker: str, test: StreamTest, output: str) -> bool:
     """Return what the checker says; one that fails on the expected output, too, says nothing. Raises EvaluatorError."""
-    result = await runner.check(checker, test, output)
+    result, end = await runner.check(checker, test, output)
     if result.code == 0:
         return True
-    if (control := await runner.check(checker, test, test.expected)).code != 0:
+    cause, reason = doing(end)
+    if cause is EndCause.FARM:
+        raise EvaluatorError(f"the checker of an output: {reason}; it is scored again")
+    control, _ = await runner.check(checker, test, test.expected)
+    if control.code != 0:
         last = control.stderr[-_SHOWN:].decode(errors="replace")
         raise EvaluatorError(f"the checker does not accept the expected output: {last}")
     return False

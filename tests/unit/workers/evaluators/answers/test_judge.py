@@ -11,17 +11,20 @@ from typing import Any
 import pytest
 
 from farm.errors import EngineError, EvaluatorError
+from farm.records.trajectory import Completion
 from tests.integration.answers.conftest import no_sandbox
 from workers.evaluators.answers.equivalence import EquivalenceEvaluator, Reference
 from workers.evaluators.answers.judge import AnswerJudge, JudgeSettings, judge_messages
 from workers.evaluators.answers.judge_reply import decision
 from workers.interfaces import Score, Submission
 from workers.testing import ScriptedModel
+from workers.testing.fakes import answering
 
 ROOT = Path(__file__).parents[5]
 REPLIES = [json.loads(line) for line in (ROOT / "examples/data/answers/judge_replies.jsonl").read_text().splitlines()]
 MEANT = {"equal": True, "different": False, "unreadable": None}
 YES, NO, MUMBLE = "Same. \\boxed{YES}", "Other. \\boxed{NO}", "I would say yes."
+CUT_OFF = answering("The candidate says: \\boxed{YES}", finish_reason="length")
 CELL = Reference("Which organelle makes most of the ATP?", "the mitochondrion")
 
 
@@ -83,11 +86,30 @@ def test_an_unreadable_reply_is_tried_with_another_seed_and_is_never_a_score() -
     model = ScriptedModel(MUMBLE, MUMBLE, NO)
     assert scored(model, "\\boxed{a}").value == 0.0
     assert [sampling.seed for _, sampling in model.requests] == [0, 1, 2]
+    model = ScriptedModel(CUT_OFF, CUT_OFF, YES)
+    assert scored(model, "\\boxed{a}").value == 1.0
+    assert [call["equal"] for call in scored(model, "\\boxed{a}").details["judge"]["calls"]] == [True]
     with pytest.raises(EvaluatorError, match="3 replies of the judge 'scripted' have no decision") as error:
         scored(ScriptedModel(MUMBLE), "\\boxed{a}")
     assert error.value.retryable
     with pytest.raises(EngineError, match="away"):
         scored(ScriptedModel(EngineError("role judge: away")), "\\boxed{a}")
+
+
+@pytest.mark.parametrize("reply", [MUMBLE, "I cannot discuss this.", CUT_OFF, ""], ids=repr)
+def test_what_no_judge_can_decide_is_the_candidates_fault_if_it_decides_on_the_gold_answer(
+    reply: str | Completion,
+) -> None:
+    score = scored(ScriptedModel(reply, reply, reply, YES), "\\boxed{a}")
+    assert score.value == 0.0
+    assert "have no decision" in score.details["judge"]["unreadable"]
+    assert len(score.details["judge"]["calls"]) == 3
+    for about_gold in (NO, MUMBLE, CUT_OFF):
+        with pytest.raises(EvaluatorError, match="nor does it find the gold answer equivalent to itself"):
+            scored(ScriptedModel(reply, reply, reply, about_gold), "\\boxed{a}")
+    # one vote of three
+    score = scored(ScriptedModel(YES, reply, reply, reply, YES), "\\boxed{a}", n_votes=3)
+    assert (score.value, len(score.details["judge"]["calls"])) == (0.0, 4)
 
 
 def test_a_decision_is_kept_for_all_that_it_depends_on() -> None:

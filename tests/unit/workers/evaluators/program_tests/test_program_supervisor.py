@@ -1,0 +1,65 @@
+"""The supervisor of a program, as a real process: what its exit codes tell about the end of the program."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from workers.evaluators.program_tests.program_supervisor import COMPUTED, SLEPT
+from workers.evaluators.program_tests.source_texts import source_of
+
+SUPERVISOR = source_of("program_tests.descendants", "program_tests.program_supervisor")
+CROWD = """
+    import os, time
+    for _ in range(20):
+        if os.fork() == 0:
+            os.setsid()
+            while True: pass
+    time.sleep(60)
+    """
+FIRST_CHILD_ENDS = """
+    import os, time
+    if os.fork() == 0:
+        if os.fork() == 0:
+            while True: pass
+        os._exit(0)
+    time.sleep(60)
+    """
+
+
+def ended(program: str, limit_s: float = 30.0, cpu_s: float = 10.0) -> int:
+    command = [sys.executable, "-I", "-c", SUPERVISOR, str(limit_s), str(cpu_s)]
+    return subprocess.run(
+        [*command, sys.executable, "-c", textwrap.dedent(program)], check=False, timeout=60
+    ).returncode
+
+
+@pytest.mark.parametrize(
+    ("program", "code"),
+    [
+        ("", 0),
+        ("raise SystemExit(3)", 3),
+        ("import os; os._exit(121)", 1),
+        ("import os; os._exit(124)", 1),
+        # a code that a shell gives for a signal is no signal
+        ("import os; os._exit(137)", 1),
+        ("import os; os._exit(129)", 1),
+        ("import os; os._exit(255)", 1),
+        ("import os; os.kill(os.getpid(), 9)", 137),
+        ("import os; os.kill(os.getpid(), 15)", 143),
+    ],
+)
+def test_a_signal_is_told_apart_from_exit_codes(program: str, code: int) -> None:
+    assert ended(program) == code
+
+
+@pytest.mark.parametrize("program", ["while True: pass", CROWD, FIRST_CHILD_ENDS], ids=["itself", "crowd", "orphan"])
+def test_all_that_a_program_started_counts_as_its_computing(program: str) -> None:
+    assert ended(program, limit_s=4.0, cpu_s=0.2) == COMPUTED
+
+
+def test_a_program_that_sleeps_did_not_compute() -> None:
+    assert ended("import time; time.sleep(60)", limit_s=1.0, cpu_s=0.9) == SLEPT

@@ -1,0 +1,20 @@
+"""Source texts of the programs that are sent into sandboxes, each made of one or more modules of this package."""
+
+from __future__ import annotations
+
+import re
+from importlib.resources import files
+
+_IMPORT = re.compile(r"^from (?:workers\.[\w.]+|__future__) import (?:\([^)]*\)|.*)\n", re.MULTILINE)
+
+
+def source_of(*modules: str) -> str:
+    """Return the sources of modules of `workers.evaluators`, by dotted names, as one program.
+
+    Their imports of each other are left out.
+    """
+    sources = []
+    for name in modules:
+        package, _, module = f"workers.evaluators.{name}".rpartition(".")
+        sources.append(files(package).joinpath(f"{module}.py").read_text(encoding="utf-8"))
+    return "\n".join(["from __future__ import annotations", *(_IMPORT.sub("", source) for source in sources)])
