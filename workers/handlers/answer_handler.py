@@ -55,6 +55,8 @@ class AnswerInstance(BaseModel):
     """Only a single upper-case letter in a mark is taken for an option."""
     pattern: str = ""
     """A regular expression whose last match, or its first group, is the final answer."""
+    evaluated: bool | None = None
+    """An answer with operations that the gold answer has not is wrong: the default where that is a number."""
     judge: JudgeRules | None = None
     """Rules of a judge for answers that rules cannot tell from the gold answer: the batch must name the role."""
 
@@ -104,7 +106,14 @@ class AnswerHandler:
         return ("judge",) if instance.judge is not None and not instance.options else ()
 
     def evaluator(self, instance: AnswerInstance, models: Mapping[str, ChatModel] = NO_MODELS) -> Evaluator:
-        reference = Reference(instance.question, instance.gold, instance.options, instance.strict, instance.pattern)
+        reference = Reference(
+            instance.question,
+            instance.gold,
+            instance.options,
+            strict=instance.strict,
+            pattern=instance.pattern,
+            evaluated=instance.evaluated,
+        )
         judge = None
         if self.roles(instance):
             assert instance.judge is not None

@@ -39,6 +39,8 @@ def answer_fields(row: Mapping[str, Any]) -> dict[str, Any]:
     pattern = (row.get("template_metadata") or {}).get("output_regex") if "template_metadata" in row else None
     if isinstance(pattern, str) and pattern and len(result["gold"]) <= _LONG_GOLD:
         result["pattern"] = pattern
+    if isinstance(row.get("evaluated"), bool):
+        result["evaluated"] = row["evaluated"]
     if "judge" in row:
         result["judge"] = row["judge"]
     elif _asks_for_judge(row) and not result.get("options"):

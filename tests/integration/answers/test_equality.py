@@ -48,7 +48,7 @@ RIGHT = [
     ),
     *(("London", "london"), ("no", "No"), ("Yes", "YES"), ("5 apples", "5 Apples"), ("the Nile", "The nile.")),
     *(("24", "x=24"), ("24", "12+12=24"), ("24", r"2x=48 \implies x=24"), ("24", "24 = 24.0"), ("24", "f(3) = 24")),
-    *((r"2^{10}", "1024"), ("1024", "2¹⁰"), ("8", "2³"), ("x^2", "x²"), ("10^{-3}", "10⁻³"), ("2x+X", "X + 2x")),
+    *((r"2^{10}", "1024"), ("x^2", "x²"), ("10^{-3}", "10⁻³"), ("2x+X", "X + 2x")),
     *(
         ("5 N", "5 newtons"),
         (r"5 N\cdot m", "5 N·m"),
@@ -61,6 +61,7 @@ RIGHT = [
     ),
 ]
 WRONG = [
+    *(("5", r"5\sqrt{2}"), ("5", r"5\sqrt2"), ("5", r"5\log{3}"), ("5", "5sin2"), ("5", r"5\pi"), ("5", r"5\infty")),
     *(
         (r"6.63\times10^{-34}", "10^{-30}"),
         (r"6.63\times10^{-34}", r"6.4\times10^{-34}"),
@@ -122,8 +123,8 @@ def grader(runner: asyncio.Runner) -> Iterator[Grader]:
 
 @pytest.fixture(scope="module")
 def score(runner: asyncio.Runner, grader: Grader) -> Scored:
-    def scored(gold: str, response: str, timeout_s: float = 240.0) -> Score:
-        evaluator = EquivalenceEvaluator(Reference("q", gold), grader=grader)
+    def scored(gold: str, response: str, timeout_s: float = 240.0, evaluated: bool | None = None) -> Score:
+        evaluator = EquivalenceEvaluator(Reference("q", gold, evaluated=evaluated), grader=grader)
         return runner.run(evaluator.evaluate(Submission(answer=response), no_sandbox, timeout_s))
 
     return scored
@@ -141,6 +142,27 @@ def test_another_way_to_write_it_is_right(score: Scored) -> None:
 
 def test_another_value_is_wrong(score: Scored) -> None:
     assert [pair for pair in WRONG if score(pair[0], f"\\boxed{{{pair[1]}}}").value] == []
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer"),
+    [
+        ("24", "12+12"),
+        ("24", r"\sqrt{576}"),
+        ("24", "4!"),
+        ("24", r"\frac{48}{2}"),
+        ("1024", "2¹⁰"),
+        ("0.5", r"1-\frac12"),
+    ],
+)
+def test_an_operation_is_not_left_to_the_reader_where_the_value_is_asked_for(
+    score: Scored, gold: str, answer: str
+) -> None:
+    boxed = f"\\boxed{{{answer}}}"
+    found = score(gold, boxed)
+    assert (found.value, found.details["rule"]) == (0.0, "not evaluated")
+    assert score(gold, boxed, evaluated=False).value == 1.0
+    assert score(answer, boxed, evaluated=True).value == 1.0
 
 
 def test_no_hack_is_scored(score: Scored) -> None:

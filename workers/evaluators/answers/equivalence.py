@@ -25,6 +25,7 @@ from workers.evaluators.answers.normal_text import (
     with_exponents,
     words,
 )
+from workers.evaluators.answers.operations import is_value, operations_left
 from workers.evaluators.answers.units import measure
 from workers.evaluators.answers.verification import Verification
 from workers.evaluators.grading import Grader
@@ -41,7 +42,11 @@ _ROUNDED = 1e-3
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """The request and its gold answer; with `options`, the letter of one. `pattern` finds the final answer."""
+    """The request and its gold answer; with `options`, the letter of one. `pattern` finds the final answer.
+
+    `evaluated`: an answer that leaves operations to its reader which the gold answer has not is wrong; None for that
+    where the gold answer is a number.
+    """
 
     request: str
     gold: str
@@ -49,6 +54,7 @@ class Reference:
     strict: bool = False
     """Only a single letter in a mark is taken for an option."""
     pattern: str = ""
+    evaluated: bool | None = None
 
 
 class EquivalenceEvaluator:
@@ -119,8 +125,14 @@ class EquivalenceEvaluator:
         except EvaluatorError as error:
             raise EvaluatorError(f"compared with the gold answer {gold[:100]!r}: {error}") from error
         if verified.value == 1.0:
-            return True, equality.FAMILY
+            left = operations_left(answer, gold) if self._wants_value() else set()
+            return (False, "not evaluated") if left else (True, equality.FAMILY)
         return None, verified.reason or f"not equal by {equality.FAMILY}"
+
+    def _wants_value(self) -> bool:
+        if self._reference.evaluated is not None:
+            return self._reference.evaluated
+        return is_value(self._reference.gold)
 
 
 def _same(ours: Mapping[str, int] | None, theirs: Mapping[str, int] | None) -> bool | None:

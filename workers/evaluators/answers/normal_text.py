@@ -18,11 +18,11 @@ _NUMBER = re.compile(
     r"([-+]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d*)?(?:e[-+]?\d+)?)(?:\s*(?:\\times|\\cdot|x|\*)\s*10\^\{?([-+]?\d+)\}?)?(.*)",
     re.IGNORECASE | re.DOTALL,
 )
-_UNIT = re.compile(r"\\?[a-zµμ°ω]{1,20}(?:\^?\{?-?\d\}?)?", re.IGNORECASE)
+_UNIT = re.compile(r"(?:\\(?:mu|omega|ohm|degree|AA)|[a-zµμ°ω]{1,20})(?:\^\{?-?\d\}?|-?\d)?", re.IGNORECASE)
 _NO_UNITS = frozenset(
     {"or", "and", "not", "to", "but", "vee", "wedge", "lor", "land", "pm", "mp", "e", "pi", "i", "x", "n"}
     | {"thousand", "thousands", "hundred", "hundreds", "million", "millions", "billion", "billions"}
-    | {"trillion", "dozen"}
+    | {"trillion", "dozen", "sqrt", "sin", "cos", "tan", "cot", "log", "ln", "lg", "exp", "abs", "gcd", "lcm", "max"}
     | {"bn", "lakh", "crore", "half", "halves", "third", "thirds", "tenths", "hundredths", "squared", "cubed", "mod"}
 )
 _SUPERSCRIPTS = re.compile("[\u2070\u00b9\u00b2\u00b3\u2074-\u2079\u207a\u207b]+")
