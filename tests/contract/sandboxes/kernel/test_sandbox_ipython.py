@@ -261,8 +261,8 @@ def test_limits_are_told(start: Start, run: Run) -> None:
     assert "CPU time" in busy.output + busy.limit
     bomb = run(kernel.run("import os\nwhile True: os.fork()", 3))
     assert bomb.error == "BlockingIOError" or bomb.timed_out
-    # what the others say of it may come late
-    assert "6\n" in run(kernel.run("print(6)", 30)).output
+    # what its processes say of it may come late, and end the kernel, which is then another
+    assert any("6\n" in run(kernel.run("print(6)", 30)).output for _ in range(2))
     run(kernel.close())
 
 
