@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, TypeVar
 from farm.ids import owned_sandbox_id
 from farm.records.request import SandboxLimits, SandboxSpec
 from farm.settings import settings
-from workers.sandboxes.images.builder import move_tree
+from workers.sandboxes.images.building.builder import move_tree
 from workers.sandboxes.images.dockerfile.build_place import BuildPlace, ProgramEnd
 from workers.sandboxes.lifecycle import layers
 from workers.sandboxes.lifecycle.left_layers import settle_owners

@@ -8,13 +8,13 @@ from pathlib import Path
 
 from farm.errors import ImageError
 from farm.settings import settings
+from workers.sandboxes.images.building.image_variables import read_variables
 from workers.sandboxes.images.dockerfile.build_place import StartBuild
 from workers.sandboxes.images.dockerfile.dockerfile_source import PREFIX, DockerfileSource
 from workers.sandboxes.images.host_image import REFERENCE, HostSource, binds
 from workers.sandboxes.images.image_aliases import alias_of
 from workers.sandboxes.images.image_cache import ImageSource, cached, entry_of
 from workers.sandboxes.images.image_sources import FolderSource, source_of
-from workers.sandboxes.images.image_variables import read_variables
 from workers.sandboxes.images.layered_image import Image as Image
 from workers.sandboxes.images.layered_image import read_layers
 from workers.sandboxes.images.root_folders import has_bash

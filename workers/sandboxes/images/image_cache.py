@@ -26,7 +26,7 @@ from uuid import uuid4
 
 from farm.errors import ImageError, SandboxError
 from farm.settings import settings
-from workers.sandboxes.images.builder import BUILD_S
+from workers.sandboxes.images.building.builder import BUILD_S
 from workers.sandboxes.images.content_store import PARTS, digest, made_once, use_mark
 from workers.sandboxes.images.root_folders import has_bash, size_of
 from workers.sandboxes.images.shared_lock import if_free, shared

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import shutil
 import tarfile
@@ -13,13 +14,23 @@ from typing import ClassVar
 from farm.errors import ImageError
 from workers.sandboxes.images import definitions
 from workers.sandboxes.images.archives import BROKEN, BadArchive, extract, first_line
-from workers.sandboxes.images.builder import build, copy_tree, lend, move_tree, owner, workplace
+from workers.sandboxes.images.building.builder import (
+    LinkInTheWay,
+    build,
+    copy_tree,
+    lend,
+    move_tree,
+    owner,
+    workplace,
+)
+from workers.sandboxes.images.building.cleared_layout import clear, layout_of_docker_archive
+from workers.sandboxes.images.building.image_variables import write_variables
 from workers.sandboxes.images.content_store import digest
 from workers.sandboxes.images.definitions import Definition, split_tag
 from workers.sandboxes.images.fingerprints import fingerprint
 from workers.sandboxes.images.image_cache import ROOT, ImageSource
-from workers.sandboxes.images.image_variables import write_variables
 from workers.sandboxes.images.runtime import version
+from workers.sandboxes.remove_tree import remove
 from workers.sandboxes.sandbox_user import give
 
 REGISTRIES = tuple(f"{name}://" for name in definitions.OF_REGISTRIES)
@@ -75,9 +86,11 @@ def _build(
     *,
     definition: bool = False,
     keep_blobs: bool = False,
+    blobs: Path | None = None,
 ) -> None:
     """Build at a place, then move the result to where it is kept."""
-    root = build(words, place, f"image {source.reference}", definition=definition, keep_blobs=keep_blobs)
+    what = f"image {source.reference}"
+    root = build(words, place, what, definition=definition, keep_blobs=keep_blobs, blobs=blobs)
     write_variables(root, place, folder)
     move_tree(root, folder / ROOT)
 
@@ -163,9 +176,25 @@ class ArchiveSource:
 
     def make(self, folder: Path) -> None:
         kind, complete = self._look()
-        with workplace() as place:
-            source = f"{kind}:{self._lent(place)}" if complete else f"oci:{self._unpacked(place)}"
-            _build([f"{source}{self.tag}"], place, self, folder)
+        try:
+            with workplace() as place:
+                source = f"{kind}:{self._lent(place)}" if complete else f"oci:{self._unpacked(place)}"
+                _build([f"{source}{self.tag}"], place, self, folder)
+        except LinkInTheWay as error:
+            with workplace() as place:
+                _build([self._cleared(kind, place, error)], place, self, folder)
+
+    def _cleared(self, kind: str, place: Path, error: LinkInTheWay) -> str:
+        """Return the name of a layout of the image without the links that are in the runtime's way."""
+        try:
+            if kind == "oci-archive":
+                layout = self._unpacked(place)
+            else:
+                layout = place / "oci"
+                layout_of_docker_archive(self.path, layout, self.tag)
+            return clear(layout, self.tag)
+        except (OSError, ValueError, KeyError) as failure:
+            raise ImageError(f"{error.message}; nor without its links: {failure!r}", error.lines) from failure
 
     def _lent(self, place: Path) -> Path:
         """Return a path by which the builder can read the archive; decompressed, as it cannot read all others."""
@@ -215,11 +244,24 @@ class RegistrySource:
 
     def make(self, folder: Path) -> None:
         try:
-            with workplace() as place:
-                _build([self.reference], place, self, folder, keep_blobs=True)
+            try:
+                with workplace() as place:
+                    _build([self.reference], place, self, folder, keep_blobs=True)
+            except LinkInTheWay:
+                self._make_cleared(folder)
         except ImageError as error:
             advice = "where the registry cannot be reached, name a .sif or an archive of it instead"
             raise ImageError(f"{error.message}; {advice}", error.lines, retryable=error.retryable) from error
+
+    def _make_cleared(self, folder: Path) -> None:
+        """Fetch the image again into a folder of its own, and build what is there without its links."""
+        with workplace() as place:
+            blobs = place / "blobs"
+            blobs.mkdir()
+            with contextlib.suppress(LinkInTheWay):
+                build([self.reference], place, f"image {self.reference}", keep_blobs=True, blobs=blobs)
+            remove(place / "root")
+            _build([clear(blobs / "cache/blob")], place, self, folder)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ import shlex
 import shutil
 import stat
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -16,11 +17,14 @@ from typing import Any
 from farm.errors import SandboxError
 from farm.settings import settings
 from workers.sandboxes.images.content_store import digest, made_once
-from workers.sandboxes.sandbox_user import drop_privileges, sandbox_user
+from workers.sandboxes.sandbox_user import sandbox_user
 
 NAMES = ("apptainer", "singularity")
-# a build ends with the process that requested it, and so does all that it started, whatever became of that
-_APART = "unshare --user --map-current-user --pid --fork --kill-child --mount-proc --"
+_PROJECT = str(Path(__file__).parents[3])
+_CONFINED = (
+    "import sys; sys.path.append(sys.argv[1]); "
+    "from workers.sandboxes.images.building.confined_process import main; main()"
+)
 _ALONE = """[ -n "$ALONE" ] || ALONE=1 exec unshare --mount -- "$0" "$@" """
 _REACH = """mount --rbind {prefix} {own}/prefix && mount -t tmpfs -o mode=755 tmpfs {closed} && mkdir -p {prefix} &&
 mount --bind {own}/prefix {prefix} || exit"""
@@ -104,9 +108,10 @@ def _wrapper(found: Path) -> str:
     reach = (
         f"{_ALONE}\n{_REACH}".format(prefix=shlex.quote(prefix), closed=shlex.quote(closed), own=own) if closed else ""
     )
-    drop = shlex.join(drop_privileges())
+    confined = shlex.join([sys.executable, "-I", "-S", "-c", _CONFINED, _PROJECT])
+    user = shlex.join(map(str, sandbox_user() or ("", "")))
     text = Path(__file__).with_name("runtime_wrapper.sh").read_text()
-    values = {"OWN": own, "REACH": reach, "DROP": drop, "APART": _APART, "PROGRAM": shlex.quote(str(found))}
+    values = {"OWN": own, "REACH": reach, "CONFINED": confined, "USER": user, "PROGRAM": shlex.quote(str(found))}
     return re.sub("@([A-Z]+)@", lambda field: values[field[1]], text)
 
 

@@ -1,9 +1,11 @@
 #!/bin/sh
 # its bookkeeping goes here and not to a home folder
 place=${PLACE:-@OWN@}
-export HOME="$place" APPTAINER_CONFIGDIR="$place" APPTAINER_TMPDIR="$place" APPTAINER_CACHEDIR=@OWN@
-export SINGULARITY_TMPDIR="$place" SINGULARITY_CACHEDIR=@OWN@
+# the blobs of registries, which builds share
+blobs=${BLOBS:-@OWN@}
+export HOME="$place" APPTAINER_CONFIGDIR="$place" APPTAINER_TMPDIR="$place" APPTAINER_CACHEDIR="$blobs"
+export TMPDIR="$place" SINGULARITY_TMPDIR="$place" SINGULARITY_CACHEDIR="$blobs"
 umask 022
 cd "$place" || exit
 @REACH@
-exec @DROP@ --pdeathsig KILL @APART@ @PROGRAM@ "$@"
+exec @CONFINED@ "$place" "$blobs" @USER@ @PROGRAM@ "$@"

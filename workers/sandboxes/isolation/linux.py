@@ -129,6 +129,16 @@ def bind_read_only(source: str, target: str) -> None:
     _check(result, f"make {target} read-only")
 
 
+def leave_writable(targets: Sequence[str]) -> None:
+    """Make all mounts of this mount namespace read-only but those at these folders. Needs Linux 5.12."""
+    for target, flags, cleared in (("/", _AT_RECURSIVE, 0), *((target, 0, _ATTR_RDONLY) for target in targets)):
+        attributes = struct.pack("QQQQ", 0 if cleared else _ATTR_RDONLY, cleared, 0, 0)
+        result = _libc.syscall(
+            _MOUNT_SETATTR, _AT_FDCWD, target.encode(), flags, attributes, ctypes.c_size_t(len(attributes))
+        )
+        _check(result, f"make {target} {'writable' if cleared else 'read-only'}")
+
+
 def id_mapped(folder: str, namespace: int, read_only: bool) -> int:
     """A mount of a folder, attached nowhere yet, whose owners are shown as a user namespace maps them. Raises OSError.
 

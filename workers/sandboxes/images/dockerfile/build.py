@@ -13,7 +13,7 @@ from typing import ClassVar
 
 from farm.errors import ImageError, ToolError
 from farm.settings import settings
-from workers.sandboxes.images.builder import BUILD_S, N_LINES, is_passing
+from workers.sandboxes.images.building.builder import BUILD_S, N_LINES, is_passing
 from workers.sandboxes.images.dockerfile.build_place import BuildPlace, StartBuild
 from workers.sandboxes.images.dockerfile.copying import copy_into
 from workers.sandboxes.images.dockerfile.plan import PlannedStage

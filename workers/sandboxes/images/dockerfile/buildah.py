@@ -15,7 +15,7 @@ from pathlib import Path
 
 from farm.errors import ImageError, SandboxError
 from farm.settings import settings
-from workers.sandboxes.images.builder import BUILD_S, N_LINES, is_passing
+from workers.sandboxes.images.building.builder import BUILD_S, N_LINES, is_passing
 
 _PROXY = re.compile(r"(https?|ftp|no)_proxy", re.IGNORECASE)
 # what it runs has the network that it has itself

@@ -10,7 +10,7 @@ from typing import ClassVar, TypeAlias
 
 from farm.errors import ImageError
 from farm.settings import settings
-from workers.sandboxes.images.builder import owner
+from workers.sandboxes.images.building.builder import owner
 from workers.sandboxes.images.content_store import digest
 from workers.sandboxes.images.dockerfile.build import build_layers
 from workers.sandboxes.images.dockerfile.build_place import StartBuild

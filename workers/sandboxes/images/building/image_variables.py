@@ -7,7 +7,7 @@ import logging
 import subprocess
 from pathlib import Path
 
-from workers.sandboxes.images.builder import environment, runtime_words
+from workers.sandboxes.images.building.builder import environment, runtime_words
 
 log = logging.getLogger(__name__)
 

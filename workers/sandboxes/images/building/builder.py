@@ -48,6 +48,7 @@ _PASSING = re.compile(
     r"too ?many ?requests|\b50[0234] |input/output error",
     re.IGNORECASE,
 )
+_WROTE_THROUGH_LINK = re.compile(r"failed to make environment (files|dirs): ")
 _FAKEROOT_BROKE = "/.singularity.d/libs/fakeroot: "
 
 
@@ -155,24 +156,37 @@ def owner() -> int:
     return user[0] if user else os.getuid()
 
 
-def build(words: Sequence[str], place: Path, what: str, *, definition: bool = False, keep_blobs: bool = False) -> Path:
+class LinkInTheWay(ImageError):
+    """An image has a link where the runtime writes a file of its own."""
+
+
+def build(
+    words: Sequence[str],
+    place: Path,
+    what: str,
+    *,
+    definition: bool = False,
+    keep_blobs: bool = False,
+    blobs: Path | None = None,
+) -> Path:
     """Build what `words` name into the folder that is returned. ImageError with the builder's last lines. Blocks.
 
-    `keep_blobs` of a registry, as other images share them.
+    `keep_blobs` of a registry, as other images share them; `blobs` is a folder of the place to keep them in instead.
     """
     give(place)
     options = ["--sandbox", "--fix-perms", *([] if keep_blobs else ["--disable-cache"])]
     if definition and "apptainer" in str(program()):
         # files of other users than its own could neither be changed in a sandbox nor be deleted
         options.append("--ignore-subuid")
-    lines = _run([*options, str(place / "root"), *words], place, what)
+    lines = _run([*options, str(place / "root"), *words], place, what, blobs)
     if lines and any(_FAKEROOT_BROKE in line for line in lines):
         # the node's fakeroot does not work in every image; without it, only changes of owner fail
         remove(place / "root")
-        lines = _run([*options, "--ignore-fakeroot-command", str(place / "root"), *words], place, what)
+        lines = _run([*options, "--ignore-fakeroot-command", str(place / "root"), *words], place, what, blobs)
     if lines is not None:
         last = lines[-N_LINES:]
-        raise ImageError(f"{what} could not be built", [_short(line) for line in last], retryable=is_passing(last))
+        kind = LinkInTheWay if any(map(_WROTE_THROUGH_LINK.search, last)) else ImageError
+        raise kind(f"{what} could not be built", [_short(line) for line in last], retryable=is_passing(last))
     return place / "root"
 
 
@@ -181,13 +195,13 @@ def is_passing(lines: Sequence[str]) -> bool:
     return any(map(_PASSING.search, lines))
 
 
-def _run(words: Sequence[str], place: Path, what: str) -> list[str] | None:
+def _run(words: Sequence[str], place: Path, what: str, blobs: Path | None = None) -> list[str] | None:
     """Run a build to its end. None if it worked, else its last lines. ImageError if it takes too long."""
     log = place / "log"
     with log.open("wb") as output:
         process = subprocess.Popen(
             [*runtime_words("build", "--nocolor"), *words],
-            env=environment(place),
+            env=environment(place) | ({"BLOBS": str(blobs)} if blobs else {}),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
