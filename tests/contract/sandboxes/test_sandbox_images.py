@@ -112,6 +112,22 @@ def test_an_archive(start: Start, run: Run, small_image: Path, apptainer: Path, 
     assert "/opt/own/bin" in path.split(":")
 
 
+@pytest.mark.parametrize("unlisted", [False, True], ids=["listed", "unlisted"])
+def test_an_image_of_an_archive_is_named_by_its_tag(
+    start: Start, run: Run, small_image: Path, apptainer: Path, unlisted: bool
+) -> None:
+    packed = small_image.parent / f"tagged-{unlisted}.tar"
+    packed.exists() or oci_archive(small_image, packed, folders_listed=not unlisted)
+    assert said(run, start(image=f"oci-archive:{packed}:latest"), "cat /opt/own/added") == "by the second layer\n"
+    with pytest.raises(ImageError, match="is not in its archive: it has no image 'other', but latest"):
+        start(image=f"oci-archive:{packed}:other")
+    saved = small_image.parent / "saved.tar"
+    saved.exists() or docker_archive(small_image, saved)
+    assert said(run, start(image=f"docker-archive:{saved}:small:1"), "cat /opt/own/added") == "by the second layer\n"
+    with pytest.raises(ImageError, match="it has no image 'small:2', but small:1"):
+        start(image=f"docker-archive:{saved}:small:2")
+
+
 def test_a_definition(start: Start, run: Run, definition: Path) -> None:
     sandbox = start(image=str(definition))
     script = "cat /etc/mark; ls /opt /opt/words; rm -r /opt/words; sed -i s/small/big/ /etc/mark; cat /etc/mark"

@@ -23,8 +23,8 @@ from workers.sandboxes.images.building.builder import (
     owner,
     workplace,
 )
-from workers.sandboxes.images.building.cleared_layout import clear, layout_of_docker_archive
 from workers.sandboxes.images.building.image_variables import write_variables
+from workers.sandboxes.images.building.oci_layouts import choose, clear, layout_of_docker_archive
 from workers.sandboxes.images.content_store import digest
 from workers.sandboxes.images.definitions import Definition, split_tag
 from workers.sandboxes.images.fingerprints import fingerprint
@@ -178,23 +178,30 @@ class ArchiveSource:
         kind, complete = self._look()
         try:
             with workplace() as place:
-                source = f"{kind}:{self._lent(place)}" if complete else f"oci:{self._unpacked(place)}"
-                _build([f"{source}{self.tag}"], place, self, folder)
+                _build([self._source(kind, complete, place)], place, self, folder)
         except LinkInTheWay as error:
             with workplace() as place:
                 _build([self._cleared(kind, place, error)], place, self, folder)
 
+    def _source(self, kind: str, complete: bool, place: Path) -> str:
+        """Return the name of the image for the runtime, which knows no tags of archives."""
+        if complete and not self.tag:
+            return f"{kind}:{self._lent(place)}"
+        try:
+            return choose(self._layout(kind, place), self.tag)
+        except (OSError, ValueError, KeyError) as failure:
+            raise ImageError(f"image {self.reference} is not in its archive: {failure}") from failure
+
     def _cleared(self, kind: str, place: Path, error: LinkInTheWay) -> str:
         """Return the name of a layout of the image without the links that are in the runtime's way."""
         try:
-            if kind == "oci-archive":
-                layout = self._unpacked(place)
-            else:
-                layout = place / "oci"
-                layout_of_docker_archive(self.path, layout, self.tag)
-            return clear(layout, self.tag)
+            return clear(self._layout(kind, place), self.tag)
         except (OSError, ValueError, KeyError) as failure:
             raise ImageError(f"{error.message}; nor without its links: {failure!r}", error.lines) from failure
+
+    def _layout(self, kind: str, place: Path) -> Path:
+        """Return the archive as an OCI layout."""
+        return self._unpacked(place) if kind == "oci-archive" else layout_of_docker_archive(self.path, place / "oci")
 
     def _lent(self, place: Path) -> Path:
         """Return a path by which the builder can read the archive; decompressed, as it cannot read all others."""

@@ -1,8 +1,8 @@
-"""An OCI layout of an image in which nothing stands in the way of the files that the container runtime writes.
+"""OCI layouts of images: of one image among several, and without what is in the way of the container runtime.
 
 The runtime writes /etc/resolv.conf, /etc/hosts and /.singularity.d of an image that it builds, and follows a link that
-the image has there, such as the one of systemd to a file of /run. In the namespaces of a build such a write fails. The
-layout gets one more layer, which removes these paths.
+the image has there, such as the one of systemd to a file of /run. In the namespaces of a build such a write fails. A
+layout that is cleared has one more layer, which removes these paths.
 """
 
 from __future__ import annotations
@@ -37,30 +37,32 @@ def clear(layout: Path, tag: str = "") -> str:
     config["rootfs"]["diff_ids"].append(layer["digest"])
     if config.get("history"):
         config["history"].append({"created_by": "the paths that the container runtime writes, removed"})
-    manifest["config"] = _add(layout, f"{_OCI}.config.v1+json", _json(config))
-    layers = [_as_oci(each) for each in manifest["layers"]]
-    _write(layout, manifest["config"], [*layers, layer])
+    layers = [*map(_as_oci, manifest["layers"]), layer]
+    _write_index(layout, [_manifest_of(layout, _add(layout, f"{_OCI}.config.v1+json", _json(config)), layers)])
     return f"oci:{layout}"
 
 
-def layout_of_docker_archive(archive: Path, layout: Path, tag: str = "") -> None:
-    """Write the image of an archive by `docker save` as an OCI layout. Raises ValueError, KeyError or OSError."""
+def layout_of_docker_archive(archive: Path, layout: Path) -> Path:
+    """Write an archive by `docker save` as an OCI layout, which is returned. Raises ValueError, KeyError or OSError."""
     (layout / "blobs/sha256").mkdir(parents=True)
     (layout / "oci-layout").write_text('{"imageLayoutVersion": "1.0.0"}')
+    manifests = []
     with tarfile.open(archive) as packed:
-        images = json.load(_member(packed, "manifest.json"))
-        image = next((each for each in images if not tag or tag.strip(":") in (each.get("RepoTags") or ())), None)
-        if image is None:
-            raise ValueError(f"the archive has no image {tag.strip(':')}")
-        config = _add(layout, f"{_OCI}.config.v1+json", _member(packed, image["Config"]))
-        layers = []
-        for path in image["Layers"]:
-            added = _add(layout, _LAYER, _member(packed, path))
-            with _blob(layout, added).open("rb") as file:
-                start = file.read(4)
-            packing = "+gzip" if start.startswith(_GZIP) else "+zstd" if start == _ZSTD else ""
-            layers.append({**added, "mediaType": _LAYER + packing})
-    _write(layout, config, layers)
+        for image in json.load(_member(packed, "manifest.json")):
+            config = _add(layout, f"{_OCI}.config.v1+json", _member(packed, image["Config"]))
+            layers = [_layer(layout, _member(packed, path)) for path in image["Layers"]]
+            manifest = _manifest_of(layout, config, layers)
+            manifests += [{**manifest, "annotations": {_NAME: tag}} for tag in image.get("RepoTags") or [""]]
+    _write_index(layout, manifests)
+    return layout
+
+
+def _layer(layout: Path, content: IO[bytes]) -> dict[str, Any]:
+    added = _add(layout, _LAYER, content)
+    with _blob(layout, added).open("rb") as file:
+        start = file.read(4)
+    packing = "+gzip" if start.startswith(_GZIP) else "+zstd" if start == _ZSTD else ""
+    return {**added, "mediaType": _LAYER + packing}
 
 
 def _member(archive: tarfile.TarFile, name: str) -> IO[bytes]:
@@ -70,15 +72,29 @@ def _member(archive: tarfile.TarFile, name: str) -> IO[bytes]:
     return member
 
 
-def _manifest(layout: Path, index: Mapping[str, Any], tag: str) -> dict[str, Any]:
-    """Return the manifest of the image that a tag names, of this machine where there is one for each of several."""
+def choose(layout: Path, tag: str) -> str:
+    """Leave the image that a tag names in a layout; return its name for the runtime. Raises ValueError, KeyError."""
+    _write_index(layout, [_chosen(json.loads((layout / "index.json").read_text()), tag)])
+    return f"oci:{layout}"
+
+
+def _chosen(index: Mapping[str, Any], tag: str) -> Mapping[str, Any]:
+    """Return the descriptor of the image that a tag names; without one, that of this machine, or the first."""
     found: Sequence[Mapping[str, Any]] = index["manifests"]
-    named = [each for each in found if each.get("annotations", {}).get(_NAME) == tag.strip(":")]
+    names = [str(each.get("annotations", {}).get(_NAME, "")) for each in found]
     machine = _MACHINES.get(platform.machine(), platform.machine())
     own = [each for each in found if each.get("platform", {}).get("architecture") == machine]
-    if not (chosen := named or own or found):
-        raise ValueError("the layout has no image")
-    content: dict[str, Any] = json.loads(_blob(layout, chosen[0]).read_bytes())
+    if not tag and found:
+        return (own or found)[0]
+    wanted = tag.strip(":")
+    for name, each in zip(names, found, strict=True):
+        if wanted in (name, name.rpartition(":")[2]):
+            return each
+    raise ValueError(f"it has no image {wanted!r}, but {', '.join(filter(None, names)) or 'none with a name'}")
+
+
+def _manifest(layout: Path, index: Mapping[str, Any], tag: str) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(_blob(layout, _chosen(index, tag)).read_bytes())
     return _manifest(layout, content, "") if "manifests" in content else content
 
 
@@ -89,12 +105,13 @@ def _as_oci(layer: Mapping[str, Any]) -> dict[str, Any]:
     return {**layer, "mediaType": _LAYER + packing}
 
 
-def _write(layout: Path, config: Mapping[str, Any], layers: Sequence[Mapping[str, Any]]) -> None:
+def _manifest_of(layout: Path, config: Mapping[str, Any], layers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     kind = f"{_OCI}.manifest.v1+json"
-    fields = {"schemaVersion": 2, "mediaType": kind, "config": config, "layers": layers}
-    manifest = _add(layout, kind, _json(fields))
-    index = {"schemaVersion": 2, "manifests": [manifest]}
-    (layout / "index.json").write_text(json.dumps(index))
+    return _add(layout, kind, _json({"schemaVersion": 2, "mediaType": kind, "config": config, "layers": layers}))
+
+
+def _write_index(layout: Path, manifests: Sequence[Mapping[str, Any]]) -> None:
+    (layout / "index.json").write_text(json.dumps({"schemaVersion": 2, "manifests": manifests}))
 
 
 def _add(layout: Path, kind: str, content: IO[bytes]) -> dict[str, Any]:
