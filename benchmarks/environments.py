@@ -2,6 +2,8 @@
 
 reasoning-gym and the guessing game of `examples` are played by the farm's servers in sandboxes, with the connections
 that a worker has and no LLM. Beside them: the same calls of the same class in one process, without server and sandbox.
+The verdict of the node's grader on an answer is compared with a direct call of the library's verifier, and a start in a
+shared server with one in a sandbox of the rollout's own.
 A cold start installs nothing: packages are installed before.
 """
 
@@ -9,10 +11,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 
 from examples.environment.guessing_game import GuessingGame
 from farm.records.request import SandboxSpec
@@ -21,12 +26,14 @@ from testkit.report import Report, options
 from workers.environments.environment import Action, Episode
 from workers.environments.environment_program import EnvironmentProgram, environment_program
 from workers.environments.environment_servers import EnvironmentServers
+from workers.evaluators.answer import verified
 from workers.interfaces import SandboxProvider
 from workers.registry import best_sandbox
 from workers.registry import sandbox as provider_of
 
 N_STEPS = 20
 _STEP_S = 120.0
+_FAMILIES = ("gcd", "string_insertion", "simple_integration")
 _ALONE = """
 import sys, time
 started = time.perf_counter()
@@ -59,6 +66,28 @@ async def _measure(report: Report, asked: argparse.Namespace) -> None:
     n = 20 if asked.quick else 100
     await _one(report, provider, game, "", n, N_STEPS)
     await _one(report, provider, environment_program("reasoning_gym"), "chain_sum", n, 1)
+    for family in _FAMILIES:
+        await _verdicts(report, family, n)
+
+
+async def _verdicts(report: Report, family: str, n: int) -> None:
+    """Measure verdicts on the reference answer by the grader, one after another, and by direct calls."""
+    # imported late: it takes a second
+    from reasoning_gym import create_dataset
+
+    dataset = create_dataset(family, size=1, seed=1)
+    entry = json.loads(json.dumps(dataset[0]))
+    took = []
+    await verified(family, entry, {}, entry["answer"], _STEP_S)
+    for _ in range(n):
+        started = time.perf_counter()
+        await verified(family, entry, {}, entry["answer"], _STEP_S)
+        took.append(time.perf_counter() - started)
+    started = time.perf_counter()
+    for _ in range(n):
+        dataset.score_answer(entry["answer"], entry)
+    direct_s = (time.perf_counter() - started) / n
+    report.times(f"{family}: a verdict of the grader", took, direct_call=direct_s * 1000)
 
 
 async def _one(
@@ -71,6 +100,7 @@ async def _one(
 
     async def rollout(seed: int) -> None:
         connection = await servers.connect(program, provider)
+        connection.verify = partial(verified, timeout_s=_STEP_S)
         try:
             await connection.reset(Episode(id=episode_id, seed=seed), _STEP_S)
             for _ in range(n_steps):
@@ -79,9 +109,9 @@ async def _one(
         finally:
             connection.drop()
 
-    async def warm_start(seed: int) -> float:
+    async def start(seed: int, started_as: EnvironmentProgram = program) -> float:
         started = time.perf_counter()
-        connection = await servers.connect(program, provider)
+        connection = await servers.connect(started_as, provider)
         await connection.reset(Episode(id=episode_id, seed=seed), _STEP_S)
         took = time.perf_counter() - started
         connection.drop()
@@ -89,10 +119,14 @@ async def _one(
 
     try:
         started = time.perf_counter()
-        await warm_start(0)
+        await start(0)
         cold_s = time.perf_counter() - started
         report.add(f"{program.name}: cold start, with its sandbox", cold_s * 1000, "ms", import_alone=imported_s * 1000)
-        report.times(f"{program.name}: warm start, reset done", [await warm_start(seed) for seed in range(n)])
+        report.times(f"{program.name}: warm start, reset done", [await start(seed) for seed in range(n)])
+        own = replace(program, shared=False)
+        report.times(
+            f"{program.name}: start in a sandbox of its own", [await start(seed, own) for seed in range(n // 10)]
+        )
         started = time.perf_counter()
         for seed in range(n):
             await rollout(seed)

@@ -279,6 +279,13 @@ NextMessages: TypeAlias = Callable[[int, str | None], Awaitable[Sequence[Message
 """Asked with the number of steps that have ended, and the answer of the last: further user messages, or none."""
 
 
+Verify: TypeAlias = Callable[[str, Mapping[str, Any], Mapping[str, Any], str], Awaitable[float]]
+"""Scores an answer to an entry of a family of reasoning-gym, whose dataset has some settings, from 0 to 1.
+
+The arguments are family, entry, settings, answer. It is scored in a process that reads nothing else; EvaluatorError.
+"""
+
+
 @dataclass(slots=True)
 class AgentContext:
     """The input of an agent: its task, what it may use, and where model calls and artefacts are recorded."""
@@ -306,6 +313,8 @@ class AgentContext:
     """The LLMs of the batch's roles, by role."""
     agent_requests: AgentRequests = field(default_factory=AgentRequests)
     """The batch's rule for what not every engine can answer, for agents whose programs ask by a gateway."""
+    verify: Verify | None = None
+    """For agents whose environment leaves the verdict on an answer to the node; takes none of the rollout's time."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from farm.errors import AgentError, EngineError, EvaluatorError, HandlerError, SandboxError
 from farm.plugins import follows
@@ -22,6 +23,7 @@ from farm.row_builders import chosen_calls
 from farm.seeds import rollout_seed
 from workers import plugin_values, registry
 from workers.collecting import Collect, collected
+from workers.evaluators.answer import verified
 from workers.fresh_sandboxes import fresh_sandboxes, opened, restored_files, stop_sandbox
 from workers.handler_options import ChoosesCalls, RunningEvaluator, keeps_layer, scores_running
 from workers.interfaces import (
@@ -173,6 +175,7 @@ async def _play_in(
                 provider=partial(_provider, job),
                 models=calls.of(models),
                 agent_requests=job.agent_requests,
+                verify=partial(_verify, job),
             )
             stack.push_async_callback(_close, context.tools)
             result = await _play(resolved, context)
@@ -189,6 +192,13 @@ async def _play_in(
             early = await _score_running(problem, sandbox, submission, models)
             submission = submission.model_copy(update={"early_score": early})
     return RunResult(result.outcome, submission)
+
+
+async def _verify(
+    job: StageJob, family: str, entry: Mapping[str, Any], settings: Mapping[str, Any], answer: str
+) -> float:
+    with off_clock(job.limits.eval_s):
+        return await verified(family, entry, settings, answer, job.limits.eval_s)
 
 
 def _provider(job: StageJob) -> SandboxProvider:

@@ -1,14 +1,16 @@
 """The agent that plays an environment with steps: the policy speaks, the environment answers, until one has ended.
 
 A limit that the policy reaches is an outcome, and the rewards up to there count. An environment that breaks is an
-error, unless it breaks twice on the policy's texts and not without them: then its last step is worth 0. The process of
-the environment ends with the play, however that ends.
+error, unless it breaks twice on the policy's texts and not without them: then its last step is worth 0. Where a shared
+server ends, its episodes go on from their recorded actions. What is repeated has a sandbox of its own, so that it
+neither ends the episodes of others nor is ended by them. The process of the environment ends with the play.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from farm.errors import AgentError, HandlerError, LimitReached
@@ -18,9 +20,9 @@ from farm.records.trajectory import Message, ModelCall, ToolCall
 from workers.agents.actions import cut, tool_calls
 from workers.environments.environment import Action, Begin, CalledTool, Step
 from workers.environments.environment_servers import environment_servers
-from workers.environments.episode import Ask, BrokenEpisode, EpisodeConnection
+from workers.environments.episode import Ask, BrokenEpisode, EpisodeConnection, ServerEnded, no_verifier
 from workers.environments.instance import EnvironmentInstance
-from workers.interfaces import AgentContext, AgentResult, Completion, SandboxProvider
+from workers.interfaces import AgentContext, AgentResult, Completion, SandboxProvider, Verify
 from workers.policy.recording import Stopwatch, as_applied, model_call
 
 MAX_INVALID_TURNS = 5
@@ -54,6 +56,7 @@ class _EpisodePlay:
         self._instance = instance
         self._provider = provider
         self._connection: EpisodeConnection | None = None
+        self._has_broken = False
         self._actions: list[Action] = []
         self._begin = Begin(())
         self._history: list[Message] = []
@@ -61,11 +64,17 @@ class _EpisodePlay:
         self._n_invalid = 0
         self._rewards: list[float] = []
         self._last: ModelCall | None = None
+        self._verify: Verify = context.verify or no_verifier
 
     async def run(self) -> AgentResult:
         context = self._context
         self._connection = await self._connected()
-        self._begin = await self._connection.reset(self._instance.episode, _RESET_S, self._ask_role)
+        try:
+            self._begin = await self._connection.reset(self._instance.episode, _RESET_S, self._ask_role)
+        except ServerEnded:
+            self._broke()
+            self._connection = await self._connected()
+            self._begin = await self._connection.reset(self._instance.episode, _RESET_S, self._ask_role)
         self._history = [dict(message) for message in self._begin.messages]
         # from here on it is scored, however it ends
         context.rewards = self._rewards
@@ -150,24 +159,42 @@ class _EpisodePlay:
             result: Step | float | BrokenEpisode | None = await self._requested(
                 self._connection, action, self._ask_role
             )
-        except BrokenEpisode as broken:
-            self.drop()
+        except (BrokenEpisode, ServerEnded) as broken:
+            self._broke()
             result = await self._settled(action, broken, heard)
         if action is not None:
             self._actions.append(action)
         return result
 
+    def _broke(self) -> None:
+        self.drop()
+        self._has_broken = True
+
     async def _settled(
-        self, action: Action | None, broken: BrokenEpisode, heard: Sequence[str]
+        self, action: Action | None, broken: BrokenEpisode | ServerEnded, heard: Sequence[str]
     ) -> Step | float | BrokenEpisode | None:
         """Find out whose fault it is. Raises HandlerError if the environment breaks without the policy's texts, too."""
+        if isinstance(broken, ServerEnded):
+            # most likely another's
+            try:
+                return await self._repeated(action, heard)
+            except BrokenEpisode as error:
+                broken = error
         control = await self._connected()
+        control.verify = _unread
         try:
             await self._control(control, heard)
         except HandlerError as error:
             raise HandlerError(f"{broken}; and without the policy's texts: {error}") from error
         finally:
             control.drop()
+        try:
+            return await self._repeated(action, heard)
+        except BrokenEpisode as error:
+            return error
+
+    async def _repeated(self, action: Action | None, heard: Sequence[str]) -> Step | float | None:
+        """Repeat the recorded actions, and carry out one more; the play goes on from there. Raises BrokenEpisode."""
         again = await self._connected()
         try:
             replies = iter(heard)
@@ -177,16 +204,14 @@ class _EpisodePlay:
                 return await self._ask_role(role, messages) if said is None else said
 
             await again.reset(self._instance.episode, _RESET_S, reply)
+            again.verify = _unread
             for each in self._actions:
                 await self._requested(again, each, reply)
+            again.verify = self._verify
             result = await self._requested(again, action, reply)
-        except BrokenEpisode as error:
-            again.drop()
-            return error
         except BaseException:
             again.drop()
             raise
-        # it broke once and no more: the play goes on
         self._connection = again
         return result
 
@@ -214,8 +239,10 @@ class _EpisodePlay:
 
     async def _connected(self) -> EpisodeConnection:
         instance = self._instance
-        connection = await environment_servers().connect(instance.program, self._provider, instance.packages)
+        program = replace(instance.program, shared=False) if self._has_broken else instance.program
+        connection = await environment_servers().connect(program, self._provider, instance.packages)
         connection.rewards = instance.reward_range
+        connection.verify = self._verify
         return connection
 
     def _readable(self, requested: ToolCall, call: ModelCall) -> CalledTool | None:
@@ -248,6 +275,11 @@ class _EpisodePlay:
                 retryable=False,
             )
         return await model.complete(messages, SamplingParams())
+
+
+async def _unread(family: str, entry: Mapping[str, Any], settings: Mapping[str, Any], answer: str) -> float:
+    """Give nothing to an answer whose reward is not read."""
+    return 0.0
 
 
 def _outcome(step: Step) -> Outcome | None:

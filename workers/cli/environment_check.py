@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import click
@@ -20,8 +21,11 @@ from workers.environments.environment import Action, CalledTool
 from workers.environments.environment_program import environment_names, environment_program
 from workers.environments.environment_servers import EnvironmentServers
 from workers.environments.instance import EnvironmentInstance
+from workers.evaluators.answer import verified
 
 console = Console()
+
+_VERIFIER_S = 120.0
 
 _DEFAULT_ACTIONS = ("hello", "1", "\\boxed{1}", "[1]", "<answer>1</answer>", "hello", "2", "\\boxed{2}", "[2]", "3")
 
@@ -113,6 +117,7 @@ async def played(instance: EnvironmentInstance, kind: str, actions: Sequence[str
             for _ in range(n_plays):
                 connection = await servers.connect(instance.program, provider, instance.packages)
                 connection.rewards = instance.reward_range
+                connection.verify = partial(verified, timeout_s=_VERIFIER_S)
                 try:
                     begin = await connection.reset(instance.episode, 300.0)
                     play = [PlayedStep([*map(dict, begin.messages), *map(dict, begin.tools)], 0.0, False)]

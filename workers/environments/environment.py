@@ -37,12 +37,26 @@ class Action:
 
 
 @dataclass(frozen=True, slots=True)
+class PosedProblem:
+    """A problem of reasoning-gym, whose answers the node verifies: the rewards of its episode are the node's verdicts.
+
+    `entry` is the entry as the library made it, plain JSON; `settings` are those of its dataset.
+    """
+
+    family: str
+    entry: Mapping[str, Any]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class Begin:
     """The beginning of an episode: the conversation that the policy is given, and the tools that it may call."""
 
     messages: Sequence[ChatMessage]
     tools: Sequence[Mapping[str, Any]] = ()
     """As the OpenAI API describes them: {"type": "function", "function": {name, description, parameters}}."""
+    problem: PosedProblem | None = None
+    """Set before any text of the policy is read; from then on only `answer` of a step counts, and no `reward`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +64,7 @@ class Step:
     """The answer to an action. `reward` is for this action alone: those of an episode are added up.
 
     `terminated` says that the episode has come to its end, `truncated` that a limit of the environment's own has ended
-    it. `info` is JSON for people.
+    it. `info` is JSON for people. `answer` is the answer to the episode's problem, to be verified by the node.
     """
 
     messages: Sequence[ChatMessage] = ()
@@ -58,6 +72,7 @@ class Step:
     terminated: bool = False
     truncated: bool = False
     info: Mapping[str, Any] = field(default_factory=dict)
+    answer: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +102,9 @@ class Environment(Protocol):
     * `rewards`: the least and the most reward of one step, (-1, 1) unless it is set; a reward outside is never given;
     * `roles`: LLMs besides the policy that it asks, such as `user`;
     * `image`, `network`, `memory_mb`, `env`: of its sandbox; memory is of one rollout;
-    * `shared`: False if what the policy sends is run as a program, so that each rollout gets a sandbox of its own.
+    * `shared`: False if each rollout is to have a sandbox of its own. In a shared one an episode computes, reads files
+      and asks models, and no more: writing files, connections, threads, processes and signals are refused. True unless
+      it is set, or `network` is True.
     """
 
     def __init__(self, ask: AskModel) -> None: ...

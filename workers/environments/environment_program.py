@@ -14,7 +14,7 @@ from typing import Any
 from farm.errors import HandlerError, NotFound
 from farm.plugins import installed, load
 from farm.records.request import SandboxLimits, SandboxSpec
-from workers.environments import environment, environment_server
+from workers.environments import computing_calls, environment, environment_server
 from workers.plugin_faults import described
 
 ENVIRONMENTS = "farm.environments"
@@ -63,6 +63,10 @@ class EnvironmentProgram:
         """Return what a class says of itself. Raises TypeError or ValueError for what it may not say."""
         texts = {each: _texts(kind, each) for each in ("packages", "imports", "modules", "roles")}
         variables = dict(getattr(kind, "env", {}))
+        network = bool(getattr(kind, "network", False))
+        shared = bool(getattr(kind, "shared", not network))
+        if network and shared:
+            raise ValueError("network = True needs shared = False: in a shared sandbox no connection can be opened")
         result = cls(
             name,
             kind.__module__,
@@ -70,10 +74,10 @@ class EnvironmentProgram:
             **texts,
             without_dependencies=bool(getattr(kind, "without_dependencies", False)),
             image=str(getattr(kind, "image", "host")),
-            network=bool(getattr(kind, "network", False)),
+            network=network,
             memory_mb=int(getattr(kind, "memory_mb", _MEMORY_MB)),
             env=tuple(sorted((str(key), str(value)) for key, value in variables.items())),
-            shared=bool(getattr(kind, "shared", True)),
+            shared=shared,
             rewards=_range(kind),
         )
         result.spec()
@@ -98,7 +102,8 @@ class EnvironmentProgram:
         return {f"{name.replace('.', '/')}.py": _source(self.name, name) for name in self._module_names()}
 
     def _module_names(self) -> Sequence[str]:
-        return tuple(dict.fromkeys((environment.__name__, environment_server.__name__, self.module, *self.modules)))
+        ours = (environment.__name__, computing_calls.__name__, environment_server.__name__)
+        return tuple(dict.fromkeys((*ours, self.module, *self.modules)))
 
 
 def _texts(kind: type[Any], attribute: str) -> tuple[str, ...]:

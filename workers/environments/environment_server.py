@@ -4,7 +4,10 @@
 
 It needs nothing of the farm but the contract. Each connection to the socket is one rollout: lines of JSON, a request
 and its reply at a time. A process that ends before its rollout is reported on the connection, by the server; one whose
-connection is closed is killed. SETTINGS are JSON: `imports`, `memory_mb`.
+connection is closed is killed. SETTINGS are JSON: `imports`, `memory_mb`, `shared`.
+
+The processes of a shared server cannot reach each other, or the server, or what either will read: none can be looked
+into, and each has only the system calls of `computing_calls.py`. The server reads nothing that they send.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from workers.environments.computing_calls import allow_only_serving, hide_memory
 from workers.environments.environment import Action, CalledTool, Environment, Episode, Step
 
 READY = "ready"
@@ -66,8 +70,11 @@ class NodeConnection:
         return str(reply["text"])
 
 
-def serve(connection: socket.socket, factory: Callable[..., Environment]) -> None:
-    """Play one rollout to its end. An error is the reply to the request that it broke, and the last."""
+def serve(connection: socket.socket, factory: Callable[..., Environment], *, confined: bool = False) -> None:
+    """Play one rollout to its end. An error is the reply to the request that it broke, and the last.
+
+    If the process is `confined`, an error that may come from that names the remedy.
+    """
     line = NodeConnection(connection)
     environment: Environment | None = None
     try:
@@ -81,7 +88,7 @@ def serve(connection: socket.socket, factory: Callable[..., Environment]) -> Non
                 raise
             except BaseException as error:
                 traceback.print_exc()
-                line.send({"error": _described(error)})
+                line.send({"error": _described(error) + (_remedy(error) if confined else "")})
                 return
             if "close" in request:
                 return
@@ -94,7 +101,17 @@ def _reply(environment: Environment, request: Mapping[str, Any]) -> Any:
         episode = Episode(**request["reset"])
         _seed(episode.seed)
         begin = environment.reset(episode)
-        return {"messages": [dict(each) for each in begin.messages], "tools": [dict(each) for each in begin.tools]}
+        problem = begin.problem
+        return {
+            "messages": [dict(each) for each in begin.messages],
+            "tools": [dict(each) for each in begin.tools],
+            "problem": problem
+            and {
+                "family": problem.family,
+                "entry": dict(problem.entry),
+                "settings": dict(problem.settings),
+            },
+        }
     if "step" in request:
         calls = tuple(CalledTool(**call) for call in request["step"]["tool_calls"])
         return _plain(environment.step(Action(request["step"]["text"], calls)))
@@ -113,6 +130,7 @@ def _plain(step: Step) -> dict[str, Any]:
         "truncated": bool(step.truncated),
         # for people: what is no JSON is shown as text
         "info": json.loads(json.dumps(dict(step.info), default=repr, skipkeys=True)),
+        "answer": step.answer,
     }
 
 
@@ -136,13 +154,33 @@ def _described(error: BaseException) -> str:
         return type(error).__name__
 
 
+def _remedy(error: BaseException) -> str:
+    if isinstance(error, PermissionError) or "start new thread" in str(error):
+        return (
+            "; a shared environment computes and reads files: set `shared = False` in its class if it writes files, "
+            "opens connections, or starts threads or processes"
+        )
+    return ""
+
+
+def _confine(memory_mb: int) -> bool:
+    """Let this process compute and answer on its connection, and no more; return whether that is so."""
+    # also what is mapped to be shared with others
+    _limit_memory(resource.RLIMIT_AS, 0, memory_mb)
+    return allow_only_serving()
+
+
 class ForkServer:
     """The listening process: one fork for each connection, which it watches through a copy of the connection."""
 
-    def __init__(self, listener: socket.socket, factory: Callable[..., Environment], memory_mb: int) -> None:
+    def __init__(
+        self, listener: socket.socket, factory: Callable[..., Environment], memory_mb: int, *, shared: bool
+    ) -> None:
         self._listener = listener
         self._factory = factory
         self._memory_mb = memory_mb
+        self._shared = shared
+        self._wakes = socket.socketpair()
         self._rollouts: dict[int, tuple[int, socket.socket]] = {}
         self._poll = select.poll()
         self._poll.register(listener, select.POLLIN)
@@ -150,7 +188,7 @@ class ForkServer:
     def run(self) -> None:
         """Serve until it is killed."""
         # SIGCHLD interrupts the wait
-        wake, woken = socket.socketpair()
+        wake, woken = self._wakes
         wake.setblocking(False)
         woken.setblocking(False)
         signal.set_wakeup_fd(woken.fileno())
@@ -168,7 +206,12 @@ class ForkServer:
 
     def _accept(self) -> None:
         connection, _ = self._listener.accept()
-        pid = os.fork()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            _say(connection, {"error": f"no process for a rollout: {_described(error)}"})
+            connection.close()
+            return
         if pid == 0:
             self._play(connection)
         self._rollouts[connection.fileno()] = (pid, connection)
@@ -181,13 +224,17 @@ class ForkServer:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-            self._listener.close()
-            for _, other in self._rollouts.values():
+            for other in (self._listener, *self._wakes, *(each for _, each in self._rollouts.values())):
                 other.close()
             # so that what it starts can be ended with it
             os.setpgid(0, 0)
-            _limit_memory(self._memory_mb)
-            serve(connection, self._factory)
+            if not self._shared:
+                _limit_memory(resource.RLIMIT_DATA, 5, self._memory_mb)
+                serve(connection, self._factory)
+            elif _confine(self._memory_mb):
+                serve(connection, self._factory, confined=True)
+            else:
+                _say(connection, {"error": "the kernel has no filter of system calls: set `shared = False`"})
         except BaseException:
             traceback.print_exc()
         finally:
@@ -221,10 +268,15 @@ class ForkServer:
         with contextlib.suppress(KeyError):
             self._poll.unregister(descriptor)
         how = f"by signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else f"with code {os.WEXITSTATUS(status)}"
-        with contextlib.suppress(OSError):
-            connection.setblocking(False)
-            connection.sendall(json.dumps({"ended": how}).encode() + b"\n")
+        _say(connection, {"ended": how})
         connection.close()
+
+
+def _say(connection: socket.socket, message: Mapping[str, Any]) -> None:
+    """Send what the server itself says, if there is room for it."""
+    with contextlib.suppress(OSError):
+        connection.setblocking(False)
+        connection.sendall(json.dumps(message).encode("ascii") + b"\n")
 
 
 def _kill_group(pid: int) -> None:
@@ -233,11 +285,12 @@ def _kill_group(pid: int) -> None:
         os.killpg(pid, signal.SIGKILL)
 
 
-def _limit_memory(memory_mb: int) -> None:
-    mapped = int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
+def _limit_memory(limit: int, field: int, memory_mb: int) -> None:
+    """Limit the memory that comes to what is mapped, as a field of `statm` has it."""
+    mapped = int(Path("/proc/self/statm").read_text().split()[field]) * resource.getpagesize()
     most = mapped + memory_mb * _MB
-    hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
-    resource.setrlimit(resource.RLIMIT_DATA, (most if hard < 0 else min(most, hard), hard))
+    hard = resource.getrlimit(limit)[1]
+    resource.setrlimit(limit, (most if hard < 0 else min(most, hard), hard))
 
 
 def main(path: str, module: str, name: str, settings: str) -> None:
@@ -256,7 +309,9 @@ def main(path: str, module: str, name: str, settings: str) -> None:
     gc.collect()
     gc.freeze()
     Path(f"{path}.new").rename(path)
-    ForkServer(listener, factory, options["memory_mb"]).run()  # type: ignore[arg-type]
+    if options["shared"]:
+        hide_memory()
+    ForkServer(listener, factory, options["memory_mb"], shared=options["shared"]).run()  # type: ignore[arg-type]
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from weakref import WeakKeyDictionary
 from farm.errors import HandlerError, SandboxError
 from farm.ids import owned_sandbox_id
 from workers.environments import environment_server
+from workers.environments.computing_calls import can_filter
 from workers.environments.environment_program import FOLDER, SOCKET, SOCKET_FOLDER, EnvironmentProgram
 from workers.environments.episode import MAX_LINE_BYTES, EpisodeConnection
 from workers.interfaces import ExecResult, Sandbox, SandboxProvider
@@ -80,10 +81,10 @@ class EnvironmentServers:
     ) -> EpisodeConnection:
         """Return a new episode of an environment. Raises SandboxError, or HandlerError if its server does not start."""
         try:
-            if not program.shared:
+            if not program.shared or not can_filter():
                 server = await self._wait(asyncio.ensure_future(_start(program, provider, packages)), alone=True)
                 try:
-                    return await self._connection(program, server, partial(self._stop, server))
+                    return await self._connection(program, server, partial(self._stop, server), shared=False)
                 except OSError:
                     self._stop(server)
                     raise
@@ -101,12 +102,12 @@ class EnvironmentServers:
         key = (provider.kind, program, tuple(sorted(packages)))
         starting = self._servers.get(key)
         if starting is None or (starting.done() and not (_is_started(starting) and starting.result().alive)):
-            starting = self._servers[key] = asyncio.ensure_future(_start(program, provider, packages))
+            starting = self._servers[key] = asyncio.ensure_future(_start(program, provider, packages, shared=True))
         server = await self._wait(starting)
         if server.idle is not None:
             server.idle.cancel()
         try:
-            return await self._connection(program, server, partial(self._release, key, server))
+            return await self._connection(program, server, partial(self._release, key, server), shared=True)
         except OSError:
             self._drop(key, server)
             raise
@@ -135,10 +136,11 @@ class EnvironmentServers:
             self._stop(starting.result())
 
     async def _connection(
-        self, program: EnvironmentProgram, server: EnvironmentServer, released: Callable[[], None]
+        self, program: EnvironmentProgram, server: EnvironmentServer, released: Callable[[], None], *, shared: bool
     ) -> EpisodeConnection:
         reader, writer = await _connected(server.sandbox.socket_folder)
         connection = EpisodeConnection(program.name, reader, writer)
+        connection.shared = shared
 
         def dropped() -> None:
             server.episodes.discard(connection)
@@ -174,7 +176,9 @@ def _is_started(starting: asyncio.Future[EnvironmentServer]) -> bool:
     return starting.done() and not starting.cancelled() and starting.exception() is None
 
 
-async def _start(program: EnvironmentProgram, provider: SandboxProvider, packages: Sequence[str]) -> EnvironmentServer:
+async def _start(
+    program: EnvironmentProgram, provider: SandboxProvider, packages: Sequence[str], *, shared: bool = False
+) -> EnvironmentServer:
     try:
         spec = program.spec(packages)
     except ValueError as error:
@@ -184,7 +188,7 @@ async def _start(program: EnvironmentProgram, provider: SandboxProvider, package
     try:
         for path, source in program.sources().items():
             await sandbox.write_file(f"{FOLDER}/{path}", await asyncio.to_thread(source.read_bytes))
-        settings = json.dumps({"imports": program.imports, "memory_mb": program.memory_mb})
+        settings = json.dumps({"imports": program.imports, "memory_mb": program.memory_mb, "shared": shared})
         argv = ["python3", "-m", environment_server.__name__, f"{SOCKET_FOLDER}/{SOCKET}", program.module]
         command = asyncio.ensure_future(sandbox.exec([*argv, program.qualname, settings], timeout_s=_NEVER_S))
         await _up(program, sandbox, command)

@@ -2,7 +2,9 @@
 
 Whatever an environment does that the contract does not have is a HandlerError: it raises, hangs, ends, sends text that
 is not JSON, or a reward that is not a finite number of its range. None of it is ever a reward. BrokenEpisode is raised
-for those that a text of the policy can cause.
+for those that a text of the policy can cause, ServerEnded where a server that others share has ended.
+
+Where the environment has given a problem, the reward of a step is the node's verdict on the answer that it found.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ from typing import Any
 
 from farm.errors import HandlerError
 from farm.records.trajectory import Message
-from workers.environments.environment import Action, Begin, Episode, Step
+from workers.environments.environment import Action, Begin, Episode, PosedProblem, Step
+from workers.interfaces import Verify
 
 MAX_LINE_BYTES = 64_000_000
 """The most bytes of one reply."""
@@ -36,9 +39,18 @@ class BrokenEpisode(HandlerError):
     """The episode's own process raised, hung, ended or sent an invalid reply; a text of the policy may be the cause."""
 
 
+class ServerEnded(HandlerError):
+    """The server of several episodes has ended; any of them may be the cause, or none."""
+
+
 async def no_models(role: str, messages: Sequence[Message]) -> str:
     """Refuse: no LLM is there beside the policy."""
     raise HandlerError(f"its environment asks the role {role!r}, which its class does not name among `roles`")
+
+
+async def no_verifier(family: str, entry: Mapping[str, Any], settings: Mapping[str, Any], answer: str) -> float:
+    """Refuse: nothing is there to verify an answer by."""
+    raise HandlerError("its environment leaves the verdict on its answers to a verifier, and there is none")
 
 
 class EpisodeConnection:
@@ -49,12 +61,16 @@ class EpisodeConnection:
         """Called once, when the connection is dropped."""
         self.rewards: tuple[float, float] | None = None
         """The declared range of a step's reward; None is DEFAULT_REWARDS, and names the remedy where one is outside."""
+        self.verify: Verify = no_verifier
+        """Scores the answer to a problem."""
+        self.shared = False
+        """True if its server has other episodes too."""
         self.heard: list[str] = []
         """The replies of the LLMs of roles, in order."""
         self._name = name
         self._reader = reader
         self._writer = writer
-        self._is_cut = False
+        self._problem: Mapping[str, Any] | None = None
 
     async def reset(self, episode: Episode, timeout_s: float, ask: Ask = no_models) -> Begin:
         """Begin the episode. Raises HandlerError, here as in all methods; BrokenEpisode where its own process fails."""
@@ -68,10 +84,15 @@ class EpisodeConnection:
         tools = reply.get("tools")
         if not isinstance(tools, list) or not all(map(_is_tool, tools)):
             raise self._broken("reset() returned tools that are no functions as the OpenAI API describes them")
-        begin = Begin(self._messages(reply.get("messages"), "reset()"), tools)
-        if not begin.messages:
+        messages, problem = self._messages(reply.get("messages"), "reset()"), reply.get("problem")
+        if not messages:
             raise self._broken("reset() returned no message for the policy")
-        return begin
+        if problem is None:
+            return Begin(messages, tools)
+        if not _is_problem(problem):
+            raise self._broken("reset() returned a problem that has no family, entry and settings")
+        self._problem = problem
+        return Begin(messages, tools, PosedProblem(**problem))
 
     async def step(self, action: Action, timeout_s: float, ask: Ask = no_models) -> Step:
         """Carry out an action."""
@@ -82,8 +103,20 @@ class EpisodeConnection:
         if not all(isinstance(each, bool) for each in ends) or not isinstance(reply.get("info"), dict):
             raise self._broken("step() returned no Step")
         messages = self._messages(reply.get("messages"), "step()")
-        reward = self._reward(reply.get("reward"), "step()")
-        return Step(messages, reward, reply["terminated"], reply["truncated"], reply["info"])
+        answer = reply.get("answer")
+        if answer is not None and not isinstance(answer, str):
+            raise self._broken("step() returned an answer that is no text")
+        reward = await self._verdict(answer, reply.get("reward"))
+        return Step(messages, reward, reply["terminated"], reply["truncated"], reply["info"], answer)
+
+    async def _verdict(self, answer: str | None, reward: Any) -> float:
+        """Return the reward of a step: what the environment says, or the node's verdict if there is a problem."""
+        if self._problem is None:
+            return self._reward(reward, "step()")
+        if answer is None:
+            return 0.0
+        family, entry, settings = (self._problem[each] for each in ("family", "entry", "settings"))
+        return self._reward(await self.verify(family, entry, settings, answer), "the verifier")
 
     async def reference(self, timeout_s: float) -> str | None:
         """Return a text that solves the episode from where it stands, if the environment knows one."""
@@ -95,11 +128,10 @@ class EpisodeConnection:
     async def finish(self, timeout_s: float, ask: Ask = no_models) -> float | None:
         """Call `close()`, and return its reward, if any."""
         reward = await self._request({"close": {}}, "close()", timeout_s, ask)
-        return None if reward is None else self._reward(reward, "close()")
+        return None if reward is None or self._problem is not None else self._reward(reward, "close()")
 
     def cut(self) -> None:
         """Break it, as its server is gone: what waits for a reply is told that the process has ended."""
-        self._is_cut = True
         self._writer.transport.abort()
 
     def drop(self) -> None:
@@ -112,8 +144,9 @@ class EpisodeConnection:
         try:
             return await self._answer(request, what, timeout_s, ask)
         except (OSError, asyncio.IncompleteReadError):
-            if self._is_cut:
-                raise HandlerError(f"environment {self._name}: its server ended in {what}") from None
+            # a server says on the connection how a process has ended, unless it has ended itself
+            if self.shared:
+                raise ServerEnded(f"environment {self._name}: its server ended in {what}") from None
             raise self._broken(f"its process ended in {what}") from None
 
     async def _answer(self, request: Mapping[str, Any], what: str, timeout_s: float, ask: Ask) -> Any:
@@ -206,6 +239,16 @@ def _is_message(message: Any) -> bool:
         and message.get("role") in _ROLES
         and isinstance(message.get("content"), str)
         and isinstance(message.get("tool_call_id", ""), str)
+    )
+
+
+def _is_problem(problem: Any) -> bool:
+    return (
+        isinstance(problem, dict)
+        and set(problem) == {"family", "entry", "settings"}
+        and isinstance(problem["family"], str)
+        and isinstance(problem["entry"], dict)
+        and isinstance(problem["settings"], dict)
     )
 
 

@@ -6,11 +6,12 @@ Text that a verifier would evaluate as a program, and `nan` and `inf`, which com
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from workers.environments.answer_tags import last_tagged
 from workers.evaluators.answers.verification import Verification
-from workers.evaluators.grading import Grader
+from workers.evaluators.grading import NO_SETTINGS, Grader
 from workers.interfaces import FreshSandbox, Score, Submission
 
 _NO_NUMBER = re.compile(r"(?<![a-z])(?:nan|inf|infinity)[ij]?(?![a-z])", re.IGNORECASE)
@@ -22,25 +23,41 @@ def extract_answer(text: str | None) -> str:
     return (text or "").strip() if tagged is None else tagged
 
 
+async def verified(
+    family: str, entry: Mapping[str, Any], settings: Mapping[str, Any], answer: str, timeout_s: float
+) -> float:
+    """Return the score of an answer to an entry, whose dataset has some settings. Raises EvaluatorError."""
+    return (await AnswerEvaluator(family, dict(entry), settings=settings).score(answer, timeout_s)).value
+
+
 class AnswerEvaluator:
     """Scores one reasoning-gym entry (`read_request`, `answer`, `metadata`) of one family."""
 
     name: ClassVar[str] = "answer"
 
-    def __init__(self, family: str, entry: dict[str, Any], *, grader: Grader | None = None) -> None:
+    def __init__(
+        self,
+        family: str,
+        entry: dict[str, Any],
+        *,
+        settings: Mapping[str, Any] = NO_SETTINGS,
+        grader: Grader | None = None,
+    ) -> None:
         self._family = family
         self._entry = entry
-        self._grader = grader
+        self._verification = Verification(family, entry, entry.get("answer"), settings=settings, grader=grader)
 
     async def evaluate(self, submission: Submission, fresh: FreshSandbox, timeout_s: float) -> Score:
         """Score an answer. Raises EvaluatorError if the verifier fails on the reference or scores outside [0, 1]."""
-        answer = extract_answer(submission.answer)
+        return await self.score(extract_answer(submission.answer), timeout_s)
+
+    async def score(self, answer: str, timeout_s: float) -> Score:
+        """Score what has been extracted as the answer; as `evaluate`."""
         if not answer:
             return Score(0.0, {"reason": "no answer was given"})
         if words := self._no_number(answer) or self._other_numbers(answer):
             return Score(0.0, {"answer": answer[:200], "reason": words})
-        verification = Verification(self._family, self._entry, self._entry.get("answer"), grader=self._grader)
-        verified = await verification.score(answer, timeout_s)
+        verified = await self._verification.score(answer, timeout_s)
         reason = {"reason": verified.reason} if verified.reason else {}
         return Score(verified.value, {"answer": answer[:200], **reason})
 

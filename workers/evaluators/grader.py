@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -41,6 +41,8 @@ _MAX_EXTENSIONS = 2
 _LATE_SHARE = 0.25
 """A scorer that waited for a CPU for so much of its limit gets the limit once more: what is expensive is no error."""
 _MAX_REPLY = 1 << 16
+_OF_TUPLES = frozenset({"arc_agi", "rearc"})
+"""Families whose verifiers compare with tuples of their entries, which are lists in JSON."""
 
 
 def main(user: str, library: str) -> None:
@@ -249,6 +251,9 @@ class GraderServer:
         self._late.missed[:] = self._missed.get(family, [])
         try:
             verifier = _verifier(family)
+            if request["settings"]:
+                # the dataset is made in the scorer, as its settings may make that slow
+                verifier = partial(_score_with_settings, family, request["settings"])
         except Exception as failure:
             error = f"{type(failure).__name__}: {failure}"[:500]
         self._missed[family] = list(self._late.missed)
@@ -264,7 +269,8 @@ class GraderServer:
         pid = os.fork()
         if pid == 0:
             cpu_s = min(_MAX_CPU_S, limit_s * _CPU_SHARE)
-            scorer.run(verifier, request["answer"], request["entry"], cpu_s, theirs, self._late)
+            entry = _in_tuples(request["entry"]) if family in _OF_TUPLES else request["entry"]
+            scorer.run(verifier, request["answer"], entry, cpu_s, theirs, self._late)
         os.close(theirs)
         self._running[ours] = _Scoring(request["id"], pid, limit_s, deadline)
         self._selector.register(ours, selectors.EVENT_READ)
@@ -331,6 +337,18 @@ def _verifier(family: str) -> scorer.Verifier:
 
     verifier: scorer.Verifier = get_score_answer_fn(family)
     return verifier
+
+
+def _in_tuples(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _in_tuples(each) for name, each in value.items()}
+    return tuple(map(_in_tuples, value)) if isinstance(value, list) else value
+
+
+def _score_with_settings(family: str, settings: dict[str, Any], answer: str, entry: dict[str, Any]) -> float:
+    from reasoning_gym import create_dataset
+
+    return float(create_dataset(family, **settings).score_answer(answer, entry))
 
 
 def command(user: str, library: str) -> list[str]:

@@ -10,8 +10,10 @@ import asyncio
 import json
 import os
 import signal
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -26,6 +28,9 @@ _START_S = 300.0
 _GRACE_PERIOD_S = 10.0
 """Seconds after a scorer's limit without a reply, after which the grader counts as hung."""
 _LINE_BYTES = 1 << 24
+
+NO_SETTINGS: Mapping[str, Any] = MappingProxyType({})
+"""Of a dataset that has its family's own settings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +68,21 @@ class Grader:
         self._starting = asyncio.Lock()
         self._line: _Line | None = None
 
-    async def score(self, family: str, entry: dict[str, Any], answer: str, limit_s: float) -> Graded:
+    async def score(
+        self,
+        family: str,
+        entry: dict[str, Any],
+        answer: str,
+        limit_s: float,
+        settings: Mapping[str, Any] = NO_SETTINGS,
+    ) -> Graded:
         """Score an answer by the verifier of a family, in `limit_s` of wall time from the start of a scorer.
 
-        A scorer that the machine keeps waiting for a CPU gets the limit up to twice more.
-        Raises EvaluatorError if the grader cannot be started, has crashed, or hangs.
+        A scorer that the machine keeps waiting for a CPU gets the limit up to twice more. `settings` are of the entry's
+        dataset. Raises EvaluatorError if the grader cannot be started, has crashed, or hangs.
         """
         request = {"family": family, "entry": entry, "answer": answer, "limit_s": limit_s}
+        request["settings"] = dict(settings)
         async with self._room, observed() as conditions:
             line = await self._connected()
             try:

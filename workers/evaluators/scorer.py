@@ -17,9 +17,9 @@ import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+from workers.environments.computing_calls import allow_only_computing
 from workers.evaluators.answers.late_imports import LateImports
 from workers.evaluators.expressions import refusal
-from workers.evaluators.grader_system_calls import allow_only_computing
 
 _MEMORY_BYTES = 2 << 30
 """Bytes of memory for a scorer beyond what the grader itself has mapped."""

@@ -120,7 +120,7 @@ def test_a_text_that_breaks_the_close_leaves_what_it_has(loop: asyncio.Runner) -
 
 
 def test_an_environment_that_breaks_once_is_played_on_from_there(loop: asyncio.Runner) -> None:
-    script = [answering("a"), answering("once:/workspace/broken-before"), answering("win")]
+    script = [answering("a"), answering("shared:"), answering("win")]
     played = EnvironmentPlay("unruly", *script)
     assert loop.run(played.score()) == 1.5
     assert played.submission.rewards == (0.25, 0.25, 1.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import random
 import signal
@@ -11,7 +12,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from workers.environments.environment import Action, AskModel, Begin, Episode, Step
+from workers.environments.environment import Action, AskModel, Begin, Episode, PosedProblem, Step
 
 SEEN: list[str] = []
 TOOL = {"type": "function", "function": {"name": "look", "description": "Look.", "parameters": {"type": "object"}}}
@@ -20,7 +21,7 @@ TOOL = {"type": "function", "function": {"name": "look", "description": "Look.",
 class UnrulySteps:
     """Ends after `n` steps of reward 0.25; "win" is worth 1. `fault` breaks something, in `reset` or `step`.
 
-    The text "break:FAULT" breaks it, "later:FAULT" the next request, "once:FILE" as long as there is no such file.
+    The text "break:FAULT" breaks it, "later:FAULT" the next request, "shared:" only in a server that is shared.
     """
 
     memory_mb = 256
@@ -63,8 +64,7 @@ class UnrulySteps:
             FAULTS[what](self)
         if how == "later":
             self._options["later"] = what
-        if how == "once" and not Path(what).exists():
-            Path(what).touch()
+        if how == "shared" and not _may_write():
             os._exit(1)
 
     def _fault(self, where: str) -> None:
@@ -88,10 +88,58 @@ class Lonely(UnrulySteps):
     shared = False
 
 
+class Evaluating:
+    """Runs what the policy says, as a library that evaluates answers does, and shows the list `seen` that it fills."""
+
+    memory_mb = 256
+
+    def __init__(self, ask: AskModel) -> None:
+        self._n = 0
+
+    def reset(self, episode: Episode) -> Begin:
+        return Begin([{"role": "user", "content": "Go on."}])
+
+    def step(self, action: Action) -> Step:
+        seen: list[str] = []
+        exec(action.text, {"seen": seen})
+        self._n += 1
+        return Step([{"role": "user", "content": repr(seen)}], 0.25, terminated=self._n == 3)
+
+    def reference(self) -> str:
+        return ""
+
+    def close(self) -> float | None:
+        return None
+
+
+class Problems:
+    """Gives the problem of its `kwargs`, and claims a reward for each answer."""
+
+    def __init__(self, ask: AskModel) -> None:
+        pass
+
+    def reset(self, episode: Episode) -> Begin:
+        return Begin([{"role": "user", "content": "Answer."}], problem=PosedProblem(**episode.kwargs))
+
+    def step(self, action: Action) -> Step:
+        return Step(reward=1.0, terminated=True, answer=action.text or None)
+
+    def close(self) -> float | None:
+        return 1.0
+
+
 class Absent:
     """Imports what is not there."""
 
     imports = ("a_module_that_is_not_there",)
+
+
+def _may_write() -> bool:
+    try:
+        Path("/workspace/written").touch()
+    except PermissionError:
+        return False
+    return True
 
 
 def _raise(error: BaseException) -> None:
@@ -122,7 +170,7 @@ FAULTS: dict[str, Any] = {
     "_exit": lambda self: os._exit(3),
     "kill": lambda self: os.kill(os.getpid(), signal.SIGKILL),
     "kill_all": lambda self: _kill_all(),
-    "segfault": lambda self: os.kill(os.getpid(), signal.SIGSEGV),
+    "segfault": lambda self: ctypes.string_at(0),
     "hang": lambda self: time.sleep(600),
     "memory": lambda self: bytearray(1 << 30),
     "rubbish": lambda self: _send(self, b"what is this?\n"),
@@ -137,6 +185,7 @@ FAULTS: dict[str, Any] = {
     "bytes": lambda self: _send(self, b"\xff\xfe\n"),
     "half": lambda self: _half(self),
     "web": lambda self: urllib.request.urlopen("http://example.invalid/data.json", timeout=5),
+    "write": lambda self: Path("/workspace/written").touch(),
     "ask": lambda self: self._ask("user", [{"role": "user", "content": "hello"}]),
 }
 """By name; each ends in a failed attempt."""

@@ -1,7 +1,8 @@
 """GEM, https://github.com/axon-rl/gem: games, math and code with text as actions, in `\\boxed{...}`.
 
 `id` is one of its ids, such as `game:GuessTheNumber-v0`, `kwargs` are those of `gem.make`. Of the ids of
-reasoning-gym (`rg:`) and of math, code and qa sets the latter fetch data from the web.
+reasoning-gym (`rg:`) and of math, code and qa sets the latter fetch data from the web. Answers to the former are
+verified by the node.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ from importlib import import_module
 from typing import Any
 
 from workers.environments.adapters.reasoning_gym import ReasoningGym
-from workers.environments.environment import Action, AskModel, Begin, Episode, Step
+from workers.environments.environment import Action, AskModel, Begin, Episode, PosedProblem, Step
+
+_REASONING_GYM = "rg:"
 
 
 class Gem:
@@ -28,11 +31,25 @@ class Gem:
     def reset(self, episode: Episode) -> Begin:
         self._environment = import_module("gem").make(episode.id, **episode.kwargs)
         observation, _ = self._environment.reset(seed=episode.seed)
-        return Begin([*episode.messages, {"role": "user", "content": observation}])
+        messages = [*episode.messages, {"role": "user", "content": observation}]
+        if episode.id.startswith(_REASONING_GYM):
+            return Begin(messages, problem=PosedProblem(self._environment.name, self._environment.data))
+        return Begin(messages)
 
     def step(self, action: Action) -> Step:
+        if self._environment.env_id.startswith(_REASONING_GYM):
+            return Step(terminated=True, answer=_boxed(action.text))
         observation, reward, terminated, truncated, info = self._environment.step(action.text)
         return Step([{"role": "user", "content": observation}], reward, terminated, truncated, info)
 
+    def reference(self) -> str | None:
+        answer = getattr(self._environment, "data", {}).get("answer")
+        return None if answer is None else f"\\boxed{{{answer}}}"
+
     def close(self) -> float | None:
         return None
+
+
+def _boxed(text: str) -> str | None:
+    answer: str | None = import_module("gem.utils.parsing").extract_last_boxed_answer(text)
+    return answer

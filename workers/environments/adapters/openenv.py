@@ -26,6 +26,8 @@ class OpenEnv:
         *("charset-normalizer==3.5.2", "websockets==15.0.1", "httpx==0.28.1", "httpcore==1.0.9"),
     )
     without_dependencies = True
+    # it may write files and start threads
+    shared = False
     modules = ("workers.environments.adapters.stand_ins",)
     imports = (*modules, "openenv.core.env_server")
 

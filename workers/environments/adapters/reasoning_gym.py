@@ -1,4 +1,4 @@
-"""reasoning-gym as an environment of one step: a question, an answer, and the score of its family's verifier.
+"""reasoning-gym as an environment of one step: a question, and an answer that the node verifies, as `math` does.
 
 https://github.com/open-thought/reasoning-gym. `id` is the family, `kwargs` are the settings of its dataset.
 """
@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import Any
 
 from workers.environments.answer_tags import last_tagged
-from workers.environments.environment import Action, AskModel, Begin, Episode, Step
+from workers.environments.environment import Action, AskModel, Begin, Episode, PosedProblem, Step
 
 _HINT = "Give the answer alone, in the form that the problem asks for, between <answer> and </answer>."
 
@@ -31,20 +31,18 @@ class ReasoningGym:
     imports = (*modules, "reasoning_gym")
 
     def __init__(self, ask: AskModel) -> None:
-        self._dataset: Any = None
         self._entry: dict[str, Any] = {}
 
     def reset(self, episode: Episode) -> Begin:
         create = import_module("reasoning_gym").create_dataset
-        self._dataset = create(episode.id, **{"seed": episode.seed, "size": 1, **episode.kwargs})
-        self._entry = self._dataset[0]
+        settings = {"seed": episode.seed, "size": 1, **episode.kwargs}
+        self._entry = create(episode.id, **settings)[0]
         question = f"{self._entry['question']}\n\n{_HINT}"
-        return Begin([*episode.messages, {"role": "user", "content": question}])
+        problem = PosedProblem(episode.id, self._entry, settings if episode.kwargs else {})
+        return Begin([*episode.messages, {"role": "user", "content": question}], problem=problem)
 
     def step(self, action: Action) -> Step:
-        answer = last_tagged(action.text)
-        score = 0.0 if answer is None else self._score(answer)
-        return Step(reward=score, terminated=True, info={"answer": self._entry["answer"]})
+        return Step(terminated=True, info={"answer": self._entry["answer"]}, answer=last_tagged(action.text))
 
     def reference(self) -> str | None:
         answer = self._entry.get("answer")
@@ -52,11 +50,3 @@ class ReasoningGym:
 
     def close(self) -> float | None:
         return None
-
-    def _score(self, answer: str) -> float:
-        try:
-            return float(self._dataset.score_answer(answer=answer, entry=self._entry))
-        except Exception:
-            # the text is at fault if its own answer can be scored, and else the verifier is
-            self._dataset.score_answer(answer=self._entry["answer"], entry=self._entry)
-            return 0.0

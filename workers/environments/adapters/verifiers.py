@@ -41,6 +41,8 @@ class Verifiers:
         "zstandard==0.25.0",
     )
     without_dependencies = True
+    # its rewards may evaluate what the policy says, and start threads and processes
+    shared = False
     imports = ("verifiers.v1",)
 
     def __init__(self, ask: AskModel) -> None:

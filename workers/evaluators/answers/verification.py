@@ -7,16 +7,19 @@ the end of a scorer, with the reference answer as the control.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from farm.errors import EvaluatorError
 from workers.evaluators.answers.equality import FAMILY
-from workers.evaluators.grading import Graded, Grader, shared_grader
+from workers.evaluators.grading import NO_SETTINGS, Graded, Grader, shared_grader
 from workers.evaluators.process_end import Trial, doing, settle
 
 _VERIFIER_S = 120.0
 """Seconds of wall time for a verifier, of which it may compute for a few."""
+_NO_ANSWER = "I do not know."
+"""Text that a verifier must be able to score where there is no reference answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,14 +31,24 @@ class Verified:
 
 
 class Verification:
-    """Verifies answers of one entry of one family; `reference` is an answer that the verifier must be able to score."""
+    """Verifies answers of one entry of one family; `reference` is an answer that the verifier must be able to score.
+
+    `settings` are those of the dataset that the entry is of, where they are not the family's own.
+    """
 
     def __init__(
-        self, family: str, entry: dict[str, Any], reference: str | None, *, grader: Grader | None = None
+        self,
+        family: str,
+        entry: dict[str, Any],
+        reference: str | None,
+        *,
+        settings: Mapping[str, Any] = NO_SETTINGS,
+        grader: Grader | None = None,
     ) -> None:
         self._family = family
         self._entry = entry
         self._reference = reference
+        self._settings = settings
         self._grader = grader
 
     async def score(self, answer: str, timeout_s: float) -> Verified:
@@ -61,17 +74,18 @@ class Verification:
         return Trial(graded, graded.end, passed=graded.replied)
 
     async def _control(self, limit_s: float) -> str:
-        graded = await self._ask(self._reference or "0", limit_s)
+        graded = await self._ask(self._reference or _NO_ANSWER, limit_s)
         return "" if graded.replied else f"a scorer of the reference answer: {graded.end.kind}"
 
     async def _ask(self, answer: str, limit_s: float) -> Graded:
         library = FAMILY if self._family == FAMILY else "reasoning-gym"
-        return await (self._grader or shared_grader(library)).score(self._family, self._entry, answer, limit_s)
+        grader = self._grader or shared_grader(library)
+        return await grader.score(self._family, self._entry, answer, limit_s, self._settings)
 
     async def _check_verifier(self, failure: str, limit_s: float) -> None:
-        if self._reference is None:
+        graded = await self._ask(self._reference or _NO_ANSWER, limit_s)
+        if graded.score is None and not self._reference:
             raise EvaluatorError(f"the verifier of {self._family} failed and there is no reference answer: {failure}")
-        graded = await self._ask(self._reference, limit_s)
         if graded.score is None:
             broken = graded.error or graded.refused or graded.end.kind
             raise EvaluatorError(f"the verifier of {self._family} fails on its reference answer: {broken}")

@@ -34,6 +34,13 @@ def test_a_range_of_rewards_is_two_finite_numbers() -> None:
     assert EnvironmentProgram.of("it", kind(rewards=[-1, 2])).rewards == (-1.0, 2.0)
 
 
+def test_an_environment_with_a_network_has_a_sandbox_of_its_own() -> None:
+    assert not EnvironmentProgram.of("it", kind(network=True)).shared
+    assert not EnvironmentProgram.of("it", kind(network=True, shared=False)).shared
+    with pytest.raises(ValueError, match="network = True needs shared = False"):
+        EnvironmentProgram.of("it", kind(network=True, shared=True))
+
+
 def test_packages_of_an_instance_come_beside_its_own() -> None:
     program = EnvironmentProgram.of("it", kind(packages=("a==1",), without_dependencies=True))
     spec = program.spec(("b==2", "a==1"))
