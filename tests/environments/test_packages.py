@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,12 @@ from tests.services.entry_points import installed
 from tests.services.environments import lend_environment
 from tests.services.farms import farm_folder
 from workers.cli.environment_check import PlayedStep, first_difference, played
+from workers.environments.environment import Action, Episode
 from workers.environments.environment_program import environment_program
+from workers.environments.environment_servers import EnvironmentServers
 from workers.environments.instance import EnvironmentInstance
-from workers.evaluators.answer import extract_answer
+from workers.evaluators.answer import extract_answer, verified
+from workers.registry import sandbox
 
 PROJECT = Path(__file__).parent / "project"
 SUM: dict[str, Any] = {
@@ -63,6 +67,58 @@ def test_gem_plays_a_game() -> None:
     assert "between 1 and 10" in steps[0].messages[0]["content"]
     assert steps[-1].over
     assert rewards(play("gem", "no box", id="game:GuessTheNumber-v0-easy")) == [-0.1]
+
+
+EVALUATED = {
+    "a float of our own": "[setattr(__import__('builtins'),'float',lambda *a:1000.0)]",
+    "memory of the parent": "[open('/proc/%d/mem' % __import__('os').getppid(), 'r+b', 0).write(b'1')]",
+    "kill of the parent": "[__import__('os').kill(__import__('os').getppid(), 9)]",
+    "an exit": "[__import__('os')._exit(0)]",
+    "an exit of Python": "exit(0)",
+    "a fault": "[__import__('ctypes').string_at(0)]",
+    "a sleep": "[__import__('time').sleep(1000)]",
+    "a power": "9**9**9**9",
+}
+OPENING = "<answer>" * 130_000
+
+
+@pytest.mark.parametrize(
+    ("environment", "prefix", "form"), [("reasoning_gym", "", "<answer>{}</answer>"), ("gem", "rg:", "\\boxed{{{}}}")]
+)
+def test_no_text_is_scored_but_an_answer(environment: str, prefix: str, form: str) -> None:
+    """One server has all episodes, as that of a worker: none of them is lost or changed by another."""
+    program = environment_program(environment)
+    lend_environment(program.spec().packages, alone=program.without_dependencies)
+
+    async def main() -> None:
+        servers = EnvironmentServers()
+
+        async def reward(family: str, text: str | None) -> float:
+            connection = await servers.connect(program, sandbox("namespace"))
+            connection.rewards = program.rewards
+            connection.verify = partial(verified, timeout_s=120.0)
+            try:
+                begin = await connection.reset(Episode(prefix + family, seed=7), 300.0)
+                assert begin.problem is not None
+                reference = begin.problem.entry["answer"]
+                return (await connection.step(Action(form.format(reference) if text is None else text), 120.0)).reward
+            finally:
+                connection.drop()
+
+        try:
+            for family in ("string_insertion", "gcd", "game_of_life_halting", "spiral_matrix"):
+                assert await reward(family, None) == 1.0, family
+            for name, text in EVALUATED.items():
+                assert await reward("string_insertion", form.format(text)) == 0.0, name
+            for text in ("anything", OPENING, form.format("anything"), form.format(OPENING)):
+                assert await reward("game_of_life_halting", text) == 0.0, text[:100]
+            assert await reward("lcm", form.format("rubbish")) == 0.0
+            assert await reward("lcm", None) == 1.0
+            assert len(servers._servers) == 1
+        finally:
+            await servers.aclose()
+
+    asyncio.run(main())
 
 
 def test_what_fetches_data_from_the_web_says_so() -> None:

@@ -37,6 +37,8 @@ _PR_SET_PDEATHSIG = 1
 _MB = 1 << 20
 _MESSAGE_CHARS = 2000
 _BACKLOG = 512
+_CONFINED = ("can't start new thread", "No usable temporary directory")
+"""Texts of errors that refused system calls cause, besides PermissionError."""
 
 
 class PeerClosed(Exception):
@@ -88,7 +90,8 @@ def serve(connection: socket.socket, factory: Callable[..., Environment], *, con
                 raise
             except BaseException as error:
                 traceback.print_exc()
-                line.send({"error": _described(error) + (_remedy(error) if confined else "")})
+                words = _described(error)
+                line.send({"error": words + (_remedy(words) if confined else "")})
                 return
             if "close" in request:
                 return
@@ -154,8 +157,9 @@ def _described(error: BaseException) -> str:
         return type(error).__name__
 
 
-def _remedy(error: BaseException) -> str:
-    if isinstance(error, PermissionError) or "start new thread" in str(error):
+def _remedy(words: str) -> str:
+    """Return what to do about an error that the filter of system calls may have caused."""
+    if words.startswith("PermissionError") or any(each in words for each in _CONFINED):
         return (
             "; a shared environment computes and reads files: set `shared = False` in its class if it writes files, "
             "opens connections, or starts threads or processes"

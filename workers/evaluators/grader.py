@@ -251,9 +251,9 @@ class GraderServer:
         self._late.missed[:] = self._missed.get(family, [])
         try:
             verifier = _verifier(family)
-            if request["settings"]:
+            if settings := request.get("settings"):
                 # the dataset is made in the scorer, as its settings may make that slow
-                verifier = partial(_score_with_settings, family, request["settings"])
+                verifier = partial(_score_with_settings, family, settings)
         except Exception as failure:
             error = f"{type(failure).__name__}: {failure}"[:500]
         self._missed[family] = list(self._late.missed)

@@ -54,7 +54,7 @@ class EnvironmentPlay:
     """One play of an environment: how it ended, and what was recorded."""
 
     def __init__(self, environment: str, *script: Completion | Exception, agent: str = "", **fields: Any) -> None:
-        limits = Limits(**fields.pop("limits", {}))
+        limits, kind = Limits(**fields.pop("limits", {})), fields.pop("kind", "namespace")
         self.job = StageJob(
             rollout_id="b.0.0",
             attempt=1,
@@ -63,7 +63,7 @@ class EnvironmentPlay:
             fields={"environment": environment, **fields},
             sampling=SamplingParams(),
             limits=limits,
-            sandbox_kind=fields.pop("kind", "namespace"),
+            sandbox_kind=kind,
             model="",
             agent=agent,
         )

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from farm.errors import HandlerError
+from tests.conftest import absent
+from tests.contract.sandboxes.sandbox_kinds import PROVIDERS
 from tests.integration.environments.conftest import EnvironmentPlay
 from workers.environments.environment_servers import EnvironmentServer, environment_servers
 from workers.testing.fakes import answering
@@ -96,22 +98,57 @@ seen.append([asyncio.run(slept()), os.read(ours, 1), len(open("/proc/self/stat")
 """
 
 
-def test_an_episode_can_only_compute_and_read(loop: asyncio.Runner) -> None:
-    played = EnvironmentPlay("evaluating", answering(TRIED), answering(""), answering(""))
+@pytest.mark.parametrize("kind", [*PROVIDERS])
+def test_an_episode_can_only_compute_and_read(loop: asyncio.Runner, kind: str) -> None:
+    if missing := PROVIDERS[kind]().missing():
+        absent(missing)
+    played = EnvironmentPlay("evaluating", answering(TRIED), answering(""), answering(""), kind=kind)
     assert loop.run(played.score()) == 0.75
     assert played.observed[0] == "[[499500, b'x', True]]"
 
 
-def test_what_needs_more_is_told_how_to_have_it(loop: asyncio.Runner) -> None:
-    played = EnvironmentPlay("unruly", answering("a"), kwargs={"fault": "reset:write"})
-    with pytest.raises(HandlerError, match=r"PermissionError.*set `shared = False` in its class"):
-        loop.run(played.score())
-    assert loop.run(EnvironmentPlay("lonely", answering("win"), kwargs={"fault": "reset:write"}).score()) == 1.0
+@pytest.mark.parametrize("fault", ["write", "thread", "temporary"])
+def test_what_needs_more_is_told_how_to_have_it(loop: asyncio.Runner, fault: str) -> None:
+    kwargs = {"fault": f"reset:{fault}"}
+    with pytest.raises(HandlerError, match=r"reset\(\) broke: .*set `shared = False` in its class"):
+        loop.run(EnvironmentPlay("unruly", answering("a"), kwargs=kwargs).score())
+    assert loop.run(EnvironmentPlay("lonely", answering("win"), kwargs=kwargs).score()) == 1.0
 
 
 def test_what_is_refused_in_a_shared_server_goes_on_in_one_of_its_own(loop: asyncio.Runner) -> None:
     writing = EnvironmentPlay("evaluating", answering("open('/workspace/x', 'w')"), answering(""), answering(""))
     assert loop.run(writing.score()) == 0.75
+
+
+LAST = {
+    "a connection that is shut": "import os, socket; socket.socket(fileno={}).shutdown(2)",
+    "a connection that is closed": "import os; os.close({})",
+    "all connections closed": "import os; os.closerange(0, 99)",
+    "an exit": "import os; os._exit(0)",
+    "a fault": "import ctypes; ctypes.string_at(0)",
+    "an exit of Python": "exit(0)",
+    "memory": "[bytes(1 << 20) for _ in range(1 << 20)]",
+    "shared memory": "import mmap; mmap.mmap(-1, 1 << 40)",
+    "deep recursion": "f = lambda: f(); f()",
+    "half a reply": "import os; os.write({}, b'{{\"reply\": '); os._exit(0)",
+    "no JSON": "import os; os.write({}, b'\\n\\n')",
+    "another reply": 'import os; os.write({}, b\'{{"reply": {{"reward": 1e9}}}}\\n\')',
+}
+
+
+@pytest.mark.parametrize("how", LAST)
+def test_a_text_that_ends_its_episode_is_worth_nothing_and_costs_no_other(loop: asyncio.Runner, how: str) -> None:
+    connection = (
+        "next(fd for fd in range(3, 64) if os.path.exists(f'/proc/self/fd/{fd}') and os.stat(fd).st_mode >> 12 == 12)"
+    )
+    ending = EnvironmentPlay("evaluating", answering(""), answering(LAST[how].format(connection)), answering(""))
+    others = [EnvironmentPlay("evaluating", *[answering("seen.append(1)")] * 3) for _ in range(3)]
+
+    async def all_of_them() -> list[float]:
+        return await asyncio.gather(*(each.score() for each in (*others, ending)))
+
+    assert loop.run(all_of_them()) == [0.75] * 3 + [0.25]
+    assert ending.submission.rewards == (0.25, 0.0)
 
 
 POISON = "import sys, json; json.dumps = None; sys.modules['workers.environments.environment'].Step = None; seen += 'x'"

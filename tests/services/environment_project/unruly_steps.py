@@ -7,6 +7,8 @@ import os
 import random
 import signal
 import sys
+import tempfile
+import threading
 import time
 import urllib.request
 from pathlib import Path
@@ -185,6 +187,8 @@ FAULTS: dict[str, Any] = {
     "bytes": lambda self: _send(self, b"\xff\xfe\n"),
     "half": lambda self: _half(self),
     "web": lambda self: urllib.request.urlopen("http://example.invalid/data.json", timeout=5),
+    "thread": lambda self: threading.Thread(target=int).start(),
+    "temporary": lambda self: tempfile.mkdtemp(),
     "write": lambda self: Path("/workspace/written").touch(),
     "ask": lambda self: self._ask("user", [{"role": "user", "content": "hello"}]),
 }
