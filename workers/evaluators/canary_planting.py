@@ -20,6 +20,7 @@ from typing import Any
 _MAX_FILES = 200
 _MAX_BYTES = 2_000_000
 _UNFIT = ("parametrize", "skip", "xfail")
+_DEFINITIONS = (ast.FunctionDef, ast.ClassDef, ast.AsyncFunctionDef)
 _random = secrets.SystemRandom()
 
 
@@ -96,7 +97,7 @@ def gaps(lines: list[str], module: ast.Module) -> list[int]:
     result = []
     for number, after in enumerate(module.body[1:]):
         before = module.body[number]
-        if not isinstance(before, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef):
+        if not isinstance(before, _DEFINITIONS):
             continue
         starts = [after.lineno, *(one.lineno for one in getattr(after, "decorator_list", []))]
         for index in range(before.end_lineno or 0, min(starts) - 2):

@@ -18,10 +18,21 @@ Canaries = Mapping[str, Mapping[str, str]]
 class Outcomes:
     """The tests that ran and their outcomes, by node id. `forged` says why the lines are not the plugin's."""
 
-    def __init__(self, ran: Collection[str], passed: Collection[str], failed: Collection[str] = (), forged: str = ""):
+    def __init__(
+        self,
+        ran: Collection[str],
+        passed: Collection[str],
+        failed: Collection[str] = (),
+        forged: str = "",
+        *,
+        skipped: Collection[str] = (),
+        xfailed: Collection[str] = (),
+    ) -> None:
         self._passed = frozenset(passed)
         self._failed = frozenset(failed)
         self._ran = frozenset(ran)
+        self._xfailed = frozenset(xfailed) - self._failed
+        self._set_aside = (frozenset(skipped) - self._failed) | self._xfailed
         self.forged = forged
         self._by_name: defaultdict[str, set[str]] = defaultdict(set)
         for node_id in self._ran:
@@ -33,6 +44,8 @@ class Outcomes:
         called: set[str] = set()
         failed: set[str] = set()
         seen: set[str] = set()
+        skipped: set[str] = set()
+        xfailed: set[str] = set()
         signer = hmac.new(key, digestmod="sha256")
         for line in lines.split(b"\n")[:-1]:
             signature, _, record = line.partition(b" ")
@@ -45,18 +58,46 @@ class Outcomes:
                 failed.add(node_id)
             elif phase == "call" and outcome == "passed":
                 called.add(node_id)
-        return cls(seen, called - failed, failed)
+            elif outcome == "xfailed":
+                xfailed.add(node_id)
+            elif phase == "setup" and outcome == "skipped":
+                skipped.add(node_id)
+        return cls(seen, called - failed, failed, skipped=skipped, xfailed=xfailed)
 
-    def passed(self, test: str) -> bool:
-        """Return True if a test of the instance passed.
+    def passed(self, test: str, may_xfail: bool = False) -> bool:
+        """Return True if a test of the instance passed; if `may_xfail`, also if it failed as its own mark expects.
 
-        Data sets list inherited tests under the file or class that defines them, an id that pytest does not report.
-        Such an id means every test of that name and those parameters: all that ran must have passed, and one must.
+        Data sets list tests under ids that pytest does not report. An inherited one is listed under the file or class
+        that defines it: this means every test of that name and those parameters. One with parameters may be cut at a
+        space: this means every test whose id begins so. One with a path as its parameter may be listed with its last
+        part only. All of the tests that are meant must have passed, and one must; of those that a cut id means, the
+        ones that their own marks skip, or expect to fail, are left out.
         """
+        good = self._passed | self._xfailed if may_xfail else self._passed
         if test in self._ran:
-            return test in self._passed
-        same = self._by_name.get(name_of(test), set())
-        return bool(same) and same <= self._passed
+            return test in good
+        if same := self._by_name.get(name_of(test)):
+            return same <= good
+        meant = self._abbreviated(test)
+        return not meant.isdisjoint(good) and meant <= good | self._set_aside
+
+    def _abbreviated(self, test: str) -> set[str]:
+        """Return the ids of the tests that an abbreviated one means; by name if none begins so in its file."""
+        name = name_of(test)
+        if "[" not in name:
+            return set()
+        function, _, parameter = name.partition("[/")
+        last = f"/{parameter}"
+        return (
+            {node_id for node_id in self._ran if node_id.startswith(test)}
+            or {node_id for there, ids in self._by_name.items() if there.startswith(name) for node_id in ids}
+            or {
+                node_id
+                for there, ids in self._by_name.items()
+                if parameter and there.startswith(f"{function}[/") and there.endswith(last)
+                for node_id in ids
+            }
+        )
 
     def misbehaving(self, canaries: Canaries) -> list[str]:
         """Return the canaries without their expected outcome, each with its actual one."""
@@ -83,9 +124,9 @@ class Outcomes:
         return sum(name in here for file, names in canaries.items() for here in [self._of(file)] for name in names)
 
 
-def missing(outcomes: Outcomes, tests: Sequence[str]) -> list[str]:
-    """Return the tests that did not pass."""
-    return [test for test in tests if not outcomes.passed(test)]
+def missing(outcomes: Outcomes, tests: Sequence[str], may_xfail: Collection[str] = ()) -> list[str]:
+    """Return the tests that did not pass; those of `may_xfail` may have failed as their own marks expect."""
+    return [test for test in tests if not outcomes.passed(test, test in may_xfail)]
 
 
 def name_of(node_id: str) -> str:

@@ -20,6 +20,8 @@ from typing import Any
 
 import pytest
 
+_EXPECTED_FAILURE = "__unittest_expecting_failure__"
+
 
 def _teller() -> Callable[[list[Any]], None]:
     """Return the function that signs and sends; one that does nothing in a process without the pipes."""
@@ -49,6 +51,12 @@ def _teller() -> Callable[[list[Any]], None]:
     return tell
 
 
+def _is_marked(item: Any) -> bool:
+    """Return True if a test is expected to fail by a mark of its own, and not by a call of the code under test."""
+    method = getattr(item, "obj", None)
+    return item.get_closest_marker("xfail") is not None or bool(getattr(method, _EXPECTED_FAILURE, False))
+
+
 def _hooks() -> tuple[Callable[..., Any], Callable[..., Any]]:
     tell = _teller()
 
@@ -57,11 +65,14 @@ def _hooks() -> tuple[Callable[..., Any], Callable[..., Any]]:
         tell([report.nodeid, report.when, report.outcome])
 
     def pytest_runtest_makereport(item: Any, call: Any) -> Generator[None, Any, None]:
-        """Report a call that raised as failed, even if its report says that it passed."""
+        """Report a call that raised as failed, even if its report says that it passed; and a marked one as xfailed."""
         raised = call.excinfo is not None
         result = yield
-        if raised and getattr(result.get_result(), "outcome", "") == "passed":
+        report = result.get_result()
+        if raised and getattr(report, "outcome", "") == "passed":
             tell([item.nodeid, call.when, "failed"])
+        if raised and hasattr(report, "wasxfail") and _is_marked(item):
+            tell([item.nodeid, call.when, "xfailed"])
 
     return pytest_runtest_logreport, pytest_runtest_makereport
 

@@ -47,7 +47,7 @@ _READER_S = 10.0
 class TestPlan:
     """The tests of an issue: `command` runs in `tree`, `pythonpath` is relative to it; ids are pytest node ids.
 
-    The command runs pytest once, on whole files.
+    The command runs pytest once, on whole files. Those of `may_xfail` count too if they fail as their own marks expect.
     """
 
     __test__: ClassVar[bool] = False
@@ -58,6 +58,7 @@ class TestPlan:
     test_patch: str
     fail_to_pass: Sequence[str]
     pass_to_pass: Sequence[str]
+    may_xfail: Sequence[str] = ()
 
     @property
     def files(self) -> list[str]:
@@ -185,7 +186,7 @@ class PytestEvaluator:
     def _score(self, seen: _Seen | None, canaries: Canaries) -> tuple[Score, str]:
         """Return the score by the outcomes alone, and the reason to distrust them; empty if there is none."""
         outcomes = seen.outcomes if seen else Outcomes((), ())
-        unmended = missing(outcomes, self._plan.fail_to_pass)
+        unmended = missing(outcomes, self._plan.fail_to_pass, self._plan.may_xfail)
         broken = missing(outcomes, self._plan.pass_to_pass)
         success = not unmended and not broken and not (seen and seen.timed_out)
         odd = outcomes.misbehaving(canaries)

@@ -6,7 +6,7 @@ import asyncio
 import base64
 import subprocess
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -27,8 +27,8 @@ def bundle_of(folder: Path) -> str:
     return base64.b64encode(subprocess.run(git, capture_output=True, check=True).stdout).decode()
 
 
-def row_of(project: Project, folder: Path) -> IssueRow:
-    """Return the row of the project's issue; its tree comes as a bundle."""
+def row_of(project: Project, folder: Path, fail_to_pass: Sequence[str] = ()) -> IssueRow:
+    """Return the row of the project's issue; its tree comes as a bundle. `fail_to_pass` replaces the plan's."""
     git = ["git", "-c", "safe.directory=*", "-C", str(folder), "rev-parse", "HEAD"]
     plan = project.plan()
     return IssueRow.model_validate(
@@ -38,7 +38,7 @@ def row_of(project: Project, folder: Path) -> IssueRow:
             "base_commit": subprocess.run(git, capture_output=True, check=True, text=True).stdout.strip(),
             "problem_statement": "add() subtracts",
             "test_patch": project.test_patch,
-            "FAIL_TO_PASS": list(plan.fail_to_pass),
+            "FAIL_TO_PASS": list(fail_to_pass or plan.fail_to_pass),
             "PASS_TO_PASS": list(plan.pass_to_pass),
             "environment_setup_commit": "",
             "image": "host",

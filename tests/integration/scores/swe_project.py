@@ -64,13 +64,13 @@ GOLD = "sed -i 's/a - b/a + b/' calc/core.py"
 class Project:
     """The tree in a folder of this machine, in which patches are made."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, added: str = ADDED) -> None:
         self._folder = folder
         for path, text in FILES.items():
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             (folder / path).write_text(text)
         self._sh("git init -q . && git add -A -f && git commit -qm base")
-        (folder / "tests/test_core.py").write_text(TESTS + ADDED)
+        (folder / "tests/test_core.py").write_text(TESTS + added)
         self.test_patch = self._sh("git diff && git checkout -q -f .").decode()
 
     def patch(self, edit: str) -> bytes:

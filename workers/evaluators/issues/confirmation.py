@@ -33,16 +33,14 @@ _MIN_S = 10.0
 
 
 async def confirm(
-    issue: Issue, score: Score, patch: bytes, passed: Sequence[str], fresh: FreshSandbox, timeout_s: float
+    issue: Issue, score: Score, patch: bytes, statuses: Mapping[str, str], fresh: FreshSandbox, timeout_s: float
 ) -> Score:
     """Return the score of a resolved patch after its second run; `details.confirmed` says if there was one.
 
     It scores 0.0 if tests that passed by the log do not, or the run was tampered with. Raises EvaluatorError.
     """
     before, command = parts(issue.eval_script)
-    # a name that was cut, or shortened by a parser, is none of pytest's
-    wanted = {test for test in passed if test.count("[") == test.count("]") and "::" in test}
-    fail_to_pass = [test for test in issue.fail_to_pass if test in wanted]
+    fail_to_pass = [test for test in issue.fail_to_pass if "::" in test]
     if not _PYTEST.search(command) or not fail_to_pass or issue.expected:
         return _unconfirmed(score, "the tests are not run by a plain pytest command")
     if timeout_s < _MIN_S:
@@ -53,7 +51,8 @@ async def confirm(
         pythonpath=".",
         test_patch=issue.test_patch,
         fail_to_pass=fail_to_pass,
-        pass_to_pass=[test for test in issue.pass_to_pass if test in wanted],
+        pass_to_pass=[test for test in issue.pass_to_pass if "::" in test and "PASSED" in said_of(test, statuses)],
+        may_xfail=[test for test in fail_to_pass if "XFAIL" in said_of(test, statuses)],
     )
 
     @asynccontextmanager
@@ -69,6 +68,13 @@ async def confirm(
         return Score(1.0, {**score.details, "confirmed": True})
     tampered = second.details.get("tampered") or second.details.get("reason") or "tests that passed by the log did not"
     return Score(0.0, {**score.details, "tampered": tampered, "second_run": second.details})
+
+
+def said_of(test: str, statuses: Mapping[str, str]) -> set[str]:
+    """Return the statuses that a log gives to a listed test; one whose name was cut may be several of the log's."""
+    if test in statuses or "[" not in test:
+        return {statuses[test]} if test in statuses else set()
+    return {status for name, status in statuses.items() if name.startswith(test)}
 
 
 def _unconfirmed(score: Score, why: str) -> Score:

@@ -12,7 +12,8 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from farm.errors import EvaluatorError, HandlerError, ToolError
@@ -42,10 +43,10 @@ _WHOLE_MAP = ("PASSED", "FAILED", "ERROR")
 
 @dataclass(frozen=True, slots=True)
 class Resolution:
-    """The score of one run by its log, and the tests that the log says passed."""
+    """The score of one run by its log, and the status of each test that the log names."""
 
     score: Score
-    passed: tuple[str, ...] = ()
+    statuses: Mapping[str, str] = field(default_factory=dict)
 
 
 class IssueEvaluator:
@@ -82,7 +83,7 @@ class IssueEvaluator:
         score = Score(resolution.score.value, {**resolution.score.details, "dropped": kept.dropped[:_MAX_LISTED]})
         if score.value != 1.0:
             return score
-        return await confirm(self._issue, score, kept.patch, resolution.passed, fresh, deadline - time.monotonic())
+        return await confirm(self._issue, score, kept.patch, resolution.statuses, fresh, deadline - time.monotonic())
 
     def _tests(self) -> set[str]:
         ids = (*self._issue.fail_to_pass, *self._issue.pass_to_pass)
@@ -145,9 +146,8 @@ class IssueEvaluator:
         score = self._score(graded)
         if not graded.complete and graded.infra_failure and not end.limit:
             end = ProcessEnd(None, gone=f"the log shows a fault: {graded.infra_failure}", conditions=conditions)
-        passed = tuple(test for test, status in graded.statuses.items() if status == "PASSED")
         details = {**score.details, **end_details(result)}
-        return Trial(Resolution(Score(score.value, details), passed), end, passed=score.value == 1.0)
+        return Trial(Resolution(Score(score.value, details), graded.statuses), end, passed=score.value == 1.0)
 
     def _score(self, graded: GradedLog) -> Score:
         issue = self._issue

@@ -6,6 +6,7 @@ import hmac
 import json
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -274,6 +275,48 @@ def test_lines_signed_with_another_key_make_none_pass() -> None:
 def test_an_id_that_is_not_reported_means_every_test_of_its_name(listed: str, passes: bool) -> None:
     ran = {"t.py::TestA::test_a[x::y]", "t.py::TestA::test_b", "t.py::TestB::test_b"}
     assert Outcomes(ran, ran - {"t.py::TestB::test_b"}).passed(listed) is passes
+
+
+@pytest.mark.parametrize(
+    ("listed", "passes"),
+    [
+        ("t.py::test_many[the", True),  # cut at a space: both passed
+        ("t.py::test_many[a", False),  # one of two failed
+        ("t.py::test_many[", False),
+        ("t.py::test_many[x]", True),  # cut after a bracket that is a part of the parameter
+        ("t.py::TestA::test_in_class[one", True),
+        ("base.py::Base::test_in_class[one", True),  # inherited, and cut
+        ("t.py::test_many[no", False),  # there is no such test
+        ("t.py::test_man", False),  # only parameters are cut
+        ("t.py::test_path[/last.py]", True),  # a path of which the last part is listed
+        ("t.py::test_path[/other.py]", False),
+        ("t.py::test_set_aside[a", True),  # one passed, the others are skipped and expected to fail by their marks
+        ("t.py::test_set_aside[b", False),  # no test passed
+    ],
+)
+def test_an_id_that_is_cut_means_every_test_that_begins_so(listed: str, passes: bool) -> None:
+    passed = [
+        *("test_many[the one]", "test_many[the other]", "test_many[a b]", "test_many[x] y]"),
+        *("TestA::test_in_class[one two]", "test_path[/tmp/last.py]", "test_set_aside[a 1]"),
+    ]
+    failed = ["test_many[a c]", "test_path[/tmp/other.py]"]
+    skipped, xfailed = ["test_set_aside[a 2]", "test_set_aside[b 1]"], ["test_set_aside[a 3]", "test_set_aside[b 2]"]
+    records = [
+        *(record for test in passed for record in outcome(f"t.py::{test}", *DONE)),
+        *(record for test in failed for record in outcome(f"t.py::{test}", "passed", "failed", "passed")),
+        *(record for test in skipped for record in outcome(f"t.py::{test}", "skipped")),
+        *(record for test in xfailed for record in outcome(f"t.py::{test}", "passed", "skipped", "passed")),
+        *([f"t.py::{test}", "call", "xfailed"] for test in xfailed),
+    ]
+    assert Outcomes.parse(signed(records, KEY), KEY).passed(listed) is passes
+
+
+@pytest.mark.parametrize(("may_xfail", "value"), [((), 0.0), (("t.py::mend",), 1.0)])
+def test_a_test_that_fails_as_its_mark_expects_counts_where_it_may(may_xfail: Sequence[str], value: float) -> None:
+    records = [*outcome("t.py::mend", "passed", "skipped", "passed"), ["t.py::mend", "call", "xfailed"]]
+    plan = replace(PLAN, may_xfail=may_xfail)
+    tree = Tree(records + outcome("t.py::keep", *DONE) + BEHAVING)
+    assert evaluate(PytestEvaluator(plan), PATCHED, tree.sandbox).value == value
 
 
 def test_touched_paths() -> None:
