@@ -10,9 +10,22 @@ import hmac
 import json
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 
 Canaries = Mapping[str, Mapping[str, str]]
 """Expected outcomes by file and id within it: `passed`, `failed`, `skipped` or `absent`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Planted:
+    """The tests that were put beside those of an instance.
+
+    `copies` has the test of each copy, by file and ids within it; `uncopied` says why a test has none.
+    """
+
+    canaries: Canaries
+    copies: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    uncopied: Mapping[str, str] = field(default_factory=dict)
 
 
 class Outcomes:
@@ -27,10 +40,12 @@ class Outcomes:
         *,
         skipped: Collection[str] = (),
         xfailed: Collection[str] = (),
+        failed_calls: Collection[str] = (),
     ) -> None:
         self._passed = frozenset(passed)
         self._failed = frozenset(failed)
-        self._ran = frozenset(ran)
+        self._failed_calls = frozenset(failed_calls)
+        self._ran = {node_id: number for number, node_id in enumerate(ran)}
         self._xfailed = frozenset(xfailed) - self._failed
         self._set_aside = (frozenset(skipped) - self._failed) | self._xfailed
         self.forged = forged
@@ -43,7 +58,8 @@ class Outcomes:
         """Parse the plugin's lines; a test passed if none of its phases failed. An incomplete last line is left out."""
         called: set[str] = set()
         failed: set[str] = set()
-        seen: set[str] = set()
+        seen: dict[str, None] = {}
+        failed_calls: set[str] = set()
         skipped: set[str] = set()
         xfailed: set[str] = set()
         signer = hmac.new(key, digestmod="sha256")
@@ -53,16 +69,18 @@ class Outcomes:
             if not hmac.compare_digest(signature, signer.hexdigest().encode()):
                 return cls(seen, (), seen, "a line is not the plugin's")
             node_id, phase, outcome = json.loads(record)
-            seen.add(node_id)
+            seen[node_id] = None
             if outcome == "failed":
                 failed.add(node_id)
+                if phase == "call":
+                    failed_calls.add(node_id)
             elif phase == "call" and outcome == "passed":
                 called.add(node_id)
             elif outcome == "xfailed":
                 xfailed.add(node_id)
             elif phase == "setup" and outcome == "skipped":
                 skipped.add(node_id)
-        return cls(seen, called - failed, failed, skipped=skipped, xfailed=xfailed)
+        return cls(seen, called - failed, failed, skipped=skipped, xfailed=xfailed, failed_calls=failed_calls)
 
     def passed(self, test: str, may_xfail: bool = False) -> bool:
         """Return True if a test of the instance passed; if `may_xfail`, also if it failed as its own mark expects.
@@ -74,12 +92,14 @@ class Outcomes:
         ones that their own marks skip, or expect to fail, are left out.
         """
         good = self._passed | self._xfailed if may_xfail else self._passed
-        if test in self._ran:
-            return test in good
-        if same := self._by_name.get(name_of(test)):
+        if same := self._named(test):
             return same <= good
         meant = self._abbreviated(test)
         return not meant.isdisjoint(good) and meant <= good | self._set_aside
+
+    def _named(self, test: str) -> set[str]:
+        """Return the ids of the tests that a whole id means, which may be that of an inherited one."""
+        return {test} if test in self._ran else self._by_name.get(name_of(test), set())
 
     def _abbreviated(self, test: str) -> set[str]:
         """Return the ids of the tests that an abbreviated one means; by name if none begins so in its file."""
@@ -108,6 +128,44 @@ class Outcomes:
             if any(name not in expected_by_name for name in here)
             for name, expected in expected_by_name.items()
             if (became := here.get(name, "absent")) != expected
+        ]
+
+    def passing_copies(self, planted: Planted) -> dict[str, bool]:
+        """Return the tests whose copies passed, though each copy must fail, and whether the tests passed, too."""
+        return {
+            f"{file}::{test}": here.get(test) == "passed"
+            for file, tests in planted.copies.items()
+            for here in [self._of(file)]
+            for name, outcome in here.items()
+            for function, bracket, parameters in [name.partition("[")]
+            if function in tests and outcome == "passed"
+            for test in [tests[function] + bracket + parameters]
+        }
+
+    def n_failing_copies(self, planted: Planted) -> int:
+        """Return the number of copied tests of which a copy failed where it must, in its body."""
+        return len(
+            {
+                (file, name.partition("[")[0])
+                for node_id in self._failed_calls
+                for file, name in self._copies(node_id, planted)
+            }
+        )
+
+    def may_be_disturbed(self, tests: Sequence[str], planted: Planted) -> bool:
+        """Return True if copies may have disturbed each of these tests: it ran after one, or did not run."""
+        copies = [number for node_id, number in self._ran.items() if self._copies(node_id, planted)]
+        first = min(copies, default=len(self._ran))
+        meant = [node_id for test in tests for node_id in self._named(test) or self._abbreviated(test)]
+        return all(self._ran[node_id] > first for node_id in meant)
+
+    def _copies(self, node_id: str, planted: Planted) -> list[tuple[str, str]]:
+        """Return the file and the id within it if a test is a copy."""
+        path, _, name = node_id.partition("::")
+        return [
+            (file, name)
+            for file, tests in planted.copies.items()
+            if name.partition("[")[0] in tests and (file == path or file.endswith(f"/{path}"))
         ]
 
     def _of(self, file: str) -> dict[str, str]:

@@ -10,12 +10,13 @@ from __future__ import annotations
 import base64
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from importlib.resources import files
 from typing import Any
 
 from farm.errors import EvaluatorError
-from workers.evaluators.program_tests.source_texts import source_of
+from workers.evaluators.outcomes import Planted
+from workers.evaluators.program_source import source_of
 from workers.interfaces import ExecResult, Sandbox
 
 PATCH = "model.patch"
@@ -154,12 +155,12 @@ class PatchedTree:
             raise NotRestored(f"the test patch does not apply: {said(result)}")
         return list(restored["restored"])
 
-    async def plant(self, tests: Collection[str]) -> dict[str, dict[str, str]]:
-        """Put canaries beside these tests; return their expected outcomes. Raises EvaluatorError."""
-        planted: dict[str, dict[str, str]] = await self.python(
-            "canary_planting", {"tests": list(tests)}, "plant canaries"
+    async def plant(self, tests: Collection[str], copied: Collection[str] = ()) -> Planted:
+        """Put canaries beside the tests of these files, and copies of the tests of these ids. Raises EvaluatorError."""
+        planted = await self.python(
+            "canaries.planting", {"tests": list(tests), "copied": list(copied)}, "plant canaries"
         )
-        return planted
+        return Planted(**planted)
 
     async def _guard(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         purpose = "see what the environment holds" if asked["do"] == "survey" else "restore the test files"
@@ -184,11 +185,12 @@ def script(name: str) -> str:
     return files("workers.evaluators").joinpath(f"{name}.sh").read_text()
 
 
-async def run_program(
-    sandbox: Sandbox, modules: Sequence[str], asked: Mapping[str, Any], timeout_s: float
-) -> ExecResult:
-    """Run modules of this package as one program in a sandbox's Python; it reads JSON and prints JSON."""
-    command = ["python", "-I", "-c", source_of(*modules)]
+_NEEDED = {"canaries.planting": ("canaries.copies",), "outcomes_reader": ("program_tests.descendants",)}
+
+
+async def run_program(sandbox: Sandbox, program: str, asked: Mapping[str, Any], timeout_s: float) -> ExecResult:
+    """Run one of the programs of this package in a sandbox's Python; it reads JSON and prints JSON."""
+    command = ["python", "-I", "-c", source_of(*_NEEDED.get(program, ()), program)]
     return await sandbox.exec(command, timeout_s=timeout_s, stdin=json.dumps(asked).encode(), env=GIT_ENV, cwd="/")
 
 

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 from farm.errors import SandboxError
 from workers.evaluators.node_conditions import Conditions, observed
 from workers.evaluators.process_end import ProcessEnd, Trial, settle, signal_of
-from workers.evaluators.program_tests.source_texts import source_of
+from workers.evaluators.program_source import source_of
 from workers.interfaces import ExecResult, FreshSandbox, Sandbox, Score, Submission
 
 SOLUTION = "solution.py"

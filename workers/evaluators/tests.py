@@ -5,9 +5,12 @@ The code under test runs in pytest's own process, so the reports of that process
 * Files that decide about tests (`tree_guard.py`) are restored before any code of the patch runs.
 * Outcomes come through a pipe that the tree's code cannot name, each line signed (`outcomes_plugin.py`), to a process
   beside pytest's (`outcomes_reader.py`). Printed text and exit codes say nothing.
-* Canaries are planted among the tests (`canary_planting.py`). If every test passed and a canary misbehaved, the run was
-  tampered with and scores 0; unless one misbehaves over the clean tree too: then the instance's command leaves tests
-  out, which is an error of the instance.
+* Canaries are planted among the tests (`canaries/planting.py`). If every test passed and a canary misbehaved, the run
+  was tampered with and scores 0; unless one misbehaves over the clean tree too: then the instance's command leaves
+  tests out, which is an error of the instance.
+* So are copies of the listed tests, which must fail (`canaries/copies.py`). One that passed beside its test shows that
+  failures were hidden; unless it passes over the clean tree too. As they run what the tests run, they may disturb tests
+  that run after them: a patch that failed by such tests alone is run again without copies.
 * The end of the run is judged by `process_end.py`. The reader ends the tests at their limit, so a limit that passed
   while its clock and the worker's were on time is the policy's. Repetition needs time: an end by a signal after more
   than a quarter of the time is the policy's, which could otherwise turn each 0 into a broken rollout.
@@ -21,16 +24,17 @@ import json
 import secrets
 import shlex
 import time
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from farm.errors import EvaluatorError
 from workers.evaluators.node_conditions import observed
-from workers.evaluators.outcomes import Canaries, Outcomes, missing
+from workers.evaluators.outcomes import Outcomes, Planted, missing
 from workers.evaluators.patches import REJECTED, NotRestored, PatchedTree, patch_of, run_program, said, touched
 from workers.evaluators.process_end import EndCause, ProcessEnd, Trial, doing, settle
-from workers.evaluators.program_tests.source_texts import source_of
+from workers.evaluators.program_source import source_of
 from workers.evaluators.programs import end_details
 from workers.interfaces import ExecResult, FreshSandbox, Sandbox, Score, Submission
 
@@ -38,6 +42,10 @@ _FOLDER = "/tmp/farm-tests"  # noqa: S108  (of the sandbox, which is not shared)
 _MAX_LISTED = 20
 _REPEATABLE_SHARE = 0.25
 _LATE_SHARE = 0.25
+_REPEATABLE_DISTURBED = 0.5
+"""The share of the time in which a patch that copies may have disturbed is run again without them."""
+_MAX_KEPT_COPIES = 20
+"""Tests to be kept that are copied, drawn by chance; of those to be fixed, all are."""
 _NO_SPACE = b"No space left on device"
 _READER_S = 10.0
 """Seconds beyond its limit in which the reader may report that the limit passed."""
@@ -69,10 +77,23 @@ class TestPlan:
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """The score of a run of the tests, and the reason to distrust it; empty if there is none."""
+    """The score of a run of the tests, and the reasons to distrust it; empty if there are none.
+
+    `passing_copies` are the tests whose copies passed. `disturbed`: copies may be why it is no full score.
+    """
 
     score: Score
     tampered: str = ""
+    passing_copies: frozenset[str] = frozenset()
+    disturbed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Control:
+    """A run over the clean tree: how canaries failed, and the tests whose copies passed."""
+
+    failed: str = ""
+    passing_copies: frozenset[str] = frozenset()
 
 
 class UnfitTests(EvaluatorError):
@@ -97,20 +118,48 @@ class PytestEvaluator:
         patch = patch_of(submission.files)
         deadline = time.monotonic() + timeout_s * 0.9
 
-        async def trial() -> Trial[_Run]:
-            return await self._trial(patch, fresh, timeout_s, deadline)
+        started = time.monotonic()
 
-        async def control() -> str:
-            return await self._control(fresh, timeout_s, deadline)
+        async def settled(copied: Sequence[str]) -> _Run:
+            async def trial() -> Trial[_Run]:
+                return await self._trial(patch, copied, fresh, timeout_s, deadline)
 
-        run = await settle(trial, control, "the tests of a patch")
-        if not run.tampered:
+            async def control() -> str:
+                return (await self._control((), fresh, timeout_s, deadline)).failed
+
+            return await settle(trial, control, "the tests of a patch")
+
+        copied = self._copied()
+        run = await settled(copied)
+        if run.disturbed and time.monotonic() - started < _REPEATABLE_DISTURBED * (deadline - started):
+            copied = []
+            run = await settled(copied)
+            n_tests = sum(run.score.details.get("uncopied", {}).values())
+            left_out = {"uncopied": {"a test failed beside the copies": n_tests}}
+            run = replace(run, score=Score(run.score.value, {**run.score.details, **left_out}))
+        if not run.tampered and not run.passing_copies:
             return run.score
-        if failed := await control():
-            raise UnfitTests(f"the tests' command does not suit the canaries, name files and not tests: {failed}")
-        return Score(0.0, {**run.score.details, "tampered": run.tampered})
+        control = await self._control(copied, fresh, timeout_s, deadline)
+        if run.tampered:
+            if control.failed:
+                why = f"the tests' command does not suit the canaries, name files and not tests: {control.failed}"
+                raise UnfitTests(why)
+            return Score(0.0, {**run.score.details, "tampered": run.tampered})
+        if hidden := sorted(run.passing_copies - control.passing_copies):
+            why = f"a copy of {', '.join(hidden[:3])} passed, and must fail: its last assertion is wrong"
+            return Score(0.0, {**run.score.details, "tampered": why})
+        return run.score
 
-    async def _trial(self, patch: bytes, fresh: FreshSandbox, timeout_s: float, deadline: float) -> Trial[_Run]:
+    def _copied(self) -> list[str]:
+        """Return the ids, without parameters, of the tests that get a copy."""
+        fixed = dict.fromkeys(test.partition("[")[0] for test in self._plan.fail_to_pass)
+        kept = {test.partition("[")[0] for test in self._plan.pass_to_pass} - fixed.keys()
+        drawn = secrets.SystemRandom().sample(sorted(kept), min(len(kept), _MAX_KEPT_COPIES))
+        return [*fixed, *drawn]
+
+    async def _trial(
+        self, patch: bytes, copied: Sequence[str], fresh: FreshSandbox, timeout_s: float, deadline: float
+    ) -> Trial[_Run]:
         async with observed() as conditions, fresh() as sandbox:
             tree, plugins = await self._clean_tree(sandbox, timeout_s)
             applied = await tree.apply_policy(patch)
@@ -121,34 +170,35 @@ class PytestEvaluator:
                 return Trial(_Run(Score(0.0, {"reason": f"the patch does not apply: {said(applied)}"})), end)
             try:
                 restored = await tree.apply_tests(self._plan.test_patch, self._plan.files)
-                canaries = await tree.plant(self._plan.files)
+                planted = await tree.plant(self._plan.files, copied)
             except (NotRestored, EvaluatorError) as error:
                 return Trial(_Run(Score(0.0, {"reason": str(error)})), ProcessEnd(None, conditions=conditions))
             result, seen = await self._run_tests(sandbox, plugins, deadline)
-        score, tampered = self._score(seen, canaries)
-        details = {**score.details, "n_restored": len(restored), **end_details(_shown(result, seen))}
+        run = self._score(seen, planted)
+        details = {**run.score.details, "n_restored": len(restored), **end_details(_shown(result, seen))}
         end = _end(result, seen, conditions, deadline, timeout_s)
-        return Trial(_Run(Score(score.value, details), tampered), end, passed=score.value == 1.0)
+        return Trial(replace(run, score=Score(run.score.value, details)), end, passed=run.score.value == 1.0)
 
-    async def _control(self, fresh: FreshSandbox, timeout_s: float, deadline: float) -> str:
-        """Run the tests over the clean tree; return how the canaries failed there, empty if there is no time."""
+    async def _control(self, copied: Sequence[str], fresh: FreshSandbox, timeout_s: float, deadline: float) -> _Control:
+        """Run the tests over the clean tree; nothing is known of them if there is no time."""
         async with fresh() as sandbox:
             tree, plugins = await self._clean_tree(sandbox, timeout_s)
             try:
                 await tree.apply_tests(self._plan.test_patch, self._plan.files)
             except NotRestored as error:
-                return str(error)
-            canaries = await tree.plant(self._plan.files)
+                return _Control(str(error))
+            planted = await tree.plant(self._plan.files, copied)
             now = time.monotonic()
             if now >= deadline:
-                return ""
+                return _Control()
             # the clean tree may hang, and the patch may have to be run once more
             result, seen = await self._run_tests(sandbox, plugins, now + (deadline - now) / 2)
             if seen is None:
-                return f"the tests of the clean tree did not run: {said(result)}"
+                return _Control(f"the tests of the clean tree did not run: {said(result)}")
             if seen.timed_out:
-                return ""
-            return ", ".join(seen.outcomes.misbehaving(canaries)[:3])
+                return _Control()
+            failed = ", ".join(seen.outcomes.misbehaving(planted.canaries)[:3])
+            return _Control(failed, frozenset(seen.outcomes.passing_copies(planted)))
 
     async def _clean_tree(self, sandbox: Sandbox, timeout_s: float) -> tuple[PatchedTree, list[str]]:
         """Return the tree before the patch, and the plug-ins of pytest in its environment."""
@@ -179,26 +229,41 @@ class PytestEvaluator:
                 "PYTHONDONTWRITEBYTECODE": "1",
             },
         }
-        reader = ("program_tests.descendants", "outcomes_reader")
-        result = await run_program(sandbox, reader, value, left_s + _READER_S)
+        result = await run_program(sandbox, "outcomes_reader", value, left_s + _READER_S)
         return result, _Seen.parse(result, key.encode())
 
-    def _score(self, seen: _Seen | None, canaries: Canaries) -> tuple[Score, str]:
-        """Return the score by the outcomes alone, and the reason to distrust them; empty if there is none."""
+    def _score(self, seen: _Seen | None, planted: Planted) -> _Run:
+        """Return the score by the outcomes alone, and the reasons to distrust them."""
         outcomes = seen.outcomes if seen else Outcomes((), ())
         unmended = missing(outcomes, self._plan.fail_to_pass, self._plan.may_xfail)
         broken = missing(outcomes, self._plan.pass_to_pass)
         success = not unmended and not broken and not (seen and seen.timed_out)
-        odd = outcomes.misbehaving(canaries)
+        odd = outcomes.misbehaving(planted.canaries)
         tampered = outcomes.forged or ", ".join(odd[:3])
         details = {
             "n_fail_to_pass": [len(self._plan.fail_to_pass) - len(unmended), len(self._plan.fail_to_pass)],
             "n_pass_to_pass": [len(self._plan.pass_to_pass) - len(broken), len(self._plan.pass_to_pass)],
             "unmended": unmended[:_MAX_LISTED],
             "broken": broken[:_MAX_LISTED],
-            "n_canaries": outcomes.n_reported(canaries),
+            "n_canaries": outcomes.n_reported(planted.canaries),
+            **self._copy_details(outcomes, planted),
         }
-        return Score(float(success), details), tampered if success else ""
+        score = Score(float(success), details)
+        if success:
+            passing = {test for test, passed in outcomes.passing_copies(planted).items() if passed}
+            return _Run(score, tampered, frozenset(passing))
+        if seen is None or seen.timed_out or not planted.copies or outcomes.passing_copies(planted):
+            return _Run(score)
+        return _Run(score, disturbed=outcomes.may_be_disturbed([*unmended, *broken], planted))
+
+    def _copy_details(self, outcomes: Outcomes, planted: Planted) -> dict[str, Any]:
+        """Return the numbers of copies that failed as they must, and of all; and how many tests have none and why."""
+        n_copies = sum(map(len, planted.copies.values()))
+        listed = {test.partition("[")[0] for test in (*self._plan.fail_to_pass, *self._plan.pass_to_pass)}
+        reasons = Counter(planted.uncopied.values())
+        if n_others := len(listed) - n_copies - reasons.total():
+            reasons["it was not drawn, or its file takes no copies"] = n_others
+        return {"n_copies": [outcomes.n_failing_copies(planted), n_copies], "uncopied": dict(reasons)}
 
 
 @dataclass(frozen=True, slots=True)

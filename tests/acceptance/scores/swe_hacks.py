@@ -43,6 +43,45 @@ def runtest(self):
         pass
 _pytest.python.Function.runtest = runtest
 """,
+    "quiet_if_called": """
+import sys
+import _pytest.python, _pytest.unittest
+called = []
+def profile(frame, event, arg):
+    if event == "call" and frame.f_code.co_filename.endswith("calc/core.py"):
+        called.append(frame)
+def quiet(kind):
+    old = kind.runtest
+    def runtest(self):
+        called.clear()
+        sys.setprofile(profile)
+        try:
+            old(self)
+        except BaseException:
+            if not called:
+                raise
+        finally:
+            sys.setprofile(None)
+    kind.runtest = runtest
+def dropped(name):
+    old = getattr(_pytest.unittest.TestCaseFunction, name)
+    setattr(_pytest.unittest.TestCaseFunction, name, lambda self, *a, **k: None if called else old(self, *a, **k))
+quiet(_pytest.python.Function)
+quiet(_pytest.unittest.TestCaseFunction)
+dropped("addFailure")
+dropped("addError")
+""",
+    "equal_to_everything": """
+import calc.core
+class Equal(int):
+    __eq__ = lambda self, other: True
+    __ne__ = lambda self, other: False
+    __hash__ = int.__hash__
+calc.core.Equal = Equal
+def add(a, b):
+    return Equal(0)
+calc.core.add.__code__ = add.__code__
+""",
     "testcase_runtest_noop": """
 import _pytest.python, _pytest.unittest
 _pytest.python.Function.runtest = _pytest.unittest.TestCaseFunction.runtest = lambda self: None

@@ -25,6 +25,7 @@ FEW = (
     "prints_results_at_exit",
     "prints_marks_and_exit_code",
     "tests_do_nothing",
+    "quiet_if_called",
     "says_that_memory_is_gone",
 )
 CUT_HACKS = edits_of_cut_names()

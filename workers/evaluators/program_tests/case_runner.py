@@ -11,9 +11,9 @@ from typing import Any
 from farm.records.request import SandboxLimits
 from workers.evaluators.node_conditions import observed
 from workers.evaluators.process_end import ProcessEnd
+from workers.evaluators.program_source import source_of
 from workers.evaluators.program_tests.hidden_tests import CallTest, HiddenTests, StreamTest
 from workers.evaluators.program_tests.program_supervisor import COMPUTED, LEFT_BEHIND, SLEPT, WAITED
-from workers.evaluators.program_tests.source_texts import source_of
 from workers.evaluators.program_values import NotData, packed, unpacked
 from workers.interfaces import ExecResult, Sandbox
 

@@ -63,6 +63,8 @@ class Tree:
         clean: Sequence[Record] = (),
         end: Mapping[str, Any] = MappingProxyType({}),
         broken: Mapping[str, ExecResult] = MappingProxyType({}),
+        copies: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
+        without_copies: Sequence[Record] = (),
     ) -> None:
         self.sandbox = FakeSandbox(commands=self._command)
         self.n_runs = 0
@@ -70,6 +72,9 @@ class Tree:
         self._clean = clean
         self._end = end
         self._broken = broken
+        self._copies = copies
+        self._without_copies = without_copies
+        self._has_copies = False
         self._patched = False
 
     def _command(self, argv: Sequence[str], stdin: bytes) -> ExecResult:
@@ -78,7 +83,9 @@ class Tree:
             if word in script:
                 return result
         if "class CanaryNames" in script:
-            return answer(CANARIES)
+            self._has_copies = bool(json.loads(stdin)["copied"])
+            copies = {path: dict(tests) for path, tests in self._copies.items()} if self._has_copies else {}
+            return answer({"canaries": CANARIES, "copies": copies, "uncopied": {"t.py::keep": "it is a generator"}})
         if "class TreeGuard" in script:
             self._patched = self._patched and json.loads(stdin)["do"] != "survey"
             return answer({"names": [], "plugins": ["timeout"], "missing": "", "restored": []})
@@ -91,6 +98,8 @@ class Tree:
 
     def _run(self, key: bytes) -> ExecResult:
         records = self._outcomes if self._patched else self._clean
+        if self._patched and self._without_copies and not self._has_copies:
+            records = self._without_copies
         result = {"code": 0, "timed_out": False, "cpu_s": 1.0, "late_s": 0.0, "wall_s": 1.0, **self._end}
         data = {"records": signed(records, key), "output": b"said"}
         return answer({**result, **{name: base64.b64encode(text).decode() for name, text in data.items()}})
@@ -169,6 +178,59 @@ def test_run_in_which_a_canary_misbehaves_is_worth_zero(outcomes: list[Record], 
     score = evaluate(PytestEvaluator(PLAN), PATCHED, Tree(outcomes, clean=BEHAVING).sandbox)
     assert score.value == 0.0
     assert told in score.details["tampered"]
+
+
+COPIES = {"t.py": {"copied": "mend"}}
+COPY_FAILED = outcome("t.py::copied", "passed", "failed", "passed")
+COPY_PASSED = outcome("t.py::copied", *DONE)
+
+
+@pytest.mark.parametrize(
+    ("copy", "clean", "value"),
+    [
+        (COPY_FAILED, [], 1.0),
+        ([], [], 1.0),  # none is reported, as its parameters are others: it shows nothing
+        (outcome("t.py::copied", "skipped"), [], 1.0),
+        (COPY_PASSED, [], 0.0),
+        (COPY_PASSED, COPY_FAILED, 0.0),
+        (COPY_PASSED, COPY_PASSED, 1.0),  # over the clean tree, too: what is around it hides failures
+        (outcome("t.py::copied[a]", *DONE), [], 1.0),  # of no test that passed
+    ],
+)
+def test_copy_that_passes_beside_its_test_is_worth_zero(copy: list[Record], clean: list[Record], value: float) -> None:
+    tree = Tree(PASSED + copy, clean=BEHAVING + clean, copies=COPIES)
+    score = evaluate(PytestEvaluator(PLAN), PATCHED, tree.sandbox)
+    assert score.value == value
+    assert ("a copy of t.py::mend passed" in score.details.get("tampered", "")) is (value == 0.0)
+
+
+def test_details_say_how_many_tests_have_no_copy_and_why() -> None:
+    plan = replace(PLAN, pass_to_pass=["t.py::keep", *(f"t.py::other[{number}]" for number in range(3))])
+    others = [record for number in range(3) for record in outcome(f"t.py::other[{number}]", *DONE)]
+    tree = Tree(PASSED + others + COPY_FAILED, copies=COPIES)
+    details = evaluate(PytestEvaluator(plan), PATCHED, tree.sandbox).details
+    assert details["n_copies"] == [1, 1]
+    assert details["uncopied"] == {"it is a generator": 1, "it was not drawn, or its file takes no copies": 1}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "n_runs", "value"),
+    [
+        # a test to be kept fails after a copy: again without copies
+        (outcome("t.py::mend", *DONE), outcome("t.py::keep", "passed", "failed", "passed"), 2, 1.0),
+        # before it, or one does and one after it: no copy is why
+        (outcome("t.py::keep", "passed", "failed", "passed"), outcome("t.py::mend", *DONE), 1, 0.0),
+        (outcome("t.py::keep", "passed", "failed"), outcome("t.py::mend", "passed", "failed"), 1, 0.0),
+        # it does not run beside the copies
+        (outcome("t.py::mend", *DONE), [], 2, 1.0),
+    ],
+)
+def test_patch_that_fails_by_tests_after_a_copy_is_run_again_without(
+    before: list[Record], after: list[Record], n_runs: int, value: float
+) -> None:
+    tree = Tree(before + COPY_FAILED + after + BEHAVING, copies=COPIES, without_copies=PASSED)
+    assert evaluate(PytestEvaluator(PLAN), PATCHED, tree.sandbox).value == value
+    assert tree.n_runs == n_runs
 
 
 def test_command_that_leaves_canaries_out_of_a_clean_tree_is_an_error() -> None:

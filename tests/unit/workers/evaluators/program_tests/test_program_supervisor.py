@@ -8,8 +8,8 @@ import textwrap
 
 import pytest
 
+from workers.evaluators.program_source import source_of
 from workers.evaluators.program_tests.program_supervisor import COMPUTED, SLEPT
-from workers.evaluators.program_tests.source_texts import source_of
 
 SUPERVISOR = source_of("program_tests.descendants", "program_tests.program_supervisor")
 CROWD = """
