@@ -15,6 +15,7 @@ from examples.problems import swe_problems
 from testkit.place import conditions, scratch
 from testkit.report import Report, options
 from workers.evaluators.patches import GIT_ENV, PATCH, PatchedTree, script
+from workers.evaluators.tests import MAX_KEPT_COPIES
 from workers.handlers.swe import SweHandler, SweInstance
 from workers.interfaces import Sandbox, Submission
 from workers.registry import sandbox as provider
@@ -50,6 +51,26 @@ async def scored(instance: SweInstance) -> None:
     assert score.value == 1.0, score
 
 
+async def planted(instance: SweInstance, copied: list[str]) -> float:
+    """Return the time for which the tests run over the right patch, with canaries and copies among them."""
+    files = [test.partition("::")[0] for test in (*instance.FAIL_TO_PASS, *instance.PASS_TO_PASS)]
+    env = {**GIT_ENV, "PYTHONPATH": f"{_TREE}/{instance.environment.pythonpath}", "PYTHONDONTWRITEBYTECODE": "1"}
+    async with fresh(instance) as sandbox:
+        await sandbox.write_file("/tmp/model.patch", (instance.patch or "").encode())
+        await sandbox.write_file("/tmp/test.patch", instance.test_patch.encode())
+        both = "git apply /tmp/model.patch /tmp/test.patch"
+        await sandbox.exec(["bash", "-c", both], timeout_s=_LIMIT_S, env=GIT_ENV, cwd=_TREE)
+        tree = PatchedTree(sandbox, _TREE, _FOLDER, _LIMIT_S, instance.environment.pythonpath)
+        await tree.plant(files, copied)
+        started = time.perf_counter()
+        # as the evaluator's plug-in sets it
+        command = f"{instance.environment.test_cmd} --tb=no"
+        result = await sandbox.exec(["bash", "-c", command], timeout_s=_LIMIT_S, env=env, cwd=_TREE)
+        # canaries and copies fail
+        assert result.code == 1, result
+        return time.perf_counter() - started
+
+
 async def parts(instance: SweInstance, times: dict[str, list[float]]) -> None:
     """The parts of what comes on top, by themselves."""
     files = [test.partition("::")[0] for test in instance.FAIL_TO_PASS]
@@ -61,7 +82,7 @@ async def parts(instance: SweInstance, times: dict[str, list[float]]) -> None:
             ("see_what_python_finds", tree.survey),
             ("apply_the_patch", lambda: tree.apply_policy((instance.patch or "").encode())),
             ("restore_and_apply_the_tests", lambda: tree.apply_tests(instance.test_patch, files)),
-            ("plant_canaries", lambda: tree.plant(files)),
+            ("plant_canaries_and_copies", lambda: tree.plant(files, instance.FAIL_TO_PASS)),
         ):
             started = time.perf_counter()
             await part()
@@ -78,6 +99,11 @@ async def measure(report: Report, rounds: int) -> None:
             await run(instance)
             times[name].append(time.perf_counter() - started)
         await parts(instance, times)
+        fixed = dict.fromkeys(test.partition("[")[0] for test in instance.FAIL_TO_PASS)
+        kept = {test.partition("[")[0] for test in instance.PASS_TO_PASS} - fixed.keys()
+        copied = [*fixed, *sorted(kept)[:MAX_KEPT_COPIES]]
+        for name, tests in (("run_with_canaries", []), ("run_with_canaries_and_copies", copied)):
+            times.setdefault(name, []).append(await planted(instance, tests))
     alone = report.times("tests_alone", times.pop("tests_alone"))
     report.times("score", times.pop("score"), tests_alone=alone)
     for name, seconds in times.items():

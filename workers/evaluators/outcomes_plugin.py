@@ -82,6 +82,7 @@ pytest_runtest_makereport = pytest.hookimpl(hookwrapper=True)(_makereport)
 
 
 def pytest_configure(config: Any) -> None:
-    """Keep failures from ending the run early: some tests must fail."""
+    """Keep failures from ending the run early, as some tests must fail, and leave out tracebacks, which cost most."""
     config.option.maxfail = 0
+    config.option.tbstyle = "no"
     os.environ.pop("PYTEST_DISABLE_PLUGIN_AUTOLOAD", None)

@@ -44,7 +44,7 @@ _REPEATABLE_SHARE = 0.25
 _LATE_SHARE = 0.25
 _REPEATABLE_DISTURBED = 0.5
 """The share of the time in which a patch that copies may have disturbed is run again without them."""
-_MAX_KEPT_COPIES = 20
+MAX_KEPT_COPIES = 20
 """Tests to be kept that are copied, drawn by chance; of those to be fixed, all are."""
 _NO_SPACE = b"No space left on device"
 _READER_S = 10.0
@@ -154,7 +154,7 @@ class PytestEvaluator:
         """Return the ids, without parameters, of the tests that get a copy."""
         fixed = dict.fromkeys(test.partition("[")[0] for test in self._plan.fail_to_pass)
         kept = {test.partition("[")[0] for test in self._plan.pass_to_pass} - fixed.keys()
-        drawn = secrets.SystemRandom().sample(sorted(kept), min(len(kept), _MAX_KEPT_COPIES))
+        drawn = secrets.SystemRandom().sample(sorted(kept), min(len(kept), MAX_KEPT_COPIES))
         return [*fixed, *drawn]
 
     async def _trial(

@@ -35,7 +35,7 @@ class CanaryNames:
         words = [word for test in tests for word in test.split("_") if word and not word.isdigit()]
         self._words = words or re.findall(r"[a-z]{3,10}", text) or ["value"]
         self._lengths = [len(test.split("_")) for test in tests] or [3]
-        self._seen = text
+        self._seen = set(re.findall(r"\w+", text))
 
     def word(self) -> str:
         return str(_random.choice(self._words)).lower()
@@ -44,8 +44,8 @@ class CanaryNames:
         length = max(1, min(_random.choice(self._lengths), 6))
         while True:
             name = "_".join(self.word() for _ in range(length))
-            if not re.search(rf"\b(test_)?{re.escape(name)}\b", self._seen):
-                self._seen += f" test_{name} "
+            if self._seen.isdisjoint({name, f"test_{name}"}):
+                self._seen.add(f"test_{name}")
                 return name
             length += 1
 
@@ -57,8 +57,8 @@ class CanaryNames:
         first, *words = name.split("_")
         while True:
             new = "_".join([first, self.new(), *words[-1:]])
-            if not re.search(rf"\b{re.escape(new)}\b", self._seen):
-                self._seen += f" {new} "
+            if new not in self._seen:
+                self._seen.add(new)
                 return new
 
     def test_class(self) -> str:
