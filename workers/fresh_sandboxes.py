@@ -13,13 +13,13 @@ from farm.ids import eval_sandbox_id
 from farm.plugins import follows
 from farm.records.request import SandboxSpec
 from farm.records.rollout import Stage
-from workers.handler_options import RestoredFiles, RestoresFiles, keeps_layer
+from workers.handler_options import NothingLeft, RestoredFiles, RestoresFiles, keeps_layer
 from workers.interfaces import FreshSandbox, Sandbox, Submission
 from workers.node_shortage import NodeHealth
 from workers.plugin_faults import call_plugin, described, is_cancellation
 from workers.stage_boundary import boundary
 from workers.stage_job import Problem, SandboxSource, StageJob, sandbox_source
-from workers.stage_parts.left_layer import LayerStore, NoLayerStore, NothingLeft, copied_layer, open_layer
+from workers.stage_parts.left_layer import LayerStore, NoLayerStore, copied_layer, open_layer
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ def fresh_sandboxes(
             if layer and playing is not None:
                 left = await stack.enter_async_context(copied_layer(job, source, playing, restored_files(problem)))
             if layer and left is None:
-                raise NothingLeft
+                raise NothingLeft("the policy broke its sandbox: nothing is left to score")
             if layer and left is not None:
                 start = partial(open_layer, job, source, problem.spec(), left, layer_store or NoLayerStore())
             sandbox = await stack.enter_async_context(opened(job, source, start))

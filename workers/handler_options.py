@@ -107,6 +107,13 @@ class ContinuesConversation(Protocol):
         ...
 
 
+class NothingLeft(Exception):
+    """The policy broke its sandbox, or left more than can be copied: there is no layer, and the score is 0.
+
+    Raised by `fresh(layer=True)`. An evaluator lets it pass; `next_messages` ends its task.
+    """
+
+
 @runtime_checkable
 class KeepsLayer(Protocol):
     """A handler whose evaluator opens `fresh(layer=True)`: True keeps the files that the policy left."""

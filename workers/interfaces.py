@@ -343,7 +343,7 @@ class FreshSandbox(Protocol):
 
         With `layer` its files are as the policy left them, without its processes: the handler must have
         `keeps_layer = True`, and the spec the instance's image, packages and archives. Raises LayerMissing if the layer
-        was too large to be kept and is gone.
+        was too large to be kept and is gone, `handler_options.NothingLeft` if the policy left none.
         """
         ...
 

@@ -25,7 +25,7 @@ from workers import plugin_values, registry
 from workers.collecting import Collect, collected
 from workers.evaluators.answer import verified
 from workers.fresh_sandboxes import fresh_sandboxes, opened, restored_files, stop_sandbox
-from workers.handler_options import ChoosesCalls, RunningEvaluator, keeps_layer, scores_running
+from workers.handler_options import ChoosesCalls, NothingLeft, RunningEvaluator, keeps_layer, scores_running
 from workers.interfaces import (
     AgentContext,
     AgentResult,
@@ -57,7 +57,7 @@ from workers.stage_job import (
     resolve,
     sandbox_source,
 )
-from workers.stage_parts.left_layer import LayerStore, NoLayerStore, NothingLeft, keep_layer
+from workers.stage_parts.left_layer import LayerStore, NoLayerStore, keep_layer
 from workers.stage_parts.task_steps import steps_of
 
 log = logging.getLogger(__name__)
@@ -316,9 +316,9 @@ async def evaluate(
             fresh = fresh_sandboxes(problem, ground, submission, layer_store)
             try:
                 score = await evaluator.evaluate(submission, fresh, job.limits.eval_s)
-            except NothingLeft:
+            except NothingLeft as left:
                 name = plugin_values.name(evaluator.name, f"{job.rollout_id}: the evaluator's name")
-                return Score(0.0, {"reason": "the policy broke its sandbox: nothing is left to score"}), name
+                return Score(0.0, {"reason": str(left)}), name
         return _checked(score, evaluator, job)
 
 

@@ -169,7 +169,7 @@ class PatchedTree:
 
     async def python(self, program: str, asked: Mapping[str, Any], purpose: str) -> Any:
         """Run one of the programs beside this module in the tree's Python, isolated. Raises EvaluatorError."""
-        result = await run_program(self._sandbox, [program], {**asked, "tree": self._tree}, self._timeout_s)
+        result = await run_program(self._sandbox, program, {**asked, "tree": self._tree}, self._timeout_s)
         try:
             return json.loads(result.stdout)
         except ValueError:

@@ -148,6 +148,7 @@ class NodeSandboxProvider:
         with scarcity(f"keep the layer of sandbox {sandbox.sandbox_id}"):
             new = await _in_thread(partial(_detached, sandbox.sandbox_id))
             await asyncio.shield(sandbox.stop())
+            await _in_thread(partial(left_layers.clean, layers.files_of(new)))
             await _in_thread(partial(_settle, sandbox, layers.files_of(new)))
             await _in_thread(partial(layers.publish, new, name))
 

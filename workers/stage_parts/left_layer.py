@@ -14,7 +14,7 @@ from farm.errors import EvaluatorError, HandlerError, LayerMissing
 from farm.plugins import follows
 from farm.records.request import SandboxSpec
 from farm.records.submission import KeptLayer
-from workers.handler_options import RestoredFiles
+from workers.handler_options import NothingLeft, RestoredFiles
 from workers.interfaces import Sandbox
 from workers.sandboxes.images.content_store import digest
 from workers.sandboxes.lifecycle import layers, left_layers
@@ -23,10 +23,6 @@ from workers.stage_clock import off_clock
 from workers.stage_job import SandboxSource, StageJob
 
 log = logging.getLogger(__name__)
-
-
-class NothingLeft(Exception):
-    """The policy broke its sandbox, so that there is no layer: what it left is worth nothing."""
 
 
 class LayerStore(Protocol):
@@ -97,11 +93,17 @@ def _copier(job: StageJob, source: SandboxSource) -> CopiesLayers:
 async def copied_layer(
     job: StageJob, source: SandboxSource, sandbox: Sandbox, restored: RestoredFiles | None
 ) -> AsyncIterator[KeptLayer]:
-    """Yield a layer with what was written so far in a sandbox that goes on; it is removed at the end."""
+    """Yield a layer with what was written so far in a sandbox that goes on; it is removed at the end.
+
+    Raises NothingLeft if that is more than the sandbox may have.
+    """
     copier = _copier(job, source)
     name = f"{layers.LEFT}{uuid4().hex}"
     try:
-        await copier.copy_layer(sandbox, source.spec, name)
+        try:
+            await copier.copy_layer(sandbox, source.spec, name)
+        except left_layers.LayerTooLarge as error:
+            raise NothingLeft(str(error)) from error
         await _restore(job, source, name, restored)
         yield KeptLayer(name=name, attempt=job.attempt, stored=False)
     finally:

@@ -75,10 +75,13 @@ HACKS = {**{name: (SHELL_TEST, hack) for name, hack in SHELL.items()}} | {
 }
 
 
-def write_task(folder: Path, test: str, solution: str) -> Path:
+_TABLES = "[verifier]\ntimeout_sec = 120.0\n[agent]\ntimeout_sec = 120.0\n"
+
+
+def write_task(folder: Path, test: str, solution: str, tables: str = _TABLES) -> Path:
     """Write a task of these tests, whose solution is the attempt; return its folder."""
     texts = {
-        "task.toml": 'schema_version = "1.4"\n[verifier]\ntimeout_sec = 120.0\n[agent]\ntimeout_sec = 120.0\n',
+        "task.toml": f'schema_version = "1.4"\n{tables}',
         "instruction.md": "Write the answer to /app/answer.txt.\n",
         "environment/Dockerfile": "FROM debian:bookworm-slim\nWORKDIR /app\n",
         "solution/solve.sh": f"#!/bin/bash\n{solution}\n",

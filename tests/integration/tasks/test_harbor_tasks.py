@@ -11,23 +11,18 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from farm.tasks.harbor_folder import task_folder, task_paths
 from tests.conftest import absent
-from tests.contract.sandboxes.sandbox_kinds import farm_in
 from tests.integration.tasks.harbor_hacks import HACKS as ALL
 from tests.integration.tasks.harbor_hacks import PYTEST_TEST, SHELL_TEST, WORK, write_task
-from tests.services.farms import farm_folder
 from tests.services.soak import ONLY, at_length
-from tests.services.task_images import task_base
 from workers.cli.task_checks import CheckOptions, TaskCheck, checked, score_of
 from workers.registry import sandbox as provider
-from workers.sandboxes.images.image_aliases import set_alias
-from workers.sandboxes.remove_tree import remove
 
 SAMPLES = Path(__file__).parents[3] / "examples" / "tasks" / "harbor"
 NAMES = ("count-words", "farm/fix-duration-parser", "farm/separate-verifier", "farm/stages-and-users", "farm/two-steps")
@@ -39,21 +34,6 @@ FEW = (
     *("waiting_process", "replaced_folder", "start_up_files", "patched_runner", "shadowed_interpreter"),
 )
 HACKS = at_length({name: ALL[name] for name in FEW}, ALL)
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A farm's folders, in which the base images of the samples have names."""
-    if missing := provider("namespace").missing():
-        absent(missing)
-    base = tmp_path_factory.mktemp("base")
-    base.chmod(0o755)
-    with farm_folder() as folder, farm_in(folder):
-        task_base(base)
-        for name in ("debian:bookworm-slim", "python:3.11-slim"):
-            set_alias(name, str(base))
-        yield folder
-        remove(folder)
 
 
 @pytest.mark.parametrize("kind", ["namespace", pytest.param("singularity", marks=ONLY)])

@@ -23,6 +23,8 @@ BOTH = {"tests": 0.5, "style": 1.0}
         (Score(rewards=BOTH), {"tests": 2, "style": -0.5}, 0.5),
         (Score(rewards={**BOTH, "reward": 0.75}), "", 0.75),
         (Score(rewards={"tests": 0.5}), "", 0.5),
+        (Score(0.0), "tests", 0.0),
+        (Score(0.0), {"tests": 2, "style": 1}, 0.0),
     ],
 )
 def test_one_counts(score: Score, rule: Any, value: float) -> None:

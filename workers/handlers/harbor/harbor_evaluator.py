@@ -6,21 +6,26 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from farm.errors import EvaluatorError
+from farm.errors import EvaluatorError, SandboxError, ToolError
 from farm.records.variable_expansion import expanded
 from farm.tasks.harbor_config import StepTable
 from farm.tasks.harbor_instance import HarborInstance
+from workers.evaluators.node_conditions import observed
+from workers.evaluators.process_end import ProcessEnd, Trial, settle
 from workers.handler_options import TaskContext
 from workers.handlers.harbor.artefact_files import REJECTED, put_artefacts
-from workers.handlers.harbor.harbor_verifier import Tests, VerifiedRewards, verify
+from workers.handlers.harbor.harbor_verifier import Tests, Unrewarded, VerifiedRewards, verify
+from workers.handlers.harbor.reward_files import MAIN
 from workers.handlers.harbor.sandbox_specs import verified_in
 from workers.handlers.harbor.step_gates import Rewards, gate, total
 from workers.interfaces import FreshSandbox, Score, Submission
+from workers.stage_clock import off_clock
 
 STOPPED = "stopped"
 """In the record of a step after which the task ended by its gate, with the reason."""
 BROKEN = "broken"
 """In the record of a step whose successor could not begin, as the policy broke what it begins with."""
+_WITHOUT_REWARD = (Unrewarded, SandboxError, ToolError)
 
 
 class HarborEvaluator:
@@ -33,7 +38,7 @@ class HarborEvaluator:
         self._task = task
 
     async def evaluate(self, submission: Submission, fresh: FreshSandbox, timeout_s: float) -> Score:
-        """Return all rewards by name. Raises EvaluatorError if a verification gave none or took too long."""
+        """Return all rewards by name. Raises EvaluatorError if a verification gave none in a clean image either."""
         records = submission.steps
         last = records[-1] if records else {}
         verified = [dict(record["rewards"]) for record in records]
@@ -47,9 +52,9 @@ class HarborEvaluator:
         n_missing = 0 if STOPPED in last else self._n_missing(verified)
         if n_missing:
             details["n_steps_missing"] = n_missing
-        return Score(
-            details=details, rewards=total(self._instance.task.multi_step_reward_strategy, verified, n_missing)
-        )
+        rewards = total(self._instance.task.multi_step_reward_strategy, verified, n_missing)
+        # no step gave a reward that has a name
+        return Score(details=details, rewards=rewards) if rewards else Score(0.0, details)
 
     def _step(self, index: int) -> StepTable | None:
         return self._instance.steps[index] if self._instance.steps else None
@@ -62,15 +67,44 @@ class HarborEvaluator:
     async def verify_step(
         self, step: StepTable | None, submission: Submission, fresh: FreshSandbox, timeout_s: float
     ) -> VerifiedRewards:
-        """Verify one step in the sandbox that its mode asks for."""
+        """Verify one step in the sandbox that its mode asks for, as often as `settle` says.
+
+        Tests that give no reward in what the policy left, and one in the clean image, are worth 0 (`details.reason`).
+        """
         archive, instance = archive_of(self._task, self._instance), self._instance
         spec = verified_in(instance, step, archive, self._task.secrets)
         shared = instance.task.mode(step) == "shared"
         what = f"{instance.name}, step {step.name}" if step else instance.name
-        async with fresh(spec, layer=shared) as sandbox:
-            if not shared:
-                await put_artefacts(sandbox, submission.tree)
-            return await verify(sandbox, self.tests(step, archive, timeout_s), what)
+        tests = self.tests(step, archive, timeout_s)
+        names = [MAIN]
+
+        async def verified(*, clean: bool) -> VerifiedRewards:
+            async with fresh(spec, layer=shared and not clean) as sandbox:
+                if not shared and not clean:
+                    await put_artefacts(sandbox, submission.tree)
+                return await verify(sandbox, tests, what)
+
+        async def trial() -> Trial[VerifiedRewards]:
+            async with observed() as conditions:
+                try:
+                    return Trial(await verified(clean=False), ProcessEnd(0), passed=True)
+                except _WITHOUT_REWARD as error:
+                    reason, timed_out = str(error), isinstance(error, Unrewarded) and error.timed_out
+            gone = "" if timed_out else reason
+            end = ProcessEnd(None, timed_out, tests.timeout_s, gone=gone, conditions=conditions)
+            return Trial(VerifiedRewards(dict.fromkeys(names, 0.0), {"reason": reason}), end)
+
+        async def control() -> str:
+            try:
+                verdict = await verified(clean=True)
+            except _WITHOUT_REWARD as error:
+                return str(error)
+            names[:] = verdict.rewards
+            return ""
+
+        # a control and a second trial have as much time as the first
+        with off_clock(2 * (self._task.limits.init_s + tests.timeout_s)):
+            return await settle(trial, control, f"{what}: its tests")
 
     def tests(self, step: StepTable | None, archive: Path, timeout_s: float) -> Tests:
         """Return the tests of a step, with the task's own time limit by the rule of the batch."""

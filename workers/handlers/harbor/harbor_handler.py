@@ -16,7 +16,7 @@ from farm.records.trajectory import Message
 from farm.tasks.harbor_config import StepTable
 from farm.tasks.harbor_instance import DATA_SOURCE, HarborInstance
 from farm.tasks.harbor_needs import needs_of
-from workers.handler_options import NextTurn, RestoredFiles, TaskContext
+from workers.handler_options import NextTurn, NothingLeft, RestoredFiles, TaskContext
 from workers.handlers.harbor.artefact_files import REJECTED, ArtefactsTooLarge, entries, run_hooks, taken
 from workers.handlers.harbor.guarded_files import GUARDED, TASK_FOLDERS
 from workers.handlers.harbor.harbor_evaluator import BROKEN, STOPPED, HarborEvaluator
@@ -126,7 +126,10 @@ class HarborHandler:
         if REJECTED in submission.files:
             return NextTurn(record={"step": step.name, "rewards": {}, BROKEN: submission.files[REJECTED]})
         evaluator = HarborEvaluator(instance, self._task)
-        verdict = await evaluator.verify_step(step, submission, fresh, self._task.limits.eval_s)
+        try:
+            verdict = await evaluator.verify_step(step, submission, fresh, self._task.limits.eval_s)
+        except NothingLeft as error:
+            return NextTurn(record={"step": step.name, "rewards": {}, BROKEN: str(error)})
         record = {"step": step.name, "rewards": verdict.rewards, **verdict.details}
         if reason := gate(step, verdict.rewards):
             return NextTurn(record={**record, STOPPED: reason})

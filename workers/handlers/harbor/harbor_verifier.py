@@ -42,8 +42,16 @@ class VerifiedRewards:
     details: dict[str, Any] = field(default_factory=dict)
 
 
+class Unrewarded(EvaluatorError):
+    """Tests gave no reward: they were out of time (`timed_out`), could not be run, or left none that can be read."""
+
+    def __init__(self, reason: str, *, timed_out: bool = False) -> None:
+        super().__init__(reason)
+        self.timed_out = timed_out
+
+
 async def verify(sandbox: Sandbox, tests: Tests, what: str) -> VerifiedRewards:
-    """Run the tests. Raises EvaluatorError if they took too long or gave no reward, SandboxError if it is gone."""
+    """Run the tests. Raises Unrewarded if they took too long or gave no reward, SandboxError if it is gone."""
     started = time.monotonic()
     async with staged(tests.folders) as stage:
         try:
@@ -51,7 +59,7 @@ async def verify(sandbox: Sandbox, tests: Tests, what: str) -> VerifiedRewards:
             if tests.folders:
                 await sandbox.upload(stage.tests, TESTS)
         except ToolError as error:
-            raise EvaluatorError(f"{what}: its tests cannot be put into the sandbox: {error}") from error
+            raise Unrewarded(f"{what}: its tests cannot be put into the sandbox: {error}") from error
         names_text_alone = stage.names_text_alone
     result = await sandbox.exec(
         ["/bin/bash", "--noprofile", "--norc", "-c", f"exec {TESTS}/test.sh"],
@@ -59,7 +67,8 @@ async def verify(sandbox: Sandbox, tests: Tests, what: str) -> VerifiedRewards:
         env=tests.env,
     )
     if result.timed_out:
-        raise EvaluatorError(f"{what}: its tests took longer than {tests.timeout_s:g} s: {_said(result)}")
+        reason = f"{what}: its tests took longer than {tests.timeout_s:g} s: {_said(result)}"
+        raise Unrewarded(reason, timed_out=True)
     # they may wait for the end of the tests, to write after them
     await sandbox.exec(["/bin/bash", "--noprofile", "--norc", "-c", _KILL], timeout_s=_KILL_S)
     contents = await _reward_files(sandbox, what)
@@ -71,7 +80,7 @@ async def verify(sandbox: Sandbox, tests: Tests, what: str) -> VerifiedRewards:
     try:
         rewards = rewards_of(contents)
     except EvaluatorError as error:
-        raise EvaluatorError(f"{what}: {error}; its tests ended with {result.code} and said: {_said(result)}") from None
+        raise Unrewarded(f"{what}: {error}; its tests ended with {result.code} and said: {_said(result)}") from None
     return VerifiedRewards(rewards, {**details, "verifier_s": round(time.monotonic() - started, 3)})
 
 
@@ -82,7 +91,7 @@ async def _reward_files(sandbox: Sandbox, what: str) -> dict[str, bytes]:
             contents[name] = await sandbox.read_file(f"{FOLDER}/{name}")
         except ToolError as error:
             if not _is_missing(error):
-                raise EvaluatorError(f"{what}: {error}") from error
+                raise Unrewarded(f"{what}: {error}") from error
     return contents
 
 

@@ -1,4 +1,4 @@
-# ruff: noqa: PTH101, PTH102, PTH115, PTH211
+# ruff: noqa: PTH101, PTH102, PTH104, PTH106, PTH115, PTH211
 """A writable layer as a tar stream and back, with what an overlay understands: deleted files, opaque folders; standard
 library only.
 
@@ -9,10 +9,10 @@ files that not even their owner can read. Whoever made the stream, nothing is un
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import re
-import shutil
 import stat
 import tarfile
 
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 MAX_FILES = 500_000
+MAX_PATH = 3800
+"""Bytes of a path in a layer: no program could name a longer one in a sandbox, so that what it leads to is left out."""
 _CHUNK = 1 << 20
 _OF_OVERLAY = "user.overlay."
 _KEPT_OF_OVERLAY = ("user.overlay.opaque", "user.overlay.whiteout", "user.overlay.whiteouts")
@@ -51,15 +53,41 @@ def pack(pipe: int, max_bytes: int) -> None:
 
 
 def _paths() -> Iterator[str]:
-    """Yield the paths below the working directory, a folder before what is in it."""
+    """Yield the paths below the working directory that a layer keeps, a folder before what is in it."""
+    return (path for path, kept in _all_paths() if kept)
+
+
+def _all_paths() -> Iterator[tuple[str, bool]]:
+    """Yield the paths below the working directory, and whether a layer keeps them; none below one that it does not."""
     waiting = [""]
     while waiting:
         prefix = waiting.pop()
-        for entry in sorted(os.scandir(prefix or "."), key=lambda entry: entry.name):
+        with os.scandir(prefix or ".") as entries:
+            found = sorted(entries, key=lambda entry: entry.name)
+        for entry in found:
             path = prefix + entry.name
-            yield path
-            if entry.is_dir(follow_symlinks=False):
+            kept = len(os.fsencode(path)) <= MAX_PATH and _is_kept(entry)
+            yield path, kept
+            if kept and entry.is_dir(follow_symlinks=False):
                 waiting.append(path + "/")
+
+
+def _is_kept(entry: os.DirEntry[str]) -> bool:
+    """Return False for a pipe, a socket or a device, but for an overlay's mark of a deleted file.
+
+    Whoever opens one may wait for ever.
+    """
+    if entry.is_symlink() or entry.is_dir(follow_symlinks=False) or entry.is_file(follow_symlinks=False):
+        return True
+    status = entry.stat(follow_symlinks=False)
+    return stat.S_ISCHR(status.st_mode) and status.st_rdev == 0
+
+
+def clean(pipe: int, _max_bytes: int) -> None:
+    """Remove from the working directory what no layer keeps: special files, and paths beyond `MAX_PATH`."""
+    os.close(pipe)
+    for path in [path for path, kept in _all_paths() if not kept]:
+        _remove(path)
 
 
 def _pack_one(archive: tarfile.TarFile, path: str, seen: dict[tuple[int, int], str]) -> None:
@@ -84,12 +112,8 @@ def _pack_one(archive: tarfile.TarFile, path: str, seen: dict[tuple[int, int], s
         info.type = tarfile.DIRTYPE
     elif kind == stat.S_IFLNK:
         info.type, info.linkname = tarfile.SYMTYPE, os.readlink(path)
-    elif kind == stat.S_IFIFO:
-        info.type = tarfile.FIFOTYPE
-    elif kind == stat.S_IFCHR and status.st_rdev == 0:
-        info.type = tarfile.CHRTYPE
     else:
-        return
+        info.type = tarfile.CHRTYPE
     archive.addfile(info)
 
 
@@ -135,7 +159,8 @@ def _make(archive: tarfile.TarFile, member: tarfile.TarInfo, folders: set[str]) 
         os.link(member.linkname, path, follow_symlinks=False)
         return
     elif member.isfifo():
-        os.mkfifo(path, 0o600)
+        # earlier releases kept pipes
+        return
     elif member.ischr() and (member.devmajor, member.devminor) == (0, 0):
         os.mknod(path, stat.S_IFCHR | 0o600, 0)
         return
@@ -261,24 +286,38 @@ def _remove_below(path: str) -> None:
 def _remove(path: str) -> None:
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         if stat.S_ISDIR(os.lstat(path).st_mode):
-            _make_removable(path)
-            shutil.rmtree(path)
+            _remove_folder(path)
         else:
             os.unlink(path)  # noqa: PTH108
 
 
-def _make_removable(top: str) -> None:
-    os.chmod(top, 0o700)
-    for folder, folders, _ in os.walk(top):
-        for name in folders:
-            path = f"{folder}/{name}"
-            if not os.path.islink(path):  # noqa: PTH114
-                os.chmod(path, 0o700)
+def _remove_folder(path: str) -> None:
+    """Remove a folder, however deep others lie in it: each is moved to the top before it is emptied."""
+    top = f".{os.urandom(16).hex()}"
+    os.mkdir(top, 0o700)
+    os.rename(path, f"{top}/0")
+    n_moved = 1
+    for number in itertools.count():
+        if number == n_moved:
+            break
+        folder = f"{top}/{number}"
+        os.chmod(folder, 0o700)
+        for name in os.listdir(folder):  # noqa: PTH208
+            inside = f"{folder}/{name}"
+            if stat.S_ISDIR(os.lstat(inside).st_mode):
+                os.chmod(inside, 0o700)
+                os.rename(inside, f"{top}/{n_moved}")
+                n_moved += 1
+            else:
+                os.unlink(inside)  # noqa: PTH108
+        os.rmdir(folder)
+    os.rmdir(top)
 
 
 ACTIONS: dict[str, Callable[[int, int], None]] = {
     "pack": pack,
     "unpack": unpack,
+    "clean": clean,
     "restore": restore,
     "settle": settle,
 }

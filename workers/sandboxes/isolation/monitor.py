@@ -1,4 +1,4 @@
-# ruff: noqa: PTH102, PTH103, PTH104, PTH106, PTH109, PTH110, PTH118, PTH120, PTH123, PTH211, S606
+# ruff: noqa: PTH102, PTH103, PTH104, PTH106, PTH108, PTH109, PTH110, PTH112, PTH118, PTH120, PTH123, PTH211, S606
 # pathlib and typing would double the memory of a monitor, and nothing here may need a shell
 """The monitor of one sandbox: builds it, holds it, and takes everything away when it ends; standard library only.
 
@@ -104,11 +104,22 @@ def in_child(work: Callable[[], None]) -> None:
 
 
 def make_folders(path: str) -> None:
-    """Make a folder and those above it, as far as they are missing; nearly always at most the last is."""
+    """Make a folder and those above it, as far as they are missing; nearly always at most the last is.
+
+    What a policy left in place of one, such as a file or a link to nothing, is removed.
+    """
     try:
         os.mkdir(path)
+        return
     except OSError:
-        os.makedirs(path, exist_ok=True)
+        with contextlib.suppress(OSError):
+            os.makedirs(path, exist_ok=True)
+            return
+    parts = path.strip("/").split("/")
+    for above in ("/" + "/".join(parts[: n + 1]) for n in range(len(parts))):
+        if os.path.lexists(above) and not os.path.isdir(above):
+            os.unlink(above)
+    os.makedirs(path, exist_ok=True)
 
 
 def make_mount_points(plan: MonitorPlan) -> None:

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 _CHUNK = 1 << 20
 MAX_FILES = 200_000
 """In a folder that is copied out."""
+MAX_DEPTH = 200
+MAX_PATH = 3000
+"""Bytes of a path in such a folder. The node has to name each below a folder of its own, and to remove it."""
 
 
 class FileRefused(Exception):
@@ -186,7 +189,11 @@ def _tree(top: str) -> Iterator[tuple[str, str]]:
         for entry in os.scandir(folder):
             name = f"{prefix}{entry.name}"
             yield entry.path, name
+            if len(os.fsencode(name)) > MAX_PATH:
+                raise FileRefused(f"{top}: More than {MAX_PATH} bytes in a path")
             if entry.is_dir(follow_symlinks=False):
+                if name.count("/") >= MAX_DEPTH:
+                    raise FileRefused(f"{top}: More than {MAX_DEPTH} folders in one another")
                 waiting.append((f"{name}/", entry.path))
 
 

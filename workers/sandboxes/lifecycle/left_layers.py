@@ -29,6 +29,10 @@ _LEVEL = 3
 _CHUNK = 1 << 20
 
 
+class LayerTooLarge(SandboxError):
+    """A policy left more, by the sizes of its files, than its sandbox may hold, or more files than a layer has."""
+
+
 def files_of(name: str) -> Path:
     return layers.folder_of_layers() / name / "files"
 
@@ -106,8 +110,17 @@ def unpack(name: str, data: bytes, max_bytes: int) -> None:
     layers.publish(new, name)
 
 
+def clean(files: Path) -> None:
+    """Remove from what a sandbox has written what no layer keeps: see `layer_files.clean`. Blocks. SandboxError."""
+    if reason := _done("clean", files, {}):
+        raise SandboxError(f"the files of a sandbox cannot be kept as a layer: {reason}")
+
+
 def copy(files: Path, name: str, max_bytes: int) -> None:
-    """Make a layer of this node of files that another sandbox has written, and which stay. Blocks. SandboxError."""
+    """Make a layer of this node of files that another sandbox has written, and which stay. Blocks.
+
+    Raises LayerTooLarge, or another SandboxError.
+    """
     new = layers.begin()
     try:
         one, other = socket.socketpair()
@@ -117,7 +130,8 @@ def copy(files: Path, name: str, max_bytes: int) -> None:
         ):
             reason = packing() or unpacking()
         if reason:
-            raise SandboxError(f"the files of a sandbox cannot be copied: {reason}")
+            error_type = LayerTooLarge if reason.startswith("LayerRefused") else SandboxError
+            raise error_type(f"the files of a sandbox cannot be copied: {reason}")
     except BaseException:
         remove(new)
         raise
