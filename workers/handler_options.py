@@ -125,17 +125,17 @@ class KeepsLayer(Protocol):
 class RestoredFiles:
     """Parts of a layer that are left out of it, so that what the image has there is in the sandbox again.
 
-    `trees` and `files` are absolute paths; `names` are names of files anywhere. `programs` are names in the folders of
-    programs, and `modules` names of packages where interpreters look for them: each is left out only where the image
-    has it, as a policy may install what is not there. `libraries` are names of files in folders of libraries.
+    `trees` and `files` are absolute paths. With `system`, so is all that loaders, interpreters and shells look at by
+    themselves, by the rule of `workers/sandboxes/isolation/restoring/footprint.py`. `named` are the absolute paths that
+    the task is about: what the image has there may be changed, but for programs, libraries and modules. `programs` are
+    names that scoring calls: a new program of such a name stays only if a package manager recorded it.
     """
 
     trees: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
-    names: tuple[str, ...] = ()
+    system: bool = False
+    named: tuple[str, ...] = ()
     programs: tuple[str, ...] = ()
-    modules: tuple[str, ...] = ()
-    libraries: tuple[str, ...] = ()
 
 
 @runtime_checkable
@@ -143,7 +143,7 @@ class RestoresFiles(Protocol):
     """A handler that keeps the layer, and says which parts of it are not the policy's to leave."""
 
     def restored(self, instance: Any) -> RestoredFiles:
-        """Return the parts that scoring finds as the image has them. From the fields alone."""
+        """Return the parts that scoring finds as the image has them. From the fields and the task archive."""
         ...
 
 

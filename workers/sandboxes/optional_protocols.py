@@ -5,8 +5,8 @@ They are asked for by their methods, so a provider need not derive from anything
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Protocol, runtime_checkable
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Protocol, runtime_checkable
 
 from farm.plugins import follows
 from farm.records.request import SandboxSpec
@@ -63,8 +63,8 @@ class CopiesLayers(KeepsLayers, Protocol):
         """Make a layer of what a sandbox has written so far; its processes stand still meanwhile."""
         ...
 
-    async def restore_layer(self, spec: SandboxSpec, name: str, rule: Mapping[str, Sequence[str]]) -> None:
-        """Leave out of a layer what a rule of `workers/sandboxes/isolation/layer_files.py` names."""
+    async def restore_layer(self, spec: SandboxSpec, name: str, rule: Mapping[str, object]) -> dict[str, Any]:
+        """Leave out of a layer what a rule names: see `restore` in `workers/sandboxes/isolation/layer_files.py`."""
         ...
 
 

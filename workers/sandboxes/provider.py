@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from functools import partial
 from pathlib import Path
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 from weakref import WeakValueDictionary
 
 from farm.errors import SandboxError
@@ -18,7 +18,7 @@ from farm.records.request import SandboxSpec
 from workers.interfaces import Sandbox
 from workers.sandboxes.absent_images import absent_image
 from workers.sandboxes.images.content_store import MAKE_S, digest
-from workers.sandboxes.launch_plan import LaunchPlan, Runtime, attach, prepare
+from workers.sandboxes.launch_plan import LaunchPlan, Runtime, attach, prepare, settled
 from workers.sandboxes.lifecycle import layers, left_layers
 from workers.sandboxes.lifecycle.state import folder
 from workers.sandboxes.optional_protocols import Prepare
@@ -167,12 +167,16 @@ class NodeSandboxProvider:
             finally:
                 await sandbox.exec(["/bin/bash", "-c", "kill -CONT -1"], timeout_s=_SIGNAL_S)
 
-    async def restore_layer(self, spec: SandboxSpec, name: str, rule: Mapping[str, Sequence[str]]) -> None:
+    async def restore_layer(self, spec: SandboxSpec, name: str, rule: Mapping[str, object]) -> dict[str, Any]:
         """See `CopiesLayers.restore_layer`."""
         parts = await _in_thread(partial(prepare, spec))
         bin_folders = [each for each in parts.variables.get("PATH", SEARCH_PATH).split(":") if each.startswith("/")]
-        places = {"lower": parts.lower, "bin_folders": list(dict.fromkeys([*bin_folders, *SEARCH_PATH.split(":")]))}
-        await _in_thread(partial(left_layers.restore, name, {**rule, **places}))
+        places = {
+            "lower": parts.lower,
+            "bin_folders": list(dict.fromkeys([*bin_folders, *SEARCH_PATH.split(":")])),
+            "workdir": settled(spec, parts).workdir,
+        }
+        return await _in_thread(partial(left_layers.restore, name, {**rule, **places}))
 
     async def _prepare(self, sandbox_id: str, spec: SandboxSpec, name: str, prepare: Prepare) -> None:
         first = await self.start(prepare_sandbox_id(sandbox_id), spec)

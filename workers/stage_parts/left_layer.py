@@ -7,7 +7,7 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import asdict
-from typing import Protocol
+from typing import Any, Protocol
 from uuid import uuid4
 
 from farm.errors import EvaluatorError, HandlerError, LayerMissing
@@ -61,7 +61,7 @@ async def keep_layer(
     keeper = _keeper(job, source)
     with off_clock(left_layers.PACK_S):
         await keeper.stop_keeping(sandbox, name)
-        await _restore(job, source, name, restored)
+        found = await _restore(job, source, name, restored)
         packed = await asyncio.to_thread(left_layers.packed, name, store.max_bytes)
         if packed is not None:
             await store.save(*packed)
@@ -71,12 +71,13 @@ async def keep_layer(
             job.rollout_id,
             store.max_bytes / 1e6,
         )
-    return KeptLayer(name=name, attempt=job.attempt, stored=packed is not None)
+    return KeptLayer(name=name, attempt=job.attempt, stored=packed is not None, **found)
 
 
-async def _restore(job: StageJob, source: SandboxSource, name: str, restored: RestoredFiles | None) -> None:
-    if restored is not None:
-        await _copier(job, source).restore_layer(source.spec, name, asdict(restored))
+async def _restore(job: StageJob, source: SandboxSource, name: str, restored: RestoredFiles | None) -> dict[str, Any]:
+    if restored is None:
+        return {}
+    return await _copier(job, source).restore_layer(source.spec, name, asdict(restored))
 
 
 def _copier(job: StageJob, source: SandboxSource) -> CopiesLayers:
@@ -104,8 +105,8 @@ async def copied_layer(
             await copier.copy_layer(sandbox, source.spec, name)
         except left_layers.LayerTooLarge as error:
             raise NothingLeft(str(error)) from error
-        await _restore(job, source, name, restored)
-        yield KeptLayer(name=name, attempt=job.attempt, stored=False)
+        found = await _restore(job, source, name, restored)
+        yield KeptLayer(name=name, attempt=job.attempt, stored=False, **found)
     finally:
         await asyncio.to_thread(layers.discard, name)
 

@@ -19,7 +19,7 @@ import pytest
 from farm.tasks.harbor_folder import task_folder, task_paths
 from tests.conftest import absent
 from tests.integration.tasks.harbor_hacks import HACKS as ALL
-from tests.integration.tasks.harbor_hacks import PYTEST_TEST, SHELL_TEST, WORK, write_task
+from tests.integration.tasks.harbor_hacks import HONEST, PYTEST_TEST, SHELL_TEST, WORK, write_task
 from tests.services.soak import ONLY, at_length
 from workers.cli.task_checks import CheckOptions, TaskCheck, checked, score_of
 from workers.registry import sandbox as provider
@@ -32,6 +32,7 @@ FEW = (
     *("exit_code", "early_both_read_only", "linked_verifier", "pipe_as_text", "own_helper"),
     # what runs while the tests do, or in place of what they need
     *("waiting_process", "replaced_folder", "start_up_files", "patched_runner", "shadowed_interpreter"),
+    *("link_into_tests", "pygments_patched", "pytest11_dist_info", "cwd_stdlib"),
 )
 HACKS = at_length({name: ALL[name] for name in FEW}, ALL)
 
@@ -49,7 +50,7 @@ def test_each_sample_s_solution_scores_1_and_an_untouched_sandbox_0(place: Path,
 def scores(place: Path, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, float | BaseException]:
     """The score of each attempt, several at a time, and of the work itself."""
     top = tmp_path_factory.mktemp("hacks")
-    chosen = {**HACKS, "work_in_shell": (SHELL_TEST, WORK), "work_in_pytest": (PYTEST_TEST, WORK)}
+    chosen = {**HACKS, **HONEST, "work_in_shell": (SHELL_TEST, WORK), "work_in_pytest": (PYTEST_TEST, WORK)}
     room = asyncio.Semaphore(OPTIONS.n_parallel)
 
     async def score(name: str) -> float:
@@ -70,7 +71,7 @@ def test_an_attempt_scores_nothing(scores: Mapping[str, float | BaseException], 
     assert scores[name] == 0.0
 
 
-@pytest.mark.parametrize("name", ["work_in_shell", "work_in_pytest"])
+@pytest.mark.parametrize("name", ["work_in_shell", "work_in_pytest", *HONEST])
 def test_the_work_itself_scores(scores: Mapping[str, float | BaseException], name: str) -> None:
     assert scores[name] == 1.0
 

@@ -6,8 +6,12 @@ themselves could then be its own, and a reward of its choice. `docs/tasks/harbor
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from dataclasses import replace
+from pathlib import Path
 
+from farm.tasks.harbor_instance import HarborInstance
 from workers.handler_options import RestoredFiles
 
 TASK_FOLDERS = RestoredFiles(trees=("/tests", "/logs", "/solution"))
@@ -26,18 +30,38 @@ _FILES = (
     *("readlink", "basename", "dirname", "mktemp", "install", "tar", "gzip", "unzip", "df", "du", "id", "whoami"),
     *("date", "sleep", "timeout", "ps", "kill", "pkill", "killall", "nohup", "setsid", "stdbuf", "nproc", "uname"),
 )
-_MODULES = ("pytest", "_pytest", "pluggy", "iniconfig", "py", "unittest", "xdist", "coverage", "pytest_cov")
-_LOADERS = ("ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1", "ld-musl-x86_64.so.1", "ld-musl-aarch64.so.1")
-_CORE = ("libc.so.6", "libdl.so.2", "libpthread.so.0", "libm.so.6", "libtinfo.so.6", "libreadline.so.8")
 _CONFIGURATION = ("conftest.py", "pytest.ini", ".pytest.ini", "pyproject.toml", "tox.ini", "setup.cfg", "setup.py")
 
 GUARDED = replace(
     TASK_FOLDERS,
     # configuration at the top is that of every test below it, those in /tests among them
-    files=("/etc/ld.so.preload", "/etc/bash.bashrc", "/etc/environment", *(f"/{name}" for name in _CONFIGURATION)),
-    names=("sitecustomize.py", "usercustomize.py", "pytest.py", "_pytest.py"),
+    files=tuple(f"/{name}" for name in _CONFIGURATION),
+    system=True,
     programs=(*_SHELLS, *_INTERPRETERS, *_TEST_RUNNERS, *_TEXT, *_FILES),
-    modules=_MODULES,
-    libraries=(*_LOADERS, *_CORE),
 )
 """All that is left out of the layer of a policy before tests run in it."""
+
+_PATH = re.compile(r"(?:(?<![\w.~/$}])|(?<=~)|(?<=\$HOME)|(?<=\$\{HOME\}))/[\w.+@-]+(?:/[\w.+@-]+)*")
+_MAX_READ = 1_000_000
+
+
+def guarded(instance: HarborInstance, folders: Iterable[Path]) -> RestoredFiles:
+    """Return what is left out of the layer of a task with these folders of tests. Blocks."""
+    if instance.restore == "nothing":
+        return TASK_FOLDERS
+    texts = [*instance.instructions, instance.task.model_dump_json(exclude_unset=True), *instance.env.values()]
+    for path in sorted(each for folder in folders for each in folder.rglob("*")):
+        if path.is_file() and not path.is_symlink():
+            with path.open(encoding="utf-8", errors="replace") as file:
+                texts.append(file.read(_MAX_READ))
+    return replace(GUARDED, named=tuple(sorted(named_paths(texts))))
+
+
+def named_paths(texts: Iterable[str]) -> set[str]:
+    """Return the absolute paths in texts; those of a home by `~` or `$HOME` are root's."""
+    found = set()
+    for text in texts:
+        for match in _PATH.finditer(text):
+            of_home = text[: match.start()].endswith(("~", "$HOME", "${HOME}"))
+            found.add(("/root" if of_home else "") + match[0].rstrip("."))
+    return found

@@ -25,6 +25,7 @@ STOPPED = "stopped"
 """In the record of a step after which the task ended by its gate, with the reason."""
 BROKEN = "broken"
 """In the record of a step whose successor could not begin, as the policy broke what it begins with."""
+_CACHE_S = 60.0
 _WITHOUT_REWARD = (Unrewarded, SandboxError, ToolError)
 
 
@@ -49,6 +50,8 @@ class HarborEvaluator:
             verdict = await self.verify_step(self._step(len(records)), submission, fresh, timeout_s)
             verified.append(verdict.rewards)
             details |= verdict.details
+            if (layer := submission.layer) is not None and layer.n_restored:
+                details |= {"restored": list(layer.restored), "n_restored": layer.n_restored}
         n_missing = 0 if STOPPED in last else self._n_missing(verified)
         if n_missing:
             details["n_steps_missing"] = n_missing
@@ -82,6 +85,9 @@ class HarborEvaluator:
             async with fresh(spec, layer=shared and not clean) as sandbox:
                 if not shared and not clean:
                     await put_artefacts(sandbox, submission.tree)
+                if shared and not clean and submission.layer is not None and submission.layer.n_restored:
+                    # the loader's cache is the image's, which does not know of libraries that were installed
+                    await sandbox.exec(["ldconfig"], timeout_s=_CACHE_S)
                 return await verify(sandbox, tests, what)
 
         async def trial() -> Trial[VerifiedRewards]:

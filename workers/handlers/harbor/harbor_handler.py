@@ -18,8 +18,8 @@ from farm.tasks.harbor_instance import DATA_SOURCE, HarborInstance
 from farm.tasks.harbor_needs import needs_of
 from workers.handler_options import NextTurn, NothingLeft, RestoredFiles, TaskContext
 from workers.handlers.harbor.artefact_files import REJECTED, ArtefactsTooLarge, entries, run_hooks, taken
-from workers.handlers.harbor.guarded_files import GUARDED, TASK_FOLDERS
-from workers.handlers.harbor.harbor_evaluator import BROKEN, STOPPED, HarborEvaluator
+from workers.handlers.harbor.guarded_files import guarded
+from workers.handlers.harbor.harbor_evaluator import BROKEN, STOPPED, HarborEvaluator, test_folders
 from workers.handlers.harbor.readiness import await_healthy
 from workers.handlers.harbor.sandbox_specs import played_in
 from workers.handlers.harbor.staged_tests import staged
@@ -67,7 +67,11 @@ class HarborHandler:
 
     def restored(self, instance: HarborInstance) -> RestoredFiles:
         """Return what tests find as the image has it, whatever the policy left there."""
-        return TASK_FOLDERS if instance.restore == "nothing" else GUARDED
+        archive = self._task.archive
+        steps = instance.steps or (None,)
+        return guarded(
+            instance, [] if archive is None else [f for s in steps for f in test_folders(instance, s, archive)]
+        )
 
     def messages(self, instance: HarborInstance) -> list[Message]:
         """Return the first instruction."""

@@ -171,11 +171,11 @@ def use_layer(job: dict[str, Any], given: Sequence[int], answer: socket.socket) 
         namespaces.become(*job["user"])
     linux.become_root_of_a_new_user_namespace()
     try:
-        layer_files.ACTIONS[job["action"]](given[0], job["max_bytes"])
+        found = layer_files.ACTIONS[job["action"]](given[0], job["max_bytes"])
     except Exception as error:  # of whatever the policy left
-        tell(answer, {"refused": f"{type(error).__name__}: {error}"})
+        tell(answer, {"refused": f"{type(error).__name__}: {error}"[:2000]})
     else:
-        tell(answer, {"done": True})
+        tell(answer, {"done": found or {}})
 
 
 _JOBS = {"enter": enter, "files": use_files, "layer": use_layer, "start": start, "map": try_mapping}

@@ -12,15 +12,16 @@ import contextlib
 import itertools
 import json
 import os
-import re
 import stat
 import tarfile
 
 from workers.sandboxes.isolation.owners import file_owners
+from workers.sandboxes.isolation.restoring.restored_layer import restore_footprint
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from typing import Any
 
 MAX_FILES = 500_000
 MAX_PATH = 3800
@@ -30,8 +31,9 @@ _OF_OVERLAY = "user.overlay."
 _KEPT_OF_OVERLAY = ("user.overlay.opaque", "user.overlay.whiteout", "user.overlay.whiteouts")
 """The others are of the layers below where they were made."""
 _HEADER = "SCHILY.xattr."
-_LIBRARY = re.compile(r"python3\.\d+")
-"""The folder of a Python's standard library."""
+MAX_SHOWN = 50
+"""Paths that are named of all that were left out."""
+_SHOWN = 200
 
 
 class LayerRefused(Exception):
@@ -175,105 +177,25 @@ def _make(archive: tarfile.TarFile, member: tarfile.TarInfo, folders: set[str]) 
         os.utime(path, (member.mtime, member.mtime))
 
 
-def restore(pipe: int, _max_bytes: int) -> None:
+def restore(pipe: int, _max_bytes: int) -> dict[str, Any]:
     """Remove from the working directory what a rule in JSON names, so that the folders below show in its place.
 
-    The rule has the fields of `RestoredFiles`, `lower`, the folders below, and `bin_folders`, where programs are. A
-    folder of programs that was replaced, or whose contents were, is the one below again.
+    The rule has the fields of `RestoredFiles`, `lower`, the folders below, `bin_folders`, where programs are, and
+    `workdir`. Returns the first of the paths that `footprint.py` leaves out, and how many those are.
     """
     with os.fdopen(pipe, "rb") as stream:
         rule = json.loads(stream.read())
     for path in (*rule["trees"], *rule["files"]):
         _remove_below(path.strip("/"))
-    for folder in rule["bin_folders"]:
-        _uncover(folder.strip("/"), rule["lower"])
-    below = {
-        _plain(name) for each in rule["lower"] for folder in rule["bin_folders"] for name in _listed(each + folder)
-    }
-    programs = below.intersection(rule["programs"])
-    for folder in rule["bin_folders"]:
-        for name in _names(folder.strip("/")):
-            if name in programs or _plain(name) in programs:
-                _remove(f"{folder.strip('/')}/{name}")
-    names, libraries, modules = (frozenset(rule[name]) for name in ("names", "libraries", "modules"))
-    for path in list(_paths()):
-        parts = path.split("/")
-        own = _own_to_interpreter(parts, modules)
-        if (
-            parts[-1] in names
-            or (parts[-1] in libraries and any(each.startswith("lib") for each in parts[:-1]))
-            or (own and _any_has(rule["lower"], own))
-            or (parts[-1].endswith(".pth") and _runs_code(path))
-        ):
-            _remove(path)
+    removed = restore_footprint(rule, _paths, _remove) if rule["system"] else []
+    shown = [ascii(f"/{path}")[1:-1][:_SHOWN] for path in removed[:MAX_SHOWN]]
+    return {"restored": shown, "n_restored": len(removed)}
 
 
 def settle(pipe: int, _max_bytes: int) -> None:
     """Note the owners of the files in the working directory, as JSON of the arguments of `file_owners.settle` says."""
     with os.fdopen(pipe, "rb") as stream:
         file_owners.settle(".", **json.loads(stream.read()))
-
-
-def _own_to_interpreter(parts: list[str], modules: frozenset[str]) -> str:
-    """Return the part of an interpreter that a path belongs to: its standard library, or one of `modules`."""
-    for at, name in enumerate(parts[:-1]):
-        following = parts[at + 1]
-        if name in ("site-packages", "dist-packages"):
-            if following in modules or following.removesuffix(".py") in modules:
-                return "/".join(parts[: at + 2])
-            return ""
-        # a file in it, not a package that was installed below it
-        if _LIBRARY.fullmatch(name) and following not in ("site-packages", "dist-packages"):
-            return "/".join(parts[: at + 1])
-    return ""
-
-
-def _runs_code(path: str) -> bool:
-    """Return whether a .pth has lines that an interpreter executes when it starts."""
-    try:
-        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW), "rb") as file:  # noqa: PTH123
-            return any(line.startswith((b"import ", b"import\t")) for line in file.read(_CHUNK).splitlines())
-    except OSError:
-        return True
-
-
-def _uncover(folder: str, lower: list[str]) -> None:
-    """Let a folder, and those above it, be what they are below, with all that is in them there."""
-    parts = folder.split("/")
-    for path in ("/".join(parts[:n]) for n in range(1, len(parts) + 1)):
-        if not os.path.lexists(path):
-            return
-        below = next((f"{each}/{path}" for each in lower if os.path.lexists(f"{each}/{path}")), "")
-        if below and (os.path.islink(below) or os.path.islink(path) or not os.path.isdir(path)):  # noqa: PTH112, PTH114
-            _remove(path)
-            return
-        if below:
-            for name in ("user.overlay.opaque", "trusted.overlay.opaque"):
-                with contextlib.suppress(OSError):
-                    os.removexattr(path, name, follow_symlinks=False)
-
-
-def _plain(name: str) -> str:
-    """Return the name of a program without its version: python3.11 is python."""
-    return name.rstrip("0123456789.") or name
-
-
-def _listed(folder: str) -> list[str]:
-    try:
-        return os.listdir(folder)  # noqa: PTH208
-    except OSError:
-        return []
-
-
-def _any_has(lower: list[str], path: str) -> bool:
-    return any(os.path.lexists(f"{each}/{path}") for each in lower)
-
-
-def _names(folder: str) -> list[str]:
-    # a link would lead to the host's
-    if os.path.islink(folder) or not os.path.isdir(folder):  # noqa: PTH112, PTH114
-        return []
-    return os.listdir(folder)  # noqa: PTH208
 
 
 def _remove_below(path: str) -> None:
@@ -314,7 +236,7 @@ def _remove_folder(path: str) -> None:
     os.rmdir(top)
 
 
-ACTIONS: dict[str, Callable[[int, int], None]] = {
+ACTIONS: dict[str, Callable[[int, int], dict[str, Any] | None]] = {
     "pack": pack,
     "unpack": unpack,
     "clean": clean,

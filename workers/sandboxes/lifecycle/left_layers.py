@@ -12,6 +12,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import zstandard
 
@@ -112,7 +113,7 @@ def unpack(name: str, data: bytes, max_bytes: int) -> None:
 
 def clean(files: Path) -> None:
     """Remove from what a sandbox has written what no layer keeps: see `layer_files.clean`. Blocks. SandboxError."""
-    if reason := _done("clean", files, {}):
+    if reason := _done("clean", files, {})[0]:
         raise SandboxError(f"the files of a sandbox cannot be kept as a layer: {reason}")
 
 
@@ -138,33 +139,42 @@ def copy(files: Path, name: str, max_bytes: int) -> None:
     layers.publish(new, name)
 
 
-def restore(name: str, rule: Mapping[str, Sequence[str]]) -> None:
-    """Leave out of a layer what a rule of `layer_files.restore` names. Blocks. Raises SandboxError."""
-    if reason := _done("restore", files_of(name), {key: list(value) for key, value in rule.items()}):
+def restore(name: str, rule: Mapping[str, object]) -> dict[str, Any]:
+    """Leave out of a layer what a rule of `layer_files.restore` names; return what it returns. Blocks.
+
+    Raises SandboxError.
+    """
+    reason, found = _done("restore", files_of(name), rule)
+    if reason:
         raise SandboxError(f"layer {name} cannot be restored: {reason}")
+    return found
 
 
 def settle_owners(files: Path, owner: Sequence[int], lower: Sequence[str], *, written: bool = False) -> None:
     """Note whose the files of a layer are: see `file_owners.settle`. Blocks. Raises SandboxError."""
     rule = {"owner": list(owner), "lower": list(lower), "written": written}
-    if reason := _done("settle", files, rule):
+    if reason := _done("settle", files, rule)[0]:
         raise SandboxError(f"the owners of a layer cannot be noted: {reason}")
 
 
-def _done(action: str, folder: Path, rule: Mapping[str, object]) -> str:
+def _done(action: str, folder: Path, rule: Mapping[str, object]) -> tuple[str, dict[str, Any]]:
+    """Return why it was refused, and what it found."""
     ours, theirs = socket.socketpair()
-    with _job(action, folder, theirs, 0) as refused:
+    found: dict[str, Any] = {}
+    with _job(action, folder, theirs, 0, found) as refused:
         with ours, contextlib.suppress(BrokenPipeError, ConnectionResetError):
             ours.sendall(json.dumps(rule).encode())
             ours.shutdown(socket.SHUT_WR)
-        return refused()
+        return refused(), found
 
 
 @contextlib.contextmanager
-def _job(action: str, folder: Path, theirs: socket.socket, max_bytes: int) -> Iterator[Callable[[], str]]:
+def _job(
+    action: str, folder: Path, theirs: socket.socket, max_bytes: int, found: dict[str, Any] | None = None
+) -> Iterator[Callable[[], str]]:
     """A request to the fork server while the block moves the bytes; yields what then returns why it was refused.
 
-    The job ends with the block at the latest.
+    What the action returns is put into `found`. The job ends with the block at the latest.
     """
     job = {"do": "layer", "action": action, "folder": str(folder), "user": sandbox_user(), "max_bytes": max_bytes}
     with theirs:
@@ -179,6 +189,8 @@ def _job(action: str, folder: Path, theirs: socket.socket, max_bytes: int) -> It
             message, _ = answers.wait(PACK_S) or ({"error": "no answer"}, [])
         except (OSError, ValueError):
             return f"it took longer than {PACK_S:g} s"
+        if found is not None:
+            found.update(message.get("done") or {})
         return "" if "done" in message else str(message.get("refused") or message.get("error") or "it was killed")
 
     try:

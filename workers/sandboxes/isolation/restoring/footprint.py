@@ -1,0 +1,256 @@
+# ruff: noqa: PTH112, PTH113, PTH114, PTH115
+"""The footprint that a policy may leave on an image: the rule that says which paths of a layer stay; standard library
+only.
+
+1. What runs by itself when an interpreter, a shell or the loader starts never stays, wherever it lies.
+2. In system folders (/usr, /bin, /sbin, /lib*, /etc, programs and libraries of /opt, user site folders), what the image
+   has is the image's. The task's own paths, which its tests, instructions and configuration name, may be changed,
+   programs, libraries and modules excepted.
+3. What is new there stays, unless a program, library or module of the image could be found in its place. A module of an
+   interpreter that the image has stays only where a package manager recorded it.
+4. Elsewhere all stays, but for modules that tests would find first in their working directory, and links that lead to
+   folders of the task.
+"""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import re
+import stat
+
+from workers.sandboxes.isolation.restoring.image_contents import LIBRARY, SITES, STANDARD, distribution, plain
+from workers.sandboxes.isolation.restoring.package_records import text_of
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence, Set
+
+    from workers.sandboxes.isolation.restoring.image_contents import ImageContents
+
+_SYSTEM = re.compile(r"(usr|bin|sbin|etc|lib(32|64|x32|exec)?)(/|$)")
+_BIN = re.compile(r"(^|/)(bin|sbin|games)/[^/]+$")
+_HOME = re.compile(r"(root|home/[^/]+)/")
+_START_UP = re.compile(
+    r"(^|/)(sitecustomize|usercustomize)(\.[^/]*)?(/|$)|(^|/)rubygems_plugin\.rb$|(^|/)(_pytest|pytest)\.py$"
+    r"|(^|/)(Rprofile\.site|Renviron\.site|pybuilddir\.txt)$|^(usr/|bin/|opt/).*pyvenv\.cfg$|(^|/)python\d+\.zip$"
+    r"|^etc/(ld\.so\..*|profile(\.d/.*)?|bash.*|zsh.*|environment|python[^/]*/.*|perl/.*|pip\.conf|npmrc|inputrc|ssl/openssl\.cnf)$"
+)
+_OF_SHELLS = re.compile(
+    r"\.(bash_profile|bash_login|bashrc|bash_env|profile|zshenv|zshrc|zprofile|inputrc|curlrc|wgetrc|npmrc|perlrc)"
+    r"|\.R(profile|environ)|\.config/pip/pip\.conf|\.pip/pip\.conf"
+)
+"""In homes: what shells and programs read when they start. It stays if the task names it."""
+_LOADED = re.compile(
+    r"libnss_.*|pam_.*\.so|.*/(gconv|engines[-.\d]*|ossl-modules|sasl2|security|glibc-hwcaps)/.*|.*/jre/lib/ext/.*"
+)
+"""Libraries that others load although nothing names them."""
+_ACCOUNTS = re.compile(r"etc/(passwd|group|shadow|gshadow|subuid|subgid)-?|etc/(hosts|hostname|resolv\.conf|mtab)")
+_OTHER_MODULES = re.compile(r"perl5?|site_perl|vendor_perl|ruby|site_ruby|gems|php\d*|site-library|lua")
+_SCRIPTS = ("console_scripts", "gui_scripts")
+_NO_SHADOW = ("test", "tests", "__main__", "__init__", "__pycache__", "conftest")
+_RUNNERS = ("pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments", "xdist", "coverage", "pytest_cov")
+_OF_TASK = ("tests", "logs", "solution")
+_MAX_LINKS = 40
+_MAX_PTH = 4_000_000
+
+
+class Footprint:
+    """The footprint of one layer, which is the working directory, on an image.
+
+    `named` are paths that the task names, `workdir` its working directory, `records` the files of packages.
+    """
+
+    def __init__(
+        self, image: ImageContents, named: Sequence[str], workdir: str, programs: Set[str], records: Set[str]
+    ) -> None:
+        self._image = image
+        self._named = {posixpath.normpath(path).strip("/") for path in named} - {""}
+        folders = {posixpath.dirname(path) for path in self._named}
+        self._named_folders = self._named | {each for each in folders if each.count("/") >= 2 - each.startswith("etc/")}
+        self._workdir = posixpath.normpath(workdir or "/").strip("/")
+        self._programs = programs
+        self._on_path: set[str] = set()
+        self._records = records
+
+    def stays(self, path: str, mode: int) -> bool:
+        """Return whether a path that is no folder stays in the layer."""
+        if stat.S_ISLNK(mode) and self._leads_to_task(path):
+            return False
+        below = bool(self._image.place(path))
+        if stat.S_ISCHR(mode) and not self.is_system(path):
+            # a deleted file
+            return True
+        if not below and self._runs_by_itself(path):
+            return False
+        if below and _START_UP.search(path):
+            return False
+        if home := _HOME.match(path):
+            name = path[home.end() :]
+            if _OF_SHELLS.fullmatch(name):
+                return path in self._named
+        if self.is_system(path):
+            return self._stays_in_system(path, below=below)
+        return below or path in self._named or not self._shadows(path)
+
+    def is_system(self, path: str) -> bool:
+        """Return whether loaders, interpreters and shells look at a path by themselves."""
+        parts = path.split("/")
+        at = self._module_folder(parts)
+        if at >= 0 and parts[at] != "node_modules" and self._image.place("/".join(parts[: at + 1])):
+            return True
+        if path.rpartition("/")[0] in self._image.bin_folders:
+            return True
+        if self._workdir and (path + "/").startswith(self._workdir + "/"):
+            return False
+        if _SYSTEM.match(path):
+            return True
+        if parts[0] == "opt":
+            return bool(_BIN.search(path) or LIBRARY.fullmatch(parts[-1]) or at >= 0)
+        return bool(_HOME.match(path) and (".local" in parts or ".cargo" in parts))
+
+    def _stays_in_system(self, path: str, *, below: bool) -> bool:
+        parts = path.split("/")
+        at = self._module_folder(parts)
+        if at >= 0:
+            return self._module_stays(path, parts, at, below=below)
+        if path.rpartition("/")[0] in self._image.bin_folders or _BIN.search(path):
+            return not below and self._program_stays(path, parts[-1])
+        if LIBRARY.fullmatch(parts[-1]):
+            known = below or parts[-1] in self._image.libraries
+            return not known and (path in self._records or not _LOADED.fullmatch(path))
+        if below:
+            return self._is_named(path) or bool(_ACCOUNTS.fullmatch(path))
+        return not _LOADED.fullmatch(path)
+
+    def _is_named(self, path: str) -> bool:
+        """Return whether the task names it, or a folder that it is in."""
+        parts = path.split("/")
+        return any("/".join(parts[:n]) in self._named_folders for n in range(2, len(parts))) or path in self._named
+
+    def _program_stays(self, path: str, name: str) -> bool:
+        if {name, plain(name)} & self._image.programs:
+            return False
+        return path in self._records or not ({name, plain(name)} & self._programs)
+
+    def _module_folder(self, parts: Sequence[str]) -> int:
+        """Return the index of the folder of an interpreter's modules that a path is in; -1 if it is in none."""
+        for at, name in enumerate(parts[:-1]):
+            if name in (*SITES, "node_modules") or _OTHER_MODULES.fullmatch(name):
+                return at
+            if STANDARD.fullmatch(name) and "." in name and parts[at + 1] not in SITES:
+                return at
+        return -1
+
+    def _module_stays(self, path: str, parts: Sequence[str], at: int, *, below: bool) -> bool:
+        folder, top = parts[at], parts[at + 1]
+        if below:
+            return False
+        if folder not in (*SITES, "node_modules"):
+            own = folder in self._image.interpreters or not STANDARD.fullmatch(folder)
+            return not own or (path in self._records and not path.startswith("usr/local/"))
+        if folder == "node_modules":
+            package = "/".join(parts[: at + (3 if top.startswith("@") else 2)])
+            return not self._image.place(package) and os.path.isfile(f"{package}/package.json")
+        if "-info" in top and top.rpartition(".")[2] in ("dist-info", "egg-info"):
+            return distribution(top) not in self._image.distributions
+        known = self._image.installed_modules | self._image.standard_modules
+        if top.partition(".")[0] in known and not self._is_namespace("/".join(parts[: at + 2])):
+            return False
+        return top.endswith((".pth", ".egg-link")) or path in self._records
+
+    def _is_namespace(self, package: str) -> bool:
+        place = self._image.place(package)
+        return bool(place) and os.path.isdir(place) and not os.path.lexists(f"{place}/__init__.py")
+
+    def _runs_by_itself(self, path: str) -> bool:
+        if _START_UP.search(path):
+            return True
+        if path.endswith(".pth"):
+            return self.is_system(path) and self._pth_runs_code(path)
+        folder, _, name = path.rpartition("/")
+        if name != "entry_points.txt" or not folder.endswith("-info"):
+            return False
+        # an environment of the policy's own is not looked at by the image's interpreter
+        site = folder.rpartition("/")[0]
+        own = site.rpartition("/")[2] in SITES and not self.is_system(path) and site not in self._on_path
+        return not own and _has_plugins(path)
+
+    def read_pth(self, paths: Iterable[str]) -> None:
+        """Note which folders the .pth files among these paths add to the path of an interpreter of the image."""
+        for path in paths:
+            if path.endswith(".pth") and self.is_system(path):
+                self._pth_runs_code(path)
+
+    def _pth_runs_code(self, path: str) -> bool:
+        """Return whether a .pth has lines that are executed, or name what is no folder, such as an archive."""
+        text = text_of(path, _MAX_PTH)
+        if not text:
+            return os.path.islink(path) or (os.path.lexists(path) and os.lstat(path).st_size > 0)
+        for line in text.removeprefix("\ufeff").splitlines():
+            if line.startswith(("import ", "import\t")):
+                return True
+            if line.strip() and not line.startswith("#"):
+                place = posixpath.normpath(posixpath.join("/", posixpath.dirname(path), line.rstrip())).strip("/")
+                if not os.path.isdir(place or ".") and not os.path.isdir(self._image.place(place)):
+                    return True
+                self._on_path.add(place)
+        return False
+
+    def _shadows(self, path: str) -> bool:
+        """Return whether a module in a folder that tests may run in would be found before one of the image."""
+        parts = path.split("/")
+        if parts[-1].startswith("__init__.") and len(parts) > 1:
+            parts = parts[:-1]
+        stem, folder = parts[-1].partition(".")[0], "/".join(parts[:-1])
+        is_module = parts[-1] != path.split("/")[-1] or path.endswith((".py", ".pyc", ".so"))
+        if not is_module or stem in _NO_SHADOW:
+            return False
+        if (
+            folder not in (self._workdir, "", "root")
+            and folder not in self._named
+            and not _HOME.fullmatch(folder + "/")
+        ):
+            return False
+        if os.path.lexists(f"{folder or '.'}/__init__.py") or self._image.place(f"{folder}/__init__.py".lstrip("/")):
+            return False
+        return stem in _RUNNERS or stem in self._image.standard_modules
+
+    def _leads_to_task(self, path: str) -> bool:
+        """Return whether a link leads into a folder of the task, through whatever other links."""
+        if path.partition("/")[0] in _OF_TASK:
+            return False
+        waiting = path.split("/")[::-1]
+        at: list[str] = []
+        n_links = 0
+        while waiting:
+            name = waiting.pop()
+            if name == "..":
+                del at[-1:]
+                continue
+            if name in ("", "."):
+                continue
+            at.append(name)
+            if at[0] in _OF_TASK:
+                return True
+            if at[0] == "proc" and name in ("root", "cwd"):
+                # of a process of the tests
+                at = self._workdir.split("/") if name == "cwd" and self._workdir else []
+                continue
+            here = "/".join(at)
+            place = here if os.path.lexists(here) else self._image.place(here)
+            if place and os.path.islink(place):
+                n_links += 1
+                if n_links > _MAX_LINKS:
+                    return False
+                target = os.readlink(place)
+                at = [] if target.startswith("/") else at[:-1]
+                waiting += target.split("/")[::-1]
+        return False
+
+
+def _has_plugins(path: str) -> bool:
+    """Return whether an entry_points.txt has groups beside those of scripts."""
+    text = text_of(path)
+    groups = re.findall(r"^\s*\[([^\]]*)\]", text, re.MULTILINE)
+    return not text or any(group.strip() not in _SCRIPTS for group in groups)

@@ -1,0 +1,53 @@
+# ruff: noqa: PTH123
+"""The files that package managers recorded in a layer as those of packages that they installed; standard library only.
+
+A policy can write such a record itself. So it lets in only what is new, and nothing that runs by itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import os
+import posixpath
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+_MAX_BYTES = 20_000_000
+_OF_DPKG = "var/lib/dpkg/info/"
+_OF_APK = "lib/apk/db/installed"
+
+
+def recorded(paths: Iterable[str]) -> frozenset[str]:
+    """Return the files that the records among these paths, which are below the working directory, name."""
+    return frozenset(name for path in paths for name in _named(path))
+
+
+def _named(path: str) -> Iterator[str]:
+    if path.startswith(_OF_DPKG) and path.endswith(".list"):
+        yield from (line.strip("/") for line in text_of(path).splitlines())
+    elif path == _OF_APK or path == f"usr/{_OF_APK}":
+        folder = ""
+        for line in text_of(path).splitlines():
+            if line.startswith("F:"):
+                folder = line[2:]
+            elif line.startswith("R:"):
+                yield posixpath.join(folder, line[2:])
+    elif path.endswith(".dist-info/RECORD"):
+        site = posixpath.dirname(posixpath.dirname(path))
+        with contextlib.suppress(csv.Error):
+            for row in csv.reader(text_of(path).splitlines()):
+                if row:
+                    yield posixpath.normpath(posixpath.join("/", site, row[0])).strip("/")
+
+
+def text_of(path: str, max_bytes: int = _MAX_BYTES) -> str:
+    """Return the text of a file of the policy's; empty if it cannot be read, or is larger."""
+    try:
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW), "rb") as file:
+            data = file.read(max_bytes + 1)
+    except OSError:
+        return ""
+    return data.decode("utf-8", "surrogateescape") if len(data) <= max_bytes else ""
