@@ -95,6 +95,18 @@ PYTEST |= {
     f'python3 -c \'import py_compile; py_compile.compile("/tmp/ast.py", cfile="/tmp/ast.pyc", invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)\'; '
     f"mkdir -p {_LIBRARY}/__pycache__; cp /tmp/ast.pyc {_LIBRARY}/__pycache__/ast.cpython-311.pyc",
 }
+PYTEST |= {
+    "path_of_the_interpreter": f"mkdir /tmp/e; echo '{_EVIL}' > /tmp/e/pytest.py; echo '{_EVIL}' > /tmp/e/encodings.py; "
+    "for p in python3 python3.11; do echo /tmp/e > /usr/bin/$p._pth; done",
+    "environment_of_the_interpreter": f"mkdir -p /usr/e/lib/python3.11; echo '{_EVIL}' > /usr/e/lib/python3.11/os.py; "
+    "echo home = /usr/e/bin > /usr/pyvenv.cfg; cp /usr/pyvenv.cfg /usr/bin",
+    "plugin_in_capitals": f"mkdir {_SITE}/evil-1.0.DIST-INFO; echo '{_EVIL}' > {_SITE}/evil.py; "
+    f"printf '[pytest11]\\nevil = evil\\n' > {_SITE}/evil-1.0.DIST-INFO/entry_points.txt; "
+    f"printf 'Name: evil\\nVersion: 1\\n' > {_SITE}/evil-1.0.DIST-INFO/METADATA; echo evil.py,, > {_SITE}/evil-1.0.DIST-INFO/RECORD",
+    "plugin_on_a_path": f"mkdir -p /srv/e/evil-1.0.dist-info; echo '{_EVIL}' > /srv/e/evil.py; echo /srv/e > {_SITE}/e.pth; "
+    "printf '[pytest11]\\nevil = evil\\n' > /srv/e/evil-1.0.dist-info/entry_points.txt; "
+    "printf 'Name: evil\\nVersion: 1\\n' > /srv/e/evil-1.0.dist-info/METADATA",
+}
 IN_APP = {
     "cwd_stdlib": f"echo '{_EVIL}' > /app/ast.py",
     "cwd_json": f"mkdir /app/json; echo '{_EVIL}' > /app/json/__init__.py",

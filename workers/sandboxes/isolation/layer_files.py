@@ -188,6 +188,8 @@ def restore(pipe: int, _max_bytes: int) -> dict[str, Any]:
     for path in (*rule["trees"], *rule["files"]):
         _remove_below(path.strip("/"))
     removed = restore_footprint(rule, _paths, _remove) if rule["system"] else []
+    # an interpreter that is root writes it by itself
+    removed = [path for path in removed if "/__pycache__/" not in path]
     shown = [ascii(f"/{path}")[1:-1][:_SHOWN] for path in removed[:MAX_SHOWN]]
     return {"restored": shown, "n_restored": len(removed)}
 

@@ -21,6 +21,7 @@ import stat
 
 from workers.sandboxes.isolation.restoring.image_contents import LIBRARY, SITES, STANDARD, distribution, plain
 from workers.sandboxes.isolation.restoring.package_records import text_of
+from workers.sandboxes.isolation.restoring.shared_library import soname
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,8 +34,8 @@ _BIN = re.compile(r"(^|/)(bin|sbin|games)/[^/]+$")
 _HOME = re.compile(r"(root|home/[^/]+)/")
 _START_UP = re.compile(
     r"(^|/)(sitecustomize|usercustomize)(\.[^/]*)?(/|$)|(^|/)rubygems_plugin\.rb$|(^|/)(_pytest|pytest)\.py$"
-    r"|(^|/)(Rprofile\.site|Renviron\.site|pybuilddir\.txt)$|^(usr/|bin/|opt/).*pyvenv\.cfg$|(^|/)python\d+\.zip$"
-    r"|^etc/(ld\.so\..*|profile(\.d/.*)?|bash.*|zsh.*|environment|python[^/]*/.*|perl/.*|pip\.conf|npmrc|inputrc|ssl/openssl\.cnf)$"
+    r"|(^|/)(Rprofile\.site|Renviron\.site|pybuilddir\.txt)$|(^|/)pyvenv\.cfg$|\._pth$|(^|/)python\d+\.zip$"
+    r"|^etc/(ld\.so\..*|profile(\.d/.*)?|bash.*|zsh.*|environment|python[^/]*/.*|perl/.*|pip\.conf|npmrc|inputrc|gitconfig|ssl/openssl\.cnf)$"
 )
 _OF_SHELLS = re.compile(
     r"\.(bash_profile|bash_login|bashrc|bash_env|profile|zshenv|zshrc|zprofile|inputrc|curlrc|wgetrc|npmrc|perlrc)"
@@ -117,11 +118,20 @@ class Footprint:
         if path.rpartition("/")[0] in self._image.bin_folders or _BIN.search(path):
             return not below and self._program_stays(path, parts[-1])
         if LIBRARY.fullmatch(parts[-1]):
-            known = below or parts[-1] in self._image.libraries
+            known = below or parts[-1] in self._image.libraries or self._has_known_soname(path)
             return not known and (path in self._records or not _LOADED.fullmatch(path))
         if below:
             return self._is_named(path) or bool(_ACCOUNTS.fullmatch(path))
         return not _LOADED.fullmatch(path)
+
+    def _has_known_soname(self, path: str) -> bool:
+        """Return whether `ldconfig` could take a new library for one of the image; True if it cannot be told."""
+        if os.path.islink(path):
+            return not self.is_system(
+                posixpath.normpath(posixpath.join("/", posixpath.dirname(path), os.readlink(path)))[1:]
+            )
+        name = soname(path)
+        return name is None or name in self._image.libraries
 
     def _is_named(self, path: str) -> bool:
         """Return whether the task names it, or a folder that it is in."""
@@ -148,7 +158,8 @@ class Footprint:
             return False
         if folder not in (*SITES, "node_modules"):
             own = folder in self._image.interpreters or not STANDARD.fullmatch(folder)
-            return not own or (path in self._records and not path.startswith("usr/local/"))
+            recorded = path in self._records and not path.startswith("usr/local/")
+            return not own or (recorded and parts[-1] not in self._image.sources)
         if folder == "node_modules":
             package = "/".join(parts[: at + (3 if top.startswith("@") else 2)])
             return not self._image.place(package) and os.path.isfile(f"{package}/package.json")
@@ -165,16 +176,24 @@ class Footprint:
 
     def _runs_by_itself(self, path: str) -> bool:
         if _START_UP.search(path):
-            return True
+            # an environment of the policy's own needs it
+            return not path.endswith("pyvenv.cfg") or self._begins_interpreter(path)
         if path.endswith(".pth"):
             return self.is_system(path) and self._pth_runs_code(path)
         folder, _, name = path.rpartition("/")
-        if name != "entry_points.txt" or not folder.endswith("-info"):
+        if name != "entry_points.txt" or not folder.lower().endswith("-info"):
             return False
         # an environment of the policy's own is not looked at by the image's interpreter
         site = folder.rpartition("/")[0]
         own = site.rpartition("/")[2] in SITES and not self.is_system(path) and site not in self._on_path
         return not own and _has_plugins(path)
+
+    def _begins_interpreter(self, path: str) -> bool:
+        """Return whether an interpreter of the image looks for its configuration at this path."""
+        folder = posixpath.dirname(path)
+        return self.is_system(path) or any(
+            folder in (each, posixpath.dirname(each)) for each in self._image.bin_folders
+        )
 
     def read_pth(self, paths: Iterable[str]) -> None:
         """Note which folders the .pth files among these paths add to the path of an interpreter of the image."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from functools import cached_property
 
 TYPE_CHECKING = False
@@ -50,22 +51,29 @@ class ImageContents:
         return frozenset(names | {plain(name) for name in names})
 
     @cached_property
-    def _walked(self) -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
+    def _walked(self) -> tuple[frozenset[str], frozenset[str], frozenset[str], frozenset[str]]:
         libraries: set[str] = set()
+        sources: set[str] = set()
         standards: set[str] = set()
         sites: set[str] = set()
         for each in self.lower:
             for top in _LIBRARY_FOLDERS:
                 for folder, names, files in _walk(os.path.join(each, top)):
                     libraries.update(name for name in files if LIBRARY.fullmatch(name))
+                    sources.update(name for name in files if name.endswith((".pm", ".pl", ".rb")))
                     standards.update(f"{folder}/{name}" for name in names if STANDARD.fullmatch(name))
                     sites.update(f"{folder}/{name}" for name in names if name in SITES)
-        return frozenset(libraries), frozenset(standards), frozenset(sites)
+        return frozenset(libraries), frozenset(standards), frozenset(sites), frozenset(sources)
 
     @property
     def libraries(self) -> frozenset[str]:
         """The names of its shared libraries."""
         return self._walked[0]
+
+    @property
+    def sources(self) -> frozenset[str]:
+        """The names of files of Perl's and Ruby's modules."""
+        return self._walked[3]
 
     @cached_property
     def interpreters(self) -> frozenset[str]:
@@ -74,9 +82,9 @@ class ImageContents:
 
     @cached_property
     def standard_modules(self) -> frozenset[str]:
-        """The modules of standard libraries."""
+        """The modules of standard libraries, those that the image leaves out too."""
         folders = [name for each in self._walked[1] for name in (each, f"{each}/lib-dynload")]
-        return frozenset(_stem(name) for folder in folders for name in _listed(folder))
+        return frozenset(_stem(name) for folder in folders for name in _listed(folder)) | sys.stdlib_module_names
 
     @cached_property
     def installed_modules(self) -> frozenset[str]:
