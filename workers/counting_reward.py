@@ -19,7 +19,7 @@ def counting_reward(score: Score, what: str, rule: str | Mapping[str, float] = "
     A score of 0 without any reward by name is 0 by every rule.
     Raises EvaluatorError naming a reward that the rule asks for and the score has not, or all of them if none counts.
     """
-    if not score.rewards and score.value == 0.0:
+    if not score.rewards and type(score.value) in (int, float) and score.value == 0.0:
         # nothing was left to give rewards to by name
         return 0.0
     if isinstance(rule, str) and rule:
