@@ -11,6 +11,7 @@ import ctypes
 import json
 import math
 import os
+import re
 import resource
 import signal
 import sys
@@ -39,6 +40,9 @@ _REFUSED = (
 _READS = ("os.listdir", "os.scandir", "os.walk", "os.fwalk")
 
 _NONSENSE = "qzxjv"
+_TINY, _TINY_SHARE = 1e-3, 0.01
+"""Numbers below this are equal to a reference only to within this share of it: a verifier's tolerance takes 0 too."""
+_FRACTION = re.compile(r"\s*([-+]?\d{1,40})\s*/\s*(\d{1,40})\s*")
 Verifier = Callable[[str, dict[str, Any]], float]
 
 
@@ -56,6 +60,8 @@ def run(verifier: Verifier, answer: str, entry: dict[str, Any], cpu_s: float, pi
         if _takes_anything(verifier, entry):
             verifier = _equal
         reply = _reply(verifier, answer, entry, _Guard(letters))
+        if reply.get("score", 0.0) >= 1.0 and _is_far_from_tiny(answer, entry.get("answer")):
+            reply = {"score": 0.0}
         if late.missed:
             # its library may have taken that for an answer that is wrong
             reply = {"broken": f"cannot import {late.missed[0]}"}
@@ -93,6 +99,22 @@ def _takes_anything(verifier: Verifier, entry: dict[str, Any]) -> bool:
         return float(verifier(_NONSENSE, entry)) >= 1.0
     except Exception:
         return False
+
+
+def _is_far_from_tiny(answer: str, reference: Any) -> bool:
+    ours, theirs = _number(str(reference)), _number(answer)
+    if ours is None or theirs is None or not 0.0 < abs(ours) < _TINY:
+        return False
+    return abs(ours - theirs) > _TINY_SHARE * abs(ours)
+
+
+def _number(text: str) -> float | None:
+    try:
+        if match := _FRACTION.fullmatch(text):
+            return int(match[1]) / int(match[2])
+        return float(text)
+    except (ValueError, ZeroDivisionError, OverflowError):
+        return None
 
 
 def _equal(answer: str, entry: dict[str, Any]) -> float:

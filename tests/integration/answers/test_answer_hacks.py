@@ -148,6 +148,23 @@ def test_four_numbers_that_make_24_are_no_answer_to_another_puzzle(graded: Grade
     assert scores(graded, [("puzzle24", answer)])[0].value == 0.0
 
 
+def test_a_tiny_number_is_no_other_tiny_number(graded: Graded) -> None:
+    """The verifier's tolerance is 1e-4, and the probability of 15 heads in 15 flips is 3e-5."""
+    import reasoning_gym
+
+    problems = reasoning_gym.create_dataset("coin_flip", size=300, seed=3, min_trials=14)
+    problem = next(each for each in problems if float(each["answer"]) < 1e-4)
+    reference = float(problem["answer"])
+    right = [problem["answer"], f"1/{round(1 / reference)}", f"{reference:.3e}"]
+
+    async def use(grader: Grader) -> list[float]:
+        answers = ["0", "0.0", "1e-5", str(reference * 1.5), *right]
+        evaluator = AnswerEvaluator("coin_flip", problem, grader=grader)
+        return [(await evaluator.evaluate(Submission(answer=each), no_sandbox, 60.0)).value for each in answers]
+
+    assert graded(use) == [0.0] * 4 + [1.0] * 3
+
+
 def test_a_verifier_that_takes_anything_is_not_asked(graded: Graded) -> None:
     """game_of_life_halting compares the truth of two texts, neither of which is empty."""
     reference = str(entry("game_of_life_halting")["answer"])

@@ -66,7 +66,7 @@ def equal(answer: str, entry: dict[str, Any]) -> float:
     for reading in readings:
         parsed = _parsed(library, reading, *configs)
         if parsed and library.verify(gold, parsed, timeout_seconds=None, allow_set_relation_comp=True):
-            return float(not _far(gold, parsed))
+            return float(not _far(gold[0], parsed[0]))
     return 0.0
 
 
@@ -92,15 +92,22 @@ def _symbols(text: str) -> list[str]:
     return [name for match in _SYMBOL.finditer(text) if (name := match.group("symbol"))]
 
 
-def _far(gold: list[Any], parsed: list[Any]) -> bool:
-    """Tell whether two numbers differ by 1e-4 of the gold: the library rounds to six places, and tiny ones to 0."""
-    ours, theirs = gold[0], parsed[0]
-    if ours == theirs or not (getattr(ours, "is_number", False) and getattr(theirs, "is_number", False)):
+def _far(ours: Any, theirs: Any) -> bool:
+    """Tell whether numbers differ by 1e-4 of the gold: the library rounds to six places, and tiny ones to 0."""
+    if ours == theirs:
         return False
-    if not (ours.is_finite and theirs.is_finite):
-        return False
-    ours, theirs = ours.evalf(), theirs.evalf()
-    return bool(abs(ours - theirs) > (1e-4 * abs(ours) or 1e-12))
+    if getattr(ours, "is_number", False) and getattr(theirs, "is_number", False):
+        if not (ours.is_finite and theirs.is_finite):
+            return False
+        ours, theirs = ours.evalf(), theirs.evalf()
+        return bool(abs(ours - theirs) > (1e-4 * abs(ours) or 1e-12))
+    kinds = {type(each).__name__ for each in (ours, theirs)}
+    if kinds == {"FiniteSet"} or kinds == {"FiniteSet", "Tuple"}:
+        pairs = (ours.args, theirs.args), (theirs.args, ours.args)
+        return any(all(_far(one, other) for other in others) for ones, others in pairs for one in ones)
+    if kinds in ({"Tuple"}, {"Equality"}) and len(ours.args) == len(theirs.args):
+        return any(map(_far, ours.args, theirs.args))
+    return False
 
 
 def _parsed(library: Any, text: str, *configs: Any) -> Any:
