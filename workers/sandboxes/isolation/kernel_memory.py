@@ -27,6 +27,7 @@ _REMOVE = 0
 _SEMAPHORE = 64
 _SOCKET = 1024
 """Bytes that each of them takes, without what it holds."""
+_TCP_SHARE, _TCP_LEAST, _TCP_USUAL = 16, 16 << 20, 64 << 20
 _ANSWER_S = 0.5
 _CHUNK = 1 << 16
 
@@ -46,6 +47,18 @@ _REQUESTS = (
         for protocol in (socket.IPPROTO_TCP, socket.IPPROTO_UDP, socket.IPPROTO_RAW)
     ),
 )
+_TCP_REQUESTS = [request for request, *_ in _REQUESTS if request[1] == socket.IPPROTO_TCP]
+
+
+def most_tcp() -> int:
+    """Return the bytes that one sandbox may hold in TCP queues: a share of what all TCP of the node may have.
+
+    Beyond that amount the kernel slows down the connections of engines, broker and store on the node, too.
+    """
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        pages = int(linux.read_text("/proc/sys/net/ipv4/tcp_mem").split()[1])
+        return max(_TCP_LEAST, pages * _PAGE // _TCP_SHARE)
+    return _TCP_USUAL
 
 
 class KernelMemory:
@@ -59,6 +72,8 @@ class KernelMemory:
         self._files = dict(zip(_SYSV, descriptors, strict=False))
         self._netlink = socket.socket(fileno=descriptors[-1])
         self._netlink.settimeout(_ANSWER_S)
+        self.tcp = 0
+        """Bytes that TCP sockets held at the last call of `sockets`."""
 
     def close(self) -> None:
         self._netlink.close()
@@ -84,13 +99,16 @@ class KernelMemory:
     def sockets(self) -> dict[int, int]:
         """By inode, the bytes that each socket holds."""
         result: dict[int, int] = {}
+        self.tcp = 0
         for request, size, inode_at, attribute in _REQUESTS:
             # one of these may not be in this kernel
             with contextlib.suppress(OSError):
                 for answer in self._asked(request):
                     (inode,) = struct.unpack_from("=I", answer, inode_at)
                     # those of no process have no number
-                    result[inode] = result.get(inode, 0) + _SOCKET + _held(answer[size:], attribute)
+                    n_bytes = _SOCKET + _held(answer[size:], attribute)
+                    result[inode] = result.get(inode, 0) + n_bytes
+                    self.tcp += n_bytes if request in _TCP_REQUESTS else 0
         return result
 
     def _asked(self, request: bytes) -> Iterator[bytes]:

@@ -22,7 +22,7 @@ import signal
 import time
 
 from workers.sandboxes.isolation import linux, namespaces
-from workers.sandboxes.isolation.kernel_memory import KernelMemory, remove_system_v_objects
+from workers.sandboxes.isolation.kernel_memory import KernelMemory, most_tcp, remove_system_v_objects
 from workers.sandboxes.isolation.layer_size import LayerSize, size_of_few
 from workers.sandboxes.isolation.memfd import held, opened, own_mounts, sockets
 
@@ -107,7 +107,8 @@ class LimitWatch:
         self._n_to_measure = _MEASURED
         self._wrote: dict[str, int] = {}
         self._held: Held = {}
-        self._n_tried = {"memory": 0, "disk": 0, "processes": 0}
+        self._n_tried = {"memory": 0, "disk": 0, "processes": 0, "tcp": 0}
+        self._most_tcp = most_tcp()
 
     def close(self) -> None:
         if self._size is not None:
@@ -137,6 +138,7 @@ class LimitWatch:
             self._check_disk(result)
         if worked:
             self._check_memory(result)
+            self._check_tcp(result)
         self._seen = result
         return worked or full
 
@@ -211,8 +213,7 @@ class LimitWatch:
 
         Raises OSError or Gone.
         """
-        if self._kernel is None:
-            self._kernel = KernelMemory(self._target)
+        self._kernel = self._kernel or KernelMemory(self._target)
         shared, waiting, each = self._kernel.shared(), self._kernel.messages(), self._kernel.sockets()
         total = sum(each.values())
         if total + shared + waiting < self._memory // 8:
@@ -222,6 +223,21 @@ class LimitWatch:
         if self._kernel.shares_network:
             total = sum(each.get(inode, 0) for inode in set[int]().union(*inodes.values()))
         return shared, waiting + total, by_process
+
+    def _check_tcp(self, found: dict[str, tuple[int, int]]) -> None:
+        """End what holds most in TCP queues within the sandbox; with the node's own network they are the node's."""
+        with contextlib.suppress(OSError, KeyError, namespaces.SandboxGone):
+            self._kernel = self._kernel or KernelMemory(self._target)
+            if self._kernel.shares_network:
+                return
+            each = self._kernel.sockets()
+            if self._kernel.tcp <= self._most_tcp:
+                self._n_tried["tcp"] = 0
+                return
+            inodes = sockets(self._proc, filter(self._may_ask, found))
+            amounts = {pid: sum(each.get(inode, 0) for inode in own) for pid, own in inodes.items()}
+            reason = f"TCP memory limit of {self._most_tcp // _MB} MB reached"
+            self._act("tcp", reason, amounts, urgent=sum(amounts.values()) < self._kernel.tcp // 2)
 
     def _shared(self) -> int:
         """Bytes of the files in the sandbox's /dev/shm."""
