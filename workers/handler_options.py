@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from farm.plugins import follows
-from farm.records.request import Limits, TaskTimes
+from farm.records.request import Limits, TaskTimes, VerificationRule
 from farm.records.task_needs import TaskNeeds
 from farm.records.trajectory import Message, ModelCall
 from workers.interfaces import FreshSandbox, Handler, Sandbox, Score, Submission
@@ -28,6 +28,8 @@ class TaskContext:
     """`BatchRequest.secrets`; `farm.records.variable_expansion.expanded` puts them into a task's tables."""
     limits: Limits = field(default_factory=Limits)
     """The batch's, with the task's own times."""
+    verification: VerificationRule = "guarded"
+    """`BatchRequest.verification`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from farm.records.request import (
     SamplingParams,
     SandboxSpec,
     TrainCalls,
+    VerificationRule,
     roles_missing,
 )
 from farm.records.rollout import Stage
@@ -57,6 +58,7 @@ class StageJob:
     reward: str | Mapping[str, float] = ""
     """The rule of the batch for the reward that counts; empty leaves it to the evaluator."""
     network: NetworkRule = "refuse"
+    verification: VerificationRule = "guarded"
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
     archive: str = ""
     """The digest of the instance's task archive; empty if it has none."""
@@ -161,7 +163,7 @@ def _problem(job: StageJob) -> Problem:
         job = replace(job, limits=job.limits.with_task_times(handler.task_times(instance)))
     if follows(handler, BoundHandler):
         folder = archive_folder(job.archive) if job.archive else None
-        handler = handler.for_task(TaskContext(folder, job.archive, job.secrets, job.limits))
+        handler = handler.for_task(TaskContext(folder, job.archive, job.secrets, job.limits, job.verification))
     return Problem(job, handler, instance)
 
 

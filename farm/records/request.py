@@ -179,6 +179,8 @@ class TaskTimes(Request):
 SecretName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")]
 Secret = Annotated[str, Field(max_length=65_536), AfterValidator(plain)]
 
+VerificationRule = Literal["guarded", "as_authors"]
+
 Role = Literal["judge", "user", "helper"]
 """A part that a model other than the policy plays: it scores answers, is the user that the policy talks to, or helps an
 agent program, which asks for it by this name."""
@@ -283,6 +285,9 @@ class BatchRequest(EngineSettings):
     """The kind of sandbox: `auto`, `singularity` or `namespace`."""
     network: Literal["refuse", "allow", "off"] = "refuse"
     """The answer to an instance that asks for the network: it is refused at submit, gets it, or is played without."""
+    verification: VerificationRule = "guarded"
+    """Where tests run in what the policy left: `guarded` brings back what the image runs by itself; `as_authors` runs
+    them as they are."""
     reward: Annotated[Name, Field(max_length=200)] | dict[str, float] = ""
     """The reward that counts of scores that have several by name: the name of one, or weights by name, of which the
     weighted sum counts. Empty: the evaluator's own choice."""

@@ -14,7 +14,7 @@ from uuid import uuid4
 
 from farm.client.archive_uploads import PART_BYTES
 from farm.errors import FarmError, RolloutError
-from farm.records.request import Limits, SamplingParams
+from farm.records.request import Limits, SamplingParams, VerificationRule
 from farm.records.task_needs import NetworkRule, unsupported
 from farm.records.trajectory import ModelCall
 from farm.task_archive import pack
@@ -37,6 +37,7 @@ class CheckOptions:
 
     sandbox: str = "auto"
     network: NetworkRule = "refuse"
+    verification: VerificationRule = "guarded"
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
     reward: str = ""
     limits: Limits = field(default_factory=Limits)
@@ -120,6 +121,7 @@ async def score_of(task: TaskFolder, options: CheckOptions, *, solves: bool) -> 
         model="",
         reward=options.reward,
         network=options.network,
+        verification=options.verification,
         secrets=dict(options.secrets),
         archive=await asyncio.to_thread(local_archive, task.path),
     )

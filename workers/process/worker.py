@@ -16,7 +16,15 @@ from pydantic import BaseModel, Field
 from farm.errors import EngineError, NotAllowed
 from farm.ids import group_id
 from farm.notifications import Signals, redis_client
-from farm.records.request import AgentRequests, EngineSettings, Limits, RoleEngine, SamplingParams, TrainCalls
+from farm.records.request import (
+    AgentRequests,
+    EngineSettings,
+    Limits,
+    RoleEngine,
+    SamplingParams,
+    TrainCalls,
+    VerificationRule,
+)
 from farm.records.rollout import Stage
 from farm.records.task_needs import NetworkRule
 from farm.settings import Settings, settings
@@ -73,6 +81,7 @@ class StoredRequest(BaseModel):
     engine_of_instance: Mapping[int, int] = {}
     reward: str | dict[str, float] = ""
     network: NetworkRule = "refuse"
+    verification: VerificationRule = "guarded"
     secrets: dict[str, str] = Field(default_factory=dict, repr=False)
     roles: Mapping[str, RoleEngine] = {}
     agent_requests: AgentRequests = AgentRequests()
@@ -187,6 +196,7 @@ class Worker:
             engine=request.engine_for(group_index),
             reward=request.reward,
             network=request.network,
+            verification=request.verification,
             secrets=request.secrets,
             archive=archive,
             roles=request.roles,

@@ -76,6 +76,13 @@ def test_the_work_itself_scores(scores: Mapping[str, float | BaseException], nam
     assert scores[name] == 1.0
 
 
+def test_a_batch_may_have_tests_run_as_harbor_runs_them(place: Path, tmp_path: Path) -> None:
+    options = dataclasses.replace(OPTIONS, verification="as_authors")
+    test, attempt = ALL["pygments_patched"]
+    with task_folder(write_task(tmp_path / "task", test, attempt)) as task:
+        assert asyncio.run(score_of(task, options, solves=True))[0] == 1.0
+
+
 def test_the_example_of_the_page_runs_as_it_stands(place: Path, tmp_path: Path) -> None:
     page = (SAMPLES.parents[2] / "docs" / "tasks" / "harbor.md").read_text()
     block = re.findall(r"^```bash\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)[0]
