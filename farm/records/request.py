@@ -286,8 +286,8 @@ class BatchRequest(EngineSettings):
     network: Literal["refuse", "allow", "off"] = "refuse"
     """The answer to an instance that asks for the network: it is refused at submit, gets it, or is played without."""
     verification: VerificationRule = "guarded"
-    """Where tests run in what the policy left: `guarded` brings back what the image runs by itself; `as_authors` runs
-    them as they are."""
+    """The rule for tests that run in what the policy left: `guarded` brings back what the image runs by itself;
+    `as_authors` runs them in all of it."""
     reward: Annotated[Name, Field(max_length=200)] | dict[str, float] = ""
     """The reward that counts of scores that have several by name: the name of one, or weights by name, of which the
     weighted sum counts. Empty: the evaluator's own choice."""

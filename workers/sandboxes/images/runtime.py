@@ -25,9 +25,6 @@ _CONFINED = (
     "import sys; sys.path.append(sys.argv[1]); "
     "from workers.sandboxes.images.building.confined_process import main; main()"
 )
-_ALONE = """[ -n "$ALONE" ] || ALONE=1 exec unshare --mount -- "$0" "$@" """
-_REACH = """mount --rbind {prefix} {own}/prefix && mount -t tmpfs -o mode=755 tmpfs {closed} && mkdir -p {prefix} &&
-mount --bind {own}/prefix {prefix} || exit"""
 VERSION_S = 60.0
 MEND = "install Apptainer (workers/sandboxes/apptainer.sh PREFIX needs no root) and put it on PATH"
 
@@ -92,7 +89,7 @@ def wrapper() -> Path:
 def own_folder() -> Path:
     """Return the folder in which the runtime works when it does not run a sandbox; the sandbox user's."""
     own = settings().scratch.absolute() / "runtime"
-    (own / "prefix").mkdir(parents=True, exist_ok=True)
+    own.mkdir(parents=True, exist_ok=True)
     user = sandbox_user()
     if user:
         os.chown(own, *user)
@@ -104,14 +101,11 @@ def _wrapper(found: Path) -> str:
 
     The host's root unpacks no images.
     """
-    own, (prefix, closed) = shlex.quote(str(own_folder())), exposure()
-    reach = (
-        f"{_ALONE}\n{_REACH}".format(prefix=shlex.quote(prefix), closed=shlex.quote(closed), own=own) if closed else ""
-    )
+    own, exposed = shlex.quote(str(own_folder())), shlex.join(exposure())
     confined = shlex.join([sys.executable, "-I", "-S", "-c", _CONFINED, _PROJECT])
     user = shlex.join(map(str, sandbox_user() or ("", "")))
     text = Path(__file__).with_name("runtime_wrapper.sh").read_text()
-    values = {"OWN": own, "REACH": reach, "CONFINED": confined, "USER": user, "PROGRAM": shlex.quote(str(found))}
+    values = {"OWN": own, "EXPOSURE": exposed, "CONFINED": confined, "USER": user, "PROGRAM": shlex.quote(str(found))}
     return re.sub("@([A-Z]+)@", lambda field: values[field[1]], text)
 
 

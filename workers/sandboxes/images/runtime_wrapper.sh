@@ -7,5 +7,4 @@ export HOME="$place" APPTAINER_CONFIGDIR="$place" APPTAINER_TMPDIR="$place" APPT
 export TMPDIR="$place" SINGULARITY_TMPDIR="$place" SINGULARITY_CACHEDIR="$blobs"
 umask 022
 cd "$place" || exit
-@REACH@
-exec @CONFINED@ "$place" "$blobs" @USER@ @PROGRAM@ "$@"
+exec @CONFINED@ "$place" "$blobs" @USER@ @EXPOSURE@ @PROGRAM@ "$@"

@@ -4,8 +4,10 @@ The runtime follows links of the image that it builds: an image whose /etc/resol
 would have that file overwritten. So every mount is read-only for it but that of its place. The folder of the blobs that
 builds share is writable by a name that is drawn for each process, so that no link of an image can name it.
 
-`python -I -S -c SOURCE PROJECT PLACE SHARED UID GID PROGRAM WORDS...`, with standard library only. UID and GID are of
-the user that it becomes, or empty. It ends with the process, with the process's exit code, and with its own parent.
+`python -I -S -c SOURCE PROJECT PLACE SHARED UID GID PREFIX CLOSED PROGRAM WORDS...`, with standard library only. UID
+and GID are of the user that it becomes, or empty. PREFIX is the runtime's folder and CLOSED the uppermost folder on the
+way to it that this user cannot enter, or both are empty. It ends with the process, with the process's exit code, and
+with its own parent.
 """
 
 from __future__ import annotations
@@ -21,11 +23,14 @@ CACHES = ("APPTAINER_CACHEDIR", "SINGULARITY_CACHEDIR")
 
 
 def main() -> None:
-    place, shared, uid, gid, *command = sys.argv[2:]
+    place, shared, uid, gid, prefix, closed, *command = sys.argv[2:]
     os.chdir(place)
     if uid:
         # the host's root can do this without a namespace of users, in which it could become no other user
         linux.unshare(linux.NEWNS)
+        linux.make_mounts_private()
+        if closed:
+            _expose(prefix, closed, f"{place}/prefix")
         _confine(place, shared)
         linux.set_ids(int(uid), int(gid))
         linux.become_user_of_a_new_user_namespace(int(uid), int(gid))
@@ -33,6 +38,7 @@ def main() -> None:
     else:
         linux.become_user_of_a_new_user_namespace(os.geteuid(), os.getegid())
         linux.unshare(linux.NEWNS | linux.NEWPID)
+        linux.make_mounts_private()
         _confine(place, shared)
     linux.no_new_privileges()
     linux.die_with_parent(signal.SIGKILL)
@@ -45,8 +51,16 @@ def main() -> None:
     os._exit(code if code >= 0 else 128 - code)
 
 
+def _expose(prefix: str, closed: str, kept: str) -> None:
+    """Open the way to the runtime, and hide all else that is in the folder that is closed."""
+    os.makedirs(kept, exist_ok=True)  # noqa: PTH103
+    linux.mount(prefix, kept, flags=linux.MS_BIND | linux.MS_REC)
+    linux.mount("tmpfs", closed, "tmpfs", options="mode=755")
+    os.makedirs(prefix, exist_ok=True)  # noqa: PTH103
+    linux.mount(kept, prefix, flags=linux.MS_BIND)
+
+
 def _confine(place: str, shared: str) -> None:
-    linux.make_mounts_private()
     writable = ["/proc", place]
     linux.mount(place, place, flags=linux.MS_BIND)
     if shared != place:
