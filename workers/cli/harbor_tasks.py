@@ -1,4 +1,4 @@
-"""Folders of tasks from the command line: `farm tasks check DIR`."""
+"""Tasks from the command line: `farm tasks check DIR`, `farm tasks attack FILE`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import click
@@ -14,9 +15,14 @@ from rich.table import Table
 
 from farm.cli.console import console, plain_errors
 from farm.embedded.node_folder import own_folder
+from farm.errors import FarmError
 from farm.records.request import Limits
 from farm.settings import settings
 from farm.tasks.harbor_folder import task_paths
+from workers.attacks.plans import has_plan
+from workers.cli.attack_reports import AttackReport
+from workers.cli.attack_targets import targets_of
+from workers.cli.task_attacks import AttackOptions, attacked
 from workers.cli.task_checks import CheckOptions, TaskCheck, checked
 
 _TOOL_S = 3600.0
@@ -24,7 +30,7 @@ _TOOL_S = 3600.0
 
 @click.group()
 def main() -> None:
-    """Folders of tasks in the forms of Harbor and terminal-bench."""
+    """Check and attack tasks before they are submitted: folders of Harbor and terminal-bench, files of rows."""
     shared = settings()
     os.environ["FARM_SCRATCH"] = str(own_folder(shared.scratch, "tasks", str(shared.home.absolute())))
     settings.cache_clear()
@@ -44,7 +50,60 @@ def check(folder: Path, jobs: int, sandbox: str, network: str, reward: str, secr
 
     Every task runs on this machine as a rollout would, and needs no engine. Exit status 1 if any is not sound.
     """
-    options = CheckOptions(
+    options = _options(jobs, sandbox, network, reward, secrets)
+    results = asyncio.run(checked(task_paths(folder), options, lambda each: _tell(each, as_json)))
+    if not as_json:
+        console.print(_table(results))
+    if not all(each.sound for each in results):
+        sys.exit(1)
+
+
+@main.command()
+@click.argument("path", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE")
+@click.option("--as", "form", default="", metavar="FORM", help="FILE has rows of a form, or of a data source.")
+@click.option("--runs", "n_runs", type=click.IntRange(1, 100), default=3, show_default=True, help="Of the solution.")
+@click.option("--again", is_flag=True, help="Attack tasks whose report is known, too.")
+@click.option("-j", "--jobs", type=click.IntRange(1, 256), default=2, show_default=True, help="Submissions at a time.")
+@click.option("--sandbox", default="auto", show_default=True, help="auto, singularity or namespace.")
+@click.option("--network", type=click.Choice(["refuse", "allow", "off"]), default="refuse", show_default=True)
+@click.option("--reward", default="", help="The reward that counts, of tasks that give several.")
+@click.option("--secrets", type=click.File(), help='A file with JSON, such as {"TOKEN": "..."}, for ${TOKEN} of tasks.')
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per task, for programs.")
+@plain_errors
+def attack(
+    path: Path,
+    form: str,
+    n_runs: int,
+    again: bool,
+    jobs: int,
+    sandbox: str,
+    network: str,
+    reward: str,
+    secrets: click.File,
+    as_json: bool,
+) -> None:
+    """Show which tasks give reward without work: those of the rows in FILE.
+
+    Each task is scored on this machine untouched, by its own solution, and by the attacks that are known for its data
+    source. Needs no farm and no engine. The lines of FILE are {"data_source": ..., "fields": {...}}, or with --as the
+    rows of a data set. Exit status 1 if there are findings, 2 if a task could not be tried.
+    """
+    try:
+        targets = targets_of(path, form)
+    except FarmError as error:
+        raise click.UsageError(str(error)) from error
+    options = AttackOptions(_options(jobs, sandbox, network, reward, secrets), n_runs, again)
+    results = asyncio.run(attacked(targets, options, lambda each: _tell_attack(each, as_json)))
+    if not as_json:
+        console.print(_attack_table(results))
+    if any(each.findings for each in results):
+        sys.exit(1)
+    if any(each.problem for each in results):
+        sys.exit(2)
+
+
+def _options(jobs: int, sandbox: str, network: str, reward: str, secrets: click.File) -> CheckOptions:
+    return CheckOptions(
         sandbox=sandbox,
         network=network,  # type: ignore[arg-type]
         secrets=json.load(secrets) if secrets else {},  # type: ignore[arg-type]
@@ -52,11 +111,30 @@ def check(folder: Path, jobs: int, sandbox: str, network: str, reward: str, secr
         limits=Limits(tool_s=_TOOL_S),
         n_parallel=jobs,
     )
-    results = asyncio.run(checked(task_paths(folder), options, lambda each: _tell(each, as_json)))
-    if not as_json:
-        console.print(_table(results))
-    if not all(each.sound for each in results):
-        sys.exit(1)
+
+
+def _tell_attack(report: AttackReport, as_json: bool) -> None:
+    if as_json:
+        fields = asdict(report)
+        click.echo(json.dumps({**fields, "findings": report.findings, "n_unscored": report.n_unscored}))
+    else:
+        words = ", ".join(report.findings) or ("not tried" if report.problem else "nothing found")
+        click.echo(f"{words}  {report.name}", err=True)
+
+
+def _attack_table(reports: list[AttackReport]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for title in ("task", "solution", "untouched", "attacks", "finding"):
+        table.add_column(title, overflow="fold")
+    for each in sorted(reports, key=lambda each: each.name):
+        scores = ["-" if not run or not run.scores else f"{run.best:g}" for run in (each.solution, each.untouched)]
+        lines = [f"[red]{name}[/red]: {escape(text)}" for name, text in each.findings.items()]
+        lines += [f"[red]{escape(each.problem)}[/red]"] * bool(each.problem)
+        lines += [f"{each.n_unscored} attacks have no score"] * bool(each.n_unscored)
+        lines += ["no attacks are known for this data source"] * (not each.attacks and not has_plan(each.data_source))
+        lines += [f"known since {each.scored_at}"] * each.known
+        table.add_row(escape(each.name), *scores, str(len(each.attacks)), "\n".join(lines) or "nothing found")
+    return table
 
 
 def _tell(result: TaskCheck, as_json: bool) -> None:

@@ -8,27 +8,22 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from tempfile import TemporaryFile
+from typing import Any
 from uuid import uuid4
 
-from farm.client.archive_uploads import PART_BYTES
-from farm.errors import FarmError, RolloutError
+from farm.errors import FarmError
 from farm.records.request import Limits, SamplingParams, VerificationRule
 from farm.records.task_needs import NetworkRule, unsupported
-from farm.records.trajectory import ModelCall
-from farm.task_archive import pack
 from farm.tasks.harbor_folder import TaskFolder, task_folder
 from farm.tasks.harbor_instance import DATA_SOURCE
 from farm.tasks.harbor_needs import needs_of
-from workers import stages
+from workers.cli.acting_policy import ActingPolicy
+from workers.cli.local_rollout import local_archive, repeated, score_job
 from workers.cli.solution_policy import SolutionPolicy
-from workers.interfaces import Artefact
-from workers.stage_job import StageJob, resolve, resolve_problem
-from workers.task_archives import archive_folder, fetch_archive
-
-_SHOWN = 300
-_N_ATTEMPTS = 3
+from workers.stage_job import Problem, SandboxSource, StageJob
+from workers.task_archives import archive_folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +37,25 @@ class CheckOptions:
     reward: str = ""
     limits: Limits = field(default_factory=Limits)
     n_parallel: int = 2
+
+    def job(self, data_source: str, fields: Mapping[str, Any], archive: str = "") -> StageJob:
+        """Return the job of a rollout that is played once."""
+        return StageJob(
+            rollout_id=f"check-{uuid4().hex[:12]}.0.0",
+            attempt=1,
+            sample_index=0,
+            data_source=data_source,
+            fields=fields,
+            sampling=SamplingParams(),
+            limits=self.limits,
+            sandbox_kind=self.sandbox,
+            model="",
+            reward=self.reward,
+            network=self.network,
+            verification=self.verification,
+            secrets=dict(self.secrets),
+            archive=archive,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,22 +93,11 @@ async def _checked(path: Path, options: CheckOptions) -> TaskCheck:
             name = task.name
             if reasons := unsupported(needs_of(task.instance), None, options.network):
                 return TaskCheck(name, problem=f"it asks for {'; '.join(reasons)}")
-            untouched, _ = await _repeated(task, options, solves=False)
-            solved, note = await _repeated(task, options, solves=True)
+            untouched, _ = await repeated(partial(score_of, task, options, solves=False))
+            solved, note = await repeated(partial(score_of, task, options, solves=True))
             return TaskCheck(name, solved, untouched, _fault(solved, untouched, note))
     except FarmError as error:
         return TaskCheck(name, problem=str(error))
-
-
-async def _repeated(task: TaskFolder, options: CheckOptions, *, solves: bool) -> tuple[float, str]:
-    """Score as often as a farm would: what this machine broke may go well the next time. Raises FarmError."""
-    for _ in range(_N_ATTEMPTS - 1):
-        try:
-            return await score_of(task, options, solves=solves)
-        except RolloutError as error:
-            if not error.retryable:
-                raise
-    return await score_of(task, options, solves=solves)
 
 
 def _fault(solved: float, untouched: float, note: str) -> str:
@@ -108,67 +111,21 @@ def _fault(solved: float, untouched: float, note: str) -> str:
 
 async def score_of(task: TaskFolder, options: CheckOptions, *, solves: bool) -> tuple[float, str]:
     """Play and score a task once; return its reward, and what the solution said if it failed."""
-    key = uuid4().hex[:12]
-    job = StageJob(
-        rollout_id=f"check-{key}.0.{int(solves)}",
-        attempt=1,
-        sample_index=0,
-        data_source=DATA_SOURCE,
-        fields=task.instance.model_dump(mode="json", exclude_unset=True),
-        sampling=SamplingParams(),
-        limits=options.limits,
-        sandbox_kind=options.sandbox,
-        model="",
-        reward=options.reward,
-        network=options.network,
-        verification=options.verification,
-        secrets=dict(options.secrets),
-        archive=await asyncio.to_thread(local_archive, task.path),
-    )
-    problem = resolve_problem(job)
-    await stages.init(problem)
-    resolved = resolve(problem)
-    assert resolved.source is not None
-    policy = SolutionPolicy(
-        task.instance,
-        archive_folder(job.archive),
-        resolved.source.provider,
-        job.sandbox_id,
-        resolved.source.spec,
-        job.secrets,
-        solves=solves,
-    )
-    played = await stages.run(problem, policy, _forget_call, _forget_artefact)
-    score, _ = await stages.evaluate(problem, played.submission)
-    return score.value, _failed(policy)
+    job = await job_of(task, options)
+    if not solves:
+        return (await score_job(job, lambda _, source: ActingPolicy(job.sandbox_id, source))).value, ""
+    policies: list[SolutionPolicy] = []
+
+    def solving(problem: Problem, source: SandboxSource | None) -> SolutionPolicy:
+        folder = archive_folder(job.archive)
+        policies.append(SolutionPolicy(job.sandbox_id, source, task.instance, folder, job.secrets))
+        return policies[-1]
+
+    score = await score_job(job, solving)
+    return score.value, policies[-1].failure
 
 
-def local_archive(path: Path) -> str:
-    """Put a folder among the unpacked archives of this node, if it is not there; return its digest. Blocks."""
-    with TemporaryFile() as archive:
-        name = pack(path, archive)
-
-        def part(number: int) -> bytes | None:
-            archive.seek(number * PART_BYTES)
-            return archive.read(PART_BYTES) or None
-
-        fetch_archive(name, part)
-    return name
-
-
-def _failed(policy: SolutionPolicy) -> str:
-    for result in policy.results:
-        if result.code != 0:
-            said = (result.stderr or result.stdout).decode("utf-8", "replace").strip()[-_SHOWN:]
-            end = "was out of time" if result.timed_out else f"ended with {result.code}"
-            return f"; it {end}: {said}"
-    return ""
-
-
-async def _forget_call(call: ModelCall) -> None:
-    """Record nothing."""
-
-
-async def _forget_artefact(turn: int, artefact: Artefact) -> str:
-    """Keep nothing."""
-    return ""
+async def job_of(task: TaskFolder, options: CheckOptions) -> StageJob:
+    """Return the job of a task that is played once, whose archive is unpacked on this node."""
+    fields = task.instance.model_dump(mode="json", exclude_unset=True)
+    return options.job(DATA_SOURCE, fields, await asyncio.to_thread(local_archive, task.path))

@@ -16,6 +16,7 @@ from farm.errors import EvaluatorError, SandboxError
 from testkit.deadline import Deadline
 from tests.conftest import absent
 from tests.services.soak import at_length
+from workers.attacks.function_attacks import FUNCTIONS, HEAD, function_program
 from workers.evaluators.programs import ProgramEvaluator
 from workers.handlers.code import CodeHandler, CodeInstance
 from workers.interfaces import ExecResult, FreshSandbox, Sandbox, Score, Submission
@@ -24,13 +25,7 @@ from workers.registry import sandbox as provider
 PROBLEMS = [CodeInstance.model_validate(problem.fields) for problem in humaneval_problems()]
 TEST = "def check(candidate):\n    assert candidate(3) == 'seven'\n    assert candidate(4) == ['eight']\n"
 RIGHT = "def f(x): return 'seven' if x == 3 else ['eight']"
-TARGETS = "import os, sys\nparent = os.getppid()\n"
-EVERY = "for n in range(3, 64):\n    try: os.write(n, forged)\n    except OSError: pass\ndef f(x): pass"
-FRAME = "import struct, json\ndef frame(v):\n    d = json.dumps(v).encode()\n    return struct.pack('I', len(d)) + d\n"
-
-HACKS = {
-    "nothing": "def f(x): pass",
-    "stdin-again": "n = os.pread(0, 100, 0).decode(); print('\\n' + n, flush=True); os._exit(0)",
+OWN = {
     "search-files": """
         import glob
         def f(x):
@@ -38,52 +33,6 @@ HACKS = {
                 try: t = open(p).read()
                 except Exception: continue
                 if 'seven' in t.replace('HACK', ''): return 'seven'
-        """,
-    "equality": """
-        class E:
-            def __eq__(self, o): return True
-        def f(x): return E()
-        """,
-    "equality-of-a-string": """
-        class E(str):
-            def __eq__(self, o): return True
-            __hash__ = str.__hash__
-        def f(x): return E('x')
-        """,
-    "equality-of-a-list": """
-        class E(list):
-            def __eq__(self, o): return True
-        def f(x): return E()
-        """,
-    "equality-of-an-integer": """
-        class E(int):
-            def __eq__(self, o): return True
-        def f(x): return E(1)
-        """,
-    "not-a-number": "def f(x): return float('nan')",
-    "check-of-its-own": "def check(c): pass\nimport builtins; builtins.exec = lambda *a: None",
-    "exec": "import builtins; builtins.exec = lambda *a: None\ndef f(x): pass",
-    "compile": "import builtins; b = compile\nbuiltins.compile = lambda *a, **k: b(*a, **{**k, 'optimize': 2})",
-    "getattr": "import builtins; builtins.getattr = lambda *a: (lambda *b: True)\ndef f(x): pass",
-    "class-of-the-module": """
-        import types
-        class M(types.ModuleType):
-            def __getattribute__(self, n): return lambda *a: None
-        sys.modules['solution'].__class__ = M
-        """,
-    "assertion-error": "import builtins; builtins.AssertionError = type('A', (BaseException,), {})\ndef f(x): pass",
-    "exit-at-once": "os._exit(0)",
-    "exit-in-the-call": "def f(x): os._exit(0)",
-    "system-exit": "raise SystemExit(0)",
-    "system-exit-in-the-call": "def f(x): raise SystemExit(0)",
-    "at-exit": "import atexit; atexit.register(print, '{\"passed\": true}')\ndef f(x): sys.exit(0)",
-    "print-a-report": """
-        r = '{"nonce": "0", "passed": true, "canaries": {}, "error": "", "end": {"code": 0}}'
-        print(r, flush=True)
-        for n in range(3, 64):
-            try: os.write(n, r.encode())
-            except OSError: pass
-        os._exit(0)
         """,
     "frames-of-its-caller": """
         def f(x):
@@ -93,36 +42,16 @@ HACKS = {
                     if isinstance(v, str) and 'candidate(3)' in v: return 'seven'
                 g = g.f_back
         """,
-    "objects-of-the-collector": """
-        import gc
-        def f(x):
-            return next((o for o in gc.get_objects() if isinstance(o, dict) and 'test' in o), None)
-        """,
-    "serve-by-itself": "sys.modules['__main__'].packed = lambda v: True\ndef f(x): pass",
-    "forged-true": f"{FRAME}forged = frame(['value', True]) * 50\n{EVERY}",
-    "forged-object": f"{FRAME}forged = frame(['value', ['o', 'x']]) * 50\n{EVERY}",
-    "forged-depth": f"import struct\nforged = struct.pack('I', 100000) + b'[' * 100000\n{EVERY}",
-    "forged-size": f"forged = b'\\xff' * 8\n{EVERY}",
-    "forged-exception": f"{FRAME}forged = frame(['raise', ['SystemExit', '0']]) * 50\n{EVERY}",
-    "judge-on-disk": "open('/tmp/checks/judge.py', 'w').write('print(1)')",
-    "site-customize": "open('/root/x.pth', 'w').write('import os')",
-    "infinite-value": "def f(x):\n    a = []; a.append(a); return a",
     "huge-value": "def f(x): return 'x' * (1 << 26)",
-    "deep-value": "def f(x):\n    a = []\n    for _ in range(100000): a = [a]\n    return a",
     "generator": "def f(x): return (v for v in ['seven'])",
     "changed-argument": "def f(x): x = 'seven'",
-    "exception-without-words": """
-        class E(Exception):
-            def __str__(self): raise ValueError
-        def f(x): raise E
-        """,
     "stop-iteration": "def f(x): raise StopIteration('seven')",
-    "unicode-error": "def f(x): raise UnicodeDecodeError('utf-8', b'', 0, 1, 'x')",
     "recursion": "def f(x): return f(x)",
     "alarm": "import signal; signal.alarm(1)\ndef f(x):\n    while True: pass",
-    "fork-and-print": "if os.fork() == 0: print('{\"passed\": true}'); os._exit(0)",
 }
-"""Each is run after the target's module has its parent's pid; the checks expect 'seven' for 3."""
+"""Hacks that know these checks, which expect 'seven' for 3; each is run after HEAD."""
+HACKS = {name: function_program(name, "f") for name in FUNCTIONS}
+HACKS |= {name: HEAD + textwrap.dedent(program) for name, program in OWN.items()}
 
 REACHING = {
     "its-standard-input": "open(f'/proc/{parent}/fd/0').read()",
@@ -230,20 +159,20 @@ async def scored(fresh: FreshSandbox, program: str, timeout_s: float = 60.0) -> 
 
 @pytest.mark.parametrize("name", HACKS)
 def test_no_hack_passes(runner: asyncio.Runner, fresh: FreshSandbox, name: str) -> None:
-    score = runner.run(scored(fresh, TARGETS + textwrap.dedent(HACKS[name])))
+    score = runner.run(scored(fresh, HACKS[name]))
     assert (score.value, score.details["passed"]) == (0.0, False), score.details
 
 
 @pytest.mark.parametrize("name", REACHING)
 def test_a_program_reaches_nothing_of_the_judge(runner: asyncio.Runner, fresh: FreshSandbox, name: str) -> None:
-    score = runner.run(scored(fresh, f"{TARGETS}{textwrap.dedent(REACHING[name])}\n{RIGHT}"))
+    score = runner.run(scored(fresh, f"{HEAD}{textwrap.dedent(REACHING[name])}\n{RIGHT}"))
     assert score.value == 0.0
     assert "Error" in score.details["reason"]
 
 
 @pytest.mark.parametrize("name", SPOILING)
 def test_what_spoils_the_sandbox_does_not_pass(runner: asyncio.Runner, name: str) -> None:
-    score = runner.run(scored(new, TARGETS + textwrap.dedent(SPOILING[name])))
+    score = runner.run(scored(new, HEAD + textwrap.dedent(SPOILING[name])))
     assert (score.value, score.details["passed"]) == (0.0, False), score.details
 
 
@@ -255,7 +184,7 @@ def test_what_is_right_passes_after_all_hacks(runner: asyncio.Runner, fresh: Fre
 def test_what_a_program_does_to_itself_and_its_judge_is_worth_zero(
     runner: asyncio.Runner, fresh: FreshSandbox, name: str
 ) -> None:
-    assert runner.run(scored(fresh, TARGETS + DEADLY[name], 4.0)).value == 0.0
+    assert runner.run(scored(fresh, HEAD + DEADLY[name], 4.0)).value == 0.0
 
 
 @pytest.mark.parametrize("detached", ["", "os.setsid()"], ids=["children", "detached"])

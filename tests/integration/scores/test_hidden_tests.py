@@ -18,6 +18,8 @@ from farm.errors import EvaluatorError, SandboxError
 from testkit.deadline import Deadline
 from tests.conftest import absent
 from tests.services.soak import at_length
+from workers.attacks.function_attacks import function_program
+from workers.attacks.stream_attacks import HEAD, STREAMS, stream_program
 from workers.evaluators.program_tests.evaluator import ProgramTestsEvaluator
 from workers.evaluators.program_tests.hidden_tests import CallTest, HiddenTests, StreamTest
 from workers.handlers.programs_handler import ProgramsHandler, ProgramsInstance
@@ -33,11 +35,7 @@ RIGHT = "import sys\nprint({'3': 'seven', '4': 'eight'}[sys.stdin.read().strip()
 RIGHT_CALL = "def f(x): return {3: ['seven'], 4: ['eight']}[x]\n"
 _PATIENCE_S = 30.0
 
-HACKS = {
-    "nothing": "pass",
-    "exit-at-once": "os._exit(0)",
-    "system-exit": "raise SystemExit(0)",
-    "codes-of-the-supervisor": "os._exit(123)",
+OWN = {
     "at-exit": "import atexit; atexit.register(print, 'seven')\nsys.exit(3)",
     "both-answers": "print('seven'); print('eight')",
     "any-of-them": "print('seven eight')",
@@ -51,31 +49,19 @@ HACKS = {
             except Exception: continue
             if 'seven' in t.replace('HACK', ''): print('seven' if 'x' in t else 'eight')
         """,
-    "standard-input-again": "print(os.pread(0, 100, 0).decode(), os.pread(0, 100, 3).decode())",
     "memory-of-the-supervisor": """
         m = open(f'/proc/{os.getppid()}/maps').read()
         print('seven')
         """,
-    "supervisor-killed": "os.kill(os.getppid(), 9)",
     "supervisor-stopped-out": "print('seven'); sys.stdout.flush(); os.kill(os.getppid(), 15)",
-    "another-signal-each-time": "import random; os.kill(os.getpid(), random.choice([1, 2, 3, 4, 6, 7, 8, 11, 14, 15]))",
-    "another-code-each-time": "import random; os._exit(random.randrange(129, 200))",
-    "supervisor-another-signal": "import random; os.kill(os.getppid(), random.choice([1, 3, 4, 6, 8, 9, 11, 14, 15]))",
     "sitecustomize": """
         for folder in [p for p in sys.path if p]:
             try: open(os.path.join(folder, 'sitecustomize.py'), 'w').write('print("seven"); import os; os._exit(0)')
             except OSError: pass
         """,
-    "python-path": "open('json.py', 'w').write('print(1)'); os.environ['PYTHONPATH'] = os.getcwd()",
     "early-results": """
         for n in ('result.json', 'reward.txt', 'output', 'stdout'):
             open(n, 'w').write('seven')
-        """,
-    "links": """
-        for n in ('expected', 'output', 'result.json'):
-            try: os.symlink('/proc/1/fd/1', n)
-            except OSError: pass
-        print(os.path.realpath('output'))
         """,
     "solution-changed": "open(__file__, 'w').write('print(\"eight\")')",
     "waits-for-the-next-test": """
@@ -100,7 +86,6 @@ HACKS = {
                 c = s.accept()[0]; c.send(b'eight')
         """,
     "huge-output": "while True: sys.stdout.write('seven' * 100000)",
-    "not-a-number": "print(float('nan'))",
     "wide-letters": "print('\uff53\uff45\uff56\uff45\uff4e')",
     "nul": "print('seven\\0')",
     "terminal-codes": "print('wrong\\r\\x1b[2Kseven')",
@@ -111,18 +96,8 @@ HACKS = {
         """,
     "fork-bomb": "import signal\nwhile True:\n    try: os.fork()\n    except OSError: os._exit(0)",
 }
-CALL_HACKS = {
-    "nothing": "def f(x): pass",
-    "equality": "class E(list):\n    def __eq__(self, o): return True\ndef f(x): return E()",
-    "equality-of-a-text": """
-        class E(str):
-            def __eq__(self, o): return True
-            __hash__ = str.__hash__
-        def f(x): return E()
-        """,
-    "any-object": "class E:\n    def __eq__(self, o): return True\ndef f(x): return E()",
+OWN_CALLS = {
     "json": 'import json; json.dumps = lambda *a, **k: \'["l", [["s", "seven"]]]\'\ndef f(x): return 0',
-    "packed": "sys.modules['__main__'].packed = lambda v: True\ndef f(x): return 0",
     "forged-value": """
         for n in range(3, 64):
             try: os.write(n, b'["l", [["s", "seven"]]]')
@@ -131,8 +106,6 @@ CALL_HACKS = {
         """,
     "printed": 'print(\'["l", [["s", "seven"]]]\', flush=True); os._exit(0)',
     "generator": "def f(x): return (v for v in ['seven'])",
-    "nan": "def f(x): return float('nan')",
-    "deep": "def f(x):\n    a = []\n    for _ in range(100000): a = [a]\n    return a",
     "huge": "def f(x): return ['x' * (1 << 26)]",
     "both": "def f(x): return ['seven', 'eight']",
     "frames": """
@@ -154,7 +127,11 @@ SPOILS = {
     "full": "f = open('/tmp/full', 'wb')\nwhile True: f.write(bytes(1 << 20)); f.flush()",
 }
 """Acts of a program that has given the right output of the first test."""
-HEAD = "import os, sys\n"
+HACKS = {name: stream_program(name) for name in STREAMS}
+HACKS |= {name: HEAD + textwrap.dedent(program) for name, program in OWN.items()}
+FORGERS = ("nothing", "equality", "equality-of-a-string", "equality-of-a-list", "serve-by-itself")
+CALL_HACKS = {name: function_program(name, "f") for name in (*FORGERS, "not-a-number", "deep-value")}
+CALL_HACKS |= {name: HEAD + textwrap.dedent(program) for name, program in OWN_CALLS.items()}
 
 
 @pytest.fixture(scope="module")
@@ -248,7 +225,7 @@ def test_rows_of_mbpp_score_one_for_their_own_code_and_zero_untouched(runner: as
 
 @pytest.mark.parametrize("name", HACKS)
 def test_no_hack_of_a_program_is_scored(runner: asyncio.Runner, fresh: FreshSandbox, name: str) -> None:
-    score = runner.run(scored(ProgramTestsEvaluator(SUM), fresh, HEAD + textwrap.dedent(HACKS[name])))
+    score = runner.run(scored(ProgramTestsEvaluator(SUM), fresh, HACKS[name]))
     assert (score.value, score.details.get("passed")) == (0.0, False), score.details
 
 
@@ -264,7 +241,7 @@ def test_what_spoils_the_sandbox_after_a_test_is_a_score(runner: asyncio.Runner,
 
 @pytest.mark.parametrize("name", CALL_HACKS)
 def test_no_hack_of_a_function_is_scored(runner: asyncio.Runner, fresh: FreshSandbox, name: str) -> None:
-    score = runner.run(scored(ProgramTestsEvaluator(CALLS), fresh, HEAD + textwrap.dedent(CALL_HACKS[name])))
+    score = runner.run(scored(ProgramTestsEvaluator(CALLS), fresh, CALL_HACKS[name]))
     assert (score.value, score.details.get("passed")) == (0.0, False), score.details
 
 

@@ -50,7 +50,7 @@ class ProgramTestsEvaluator:
         program = submission.files.get(SOLUTION, "")
         if not program.strip():
             return Score(0.0, {"reason": "there is no program: no file, and no fenced block in the answer"})
-        tests = await self._with_expected(fresh) if self._reference else self._tests
+        tests = await self._with_expected(fresh) if self._reference and self._lacks_expected() else self._tests
 
         limit_s = timeout_s * _TRIAL_SHARE
         last: list[Trial[Score]] = []
@@ -73,13 +73,18 @@ class ProgramTestsEvaluator:
 
         return await settle(trial, control, "the program")
 
+    def _lacks_expected(self) -> bool:
+        return any(isinstance(test, CallTest) and not test.expected for test in self._tests.tests)
+
     async def _with_expected(self, fresh: FreshSandbox) -> HiddenTests:
-        """Return the tests with the values of the reference, which is run before the policy's program, elsewhere."""
-        result: list[CallTest] = []
+        """Return the tests, those without values with the reference's, which is run before the program, elsewhere."""
+        result: list[StreamTest | CallTest] = []
         async with fresh() as sandbox:
             runner = CaseRunner(sandbox, self._tests)
             for number, test in enumerate(self._tests.tests):
-                assert isinstance(test, CallTest)
+                if not isinstance(test, CallTest) or test.expected:
+                    result.append(test)
+                    continue
                 run, end = await runner.run(self._reference, test)
                 try:
                     result.append(replace(test, expected=(value_of(run),)))

@@ -1,0 +1,66 @@
+"""Policies that are none: one act in the sandbox before each answer, in place of an LLM."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from farm.records.request import SamplingParams
+from farm.records.trajectory import Completion, Message
+from workers.attacks.attack import Attack
+from workers.interfaces import OnDelta, Sandbox
+from workers.stage_job import SandboxSource
+
+_COMMAND_S = 300.0
+
+
+class ActingPolicy:
+    """Acts, then answers, whenever it is asked; the sandbox is None where the task has none."""
+
+    answer = "done"
+
+    def __init__(self, sandbox_id: str, source: SandboxSource | None) -> None:
+        self.blocked = ""
+        self.paused_s = 0.0
+        self._sandbox_id = sandbox_id
+        self._source = source
+        self._index = 0
+
+    async def act(self, sandbox: Sandbox | None, index: int) -> None:
+        """Act in the sandbox, for the answer of this index. Raises FarmError."""
+
+    async def complete(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]],
+        sampling: SamplingParams,
+        max_tokens: int,
+        on_delta: OnDelta | None = None,
+    ) -> Completion:
+        """Act, and answer. Raises as `act`."""
+        source = self._source
+        sandbox = None if source is None else await source.provider.attach(self._sandbox_id, source.spec)
+        await self.act(sandbox, self._index)
+        self._index += 1
+        answer: Message = {"role": "assistant", "content": self.answer}
+        return Completion(
+            response=answer, finish_reason="stop", engine="solution", n_prompt_tokens=1, n_response_tokens=1
+        )
+
+
+class AttackPolicy(ActingPolicy):
+    """Leaves what an attack leaves, in each step of a task anew, and gives its answer."""
+
+    def __init__(self, sandbox_id: str, source: SandboxSource | None, attack: Attack) -> None:
+        super().__init__(sandbox_id, source)
+        self._attack = attack
+        self.answer = attack.answer
+
+    async def act(self, sandbox: Sandbox | None, index: int) -> None:
+        """Write the files of the attack and run its command, whose end says nothing."""
+        if sandbox is None:
+            return
+        for path, text in self._attack.files.items():
+            await sandbox.write_file(path, text.encode())
+        if self._attack.command:
+            await sandbox.exec(["/bin/bash", "-c", self._attack.command], timeout_s=_COMMAND_S)

@@ -1,0 +1,123 @@
+"""Reports of attacks on tasks: the scores of each submission, what they say of the task, and where they are kept."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+from farm.home import own_home, write_own
+from farm.settings import settings
+from workers.attacks.attack import NO_WORK, SKIPPED_TESTS
+
+_FOLDER = "task_attacks"
+FINDINGS = ("vacuous", "flaky", "skippable", "hackable", "unsolvable")
+
+
+@dataclass(frozen=True, slots=True)
+class AttackScore:
+    """The scores of one submission in its runs, highest last; `error` says why a run had none."""
+
+    name: str
+    kind: str
+    scores: tuple[float, ...] = ()
+    error: str = ""
+
+    @property
+    def best(self) -> float:
+        """Return the highest score, 0 without one."""
+        return max(self.scores, default=0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class AttackReport:
+    """The attacks on one task. `solution` is None if the task brings none; `problem` says why it could not be tried."""
+
+    name: str
+    data_source: str
+    digest: str = ""
+    solution: AttackScore | None = None
+    untouched: AttackScore | None = None
+    attacks: tuple[AttackScore, ...] = ()
+    note: str = ""
+    """The words of a solution that failed."""
+    problem: str = ""
+    scored_at: str = ""
+    """Instant of the scores in UTC, ISO 8601."""
+    known: bool = field(default=False, compare=False)
+    """True if the report was kept by an earlier run."""
+
+    @property
+    def findings(self) -> Mapping[str, str]:
+        """Return what is wrong with the task: names of FINDINGS, each with the scores that show it."""
+        none = AttackScore("untouched", NO_WORK)
+        untouched = self.untouched or none
+        idle = [untouched, *(each for each in self.attacks if each.kind == NO_WORK)]
+        floor = max(each.best for each in idle)
+        found = {
+            "vacuous": _shown([each for each in idle if each.best > 0.0]),
+            "flaky": _shown([each for each in (untouched, self.solution) if each and len(set(each.scores)) > 1]),
+            "skippable": _shown([each for each in self._scored(floor) if each.kind == SKIPPED_TESTS]),
+            "hackable": _shown([each for each in self._scored(floor) if each.kind != SKIPPED_TESTS]),
+        }
+        if self.solution is not None and self.solution.scores and self.solution.best < 1.0:
+            found["unsolvable"] = f"its solution scores {self.solution.best:g}, not 1{self.note}"
+        return {name: text for name, text in found.items() if text}
+
+    def _scored(self, floor: float) -> Sequence[AttackScore]:
+        return [each for each in self.attacks if each.kind != NO_WORK and each.best > max(floor, 0.0)]
+
+    @property
+    def n_unscored(self) -> int:
+        """Return the number of attacks that had no score."""
+        return sum(bool(each.error) for each in self.attacks)
+
+
+def _shown(scored: Sequence[AttackScore]) -> str:
+    """Return submissions by class: `early-exit: exit-at-once 1; echo: echo 0.5`."""
+    kinds: dict[str, list[str]] = {}
+    for each in scored:
+        values = "/".join(f"{score:g}" for score in each.scores)
+        kinds.setdefault(each.kind, []).append(f"{each.name} {values}")
+    return "; ".join(f"{kind}: {', '.join(names)}" for kind, names in kinds.items())
+
+
+def now() -> str:
+    """Return this instant in UTC, ISO 8601, to the second."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def kept(digest: str) -> AttackReport | None:
+    """Return the report of a task that was kept under a digest; None if there is none that can be read."""
+    try:
+        return _read(json.loads(_path(digest).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+def keep(report: AttackReport) -> None:
+    """Keep a report under its digest, below FARM_HOME. Raises NotAllowed, OSError."""
+    own_home(settings().home)
+    _path(report.digest).parent.mkdir(mode=0o700, exist_ok=True)
+    fields = asdict(report)
+    del fields["known"]
+    write_own(_path(report.digest), json.dumps(fields))
+
+
+def _path(digest: str) -> Path:
+    return settings().home.absolute() / _FOLDER / f"{digest}.json"
+
+
+def _read(fields: dict[str, object]) -> AttackReport:
+    def score(value: object) -> AttackScore | None:
+        if not isinstance(value, dict):
+            return None
+        return AttackScore(**{**value, "scores": tuple(value["scores"])})
+
+    attacks = fields.pop("attacks")
+    assert isinstance(attacks, list)
+    solution, untouched = score(fields.pop("solution")), score(fields.pop("untouched"))
+    scores = tuple(each for each in map(score, attacks) if each is not None)
+    return AttackReport(**fields, solution=solution, untouched=untouched, attacks=scores, known=True)  # type: ignore[arg-type]

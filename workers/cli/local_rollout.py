@@ -1,0 +1,64 @@
+"""One rollout in this process, without a farm and without an engine: it is played through the stages and scored."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import TypeVar
+
+from farm.client.archive_uploads import PART_BYTES
+from farm.errors import RolloutError
+from farm.records.trajectory import ModelCall
+from farm.task_archive import pack
+from workers import stages
+from workers.interfaces import Artefact, Policy, Score
+from workers.stage_job import Problem, SandboxSource, StageJob, resolve, resolve_problem
+from workers.task_archives import fetch_archive
+
+N_ATTEMPTS = 3
+T = TypeVar("T")
+
+
+async def score_job(job: StageJob, policy_of: Callable[[Problem, SandboxSource | None], Policy]) -> Score:
+    """Play a job by a policy, which is made for its sandbox if it has one, and score what it left. Raises FarmError."""
+    problem = await asyncio.to_thread(resolve_problem, job)
+    await stages.init(problem)
+    policy = policy_of(problem, resolve(problem).source)
+    played = await stages.run(problem, policy, _forget_call, _forget_artefact)
+    score, _ = await stages.evaluate(problem, played.submission)
+    return score
+
+
+async def repeated(scoring: Callable[[], Awaitable[T]]) -> T:
+    """Score as often as a farm would: what this machine broke may go well the next time. Raises FarmError."""
+    for _ in range(N_ATTEMPTS - 1):
+        try:
+            return await scoring()
+        except RolloutError as error:
+            if not error.retryable:
+                raise
+    return await scoring()
+
+
+def local_archive(path: Path) -> str:
+    """Put a folder among the unpacked archives of this node, if it is not there; return its digest. Blocks."""
+    with TemporaryFile() as archive:
+        name = pack(path, archive)
+
+        def part(number: int) -> bytes | None:
+            archive.seek(number * PART_BYTES)
+            return archive.read(PART_BYTES) or None
+
+        fetch_archive(name, part)
+    return name
+
+
+async def _forget_call(call: ModelCall) -> None:
+    """Record nothing."""
+
+
+async def _forget_artefact(turn: int, artefact: Artefact) -> str:
+    """Keep nothing."""
+    return ""
