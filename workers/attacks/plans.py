@@ -23,11 +23,6 @@ def plan_of(data_source: str, fields: Mapping[str, Any], instance: Any) -> Attac
     return _PLANS[data_source](fields, instance) if data_source in _PLANS else AttackPlan()
 
 
-def has_plan(data_source: str) -> bool:
-    """Tell whether attacks are known for a data source."""
-    return data_source in _PLANS
-
-
 def _programs(fields: Mapping[str, Any], instance: Any) -> AttackPlan:
     if instance.function:
         attacks = function_attacks(_PROGRAM, instance.function)

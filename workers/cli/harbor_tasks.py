@@ -1,4 +1,4 @@
-"""Tasks from the command line: `farm tasks check DIR`, `farm tasks attack FILE`."""
+"""Tasks from the command line: `farm tasks check DIR`, `farm tasks attack DIR|FILE`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from farm.errors import FarmError
 from farm.records.request import Limits
 from farm.settings import settings
 from farm.tasks.harbor_folder import task_paths
-from workers.attacks.plans import has_plan
 from workers.cli.attack_reports import AttackReport
 from workers.cli.attack_targets import targets_of
 from workers.cli.task_attacks import AttackOptions, attacked
@@ -59,9 +58,10 @@ def check(folder: Path, jobs: int, sandbox: str, network: str, reward: str, secr
 
 
 @main.command()
-@click.argument("path", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE")
+@click.argument("path", type=click.Path(exists=True, path_type=Path), metavar="DIR|FILE")
 @click.option("--as", "form", default="", metavar="FORM", help="FILE has rows of a form, or of a data source.")
 @click.option("--runs", "n_runs", type=click.IntRange(1, 100), default=3, show_default=True, help="Of the solution.")
+@click.option("--kind", "kinds", multiple=True, metavar="CLASS", help="Only attacks of this class, such as echo.")
 @click.option("--again", is_flag=True, help="Attack tasks whose report is known, too.")
 @click.option("-j", "--jobs", type=click.IntRange(1, 256), default=2, show_default=True, help="Submissions at a time.")
 @click.option("--sandbox", default="auto", show_default=True, help="auto, singularity or namespace.")
@@ -74,6 +74,7 @@ def attack(
     path: Path,
     form: str,
     n_runs: int,
+    kinds: tuple[str, ...],
     again: bool,
     jobs: int,
     sandbox: str,
@@ -82,7 +83,7 @@ def attack(
     secrets: click.File,
     as_json: bool,
 ) -> None:
-    """Show which tasks give reward without work: those of the rows in FILE.
+    """Show which tasks give reward without work: a folder of Harbor tasks, or a FILE of rows.
 
     Each task is scored on this machine untouched, by its own solution, and by the attacks that are known for its data
     source. Needs no farm and no engine. The lines of FILE are {"data_source": ..., "fields": {...}}, or with --as the
@@ -92,7 +93,7 @@ def attack(
         targets = targets_of(path, form)
     except FarmError as error:
         raise click.UsageError(str(error)) from error
-    options = AttackOptions(_options(jobs, sandbox, network, reward, secrets), n_runs, again)
+    options = AttackOptions(_options(jobs, sandbox, network, reward, secrets), n_runs, again, kinds)
     results = asyncio.run(attacked(targets, options, lambda each: _tell_attack(each, as_json)))
     if not as_json:
         console.print(_attack_table(results))
@@ -131,7 +132,7 @@ def _attack_table(reports: list[AttackReport]) -> Table:
         lines = [f"[red]{name}[/red]: {escape(text)}" for name, text in each.findings.items()]
         lines += [f"[red]{escape(each.problem)}[/red]"] * bool(each.problem)
         lines += [f"{each.n_unscored} attacks have no score"] * bool(each.n_unscored)
-        lines += ["no attacks are known for this data source"] * (not each.attacks and not has_plan(each.data_source))
+        lines += ["no attacks were tried"] * (not each.attacks and not lines)
         lines += [f"known since {each.scored_at}"] * each.known
         table.add_row(escape(each.name), *scores, str(len(each.attacks)), "\n".join(lines) or "nothing found")
     return table

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass
+import shutil
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from farm.errors import FarmError
+from farm.errors import FarmError, InvalidRequest
+from farm.records.task_needs import unsupported
+from farm.tasks.harbor_folder import TaskFolder, task_folder
+from farm.tasks.harbor_needs import needs_of
 from workers.attacks.attack import NO_WORK, UNTOUCHED, Attack, AttackPlan
+from workers.attacks.harbor_attacks import harbor_attacks
 from workers.attacks.plans import SOLUTION, plan_of
 from workers.cli.acting_policy import AttackPolicy
 from workers.cli.attack_reports import AttackReport, AttackScore, keep, kept, now
 from workers.cli.local_rollout import repeated, score_job
-from workers.cli.task_checks import CheckOptions
+from workers.cli.task_checks import CheckOptions, job_of, score_of
 from workers.sandboxes.images.content_store import digest
 from workers.stage_job import StageJob, resolve_problem
 
@@ -30,6 +36,8 @@ class AttackOptions:
     check: CheckOptions
     n_runs: int = 3
     again: bool = False
+    kinds: Sequence[str] = ()
+    """The classes of attacks beside those without work; all if empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +78,7 @@ async def attacked(
 
 
 async def _attacked(target: Target, options: AttackOptions, room: asyncio.Semaphore) -> AttackReport:
-    async with _opened(target, options.check) as task:
+    async with _opened(target, options) as task:
         known = None if options.again else kept(task.digest)
         if known is not None and known.untouched and len(known.untouched.scores) >= options.n_runs:
             return known
@@ -126,17 +134,57 @@ async def _attacked(target: Target, options: AttackOptions, room: asyncio.Semaph
 
 
 @asynccontextmanager
-async def _opened(target: Target, options: CheckOptions) -> AsyncIterator[_Opened]:
+async def _opened(target: Target, options: AttackOptions) -> AsyncIterator[_Opened]:
     """Open a task. Raises FarmError if it cannot be played on this machine."""
-    assert target.fields is not None
-    job = options.job(target.data_source, target.fields)
+    if target.folder is not None:
+        with task_folder(target.folder) as task:
+            yield await _harbor_task(task, options)
+        return
+    fields = target.fields or {}
+    job = options.check.job(target.data_source, fields)
     problem = await asyncio.to_thread(resolve_problem, job)
-    plan = plan_of(target.data_source, target.fields, problem.instance)
+    plan = _chosen(plan_of(target.data_source, fields, problem.instance), options)
 
     async def score(attack: Attack) -> float:
-        return await _scored(options.job(target.data_source, target.fields or {}), attack)
+        return await _scored(options.check.job(target.data_source, fields), attack)
 
     yield _Opened(_digest(job, plan), plan, score)
+
+
+async def _harbor_task(task: TaskFolder, options: AttackOptions) -> _Opened:
+    if reasons := unsupported(needs_of(task.instance), None, options.check.network):
+        raise InvalidRequest(f"it asks for {'; '.join(reasons)}")
+    attacks = await asyncio.to_thread(harbor_attacks, task.path, task.instance.instructions)
+    plan = _chosen(AttackPlan(attacks), options)
+
+    async def score(attack: Attack) -> float:
+        with _with_tests(task, attack.test_files) as attacked_task:
+            return await _scored(await job_of(attacked_task, options.check), attack)
+
+    solve = partial(score_of, task, options.check, solves=True)
+    return _Opened(_digest(await job_of(task, options.check), plan), plan, score, solve)
+
+
+@contextmanager
+def _with_tests(task: TaskFolder, files: Mapping[str, str]) -> Iterator[TaskFolder]:
+    """Yield the task itself; or, if there are `files`, a copy in which they are at the end of its tests' files."""
+    if not files:
+        yield task
+        return
+    with TemporaryDirectory(prefix="farm-attack-") as place:
+        copied = Path(place) / "task"
+        shutil.copytree(task.path, copied, symlinks=True)
+        for folder in (copied / "tests", *copied.glob("steps/*/tests")):
+            for name, text in files.items():
+                if folder.is_dir():
+                    with (folder / name).open("a") as file:
+                        file.write(text)
+        yield replace(task, path=copied)
+
+
+def _chosen(plan: AttackPlan, options: AttackOptions) -> AttackPlan:
+    attacks = [each for each in plan.attacks if not options.kinds or each.kind in (NO_WORK, *options.kinds)]
+    return replace(plan, attacks=attacks)
 
 
 async def _scored(job: StageJob, attack: Attack) -> float:
