@@ -9,6 +9,7 @@ from typing import Any
 from workers.attacks.answer_attacks import answer_attacks
 from workers.attacks.attack import Attack, AttackPlan
 from workers.attacks.function_attacks import function_attacks
+from workers.attacks.issue_attacks import applied, issue_attacks
 from workers.attacks.stream_attacks import stream_attacks
 
 SOLUTION = "solution"
@@ -51,6 +52,21 @@ def _math(fields: Mapping[str, Any], instance: Any) -> AttackPlan:
     return AttackPlan(attacks, solution)
 
 
+def _swe(fields: Mapping[str, Any], instance: Any) -> AttackPlan:
+    return _issue("/workspace", instance.patch or "", "")
+
+
+def _swe_bench(fields: Mapping[str, Any], instance: Any) -> AttackPlan:
+    # the patch of SWE-smith makes the bug, so its reverse is the solution
+    reverse = "-R" if instance.data_set == "swe-smith" else ""
+    return _issue(instance.tree, instance.patch, reverse)
+
+
+def _issue(tree: str, patch: str, options: str) -> AttackPlan:
+    solution = Attack(SOLUTION, SOLUTION, command=applied(tree, patch, options)) if patch.strip() else None
+    return AttackPlan(issue_attacks(tree, patch), solution)
+
+
 def _program(source: str) -> Attack | None:
     return Attack(SOLUTION, SOLUTION, files={_PROGRAM: source}) if source.strip() else None
 
@@ -79,4 +95,6 @@ _PLANS: Mapping[str, Callable[[Mapping[str, Any], Any], AttackPlan]] = {
     "code": _code,
     "answer": _answer,
     "math": _math,
+    "swe": _swe,
+    "swe-bench": _swe_bench,
 }
