@@ -12,6 +12,7 @@ from farm.records.trajectory import Message
 from workers.evaluators.answers.choices import LETTERS, MAX_OPTIONS
 from workers.evaluators.answers.equivalence import EquivalenceEvaluator, Reference
 from workers.evaluators.answers.judge import AnswerJudge, JudgeSettings
+from workers.evaluators.answers.normal_text import balanced
 from workers.interfaces import Evaluator, Sandbox, Submission
 from workers.roles import NO_MODELS, ChatModel
 from workers.row_forms.answer_rows import answer_fields
@@ -74,6 +75,8 @@ class AnswerInstance(BaseModel):
     def _has_gold_option(self) -> AnswerInstance:
         if self.options and self.gold not in tuple(LETTERS[: len(self.options)]):
             raise ValueError(f"gold is {self.gold[:40]!r}, not the letter of one of {len(self.options)} options")
+        if not balanced(self.gold):
+            raise ValueError(f"gold is {self.gold[:40]!r}, whose braces do not match: no answer in a box can equal it")
         return self
 
 

@@ -11,6 +11,7 @@ from workers.evaluators.answers.normal_text import words
 _LETTER = re.compile(
     r"(?:(?:option|choice|answer)\s*)?[(\[]?([a-z])[)\]]?(?:\s*[.:)]\s*(.*)|\s*)", re.IGNORECASE | re.DOTALL
 )
+_SAYS = re.compile(r"\b(?:answer|option|choice)(?: to (?:the|this) question)?(?: is:?|:) *", re.IGNORECASE)
 LETTERS = ascii_uppercase
 MAX_OPTIONS = len(LETTERS)
 
@@ -19,9 +20,9 @@ def chosen(answer: str, options: Sequence[str]) -> tuple[str, str]:
     """Return the letter of the option that an answer names, and else why it names none.
 
     A letter, an option's text, or a letter with the text of the same option; an option that is itself a letter is named
-    by that text.
+    by that text. A sentence `The answer is ...` stands for what it ends in.
     """
-    text = words(answer)
+    text = said(words(answer)) or words(answer)
     for folded in (str, str.casefold):
         by_text = [LETTERS[at] for at, option in enumerate(options) if folded(words(option)) == folded(text)]
         if len(by_text) == 1:
@@ -36,6 +37,12 @@ def chosen(answer: str, options: Sequence[str]) -> tuple[str, str]:
     if rest and words(rest).casefold() != words(options[at]).casefold():
         return "", f"it names option {letter}, and gives another text for it"
     return letter, ""
+
+
+def said(line: str) -> str:
+    """Return what the one sentence `the answer is ...` of a line ends in; empty if it has none, or several."""
+    parts = _SAYS.split(line)
+    return words(parts[1]) if len(parts) == 2 else ""
 
 
 def strictly_chosen(answer: str, n_options: int) -> tuple[str, str]:

@@ -12,6 +12,8 @@ from typing import Any
 
 FAMILY = "math-verify"
 """Its name among the grader's verifiers."""
+UNREADABLE = "the gold answer cannot be read as mathematics"
+"""The message of a verification whose gold answer is no mathematics."""
 KNOWN_PAIRS = (
     (r"\frac12", "0.5", True),
     (r"\frac12", "0.6", False),
@@ -60,7 +62,7 @@ def equal(answer: str, entry: dict[str, Any]) -> float:
     gold_text, answer = with_cases_apart(entry["gold"], answer)
     gold = _parsed(library, gold_text, library.LatexExtractionConfig(boxed_match_priority=0))
     if not gold:
-        raise ValueError("the gold answer cannot be read as mathematics")
+        raise ValueError(UNREADABLE)
     readings = dict.fromkeys((answer, _SPACED_LETTERS.sub(r" \\cdot ", answer)))
     configs = (library.LatexExtractionConfig(boxed_match_priority=0), library.ExprExtractionConfig())
     for reading in readings:

@@ -14,17 +14,18 @@ from typing import Any, ClassVar
 
 from farm.errors import EvaluatorError
 from workers.evaluators.answers import equality
-from workers.evaluators.answers.choices import chosen, strictly_chosen
-from workers.evaluators.answers.final_answer import FinalAnswer, final_answer
+from workers.evaluators.answers.choices import chosen, said, strictly_chosen
+from workers.evaluators.answers.final_answer import FinalAnswer, final_answer, last_line
 from workers.evaluators.answers.judge import AnswerJudge
 from workers.evaluators.answers.normal_text import (
+    balanced,
     claimed_values,
     has_words,
     number_and_unit,
     plain,
-    with_exponents,
     words,
 )
+from workers.evaluators.answers.notation import conventional
 from workers.evaluators.answers.operations import is_value, operations_left
 from workers.evaluators.answers.units import measure
 from workers.evaluators.answers.verification import Verification
@@ -33,7 +34,6 @@ from workers.interfaces import FreshSandbox, Score, Submission
 
 _SHOWN = 500
 _REMARK = re.compile(r"\\(?:text|mathrm|mbox)\s*\{([^{}]*)\}")
-_POWER_OF_TEN = re.compile(r"^\s*([-+]?\d+(?:\.\d+)?)[eE]([-+]?\d{1,4})\b")
 _FAR = 0.05
 """The relative difference beyond which two plain numbers are no matter of rounding."""
 _ROUNDED = 1e-3
@@ -72,7 +72,7 @@ class EquivalenceEvaluator:
         answer = final_answer(submission.answer, self._reference.pattern)
         shown = {"answer": plain(answer.text)[:_SHOWN]}
         if self._reference.options:
-            return self._choice(answer, shown)
+            return self._choice(answer, submission.answer, shown)
         candidate = answer.text or (submission.answer or "").strip() * (self._judge is not None)
         if not candidate:
             return Score(0.0, {**shown, "reason": "no answer is marked by \\boxed{} or a line `Answer:`"})
@@ -82,20 +82,22 @@ class EquivalenceEvaluator:
             return Score(float(decision.equal), {**shown, "rule": "judge", "judge": decision.details})
         return Score(float(bool(decided)), {**shown, "rule": why})
 
-    def _choice(self, answer: FinalAnswer, shown: dict[str, Any]) -> Score:
+    def _choice(self, answer: FinalAnswer, response: str | None, shown: dict[str, Any]) -> Score:
         reference = self._reference
         if reference.strict:
             text = plain(answer.text) if answer.marked else ""
             letter, why = strictly_chosen(text, len(reference.options))
         else:
-            letter, why = chosen(answer.text, reference.options) if answer.text else ("", "no answer is marked")
+            # the scorers of such data sets look for a sentence in the last line
+            text = answer.text or ("" if reference.pattern else said(last_line(response)))
+            letter, why = chosen(text, reference.options) if text else ("", "no answer is marked")
         return Score(float(letter == reference.gold), {**shown, "rule": "option", **({"reason": why} if why else {})})
 
     async def _by_rules(self, answer: str, timeout_s: float) -> tuple[bool | None, str]:
         """Return whether it is equivalent, None if rules cannot tell, and the rule that decided."""
-        gold, answer = (
-            _POWER_OF_TEN.sub(r"\1\\times 10^{\2}", with_exponents(text)) for text in (self._reference.gold, answer)
-        )
+        gold, answer = conventional(self._reference.gold), conventional(answer)
+        if not balanced(gold):
+            raise EvaluatorError(f"the gold answer {gold[:100]!r} has braces that do not match, as no answer can have")
         if words(answer) == words(gold):
             return True, "equal text"
         ours, theirs = number_and_unit(gold), number_and_unit(answer)
@@ -115,7 +117,7 @@ class EquivalenceEvaluator:
             return None, "several values"
         if has_words(gold):
             return None, "other words"
-        if not _balanced(answer):
+        if not balanced(answer):
             return None, "braces that do not match"
         entry = {"gold": plain(gold) if _is_text(gold) else gold.strip().strip("$")}
         try:
@@ -123,16 +125,16 @@ class EquivalenceEvaluator:
                 _spelt_out(answer), timeout_s
             )
         except EvaluatorError as error:
+            if equality.UNREADABLE in str(error):
+                return None, f"other text, and {equality.UNREADABLE}"
             raise EvaluatorError(f"compared with the gold answer {gold[:100]!r}: {error}") from error
         if verified.value == 1.0:
-            left = operations_left(answer, gold) if self._wants_value() else set()
+            left = operations_left(answer, gold) if self._wants_value(gold) else set()
             return (False, "not evaluated") if left else (True, equality.FAMILY)
         return None, verified.reason or f"not equal by {equality.FAMILY}"
 
-    def _wants_value(self) -> bool:
-        if self._reference.evaluated is not None:
-            return self._reference.evaluated
-        return is_value(self._reference.gold)
+    def _wants_value(self, gold: str) -> bool:
+        return is_value(gold) if self._reference.evaluated is None else self._reference.evaluated
 
 
 def _same(ours: Mapping[str, int] | None, theirs: Mapping[str, int] | None) -> bool | None:
@@ -149,13 +151,3 @@ def _spelt_out(answer: str) -> str:
     remarks = _REMARK.findall(answer)
     plain_unit = all(number_and_unit(f"1 {remark}") for remark in remarks)
     return answer.strip().strip("$") if plain_unit else plain(answer)
-
-
-def _balanced(text: str) -> bool:
-    depth = 0
-    for at, char in enumerate(text):
-        if char in "{}" and not (at and text[at - 1] == "\\"):
-            depth += 1 if char == "{" else -1
-            if depth < 0:
-                return False
-    return depth == 0

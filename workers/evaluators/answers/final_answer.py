@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 
 from workers.environments import answer_tags
+from workers.evaluators.answers.normal_text import without_end
 
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
 _ANSWER_LINE = re.compile(
@@ -14,6 +15,7 @@ _ANSWER_LINE = re.compile(
 _BRACE = re.compile(r"(?<!\\)[{}]")
 _MAX_BARE_CHARS = 200
 """The most characters of a response of one line that is an answer without a mark."""
+_MAX_LINE_CHARS = 1000
 MAX_CHARS = 20_000
 """The most characters of an answer."""
 
@@ -32,9 +34,7 @@ def final_answer(response: str | None, pattern: str = "") -> FinalAnswer:
     `pattern` is a regular expression of the row's own, whose last match is the answer: its first group, if it has one.
     What a model thought before `</think>` is no answer.
     """
-    text = (response or "").rpartition("</think>")[2][-answer_tags.MAX_CHARS :]
-    if "<think>" in text:
-        return FinalAnswer()
+    text = _after_thoughts(response)
     if pattern:
         matches = list(re.finditer(pattern, text[-MAX_CHARS:]))
         return _marked(matches[-1].group(1 if matches[-1].re.groups else 0) or "") if matches else FinalAnswer()
@@ -46,6 +46,17 @@ def final_answer(response: str | None, pattern: str = "") -> FinalAnswer:
         return _marked(lines[-1].strip().rstrip("*_ "))
     bare = text.strip()
     return FinalAnswer(bare) if len(bare) <= _MAX_BARE_CHARS and "\n" not in bare else FinalAnswer()
+
+
+def last_line(response: str | None) -> str:
+    """Return the last line of a response that is not empty; an empty text if it is long, or a thought."""
+    line = _after_thoughts(response).strip().rpartition("\n")[2].strip()
+    return line if len(line) <= _MAX_LINE_CHARS else ""
+
+
+def _after_thoughts(response: str | None) -> str:
+    text = (response or "").rpartition("</think>")[2][-answer_tags.MAX_CHARS :]
+    return "" if "<think>" in text else text
 
 
 def last_box(text: str) -> str | None:
@@ -73,5 +84,8 @@ def _closing_braces(text: str) -> dict[int, int]:
 
 
 def _marked(text: str) -> FinalAnswer:
-    text = text.strip().rstrip(",;").strip()
-    return FinalAnswer(text, bool(text)) if len(text) <= MAX_CHARS else FinalAnswer()
+    text = text.strip()
+    if len(text) > MAX_CHARS:
+        return FinalAnswer()
+    text = without_end(text)
+    return FinalAnswer(text, bool(text))

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import re
 import unicodedata
 
-_TEXT = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox|operatorname)\s*\{([^{}]*)\}")
+_TEXT = re.compile(
+    r"\\(?:text|textbf|textit|textrm|textsf|texttt|textsc|textnormal|emph|mathrm|mathbf|mathsf|mathit|mbox|operatorname)"
+    r"\s*\{((?:[^{}]|\{[^{}]*\})*+)\}"
+)
 _DOLLARS = re.compile(r"^(?:\$\$?|\\\(|\\\[)(.*?)(?:\$\$?|\\\)|\\\])$", re.DOTALL)
-_SPACES = re.compile(r"\\[,;:! ]|~|\s+")
+_SPACES = re.compile(r"(?:\\[,;:! ]|~|\s)+(\^)?")
 _ARTICLE = re.compile(r"^(?:the|an?) ", re.IGNORECASE)
 _ENVIRONMENT = re.compile(r"\\(?:begin|end)\s*\{[^{}]*\}")
 _WORD = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z]{4,}")
@@ -30,6 +34,7 @@ _SHORT_WORDS = frozenset(
     {"no", "yes", "on", "off", "up", "odd", "all", "any", "one", "two", "six", "ten", "red", "sun", "man", "men", "day"}
     | {"mon", "tue", "wed", "thu", "fri", "sat", "or", "in", "is", "it", "he", "she", "we", "us", "cat", "dog", "not"}
 )
+_QUOTES = str.maketrans("\u2018\u2019\u201c\u201d", "''\"\"")
 _LETTERS = re.compile(r"(?<!\\)(?<![^\W\d_])[^\W\d_]+")
 _FORMULA = re.compile(r"[0-9\\^_=+*/<>|(){}\[\]]")
 _STATEMENTS = re.compile(
@@ -47,12 +52,13 @@ def plain(text: str) -> str:
         text = inner.group(1).strip()
     for _ in range(4):
         text = _TEXT.sub(lambda match: f" {match.group(1)} ", text)
-    return _SPACES.sub(" ", text).replace("{,}", ",").strip()
+    text = _SPACES.sub(lambda gap: gap.group(1) or " ", text)
+    return text.replace("{,}", ",").strip()
 
 
 def words(text: str) -> str:
     """Return an answer for comparing it as words."""
-    text = _ARTICLE.sub("", plain(text).strip("*_ ").rstrip(".").strip())
+    text = _ARTICLE.sub("", plain(text).translate(_QUOTES).strip("*_ ").rstrip(".").strip())
     in_formula = _FORMULA.search(text) is not None
     return _LETTERS.sub(lambda run: _folded(run.group(), in_formula), text)
 
@@ -64,6 +70,25 @@ def _folded(run: str, in_formula: bool) -> str:
     shortest = (6 if lower[0] == "m" else 4) if in_formula else 3
     is_word = len(run) >= shortest or (lower in _SHORT_WORDS and not in_formula)
     return lower if is_word else run
+
+
+def balanced(text: str) -> bool:
+    """Return whether the braces of a text match, which those of a box always do."""
+    depth = 0
+    for at, char in enumerate(text):
+        if char in "{}" and not (at and text[at - 1] == "\\"):
+            depth += 1 if char == "{" else -1
+            if depth < 0:
+                return False
+    return depth == 0
+
+
+def without_end(text: str) -> str:
+    r"""Return a text without commas and semicolons at its end; `\,` and `\;` are spaces."""
+    text = text.strip()
+    while text.endswith((",", ";")) and not text.endswith(("\\,", "\\;")):
+        text = text[:-1].rstrip()
+    return text
 
 
 def with_exponents(text: str) -> str:
@@ -113,4 +138,7 @@ def number_and_unit(text: str) -> tuple[float, str] | None:
         return None
     unit = re.sub(r"[{}^\\]", "", rest)
     unit = re.sub(r"\s+", " ", re.sub(r"\s*([/·*])\s*", r"\1", unit))
-    return float(number.replace(",", "")) * 10.0 ** int(exponent or 0), unit
+    digits, _, power = number.replace(",", "").lower().partition("e")
+    # as text, since `10.0 ** 400` is no number
+    value = float(f"{digits}e{int(power or 0) + int(exponent or 0)}")
+    return (value, unit) if math.isfinite(value) else None

@@ -12,6 +12,7 @@ _REMARK = re.compile(
 _POWER_OF_TEN = re.compile(
     r"(?:^|(?<=[\d.}])\s*(?:\\times|\\cdot|[\u00d7\u00b7*x])\s*)10\s*\^\s*(?:\{\s*[-+]?\d+\s*\}|\d)"
 )
+_SIZES = re.compile(r"\\(?:left|right|[Bb]igg?[lr]?)(?![A-Za-z])\s*")
 _DEGREES = re.compile(r"\^\s*\{?\s*\\circ\s*\}?|°")
 _SIDES = re.compile(r"(?<![\\<>!])=|\\approx|≈|\\Rightarrow|\\implies|\\to\b")
 _FRACTION = re.compile(r"\\[dtc]?frac|\\over\b|\\div|[/\u00f7]|(?<=\d)\s*:\s*(?=\d)")
@@ -27,7 +28,7 @@ _OPERATIONS = {
     "series": re.compile(r"\\(?:sum|prod|i*int|oint|lim|limsup|liminf|bigcup|bigcap)(?![a-z])"),
     "function": re.compile(
         r"\\(?:[dt]?binom|choose|gcd|lcm|det|max|min|sup|inf|log|ln|lg|exp|arc[a-z]+|(?:sin|cos|tan|cot|sec|csc)h?|deg|"
-        r"b?mod|pmod|operatorname|lfloor|lceil|lvert|left\s*\||begin)(?![a-z])|\||[A-Za-z]\w*\s*\(|\b(?:choose|mod)\b"
+        r"b?mod|pmod|operatorname|lfloor|lceil|lvert|begin)(?![a-z])|\||[A-Za-z]\w*\s*\(|\b(?:choose|mod)\b"
     ),
 }
 
@@ -53,6 +54,7 @@ def _operations(text: str) -> set[str]:
     if number_and_unit(text):
         return set()
     text = with_exponents(text).strip().strip("$").strip()
+    text = _SIZES.sub("", text)
     for ignored in (_REMARK, _DEGREES, _POWER_OF_TEN):
         text = ignored.sub(" ", text)
     found = {name for name, pattern in _OPERATIONS.items() if pattern.search(text)}
