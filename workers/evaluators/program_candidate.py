@@ -22,7 +22,8 @@ def load(prompt: str, solution: str, entry_point: str) -> Callable[..., Any]:
     module = types.ModuleType("solution")
     sys.modules["solution"] = module
     for name, source in (("prompt", prompt), ("solution", solution)):
-        exec(compile(source, name + ".py", "exec"), module.__dict__)  # noqa: S102
+        # as a file it may begin with a byte order mark
+        exec(compile(source.lstrip("\ufeff"), name + ".py", "exec"), module.__dict__)  # noqa: S102
     result: Callable[..., Any] = getattr(module, entry_point)
     return result
 

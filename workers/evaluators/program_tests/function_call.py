@@ -26,7 +26,7 @@ def main(path: str, name: str) -> None:
     module = types.ModuleType("solution")
     module.__dict__.update(_usual_names())
     sys.modules["solution"] = module
-    with open(path, encoding="utf-8") as file:  # noqa: PTH123
+    with open(path, encoding="utf-8-sig") as file:  # noqa: PTH123
         source = file.read()
     exec(compile(source, path, "exec"), module.__dict__)  # noqa: S102
     value = json.dumps(packed(_function(module, name)(*arguments))).encode()

@@ -11,7 +11,7 @@ _INTEGER = re.compile(r"[-+]?\d+")
 _MAX_NUMBER_CHARS = 400
 _TOLERANCE = 1e-9
 """The difference, relative or absolute, that a value may have from an expected float."""
-_MAX_DEPTH = 100
+_MAX_DEPTH = 200
 
 
 def tolerance_of(compare: str) -> float | None:
