@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 from urllib.parse import urlsplit
@@ -36,6 +39,8 @@ _DISK_GB = 5.0
 _CLOCK_S = 2.0
 _WAIT_TIMEOUT_S = 1.5
 """With a database that does not answer; several checks ask it."""
+_PROOFS_S = 3600.0
+"""All proofs of scorers take less, each by its own limit."""
 _CGROUPS = {"cgroup.controllers": 2, "memory.limit_in_bytes": 1}
 _NETWORK_FILE_SYSTEMS = {"nfs", "nfs4", "lustre", "gpfs", "cifs", "smb3", "beegfs", "ceph", "fuse.sshfs", "afs", "9p"}
 
@@ -71,6 +76,32 @@ def _examine_machine(settings: Settings, store_url: str) -> Iterator[CheckResult
         checks.append(lambda: _local("SQLite store", Path(store_url.removeprefix("sqlite:///"))))
     for check in checks:
         yield check()
+
+
+def examine_scorers(command: Sequence[str] = (sys.executable, "-m", "workers.proofs")) -> Iterator[CheckResult]:
+    """Check that each scorer gives a known right submission 1 and a known wrong one 0 on this machine; takes seconds.
+
+    `command` prints the results as lines of JSON: the farm runs the workers as programs, and imports none.
+    """
+    try:
+        proofs = subprocess.run(command, capture_output=True, text=True, timeout=_PROOFS_S, check=False)
+        code, lines, said = proofs.returncode, proofs.stdout.splitlines(), proofs.stderr
+    except subprocess.TimeoutExpired:
+        code, lines, said = 1, [], f"the proofs of the scorers took longer than {_PROOFS_S:g} s"
+    for line in sorted(lines):
+        yield _scorer(**json.loads(line))
+    if code:
+        mend = f"fix what it says, and try it by hand: {' '.join(command)}"
+        yield CheckResult("scorers", False, "the proofs ended early: " + said.strip().rpartition("\n")[2], mend)
+
+
+def _scorer(name: str, failure: str, skipped: str, took_s: float) -> CheckResult:
+    what = f"scorer {name}"
+    if skipped:
+        return CheckResult(what, False, f"not proven: {skipped}", "nothing, where it is not used", needed=False)
+    mend = f"fix it before {name} is scored here; try it by hand: {sys.executable} -m workers.proofs {name!r}"
+    detail = failure or f"tells known submissions apart, in {took_s:.1f} s"
+    return CheckResult(what, not failure, detail, mend)
 
 
 def _store(settings: Settings, url: str) -> CheckResult:

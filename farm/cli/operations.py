@@ -63,10 +63,10 @@ def doctor(
         console.print(_table(findings))
         sys.exit(1 if any(finding.needed and not finding.ok for finding in findings) else 0)
     check_extra("a check of what is here")
-    from farm.cli.doctor import examine, store_and_broker
+    from farm.cli.doctor import examine, examine_scorers, store_and_broker
     from farm.settings import settings
 
-    findings = list(examine(settings(), *store_and_broker(settings(), url)))
+    findings = [*examine(settings(), *store_and_broker(settings(), url)), *examine_scorers()]
     console.print(_table(findings))
     kinds = [finding.ok for finding in findings if finding.what.startswith("sandbox ")]
     if not any(kinds):

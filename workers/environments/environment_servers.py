@@ -183,7 +183,7 @@ async def _start(
         spec = program.spec(packages)
     except ValueError as error:
         raise HandlerError(f"environment {program.name}: {described(error)}", retryable=False) from error
-    sandbox = await provider.start(owned_sandbox_id("shared", os.getpid(), _own_start()), spec)
+    sandbox = await provider.start(owned_sandbox_id("shared", os.getpid(), own_start()), spec)
     command: asyncio.Future[ExecResult] | None = None
     try:
         for path, source in program.sources().items():
@@ -234,7 +234,7 @@ async def _connected(folder: Path) -> tuple[asyncio.StreamReader, asyncio.Stream
         os.close(descriptor)
 
 
-def _own_start() -> int:
+def own_start() -> int:
     """Return the start of this process in clock ticks, as /proc has it."""
     return int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
 

@@ -28,7 +28,6 @@ class BadArchive(SandboxError):
 
 def layer(archive: Archive) -> Path:
     """Return a folder to lay over an image: the archive's top folder, at the archive's path. SandboxError. Blocks."""
-    name = digest("archive", archive.name.lower(), archive.version, archive.sha256, archive.path, sandbox_user())
 
     def make(folder: Path) -> None:
         # here, as the client of an index takes long to load and few processes fetch
@@ -38,7 +37,17 @@ def layer(archive: Archive) -> Path:
             unpack(fetch(archive, Path(downloads)), folder, archive.path)
         give(folder)
 
-    return used(made_once(settings().cache / "archives" / name, make))
+    return used(made_once(_place(archive), make))
+
+
+def is_unpacked(archive: Archive) -> bool:
+    """Return whether this node has the layer, so that nothing need be fetched."""
+    return _place(archive).is_dir()
+
+
+def _place(archive: Archive) -> Path:
+    name = digest("archive", archive.name.lower(), archive.version, archive.sha256, archive.path, sandbox_user())
+    return settings().cache / "archives" / name
 
 
 def unpack(source: Path, folder: Path, path: str) -> None:

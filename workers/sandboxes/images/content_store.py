@@ -75,11 +75,16 @@ def made_once(
     return folder
 
 
+def is_complete(folder: Path) -> bool:
+    """Return whether `made_in_place` has made the folder."""
+    return (folder / _COMPLETE).exists()
+
+
 def made_in_place(folder: Path, make: Callable[[Path], None], within_s: float = MAKE_S) -> Path:
     """Do as `made_once` for folders that contain their own path, such as virtual environments. Blocks."""
-    complete = folder / _COMPLETE
-    if complete.exists():
+    if is_complete(folder):
         return folder
+    complete = folder / _COMPLETE
     with off_clock(2 * within_s), alone(lock_of(folder)):
         if not complete.exists():
             remove(folder)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from farm.errors import SandboxError
 from farm.settings import settings
-from workers.sandboxes.images.content_store import digest, failing_alike, made_in_place, used
+from workers.sandboxes.images.content_store import digest, failing_alike, is_complete, made_in_place, used
 from workers.sandboxes.images.fingerprints import fingerprint
 from workers.sandboxes.images.image import Image
 from workers.sandboxes.processes.process_tree import MARK, kill_tagged, new_tag
@@ -56,9 +56,8 @@ def environment(
                 "system's: run it with one from pyenv, uv or conda"
             )
         return PythonEnvironment()
-    name = digest("environment", sorted(map(_content, packages)), version, base, *(["alone"] if alone else []))
     asked_at = time.time()
-    path = settings().cache / "environments" / name
+    path = _place(packages, base, version, alone)
 
     def make(folder: Path) -> None:
         with failing_alike(folder, asked_at):
@@ -70,6 +69,17 @@ def environment(
     if not (image.system and base == "/usr"):
         binds.append((base, base))
     return PythonEnvironment(tuple(binds), (str(folder / "bin"),), (folder,))
+
+
+def is_made(packages: Sequence[str], *, alone: bool = False) -> bool:
+    """Return whether this node has the environment of the farm's own Python, so that nothing need be fetched."""
+    _, base, version = interpreter_for("")
+    return is_complete(_place(packages, base, version, alone))
+
+
+def _place(packages: Sequence[str], base: str, version: str, alone: bool) -> Path:
+    name = digest("environment", sorted(map(_content, packages)), version, base, *(["alone"] if alone else []))
+    return settings().cache / "environments" / name
 
 
 def agent_environment(
