@@ -28,6 +28,7 @@ _START_S = 300.0
 _GRACE_PERIOD_S = 10.0
 """Seconds after a scorer's limit without a reply, after which the grader counts as hung."""
 _LINE_BYTES = 1 << 24
+_MOST_TRUSTED = 50_000
 
 NO_SETTINGS: Mapping[str, Any] = MappingProxyType({})
 """Of a dataset that has its family's own settings."""
@@ -67,6 +68,14 @@ class Grader:
         self._room = asyncio.Semaphore(os.cpu_count() or 1)
         self._starting = asyncio.Lock()
         self._line: _Line | None = None
+        self.trusted: set[str] = set()
+        """Digests of the problems whose reference answers the process that runs now has given 1."""
+
+    def trust(self, problem: str) -> None:
+        """Note that the reference answer of a problem has 1."""
+        if len(self.trusted) >= _MOST_TRUSTED:
+            self.trusted.clear()
+        self.trusted.add(problem)
 
     async def score(
         self,
@@ -114,6 +123,7 @@ class Grader:
         async with self._starting:
             if self._line is None or self._line.ended.done():
                 await self.aclose()
+                self.trusted.clear()
                 self._line = _Line(await _started(self._library))
             return self._line
 

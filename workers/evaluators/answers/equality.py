@@ -7,7 +7,7 @@ answer. So it is handed the final answer alone, in one box, and both texts are r
 from __future__ import annotations
 
 import re
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 FAMILY = "math-verify"
@@ -57,7 +57,10 @@ def _library() -> Any:
 
 
 def equal(answer: str, entry: dict[str, Any]) -> float:
-    """Return 1.0 if an answer has the value of `entry["gold"]`, else 0.0."""
+    """Return 1.0 if an answer has the value of `entry["gold"]`, else 0.0.
+
+    Raises what the library raised while it read or compared the answer, if it found no way to find them equal.
+    """
     library = _library()
     gold_text, answer = with_cases_apart(entry["gold"], answer)
     gold = _parsed(library, gold_text, library.LatexExtractionConfig(boxed_match_priority=0))
@@ -65,11 +68,29 @@ def equal(answer: str, entry: dict[str, Any]) -> float:
         raise ValueError(UNREADABLE)
     readings = dict.fromkeys((answer, _SPACED_LETTERS.sub(r" \\cdot ", answer)))
     configs = (library.LatexExtractionConfig(boxed_match_priority=0), library.ExprExtractionConfig())
+    failure: Exception | None = None
     for reading in readings:
-        parsed = _parsed(library, reading, *configs)
-        if parsed and library.verify(gold, parsed, timeout_seconds=None, allow_set_relation_comp=True):
-            return float(not _far(gold[0], parsed[0]))
+        try:
+            parsed = _parsed(library, reading, *configs)
+            if parsed and _equal(library, gold, parsed):
+                return float(not _far(gold[0], parsed[0]))
+        except Exception as error:
+            failure = failure or error
+    if failure is not None:
+        raise failure
     return 0.0
+
+
+def _equal(library: Any, gold: Any, parsed: Any) -> bool:
+    """Return the library's verdict. Raises what it takes for "not equal" by itself."""
+    compared = partial(library.verify, gold, parsed, timeout_seconds=None, allow_set_relation_comp=True)
+    try:
+        return bool(compared(raise_on_error=True))
+    except Exception:
+        # of several readings another one may be equal
+        if compared():
+            return True
+        raise
 
 
 def with_cases_apart(gold: str, answer: str) -> tuple[str, str]:
@@ -115,5 +136,9 @@ def _far(ours: Any, theirs: Any) -> bool:
 def _parsed(library: Any, text: str, *configs: Any) -> Any:
     # what fails to be parsed stays as text otherwise, and equal texts were seen before
     return library.parse(
-        f"\\boxed{{{text}}}", extraction_config=list(configs), fallback_mode="no_fallback", parsing_timeout=None
+        f"\\boxed{{{text}}}",
+        extraction_config=list(configs),
+        fallback_mode="no_fallback",
+        parsing_timeout=None,
+        raise_on_error=True,
     )

@@ -1,12 +1,15 @@
 """Verification of an answer by one of the grader's verifiers, attributed to the policy or to the farm.
 
-After a verifier has failed on the policy's text, it is run on the reference answer: if that is scored, the text is at
-fault and scores 0; if not, scoring is broken, which is an error and never a zero. `process_end.py` decides what caused
-the end of a scorer, with the reference answer as the control.
+Libraries take an exception of their own for an answer that is wrong. So a score below 1 stands only if the same grader
+has given the reference answer of the problem 1, which it is asked once for each problem; if it does not, scoring is
+broken, which is an error and never a zero. A verifier that fails on the policy's text is asked so each time.
+`process_end.py` decides what caused the end of a scorer, with the reference answer as the control. A score below 1 is
+the farm's doing, too, if the node was short of a resource.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +18,7 @@ from farm.errors import EvaluatorError
 from workers.evaluators.answers.equality import FAMILY
 from workers.evaluators.grading import NO_SETTINGS, Graded, Grader, shared_grader
 from workers.evaluators.process_end import Trial, doing, settle
+from workers.sandboxes.images.content_store import digest
 
 _VERIFIER_S = 120.0
 """Seconds of wall time for a verifier, of which it may compute for a few."""
@@ -49,10 +53,15 @@ class Verification:
         self._entry = entry
         self._reference = reference
         self._settings = settings
-        self._grader = grader
+        self._own_grader = grader
+        self._problem = digest(json.dumps([family, entry, dict(settings)]))
 
     async def score(self, answer: str, timeout_s: float) -> Verified:
-        """Score an answer. Raises EvaluatorError if the verifier fails on the reference or scores outside [0, 1]."""
+        """Score an answer.
+
+        Raises EvaluatorError if the verifier does not give the reference 1, scores outside [0, 1], or the node was
+        short of a resource.
+        """
         # An answer is verified twice at most, and the reference as often.
         limit_s = min(_VERIFIER_S, timeout_s / 4)
         graded = await settle(
@@ -67,25 +76,34 @@ class Verification:
             return Verified(0.0, f"the verifier cannot read the answer: {failure}")
         if not 0.0 <= graded.score <= 1.0:
             raise EvaluatorError(f"the verifier of {self._family} gave {graded.score}, which is not in [0, 1]")
+        if graded.score < 1.0 and self._reference is not None and self._problem not in self._grader.trusted:
+            await self._check_verifier(f"it gave an answer {graded.score:g}", limit_s)
         return Verified(graded.score)
+
+    @property
+    def _grader(self) -> Grader:
+        return self._own_grader or shared_grader(FAMILY if self._family == FAMILY else "reasoning-gym")
 
     async def _trial(self, answer: str, limit_s: float) -> Trial[Graded]:
         graded = await self._ask(answer, limit_s)
-        return Trial(graded, graded.end, passed=graded.replied)
+        short = bool(graded.end.conditions.shortage) and not graded.refused and graded.score != 1.0
+        return Trial(graded, graded.end, passed=graded.replied and not short)
 
     async def _control(self, limit_s: float) -> str:
         graded = await self._ask(self._reference or _NO_ANSWER, limit_s)
         return "" if graded.replied else f"a scorer of the reference answer: {graded.end.kind}"
 
     async def _ask(self, answer: str, limit_s: float) -> Graded:
-        library = FAMILY if self._family == FAMILY else "reasoning-gym"
-        grader = self._grader or shared_grader(library)
-        return await grader.score(self._family, self._entry, answer, limit_s, self._settings)
+        return await self._grader.score(self._family, self._entry, answer, limit_s, self._settings)
 
     async def _check_verifier(self, failure: str, limit_s: float) -> None:
+        """Have the reference answer scored, if there is one. Raises EvaluatorError unless it has 1."""
         graded = await self._ask(self._reference or _NO_ANSWER, limit_s)
         if graded.score is None and not self._reference:
             raise EvaluatorError(f"the verifier of {self._family} failed and there is no reference answer: {failure}")
         if graded.score is None:
             broken = graded.error or graded.refused or graded.end.kind
             raise EvaluatorError(f"the verifier of {self._family} fails on its reference answer: {broken}")
+        if self._reference and graded.score < 1.0:
+            raise EvaluatorError(f"the verifier of {self._family} gives its reference answer {graded.score:g}, not 1")
+        self._grader.trust(self._problem)
