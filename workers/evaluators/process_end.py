@@ -21,11 +21,17 @@ the submission once more. A control that fails shows that the environment is the
 with a control between that passes are the submission's own: the policy's. They need not be of one kind, as a submission
 can end itself otherwise each time, to have no score in place of a 0. A fault of the farm is an EvaluatorError, so that
 the rollout is scored again; it is never a 0.
+
+A scorer that is broken ends every submission as it ends a wrong one. So where it names itself to `settle`, a score of
+less than full marks stands only if full marks were given by it in this process within the last ten minutes, to a
+submission or to the control.
 """
 
 from __future__ import annotations
 
+import math
 import signal
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from enum import Enum
@@ -40,6 +46,7 @@ T = TypeVar("T")
 _BUSY_SHARE = 0.5
 _LATE_SHARE = 0.25
 _MIN_LATE_S = 0.5
+_PROVEN_S = 600.0
 _SENT = frozenset(
     {
         signal.SIGKILL,
@@ -163,21 +170,36 @@ class Trial(Generic[T]):
     passed: bool = False
 
 
-async def settle(trial: Callable[[], Awaitable[Trial[T]]], control: Callable[[], Awaitable[str]], what: str) -> T:
+_proven: dict[str, float] = {}
+"""Scorers by name, and when each last gave full marks."""
+
+
+async def settle(
+    trial: Callable[[], Awaitable[Trial[T]]], control: Callable[[], Awaitable[str]], what: str, *, scorer: str = ""
+) -> T:
     """Run a submission, again if need be, until its score is attributed to the policy; see the rule above.
 
     `trial` runs it in a fresh environment each time. `control` runs in such an environment what must pass, and returns
-    how it failed; empty if it passed. Raises EvaluatorError, about `what`, if the farm caused the end.
+    how it failed; empty if it passed. `scorer` names what both are scored by, if the control is scored so. Raises
+    EvaluatorError, about `what`, if the farm caused the end, or if the scorer gives nothing full marks.
     """
     run = await trial()
+    is_proven = False
     whose, reason = _judged(run)
     if whose is EndCause.UNKNOWN:
         if failed := await control():
             raise EvaluatorError(f"{what}: {reason}, and a control that must pass failed beside it: {failed}")
+        is_proven = True
         run = await trial()
         whose, reason = _judged(run)
     if whose is EndCause.FARM:
         raise EvaluatorError(f"{what}: {reason}; it is scored again")
+    if scorer and not (run.passed or is_proven) and time.monotonic() - _proven.get(scorer, -math.inf) > _PROVEN_S:
+        if failed := await control():
+            raise EvaluatorError(f"{what}: {reason}, and a control that must pass did not: {failed}")
+        is_proven = True
+    if is_proven or run.passed:
+        _proven[scorer] = time.monotonic()
     return run.value
 
 

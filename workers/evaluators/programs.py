@@ -61,7 +61,7 @@ class ProgramEvaluator:
             trial = await _trial(fresh, {**_WORKS, "test": _CHECKS_OF_IT}, min(_CONTROL_S, timeout_s))
             return "" if trial.passed else f"a program that is right: {trial.value.details}"
 
-        return await settle(lambda: _trial(fresh, job, limit_s), control, "the program")
+        return await settle(lambda: _trial(fresh, job, limit_s), control, "the program", scorer=self.name)
 
 
 async def _trial(fresh: FreshSandbox, checks: dict[str, str], limit_s: float) -> Trial[Score]:

@@ -20,16 +20,24 @@ from workers.proofs.proof import Known, NotProvable, Proof, prove
 ROOT = Path(__file__).parents[3]
 IN_SANDBOXES = ("swe", "environment", "code", "programs", "programs (function)", "programs (checker)", "harbor")
 _RAISES = ("\nimport", "\nraise ImportError\nimport")
-BROKEN = {
-    "code": ("workers/evaluators/program_judge.py", *_RAISES),
-    "programs": ("workers/evaluators/program_tests/case_runner.py", ".stdout.decode(", ".stderr.decode("),
-    "programs (function)": ("workers/evaluators/program_tests/function_call.py", *_RAISES),
-    "harbor": ("workers/handlers/harbor/harbor_verifier.py", "TESTS}/test.sh", "TESTS}/tests.sh"),
-    "environment": ("workers/environments/environment_server.py", 'if "step" in request', 'if "steps" in request'),
-    "swe": ("workers/evaluators/outcomes_plugin.py", *_RAISES),
-    "swe-bench": ("workers/evaluators/issues/library_program.py", 'log.write(job["log"])', 'log.write("")'),
-}
-"""Scorers whose parts are damaged: the file, what is replaced in it, and by what."""
+_CONTROL = "a control that must pass did not"
+BROKEN = [
+    ("code", "workers/evaluators/program_judge.py", *_RAISES, "a control that must pass failed beside it"),
+    ("code", "workers/evaluators/program_candidate.py", *_RAISES, "a control that must pass failed beside it"),
+    ("programs", "workers/evaluators/program_tests/case_runner.py", ".stdout.decode(", ".stderr.decode(", _CONTROL),
+    ("programs (function)", "workers/evaluators/program_tests/function_call.py", *_RAISES, _CONTROL),
+    ("harbor", "workers/handlers/harbor/harbor_verifier.py", "TESTS}/test.sh", "TESTS}/tests.sh", "wrote neither"),
+    ("environment", "workers/environments/environment_server.py", 'if "step" in', 'if "steps" in', "known"),
+    ("swe", "workers/evaluators/outcomes_plugin.py", *_RAISES, "gives a right submission 0"),
+    (
+        "swe-bench",
+        "workers/evaluators/issues/library_program.py",
+        'log.write(job["log"])',
+        'log.write("")',
+        "no results",
+    ),
+]
+"""Scorers of which a part is damaged: the file, what is replaced in it, by what, and a part of what the proof says."""
 
 
 def closed_copy(folder: Path) -> Path:
@@ -62,15 +70,16 @@ def test_scorers_in_sandboxes_prove_themselves_below_a_folder_that_only_root_can
     assert {name: each["failure"] for name, each in found.items() if each["failure"]} == {}
 
 
-@pytest.mark.parametrize("name", BROKEN)
-def test_a_scorer_of_which_a_part_is_broken_does_not(name: str, tmp_path: Path) -> None:
-    path, whole, broken = BROKEN[name]
+@pytest.mark.parametrize(("name", "path", "whole", "broken", "said"), BROKEN)
+def test_a_scorer_of_which_a_part_is_broken_does_not(
+    name: str, path: str, whole: str, broken: str, said: str, tmp_path: Path
+) -> None:
     file = closed_copy(tmp_path) / path
     text = file.read_text()
     assert whole in text
     file.write_text(text.replace(whole, broken, 1))
     (result,) = results(tmp_path / "closed", "--fetch", name).values()
-    assert result["failure"]
+    assert said in result["failure"]
 
 
 def proven(right: float | Exception, wrong: float | Exception = 0.0) -> tuple[str, str]:

@@ -25,7 +25,8 @@ from workers.interfaces import ExecResult, FreshSandbox, Score, Submission
 
 SOLUTION = "solution.py"
 """The file of a submission that holds the program."""
-_WORKS = HiddenTests((StreamTest("1\n", "1\n"),))
+_STREAM_WORKS = HiddenTests((StreamTest("1\n", "1\n"),)), "print(input())\n"
+_CALL_WORKS = HiddenTests((CallTest((1,), (1,)),), function="f"), "def f(x): return x\n"
 _SHOWN = 300
 _TRIAL_SHARE = 0.4
 """The share of an evaluator's time for one run of all tests, as a program may have to be run twice."""
@@ -59,8 +60,11 @@ class ProgramTestsEvaluator:
             last[:] = [await _trial(fresh, tests, program, limit_s)]
             return last[0]
 
+        is_call = isinstance(tests.tests[0], CallTest)
+        works, program_that_works = _CALL_WORKS if is_call else _STREAM_WORKS
+
         async def control() -> str:
-            passes = await _trial(fresh, _WORKS, "print(input())\n", limit_s)
+            passes = await _trial(fresh, works, program_that_works, limit_s)
             if not passes.passed:
                 return f"a program that is right: {passes.value.details}"
             least_s = passes.value.details["tests_s"] * len(tests.tests)
@@ -71,7 +75,8 @@ class ProgramTestsEvaluator:
                 )
             return ""
 
-        return await settle(trial, control, "the program")
+        scorer = f"{self.name} of {'calls' if is_call else 'streams'}"
+        return await settle(trial, control, "the program", scorer=scorer)
 
     def _lacks_expected(self) -> bool:
         return any(isinstance(test, CallTest) and not test.expected for test in self._tests.tests)

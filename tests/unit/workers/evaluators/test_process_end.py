@@ -142,6 +142,36 @@ def test_what_the_farm_did_is_an_error_and_no_score(ends: list[ProcessEnd | str]
         settled(ends, control)
 
 
+def scored(passes: bool, control: str, scorer: str) -> int:
+    """Score a submission that ends with an exit code; return how often the control ran."""
+    n_controls = 0
+
+    async def trial() -> Trial[str]:
+        return Trial("", ProcessEnd(int(not passes)), passed=passes)
+
+    async def controlled() -> str:
+        nonlocal n_controls
+        n_controls += 1
+        return control
+
+    asyncio.run(settle(trial, controlled, "r1", scorer=scorer))
+    return n_controls
+
+
+def test_a_scorer_that_gives_nothing_full_marks_gives_no_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    for _ in range(2):
+        with pytest.raises(
+            EvaluatorError, match="r1: it ended with exit code 1, and a control that must pass did not: no"
+        ):
+            scored(False, "no", "broken")
+    assert [scored(False, "", "whole"), scored(False, "no", "whole")] == [1, 0], "it is asked for once"
+    assert [scored(True, "no", "passed"), scored(False, "no", "passed")] == [0, 0], "a pass is enough"
+    later = time.monotonic() + 601.0
+    monkeypatch.setattr(time, "monotonic", lambda: later)
+    with pytest.raises(EvaluatorError, match="did not: no"):
+        scored(False, "no", "whole")
+
+
 def measured(during: Callable[[], Any]) -> Conditions:
     async def measure() -> Conditions:
         async with observed() as conditions:
