@@ -14,17 +14,20 @@ from workers.evaluators.program_tests.program_supervisor import COMPUTED, SLEPT
 SUPERVISOR = source_of("program_tests.descendants", "program_tests.program_supervisor")
 CROWD = """
     import os, time
-    for _ in range(20):
+    end = time.time() + 20
+    for _ in range(4):
         if os.fork() == 0:
             os.setsid()
-            while True: pass
+            while time.time() < end: pass
+            os._exit(0)
     time.sleep(60)
     """
 FIRST_CHILD_ENDS = """
     import os, time
+    end = time.time() + 20
     if os.fork() == 0:
         if os.fork() == 0:
-            while True: pass
+            while time.time() < end: pass
         os._exit(0)
     time.sleep(60)
     """
