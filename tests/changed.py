@@ -68,6 +68,7 @@ BY_PROCESSES: Mapping[str, tuple[str, ...]] = {
     "farm.tasks": _TASKS,
     "farm.web": ("tests/integration/web",),
     "workers": (*_FARMS, *_SCORES),
+    "workers.attacks": ("tests/integration/tasks", "tests/integration/scores"),
     "workers.agents": ("tests/acceptance/scores/test_harness.py", "tests/acceptance/scores/test_trust.py"),
     "workers.cli": ("tests/integration/tasks", "tests/contract/sandboxes/test_image_cache.py"),
     "workers.conformance": ("tests/contract/sandboxes",),
@@ -86,6 +87,7 @@ BY_PROCESSES: Mapping[str, tuple[str, ...]] = {
         "tests/acceptance/test_weight_updates.py",
     ),
     "workers.process": (*_KILLS, "tests/integration/test_cancel.py", "tests/acceptance/test_cancel.py"),
+    "workers.proofs": ("tests/integration/proofs", "tests/acceptance/test_commands.py"),
     "workers.queue": (*_KILLS, "tests/integration/test_worker_fork_server.py", "tests/acceptance/test_cancel.py"),
     "workers.row_forms": _SCORES,
     "workers.sandboxes": (

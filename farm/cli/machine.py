@@ -94,7 +94,7 @@ def images(options: tuple[str, ...]) -> None:
 @click.argument("options", nargs=-1, type=click.UNPROCESSED)
 @plain_errors
 def tasks(options: tuple[str, ...]) -> None:
-    """Try tasks before they are submitted: `check DIR` plays their solutions, `attack DIR|FILE` cheats."""
+    """Try tasks before they are submitted: `check DIR` by their solutions, `attack DIR|FILE` by cheats."""
     become("workers.cli.harbor_tasks", options)
 
 

@@ -60,7 +60,10 @@ COMMANDS = {
         "Borrow a sandbox of the farm: start, list, exec, shell, python, put, get, renew, stop.",
     ),
     "images": ("machine", "Build sandbox images, name, list and prune them: alias, build, list, prune, pull."),
-    "tasks": ("machine", "Check folders of tasks before they are submitted: `check DIR` plays their solutions."),
+    "tasks": (
+        "machine",
+        "Try tasks before they are submitted: `check DIR` by their solutions, `attack DIR|FILE` by cheats.",
+    ),
     "environments": (
         "machine",
         "Show the environments with steps that are installed, or check that one does the same twice: list, check.",
