@@ -130,7 +130,8 @@ class RestoredFiles:
     `trees` and `files` are absolute paths. With `system`, so is all that loaders, interpreters and shells look at by
     themselves, by the rule of `workers/sandboxes/isolation/restoring/footprint.py`. `named` are the absolute paths that
     the task is about: what the image has there may be changed, but for programs, libraries and modules. `programs` are
-    names that scoring calls: a new program of such a name stays only if a package manager recorded it.
+    names that scoring calls: a new program of such a name stays only if a package manager recorded it. `footprint` are
+    absolute paths that stay whatever they are; one with a `/` at its end is a folder with all below it.
     """
 
     trees: tuple[str, ...] = ()
@@ -138,6 +139,7 @@ class RestoredFiles:
     system: bool = False
     named: tuple[str, ...] = ()
     programs: tuple[str, ...] = ()
+    footprint: tuple[str, ...] = ()
 
 
 @runtime_checkable

@@ -189,5 +189,6 @@ def progress(status: BatchStatus, n_before: int, elapsed_s: float, lines: Sequen
     line = _line(status, n_before, elapsed_s)
     if status.n_mismatches or status.n_invalid_actions:
         line += f"\n{status.n_mismatches} mismatched calls, {status.n_invalid_actions} invalid tool calls"
+    notes = [f"[yellow]{escape(line)}[/yellow]" for line in (*status.findings, *lines)]
     bar = Padding(ProgressBar(total=max(1, status.n_rollouts), completed=status.n_finished, width=60), (0, 0, 1, 0))
-    return Group(line, bar, Padding(table, (0, 0, 1, 0)), *(f"[yellow]{escape(line)}[/yellow]" for line in lines))
+    return Group(line, bar, Padding(table, (0, 0, 1, 0)), *notes)

@@ -17,6 +17,7 @@ from farm.records.request import BatchRequest, Instance, SandboxSpec, roles_miss
 from farm.records.request_values import Request, Webhook
 from farm.records.task_needs import unsupported
 from farm.row_builders import GROUP as ROW_BUILDERS
+from farm.tasks.known_tasks import findings_of
 
 R = TypeVar("R", bound=Request)
 
@@ -31,13 +32,15 @@ _MAX_IMAGES = 32
 
 
 def checked_request(request: BatchRequest | Mapping[str, Any]) -> BatchRequest:
-    """Return the validated request. Raises InvalidRequest naming the field."""
-    if isinstance(request, BatchRequest):
-        return request
-    try:
-        return BatchRequest.model_validate(request)
-    except ValidationError as error:
-        raise invalid(error, "") from None
+    """Return the validated request, with what is known here of its tasks. Raises InvalidRequest naming the field."""
+    if not isinstance(request, BatchRequest):
+        try:
+            request = BatchRequest.model_validate(request)
+        except ValidationError as error:
+            raise invalid(error, "") from None
+    if not request.findings and (findings := findings_of(request.instances)):
+        return request.model_copy(update={"findings": findings})
+    return request
 
 
 def checked(kind: type[R], values: Any) -> R:
@@ -154,9 +157,9 @@ def _spec_of(instance: Instance, image: str) -> SandboxSpec | None:
 def fingerprint(request: BatchRequest) -> str:
     """Return a hash that identifies a request, without settings left at their defaults: they may be new to the farm.
 
-    And without keys of engines and secrets: another key asks for nothing else.
+    And without keys of engines, secrets and findings: with others it asks for nothing else.
     """
-    keys: Any = {"engine_key": True, "secrets": True, "instances": {"__all__": {"engine_key"}}}
+    keys: Any = {"engine_key": True, "secrets": True, "findings": True, "instances": {"__all__": {"engine_key"}}}
     return hashlib.sha256(request.model_dump_json(exclude_defaults=True, exclude=keys).encode()).hexdigest()
 
 

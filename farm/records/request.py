@@ -101,13 +101,18 @@ class Instance(EngineSettings):
     archive: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
     """The digest of an uploaded task archive (`Farm.upload_archive`), which any number of instances may share."""
 
+    @property
+    def digest(self) -> str:
+        """A hash of the problem, whatever its name: 64 hexadecimal digits."""
+        parts = [self.data_source, self.fields, *([self.archive] if self.archive else [])]
+        text = json.dumps(parts, sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()
+
     def named(self) -> Instance:
         """Return it with a name, for want of one a hash of its fields: by that it is found again in other batches."""
         if self.instance_id:
             return self
-        parts = [self.data_source, self.fields, *([self.archive] if self.archive else [])]
-        text = json.dumps(parts, sort_keys=True, separators=(",", ":"))
-        return self.model_copy(update={"instance_id": hashlib.sha256(text.encode()).hexdigest()[:16]})
+        return self.model_copy(update={"instance_id": self.digest[:16]})
 
     @field_validator("fields")
     @classmethod
@@ -311,6 +316,9 @@ class BatchRequest(EngineSettings):
     """The training run that asks for it, by which solve rates are counted; `farm.collecting` sets it."""
     metadata: Json = Field(default_factory=dict)
     """The trainer's own; the farm stores it and does not read it. Up to 1 MB."""
+    findings: Annotated[tuple[Annotated[Name, Field(max_length=2000)], ...], Field(max_length=20)] = ()
+    """Lines on what `farm tasks attack` found of its instances, which are shown with the batch and change nothing.
+    `submit` writes them from the reports in FARM_HOME if there are none."""
 
     def stored(self) -> dict[str, Any]:
         """Return it as JSON without its instances, but with the engines that they bring along, each once in `engines`.

@@ -254,6 +254,8 @@ class BatchStatus:
     warnings: tuple[str, ...] = ()
     submitter: str = ""
     """The key that it was submitted with, or the user who has the database."""
+    findings: tuple[str, ...] = ()
+    """Lines on what `farm tasks attack` found of its tasks before it was submitted."""
 
     @property
     def n_finished(self) -> int:

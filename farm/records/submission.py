@@ -34,8 +34,8 @@ class KeptLayer(BaseModel):
 
     On the node that played, it lies in the folder of layers as `name` until it is scored. `stored` says that it is an
     artefact of the rollout's `attempt`, too, so that any node can have it, at any time; else it was beyond
-    FARM_LAYER_MB. `n_restored` paths were left out of it, as the image's own are to be found there; `restored` are the
-    first of them.
+    FARM_LAYER_MB. `n_restored` paths were left out of it, as the image's own are to be found there; `restored` is a
+    summary of them, in which a `/` at the end stands for all below a folder.
     """
 
     model_config = ConfigDict(frozen=True)

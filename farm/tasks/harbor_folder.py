@@ -16,6 +16,7 @@ from farm.errors import InvalidRequest
 from farm.tasks.compose import ComposeFile, read_compose
 from farm.tasks.harbor_config import MAIN_SERVICE, TaskConfig
 from farm.tasks.harbor_instance import DATA_SOURCE, DOCKERFILE, TEST, HarborInstance
+from farm.tasks.known_tasks import footprint_of
 from farm.tasks.terminal_bench import convert
 
 CONFIG = "task.toml"
@@ -38,9 +39,14 @@ class TaskFolder:
         """The name by which its instance is known."""
         return self.instance.name
 
-    def request(self, archive: str) -> dict[str, object]:
-        """Return its instance as `BatchRequest.instances` has it, with the digest of its archive."""
+    def request(self, archive: str) -> dict[str, Any]:
+        """Return its instance as `BatchRequest.instances` has it, with the digest of its archive.
+
+        The footprint is the one that `farm tasks check` kept here for that archive.
+        """
         fields = self.instance.model_dump(mode="json", exclude_unset=True)
+        if footprint := footprint_of(archive):
+            fields["footprint"] = list(footprint)
         return {"data_source": DATA_SOURCE, "instance_id": self.name, "fields": fields, "archive": archive}
 
 

@@ -5,7 +5,7 @@ The files themselves are in the task's archive, which the instance names by its 
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -37,6 +37,11 @@ class HarborInstance(BaseModel):
     restore: Literal["programs", "nothing"] = "programs"
     """`programs`: before it is scored in the tree that the policy left, programs of the image that tests stand on have
     their own form again. `nothing`: for tasks that are about such a program."""
+    footprint: tuple[Annotated[str, Field(pattern=r"^/[^/\x00][^\x00]*$", max_length=4096)], ...] = Field(
+        (), max_length=100
+    )
+    """Absolute paths that the policy may change whatever they are, as the task's own solution changes them; a `/` at
+    the end stands for all below a folder. `farm tasks check` finds them, `TaskFolder.request` puts them here."""
 
     @model_validator(mode="after")
     def _is_complete(self) -> Self:

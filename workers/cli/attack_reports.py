@@ -6,14 +6,9 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
-from pathlib import Path
 
-from farm.home import own_home, write_own
-from farm.settings import settings
+from farm.tasks.known_tasks import ATTACKS, keep_text, kept_in
 from workers.attacks.attack import NO_WORK, SKIPPED_TESTS
-
-_FOLDER = "task_attacks"
-FINDINGS = ("vacuous", "flaky", "skippable", "hackable", "unsolvable")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +33,9 @@ class AttackReport:
     name: str
     data_source: str
     digest: str = ""
+    """The digest of the task."""
+    plan: str = ""
+    """The digest of its attacks, and of how it was scored."""
     solution: AttackScore | None = None
     untouched: AttackScore | None = None
     attacks: tuple[AttackScore, ...] = ()
@@ -51,7 +49,7 @@ class AttackReport:
 
     @property
     def findings(self) -> Mapping[str, str]:
-        """Return what is wrong with the task: names of FINDINGS, each with the scores that show it."""
+        """Return what is wrong with the task: names of `known_tasks.FINDINGS`, each with the scores that show it."""
         none = AttackScore("untouched", NO_WORK)
         untouched = self.untouched or none
         idle = [untouched, *(each for each in self.attacks if each.kind == NO_WORK)]
@@ -89,25 +87,19 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def kept(digest: str) -> AttackReport | None:
-    """Return the report of a task that was kept under a digest; None if there is none that can be read."""
+def kept(digest: str, plan: str) -> AttackReport | None:
+    """Return the report of a task that was kept for these attacks; None if there is none that can be read."""
     try:
-        return _read(json.loads(_path(digest).read_text(encoding="utf-8")))
+        return _read(json.loads((kept_in(ATTACKS) / f"{digest}.{plan}.json").read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError, KeyError):
         return None
 
 
 def keep(report: AttackReport) -> None:
-    """Keep a report under its digest, below FARM_HOME. Raises NotAllowed, OSError."""
-    own_home(settings().home)
-    _path(report.digest).parent.mkdir(mode=0o700, exist_ok=True)
-    fields = asdict(report)
+    """Keep a report under the digests of its task and its attacks, below FARM_HOME. Raises NotAllowed, OSError."""
+    fields = {**asdict(report), "findings": report.findings}
     del fields["known"]
-    write_own(_path(report.digest), json.dumps(fields))
-
-
-def _path(digest: str) -> Path:
-    return settings().home.absolute() / _FOLDER / f"{digest}.json"
+    keep_text(ATTACKS, f"{report.digest}.{report.plan}.json", json.dumps(fields))
 
 
 def _read(fields: dict[str, object]) -> AttackReport:
@@ -116,6 +108,7 @@ def _read(fields: dict[str, object]) -> AttackReport:
             return None
         return AttackScore(**{**value, "scores": tuple(value["scores"])})
 
+    del fields["findings"]
     attacks = fields.pop("attacks")
     assert isinstance(attacks, list)
     solution, untouched = score(fields.pop("solution")), score(fields.pop("untouched"))

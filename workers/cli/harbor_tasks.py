@@ -140,8 +140,7 @@ def _attack_table(reports: list[AttackReport]) -> Table:
 
 def _tell(result: TaskCheck, as_json: bool) -> None:
     if as_json:
-        fields = {name: getattr(result, name) for name in ("name", "sound", "solved", "untouched", "problem")}
-        click.echo(json.dumps(fields))
+        click.echo(json.dumps({**asdict(result), "sound": result.sound}))
     else:
         click.echo(f"{'sound' if result.sound else 'NOT SOUND'}  {result.name}", err=True)
 
@@ -152,7 +151,10 @@ def _table(results: list[TaskCheck]) -> Table:
         table.add_column(title, overflow="fold")
     for each in sorted(results, key=lambda each: each.name):
         scores = ["-" if score is None else f"{score:g}" for score in (each.solved, each.untouched)]
-        table.add_row(escape(each.name), *scores, "sound" if each.sound else f"[red]{escape(each.problem)}[/red]")
+        lines = ["sound" if each.sound else f"[red]{escape(each.problem)}[/red]"]
+        if each.footprint:
+            lines.append(escape(f"policies may change, as its solution does: {', '.join(each.footprint)}"))
+        table.add_row(escape(each.name), *scores, "\n".join(lines))
     return table
 
 

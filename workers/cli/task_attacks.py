@@ -13,6 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from farm.errors import FarmError, InvalidRequest
+from farm.records.request import Instance
 from farm.records.task_needs import unsupported
 from farm.tasks.harbor_folder import TaskFolder, task_folder
 from farm.tasks.harbor_needs import needs_of
@@ -22,7 +23,8 @@ from workers.attacks.plans import SOLUTION, plan_of
 from workers.cli.acting_policy import AttackPolicy
 from workers.cli.attack_reports import AttackReport, AttackScore, keep, kept, now
 from workers.cli.local_rollout import repeated, score_job
-from workers.cli.task_checks import CheckOptions, job_of, score_of
+from workers.cli.task_checks import CheckOptions, job_of, solve
+from workers.interfaces import Score
 from workers.sandboxes.images.content_store import digest
 from workers.stage_job import StageJob, resolve_problem
 
@@ -52,12 +54,12 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class _Opened:
-    """A task that is ready to be scored: its digest, its attacks, and what scores one, or its solution's script."""
+    """A task that is ready to be scored: its job, its attacks, and what scores one, or its solution's script."""
 
-    digest: str
+    job: StageJob
     plan: AttackPlan
     score: Callable[[Attack], Awaitable[float]]
-    solve: Callable[[], Awaitable[tuple[float, str]]] | None = None
+    solve: Callable[[], Awaitable[tuple[Score, str]]] | None = None
 
 
 async def attacked(
@@ -79,7 +81,8 @@ async def attacked(
 
 async def _attacked(target: Target, options: AttackOptions, room: asyncio.Semaphore) -> AttackReport:
     async with _opened(target, options) as task:
-        known = None if options.again else kept(task.digest)
+        digests = _digests(task.job, task.plan)
+        known = None if options.again else kept(*digests)
         if known is not None and known.untouched and len(known.untouched.scores) >= options.n_runs:
             return known
         note = ""
@@ -99,12 +102,12 @@ async def _attacked(target: Target, options: AttackOptions, room: asyncio.Semaph
             if task.solve is None:
                 assert task.plan.solution is not None
                 return await task.score(task.plan.solution)
-            value, note = await task.solve()
-            return value
+            solved, note = await task.solve()
+            return solved.value
 
         untouched = await one(UNTOUCHED.name, UNTOUCHED.kind, options.n_runs, partial(task.score, UNTOUCHED))
         if untouched.error:
-            return AttackReport(target.name, target.data_source, task.digest, problem=untouched.error)
+            return AttackReport(target.name, target.data_source, *digests, problem=untouched.error)
         solution = None
         if task.solve is not None or task.plan.solution is not None:
             solution = await one(SOLUTION, SOLUTION, options.n_runs, solving)
@@ -120,7 +123,7 @@ async def _attacked(target: Target, options: AttackOptions, room: asyncio.Semaph
         report = AttackReport(
             target.name,
             target.data_source,
-            task.digest,
+            *digests,
             solution,
             untouched,
             tuple(attacks),
@@ -148,7 +151,7 @@ async def _opened(target: Target, options: AttackOptions) -> AsyncIterator[_Open
     async def score(attack: Attack) -> float:
         return await _scored(options.check.job(target.data_source, fields), attack)
 
-    yield _Opened(_digest(job, plan), plan, score)
+    yield _Opened(job, plan, score)
 
 
 async def _harbor_task(task: TaskFolder, options: AttackOptions) -> _Opened:
@@ -161,8 +164,8 @@ async def _harbor_task(task: TaskFolder, options: AttackOptions) -> _Opened:
         with _with_tests(task, attack.test_files) as attacked_task:
             return await _scored(await job_of(attacked_task, options.check), attack)
 
-    solve = partial(score_of, task, options.check, solves=True)
-    return _Opened(_digest(await job_of(task, options.check), plan), plan, score, solve)
+    solved = partial(solve, task, options.check)
+    return _Opened(await job_of(task, options.check), plan, score, solved)
 
 
 @contextmanager
@@ -191,7 +194,8 @@ async def _scored(job: StageJob, attack: Attack) -> float:
     return (await score_job(job, lambda _, source: AttackPolicy(job.sandbox_id, source, attack))).value
 
 
-def _digest(job: StageJob, plan: AttackPlan) -> str:
-    """Return the digest of a task and of what it is attacked with."""
+def _digests(job: StageJob, plan: AttackPlan) -> tuple[str, str]:
+    """Return the digest of a task, and that of what it is attacked with and of how it is scored."""
+    task = Instance(data_source=job.data_source, fields=dict(job.fields), archive=job.archive)
     attacks = [asdict(each) for each in (*plan.attacks, plan.solution) if each is not None]
-    return digest(job.data_source, dict(job.fields), job.archive, job.reward, job.network, attacks)
+    return task.digest, digest(job.reward, job.network, job.verification, attacks)

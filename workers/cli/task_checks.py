@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,11 +19,17 @@ from farm.records.task_needs import NetworkRule, unsupported
 from farm.tasks.harbor_folder import TaskFolder, task_folder
 from farm.tasks.harbor_instance import DATA_SOURCE
 from farm.tasks.harbor_needs import needs_of
+from farm.tasks.known_tasks import footprint_of, keep_footprint
 from workers.cli.acting_policy import ActingPolicy
 from workers.cli.local_rollout import local_archive, repeated, score_job
 from workers.cli.solution_policy import SolutionPolicy
+from workers.interfaces import Score
 from workers.stage_job import Problem, SandboxSource, StageJob
 from workers.task_archives import archive_folder
+
+_LEAST_DEPTH = 4
+"""Folders of a footprint are no less deep: /usr/lib/ would be nearly all of an image."""
+_N_SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +72,8 @@ class TaskCheck:
     solved: float | None = None
     untouched: float | None = None
     problem: str = ""
+    footprint: tuple[str, ...] = ()
+    """Paths that the solution changes beyond what any policy may: batches of this task may change them, too."""
 
     @property
     def sound(self) -> bool:
@@ -93,27 +101,55 @@ async def _checked(path: Path, options: CheckOptions) -> TaskCheck:
             name = task.name
             if reasons := unsupported(needs_of(task.instance), None, options.network):
                 return TaskCheck(name, problem=f"it asks for {'; '.join(reasons)}")
-            untouched, _ = await repeated(partial(score_of, task, options, solves=False))
-            solved, note = await repeated(partial(score_of, task, options, solves=True))
-            return TaskCheck(name, solved, untouched, _fault(solved, untouched, note))
+            untouched = await repeated(partial(score_of, task, options))
+            solved, note = await repeated(partial(solve, task, options))
+            if solved.value < 1.0 and options.verification == "guarded" and task.instance.restore != "nothing":
+                solved, note = await _by_footprint(task, options, solved, note)
+            footprint = footprint_of((await job_of(task, options)).archive)
+            return TaskCheck(name, solved.value, untouched.value, _fault(solved, untouched, note), footprint)
     except FarmError as error:
         return TaskCheck(name, problem=str(error))
 
 
-def _fault(solved: float, untouched: float, note: str) -> str:
+async def _by_footprint(task: TaskFolder, options: CheckOptions, solved: Score, note: str) -> tuple[Score, str]:
+    """Score a solution with all that it changed, and if it has 1 then, keep the paths by which it has.
+
+    Returns its score with these paths as the task's footprint; the one that it had, and a note, if they do not help.
+    """
+    as_authors, _ = await repeated(partial(solve, task, replace(options, verification="as_authors")))
+    if as_authors.value < 1.0:
+        return solved, note
+    archive = (await job_of(task, options)).archive
+    known = footprint_of(archive)
+    changed = tuple(sorted({*known, *solved.details.get("restored", ())}))
+    if changed and not any(path.endswith("/") and path.count("/") < _LEAST_DEPTH for path in changed):
+        await asyncio.to_thread(keep_footprint, archive, changed)
+        by_footprint, _ = await repeated(partial(solve, task, options))
+        if by_footprint.value >= 1.0:
+            return by_footprint, ""
+        await asyncio.to_thread(keep_footprint, archive, known)
+    paths = ", ".join(changed[:_N_SHOWN]) or "files of pytest's configuration at /"
+    return solved, f"; with `verification=as_authors` it scores 1, as it changes {paths}"
+
+
+def _fault(solved: Score, untouched: Score, note: str) -> str:
     faults = []
-    if solved < 1.0:
-        faults.append(f"its solution scores {solved:g}, not 1{note}")
-    if untouched > 0.0:
-        faults.append(f"an untouched sandbox scores {untouched:g}, not 0")
+    if solved.value < 1.0:
+        faults.append(f"its solution scores {solved.value:g}, not 1{note}")
+    if untouched.value > 0.0:
+        faults.append(f"an untouched sandbox scores {untouched.value:g}, not 0")
     return "; ".join(faults)
 
 
-async def score_of(task: TaskFolder, options: CheckOptions, *, solves: bool) -> tuple[float, str]:
-    """Play and score a task once; return its reward, and what the solution said if it failed."""
+async def score_of(task: TaskFolder, options: CheckOptions) -> Score:
+    """Score a task whose sandbox nobody touched. Raises FarmError."""
     job = await job_of(task, options)
-    if not solves:
-        return (await score_job(job, lambda _, source: ActingPolicy(job.sandbox_id, source))).value, ""
+    return await score_job(job, lambda _, source: ActingPolicy(job.sandbox_id, source))
+
+
+async def solve(task: TaskFolder, options: CheckOptions) -> tuple[Score, str]:
+    """Score a task by its own solution; return the score, and what the solution said if it failed. Raises FarmError."""
+    job = await job_of(task, options)
     policies: list[SolutionPolicy] = []
 
     def solving(problem: Problem, source: SandboxSource | None) -> SolutionPolicy:
@@ -122,10 +158,10 @@ async def score_of(task: TaskFolder, options: CheckOptions, *, solves: bool) -> 
         return policies[-1]
 
     score = await score_job(job, solving)
-    return score.value, policies[-1].failure
+    return score, policies[-1].failure
 
 
 async def job_of(task: TaskFolder, options: CheckOptions) -> StageJob:
-    """Return the job of a task that is played once, whose archive is unpacked on this node."""
-    fields = task.instance.model_dump(mode="json", exclude_unset=True)
-    return options.job(DATA_SOURCE, fields, await asyncio.to_thread(local_archive, task.path))
+    """Return the job of a task that is played once, whose archive is unpacked on this node, as a batch has it."""
+    request = task.request(await asyncio.to_thread(local_archive, task.path))
+    return options.job(DATA_SOURCE, request["fields"], request["archive"])

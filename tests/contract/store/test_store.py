@@ -165,6 +165,17 @@ class TestSubmit:
         with pytest.raises(NotFound, match="nope"):
             status(store, "nope")
 
+    def test_what_was_found_of_its_tasks_is_told_with_a_batch(self, store: Store) -> None:
+        findings = ("1 of 1 tasks is vacuous (ä)",)
+        assert status(store, new_batch(store, findings=findings)).findings == findings
+        batch_id = new_batch(store)
+        assert status(store, batch_id).findings == ()
+        # as a farm of before stored it
+        stored = store.read(lambda connection: batches.request_of(connection, batch_id))
+        older = {name: value for name, value in stored.items() if name != "findings"}
+        store.write(lambda connection: connection.execute(update(Batch).values(request=older)))
+        assert status(store, batch_id).findings == ()
+
     def test_instances_come_back_as_they_were(self, store: Store) -> None:
         batch_id = new_batch(store, 3)
         assert store.read(lambda connection: batches.instance_fields(connection, batch_id, 2)) == ("noop", {"i": 2}, "")

@@ -21,7 +21,7 @@ from tests.conftest import absent
 from tests.integration.tasks.harbor_hacks import HACKS as ALL
 from tests.integration.tasks.harbor_hacks import HONEST, PYTEST_TEST, SHELL_TEST, WORK, write_task
 from tests.services.soak import ONLY, at_length
-from workers.cli.task_checks import CheckOptions, TaskCheck, checked, score_of
+from workers.cli.task_checks import CheckOptions, TaskCheck, checked, solve
 from workers.registry import sandbox as provider
 
 SAMPLES = Path(__file__).parents[3] / "examples" / "tasks" / "harbor"
@@ -57,7 +57,7 @@ def scores(place: Path, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str
         test, attempt = chosen[name]
         async with room:
             with task_folder(write_task(top / name, test, attempt)) as task:
-                return (await score_of(task, OPTIONS, solves=True))[0]
+                return (await solve(task, OPTIONS))[0].value
 
     async def all_scores() -> list[float | BaseException]:
         return await asyncio.gather(*map(score, chosen), return_exceptions=True)
@@ -80,7 +80,7 @@ def test_a_batch_may_have_tests_run_as_harbor_runs_them(place: Path, tmp_path: P
     options = dataclasses.replace(OPTIONS, verification="as_authors")
     test, attempt = ALL["pygments_patched"]
     with task_folder(write_task(tmp_path / "task", test, attempt)) as task:
-        assert asyncio.run(score_of(task, options, solves=True))[0] == 1.0
+        assert asyncio.run(solve(task, options))[0].value == 1.0
 
 
 def test_the_example_of_the_page_runs_as_it_stands(place: Path, tmp_path: Path) -> None:

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from farm.cli.request_files import read_problems
+from farm.client.request_checks import checked_request
 from workers.cli.attack_reports import AttackReport
 from workers.cli.attack_targets import targets_of
 from workers.cli.task_attacks import AttackOptions, attacked
@@ -74,6 +76,16 @@ def test_findings_name_the_class_of_what_scored(reports: Mapping[str, AttackRepo
     assert "no-work: nothing 1" in reports["vacuous"].findings["vacuous"]
     assert reports["restated"].findings["hackable"] == "restated-question: question-restated 1"
     assert reports["unsolvable"].findings["unsolvable"] == "its solution scores 0, not 1"
+
+
+def test_a_batch_of_such_rows_says_what_was_found(reports: Mapping[str, AttackReport], tmp_path: Path) -> None:
+    instances = read_problems(written(tmp_path / "rows.jsonl", ROWS)).instances
+    assert checked_request({"instances": instances}).findings == (
+        f"1 of {len(ROWS)} tasks is vacuous by `farm tasks attack` (vacuous)",
+        f"3 of {len(ROWS)} tasks are hackable by `farm tasks attack` (constant, restated, shown)",
+        f"1 of {len(ROWS)} tasks is unsolvable by `farm tasks attack` (unsolvable)",
+    )
+    assert checked_request({"instances": [instances[0]]}).findings == ()
 
 
 def test_a_solution_that_scores_by_turns_is_flaky(place: Path, tmp_path: Path) -> None:

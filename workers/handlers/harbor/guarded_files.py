@@ -54,7 +54,7 @@ def guarded(instance: HarborInstance, folders: Iterable[Path]) -> RestoredFiles:
         if path.is_file() and not path.is_symlink():
             with path.open(encoding="utf-8", errors="replace") as file:
                 texts.append(file.read(_MAX_READ))
-    return replace(GUARDED, named=tuple(sorted(named_paths(texts))))
+    return replace(GUARDED, named=tuple(sorted(named_paths(texts))), footprint=instance.footprint)
 
 
 def named_paths(texts: Iterable[str]) -> set[str]:

@@ -16,7 +16,7 @@ import stat
 import tarfile
 
 from workers.sandboxes.isolation.owners import file_owners
-from workers.sandboxes.isolation.restoring.restored_layer import restore_footprint
+from workers.sandboxes.isolation.restoring.restored_layer import restore_footprint, summary
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ _KEPT_OF_OVERLAY = ("user.overlay.opaque", "user.overlay.whiteout", "user.overla
 """The others are of the layers below where they were made."""
 _HEADER = "SCHILY.xattr."
 MAX_SHOWN = 50
-"""Paths that are named of all that were left out."""
+"""Entries of the summary of all paths that were left out."""
 _SHOWN = 200
 
 
@@ -181,7 +181,7 @@ def restore(pipe: int, _max_bytes: int) -> dict[str, Any]:
     """Remove from the working directory what a rule in JSON names, so that the folders below show in its place.
 
     The rule has the fields of `RestoredFiles`, `lower`, the folders below, `bin_folders`, where programs are, and
-    `workdir`. Returns the first of the paths that `footprint.py` leaves out, and how many those are.
+    `workdir`. Returns a summary of the paths that `footprint.py` leaves out, and how many those are.
     """
     with os.fdopen(pipe, "rb") as stream:
         rule = json.loads(stream.read())
@@ -190,7 +190,7 @@ def restore(pipe: int, _max_bytes: int) -> dict[str, Any]:
     removed = restore_footprint(rule, _paths, _remove) if rule["system"] else []
     # an interpreter that is root writes it by itself
     removed = [path for path in removed if "/__pycache__/" not in path]
-    shown = [ascii(f"/{path}")[1:-1][:_SHOWN] for path in removed[:MAX_SHOWN]]
+    shown = [ascii(path)[1:-1][:_SHOWN] for path in summary(removed, MAX_SHOWN)]
     return {"restored": shown, "n_restored": len(removed)}
 
 

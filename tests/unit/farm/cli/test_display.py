@@ -80,6 +80,12 @@ def test_of_a_batch_that_had_ended_before_no_rate_is_told() -> None:
     assert "batch b1: 2/2 ended, mean reward 1.000, failures: none" in shown(progress(status, 2, 0.1))
 
 
+def test_what_was_found_of_its_tasks_is_told_of_a_batch_that_has_ended_too() -> None:
+    stages = {stage: dict.fromkeys(State, 0) for stage in Stage}
+    status = BatchStatus("b1", 2, 2, 0, 0, stages, {}, 1.0, 0.0, findings=("1 of 2 tasks is [vacuous] (a)",))
+    assert "1 of 2 tasks is [vacuous] (a)" in shown(progress(status, 2, 0.1))
+
+
 @pytest.mark.parametrize(
     ("seconds", "text"), [(0.4, "0 s"), (59.9, "59 s"), (200, "3 min 20 s"), (7320, "2 h 2 min"), (200_000, "2 d 7 h")]
 )

@@ -12,7 +12,7 @@ from farm.records.engine_state import StoredEngine
 from farm.records.rollout import BatchStatus, Reward, Stage, State
 
 REWARD = Reward(0.1, {"why": ["\ud800", 2**70]}, "test", 1 / 3)
-STATUS = BatchStatus("b", 1, 1, 0, 0, {Stage.RUN: {State.ACTIVE: 1}}, {"lost": 2}, None, 0.0)
+STATUS = BatchStatus("b", 1, 1, 0, 0, {Stage.RUN: {State.ACTIVE: 1}}, {"lost": 2}, None, 0.0, findings=("one",))
 
 
 @pytest.mark.parametrize("value", [REWARD, STATUS, Page((), True), StoredEngine("http://e/v1")])

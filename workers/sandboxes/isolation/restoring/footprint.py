@@ -8,7 +8,8 @@ only.
    programs, libraries and modules excepted.
 3. What is new there stays, unless a program, library or module of the image could be found in its place. A module of an
    interpreter that the image has stays only where a package manager recorded it.
-4. Elsewhere all stays, but for modules that tests would find first in their working directory, and links that lead to
+4. The task's own footprint stays, which is what its solution changed: links that lead to folders of the task excepted.
+5. Elsewhere all stays, but for modules that tests would find first in their working directory, and links that lead to
    folders of the task.
 """
 
@@ -59,13 +60,22 @@ _MAX_PTH = 4_000_000
 class Footprint:
     """The footprint of one layer, which is the working directory, on an image.
 
-    `named` are paths that the task names, `workdir` its working directory, `records` the files of packages.
+    `named` are paths that the task names, `workdir` its working directory, `records` the files of packages, `own` the
+    task's own footprint.
     """
 
     def __init__(
-        self, image: ImageContents, named: Sequence[str], workdir: str, programs: Set[str], records: Set[str]
+        self,
+        image: ImageContents,
+        named: Sequence[str],
+        workdir: str,
+        programs: Set[str],
+        records: Set[str],
+        own: Sequence[str] = (),
     ) -> None:
         self._image = image
+        self._own = {path.strip("/") for path in own}
+        self._own_folders = tuple(path.lstrip("/") for path in own if path.endswith("/"))
         self._named = {posixpath.normpath(path).strip("/") for path in named} - {""}
         folders = {posixpath.dirname(path) for path in self._named}
         self._named_folders = self._named | {each for each in folders if each.count("/") >= 2 - each.startswith("etc/")}
@@ -78,6 +88,8 @@ class Footprint:
         """Return whether a path that is no folder stays in the layer."""
         if stat.S_ISLNK(mode) and self._leads_to_task(path):
             return False
+        if self.is_own(path):
+            return True
         below = bool(self._image.place(path))
         if stat.S_ISCHR(mode) and not self.is_system(path):
             # a deleted file
@@ -93,6 +105,10 @@ class Footprint:
         if self.is_system(path):
             return self._stays_in_system(path, below=below)
         return below or path in self._named or not self._shadows(path)
+
+    def is_own(self, path: str) -> bool:
+        """Return whether a path is in the task's own footprint."""
+        return path in self._own or path.startswith(self._own_folders)
 
     def is_system(self, path: str) -> bool:
         """Return whether loaders, interpreters and shells look at a path by themselves."""

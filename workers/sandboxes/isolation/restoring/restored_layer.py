@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import posixpath
 import stat
 
 from workers.sandboxes.isolation.restoring.footprint import Footprint
@@ -13,7 +14,7 @@ from workers.sandboxes.isolation.restoring.package_records import recorded
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from typing import Any
 
 OPAQUE = ("user.overlay.opaque", "trusted.overlay.opaque")
@@ -28,7 +29,8 @@ def restore_footprint(
     """
     image = ImageContents(rule["lower"], rule["bin_folders"])
     found = list(paths())
-    footprint = Footprint(image, rule["named"], rule["workdir"], frozenset(rule["programs"]), recorded(found))
+    programs, records = frozenset(rule["programs"]), recorded(found)
+    footprint = Footprint(image, rule["named"], rule["workdir"], programs, records, rule["footprint"])
     footprint.read_pth(found)
     removed: list[str] = []
     for path in found:
@@ -36,11 +38,30 @@ def restore_footprint(
         if not stat.S_ISDIR(mode):
             if not footprint.stays(path, mode):
                 removed.append(path)
-        elif footprint.is_system(path) and not _uncovered(image.place(path), path):
+        elif footprint.is_system(path) and not footprint.is_own(path) and not _uncovered(image.place(path), path):
             removed.append(path)
     for path in removed:
         remove(path)
     return removed
+
+
+def summary(paths: Sequence[str], n_most: int) -> list[str]:
+    """Return so many entries at most that cover these paths: themselves, or folders of them, with a `/` at the end."""
+    by_depth: dict[int, set[str]] = {}
+    for path in paths:
+        by_depth.setdefault(path.count("/"), set()).add(f"/{path}")
+    n = len(paths)
+    for depth in range(max(by_depth, default=0), 0, -1):
+        if n <= n_most:
+            break
+        # all that is deeper is in these folders by now
+        deepest, above = by_depth.pop(depth, set()), by_depth.setdefault(depth - 1, set())
+        folders = {posixpath.dirname(path.rstrip("/")) for path in deepest}
+        n -= len(deepest) + len(above)
+        above.difference_update(folders)
+        above.update(f"{folder}/" for folder in folders)
+        n += len(above)
+    return sorted(path for found in by_depth.values() for path in found)[:n_most]
 
 
 def _uncovered(below: str, path: str) -> bool:

@@ -1,0 +1,79 @@
+"""What `farm tasks check` and `farm tasks attack` found out about tasks, kept in FARM_HOME by the digest of a task."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from farm.home import own_home, write_own
+from farm.records.request import Instance
+from farm.settings import settings
+
+ATTACKS = "task_attacks"
+"""The folder of reports: `DIGEST.PLAN.json`, by `Instance.digest` and the digest of what the task was attacked with."""
+_CHECKS = "task_checks"
+FINDINGS = ("vacuous", "flaky", "skippable", "hackable", "unsolvable")
+_N_NAMED = 5
+"""Instances that a line of findings names."""
+
+
+def kept_in(folder: str) -> Path:
+    """Return a folder of FARM_HOME, which need not be there."""
+    return settings().home.absolute() / folder
+
+
+def keep_text(folder: str, name: str, text: str) -> None:
+    """Keep a file in such a folder, for its owner alone. Raises NotAllowed, OSError."""
+    own_home(settings().home)
+    kept_in(folder).mkdir(mode=0o700, exist_ok=True)
+    write_own(kept_in(folder) / name, text)
+
+
+def keep_footprint(archive: str, footprint: Sequence[str]) -> None:
+    """Keep the paths that the solution of a task changes beyond what any policy may, by the digest of its archive."""
+    keep_text(_CHECKS, f"{archive}.json", json.dumps({"footprint": list(footprint)}))
+
+
+def footprint_of(archive: str) -> tuple[str, ...]:
+    """Return the footprint that was kept for a task; empty if there is none that can be read."""
+    try:
+        known = json.loads((kept_in(_CHECKS) / f"{archive}.json").read_text(encoding="utf-8"))
+        return tuple(map(str, known["footprint"]))
+    except (OSError, ValueError, TypeError, KeyError):
+        return ()
+
+
+def findings_of(instances: Iterable[Instance]) -> tuple[str, ...]:
+    """Return a line for each finding of `farm tasks attack` that some of these instances have: how many, and which.
+
+    Reports of one task that was attacked in several ways are taken together. Looks at FARM_HOME alone.
+    """
+    try:
+        reports = [path for path in kept_in(ATTACKS).iterdir() if path.suffix == ".json"]
+    except OSError:
+        return ()
+    by_digest: dict[str, list[Path]] = {}
+    for path in reports:
+        by_digest.setdefault(path.name.partition(".")[0], []).append(path)
+    if not by_digest:
+        return ()
+    found: dict[str, list[str]] = {name: [] for name in FINDINGS}
+    n = 0
+    for instance in {each.digest: each for each in instances}.values():
+        n += 1
+        for name in {name for path in by_digest.get(instance.digest, ()) for name in _findings_in(path)}:
+            found[name].append(instance.instance_id)
+    return tuple(_line(name, ids, n) for name, ids in found.items() if ids)
+
+
+def _findings_in(path: Path) -> list[str]:
+    try:
+        return [name for name in json.loads(path.read_text(encoding="utf-8"))["findings"] if name in FINDINGS]
+    except (OSError, ValueError, TypeError, KeyError):
+        return []
+
+
+def _line(finding: str, ids: Sequence[str], n: int) -> str:
+    names = ", ".join(sorted(ids)[:_N_NAMED]) + (", …" if len(ids) > _N_NAMED else "")
+    return f"{len(ids)} of {n} tasks {'is' if len(ids) == 1 else 'are'} {finding} by `farm tasks attack` ({names})"

@@ -1,0 +1,86 @@
+"""The footprint of a task's solution: kept by `farm tasks check`, submitted with the task, and left to policies."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from farm.tasks.harbor_folder import task_folder
+from tests.integration.tasks.harbor_hacks import write_task
+from workers.cli.local_rollout import local_archive
+from workers.cli.task_checks import CheckOptions, TaskCheck, checked, solve
+
+OPTIONS = CheckOptions(sandbox="namespace")
+_REWARD = "> /logs/verifier/reward.txt"
+TEST = f"""#!/bin/bash
+if [ "$(tac < /dev/null)" = mended ] && grep -qx 42 /app/answer.txt; then echo 1; else echo 0; fi {_REWARD}
+"""
+"""Of a task about a program of the image, which its guard would restore."""
+PROGRAM = "printf '#!/bin/sh\\necho mended\\n' > /usr/bin/tac && chmod 755 /usr/bin/tac"
+WORK = "echo 42 > /app/answer.txt"
+FORGED = "printf '#!/bin/sh\\nexit 0\\n' > /usr/bin/grep && chmod 755 /usr/bin/grep"
+MODULES = "/usr/lib/python3/dist-packages/farm_footprint"
+MANY_TEST = f"""#!/bin/bash
+if [ "$(ls {MODULES} | wc -l)" = 70 ]; then echo 1; else echo 0; fi {_REWARD}
+"""
+MANY = f"mkdir -p {MODULES} && for i in $(seq 70); do echo x > {MODULES}/m$i.py; done"
+
+
+def check(folder: Path) -> TaskCheck:
+    (result,) = asyncio.run(checked([folder], OPTIONS, lambda each: None))
+    return result
+
+
+def score(folder: Path) -> float:
+    with task_folder(folder) as task:
+        return asyncio.run(solve(task, OPTIONS))[0].value
+
+
+def footprint(folder: Path) -> object:
+    with task_folder(folder) as task:
+        return task.request(local_archive(task.path))["fields"].get("footprint")
+
+
+def test_what_the_solution_changes_is_kept_and_may_be_changed_by_policies(place: Path, tmp_path: Path) -> None:
+    folder = write_task(tmp_path / "task", TEST, f"{PROGRAM} && {WORK}")
+    assert score(folder) == 0.0
+    assert footprint(folder) is None
+    assert check(folder) == TaskCheck("task", 1.0, 0.0, footprint=("/usr/bin/tac",))
+    assert footprint(folder) == ["/usr/bin/tac"]
+    assert score(folder) == 1.0
+    # a task that changed is another one
+    (folder / "tests" / "expected.txt").write_text("43\n")
+    assert footprint(folder) is None
+    assert score(folder) == 0.0
+
+
+@pytest.mark.parametrize(
+    "attempt",
+    [f"{PROGRAM} && {FORGED}", f"ln -s /tests/expected.txt /app/answer.txt; {PROGRAM}", f"{FORGED}; {WORK}"],
+    ids=["another_program", "link", "without_the_work"],
+)
+def test_a_policy_may_change_nothing_else(place: Path, tmp_path: Path, attempt: str) -> None:
+    """By the footprint of the solution, which another script than it is scored with."""
+    folder = write_task(tmp_path / "task", TEST, attempt)
+    with task_folder(folder) as task:
+        instance = task.instance.model_copy(update={"footprint": ("/usr/bin/tac",)})
+        attempted = dataclasses.replace(task, instance=instance)
+        assert asyncio.run(solve(attempted, OPTIONS))[0].value == 0.0
+
+
+def test_many_paths_are_kept_as_their_folder(place: Path, tmp_path: Path) -> None:
+    folder = write_task(tmp_path / "task", MANY_TEST, MANY)
+    assert check(folder) == TaskCheck("task", 1.0, 0.0, footprint=(f"{MODULES}/",))
+
+
+def test_a_solution_that_changes_most_of_the_image_has_no_footprint(place: Path, tmp_path: Path) -> None:
+    """Its check says by which rule it scores."""
+    places = " ".join(f"/usr/lib/farm{number}/bin" for number in range(70))
+    test = f"#!/bin/bash\nn=$(cat /usr/lib/farm*/bin/tac | wc -l)\necho $((n == 70)) {_REWARD}\n"
+    folder = write_task(tmp_path / "task", test, f"mkdir -p {places}; for p in {places}; do echo x > $p/tac; done")
+    result = check(folder)
+    assert (result.solved, result.footprint) == (0.0, ())
+    assert "with `verification=as_authors` it scores 1, as it changes /usr/lib/" in result.problem

@@ -1,0 +1,73 @@
+"""What is kept of tasks in FARM_HOME, and what is said of a batch of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from farm.client.request_checks import checked_request, fingerprint
+from farm.records.request import BatchRequest, Instance
+from farm.settings import settings
+from farm.tasks import known_tasks
+from farm.tasks.known_tasks import ATTACKS, findings_of, footprint_of, keep_footprint, keep_text
+
+TASKS = tuple(Instance(data_source="noop", fields={"i": i}, instance_id=f"task-{i}") for i in range(8))
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setenv("FARM_HOME", str(tmp_path / "home"))
+    settings.cache_clear()
+    yield tmp_path / "home"
+    settings.cache_clear()
+
+
+def keep(task: Instance, *findings: str, plan: str = "p") -> None:
+    keep_text(ATTACKS, f"{task.digest}.{plan}.json", json.dumps({"findings": dict.fromkeys(findings, "why")}))
+
+
+def test_without_reports_nothing_is_said_and_no_folder_is_made(home: Path) -> None:
+    assert (findings_of(TASKS), footprint_of("0" * 64)) == ((), ())
+    assert not home.exists()
+
+
+def test_a_line_per_finding_says_how_many_tasks_have_it_and_which() -> None:
+    for task in TASKS[:6]:
+        keep(task, "hackable")
+    keep(TASKS[0], "vacuous", plan="q")
+    keep(TASKS[7])
+    assert findings_of([*TASKS, TASKS[0]]) == (
+        "1 of 8 tasks is vacuous by `farm tasks attack` (task-0)",
+        "6 of 8 tasks are hackable by `farm tasks attack` (task-0, task-1, task-2, task-3, task-4, …)",
+    )
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"findings": 3}', '{"findings": ["else", ["vacuous"]]}', "\0"])
+def test_a_report_that_cannot_be_read_is_none(text: str) -> None:
+    keep_text(ATTACKS, f"{TASKS[0].digest}.p.json", text)
+    keep(TASKS[1], "flaky")
+    assert findings_of(TASKS) == ("1 of 8 tasks is flaky by `farm tasks attack` (task-1)",)
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"footprint": 3}', "\0"])
+def test_a_footprint_that_cannot_be_read_is_none(text: str) -> None:
+    keep_footprint("0" * 64, ["/usr/bin/tac"])
+    assert footprint_of("0" * 64) == ("/usr/bin/tac",)
+    keep_text(known_tasks._CHECKS, f"{'0' * 64}.json", text)
+    assert footprint_of("0" * 64) == ()
+
+
+def test_a_submit_says_what_is_known_and_asks_for_the_same_as_without() -> None:
+    before = checked_request(BatchRequest(instances=TASKS))
+    keep(TASKS[3], "unsolvable")
+    after = checked_request({"instances": [task.model_dump() for task in TASKS]})
+    assert (before.findings, after.findings) == (
+        (),
+        ("1 of 8 tasks is unsolvable by `farm tasks attack` (task-3)",),
+    )
+    assert fingerprint(before) == fingerprint(after)
+    # a client that knows better is believed
+    assert checked_request(after.model_copy(update={"findings": ("mine",)})).findings == ("mine",)
