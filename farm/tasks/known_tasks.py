@@ -12,7 +12,8 @@ from farm.settings import settings
 
 ATTACKS = "task_attacks"
 """The folder of reports: `DIGEST.PLAN.json`, by `Instance.digest` and the digest of what the task was attacked with."""
-_CHECKS = "task_checks"
+CHECKS = "task_checks"
+"""The folder of checks, by the digest of a task's files: `DIGEST.json` is its footprint, `DIGEST.log` its output."""
 FINDINGS = ("vacuous", "flaky", "skippable", "hackable", "unsolvable")
 _N_NAMED = 5
 """Instances that a line of findings names."""
@@ -23,22 +24,24 @@ def kept_in(folder: str) -> Path:
     return settings().home.absolute() / folder
 
 
-def keep_text(folder: str, name: str, text: str) -> None:
-    """Keep a file in such a folder, for its owner alone. Raises NotAllowed, OSError."""
+def keep_text(folder: str, name: str, text: str) -> Path:
+    """Keep a file in such a folder, for its owner alone; return its path. Raises NotAllowed, OSError."""
     own_home(settings().home)
-    kept_in(folder).mkdir(mode=0o700, exist_ok=True)
-    write_own(kept_in(folder) / name, text)
+    path = kept_in(folder) / name
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    write_own(path, text)
+    return path
 
 
 def keep_footprint(archive: str, footprint: Sequence[str]) -> None:
     """Keep the paths that the solution of a task changes beyond what any policy may, by the digest of its archive."""
-    keep_text(_CHECKS, f"{archive}.json", json.dumps({"footprint": list(footprint)}))
+    keep_text(CHECKS, f"{archive}.json", json.dumps({"footprint": list(footprint)}))
 
 
 def footprint_of(archive: str) -> tuple[str, ...]:
     """Return the footprint that was kept for a task; empty if there is none that can be read."""
     try:
-        known = json.loads((kept_in(_CHECKS) / f"{archive}.json").read_text(encoding="utf-8"))
+        known = json.loads((kept_in(CHECKS) / f"{archive}.json").read_text(encoding="utf-8"))
         return tuple(map(str, known["footprint"]))
     except (OSError, ValueError, TypeError, KeyError):
         return ()

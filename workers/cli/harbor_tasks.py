@@ -154,6 +154,10 @@ def _table(results: list[TaskCheck]) -> Table:
         lines = ["sound" if each.sound else f"[red]{escape(each.problem)}[/red]"]
         if each.footprint:
             lines.append(escape(f"policies may change, as its solution does: {', '.join(each.footprint)}"))
+        if not each.sound and each.log:
+            rewards = ", ".join(f"{name} {value:g}" for name, value in each.rewards.items())
+            lines.append(escape(f"its tests say: {each.said or 'nothing'}"))
+            lines.append(escape(f"rewards of the solution: {rewards or 'none'}; all that was written: {each.log}"))
         table.add_row(escape(each.name), *scores, "\n".join(lines))
     return table
 

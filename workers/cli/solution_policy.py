@@ -14,7 +14,6 @@ from workers.stage_job import SandboxSource
 
 _SOLVE = "solve.sh"
 _PLACE = "/solution"
-_SHOWN = 300
 
 
 class SolutionPolicy(ActingPolicy):
@@ -49,13 +48,3 @@ class SolutionPolicy(ActingPolicy):
         cleared = await sandbox.exec(["rm", "-rf", _PLACE], timeout_s=60.0)
         if cleared.code != 0:
             raise SandboxError(f"sandbox {sandbox.sandbox_id}: {_PLACE} cannot be removed: {cleared.stderr[-300:]!r}")
-
-    @property
-    def failure(self) -> str:
-        """The words of the first script that failed; empty if none did."""
-        for result in self.results:
-            if result.code != 0:
-                said = (result.stderr or result.stdout).decode("utf-8", "replace").strip()[-_SHOWN:]
-                end = "was out of time" if result.timed_out else f"ended with {result.code}"
-                return f"; it {end}: {said}"
-        return ""

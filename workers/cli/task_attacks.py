@@ -23,8 +23,7 @@ from workers.attacks.plans import SOLUTION, plan_of
 from workers.cli.acting_policy import AttackPolicy
 from workers.cli.attack_reports import AttackReport, AttackScore, keep, kept, now
 from workers.cli.local_rollout import repeated, score_job
-from workers.cli.task_checks import CheckOptions, job_of, solve
-from workers.interfaces import Score
+from workers.cli.task_checks import CheckOptions, SolutionRun, job_of, solve
 from workers.sandboxes.images.content_store import digest
 from workers.stage_job import StageJob, resolve_problem
 
@@ -59,7 +58,7 @@ class _Opened:
     job: StageJob
     plan: AttackPlan
     score: Callable[[Attack], Awaitable[float]]
-    solve: Callable[[], Awaitable[tuple[Score, str]]] | None = None
+    solve: Callable[[], Awaitable[SolutionRun]] | None = None
 
 
 async def attacked(
@@ -102,8 +101,9 @@ async def _attacked(target: Target, options: AttackOptions, room: asyncio.Semaph
             if task.solve is None:
                 assert task.plan.solution is not None
                 return await task.score(task.plan.solution)
-            solved, note = await task.solve()
-            return solved.value
+            run = await task.solve()
+            note = run.failure
+            return run.score.value
 
         untouched = await one(UNTOUCHED.name, UNTOUCHED.kind, options.n_runs, partial(task.score, UNTOUCHED))
         if untouched.error:

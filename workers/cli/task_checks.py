@@ -6,6 +6,7 @@ A sound task gives its solution 1 and an untouched sandbox 0; anything else is a
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -19,17 +20,19 @@ from farm.records.task_needs import NetworkRule, unsupported
 from farm.tasks.harbor_folder import TaskFolder, task_folder
 from farm.tasks.harbor_instance import DATA_SOURCE
 from farm.tasks.harbor_needs import needs_of
-from farm.tasks.known_tasks import footprint_of, keep_footprint
+from farm.tasks.known_tasks import CHECKS, footprint_of, keep_footprint, keep_text
 from workers.cli.acting_policy import ActingPolicy
 from workers.cli.local_rollout import local_archive, repeated, score_job
 from workers.cli.solution_policy import SolutionPolicy
-from workers.interfaces import Score
+from workers.interfaces import ExecResult, Score
 from workers.stage_job import Problem, SandboxSource, StageJob
 from workers.task_archives import archive_folder
 
 _LEAST_DEPTH = 4
 """Folders of a footprint are no less deep: /usr/lib/ would be nearly all of an image."""
 _N_SHOWN = 5
+_N_LINES = 8
+_SHOWN = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +77,34 @@ class TaskCheck:
     problem: str = ""
     footprint: tuple[str, ...] = ()
     """Paths that the solution changes beyond what any policy may: batches of this task may change them, too."""
+    rewards: Mapping[str, float] = field(default_factory=dict, compare=False)
+    """The rewards of the solution by name."""
+    said: str = field(default="", compare=False)
+    """The last lines that the tests wrote in a run whose score is not the one it must be."""
+    log: str = field(default="", compare=False)
+    """The file with all that was written in both runs; empty if nothing was scored."""
 
     @property
     def sound(self) -> bool:
         """True if the solution has 1 and an untouched sandbox 0, or less."""
         return not self.problem and self.solved is not None and self.solved >= 1.0 and (self.untouched or 0.0) <= 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class SolutionRun:
+    """The score of a task by its own solution, and what the scripts of the solution wrote, one of each step."""
+
+    score: Score
+    results: Sequence[ExecResult]
+
+    @property
+    def failure(self) -> str:
+        """The words of the first script that failed, after a semicolon; empty if none did."""
+        for result in self.results:
+            if result.code != 0:
+                end = "was out of time" if result.timed_out else f"ended with {result.code}"
+                return f"; it {end}: {_text(result.stderr or result.stdout)[-_SHOWN:]}"
+        return ""
 
 
 async def checked(paths: Sequence[Path], options: CheckOptions, tell: Callable[[TaskCheck], None]) -> list[TaskCheck]:
@@ -95,50 +121,81 @@ async def checked(paths: Sequence[Path], options: CheckOptions, tell: Callable[[
 
 
 async def _checked(path: Path, options: CheckOptions) -> TaskCheck:
-    name = path.name
+    name, archive = path.name, ""
     try:
         with task_folder(path) as task:
             name = task.name
             if reasons := unsupported(needs_of(task.instance), None, options.network):
                 return TaskCheck(name, problem=f"it asks for {'; '.join(reasons)}")
+            archive = (await job_of(task, options)).archive
             untouched = await repeated(partial(score_of, task, options))
-            solved, note = await repeated(partial(solve, task, options))
-            if solved.value < 1.0 and options.verification == "guarded" and task.instance.restore != "nothing":
-                solved, note = await _by_footprint(task, options, solved, note)
-            footprint = footprint_of((await job_of(task, options)).archive)
-            return TaskCheck(name, solved.value, untouched.value, _fault(solved, untouched, note), footprint)
+            solution = await repeated(partial(solve, task, options))
+            note = solution.failure
+            if solution.score.value < 1.0 and options.verification == "guarded" and task.instance.restore != "nothing":
+                solution, note = await _by_footprint(task, options, solution)
+            return await asyncio.to_thread(_result, task, archive, untouched, solution, note)
     except FarmError as error:
-        return TaskCheck(name, problem=str(error))
+        # messages name the files where they were unpacked
+        text = str(error).replace(f"{archive_folder(archive)}", str(path)) if archive else str(error)
+        return TaskCheck(name, problem=text)
 
 
-async def _by_footprint(task: TaskFolder, options: CheckOptions, solved: Score, note: str) -> tuple[Score, str]:
+async def _by_footprint(task: TaskFolder, options: CheckOptions, run: SolutionRun) -> tuple[SolutionRun, str]:
     """Score a solution with all that it changed, and if it has 1 then, keep the paths by which it has.
 
-    Returns its score with these paths as the task's footprint; the one that it had, and a note, if they do not help.
+    Returns its run with these paths as the task's footprint; the one that it had, and a note, if they do not help.
     """
-    as_authors, _ = await repeated(partial(solve, task, replace(options, verification="as_authors")))
-    if as_authors.value < 1.0:
-        return solved, note
+    as_authors = await repeated(partial(solve, task, replace(options, verification="as_authors")))
+    if as_authors.score.value < 1.0:
+        return run, run.failure
     archive = (await job_of(task, options)).archive
     known = footprint_of(archive)
-    changed = tuple(sorted({*known, *solved.details.get("restored", ())}))
+    changed = tuple(sorted({*known, *run.score.details.get("restored", ())}))
     if changed and not any(path.endswith("/") and path.count("/") < _LEAST_DEPTH for path in changed):
         await asyncio.to_thread(keep_footprint, archive, changed)
-        by_footprint, _ = await repeated(partial(solve, task, options))
-        if by_footprint.value >= 1.0:
+        by_footprint = await repeated(partial(solve, task, options))
+        if by_footprint.score.value >= 1.0:
             return by_footprint, ""
         await asyncio.to_thread(keep_footprint, archive, known)
     paths = ", ".join(changed[:_N_SHOWN]) or "files of pytest's configuration at /"
-    return solved, f"; with `verification=as_authors` it scores 1, as it changes {paths}"
+    return run, f"; with `verification=as_authors` it scores 1, as it changes {paths}"
 
 
-def _fault(solved: Score, untouched: Score, note: str) -> str:
-    faults = []
-    if solved.value < 1.0:
-        faults.append(f"its solution scores {solved.value:g}, not 1{note}")
+def _result(task: TaskFolder, archive: str, untouched: Score, solution: SolutionRun, note: str) -> TaskCheck:
+    solved = solution.score.value
+    faults, said = [], ""
     if untouched.value > 0.0:
         faults.append(f"an untouched sandbox scores {untouched.value:g}, not 0")
-    return "; ".join(faults)
+        said = _said(untouched)
+    if solved < 1.0:
+        faults.insert(0, f"its solution scores {solved:g}, not 1{note}")
+        said = _said(solution.score)
+    log = keep_text(CHECKS, f"{archive}.log", _log(task.name, untouched, solution))
+    rewards = solution.score.rewards
+    return TaskCheck(
+        task.name, solved, untouched.value, "; ".join(faults), footprint_of(archive), rewards, said, str(log)
+    )
+
+
+def _said(score: Score) -> str:
+    """Return the last lines of the tests, or why there are none."""
+    text = str(score.details.get("output") or score.details.get("reason") or "")
+    return "\n".join(text.splitlines()[-_N_LINES:])
+
+
+def _log(name: str, untouched: Score, solution: SolutionRun) -> str:
+    parts = [f"== {name}: its solution"]
+    for result in solution.results:
+        parts += [_text(result.stdout), _text(result.stderr), f"exit code: {result.code}"]
+    for title, score in (("its tests after the solution", solution.score), ("its tests untouched", untouched)):
+        details = {key: value for key, value in score.details.items() if key != "output"}
+        parts += [f"== {name}: {title}", str(score.details.get("output", "")), f"rewards: {json.dumps(score.rewards)}"]
+        parts.append(f"details: {json.dumps(details)}")
+    return "".join(f"{part}\n" for part in parts if part)
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", "replace").strip()
 
 
 async def score_of(task: TaskFolder, options: CheckOptions) -> Score:
@@ -147,8 +204,8 @@ async def score_of(task: TaskFolder, options: CheckOptions) -> Score:
     return await score_job(job, lambda _, source: ActingPolicy(job.sandbox_id, source))
 
 
-async def solve(task: TaskFolder, options: CheckOptions) -> tuple[Score, str]:
-    """Score a task by its own solution; return the score, and what the solution said if it failed. Raises FarmError."""
+async def solve(task: TaskFolder, options: CheckOptions) -> SolutionRun:
+    """Score a task by its own solution. Raises FarmError."""
     job = await job_of(task, options)
     policies: list[SolutionPolicy] = []
 
@@ -158,7 +215,7 @@ async def solve(task: TaskFolder, options: CheckOptions) -> tuple[Score, str]:
         return policies[-1]
 
     score = await score_job(job, solving)
-    return score, policies[-1].failure
+    return SolutionRun(score, policies[-1].results)
 
 
 async def job_of(task: TaskFolder, options: CheckOptions) -> StageJob:

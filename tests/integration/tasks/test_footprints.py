@@ -36,7 +36,7 @@ def check(folder: Path) -> TaskCheck:
 
 def score(folder: Path) -> float:
     with task_folder(folder) as task:
-        return asyncio.run(solve(task, OPTIONS))[0].value
+        return asyncio.run(solve(task, OPTIONS)).score.value
 
 
 def footprint(folder: Path) -> object:
@@ -68,7 +68,7 @@ def test_a_policy_may_change_nothing_else(place: Path, tmp_path: Path, attempt: 
     with task_folder(folder) as task:
         instance = task.instance.model_copy(update={"footprint": ("/usr/bin/tac",)})
         attempted = dataclasses.replace(task, instance=instance)
-        assert asyncio.run(solve(attempted, OPTIONS))[0].value == 0.0
+        assert asyncio.run(solve(attempted, OPTIONS)).score.value == 0.0
 
 
 def test_many_paths_are_kept_as_their_folder(place: Path, tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ def scores(place: Path, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str
     async def score(name: str) -> float:
         async with room:
             with task_folder(write_task(top / name, *tasks[name])) as task:
-                return (await solve(task, OPTIONS))[0].value
+                return (await solve(task, OPTIONS)).score.value
 
     async def all_scores() -> list[float | BaseException]:
         return await asyncio.gather(*map(score, tasks), return_exceptions=True)
@@ -98,4 +98,4 @@ def test_a_step_that_leaves_more_than_a_sandbox_may_have_ends_the_task(place: Pa
         (folder / "solution").rename(step / "solution") if name == "one" else (step / "solution").mkdir()
     (folder / "steps/two/solution/solve.sh").write_text(f"#!/bin/bash\n{WORK}\n")
     with task_folder(folder) as task:
-        assert asyncio.run(solve(task, OPTIONS))[0].value == 0.0
+        assert asyncio.run(solve(task, OPTIONS)).score.value == 0.0

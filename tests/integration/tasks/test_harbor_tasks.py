@@ -57,7 +57,7 @@ def scores(place: Path, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str
         test, attempt = chosen[name]
         async with room:
             with task_folder(write_task(top / name, test, attempt)) as task:
-                return (await solve(task, OPTIONS))[0].value
+                return (await solve(task, OPTIONS)).score.value
 
     async def all_scores() -> list[float | BaseException]:
         return await asyncio.gather(*map(score, chosen), return_exceptions=True)
@@ -80,7 +80,7 @@ def test_a_batch_may_have_tests_run_as_harbor_runs_them(place: Path, tmp_path: P
     options = dataclasses.replace(OPTIONS, verification="as_authors")
     test, attempt = ALL["pygments_patched"]
     with task_folder(write_task(tmp_path / "task", test, attempt)) as task:
-        assert asyncio.run(solve(task, options))[0].value == 1.0
+        assert asyncio.run(solve(task, options)).score.value == 1.0
 
 
 def test_the_example_of_the_page_runs_as_it_stands(place: Path, tmp_path: Path) -> None:

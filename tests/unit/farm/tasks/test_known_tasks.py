@@ -11,8 +11,7 @@ import pytest
 from farm.client.request_checks import checked_request, fingerprint
 from farm.records.request import BatchRequest, Instance
 from farm.settings import settings
-from farm.tasks import known_tasks
-from farm.tasks.known_tasks import ATTACKS, findings_of, footprint_of, keep_footprint, keep_text
+from farm.tasks.known_tasks import ATTACKS, CHECKS, findings_of, footprint_of, keep_footprint, keep_text
 
 TASKS = tuple(Instance(data_source="noop", fields={"i": i}, instance_id=f"task-{i}") for i in range(8))
 
@@ -56,7 +55,7 @@ def test_a_report_that_cannot_be_read_is_none(text: str) -> None:
 def test_a_footprint_that_cannot_be_read_is_none(text: str) -> None:
     keep_footprint("0" * 64, ["/usr/bin/tac"])
     assert footprint_of("0" * 64) == ("/usr/bin/tac",)
-    keep_text(known_tasks._CHECKS, f"{'0' * 64}.json", text)
+    keep_text(CHECKS, f"{'0' * 64}.json", text)
     assert footprint_of("0" * 64) == ()
 
 

@@ -1,0 +1,53 @@
+"""What `farm tasks check` says of a task that is not sound: why, in the words of its tests, and of which file."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.integration.tasks.harbor_hacks import write_task
+
+_REWARD = "> /logs/verifier/reward.json"
+TEST = f"""#!/bin/bash
+for n in $(seq 20); do echo "line $n"; done
+echo "found: $(cat /app/answer.txt)" >&2
+echo '{{"reward": 0.5, "style": 1}}' {_REWARD}
+"""
+
+
+def check(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    command = [Path(sys.executable).parent / "farm", "tasks", "check", str(folder), *options]
+    env = os.environ | {"FARM_SANDBOX": "namespace", "COLUMNS": "400"}
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=600)
+
+
+def test_a_task_that_is_not_sound_says_why(place: Path, tmp_path: Path) -> None:
+    folder = write_task(tmp_path / "task", TEST, "echo 41 > /app/answer.txt; echo of the solution; exit 3")
+    done = check(folder)
+    assert done.returncode == 1
+    text = " ".join(done.stdout.split())
+    assert "its solution scores 0.5, not 1; it ended with 3: of the solution" in text
+    assert "an untouched sandbox scores 0.5, not 0" in text
+    assert "line 20" in text
+    assert "line 3 " not in text
+    assert "found: 41" in text
+    assert "rewards of the solution: reward 0.5, style 1" in text
+    result = json.loads(check(folder, "--json").stdout)
+    assert (result["sound"], result["solved"], result["rewards"]) == (False, 0.5, {"reward": 0.5, "style": 1.0})
+    assert result["said"].endswith("found: 41")
+    log = Path(result["log"]).read_text()
+    assert log.count("line 3\n") == 2
+    assert "of the solution\nexit code: 3" in log
+    assert "No such file" in log
+
+
+def test_a_message_names_the_files_of_the_user(place: Path, tmp_path: Path) -> None:
+    folder = write_task(tmp_path / "task", TEST, "true")
+    (folder / "environment" / "Dockerfile").write_text("FROM debian:bookworm-slim\nRUN echo no such tool && exit 7\n")
+    result = json.loads(check(folder, "--json").stdout)
+    assert not result["sound"]
+    assert f"{folder}/environment/Dockerfile:2" in result["problem"]
+    assert "archives/" not in result["problem"]
