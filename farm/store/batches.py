@@ -217,8 +217,7 @@ def recent(connection: Connection, limit: int) -> list[str]:
 
 def status(connection: Connection, batch_id: str) -> BatchStatus:
     """Return a batch in numbers. Raises NotFound."""
-    findings = batches.c.request["findings"].label("findings")
-    columns = (batches.c.n_rollouts, batches.c.created_at, batches.c.submitter, findings)
+    columns = (batches.c.n_rollouts, batches.c.created_at, batches.c.submitter, batches.c.request["findings"])
     batch = connection.execute(select(*columns).where(batches.c.batch_id == batch_id)).one_or_none()
     if batch is None:
         raise NotFound(f"there is no batch {batch_id}")
@@ -267,7 +266,7 @@ def status(connection: Connection, batch_id: str) -> BatchStatus:
         n_invalid_actions=sum(row.invalid for row in rows),
         stopped=stopped,
         submitter=batch.submitter,
-        findings=tuple(batch.findings or ()),
+        findings=tuple(batch[-1] or ()),
     )
 
 

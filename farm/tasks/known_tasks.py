@@ -1,4 +1,4 @@
-"""What `farm tasks check` and `farm tasks attack` found out about tasks, kept in FARM_HOME by the digest of a task."""
+"""Footprints and findings of tasks, which `farm tasks check` and `attack` keep in FARM_HOME by the digest of a task."""
 
 from __future__ import annotations
 

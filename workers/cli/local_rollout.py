@@ -14,6 +14,7 @@ from farm.records.trajectory import ModelCall
 from farm.task_archive import pack
 from workers import stages
 from workers.interfaces import Artefact, Policy, Score
+from workers.sandboxes.lifecycle import layers
 from workers.stage_job import Problem, SandboxSource, StageJob, resolve, resolve_problem
 from workers.task_archives import fetch_archive
 
@@ -27,7 +28,11 @@ async def score_job(job: StageJob, policy_of: Callable[[Problem, SandboxSource |
     await stages.init(problem)
     policy = policy_of(problem, resolve(problem).source)
     played = await stages.run(problem, policy, _forget_call, _forget_artefact)
-    score, _ = await stages.evaluate(problem, played.submission)
+    try:
+        score, _ = await stages.evaluate(problem, played.submission)
+    finally:
+        if played.submission.layer is not None:
+            await asyncio.to_thread(layers.discard, played.submission.layer.name)
     return score
 
 

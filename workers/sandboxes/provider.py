@@ -172,11 +172,10 @@ class NodeSandboxProvider:
         parts = await _in_thread(partial(prepare, spec))
         bin_folders = [each for each in parts.variables.get("PATH", SEARCH_PATH).split(":") if each.startswith("/")]
         places = {
-            "lower": parts.lower,
             "bin_folders": list(dict.fromkeys([*bin_folders, *SEARCH_PATH.split(":")])),
             "workdir": settled(spec, parts).workdir,
         }
-        return await _in_thread(partial(left_layers.restore, name, {**rule, **places}))
+        return await _in_thread(partial(left_layers.restore, name, {**rule, **places}, parts.lower))
 
     async def _prepare(self, sandbox_id: str, spec: SandboxSpec, name: str, prepare: Prepare) -> None:
         first = await self.start(prepare_sandbox_id(sandbox_id), spec)

@@ -23,7 +23,7 @@ CHOSEN = at_length({name: PATCHES[name] for name in [*PATCHES][::8]}, PATCHES)
 N_HONEST = 40
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if missing := provider("namespace").missing():
         absent(missing)

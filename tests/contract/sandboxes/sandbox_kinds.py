@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from farm.home import own_home
 from farm.settings import settings
 from workers.interfaces import SandboxProvider
 from workers.sandboxes.namespace import NamespaceProvider
@@ -72,6 +73,8 @@ def farm_in(folder: Path) -> Iterator[None]:
     before = {name: os.environ.get(name) for name in new}
     os.environ.update(new)
     settings.cache_clear()
+    # as every farm makes its own: the sandboxes' user cannot enter it
+    own_home(folder / "home")
     try:
         yield
     finally:

@@ -24,9 +24,10 @@ WORK = "echo 42 > /app/answer.txt"
 FORGED = "printf '#!/bin/sh\\nexit 0\\n' > /usr/bin/grep && chmod 755 /usr/bin/grep"
 MODULES = "/usr/lib/python3/dist-packages/farm_footprint"
 MANY_TEST = f"""#!/bin/bash
-if [ "$(ls {MODULES} | wc -l)" = 70 ]; then echo 1; else echo 0; fi {_REWARD}
+modules=({MODULES}/*.py)
+if [ ${{#modules[@]}} = 70 ]; then echo 1; else echo 0; fi {_REWARD}
 """
-MANY = f"mkdir -p {MODULES} && for i in $(seq 70); do echo x > {MODULES}/m$i.py; done"
+MANY = f"mkdir -p {MODULES} && for i in {{1..70}}; do echo x > {MODULES}/m$i.py; done"
 
 
 def check(folder: Path) -> TaskCheck:
@@ -78,9 +79,9 @@ def test_many_paths_are_kept_as_their_folder(place: Path, tmp_path: Path) -> Non
 
 def test_a_solution_that_changes_most_of_the_image_has_no_footprint(place: Path, tmp_path: Path) -> None:
     """Its check says by which rule it scores."""
-    places = " ".join(f"/usr/lib/farm{number}/bin" for number in range(70))
-    test = f"#!/bin/bash\nn=$(cat /usr/lib/farm*/bin/tac | wc -l)\necho $((n == 70)) {_REWARD}\n"
-    folder = write_task(tmp_path / "task", test, f"mkdir -p {places}; for p in {places}; do echo x > $p/tac; done")
+    places = " ".join(f"/usr/lib/farm{number}/dist-packages" for number in range(70))
+    test = f"#!/bin/bash\nn=$(cat /usr/lib/farm*/dist-packages/ast.py | wc -l)\necho $((n == 70)) {_REWARD}\n"
+    folder = write_task(tmp_path / "task", test, f"mkdir -p {places}; for p in {places}; do echo x > $p/ast.py; done")
     result = check(folder)
     assert (result.solved, result.footprint) == (0.0, ())
     assert "with `verification=as_authors` it scores 1, as it changes /usr/lib/" in result.problem

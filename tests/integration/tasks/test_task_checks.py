@@ -1,4 +1,4 @@
-"""What `farm tasks check` says of a task that is not sound: why, in the words of its tests, and of which file."""
+"""`farm tasks check` says of a task that is not sound why, in the words of its tests, and of which file."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from tests.integration.tasks.harbor_hacks import write_task
 
 _REWARD = "> /logs/verifier/reward.json"
 TEST = f"""#!/bin/bash
-for n in $(seq 20); do echo "line $n"; done
+for n in {{1..20}}; do echo "line $n"; done
 echo "found: $(cat /app/answer.txt)" >&2
 echo '{{"reward": 0.5, "style": 1}}' {_REWARD}
 """
 
 
 def check(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    command = [Path(sys.executable).parent / "farm", "tasks", "check", str(folder), *options]
+    command = [str(Path(sys.executable).parent / "farm"), "tasks", "check", str(folder), *options]
     env = os.environ | {"FARM_SANDBOX": "namespace", "COLUMNS": "400"}
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=600)
 

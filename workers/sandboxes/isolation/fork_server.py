@@ -162,16 +162,20 @@ def try_mapping(job: dict[str, Any], _given: Sequence[int], answer: socket.socke
 
 
 def use_layer(job: dict[str, Any], given: Sequence[int], answer: socket.socket) -> None:
-    """Pack or unpack the files of a layer, a folder of the node, as root of all that the sandbox user has."""
+    """Pack or unpack the files of a layer, a folder of the node, as root of all that the sandbox user has.
+
+    The folders below it, and the layer itself, may lie in one that this user cannot enter, such as FARM_HOME.
+    """
     from workers.sandboxes.isolation import layer_files
 
     parent_death_pipe.signal_at_the_end(answer.fileno(), signal.SIGKILL, os.getpid())
     os.chdir(job["folder"])
+    lower = [f"/proc/self/fd/{os.open(each, os.O_PATH | os.O_DIRECTORY)}" for each in job["lower"]]
     if job["user"]:
         namespaces.become(*job["user"])
     linux.become_root_of_a_new_user_namespace()
     try:
-        found = layer_files.ACTIONS[job["action"]](given[0], job["max_bytes"])
+        found = layer_files.ACTIONS[job["action"]](given[0], job["max_bytes"], lower)
     except Exception as error:  # of whatever the policy left
         tell(answer, {"refused": f"{type(error).__name__}: {error}"[:2000]})
     else:

@@ -20,7 +20,7 @@ from workers.sandboxes.isolation.restoring.restored_layer import restore_footpri
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from typing import Any
 
 MAX_FILES = 500_000
@@ -40,7 +40,7 @@ class LayerRefused(Exception):
     """In words: it is too large, or no such layer."""
 
 
-def pack(pipe: int, max_bytes: int) -> None:
+def pack(pipe: int, max_bytes: int, _lower: Sequence[str] = ()) -> None:
     """Write the working directory as a tar stream. Raises LayerRefused if its files have more than `max_bytes`."""
     n_bytes = 0
     for n_files, path in enumerate(_paths(), start=1):
@@ -85,7 +85,7 @@ def _is_kept(entry: os.DirEntry[str]) -> bool:
     return stat.S_ISCHR(status.st_mode) and status.st_rdev == 0
 
 
-def clean(pipe: int, _max_bytes: int) -> None:
+def clean(pipe: int, _max_bytes: int, _lower: Sequence[str] = ()) -> None:
     """Remove from the working directory what no layer keeps: special files, and paths beyond `MAX_PATH`."""
     os.close(pipe)
     for path in [path for path, kept in _all_paths() if not kept]:
@@ -125,7 +125,7 @@ def _attributes(path: str) -> Iterator[tuple[str, str]]:
             yield _HEADER + name, os.fsdecode(os.getxattr(path, name, follow_symlinks=False))
 
 
-def unpack(pipe: int, max_bytes: int) -> None:
+def unpack(pipe: int, max_bytes: int, _lower: Sequence[str] = ()) -> None:
     """Make files in the working directory, which is empty, from a tar stream. Raises LayerRefused, OSError."""
     folders = {""}
     n_bytes = 0
@@ -177,27 +177,27 @@ def _make(archive: tarfile.TarFile, member: tarfile.TarInfo, folders: set[str]) 
         os.utime(path, (member.mtime, member.mtime))
 
 
-def restore(pipe: int, _max_bytes: int) -> dict[str, Any]:
-    """Remove from the working directory what a rule in JSON names, so that the folders below show in its place.
+def restore(pipe: int, _max_bytes: int, lower: Sequence[str]) -> dict[str, Any]:
+    """Remove from the working directory what a rule in JSON names, so that the folders below, `lower`, show instead.
 
-    The rule has the fields of `RestoredFiles`, `lower`, the folders below, `bin_folders`, where programs are, and
-    `workdir`. Returns a summary of the paths that `footprint.py` leaves out, and how many those are.
+    The rule has the fields of `RestoredFiles`, `bin_folders`, where programs are, and `workdir`. Returns a summary of
+    the paths that `footprint.py` leaves out, and how many those are.
     """
     with os.fdopen(pipe, "rb") as stream:
         rule = json.loads(stream.read())
     for path in (*rule["trees"], *rule["files"]):
         _remove_below(path.strip("/"))
-    removed = restore_footprint(rule, _paths, _remove) if rule["system"] else []
+    removed = restore_footprint(rule, lower, _paths, _remove) if rule["system"] else []
     # an interpreter that is root writes it by itself
     removed = [path for path in removed if "/__pycache__/" not in path]
     shown = [ascii(path)[1:-1][:_SHOWN] for path in summary(removed, MAX_SHOWN)]
     return {"restored": shown, "n_restored": len(removed)}
 
 
-def settle(pipe: int, _max_bytes: int) -> None:
+def settle(pipe: int, _max_bytes: int, lower: Sequence[str]) -> None:
     """Note the owners of the files in the working directory, as JSON of the arguments of `file_owners.settle` says."""
     with os.fdopen(pipe, "rb") as stream:
-        file_owners.settle(".", **json.loads(stream.read()))
+        file_owners.settle(".", lower=lower, **json.loads(stream.read()))
 
 
 def _remove_below(path: str) -> None:
@@ -238,7 +238,7 @@ def _remove_folder(path: str) -> None:
     os.rmdir(top)
 
 
-ACTIONS: dict[str, Callable[[int, int], dict[str, Any] | None]] = {
+ACTIONS: dict[str, Callable[[int, int, Sequence[str]], dict[str, Any] | None]] = {
     "pack": pack,
     "unpack": unpack,
     "clean": clean,

@@ -139,12 +139,12 @@ def copy(files: Path, name: str, max_bytes: int) -> None:
     layers.publish(new, name)
 
 
-def restore(name: str, rule: Mapping[str, object]) -> dict[str, Any]:
-    """Leave out of a layer what a rule of `layer_files.restore` names; return what it returns. Blocks.
+def restore(name: str, rule: Mapping[str, object], lower: Sequence[str]) -> dict[str, Any]:
+    """Leave out of a layer on an image, `lower`, what a rule of `layer_files.restore` names; return what it returns.
 
-    Raises SandboxError.
+    Blocks. Raises SandboxError.
     """
-    reason, found = _done("restore", files_of(name), rule)
+    reason, found = _done("restore", files_of(name), rule, lower)
     if reason:
         raise SandboxError(f"layer {name} cannot be restored: {reason}")
     return found
@@ -152,16 +152,17 @@ def restore(name: str, rule: Mapping[str, object]) -> dict[str, Any]:
 
 def settle_owners(files: Path, owner: Sequence[int], lower: Sequence[str], *, written: bool = False) -> None:
     """Note whose the files of a layer are: see `file_owners.settle`. Blocks. Raises SandboxError."""
-    rule = {"owner": list(owner), "lower": list(lower), "written": written}
-    if reason := _done("settle", files, rule)[0]:
+    if reason := _done("settle", files, {"owner": list(owner), "written": written}, lower)[0]:
         raise SandboxError(f"the owners of a layer cannot be noted: {reason}")
 
 
-def _done(action: str, folder: Path, rule: Mapping[str, object]) -> tuple[str, dict[str, Any]]:
+def _done(
+    action: str, folder: Path, rule: Mapping[str, object], lower: Sequence[str] = ()
+) -> tuple[str, dict[str, Any]]:
     """Return why it was refused, and what it found."""
     ours, theirs = socket.socketpair()
     found: dict[str, Any] = {}
-    with _job(action, folder, theirs, 0, found) as refused:
+    with _job(action, folder, theirs, 0, found, lower) as refused:
         with ours, contextlib.suppress(BrokenPipeError, ConnectionResetError):
             ours.sendall(json.dumps(rule).encode())
             ours.shutdown(socket.SHUT_WR)
@@ -170,13 +171,25 @@ def _done(action: str, folder: Path, rule: Mapping[str, object]) -> tuple[str, d
 
 @contextlib.contextmanager
 def _job(
-    action: str, folder: Path, theirs: socket.socket, max_bytes: int, found: dict[str, Any] | None = None
+    action: str,
+    folder: Path,
+    theirs: socket.socket,
+    max_bytes: int,
+    found: dict[str, Any] | None = None,
+    lower: Sequence[str] = (),
 ) -> Iterator[Callable[[], str]]:
     """A request to the fork server while the block moves the bytes; yields what then returns why it was refused.
 
     What the action returns is put into `found`. The job ends with the block at the latest.
     """
-    job = {"do": "layer", "action": action, "folder": str(folder), "user": sandbox_user(), "max_bytes": max_bytes}
+    job = {
+        "do": "layer",
+        "action": action,
+        "folder": str(folder),
+        "user": sandbox_user(),
+        "max_bytes": max_bytes,
+        "lower": list(lower),
+    }
     with theirs:
         answers = fork_client().request(job, [theirs.fileno()])
     # a child that hangs is killed when nobody listens any more, and the block's stream ends with it

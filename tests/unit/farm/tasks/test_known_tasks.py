@@ -1,4 +1,4 @@
-"""What is kept of tasks in FARM_HOME, and what is said of a batch of them."""
+"""Footprints and findings of tasks in FARM_HOME, and the lines that a batch of them has."""
 
 from __future__ import annotations
 

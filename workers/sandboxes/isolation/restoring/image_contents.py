@@ -34,9 +34,14 @@ def plain(name: str) -> str:
 
 
 class ImageContents:
-    """The layers `lower` of an image, the uppermost first, and where it looks for programs."""
+    """The layers `lower` of an image, the uppermost first, and where it looks for programs.
+
+    Raises OSError if one of the layers cannot be read.
+    """
 
     def __init__(self, lower: Sequence[str], bin_folders: Iterable[str]) -> None:
+        for each in lower:
+            os.listdir(each)
         self.lower = lower
         self.bin_folders = [folder.strip("/") for folder in bin_folders]
 

@@ -21,13 +21,14 @@ OPAQUE = ("user.overlay.opaque", "trusted.overlay.opaque")
 
 
 def restore_footprint(
-    rule: dict[str, Any], paths: Callable[[], Iterator[str]], remove: Callable[[str], None]
+    rule: dict[str, Any], lower: Sequence[str], paths: Callable[[], Iterator[str]], remove: Callable[[str], None]
 ) -> list[str]:
     """Remove from the working directory what is not the policy's to leave; return what it was.
 
-    `rule` has the fields of `RestoredFiles`, `lower`, `bin_folders` and `workdir`.
+    `rule` has the fields of `RestoredFiles`, `bin_folders` and `workdir`. Raises OSError if a folder of `lower`, the
+    image, cannot be read: without it all of the layer would be new.
     """
-    image = ImageContents(rule["lower"], rule["bin_folders"])
+    image = ImageContents(lower, rule["bin_folders"])
     found = list(paths())
     programs, records = frozenset(rule["programs"]), recorded(found)
     footprint = Footprint(image, rule["named"], rule["workdir"], programs, records, rule["footprint"])
