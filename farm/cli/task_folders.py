@@ -14,6 +14,8 @@ from farm.records.variable_expansion import names_in
 from farm.tasks.harbor_folder import TaskFolder, task_folder, task_paths
 from farm.tasks.harbor_needs import needs_of
 
+_SILENT = "it says nothing of the network, so it has one by Harbor's default"
+
 
 def instances_of(folder: Path, farm: Farm, request: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Upload the tasks of a folder and return their instances. Raises InvalidRequest, and then nothing was uploaded."""
@@ -39,9 +41,8 @@ def _refusals(task: TaskFolder, request: Mapping[str, Any]) -> list[str]:
     reasons = [f"it asks for {reason}" for reason in unsupported(needs_of(instance))]
     if request.get("network", "refuse") == "refuse" and instance.network_phases:
         phases = ", ".join(instance.network_phases)
-        reasons.append(
-            f"it asks for the network ({phases}): --set network=allow permits it, --set network=off plays it without"
-        )
+        what = f"it asks for the network ({phases})" if instance.names_network else _SILENT
+        reasons.append(f"{what}: --set network=allow permits it, --set network=off plays it without")
     secrets = request.get("secrets") or {}
     tables = [instance.env, instance.task.environment.env, instance.task.verifier.env]
     tables += [step.verifier.env for step in instance.steps]

@@ -6,9 +6,9 @@ named, so that it can be refused. Fields of how Docker itself would run a servic
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from farm.errors import InvalidRequest
@@ -49,6 +49,9 @@ class ComposeFile:
     environment: tuple[tuple[str, str], ...] = ()
     workdir: str = ""
     mounts: tuple[str, ...] = ()
+    """Sources outside of the file's folder, and named volumes."""
+    own_mounts: tuple[tuple[str, str], ...] = ()
+    """Paths below the file's folder that are mounted, and where."""
     privileged: bool = False
     other: tuple[str, ...] = ()
     context: str = ""
@@ -66,12 +69,15 @@ def read_compose(path: Path, main: str) -> ComposeFile:
     if not isinstance(service, dict):
         raise InvalidRequest(f"service {name} is no table", field=str(path))
     build = service.get("build", "")
+    mounts = list(_mounts(service.get("volumes")))
+    own = [(source, target) for source, target in mounts if _is_own(source) and target.startswith("/")]
     return ComposeFile(
         main=name,
         sidecars=tuple(str(each) for each in services if each != name),
         environment=tuple(_environment(service.get("environment")).items()),
         workdir=_plain(service.get("working_dir")),
-        mounts=tuple(_mounts(service.get("volumes"))),
+        mounts=tuple(source for source, target in mounts if (source, target) not in own),
+        own_mounts=tuple(own),
         privileged=bool(service.get("privileged") or service.get("cap_add")),
         other=tuple(f"`{key}` of service {name}" for key in service if key not in _OF_DOCKER | _READ),
         context=str(build.get("context", "") if isinstance(build, dict) else build),
@@ -102,9 +108,21 @@ def _environment(given: Any) -> dict[str, str]:
     return {name: value for name, value in pairs.items() if not _of_harness(value) and name != "TEST_DIR"}
 
 
-def _mounts(given: Any) -> list[str]:
-    sources = [each.get("source", each) if isinstance(each, Mapping) else str(each) for each in given or ()]
-    return [str(source) for source in sources if not _of_harness(str(source))]
+def _mounts(given: Any) -> Iterator[tuple[str, str]]:
+    """Yield sources and targets of volumes, but for those of the harness itself."""
+    for each in given or ():
+        if isinstance(each, Mapping):
+            source, target = str(each.get("source", "")), str(each.get("target", ""))
+        else:
+            source, _, rest = str(each).partition(":")
+            target = rest.partition(":")[0]
+        if not _of_harness(source):
+            yield source or str(each), target
+
+
+def _is_own(source: str) -> bool:
+    """Return whether a source of a mount is a path below the folder of the compose file."""
+    return source.startswith(".") and ".." not in PurePosixPath(source).parts
 
 
 def _of_harness(text: str) -> bool:

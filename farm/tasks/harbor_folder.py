@@ -97,7 +97,7 @@ def _of_compose(compose: ComposeFile) -> dict[str, Any]:
     demands: dict[str, Any] = {
         "env": dict(compose.environment),
         "sidecars": list(compose.sidecars),
-        "mounts": list(compose.mounts),
+        "mounts": [*compose.mounts, *(source for source, _ in compose.own_mounts)],
         "privileged": compose.privileged,
         "other_needs": list(compose.other),
     }
@@ -140,4 +140,10 @@ def task_folder(path: Path) -> Iterator[TaskFolder]:
     with TemporaryDirectory(prefix="farm-task-") as folder:
         converted = Path(folder)
         convert(path, converted)
-        yield read_task(converted)
+        try:
+            task = read_task(converted)
+        except InvalidRequest as error:
+            # the folder is gone when it is read
+            complaints = [(place.replace(folder, str(path)), text) for place, text in error.complaints]
+            raise InvalidRequest.of(complaints) from None
+        yield task

@@ -14,6 +14,7 @@ from farm.tasks.harbor_config import SCHEMAS, StepTable, TaskConfig
 DATA_SOURCE = "harbor"
 DOCKERFILE = "environment/Dockerfile"
 TEST = "test.sh"
+_PUBLIC = "public"
 Phase = Literal["init", "run", "eval"]
 
 
@@ -63,16 +64,23 @@ class HarborInstance(BaseModel):
 
     @property
     def network_phases(self) -> tuple[Phase, ...]:
-        """The phases for which the task asks for a network by name: one that says nothing of it gets none."""
+        """The phases in which the task has a network, as in Harbor: all of a task that says nothing of it."""
         task = self.task
-        base = task.environment.network_mode
-        verifier = task.verifier.environment.network_mode if task.verifier.environment else base
-        asked: dict[Phase, str | None] = {
+        base = task.environment.network_mode or _PUBLIC
+        verifier = (task.verifier.environment.network_mode or _PUBLIC) if task.verifier.environment else base
+        modes: dict[Phase, str] = {
             "init": base,
             "run": task.agent.network_mode or base,
             "eval": task.verifier.network_mode or verifier,
         }
-        return tuple(phase for phase, mode in asked.items() if mode == "public")
+        return tuple(phase for phase, mode in modes.items() if mode == _PUBLIC)
+
+    @property
+    def names_network(self) -> bool:
+        """True if the task itself says something of the network."""
+        task = self.task
+        tables = (task.environment, task.agent, task.verifier, task.verifier.environment)
+        return any(table is not None and table.network_mode is not None for table in tables)
 
     def script(self, step: StepTable | None, folder: Literal["tests", "solution"], name: str) -> str:
         """Return the path of a script in the archive, the step's own first; empty if there is none."""

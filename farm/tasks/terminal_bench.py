@@ -1,12 +1,15 @@
 """Tasks of terminal-bench 1 (`task.yaml`), converted into Harbor's form when they are read; terminal-bench 2 has it.
 
-The result is 1 if the summary of `pytest -rA` names passed tests and no failed ones, else 0, as the tests' own harness
-counts. The rules of the conversion are those of Harbor's `mappers/terminal_bench.py`.
+The result is 1 if the summary of `pytest -rA` names passed tests and no failed ones, or, of the parser `swebench`, if
+the block between its marks says PASSED; else 0, as the tests' own harness counts. The rules of the conversion are those
+of Harbor's `mappers/terminal_bench.py`.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
 import shutil
 from importlib.resources import files
 from pathlib import Path
@@ -19,6 +22,8 @@ from farm.tasks.compose import ComposeFile, read_compose, read_yaml
 from farm.tasks.harbor_config import Seconds
 
 _COMPOSE = "docker-compose.yaml"
+_PARSERS = ("pytest", "swebench")
+_OUTSIDE_A_NAME = re.compile(r"[^A-Za-z0-9._-]+|^\.+|\.(?=\.)")
 _OF_HARNESS = {"task.yaml", "solution.sh", "solution.yaml", "run-tests.sh", "tests", _COMPOSE}
 
 
@@ -45,15 +50,16 @@ def convert(source: Path, target: Path) -> None:
         raise InvalidRequest(
             first["msg"], field=f"{source / 'task.yaml'}: {'.'.join(map(str, first['loc']))}"
         ) from None
-    if task.parser_name != "pytest":
-        raise InvalidRequest(f"its results are read by {task.parser_name!r}, not pytest", field=str(source))
+    if task.parser_name not in _PARSERS:
+        known = " or ".join(_PARSERS)
+        raise InvalidRequest(f"its results are read by {task.parser_name!r}, not by {known}", field=str(source))
     if not (source / "run-tests.sh").is_file():
         raise InvalidRequest("there is no run-tests.sh", field=str(source))
     compose = read_compose(source / _COMPOSE, "client") if (source / _COMPOSE).is_file() else ComposeFile(main="client")
     (target / "instruction.md").write_text(task.instruction, encoding="utf-8")
     (target / "task.toml").write_text(_config(task, compose, source.resolve().name), encoding="utf-8")
     _environment(source, target / "environment", compose)
-    _tests(source, target / "tests")
+    _tests(source, target / "tests", task.parser_name)
     _solution(source, target / "solution")
 
 
@@ -62,7 +68,7 @@ def _config(task: TerminalBenchTask, compose: ComposeFile, name: str) -> str:
     lines = [
         'schema_version = "1.4"',
         "[task]",
-        f"name = {json.dumps(f'terminal-bench/{name}')}",
+        f"name = {json.dumps(f'terminal-bench/{_plain(name)}')}",
         "[metadata]",
         f"difficulty = {json.dumps(task.difficulty)}",
         f"category = {json.dumps(task.category)}",
@@ -80,6 +86,11 @@ def _config(task: TerminalBenchTask, compose: ComposeFile, name: str) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _plain(name: str) -> str:
+    """Return the name of a folder with what no name of a task has replaced: `001. hello` is `001.-hello`."""
+    return _OUTSIDE_A_NAME.sub("-", name)
+
+
 def _environment(source: Path, target: Path, compose: ComposeFile) -> None:
     """Copy the build context: all of the task but what only its harness needs, unless the Dockerfile copies that."""
     context = source / compose.context if compose.context not in ("", ".") else source
@@ -94,18 +105,41 @@ def _environment(source: Path, target: Path, compose: ComposeFile) -> None:
         return left_out.intersection(names) if Path(folder) == context else set()
 
     shutil.copytree(context, target, symlinks=True, ignore=outer)
+    for place, inside in compose.own_mounts:
+        _copy_mount(source, place, inside, target)
     # the file as Harbor reads it: what is beside the main service is to be seen there
     if compose.sidecars or compose.mounts or compose.privileged or compose.other:
         shutil.copy(source / _COMPOSE, target / _COMPOSE)
 
 
-def _tests(source: Path, target: Path) -> None:
+def _copy_mount(source: Path, place: str, inside: str, target: Path) -> None:
+    """Have the image bring a part of the task that its compose file mounts: every sandbox has a copy of its own.
+
+    What belongs to the harness, such as the solution, is left out of a mount of the whole task.
+    """
+    mounted = source / place
+    if not mounted.exists() or not mounted.resolve().is_relative_to(source.resolve()):
+        raise InvalidRequest(f"its compose file mounts {place!r}, which is not in the task", field=str(source))
+    name = f".mount-{hashlib.sha256(inside.encode()).hexdigest()[:8]}"
+    ending = "/" if mounted.is_dir() else ""
+    if mounted.is_dir():
+        left_out = shutil.ignore_patterns(*_OF_HARNESS, "Dockerfile") if mounted.samefile(source) else None
+        shutil.copytree(mounted, target / name, symlinks=True, ignore=left_out)
+    else:
+        shutil.copy(mounted, target / name)
+    copy = json.dumps([name + ending, inside.rstrip("/") + ending])
+    with (target / "Dockerfile").open("a", encoding="utf-8") as file:
+        file.write(f"\nCOPY {copy}\n")
+
+
+def _tests(source: Path, target: Path, parser: str) -> None:
     if (source / "tests").is_dir():
         shutil.copytree(source / "tests", target, symlinks=True)
     target.mkdir(exist_ok=True)
     shutil.copy(source / "run-tests.sh", target / "run-tests.sh")
     test = target / "test.sh"
-    test.write_text(files("farm.tasks").joinpath("terminal_bench_test.sh").read_text(encoding="utf-8"))
+    script = files("farm.tasks").joinpath("terminal_bench_test.sh").read_text(encoding="utf-8")
+    test.write_text(script.replace(f"parser={_PARSERS[0]}\n", f"parser={parser}\n"))
     test.chmod(0o755)
 
 

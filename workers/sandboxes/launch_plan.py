@@ -77,8 +77,9 @@ def prepare(spec: SandboxSpec) -> SandboxParts:
 
 
 def settled(spec: SandboxSpec, parts: SandboxParts) -> SandboxSpec:
-    """Return a spec with the working directory that it leaves to the image."""
-    return spec if spec.workdir else spec.model_copy(update={"workdir": parts.config.workdir or WORKSPACE})
+    """Return a spec with the working directory that it leaves to the image; one that names none has Docker's, `/`."""
+    unnamed = "/" if spec.image_first else WORKSPACE
+    return spec if spec.workdir else spec.model_copy(update={"workdir": parts.config.workdir or unnamed})
 
 
 def start_build(base: Image) -> BuildSandbox:

@@ -79,12 +79,13 @@ HACKS |= {name: (PYTEST_TEST, command) for name, (_, command) in PYTEST.items()}
 HACKS |= {name: (IN_APP_TEST, command) for name, (_, command) in IN_WORKING_DIRECTORY.items()} | OTHERS
 
 _TABLES = "[verifier]\ntimeout_sec = 120.0\n[agent]\ntimeout_sec = 120.0\n"
+_OFFLINE = '[environment]\nnetwork_mode = "no-network"\n'
 
 
 def write_task(folder: Path, test: str, solution: str, tables: str = _TABLES) -> Path:
     """Write a task of these tests, whose solution is the attempt; return its folder."""
     texts = {
-        "task.toml": f'schema_version = "1.4"\n{tables}',
+        "task.toml": f'schema_version = "1.4"\n{tables}{_OFFLINE}',
         "instruction.md": "Write the answer to /app/answer.txt.\n",
         "environment/Dockerfile": "FROM debian:bookworm-slim\nWORKDIR /app\n"
         "RUN mkdir -p /etc/service /usr/local/bin && echo 1 > /etc/service/main.conf && echo 1 > /etc/service/old.conf\n",

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -93,7 +94,7 @@ def test_what_no_sandbox_has_is_named(task: Callable[..., Path], table: str, ask
 @pytest.mark.parametrize(
     ("service", "asked"),
     [
-        ("volumes: ['../..:/host']", "folders of the host (../..:/host)"),
+        ("volumes: ['../..:/host']", "folders of the host (../..)"),
         ("volumes: [{type: bind, source: /etc, target: /x}]", "folders of the host (/etc)"),
         ("privileged: true", "privileges over its node"),
         ("cap_add: [SYS_ADMIN]", "privileges over its node"),
@@ -156,6 +157,8 @@ _TERMINAL_BENCH = {
     "tests/test_outputs.py": "def test_x(): pass\n",
 }
 
+_MOUNTED = "services:\n  client:\n    build: {{dockerfile: Dockerfile}}\n    volumes:\n      - {}\n"
+
 
 def _written(folder: Path, files: dict[str, str]) -> Path:
     for name, text in files.items():
@@ -189,7 +192,8 @@ def test_a_task_of_terminal_bench_1_becomes_harbor_s(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "named"),
     [
-        ("task.yaml", "instruction: x\nparser_name: swebench", "'swebench', not pytest"),
+        ("task.yaml", "instruction: x\nparser_name: mlebench", "'mlebench', not by pytest or swebench"),
+        ("docker-compose.yaml", _MOUNTED.format("./absent:/data"), "mounts './absent', which is not in the task"),
         ("task.yaml", "instruction: [", "no YAML"),
         ("task.yaml", "difficulty: easy", "instruction"),
         ("docker-compose.yaml", "services:\n  client:\n    build: {context: ../..}", "lies outside of the task"),
@@ -200,6 +204,86 @@ def test_what_cannot_be_converted_is_named(tmp_path: Path, name: str, text: str,
     with pytest.raises(InvalidRequest) as refused, task_folder(source):
         pass
     assert named in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("folder", "name"),
+    [("001. TASK", "001.-TASK"), ("a b  c", "a-b-c"), (".hidden", "-hidden"), ("a..b", "a-.b"), ("ünicode", "-nicode")],
+)
+def test_a_folder_may_have_any_name(tmp_path: Path, folder: str, name: str) -> None:
+    with task_folder(_written(tmp_path / folder, _TERMINAL_BENCH)) as found:
+        assert found.instance.name == f"terminal-bench/{name}"
+
+
+def test_what_is_wrong_is_named_by_the_user_s_path(tmp_path: Path) -> None:
+    source = _written(tmp_path / "hello", {**_TERMINAL_BENCH, "task.yaml": "instruction: ' '\n"})
+    with pytest.raises(InvalidRequest) as refused, task_folder(source):
+        pass
+    assert f"{source}/instruction.md" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("mount", "line", "files"),
+    [
+        ("./:/app", '["{}/", "/app/"]', {"data.txt"}),
+        ("./data.txt:/etc/data.txt:ro", '["{}", "/etc/data.txt"]', None),
+        ("{type: bind, source: ./sub, target: /sub/}", '["{}/", "/sub/"]', {"x"}),
+    ],
+)
+def test_a_mount_of_the_task_s_own_files_is_copied(
+    tmp_path: Path, mount: str, line: str, files: set[str] | None
+) -> None:
+    """The solution and the tests of the harness are not."""
+    compose = _MOUNTED.format(mount)
+    source = _written(tmp_path / "hello", {**_TERMINAL_BENCH, "docker-compose.yaml": compose, "sub/x": "1"})
+    with task_folder(source) as found:
+        assert list(unsupported(needs_of(found.instance))) == []
+        (name,) = [each.name for each in (found.path / "environment").iterdir() if each.name.startswith(".mount-")]
+        text = (found.path / "environment" / "Dockerfile").read_text()
+        assert text.splitlines()[-1] == f"COPY {line.format(name)}"
+        place = found.path / "environment" / name
+        if files is not None:
+            assert {each.name for each in place.iterdir()} == files | ({"sub"} if "data.txt" in files else set())
+
+
+@pytest.mark.parametrize("mount", ["/etc:/host", "~/x:/x", "../out:/x", "./../out:/x", "named:/x", "${HOME}:/x"])
+def test_a_mount_of_something_else_is_refused_by_name(tmp_path: Path, mount: str) -> None:
+    source = _written(tmp_path / "hello", {**_TERMINAL_BENCH, "docker-compose.yaml": _MOUNTED.format(mount)})
+    with task_folder(source) as found:
+        assert "folders of the host" in " ".join(unsupported(needs_of(found.instance)))
+
+
+_SWEBENCH = "SWEBench results starts here\n{}\nSWEBench results ends here\n"
+
+
+@pytest.mark.parametrize(
+    ("printed", "reward"),
+    [
+        (_SWEBENCH.format("PASSED"), "1"),
+        ("noise\n" + _SWEBENCH.format("  PASSED  ") + "after\n", "1"),
+        (_SWEBENCH.format("FAILED"), "0"),
+        (_SWEBENCH.format("PASSED") + _SWEBENCH.format("FAILED"), "0"),
+        (_SWEBENCH.format("PASSED") + _SWEBENCH.format("PASSED"), "0"),
+        (_SWEBENCH.format("PASSED PASSED"), "0"),
+        (_SWEBENCH.format(""), "0"),
+        ("SWEBench results starts here\nPASSED\n", None),
+        ("PASSED\nSWEBench results ends here\n", None),
+        ("", None),
+    ],
+)
+def test_the_parser_of_swe_bench_reads_the_block_between_its_marks(
+    tmp_path: Path, printed: str, reward: str | None
+) -> None:
+    """By the rule of terminal_bench's swebench_parser.py: all from the first mark to the last is the word PASSED."""
+    task = {**_TERMINAL_BENCH, "task.yaml": "instruction: x\nparser_name: swebench"}
+    with task_folder(_written(tmp_path / "hello", task)) as found:
+        script = (found.path / "tests" / "test.sh").read_text()
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "run-tests.sh").write_text(f"cat <<'END'\n{printed}END\n")
+    script = script.replace("/logs/verifier", str(tmp_path / "logs")).replace("/tests/", f"{tmp_path}/")
+    subprocess.run(["bash", "-c", script], check=False, capture_output=True)
+    path = tmp_path / "logs" / "reward.txt"
+    assert (path.read_text().strip() if path.exists() else None) == reward
 
 
 def test_a_solution_of_commands_is_a_script(tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ class BuildContext:
     def _children(self, parent: str, part: str) -> list[str]:
         folder = self.folder / parent
         prefix = f"{parent}/" if parent else ""
-        if not re.search(r"[*?\[\\]", part):
+        if not is_pattern(part):
             return [prefix + part] if os.path.lexists(folder / part) else []
         match = glob_pattern(part)
         names = sorted(each.name for each in folder.iterdir()) if folder.is_dir() else []
@@ -121,6 +121,11 @@ def ignore_patterns(text: str) -> Iterator[tuple[re.Pattern[str], bool]]:
         clean = os.path.normpath("/" + pattern.removeprefix("!").strip()).lstrip("/")
         if clean:
             yield glob_pattern(clean), keeps
+
+
+def is_pattern(text: str) -> bool:
+    """Return whether a source of COPY may stand for several names, or for none."""
+    return re.search(r"[*?\[\\]", text) is not None
 
 
 def glob_pattern(pattern: str) -> re.Pattern[str]:

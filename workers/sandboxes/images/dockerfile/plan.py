@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 from farm.errors import ImageError
 from workers.sandboxes.images.dockerfile.build_stages import BuildStage, StagedFile, arguments_of, expanded
-from workers.sandboxes.images.dockerfile.context import BuildContext, digest_of
+from workers.sandboxes.images.dockerfile.context import BuildContext, digest_of, is_pattern
 from workers.sandboxes.images.dockerfile.healthcheck import healthcheck_of
 from workers.sandboxes.images.dockerfile.image_config import ImageConfig
 from workers.sandboxes.images.dockerfile.instructions import (
@@ -271,6 +271,9 @@ class _Planner:
             else:
                 found += self._in_context(instruction, source)
         into = target.endswith(("/", "/.", "/..")) or target in (".", "..") or target == ""
+        if not found:
+            # patterns are for files that may be absent, such as the lock file of `COPY package.json yarn.lock* ./`
+            return
         if len(found) > 1 and not into:
             raise ValueError(f"several sources go into a folder: write {target}/")
         chown = expanded(instruction, self._expansion, instruction.flag("chown") or "")
@@ -308,7 +311,7 @@ class _Planner:
                 "a build with --network"
             )
         names = self._context.named(source)
-        if not names:
+        if not names and not is_pattern(source):
             raise ValueError(f"{source} is not in the context {self._context.folder}, or .dockerignore leaves it out")
         result: list[Source] = []
         for name in names:

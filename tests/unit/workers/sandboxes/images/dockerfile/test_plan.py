@@ -13,7 +13,7 @@ from workers.sandboxes.images.dockerfile.healthcheck import healthcheck_of
 from workers.sandboxes.images.dockerfile.image_config import Healthcheck, ImageConfig
 from workers.sandboxes.images.dockerfile.instructions import Instruction, parse
 from workers.sandboxes.images.dockerfile.plan import PlannedStage, check_values, plan
-from workers.sandboxes.images.dockerfile.steps import CopyFiles, MakeFolder, RunProgram
+from workers.sandboxes.images.dockerfile.steps import CopyFiles, FromContext, MakeFolder, RunProgram
 from workers.sandboxes.images.layered_image import Image
 
 BASE = Image(Path("/base"), variables={"PATH": "/bin", "FROM_BASE": "1"}, entry=Path("/cache/base-key/root"))
@@ -132,6 +132,24 @@ EOF
     )
     assert (one.target, one.into, unpacked.unpack) == ("/w/z", False, True)
     assert text_file.sources[0] == type(text_file.sources[0])("EOF", "v=1\n")  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize(
+    ("sources", "names"),
+    [
+        ("a.txt lock*", ["a.txt"]),
+        ("lock* a.txt", ["a.txt"]),
+        ("a.tx? b.t[x]t", ["a.txt", "b.txt"]),
+        ("*.lock tool/?", []),
+        ("none/*", []),
+    ],
+)
+def test_a_pattern_may_stand_for_nothing(folder: Path, sources: str, names: list[str]) -> None:
+    """As BuildKit has it, for files that may be absent; a name without a pattern may not."""
+    steps = planned(f"FROM base:1\nCOPY {sources} ./\nRUN x\n", folder)[0].steps
+    copies = [step.work for step in steps if isinstance(step.work, CopyFiles)]
+    found = [source.name for work in copies for source in work.sources if isinstance(source, FromContext)]
+    assert (found, len(copies), len(steps)) == (names, bool(names), bool(names) + 1)
 
 
 def test_only_what_depends_on_a_change_is_made_again(folder: Path) -> None:
