@@ -44,11 +44,30 @@ async def tests_alone(instance: SweInstance) -> None:
         assert result.code == 0, result
 
 
-async def scored(instance: SweInstance) -> None:
+async def scored(instance: SweInstance, patch: str, value: float) -> None:
     evaluator = SweHandler().evaluator(instance)
-    submission = Submission(files={PATCH: instance.patch or ""})
+    submission = Submission(files={PATCH: patch})
     score = await evaluator.evaluate(submission, lambda *_, **__: fresh(instance), _LIMIT_S)
-    assert score.value == 1.0, score
+    assert score.value == value, score
+
+
+def _unreadable(patch: str) -> str:
+    """Return the patch with a line that is no Python, so that no test can be collected."""
+    lines = patch.split("\n")
+    at = next(n for n, line in enumerate(lines) if line.startswith("+") and not line.startswith("+++"))
+    return "\n".join([*lines[:at], "+(((", *lines[at + 1 :]])
+
+
+async def without_outcomes(instance: SweInstance, times: dict[str, list[float]]) -> None:
+    """Score a patch that leaves no outcomes, as the first of its instance and once more."""
+    # another command is another instance to the evaluator
+    environment = instance.environment
+    command = environment.test_cmd + " " * (len(times.get("without_outcomes", ())) + 1)
+    first = instance.model_copy(update={"environment": environment.model_copy(update={"test_cmd": command})})
+    for name in ("without_outcomes_and_control", "without_outcomes"):
+        started = time.perf_counter()
+        await scored(first, _unreadable(instance.patch or ""), 0.0)
+        times.setdefault(name, []).append(time.perf_counter() - started)
 
 
 async def planted(instance: SweInstance, copied: list[str]) -> float:
@@ -94,10 +113,14 @@ async def measure(report: Report, rounds: int) -> None:
     await tests_alone(instance)
     times: dict[str, list[float]] = {"tests_alone": [], "score": []}
     for _ in range(rounds):
-        for name, run in (("tests_alone", tests_alone), ("score", scored)):
+        for name, run in (
+            ("tests_alone", tests_alone(instance)),
+            ("score", scored(instance, instance.patch or "", 1.0)),
+        ):
             started = time.perf_counter()
-            await run(instance)
+            await run
             times[name].append(time.perf_counter() - started)
+        await without_outcomes(instance, times)
         await parts(instance, times)
         fixed = dict.fromkeys(test.partition("[")[0] for test in instance.FAIL_TO_PASS)
         kept = {test.partition("[")[0] for test in instance.PASS_TO_PASS} - fixed.keys()

@@ -171,7 +171,8 @@ class Sandbox(Protocol):
     async def download(self, path: str, target: Path) -> None:
         """Copy a file or a folder to the node, as `target`, which must not exist.
 
-        Links are copied only if they stay within the folder; devices and sockets are not copied. Raises ToolError.
+        Links are copied only if they stay within the folder, those by a whole path as relative ones; devices and
+        sockets are not copied. Raises ToolError.
         """
         ...
 

@@ -16,7 +16,22 @@ from tests.services.images import PROGRAMS, root_folder
 _TOOLS = (
     *PROGRAMS,
     *("chmod", "cp", "cut", "date", "dirname", "env", "find", "head", "id", "ln", "mkfifo", "mv", "nohup", "ps"),
-    *("cmp", "sha256sum", "sort", "stat", "tac", "tail", "tee", "tr", "wc", "whoami", "git"),
+    *(
+        "cmp",
+        "readlink",
+        "rmdir",
+        "seq",
+        "sha256sum",
+        "sort",
+        "stat",
+        "tac",
+        "tail",
+        "tee",
+        "tr",
+        "wc",
+        "whoami",
+        "git",
+    ),
 )
 _NOTHING = "#!/bin/bash\nexit 0\n"
 _PASSWD = "root:x:0:0:root:/root:/bin/bash\nagent:x:1500:1500::/home/agent:/bin/bash\n"

@@ -10,11 +10,13 @@ from __future__ import annotations
 import base64
 import json
 import re
+import shlex
 from collections.abc import Collection, Mapping
 from importlib.resources import files
 from typing import Any
 
 from farm.errors import EvaluatorError
+from workers.evaluators.canaries.trivial_tests import TRIVIAL, trivial_tests
 from workers.evaluators.outcomes import Planted
 from workers.evaluators.program_source import source_of
 from workers.interfaces import ExecResult, Sandbox
@@ -154,6 +156,15 @@ class PatchedTree:
         if result.code != 0:
             raise NotRestored(f"the test patch does not apply: {said(result)}")
         return list(restored["restored"])
+
+    async def replace_tests(self, ids: Collection[str], tests: Collection[str]) -> None:
+        """Undo the test patch; replace the tests of these ids by trivial ones, and make absent files of `tests`."""
+        await self._bash('test ! -e "$FOLDER/test.patch" || git apply -R --whitespace=nowarn "$FOLDER/test.patch"')
+        replaced = trivial_tests(ids)
+        for path in tests:
+            if path in replaced or (await self._bash(f"test -e {shlex.quote(path)}")).code != 0:
+                text = replaced.get(path, TRIVIAL)
+                await self._sandbox.write_file(f"{self._tree}/{path}", text.encode())
 
     async def plant(self, tests: Collection[str], copied: Collection[str] = ()) -> Planted:
         """Put canaries beside the tests of these files, and copies of the tests of these ids. Raises EvaluatorError."""

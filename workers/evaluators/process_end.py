@@ -24,7 +24,7 @@ the rollout is scored again; it is never a 0.
 
 A scorer that is broken ends every submission as it ends a wrong one. So where it names itself to `settle`, a score of
 less than full marks stands only if full marks were given by it in this process within the last ten minutes, to a
-submission or to the control.
+submission or to the control; unless the run itself shows that the scorer works, such as by some tests that passed.
 """
 
 from __future__ import annotations
@@ -163,15 +163,19 @@ def _signalled(end: ProcessEnd) -> tuple[EndCause, str]:
 
 @dataclass(frozen=True, slots=True)
 class Trial(Generic[T]):
-    """One run of a submission: its score, and the end of its process. `passed`: full marks."""
+    """One run of a submission: its score, and the end of its process. `passed`: full marks.
+
+    `stands`: its score needs no proof of the scorer, as the run shows that it works, or left no time for a control.
+    """
 
     value: T
     end: ProcessEnd
     passed: bool = False
+    stands: bool = False
 
 
 _proven: dict[str, float] = {}
-"""Scorers by name, and when each last gave full marks."""
+"""Scorers by name, and when each last gave full marks: the latest last, those of more than ten minutes ago removed."""
 
 
 async def settle(
@@ -180,8 +184,9 @@ async def settle(
     """Run a submission, again if need be, until its score is attributed to the policy; see the rule above.
 
     `trial` runs it in a fresh environment each time. `control` runs in such an environment what must pass, and returns
-    how it failed; empty if it passed. `scorer` names what both are scored by, if the control is scored so. Raises
-    EvaluatorError, about `what`, if the farm caused the end, or if the scorer gives nothing full marks.
+    how it failed; empty if it passed. `scorer` names what both are scored by, if the control is scored so, and the
+    instance if the proof of one says nothing of others. Raises EvaluatorError, about `what`, if the farm caused the
+    end, or if the scorer gives nothing full marks.
     """
     run = await trial()
     is_proven = False
@@ -194,13 +199,22 @@ async def settle(
         whose, reason = _judged(run)
     if whose is EndCause.FARM:
         raise EvaluatorError(f"{what}: {reason}; it is scored again")
-    if scorer and not (run.passed or is_proven) and time.monotonic() - _proven.get(scorer, -math.inf) > _PROVEN_S:
+    known_s = time.monotonic() - _proven.get(scorer, -math.inf)
+    if scorer and not (run.passed or run.stands or is_proven) and known_s > _PROVEN_S:
         if failed := await control():
             raise EvaluatorError(f"{what}: {reason}, and a control that must pass did not: {failed}")
         is_proven = True
-    if is_proven or run.passed:
-        _proven[scorer] = time.monotonic()
+    if scorer and (is_proven or run.passed):
+        _note_proven(scorer)
     return run.value
+
+
+def _note_proven(scorer: str) -> None:
+    now = time.monotonic()
+    _proven.pop(scorer, None)
+    while _proven and now - next(iter(_proven.values())) > _PROVEN_S:
+        del _proven[next(iter(_proven))]
+    _proven[scorer] = now
 
 
 def _judged(trial: Trial[T]) -> tuple[EndCause, str]:

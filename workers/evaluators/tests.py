@@ -14,12 +14,16 @@ The code under test runs in pytest's own process, so the reports of that process
 * The end of the run is judged by `process_end.py`. The reader ends the tests at their limit, so a limit that passed
   while its clock and the worker's were on time is the policy's. Repetition needs time: an end by a signal after more
   than a quarter of the time is the policy's, which could otherwise turn each 0 into a broken rollout.
-* A disk that is reported full has no known cause: a clean tree is tried, and then the patch again.
+* A disk that is reported full has no known cause: the control is tried, and then the patch again.
+* A run in which no test passed, no canary either, shows nothing of the patch: the plug-in, pytest or its Python may be
+  broken. Its 0 stands if the control has a test that passes: the tests over the reference patch, or, where there is
+  none that applies, tests of the same names that do nothing, over the clean tree. The control has no file of the patch.
 """
 
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import secrets
 import shlex
@@ -56,6 +60,7 @@ class TestPlan:
     """The tests of an issue: `command` runs in `tree`, `pythonpath` is relative to it; ids are pytest node ids.
 
     The command runs pytest once, on whole files. Those of `may_xfail` count too if they fail as their own marks expect.
+    `gold` is the reference patch, empty if there is none.
     """
 
     __test__: ClassVar[bool] = False
@@ -67,6 +72,13 @@ class TestPlan:
     fail_to_pass: Sequence[str]
     pass_to_pass: Sequence[str]
     may_xfail: Sequence[str] = ()
+    gold: str = ""
+
+    @property
+    def key(self) -> str:
+        """A digest of what decides whether outcomes can be recorded: the same for all patches of an instance."""
+        decides = (self.command, self.tree, self.pythonpath, self.test_patch, self.gold)
+        return hashlib.sha256("\0".join(decides).encode()).hexdigest()[:16]
 
     @property
     def files(self) -> list[str]:
@@ -101,17 +113,22 @@ class UnfitTests(EvaluatorError):
 
 
 class PytestEvaluator:
-    """The evaluator of a patch: 1.0 if all tests to be fixed and all tests to be kept pass, else 0.0."""
+    """The evaluator of a patch: 1.0 if all tests to be fixed and all tests to be kept pass, else 0.0.
+
+    `clean` opens the sandboxes of controls, if those for the patch may have something of it.
+    """
 
     name: ClassVar[str] = "pytest"
 
-    def __init__(self, plan: TestPlan) -> None:
+    def __init__(self, plan: TestPlan, clean: FreshSandbox | None = None) -> None:
         self._plan = plan
+        self._clean = clean
 
     async def evaluate(self, submission: Submission, fresh: FreshSandbox, timeout_s: float) -> Score:
         """Score a patch. Tests that run out of time score 0.0, and so does a tampered run (`details.tampered`).
 
-        Raises EvaluatorError if git or pytest is missing, the test patch fails, or the node had a fault.
+        Raises EvaluatorError if git or pytest is missing, the test patch fails, no outcomes can be recorded, or the
+        node had a fault.
         """
         if REJECTED in submission.files:
             return Score(0.0, {"reason": submission.files[REJECTED]})
@@ -125,9 +142,11 @@ class PytestEvaluator:
                 return await self._trial(patch, copied, fresh, timeout_s, deadline)
 
             async def control() -> str:
-                return (await self._control((), fresh, timeout_s, deadline)).failed
+                return await self._works(clean, timeout_s, deadline)
 
-            return await settle(trial, control, "the tests of a patch")
+            return await settle(trial, control, "the tests of a patch", scorer=f"{self.name} {self._plan.key}")
+
+        clean = self._clean or fresh
 
         copied = self._copied()
         run = await settled(copied)
@@ -139,7 +158,7 @@ class PytestEvaluator:
             run = replace(run, score=Score(run.score.value, {**run.score.details, **left_out}))
         if not run.tampered and not run.passing_copies:
             return run.score
-        control = await self._control(copied, fresh, timeout_s, deadline)
+        control = await self._control(copied, clean, timeout_s, deadline)
         if run.tampered:
             if control.failed:
                 why = f"the tests' command does not suit the canaries, name files and not tests: {control.failed}"
@@ -167,7 +186,8 @@ class PytestEvaluator:
                 end = ProcessEnd.of(applied, timeout_s / 4, conditions)
                 if _NO_SPACE in applied.stderr and not applied.limit:
                     end = ProcessEnd(None, gone="no space was left for the patch", conditions=conditions)
-                return Trial(_Run(Score(0.0, {"reason": f"the patch does not apply: {said(applied)}"})), end)
+                score = Score(0.0, {"reason": f"the patch does not apply: {said(applied)}"})
+                return Trial(_Run(score), end, stands=True)
             try:
                 restored = await tree.apply_tests(self._plan.test_patch, self._plan.files)
                 planted = await tree.plant(self._plan.files, copied)
@@ -177,7 +197,34 @@ class PytestEvaluator:
         run = self._score(seen, planted)
         details = {**run.score.details, "n_restored": len(restored), **end_details(_shown(result, seen))}
         end = _end(result, seen, conditions, deadline, timeout_s)
-        return Trial(replace(run, score=Score(run.score.value, details)), end, passed=run.score.value == 1.0)
+        is_late = _used_s(deadline, timeout_s) > _REPEATABLE_SHARE * timeout_s
+        stands = is_late or (seen is not None and seen.outcomes.has_passes)
+        run = replace(run, score=Score(run.score.value, details))
+        return Trial(run, end, passed=run.score.value == 1.0, stands=stands)
+
+    async def _works(self, clean: FreshSandbox, timeout_s: float, deadline: float) -> str:
+        """Run tests that must pass; return how they failed. It is empty if one passed, or if there was no time."""
+        async with clean() as sandbox:
+            tree, plugins = await self._clean_tree(sandbox, timeout_s)
+            applied = await tree.apply_policy(self._plan.gold.encode())
+            is_solved = bool(self._plan.gold.strip()) and applied.code == 0
+            try:
+                await tree.apply_tests(self._plan.test_patch, self._plan.files)
+            except NotRestored as error:
+                return str(error)
+            if is_solved:
+                await tree.plant(self._plan.files)
+            else:
+                await tree.replace_tests([*self._plan.fail_to_pass, *self._plan.pass_to_pass], self._plan.files)
+            now = time.monotonic()
+            if now >= deadline:
+                return ""
+            result, seen = await self._run_tests(sandbox, plugins, now + (deadline - now) / 2)
+            if seen is None:
+                return f"the tests of the clean tree did not run: {said(result)}"
+            if seen.timed_out or seen.outcomes.has_passes:
+                return ""
+            return f"no test was reported as passed: {said(_shown(result, seen))}"
 
     async def _control(self, copied: Sequence[str], fresh: FreshSandbox, timeout_s: float, deadline: float) -> _Control:
         """Run the tests over the clean tree; nothing is known of them if there is no time."""
@@ -302,7 +349,7 @@ def _end(result: ExecResult, seen: _Seen | None, conditions: Any, deadline: floa
     late_s = conditions.late_s
     if seen is not None and seen.timed_out and max(late_s, seen.late_s) < _LATE_SHARE * seen.wall_s:
         limit = limit or "the time of the tests was over"
-    used_s = timeout_s * 0.9 - (deadline - time.monotonic())
+    used_s = _used_s(deadline, timeout_s)
     if seen is None:
         end = ProcessEnd.of(result, timeout_s, conditions)
     else:
@@ -318,3 +365,7 @@ def _end(result: ExecResult, seen: _Seen | None, conditions: Any, deadline: floa
     if doing(end)[0] is EndCause.UNKNOWN and used_s > _REPEATABLE_SHARE * timeout_s:
         return ProcessEnd(end.code, limit=f"{end.kind}, too late to be tried again", conditions=conditions)
     return end
+
+
+def _used_s(deadline: float, timeout_s: float) -> float:
+    return timeout_s * 0.9 - (deadline - time.monotonic())

@@ -144,5 +144,6 @@ class SweHandler:
                 test_patch=instance.test_patch,
                 fail_to_pass=instance.FAIL_TO_PASS,
                 pass_to_pass=instance.PASS_TO_PASS,
+                gold=instance.patch or "",
             )
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import posixpath
 import shutil
 import socket
 import tarfile
@@ -84,7 +85,7 @@ class Transfer:
             raise ToolError(f"{target} exists on the node already")
         ours, theirs = socket.socketpair()
         given_up = threading.Event()
-        unpacking = asyncio.create_task(asyncio.to_thread(_unpack, ours, target, given_up))
+        unpacking = asyncio.create_task(asyncio.to_thread(_unpack, ours, path, target, given_up))
         try:
             with theirs:
                 await self._ask("download", path, theirs.fileno(), TREE_S)
@@ -201,8 +202,8 @@ async def _removed(unpacking: asyncio.Task[None], target: Path) -> None:
     await asyncio.to_thread(_remove, target)
 
 
-def _unpack(ours: socket.socket, target: Path, given_up: threading.Event) -> None:
-    """Make `target` from a tar stream; leaves out what would lead out of it. Raises TarError, OSError."""
+def _unpack(ours: socket.socket, source: str, target: Path, given_up: threading.Event) -> None:
+    """Make `target` from a tar stream of `source`; leaves out what would lead out of it. Raises TarError, OSError."""
     top = target.parent.resolve() / target.name
     # the folders that are made here, below which there is nothing but what is made here
     folders: set[str] = set()
@@ -212,7 +213,7 @@ def _unpack(ours: socket.socket, target: Path, given_up: threading.Event) -> Non
                 for member in archive:
                     if given_up.is_set():
                         return
-                    _place(archive, member, str(top), folders)
+                    _place(archive, member, source, str(top), folders)
         except tarfile.ReadError:
             # nothing came: the other side has said why
             if target.exists():
@@ -223,7 +224,7 @@ def _unpack(ours: socket.socket, target: Path, given_up: threading.Event) -> Non
         pass
 
 
-def _place(archive: tarfile.TarFile, member: tarfile.TarInfo, top: str, folders: set[str]) -> None:
+def _place(archive: tarfile.TarFile, member: tarfile.TarInfo, source: str, top: str, folders: set[str]) -> None:
     path = top if member.name == "." else f"{top}/{member.name}"
     # the tree may have changed while it was packed, so that what was a folder first is a link here
     if path != top and path.rpartition("/")[0] not in folders:
@@ -234,17 +235,26 @@ def _place(archive: tarfile.TarFile, member: tarfile.TarInfo, top: str, folders:
         os.mkdir(path)  # noqa: PTH102 - tens of thousands, for which pathlib takes as long as the kernel
         folders.add(path)
     elif member.isreg():
-        source = archive.extractfile(member)
-        assert source
+        data = archive.extractfile(member)
+        assert data
         mode = member.mode & 0o700 | 0o600
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
         with os.fdopen(descriptor, "wb") as file:
-            shutil.copyfileobj(source, file, 1 << 20)
+            shutil.copyfileobj(data, file, 1 << 20)
             os.fchmod(descriptor, mode)
     elif member.issym() and path != top:
-        Path(path).symlink_to(member.linkname)
+        Path(path).symlink_to(_within(member, source))
     elif member.islnk() and f"{top}/{member.linkname}".rpartition("/")[0] in folders:
         os.link(f"{top}/{member.linkname}", path, follow_symlinks=False)
+
+
+def _within(link: tarfile.TarInfo, source: str) -> str:
+    """Return the target of a link in a copy of `source`: relative to the link, if it is a whole path below `source`."""
+    folder = source.rstrip("/")
+    if not source.startswith("/") or not f"{link.linkname}/".startswith(f"{folder}/"):
+        return link.linkname
+    inside = posixpath.relpath(link.linkname, folder or "/")
+    return posixpath.relpath(inside, posixpath.dirname(link.name) or ".")
 
 
 def _cut_links(top: Path) -> int:

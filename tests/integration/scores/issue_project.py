@@ -27,8 +27,11 @@ def bundle_of(folder: Path) -> str:
     return base64.b64encode(subprocess.run(git, capture_output=True, check=True).stdout).decode()
 
 
-def row_of(project: Project, folder: Path, fail_to_pass: Sequence[str] = ()) -> IssueRow:
-    """Return the row of the project's issue; its tree comes as a bundle. `fail_to_pass` replaces the plan's."""
+def row_of(project: Project, folder: Path, fail_to_pass: Sequence[str] = (), **more: str) -> IssueRow:
+    """Return the row of the project's issue; its tree comes as a bundle. `fail_to_pass` replaces the plan's.
+
+    `more` are columns to add or replace.
+    """
     git = ["git", "-c", "safe.directory=*", "-C", str(folder), "rev-parse", "HEAD"]
     plan = project.plan()
     return IssueRow.model_validate(
@@ -45,6 +48,7 @@ def row_of(project: Project, folder: Path, fail_to_pass: Sequence[str] = ()) -> 
             "packages": list(SPEC.packages),
             "git_bundle": bundle_of(folder),
             "test_cmd": "python -m pytest -rA -p no:cacheprovider",
+            **more,
         }
     )
 

@@ -2,7 +2,8 @@
 
 `tests.py` runs the same command over the same tests: outcomes are signed, and canaries stand among the tests. The
 commands before the tests run on the clean tree, so that no code of the patch runs before pytest does. Only a patch that
-changes what is compiled is there already when they run, and is taken out again from all but what they built.
+changes what is compiled is there already when they run, and is taken out again from all but what they built. In the
+sandboxes of controls that is the reference patch.
 """
 
 from __future__ import annotations
@@ -53,15 +54,20 @@ async def confirm(
         fail_to_pass=fail_to_pass,
         pass_to_pass=[test for test in issue.pass_to_pass if "::" in test and "PASSED" in said_of(test, statuses)],
         may_xfail=[test for test in fail_to_pass if "XFAIL" in said_of(test, statuses)],
+        gold=issue.gold,
     )
 
-    @asynccontextmanager
-    async def prepared(spec: SandboxSpec | None = None, *, layer: bool = False) -> AsyncIterator[Sandbox]:
-        async with fresh(spec, layer=layer) as sandbox:
-            yield await _prepared(sandbox, issue, before, patch, timeout_s / 4)
+    def prepared(built: bytes) -> FreshSandbox:
+        @asynccontextmanager
+        async def opened(spec: SandboxSpec | None = None, *, layer: bool = False) -> AsyncIterator[Sandbox]:
+            async with fresh(spec, layer=layer) as sandbox:
+                yield await _prepared(sandbox, issue, before, built, timeout_s / 4)
 
+        return opened
+
+    evaluator = PytestEvaluator(plan, prepared(issue.gold.encode()))
     try:
-        second = await PytestEvaluator(plan).evaluate(Submission(files=patch_files(patch)), prepared, timeout_s)
+        second = await evaluator.evaluate(Submission(files=patch_files(patch)), prepared(patch), timeout_s)
     except UnfitTests as error:
         return _unconfirmed(score, str(error))
     if second.value == 1.0:

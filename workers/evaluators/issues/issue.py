@@ -19,7 +19,8 @@ class Issue:
     Patches, lists of tests and scripts are never in the policy's sandbox. `eval_script` prints the output of the tests
     between swebench's two marks. `bug_patch` makes the bug in the image's tree; `bundle`, a git bundle in base64, is
     the tree where the image has none. `expected` is the whole map of test to status that must come out, in place of
-    the two lists. `gold_paths` are what the reference solution changes.
+    the two lists. `gold_paths` are what the reference solution changes, `gold` is its patch; it is empty for SWE-smith,
+    where the tree without the bug is the solution.
     """
 
     instance_id: str
@@ -38,3 +39,4 @@ class Issue:
     bundle: str = ""
     expected: tuple[tuple[str, str], ...] = ()
     gold_paths: tuple[str, ...] = ()
+    gold: str = ""

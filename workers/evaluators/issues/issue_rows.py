@@ -139,6 +139,7 @@ class IssueRow(BaseModel):
             bundle=self.git_bundle,
             expected=tuple(sorted(self.expected_output_json.items())),
             gold_paths=tuple(touched(self.patch)),
+            gold="" if smith else self.patch,
         )
 
     def _parser(self) -> str:

@@ -11,6 +11,7 @@ import re
 import sys
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from workers.evaluators.tree_guard import folder_of_tests, steers
 
@@ -42,10 +43,9 @@ class KeptChanges:
 def kept_changes(patch: bytes, tests: Collection[str], gold: Collection[str]) -> KeptChanges:
     """Return a patch without the changes of protected paths; `tests` are the issue's, `gold` the solution's paths."""
     folders = {folder for folder in map(folder_of_tests, tests) if folder}
-    starts = [match.start() for match in _SECTION.finditer(patch)]
-    kept, dropped = [patch[: starts[0]] if starts else patch], []
-    for start, end in zip(starts, [*starts[1:], len(patch)], strict=True):
-        section = patch[start:end]
+    before, *sections = _parts(patch)
+    kept, dropped = [before], []
+    for section in sections:
         paths = paths_of(section)
         if any(_protected(path, section, tests, folders, gold) for path in paths):
             dropped += paths
@@ -56,9 +56,13 @@ def kept_changes(patch: bytes, tests: Collection[str], gold: Collection[str]) ->
 
 def paths_of_patch(patch: bytes) -> list[str]:
     """Return all paths that a patch names, each once."""
+    return list(dict.fromkeys(path for section in _parts(patch)[1:] for path in paths_of(section)))
+
+
+def _parts(patch: bytes) -> list[bytes]:
+    """Return what stands before the first file's section, and all sections."""
     starts = [match.start() for match in _SECTION.finditer(patch)]
-    sections = (patch[start:end] for start, end in zip(starts, [*starts[1:], len(patch)], strict=True))
-    return list(dict.fromkeys(path for section in sections for path in paths_of(section)))
+    return [patch[start:end] for start, end in pairwise([0, *starts, len(patch)])]
 
 
 def paths_of(section: bytes) -> list[str]:

@@ -5,7 +5,9 @@
 3. The log is graded by the library. One without readable results, or that the exit code contradicts, resolves nothing.
    Where it shows a fault of the environment instead, the clean tree is run: a fault there too is an EvaluatorError,
    and one that only the patch has is the patch's. A test that failed by one line and passed by another did not pass.
-4. A log is text that the code under test can write. So where pytest runs the tests, a patch that the log calls resolved
+4. A log in which no test passed shows nothing of the patch. Its 0 stands if that of the reference solution has one that
+   passed; a row without a solution has no such control.
+5. A log is text that the code under test can write. So where pytest runs the tests, a patch that the log calls resolved
    is run once more under `tests.py`, which believes no text; see `confirmation.py`.
 """
 
@@ -13,7 +15,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from farm.errors import EvaluatorError, HandlerError, ToolError
@@ -38,6 +40,9 @@ _MAX_LOG_BYTES = 10_000_000
 _FIRST_SHARE = 0.6
 """The share of the time in which the script must have run, as a resolved patch is run once more."""
 _LATE_SHARE = 0.25
+_CONTROL_SHARE = 0.25
+"""The share of the time after which none is left for the reference solution."""
+_PASSES = ("PASSED", "XFAIL")
 _WHOLE_MAP = ("PASSED", "FAILED", "ERROR")
 
 
@@ -72,14 +77,23 @@ class IssueEvaluator:
         kept = kept_changes(patch, self._tests(), self._issue.gold_paths)
         deadline = time.monotonic() + timeout_s * 0.9
 
+        solved = replace(self._issue, bug_patch="")
+        has_solution = bool(solved.gold.strip() or self._issue.bug_patch)
+
         async def trial() -> Trial[Resolution]:
-            return await self._run(kept, fresh, timeout_s * _FIRST_SHARE)
+            run = await self._run(self._issue, kept, fresh, timeout_s * _FIRST_SHARE)
+            is_late = deadline - time.monotonic() < timeout_s * (0.9 - _CONTROL_SHARE)
+            return replace(run, stands=run.stands or is_late or not has_solution)
 
         async def control() -> str:
-            clean = await self._run(KeptChanges(b""), fresh, timeout_s * _FIRST_SHARE)
-            return clean.end.gone
+            solution = KeptChanges(solved.gold.encode())
+            run = await self._run(solved, solution, fresh, timeout_s * _FIRST_SHARE)
+            if run.end.gone or run.stands or not has_solution:
+                return run.end.gone
+            return f"the reference solution: {run.value.score.details.get('reason', 'no test passed')}"
 
-        resolution = await settle(trial, control, f"the tests of {self._issue.instance_id}")
+        what = f"the tests of {self._issue.instance_id}"
+        resolution = await settle(trial, control, what, scorer=f"{self.name} {self._issue.instance_id}")
         score = Score(resolution.score.value, {**resolution.score.details, "dropped": kept.dropped[:_MAX_LISTED]})
         if score.value != 1.0:
             return score
@@ -89,19 +103,19 @@ class IssueEvaluator:
         ids = (*self._issue.fail_to_pass, *self._issue.pass_to_pass)
         return {*(test.partition("::")[0] for test in ids if "::" in test), *touched(self._issue.test_patch)}
 
-    async def _run(self, kept: KeptChanges, fresh: FreshSandbox, timeout_s: float) -> Trial[Resolution]:
+    async def _run(self, issue: Issue, kept: KeptChanges, fresh: FreshSandbox, timeout_s: float) -> Trial[Resolution]:
         async with observed() as conditions, fresh() as sandbox:
-            await self._stage(sandbox, timeout_s)
+            await self._stage(sandbox, issue, timeout_s)
             applied = await self._apply(sandbox, kept.patch, timeout_s / 4)
             if applied.code != 0:
                 score = Score(0.0, {"reason": f"the patch does not apply: {said(applied)}"})
-                return Trial(Resolution(score), ProcessEnd.of(applied, timeout_s / 4, conditions))
+                return Trial(Resolution(score), ProcessEnd.of(applied, timeout_s / 4, conditions), stands=True)
             result = await self._run_script(sandbox, timeout_s)
         return await self._judged(result, timeout_s, conditions)
 
-    async def _stage(self, sandbox: Sandbox, timeout_s: float) -> None:
+    async def _stage(self, sandbox: Sandbox, issue: Issue, timeout_s: float) -> None:
         try:
-            await stage(sandbox, self._issue, timeout_s / 2)
+            await stage(sandbox, issue, timeout_s / 2)
         except (HandlerError, ToolError) as error:
             raise EvaluatorError(str(error)) from error
 
@@ -139,7 +153,8 @@ class IssueEvaluator:
         if result.timed_out:
             if conditions.late_s < _LATE_SHARE * timeout_s:
                 end = ProcessEnd(None, limit="the time of the tests was over", conditions=conditions)
-            return Trial(Resolution(Score(0.0, {"reason": f"the tests took more than {timeout_s:.0f} s"})), end)
+            reason = f"the tests took more than {timeout_s:.0f} s"
+            return Trial(Resolution(Score(0.0, {"reason": reason})), end, stands=True)
         whole = len(result.stdout) < _MAX_LOG_BYTES
         log = log_of(result.stdout.decode("utf-8", "replace"), result.code if whole else None)
         graded = await grade(self._issue, log)
@@ -147,7 +162,14 @@ class IssueEvaluator:
         if not graded.complete and graded.infra_failure and not end.limit:
             end = ProcessEnd(None, gone=f"the log shows a fault: {graded.infra_failure}", conditions=conditions)
         details = {**score.details, **end_details(result)}
-        return Trial(Resolution(Score(score.value, details), graded.statuses), end, passed=score.value == 1.0)
+        resolution = Resolution(Score(score.value, details), graded.statuses)
+        return Trial(resolution, end, passed=score.value == 1.0, stands=self._has_passes(graded))
+
+    def _has_passes(self, graded: GradedLog) -> bool:
+        """Return whether a log shows that the tests run: a test that passed, where tests that pass are named."""
+        if not graded.complete or graded.refused:
+            return False
+        return self._issue.eval_type == "fail_only" or any(each in _PASSES for each in graded.statuses.values())
 
     def _score(self, graded: GradedLog) -> Score:
         issue = self._issue

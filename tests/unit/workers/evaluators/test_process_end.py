@@ -16,6 +16,7 @@ import pytest
 
 from farm.errors import EvaluatorError
 from tests.conftest import absent
+from workers.evaluators import process_end
 from workers.evaluators.node_conditions import Conditions, observed, shortage
 from workers.evaluators.process_end import EndCause, ProcessEnd, Trial, doing, settle
 from workers.interfaces import ExecResult
@@ -170,6 +171,27 @@ def test_a_scorer_that_gives_nothing_full_marks_gives_no_zero(monkeypatch: pytes
     monkeypatch.setattr(time, "monotonic", lambda: later)
     with pytest.raises(EvaluatorError, match="did not: no"):
         scored(False, "no", "whole")
+
+
+def test_a_run_that_shows_that_its_scorer_works_needs_no_control() -> None:
+    async def controlled() -> str:
+        return "no"
+
+    async def trial() -> Trial[str]:
+        return Trial("0", ProcessEnd(1), stands=True)
+
+    assert asyncio.run(settle(trial, controlled, "r1", scorer="shown")) == "0"
+    with pytest.raises(EvaluatorError, match="did not: no"):
+        scored(False, "no", "shown")
+
+
+def test_proofs_of_more_than_ten_minutes_ago_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process_end, "_proven", {})
+    now = time.monotonic()
+    for number in range(3):
+        monkeypatch.setattr(time, "monotonic", lambda at=now + 400.0 * number: at)
+        scored(True, "", f"of instance {number}")
+    assert [*process_end._proven] == ["of instance 1", "of instance 2"]
 
 
 def measured(during: Callable[[], Any]) -> Conditions:

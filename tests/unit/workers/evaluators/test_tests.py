@@ -4,6 +4,7 @@ import asyncio
 import base64
 import hmac
 import json
+import uuid
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -128,7 +129,7 @@ def test_all_tests_pass() -> None:
     ],
 )
 def test_what_failed_is_listed(outcomes: list[Record], unmended: list[str], broken: list[str]) -> None:
-    score = evaluate(PytestEvaluator(PLAN), PATCHED, Tree(outcomes).sandbox)
+    score = evaluate(PytestEvaluator(PLAN), PATCHED, Tree(outcomes, clean=BEHAVING).sandbox)
     assert score.value == 0.0
     assert (score.details["unmended"], score.details["broken"]) == (unmended, broken)
 
@@ -157,6 +158,38 @@ def test_killed_reader_where_the_clean_tree_is_killed_too_is_an_error() -> None:
     tree = Tree(broken={"class ObservedRun": ExecResult(137, b"", b"Killed")})
     with pytest.raises(EvaluatorError, match="the tests of the clean tree did not run: Killed"):
         evaluate(PytestEvaluator(PLAN), PATCHED, tree.sandbox)
+
+
+@pytest.mark.parametrize("gold", ["", "diff"])
+def test_a_run_without_a_pass_is_an_error_where_a_control_has_none_either(gold: str) -> None:
+    for outcomes in ([], outcome("t.py::mend", "failed"), outcome("t.py::mend", "skipped")):
+        tree = Tree(outcomes, clean=outcomes)
+        plan = replace(PLAN, command=f"pytest {uuid.uuid4()}", gold=gold)
+        with pytest.raises(EvaluatorError, match="a control that must pass did not: no test was reported as passed"):
+            evaluate(PytestEvaluator(plan), PATCHED, tree.sandbox)
+        assert tree.n_runs == 2
+
+
+def test_the_control_runs_once_in_ten_minutes_for_an_instance_and_only_where_nothing_passed() -> None:
+    plan = replace(PLAN, command=f"pytest {uuid.uuid4()}")
+    tree = Tree(outcome("t.py::keep", *DONE), clean=BEHAVING)
+    assert (evaluate(PytestEvaluator(plan), PATCHED, tree.sandbox).value, tree.n_runs) == (0.0, 1)
+    tree = Tree([], clean=BEHAVING)
+    assert [evaluate(PytestEvaluator(plan), PATCHED, tree.sandbox).value for _ in range(3)] == [0.0] * 3
+    assert tree.n_runs == 4
+
+
+def test_the_control_has_nothing_of_the_patch() -> None:
+    plan = replace(PLAN, command=f"pytest {uuid.uuid4()}")
+    clean = Tree(clean=BEHAVING)
+
+    @asynccontextmanager
+    async def of_the_control(*_: object, **__: object) -> AsyncIterator[Sandbox]:
+        yield clean.sandbox
+
+    tree = Tree([])
+    assert evaluate(PytestEvaluator(plan, of_the_control), PATCHED, tree.sandbox).value == 0.0
+    assert (tree.n_runs, clean.n_runs) == (1, 1)
 
 
 def without(name: str) -> list[Record]:

@@ -101,3 +101,10 @@ def test_a_renamed_test_is_dropped() -> None:
         b"diff --git a/tests/test_plural.py b/pkg/plain.py\nsimilarity index 100%\nrename from tests/test_plural.py\n"
     )
     assert kept_changes(FIX + moved, TESTS, ()).patch == FIX
+
+
+@pytest.mark.parametrize("patch", [b"", b"\n", b"no patch\n"])
+def test_a_patch_without_sections_names_nothing(patch: bytes) -> None:
+    assert paths_of_patch(patch) == []
+    kept = kept_changes(patch, TESTS, ())
+    assert (kept.patch, kept.dropped) == (patch, [])

@@ -1,0 +1,39 @@
+"""Right turns of unusual form have the whole reward: what an environment grades itself, and what the node verifies.
+
+Every fourth runs in `make test`, all of them in `make soak`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tests.integration.environments.conftest import EnvironmentPlay
+from tests.integration.environments.honest_turns import PROBLEMS, TEXTS
+from tests.integration.environments.test_verified_answers import reward
+from tests.services.soak import at_length
+from workers.testing.fakes import answering
+
+pytestmark = pytest.mark.soak
+ANSWERS = {f"{name} {number}": (name, each) for name in PROBLEMS for number, each in enumerate(PROBLEMS[name][1])}
+CHOSEN_TEXTS = at_length([*TEXTS][::4], [*TEXTS])
+CHOSEN_ANSWERS = at_length([*ANSWERS][::4], [*ANSWERS])
+N_HONEST = 40
+
+
+@pytest.mark.parametrize("name", CHOSEN_TEXTS)
+def test_a_right_text_has_the_whole_reward(loop: asyncio.Runner, name: str) -> None:
+    played = EnvironmentPlay("guessing_game", *map(answering, TEXTS[name]), kwargs={"most": 1})
+    assert loop.run(played.score()) == 1.0
+    assert played.submission.rewards == (*[0.0] * (len(TEXTS[name]) - 1), 1.0)
+
+
+@pytest.mark.parametrize("name", CHOSEN_ANSWERS)
+def test_a_right_answer_has_the_whole_reward(loop: asyncio.Runner, name: str) -> None:
+    problem, answer = ANSWERS[name]
+    assert reward(loop, PROBLEMS[problem][0], answer) == 1.0
+
+
+def test_there_are_enough() -> None:
+    assert len(TEXTS) + len(ANSWERS) >= N_HONEST
