@@ -121,11 +121,21 @@ class PytestEvaluator:
         started = time.monotonic()
 
         async def settled(copied: Sequence[str]) -> _Run:
+            was_short = False
+
+            def until() -> float:
+                # what is run again after a shortage has as much time as before, which is not the stage's
+                return time.monotonic() + timeout_s * 0.9 if was_short else deadline
+
             async def trial() -> Trial[_Run]:
-                return await self._trial(patch, copied, fresh, timeout_s, deadline)
+                nonlocal deadline, was_short
+                deadline = until()
+                run = await self._trial(patch, copied, fresh, timeout_s, deadline)
+                was_short = bool(run.end.conditions.shortage)
+                return run
 
             async def control() -> str:
-                return (await self._control((), fresh, timeout_s, deadline)).failed
+                return (await self._control((), fresh, timeout_s, until())).failed
 
             return await settle(trial, control, "the tests of a patch")
 
@@ -300,7 +310,8 @@ def _end(result: ExecResult, seen: _Seen | None, conditions: Any, deadline: floa
     """Return the end of the tests' command, for `process_end.py`; see this module's rules."""
     limit = result.limit
     late_s = conditions.late_s
-    if seen is not None and seen.timed_out and max(late_s, seen.late_s) < _LATE_SHARE * seen.wall_s:
+    on_time = not conditions.shortage and seen is not None and max(late_s, seen.late_s) < _LATE_SHARE * seen.wall_s
+    if seen is not None and seen.timed_out and on_time:
         limit = limit or "the time of the tests was over"
     used_s = timeout_s * 0.9 - (deadline - time.monotonic())
     if seen is None:
@@ -315,6 +326,6 @@ def _end(result: ExecResult, seen: _Seen | None, conditions: Any, deadline: floa
             waited_s=seen.late_s,
             conditions=conditions,
         )
-    if doing(end)[0] is EndCause.UNKNOWN and used_s > _REPEATABLE_SHARE * timeout_s:
+    if doing(end)[0] is EndCause.UNKNOWN and not conditions.shortage and used_s > _REPEATABLE_SHARE * timeout_s:
         return ProcessEnd(end.code, limit=f"{end.kind}, too late to be tried again", conditions=conditions)
     return end
