@@ -47,8 +47,8 @@ _REPEATABLE_DISTURBED = 0.5
 MAX_KEPT_COPIES = 20
 """Tests to be kept that are copied, drawn by chance; of those to be fixed, all are."""
 _NO_SPACE = b"No space left on device"
-_READER_S = 10.0
-"""Seconds beyond its limit in which the reader may report that the limit passed."""
+_READER_S = 15.0
+"""Seconds beyond its limit in which the reader may end the tests' processes and report that the limit passed."""
 
 
 @dataclass(frozen=True, slots=True)
