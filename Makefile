@@ -18,7 +18,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 COMPILED := pycosat
 
 .DEFAULT_GOAL := help
-.PHONY: help runtime venv home apptainer rabbitmq promtool demo train test test-unit test-changed soak test-vllm test-trainers test-environments test-agents test-protocols test-web test-slurm test-helm test-ray test-pooler screenshots check docs lock clean
+.PHONY: help runtime venv home apptainer rabbitmq promtool rpm demo train test test-unit test-changed soak test-vllm test-trainers test-environments test-agents test-protocols test-web test-slurm test-helm test-ray test-pooler screenshots check docs lock clean
 
 # What a lock pins, wheels alone, with a line for every ten packages; by uv where that is, which is much faster.
 # Hashes are checked either way. uv reads no configuration of pip's, so where it finds no packages pip has its turn.
@@ -104,6 +104,12 @@ promtool: home  ## Prometheus's promtool under $(FARM_HOME)/prometheus for the t
 	  bash tests/services/servers/debian_packages.sh '$(FARM_HOME)/prometheus' prometheus >"$$log" 2>&1 \
 	    || echo "no promtool here (see $$log): its test is left out"; }
 
+rpm: home  ## rpm under $(FARM_HOME)/rpm for the tests, where the machine has none
+	@command -v rpmbuild >/dev/null || [ -x '$(FARM_HOME)/rpm/usr/bin/rpmbuild' ] || { \
+	  mkdir -p '$(FARM_HOME)' && log='$(FARM_HOME)/rpm.log'; echo "fetching rpm into $(FARM_HOME)/rpm"; \
+	  bash tests/services/servers/debian_packages.sh '$(FARM_HOME)/rpm' rpm rpm-common librpm9 librpmbuild9 librpmio9 librpmsign9 \
+	    liblua5.3-0 libfsverity0 libpopt0 libdw1 libelf1 libmagic1 libmagic-mgc >"$$log" 2>&1 || echo "no rpm here (see $$log): its tests are left out"; }
+
 demo: runtime apptainer  ## a farm on this machine plays a batch of rollouts; ARGS="..." goes to examples/demo.py
 	@$(BIN)/python -m examples.demo $(ARGS)
 
@@ -115,14 +121,14 @@ train: runtime apptainer home  ## a tiny policy learns through a farm, on a real
 # RERUN=0: a failed test is not run once more at the end. LONG=1: attacks on rewards and on whole farms are run, too, as in CI.
 RERUN ?= 1
 SIDE_BY_SIDE := -n $$((2 * $$(nproc) + 1)) --maxprocesses 8
-test: venv apptainer rabbitmq promtool  ## unit, contract and integration tests; LONG=1 adds acceptance tests; ARGS="..." goes to pytest
+test: venv apptainer rabbitmq promtool rpm  ## unit, contract and integration tests; LONG=1 adds acceptance tests; ARGS="..." goes to pytest
 	@RERUN=$(RERUN) $(BIN)/python -m pytest $(SIDE_BY_SIDE) $(if $(LONG)$(findstring tests/,$(ARGS)),,--ignore tests/acceptance) $(ARGS)
 
 test-unit: venv  ## the tests that need no server and no sandbox; ARGS="..." goes to pytest
 	@RERUN=$(RERUN) $(BIN)/python -m pytest $(SIDE_BY_SIDE) tests/unit $(ARGS)
 
 BASE ?= main
-test-changed: venv apptainer rabbitmq promtool  ## what a change since BASE=main can reach; ARGS="--list" only names the test files
+test-changed: venv apptainer rabbitmq promtool rpm  ## what a change since BASE=main can reach; ARGS="--list" only names the test files
 	@RERUN=$(RERUN) $(BIN)/python -m tests.changed --base $(BASE) $(SIDE_BY_SIDE) $(ARGS)
 
 # One after the other, as they are to find what time brings out, not what a full machine does.

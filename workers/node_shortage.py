@@ -53,7 +53,7 @@ async def healthy_node(rollout_id: str, what: str, error_type: type[RolloutError
 
     An engine's error and one of weights that moved on are left as they are: they are no result.
     """
-    with watched() as life:
+    with watched() as life, life.as_current():
         ground = NodeHealth(life)
         try:
             yield ground

@@ -18,6 +18,7 @@ from sqlalchemy import select
 
 from farm.address import ADDRESS_FILE, address_of
 from farm.cli.readiness import NOT_ASKED, CheckResult, engine_trouble, takes_rollouts, unready_reason
+from farm.cli.upkeep.process_room import process_bounds, process_room
 from farm.configuration.secret_values import shown_host
 from farm.embedded.own_redis import redis_server
 from farm.errors import FarmError
@@ -67,6 +68,7 @@ def _examine_machine(settings: Settings, store_url: str) -> Iterator[CheckResult
         *(lambda kind=kind: _sandbox(kind) for kind in sorted(installed("farm.sandboxes"), reverse=True)),
         _user_namespaces,
         lambda: _cgroup(settings),
+        lambda: process_room(settings, process_bounds()),
         _fuse,
         lambda: _disk("scratch", settings.scratch),
         lambda: _disk("home", settings.home),

@@ -16,7 +16,7 @@ from pathlib import Path
 from tempfile import gettempdir
 
 from farm.settings import settings
-from workers.sandboxes.shortage import n_kills
+from workers.sandboxes.shortage import watched
 
 _TICK_S = 0.1
 _MIN_DISK_BYTES = 4 << 20
@@ -30,29 +30,31 @@ _MIN_THREADS = 16
 class Conditions:
     """The measured conditions. `late_s` is the total lateness of this event loop's wake-ups, the time it stood still.
 
-    `shortage` names an exhausted resource of the node, with a remedy; empty if there is none. `n_host_kills` is the
-    number of processes that the kernel killed on this node for lack of memory.
+    `shortage` names a resource of the node that was exhausted at any time, with a remedy; empty if none was. It is
+    `earlier` if it was exhausted before the measuring began. Memory counts as exhausted if the kernel killed for lack
+    of it.
     """
 
     late_s: float = 0.0
     shortage: str = ""
-    n_host_kills: int = 0
+    earlier: bool = False
 
 
 @asynccontextmanager
 async def observed() -> AsyncIterator[Conditions]:
     """Measure while the block runs; the yielded conditions are complete once the block has ended."""
-    conditions = Conditions(shortage=shortage())
-    n_before = n_kills() or 0
-    ticker = asyncio.ensure_future(_tick(conditions))
-    try:
-        yield conditions
-    finally:
-        ticker.cancel()
-        with suppress(asyncio.CancelledError):
-            await ticker
-        conditions.n_host_kills = (n_kills() or 0) - n_before
-        conditions.shortage = conditions.shortage or shortage()
+    before = shortage()
+    conditions = Conditions(shortage=before, earlier=bool(before))
+    with watched() as window:
+        window.on_disk = True
+        ticker = asyncio.ensure_future(_tick(conditions))
+        try:
+            yield conditions
+        finally:
+            ticker.cancel()
+            with suppress(asyncio.CancelledError):
+                await ticker
+            conditions.shortage = conditions.shortage or shortage() or window.reason()
 
 
 async def _tick(conditions: Conditions) -> None:

@@ -5,22 +5,26 @@ rule, first match first:
 
 1. It passed: the score stands, whatever else failed.
 2. A limit of the sandbox, or of the scorer, ended it (memory, disk, processes, CPU time): the policy's.
-3. The node was short of a resource (disk, inodes, memory, descriptors, threads): the farm's.
+3. The node was short of a resource (disk, inodes, memory, descriptors, threads). If it was before the submission ran,
+   or still is when its sandbox is gone: the farm's. Else unknown, as the submission may have held what was lacking.
 4. It ended by itself, with an exit code: the policy's.
 5. It was out of time. If all its processes together computed for the CPU time that it may have (half of the limit
    where none is stated): the policy's, as what they wait for is then each other. Else, if the machine was late (this
    event loop, or the process in the queue of runnable ones) for a quarter of the limit: the farm's. Else it slept or
    was frozen, which look alike: unknown; the farm's if it never sleeps (`confined`).
-6. A signal ended it. SIGKILL while the kernel killed for lack of memory on this node, or any signal that users and
-   systems send (SIGKILL, SIGTERM, ...) to a process that can send none itself (`confined`): the farm's. Else it may
-   have been its own act: unknown. The kernel does not report the sender of a fatal signal.
+6. A signal ended it. Any signal that users and systems send (SIGKILL, SIGTERM, ...) to a process that can send none
+   itself (`confined`): the farm's. Else it may have been its own act: unknown. The kernel does not report the sender
+   of a fatal signal.
 7. Its sandbox is gone: unknown, as a policy may end the first process of its sandbox.
 
 An unknown cause is decided by repetition (`settle`): a control that must pass is run in a fresh environment, and then
-the submission once more. A control that fails shows that the environment is the cause: the farm's. Two unknown ends
-with a control between that passes are the submission's own: the policy's. They need not be of one kind, as a submission
-can end itself otherwise each time, to have no score in place of a 0. A fault of the farm is an EvaluatorError, so that
-the rollout is scored again; it is never a 0.
+the submission once more. A control that fails, or with which the node is short, shows that the environment is the
+cause: the farm's. Two unknown ends with a control between that passes are the submission's own: the policy's. They need
+not be of one kind, as a submission can end itself otherwise each time, to have no score in place of a 0. Repetitions
+after a shortage run one at a time, lest one submission be taken for the cause of what another took.
+
+A fault of the farm is an EvaluatorError, so that the rollout is scored again; it is never a 0. What this rule has
+decided about a shortage stands: the stage does not judge it once more.
 
 A scorer that is broken ends every submission as it ends a wrong one. So where it names itself to `settle`, a score of
 less than full marks stands only if full marks were given by it in this process within the last ten minutes, to a
@@ -29,17 +33,22 @@ submission or to the control; unless the run itself shows that the scorer works,
 
 from __future__ import annotations
 
+import asyncio
 import math
 import signal
 import time
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, nullcontext
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Generic, TypeVar
+from weakref import WeakKeyDictionary
 
 from farm.errors import EvaluatorError
-from workers.evaluators.node_conditions import Conditions
+from workers.evaluators.node_conditions import Conditions, observed, shortage
 from workers.interfaces import ExecResult
+from workers.sandboxes.shortage import judging
+from workers.stage_clock import off_clock
 
 T = TypeVar("T")
 
@@ -47,6 +56,12 @@ _BUSY_SHARE = 0.5
 _LATE_SHARE = 0.25
 _MIN_LATE_S = 0.5
 _PROVEN_S = 600.0
+_TURN_S = 3600.0
+"""Seconds for which a repetition waits for others, at most, without using up its stage's time."""
+_START_S = 120.0
+"""Seconds beyond its trials in which sandboxes for them start."""
+_LOOKS_S = (0.1, 0.2, 0.4, 0.8, 1.5, 2.0)
+"""Pauses, five seconds in all, in which the kernel frees what a sandbox held."""
 _SENT = frozenset(
     {
         signal.SIGKILL,
@@ -108,6 +123,11 @@ class ProcessEnd:
         """Return the end of a command in a sandbox with the time limit `limit_s`."""
         return cls(result.code, result.timed_out, limit_s, result.limit, conditions=conditions)
 
+    def within(self, conditions: Conditions) -> ProcessEnd:
+        """Return the end with the shortage that there was in the whole of a trial, of which it ended a part."""
+        shortage, earlier = conditions.shortage, conditions.earlier
+        return replace(self, conditions=replace(self.conditions, shortage=shortage, earlier=earlier))
+
     @property
     def signal(self) -> int:
         """The signal that ended it, 0 if none did."""
@@ -131,7 +151,7 @@ def doing(end: ProcessEnd) -> tuple[EndCause, str]:
     if limit := end.limit or _LIMITS.get(end.signal, ""):
         return EndCause.POLICY, limit
     if conditions.shortage:
-        return EndCause.FARM, conditions.shortage
+        return EndCause.FARM if conditions.earlier else EndCause.UNKNOWN, conditions.shortage
     if end.gone:
         return EndCause.UNKNOWN, end.gone
     if end.timed_out:
@@ -154,8 +174,6 @@ def _out_of_time(end: ProcessEnd) -> tuple[EndCause, str]:
 
 
 def _signalled(end: ProcessEnd) -> tuple[EndCause, str]:
-    if end.signal == signal.SIGKILL and end.conditions.n_host_kills > 0:
-        return EndCause.FARM, "the kernel killed for want of memory on this node: play fewer rollouts at a time"
     if end.confined and end.signal in _SENT:
         return EndCause.FARM, f"it got signal {end.signal} from outside, as it can send none"
     return EndCause.UNKNOWN, end.kind
@@ -174,6 +192,8 @@ class Trial(Generic[T]):
     stands: bool = False
 
 
+_ALONE: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
+"""Of each event loop, held by the one submission that is run again after a shortage."""
 _proven: dict[str, float] = {}
 """Scorers by name, and when each last gave full marks: the latest last, those of more than ten minutes ago removed."""
 
@@ -188,15 +208,27 @@ async def settle(
     instance if the proof of one says nothing of others. Raises EvaluatorError, about `what`, if the farm caused the
     end, or if the scorer gives nothing full marks.
     """
+    with judging():
+        return await _settled(trial, control, what, scorer)
+
+
+async def _settled(
+    trial: Callable[[], Awaitable[Trial[T]]], control: Callable[[], Awaitable[str]], what: str, scorer: str
+) -> T:
+    began = time.monotonic()
     run = await trial()
     is_proven = False
-    whose, reason = _judged(run)
+    whose, reason = await _judged(run)
     if whose is EndCause.UNKNOWN:
-        if failed := await control():
-            raise EvaluatorError(f"{what}: {reason}, and a control that must pass failed beside it: {failed}")
-        is_proven = True
-        run = await trial()
-        whose, reason = _judged(run)
+        took_s = max(time.monotonic() - began, run.end.limit_s)
+        async with _repetition(took_s) if run.end.conditions.shortage else nullcontext():
+            async with observed() as conditions:
+                failed = await control()
+            if failed := failed or conditions.shortage:
+                raise EvaluatorError(f"{what}: {reason}, and a control that must pass failed beside it: {failed}")
+            is_proven = True
+            run = await trial()
+            whose, reason = await _judged(run)
     if whose is EndCause.FARM:
         raise EvaluatorError(f"{what}: {reason}; it is scored again")
     known_s = time.monotonic() - _proven.get(scorer, -math.inf)
@@ -217,5 +249,36 @@ def _note_proven(scorer: str) -> None:
     _proven[scorer] = now
 
 
-def _judged(trial: Trial[T]) -> tuple[EndCause, str]:
-    return (EndCause.POLICY, "it passed") if trial.passed else doing(trial.end)
+@asynccontextmanager
+async def _repetition(took_s: float) -> AsyncIterator[None]:
+    """Let a control and a second trial run while no other submission is run again, and take none of the stage's time.
+
+    `took_s` is what one of them takes.
+    """
+    alone = _ALONE.setdefault(asyncio.get_running_loop(), asyncio.Lock())
+    with off_clock(_TURN_S):
+        await alone.acquire()
+    try:
+        with off_clock(2 * took_s + _START_S):
+            yield
+    finally:
+        alone.release()
+
+
+async def _judged(trial: Trial[T]) -> tuple[EndCause, str]:
+    """Return the cause of the end of a trial, whose sandbox is gone by now, and the reason."""
+    if trial.passed:
+        return EndCause.POLICY, "it passed"
+    whose, reason = doing(trial.end)
+    if whose is EndCause.UNKNOWN and trial.end.conditions.shortage and (still := await _lasting_shortage()):
+        return EndCause.FARM, still
+    return whose, reason
+
+
+async def _lasting_shortage() -> str:
+    """Return what the node is short of, if it is so for a while."""
+    for pause_s in _LOOKS_S:
+        if not shortage():
+            return ""
+        await asyncio.sleep(pause_s)
+    return shortage()

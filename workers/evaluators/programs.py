@@ -29,8 +29,8 @@ _TRIAL_SHARE = 0.4
 _CPU_SHARE = 1 / 8
 """The share of a run's time that is its CPU limit: an endless loop reaches it first, even on a busy machine."""
 _CONTROL_S = 30.0
-_GRACE_PERIOD_S = 5.0
-"""Seconds beyond the limit in which the judge, which enforces it, may report."""
+_GRACE_PERIOD_S = 15.0
+"""Seconds beyond the limit in which the judge, which enforces it, may end the program's processes and report."""
 _WORKS = {"prompt": "", "solution": "def f(x): return x\n", "entry_point": "f"}
 _CHECKS_OF_IT = "def check(candidate):\n    assert candidate(1) == 1\n"
 

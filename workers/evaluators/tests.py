@@ -51,8 +51,8 @@ _REPEATABLE_DISTURBED = 0.5
 MAX_KEPT_COPIES = 20
 """Tests to be kept that are copied, drawn by chance; of those to be fixed, all are."""
 _NO_SPACE = b"No space left on device"
-_READER_S = 10.0
-"""Seconds beyond its limit in which the reader may report that the limit passed."""
+_READER_S = 15.0
+"""Seconds beyond its limit in which the reader may end the tests' processes and report that the limit passed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,11 +138,21 @@ class PytestEvaluator:
         started = time.monotonic()
 
         async def settled(copied: Sequence[str]) -> _Run:
+            was_short = False
+
+            def until() -> float:
+                # what is run again after a shortage has as much time as before, which is not the stage's
+                return time.monotonic() + timeout_s * 0.9 if was_short else deadline
+
             async def trial() -> Trial[_Run]:
-                return await self._trial(patch, copied, fresh, timeout_s, deadline)
+                nonlocal deadline, was_short
+                deadline = until()
+                run = await self._trial(patch, copied, fresh, timeout_s, deadline)
+                was_short = bool(run.end.conditions.shortage)
+                return run
 
             async def control() -> str:
-                return await self._works(clean, timeout_s, deadline)
+                return await self._works(clean, timeout_s, until())
 
             return await settle(trial, control, "the tests of a patch", scorer=f"{self.name} {self._plan.key}")
 
@@ -347,7 +357,8 @@ def _end(result: ExecResult, seen: _Seen | None, conditions: Any, deadline: floa
     """Return the end of the tests' command, for `process_end.py`; see this module's rules."""
     limit = result.limit
     late_s = conditions.late_s
-    if seen is not None and seen.timed_out and max(late_s, seen.late_s) < _LATE_SHARE * seen.wall_s:
+    on_time = not conditions.shortage and seen is not None and max(late_s, seen.late_s) < _LATE_SHARE * seen.wall_s
+    if seen is not None and seen.timed_out and on_time:
         limit = limit or "the time of the tests was over"
     used_s = _used_s(deadline, timeout_s)
     if seen is None:
@@ -362,7 +373,7 @@ def _end(result: ExecResult, seen: _Seen | None, conditions: Any, deadline: floa
             waited_s=seen.late_s,
             conditions=conditions,
         )
-    if doing(end)[0] is EndCause.UNKNOWN and used_s > _REPEATABLE_SHARE * timeout_s:
+    if doing(end)[0] is EndCause.UNKNOWN and not conditions.shortage and used_s > _REPEATABLE_SHARE * timeout_s:
         return ProcessEnd(end.code, limit=f"{end.kind}, too late to be tried again", conditions=conditions)
     return end
 

@@ -20,6 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 from pathlib import Path
 
@@ -49,8 +50,27 @@ class ShortageWindow:
         self._began = time.monotonic()
         self._counted = _SAMPLER.counted()
         self._excused: set[str] = set()
+        self._kept: dict[str, str] = {}
         self.on_disk = False
         """True if anything was done in the scratch folder."""
+
+    @contextmanager
+    def as_current(self) -> Iterator[ShortageWindow]:
+        """Make it the one that `judging` is about, in the block and in its tasks."""
+        token = _CURRENT.set(self)
+        try:
+            yield self
+        finally:
+            _CURRENT.reset(token)
+
+    @contextmanager
+    def interrupted(self) -> Iterator[None]:
+        """Leave out what is seen during the block, if it ends without an error."""
+        kept = self._seen()
+        yield
+        self._kept = kept
+        self._counted = _counts()
+        self._began = time.monotonic()
 
     def excuse(self, reached: str) -> None:
         """Leave out what a sandbox has met by limits of its own, in the words of its notices."""
@@ -58,11 +78,23 @@ class ShortageWindow:
 
     def reason(self) -> str:
         """Return what the node ran short of, in words; empty if nothing."""
-        _SAMPLER.sample()
-        short = _SAMPLER.since(self._began)
-        short |= {cause: words for cause, words in _grown(self._counted).items() if cause not in short}
         out = self._excused if self.on_disk else self._excused | {"disk"}
-        return "; ".join(words for cause, words in short.items() if cause not in out)
+        return "; ".join(words for cause, words in self._seen().items() if cause not in out)
+
+    def _seen(self) -> dict[str, str]:
+        _SAMPLER.sample()
+        return {**_grown(self._counted), **_SAMPLER.since(self._began), **self._kept}
+
+
+_CURRENT: ContextVar[ShortageWindow | None] = ContextVar("shortage_window", default=None)
+
+
+@contextmanager
+def judging() -> Iterator[None]:
+    """Leave what is seen during the block out of the current window, as whose doing it was is found out there."""
+    window = _CURRENT.get()
+    with contextlib.nullcontext() if window is None else window.interrupted():
+        yield
 
 
 def exhausted(error: BaseException | None) -> str:

@@ -156,6 +156,16 @@ async def shared_memory_is_its_own(trial: PromiseTrial) -> None:
         same(len((await trial.sh(f"cat /proc/sysvipc/{kind}", one)).splitlines()), 1, f"lines of /proc/sysvipc/{kind}")
 
 
+@promise("flock")
+async def locks_are_its_own(trial: PromiseTrial) -> None:
+    """A lock of a program on a file of the image keeps nobody waiting in another sandbox."""
+    one, two = await trial.start(), await trial.start()
+    file = (await trial.sh("readlink -f $(command -v flock)", one)).strip()
+    await trial.sh(f"flock {file} sleep {trial.mark} >/dev/null 2>&1 & until ! flock -n {file} true; do :; done", one)
+    result = await trial.bash(f"flock -n {file} true", two)
+    same(result.code, 0, f"the exit code of `flock -n {file}` while another sandbox holds such a lock")
+
+
 @promise("find")
 async def devices_are_harmless(trial: PromiseTrial) -> None:
     """Below /dev there are terminals, random numbers and the like, and no disk, no memory and no other hardware."""

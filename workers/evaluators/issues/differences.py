@@ -24,7 +24,7 @@ async def difference(sandbox: Sandbox, tree: str, answer: str | None, git_s: flo
         result = await sandbox.exec(["bash", "-c", script("collect_difference")], timeout_s=git_s, env=env, cwd=tree)
     if result.code != 0:
         whose, reason = doing(ProcessEnd.of(result, git_s, conditions))
-        if whose is EndCause.FARM:
+        if whose is EndCause.FARM or conditions.shortage:
             raise SandboxError(f"sandbox {sandbox.sandbox_id}: its difference cannot be taken: {reason}")
         if whose is EndCause.UNKNOWN and result.timed_out:
             raise TimeoutError(f"its difference was not taken within {git_s:g} s: {said(result)}")

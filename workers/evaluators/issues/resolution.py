@@ -31,6 +31,7 @@ from workers.evaluators.process_end import ProcessEnd, Trial, settle
 from workers.evaluators.programs import end_details
 from workers.evaluators.tree_guard import SETTINGS_FILES, pytest_settings
 from workers.interfaces import ExecResult, FreshSandbox, Sandbox, Score, Submission
+from workers.stage_clock import stopped_s
 
 _FOLDER = "/tmp/farm-issue"  # noqa: S108  (of the sandbox, which is not shared)
 _MAX_LISTED = 20
@@ -75,7 +76,8 @@ class IssueEvaluator:
         if unpacked_mb(patch) > _MAX_UNPACKED_MB:
             return Score(0.0, {"reason": f"its files have more than {_MAX_UNPACKED_MB} MB"})
         kept = kept_changes(patch, self._tests(), self._issue.gold_paths)
-        deadline = time.monotonic() + timeout_s * 0.9
+        # what is run again after a shortage takes none of the stage's time
+        deadline = time.monotonic() - stopped_s() + timeout_s * 0.9
 
         solved = replace(self._issue, bug_patch="")
         has_solution = bool(solved.gold.strip() or self._issue.bug_patch)
@@ -97,7 +99,8 @@ class IssueEvaluator:
         score = Score(resolution.score.value, {**resolution.score.details, "dropped": kept.dropped[:_MAX_LISTED]})
         if score.value != 1.0:
             return score
-        return await confirm(self._issue, score, kept.patch, resolution.statuses, fresh, deadline - time.monotonic())
+        left_s = deadline - (time.monotonic() - stopped_s())
+        return await confirm(self._issue, score, kept.patch, resolution.statuses, fresh, left_s)
 
     def _tests(self) -> set[str]:
         ids = (*self._issue.fail_to_pass, *self._issue.pass_to_pass)
@@ -151,7 +154,7 @@ class IssueEvaluator:
     async def _judged(self, result: ExecResult, timeout_s: float, conditions: Conditions) -> Trial[Resolution]:
         end = ProcessEnd.of(result, timeout_s, conditions)
         if result.timed_out:
-            if conditions.late_s < _LATE_SHARE * timeout_s:
+            if conditions.late_s < _LATE_SHARE * timeout_s and not conditions.shortage:
                 end = ProcessEnd(None, limit="the time of the tests was over", conditions=conditions)
             reason = f"the tests took more than {timeout_s:.0f} s"
             return Trial(Resolution(Score(0.0, {"reason": reason})), end, stands=True)

@@ -22,9 +22,9 @@ MAX_OUTPUT = 8_000_000
 _FOLDER = "/tmp/program"  # noqa: S108  (of the sandbox, which is not shared)
 _WALL_FACTOR = 4.0
 _MIN_WALL_S = 20.0
+"""A program has its limit of CPU time; by the clock it gets more, as the machine may be busy."""
 _GRACE_PERIOD_S = 15.0
 """Seconds beyond a test's time in which the supervisor, which keeps it, may end the program."""
-"""A program has its limit of CPU time; by the clock it gets more, as the machine may be busy."""
 
 
 class CaseRunner:

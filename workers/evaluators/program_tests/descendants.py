@@ -13,7 +13,8 @@ import time
 from pathlib import Path
 
 _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER = 4, 36
-_ENDING_S = 5.0
+_ENDING_S = 10.0
+"""Beside many that compute, it takes seconds until each has had the processor that it ends on."""
 
 
 def adopt_descendants() -> bool:

@@ -102,13 +102,14 @@ class ProgramTestsEvaluator:
 async def _trial(fresh: FreshSandbox, tests: HiddenTests, program: str, timeout_s: float) -> Trial[Score]:
     """Run the tests once, one after the other, in a fresh sandbox."""
     try:
-        async with fresh() as sandbox, observed() as conditions:
+        async with observed() as conditions, fresh() as sandbox:
             began = time.monotonic()
             runs = await _runs(CaseRunner(sandbox, tests), tests, program, timeout_s, conditions)
             tests_s = round(time.monotonic() - began, 3)
     except SandboxError as error:
-        end = ProcessEnd(None, gone=str(error), conditions=Conditions())
+        end = ProcessEnd(None, gone=str(error), conditions=conditions)
         return Trial(Score(0.0, {"reason": f"it ended its sandbox: {error}"}), end)
+    runs = [replace(run, end=run.end.within(conditions)) for run in runs]
     if tests.compare == "checker":
         runs = await _checked(fresh, tests, runs)
     failed = [(number, run) for number, run in enumerate(runs) if run.failure]
@@ -194,16 +195,22 @@ async def _checked(fresh: FreshSandbox, tests: HiddenTests, runs: Sequence[_Run]
         runner = CaseRunner(sandbox, tests)
         for run, test in zip(runs, tests.tests, strict=False):
             assert isinstance(test, StreamTest)
-            accepts = bool(run.failure) or await _accepts(runner, tests.checker, test, run.output)
-            result.append(run if accepts else replace(run, failure="the checker does not accept the output"))
+            if run.failure or (refused := await _refused(runner, tests.checker, test, run.output)) is None:
+                result.append(run)
+                continue
+            failed = replace(run, failure="the checker does not accept the output")
+            result.append(replace(failed, end=refused) if refused.conditions.shortage else failed)
     return result
 
 
-async def _accepts(runner: CaseRunner, checker: str, test: StreamTest, output: str) -> bool:
-    """Return what the checker says; one that fails on the expected output, too, says nothing. Raises EvaluatorError."""
+async def _refused(runner: CaseRunner, checker: str, test: StreamTest, output: str) -> ProcessEnd | None:
+    """Return the end of the checker if it does not accept an output, else None.
+
+    Raises EvaluatorError if it does not accept the expected output either.
+    """
     result, end = await runner.check(checker, test, output)
     if result.code == 0:
-        return True
+        return None
     cause, reason = doing(end)
     if cause is EndCause.FARM:
         raise EvaluatorError(f"the checker of an output: {reason}; it is scored again")
@@ -211,4 +218,4 @@ async def _accepts(runner: CaseRunner, checker: str, test: StreamTest, output: s
     if control.code != 0:
         last = control.stderr[-_SHOWN:].decode(errors="replace")
         raise EvaluatorError(f"the checker does not accept the expected output: {last}")
-    return False
+    return end

@@ -91,11 +91,16 @@ class HarborEvaluator:
                 return await verify(sandbox, tests, what)
 
         async def trial() -> Trial[VerifiedRewards]:
+            verdict, reason, timed_out = None, "", False
             async with observed() as conditions:
                 try:
-                    return Trial(await verified(clean=False), ProcessEnd(0), passed=True)
+                    verdict = await verified(clean=False)
                 except _WITHOUT_REWARD as error:
                     reason, timed_out = str(error), isinstance(error, Unrewarded) and error.timed_out
+            if verdict is not None:
+                # nothing says that a reward is full marks
+                end = ProcessEnd(0, limit_s=tests.timeout_s, conditions=conditions)
+                return Trial(verdict, end, passed=not conditions.shortage)
             gone = "" if timed_out else reason
             end = ProcessEnd(None, timed_out, tests.timeout_s, gone=gone, conditions=conditions)
             return Trial(VerifiedRewards(dict.fromkeys(names, 0.0), {"reason": reason}), end)

@@ -129,6 +129,19 @@ def bind_read_only(source: str, target: str) -> None:
     _check(result, f"make {target} read-only")
 
 
+def mounted_below(folders: Sequence[str]) -> list[bool]:
+    """Return for each of these folders, absolute paths, whether anything is mounted in it."""
+    points = [line.split(" ", 5)[4] for line in read_text("/proc/self/mountinfo").splitlines()]
+    return [any(point.startswith(f"{_octal(folder)}/") for point in points) for folder in folders]
+
+
+def _octal(path: str) -> str:
+    """Return a path as the kernel writes it in a line."""
+    for sign in "\\ \t\n":
+        path = path.replace(sign, f"\\{ord(sign):03o}")
+    return path
+
+
 def leave_writable(targets: Sequence[str]) -> None:
     """Make all mounts of this mount namespace read-only but those at these folders. Needs Linux 5.12."""
     for target, flags, cleared in (("/", _AT_RECURSIVE, 0), *((target, 0, _ATTR_RDONLY) for target in targets)):

@@ -85,6 +85,21 @@ def mount_root(plan: MonitorPlan) -> None:
     linux.mount("overlay", "root", "overlay", 0, options)
 
 
+def give_own_files(plan: MonitorPlan) -> None:
+    """Have the files of bound folders as this sandbox's own: a lock, or a watch, on one of them is no other sandbox's.
+
+    A folder in which something else is mounted, or whose file system no overlay can have below it, stays as it is.
+    """
+    there = [number for number, is_folder in enumerate(plan["are_folders"], start=len(plan["lower"])) if is_folder]
+    folders = [f"{os.getcwd()}/stage/{number}" for number in there]
+    for number, folder, is_divided in zip(there, folders, linux.mounted_below(folders), strict=True):
+        if not is_divided:
+            # an overlay without a writable layer has two others at least; nothing is mounted on `root` yet
+            options = f"userxattr,lowerdir=stage/{number}:root"
+            with contextlib.suppress(OSError):
+                linux.mount("overlay", folder, "overlay", linux.MS_RDONLY | linux.MS_NOSUID | linux.MS_NODEV, options)
+
+
 def in_child(work: Callable[[], None]) -> None:
     """Run `work()` in a child process, which leaves this one's root folder alone. Raises OSError if it fails."""
     read_end, write_end = os.pipe()
@@ -216,6 +231,7 @@ def build(plan: MonitorPlan, to_monitor: socket.socket) -> None:
         id_mapping.attach(mounts, (plan["sockets"], *(["runtime"] if plan["runtime"] else [])))
     else:
         stage(plan)
+    give_own_files(plan)
     mount_root(plan)
     if plan["runtime"]:
         in_child(lambda: prepare_for_runtime(plan))

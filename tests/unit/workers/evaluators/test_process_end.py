@@ -23,8 +23,8 @@ from workers.interfaces import ExecResult
 
 POLICY, FARM, UNKNOWN = EndCause.POLICY, EndCause.FARM, EndCause.UNKNOWN
 FULL = Conditions(shortage="the disk is full")
+FULL_BEFORE = Conditions(shortage="the disk is full", earlier=True)
 LATE = Conditions(late_s=9.0)
-KILLING = Conditions(n_host_kills=1)
 
 
 def late(**fields: Any) -> ProcessEnd:
@@ -38,24 +38,23 @@ def late(**fields: Any) -> ProcessEnd:
         pytest.param(ProcessEnd(1), POLICY, id="exit-code"),
         pytest.param(ProcessEnd(120), POLICY, id="exit-code-that-is-no-signal"),
         pytest.param(ProcessEnd(255), POLICY, id="exit-code-beyond-signals"),
-        pytest.param(ProcessEnd(1, conditions=FULL), FARM, id="exit-code-on-a-full-disk"),
+        pytest.param(ProcessEnd(1, conditions=FULL), UNKNOWN, id="exit-code-on-a-full-disk"),
+        pytest.param(ProcessEnd(1, conditions=FULL_BEFORE), FARM, id="exit-code-on-a-disk-that-was-full"),
         pytest.param(ProcessEnd(1, conditions=LATE), POLICY, id="exit-code-of-a-late-machine"),
-        pytest.param(ProcessEnd(1, conditions=KILLING), POLICY, id="exit-code-while-the-kernel-kills"),
         pytest.param(ProcessEnd(-9), UNKNOWN, id="killed"),
         pytest.param(ProcessEnd(137), UNKNOWN, id="killed-below-a-shell"),
         pytest.param(ProcessEnd(-15), UNKNOWN, id="terminated"),
         pytest.param(ProcessEnd(-11), UNKNOWN, id="segmentation-fault"),
-        pytest.param(ProcessEnd(-9, conditions=KILLING), FARM, id="killed-for-want-of-memory"),
-        pytest.param(ProcessEnd(137, conditions=KILLING), FARM, id="killed-for-want-of-memory-below-a-shell"),
-        pytest.param(ProcessEnd(-9, conditions=FULL), FARM, id="killed-on-a-full-disk"),
+        pytest.param(ProcessEnd(-9, conditions=FULL), UNKNOWN, id="killed-on-a-full-disk"),
+        pytest.param(ProcessEnd(137, conditions=FULL_BEFORE), FARM, id="killed-below-a-shell-on-a-disk-that-was-full"),
         pytest.param(ProcessEnd(-9, confined=True), FARM, id="confined-killed"),
         pytest.param(ProcessEnd(-15, confined=True), FARM, id="confined-terminated"),
         pytest.param(ProcessEnd(-11, confined=True), UNKNOWN, id="confined-segmentation-fault"),
         pytest.param(ProcessEnd(-signal.SIGXCPU, confined=True), POLICY, id="confined-out-of-cpu-time"),
         pytest.param(ProcessEnd(-signal.SIGXFSZ), POLICY, id="file-size"),
         pytest.param(ProcessEnd(-9, limit="memory limit"), POLICY, id="killed-by-its-limit"),
-        pytest.param(ProcessEnd(137, limit="memory limit", conditions=KILLING), POLICY, id="limit-before-the-kernel"),
-        pytest.param(ProcessEnd(1, limit="disk limit", conditions=FULL), POLICY, id="limit-before-the-node"),
+        pytest.param(ProcessEnd(137, limit="memory limit", conditions=FULL), POLICY, id="killed-by-its-limit-first"),
+        pytest.param(ProcessEnd(1, limit="disk limit", conditions=FULL_BEFORE), POLICY, id="limit-before-the-node"),
         pytest.param(late(), UNKNOWN, id="time-limit"),
         pytest.param(late(cpu_s=0.1), UNKNOWN, id="asleep-or-frozen"),
         pytest.param(late(cpu_s=0.1, confined=True), FARM, id="confined-and-frozen"),
@@ -67,12 +66,12 @@ def late(**fields: Any) -> ProcessEnd:
         pytest.param(late(cpu_s=2.0, cpu_limit_s=2.0, waited_s=7.0), POLICY, id="its-own-crowd"),
         pytest.param(late(cpu_s=2.0, cpu_limit_s=2.0, conditions=LATE), POLICY, id="its-own-crowd-delays-the-loop"),
         pytest.param(late(cpu_s=1.9, cpu_limit_s=2.0, waited_s=7.0), FARM, id="less-cpu-than-it-may-have"),
-        pytest.param(late(cpu_s=2.0, cpu_limit_s=2.0, conditions=FULL), FARM, id="its-own-crowd-on-a-full-disk"),
+        pytest.param(late(cpu_s=2.0, cpu_limit_s=2.0, conditions=FULL), UNKNOWN, id="its-own-crowd-on-a-full-disk"),
         pytest.param(late(conditions=LATE), FARM, id="late-loop-and-cpu-time-unknown"),
         pytest.param(late(conditions=Conditions(late_s=1.0)), UNKNOWN, id="hardly-late"),
-        pytest.param(late(cpu_s=0.1, conditions=FULL), FARM, id="time-limit-on-a-full-disk"),
+        pytest.param(late(cpu_s=0.1, conditions=FULL), UNKNOWN, id="time-limit-on-a-full-disk"),
         pytest.param(ProcessEnd(None, gone="sandbox s1 is gone"), UNKNOWN, id="gone"),
-        pytest.param(ProcessEnd(None, gone="sandbox s1 is gone", conditions=FULL), FARM, id="gone-on-a-full-disk"),
+        pytest.param(ProcessEnd(None, gone="sandbox s1 is gone", conditions=FULL), UNKNOWN, id="gone-on-a-full-disk"),
         pytest.param(ProcessEnd(None), UNKNOWN, id="nobody-knows"),
     ],
 )
@@ -103,6 +102,7 @@ def settled(ends: list[ProcessEnd | str], control: str = "") -> str:
 
 
 KILLED, HANGS, GONE = ProcessEnd(-9), late(cpu_s=0.0), ProcessEnd(None, gone="sandbox s1 is gone")
+SHORT = ProcessEnd(1, conditions=FULL)
 
 
 @pytest.mark.parametrize(
@@ -122,6 +122,12 @@ KILLED, HANGS, GONE = ProcessEnd(-9), late(cpu_s=0.0), ProcessEnd(None, gone="sa
         ([KILLED, HANGS], "0"),
         ([HANGS, GONE], "0"),
         ([GONE, ProcessEnd(129)], "0"),
+        # it took what the node was short of, each time
+        ([SHORT, SHORT], "0"),
+        ([SHORT, KILLED], "0"),
+        ([SHORT, "passed"], "1"),
+        ([SHORT, ProcessEnd(1)], "0"),
+        ([ProcessEnd(-9, conditions=FULL), late(cpu_s=0.1, conditions=FULL)], "0"),
     ],
 )
 def test_two_ends_with_a_control_between_are_the_submissions_own(ends: list[ProcessEnd | str], score: str) -> None:
@@ -131,10 +137,11 @@ def test_two_ends_with_a_control_between_are_the_submissions_own(ends: list[Proc
 @pytest.mark.parametrize(
     ("ends", "control", "message"),
     [
-        ([ProcessEnd(1, conditions=FULL)], "", "r1: the disk is full"),
+        ([ProcessEnd(1, conditions=FULL_BEFORE)], "", "r1: the disk is full"),
         ([late(conditions=LATE)], "", "the machine was late by 9.0 s"),
         ([KILLED], "it was killed too", "a control that must pass failed beside it: it was killed too"),
-        ([KILLED, ProcessEnd(-9, conditions=KILLING)], "", "want of memory"),
+        ([ProcessEnd(1, conditions=FULL)], "it is full too", "the disk is full, and a control .* it is full too"),
+        ([KILLED, ProcessEnd(-9, conditions=FULL_BEFORE)], "", "the disk is full"),
         ([HANGS, late(conditions=LATE)], "", "late"),
     ],
 )

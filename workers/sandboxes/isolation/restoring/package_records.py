@@ -11,6 +11,8 @@ import csv
 import os
 import posixpath
 
+from workers.sandboxes.isolation.restoring import rpm_database
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 _MAX_BYTES = 20_000_000
 _OF_DPKG = "var/lib/dpkg/info/"
 _OF_APK = "lib/apk/db/installed"
+_OF_RPM = ("usr/lib/sysimage/rpm/rpmdb.sqlite", "var/lib/rpm/rpmdb.sqlite")
 
 
 def recorded(paths: Iterable[str]) -> frozenset[str]:
@@ -35,6 +38,8 @@ def _named(path: str) -> Iterator[str]:
                 folder = line[2:]
             elif line.startswith("R:"):
                 yield posixpath.join(folder, line[2:])
+    elif path in _OF_RPM:
+        yield from rpm_database.files_of(_data_of(path, rpm_database.MAX_BYTES))
     elif path.endswith(".dist-info/RECORD"):
         site = posixpath.dirname(posixpath.dirname(path))
         with contextlib.suppress(csv.Error):
@@ -45,9 +50,13 @@ def _named(path: str) -> Iterator[str]:
 
 def text_of(path: str, max_bytes: int = _MAX_BYTES) -> str:
     """Return the text of a file of the policy's; empty if it cannot be read, or is larger."""
+    return _data_of(path, max_bytes).decode("utf-8", "surrogateescape")
+
+
+def _data_of(path: str, max_bytes: int) -> bytes:
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW), "rb") as file:
             data = file.read(max_bytes + 1)
     except OSError:
-        return ""
-    return data.decode("utf-8", "surrogateescape") if len(data) <= max_bytes else ""
+        return b""
+    return data if len(data) <= max_bytes else b""

@@ -8,7 +8,9 @@ import textwrap
 
 import pytest
 
+from workers.evaluators import programs, tests
 from workers.evaluators.program_source import source_of
+from workers.evaluators.program_tests import case_runner, descendants
 from workers.evaluators.program_tests.program_supervisor import COMPUTED, SLEPT
 
 SUPERVISOR = source_of("program_tests.descendants", "program_tests.program_supervisor")
@@ -31,6 +33,20 @@ FIRST_CHILD_ENDS = """
         os._exit(0)
     time.sleep(60)
     """
+
+ESCAPING = """
+    import os, time
+    begins, held = os.pipe()
+    for _ in range(24):
+        if os.fork() == 0:
+            os.close(held)
+            os.read(begins, 1)
+            end = time.time() + 7
+            while time.time() < end:
+                if os.fork(): os._exit(0)
+            os._exit(0)
+    """
+"""Ends, and leaves processes each of which is another by the time at which it is found, for 7 s."""
 
 
 def ended(program: str, limit_s: float = 30.0, cpu_s: float = 10.0) -> int:
@@ -66,3 +82,11 @@ def test_all_that_a_program_started_counts_as_its_computing(program: str) -> Non
 
 def test_a_program_that_sleeps_did_not_compute() -> None:
     assert ended("import time; time.sleep(60)", limit_s=1.0, cpu_s=0.9) == SLEPT
+
+
+def test_processes_that_take_seconds_to_end_are_not_left_behind() -> None:
+    assert ended(ESCAPING) == 0
+
+
+def test_who_waits_for_a_supervisor_gives_it_time_to_end_all_processes() -> None:
+    assert min(case_runner._GRACE_PERIOD_S, programs._GRACE_PERIOD_S, tests._READER_S) > descendants._ENDING_S + 2.0

@@ -1,0 +1,50 @@
+"""The room for processes and threads on this machine, beside what its sandboxes may have.
+
+A sandbox has a pid namespace of its own, and a limit by which the kernel counts its processes (`n_processes`; with a
+control group that has the pids controller, that too). Nothing bounds those of all sandboxes together: each takes an
+id of the node, so that many sandboxes at their limits leave the node, and its workers, without any.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Mapping
+from pathlib import Path
+
+from farm.cli.readiness import CheckResult
+from farm.records.sandbox_spec import SandboxLimits
+from farm.settings import Settings
+
+
+def process_bounds(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> dict[str, int]:
+    """Return what bounds processes and threads of the machine, of this user and of this control group, by name."""
+    bounds = {f"kernel.{name}": int((proc / "sys/kernel" / name).read_text()) for name in ("pid_max", "threads-max")}
+    soft = resource.getrlimit(resource.RLIMIT_NPROC)[0]
+    # of all sandboxes of an ordinary user; those of root have users of their own
+    if os.getuid() and soft != resource.RLIM_INFINITY:
+        bounds["`ulimit -u`"] = soft
+    for line in (proc / "self/cgroup").read_text().splitlines():
+        number, controllers, path = line.split(":", 2)
+        if number == "0" or "pids" in controllers.split(","):
+            group = (groups if number == "0" else groups / "pids") / path.lstrip("/")
+            for folder in (group, *group.parents):
+                file = folder / "pids.max"
+                if file.exists() and (text := file.read_text().strip()) != "max":
+                    bounds[str(file)] = int(text)
+    return bounds
+
+
+def process_room(settings: Settings, bounds: Mapping[str, int], proc: Path = Path("/proc")) -> CheckResult:
+    """Check that as many sandboxes as the node has slots could each have as many processes as one may have."""
+    n_sandboxes = settings.room or settings.init_slots + settings.run_slots + settings.eval_slots
+    n_each = SandboxLimits().n_processes
+    n_there = int((proc / "loadavg").read_text().split()[3].partition("/")[2])
+    name, most = min(bounds.items(), key=lambda each: each[1])
+    n_needed = n_sandboxes * n_each + n_there
+    detail = f"{n_sandboxes} sandboxes of {n_each} and {n_there} others may be {n_needed}, and {name} is {most}"
+    n_fit = max(1, (most - n_there) // n_each)
+    raised = (
+        f"as root: sysctl -w {name}={1 << n_needed.bit_length()}" if name.startswith("kernel.") else f"raise {name}"
+    )
+    return CheckResult("processes", n_needed <= most, detail, f"{raised}; or have {n_fit} slots (--room)", needed=False)
