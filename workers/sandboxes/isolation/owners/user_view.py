@@ -332,9 +332,18 @@ class UserView:
             file_owners.note_owner(place, uid, gid, "/")
             return 0
 
+    def _is_noted(self, asked: WaitingCall, folder: int, path: int, flags: int) -> bool:
+        """Return whether a file has an owner to tell; nearly all have none, and this is asked most often."""
+        name = asked.path(path) if path else b""
+        place = asked.place(folder, name) if name or flags & EMPTY_PATH else b""
+        follow = not (name and flags & NO_FOLLOW)
+        return bool(place) and file_owners.owner_at(place, follow=follow) is not None
+
     def _tell(
         self, asked: WaitingCall, folder: int, path: int, flags: int, target: int, mask: int | None = None
     ) -> int | None:
+        if not self._is_noted(asked, folder, path, flags):
+            return None
         with asked.opened(folder, path, flags) as file:
             noted = None if file < 0 else file_owners.owner_of(f"/proc/self/fd/{file}")
             if noted is None:

@@ -16,10 +16,20 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _VALID = 0x40082102
-_PATH_MAX = 4096
+_PATH_MAX = _PAGE = 4096
+_SHORT = 256
 CWD, NO_FOLLOW, EMPTY_PATH = -100, 0x100, 0x1000
 MISSING, OF_KERNEL = -1, -2
 _KERNEL_S = (b"proc", b"dev", b"sys")
+
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class _Piece(ctypes.Structure):
+    """An `iovec`."""
+
+    _fields_ = (("base", ctypes.c_void_p), ("size", ctypes.c_size_t))
 
 
 class WaitingCall:
@@ -61,9 +71,13 @@ class WaitingCall:
                 os.close(file)
 
     def read(self, address: int, size: int) -> bytes:
-        """Return bytes of its process's memory."""
-        with open(f"/proc/{self.thread}/mem", "rb", 0) as memory:
-            return os.pread(memory.fileno(), size, address)
+        """Return bytes of its process's memory, as many as there are."""
+        buffer = ctypes.create_string_buffer(size)
+        here, there = _Piece(ctypes.addressof(buffer), size), _Piece(address, size)
+        n = _libc.process_vm_readv(self.thread, ctypes.byref(here), 1, ctypes.byref(there), 1, 0)
+        if n < 0:
+            raise OSError(ctypes.get_errno(), "memory")
+        return buffer.raw[:n]
 
     def write(self, address: int, data: bytes) -> None:
         """Write into its process's memory."""
@@ -74,12 +88,13 @@ class WaitingCall:
 
     def path(self, address: int) -> bytes:
         """Return a path that it names, which lies at an address of its process's memory."""
-        with open(f"/proc/{self.thread}/mem", "rb", 0) as memory:
-            # not beyond the page, where there may be nothing
-            first = min(_PATH_MAX, _PATH_MAX - address % _PATH_MAX)
-            data = os.pread(memory.fileno(), first, address)
-            if b"\0" not in data:
-                data += os.pread(memory.fileno(), _PATH_MAX, address + first)
+        # not beyond the page, where there may be nothing; most are short
+        in_page = _PAGE - address % _PAGE
+        data = self.read(address, min(in_page, _SHORT))
+        for more in (in_page - len(data), _PATH_MAX):
+            if b"\0" in data:
+                break
+            data += self.read(address + len(data), more) if more else b""
         name, end, _ = data.partition(b"\0")
         if not end or len(name) >= _PATH_MAX:
             raise OSError(errno.ENAMETOOLONG, "path")
@@ -90,8 +105,7 @@ class WaitingCall:
         if name.startswith(b"/"):
             if name.split(b"/", 2)[1] in _KERNEL_S:
                 return b""
-            root = os.readlink(b"/proc/%d/root" % self.thread)
-            return name if root == b"/" else root + name
+            return b"/proc/%d/root" % self.thread + name
         number = ctypes.c_int(folder & 0xFFFFFFFF).value
         if number < 0 and number != CWD:
             raise OSError(errno.EBADF, "folder")
