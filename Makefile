@@ -18,7 +18,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 COMPILED := pycosat
 
 .DEFAULT_GOAL := help
-.PHONY: help runtime venv home apptainer rabbitmq promtool rpm demo train test test-unit test-changed soak test-vllm test-trainers test-environments test-agents test-protocols test-web test-slurm test-helm test-ray test-pooler screenshots check docs lock clean
+.PHONY: help runtime venv home apptainer rabbitmq promtool rpm demo train test test-unit test-changed soak test-vllm test-trainers test-environments test-agents test-protocols test-web test-slurm test-helm test-ray test-pooler test-installers screenshots check docs lock clean
 
 # What a lock pins, wheels alone, with a line for every ten packages; by uv where that is, which is much faster.
 # Hashes are checked either way. uv reads no configuration of pip's, so where it finds no packages pip has its turn.
@@ -181,6 +181,11 @@ test-helm: venv home  ## the Helm chart, by Helm's own engine and the schemas of
 test-ray: venv home  ## nodes of a farm on a local Ray cluster of two nodes (260 MB once); ARGS="..."
 	@bash tests/ray/environment.sh '$(FARM_HOME)/ray'
 	@FARM_RAY_PACKAGES='$(abspath $(FARM_HOME))/ray/packages' $(BIN)/python -m pytest -n 0 --timeout 3600 tests/ray $(ARGS)
+
+# A base tree of Debian; its packages as this machine reaches them.
+test-installers: venv home apptainer  ## real packages of Debian on a real base: apt, postgres, sshd, sudo, npm; needs mmdebstrap (1 GB once); ARGS="..."
+	@bash tests/installers/environment.sh '$(FARM_HOME)/installers'
+	@FARM_TEST_INSTALLERS='$(abspath $(FARM_HOME))/installers' $(BIN)/python -m pytest -n 0 --timeout 3600 tests/installers $(ARGS)
 
 screenshots: venv home apptainer  ## pictures of each view of the page in docs/screenshots
 	@bash tests/web/environment.sh '$(FARM_HOME)/web'

@@ -117,6 +117,7 @@ class SandboxSpec(Request):
     """Processors that its processes may use, rounded up to whole ones; None: all of the node's."""
     image_first: bool = False
     """True to find the image's own programs on PATH before those of the farm's Python environment."""
-    fake_root: bool = False
-    """True to let changes of owner and user, which a rootless sandbox cannot make, seem to succeed, as installers
-    need."""
+    fake_root: bool | None = None
+    """True for a sandbox with users, though the kernel knows one in there: programs become others, files are given to
+    them, and all programs see it, as installers need. None for that in each image but `host`, where owners are shown
+    only to programs that are begun when one has been set. False where the image sets none for the kernel's one user."""

@@ -16,6 +16,7 @@ from farm.records.request import SandboxLimits, SandboxSpec
 from farm.settings import settings
 from workers.sandboxes.images.building.builder import move_tree
 from workers.sandboxes.images.dockerfile.build_place import BuildPlace, ProgramEnd
+from workers.sandboxes.isolation.owners.file_owners import has_owners
 from workers.sandboxes.lifecycle import layers
 from workers.sandboxes.lifecycle.left_layers import settle_owners
 from workers.sandboxes.lifecycle.state import folder
@@ -28,8 +29,6 @@ T = TypeVar("T")
 
 MAX_OUTPUT = 1_000_000
 """Bytes kept of a program's output."""
-N_IDENTITIES = 4096
-"""Programs of other users than root that may run at a time in one build."""
 LIMITS = SandboxLimits(memory_mb=8192, n_processes=4096, disk_mb=65_536, cpu_s=14_400, n_files=65_536, file_mb=32_768)
 _COMPRESSED: Sequence[tuple[bytes, Callable[..., Any]]] = (
     (b"\x1f\x8b", gzip.open),
@@ -39,7 +38,7 @@ _COMPRESSED: Sequence[tuple[bytes, Callable[..., Any]]] = (
 
 
 def build_spec() -> SandboxSpec:
-    """Return the spec of sandboxes for builds: root's changes of owner seem to succeed; network if builds may."""
+    """Return the spec of sandboxes for builds: with users, and network if builds may."""
     return SandboxSpec(workdir="/", limits=LIMITS, network=settings().build_network, fake_root=True)
 
 
@@ -66,11 +65,11 @@ class BuildSandbox:
         timeout_s: float = 60.0,
     ) -> ProgramEnd:
         """See `BuildPlace.run`."""
-        self._sandbox.identity = identity
+        self._sandbox.identity = identity or (0, 0)
         try:
             return _done(self._run(argv, env or {}, cwd, stdin, timeout_s))
         finally:
-            self._sandbox.identity = None
+            self._sandbox.identity = (0, 0)
 
     async def _run(
         self, argv: Sequence[str], env: Mapping[str, str], cwd: str, stdin: bytes, timeout_s: float
@@ -120,10 +119,9 @@ class BuildSandbox:
         taken = layers.detach(folder(self._sandbox.sandbox_id))
         try:
             self.stop()
-            below = self._sandbox.owners
-            assert below is not None
-            if owner or (copied and below.view == "shown"):
-                settle_owners(layers.files_of(taken), owner or (0, 0), below.lower, written=copied)
+            below = self._sandbox.users.lower
+            if owner or (copied and has_owners(below)):
+                settle_owners(layers.files_of(taken), owner or (0, 0), below, written=copied)
             move_tree(layers.files_of(taken), target)
         finally:
             remove(taken)

@@ -15,7 +15,7 @@ from farm.records.request import SandboxSpec
 from farm.settings import settings
 from workers.sandboxes import cgroups
 from workers.sandboxes.agent_programs.brought_programs import brought
-from workers.sandboxes.build_sandbox import N_IDENTITIES, BuildSandbox, build_spec, new_build_id
+from workers.sandboxes.build_sandbox import BuildSandbox, build_spec, new_build_id
 from workers.sandboxes.images.archives import layer
 from workers.sandboxes.images.content_store import digest
 from workers.sandboxes.images.dockerfile.image_config import ImageConfig
@@ -32,7 +32,7 @@ from workers.sandboxes.lifecycle.state import SandboxRecord, folder
 from workers.sandboxes.lifecycle.user_ids import own_id
 from workers.sandboxes.remove_tree import remove
 from workers.sandboxes.resource_exhaustion import scarcity
-from workers.sandboxes.sandbox import ENVIRONMENT, SEARCH_PATH, FileOwners, NodeSandbox
+from workers.sandboxes.sandbox import ENVIRONMENT, SEARCH_PATH, NodeSandbox, ViewOfUsers
 from workers.sandboxes.sandbox_user import sandbox_user
 
 
@@ -87,10 +87,8 @@ def start_build(base: Image) -> BuildSandbox:
     spec, files = build_spec(), settings().build_files
     binds = (*base.binds, *(_network(base.system) if spec.network else ()), *((files[path], path) for path in files))
     parts = SandboxParts(base.lower, base.roots, binds, (), base.variables)
-    plan = LaunchPlan("namespace", spec, None, n_identities=N_IDENTITIES)
-    owners = FileOwners("shown" if has_owners(base.lower) else "kept", (0, 0), base.lower)
-    record = plan.launched(folder(new_build_id()), parts)
-    return BuildSandbox(NodeSandbox(record, spec, (), base.variables, owners=owners))
+    record = LaunchPlan("namespace", spec, None).launched(folder(new_build_id()), parts)
+    return BuildSandbox(NodeSandbox(record, spec, (), base.variables, users=ViewOfUsers("shown", (0, 0), base.lower)))
 
 
 def _network(system: bool) -> Iterator[tuple[str, str]]:
@@ -129,8 +127,6 @@ class LaunchPlan:
     spec: SandboxSpec
     runtime: Runtime | None
     layer: str = ""
-    n_identities: int = 0
-    """Programs of other users than root that may run at a time; none of them gains a right of root by it."""
 
     def __post_init__(self) -> None:
         if self.spec.workdir and not self.spec.workdir.startswith("/"):
@@ -226,7 +222,6 @@ class LaunchPlan:
             "sockets": SOCKETS,
             "limits": self._bounds(),
             "cgroup": cgroups.make(state, self.spec.limits.memory_mb, self.spec.limits.n_processes, self.spec.cpus),
-            "n_identities": self.n_identities,
         }
 
     def _bounds(self) -> MonitorBounds:
@@ -246,8 +241,9 @@ def _sandbox(record: SandboxRecord, spec: SandboxSpec, parts: SandboxParts, phas
     """A handle on a sandbox for one phase of its use, with the network that its commands have then."""
     user = image_user(parts.lower, spec.user or parts.config.user)
     lower = (*layers.below(folder(record.sandbox_id)), *parts.lower)
-    # another user's programs have root's number, and so must be shown one owner, or git finds theirs dubious
-    view: Literal["", "shown"] = "shown" if not user.uid and has_owners(lower) else ""
+    view: Literal["", "kept", "shown"] = "kept" if spec.fake_root is None and spec.image != "host" else ""
+    if spec.fake_root or has_owners(lower):
+        view = "shown"
     variables = {**parts.variables, **user.variables}
     bin_folders = parts.bin_folders
     if spec.image_first:
@@ -260,5 +256,5 @@ def _sandbox(record: SandboxRecord, spec: SandboxSpec, parts: SandboxParts, phas
         bin_folders,
         variables,
         network=spec.network or phase in spec.network_in,
-        owners=FileOwners(view, (user.uid, user.gid), lower),
+        users=ViewOfUsers(view, (user.uid, user.gid), lower),
     )

@@ -90,9 +90,9 @@ def _detached(sandbox_id: str) -> Path:
 
 def _settle(sandbox: Sandbox, files: Path) -> None:
     """Note whose the files are that a sandbox's programs wrote, unless they were root's."""
-    owners = sandbox.owners if isinstance(sandbox, NodeSandbox) else None
-    if owners is not None and owners.user != (0, 0):
-        left_layers.settle_owners(files, owners.user, owners.lower)
+    users = sandbox.users if isinstance(sandbox, NodeSandbox) else None
+    if users is not None and users.user != (0, 0):
+        left_layers.settle_owners(files, users.user, users.lower)
 
 
 class NodeSandboxProvider:

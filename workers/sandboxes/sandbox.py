@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Literal
 from farm.errors import SandboxError
 from farm.records.request import SandboxLimits, SandboxSpec
 from workers.interfaces import ExecResult, Kernel
+from workers.sandboxes.isolation.owners.file_owners import has_owners
 from workers.sandboxes.kernel.kernel import open_kernel
 from workers.sandboxes.lifecycle.start import SOCKETS
 from workers.sandboxes.lifecycle.state import SandboxRecord, folder
@@ -41,10 +42,10 @@ ENVIRONMENT = {"HOME": "/root", "USER": "root", "LANG": "C.UTF-8", "TERM": "dumb
 
 
 @dataclass(frozen=True, slots=True)
-class FileOwners:
-    """The owners of files in a sandbox: how its programs see them, and whose what they write will be.
+class ViewOfUsers:
+    """The users of a sandbox, and the owners of its files, as its programs see them.
 
-    `view` is that of `JoinTarget.owners`; `user` writes, over the layers `lower`.
+    `view` is `JoinTarget.users`; programs are begun as `user`, and write over the layers `lower`.
     """
 
     view: Literal["", "kept", "shown"]
@@ -63,13 +64,14 @@ class NodeSandbox:
         variables: Mapping[str, str] | None = None,
         *,
         network: bool | None = None,
-        owners: FileOwners | None = None,
+        users: ViewOfUsers | None = None,
     ) -> None:
         self.sandbox_id = record.sandbox_id
         self.socket_folder = folder(record.sandbox_id) / SOCKETS
         self.workdir = spec.workdir
-        self.identity: tuple[int, int] | None = None
-        self.owners = owners
+        self.users = users or ViewOfUsers("", (0, 0), ())
+        self.identity = self.users.user
+        """The user and group that programs are begun as from now on."""
         self._record = record
         self._spec = spec
         self._network = spec.network if network is None else network
@@ -93,14 +95,17 @@ class NodeSandbox:
             "started": self._record.first.started,
             "user": sandbox_user(),
             "network": self._network,
-            "fake_root": self._spec.fake_root,
             "limits": _resources(self._spec.limits, limits or self._spec.limits),
             "cgroup": self._record.cgroup,
-            # what a program of another user writes is noted when it has ended
-            "owners": self.owners.view if self.owners and not self.identity else "",
+            "users": self._view(),
             "identity": self.identity,
             "cpus": self._cpus,
         }
+
+    def _view(self) -> Literal["", "kept", "shown"]:
+        """Return how the next program sees users: owners are shown from the first on that was noted."""
+        view = self.users.view
+        return "shown" if view == "kept" and has_owners([str(folder(self.sandbox_id) / "upper")]) else view
 
     def alive(self) -> bool:
         """Return whether its first process is alive, with which all of it ends."""

@@ -192,14 +192,14 @@ async def an_archive_with_owners_unpacks(trial: PromiseTrial) -> None:
     pack = "mkdir -p p/q; echo x > p/q/f; tar -cf a.tar --owner=1234 --group=5678 p; rm -r p; "
     one = await trial.start(fake_root=True)
     same(await trial.sh(f"{pack} tar -xf a.tar; cat p/q/f", one), "x\n", "what was unpacked as fake root")
-    two = await trial.start()
+    two = await trial.start(fake_root=False)
     same(await trial.sh(f"{pack} tar -xf a.tar --no-same-owner; cat p/q/f", two), "x\n", "what was unpacked")
 
 
 @promise()
 async def without_fake_root_owners_stay(trial: PromiseTrial) -> None:
     """Without `fake_root` a change of owner fails with a reason, and the file stays as it is."""
-    one = await trial.start()
+    one = await trial.start(fake_root=False)
     result = await trial.bash("echo x > file; chown 1000:1000 file", one)
     assert result.code not in (0, None), "`chown` seems to have succeeded"
     assert b"chown" in result.stderr, f"`chown` gives no reason: {result.stderr!r}"

@@ -53,6 +53,7 @@ def _spec(
     return SandboxSpec(
         image=image,
         image_first=True,
+        fake_root=True,
         workdir=table.workdir or "",
         env=env if secrets is None else expanded(env, secrets),
         limits=SandboxLimits(**{name: value for name, value in limits.items() if value is not None}),

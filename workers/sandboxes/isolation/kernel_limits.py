@@ -40,10 +40,10 @@ def of_the_user() -> dict[str, int]:
     return result
 
 
-def limit_user_namespace(limits: dict[str, int], n_nested: int = 0) -> None:
+def limit_user_namespace(limits: dict[str, int]) -> None:
     """Limit these resources in this user namespace, for its root too. Raises OSError."""
     # none nested in it, in which all capabilities could be had again
-    for name, value in {**limits, "max_user_namespaces": n_nested}.items():
+    for name, value in {**limits, "max_user_namespaces": 0}.items():
         linux.write_text(f"{_SETTINGS}/user/{name}", str(value))
 
 

@@ -207,7 +207,7 @@ def run_first_process(plan: MonitorPlan, to_monitor: socket.socket) -> None:
     enter_root(plan)
     os.chdir(plan["workdir"])
     linux.drop_capabilities(linux.WAKE_ALARM)
-    seccomp.filter_calls(fake_root=False)
+    seccomp.filter_calls()
     os.execvpe("bash", FIRST_PROCESS, plan["env"])
 
 
@@ -223,7 +223,7 @@ def build(plan: MonitorPlan, to_monitor: socket.socket) -> None:
     user_limits = kernel_limits.of_the_user()
     mounts = id_mapping.take_id(plan, to_monitor)
     linux.become_root_of_a_new_user_namespace(linux.NEWNS | linux.NEWCGROUP)
-    kernel_limits.limit_user_namespace(user_limits, plan["n_identities"])
+    kernel_limits.limit_user_namespace(user_limits)
     linux.die_with_parent(signal.SIGKILL)
     linux.no_new_privileges()
     if plan["user"]:

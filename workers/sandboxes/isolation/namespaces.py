@@ -15,7 +15,7 @@ import socket
 import sys
 
 from workers.sandboxes.isolation import kernel_limits, linux, seccomp
-from workers.sandboxes.isolation.owners import owner_view
+from workers.sandboxes.isolation.owners import credentials, user_view
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,16 +26,15 @@ if TYPE_CHECKING:
         """The sandbox to join: its first process, and the user and limits inside; plain JSON.
 
         `limits` are pairs of a resource's name, such as `RLIMIT_CPU`, and its value; `cpus` are those that its
-        processes start on, empty for all. `identity` are the user and group that the program sees itself and all files
-        as, without rights of root; None for root. `owners`: see `seccomp`; empty if only the kernel knows them.
+        processes start on, empty for all. `users`: see `seccomp`; empty if only the kernel's one user exists.
+        `identity` are the user and group that the program is begun as where there are users; None for root.
         """
 
         pid: int
         started: int
         user: Sequence[int] | None
         network: bool
-        fake_root: bool
-        owners: Literal["", "kept", "shown"]
+        users: Literal["", "kept", "shown"]
         limits: Mapping[str, int]
         cgroup: str
         identity: Sequence[int] | None
@@ -110,9 +109,8 @@ def limit(limits: Mapping[str, int]) -> None:
 
 def confine(target: JoinTarget) -> None:
     """In a process that has joined: the limits and rights that its program has, from its exec on."""
-    view = owner_view.start_view() if target["owners"] else None
-    if target["identity"]:
-        linux.become_user_of_a_new_user_namespace(*target["identity"])
+    first = credentials.of_user(*(target["identity"] or (0, 0)))
+    view = user_view.start_view(first) if target["users"] else None
     limit({**target["limits"], **kernel_limits.shares()})
     if target["cpus"]:
         # one may have been taken away since
@@ -121,9 +119,10 @@ def confine(target: JoinTarget) -> None:
     linux.drop_capabilities()
     linux.no_new_privileges()
     if view is None:
-        seccomp.filter_calls(target["fake_root"])
+        seccomp.filter_calls()
     else:
-        listener = seccomp.filter_calls_with_owners(target["fake_root"], target["owners"])
+        credentials.begin_as(first)
+        listener = seccomp.filter_calls_with_users(target["users"])
         socket.send_fds(view, [b"!"], [listener])
         os.close(listener)
         view.close()

@@ -8,9 +8,8 @@ is open to a sandbox until it is listed.
 Sockets are of the families Unix, IPv4 and IPv6 (TCP, UDP, ICMP) and netlink's routes. Network namespaces hold neither
 vsock, which leads to the hypervisor, nor some others, and each rare family is a part of the kernel that few look at.
 
-A rootless sandbox has one user, so that changes of owner or user could only fail, which installers take for an error;
-with `fake_root` they succeed, and change nothing, as Charliecloud does it (`ch-run --seccomp`): nothing is preloaded,
-and it works for static programs too. Where owners are kept, they are sent to `owners/owner_view.py`.
+A rootless sandbox has one user, so that changes of owner or user could only fail, which installers take for an error.
+Where a sandbox has users, these calls are sent to `owners/user_view.py`.
 
 A filter runs at each call, so the numbers are looked up as in a sorted list; since Linux 5.11 the kernel notes by
 itself for which numbers it need not run. Assembled once, in the processes that others are forked from.
@@ -57,22 +56,40 @@ _TRACE_ME = 0
 _SECCOMP = {"x86_64": 317, "aarch64": 277}
 _SET_FILTER, _NEW_LISTENER, _KILLABLE = 1, 8, 32
 KEPT, SHOWN = "kept", "shown"
-"""Of owners: changes are noted; they are, and programs see what was noted."""
-_VARIANTS = ((False, ""), (True, ""), (True, KEPT), (True, SHOWN), (False, SHOWN))
+"""Of users: processes have users, and owners are noted; they do, and programs see what was noted."""
+ANSWERS = "answers"
+"""The filter of the process that answers for a sandbox with users."""
+ANSWERED = ", ".join(
+    group.strip().rstrip(",")
+    for group in (
+        system_calls.IDS,
+        system_calls.USERS,
+        system_calls.OWNERS,
+        system_calls.STATUS,
+        "open 2 -, openat 257 56, openat2 437 437, creat 85 -, mkdir 83 -, mkdirat 258 34",
+        "execve 59 221, execveat 322 281, prctl 157 167, getsockopt 55 209",
+    )
+)
+"""The calls about users and owners, those of new files and programs among them."""
+_CREATE = 0o100
+_SET_KEEPING, _SET_SECURE_BITS = 8, 28
+_SOL_SOCKET, _SO_PEERCRED = 1, 17
+_RLIMIT_LOCKS = 10
+_VARIANTS = ("", KEPT, SHOWN, ANSWERS)
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def filter_calls(fake_root: bool) -> None:
+def filter_calls(variant: str = "") -> None:
     """For this process and what it starts; needs `no_new_privileges`. Raises OSError."""
-    code = assembled(fake_root, platform.machine())
+    code = assembled(platform.machine(), variant)
     program = ctypes.create_string_buffer(code)
     prctl(_PR_SET_SECCOMP, _MODE_FILTER, _header(program, code))
 
 
-def filter_calls_with_owners(fake_root: bool, owners: str) -> int:
-    """As `filter_calls`; returns the descriptor on which calls about owners are to be answered from now on."""
+def filter_calls_with_users(users: str) -> int:
+    """As `filter_calls`; returns the descriptor on which calls about users are to be answered from now on."""
     machine = platform.machine()
-    code = assembled(fake_root, machine, owners)
+    code = assembled(machine, users)
     program = ctypes.create_string_buffer(code)
     # no signal interrupts a call that is being answered: of `stat` no program expects it; since Linux 5.19
     for flags in (_NEW_LISTENER | _KILLABLE, _NEW_LISTENER):
@@ -90,27 +107,27 @@ def _header(program: ctypes.Array[ctypes.c_char], code: bytes) -> bytes:
 
 def prepare() -> None:
     """Assemble what processes that are forked from this one will need."""
-    for fake_root, owners in _VARIANTS:
-        assembled(fake_root, platform.machine(), owners)
+    for variant in _VARIANTS:
+        assembled(platform.machine(), variant)
 
 
 @cache
-def assembled(fake_root: bool, machine: str, owners: str = "") -> bytes:
-    """The filter's code for a machine, as `platform.machine()` names it."""
+def assembled(machine: str, variant: str = "") -> bytes:
+    """The code of a variant of the filter for a machine, as `platform.machine()` names it."""
     lines: list[Line] = [
         (_LOAD, _ARCH_AT, 0, 0),
         (_EQUAL, _ARCH[machine], 1, 0),
         (_RETURN, _MISSING, 0, 0),
         (_LOAD, _NUMBER_AT, 0, 0),
         *([(_AT_LEAST, _X32, 0, 1), (_RETURN, _MISSING, 0, 0)] if machine == "x86_64" else []),
-        *_search(_segments(_decisions(machine, fake_root, owners))),
+        *_search(_segments(_decisions(machine, variant))),
     ]
     return b"".join(struct.pack("HBBI", kind, yes, no, value) for kind, value, yes, no in lines)
 
 
-def _decisions(machine: str, fake_root: bool, owners: str) -> dict[int, tuple[Line, ...]]:
+def _decisions(machine: str, variant: str) -> dict[int, tuple[Line, ...]]:
     """By number, what is done about a call that is listed."""
-    allow, refuse, ask = _return(_ALLOW), _return(_REFUSED), _return(_ASK)
+    allow, refuse = _return(_ALLOW), _return(_REFUSED)
     checks = {
         "clone": ((_LOAD, _ARGUMENTS_AT, 0, 0), (_ANY_BIT, _NAMESPACES, 0, 1), *refuse, *allow),
         "personality": (_argument(0), *_one_of(_PERSONALITIES, allow), *refuse),
@@ -127,14 +144,49 @@ def _decisions(machine: str, fake_root: bool, owners: str) -> dict[int, tuple[Li
         (system_calls.WAITING, allow),
         (system_calls.PROCESSES, allow),
         (system_calls.SOCKETS, allow),
-        (system_calls.STATUS, ask if owners == SHOWN else allow),
-        (system_calls.OWNERS, ask if owners else _return(_DONE) if fake_root else allow),
-        (system_calls.USERS, _return(_DONE) if fake_root else allow),
+        (system_calls.STATUS, allow),
+        (system_calls.IDS, allow),
+        (system_calls.OWNERS, allow),
+        (system_calls.USERS, allow),
         (system_calls.RIGHTS, refuse),
     )
     result = {number: done for group, done in groups for number in system_calls.numbers(group, machine).values()}
     checked = system_calls.numbers(system_calls.CHECKED, machine)
-    return result | {number: checks[name] for name, number in checked.items()}
+    result |= {number: checks[name] for name, number in checked.items()}
+    if variant == ANSWERS:
+        reads = system_calls.numbers("pidfd_getfd 438 438, process_vm_readv 310 270", machine)
+        return result | dict.fromkeys(reads.values(), allow)
+    return result | _with_users(machine, variant) if variant else result
+
+
+def _with_users(machine: str, users: str) -> dict[int, tuple[Line, ...]]:
+    """By number, what is done about calls about users and owners where a sandbox has users."""
+    allow, refuse, ask, done = map(_return, (_ALLOW, _REFUSED, _ASK, _DONE))
+    # a new limit, which the third argument points at
+    is_set = (line for half in (0, 4) for line in ((_LOAD, _ARGUMENTS_AT + 16 + half, 0, 0), (_EQUAL, 0, 1, 0), *done))
+    checks = {
+        "open": (_argument(1), (_ANY_BIT, _CREATE, 0, 1), *ask, *allow),
+        "openat": (_argument(2), (_ANY_BIT, _CREATE, 0, 1), *ask, *allow),
+        "prctl": (_argument(0), *_one_of((_SET_KEEPING, _SET_SECURE_BITS), ask), *allow),
+        "getsockopt": (
+            _argument(1),
+            *_one_of((_SOL_SOCKET,), (_argument(2), *_one_of((_SO_PEERCRED,), ask), *allow)),
+            *allow,
+        ),
+        # a process's users are written there: see `owners/credentials.py`
+        "setrlimit": (_argument(0), *_one_of((_RLIMIT_LOCKS,), done), *allow),
+        "prlimit64": (
+            _argument(0),
+            *_one_of((1,), refuse),
+            _argument(1),
+            *_one_of((_RLIMIT_LOCKS,), (*is_set, *allow)),
+            *allow,
+        ),
+    }
+    asked = system_calls.numbers(ANSWERED, machine)
+    kept = system_calls.numbers(system_calls.STATUS, machine) if users == KEPT else {}
+    limited = system_calls.numbers("setrlimit 160 164, prlimit64 302 261", machine)
+    return {number: checks.get(name, ask) for name, number in (asked | limited).items() if name not in kept}
 
 
 def _socket() -> tuple[Line, ...]:

@@ -69,8 +69,7 @@ PROCESSES = """
     restart_syscall 219 128, rseq 334 293, set_tid_address 218 96, arch_prctl 158 -, prctl 157 167, seccomp 317 277,
     landlock_create_ruleset 444 444, landlock_add_rule 445 445, landlock_restrict_self 446 446, uretprobe 335 -,
     capget 125 90, capset 126 91, getpid 39 172, getppid 110 173, gettid 186 178, getpgrp 111 -, getpgid 121 155,
-    setpgid 109 154, getsid 124 156, setsid 112 157, getuid 102 174, geteuid 107 175, getgid 104 176,
-    getegid 108 177, getresuid 118 148, getresgid 120 150, getgroups 115 158, getrlimit 97 163, setrlimit 160 164,
+    setpgid 109 154, getsid 124 156, setsid 112 157, getrlimit 97 163, setrlimit 160 164,
     getrusage 98 165, getpriority 140 141, setpriority 141 140, ioprio_get 252 31, ioprio_set 251 30,
     sched_yield 24 124, sched_getaffinity 204 123, sched_setaffinity 203 122, sched_getparam 143 121,
     sched_setparam 142 118, sched_getscheduler 145 120, sched_setscheduler 144 119, sched_getattr 315 275,
@@ -83,6 +82,12 @@ SOCKETS = """
     getpeername 52 205, getsockopt 55 209, setsockopt 54 208, sendto 44 206, recvfrom 45 207, sendmsg 46 211,
     recvmsg 47 212, sendmmsg 307 269, recvmmsg 299 243,
 """
+
+IDS = """
+    getuid 102 174, geteuid 107 175, getgid 104 176, getegid 108 177, getresuid 118 148, getresgid 120 150,
+    getgroups 115 158,
+"""
+"""Questions of a process for its users and groups."""
 
 OWNERS = """
     chown 92 -, fchown 93 55, lchown 94 -, fchownat 260 54,

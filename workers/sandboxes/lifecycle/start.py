@@ -43,7 +43,6 @@ class MonitorPlan(TypedDict):
     below the writable one, the uppermost first; `binds` are pairs of source and target, and `are_folders` says which of
     them are. `runtime` is the command that makes the sandbox, empty if the monitor does;
     `exposed` is the folder that it lies in, if the sandbox's user cannot enter `closed`, a folder above.
-    `n_identities` is how many programs at a time may have another user's number than root's, see `JoinTarget`.
     """
 
     sandbox_id: str
@@ -64,7 +63,6 @@ class MonitorPlan(TypedDict):
     sockets: str
     limits: MonitorBounds
     cgroup: str
-    n_identities: int
 
 
 @cache

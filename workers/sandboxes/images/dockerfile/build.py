@@ -101,12 +101,12 @@ class LayerSource:
                 place.stop()
 
     def _work(self, place: BuildPlace, stack: ExitStack) -> tuple[int, int] | None:
-        """Do the work; return the user, if not root, whose what is new will be."""
+        """Do the work; return the user, if not root, whose what is new will be; programs see to that themselves."""
         work = self.step.work
         if isinstance(work, RunProgram):
             account = self._account(place, work.user)
             self._run(place, work, account)
-            return account.identity
+            return None
         if isinstance(work, MakeFolder):
             account = self._account(place, work.user)
             _make_folder(place, work.path)

@@ -30,9 +30,14 @@ _UNCHANGED = 0xFFFFFFFF
 
 
 def owner_of(path: str) -> Owner | None:
-    """Return the owner that is noted on a file, not following a link; None if none is."""
+    """Return the owner that is noted on a file, not following a link but one of /proc; None if none is."""
+    return owner_at(path, follow=path.startswith("/proc/"))
+
+
+def owner_at(path: str | bytes, *, follow: bool) -> Owner | None:
+    """Return the owner that is noted on a file, or on what a link leads to; None if none is."""
     try:
-        uid, gid = os.getxattr(path, ATTRIBUTE, follow_symlinks=path.startswith("/proc/")).split(b":")
+        uid, gid = os.getxattr(path, ATTRIBUTE, follow_symlinks=follow).split(b":")
         found = int(uid), int(gid)
     except (OSError, ValueError):
         return None

@@ -13,16 +13,16 @@ from workers.sandboxes.isolation import seccomp, system_calls
 ARCHES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 I386, ARM = 0x40000003, 0x40000028
 ALLOWED, ERRNO, ASKED = 0x7FFF0000, 0x00050000, 0x7FC00000
-FREE = ("FILES", "STATUS", "MEMORY", "WAITING", "PROCESSES", "SOCKETS")
+FREE = ("FILES", "STATUS", "MEMORY", "WAITING", "PROCESSES", "IDS", "SOCKETS")
 _LOAD, _JUMP, _RETURN = 0x20, 0x05, 0x06
 _EQUAL, _AT_LEAST, _ANY_BIT = 0x15, 0x35, 0x45
 
 
 def answer(
-    machine: str, number: int, arguments: Sequence[int] = (), arch: int = 0, fake_root: bool = False, owners: str = ""
+    machine: str, number: int, arguments: Sequence[int] = (), arch: int = 0, variant: str = ""
 ) -> tuple[int, int]:
     """Return the filter's result and the number of steps to it."""
-    code = seccomp.assembled(fake_root, machine, owners)
+    code = seccomp.assembled(machine, variant)
     lines = list(struct.iter_unpack("HBBI", code))
     words = [word % (1 << 64) for word in (*arguments, 0, 0, 0, 0, 0, 0)[:6]]
     data = struct.pack("IIQ6Q", number, arch or ARCHES[machine], 0, *words)
@@ -76,19 +76,55 @@ def test_the_third_set_of_calls_is_closed() -> None:
 
 
 @pytest.mark.parametrize("machine", ARCHES)
-@pytest.mark.parametrize("fake_root", [False, True])
-def test_where_owners_are_kept_the_calls_about_them_are_asked_for_and_no_other(machine: str, fake_root: bool) -> None:
-    owners, status = named(machine, "OWNERS").values(), named(machine, "STATUS").values()
+def test_where_there_are_users_the_calls_about_them_are_asked_for_and_no_other(machine: str) -> None:
+    status = named(machine, "STATUS").values()
+    always = {*named(machine, "IDS", "USERS", "OWNERS").values()}
+    always |= {
+        number
+        for name, number in named(machine, "FILES", "PROCESSES").items()
+        if name in ("creat", "mkdir", "mkdirat", "openat2", "execve", "execveat")
+    }
     for number in range(600):
-        plain = answer(machine, number, fake_root=fake_root)[0]
-        kept, shown = (answer(machine, number, fake_root=fake_root, owners=each)[0] for each in ("kept", "shown"))
-        assert kept == (ASKED if number in owners else plain)
-        assert shown == (ASKED if number in (*owners, *status) else plain)
+        plain = answer(machine, number)[0]
+        kept, shown = (answer(machine, number, variant=each)[0] for each in ("kept", "shown"))
+        assert kept == (ASKED if number in always else plain)
+        assert shown == (ASKED if number in {*always, *status} else plain)
+        opened = ALLOWED if number in (438, {"x86_64": 310, "aarch64": 270}[machine]) else plain
+        assert answer(machine, number, variant="answers")[0] == opened
 
 
-def test_changes_of_owner_and_user_seem_to_succeed_with_fake_root() -> None:
-    for number in named("x86_64", "OWNERS", "USERS").values():
-        assert answer("x86_64", number, fake_root=True)[0] == ERRNO
+@pytest.mark.parametrize("machine", ARCHES)
+@pytest.mark.parametrize(
+    ("name", "arguments", "said"),
+    [
+        ("openat", (0, 0, 0o102), ASKED),
+        ("openat", (0, 0o100, 2), ALLOWED),
+        ("open", (0, 0o1100), ASKED),
+        ("open", (0, 0o1001), ALLOWED),
+        ("prctl", (8, 1), ASKED),
+        ("prctl", (28, 16), ASKED),
+        ("prctl", (7, 0), ALLOWED),
+        ("getsockopt", (3, 1, 17), ASKED),
+        ("getsockopt", (3, 1, 4), ALLOWED),
+        ("getsockopt", (3, 6, 17), ALLOWED),
+        ("setrlimit", (10, 1), ERRNO),
+        ("setrlimit", (7, 1), ALLOWED),
+        ("prlimit64", (0, 10, 0), ALLOWED),
+        ("prlimit64", (0, 10, 5), ERRNO),
+        ("prlimit64", (0, 10, 5 << 32), ERRNO),
+        ("prlimit64", (0, 7, 5), ALLOWED),
+        ("prlimit64", (1, 10, 0), ERRNO | errno.EPERM),
+        ("prlimit64", (1, 7, 5), ERRNO | errno.EPERM),
+    ],
+)
+def test_where_there_are_users_arguments_are_looked_at(
+    machine: str, name: str, arguments: tuple[int, ...], said: int
+) -> None:
+    number = named(machine, "FILES", "PROCESSES", "SOCKETS", "CHECKED").get(name)
+    if number is None:
+        assert (machine, name) == ("aarch64", "open")
+        return
+    assert {answer(machine, number, arguments, variant=each)[0] for each in ("kept", "shown")} == {said}
 
 
 @pytest.mark.parametrize("machine", ARCHES)

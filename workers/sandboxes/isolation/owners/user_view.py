@@ -1,0 +1,362 @@
+# ruff: noqa: PTH102, PTH108, PTH123
+"""A process beside a program of a sandbox, which answers its calls about users and owners; standard library only.
+
+The kernel knows one user in there, and gives no other without rights that an ordinary user of a node has not. So the
+filter of system calls sends these few calls here (`seccomp_unotify(2)`): a process that becomes another user is told
+that it is one, a change of owner is noted on the file, what another user than root makes is noted as that user's, and
+`stat` shows what is noted. Nothing is preloaded, so it holds for static programs too. It is a view, and no wall: users
+and owners decide about these calls alone, and about no access. All other calls are the kernel's.
+
+It runs inside, with the rights of a program there and the one to read the memory of others, under the same filter; it
+ends with the last process that it answers. A program that kills it has no more owners, nor `stat`: so it heeds no other
+signal, and has a name of its own, as policies end what they have started by `pkill python`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import os
+import platform
+import select
+import signal
+import socket
+import stat
+import struct
+
+from workers.sandboxes.isolation import linux, seccomp, system_calls
+from workers.sandboxes.isolation.owners import file_owners
+from workers.sandboxes.isolation.owners.credentials import UNCHANGED, CredentialsTable, shown
+from workers.sandboxes.isolation.owners.waiting_call import CWD, EMPTY_PATH, NO_FOLLOW, OF_KERNEL, WaitingCall
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from workers.sandboxes.isolation.owners.credentials import Credentials
+
+_RECEIVE, _SEND, _GIVE = 0xC0502100, 0xC0182101, 0x40182103
+_SET_FLAGS, _WAKE_HERE = 0x40082104, 1
+_NOTICE, _REPLY, _DESCRIPTOR = struct.Struct("QIIiIQ6Q"), struct.Struct("Qqii"), struct.Struct("QIIII")
+_CONTINUE = 1
+_NAME = "farm-owners"
+_STATUS_BYTES, _MORE_BYTES = {"x86_64": 144, "aarch64": 128}, 256
+_OWNER_AT, _OWNER_AT_MORE = {"x86_64": 28, "aarch64": 24}, 20
+"""The place of uid and gid in what `stat` and `statx` tell."""
+_CREATES = os.O_CREAT | os.O_WRONLY | os.O_TRUNC
+_PEER = struct.Struct("iII")
+_PIDFD_OPEN, _PIDFD_GETFD = 434, 438
+_MAX_GROUPS = 65536
+_MINE = {"getuid": 0, "geteuid": 1}
+_MY_GROUPS = {"getgid": 0, "getegid": 1}
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def start_view(first: Credentials) -> socket.socket | None:
+    """Start one, not as a child of this process; returns where it takes a filter's listener. None if it cannot be.
+
+    `first` are those of the program that it answers.
+    """
+    ours, theirs = socket.socketpair()
+    try:
+        between = os.fork()
+    except OSError:
+        ours.close()
+        theirs.close()
+        return None
+    if between == 0:
+        try:
+            if os.fork() == 0:
+                _live(theirs.detach(), first)
+        finally:
+            os._exit(0)
+    theirs.close()
+    os.waitpid(between, 0)
+    return ours
+
+
+def _live(connection: int, first: Credentials) -> None:
+    os.setsid()
+    for each in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+        signal.signal(each, signal.SIG_IGN)
+    linux.show_as([_NAME], _NAME)
+    for number in (0, 1, 2):
+        os.dup2(os.open("/dev/null", os.O_RDWR), number)
+    os.dup2(connection, 3)
+    os.closerange(4, (1 << 31) - 1)
+    _, descriptors, _, _ = socket.recv_fds(socket.socket(fileno=3), 1, 1)
+    if descriptors:
+        linux.keep_only_docker_capabilities(linux.SYS_PTRACE)
+        linux.no_new_privileges()
+        seccomp.filter_calls(seccomp.ANSWERS)
+        UserView(descriptors[0], first).serve()
+
+
+class UserView:
+    """Answers the calls of one filter."""
+
+    def __init__(self, listener: int, first: Credentials) -> None:
+        machine = platform.machine()
+        self._listener = listener
+        self._numbers = system_calls.numbers(seccomp.ANSWERED, machine)
+        self._names = {number: name for name, number in self._numbers.items()}
+        self._status_bytes, self._owner_at = _STATUS_BYTES[machine], _OWNER_AT[machine]
+        self._table = CredentialsTable(first)
+
+    def serve(self) -> None:
+        """Until no process is left that has the filter."""
+        # on the processor of who asks, and twice as fast; since Linux 6.6
+        with contextlib.suppress(OSError):
+            fcntl.ioctl(self._listener, _SET_FLAGS, _WAKE_HERE)
+        poll = select.poll()
+        poll.register(self._listener, select.POLLIN)
+        notice = bytearray(_NOTICE.size)
+        while any(event & select.POLLIN for _, event in poll.poll()):
+            notice[:] = bytes(_NOTICE.size)
+            try:
+                fcntl.ioctl(self._listener, _RECEIVE, notice)
+            except OSError:
+                # who asked has ended
+                continue
+            call, thread, _, number, _, _, *arguments = _NOTICE.unpack(notice)
+            reply = _REPLY.pack(call, 0, 0, _CONTINUE)
+            # an address may be beyond all memory
+            with contextlib.suppress(OSError, ValueError, OverflowError):
+                answer = self._answer(WaitingCall(self._listener, call, thread), self._names[number], arguments)
+                if answer is not None:
+                    reply = _REPLY.pack(call, max(answer, 0), min(answer, 0), 0)
+            with contextlib.suppress(OSError):
+                fcntl.ioctl(self._listener, _SEND, reply)
+
+    def _answer(self, asked: WaitingCall, name: str, arguments: list[int]) -> int | None:
+        """Do what a call asks for; return its result, below 0 an error; None if the kernel is to do it.
+
+        Raises OSError for the same.
+        """
+        first, second, third, fourth, fifth, _ = arguments
+        match name:
+            case "chown" | "lchown":
+                return self._note(asked, CWD, first, 0 if name == "chown" else NO_FOLLOW, second, third)
+            case "fchown":
+                return self._note(asked, first, 0, EMPTY_PATH, second, third)
+            case "fchownat":
+                return self._note(asked, first, second, fifth, third, fourth)
+            case "stat" | "lstat":
+                return self._tell(asked, CWD, first, 0 if name == "stat" else NO_FOLLOW, second)
+            case "fstat":
+                return self._tell(asked, first, 0, EMPTY_PATH, second)
+            case "newfstatat":
+                return self._tell(asked, first, second, fourth, third)
+            case "statx":
+                return self._tell(asked, first, second, third, fifth, mask=fourth)
+            case "open":
+                return self._make_file(asked, CWD, first, second, third)
+            case "creat":
+                return self._make_file(asked, CWD, first, _CREATES, second)
+            case "openat":
+                return self._make_file(asked, first, second, third, fourth)
+            case "openat2":
+                return self._make_file_as_told(asked, first, second, third)
+            case "mkdir":
+                return self._make_folder(asked, CWD, first, second)
+            case "mkdirat":
+                return self._make_folder(asked, first, second, third)
+            case "execve":
+                self._begin(asked, CWD, first, 0)
+                return None
+            case "execveat":
+                self._begin(asked, first, second, fifth)
+                return None
+            case "prctl":
+                self._table.give(asked.thread, self._table.of(asked.thread).after_control(first, second))
+                return None
+            case "getsockopt":
+                return self._tell_peer(asked, first, fourth, fifth)
+            case "setgroups":
+                return self._set_groups(asked, ctypes.c_int(first & UNCHANGED).value, second)
+        if name.startswith("get"):
+            return self._tell_ids(asked, name, arguments)
+        return self._set_ids(asked, name, arguments)
+
+    def _set_ids(self, asked: WaitingCall, name: str, arguments: Sequence[int]) -> int:
+        now = self._table.of(asked.thread)
+        try:
+            self._table.give(asked.thread, now.after(name, arguments))
+        except OSError as error:
+            return -(error.errno or errno.EPERM)
+        return {"setfsuid": now.users[3], "setfsgid": now.groups[3]}.get(name, 0)
+
+    def _set_groups(self, asked: WaitingCall, count: int, address: int) -> int:
+        if not 0 <= count <= _MAX_GROUPS:
+            return -errno.EINVAL
+        try:
+            groups = struct.unpack(f"{count}I", asked.read(address, 4 * count)) if count else ()
+            self._table.give(asked.thread, self._table.of(asked.thread).with_others(groups))
+        except struct.error:
+            return -errno.EFAULT
+        except OSError as error:
+            return -(error.errno or errno.EPERM)
+        return 0
+
+    def _tell_ids(self, asked: WaitingCall, name: str, arguments: Sequence[int]) -> int:
+        now = self._table.of(asked.thread)
+        if name in _MINE:
+            return now.users[_MINE[name]]
+        if name in _MY_GROUPS:
+            return now.groups[_MY_GROUPS[name]]
+        if name == "getgroups":
+            size = ctypes.c_int(arguments[0] & UNCHANGED).value
+            if size < 0 or 0 < size < len(now.others):
+                return -errno.EINVAL
+            if size and now.others:
+                asked.write(arguments[1], struct.pack(f"{len(now.others)}I", *now.others))
+            return len(now.others)
+        for each, address in zip(now.users if name == "getresuid" else now.groups, arguments[:3], strict=False):
+            asked.write(address, struct.pack("I", each))
+        return 0
+
+    def _tell_peer(self, asked: WaitingCall, number: int, target: int, size_at: int) -> int | None:
+        """Tell who is at the other end of a socket."""
+        process = self._descriptor(_PIDFD_OPEN, int(asked.status(b"Tgid")), 0)
+        try:
+            taken = self._descriptor(_PIDFD_GETFD, process, ctypes.c_int(number & UNCHANGED), 0)
+        finally:
+            os.close(process)
+        with socket.socket(fileno=taken) as found:
+            pid, *_ = _PEER.unpack(found.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
+        ids = shown(pid) if pid else None
+        (size,) = struct.unpack("i", asked.read(size_at, 4))
+        if ids in (None, (0, 0)) or size < _PEER.size:
+            return None
+        asked.write(target, _PEER.pack(pid, *ids))
+        asked.write(size_at, struct.pack("i", _PEER.size))
+        return 0
+
+    def _descriptor(self, number: int, *arguments: object) -> int:
+        result = _libc.syscall(number, *arguments)
+        if result < 0:
+            raise OSError(ctypes.get_errno(), "pidfd")
+        return int(result)
+
+    def _begin(self, asked: WaitingCall, folder: int, path: int, flags: int) -> None:
+        """Note what becomes of a process's users when it begins a program, which the kernel lets it."""
+        now = self._table.of(asked.thread)
+        if now.users[1] == 0:
+            uid = gid = None
+        else:
+            uid, gid = self._set_id_of(asked, folder, path, flags)
+        new = now.after_exec(uid, gid)
+        if new.key() != now.key():
+            self._table.give(asked.thread, new)
+
+    def _set_id_of(self, asked: WaitingCall, folder: int, path: int, flags: int) -> tuple[int | None, int | None]:
+        """Return the user and the group that a program has by its mode."""
+        with asked.opened(folder, path, flags) as file:
+            mode = os.fstat(file).st_mode if file >= 0 else 0
+            if not (stat.S_ISREG(mode) and mode & (stat.S_ISUID | stat.S_ISGID) and mode & 0o111):
+                return None, None
+            with open(f"/proc/self/fd/{file}", "rb", 0) as program:
+                if program.read(2) == b"#!":
+                    return None, None
+            uid, gid = file_owners.owner_of(f"/proc/self/fd/{file}") or file_owners.ROOT
+            return uid if mode & stat.S_ISUID else None, gid if mode & stat.S_ISGID else None
+
+    def _make_file_as_told(self, asked: WaitingCall, folder: int, path: int, order: int) -> int | None:
+        flags, mode, resolve = struct.unpack("3Q", asked.read(order, 24))
+        return self._make_file(asked, folder, path, flags, mode) if flags & os.O_CREAT and not resolve else None
+
+    def _make_file(self, asked: WaitingCall, folder: int, path: int, flags: int, mode: int) -> int | None:
+        """Make a file that is not there as its user's, and give it to the process, opened."""
+        owner = self._table.of(asked.thread).owner
+        place = self._new(asked, folder, path, flags & (os.O_EXCL | os.O_NOFOLLOW)) if owner != (0, 0) else b""
+        if not place:
+            return None
+        with self._umask_of(asked):
+            file = os.open(place, flags & 0x7FFFFFFF | os.O_EXCL | os.O_CLOEXEC, mode & 0o7777)
+        try:
+            file_owners.note_owner(f"/proc/self/fd/{file}", *owner, "/")
+            close = flags & os.O_CLOEXEC
+            return int(fcntl.ioctl(self._listener, _GIVE, bytearray(_DESCRIPTOR.pack(asked.number, 0, file, 0, close))))
+        except OSError:
+            # the process has no room for it, or has ended: as if nothing had been
+            os.unlink(place)
+            raise
+        finally:
+            os.close(file)
+
+    def _make_folder(self, asked: WaitingCall, folder: int, path: int, mode: int) -> int | None:
+        owner = self._table.of(asked.thread).owner
+        place = self._new(asked, folder, path, os.O_NOFOLLOW) if owner != (0, 0) else b""
+        if not place:
+            return None
+        with self._umask_of(asked):
+            os.mkdir(place, mode & 0o7777)
+        file = os.open(place, os.O_PATH | os.O_NOFOLLOW | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            file_owners.note_owner(f"/proc/self/fd/{file}", *owner, "/")
+        finally:
+            os.close(file)
+        return 0
+
+    def _new(self, asked: WaitingCall, folder: int, path: int, no_follow: int) -> bytes:
+        """Return the path by which this process reaches what another is about to make; empty if the kernel is to."""
+        name = asked.path(path)
+        if not name or asked.is_in_another_root():
+            return b""
+        place = asked.place(folder, name)
+        try:
+            os.close(os.open(place, os.O_PATH | os.O_CLOEXEC | (os.O_NOFOLLOW if no_follow else 0)))
+        except FileNotFoundError:
+            return place
+        return b""
+
+    @contextlib.contextmanager
+    def _umask_of(self, asked: WaitingCall) -> Iterator[None]:
+        before = os.umask(int(asked.status(b"Umask"), 8))
+        try:
+            yield
+        finally:
+            os.umask(before)
+
+    def _note(self, asked: WaitingCall, folder: int, path: int, flags: int, uid: int, gid: int) -> int | None:
+        with asked.opened(folder, path, flags) as file:
+            if file < 0:
+                # the kernel says why, of a path that is not there; its own files stay as they are
+                return 0 if file == OF_KERNEL else None
+            place, uid, gid = f"/proc/self/fd/{file}", uid & UNCHANGED, gid & UNCHANGED
+            if not self._table.of(asked.thread).may_give(file_owners.owner_of(place) or file_owners.ROOT, uid, gid):
+                return -errno.EPERM
+            file_owners.note_owner(place, uid, gid, "/")
+            return 0
+
+    def _is_noted(self, asked: WaitingCall, folder: int, path: int, flags: int) -> bool:
+        """Return whether a file has an owner to tell; nearly all have none, and this is asked most often."""
+        name = asked.path(path) if path else b""
+        place = asked.place(folder, name) if name or flags & EMPTY_PATH else b""
+        follow = not (name and flags & NO_FOLLOW)
+        return bool(place) and file_owners.owner_at(place, follow=follow) is not None
+
+    def _tell(
+        self, asked: WaitingCall, folder: int, path: int, flags: int, target: int, mask: int | None = None
+    ) -> int | None:
+        if not self._is_noted(asked, folder, path, flags):
+            return None
+        with asked.opened(folder, path, flags) as file:
+            noted = None if file < 0 else file_owners.owner_of(f"/proc/self/fd/{file}")
+            if noted is None:
+                return None
+            if mask is None:
+                buffer, at = ctypes.create_string_buffer(self._status_bytes), self._owner_at
+                done = _libc.syscall(self._numbers["newfstatat"], file, b"", buffer, EMPTY_PATH)
+            else:
+                buffer, at = ctypes.create_string_buffer(_MORE_BYTES), _OWNER_AT_MORE
+                wanted = (flags & 0x6000) | EMPTY_PATH
+                done = _libc.syscall(self._numbers["statx"], file, b"", wanted, ctypes.c_uint(mask & UNCHANGED), buffer)
+            if done < 0:
+                raise OSError(ctypes.get_errno(), "stat")
+            struct.pack_into("II", buffer, at, *noted)
+            asked.write(target, buffer.raw)
+            return 0
