@@ -27,7 +27,7 @@ from tests.integration.scores.swe_project import FILES, GOLD, SPEC, TREE, Projec
 from tests.integration.tasks.conftest import place as place
 from tests.integration.tasks.harbor_hacks import SHELL_TEST, WORK, write_task
 from tests.services.farms import farm_folder
-from workers.cli.task_checks import CheckOptions, score_of
+from workers.cli.task_checks import CheckOptions, solve
 from workers.evaluators.program_tests.evaluator import ProgramTestsEvaluator
 from workers.evaluators.program_tests.hidden_tests import HiddenTests, StreamTest
 from workers.evaluators.programs import ProgramEvaluator
@@ -167,7 +167,7 @@ def test_what_a_policy_left_that_fills_the_disk_is_scored(place: Path, tmp_path:
     with small_scratch(BYTES), task_folder(folder) as task:
         options = CheckOptions(sandbox="namespace", n_parallel=1)
         # without its own end the tests find the answer, and cannot write the reward
-        assert asyncio.run(score_of(task, options, solves=True))[0] == 0.0
+        assert asyncio.run(solve(task, options)).score.value == 0.0
 
 
 class Neighbour:

@@ -15,7 +15,7 @@ from farm.tasks.harbor_folder import task_folder
 from tests.integration.tasks.harbor_hacks import SHELL_TEST, write_task
 from tests.integration.tasks.honest_work import OTHERS, TOO_LARGE, WAYS
 from tests.services.soak import at_length
-from workers.cli.task_checks import CheckOptions, score_of
+from workers.cli.task_checks import CheckOptions, solve
 
 pytestmark = [pytest.mark.timeout(1800), pytest.mark.soak]
 OPTIONS = CheckOptions(sandbox="namespace", n_parallel=2)
@@ -38,7 +38,7 @@ def scores(place: Path, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str
     async def score(name: str) -> float:
         async with room:
             with task_folder(write_task(top / name.replace(" ", "-"), *CHOSEN[name])) as task:
-                return (await score_of(task, OPTIONS, solves=True))[0]
+                return (await solve(task, OPTIONS)).score.value
 
     async def all_scores() -> list[float | BaseException]:
         return await asyncio.gather(*map(score, CHOSEN), return_exceptions=True)

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import absent
 from tests.services.apptainer import HOME
 from workers.sandboxes.isolation.restoring.package_records import recorded
 from workers.sandboxes.isolation.restoring.rpm_database import files_of
@@ -51,7 +50,7 @@ def rpm() -> tuple[str, dict[str, str]]:
         return str(Path(found).parent), dict(os.environ)
     prefix = HOME / "rpm/usr"
     if not (prefix / "bin/rpmbuild").exists():
-        absent("no rpm on this machine: run `make rpm`")
+        pytest.skip("no rpm on this machine: run `make rpm`")
     libraries = ":".join(str(each) for each in (prefix / "lib").glob("*-linux-*"))
     path = f"{prefix}/bin:{prefix}/lib/rpm:{os.environ['PATH']}"
     own = {"RPM_CONFIGDIR": f"{prefix}/lib/rpm", "LD_LIBRARY_PATH": libraries, "PATH": path}
