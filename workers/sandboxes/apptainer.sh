@@ -6,6 +6,8 @@
 # a forced RPATH, as a RUNPATH does not reach libraries of libraries. Apptainer looks for its files beside itself, the
 # program under usr/, its starter under usr/lib/.
 set -euo pipefail
+# what root unpacks is run by another user
+umask 022
 
 fail() {
   echo "apptainer.sh: $*" >&2
