@@ -41,6 +41,7 @@ SHARED = {
     "deep_logs": (f"{WORK}; cd /logs; {nested('dddd')}", 1.0),
     "file_for_a_mount_point": (f"{WORK}; rm -rf /var; echo x > /var", 1.0),
     "link_for_a_mount_point": (f"{WORK}; rm -rf /var; ln -s /var /var", 1.0),
+    "file_for_the_temporary_folder": (f"{WORK}; rm -rf /tmp; echo x > /tmp", 1.0),
     "root_folder_closed": (f"{WORK}; chmod 000 /", 1.0),
     "tests_folder_as_a_pipe": (f"{WORK}; rm -rf /tests; mkfifo /tests", 1.0),
     "no_users": (f"{WORK}; rm /etc/passwd /etc/group", 1.0),
