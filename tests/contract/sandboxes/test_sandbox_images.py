@@ -138,7 +138,9 @@ def test_a_definition(start: Start, run: Run, definition: Path) -> None:
 
 def test_a_template(start: Start, run: Run, definition: Path) -> None:
     template = definition.with_name("template.def.j2")
-    template.write_text("Bootstrap: localimage\nFrom: {{ base }}.sif\n%post\n    echo {{ word }} >>/etc/mark\n")
+    # its temporary files are the build's own
+    post = "set -e; echo {{ word }} >/tmp/word; cat /tmp/word >/var/tmp/word; cat /var/tmp/word >>/etc/mark"
+    template.write_text(f"Bootstrap: localimage\nFrom: {{{{ base }}}}.sif\n%post\n    {post}\n")
     for word in ("here", "there"):
         sandbox = start(image=str(template), image_values={"base": "small", "word": word})
         assert said(run, sandbox, "cat /etc/mark") == f"small image\n{word}\n"

@@ -67,7 +67,7 @@ ANSWERED = ", ".join(
         system_calls.OWNERS,
         system_calls.STATUS,
         "open 2 -, openat 257 56, openat2 437 437, creat 85 -, mkdir 83 -, mkdirat 258 34",
-        "execve 59 221, execveat 322 281, prctl 157 167, getsockopt 55 209",
+        "execve 59 221, execveat 322 281, prctl 157 167, getsockopt 55 209, kill 62 129",
     )
 )
 """The calls about users and owners, those of new files and programs among them."""

@@ -149,8 +149,12 @@ def test_what_a_policy_of_another_user_leaves_is_that_user_s(
 
 def test_programs_that_end_what_shows_owners_hurt_nobody_else(start: Start, run: Run, name: str) -> None:
     sandbox = start(image=name)
-    ended = run(sandbox.exec(["bash", "-c", "kill -9 -1; stat /app/f"], timeout_s=20))
-    assert not ended.timed_out
+    shell = run(sandbox.open_shell())
+    for script in ("kill -9 -1", "kill -STOP -1", "pkill -9 farm-owners", "kill -9 $(pgrep farm-owners)"):
+        run(shell.run(f"sleep 600 & {script}", timeout_s=20))
+        assert run(shell.run("stat -c %u /app/f", timeout_s=20)).output.split()[0] == "1500", script
+    assert run(shell.run("kill -9 -1; sleep 0.2; pgrep -c sleep", timeout_s=20)).output.split()[-1] == "0"
+    run(shell.close())
     assert said(run, sandbox, "stat -c %u /app/f") == "1500\n"
     # it cannot be looked into, and is gone with what it answers
     looked = "for each in /proc/[0-9]*; do grep -q '^CapEff:.*0000000000a80425fb' $each/status 2>/dev/null; done; "

@@ -49,6 +49,8 @@ _PASSING = re.compile(
     re.IGNORECASE,
 )
 _WROTE_THROUGH_LINK = re.compile(r"failed to make environment (files|dirs): ")
+_OWN = {"tmp": "/tmp", "var-tmp": "/var/tmp"}  # noqa: S108
+"""Folders of a build of its own, in which programs of a definition make temporary files, and their places inside."""
 _FAKEROOT_BROKE = "/.singularity.d/libs/fakeroot: "
 
 
@@ -173,9 +175,14 @@ def build(
 
     `keep_blobs` of a registry, as other images share them; `blobs` is a folder of the place to keep them in instead.
     """
+    for name in _OWN if definition else ():
+        Path(place, name).mkdir(mode=0o777)
+        Path(place, name).chmod(0o1777)
     give(place)
     options = ["--sandbox", "--fix-perms", *([] if keep_blobs else ["--disable-cache"])]
     if definition and "apptainer" in str(program()):
+        # the node's are read-only
+        options += [word for name, target in _OWN.items() for word in ("--bind", f"{place / name}:{target}")]
         # files of other users than its own could neither be changed in a sandbox nor be deleted
         options.append("--ignore-subuid")
     lines = _run([*options, str(place / "root"), *words], place, what, blobs)

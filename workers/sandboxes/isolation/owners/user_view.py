@@ -1,4 +1,4 @@
-# ruff: noqa: PTH102, PTH108, PTH123
+# ruff: noqa: PTH102, PTH108, PTH123, PTH208
 """A process beside a program of a sandbox, which answers its calls about users and owners; standard library only.
 
 The kernel knows one user in there, and gives no other without rights that an ordinary user of a node has not. So the
@@ -8,8 +8,8 @@ that it is one, a change of owner is noted on the file, what another user than r
 and owners decide about these calls alone, and about no access. All other calls are the kernel's.
 
 It runs inside, with the rights of a program there and the one to read the memory of others, under the same filter; it
-ends with the last process that it answers. A program that kills it has no more owners, nor `stat`: so it heeds no other
-signal, and has a name of its own, as policies end what they have started by `pkill python`.
+ends with the last process that it answers. Without it these programs could start no others: so `kill` passes it by, it
+heeds no signal that can be ignored, and has a name of its own.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ _CREATES = os.O_CREAT | os.O_WRONLY | os.O_TRUNC
 _PEER = struct.Struct("iII")
 _PIDFD_OPEN, _PIDFD_GETFD = 434, 438
 _MAX_GROUPS = 65536
+_ALL, _PASSES = -1, 3
 _MINE = {"getuid": 0, "geteuid": 1}
 _MY_GROUPS = {"getgid": 0, "getegid": 1}
 
@@ -93,6 +94,16 @@ def _live(connection: int, first: Credentials) -> None:
         linux.no_new_privileges()
         seccomp.filter_calls(seccomp.ANSWERS)
         UserView(descriptors[0], first).serve()
+
+
+def _answers(process: int) -> bool:
+    """Return whether a process answers programs: it alone has the right to read the memory of others."""
+    try:
+        with open(f"/proc/{process}/status", "rb") as file:
+            rights = next(line for line in file if line.startswith(b"CapEff:"))
+    except (OSError, StopIteration):
+        return False
+    return bool(int(rights.split()[1], 16) >> linux.SYS_PTRACE & 1)
 
 
 class UserView:
@@ -175,11 +186,26 @@ class UserView:
                 return None
             case "getsockopt":
                 return self._tell_peer(asked, first, fourth, fifth)
+            case "kill":
+                return self._kill(asked, ctypes.c_int(first & UNCHANGED).value, second & UNCHANGED)
             case "setgroups":
                 return self._set_groups(asked, ctypes.c_int(first & UNCHANGED).value, second)
         if name.startswith("get"):
             return self._tell_ids(asked, name, arguments)
         return self._set_ids(asked, name, arguments)
+
+    def _kill(self, asked: WaitingCall, target: int, number: int) -> int | None:
+        """Send a signal to all processes but those that answer programs, which none is to end or to stop."""
+        if target != _ALL:
+            return 0 if target and _answers(abs(target)) else None
+        spared = (1, int(asked.status(b"Tgid")))
+        # what is started meanwhile is found by the next
+        for _ in range(_PASSES if number == signal.SIGKILL else 1):
+            for pid in [int(name) for name in os.listdir("/proc") if name.isdigit()]:
+                if pid not in spared and not _answers(pid):
+                    with contextlib.suppress(OSError):
+                        os.kill(pid, number)
+        return 0
 
     def _set_ids(self, asked: WaitingCall, name: str, arguments: Sequence[int]) -> int:
         now = self._table.of(asked.thread)

@@ -82,7 +82,7 @@ def test_where_there_are_users_the_calls_about_them_are_asked_for_and_no_other(m
     always |= {
         number
         for name, number in named(machine, "FILES", "PROCESSES").items()
-        if name in ("creat", "mkdir", "mkdirat", "openat2", "execve", "execveat")
+        if name in ("creat", "mkdir", "mkdirat", "openat2", "execve", "execveat", "kill")
     }
     for number in range(600):
         plain = answer(machine, number)[0]
