@@ -19,8 +19,9 @@ from tests.conftest import absent
 from tests.integration.scores import issue_project
 from tests.integration.scores.swe_project import GOLD, Pool, Project, score
 from tests.services.soak import at_length
-from workers.evaluators import process_end, tests
+from workers.evaluators import process_end
 from workers.evaluators.issues.confirmation import SandboxWithVariables
+from workers.evaluators.program_source import source_of
 from workers.interfaces import FreshSandbox, Sandbox, Score
 from workers.registry import sandbox as provider
 
@@ -107,10 +108,8 @@ def with_variables(fresh: FreshSandbox, variables: Mapping[str, str]) -> FreshSa
 
 
 def plant(fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = tests.source_of
-
     def damaged(*names: str) -> str:
-        text = real(*names)
+        text = source_of(*names)
         if fault.program not in names:
             return text
         assert fault.change[0] in text
