@@ -23,11 +23,11 @@ CHOSEN = at_length({name: PATCHES[name] for name in [*PATCHES][::8]}, PATCHES)
 N_HONEST = 40
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
     if missing := provider("namespace").missing():
         absent(missing)
-    return tmp_path_factory.mktemp("project")
+    return tmp_path
 
 
 async def all_scores(
