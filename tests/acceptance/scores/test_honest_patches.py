@@ -24,10 +24,10 @@ N_HONEST = 40
 
 
 @pytest.fixture
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path: Path) -> Path:
     if missing := provider("namespace").missing():
         absent(missing)
-    return tmp_path_factory.mktemp("project")
+    return tmp_path
 
 
 async def all_scores(
