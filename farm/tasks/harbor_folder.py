@@ -16,7 +16,7 @@ from farm.errors import InvalidRequest
 from farm.tasks.compose import ComposeFile, read_compose
 from farm.tasks.harbor_config import MAIN_SERVICE, TaskConfig
 from farm.tasks.harbor_instance import DATA_SOURCE, DOCKERFILE, TEST, HarborInstance
-from farm.tasks.known_tasks import footprint_of
+from farm.tasks.known_tasks import evidence_of
 from farm.tasks.terminal_bench import convert
 
 CONFIG = "task.toml"
@@ -42,11 +42,9 @@ class TaskFolder:
     def request(self, archive: str) -> dict[str, Any]:
         """Return its instance as `BatchRequest.instances` has it, with the digest of its archive.
 
-        The footprint is the one that `farm tasks check` kept here for that archive.
+        With the evidence that `farm tasks check` kept here for that archive.
         """
-        fields = self.instance.model_dump(mode="json", exclude_unset=True)
-        if footprint := footprint_of(archive):
-            fields["footprint"] = list(footprint)
+        fields = self.instance.model_dump(mode="json", exclude_unset=True) | evidence_of(archive).fields
         return {"data_source": DATA_SOURCE, "instance_id": self.name, "fields": fields, "archive": archive}
 
 

@@ -43,6 +43,9 @@ class HarborInstance(BaseModel):
     )
     """Absolute paths that the policy may change whatever they are, as the task's own solution changes them; a `/` at
     the end stands for all below a folder. `farm tasks check` finds them, `TaskFolder.request` puts them here."""
+    safe_path: bool = False
+    """True to run shared tests with PYTHONSAFEPATH=1, so that no module is found where they run; `farm tasks check`
+    says so of tests that pass then."""
 
     @model_validator(mode="after")
     def _is_complete(self) -> Self:

@@ -1,9 +1,10 @@
-"""Footprints and findings of tasks, which `farm tasks check` and `attack` keep in FARM_HOME by the digest of a task."""
+"""Evidence and findings of tasks, which `farm tasks check` and `attack` keep in FARM_HOME by the digest of a task."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from farm.home import own_home, write_own
@@ -13,7 +14,7 @@ from farm.settings import settings
 ATTACKS = "task_attacks"
 """The folder of reports: `DIGEST.PLAN.json`, by `Instance.digest` and the digest of what the task was attacked with."""
 CHECKS = "task_checks"
-"""The folder of checks, by the digest of a task's files: `DIGEST.json` is its footprint, `DIGEST.log` its output."""
+"""The folder of checks, by the digest of a task's files: `DIGEST.json` is its evidence, `DIGEST.log` its output."""
 FINDINGS = ("vacuous", "flaky", "skippable", "hackable", "unsolvable")
 _N_NAMED = 5
 """Instances that a line of findings names."""
@@ -33,18 +34,37 @@ def keep_text(folder: str, name: str, text: str) -> Path:
     return path
 
 
-def keep_footprint(archive: str, footprint: Sequence[str]) -> None:
-    """Keep the paths that the solution of a task changes beyond what any policy may, by the digest of its archive."""
-    keep_text(CHECKS, f"{archive}.json", json.dumps({"footprint": list(footprint)}))
+@dataclass(frozen=True, slots=True)
+class TaskEvidence:
+    """The facts of a task that its solution showed in a check, by which its verification can be strict.
+
+    `footprint` are the paths that the solution changes beyond what any policy may, as in `HarborInstance`. `safe_path`:
+    the tests pass with PYTHONSAFEPATH=1.
+    """
+
+    footprint: tuple[str, ...] = ()
+    safe_path: bool = False
+
+    @property
+    def fields(self) -> dict[str, object]:
+        """The fields of a `HarborInstance` that say it."""
+        return {
+            name: value for name, value in (("footprint", list(self.footprint)), ("safe_path", self.safe_path)) if value
+        }
 
 
-def footprint_of(archive: str) -> tuple[str, ...]:
-    """Return the footprint that was kept for a task; empty if there is none that can be read."""
+def keep_evidence(archive: str, evidence: TaskEvidence) -> None:
+    """Keep the evidence of a task by the digest of its archive. Raises NotAllowed, OSError."""
+    keep_text(CHECKS, f"{archive}.json", json.dumps(evidence.fields))
+
+
+def evidence_of(archive: str) -> TaskEvidence:
+    """Return the evidence that was kept for a task; that of none if there is none that can be read."""
     try:
         known = json.loads((kept_in(CHECKS) / f"{archive}.json").read_text(encoding="utf-8"))
-        return tuple(map(str, known["footprint"]))
-    except (OSError, ValueError, TypeError, KeyError):
-        return ()
+        return TaskEvidence(tuple(map(str, known.get("footprint", ()))), known.get("safe_path") is True)
+    except (OSError, ValueError, TypeError, AttributeError):
+        return TaskEvidence()
 
 
 def findings_of(instances: Iterable[Instance]) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -20,7 +21,7 @@ from farm.records.task_needs import NetworkRule, unsupported
 from farm.tasks.harbor_folder import TaskFolder, task_folder
 from farm.tasks.harbor_instance import DATA_SOURCE
 from farm.tasks.harbor_needs import needs_of
-from farm.tasks.known_tasks import CHECKS, footprint_of, keep_footprint, keep_text
+from farm.tasks.known_tasks import CHECKS, TaskEvidence, evidence_of, keep_evidence, keep_text
 from workers.cli.acting_policy import ActingPolicy
 from workers.cli.local_rollout import local_archive, repeated, score_job
 from workers.cli.solution_policy import SolutionPolicy
@@ -32,6 +33,8 @@ _LEAST_DEPTH = 4
 """Folders of a footprint are no less deep: /usr/lib/ would be nearly all of an image."""
 _N_SHOWN = 5
 _N_LINES = 8
+_PYTHON = re.compile(rb"python|pytest|\buvx?\b")
+_MAX_READ = 1_000_000
 _SHOWN = 300
 
 
@@ -75,8 +78,8 @@ class TaskCheck:
     solved: float | None = None
     untouched: float | None = None
     problem: str = ""
-    footprint: tuple[str, ...] = ()
-    """Paths that the solution changes beyond what any policy may: batches of this task may change them, too."""
+    evidence: TaskEvidence = field(default_factory=TaskEvidence)
+    """The facts that were kept for batches of this task."""
     rewards: Mapping[str, float] = field(default_factory=dict, compare=False)
     """The rewards of the solution by name."""
     said: str = field(default="", compare=False)
@@ -133,6 +136,8 @@ async def _checked(path: Path, options: CheckOptions) -> TaskCheck:
             note = solution.failure
             if solution.score.value < 1.0 and options.verification == "guarded" and task.instance.restore != "nothing":
                 solution, note = await _by_footprint(task, options, solution)
+            if solution.score.value >= 1.0 and options.verification == "guarded" and _runs_python(task):
+                await _try_safe_path(task, options, archive)
             return await asyncio.to_thread(_result, task, archive, untouched, solution, note)
     except FarmError as error:
         # messages name the files where they were unpacked
@@ -149,16 +154,37 @@ async def _by_footprint(task: TaskFolder, options: CheckOptions, run: SolutionRu
     if as_authors.score.value < 1.0:
         return run, run.failure
     archive = (await job_of(task, options)).archive
-    known = footprint_of(archive)
-    changed = tuple(sorted({*known, *run.score.details.get("restored", ())}))
+    known = evidence_of(archive)
+    changed = tuple(sorted({*known.footprint, *run.score.details.get("restored", ())}))
     if changed and not any(path.endswith("/") and path.count("/") < _LEAST_DEPTH for path in changed):
-        await asyncio.to_thread(keep_footprint, archive, changed)
+        await asyncio.to_thread(keep_evidence, archive, replace(known, footprint=changed))
         by_footprint = await repeated(partial(solve, task, options))
         if by_footprint.score.value >= 1.0:
             return by_footprint, ""
-        await asyncio.to_thread(keep_footprint, archive, known)
+        await asyncio.to_thread(keep_evidence, archive, known)
     paths = ", ".join(changed[:_N_SHOWN]) or "files of pytest's configuration at /"
     return run, f"; with `verification=as_authors` it scores 1, as it changes {paths}"
+
+
+async def _try_safe_path(task: TaskFolder, options: CheckOptions, archive: str) -> None:
+    """Keep whether the tests give the solution 1 with PYTHONSAFEPATH=1, too, if it is not known yet."""
+    known = evidence_of(archive)
+    if known.safe_path:
+        return
+    await asyncio.to_thread(keep_evidence, archive, replace(known, safe_path=True))
+    passes = False
+    try:
+        passes = (await repeated(partial(solve, task, options))).score.value >= 1.0
+    finally:
+        if not passes:
+            await asyncio.to_thread(keep_evidence, archive, known)
+
+
+def _runs_python(task: TaskFolder) -> bool:
+    """Return whether the tests of a task name Python or pytest, which is Python."""
+    places = [task.path / "tests", *(task.path / "steps").glob("*/tests")]
+    files = [path for place in places for path in place.rglob("*") if path.is_file()]
+    return any(_PYTHON.search(path.read_bytes()[:_MAX_READ]) for path in files)
 
 
 def _result(task: TaskFolder, archive: str, untouched: Score, solution: SolutionRun, note: str) -> TaskCheck:
@@ -173,7 +199,7 @@ def _result(task: TaskFolder, archive: str, untouched: Score, solution: Solution
     log = keep_text(CHECKS, f"{archive}.log", _log(task.name, untouched, solution))
     rewards = solution.score.rewards
     return TaskCheck(
-        task.name, solved, untouched.value, "; ".join(faults), footprint_of(archive), rewards, said, str(log)
+        task.name, solved, untouched.value, "; ".join(faults), evidence_of(archive), rewards, said, str(log)
     )
 
 

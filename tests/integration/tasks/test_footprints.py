@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from farm.tasks.harbor_folder import task_folder
+from farm.tasks.known_tasks import TaskEvidence, evidence_of
 from tests.integration.tasks.harbor_hacks import write_task
 from workers.cli.local_rollout import local_archive
 from workers.cli.task_checks import CheckOptions, TaskCheck, checked, solve
@@ -35,6 +36,21 @@ def check(folder: Path) -> TaskCheck:
     return result
 
 
+ENTERED = f"""#!/bin/bash
+cd /app/data
+if python3 -c 'import statistics
+print(statistics.mean(int(text) for text in open("/app/answer.txt")))' | grep -qx 42
+then echo 1; else echo 0; fi {_REWARD}
+"""
+"""Of a task whose tests enter a folder, and use modules of the standard library there."""
+SHADOWING = "mkdir -p /app/data; echo 0 > /app/answer.txt; echo 'mean = lambda numbers: 42' > /app/data/statistics.py"
+HELPED = f"""#!/bin/bash
+cd /app/data
+if python3 -c 'import own; print(own.VALUE)' | grep -qx 42; then echo 1; else echo 0; fi {_REWARD}
+"""
+"""Of one whose tests import what the policy is to write."""
+
+
 def score(folder: Path) -> float:
     with task_folder(folder) as task:
         return asyncio.run(solve(task, OPTIONS)).score.value
@@ -49,7 +65,7 @@ def test_what_the_solution_changes_is_kept_and_may_be_changed_by_policies(place:
     folder = write_task(tmp_path / "task", TEST, f"{PROGRAM} && {WORK}")
     assert score(folder) == 0.0
     assert footprint(folder) is None
-    assert check(folder) == TaskCheck("task", 1.0, 0.0, footprint=("/usr/bin/tac",))
+    assert check(folder) == TaskCheck("task", 1.0, 0.0, evidence=TaskEvidence(("/usr/bin/tac",)))
     assert footprint(folder) == ["/usr/bin/tac"]
     assert score(folder) == 1.0
     # a task that changed is another one
@@ -74,7 +90,7 @@ def test_a_policy_may_change_nothing_else(place: Path, tmp_path: Path, attempt: 
 
 def test_many_paths_are_kept_as_their_folder(place: Path, tmp_path: Path) -> None:
     folder = write_task(tmp_path / "task", MANY_TEST, MANY)
-    assert check(folder) == TaskCheck("task", 1.0, 0.0, footprint=(f"{MODULES}/",))
+    assert check(folder) == TaskCheck("task", 1.0, 0.0, evidence=TaskEvidence((f"{MODULES}/",)))
 
 
 def test_a_solution_that_changes_most_of_the_image_has_no_footprint(place: Path, tmp_path: Path) -> None:
@@ -83,5 +99,26 @@ def test_a_solution_that_changes_most_of_the_image_has_no_footprint(place: Path,
     test = f"#!/bin/bash\nn=$(cat /usr/lib/farm*/dist-packages/ast.py | wc -l)\necho $((n == 70)) {_REWARD}\n"
     folder = write_task(tmp_path / "task", test, f"mkdir -p {places}; for p in {places}; do echo x > $p/ast.py; done")
     result = check(folder)
-    assert (result.solved, result.footprint) == (0.0, ())
+    assert (result.solved, result.evidence.footprint) == (0.0, ())
     assert "with `verification=as_authors` it scores 1, as it changes /usr/lib/" in result.problem
+
+
+def test_tests_that_pass_so_find_no_modules_where_they_run(place: Path, tmp_path: Path) -> None:
+    """Without the evidence of a check the module of a policy is found there; see docs/tasks/harbor.md."""
+    folder = write_task(tmp_path / "task", ENTERED, f"mkdir -p /app/data; {WORK}")
+    assert check(folder).evidence == TaskEvidence(safe_path=True)
+    with task_folder(folder) as task:
+        assert task.request(local_archive(task.path))["fields"]["safe_path"] is True
+    forged = write_task(tmp_path / "forged", ENTERED, SHADOWING)
+    assert score(forged) == 1.0
+    with task_folder(forged) as task:
+        strict = dataclasses.replace(task, instance=task.instance.model_copy(update={"safe_path": True}))
+        assert asyncio.run(solve(strict, OPTIONS)).score.value == 0.0
+
+
+def test_tests_that_import_from_where_they_run_are_left_as_they_are(place: Path, tmp_path: Path) -> None:
+    folder = write_task(tmp_path / "task", HELPED, "mkdir -p /app/data; echo VALUE=42 > /app/data/own.py")
+    assert check(folder) == TaskCheck("task", 1.0, 0.0)
+    assert score(folder) == 1.0
+    with task_folder(folder) as task:
+        assert evidence_of(local_archive(task.path)) == TaskEvidence()

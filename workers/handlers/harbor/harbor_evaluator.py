@@ -26,6 +26,7 @@ STOPPED = "stopped"
 BROKEN = "broken"
 """In the record of a step whose successor could not begin, as the policy broke what it begins with."""
 _CACHE_S = 60.0
+_SAFE_PATH = {"PYTHONSAFEPATH": "1"}
 _WITHOUT_REWARD = (Unrewarded, SandboxError, ToolError)
 
 
@@ -121,6 +122,8 @@ class HarborEvaluator:
         """Return the tests of a step, with the task's own time limit by the rule of the batch."""
         instance, limits = self._instance, self._task.limits
         env = expanded(instance.verifier_env(step), self._task.secrets)
+        if instance.safe_path and self._task.verification == "guarded" and instance.task.mode(step) == "shared":
+            env = _SAFE_PATH | env
         folders = [] if instance.has_own_tests(step) else test_folders(instance, step, archive)
         own_s = min(instance.verifier_s(step) * limits.task_time_factor, limits.task_time_cap_s)
         return Tests(folders, env, min(own_s, timeout_s))

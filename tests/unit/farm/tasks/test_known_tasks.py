@@ -11,7 +11,15 @@ import pytest
 from farm.client.request_checks import checked_request, fingerprint
 from farm.records.request import BatchRequest, Instance
 from farm.settings import settings
-from farm.tasks.known_tasks import ATTACKS, CHECKS, findings_of, footprint_of, keep_footprint, keep_text
+from farm.tasks.known_tasks import (
+    ATTACKS,
+    CHECKS,
+    TaskEvidence,
+    evidence_of,
+    findings_of,
+    keep_evidence,
+    keep_text,
+)
 
 TASKS = tuple(Instance(data_source="noop", fields={"i": i}, instance_id=f"task-{i}") for i in range(8))
 
@@ -29,7 +37,7 @@ def keep(task: Instance, *findings: str, plan: str = "p") -> None:
 
 
 def test_without_reports_nothing_is_said_and_no_folder_is_made(home: Path) -> None:
-    assert (findings_of(TASKS), footprint_of("0" * 64)) == ((), ())
+    assert (findings_of(TASKS), evidence_of("0" * 64)) == ((), TaskEvidence())
     assert not home.exists()
 
 
@@ -51,12 +59,16 @@ def test_a_report_that_cannot_be_read_is_none(text: str) -> None:
     assert findings_of(TASKS) == ("1 of 8 tasks is flaky by `farm tasks attack` (task-1)",)
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"footprint": 3}', "\0"])
-def test_a_footprint_that_cannot_be_read_is_none(text: str) -> None:
-    keep_footprint("0" * 64, ["/usr/bin/tac"])
-    assert footprint_of("0" * 64) == ("/usr/bin/tac",)
+@pytest.mark.parametrize("evidence", [TaskEvidence(), TaskEvidence(("/usr/bin/tac", "/opt/x/y/"), safe_path=True)])
+def test_evidence_is_read_as_it_was_kept(evidence: TaskEvidence) -> None:
+    keep_evidence("0" * 64, evidence)
+    assert evidence_of("0" * 64) == evidence
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"footprint": 3}', "\0", '{"footprint": [], "safe_path": "yes"}'])
+def test_evidence_that_cannot_be_read_is_none(text: str) -> None:
     keep_text(CHECKS, f"{'0' * 64}.json", text)
-    assert footprint_of("0" * 64) == ()
+    assert evidence_of("0" * 64) == TaskEvidence()
 
 
 def test_a_submit_says_what_is_known_and_asks_for_the_same_as_without() -> None:
