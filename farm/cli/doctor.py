@@ -18,11 +18,11 @@ from sqlalchemy import select
 
 from farm.address import ADDRESS_FILE, address_of
 from farm.cli.readiness import NOT_ASKED, CheckResult, engine_trouble, takes_rollouts, unready_reason
-from farm.cli.upkeep.process_room import process_bounds, process_room
 from farm.configuration.secret_values import shown_host
 from farm.embedded.own_redis import redis_server
 from farm.errors import FarmError
 from farm.notifications import redis_client
+from farm.observing.process_room import process_bounds, process_room
 from farm.plugins import installed, load
 from farm.records.node import BROKEN
 from farm.scheduler.broker import is_rabbitmq, rabbitmq_version
@@ -68,7 +68,7 @@ def _examine_machine(settings: Settings, store_url: str) -> Iterator[CheckResult
         *(lambda kind=kind: _sandbox(kind) for kind in sorted(installed("farm.sandboxes"), reverse=True)),
         _user_namespaces,
         lambda: _cgroup(settings),
-        lambda: process_room(settings, process_bounds()),
+        lambda: _processes(settings),
         _fuse,
         lambda: _disk("scratch", settings.scratch),
         lambda: _disk("home", settings.home),
@@ -78,6 +78,11 @@ def _examine_machine(settings: Settings, store_url: str) -> Iterator[CheckResult
         checks.append(lambda: _local("SQLite store", Path(store_url.removeprefix("sqlite:///"))))
     for check in checks:
         yield check()
+
+
+def _processes(settings: Settings) -> CheckResult:
+    room = process_room(settings, process_bounds())
+    return CheckResult("processes", room.fits, room.detail, room.remedy, needed=False)
 
 
 def examine_scorers(command: Sequence[str] = (sys.executable, "-m", "workers.proofs")) -> Iterator[CheckResult]:

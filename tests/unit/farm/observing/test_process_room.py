@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from farm.cli.upkeep.process_room import process_bounds, process_room
+from farm.observing.process_room import process_bounds, process_room
 from farm.settings import Settings
 
 
@@ -18,10 +18,10 @@ def test_sandboxes_that_could_use_up_all_processes_are_told(
     (tmp_path / "loadavg").write_text("0.00 0.01 0.05 1/700 1234\n")
     options = Settings(home=tmp_path, scratch=tmp_path, **slots)  # type: ignore[arg-type]
     found = process_room(options, {"kernel.pid_max": pid_max, "kernel.threads-max": 200_000}, tmp_path)
-    assert (found.what, found.ok, found.needed) == ("processes", ok, False)
+    assert found.fits == ok
     if not slots and not ok:
         assert found.detail == "76 sandboxes of 512 and 700 others may be 39612, and kernel.pid_max is 32768"
-        assert found.mend == "as root: sysctl -w kernel.pid_max=65536; or have 62 slots (--room)"
+        assert found.remedy == "as root: sysctl -w kernel.pid_max=65536; or have 62 slots (--room)"
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,25 @@ from __future__ import annotations
 import os
 import resource
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
-from farm.cli.readiness import CheckResult
 from farm.records.sandbox_spec import SandboxLimits
 from farm.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessRoom:
+    """The processes that there may be, `n_needed`, and the most there can be; in words, and how to make room."""
+
+    n_needed: int
+    most: int
+    detail: str
+    remedy: str
+
+    @property
+    def fits(self) -> bool:
+        return self.n_needed <= self.most
 
 
 def process_bounds(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> dict[str, int]:
@@ -35,8 +49,8 @@ def process_bounds(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgro
     return bounds
 
 
-def process_room(settings: Settings, bounds: Mapping[str, int], proc: Path = Path("/proc")) -> CheckResult:
-    """Check that as many sandboxes as the node has slots could each have as many processes as one may have."""
+def process_room(settings: Settings, bounds: Mapping[str, int], proc: Path = Path("/proc")) -> ProcessRoom:
+    """Return whether as many sandboxes as the node has slots could each have as many processes as one may have."""
     n_sandboxes = settings.room or settings.init_slots + settings.run_slots + settings.eval_slots
     n_each = SandboxLimits().n_processes
     n_there = int((proc / "loadavg").read_text().split()[3].partition("/")[2])
@@ -47,4 +61,4 @@ def process_room(settings: Settings, bounds: Mapping[str, int], proc: Path = Pat
     raised = (
         f"as root: sysctl -w {name}={1 << n_needed.bit_length()}" if name.startswith("kernel.") else f"raise {name}"
     )
-    return CheckResult("processes", n_needed <= most, detail, f"{raised}; or have {n_fit} slots (--room)", needed=False)
+    return ProcessRoom(n_needed, most, detail, f"{raised}; or have {n_fit} slots (--room)")
