@@ -37,12 +37,12 @@ def check(folder: Path) -> TaskCheck:
 
 
 ENTERED = f"""#!/bin/bash
-cd /app/data
+cd data
 if python3 -c 'import statistics
 print(statistics.mean(int(text) for text in open("/app/answer.txt")))' | grep -qx 42
 then echo 1; else echo 0; fi {_REWARD}
 """
-"""Of a task whose tests enter a folder, and use modules of the standard library there."""
+"""Of a task whose tests enter a folder that they do not name, and use modules of the standard library there."""
 SHADOWING = "mkdir -p /app/data; echo 0 > /app/answer.txt; echo 'mean = lambda numbers: 42' > /app/data/statistics.py"
 HELPED = f"""#!/bin/bash
 cd /app/data
@@ -90,7 +90,8 @@ def test_a_policy_may_change_nothing_else(place: Path, tmp_path: Path, attempt: 
 
 def test_many_paths_are_kept_as_their_folder(place: Path, tmp_path: Path) -> None:
     folder = write_task(tmp_path / "task", MANY_TEST, MANY)
-    assert check(folder) == TaskCheck("task", 1.0, 0.0, evidence=TaskEvidence((f"{MODULES}/",)))
+    result = check(folder)
+    assert (result.sound, result.evidence.footprint) == (True, (f"{MODULES}/",))
 
 
 def test_a_solution_that_changes_most_of_the_image_has_no_footprint(place: Path, tmp_path: Path) -> None:
