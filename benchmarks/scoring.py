@@ -1,32 +1,39 @@
-"""Cost of scoring: an answer by its verifier in a separate process, and a program beside its judge.
+"""Cost of scoring: an answer by its verifier in a separate process, one in symbols, and a program beside its judge.
 
-Each is compared, in the same run, with its cost without isolation: the verifier called directly in this process; and
-the program with its checks in one interpreter, which is how HumanEval's own script does it. Programs run in a sandbox
-that is started already, so that the figure is of the processes alone; evaluating starts one for each.
+Each is compared, in the same run, with its cost without isolation: the verifier called directly in this process, that
+of symbols without a time limit; and the program with its checks in one interpreter, which is how HumanEval's own script
+does it. Programs run in a sandbox that is started already, so that the figure is of the processes alone; evaluating
+starts one for each.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import statistics
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 from examples.problems import humaneval_problems, math_problems
 from farm.records.request import SandboxSpec
 from testkit.place import conditions, scratch
 from testkit.report import Report, options
+from workers import registry
 from workers.evaluators.answer import AnswerEvaluator
-from workers.evaluators.grading import Grader
+from workers.evaluators.grader import LIBRARIES
+from workers.evaluators.grading import Grader, shared_grader
 from workers.evaluators.programs import ProgramEvaluator
 from workers.interfaces import Sandbox, Submission
 from workers.registry import sandbox as provider
 
 _SCORE_S = 120.0
 _N_AT_ONCE = 16
+_SYMBOLS = "a^2+2ab+b^2", "(a+b)^2"
+"""A reference answer, and one that is equal to it."""
 
 
 def main() -> None:
@@ -39,6 +46,7 @@ def main() -> None:
 
 async def _measure(report: Report, asked: argparse.Namespace) -> None:
     await _answers(report, 100 if asked.quick else 500)
+    await _symbols(report, 20 if asked.quick else 100)
     await _programs(report, 20 if asked.quick else 100)
 
 
@@ -68,6 +76,48 @@ async def _answers(report: Report, n: int) -> None:
     direct_ms = _directly(entries, n)
     report.times("a math answer, one after another", times, verifier_called_directly_ms=direct_ms)
     report.add(f"math answers, {_N_AT_ONCE} at once", rate, "/s", verifier_called_directly=1000 / direct_ms)
+
+
+async def _symbols(report: Report, n: int) -> None:
+    """Of an answer that only algebra shows to be right."""
+    handler = registry.handler("answer")
+    instance = handler.instance_type.model_validate({"question": "Expand or factor.", "gold": _SYMBOLS[0]})
+
+    @asynccontextmanager
+    async def none(*_: object, **__: object) -> AsyncIterator[Sandbox]:
+        raise RuntimeError("answers are scored without a sandbox")
+        yield
+
+    async def score(_: int) -> None:
+        answer = Submission(answer=f"\\boxed{{{_SYMBOLS[1]}}}")
+        assert (await handler.evaluator(instance).evaluate(answer, none, _SCORE_S)).value == 1.0
+
+    try:
+        await score(0)
+        began = _busy_s()
+        times = await _timed(score, n)
+        cpu_ms = (_busy_s() - began) / n * 1000
+    finally:
+        await asyncio.gather(*(shared_grader(library).aclose() for library in LIBRARIES))
+    report.times("a symbolic answer", times, cpu_of_the_machine_ms=cpu_ms, verifier_called_directly_ms=_algebra_ms(n))
+
+
+def _algebra_ms(n: int) -> float:
+    from math_verify import parse, verify
+
+    times = []
+    for _ in range(n):
+        started = time.perf_counter()
+        gold, answer = (parse(f"\\boxed{{{text}}}", parsing_timeout=None) for text in _SYMBOLS)
+        assert verify(gold, answer, timeout_seconds=None)
+        times.append(time.perf_counter() - started)
+    return statistics.median(times) * 1000
+
+
+def _busy_s() -> float:
+    """Return the CPU seconds that the machine has worked: those of processes that have ended are in no other count."""
+    user, nice, system = Path("/proc/stat").read_text().split(maxsplit=4)[1:4]
+    return (int(user) + int(nice) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
 def _directly(entries: list[dict[str, Any]], n: int) -> float:

@@ -18,6 +18,12 @@ class NodeHealth:
         self._life = life
         self._in_use: list[NodeSandbox] = []
 
+    def play_in(self, sandbox: Sandbox | None) -> None:
+        """Use it; a disk that it fills by itself is no shortage of the node."""
+        self.use(sandbox)
+        if isinstance(sandbox, NodeSandbox) and (use := sandbox.disk_use()) is not None:
+            self._life.follow(use)
+
     def use(self, sandbox: Sandbox | None) -> None:
         """Count the node's disk, too, as the sandbox lies on it."""
         if sandbox is not None:

@@ -127,7 +127,7 @@ async def run(
         if sandbox is not None:
             stack.push_async_callback(stop_sandbox, sandbox)
         async with healthy_node(job.rollout_id, "playing", SandboxError) as ground:
-            ground.use(sandbox)
+            ground.play_in(sandbox)
             try:
                 played = await _play_in(resolved, sandbox, ground, policy, record, keep, models)
             except (SandboxError, HandlerError) as error:

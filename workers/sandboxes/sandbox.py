@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Literal
 from farm.errors import SandboxError
 from farm.records.request import SandboxLimits, SandboxSpec
 from workers.interfaces import ExecResult, Kernel
+from workers.sandboxes.disk_use import DiskUse
 from workers.sandboxes.isolation.owners.file_owners import has_owners
 from workers.sandboxes.kernel.kernel import open_kernel
 from workers.sandboxes.lifecycle.start import SOCKETS
@@ -114,6 +115,13 @@ class NodeSandbox:
     def limits_reached(self) -> str:
         """Return the limits that were reached since it was started, in words; to be called while it is there."""
         return LimitEvents(folder(self.sandbox_id), self._record.cgroup, from_start=True).take()
+
+    def disk_use(self) -> DiskUse | None:
+        """Return what it takes of the node's disk from now on; None if it is gone."""
+        try:
+            return DiskUse(folder(self.sandbox_id), self._record.first.pid)
+        except OSError:
+            return None
 
     def _check_alive(self) -> None:
         if not self.alive():

@@ -5,8 +5,8 @@ as a wrong one does, and says no more; so the node is checked, not the program. 
 file system, and the node's processes and files, are sampled as long as anything is watched; of what the kernel counts
 (its kills for lack of memory, its refusals to fork) the count is compared. A MemoryError says nothing by itself, as a
 request for more than any node has raises one, too: it counts if hardly any is left when it is checked. A sandbox that
-has reached a limit of its own is not excused by the node's shortage of the same: else a policy could take back a
-failure by taking all that there is.
+has reached a limit of its own is not excused by the node's shortage of the same, nor is one in which a policy plays and
+that took half of the disk's room or more: else a policy could take back a failure by taking all that there is.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from functools import cache
 from pathlib import Path
 
 from farm.settings import settings
+from workers.sandboxes.disk_use import DiskUse
 from workers.sandboxes.resource_exhaustion import MENDS
 
 SAMPLE_S, SOONEST_S = 0.2, 0.005
@@ -51,6 +52,7 @@ class ShortageWindow:
         self._counted = _SAMPLER.counted()
         self._excused: set[str] = set()
         self._kept: dict[str, str] = {}
+        self._uses: list[DiskUse] = []
         self.on_disk = False
         """True if anything was done in the scratch folder."""
 
@@ -62,6 +64,16 @@ class ShortageWindow:
             yield self
         finally:
             _CURRENT.reset(token)
+
+    def follow(self, use: DiskUse) -> None:
+        """Leave out a full disk if this sandbox filled it; closes `use` at the end."""
+        self._uses.append(use)
+        _SAMPLER.follow(use)
+
+    def close(self) -> None:
+        """Follow no sandbox any more."""
+        for use in self._uses:
+            _SAMPLER.leave(use)
 
     @contextmanager
     def interrupted(self) -> Iterator[None]:
@@ -78,8 +90,10 @@ class ShortageWindow:
 
     def reason(self) -> str:
         """Return what the node ran short of, in words; empty if nothing."""
-        out = self._excused if self.on_disk else self._excused | {"disk"}
-        return "; ".join(words for cause, words in self._seen().items() if cause not in out)
+        seen = self._seen()
+        without_disk = not self.on_disk or any(use.filled_the_disk() for use in self._uses)
+        out = self._excused | {"disk"} if without_disk else self._excused
+        return "; ".join(words for cause, words in seen.items() if cause not in out)
 
     def _seen(self) -> dict[str, str]:
         _SAMPLER.sample()
@@ -135,8 +149,8 @@ def used_up(meminfo: str, *, strict: bool) -> bool:
 @contextmanager
 def watched() -> Iterator[ShortageWindow]:
     """Watch the node while the block runs."""
-    with _SAMPLER.running():
-        yield ShortageWindow()
+    with _SAMPLER.running(), contextlib.closing(ShortageWindow()) as window:
+        yield window
 
 
 class _Sampler:
@@ -149,6 +163,17 @@ class _Sampler:
         self._thread: threading.Thread | None = None
         self._seen: dict[str, tuple[float, str]] = {}
         self._counted: tuple[float, dict[str, int]] = -math.inf, {}
+        self._uses: set[DiskUse] = set()
+        self._using = threading.Lock()
+
+    def follow(self, use: DiskUse) -> None:
+        with self._using:
+            self._uses.add(use)
+
+    def leave(self, use: DiskUse) -> None:
+        with self._using:
+            self._uses.discard(use)
+            use.close()
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -198,6 +223,14 @@ class _Sampler:
         with contextlib.suppress(OSError, ValueError, IndexError):
             if words := look():
                 self._seen[cause] = time.monotonic(), words
+                if cause == "disk":
+                    self._measure()
+
+    def _measure(self) -> None:
+        with self._using:
+            for use in self._uses:
+                with contextlib.suppress(OSError):
+                    use.look()
 
     def since(self, began: float) -> dict[str, str]:
         return {cause: words for cause, (seen, words) in list(self._seen.items()) if seen >= began}

@@ -6,7 +6,7 @@ import asyncio
 import os
 import subprocess
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -64,9 +64,9 @@ GOLD = "sed -i 's/a - b/a + b/' calc/core.py"
 class Project:
     """The tree in a folder of this machine, in which patches are made."""
 
-    def __init__(self, folder: Path, added: str = ADDED) -> None:
+    def __init__(self, folder: Path, added: str = ADDED, files: Mapping[str, str] = {}) -> None:
         self._folder = folder
-        for path, text in FILES.items():
+        for path, text in {**FILES, **files}.items():
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             (folder / path).write_text(text)
         self._sh("git init -q . && git add -A -f && git commit -qm base")

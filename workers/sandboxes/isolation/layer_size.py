@@ -98,6 +98,11 @@ class LayerSize:
 
 def usage(folder: int) -> tuple[int, int]:
     """Bytes that the writable layer `upper` of a sandbox's folder takes, and files and folders in it, links too."""
+    return usage_and_closed(folder)[:2]
+
+
+def usage_and_closed(folder: int) -> tuple[int, int, int]:
+    """Return what `usage` does, and how many folders are closed to this process."""
     walk = _Walk()
     with contextlib.suppress(OSError):
         walk.into("upper", folder)
@@ -106,17 +111,21 @@ def usage(folder: int) -> tuple[int, int]:
             if name is None:
                 walk.back()
                 continue
-            # one that is closed even to root, or gone
-            with contextlib.suppress(OSError):
+            try:
                 walk.into(name)
-    return walk.n_bytes, walk.n_files
+            except PermissionError:
+                walk.n_closed += 1
+            except OSError:
+                # one that is gone
+                continue
+    return walk.n_bytes, walk.n_files, walk.n_closed
 
 
 class _Walk:
     """The progress of counting: the folders from the top to the current one, and the counts so far."""
 
     def __init__(self) -> None:
-        self.n_bytes = self.n_files = 0
+        self.n_bytes = self.n_files = self.n_closed = 0
         self._descriptors: list[int] = []
         """-1 for those that are not held open."""
         self._identities: list[tuple[int, int]] = []

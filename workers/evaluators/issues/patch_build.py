@@ -1,0 +1,151 @@
+"""The compiled files of a patch, built where none of its tests runs.
+
+To build a patch is to run code of it. So it is built in a sandbox of its own, of which only compiled files are kept,
+and they are put into a sandbox in which the clean tree was built: over the same files of that build, and, new ones,
+into the packages of the tree. Whatever else the build changes, such as Python, pytest or a file that git ignores, is
+gone with its sandbox. Code that cannot be compiled leaves the files of the clean tree, with which the tests then fail.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from farm.errors import EvaluatorError, SandboxError, ToolError
+from workers.evaluators.issues.issue import Issue
+from workers.evaluators.issues.kept_changes import paths_of_patch
+from workers.evaluators.issues.preparation import MARK, prepare, run_before, with_variables
+from workers.evaluators.issues.staging import git, stage
+from workers.evaluators.node_conditions import observed
+from workers.evaluators.patches import run_program
+from workers.evaluators.process_end import ProcessEnd, Trial, settle
+from workers.evaluators.tree_guard import folder_of_tests, steers
+from workers.interfaces import FreshSandbox, Sandbox
+
+_COMPILED = re.compile(r"\.(?:pyx|pxd|pxi|c|cc|cpp|cxx|h|hpp|rs|f|f90)$")
+_LIBRARY = re.compile(r"\.so(?:\.\d+)*$")
+_ROOTS = ("src", "lib")
+_PATCH = "/tmp/farm-built.patch"  # noqa: S108  (of the sandbox, which is not shared)
+_COPIES = "/tmp/farm-compiled"  # noqa: S108
+_LIST_S = 120.0
+
+
+class NotBuilt(EvaluatorError):
+    """The build of a patch does not end, or ends its sandbox, and that of the clean tree does neither."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Built:
+    """The compiled files, on the node, by their paths in a sandbox; or the reason why there are none to be had."""
+
+    files: Mapping[str, Path] = field(default_factory=dict)
+    failure: str = ""
+
+
+class PatchBuild:
+    """The build of a patch, once, by the commands before the tests; nothing if the patch changes nothing compiled.
+
+    `folder` is on the node and gets the compiled files; `timeout_s` is the time of a build.
+    """
+
+    def __init__(
+        self, issue: Issue, before: str, patch: bytes, fresh: FreshSandbox, folder: Path, timeout_s: float
+    ) -> None:
+        self._issue = issue
+        self._before = before
+        self._patch = patch if any(map(_COMPILED.search, paths_of_patch(patch))) else b""
+        self._fresh = fresh
+        self._folder = folder
+        self._timeout_s = timeout_s
+        self._building: asyncio.Task[_Built] | None = None
+
+    async def files(self) -> Mapping[str, Path]:
+        """Return the compiled files, on the node, by their paths in a sandbox. Raises NotBuilt, EvaluatorError."""
+        if not self._patch:
+            return {}
+        self._building = self._building or asyncio.create_task(self._settled())
+        built = await self._building
+        if built.failure:
+            raise NotBuilt(f"{self._issue.instance_id}: the patch cannot be built: {built.failure}")
+        return built.files
+
+    async def put(self, sandbox: Sandbox) -> None:
+        """Put the compiled files into a sandbox in which the clean tree was built."""
+        if not (built := await self.files()):
+            return
+        clean = await _listed(sandbox, self._issue, "")
+        for path, file in built.items():
+            if _digest(file) != clean.get(path) and (path in clean or self._may_be_new(path)):
+                await sandbox.upload(file, path)
+
+    async def _settled(self) -> _Built:
+        async def control() -> str:
+            async with self._fresh() as sandbox:
+                await stage(sandbox, self._issue, self._timeout_s)
+                await prepare(sandbox, self._issue, self._before, self._timeout_s)
+            return ""
+
+        return await settle(self._trial, control, f"the build of a patch of {self._issue.instance_id}")
+
+    async def _trial(self) -> Trial[_Built]:
+        built = _Built()
+        async with observed() as conditions, self._fresh() as sandbox:
+            await stage(sandbox, self._issue, self._timeout_s)
+            await sandbox.write_file(_PATCH, self._patch)
+            result = await git(sandbox, self._issue, f"git apply --whitespace=nowarn {_PATCH}", self._timeout_s)
+            if result.code != 0:
+                # the run of the tests says so, too
+                return Trial(built, ProcessEnd.of(result, self._timeout_s, conditions))
+            try:
+                result = await run_before(sandbox, self._issue, self._before, self._timeout_s)
+                if result.timed_out:
+                    built = _Built(failure=f"it takes more than {self._timeout_s:.0f} s")
+                else:
+                    built = _Built(await self._taken(sandbox))
+            except (SandboxError, ToolError, ValueError) as error:
+                gone = f"nothing can be read of its build: {error}"
+                return Trial(_Built(failure=gone), ProcessEnd(None, gone=gone, conditions=conditions))
+        end = ProcessEnd.of(result, self._timeout_s, conditions)
+        return Trial(built, end, passed=bool(built.files))
+
+    async def _taken(self, sandbox: Sandbox) -> Mapping[str, Path]:
+        """Copy the compiled files out. Nothing that the sandbox says of them is believed."""
+        paths = list(await _listed(await with_variables(sandbox), self._issue, _COPIES))
+        self._folder.mkdir(exist_ok=True)
+        target = self._folder / str(len(list(self._folder.iterdir())))
+        await sandbox.download(_COPIES, target)
+        copies = {path: target / str(number) for number, path in enumerate(paths)}
+        return {path: file for path, file in copies.items() if path.startswith("/") and _is_compiled(file)}
+
+    def _may_be_new(self, path: str) -> bool:
+        """Return True for a library in a folder of the tree below those that Python searches, and none of tests."""
+        if not path.startswith(f"{self._issue.tree}/") or not _LIBRARY.search(path):
+            return False
+        parts = path.removeprefix(f"{self._issue.tree}/").split("/")
+        below = "/".join(parts)
+        is_plain = not {"", ".", ".."} & set(parts) and not steers(below) and not folder_of_tests(below)
+        return is_plain and len(parts) > (2 if parts[0] in _ROOTS else 1)
+
+
+async def _listed(sandbox: Sandbox, issue: Issue, copies: str) -> dict[str, str]:
+    """Return the digest of each compiled file in a sandbox by its path. Raises ValueError."""
+    asked = {"tree": issue.tree, "mark": MARK, "copies": copies}
+    result = await run_program(sandbox, "issues.compiled_files", asked, _LIST_S)
+    return {str(path): str(digest) for path, digest in json.loads(result.stdout)}
+
+
+def _digest(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def _is_compiled(file: Path) -> bool:
+    if file.is_symlink() or not file.is_file():
+        return False
+    file.chmod(0o755)
+    with file.open("rb") as opened:
+        return opened.read(4) == b"\x7fELF"
