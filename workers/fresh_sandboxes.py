@@ -17,6 +17,8 @@ from workers.handler_options import NothingLeft, RestoredFiles, RestoresFiles, k
 from workers.interfaces import FreshSandbox, Sandbox, Submission
 from workers.node_shortage import NodeHealth
 from workers.plugin_faults import call_plugin, described, is_cancellation
+from workers.sandboxes.sandbox import NodeSandbox
+from workers.sandboxes.service_relay import relayed
 from workers.stage_boundary import boundary
 from workers.stage_job import Problem, SandboxSource, StageJob, sandbox_source
 from workers.stage_parts.left_layer import LayerStore, NoLayerStore, copied_layer, open_layer
@@ -30,12 +32,14 @@ def fresh_sandboxes(
     submission: Submission,
     layer_store: LayerStore | None = None,
     playing: Sandbox | None = None,
+    serving: Sandbox | None = None,
 ) -> FreshSandbox:
     """Return what opens a sandbox that the policy never touched, or one with the files that it left; one at a time.
 
-    With `playing`, those are the files that this sandbox has now.
+    With `playing`, those are the files that this sandbox has now. What listens in it, or in `serving`, is reached from
+    a sandbox with those files.
     """
-    job = problem.job
+    job, serving = problem.job, serving or playing
 
     @asynccontextmanager
     async def fresh(spec: SandboxSpec | None = None, *, layer: bool = False) -> AsyncIterator[Sandbox]:
@@ -57,6 +61,8 @@ def fresh_sandboxes(
                 start = partial(open_layer, job, source, problem.spec(), left, layer_store or NoLayerStore())
             sandbox = await stack.enter_async_context(opened(job, source, start))
             await stack.enter_async_context(ground.using(sandbox))
+            if layer and isinstance(serving, NodeSandbox) and isinstance(sandbox, NodeSandbox):
+                await stack.enter_async_context(relayed(serving, sandbox))
             yield sandbox
 
     return fresh

@@ -163,6 +163,19 @@ class ScoresRunning(Protocol):
 
 
 @runtime_checkable
+class ScoresServices(Protocol):
+    """A handler whose tests may use what listens in the sandbox, such as a server that the policy started.
+
+    Its evaluators are `RunningEvaluator`s. If something listens when the policy has ended, it is scored before its
+    sandbox is stopped, and the sandboxes of `fresh(layer=True)` reach that at the same addresses.
+    """
+
+    def tests_services(self, instance: Any) -> bool:
+        """Return whether this instance is scored so. From the fields and the task archive."""
+        ...
+
+
+@runtime_checkable
 class ScoresCalls(Protocol):
     """A handler whose evaluators may reward single model calls and training rows: `Score.call_rewards`, `row_rewards`.
 

@@ -25,7 +25,13 @@ from workers import plugin_values, registry
 from workers.collecting import Collect, collected
 from workers.evaluators.answer import verified
 from workers.fresh_sandboxes import fresh_sandboxes, opened, restored_files, stop_sandbox
-from workers.handler_options import ChoosesCalls, NothingLeft, RunningEvaluator, keeps_layer, scores_running
+from workers.handler_options import (
+    ChoosesCalls,
+    NothingLeft,
+    RunningEvaluator,
+    keeps_layer,
+    scores_running,
+)
 from workers.interfaces import (
     AgentContext,
     AgentResult,
@@ -58,6 +64,7 @@ from workers.stage_job import (
     sandbox_source,
 )
 from workers.stage_parts.left_layer import LayerStore, NoLayerStore, keep_layer
+from workers.stage_parts.running_sandbox import services_of, with_copied_layer
 from workers.stage_parts.task_steps import steps_of
 
 log = logging.getLogger(__name__)
@@ -137,7 +144,8 @@ async def run(
                     raise
                 log.warning("%s: its policy has broken its sandbox: %s", job.rollout_id, error)
                 return RunResult(Outcome.INVALID_ACTION, Submission())
-        if source is not None and sandbox is not None and keeps_layer(problem.handler):
+        is_kept = keeps_layer(problem.handler) and played.submission.early_score is None
+        if source is not None and sandbox is not None and is_kept:
             async with boundary(job, "keeping what the policy left", SandboxError):
                 restored = restored_files(problem)
                 layer = await keep_layer(job, source, sandbox, layer_store or NoLayerStore(), restored)
@@ -188,8 +196,9 @@ async def _play_in(
         submission = submission.model_copy(update={"rewards": rewards})
         if steps is not None:
             submission = submission.model_copy(update={"steps": redactor.json(steps.records)})
-        if sandbox is not None and scores_running(problem.handler):
-            early = await _score_running(problem, sandbox, submission, models)
+        served = await services_of(problem, sandbox)
+        if sandbox is not None and (served or scores_running(problem.handler)):
+            early = await _score_running(problem, sandbox, submission, models, served)
             submission = submission.model_copy(update={"early_score": early})
     return RunResult(result.outcome, submission)
 
@@ -277,9 +286,13 @@ def _seeded(job: StageJob) -> SamplingParams:
 
 
 async def _score_running(
-    problem: Problem, sandbox: Sandbox, submission: Submission, models: Mapping[str, ChatModel]
+    problem: Problem,
+    sandbox: Sandbox,
+    submission: Submission,
+    models: Mapping[str, ChatModel],
+    served: Sequence[str] = (),
 ) -> EarlyScore:
-    """Score in the sandbox that the policy left; takes none of its time. What breaks is played again."""
+    """Score before the sandbox that the policy left is stopped; takes none of its time. What breaks is played again."""
     job = problem.job
     within_s = limit_s(Stage.EVAL, job.limits)
     with off_clock(within_s):
@@ -290,9 +303,12 @@ async def _score_running(
             evaluator = problem.evaluator(models)
             if not follows(evaluator, RunningEvaluator):
                 raise EvaluatorError(f"{job.rollout_id}: evaluator {evaluator.name} has no evaluate_running()")
-            fresh = fresh_sandboxes(problem, ground, submission)
-            score = await evaluator.evaluate_running(submission, sandbox, fresh, job.limits.eval_s)
+            async with with_copied_layer(problem, sandbox, submission, restored_files(problem)) as copied:
+                fresh = fresh_sandboxes(problem, ground, copied, serving=sandbox)
+                score = await evaluator.evaluate_running(copied, sandbox, fresh, job.limits.eval_s)
             score, name = _checked(score, evaluator, job)
+            if served:
+                score = replace(score, details={**score.details, "services": list(served)})
             if score.call_rewards or score.row_rewards:
                 raise EvaluatorError(
                     f"{job.rollout_id}: evaluator {name} rewards calls or rows, which are not known before the stop"

@@ -18,7 +18,7 @@ from workers.handlers.harbor.harbor_verifier import Tests, Unrewarded, VerifiedR
 from workers.handlers.harbor.reward_files import MAIN
 from workers.handlers.harbor.sandbox_specs import verified_in
 from workers.handlers.harbor.step_gates import Rewards, gate, total
-from workers.interfaces import FreshSandbox, Score, Submission
+from workers.interfaces import FreshSandbox, Sandbox, Score, Submission
 from workers.stage_clock import off_clock
 
 STOPPED = "stopped"
@@ -59,6 +59,12 @@ class HarborEvaluator:
         rewards = total(self._instance.task.multi_step_reward_strategy, verified, n_missing)
         # no step gave a reward that has a name
         return Score(details=details, rewards=rewards) if rewards else Score(0.0, details)
+
+    async def evaluate_running(
+        self, submission: Submission, sandbox: Sandbox, fresh: FreshSandbox, timeout_s: float
+    ) -> Score:
+        """Return what `evaluate` does: a sandbox that `fresh` opens reaches what listens in `sandbox`."""
+        return await self.evaluate(submission, fresh, timeout_s)
 
     def _step(self, index: int) -> StepTable | None:
         return self._instance.steps[index] if self._instance.steps else None

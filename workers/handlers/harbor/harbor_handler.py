@@ -75,6 +75,10 @@ class HarborHandler:
             instance, [] if archive is None else [f for s in steps for f in test_folders(instance, s, archive)]
         )
 
+    def tests_services(self, instance: HarborInstance) -> bool:
+        """Return whether its tests run where the policy worked: then they find its servers, as in Harbor."""
+        return any(instance.task.mode(step) == "shared" for step in instance.steps or (None,))
+
     def messages(self, instance: HarborInstance) -> list[Message]:
         """Return the first instruction."""
         return [{"role": "user", "content": self._instruction(instance, 0)}]

@@ -29,6 +29,7 @@ from workers.sandboxes.isolation import (
     sandbox_files,
     seccomp,
 )
+from workers.sandboxes.isolation.network import service_sockets
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -182,7 +183,32 @@ def use_layer(job: dict[str, Any], given: Sequence[int], answer: socket.socket) 
         tell(answer, {"done": found or {}})
 
 
-_JOBS = {"enter": enter, "files": use_files, "layer": use_layer, "start": start, "map": try_mapping}
+def use_sockets(job: dict[str, Any], _given: Sequence[int], answer: socket.socket) -> None:
+    """Tell the addresses at which a sandbox listens; or listen at some in it, or connect to one: sends the sockets."""
+    parent_death_pipe.signal_at_the_end(answer.fileno(), signal.SIGKILL, os.getpid())
+    if job["action"] == "list":
+        tell(answer, {"addresses": service_sockets.listening(job["target"])})
+        return
+    service_sockets.join(job["target"])
+    act = {"listen": service_sockets.listen, "connect": service_sockets.connect}[job["action"]]
+    for address in job["addresses"]:
+        try:
+            made = act(address)
+        except (OSError, UnicodeError, OverflowError) as error:
+            tell(answer, {"address": address, "refused": str(error)})
+        else:
+            tell(answer, {"address": address}, [made.fileno()])
+            made.close()
+
+
+_JOBS = {
+    "enter": enter,
+    "files": use_files,
+    "sockets": use_sockets,
+    "layer": use_layer,
+    "start": start,
+    "map": try_mapping,
+}
 
 
 def main() -> None:

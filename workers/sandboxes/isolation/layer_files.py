@@ -15,6 +15,7 @@ import os
 import stat
 import tarfile
 
+from workers.sandboxes.isolation.network import hosts_file
 from workers.sandboxes.isolation.owners import file_owners
 from workers.sandboxes.isolation.restoring.restored_layer import restore_footprint, summary
 
@@ -69,6 +70,8 @@ def _all_paths() -> Iterator[tuple[str, bool]]:
         for entry in found:
             path = prefix + entry.name
             kept = len(os.fsencode(path)) <= MAX_PATH and _is_kept(entry)
+            # each sandbox gets its own
+            kept = kept and not (path == hosts_file.PATH and hosts_file.is_ours(path))
             yield path, kept
             if kept and entry.is_dir(follow_symlinks=False):
                 waiting.append(path + "/")

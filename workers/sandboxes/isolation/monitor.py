@@ -28,6 +28,7 @@ from functools import cache
 
 from workers.sandboxes.isolation import id_mapping, kernel_limits, linux, namespaces, seccomp
 from workers.sandboxes.isolation.namespaces import become, started_at
+from workers.sandboxes.isolation.network import hosts_file
 from workers.sandboxes.isolation.parent_death_pipe import continue_at_the_end, opened_again, signal_at_the_end, wait_for
 from workers.sandboxes.isolation.watcher import watch_over
 
@@ -138,7 +139,10 @@ def make_folders(path: str) -> None:
 
 
 def make_mount_points(plan: MonitorPlan) -> None:
-    """Folders and files to mount on, in what is the root folder now, so that its links lead nowhere else."""
+    """Folders and files to mount on, in what is the root folder now, so that its links lead nowhere else.
+
+    The file of its addresses' names is completed, too.
+    """
     for folder in (*FOLDERS, plan["workdir"]):
         make_folders(os.path.join("/", folder))
     for number, (_, target) in enumerate(plan["binds"]):
@@ -147,6 +151,7 @@ def make_mount_points(plan: MonitorPlan) -> None:
         elif not os.path.exists(target):
             make_folders(os.path.dirname(target))
             os.close(os.open(target, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o644))
+    hosts_file.complete()
 
 
 def prepare_for_runtime(plan: MonitorPlan) -> None:

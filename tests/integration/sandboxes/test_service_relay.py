@@ -1,0 +1,136 @@
+"""Services of a sandbox are reached from another one at the same addresses, for as long as they are relayed."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from farm.errors import SandboxError
+from farm.records.request import SandboxSpec
+from tests.conftest import absent
+from workers.registry import sandbox as provider
+from workers.sandboxes.sandbox import NodeSandbox
+from workers.sandboxes.service_relay import relayed, services
+
+pytestmark = pytest.mark.timeout(600)
+SERVE = """
+import os, socket, sys, threading
+def answer(connection):
+    with connection:
+        data = b""
+        while piece := connection.recv(65536):
+            data += piece
+        connection.sendall(data.upper())
+def serve(listener):
+    while True:
+        threading.Thread(target=answer, args=(listener.accept()[0],)).start()
+os.makedirs("/run/app", exist_ok=True)
+unix = socket.socket(socket.AF_UNIX)
+unix.bind("/run/app/x.sock")
+unix.listen()
+hidden = socket.socket(socket.AF_UNIX)
+hidden.bind("/opt/x.sock")
+hidden.listen()
+udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+udp.bind(("127.0.0.1", 8081))
+listeners = [
+    socket.create_server(("127.0.0.1", 8080)),
+    socket.create_server(("::1", 8080), family=socket.AF_INET6),
+    unix,
+]
+for each in listeners:
+    threading.Thread(target=serve, args=(each,)).start()
+print("up", flush=True)
+"""
+ASK = """
+import socket, sys
+size = int(sys.argv[1])
+for address, family in ((("localhost", 8080), 2), (("::1", 8080), 10), ("/run/app/x.sock", 1)):
+    s = socket.socket(family)
+    s.settimeout(60)
+    s.connect(address)
+    s.sendall(b"a" * size)
+    s.shutdown(socket.SHUT_WR)
+    data = b""
+    while piece := s.recv(65536):
+        data += piece
+    print(data == b"A" * size)
+"""
+FOUND = {("tcp", "127.0.0.1", 8080), ("tcp6", "::1", 8080), ("unix", "/run/app/x.sock")}
+
+
+@asynccontextmanager
+async def sandbox(kind: str) -> AsyncIterator[NodeSandbox]:
+    started = await provider(kind).start(f"test-{uuid.uuid4().hex[:12]}", SandboxSpec())
+    assert isinstance(started, NodeSandbox)
+    try:
+        yield started
+    finally:
+        await started.stop()
+
+
+@asynccontextmanager
+async def serving(kind: str) -> AsyncIterator[NodeSandbox]:
+    async with sandbox(kind) as started:
+        await started.write_file("/tmp/serve.py", SERVE.encode())
+        command = "nohup python3 /tmp/serve.py > /tmp/up 2>&1 & until grep -q up /tmp/up; do sleep 0.1; done"
+        assert (await started.exec(["bash", "-c", command], timeout_s=60)).code == 0
+        yield started
+
+
+async def asked(other: NodeSandbox, size: int = 10) -> str:
+    result = await other.exec(["python3", "-c", ASK, str(size)], timeout_s=120)
+    return result.stdout.decode() or result.stderr.decode()
+
+
+@pytest.fixture(params=["namespace", "singularity"])
+def kind(request: pytest.FixtureRequest) -> str:
+    if missing := provider(request.param).missing():
+        absent(missing)
+    return str(request.param)
+
+
+def test_services_are_reached_while_they_are_relayed(kind: str) -> None:
+    async def main() -> None:
+        async with serving(kind) as first, sandbox(kind) as second:
+            assert set(await services(first)) == FOUND
+            assert await services(second) == []
+            async with relayed(first, second) as found:
+                assert set(found) == FOUND
+                assert (await asked(second)).split() == ["True"] * 3
+                assert (await asked(second, 20_000_000)).split() == ["True"] * 3
+                several = await asyncio.gather(*(asked(second, 1000) for _ in range(20)))
+                assert all(each.split() == ["True"] * 3 for each in several)
+            assert "refused" in await asked(second)
+            # the other way round there is nothing
+            assert await services(second) == []
+
+    asyncio.run(main())
+
+
+def test_an_address_that_is_taken_is_left_out(kind: str) -> None:
+    async def main() -> None:
+        async with serving(kind) as first, serving(kind) as second, relayed(first, second) as found:
+            assert found == []
+            assert (await asked(second)).split() == ["True"] * 3
+
+    asyncio.run(main())
+
+
+def test_services_that_end_are_refused(kind: str) -> None:
+    async def main() -> None:
+        async with serving(kind) as first, sandbox(kind) as second:
+            async with relayed(first, second) as found:
+                assert found
+                await first.exec(["bash", "-c", "kill -9 -1"], timeout_s=20)
+                assert "True" not in await asked(second)
+                await first.stop()
+                assert "True" not in await asked(second)
+            with pytest.raises(SandboxError, match="gone"):
+                await services(first)
+
+    asyncio.run(main())

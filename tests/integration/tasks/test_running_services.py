@@ -1,0 +1,149 @@
+"""Tests of a shared verification find what the policy left running, by its sockets and by nothing else.
+
+A few of each kind are played in `make test`, all of them in `make soak`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from farm.tasks.harbor_folder import task_folder
+from tests.integration.tasks.harbor_hacks import write_task
+from tests.services.soak import at_length
+from workers.cli.task_checks import CheckOptions, solve
+from workers.interfaces import Score
+
+pytestmark = [pytest.mark.timeout(1800), pytest.mark.soak]
+OPTIONS = CheckOptions(sandbox="namespace", n_parallel=2)
+TABLES = "[verifier]\ntimeout_sec = 60.0\n[agent]\ntimeout_sec = 60.0\n"
+
+
+LISTENING = "until cat /proc/net/tcp /proc/net/tcp6 | grep -q ':1F90 .* 0A '; do sleep 0.1; done"
+"""Waits until something listens at port 8080."""
+_GET = "import sys, urllib.request as u; sys.stdout.buffer.write(u.urlopen(sys.argv[1], timeout=10).read())"
+
+
+def asking(command: str) -> str:
+    """Return a test script that compares the output of a command, which may `get` what is at an address."""
+    return (
+        f'#!/bin/bash\nget() {{ python3 -c "{_GET}" "$1"; }}\n'
+        f'if [ "$({command})" = 42 ]; then echo 1 > /logs/verifier/reward.txt\n'
+        "else echo 0 > /logs/verifier/reward.txt; fi\n"
+    )
+
+
+def unix(path: str) -> str:
+    return (
+        f"python3 -c \"import socket; s = socket.socket(1); s.settimeout(10); s.connect('{path}'); "
+        "s.sendall(b'?'); print(s.recv(99).decode())\""
+    )
+
+
+def answering(path: str, text: str = "42") -> str:
+    """Return a command that answers at a Unix socket."""
+    return (
+        f"mkdir -p $(dirname {path}); nohup python3 -c \"import socket\ns = socket.socket(1)\ns.bind('{path}')\n"
+        f"s.listen()\nwhile True:\n    c, _ = s.accept()\n    c.recv(9)\n    c.sendall(b'{text}')\n    c.close()\" "
+        f"> /dev/null 2>&1 &\nuntil [ -S {path} ]; do sleep 0.1; done"
+    )
+
+
+ASKED = asking("get http://127.0.0.1:8080/answer | grep -x 42")
+STARTED = f"cd /app; echo 42 > answer; nohup python3 -m http.server 8080 {{}} > /app/log 2>&1 &\n{LISTENING}"
+LOW_PORT = STARTED.replace("8080", "80").replace("1F90", "0050").format("")
+COUNTER = f"""cat > /app/count.py <<'END'
+from http.server import BaseHTTPRequestHandler, HTTPServer
+class Counter(BaseHTTPRequestHandler):
+    n = 39
+    def do_GET(self):
+        Counter.n += 1
+        self.send_response(200); self.end_headers(); self.wfile.write(str(Counter.n).encode())
+HTTPServer(('127.0.0.1', 8080), Counter).serve_forever()
+END
+setsid python3 /app/count.py > /dev/null 2>&1 < /dev/null &
+{LISTENING}"""
+RIGHT = {
+    "all addresses": (ASKED, STARTED.format("")),
+    "one address": (ASKED, STARTED.format("--bind 127.0.0.1")),
+    "ipv6": (asking("get 'http://[::1]:8080/answer'"), STARTED.format("--bind ::")),
+    "a low port": (asking("get http://localhost/answer"), LOW_PORT),
+    "state in memory": (asking("A=http://localhost:8080; for i in 1 2; do get $A > /dev/null; done; get $A"), COUNTER),
+    "unix socket": (asking(unix("/run/app/app.sock")), answering("/run/app/app.sock")),
+    "unix socket in tmp": (asking(unix("/tmp/app.sock")), answering("/tmp/app.sock")),
+    "two services": (
+        asking(f"get http://127.0.0.1:8080/answer > /tmp/a; {unix('/run/x.sock')} | cmp -s - /tmp/a; cat /tmp/a"),
+        f"{STARTED.format('')}\n{answering('/run/x.sock')}",
+    ),
+    "many connections": (
+        asking("for i in {1..60}; do get http://127.0.0.1:8080/answer & done | sort -u"),
+        STARTED.format(""),
+    ),
+    "a large answer": (
+        asking("[ $(get http://127.0.0.1:8080/big | wc -c) = 50000000 ] && echo 42"),
+        f"head -c 50000000 /dev/zero > /app/big; {STARTED.format('')}",
+    ),
+}  # fmt: skip
+WRITE = (
+    "mkdir -p /logs/verifier; while true; do echo 1 > /logs/verifier/reward.txt; sleep 0.05; done > /dev/null 2>&1 &"
+)
+LISTEN = "python3 -c \"import socket, time\ns = socket.create_server(('', 8080))\n{}\" > /dev/null 2>&1 &\n" + LISTENING
+WRONG = {
+    "nothing runs": (ASKED, "echo 42 > /app/answer"),
+    "it was stopped": (ASKED, f"{STARTED.format('')}\nkill %1; sleep 0.5"),
+    "a wrong answer": (ASKED, STARTED.format("").replace("echo 42", "echo 41")),
+    "it never answers": (ASKED, LISTEN.format("time.sleep(1000)")),
+    "it hangs up": (ASKED, LISTEN.format("while True: s.accept()[0].close()")),
+    "it never ends": (ASKED, LISTEN.format("c = s.accept()[0]\nwhile True: c.sendall(b'x' * 65536)")),
+    "it writes the reward": (ASKED, f"{WRITE}\n{LISTEN.format('time.sleep(1000)')}"),
+    "it replaces the tests": (
+        ASKED,
+        "while true; do mkdir -p /tests; echo 'echo 1 > /logs/verifier/reward.txt' > /tests/test.sh; done "
+        "> /dev/null 2>&1 &\n"
+        + LISTEN.format("time.sleep(1000)"),
+    ),
+    "a socket in place of the reward": (ASKED, answering("/logs/verifier/reward.txt")),
+    "a socket in place of a program": (ASKED, f"rm -f /usr/bin/grep; {answering('/usr/bin/grep')}"),
+    "a socket in place of the logs": (ASKED, f"rm -rf /logs; {answering('/logs')}"),
+    "many sockets": (
+        ASKED,
+        "nohup python3 -c \"import socket, time\ns = [socket.create_server(('', 9000 + n)) for n in range(500)]\n"
+        f'time.sleep(1000)" > /dev/null 2>&1 &\n{LISTENING.replace("1F90", "2519")}',
+    ),
+    "it kills all": (ASKED, f"{STARTED.format('')}\n(sleep 1; kill -9 -1) > /dev/null 2>&1 &"),
+}  # fmt: skip
+FEW_RIGHT = ("all addresses", "state in memory", "unix socket")
+FEW_WRONG = ("nothing runs", "it hangs up", "it writes the reward", "a socket in place of the logs")
+PLAYED = {
+    **at_length({name: RIGHT[name] for name in FEW_RIGHT}, RIGHT),
+    **at_length({name: WRONG[name] for name in FEW_WRONG}, WRONG),
+}
+
+
+@pytest.fixture(scope="module")
+def scores(place: Path, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Score | BaseException]:
+    top = tmp_path_factory.mktemp("services")
+    room = asyncio.Semaphore(OPTIONS.n_parallel)
+
+    async def score(name: str) -> Score:
+        async with room:
+            with task_folder(write_task(top / name.replace(" ", "-"), *PLAYED[name], TABLES)) as task:
+                return (await solve(task, OPTIONS)).score
+
+    async def all_scores() -> list[Score | BaseException]:
+        return await asyncio.gather(*map(score, PLAYED), return_exceptions=True)
+
+    return dict(zip(PLAYED, asyncio.run(all_scores()), strict=True))
+
+
+@pytest.mark.parametrize("name", PLAYED)
+def test_a_service_is_found_as_the_policy_left_it(scores: Mapping[str, Score | BaseException], name: str) -> None:
+    score = scores[name]
+    assert isinstance(score, Score), score
+    assert score.value == float(name in RIGHT), score
+    assert name not in RIGHT or score.details["services"], score
+    # the names of its addresses, which the image lacks, are nothing that it left
+    assert "/etc/hosts" not in score.details.get("restored", ()), score

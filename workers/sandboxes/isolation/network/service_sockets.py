@@ -1,0 +1,115 @@
+# ruff: noqa: PTH101, PTH103, PTH120, PTH208, S103, S108
+"""Sockets of a sandbox that a process inside takes and passes out; standard library only.
+
+An address is `["tcp", HOST, PORT]`, `["tcp6", HOST, PORT]` or `["unix", PATH]`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import socket
+import stat
+
+from workers.sandboxes.isolation import linux, memfd, namespaces
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from typing import Any
+
+    Address = Sequence[Any]
+
+FOLDERS = ("/run/", "/var/run/", "/tmp/", "/var/tmp/", "/var/lib/", "/srv/")
+"""Folders of services' sockets."""
+_OURS = "/run/farm/"
+_CONNECT_S = 10.0
+_BACKLOG = 64
+_LISTENING = "0A"
+_ACCEPTS, _STREAM = "00010000", "0001"
+_FAMILIES = {"tcp": socket.AF_INET, "tcp6": socket.AF_INET6, "unix": socket.AF_UNIX}
+
+
+def listening(target: namespaces.JoinTarget) -> list[Address]:
+    """Return the addresses at which processes of a sandbox wait for connections. Moves this process to its network.
+
+    Raises SandboxGone, OSError.
+    """
+    namespaces.join(target, linux.NEWUSER | linux.NEWNET)
+    found = [*_of_tcp("tcp"), *_of_tcp("tcp6"), *_of_paths()]
+    if target["network"]:
+        # of the whole node
+        proc = os.open(f"/proc/{target['pid']}/root/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        pids = [name for name in os.listdir(proc) if name.isdigit()]
+        own = set[int]().union(*memfd.sockets(proc, pids).values())
+        found = [(inode, address) for inode, address in found if inode in own]
+    return list({tuple(address): address for _, address in found}.values())
+
+
+def _of_tcp(name: str) -> Iterator[tuple[int, Address]]:
+    for fields in _rows(name):
+        if fields[3] == _LISTENING:
+            host, _, port = fields[1].partition(":")
+            yield int(fields[9]), (name, _host(host), int(port, 16))
+
+
+def _host(text: str) -> str:
+    """Return an address of /proc/net, which shows it in words of the machine's byte order."""
+    words = bytes.fromhex(text)
+    data = b"".join(words[at : at + 4][::-1] for at in range(0, len(words), 4))
+    return socket.inet_ntop(socket.AF_INET if len(data) == 4 else socket.AF_INET6, data)
+
+
+def _of_paths() -> Iterator[tuple[int, Address]]:
+    for fields in _rows("unix", 7):
+        if len(fields) == 8 and fields[3] == _ACCEPTS and fields[4] == _STREAM:
+            path = fields[7]
+            if path.startswith(FOLDERS) and not path.startswith(_OURS) and ".." not in path.split("/"):
+                yield int(fields[6]), ("unix", path)
+
+
+def _rows(name: str, most: int = -1) -> Iterator[list[str]]:
+    with contextlib.suppress(OSError):
+        for line in linux.read_text(f"/proc/self/net/{name}").splitlines()[1:]:
+            yield line.split(None, most)
+
+
+def listen(address: Address) -> socket.socket:
+    """Return a socket that listens at an address. Raises OSError, also if there is something at its path."""
+    made = socket.socket(_FAMILIES[address[0]], socket.SOCK_STREAM)
+    try:
+        if address[0] == "unix":
+            os.makedirs(os.path.dirname(address[1]), exist_ok=True)
+            made.bind(address[1])
+            os.chmod(address[1], 0o777)
+        else:
+            if address[0] == "tcp6":
+                made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            made.bind((address[1], address[2]))
+        made.listen(_BACKLOG)
+    except OSError:
+        made.close()
+        raise
+    return made
+
+
+def connect(address: Address) -> socket.socket:
+    """Return a socket that is connected to an address. Raises OSError."""
+    made = socket.socket(_FAMILIES[address[0]], socket.SOCK_STREAM)
+    made.settimeout(_CONNECT_S)
+    try:
+        if address[0] == "unix" and not stat.S_ISSOCK(os.lstat(address[1]).st_mode):
+            raise OSError(errno.ENOTSOCK, os.strerror(errno.ENOTSOCK))
+        made.connect(address[1] if address[0] == "unix" else (address[1], address[2]))
+    except OSError:
+        made.close()
+        raise
+    made.settimeout(None)
+    return made
+
+
+def join(target: namespaces.JoinTarget) -> None:
+    """Move this process to a sandbox's files and network. Raises SandboxGone."""
+    namespaces.join(target, linux.NEWUSER | linux.NEWNS | linux.NEWNET)

@@ -1,0 +1,40 @@
+"""A sandbox that is scored before it is stopped: what listens in it, and a copy of what is written in it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from farm.errors import HandlerError
+from farm.plugins import follows
+from farm.records.rollout import Stage
+from workers.handler_options import RestoredFiles, ScoresServices, keeps_layer
+from workers.interfaces import Sandbox, Submission
+from workers.plugin_faults import call_plugin
+from workers.sandboxes.sandbox import NodeSandbox
+from workers.sandboxes.service_relay import services
+from workers.stage_job import Problem, sandbox_source
+from workers.stage_parts.left_layer import copied_layer
+
+
+async def services_of(problem: Problem, sandbox: Sandbox | None) -> list[str]:
+    """Return what listens in the sandbox, if the instance's tests may use it."""
+    handler = problem.handler
+    if not isinstance(sandbox, NodeSandbox) or not follows(handler, ScoresServices):
+        return []
+    what = "the handler's tests_services()"
+    asked = call_plugin(problem.job.rollout_id, what, HandlerError, lambda: handler.tests_services(problem.instance))
+    return [" ".join(map(str, address)) for address in await services(sandbox)] if asked else []
+
+
+@asynccontextmanager
+async def with_copied_layer(
+    problem: Problem, sandbox: Sandbox, submission: Submission, restored: RestoredFiles | None
+) -> AsyncIterator[Submission]:
+    """Yield a submission with a copy of what is written in the sandbox so far, if the handler keeps that."""
+    source = sandbox_source(problem.job, problem.spec(), Stage.EVAL) if keeps_layer(problem.handler) else None
+    if source is None:
+        yield submission
+        return
+    async with copied_layer(problem.job, source, sandbox, restored) as layer:
+        yield submission.model_copy(update={"layer": layer})
