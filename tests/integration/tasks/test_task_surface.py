@@ -25,11 +25,11 @@ from workers.sandboxes import absent_images
 SECRET = "sk-not-to-be-seen-42"
 CHANGES = (
     "echo done > result; chmod 000 result; mkdir -p a/b; echo x > a/b/c; ln -s c a/b/l; "
-    "rm -f /etc/hostname; rm -rf /etc/alternatives; mkdir /etc/alternatives; echo new > /etc/alternatives/new"
+    "rm -f /etc/nsswitch.conf; rm -rf /etc/alternatives; mkdir /etc/alternatives; echo new > /etc/alternatives/new"
 )
 LEFT = (
     "test $(cat /workspace/result) = done && test $(stat -c %a /workspace/result) = 0 && test $(cat /workspace/a/b/l) "
-    "= x && test ! -e /etc/hostname && test $(ls /etc/alternatives) = new && test $PWD = /elsewhere"
+    "= x && test ! -e /etc/nsswitch.conf && test $(ls /etc/alternatives) = new && test $PWD = /elsewhere"
 )
 SERVE = "cd /tmp && echo alive > page && (python3 -m http.server 8123 >/dev/null 2>&1 &) ; sleep 1; echo started"
 ASK = "python3 -c \"import urllib.request as u; print(u.urlopen('http://127.0.0.1:8123/page').read())\" | grep alive"
