@@ -152,6 +152,7 @@ def _table(results: list[TaskCheck]) -> Table:
     for each in sorted(results, key=lambda each: each.name):
         scores = ["-" if score is None else f"{score:g}" for score in (each.solved, each.untouched)]
         lines = ["sound" if each.sound else f"[red]{escape(each.problem)}[/red]"]
+        lines += [escape(each.image)] * bool(each.image)
         if footprint := each.evidence.footprint:
             lines.append(escape(f"policies may change, as its solution does: {', '.join(footprint)}"))
         if not each.sound and each.log:

@@ -167,7 +167,7 @@ def _jobs_of(specs: Iterable[SandboxSpec]) -> list[PrefetchJob]:
 
 
 _PARTS = (
-    *("image", "image_values", "archives", "packages", "without_dependencies"),
+    *("image", "image_values", "fallback_image", "archives", "packages", "without_dependencies"),
     *("agent_packages", "agent_python"),
 )
 """The fields of a sandbox that say what is to be prepared for it, beside the programs of its agent."""

@@ -84,6 +84,8 @@ class TaskCheck:
     """The rewards of the solution by name."""
     said: str = field(default="", compare=False)
     """The last lines that the tests wrote in a run whose score is not the one it must be."""
+    image: str = field(default="", compare=False)
+    """The images that were built of Dockerfiles as those that the task names could not be pulled, and why."""
     log: str = field(default="", compare=False)
     """The file with all that was written in both runs; empty if nothing was scored."""
 
@@ -198,8 +200,9 @@ def _result(task: TaskFolder, archive: str, untouched: Score, solution: Solution
         said = _said(solution.score)
     log = keep_text(CHECKS, f"{archive}.log", _log(task.name, untouched, solution))
     rewards = solution.score.rewards
+    image = str(solution.score.details.get("image", ""))
     return TaskCheck(
-        task.name, solved, untouched.value, "; ".join(faults), evidence_of(archive), rewards, said, str(log)
+        task.name, solved, untouched.value, "; ".join(faults), evidence_of(archive), rewards, said, image, str(log)
     )
 
 

@@ -51,3 +51,24 @@ def test_a_message_names_the_files_of_the_user(place: Path, tmp_path: Path) -> N
     assert not result["sound"]
     assert f"{folder}/environment/Dockerfile:2" in result["problem"]
     assert "archives/" not in result["problem"]
+
+
+def test_an_image_that_cannot_be_pulled_is_built_and_said(place: Path, tmp_path: Path, apptainer: Path) -> None:
+    test = '#!/bin/bash\necho "{\\"reward\\": $(cat /app/answer.txt)}" > /logs/verifier/reward.json\n'
+    folder = write_task(tmp_path / "task", test, "echo 1 > /app/answer.txt")
+    with (folder / "task.toml").open("a") as file:
+        file.write('docker_image = "127.0.0.1:1/team/tool:1"\n')
+    dockerfile = folder / "environment" / "Dockerfile"
+    with dockerfile.open("a") as file:
+        file.write("RUN echo 0 > answer.txt\n")
+    said = "docker://127.0.0.1:1/team/tool:1 could not be pulled ("
+    done = check(folder, "--json")
+    result = json.loads(done.stdout)
+    assert (result["sound"], result["solved"], result["untouched"]) == (True, 1.0, 0.0)
+    assert result["image"].startswith(said)
+    assert result["image"].endswith("): its Dockerfile was built instead")
+    assert said in done.stderr
+    dockerfile.unlink()
+    result = json.loads(check(folder, "--json").stdout)
+    assert not result["sound"]
+    assert "farm images alias 127.0.0.1:1/team/tool:1 IMAGE" in result["problem"]

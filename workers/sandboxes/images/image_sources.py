@@ -257,7 +257,11 @@ class RegistrySource:
             except LinkInTheWay:
                 self._make_cleared(folder)
         except ImageError as error:
-            advice = "where the registry cannot be reached, name a .sif or an archive of it instead"
+            name = self.reference.removeprefix("docker://")
+            advice = (
+                "where the registry cannot be reached, name a .sif or an archive of it instead, or say by "
+                f"`farm images alias {name} IMAGE` what it is here"
+            )
             raise ImageError(f"{error.message}; {advice}", error.lines, retryable=error.retryable) from error
 
     def _make_cleared(self, folder: Path) -> None:
