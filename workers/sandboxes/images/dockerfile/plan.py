@@ -3,31 +3,23 @@
 from __future__ import annotations
 
 import posixpath
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import TypeAlias
 
 from farm.errors import ImageError
 from workers.sandboxes.images.dockerfile.build_stages import BuildStage, StagedFile, arguments_of, expanded
-from workers.sandboxes.images.dockerfile.context import BuildContext, digest_of, is_pattern
+from workers.sandboxes.images.dockerfile.context import BuildContext
+from workers.sandboxes.images.dockerfile.copy_plan import CopyPlanner
 from workers.sandboxes.images.dockerfile.healthcheck import healthcheck_of
 from workers.sandboxes.images.dockerfile.image_config import ImageConfig
-from workers.sandboxes.images.dockerfile.instructions import (
-    Instruction,
-    is_only_heredoc,
-    without_heredocs,
-)
+from workers.sandboxes.images.dockerfile.instructions import Instruction, is_only_heredoc
 from workers.sandboxes.images.dockerfile.steps import (
     BuildStep,
     CopyFiles,
-    FromContext,
     FromStage,
-    FromText,
     MakeFolder,
     RunProgram,
-    Source,
     step_of,
 )
 from workers.sandboxes.images.dockerfile.variables import Expansion
@@ -35,7 +27,6 @@ from workers.sandboxes.images.layered_image import Image
 
 SEARCH_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 ONE_USER = "owners of files are noted and shown to programs of root, and decide about no access: see docs/images.md"
-_URL = re.compile(r"(https?|ftp|git|ssh)://|git@|\S+\.git(#|$)")
 _PASSED_OVER = {"cache", "tmpfs"}
 
 BaseImages: TypeAlias = Callable[[str, Instruction], Image]
@@ -115,7 +106,7 @@ class _Planner:
         self._done, self._base_image, self._owner, self._escape = done, base_image, owner, escape
         self.state = state
         self._readers: dict[str, Callable[[Instruction], None]] = {
-            "ADD": partial(self._copy, unpack=True),
+            "ADD": self._copy,
             "ARG": self._arg,
             "CMD": self._cmd,
             "COPY": self._copy,
@@ -255,69 +246,27 @@ class _Planner:
         elif name != "network" or value == "host":
             raise ValueError(f"--{name}={value} is not supported")
 
-    def _copy(self, instruction: Instruction, *, unpack: bool = False) -> None:
-        for name, _ in instruction.flags:
-            if name not in {"from", "chown", "chmod", "link"} or (unpack and name == "from"):
-                raise ValueError(f"--{name} is not supported")
-        words = self._copied_words(instruction)
-        *sources, target = words
-        if not sources:
-            raise ValueError(f"it is {instruction.name} SOURCE… TARGET")
-        other = instruction.flag("from")
-        found: list[Source] = []
-        for source in sources:
-            if other is not None:
-                found.append(self._in_stage(instruction, other, source))
-            else:
-                found += self._in_context(instruction, source)
-        into = target.endswith(("/", "/.", "/..")) or target in (".", "..") or target == ""
-        if not found:
-            # patterns are for files that may be absent, such as the lock file of `COPY package.json yarn.lock* ./`
+    def _copy(self, instruction: Instruction) -> None:
+        def in_stage(name: str, path: str) -> FromStage:
+            return self._in_stage(instruction, name, path)
+
+        work = CopyPlanner(instruction, self._expansion, self._context, in_stage, self._path).plan()
+        if work is None:
             return
-        if len(found) > 1 and not into:
-            raise ValueError(f"several sources go into a folder: write {target}/")
-        chown = expanded(instruction, self._expansion, instruction.flag("chown") or "")
-        if chown:
+        if work.chown:
             self._note(ONE_USER)
-        work = CopyFiles(tuple(found), self._path(target), into, chown, self._mode(instruction), unpack)
         self._add(instruction, work)
-
-    def _copied_words(self, instruction: Instruction) -> list[str]:
-        if instruction.words is not None:
-            return [self._expansion.text(word) for word in instruction.words]
-        return self._expansion.words(without_heredocs(instruction.text))
-
-    def _mode(self, instruction: Instruction) -> int | None:
-        text = expanded(instruction, self._expansion, instruction.flag("chmod") or "")
-        if text and not re.fullmatch(r"[0-7]{3,4}", text):
-            raise ValueError(f"--chmod={text} is not supported: name the mode by its digits, such as 755")
-        return int(text, 8) if text else None
 
     def _in_stage(self, instruction: Instruction, name: str, path: str) -> FromStage:
         stage = self._file.stage(name)
-        absolute = posixpath.normpath(posixpath.join("/", path)) + ("/" if path.endswith("/") else "")
+        # with --parents, the path after /./ is kept
+        parts = path.split("/./", 1) if instruction.name == "COPY" and instruction.switch("parents") else [path]
+        pivot, *inside = (posixpath.normpath(posixpath.join("/", part)) for part in parts)
+        absolute = "/.".join([pivot.rstrip("/") if inside else pivot, *inside]) + ("/" if path.endswith("/") else "")
         if stage is not None:
             return FromStage(absolute, stage.number, self._done[stage.number].key)
         image = self._base_image(expanded(instruction, self._expansion, name), instruction)
         return FromStage(absolute, image, image.key)
-
-    def _in_context(self, instruction: Instruction, source: str) -> list[Source]:
-        if source.startswith("<<"):
-            text = next(each for each in instruction.heredocs if each.name == source[2:])
-            return [FromText(text.name, self._expansion.inner(text.text) if text.expands else text.text)]
-        if _URL.match(source):
-            raise ValueError(
-                f"{instruction.name} from a URL is not supported: put the file into the context, or fetch it by RUN in "
-                "a build with --network"
-            )
-        names = self._context.named(source)
-        if not names and not is_pattern(source):
-            raise ValueError(f"{source} is not in the context {self._context.folder}, or .dockerignore leaves it out")
-        result: list[Source] = []
-        for name in names:
-            files = tuple(self._context.tree(name))
-            result.append(FromContext(name, files, digest_of(files)))
-        return result
 
 
 def _command(instruction: Instruction) -> str | list[str]:
