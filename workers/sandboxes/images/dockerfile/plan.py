@@ -8,17 +8,26 @@ from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from farm.errors import ImageError
-from workers.sandboxes.images.dockerfile.build_stages import BuildStage, StagedFile, arguments_of, expanded
-from workers.sandboxes.images.dockerfile.context import BuildContext
+from workers.sandboxes.images.dockerfile.build_stages import (
+    BuildStage,
+    StagedFile,
+    arguments_of,
+    expanded,
+    triggered,
+)
+from workers.sandboxes.images.dockerfile.context import BuildContext, digest_of
 from workers.sandboxes.images.dockerfile.copy_plan import CopyPlanner
 from workers.sandboxes.images.dockerfile.healthcheck import healthcheck_of
 from workers.sandboxes.images.dockerfile.image_config import ImageConfig
 from workers.sandboxes.images.dockerfile.instructions import Instruction, is_only_heredoc
+from workers.sandboxes.images.dockerfile.run_mounts import MountOptions, mounts_of
 from workers.sandboxes.images.dockerfile.steps import (
     BuildStep,
     CopyFiles,
+    FromContext,
     FromStage,
     MakeFolder,
+    RunMount,
     RunProgram,
     step_of,
 )
@@ -27,7 +36,6 @@ from workers.sandboxes.images.layered_image import Image
 
 SEARCH_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 ONE_USER = "owners of files are noted and shown to programs of root, and decide about no access: see docs/images.md"
-_PASSED_OVER = {"cache", "tmpfs"}
 
 BaseImages: TypeAlias = Callable[[str, Instruction], Image]
 """From an image's name, and the instruction that has it, to the image. ImageError if there is none."""
@@ -62,13 +70,16 @@ def plan(
     for stage in file.needed(target):
         if isinstance(stage.base, int):
             below = done[stage.base]
-            start = _State(below.base, stage.base, below.key, replace(below.config))
+            # they are the stage's own instructions already
+            start = _State(below.base, stage.base, below.key, replace(below.config, onbuild=()))
+            triggers: Sequence[Instruction] = ()
         else:
             base = base_image(stage.base, stage.start)
-            config = replace(base.config, env={"PATH": SEARCH_PATH, **base.variables})
+            config = replace(base.config, env={"PATH": SEARCH_PATH, **base.variables}, onbuild=())
             start = _State(base, None, base.key, config)
+            triggers = [triggered(stage.start, text) for text in base.config.onbuild]
         planner = _Planner(file, context, values, done, base_image, owner, escape, start)
-        for instruction in stage.instructions:
+        for instruction in (*triggers, *stage.instructions):
             planner.take(instruction)
         state = planner.state
         done[stage.number] = PlannedStage(stage, state.base, state.parent, tuple(state.steps), state.config, state.key)
@@ -211,14 +222,15 @@ class _Planner:
     def _stopsignal(self, instruction: Instruction) -> None:
         self._set(stop_signal=self._expansion.text(instruction.text))
 
-    def _onbuild(self, _instruction: Instruction) -> None:
-        raise ValueError(
-            "ONBUILD is not supported: write what it triggers into the Dockerfiles that begin with this one"
-        )
+    def _onbuild(self, instruction: Instruction) -> None:
+        triggered(instruction, instruction.text)
+        self._set(onbuild=(*self.state.config.onbuild, instruction.text))
 
     def _run(self, instruction: Instruction) -> None:
         for name, value in instruction.flags:
-            self._check_run_flag(name, value)
+            _check_run_flag(name, value)
+        options = mounts_of(instruction, self._expansion)
+        mounts = tuple(each for one in options for each in self._mount(instruction, one))
         config, text = self.state.config, instruction.text
         # the build's own variables, which ENV goes before
         env = {**self.state.arguments, **config.env}
@@ -235,16 +247,29 @@ class _Planner:
             argv = (*config.shell, text + bodies + ("\n" if bodies else ""))
         if not argv:
             raise ValueError("it names no program")
-        self._add(instruction, RunProgram(tuple(argv), env, config.user, config.workdir or "/", stdin))
+        self._add(instruction, RunProgram(tuple(argv), env, config.user, config.workdir or "/", stdin, mounts))
 
-    def _check_run_flag(self, name: str, value: str) -> None:
-        if name == "mount":
-            kind = dict(part.partition("=")[::2] for part in value.split(",")).get("type", "bind")
-            if kind not in _PASSED_OVER:
-                raise ValueError(f"--mount=type={kind} is not supported; of mounts, cache and tmpfs are passed over")
-            self._note(f"RUN --mount=type={kind} is passed over")
-        elif name != "network" or value == "host":
-            raise ValueError(f"--{name}={value} is not supported")
+    def _mount(self, instruction: Instruction, options: MountOptions) -> Sequence[RunMount]:
+        if options.kind in ("secret", "ssh"):
+            if options.required:
+                raise ValueError(f"--mount=type={options.kind} is required, and builds have no secrets and no keys")
+            self._note(f"RUN --mount=type={options.kind} is passed over: builds have none")
+            return ()
+        target = self._path(options.target)
+        if target == "/":
+            raise ValueError("--mount cannot be at /")
+        if options.kind == "tmpfs":
+            return [RunMount(target)]
+        if options.kind == "cache":
+            self._note("RUN --mount=type=cache is a folder of the image here")
+            return [RunMount(target, kept=True)]
+        if options.origin:
+            return [RunMount(target, self._in_stage(instruction, options.origin, options.source))]
+        name = posixpath.normpath("/" + options.source).lstrip("/")
+        if name and self._context.named(name) != [name]:
+            raise ValueError(f"{name} is not in the context {self._context.folder}, or .dockerignore leaves it out")
+        files = tuple(self._context.tree(name))
+        return [RunMount(target, FromContext(name, files, digest_of(files)))]
 
     def _copy(self, instruction: Instruction) -> None:
         def in_stage(name: str, path: str) -> FromStage:
@@ -263,6 +288,8 @@ class _Planner:
         parts = path.split("/./", 1) if instruction.name == "COPY" and instruction.switch("parents") else [path]
         pivot, *inside = (posixpath.normpath(posixpath.join("/", part)) for part in parts)
         absolute = "/.".join([pivot.rstrip("/") if inside else pivot, *inside]) + ("/" if path.endswith("/") else "")
+        if stage is not None and stage.number not in self._done:
+            raise ValueError(f"the stage {name} is not built before it")
         if stage is not None:
             return FromStage(absolute, stage.number, self._done[stage.number].key)
         image = self._base_image(expanded(instruction, self._expansion, name), instruction)
@@ -271,6 +298,13 @@ class _Planner:
 
 def _command(instruction: Instruction) -> str | list[str]:
     return list(instruction.words) if instruction.words is not None else instruction.text
+
+
+def _check_run_flag(name: str, value: str) -> None:
+    """Raise ValueError for a flag of RUN that asks for what programs of builds have not."""
+    allowed = {"network": ("default", "none", "host"), "security": ("sandbox",)}
+    if name != "mount" and value not in allowed.get(name, ()):
+        raise ValueError(f"--{name}={value} is not supported")
 
 
 def check_values(file: StagedFile, values: Mapping[str, str], name: str) -> None:

@@ -56,6 +56,18 @@ Source: TypeAlias = FromContext | FromText | FromStage | FromAddress
 
 
 @dataclass(frozen=True, slots=True)
+class RunMount:
+    """Files that a program has at an absolute path, instead of what is there, and that are in no layer.
+
+    Without `source` it is an empty folder. `kept` is for a folder that is made if it is missing, and stays.
+    """
+
+    target: str
+    source: FromContext | FromStage | None = None
+    kept: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class RunProgram:
     """A program to run: complete environment, user as written, absolute working directory."""
 
@@ -64,6 +76,7 @@ class RunProgram:
     user: str
     workdir: str
     stdin: str = ""
+    mounts: tuple[RunMount, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +131,8 @@ def step_of(instruction: Instruction, work: RunProgram | CopyFiles | MakeFolder,
 
 def _content_of(work: RunProgram | CopyFiles | MakeFolder) -> list[object]:
     if isinstance(work, RunProgram):
-        return ["run", work.argv, dict(work.env), work.user, work.workdir, work.stdin]
+        mounts = [[each.target, each.kept, each.source and _source_content(each.source)] for each in work.mounts]
+        return ["run", work.argv, dict(work.env), work.user, work.workdir, work.stdin, *([mounts] if mounts else [])]
     if isinstance(work, MakeFolder):
         return ["folder", work.path, work.user]
     sources = [_source_content(source) for source in work.sources]

@@ -17,7 +17,7 @@ import pytest
 
 from farm.errors import ImageError
 from farm.settings import settings
-from tests.contract.sandboxes.test_dockerfiles import built, context, said
+from tests.contract.sandboxes.dockerfiles.test_dockerfiles import built, context, said
 from tests.services.images import root_folder
 from workers.interfaces import Sandbox
 from workers.sandboxes.images.image import image
