@@ -154,7 +154,7 @@ def glob_pattern(pattern: str) -> re.Pattern[str]:
         elif letter == "?":
             result += "[^/]"
         elif letter == "[" and (end := pattern.find("]", at + 1)) > 0:
-            inside = pattern[at:end].replace("\\", "\\\\")
+            inside = pattern[at:end].replace("\\", "\\\\").replace("[", "\\[")
             result, at = f"{result}[{inside}]", end + 1
         elif letter == "\\" and at < len(pattern):
             result, at = result + re.escape(pattern[at]), at + 1
