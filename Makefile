@@ -182,8 +182,8 @@ test-ray: venv home  ## nodes of a farm on a local Ray cluster of two nodes (260
 	@bash tests/ray/environment.sh '$(FARM_HOME)/ray'
 	@FARM_RAY_PACKAGES='$(abspath $(FARM_HOME))/ray/packages' $(BIN)/python -m pytest -n 0 --timeout 3600 tests/ray $(ARGS)
 
-# A base tree of Debian; its packages as this machine reaches them.
-test-installers: venv home apptainer  ## real packages of Debian on a real base: apt, postgres, sshd, sudo, npm; needs mmdebstrap (1 GB once); ARGS="..."
+# Base trees of Debian, and of Ubuntu if UBUNTU_ARCHIVE is the address of its packages, as this machine reaches them.
+test-installers: venv home apptainer  ## real packages of Debian and Ubuntu on real bases: apt, postgres, sshd, sudo, npm; needs mmdebstrap (1 GB each once); ARGS="..."
 	@bash tests/installers/environment.sh '$(FARM_HOME)/installers'
 	@FARM_TEST_INSTALLERS='$(abspath $(FARM_HOME))/installers' $(BIN)/python -m pytest -n 0 --timeout 3600 tests/installers $(ARGS)
 

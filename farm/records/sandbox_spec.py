@@ -89,6 +89,9 @@ class SandboxSpec(Request):
     image: str = "host"
     image_values: dict[str, str] = Field(default_factory=dict)
     """Values that the template of a `.def.j2` image is rendered with, or build arguments of a Dockerfile."""
+    fallback_image: Annotated[str, Field(pattern=r"^(dockerfile:.+)?$")] = ""
+    """A build context, `dockerfile:FOLDER`, of which the image is built where `image` is of a registry and cannot be
+    pulled. The node's log and the notes of the image say so; it is used as long as it stays in the cache."""
     archives: tuple[Archive, ...] = ()
     packages: tuple[Requirement, ...] = ()
     agent_packages: tuple[AgentPackage, ...] = ()

@@ -14,7 +14,8 @@ from farm.settings import settings
 ATTACKS = "task_attacks"
 """The folder of reports: `DIGEST.PLAN.json`, by `Instance.digest` and the digest of what the task was attacked with."""
 CHECKS = "task_checks"
-"""The folder of checks, by the digest of a task's files: `DIGEST.json` is its evidence, `DIGEST.log` its output."""
+"""The folder of checks, by the digest of a task's files: `DIGEST.json` is its evidence, `DIGEST.log` the last output,
+`DIGEST.KEY.json` a result, by what else decided about it."""
 FINDINGS = ("vacuous", "flaky", "skippable", "hackable", "unsolvable")
 _N_NAMED = 5
 """Instances that a line of findings names."""

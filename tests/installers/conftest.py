@@ -1,5 +1,5 @@
-"""A base tree of Debian for the tests in this folder: `make test-installers`. Without FARM_TEST_INSTALLERS, the folder
-that has it, none of them is collected."""
+"""Base trees of Debian and Ubuntu for the tests in this folder: `make test-installers`. Without FARM_TEST_INSTALLERS,
+the folder that has them, none of them is collected."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import pytest
 from farm.settings import settings
 from tests.contract.conftest import farm_folder, provider, run, sandbox_settings, start
 from workers.sandboxes.images.image_aliases import set_alias
-from workers.sandboxes.sandbox_user import give
 
 __all__ = ["farm_folder", "provider", "run", "sandbox_settings", "start"]
 
@@ -20,14 +19,16 @@ if not os.environ.get("FARM_TEST_INSTALLERS"):
     collect_ignore_glob = ["test_*.py"]
 
 
-@pytest.fixture(scope="module")
-def debian(sandbox_settings: Path) -> Iterator[str]:
-    """The name of the base tree, and a farm whose builds have the network."""
-    base = Path(os.environ["FARM_TEST_INSTALLERS"], "bookworm")
-    give(base)
-    set_alias("debian:bookworm", str(base))
+@pytest.fixture(scope="module", params=["bookworm", "noble"])
+def base(request: pytest.FixtureRequest, sandbox_settings: Path) -> Iterator[str]:
+    """The name of a base tree, whose files are root's, and a farm whose builds have the network."""
+    folder = Path(os.environ["FARM_TEST_INSTALLERS"], request.param)
+    if not folder.is_dir():
+        pytest.skip(f"there is no base of {request.param}: set UBUNTU_ARCHIVE for `make test-installers`")
+    name = f"base:{request.param}"
+    set_alias(name, str(folder))
     os.environ["FARM_BUILD_NETWORK"] = "1"
     settings.cache_clear()
-    yield "debian:bookworm"
+    yield name
     del os.environ["FARM_BUILD_NETWORK"]
     settings.cache_clear()

@@ -1,4 +1,4 @@
-"""Packages of Debian with users, daemons and owners of their own, installed and used on a real base."""
+"""Packages of Debian and Ubuntu with users, daemons and owners of their own, installed and used on a real base."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ PACKAGES = (
     "python3-venv npm"
 )
 DOCKERFILE = f"""\
-FROM debian:bookworm
+ARG BASE
+FROM $BASE
 ENV DEBIAN_FRONTEND=noninteractive
 RUN apt-get update
 RUN apt-get install -y --no-install-recommends {PACKAGES}
@@ -35,11 +36,15 @@ USES = {
     ),
     "apt": ("apt-get update >/dev/null && apt-get install -y --reinstall man-db >/dev/null && echo fine", "fine"),
     "sudo": ("sudo -u app id -un; su app -c 'sudo id -u'", "app 0"),
+    "su": (
+        "echo root:word | chpasswd; su app -c 'echo word | su root -c \"id -u\" 2>/dev/null; stat -c %a /usr/bin/su'",
+        "0 4755",
+    ),
     "gosu": ("gosu app id -un; gosu 1234:1235 id -u", "app 1234"),
     "setpriv": ("setpriv --reuid app --regid app --init-groups --inh-caps=-all id -un", "app"),
     "postgres": (
         "service postgresql start >/dev/null; su postgres -c 'createdb x && psql -Atc \"select current_user\" x'; "
-        "sudo -u postgres psql -Atc 'select 2' x; stat -c %U /var/lib/postgresql/15/main/base",
+        "sudo -u postgres psql -Atc 'select 2' x; stat -c %U /var/lib/postgresql/*/main/base",
         "postgres 2 postgres",
     ),
     "sshd": (
@@ -73,9 +78,9 @@ USES = {
 
 
 @pytest.fixture(scope="module")
-def image(debian: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+def image(base: str, tmp_path_factory: pytest.TempPathFactory) -> str:
     folder: Path = tmp_path_factory.mktemp("real-packages")
-    (folder / "Dockerfile").write_text(DOCKERFILE)
+    (folder / "Dockerfile").write_text(DOCKERFILE.replace("ARG BASE", f"ARG BASE={base}"))
     return f"dockerfile:{folder}"
 
 

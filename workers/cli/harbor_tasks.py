@@ -6,7 +6,8 @@ import asyncio
 import json
 import os
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from datetime import datetime
 from pathlib import Path
 
 import click
@@ -21,6 +22,7 @@ from farm.settings import settings
 from farm.tasks.harbor_folder import task_paths
 from workers.cli.attack_reports import AttackReport
 from workers.cli.attack_targets import targets_of
+from workers.cli.images import ago
 from workers.cli.task_attacks import AttackOptions, attacked
 from workers.cli.task_checks import CheckOptions, TaskCheck, checked
 
@@ -37,6 +39,7 @@ def main() -> None:
 
 @main.command()
 @click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option("--again", is_flag=True, help="Check tasks whose result is known, too.")
 @click.option("-j", "--jobs", type=click.IntRange(1, 256), default=2, show_default=True, help="Tasks at a time.")
 @click.option("--sandbox", default="auto", show_default=True, help="auto, singularity or namespace.")
 @click.option("--network", type=click.Choice(["refuse", "allow", "off"]), default="refuse", show_default=True)
@@ -44,12 +47,22 @@ def main() -> None:
 @click.option("--secrets", type=click.File(), help='A file with JSON, such as {"TOKEN": "..."}, for ${TOKEN} of tasks.')
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per task, for programs.")
 @plain_errors
-def check(folder: Path, jobs: int, sandbox: str, network: str, reward: str, secrets: click.File, as_json: bool) -> None:
+def check(
+    folder: Path,
+    again: bool,
+    jobs: int,
+    sandbox: str,
+    network: str,
+    reward: str,
+    secrets: click.File,
+    as_json: bool,
+) -> None:
     """Play the solution of each task in FOLDER, and nothing: they must score 1 and 0.
 
-    Every task runs on this machine as a rollout would, and needs no engine. Exit status 1 if any is not sound.
+    Every task runs on this machine as a rollout would, and needs no engine. The result of one is kept, and shown again
+    while nothing that decides about it has changed. Exit status 1 if any is not sound.
     """
-    options = _options(jobs, sandbox, network, reward, secrets)
+    options = replace(_options(jobs, sandbox, network, reward, secrets), again=again)
     results = asyncio.run(checked(task_paths(folder), options, lambda each: _tell(each, as_json)))
     if not as_json:
         console.print(_table(results))
@@ -152,12 +165,15 @@ def _table(results: list[TaskCheck]) -> Table:
     for each in sorted(results, key=lambda each: each.name):
         scores = ["-" if score is None else f"{score:g}" for score in (each.solved, each.untouched)]
         lines = ["sound" if each.sound else f"[red]{escape(each.problem)}[/red]"]
+        lines += [escape(each.image)] * bool(each.image)
         if footprint := each.evidence.footprint:
             lines.append(escape(f"policies may change, as its solution does: {', '.join(footprint)}"))
         if not each.sound and each.log:
             rewards = ", ".join(f"{name} {value:g}" for name, value in each.rewards.items())
             lines.append(escape(f"its tests say: {each.said or 'nothing'}"))
             lines.append(escape(f"rewards of the solution: {rewards or 'none'}; all that was written: {each.log}"))
+        if each.known:
+            lines.append(f"checked {ago(datetime.fromisoformat(each.checked_at).timestamp())}: --again checks it anew")
         table.add_row(escape(each.name), *scores, "\n".join(lines))
     return table
 

@@ -167,7 +167,7 @@ def _jobs_of(specs: Iterable[SandboxSpec]) -> list[PrefetchJob]:
 
 
 _PARTS = (
-    *("image", "image_values", "archives", "packages", "without_dependencies"),
+    *("image", "image_values", "fallback_image", "archives", "packages", "without_dependencies"),
     *("agent_packages", "agent_python"),
 )
 """The fields of a sandbox that say what is to be prepared for it, beside the programs of its agent."""
@@ -261,12 +261,12 @@ def _named(entry: CachedImage) -> str:
 
 def _row(entry: CachedImage) -> tuple[str, ...]:
     card = entry.card
-    used = _ago(entry.last_used_at) if entry.used_at else "never"
+    used = ago(entry.last_used_at) if entry.used_at else "never"
     return (
         escape(_named(entry)),
         card.key[:12],
         _mb(card.n_bytes),
-        _ago(card.built_at),
+        ago(card.built_at),
         f"{card.build_s:.1f}",
         used,
         card.mode,
@@ -277,7 +277,8 @@ def _mb(n_bytes: int) -> str:
     return f"{n_bytes / 1e6:,.0f}"
 
 
-def _ago(instant: float) -> str:
+def ago(instant: float) -> str:
+    """Return how long ago an instant was, in seconds since 1970, such as `5 m ago`."""
     age_s = max(0.0, time.time() - instant)
     unit = next((unit for unit in "wdhm" if age_s >= UNITS_S[unit]), "s")
     return f"{age_s / UNITS_S[unit]:.0f} {unit} ago"

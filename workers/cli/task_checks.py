@@ -9,7 +9,7 @@ import asyncio
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,10 +23,13 @@ from farm.tasks.harbor_instance import DATA_SOURCE
 from farm.tasks.harbor_needs import needs_of
 from farm.tasks.known_tasks import CHECKS, TaskEvidence, evidence_of, keep_evidence, keep_text
 from workers.cli.acting_policy import ActingPolicy
+from workers.cli.attack_reports import now
+from workers.cli.kept_checks import check_key, has_kept, keep_check, kept_check
 from workers.cli.local_rollout import local_archive, repeated, score_job
 from workers.cli.solution_policy import SolutionPolicy
+from workers.handlers.harbor.sandbox_specs import verified_in
 from workers.interfaces import ExecResult, Score
-from workers.stage_job import Problem, SandboxSource, StageJob
+from workers.stage_job import Problem, SandboxSource, StageJob, resolve, resolve_problem
 from workers.task_archives import archive_folder
 
 _LEAST_DEPTH = 4
@@ -49,6 +52,8 @@ class CheckOptions:
     reward: str = ""
     limits: Limits = field(default_factory=Limits)
     n_parallel: int = 2
+    again: bool = False
+    """True to check tasks whose result is known, too."""
 
     def job(self, data_source: str, fields: Mapping[str, Any], archive: str = "") -> StageJob:
         """Return the job of a rollout that is played once."""
@@ -84,8 +89,14 @@ class TaskCheck:
     """The rewards of the solution by name."""
     said: str = field(default="", compare=False)
     """The last lines that the tests wrote in a run whose score is not the one it must be."""
+    image: str = field(default="", compare=False)
+    """The images that were built of Dockerfiles as those that the task names could not be pulled, and why."""
     log: str = field(default="", compare=False)
     """The file with all that was written in both runs; empty if nothing was scored."""
+    checked_at: str = field(default="", compare=False)
+    """Instant of the scores in UTC, ISO 8601; empty if nothing was scored."""
+    known: bool = field(default=False, compare=False)
+    """True if the result was kept by an earlier check."""
 
     @property
     def sound(self) -> bool:
@@ -131,6 +142,8 @@ async def _checked(path: Path, options: CheckOptions) -> TaskCheck:
             if reasons := unsupported(needs_of(task.instance), None, options.network):
                 return TaskCheck(name, problem=f"it asks for {'; '.join(reasons)}")
             archive = (await job_of(task, options)).archive
+            if not options.again and has_kept(archive) and (known := await _known(task, options)):
+                return known
             untouched = await repeated(partial(score_of, task, options))
             solution = await repeated(partial(solve, task, options))
             note = solution.failure
@@ -138,11 +151,44 @@ async def _checked(path: Path, options: CheckOptions) -> TaskCheck:
                 solution, note = await _by_footprint(task, options, solution)
             if solution.score.value >= 1.0 and options.verification == "guarded" and _runs_python(task):
                 await _try_safe_path(task, options, archive)
-            return await asyncio.to_thread(_result, task, archive, untouched, solution, note)
+            result = await asyncio.to_thread(_result, task, archive, untouched, solution, note)
+            await _keep(task, options, result)
+            return result
     except FarmError as error:
         # messages name the files where they were unpacked
         text = str(error).replace(f"{archive_folder(archive)}", str(path)) if archive else str(error)
         return TaskCheck(name, problem=text)
+
+
+async def _known(task: TaskFolder, options: CheckOptions) -> TaskCheck | None:
+    """Return the result of an earlier check of a task in which all was as it is now, its evidence too."""
+    archive, key = await repeated(partial(_key, task, options))
+    fields = await asyncio.to_thread(kept_check, archive, key)
+    if fields is None:
+        return None
+    try:
+        evidence = TaskEvidence(tuple(fields["evidence"]["footprint"]), fields["evidence"]["safe_path"])
+        result = TaskCheck(**{**fields, "evidence": evidence, "known": True})
+    except (TypeError, KeyError):
+        return None
+    return result if evidence == evidence_of(archive) else None
+
+
+async def _keep(task: TaskFolder, options: CheckOptions, result: TaskCheck) -> None:
+    archive, key = await repeated(partial(_key, task, options))
+    await asyncio.to_thread(keep_check, archive, key, asdict(result))
+
+
+async def _key(task: TaskFolder, options: CheckOptions) -> tuple[str, str]:
+    """Return the digest of a task's files, and that of what else decides about its check. Raises FarmError."""
+    job = await job_of(task, options)
+    problem = await asyncio.to_thread(resolve_problem, job)
+    source = resolve(problem).source
+    assert source is not None
+    folder = archive_folder(job.archive)
+    own = [verified_in(task.instance, step, folder, job.secrets) for step in task.instance.steps or (None,)]
+    specs = list({each.model_dump_json(): each for each in (source.spec, *own)}.values())
+    return job.archive, await asyncio.to_thread(check_key, problem.job, source.provider.kind, specs)
 
 
 async def _by_footprint(task: TaskFolder, options: CheckOptions, run: SolutionRun) -> tuple[SolutionRun, str]:
@@ -198,8 +244,18 @@ def _result(task: TaskFolder, archive: str, untouched: Score, solution: Solution
         said = _said(solution.score)
     log = keep_text(CHECKS, f"{archive}.log", _log(task.name, untouched, solution))
     rewards = solution.score.rewards
+    image = str(solution.score.details.get("image", ""))
     return TaskCheck(
-        task.name, solved, untouched.value, "; ".join(faults), evidence_of(archive), rewards, said, str(log)
+        task.name,
+        solved,
+        untouched.value,
+        "; ".join(faults),
+        evidence_of(archive),
+        rewards,
+        said,
+        image,
+        str(log),
+        checked_at=now(),
     )
 
 

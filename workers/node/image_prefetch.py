@@ -146,7 +146,9 @@ def _make(spec: SandboxSpec, by_name: bool) -> Sequence[str]:
     from workers.sandboxes.images.image import image
     from workers.sandboxes.launch_plan import prepare, start_build
 
-    result = image(spec.image, spec.image_values, retry=True, relock=by_name, start=start_build)
+    result = image(
+        spec.image, spec.image_values, fallback=spec.fallback_image, retry=True, relock=by_name, start=start_build
+    )
     if not by_name:
         prepare(spec)
     return result.config.notes

@@ -61,7 +61,7 @@ Runtime = Callable[[Path, dict[str, str], SandboxSpec], tuple[list[str], dict[st
 
 def prepare(spec: SandboxSpec) -> SandboxParts:
     """Find or make all parts. Raises SandboxError. Blocks; quick once they are cached."""
-    base = image(spec.image, spec.image_values, start=start_build)
+    base = image(spec.image, spec.image_values, fallback=spec.fallback_image, start=start_build)
     python = environment(spec.packages, base, alone=spec.without_dependencies)
     agent = agent_environment(spec.agent_packages, base, spec.agent_python, always=bool(spec.agent_programs))
     programs = brought(spec.agent_programs, start_build)

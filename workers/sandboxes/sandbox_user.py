@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pwd
 import shutil
+import stat
 from functools import cache
 from pathlib import Path
 
@@ -42,14 +43,22 @@ def drop_privileges() -> tuple[str, ...]:
 
 
 def give(folder: Path) -> None:
-    """Hand a tree to the sandbox user, links themselves and not what they lead to. Blocks.
+    """Hand a tree to the sandbox user, links themselves and not what they lead to; modes stay. Blocks.
 
     An overlay cannot change a file whose owner or group has no number in the sandbox (EOVERFLOW).
     """
     user = sandbox_user()
     if user is None:
         return
-    os.chown(folder, *user, follow_symlinks=False)
+    _give(folder, user)
     for parent, folders, files in os.walk(folder):
         for name in (*folders, *files):
-            os.chown(Path(parent, name), *user, follow_symlinks=False)
+            _give(Path(parent, name), user)
+
+
+def _give(path: Path, user: tuple[int, int]) -> None:
+    mode = path.lstat().st_mode
+    os.chown(path, *user, follow_symlinks=False)
+    if stat.S_ISREG(mode) and mode & (stat.S_ISUID | stat.S_ISGID):
+        # another owner takes them away
+        path.chmod(stat.S_IMODE(mode))

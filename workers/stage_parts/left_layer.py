@@ -142,7 +142,8 @@ async def open_layer(
 
 
 def _base(spec: SandboxSpec) -> tuple[object, ...]:
-    return (spec.image, spec.image_values, spec.packages, spec.agent_packages, spec.archives)
+    named = (spec.image, spec.image_values, spec.fallback_image)
+    return (*named, spec.packages, spec.agent_packages, spec.archives)
 
 
 class NoLayerStore:

@@ -6,9 +6,12 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 from tests.integration.tasks.harbor_hacks import write_task
+from tests.services.task_images import task_base
+from workers.sandboxes.images.image_aliases import set_alias
 
 _REWARD = "> /logs/verifier/reward.json"
 TEST = f"""#!/bin/bash
@@ -51,3 +54,69 @@ def test_a_message_names_the_files_of_the_user(place: Path, tmp_path: Path) -> N
     assert not result["sound"]
     assert f"{folder}/environment/Dockerfile:2" in result["problem"]
     assert "archives/" not in result["problem"]
+
+
+def test_an_image_that_cannot_be_pulled_is_built_and_said(place: Path, tmp_path: Path, apptainer: Path) -> None:
+    test = '#!/bin/bash\necho "{\\"reward\\": $(cat /app/answer.txt)}" > /logs/verifier/reward.json\n'
+    folder = write_task(tmp_path / "task", test, "echo 1 > /app/answer.txt")
+    with (folder / "task.toml").open("a") as file:
+        file.write('docker_image = "127.0.0.1:1/team/tool:1"\n')
+    dockerfile = folder / "environment" / "Dockerfile"
+    with dockerfile.open("a") as file:
+        file.write("RUN echo 0 > answer.txt\n")
+    said = "docker://127.0.0.1:1/team/tool:1 could not be pulled ("
+    done = check(folder, "--json")
+    result = json.loads(done.stdout)
+    assert (result["sound"], result["solved"], result["untouched"]) == (True, 1.0, 0.0)
+    assert result["image"].startswith(said)
+    assert result["image"].endswith("): its Dockerfile was built instead")
+    assert said in done.stderr
+    dockerfile.unlink()
+    result = json.loads(check(folder, "--json").stdout)
+    assert not result["sound"]
+    assert "farm images alias 127.0.0.1:1/team/tool:1 IMAGE" in result["problem"]
+
+
+def test_a_check_of_what_did_not_change_is_shown_again(place: Path, tmp_path: Path) -> None:
+    test = """#!/bin/bash
+echo played >> /logs/played
+echo "{\\"reward\\": $(cat /app/answer.txt || echo 0), \\"style\\": 0.5}" > /logs/verifier/reward.json
+"""
+    folder = write_task(tmp_path / "task", test, "echo 1 > /app/answer.txt")
+    base = place / "other-base"
+    base.mkdir()
+    task_base(base)
+    set_alias("base:1", str(base))
+    (folder / "environment/Dockerfile").write_text("FROM base:1\nWORKDIR /app\n")
+    first = json.loads(check(folder, "--json", "--reward", "reward").stdout)
+    assert (first["sound"], first["known"], first["rewards"]) == (True, False, {"reward": 1.0, "style": 0.5})
+    began = time.monotonic()
+    again = json.loads(check(folder, "--json", "--reward", "reward").stdout)
+    took_s = time.monotonic() - began
+    assert again == {**first, "known": True}
+    assert took_s < 20.0
+    shown = " ".join(check(folder, "--reward", "reward").stdout.split())
+    assert "sound checked" in shown
+    assert "ago: --again checks it anew" in shown
+
+    def is_known(*options: str) -> bool:
+        return bool(json.loads(check(folder, "--json", *options).stdout)["known"])
+
+    assert not is_known("--reward", "reward", "--again")
+    # other ways to play it
+    assert not is_known("--reward", "style")
+    # another base, under the same name
+    (base / "etc/mark").write_text("another\n")
+    assert not is_known("--reward", "reward")
+    assert is_known("--reward", "reward")
+    (folder / "tests/helper.sh").write_text("changed\n")
+    assert not is_known("--reward", "reward")
+
+
+def test_what_could_not_be_checked_is_checked_again(place: Path, tmp_path: Path) -> None:
+    folder = write_task(tmp_path / "task", TEST, "true")
+    dockerfile = folder / "environment" / "Dockerfile"
+    dockerfile.write_text("FROM debian:bookworm-slim\nRUN exit 7\n")
+    result = json.loads(check(folder, "--json").stdout)
+    assert (result["problem"] != "", result["checked_at"], result["known"]) == (True, "", False)
+    assert not json.loads(check(folder, "--json").stdout)["known"]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 from farm.errors import EvaluatorError, SandboxError, ToolError
+from farm.records.request import SandboxSpec
 from farm.records.variable_expansion import expanded
 from farm.tasks.harbor_config import StepTable
 from farm.tasks.harbor_instance import HarborInstance
@@ -16,9 +19,10 @@ from workers.handler_options import TaskContext
 from workers.handlers.harbor.artefact_files import REJECTED, put_artefacts
 from workers.handlers.harbor.harbor_verifier import Tests, Unrewarded, VerifiedRewards, verify
 from workers.handlers.harbor.reward_files import MAIN
-from workers.handlers.harbor.sandbox_specs import verified_in
+from workers.handlers.harbor.sandbox_specs import played_in, verified_in
 from workers.handlers.harbor.step_gates import Rewards, gate, total
 from workers.interfaces import FreshSandbox, Sandbox, Score, Submission
+from workers.sandboxes.images.image import fallback_note
 from workers.stage_clock import off_clock
 
 STOPPED = "stopped"
@@ -122,7 +126,9 @@ class HarborEvaluator:
 
         # a control and a second trial have as much time as the first
         with off_clock(2 * (self._task.limits.init_s + tests.timeout_s)):
-            return await settle(trial, control, f"{what}: its tests")
+            verdict = await settle(trial, control, f"{what}: its tests")
+        notes = await asyncio.to_thread(_image_notes, [played_in(instance, archive, None), spec])
+        return replace(verdict, details={**verdict.details, "image": notes}) if notes else verdict
 
     def tests(self, step: StepTable | None, archive: Path, timeout_s: float) -> Tests:
         """Return the tests of a step, with the task's own time limit by the rule of the batch."""
@@ -133,6 +139,12 @@ class HarborEvaluator:
         folders = [] if instance.has_own_tests(step) else test_folders(instance, step, archive)
         own_s = min(instance.verifier_s(step) * limits.task_time_factor, limits.task_time_cap_s)
         return Tests(folders, env, min(own_s, timeout_s))
+
+
+def _image_notes(specs: Sequence[SandboxSpec]) -> str:
+    """Return which images were built on this node as they could not be pulled; empty if none was. Blocks."""
+    notes = [fallback_note(spec.image, spec.fallback_image) for spec in specs if spec.fallback_image]
+    return "; ".join(dict.fromkeys(note for note in notes if note))
 
 
 def archive_of(task: TaskContext, instance: HarborInstance) -> Path:

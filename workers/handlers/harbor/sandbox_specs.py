@@ -9,7 +9,7 @@ from pathlib import Path
 from farm.records.request import SandboxLimits, SandboxSpec
 from farm.records.variable_expansion import expanded
 from farm.tasks.harbor_config import EnvironmentTable, StepTable
-from farm.tasks.harbor_instance import HarborInstance
+from farm.tasks.harbor_instance import DOCKERFILE, HarborInstance
 
 
 def played_in(instance: HarborInstance, archive: Path, secrets: Mapping[str, str] | None) -> SandboxSpec:
@@ -18,7 +18,7 @@ def played_in(instance: HarborInstance, archive: Path, secrets: Mapping[str, str
     Raises InvalidRequest for a variable without a secret.
     """
     table = instance.task.environment
-    return _spec(instance, table, _image(table, archive / "environment"), secrets).model_copy(
+    return _spec(instance, table, _environment(instance, archive), secrets).model_copy(
         update={"user": _user(instance.agent_user(None)), "network_in": instance.network_phases}
     )
 
@@ -31,27 +31,26 @@ def verified_in(
     table = instance.task.environment if shared else instance.task.verifier_environment(step)
     context = "" if shared else instance.verifier_context(step)
     own_image = table.docker_image if not shared and table is not instance.task.environment else None
-    if own_image:
-        image = _named(own_image)
-    elif context:
-        image = _built(archive / context)
-    else:
-        image = _image(instance.task.environment, archive / "environment")
+    played = _environment(instance, archive)
+    image = played
+    if own_image or context:
+        image = _images(own_image, archive / context if context else None)
     spec = _spec(instance, table, image, secrets)
     updates: dict[str, object] = {"user": _user(instance.verifier_user(step)), "network_in": instance.network_phases}
-    if not shared and image != _image(instance.task.environment, archive / "environment"):
+    if not shared and image != played:
         # its working directory is its own image's
         updates["workdir"] = table.workdir if table is not instance.task.environment and table.workdir else "/"
     return spec.model_copy(update=updates)
 
 
 def _spec(
-    instance: HarborInstance, table: EnvironmentTable, image: str, secrets: Mapping[str, str] | None
+    instance: HarborInstance, table: EnvironmentTable, images: tuple[str, str], secrets: Mapping[str, str] | None
 ) -> SandboxSpec:
     env = {**instance.env, **table.env}
     limits = {"memory_mb": table.memory_mb, "disk_mb": table.storage_mb}
     return SandboxSpec(
-        image=image,
+        image=images[0],
+        fallback_image=images[1],
         image_first=True,
         fake_root=True,
         workdir=table.workdir or "",
@@ -61,16 +60,15 @@ def _spec(
     )
 
 
-def _image(table: EnvironmentTable, context: Path) -> str:
-    return _named(table.docker_image) if table.docker_image else _built(context)
+def _environment(instance: HarborInstance, archive: Path) -> tuple[str, str]:
+    context = archive / DOCKERFILE.rpartition("/")[0] if DOCKERFILE in instance.files else None
+    return _images(instance.task.environment.docker_image, context)
 
 
-def _built(context: Path) -> str:
-    return f"dockerfile:{context}"
-
-
-def _named(name: str) -> str:
-    return f"docker://{name}"
+def _images(name: str | None, context: Path | None) -> tuple[str, str]:
+    """Return the image, and the one that is built where it cannot be pulled: a Dockerfile beside a name, if any."""
+    built = f"dockerfile:{context}" if context else ""
+    return (f"docker://{name}", built) if name else (built, "")
 
 
 def _user(user: str | int | None) -> str:

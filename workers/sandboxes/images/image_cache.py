@@ -110,7 +110,7 @@ def cached(source: ImageSource, *, retry: bool = False, relock: bool = False) ->
     mode = settings().image_cache if source.is_built else "versioned"
     pin = images() / "pins" / digest(source.reference)
     pinned = pin.read_text() if mode == "lock" and pin.exists() else ""
-    if pinned and not relock and _stands(images() / pinned):
+    if pinned and not relock and stands(images() / pinned):
         return _root(source, images() / pinned, retry)
     key = source.key()
     if pinned and not relock and key != pinned:
@@ -122,13 +122,13 @@ def cached(source: ImageSource, *, retry: bool = False, relock: bool = False) ->
     _build(source, folder, asked_at, mode, retry)
     if mode == "lock" and pinned != key:
         pin.parent.mkdir(exist_ok=True)
-        _write(pin, key)
+        write(pin, key)
     return _root(source, folder, retry)
 
 
 def _build(source: ImageSource, folder: Path, asked_at: float, mode: str, retry: bool) -> None:
     """Build it, unless a good one exists. A failure is remembered, and is that of all that wait for the same image."""
-    good = partial(_stands_since, since=_started_at()) if mode == "scratch" else _stands
+    good = partial(_stands_since, since=_started_at()) if mode == "scratch" else stands
     if good(folder):
         return
     forget_before = asked_at if retry else 0.0
@@ -176,7 +176,7 @@ def _make(source: ImageSource, temporary: Path, key: str, mode: str) -> None:
     (temporary / _CARD).write_text(json.dumps(asdict(card)))
 
 
-def _stands(folder: Path) -> bool:
+def stands(folder: Path) -> bool:
     """Return whether it is complete. One without its lock, such as a partial copy, cannot be held, and is rebuilt."""
     return (folder / _CARD).exists() and (folder / _LOCK).exists() and all(part.is_dir() for part in parts(folder))
 
@@ -196,7 +196,7 @@ def entry_of(key: str) -> Path:
     if len(keys) != 1:
         several = ", which several images begin with" if keys else ""
         raise ImageError(f"there is no image {key!r} in the cache of this node{several}: see `farm images list`")
-    if not _stands(keys[0]):
+    if not stands(keys[0]):
         raise ImageError(f"image {key} is incomplete, as layers of it were removed: build it again")
     _note_use(keys[0])
     return keys[0] / ROOT
@@ -235,7 +235,7 @@ def _root(source: ImageSource, folder: Path, by_hand: bool) -> Path:
         with suppress(OSError):
             name = folder / _NAMES / digest(source.reference)
             if not name.exists():
-                _write(name, source.reference)
+                write(name, source.reference)
             if not by_hand:
                 _note_use(folder)
                 _noted[seen] = now
@@ -289,7 +289,7 @@ def _failure(folder: Path) -> Path:
 def _remember(folder: Path, error: ImageError) -> None:
     note = {"message": error.message, "lines": error.lines, "retryable": error.retryable, "at": time.time()}
     with suppress(OSError):
-        _write(_failure(folder), json.dumps(note))
+        write(_failure(folder), json.dumps(note))
 
 
 def _fail_again(folder: Path, asked_at: float, forget_before: float) -> None:
@@ -303,7 +303,7 @@ def _fail_again(folder: Path, asked_at: float, forget_before: float) -> None:
         raise ImageError(note["message"], note["lines"], retryable=note["retryable"])
 
 
-def _write(path: Path, text: str) -> None:
+def write(path: Path, text: str) -> None:
     """Write it atomically."""
     new = path.with_name(f"{path.name}.{uuid4().hex[:8]}")
     try:

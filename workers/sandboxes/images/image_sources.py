@@ -23,6 +23,7 @@ from workers.sandboxes.images.building.builder import (
     owner,
     workplace,
 )
+from workers.sandboxes.images.building.image_file_modes import restore_special_modes
 from workers.sandboxes.images.building.image_variables import write_variables
 from workers.sandboxes.images.building.oci_layouts import choose, clear, layout_of_docker_archive
 from workers.sandboxes.images.content_store import digest
@@ -44,7 +45,7 @@ KINDS = (
 )
 
 # the version of how images are made here; another number rebuilds all
-_FORMAT = 1
+_FORMAT = 2
 
 
 def source_of(name: str, values: Mapping[str, str]) -> ImageSource:
@@ -149,6 +150,7 @@ class RuntimeFileSource:
                 # the builder would take it for a definition
                 raise ImageError(f"image {self.path} is no SIF file, or a broken one")
             _build([str(source)], place, self, folder)
+            restore_special_modes(source, folder / ROOT, place)
 
 
 def _is_sif(path: Path) -> bool:
@@ -257,7 +259,11 @@ class RegistrySource:
             except LinkInTheWay:
                 self._make_cleared(folder)
         except ImageError as error:
-            advice = "where the registry cannot be reached, name a .sif or an archive of it instead"
+            name = self.reference.removeprefix("docker://")
+            advice = (
+                "where the registry cannot be reached, name a .sif or an archive of it instead, or say by "
+                f"`farm images alias {name} IMAGE` what it is here"
+            )
             raise ImageError(f"{error.message}; {advice}", error.lines, retryable=error.retryable) from error
 
     def _make_cleared(self, folder: Path) -> None:

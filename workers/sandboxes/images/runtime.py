@@ -76,11 +76,20 @@ def version() -> str:
     return done.stdout.strip()
 
 
-def wrapper() -> Path:
-    """Return a command that runs the runtime as the sandbox user, in PLACE or `own_folder()`. SandboxError."""
+def wrapper(tool: str = "") -> Path:
+    """Return a command that runs the runtime as the sandbox user, in PLACE or `own_folder()`. SandboxError.
+
+    With `tool` that program, which the runtime has beside it or the node on PATH.
+    """
     path = program()
     if path is None:
         raise SandboxError(f"no apptainer or singularity on this node: {MEND}")
+    if tool:
+        beside = [folder for folder in (path.parent, path.parents[1] / "libexec/apptainer/bin") if folder.is_dir()]
+        own = shutil.which(tool, path=f"{os.environ.get('PATH', os.defpath)}:{':'.join(map(str, beside))}")
+        if own is None:
+            raise SandboxError(f"no {tool} on this node: install squashfs-tools")
+        path = Path(own)
     text = _wrapper(path)
     folder = made_once(settings().cache / "runtime" / digest(text), lambda place: _write_wrapper(place, text))
     return folder / "singularity"

@@ -119,12 +119,16 @@ def lend(path: Path, place: Path, name: str, *, owned: bool = False) -> Path:
 
 
 def copy_tree(source: Path, target: Path) -> None:
-    """Copy a file or a folder with modes, times and hard links, as `target`. OSError if that fails. Blocks."""
-    # as root of a user namespace, a user can also read what has no mode for anyone
+    """Copy a file or a folder with modes, times and hard links, as `target`. OSError if that fails. Blocks.
+
+    Owners stay if we are root; an ordinary user cannot give files away.
+    """
+    # as root of a user namespace, a user can also read what has no mode for anyone; all that he makes is his
     enter = [] if os.geteuid() == 0 else ["unshare", "--user", "--map-root-user", "--"]
+    owners = [] if os.geteuid() == 0 else ["--no-preserve=ownership"]
     # one that outlived this process would write into what another clears away
     bound = ["setpriv", "--pdeathsig", "KILL", "--"]
-    command = [*bound, *enter, "cp", "-a", "--", str(source), str(target)]
+    command = [*bound, *enter, "cp", "-a", *owners, "--", str(source), str(target)]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     if done.returncode:
         raise OSError(f"{source} could not be copied: {' '.join(done.stderr.strip().splitlines()[-1:])}")
@@ -179,7 +183,7 @@ def build(
         Path(place, name).mkdir(mode=0o777)
         Path(place, name).chmod(0o1777)
     give(place)
-    options = ["--sandbox", "--fix-perms", *([] if keep_blobs else ["--disable-cache"])]
+    options = ["--sandbox", *([] if keep_blobs else ["--disable-cache"])]
     if definition and "apptainer" in str(program()):
         # the node's are read-only
         options += [word for name, target in _OWN.items() for word in ("--bind", f"{place / name}:{target}")]
@@ -194,7 +198,22 @@ def build(
         last = lines[-N_LINES:]
         kind = LinkInTheWay if any(map(_WROTE_THROUGH_LINK.search, last)) else ImageError
         raise kind(f"{what} could not be built", [_short(line) for line in last], retryable=is_passing(last))
+    _open_to_owner(place / "root")
     return place / "root"
+
+
+def _open_to_owner(root: Path) -> None:
+    """Let the owner read and write all files of a tree; their other modes stay, set-user-ID bits among them."""
+    # not by the runtime's --fix-perms, which takes these bits away
+    waiting = [root]
+    while waiting:
+        path = waiting.pop()
+        mode = path.lstat().st_mode
+        needed = 0o700 if stat.S_ISDIR(mode) else 0o600 if stat.S_ISREG(mode) else 0
+        if mode & needed != needed:
+            path.chmod(stat.S_IMODE(mode) | needed)
+        if stat.S_ISDIR(mode):
+            waiting += path.iterdir()
 
 
 def is_passing(lines: Sequence[str]) -> bool:

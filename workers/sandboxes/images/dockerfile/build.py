@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
@@ -16,6 +15,7 @@ from farm.settings import settings
 from workers.sandboxes.images.building.builder import BUILD_S, N_LINES, is_passing
 from workers.sandboxes.images.dockerfile.build_place import BuildPlace, StartBuild
 from workers.sandboxes.images.dockerfile.copying import copy_into
+from workers.sandboxes.images.dockerfile.mounting import make_folder, mount, unmount
 from workers.sandboxes.images.dockerfile.plan import PlannedStage
 from workers.sandboxes.images.dockerfile.steps import BuildStep, CopyFiles, FromStage, MakeFolder, RunProgram
 from workers.sandboxes.images.dockerfile.user_names import Account, account_of
@@ -93,27 +93,32 @@ class LayerSource:
                 stack.enter_context(held(root))
             place = self.start(self.below)
             try:
-                owner = self._work(place, stack)
+                owner, mounted = self._work(place, stack)
                 place.finish(folder / ROOT, owner, copied=isinstance(step.work, CopyFiles))
+                unmount(folder / ROOT, mounted, self.below.lower)
             except ToolError as error:
                 raise step.instruction.refused(str(error)) from error
             finally:
                 place.stop()
 
-    def _work(self, place: BuildPlace, stack: ExitStack) -> tuple[int, int] | None:
-        """Do the work; return the user, if not root, whose what is new will be; programs see to that themselves."""
+    def _work(self, place: BuildPlace, stack: ExitStack) -> tuple[tuple[int, int] | None, Sequence[str]]:
+        """Do the work. Return the user, if not root, whose what is new will be, and what is mounted.
+
+        Programs see to the users themselves.
+        """
         work = self.step.work
         if isinstance(work, RunProgram):
             account = self._account(place, work.user)
+            mounted = mount(place, work.mounts, self.step.instruction, lambda source: self._other(source, stack))
             self._run(place, work, account)
-            return None
+            return None, mounted
         if isinstance(work, MakeFolder):
             account = self._account(place, work.user)
-            _make_folder(place, work.path)
-            return account.owner
+            make_folder(place, work.path, 0o755)
+            return account.owner, ()
         account = self._account(place, work.chown)
         copy_into(place, work, self.step.instruction, lambda source: self._other(source, stack))
-        return account.owner
+        return account.owner, ()
 
     def _other(self, source: FromStage, stack: ExitStack) -> BuildPlace:
         """Return a place on the files of another stage, until the layer is made."""
@@ -153,13 +158,3 @@ def _network_advice(lines: Sequence[str]) -> str:
     if any(sign in line.lower() for line in lines for sign in signs):
         return "builds have no network: allow it by FARM_BUILD_NETWORK=1, or `farm images build --network`"
     return ""
-
-
-def _make_folder(place: BuildPlace, path: str) -> None:
-    if place.run(["bash", "-c", '[ -d "$1" ]', "bash", path]).code == 0:
-        return
-    with tempfile.TemporaryDirectory() as name:
-        empty = Path(name, "folder")
-        empty.mkdir(mode=0o755)
-        empty.chmod(0o755)
-        place.upload(empty, path)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from farm.errors import ImageError
-from workers.sandboxes.images.dockerfile.instructions import Instruction
+from workers.sandboxes.images.dockerfile.instructions import Instruction, parse
+from workers.sandboxes.images.dockerfile.run_mounts import origins_of
 from workers.sandboxes.images.dockerfile.variables import Expansion, raw_words
 
 _FROM = re.compile(r"(\S+)(?:\s+as\s+([a-z][a-z0-9_.-]*))?", re.IGNORECASE)
@@ -68,12 +69,20 @@ class StagedFile:
         """Return the stages that one begins with or copies from. ImageError for one that comes later."""
         result = [self.stages[stage.base]] if isinstance(stage.base, int) else []
         for instruction in stage.instructions:
-            name = instruction.flag("from") if instruction.name in ("COPY", "ADD") else None
-            other = self.stage(name) if name else None
-            if other is not None and other.number >= stage.number:
-                raise instruction.refused(f"the stage {name} does not come before it")
-            result += [other] if other else []
+            for name in _origins(instruction):
+                other = self.stage(name)
+                if other is not None and other.number >= stage.number:
+                    raise instruction.refused(f"the stage {name} does not come before it")
+                result += [other] if other else []
         return result
+
+
+def _origins(instruction: Instruction) -> list[str]:
+    """Return the stages and images that an instruction takes files from."""
+    if instruction.name == "RUN":
+        return origins_of(instruction)
+    name = instruction.flag("from") if instruction.name in ("COPY", "ADD") else None
+    return [name] if name else []
 
 
 def staged(instructions: Sequence[Instruction], values: Mapping[str, str], escape: str = "\\") -> StagedFile:
@@ -110,7 +119,18 @@ def _stage(
         raise start.refused("the name of its image is empty: give the ARG in it a value")
     _check_platform(start, Expansion(arguments, escape))
     earlier = next((stage for stage in reversed(before) if stage.name and stage.name.lower() == image.lower()), None)
-    return BuildStage(len(before), match[2] or "", start, image if earlier is None else earlier.number, instructions)
+    if earlier is None:
+        return BuildStage(len(before), match[2] or "", start, image, instructions)
+    triggers = [triggered(one, one.text) for one in earlier.instructions if one.name == "ONBUILD"]
+    return BuildStage(len(before), match[2] or "", start, earlier.number, (*triggers, *instructions))
+
+
+def triggered(place: Instruction, text: str) -> Instruction:
+    """Return the instruction that ONBUILD names, which counts as one of where it stands. ImageError if it is none."""
+    parsed = parse(text, place.file)
+    if len(parsed) != 1 or parsed[0].name in ("ONBUILD", "FROM", "MAINTAINER"):
+        raise place.refused("ONBUILD takes one instruction, and not ONBUILD, FROM or MAINTAINER")
+    return replace(parsed[0], line=place.line)
 
 
 def _check_platform(start: Instruction, expansion: Expansion) -> None:

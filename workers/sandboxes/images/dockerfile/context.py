@@ -11,10 +11,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import TypeAlias
 
 from workers.sandboxes.images.content_store import digest
+from workers.sandboxes.images.dockerfile.file_modes import FileMode, applied
 from workers.sandboxes.images.fingerprints import fingerprint
 
+Patterns: TypeAlias = tuple[tuple[re.Pattern[str], bool], ...]
+"""Patterns of what is left out, each with whether it keeps what it matches."""
 MAX_FILES = 200_000
 _LARGE = 1 << 20
 """Bytes from which on the digest of a file is remembered on disk."""
@@ -34,7 +38,7 @@ class BuildContext:
     """A folder, and the patterns of what is left out of it. Its methods raise ValueError or OSError."""
 
     folder: Path
-    patterns: tuple[tuple[re.Pattern[str], bool], ...] = ()
+    patterns: Patterns = ()
 
     @classmethod
     def of(cls, folder: Path, dockerfile: Path) -> BuildContext:
@@ -49,14 +53,8 @@ class BuildContext:
         return self.folder.resolve()
 
     def ignores(self, relative: str) -> bool:
-        """Return whether a file is left out: the last pattern that matches it, or a folder above, decides."""
-        left_out = False
-        parts = relative.split("/")
-        above = ["/".join(parts[:n]) for n in range(1, len(parts) + 1)]
-        for pattern, keeps in self.patterns:
-            if any(pattern.fullmatch(each) for each in above):
-                left_out = not keeps
-        return left_out
+        """Return whether a file is left out."""
+        return ignores(self.patterns, relative)
 
     def named(self, pattern: str) -> list[str]:
         """Return the names in the context that a source of COPY stands for, sorted; empty if there are none."""
@@ -123,6 +121,17 @@ def ignore_patterns(text: str) -> Iterator[tuple[re.Pattern[str], bool]]:
             yield glob_pattern(clean), keeps
 
 
+def ignores(patterns: Patterns, relative: str) -> bool:
+    """Return whether a file is left out: the last pattern that matches it, or a folder above, decides."""
+    left_out = False
+    parts = relative.split("/")
+    above = ["/".join(parts[:n]) for n in range(1, len(parts) + 1)]
+    for pattern, keeps in patterns:
+        if any(pattern.fullmatch(each) for each in above):
+            left_out = not keeps
+    return left_out
+
+
 def is_pattern(text: str) -> bool:
     """Return whether a source of COPY may stand for several names, or for none."""
     return re.search(r"[*?\[\\]", text) is not None
@@ -145,7 +154,7 @@ def glob_pattern(pattern: str) -> re.Pattern[str]:
         elif letter == "?":
             result += "[^/]"
         elif letter == "[" and (end := pattern.find("]", at + 1)) > 0:
-            inside = pattern[at:end].replace("\\", "\\\\")
+            inside = pattern[at:end].replace("\\", "\\\\").replace("[", "\\[")
             result, at = f"{result}[{inside}]", end + 1
         elif letter == "\\" and at < len(pattern):
             result, at = result + re.escape(pattern[at]), at + 1
@@ -173,7 +182,7 @@ def _content(file: ContextFile) -> str:
     return hashlib.sha256(file.path.read_bytes()).hexdigest()
 
 
-def copy_files(files: Sequence[ContextFile], target: Path, mode: int | None = None) -> None:
+def copy_files(files: Sequence[ContextFile], target: Path, mode: FileMode | None = None) -> None:
     """Copy what `BuildContext.tree` gives to a path that does not exist; `mode` is for all of it. OSError. Blocks."""
     # their modes last, as one may forbid to make what is in it
     folders: list[tuple[Path, int]] = []
@@ -182,7 +191,7 @@ def copy_files(files: Sequence[ContextFile], target: Path, mode: int | None = No
         path.parent.mkdir(parents=True, exist_ok=True)
         if stat.S_ISDIR(file.mode):
             path.mkdir(exist_ok=True)
-            folders.append((path, stat.S_IMODE(file.mode) if mode is None else mode))
+            folders.append((path, applied(mode, stat.S_IMODE(file.mode), is_folder=True)))
             continue
         elif stat.S_ISLNK(file.mode):
             path.symlink_to(file.path.readlink())
@@ -191,6 +200,6 @@ def copy_files(files: Sequence[ContextFile], target: Path, mode: int | None = No
             shutil.copyfile(file.path, path)
             times = file.path.stat()
             os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
-        path.chmod(stat.S_IMODE(file.mode) if mode is None else mode)
+        path.chmod(applied(mode, stat.S_IMODE(file.mode), is_folder=False))
     for path, mode_of in reversed(folders):
         path.chmod(mode_of)

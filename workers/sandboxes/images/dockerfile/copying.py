@@ -10,15 +10,30 @@ from pathlib import Path
 
 from farm.errors import ImageError
 from workers.sandboxes.images.dockerfile.build_place import BuildPlace
-from workers.sandboxes.images.dockerfile.context import ContextFile, copy_files, digest_of
+from workers.sandboxes.images.dockerfile.context import (
+    ContextFile,
+    copy_files,
+    digest_of,
+    ignore_patterns,
+    ignores,
+    is_pattern,
+)
+from workers.sandboxes.images.dockerfile.file_modes import applied
 from workers.sandboxes.images.dockerfile.instructions import Instruction
-from workers.sandboxes.images.dockerfile.steps import CopyFiles, FromContext, FromStage, FromText
+from workers.sandboxes.images.dockerfile.remote_files import MODE, fetch
+from workers.sandboxes.images.dockerfile.steps import CopyFiles, FromAddress, FromContext, FromStage, FromText
 
 # names are separated by bytes that none can have; only what the pattern's own wildcards match is split
 _NAMED = (
     'IFS=; shopt -s nullglob; for each in $1; do [ -e "$each" ] || [ -L "$each" ] && printf \'%s\\0\' "$each"; done'
 )
 _INSIDE = 'shopt -s nullglob dotglob; for each in "$1"/*; do printf \'%s\\0\' "$each"; done'
+# the place is this copy's own
+_EXCLUDE = 'IFS=; shopt -s nullglob dotglob globstar; cd -- "$1" && for each in $2; do rm -rf -- "$each"; done'
+_BELOW = (
+    'IFS=; shopt -s nullglob dotglob globstar; cd -- "$1" && '
+    'for each in $2; do [ -e "$each" ] || [ -L "$each" ] && printf \'%s\\0\' "$each"; done'
+)
 
 OpenStage = Callable[[FromStage], BuildPlace]
 
@@ -31,8 +46,15 @@ def copy_into(place: BuildPlace, work: CopyFiles, instruction: Instruction, open
             staged = Path(name, str(number))
             if isinstance(source, FromText):
                 staged.write_text(source.text)
-                staged.chmod(0o644 if work.mode is None else work.mode)
+                staged.chmod(applied(work.mode, 0o644, is_folder=False))
                 _place(place, staged, source.name, work.target, into)
+            elif isinstance(source, FromAddress):
+                fetch(source, staged, instruction)
+                staged.chmod(applied(work.mode, MODE, is_folder=False))
+                if instruction.switch("unpack") and tarfile.is_tarfile(staged):
+                    place.unpack(staged, work.target)
+                else:
+                    _place(place, staged, source.name, work.target, into)
             elif isinstance(source, FromContext):
                 copy_files(source.files, staged, work.mode)
                 if work.mode is None and digest_of([_moved(file, staged) for file in source.files]) != source.digest:
@@ -58,29 +80,72 @@ def _place(place: BuildPlace, staged: Path, name: str, target: str, into: bool) 
 def _copy_stage(
     place: BuildPlace, other: BuildPlace, source: FromStage, work: CopyFiles, instruction: Instruction, into: bool
 ) -> None:
-    names = _names(other, _NAMED, source.path.rstrip("/") or "/")
-    if not names:
-        raise instruction.refused(f"there is no {source.path} in what it copies from")
     copied = []
-    for name in names:
-        inside = _names(other, _INSIDE, name) if work.mode is not None else []
-        if _is_folder(other, name):
-            place.copy_from(other, name, work.target)
-            copied += [posixpath.join(work.target, posixpath.basename(each)) for each in inside]
+    for name, target in _pairs(other, source, work, instruction, into):
+        place.copy_from(other, name, target)
+        if work.mode is not None and not work.parents and _is_folder(other, name):
+            copied += [posixpath.join(target, posixpath.basename(each)) for each in _names(other, _INSIDE, name)]
         else:
-            target = posixpath.join(work.target, posixpath.basename(name)) if into else work.target
-            place.copy_from(other, name, target)
             copied.append(target)
     if work.mode is not None and copied:
-        done = place.run(["chmod", "-R", f"{work.mode:o}", "--", *copied])
+        written = work.mode if isinstance(work.mode, str) else f"{work.mode:o}"
+        done = place.run(["bash", "-c", 'umask 0; exec chmod -R "$@"', "bash", written, "--", *copied])
         if done.code:
             raise instruction.refused(f"--chmod: {done.output.strip()[-200:]}")
+
+
+def _pairs(
+    other: BuildPlace, source: FromStage, work: CopyFiles, instruction: Instruction, into: bool
+) -> list[tuple[str, str]]:
+    """Return what is copied, each with the path that it has then; what is excluded is gone from the other place."""
+    missing = instruction.refused(f"there is no {source.path} in what it copies from")
+    if work.parents:
+        result = _pairs_with_parents(other, source, work, instruction)
+        if not result and not is_pattern(source.path):
+            raise missing
+        return result
+    names = _names(other, _NAMED, source.path.rstrip("/") or "/")
+    if not names and not is_pattern(source.path):
+        raise missing
+    result = []
+    patterns = tuple(ignore_patterns("\n".join(work.excluded)))
+    for name in names:
+        if _is_folder(other, name):
+            _exclude(other, name, work, instruction)
+            result.append((name, work.target))
+        elif not ignores(patterns, posixpath.basename(name)):
+            result.append((name, posixpath.join(work.target, posixpath.basename(name)) if into else work.target))
+    return result
+
+
+def _pairs_with_parents(
+    other: BuildPlace, source: FromStage, work: CopyFiles, instruction: Instruction
+) -> list[tuple[str, str]]:
+    pivot, mark, inside = source.path.partition("/./")
+    result = []
+    for above in _names(other, _NAMED, (pivot or "/") if mark else "/"):
+        _exclude(other, above, work, instruction)
+        for name in _names(other, _BELOW, above, (inside if mark else source.path).strip("/") or "."):
+            target = posixpath.normpath(posixpath.join(work.target, name))
+            result.append((posixpath.join(above, name), target))
+    return result
+
+
+def _exclude(other: BuildPlace, folder: str, work: CopyFiles, instruction: Instruction) -> None:
+    """Remove what is excluded from a folder of the other place, which is this copy's own."""
+    for pattern in work.excluded:
+        if pattern.startswith("!"):
+            raise instruction.refused(f"--exclude={pattern}: of what another stage has, no exceptions are kept")
+        clean = posixpath.normpath("/" + pattern).lstrip("/")
+        done = other.run(["bash", "-c", _EXCLUDE, "bash", folder, clean])
+        if done.code:
+            raise instruction.refused(f"--exclude={pattern}: {done.output.strip()[-200:]}")
 
 
 def _is_folder(place: BuildPlace, path: str) -> bool:
     return place.run(["bash", "-c", '[ -d "$1" ]', "bash", path]).code == 0
 
 
-def _names(place: BuildPlace, script: str, argument: str) -> list[str]:
-    output = place.run(["bash", "-c", script, "bash", argument]).output
+def _names(place: BuildPlace, script: str, *arguments: str) -> list[str]:
+    output = place.run(["bash", "-c", script, "bash", *arguments]).output
     return [name for name in output.split("\0") if name]

@@ -38,13 +38,15 @@ class ImageConfig:
     volumes: tuple[str, ...] = ()
     labels: Mapping[str, str] = field(default_factory=dict)
     stop_signal: str = ""
+    onbuild: tuple[str, ...] = ()
+    """Instructions of stages and Dockerfiles that begin with this one."""
     notes: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, fields: dict[str, Any]) -> ImageConfig:
         """Return it from the values of its JSON."""
         values = dict(fields)
-        for name in ("shell", "exposed", "volumes", "notes"):
+        for name in ("shell", "exposed", "volumes", "onbuild", "notes"):
             values[name] = tuple(values.get(name, ()))
         check = values.get("healthcheck")
         values["healthcheck"] = Healthcheck(**check) if check else None

@@ -50,6 +50,15 @@ class Instruction:
         """Return the value of a flag, the last if it is repeated; None without it."""
         return dict(self.flags).get(name)
 
+    def switch(self, name: str, default: bool = False) -> bool:
+        """Return whether a flag of yes or no is set: `--link`, `--link=false`. ValueError for another value."""
+        value = self.flag(name)
+        if value is None:
+            return default
+        if value.lower() not in ("", "true", "1", "t", "false", "0", "f"):
+            raise ValueError(f"--{name}={value}: it is true or false")
+        return value.lower() in ("", "true", "1", "t")
+
     def refused(self, reason: str) -> ImageError:
         """Return the error that names this instruction, its file and its line."""
         first = self.text.partition("\n")[0]

@@ -3,31 +3,32 @@
 from __future__ import annotations
 
 import posixpath
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import TypeAlias
 
 from farm.errors import ImageError
-from workers.sandboxes.images.dockerfile.build_stages import BuildStage, StagedFile, arguments_of, expanded
-from workers.sandboxes.images.dockerfile.context import BuildContext, digest_of, is_pattern
+from workers.sandboxes.images.dockerfile.build_stages import (
+    BuildStage,
+    StagedFile,
+    arguments_of,
+    expanded,
+    triggered,
+)
+from workers.sandboxes.images.dockerfile.context import BuildContext, digest_of
+from workers.sandboxes.images.dockerfile.copy_plan import CopyPlanner
 from workers.sandboxes.images.dockerfile.healthcheck import healthcheck_of
 from workers.sandboxes.images.dockerfile.image_config import ImageConfig
-from workers.sandboxes.images.dockerfile.instructions import (
-    Instruction,
-    is_only_heredoc,
-    without_heredocs,
-)
+from workers.sandboxes.images.dockerfile.instructions import Instruction, is_only_heredoc
+from workers.sandboxes.images.dockerfile.run_mounts import MountOptions, mounts_of
 from workers.sandboxes.images.dockerfile.steps import (
     BuildStep,
     CopyFiles,
     FromContext,
     FromStage,
-    FromText,
     MakeFolder,
+    RunMount,
     RunProgram,
-    Source,
     step_of,
 )
 from workers.sandboxes.images.dockerfile.variables import Expansion
@@ -35,8 +36,6 @@ from workers.sandboxes.images.layered_image import Image
 
 SEARCH_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 ONE_USER = "owners of files are noted and shown to programs of root, and decide about no access: see docs/images.md"
-_URL = re.compile(r"(https?|ftp|git|ssh)://|git@|\S+\.git(#|$)")
-_PASSED_OVER = {"cache", "tmpfs"}
 
 BaseImages: TypeAlias = Callable[[str, Instruction], Image]
 """From an image's name, and the instruction that has it, to the image. ImageError if there is none."""
@@ -71,13 +70,16 @@ def plan(
     for stage in file.needed(target):
         if isinstance(stage.base, int):
             below = done[stage.base]
-            start = _State(below.base, stage.base, below.key, replace(below.config))
+            # they are the stage's own instructions already
+            start = _State(below.base, stage.base, below.key, replace(below.config, onbuild=()))
+            triggers: Sequence[Instruction] = ()
         else:
             base = base_image(stage.base, stage.start)
-            config = replace(base.config, env={"PATH": SEARCH_PATH, **base.variables})
+            config = replace(base.config, env={"PATH": SEARCH_PATH, **base.variables}, onbuild=())
             start = _State(base, None, base.key, config)
+            triggers = [triggered(stage.start, text) for text in base.config.onbuild]
         planner = _Planner(file, context, values, done, base_image, owner, escape, start)
-        for instruction in stage.instructions:
+        for instruction in (*triggers, *stage.instructions):
             planner.take(instruction)
         state = planner.state
         done[stage.number] = PlannedStage(stage, state.base, state.parent, tuple(state.steps), state.config, state.key)
@@ -115,7 +117,7 @@ class _Planner:
         self._done, self._base_image, self._owner, self._escape = done, base_image, owner, escape
         self.state = state
         self._readers: dict[str, Callable[[Instruction], None]] = {
-            "ADD": partial(self._copy, unpack=True),
+            "ADD": self._copy,
             "ARG": self._arg,
             "CMD": self._cmd,
             "COPY": self._copy,
@@ -220,14 +222,15 @@ class _Planner:
     def _stopsignal(self, instruction: Instruction) -> None:
         self._set(stop_signal=self._expansion.text(instruction.text))
 
-    def _onbuild(self, _instruction: Instruction) -> None:
-        raise ValueError(
-            "ONBUILD is not supported: write what it triggers into the Dockerfiles that begin with this one"
-        )
+    def _onbuild(self, instruction: Instruction) -> None:
+        triggered(instruction, instruction.text)
+        self._set(onbuild=(*self.state.config.onbuild, instruction.text))
 
     def _run(self, instruction: Instruction) -> None:
         for name, value in instruction.flags:
-            self._check_run_flag(name, value)
+            _check_run_flag(name, value)
+        options = mounts_of(instruction, self._expansion)
+        mounts = tuple(each for one in options for each in self._mount(instruction, one))
         config, text = self.state.config, instruction.text
         # the build's own variables, which ENV goes before
         env = {**self.state.arguments, **config.env}
@@ -244,84 +247,64 @@ class _Planner:
             argv = (*config.shell, text + bodies + ("\n" if bodies else ""))
         if not argv:
             raise ValueError("it names no program")
-        self._add(instruction, RunProgram(tuple(argv), env, config.user, config.workdir or "/", stdin))
+        self._add(instruction, RunProgram(tuple(argv), env, config.user, config.workdir or "/", stdin, mounts))
 
-    def _check_run_flag(self, name: str, value: str) -> None:
-        if name == "mount":
-            kind = dict(part.partition("=")[::2] for part in value.split(",")).get("type", "bind")
-            if kind not in _PASSED_OVER:
-                raise ValueError(f"--mount=type={kind} is not supported; of mounts, cache and tmpfs are passed over")
-            self._note(f"RUN --mount=type={kind} is passed over")
-        elif name != "network" or value == "host":
-            raise ValueError(f"--{name}={value} is not supported")
+    def _mount(self, instruction: Instruction, options: MountOptions) -> Sequence[RunMount]:
+        if options.kind in ("secret", "ssh"):
+            if options.required:
+                raise ValueError(f"--mount=type={options.kind} is required, and builds have no secrets and no keys")
+            self._note(f"RUN --mount=type={options.kind} is passed over: builds have none")
+            return ()
+        target = self._path(options.target)
+        if target == "/":
+            raise ValueError("--mount cannot be at /")
+        if options.kind == "tmpfs":
+            return [RunMount(target)]
+        if options.kind == "cache":
+            self._note("RUN --mount=type=cache is a folder of the image here")
+            return [RunMount(target, kept=True)]
+        if options.origin:
+            return [RunMount(target, self._in_stage(instruction, options.origin, options.source))]
+        name = posixpath.normpath("/" + options.source).lstrip("/")
+        if name and self._context.named(name) != [name]:
+            raise ValueError(f"{name} is not in the context {self._context.folder}, or .dockerignore leaves it out")
+        files = tuple(self._context.tree(name))
+        return [RunMount(target, FromContext(name, files, digest_of(files)))]
 
-    def _copy(self, instruction: Instruction, *, unpack: bool = False) -> None:
-        for name, _ in instruction.flags:
-            if name not in {"from", "chown", "chmod", "link"} or (unpack and name == "from"):
-                raise ValueError(f"--{name} is not supported")
-        words = self._copied_words(instruction)
-        *sources, target = words
-        if not sources:
-            raise ValueError(f"it is {instruction.name} SOURCE… TARGET")
-        other = instruction.flag("from")
-        found: list[Source] = []
-        for source in sources:
-            if other is not None:
-                found.append(self._in_stage(instruction, other, source))
-            else:
-                found += self._in_context(instruction, source)
-        into = target.endswith(("/", "/.", "/..")) or target in (".", "..") or target == ""
-        if not found:
-            # patterns are for files that may be absent, such as the lock file of `COPY package.json yarn.lock* ./`
+    def _copy(self, instruction: Instruction) -> None:
+        def in_stage(name: str, path: str) -> FromStage:
+            return self._in_stage(instruction, name, path)
+
+        work = CopyPlanner(instruction, self._expansion, self._context, in_stage, self._path).plan()
+        if work is None:
             return
-        if len(found) > 1 and not into:
-            raise ValueError(f"several sources go into a folder: write {target}/")
-        chown = expanded(instruction, self._expansion, instruction.flag("chown") or "")
-        if chown:
+        if work.chown:
             self._note(ONE_USER)
-        work = CopyFiles(tuple(found), self._path(target), into, chown, self._mode(instruction), unpack)
         self._add(instruction, work)
-
-    def _copied_words(self, instruction: Instruction) -> list[str]:
-        if instruction.words is not None:
-            return [self._expansion.text(word) for word in instruction.words]
-        return self._expansion.words(without_heredocs(instruction.text))
-
-    def _mode(self, instruction: Instruction) -> int | None:
-        text = expanded(instruction, self._expansion, instruction.flag("chmod") or "")
-        if text and not re.fullmatch(r"[0-7]{3,4}", text):
-            raise ValueError(f"--chmod={text} is not supported: name the mode by its digits, such as 755")
-        return int(text, 8) if text else None
 
     def _in_stage(self, instruction: Instruction, name: str, path: str) -> FromStage:
         stage = self._file.stage(name)
-        absolute = posixpath.normpath(posixpath.join("/", path)) + ("/" if path.endswith("/") else "")
+        # with --parents, the path after /./ is kept
+        parts = path.split("/./", 1) if instruction.name == "COPY" and instruction.switch("parents") else [path]
+        pivot, *inside = (posixpath.normpath(posixpath.join("/", part)) for part in parts)
+        absolute = "/.".join([pivot.rstrip("/") if inside else pivot, *inside]) + ("/" if path.endswith("/") else "")
+        if stage is not None and stage.number not in self._done:
+            raise ValueError(f"the stage {name} is not built before it")
         if stage is not None:
             return FromStage(absolute, stage.number, self._done[stage.number].key)
         image = self._base_image(expanded(instruction, self._expansion, name), instruction)
         return FromStage(absolute, image, image.key)
 
-    def _in_context(self, instruction: Instruction, source: str) -> list[Source]:
-        if source.startswith("<<"):
-            text = next(each for each in instruction.heredocs if each.name == source[2:])
-            return [FromText(text.name, self._expansion.inner(text.text) if text.expands else text.text)]
-        if _URL.match(source):
-            raise ValueError(
-                f"{instruction.name} from a URL is not supported: put the file into the context, or fetch it by RUN in "
-                "a build with --network"
-            )
-        names = self._context.named(source)
-        if not names and not is_pattern(source):
-            raise ValueError(f"{source} is not in the context {self._context.folder}, or .dockerignore leaves it out")
-        result: list[Source] = []
-        for name in names:
-            files = tuple(self._context.tree(name))
-            result.append(FromContext(name, files, digest_of(files)))
-        return result
-
 
 def _command(instruction: Instruction) -> str | list[str]:
     return list(instruction.words) if instruction.words is not None else instruction.text
+
+
+def _check_run_flag(name: str, value: str) -> None:
+    """Raise ValueError for a flag of RUN that asks for what programs of builds have not."""
+    allowed = {"network": ("default", "none", "host"), "security": ("sandbox",)}
+    if name != "mount" and value not in allowed.get(name, ()):
+        raise ValueError(f"--{name}={value} is not supported")
 
 
 def check_values(file: StagedFile, values: Mapping[str, str], name: str) -> None:

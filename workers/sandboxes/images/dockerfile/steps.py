@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 from workers.sandboxes.images.content_store import digest
 from workers.sandboxes.images.dockerfile.context import ContextFile
+from workers.sandboxes.images.dockerfile.file_modes import FileMode
 from workers.sandboxes.images.dockerfile.instructions import Instruction
 from workers.sandboxes.images.layered_image import Image
 
@@ -42,7 +43,28 @@ class FromStage:
     key: str
 
 
-Source: TypeAlias = FromContext | FromText | FromStage
+@dataclass(frozen=True, slots=True)
+class FromAddress:
+    """A source of ADD that is fetched, and its name in a folder; `checksum` is empty if any content will do."""
+
+    address: str
+    name: str
+    checksum: str
+
+
+Source: TypeAlias = FromContext | FromText | FromStage | FromAddress
+
+
+@dataclass(frozen=True, slots=True)
+class RunMount:
+    """Files that a program has at an absolute path, instead of what is there, and that are in no layer.
+
+    Without `source` it is an empty folder. `kept` is for a folder that is made if it is missing, and stays.
+    """
+
+    target: str
+    source: FromContext | FromStage | None = None
+    kept: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,18 +76,25 @@ class RunProgram:
     user: str
     workdir: str
     stdin: str = ""
+    mounts: tuple[RunMount, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class CopyFiles:
-    """Files to copy to an absolute path; `into` says that it is a folder they go into, `unpack` that tars are."""
+    """Files to copy to an absolute path; `into` says that it is a folder they go into, `unpack` that tars are.
+
+    Of what is copied from a stage, `excluded` are patterns of paths below each source, and with `parents` its path is
+    kept. Of files of the context both is known before.
+    """
 
     sources: tuple[Source, ...]
     target: str
     into: bool
     chown: str = ""
-    mode: int | None = None
+    mode: FileMode | None = None
     unpack: bool = False
+    excluded: tuple[str, ...] = ()
+    parents: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +131,13 @@ def step_of(instruction: Instruction, work: RunProgram | CopyFiles | MakeFolder,
 
 def _content_of(work: RunProgram | CopyFiles | MakeFolder) -> list[object]:
     if isinstance(work, RunProgram):
-        return ["run", work.argv, dict(work.env), work.user, work.workdir, work.stdin]
+        mounts = [[each.target, each.kept, each.source and _source_content(each.source)] for each in work.mounts]
+        return ["run", work.argv, dict(work.env), work.user, work.workdir, work.stdin, *([mounts] if mounts else [])]
     if isinstance(work, MakeFolder):
         return ["folder", work.path, work.user]
     sources = [_source_content(source) for source in work.sources]
-    return ["copy", sources, work.target, work.into, work.chown, work.mode, work.unpack]
+    more = [work.excluded, work.parents] if work.excluded or work.parents else []
+    return ["copy", sources, work.target, work.into, work.chown, work.mode, work.unpack, *more]
 
 
 def _source_content(source: Source) -> list[object]:
@@ -114,4 +145,6 @@ def _source_content(source: Source) -> list[object]:
         return ["context", source.name.rpartition("/")[2], source.digest]
     if isinstance(source, FromText):
         return ["text", source.name, source.text]
+    if isinstance(source, FromAddress):
+        return ["address", source.address, source.checksum]
     return ["stage", source.path, source.key]

@@ -1,4 +1,7 @@
-"""Words and variables of an instruction's arguments: quotes, escapes, `$NAME` and `${NAME:-default}`, as BuildKit's."""
+"""Words and variables of an instruction's arguments: quotes, escapes, `$NAME`, `${NAME:-default}`, `${NAME%pattern}`.
+
+As BuildKit has them.
+"""
 
 from __future__ import annotations
 
@@ -35,9 +38,9 @@ class Expansion:
             result.append((self.text(name), self.text(value)))
         return result
 
-    def inner(self, written: str) -> str:
+    def inner(self, written: str, *, keep_escapes: bool = False) -> str:
         """Return a text in which variables are replaced and all else stays, as in a heredoc."""
-        return _Reader(written, self).take(split=False, quotes=False)[0]
+        return _Reader(written, self).take(split=False, quotes=False, keep_escapes=keep_escapes)[0]
 
 
 def raw_words(written: str, escape: str = "\\") -> list[str]:
@@ -73,7 +76,7 @@ class _Reader:
         self._written, self._at = written, 0
         self._expansion = expansion
 
-    def take(self, *, split: bool, quotes: bool = True) -> list[str]:
+    def take(self, *, split: bool, quotes: bool = True, keep_escapes: bool = False) -> list[str]:
         words: list[str] = []
         word, begun, quote = "", False, ""
         while self._at < len(self._written):
@@ -81,7 +84,9 @@ class _Reader:
             if letter == "$" and quote != "'":
                 word, begun = word + self._variable(), True
             elif letter == self._expansion.escape and quote != "'" and self._at + 1 < len(self._written):
-                word, begun = word + self._escaped(quote if quotes else '"'), True
+                kept = self._written[self._at : self._at + 2]
+                escaped = self._escaped(quote if quotes else '"')
+                word, begun = word + (kept if keep_escapes else escaped), True
             elif quotes and quote and letter == quote:
                 quote, self._at = "", self._at + 1
             elif quotes and not quote and letter in "\"'":
@@ -120,9 +125,11 @@ class _Reader:
         value, rest = self._expansion.values.get(match[0]), inside[match.end() :]
         if not rest:
             return value or ""
+        if rest[0] in "#%/":
+            return _edited(value or "", rest, Expansion(self._expansion.values, self._expansion.escape))
         operator = next((each for each in _OPERATORS if rest.startswith(each)), None)
         if operator is None:
-            raise ValueError(f"${{{inside}}}: of the forms with braces there are :- :+ :? - + and ?")
+            raise ValueError(f"${{{inside}}}: of the forms with braces there are :- :+ :? - + ? # ## % %% / and //")
         is_set = bool(value) if operator.startswith(":") else value is not None
         other = Expansion(self._expansion.values, self._expansion.escape).text(rest[len(operator) :])
         if operator.endswith("?") and not is_set:
@@ -133,9 +140,51 @@ class _Reader:
 
     def _closing(self) -> int:
         """Return where the brace that opens here closes."""
-        depth = 0
-        for at in range(self._at, len(self._written)):
-            depth += {"{": 1, "}": -1}.get(self._written[at], 0)
+        depth, at = 1, self._at + 1
+        while at < len(self._written):
+            letter = self._written[at]
+            opens = letter == "$" and self._written[at + 1 : at + 2] == "{"
+            depth += 1 if opens else -1 if letter == "}" else 0
             if depth == 0:
                 return at
+            at += 2 if opens or letter == self._expansion.escape else 1
         raise ValueError("a brace { does not close")
+
+
+def _edited(value: str, rest: str, expansion: Expansion) -> str:
+    """Return a value without what a pattern matches at its start (`#`) or end (`%`), or with that replaced (`/`).
+
+    A doubled sign takes the longest match, or replaces all. ValueError for a replacement that is missing.
+    """
+    sign = rest[0]
+    doubled = rest[1:2] == sign
+    written = rest[2:] if doubled else rest[1:]
+    if sign == "/":
+        escape = re.escape(expansion.escape)
+        slash = re.match(rf"(?:[^/{escape}]|{escape}.)*/", written, re.DOTALL)
+        if slash is None:
+            raise ValueError(f"{rest} has no replacement: it is /PATTERN/TEXT")
+        replaced = expansion.inner(written[: slash.end() - 1], keep_escapes=True)
+        new = expansion.inner(written[slash.end() :], keep_escapes=True)
+        # an empty pattern matches once, at the start
+        return _glob(replaced, expansion.escape).sub(lambda _: new, value, count=0 if doubled and replaced else 1)
+    pattern = _glob(expansion.inner(written, keep_escapes=True), expansion.escape)
+    lengths = range(len(value) + 1)
+    # from the shortest match on, or from the longest
+    tries = reversed(lengths) if doubled else lengths
+    if sign == "#":
+        return next((value[n:] for n in tries if pattern.fullmatch(value[:n])), value)
+    return next((value[: len(value) - n] for n in tries if pattern.fullmatch(value[len(value) - n :])), value)
+
+
+def _glob(written: str, escape: str) -> re.Pattern[str]:
+    """Return a pattern of a shell, in which `*` and `?` match any letters."""
+    result, at = "", 0
+    while at < len(written):
+        if written[at] == escape and at + 1 < len(written):
+            at += 1
+            result += re.escape(written[at])
+        else:
+            result += {"*": ".*", "?": "."}.get(written[at], re.escape(written[at]))
+        at += 1
+    return re.compile(result, re.DOTALL)

@@ -32,10 +32,37 @@ def test_a_text(written: str) -> None:
     assert VALUES.text(written) == TEXTS[written]
 
 
-@pytest.mark.parametrize("written", ["'a", "${NAME", "${}", "${NAME#v}", "${UNSET:?must be}"])
+@pytest.mark.parametrize("written", ["'a", "${NAME", "${}", "${NAME:#v}", "${NAME//a}", "${UNSET:?must be}"])
 def test_no_text(written: str) -> None:
-    with pytest.raises(ValueError, match=r"does not|names no|there are|must be"):
+    with pytest.raises(ValueError, match=r"does not|names no|there are|no replacement|must be"):
         VALUES.text(written)
+
+
+@pytest.mark.parametrize(
+    ("written", "values", "text"),
+    [
+        (r"${A#()[]{\}^$.\*\?|\\}", {"A": r"()[]{}^$.*?|\x"}, "x"),
+        (r"${A%%\**}", {"A": "xx**"}, "xx"),
+        ("${A#*x*y}", {"A": "xxyy"}, "y"),
+        ("${A#*}", {"A": "xxyy"}, "xxyy"),
+        ("${A#$B}", {"A": "xxyy", "B": "x"}, "xyy"),
+        ("${A##*x}", {"A": "xxyy"}, "yy"),
+        ("${A##}", {"A": "xxyy"}, "xxyy"),
+        (r"${A#?\?}", {"A": "???y"}, "?y"),
+        ("${B:-.}${A%x}${B:-.}", {"A": "xxyy"}, ".xxyy."),
+        (r"${A%%\**\*}", {"A": "a***yy*"}, "a"),
+        ("${A%%$B}", {"A": "xxyy", "B": ""}, "xxyy"),
+        ("${A/$B/.} - ${A//$B/.}", {"A": "/foo*/*/*.txt", "B": r"\*/"}, "/foo.*/*.txt - /foo..*.txt"),
+        ("${A/$B/} - ${A//$B/}", {"A": "/tmp/tmp/bar.txt", "B": "/tmp"}, "/tmp/bar.txt - /bar.txt"),
+        ("${A/$B/$C}", {"A": "http://google.de", "B": "http://", "C": "https://"}, "https://google.de"),
+        (r"${A//\//\/}", {"A": "/tmp/foo.txt"}, r"\/tmp\/foo.txt"),
+        ("${A/$B/ww}", {"A": "xxyy", "B": ""}, "wwxxyy"),
+        ("${A///}${B///}", {"A": "xxyy"}, "xxyy"),
+        ("${A#*-}-${A%-*}", {"A": "v1-2-3"}, "2-3-v1-2"),
+    ],
+)
+def test_an_edited_value(written: str, values: dict[str, str], text: str) -> None:
+    assert Expansion(values).text(written) == text
 
 
 def test_words() -> None:

@@ -18,9 +18,10 @@ from farm.settings import settings
 from tests.contract.sandboxes.sandbox_kinds import python
 from tests.services.farms import until
 from tests.services.images import root_folder
+from tests.services.servers.registry import registry
 from workers.interfaces import Sandbox, SandboxProvider
 from workers.sandboxes.images.dockerfile.image_config import Healthcheck
-from workers.sandboxes.images.image import Image, image
+from workers.sandboxes.images.image import Image, fallback_note, image
 from workers.sandboxes.images.image_aliases import set_alias
 from workers.sandboxes.images.image_cache import entries, images
 from workers.sandboxes.images.image_pruning import PART, STOOD_ON, examined
@@ -270,3 +271,28 @@ def test_buildah_where_it_is_installed(
         start(image=context("FROM small:1\nRUN true"), workdir="")
     monkeypatch.undo()
     settings.cache_clear()
+
+
+def test_an_image_that_cannot_be_pulled(start: Start, run: Run, context: Callable[..., str], apptainer: Path) -> None:
+    built_of = context("FROM debian:12\nRUN echo built >/which\n")
+    with registry(root_folder(Path(built_of.removeprefix("dockerfile:")).with_name("base"))) as (names, content):
+        content.status = 500
+        name = f"{names}/team/tool:1"
+        sandbox = start(image=name, fallback_image=built_of)
+        assert said(run, sandbox, "cat /which") == "built\n"
+        chosen = image(name, fallback=built_of, start=start_build)
+        assert name in chosen.config.notes[0]
+        assert "its Dockerfile was built instead" in chosen.config.notes[0]
+        assert fallback_note(name, built_of) == chosen.config.notes[0]
+        content.status = 0
+        n_asked = len(content.asked)
+        # a rollout that was played in it is scored in it
+        assert image(name, fallback=built_of, start=start_build).key == chosen.key
+        assert len(content.asked) == n_asked
+        pulled = image(name, retry=True, start=start_build)
+        assert (pulled.key != chosen.key, fallback_note(name, built_of)) == (True, "")
+        assert image(name, fallback=built_of, start=start_build).key == pulled.key
+        content.status = 500
+        other = context("FROM debian:12\nRUN exit 3\n")
+        with pytest.raises(ImageError, match=r"(?s)could not be built; .*nor could its Dockerfile .*:2: RUN exit 3"):
+            start(image=f"{names}/team/other:1", fallback_image=other)

@@ -1,0 +1,122 @@
+"""Set-user-ID and set-group-ID bits of images in all forms: as `su` and `sudo` need them for users other than root."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.services.images import PROGRAMS, docker_archive, oci_archive, root_folder
+from tests.services.servers.registry import registry
+from workers.interfaces import Sandbox
+from workers.sandboxes.images.building.builder import copy_tree
+from workers.sandboxes.images.image import image
+from workers.sandboxes.images.image_aliases import set_alias
+from workers.sandboxes.sandbox_user import give, sandbox_user
+
+Run = Callable[[Any], Any]
+Start = Callable[..., Sandbox]
+
+MODES = {"opt/id-of-root": 0o4755, "opt/group": 0o2755, "opt/open": 0o1777, "opt/shared": 0o2775, "opt/closed": 0o0}
+FORMS = ("folder", "given", "sif", "docker-archive", "oci-archive", "registry", "definition", "dockerfile")
+
+
+@pytest.fixture(scope="module")
+def base(farm_folder: Path) -> Path:
+    """Return a root file system with a program that is root's to whoever runs it, and the farm's own user's files."""
+    root = root_folder(farm_folder / "set-id", [*PROGRAMS, "id", "cp"])
+    (root / "etc/passwd").write_text("root:x:0:0:root:/root:/bin/bash\napp:x:1500:1500::/tmp:/bin/bash\n")
+    (root / "opt/id-of-root").write_bytes((root / "usr/bin/id").read_bytes())
+    for name in ("group", "closed"):
+        (root / "opt" / name).write_text("x")
+    for name in ("open", "shared"):
+        (root / "opt" / name).mkdir()
+    for name, mode in MODES.items():
+        (root / name).chmod(mode)
+    return root
+
+
+@contextmanager
+def named(base: Path, form: str, apptainer: Path) -> Iterator[str]:
+    made = base.with_name(f"set-id-{form}")
+    if form == "registry":
+        with registry(base) as (names, _):
+            yield f"{names}/team/set-id:1"
+        return
+    if form == "folder":
+        made = base
+    elif form == "given" and not made.exists():
+        copy_tree(base, made)
+        give(made)
+    elif form == "docker-archive":
+        made = docker_archive(base, made.with_suffix(".tar"))
+    elif form == "oci-archive":
+        made = oci_archive(base, made.with_suffix(".tar"))
+    elif form == "dockerfile":
+        set_alias("set-id:1", str(base))
+        made.mkdir(exist_ok=True)
+        (made / "Dockerfile").write_text(
+            "FROM set-id:1 AS other\nFROM set-id:1\nCOPY --from=other /opt/id-of-root /opt/copied\n"
+            "RUN rm /opt/id-of-root && cp -p /opt/copied /opt/id-of-root\n"
+        )
+        made = Path(f"dockerfile:{made}")
+    if form in ("sif", "definition"):
+        made = base.with_name("set-id.sif")
+        subprocess.run([apptainer, "build", "--force", str(made), str(base)], capture_output=True, check=True)
+        made.chmod(0o644)
+    if form == "definition":
+        made = base.with_name("set-id.def")
+        made.write_text("Bootstrap: localimage\nFrom: set-id.sif\n")
+    yield str(made)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_another_user_is_root_by_a_file(form: str, start: Start, run: Run, base: Path, apptainer: Path) -> None:
+    with named(base, form, apptainer) as name:
+        sandbox = start(image=name, user="app")
+        result = run(sandbox.exec(["bash", "-c", "id -u; /opt/id-of-root -u"], timeout_s=20))
+        assert (result.stdout, result.stderr) == (b"1500\n0\n", b"")
+        root = image(name).folder
+        modes = {each: (root / each).lstat().st_mode & 0o7777 for each in MODES}
+        # a builder needs to read what it copies
+        assert {**modes, "opt/closed": 0} == MODES
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="becomes an ordinary user")
+def test_an_ordinary_user_copies_what_is_anothers(base: Path, farm_folder: Path) -> None:
+    user = sandbox_user()
+    assert user
+    place = farm_folder / "of-an-ordinary-user"
+    place.mkdir()
+    os.chown(place, *user)
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            os.setgroups([])
+            os.setresgid(user[1], user[1], user[1])
+            os.setresuid(user[0], user[0], user[0])
+            copy_tree(base / "opt/id-of-root", place / "copied")
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    status = (place / "copied").stat()
+    assert (status.st_uid, status.st_mode & 0o7777) == (user[0], 0o4755)
+
+
+def test_a_set_id_file_of_two_names_is_given(base: Path, farm_folder: Path) -> None:
+    folder = farm_folder / "linked"
+    folder.mkdir()
+    (folder / "a").write_text("x")
+    (folder / "b").hardlink_to(folder / "a")
+    (folder / "c").symlink_to(base / "opt/id-of-root")
+    (folder / "a").chmod(0o6711)
+    give(folder)
+    assert {(folder / name).lstat().st_mode & 0o7777 for name in "ab"} == {0o6711}
+    assert (base / "opt/id-of-root").stat().st_mode & 0o7777 == 0o4755

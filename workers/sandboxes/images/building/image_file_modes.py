@@ -1,0 +1,81 @@
+"""Set-user-ID, set-group-ID and sticky bits of the files in an image file (SIF).
+
+The runtime unpacks it as an ordinary user, and then leaves them out.
+"""
+
+from __future__ import annotations
+
+import re
+import stat
+import struct
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+from farm.errors import ImageError
+from workers.sandboxes.images.building.builder import environment
+from workers.sandboxes.images.runtime import wrapper
+
+# the header and the descriptors of a SIF, from github.com/apptainer/sif `sif.go`: where the descriptors are, and of
+# each its data type, whether it is used, its offset, and the file system and purpose of a partition
+_HEADER = struct.Struct("<88xqq")
+_DESCRIPTOR = struct.Struct("<i?12xq176xii376x")
+_PARTITION, _SQUASHFS, _SYSTEM = 0x4004, 1, 2
+_MOST_DESCRIPTORS = 4096
+_LIST_S = 600.0
+_LINE = re.compile(r"([-d])(.{9}) +\S+ +\d+ +\S+ +\S+ +squashfs-root/(.*)")
+
+
+def restore_special_modes(image: Path, root: Path, place: Path) -> None:
+    """Give files of an unpacked image file the bits that they have in it. ImageError. Blocks.
+
+    `place` is a folder of the sandbox user's to work in.
+    """
+    offset = _system_offset(image)
+    if offset is None:
+        return
+    words = [str(wrapper("unsquashfs")), "-o", str(offset), "-lln", str(image)]
+    try:
+        done = subprocess.run(
+            words, env=environment(place), capture_output=True, text=True, errors="surrogateescape", timeout=_LIST_S
+        )
+    except subprocess.TimeoutExpired:
+        raise ImageError(f"the modes in {image} could not be read within {_LIST_S:.0f} s", retryable=True) from None
+    if done.returncode:
+        raise ImageError(f"the modes in {image} could not be read: {done.stderr.strip()[-300:]}")
+    for kind, letters, name in _listed(done.stdout):
+        path = root / name
+        if any(above.is_symlink() for above in path.parents if above.is_relative_to(root)):
+            continue
+        wanted = stat.S_IFDIR if kind == "d" else stat.S_IFREG
+        mode = path.lstat().st_mode if path.exists() and not path.is_symlink() else 0
+        if stat.S_IFMT(mode) == wanted:
+            path.chmod(stat.S_IMODE(mode) | _special(letters))
+
+
+def _listed(text: str) -> Iterator[tuple[str, str, str]]:
+    """Yield the kind, the letters of the mode, and the path of the files that have such a bit."""
+    for line in text.splitlines():
+        match = _LINE.fullmatch(line)
+        if match and _special(match[2]):
+            yield match[1], match[2], match[3]
+
+
+def _special(letters: str) -> int:
+    bits = zip((2, 5, 8), (stat.S_ISUID, stat.S_ISGID, stat.S_ISVTX), strict=True)
+    return sum(bit for at, bit in bits if letters[at] in "sStT")
+
+
+def _system_offset(image: Path) -> int | None:
+    """Return where the file system of the image begins; None if it has none that can be listed, as a sealed one."""
+    with image.open("rb") as file:
+        n_descriptors, start = _HEADER.unpack(file.read(_HEADER.size))
+        file.seek(start)
+        for _ in range(min(n_descriptors, _MOST_DESCRIPTORS)):
+            read = file.read(_DESCRIPTOR.size)
+            if len(read) < _DESCRIPTOR.size:
+                break
+            kind, used, offset, system, purpose = _DESCRIPTOR.unpack(read)
+            if used and (kind, system, purpose) == (_PARTITION, _SQUASHFS, _SYSTEM):
+                return int(offset)
+    return None

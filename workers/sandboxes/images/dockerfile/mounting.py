@@ -1,0 +1,97 @@
+"""Files that RUN mounts: put into the writable layer of a step while its program runs, and out of it after that.
+
+So no kernel mount is needed: what a mount hides is deleted in the layer alone, and is back once that is taken out.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from workers.sandboxes.images.dockerfile.build_place import BuildPlace
+from workers.sandboxes.images.dockerfile.context import copy_files
+from workers.sandboxes.images.dockerfile.copying import OpenStage
+from workers.sandboxes.images.dockerfile.instructions import Instruction
+from workers.sandboxes.images.dockerfile.steps import FromContext, FromStage, RunMount
+from workers.sandboxes.remove_tree import remove
+
+# where a link leads, as the layer has its files there
+_REAL = (
+    'if [ -d "$1" ]; then cd -P -- "$1"; echo "folder:$PWD"; else cd -P -- "${1%/*}/"; echo "file:$PWD/${1##*/}"; fi'
+)
+# other files are mounted below some, such as /run, and stay
+_CLEAR = 'shopt -s nullglob dotglob; for each in "$1"/*; do rm -rf -- "$each" 2>/dev/null; done; :'
+_DELETE = 'if [ -e "$1" ] || [ -L "$1" ]; then rm -f -- "$1"; fi'
+_OPEN_TO_ALL = 0o1777
+
+
+def mount(place: BuildPlace, mounts: Sequence[RunMount], instruction: Instruction, open_stage: OpenStage) -> list[str]:
+    """Put all there; return the paths that are no part of the layer, as `unmount` takes them. ImageError. Blocks."""
+    result = []
+    for each in mounts:
+        make_folder(place, posixpath.dirname(each.target), 0o755)
+        kind, _, real = _said(place, _REAL, each.target, instruction).partition(":")
+        real = posixpath.normpath("/" + real)
+        if each.kept:
+            make_folder(place, real, 0o755)
+            continue
+        result.append(real)
+        other = open_stage(each.source) if isinstance(each.source, FromStage) else None
+        is_folder = each.source is None or _is_folder(each.source, other)
+        if kind == "folder" and is_folder:
+            _said(place, _CLEAR, real, instruction)
+        elif kind == "folder":
+            raise instruction.refused(f"--mount: {each.target} is a folder, and its source is a file")
+        else:
+            _said(place, _DELETE, real, instruction)
+        if each.source is None:
+            make_folder(place, real, _OPEN_TO_ALL)
+        elif isinstance(each.source, FromContext):
+            with tempfile.TemporaryDirectory() as name:
+                copy_files(each.source.files, Path(name, "staged"))
+                place.upload(Path(name, "staged"), real)
+        elif other is not None:
+            place.copy_from(other, each.source.path, real)
+    return result
+
+
+def unmount(layer: Path, paths: Sequence[str], lower: Sequence[str]) -> None:
+    """Take mounted files out of a finished layer over others, and folders that were made for them. Blocks."""
+    for path in reversed(paths):
+        parts = path.strip("/").split("/")
+        above = [layer.joinpath(*parts[:n]) for n in range(1, len(parts))]
+        # a link of the program's making leads anywhere
+        if any(folder.is_symlink() or not folder.is_dir() for folder in above):
+            continue
+        remove(layer.joinpath(*parts))
+        for n in range(len(parts) - 1, 0, -1):
+            folder = layer.joinpath(*parts[:n])
+            if any(Path(each, *parts[:n]).exists() for each in lower) or any(folder.iterdir()):
+                break
+            folder.rmdir()
+
+
+def make_folder(place: BuildPlace, path: str, mode: int) -> None:
+    """Make a folder, unless it is there."""
+    if place.run(["bash", "-c", '[ -d "$1" ]', "bash", path]).code == 0:
+        return
+    with tempfile.TemporaryDirectory() as name:
+        empty = Path(name, "folder")
+        empty.mkdir(mode=0o755)
+        empty.chmod(mode)
+        place.upload(empty, path)
+
+
+def _is_folder(source: FromContext | FromStage, other: BuildPlace | None) -> bool:
+    if isinstance(source, FromContext):
+        return source.files[0].path.is_dir()
+    return other is not None and other.run(["bash", "-c", '[ -d "$1" ]', "bash", source.path]).code == 0
+
+
+def _said(place: BuildPlace, script: str, path: str, instruction: Instruction) -> str:
+    done = place.run(["bash", "-c", script, "bash", path])
+    if done.code:
+        raise instruction.refused(f"--mount at {path}: {done.output.strip()[-200:]}")
+    return done.output.strip()
