@@ -1,6 +1,6 @@
 """GEM, https://github.com/axon-rl/gem: games, math and code with text as actions, in `\\boxed{...}`.
 
-`id` is one of its ids, such as `game:GuessTheNumber-v0`, `kwargs` are those of `gem.make`. Of the ids of
+`id` is one of its ids, such as `game:GuessTheNumber-v0-easy`, `kwargs` are those of `gem.make`. Of the ids of
 reasoning-gym (`rg:`) and of math, code and qa sets the latter fetch data from the web. Answers to the former are
 verified by the node.
 """

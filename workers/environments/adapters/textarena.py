@@ -6,10 +6,13 @@ need policies for the others, and are refused; games of words need NLTK's word l
 
 from __future__ import annotations
 
+import re
 from importlib import import_module
 from typing import Any
 
 from workers.environments.environment import Action, AskModel, Begin, ChatMessage, Episode, Step
+
+_OF_NLTK = re.compile(r"nltk\.download\('([\w-]+)'\)")
 
 
 class TextArena:
@@ -33,8 +36,17 @@ class TextArena:
         self._game: Any = None
 
     def reset(self, episode: Episode) -> Begin:
-        self._environment = import_module("textarena").make(episode.id, **episode.kwargs)
-        self._environment.reset(num_players=1, seed=episode.seed)
+        try:
+            self._environment = import_module("textarena").make(episode.id, **episode.kwargs)
+            self._environment.reset(num_players=1, seed=episode.seed)
+        except LookupError as error:
+            # a page of text, which names the data in the middle
+            if (missing := _OF_NLTK.search(str(error))) is None:
+                raise
+            raise ValueError(
+                f"{episode.id} needs the data {missing[1]!r} of NLTK: let `python -m nltk.downloader {missing[1]}` put "
+                "it into /usr/share/nltk_data of the image"
+            ) from None
         self._game = self._environment
         while hasattr(self._game, "env"):
             self._game = self._game.env
