@@ -3,7 +3,8 @@
 reasoning-gym and the guessing game of `examples` are played by the farm's servers in sandboxes, with the connections
 that a worker has and no LLM. Beside them: the same calls of the same class in one process, without server and sandbox.
 The verdict of the node's grader on an answer is compared with a direct call of the library's verifier, and a start in a
-shared server with one in a sandbox of the rollout's own.
+shared server with one in a sandbox of the rollout's own. Steps of GEM and TextArena, one rollout at a time, stand
+beside a loop of the packages' calls alone, in the Python of the same environment.
 A cold start installs nothing: packages are installed before.
 """
 
@@ -30,6 +31,8 @@ from workers.evaluators.answer import verified
 from workers.interfaces import SandboxProvider
 from workers.registry import best_sandbox
 from workers.registry import sandbox as provider_of
+from workers.sandboxes.images.environments import environment
+from workers.sandboxes.images.image import image
 
 N_STEPS = 20
 _STEP_S = 120.0
@@ -51,6 +54,48 @@ for seed in range({n}):
 print(imported, (time.perf_counter() - started) / {n})
 """
 
+_OWN_LOOPS = {
+    "gem": (
+        "game:GuessTheNumber-v0-hard",
+        """
+import sys, types
+sys.modules["pycosat"] = types.ModuleType("pycosat")
+import gem
+def play(seed):
+    environment = gem.make("game:GuessTheNumber-v0-hard")
+    environment.reset(seed=seed)
+    for n in range(1, N + 1):
+        if any(environment.step(ACTION % (n, n))[2:4]):
+            return n
+    return N
+""",
+    ),
+    "textarena": (
+        "GuessTheNumber-v0-hardcore",
+        """
+import textarena
+def play(seed):
+    environment = textarena.make("GuessTheNumber-v0-hardcore")
+    environment.reset(num_players=1, seed=seed)
+    for n in range(1, N + 1):
+        environment.get_observation()
+        if environment.step(ACTION % (n, n))[0]:
+            return n
+    return N
+""",
+    ),
+}
+"""Of an environment: the id, and a function that plays N steps at most and returns their number."""
+_TIMED = """
+import contextlib, io, time
+with contextlib.redirect_stdout(io.StringIO()):
+    play(0)
+    started = time.perf_counter()
+    n = sum(play(seed) for seed in range({n}))
+print(n / (time.perf_counter() - started))
+"""
+_ACTION = "I take [%d] and \\boxed{%d}."
+
 
 def main() -> None:
     result = options(__doc__)
@@ -68,6 +113,41 @@ async def _measure(report: Report, asked: argparse.Namespace) -> None:
     await _one(report, provider, environment_program("reasoning_gym"), "chain_sum", n, 1)
     for family in _FAMILIES:
         await _verdicts(report, family, n)
+    for name in _OWN_LOOPS:
+        await _beside_own_loop(report, provider, environment_program(name), n)
+
+
+async def _beside_own_loop(report: Report, provider: SandboxProvider, program: EnvironmentProgram, n: int) -> None:
+    """Measure steps of a package per second, through the farm and by the package's own loop."""
+    episode_id, source = _OWN_LOOPS[program.name]
+    await _installed(provider, program.spec())
+    own_rate = _own_rate(program, source, n)
+    servers = EnvironmentServers()
+    took: list[float] = []
+    spent_s = 0.0
+    try:
+        for seed in range(-1, n):
+            connection = await servers.connect(program, provider)
+            connection.verify = partial(verified, timeout_s=_STEP_S)
+            started = time.perf_counter()
+            await connection.reset(Episode(id=episode_id, seed=max(seed, 0)), _STEP_S)
+            for taken in range(1, N_STEPS + 1):
+                begun = time.perf_counter()
+                step = await connection.step(Action(_ACTION % (taken, taken)), _STEP_S)
+                took.append(time.perf_counter() - begun)
+                if step.terminated or step.truncated:
+                    break
+            connection.drop()
+            spent_s += time.perf_counter() - started
+            if seed < 0:
+                # the first has started the server
+                took, spent_s = [], 0.0
+    finally:
+        await servers.aclose()
+    rate = len(took) / spent_s
+    title = f"{program.name} {episode_id}"
+    report.add(f"{title}: steps, with starts", rate, "/s", its_own_loop=own_rate, ratio=rate / own_rate)
+    report.times(f"{title}: a step", took, its_own_loop_with_starts=1000 / own_rate)
 
 
 async def _verdicts(report: Report, family: str, n: int) -> None:
@@ -139,6 +219,15 @@ async def _one(
         report.add(f"{program.name}: steps, 16 rollouts at once", rate, "/s", in_one_process=n_steps / alone_s)
     finally:
         await servers.aclose()
+
+
+def _own_rate(program: EnvironmentProgram, source: str, n: int) -> float:
+    """Return the steps per second of a package's own loop, in a process of the environment's Python."""
+    folder = environment(program.spec().packages, image(program.image), alone=program.without_dependencies).binds[0][0]
+    given = f"N, ACTION = {N_STEPS}, {_ACTION!r}\n{source}{_TIMED.format(n=n)}"
+    # -P: nothing of this checkout is imported
+    done = subprocess.run([f"{folder}/bin/python", "-P", "-c", given], capture_output=True, text=True, check=True)
+    return float(done.stdout)
 
 
 async def _installed(provider: SandboxProvider, spec: SandboxSpec) -> None:

@@ -89,7 +89,7 @@ class LocalFarm(Farm):
 
     def submit(self, request: BatchRequest | Mapping[str, Any]) -> str:
         batch_request = checks.checked_request(request)
-        checks.check_instances(batch_request, self._served)
+        checks.check_instances(batch_request, self._served, lambda: self.store.read(llm_engines.listing))
         checks.check_plugins(batch_request)
         checks.check_images(batch_request, self._are_here)
         checks.check_webhook(batch_request.webhook, settings().webhook_hosts, current_caller())

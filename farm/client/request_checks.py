@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from farm.callers import Caller, Scope
 from farm.errors import Forbidden, InvalidRequest, UnknownHandler
 from farm.plugins import entry_point, installed, load
+from farm.records.engine_state import StoredEngine
 from farm.records.request import BatchRequest, Instance, SandboxSpec, roles_missing
 from farm.records.request_values import Request, Webhook
 from farm.records.task_needs import unsupported
@@ -84,10 +85,13 @@ def check_webhook(webhook: Webhook | None, hosts: str, caller: Caller) -> None:
         raise Forbidden(f"webhook.url: {address.netloc} is none of {known}")
 
 
-def check_instances(request: BatchRequest, served: Callable[[], Collection[str]]) -> None:
-    """Raise InvalidRequest with all that is wrong with the fields of its instances, or UnknownHandler.
+def check_instances(
+    request: BatchRequest, served: Callable[[], Collection[str]], engines: Callable[[], Sequence[StoredEngine]]
+) -> None:
+    """Raise InvalidRequest with all that is wrong with its instances, or UnknownHandler.
 
-    `served` gives the handlers of all nodes, installed here or not; a node checks its instances then.
+    `served` gives the handlers of all nodes, installed here or not; a node checks its instances then. `engines` gives
+    the farm's engines.
     """
     on_nodes: Collection[str] | None = None
     complaints: list[tuple[str, str]] = []
@@ -105,6 +109,32 @@ def check_instances(request: BatchRequest, served: Callable[[], Collection[str]]
             raise UnknownHandler(f"{path}.data_source: no handler for {instance.data_source!r}; this farm has: {names}")
     if complaints:
         raise InvalidRequest.of(complaints[:MAX_COMPLAINTS])
+    check_tool_formats(request, engines)
+
+
+def check_tool_formats(request: BatchRequest, engines: Callable[[], Sequence[StoredEngine]]) -> None:
+    """Raise InvalidRequest for instances whose handler has tools, if no engine of the farm has a model whose calls of
+    tools can be read: they would be taken for answers, and scored.
+
+    That is known once a node has read the models' chat templates; a batch or instance with an engine of its own is
+    checked where it is played.
+    """
+    with_tools = [
+        index
+        for index, instance in enumerate(request.instances)
+        if not (request.engine_url or instance.engine_url)
+        and instance.data_source in installed(HANDLERS)
+        and load(HANDLERS, instance.data_source).tools
+    ]
+    known = engines() if with_tools else ()
+    if not known or any(each.info is None or each.tool_format or each.info.tool_format != "none" for each in known):
+        return
+    names = ", ".join(sorted({str(each.info and each.info.model) for each in known}))
+    reason = (
+        f"its handler has tools, and the chat template of {names} shows no format of tool calls that the farm reads: "
+        "add the engine with its tool_format (docs/engines/tool_calls.md)"
+    )
+    raise InvalidRequest.of([(f"instances[{index}].data_source", reason) for index in with_tools[:MAX_COMPLAINTS]])
 
 
 def check_images(request: BatchRequest, are_here: Callable[[], bool]) -> None:

@@ -42,5 +42,8 @@ class EngineInfo(BaseModel):
     """Log-probabilities from before (raw) or after temperature and filters (processed); empty if it gives none."""
     control: bool = False
     """True if it takes pause, resume and the naming of weight versions."""
+    tool_format: str = ""
+    """The format in which a node reads tool calls from its text, `none` if its chat template shows none that is known;
+    empty if the engine reads them itself, or no node has said."""
     notes: tuple[str, ...] = ()
     """Remarks for the operator, such as a flag that would add a capability."""

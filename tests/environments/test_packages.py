@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from workers.evaluators.answer import extract_answer, verified
 from workers.registry import sandbox
 
 PROJECT = Path(__file__).parent / "project"
+EXAMPLES = Path(__file__).parents[2] / "examples" / "environment" / "packages"
 SUM: dict[str, Any] = {
     "messages": [{"role": "user", "content": "2 + 2?"}],
     "kwargs": {"reward_spec": {"ground_truth": "4"}},
@@ -33,7 +35,9 @@ ACT = '{"name": "act", "arguments": {"message": "hello", "metadata": {"reward": 
 
 @pytest.fixture(scope="module", autouse=True)
 def _farm() -> Iterator[None]:
-    with farm_folder() as folder, farm_in(folder), installed(PROJECT, folder / "site"):
+    with farm_folder() as folder, farm_in(folder), ExitStack() as projects:
+        for project in (PROJECT, EXAMPLES):
+            projects.enter_context(installed(project, folder / "site"))
         yield
 
 

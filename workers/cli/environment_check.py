@@ -68,6 +68,7 @@ class PlayedStep:
 @click.option("--id", "episode_id", default="", help="Which of its environments.")
 @click.option("--kwargs", default="{}", metavar="JSON", help="As in an instance's fields.")
 @click.option("--seed", default=0, show_default=True)
+@click.option("--message", "prompt", multiple=True, help="A text of the prompt, said as the user. Repeat it.")
 @click.option(
     "--action", "actions", multiple=True, help="A text, or a tool call as JSON: {name, arguments}. Repeat it."
 )
@@ -79,6 +80,7 @@ def check(
     episode_id: str,
     kwargs: str,
     seed: int,
+    prompt: Sequence[str],
     actions: Sequence[str],
     rewards: tuple[float, float] | None,
     sandbox: str,
@@ -91,8 +93,12 @@ def check(
     """
     try:
         fields = {"environment": name, "id": episode_id, "kwargs": json.loads(kwargs), "seed": seed}
+        fields["messages"] = [{"role": "user", "content": text} for text in prompt]
         instance = EnvironmentInstance.model_validate({**fields, "packages": packages, "rewards": rewards})
         kind = sandbox if sandbox != "auto" else registry.best_sandbox()
+        n_packages = len(instance.program.packages) + len(packages)
+        if n_packages:
+            click.echo(f"{name}: {n_packages} packages are installed the first time, which takes minutes", err=True)
         plays = asyncio.run(played(instance, kind, actions or _DEFAULT_ACTIONS))
     except ValidationError as error:
         raise click.ClickException("; ".join(each["msg"] for each in error.errors())) from error

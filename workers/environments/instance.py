@@ -29,7 +29,7 @@ class EnvironmentInstance(BaseModel):
     environment: Annotated[str, AfterValidator(_installed)]
     """An entry point of `farm.environments`."""
     id: str = ""
-    """The name of one of the package's environments, such as `game:GuessTheNumber-v0`."""
+    """The name of one of the package's environments, such as `game:GuessTheNumber-v0-easy`."""
     kwargs: dict[str, Any] = Field(default_factory=dict)
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     messages: tuple[Message, ...] = ()

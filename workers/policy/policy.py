@@ -32,16 +32,16 @@ from workers.policy.generation import (
     FormUnsupported,
     LogprobsMissing,
 )
+from workers.policy.routing.model_texts import model_text_of
 from workers.policy.routing.retry_state import Call
 from workers.policy.routing.router import StickyRouter
 from workers.policy.stream_forwarder import Interrupted, StreamForwarder
 from workers.policy.token_completion import TokenCompletion
-from workers.policy.tokens import tokenizer
 from workers.policy.tokens.long_texts import LongTexts
 from workers.policy.tokens.messages import n_chars, n_chars_at_most
 from workers.policy.tokens.session import FIRST, Prompt, TokenSession
 from workers.policy.tokens.template import TemplateError
-from workers.policy.tokens.tokenizer import ModelText, TokenizerMissing
+from workers.policy.tokens.tokenizer import ModelText
 
 log = logging.getLogger(__name__)
 
@@ -155,7 +155,7 @@ class RolloutPolicy:
 
     async def _text(self, engine: Engine) -> ModelText | None:
         if engine.address not in self._texts:
-            self._texts[engine.address] = await _model_text(engine)
+            self._texts[engine.address] = await model_text_of(engine.address, engine.info)
         return self._texts[engine.address]
 
     async def _exact(self, engine: Engine, text: ModelText, asked: _Asked, told: str) -> Completion:
@@ -243,6 +243,13 @@ class _Asked:
         sampling = self._formed(engine, sampling, tool_format, opened)
         if isinstance(sampling, FormedSampling) and sampling.tool_choice == "none":
             tool_format = "none"
+        elif self.request.tools and tool_format == "none" and not engine.address.tool_format:
+            # its calls would be taken for the answer, and scored
+            raise InvalidRequest(
+                f"there are tools, and the chat template of {text.name} shows no format of calls that is read here: "
+                f"name one of {', '.join(tool_calls.FORMATS)} as the engine's tool_format; `none` takes all text for "
+                "the answer"
+            )
         parser = tool_calls.parser(tool_format, template=text.template.source, opened=opened, tools=self.request.tools)
         live = None
         if self._on_delta is not None:
@@ -304,18 +311,6 @@ async def _in_thread(work: Callable[[], T]) -> T:
     except asyncio.CancelledError:
         await asyncio.wait([task])
         raise
-
-
-async def _model_text(engine: Engine) -> ModelText | None:
-    """Return the tokenizer and template of the engine's model; None if its files are not available here."""
-    address, info = engine.address, engine.info
-    for name in dict.fromkeys((address.tokenizer, info.root, address.model, info.model)):
-        if name:
-            try:
-                return await asyncio.to_thread(tokenizer.load, name)
-            except (TokenizerMissing, TemplateError) as missing:
-                log.debug("engine %s: %s", address.url, missing)
-    return None
 
 
 def _named(error: EngineError, rollout_id: str) -> EngineError:

@@ -139,7 +139,11 @@ class LightningRollouts:
     def _checked(self, wanted: NewRollout, content: dict[str, Any], key: str, model: str, place: str) -> BatchRequest:
         try:
             request = _batch_request(wanted, content, key, model)
-            check_instances(request, lambda: {name for node in self._farm.nodes() for name in node.handlers})
+            check_instances(
+                request,
+                lambda: {name for node in self._farm.nodes() for name in node.handlers},
+                lambda: [state.engine for state in self._farm.engines()],
+            )
         except InvalidRequest as error:
             raise InvalidRequest.of([(_sent(place, field), message) for field, message in error.complaints]) from None
         return request

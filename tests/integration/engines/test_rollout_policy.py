@@ -30,9 +30,11 @@ from workers.policy.generation import EngineAddress, FormUnsupported
 from workers.policy.policy import PromptRules, RolloutPolicy
 from workers.policy.recording import Stopwatch, as_applied, model_call
 from workers.policy.routing.engine_view import EngineRecord
+from workers.policy.routing.model_texts import tool_format_of
 from workers.policy.routing.pool import EnginePool
 from workers.policy.routing.router import RoutingKey, StickyRouter
 from workers.policy.tokens import tokenizer
+from workers.testing.engine.model_text import write_model_text
 from workers.testing.serving import serving
 
 SAMPLING = SamplingParams(temperature=1.0, seed=3)
@@ -444,6 +446,28 @@ def test_an_engine_with_a_tool_format_that_nobody_knows_is_passed_over() -> None
             await bench.ask(bench.policy(), [USER])
 
     run(play, EngineDouble(), EngineDouble())
+
+
+def test_tools_are_refused_where_the_models_format_of_calls_is_unknown(tmp_path: Path) -> None:
+    """Its calls would be taken for the answer; a tool format that is set says what they are."""
+    write_model_text(tmp_path)
+    template = tmp_path / "chat_template.jinja"
+    template.write_text(template.read_text().replace("<tool_call>", "<call>"))
+
+    async def play(bench: _Bench) -> None:
+        [engine] = bench.listed
+        assert engine.info is not None
+        address = replace(engine.address, tokenizer=str(tmp_path))
+        assert await tool_format_of(address, engine.info) == "none"
+        bench.listed[0] = EngineRecord(address, engine.info)
+        with pytest.raises(EngineError, match=r"r1: .*no format of calls that is read here"):
+            await bench.ask(bench.policy(), [USER])
+        await bench.ask(bench.policy(), [USER], sampling=FormedSampling(tool_choice="none"))
+        for tool_format in ("none", "hermes"):
+            bench.listed[0] = EngineRecord(replace(address, tool_format=tool_format), engine.info)
+            await bench.ask(bench.policy(), [USER])
+
+    run(play, EngineDouble())
 
 
 def test_busy_engines_are_waited_for_and_named() -> None:

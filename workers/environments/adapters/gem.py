@@ -1,8 +1,8 @@
 """GEM, https://github.com/axon-rl/gem: games, math and code with text as actions, in `\\boxed{...}`.
 
-`id` is one of its ids, such as `game:GuessTheNumber-v0`, `kwargs` are those of `gem.make`. Of the ids of
+`id` is one of its ids, such as `game:GuessTheNumber-v0-easy`, `kwargs` are those of `gem.make`. Of the ids of
 reasoning-gym (`rg:`) and of math, code and qa sets the latter fetch data from the web. Answers to the former are
-verified by the node.
+verified by the node. Games of words need data of NLTK, which has to be in the image.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import Any
 
 from workers.environments.adapters.reasoning_gym import ReasoningGym
+from workers.environments.adapters.word_data import PACKAGES, named_if_missing
 from workers.environments.environment import Action, AskModel, Begin, Episode, PosedProblem, Step
 
 _REASONING_GYM = "rg:"
@@ -19,17 +20,21 @@ _REASONING_GYM = "rg:"
 class Gem:
     """One episode of an environment of GEM; what it observes is said to the policy as a user."""
 
-    packages = ("gem-llm==0.1.0", *ReasoningGym.packages)
+    packages = ("gem-llm==0.1.0", *PACKAGES, *ReasoningGym.packages)
     without_dependencies = True
     rewards = (-1, 1)
-    modules = ("workers.environments.adapters.reasoning_gym", *ReasoningGym.modules)
+    modules = (
+        *("workers.environments.adapters.reasoning_gym", "workers.environments.adapters.word_data"),
+        *ReasoningGym.modules,
+    )
     imports = ("workers.environments.adapters.stand_ins", "gem.envs")
 
     def __init__(self, ask: AskModel) -> None:
         self._environment: Any = None
 
     def reset(self, episode: Episode) -> Begin:
-        self._environment = import_module("gem").make(episode.id, **episode.kwargs)
+        with named_if_missing(episode.id):
+            self._environment = import_module("gem").make(episode.id, **episode.kwargs)
         observation, _ = self._environment.reset(seed=episode.seed)
         messages = [*episode.messages, {"role": "user", "content": observation}]
         if episode.id.startswith(_REASONING_GYM):

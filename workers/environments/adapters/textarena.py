@@ -1,7 +1,7 @@
 """TextArena's games for one player, https://github.com/LeonGuertler/TextArena: the reward is given at the end.
 
 `id` is one of its ids, such as `GuessTheNumber-v0`, `kwargs` are those of `textarena.make`. Games of several players
-need policies for the others, and are refused; games of words need NLTK's word lists, which have to be in the image.
+need policies for the others, and are refused; games of words need data of NLTK, which has to be in the image.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
+from workers.environments.adapters.word_data import PACKAGES, named_if_missing
 from workers.environments.environment import Action, AskModel, Begin, ChatMessage, Episode, Step
 
 
@@ -16,16 +17,16 @@ class TextArena:
     """One game, with the policy as its only player."""
 
     packages = (
-        *("textarena==0.7.4", "nltk==3.9.1", "chess==1.11.2", "python-dotenv==1.2.4", "rich==15.0.0"),
+        *("textarena==0.7.4", "chess==1.11.2", "python-dotenv==1.2.4", "rich==15.0.0", *PACKAGES),
         *("markdown-it-py==4.3.0", "mdurl==0.1.2", "Pygments==2.21.0", "requests==2.34.2", "websockets==15.0.1"),
-        *("regex==2026.11.15", "joblib==1.5.2", "click==8.5.1", "tqdm==4.70.1", "openai==2.54.0"),
-        *("pydantic==2.14.3", "pydantic_core==2.50.4", "annotated-types==0.8.0", "typing_extensions==4.16.0"),
-        *("typing-inspection==0.4.5", "httpx==0.28.1", "httpcore==1.0.9", "anyio==4.16.0", "sniffio==1.3.1"),
-        *("h11==0.16.0", "idna==3.20", "certifi==2026.10.18", "distro==1.9.0", "jiter==0.19.0", "urllib3==2.8.0"),
-        "charset-normalizer==3.5.2",
+        *("openai==2.54.0", "pydantic==2.14.3", "pydantic_core==2.50.4", "annotated-types==0.8.0"),
+        *("typing_extensions==4.16.0", "typing-inspection==0.4.5", "httpx==0.28.1", "httpcore==1.0.9", "anyio==4.16.0"),
+        *("sniffio==1.3.1", "h11==0.16.0", "idna==3.20", "certifi==2026.10.18", "distro==1.9.0", "jiter==0.19.0"),
+        *("urllib3==2.8.0", "charset-normalizer==3.5.2"),
     )
     without_dependencies = True
     rewards = (-1, 1)
+    modules = ("workers.environments.adapters.word_data",)
     imports = ("textarena",)
 
     def __init__(self, ask: AskModel) -> None:
@@ -33,8 +34,9 @@ class TextArena:
         self._game: Any = None
 
     def reset(self, episode: Episode) -> Begin:
-        self._environment = import_module("textarena").make(episode.id, **episode.kwargs)
-        self._environment.reset(num_players=1, seed=episode.seed)
+        with named_if_missing(episode.id):
+            self._environment = import_module("textarena").make(episode.id, **episode.kwargs)
+            self._environment.reset(num_players=1, seed=episode.seed)
         self._game = self._environment
         while hasattr(self._game, "env"):
             self._game = self._game.env

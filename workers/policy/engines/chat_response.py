@@ -3,10 +3,14 @@
 Ids are never rebuilt from text. If any are missing the call is text only; if they disagree the answer is refused, as on
 the token wires, by the checks of `GenerationBuilder`. Fields as in vLLM's `return_token_ids` (`prompt_token_ids` on
 top, `choices[].token_ids`); SGLang puts both in the choice, the second as `response_token_ids`.
+
+What servers write otherwise without another meaning is taken: arguments as JSON values, content as parts of text, a
+finish reason that is null.
 """
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -26,7 +30,7 @@ def completion(answer: Any, engine: str, max_tokens: int | None = None) -> Compl
     exact = _exact(answer, choice, usage, max_tokens)
     n_prompt = _counted(usage, "prompt_tokens", exact.prompt_ids if exact else None)
     n_response = _counted(usage, "completion_tokens", exact.response_ids if exact else None)
-    reason = finish_reason(choice.get("finish_reason"))
+    reason = _finish_reason(choice, usage, max_tokens)
     if usage.get("completion_tokens") == 0 and reason != "abort":
         raise ValueError(f"no tokens, and yet it ended by {reason!r}")
     cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
@@ -55,17 +59,43 @@ def _counted(usage: dict[str, Any], name: str, ids: TokenIds | None) -> int:
     return 0 if ids is None else len(ids)
 
 
+def _finish_reason(choice: dict[str, Any], usage: dict[str, Any], max_tokens: int | None) -> str:
+    """Return the finish reason. A null stands for the limit where it is reached, or else for the end."""
+    if "finish_reason" not in choice or choice["finish_reason"] is not None:
+        return finish_reason(choice.get("finish_reason"))
+    return "length" if max_tokens is not None and (usage.get("completion_tokens") or 0) >= max_tokens else "stop"
+
+
 def _message(sent: dict[str, Any]) -> Message:
     """Return the message for the history: unset fields are left out, every tool call has an id."""
-    message: Message = {"role": "assistant", "content": _text(sent.get("content"))}
+    content, thought = _content(sent.get("content"))
+    message: Message = {"role": "assistant", "content": content}
     # vLLM calls it `reasoning`, SGLang and the chat templates `reasoning_content`.
-    reasoning = _text(sent.get("reasoning_content")) or _text(sent.get("reasoning"))
+    reasoning = _text(sent.get("reasoning_content")) or _text(sent.get("reasoning")) or thought
     if reasoning:
         message["reasoning_content"] = reasoning
     calls = sent.get("tool_calls") or []
     if calls:
         message["tool_calls"] = [_call(call, index) for index, call in enumerate(calls)]
     return message
+
+
+def _content(found: Any) -> tuple[str, str]:
+    """Return the text of a message, and the reasoning among its parts."""
+    if not isinstance(found, list):
+        return _text(found), ""
+    texts: dict[str, list[str]] = {"text": [], "thinking": []}
+    for part in found:
+        if isinstance(part, str):
+            texts["text"].append(part)
+        elif part["type"] in ("text", "output_text"):
+            texts["text"].append(_text(part["text"]))
+        elif part["type"] == "thinking":
+            # Mistral nests parts of text
+            texts["thinking"].append(_content(part["thinking"])[0])
+        else:
+            raise ValueError(f"content with a part of type {str(part['type'])[:40]!r}, which is no text")
+    return "".join(texts["text"]), "".join(texts["thinking"])
 
 
 def _text(found: Any) -> str:
@@ -79,8 +109,13 @@ def _call(call: dict[str, Any], index: int) -> dict[str, Any]:
     return {
         "id": _text(call.get("id")) or f"call_{index}",
         "type": "function",
-        "function": {"name": _text(function.get("name")), "arguments": _text(function.get("arguments"))},
+        "function": {"name": _text(function.get("name")), "arguments": _arguments(function.get("arguments"))},
     }
+
+
+def _arguments(found: Any) -> str:
+    """Return arguments as the text of JSON, which they are by the API; some servers send the value itself."""
+    return _text(found) if found is None or isinstance(found, str) else json.dumps(found, ensure_ascii=False)
 
 
 def _exact(
@@ -98,7 +133,7 @@ def _exact(
     intake.saw(prompt)
     intake.add(response, [entry["logprob"] for entry in entries])
     intake.n_counted = usage.get("completion_tokens", len(response))
-    intake.end(choice.get("finish_reason"))
+    intake.end(_finish_reason(choice, usage, max_tokens))
     intake.spans(choice.get("weight_versions") or answer.get("weight_versions"))
     whole = (answer.get("metadata") or {}).get("weight_version")
     if whole is not None and not intake.versions and len(response):

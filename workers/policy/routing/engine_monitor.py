@@ -20,6 +20,7 @@ from workers.policy.generation import EngineAddress, EngineBusy
 from workers.policy.routing.backend import Backend, SharedEngine
 from workers.policy.routing.engine_orders import carry_out, load_weights
 from workers.policy.routing.engine_view import EngineReporter
+from workers.policy.routing.model_texts import tool_format_of
 
 log = logging.getLogger(__name__)
 
@@ -79,6 +80,7 @@ class Monitor:
         self._due: dict[str, float] = {}
         self._weights_due: dict[str, float] = {}
         self._n_detections: dict[str, int] = {}
+        self._tool_formats: dict[str, str] = {}
         self._beat_due = 0.0
         self._news = asyncio.Event()
 
@@ -111,6 +113,7 @@ class Monitor:
         self._due.pop(url, None)
         self._weights_due.pop(url, None)
         self._n_detections.pop(url, None)
+        self._tool_formats.pop(url, None)
 
     async def _run(self) -> None:
         while True:
@@ -198,12 +201,26 @@ class Monitor:
         place.last_answer_at = loop.time()
         self._n_detections.pop(url, None)
         self._due[url] = loop.time() + self._check_s
+        # another node may have the tokenizer that this one lacks
+        told = place.record.info.tool_format if place.record.info is not None else ""
+        info = info.model_copy(update={"tool_format": self._tool_formats.get(url) or told})
         place.learn(info)
         self._pool.reporter.report_info(url, info)
+        if url not in self._tool_formats:
+            self._begin("format", url, self._tell_tool_format(place, info))
         await self._see_weights(place)
         if place.health.is_ejected:
             place.health = place.health.readmitted(loop.time())
         self._pool.wake()
+
+    async def _tell_tool_format(self, place: Backend, info: EngineInfo) -> None:
+        """Report how the model writes tool calls, apart from the capabilities: a tokenizer may take minutes."""
+        tool_format = await tool_format_of(place.record.address, info)
+        if tool_format:
+            self._tool_formats[place.url] = tool_format
+            info = info.model_copy(update={"tool_format": tool_format})
+            place.learn(info)
+            self._pool.reporter.report_info(place.url, info)
 
     def _timeout_s(self, place: Backend) -> float:
         first_s, longest_s = _ANSWER_S

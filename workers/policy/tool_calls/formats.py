@@ -8,7 +8,19 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from farm.errors import InvalidRequest
-from workers.policy.tool_calls import deepseek, hermes, llama3_json, mistral, pythonic, qwen_xml
+from workers.policy.tool_calls import (
+    deepseek,
+    gemma,
+    glm,
+    gpt_oss,
+    hermes,
+    invoke_xml,
+    kimi,
+    llama3_json,
+    mistral,
+    pythonic,
+    qwen_xml,
+)
 from workers.policy.tool_calls.parameter_schemas import Schemas, schemas
 from workers.policy.tool_calls.splitter import Grammar, Parsed, Splitter, Tags
 
@@ -19,7 +31,13 @@ _GRAMMARS: Mapping[str, Callable[[Schemas], Grammar]] = MappingProxyType(
         "llama3_json": llama3_json.grammar,
         "mistral": mistral.grammar,
         "deepseek": deepseek.grammar,
+        "deepseek_v32": invoke_xml.dsml_grammar,
         "pythonic": pythonic.grammar,
+        "glm": glm.grammar,
+        "kimi_k2": kimi.grammar,
+        "minimax_m2": invoke_xml.minimax_grammar,
+        "gpt_oss": gpt_oss.grammar,
+        "gemma4": gemma.grammar,
         "none": lambda known: Grammar(),
     }
 )
@@ -27,15 +45,21 @@ FORMATS: tuple[str, ...] = tuple(_GRAMMARS)
 
 _THINK = Tags("<think>", "</think>")
 _BRACKETED_THINK = Tags("[THINK]", "[/THINK]")
+_TAGS_OF_FORMATS = {"gpt_oss": (gpt_oss.TAGS,), "gemma4": (gemma.TAGS,), "mistral": (_THINK, _BRACKETED_THINK)}
+_ALL_TAGS = (_THINK, _BRACKETED_THINK, gpt_oss.TAGS, gemma.TAGS)
 
 _SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("deepseek_v32", (invoke_xml.DSML,)),
     ("deepseek", (deepseek.ALL_OPEN,)),
     ("deepseek", (deepseek.OPEN,)),
     ("mistral", (mistral.OPEN,)),
     ("qwen_xml", (qwen_xml.FUNCTION, "<parameter=")),
-    # these have markers like those of other formats, and a syntax of their own
-    ("none", ("<arg_key>",)),
-    ("none", ("<|tool_calls_section_begin|>",)),
+    ("minimax_m2", (invoke_xml.MINIMAX_OPEN,)),
+    ("kimi_k2", (kimi.ALL_OPEN,)),
+    ("gpt_oss", (gpt_oss.CHANNEL, "to=functions")),
+    ("gemma4", (gemma.OPEN, "call:")),
+    # it has the markers of Hermes, and a syntax of its own
+    ("glm", (glm.KEY,)),
     ("hermes", (hermes.OPEN,)),
     ("pythonic", ("[func_name1(",)),
     ("pythonic", ("<|tool_call_start|>",)),
@@ -77,7 +101,7 @@ def detect(template: str) -> str:
 
 def opens_reasoning(prompt: str) -> bool:
     """Return whether a prompt ends with an open reasoning tag: the sampled text then begins as reasoning."""
-    return prompt.rstrip().endswith((_THINK.opening, _BRACKETED_THINK.opening))
+    return prompt.rstrip().endswith(tuple(tags.opening.rstrip() for tags in _ALL_TAGS))
 
 
 def parser(name: str, *, template: str = "", opened: bool = False, tools: Sequence[Mapping[str, Any]] = ()) -> Parser:
@@ -96,4 +120,4 @@ def _tags(name: str, template: str) -> tuple[Tags, ...]:
     """Return the tags of reasoning; the first pair is the one that a prompt opens."""
     if _BRACKETED_THINK.opening in template:
         return (_BRACKETED_THINK, _THINK)
-    return (_THINK, _BRACKETED_THINK) if name == "mistral" else (_THINK,)
+    return _TAGS_OF_FORMATS.get(name, (_THINK,))

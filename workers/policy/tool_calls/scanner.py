@@ -63,31 +63,39 @@ def held_from(text: str, start: int, literals: Sequence[str]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Quotes:
-    """Quotes, within which a closing marker is text. `escape` and `broken` are patterns: a character that does not
-    end the quotation, as the group `escape`, and one that may not stand in it, which shows that the quotes were never
-    paired.
+    """Quotes, within which a closing marker is text. `escape` is a pattern of a character that does not end the
+    quotation, as the group `escape`. `broken` are literals that may not stand in it: one shows that the quotes were
+    never paired.
     """
 
     opening: str
     closing: str
     escape: str = ""
-    broken: str = ""
+    broken: tuple[str, ...] = ()
 
 
-JSON_STRINGS = Quotes('"', '"', escape=r"(?P<escape>\\.)", broken=r"[\n\r]")
+JSON_STRINGS = Quotes('"', '"', escape=r"(?P<escape>\\.)", broken=("\n", "\r"))
 
 
 class Enclosed:
     """A region up to its closing marker, or to a marker in `stops`, which belongs to what follows.
 
     A marker within quotes ends it only if the quotes turn out to be unpaired: then the first one did. That is detected
-    once in a text at most, as without `trusting` the first marker counts, so reading stays linear.
+    once in a text at most, as without `trusting` the first marker counts, so reading stays linear. `unfinished` reads
+    what the end of all text has cut off, if that is read otherwise.
     """
 
     def __init__(
-        self, read: Read, closer: str, stops: Sequence[str] = (), quotes: Quotes | None = None, trusting: bool = True
+        self,
+        read: Read,
+        closer: str,
+        stops: Sequence[str] = (),
+        quotes: Quotes | None = None,
+        trusting: bool = True,
+        unfinished: Read | None = None,
     ) -> None:
         self.calls = read
+        self._unfinished = unfinished or read
         self._closer = closer
         self._quotes = quotes if trusting else None
         self._enders = (closer, *stops)
@@ -119,11 +127,12 @@ class Enclosed:
             return any_of(self._enders)
         if not self._quoted:
             return any_of((*self._enders, quotes.opening))
-        return any_of(self._watched(quotes), *filter(None, (quotes.escape, quotes.broken)))
+        return any_of(self._watched(quotes), *filter(None, (quotes.escape,)))
 
     def _watched(self, quotes: Quotes) -> tuple[str, ...]:
         """Return the literals to look for within quotes; of closing markers only the first matters."""
-        return (quotes.closing, self._closer) if self._passed is None else (quotes.closing,)
+        passed = (self._closer,) if self._passed is None else ()
+        return (quotes.closing, *passed, *quotes.broken)
 
     def _meet(self, match: re.Match[str], start: int) -> ScanResult | None:
         token, quotes = match.group(), self._quotes
@@ -135,7 +144,7 @@ class Enclosed:
             self._quoted = False
         elif token == self._closer:
             self._passed = self._n_taken + match.start() - start
-        elif quotes.broken and re.fullmatch(quotes.broken, token):
+        elif token in quotes.broken:
             self._quotes = None
             if self._passed is not None:
                 return self._back(match.end())
@@ -147,6 +156,7 @@ class Enclosed:
     def _at_end(self, text: str) -> ScanResult:
         if self._quoted and self._passed is not None and self._quotes is not None:
             return self._back(len(text))
+        self.calls = self._unfinished
         return ScanResult(len(text), len(text), "")
 
     def _held(self, text: str, at: int) -> int:

@@ -39,7 +39,8 @@ class Grammar:
 
     `openers` makes a region for a marker, given whether quotes in it can be trusted. `bare` makes one for calls that no
     marker opens: only where content would begin, at the character `bare_start`, and after an earlier call, from which
-    `separators` divide it. `dropped` are markers without a meaning of their own.
+    `separators` divide it. `dropped` are markers without a meaning of their own. `strays` stand in calls alone: one
+    that follows a call shows that a marker in a value has ended it too early, so that call is malformed.
     """
 
     openers: Mapping[str, Callable[[bool], Delimited]] = field(default_factory=dict)
@@ -47,6 +48,7 @@ class Grammar:
     bare: Callable[[], Delimited] | None = None
     bare_start: str = ""
     separators: str = ""
+    strays: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +109,7 @@ class Splitter:
     def __init__(self, grammar: Grammar, tags: tuple[Tags, ...], opened: bool) -> None:
         self._grammar = grammar
         self._tags = {each.opening: each for each in tags}
-        self._markers = (*self._tags, *grammar.openers, *grammar.dropped)
+        self._markers = (*self._tags, *grammar.openers, *grammar.dropped, *grammar.strays)
         self._text = ""
         self._at = 0
         self._content = _Channel()
@@ -115,6 +117,7 @@ class Splitter:
         self._deltas: list[Delta] = []
         self._calls: list[ToolCall] = []
         self._n_invalid = 0
+        self._last_raw: str | None = None
         self._thinking: Tags | None = tags[0] if opened else None
         # a model may repeat the tag that its prompt opened
         self._may_repeat = opened
@@ -167,6 +170,10 @@ class Splitter:
         marker = self._up_to((*self._markers,), final, self._take_content)
         if marker is None:
             return False
+        if marker in self._grammar.strays:
+            self._doubt_last_call()
+            self._take_content(marker)
+            return True
         self._meet_marker()
         if marker in self._tags:
             self._thinking = self._tags[marker]
@@ -253,8 +260,17 @@ class Splitter:
             for each in parsed_tool_calls:
                 self._calls.append(ToolCall(each.call_id, each.name, each.arguments))
                 self._n_invalid += not each.valid
+                self._last_raw = raw if each.valid else None
         self._meet_marker()
         self._fresh = self._after_call = True
+
+    def _doubt_last_call(self) -> None:
+        """Report the last call as malformed, if there is one that is not."""
+        if self._last_raw is not None:
+            last = self._calls[-1]
+            self._calls[-1] = ToolCall(last.call_id, last.name, self._last_raw.strip())
+            self._n_invalid += 1
+            self._last_raw = None
 
     def _meet_marker(self) -> None:
         self._content.meet_marker()

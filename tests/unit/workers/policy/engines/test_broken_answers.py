@@ -215,7 +215,11 @@ def whole(answer: Any) -> bytes:
 @pytest.mark.parametrize("wire", WIRES)
 def test_what_breaks_is_refused_on_every_wire(wire: str) -> None:
     answer, places = WIRES[wire]
-    broken = [(name, value, changed(answer, places[name], value)) for name, value in BROKEN]
+    # of a whole chat answer it may be null
+    taken = ("chat", "finish", None)
+    broken = [
+        (name, value, changed(answer, places[name], value)) for name, value in BROKEN if (wire, name, value) != taken
+    ]
 
     async def check(engine: Any) -> None:
         right = await asked(engine, wire)

@@ -98,3 +98,64 @@ def test_what_was_cached_and_what_stopped_it() -> None:
     sent["choices"][0]["stop_reason"] = "END"
     taken = completion(sent, "e")
     assert (taken.n_cached_tokens, taken.stop_reason) == (2, "END")
+
+
+def of_message(**message: Any) -> Any:
+    sent = answer()
+    sent["choices"][0]["message"] = {"role": "assistant", **message}
+    return completion(sent, "e").response
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ('{"command": "ls"}', '{"command": "ls"}'),
+        ({"command": "ls", "é": [1, None]}, '{"command": "ls", "é": [1, null]}'),
+        ({}, "{}"),
+        (None, ""),
+        ([1], "[1]"),
+        (5, "5"),
+    ],
+)
+def test_arguments_may_be_the_value_itself(arguments: Any, text: str) -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "bash", "arguments": arguments}}
+    response = of_message(content=None, tool_calls=[call])
+    assert response["tool_calls"][0]["function"] == {"name": "bash", "arguments": text}
+    assert response["content"] == ""
+
+
+@pytest.mark.parametrize(
+    ("content", "text", "thought"),
+    [
+        ([{"type": "text", "text": "a"}, {"type": "output_text", "text": "b"}], "ab", None),
+        ([], "", None),
+        (["a", "b"], "ab", None),
+        ([{"type": "thinking", "thinking": [{"type": "text", "text": "t"}]}, {"type": "text", "text": "a"}], "a", "t"),
+        ([{"type": "thinking", "thinking": "t"}], "", "t"),
+    ],
+)
+def test_content_may_be_parts_of_text(content: Any, text: str, thought: str | None) -> None:
+    response = of_message(content=content)
+    assert (response["content"], response.get("reasoning_content")) == (text, thought)
+
+
+@pytest.mark.parametrize("part", [{"type": "image_url", "image_url": {"url": "x"}}, {"type": "text", "text": 5}])
+def test_a_part_that_is_no_text_is_refused(part: Any) -> None:
+    with pytest.raises(ValueError, match=r"image_url|text that is a int"):
+        of_message(content=[part])
+
+
+@pytest.mark.parametrize(("max_tokens", "reason"), [(None, "stop"), (9, "stop"), (2, "length")])
+@pytest.mark.parametrize("ids", [[4, 5], None])
+def test_a_finish_reason_may_be_null(max_tokens: int | None, reason: str, ids: Any) -> None:
+    sent = answer(response=ids)
+    sent["choices"][0]["finish_reason"] = None
+    taken = completion(sent, "e", max_tokens)
+    assert (taken.finish_reason, taken.response_ids is None) == (reason, ids is None)
+
+
+def test_an_unknown_finish_reason_is_refused() -> None:
+    sent = answer()
+    sent["choices"][0]["finish_reason"] = "tired"
+    with pytest.raises(ValueError, match="which is none of"):
+        completion(sent, "e")

@@ -47,6 +47,24 @@ TWO_CALLS = {
     "mistral": '[TOOL_CALLS]bash[ARGS]{"command": "ls -l"}[TOOL_CALLS]submit[ARGS]{}',
     "deepseek": f'{ALL_BEGIN}{BEGIN}bash{SEP}{{"command": "ls -l"}}{END}{BEGIN}submit{SEP}{{}}{END}{ALL_END}',
     "pythonic": '[bash(command="ls -l"), submit()]',
+    "glm": "<tool_call>bash\n<arg_key>command</arg_key>\n<arg_value>ls -l</arg_value>\n</tool_call>\n"
+    "<tool_call>submit\n</tool_call>",
+    "kimi_k2": "<|tool_calls_section_begin|><|tool_call_begin|>functions.bash:0<|tool_call_argument_begin|>"
+    '{"command": "ls -l"}<|tool_call_end|><|tool_call_begin|>functions.submit:1<|tool_call_argument_begin|>{}'
+    "<|tool_call_end|><|tool_calls_section_end|>",
+    "minimax_m2": '<minimax:tool_call>\n<invoke name="bash">\n<parameter name="command">ls -l</parameter>\n</invoke>\n'
+    '<invoke name="submit">\n</invoke>\n</minimax:tool_call>',
+    "deepseek_v32": '<｜DSML｜function_calls>\n<｜DSML｜invoke name="bash">\n'
+    '<｜DSML｜parameter name="command" string="true">ls -l</｜DSML｜parameter>\n</｜DSML｜invoke>\n'
+    '<｜DSML｜invoke name="submit">\n</｜DSML｜invoke>\n</｜DSML｜function_calls>',
+    "gpt_oss": "<|start|>assistant<|channel|>commentary to=functions.bash <|constrain|>json<|message|>"
+    '{"command": "ls -l"}<|call|>'
+    "<|start|>assistant<|channel|>commentary to=functions.submit <|constrain|>json<|message|>{}<|call|>",
+    "gemma4": '<|tool_call>call:bash{command:<|"|>ls -l<|"|>}<tool_call|><|tool_call>call:submit{}<tool_call|>',
+}
+REASONING = {
+    "gpt_oss": ("<|channel|>analysis<|message|>", "<|end|>"),
+    "gemma4": ("<|channel>thought\n", "<channel|>"),
 }
 OTHER_WAYS = {
     "no space": ("hermes", '<tool_call>{"name":"bash","arguments":{"command":"ls -l"}}</tool_call>'),
@@ -105,13 +123,14 @@ def test_other_ways_to_write_a_call(name: str, text: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(TWO_CALLS))
 def test_reasoning_is_kept_and_never_searched_for_calls(name: str) -> None:
-    result = parsed(name, f"<think>\nI could {TWO_CALLS[name]}\n</think>\n\n{TWO_CALLS[name]}")
+    opening, closing = REASONING.get(name, ("<think>", "</think>"))
+    result = parsed(name, f"{opening}\nI could {TWO_CALLS[name]}\n{closing}\n\n{TWO_CALLS[name]}")
     assert result.reasoning == f"I could {TWO_CALLS[name]}"
     assert len(result.tool_calls) == 2
     assert result.content == ""
 
 
-@pytest.mark.parametrize("name", ["hermes", "qwen_xml", "mistral", "deepseek"])
+@pytest.mark.parametrize("name", sorted(set(TWO_CALLS) - {"llama3_json", "pythonic"}))
 def test_text_around_calls_is_content(name: str) -> None:
     result = parsed(name, f"Let me look.\n\n{TWO_CALLS[name]}\n\nThat is all.")
     assert result.content == "Let me look.\nThat is all."
@@ -180,6 +199,15 @@ MALFORMED = [
     ("deepseek", f'{BEGIN}f{SEP}{{"a": 1{END}', "f", '{"a": 1'),
     ("deepseek", f"{BEGIN}f{SEP}{END}", "f", f"f{SEP}"),
     ("deepseek", f'{BEGIN}function{SEP}f\n```json\n{{"a": \n```{END}', "f", '{"a":'),
+    ("kimi_k2", "<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{", "f", "{"),
+    (
+        "kimi_k2",
+        "<|tool_call_begin|>f<|tool_call_argument_begin|>{}<|tool_call_end|>",
+        "",
+        "f<|tool_call_argument_begin|>{}",
+    ),
+    ("gpt_oss", "<|channel|>commentary to=functions.f <|constrain|>json<|message|>{", "f", "{"),
+    ("gpt_oss", "<|channel|>commentary to=functions.f", "", "functions.f"),
     ("pythonic", "[f(a=", "f", "[f(a="),
     ("pythonic", "[f(1)]", "f", "f(1)"),
     ("pythonic", "[f(a=g())]", "f", "f(a=g())"),
@@ -284,6 +312,88 @@ class TestQwenXml:
         assert (result.content, result.n_invalid, result.tool_calls[0].name) == ("after", 1, "edit")
 
 
+TAGGED = {
+    "qwen_xml": (
+        *("<tool_call>\n<function=edit>\n", "\n</function>\n</tool_call>"),
+        *("<parameter={}>\n", "\n</parameter>\n", "</function>\n</tool_call>"),
+    ),
+    "glm": (
+        *("<tool_call>edit\n", "</tool_call>"),
+        *("<arg_key>{}</arg_key>\n<arg_value>", "</arg_value>\n", "</tool_call>"),
+    ),
+    "minimax_m2": (
+        *('<minimax:tool_call>\n<invoke name="edit">\n', "</invoke>\n</minimax:tool_call>"),
+        *('<parameter name="{}">', "</parameter>\n", "</invoke>"),
+    ),
+    "deepseek_v32": (
+        *('<｜DSML｜function_calls>\n<｜DSML｜invoke name="edit">\n', "</｜DSML｜invoke>\n</｜DSML｜function_calls>"),
+        *('<｜DSML｜parameter name="{}" string="true">', "</｜DSML｜parameter>\n", "</｜DSML｜invoke>"),
+    ),
+}
+"""Of formats with a tag for each parameter: the beginning of a call of `edit`, its end, the opening and the closing tag
+of a parameter, and the tag that ends a call."""
+
+
+@pytest.mark.parametrize("name", TAGGED)
+class TestTags:
+    def test_a_dropped_closing_tag_is_reported(self, name: str) -> None:
+        start, end, opening, closing, _ = TAGGED[name]
+        first, second = opening.format("text"), opening.format("note")
+        between = f"{start}{first}/a.py\n{second}print(1){closing}{end}"
+        last = f"{start}{first}/a.py{closing}{second}print(1){end}"
+        for text in (between, last, f"{between}\n{TWO_CALLS[name]}", f"{last}\n{TWO_CALLS[name]}"):
+            result = parsed(name, text, tools=TOOLS)
+            assert (result.n_invalid, result.tool_calls[0].name, result.content) == (1, "edit", "")
+            assert "/a.py" in result.tool_calls[0].arguments
+            assert [call.name for call in result.tool_calls[1:]] == ["bash", "submit"] * (TWO_CALLS[name] in text)
+
+    def test_pairs_of_tags_in_a_value_are_reported(self, name: str) -> None:
+        start, end, opening, closing, _ = TAGGED[name]
+        first, pair = opening.format("text"), f"{opening.format('line')}1{closing}"
+        for value in (pair, pair * 2, f"a {pair} b", f"a {pair} b {pair}", opening.format("line"), f"x {pair}"):
+            result = parsed(name, f"{start}{first}{value}{closing}{end}", tools=TOOLS)
+            assert result.n_invalid >= 1, value
+            assert all("line" not in call.arguments[:10] for call in result.tool_calls)
+
+    def test_a_parameter_that_is_named_twice_is_reported(self, name: str) -> None:
+        start, end, opening, closing, _ = TAGGED[name]
+        twice = f"{opening.format('text')}a{closing}" * 2
+        assert parsed(name, f"{start}{twice}{end}", tools=TOOLS).n_invalid == 1
+
+    def test_a_value_that_ends_its_own_call_is_reported(self, name: str) -> None:
+        start, end, opening, closing, ends = TAGGED[name]
+        value = f"close it by {closing}{ends} and go on"
+        result = parsed(name, f"{start}{opening.format('text')}{value}{closing}{end}", tools=TOOLS)
+        assert result.n_invalid == 1
+
+    def test_a_call_that_is_cut_off_is_reported(self, name: str) -> None:
+        start, _, opening, closing, _ = TAGGED[name]
+        for text in (start, f"{start}{opening.format('text')}a", f"{start}{opening.format('text')}a{closing}"):
+            result = parsed(name, text, tools=TOOLS)
+            assert (result.n_invalid, len(result.tool_calls)) == (1, 1)
+
+    def test_text_after_a_call_may_hold_other_marks(self, name: str) -> None:
+        result = parsed(name, f"{TWO_CALLS[name]} <b>so</b> </p>", tools=TOOLS)
+        assert (result.n_invalid, result.content) == (0, "<b>so</b> </p>")
+
+
+class TestGemma:
+    def test_values_are_read_by_their_form(self) -> None:
+        given = 'a:<|"|>x, "y" }<|"|>,b:-1.5,c:true,d:null,e:[1,<|"|>z<|"|>,[]],f:{<|"|>g h<|"|>:{},i:false}'
+        call, n_invalid = only_call("gemma4", f"<|tool_call>call:edit{{{given}}}<tool_call|>")
+        assert (call.name, n_invalid) == ("edit", 0)
+        assert json.loads(call.arguments) == {
+            **{"a": 'x, "y" }', "b": -1.5, "c": True, "d": None, "e": [1, "z", []]},
+            "f": {"g h": {}, "i": False},
+        }
+
+    @pytest.mark.parametrize(
+        "given", ["a:b", "a", "a:", "a:1,", "a:1 2", "a:1,a:2", '<|"|>a', "a:[1", "a:{", "a:NaN,", "}"]
+    )
+    def test_what_is_not_its_form_is_reported(self, given: str) -> None:
+        assert parsed("gemma4", f"<|tool_call>call:edit{{{given}}}<tool_call|>").n_invalid == 1
+
+
 class TestLlama3Json:
     @pytest.mark.parametrize(
         "text", ['{"result": 5}', '{"name": "Ann", "age": 3}', "{x} is a set", '{"a": [1, 2', "Call {f}.", "{}", "{"]
@@ -320,6 +430,12 @@ TEMPLATES = {
     "mistral": "{{ '[TOOL_CALLS]' + name + '[ARGS]' }}",
     "deepseek": "{{'<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>' + tool['type'] + '<｜tool▁sep｜>'}}",
     "pythonic": "You can call tools so:\n[func_name1(params_name1=params_value1, ...), ...]",
+    "glm": "<tool_call>{{ name }}<arg_key>{{ k }}</arg_key><arg_value>{{ v }}</arg_value></tool_call>",
+    "kimi_k2": "<|tool_calls_section_begin|>{{ '<|tool_call_begin|>' + id }}",
+    "minimax_m2": "{%- set toolcall_begin_token = '<minimax:tool_call>' -%}",
+    "deepseek_v32": "{{ '<｜DSML｜function_calls>' }} {{ '<｜tool▁calls▁begin｜>' }}",
+    "gpt_oss": "<|channel|>commentary to=functions.{{ name }} <|constrain|>json<|message|>",
+    "gemma4": "{{ '<|tool_call>call:' + name + '{' }}",
     "none": "{{ message.content }}",
 }
 
@@ -328,10 +444,6 @@ TEMPLATES = {
 def test_a_template_says_which_format_it_is(name: str) -> None:
     assert detect(TEMPLATES[name]) == name
     assert parser("", template=TEMPLATES[name]).parse("x") == Parsed("x", "", (), 0)
-
-
-def test_a_marker_alone_does_not_make_it_hermes() -> None:
-    assert detect("<tool_call>{{ name }}<arg_key>{{ k }}</arg_key><arg_value>{{ v }}</arg_value></tool_call>") == "none"
 
 
 def test_an_unknown_format_is_refused() -> None:

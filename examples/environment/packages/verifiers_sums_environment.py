@@ -1,4 +1,4 @@
-"""The adapter of verifiers, with the taskset of these tests sent along."""
+"""The adapter of verifiers, with the taskset of `verifiers_sums` sent along."""
 
 from __future__ import annotations
 
