@@ -92,6 +92,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise not_installed(f"{path}: a task in YAML", str(error.name)) from error
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InvalidRequest(f"it cannot be read: {error}", field=str(path)) from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise InvalidRequest(f"no YAML: {str(error).splitlines()[0]}", field=str(path)) from error
     if not isinstance(content, dict):

@@ -1,8 +1,8 @@
 """Tasks of terminal-bench 1 (`task.yaml`), converted into Harbor's form when they are read; terminal-bench 2 has it.
 
-The result is 1 if the summary of `pytest -rA` names passed tests and no failed ones, or, of the parser `swebench`, if
-the block between its marks says PASSED; else 0, as the tests' own harness counts. The rules of the conversion are those
-of Harbor's `mappers/terminal_bench.py`.
+The result is 1 if the summary of `pytest -rA` names tests and none that failed or passed against its mark, or, of the
+parser `swebench`, if the block between its marks says PASSED; else 0, as terminal-bench's own parsers and harness
+count. The rules of the conversion are those of Harbor's `mappers/terminal_bench.py`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from farm.tasks.harbor_config import Seconds
 
 _COMPOSE = "docker-compose.yaml"
 _PARSERS = ("pytest", "swebench")
-_OUTSIDE_A_NAME = re.compile(r"[^A-Za-z0-9._-]+|^\.+|\.(?=\.)")
+_OUTSIDE_A_NAME = re.compile(r"[^A-Za-z0-9._-]+|\.(?=\.)")
 _OF_HARNESS = {"task.yaml", "solution.sh", "solution.yaml", "run-tests.sh", "tests", _COMPOSE}
 
 
@@ -88,7 +88,7 @@ def _config(task: TerminalBenchTask, compose: ComposeFile, name: str) -> str:
 
 def _plain(name: str) -> str:
     """Return the name of a folder with what no name of a task has replaced: `001. hello` is `001.-hello`."""
-    return _OUTSIDE_A_NAME.sub("-", name)
+    return _OUTSIDE_A_NAME.sub("-", name).lstrip("._-") or "task"
 
 
 def _environment(source: Path, target: Path, compose: ComposeFile) -> None:

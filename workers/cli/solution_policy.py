@@ -31,7 +31,7 @@ class SolutionPolicy(ActingPolicy):
         self.results: list[ExecResult] = []
         self._instance = instance
         self._folder = folder
-        self._env = expanded(instance.task.solution.env, secrets)
+        self._env = expanded(instance.task.solution.env, secrets, whole=True)
 
     async def act(self, sandbox: Sandbox | None, index: int) -> None:
         """Play the next step's solution. Raises InvalidRequest if the task has none."""

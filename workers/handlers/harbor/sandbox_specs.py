@@ -29,33 +29,29 @@ def verified_in(
     """Return the sandbox in which a step is verified: the policy's own kind if shared, else the verifier's."""
     shared = instance.task.mode(step) == "shared"
     table = instance.task.environment if shared else instance.task.verifier_environment(step)
-    context = "" if shared else instance.verifier_context(step)
-    own_image = table.docker_image if not shared and table is not instance.task.environment else None
-    if own_image:
-        image = _named(own_image)
-    elif context:
-        image = _built(archive / context)
-    else:
+    own = instance.verifier_image(step)
+    if own is None:
         image = _image(instance.task.environment, archive / "environment")
-    spec = _spec(instance, table, image, secrets)
-    updates: dict[str, object] = {"user": _user(instance.verifier_user(step)), "network_in": instance.network_phases}
-    if not shared and image != _image(instance.task.environment, archive / "environment"):
-        # its working directory is its own image's
-        updates["workdir"] = table.workdir if table is not instance.task.environment and table.workdir else "/"
-    return spec.model_copy(update=updates)
+    else:
+        image = _named(own.name) if own.name else _built(archive / own.folder)
+    phases = tuple(phase for phase, mode in instance.network_modes(step).items() if mode == "public")
+    updates = {"user": _user(instance.verifier_user(step)), "network_in": phases}
+    return _spec(instance, table, image, secrets).model_copy(update=updates)
 
 
 def _spec(
     instance: HarborInstance, table: EnvironmentTable, image: str, secrets: Mapping[str, str] | None
 ) -> SandboxSpec:
     env = {**instance.env, **table.env}
+    if secrets is not None:
+        env = expanded(instance.env, secrets) | expanded(table.env, secrets, whole=True)
     limits = {"memory_mb": table.memory_mb, "disk_mb": table.storage_mb}
     return SandboxSpec(
         image=image,
         image_first=True,
         fake_root=True,
         workdir=table.workdir or "",
-        env=env if secrets is None else expanded(env, secrets),
+        env=env,
         limits=SandboxLimits(**{name: value for name, value in limits.items() if value is not None}),
         cpus=None if table.cpus is None else math.ceil(table.cpus * 100) / 100,
     )
