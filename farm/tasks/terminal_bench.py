@@ -115,14 +115,17 @@ def _environment(source: Path, target: Path, compose: ComposeFile) -> None:
 def _copy_mount(source: Path, place: str, inside: str, target: Path) -> None:
     """Have the image bring a part of the task that its compose file mounts: every sandbox has a copy of its own.
 
-    What belongs to the harness, such as the solution, is left out of a mount of the whole task.
+    What belongs to the harness, such as the solution, is left out of a mount of the whole task. What is not there is an
+    empty folder, as Docker makes one.
     """
     mounted = source / place
-    if not mounted.exists() or not mounted.resolve().is_relative_to(source.resolve()):
+    if not mounted.resolve().is_relative_to(source.resolve()):
         raise InvalidRequest(f"its compose file mounts {place!r}, which is not in the task", field=str(source))
     name = f".mount-{hashlib.sha256(inside.encode()).hexdigest()[:8]}"
-    ending = "/" if mounted.is_dir() else ""
-    if mounted.is_dir():
+    ending = "" if mounted.is_file() else "/"
+    if not mounted.exists():
+        (target / name).mkdir()
+    elif mounted.is_dir():
         left_out = shutil.ignore_patterns(*_OF_HARNESS, "Dockerfile") if mounted.samefile(source) else None
         shutil.copytree(mounted, target / name, symlinks=True, ignore=left_out)
     else:

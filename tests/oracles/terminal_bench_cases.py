@@ -84,6 +84,7 @@ def conversion_cases() -> dict[str, Files]:
         ),
         "a short folder to build in": _with("build: {dockerfile: Dockerfile}", "build: ./sub"),
         "its own folder": _with("    volumes:\n", "    volumes:\n      - ./:/app\n"),
+        "a folder that is not there": _with("    volumes:\n", "    volumes:\n      - ./runs:/app/runs\n"),
         "a folder of the host": _with("    volumes:\n", "    volumes:\n      - /etc:/host\n"),
         "privileges": _with("    volumes:", "    privileged: true\n    volumes:"),
         "a sidecar": _with("services:\n", "services:\n  db:\n    image: postgres\n"),

@@ -222,7 +222,7 @@ def test_a_task_of_terminal_bench_1_becomes_harbor_s(tmp_path: Path) -> None:
     ("name", "text", "named"),
     [
         ("task.yaml", "instruction: x\nparser_name: mlebench", "'mlebench', not by pytest or swebench"),
-        ("docker-compose.yaml", _MOUNTED.format("./absent:/data"), "mounts './absent', which is not in the task"),
+        ("docker-compose.yaml", _MOUNTED.format("./out:/data"), "mounts './out', which is not in the task"),
         ("task.yaml", "instruction: [", "no YAML"),
         ("task.yaml", "difficulty: easy", "instruction"),
         ("docker-compose.yaml", "services:\n  client:\n    build: {context: ../..}", "lies outside of the task"),
@@ -230,6 +230,7 @@ def test_a_task_of_terminal_bench_1_becomes_harbor_s(tmp_path: Path) -> None:
 )
 def test_what_cannot_be_converted_is_named(tmp_path: Path, name: str, text: str, named: str) -> None:
     source = _written(tmp_path / "hello", {**_TERMINAL_BENCH, name: text})
+    (source / "out").symlink_to("/etc")
     with pytest.raises(InvalidRequest) as refused, task_folder(source):
         pass
     assert named in str(refused.value)
@@ -264,6 +265,7 @@ def test_what_is_wrong_is_named_by_the_user_s_path(tmp_path: Path) -> None:
         ("./:/app", '["{}/", "/app/"]', {"data.txt"}),
         ("./data.txt:/etc/data.txt:ro", '["{}", "/etc/data.txt"]', None),
         ("{type: bind, source: ./sub, target: /sub/}", '["{}/", "/sub/"]', {"x"}),
+        ("./absent:/runs", '["{}/", "/runs/"]', set()),
     ],
 )
 def test_a_mount_of_the_task_s_own_files_is_copied(
