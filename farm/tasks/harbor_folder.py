@@ -97,7 +97,7 @@ def _of_compose(compose: ComposeFile) -> dict[str, Any]:
     demands: dict[str, Any] = {
         "env": dict(compose.environment),
         "sidecars": list(compose.sidecars),
-        "mounts": [*compose.mounts, *(source for source, _ in compose.own_mounts)],
+        "mounts": [*compose.mounts, *(each.source for each in compose.own_mounts)],
         "privileged": compose.privileged,
         "other_needs": list(compose.other),
     }

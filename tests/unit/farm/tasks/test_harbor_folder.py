@@ -284,6 +284,34 @@ def test_a_mount_of_the_task_s_own_files_is_copied(
             assert {each.name for each in place.iterdir()} == files | ({"sub"} if "data.txt" in files else set())
 
 
+@pytest.mark.parametrize(
+    "mounts",
+    [
+        "      - ./tests:PLACE/tests:ro\n      - ./data.txt:PLACE/data.txt:z,ro\n",
+        "      - {type: bind, source: ./tests, target: PLACE/tests, read_only: true}\n"
+        "      - ./data.txt:PLACE/data.txt:ro\n      - ./tests:/tests:ro\n",
+    ],
+)
+def test_what_is_mounted_to_be_read_alone_is_the_task_s_again_before_tests_run(tmp_path: Path, mounts: str) -> None:
+    place = tmp_path / "app"
+    compose = _MOUNTED.format("./tests:/rw/tests") + mounts.replace("PLACE", str(place))
+    task = {**_TERMINAL_BENCH, "docker-compose.yaml": compose, "run-tests.sh": "true\n"}
+    with task_folder(_written(tmp_path / "hello", task)) as found:
+        test = found.path / "tests" / "test.sh"
+        (tmp_path / "logs").mkdir()
+        script = test.read_text().replace("/logs/verifier", str(tmp_path / "logs"))
+        script = script.replace('"/tests/', f'"{found.path}/tests/').replace(" /tests/", f" {found.path}/tests/")
+        # as a policy may leave them
+        _written(place, {"tests/conftest.py": "", "tests/.hidden/x": "", "data.txt/x": "1", "out": "kept"})
+        (place / "tests" / "test_outputs.py").symlink_to("/dev/null")
+        subprocess.run(["bash", "-c", script], check=False, capture_output=True)
+    left = sorted(str(path.relative_to(place)) for path in place.rglob("*"))
+    assert left == ["data.txt", "out", "tests", "tests/test_outputs.py"]
+    assert (place / "data.txt").read_text() == "x"
+    assert (place / "tests" / "test_outputs.py").read_text() == _TERMINAL_BENCH["tests/test_outputs.py"]
+    assert [line.split()[0] for line in script.splitlines() if line.startswith("own ")] == ["own", "own"]
+
+
 @pytest.mark.parametrize("mount", ["/etc:/host", "~/x:/x", "../out:/x", "./../out:/x", "named:/x", "${HOME}:/x"])
 def test_a_mount_of_something_else_is_refused_by_name(tmp_path: Path, mount: str) -> None:
     source = _written(tmp_path / "hello", {**_TERMINAL_BENCH, "docker-compose.yaml": _MOUNTED.format(mount)})
