@@ -23,7 +23,7 @@ _PUBLIC: NetworkMode = "public"
 
 @dataclass(frozen=True, slots=True)
 class VerifierImage:
-    """The image of a verifier: a name, or a folder in the task's archive with a Dockerfile."""
+    """The image of a verifier: a name, or a folder in the task's archive, which beside a name has a Dockerfile too."""
 
     name: str = ""
     folder: str = ""
@@ -118,9 +118,10 @@ class HarborInstance(BaseModel):
             return None
         places = [(step.verifier.environment, f"steps/{step.name}/tests")] if step else []
         for table, folder in (*places, (self.task.verifier.environment, "tests")):
+            built = f"{folder}/Dockerfile" in self.files
             if table is not None and table.docker_image:
-                return VerifierImage(name=table.docker_image)
-            if {f"{folder}/Dockerfile", f"{folder}/{COMPOSE}"}.intersection(self.files):
+                return VerifierImage(table.docker_image, folder if built else "")
+            if built or f"{folder}/{COMPOSE}" in self.files:
                 return VerifierImage(folder=folder)
         return None
 

@@ -65,6 +65,6 @@ def _other(instance: HarborInstance) -> Iterator[str]:
         yield "another network in one step than in another: a sandbox has one for the agent"
     for step in instance.steps or (None,):
         own = instance.verifier_image(step)
-        if own is not None and f"{own.folder}/{COMPOSE}" in instance.files:
+        if own is not None and not own.name and f"{own.folder}/{COMPOSE}" in instance.files:
             yield f"the services of {own.folder}/{COMPOSE}: a verifier has none beside it"
             break

@@ -43,6 +43,12 @@ def _steps(table: Mapping[str, object], first: str, second: str) -> dict[str, st
 TASKS: dict[str, dict[str, str]] = {
     "one reward": _task({}, tests__test_DOT_sh=_COUNT, solution__solve_DOT_sh="echo x > out"),
     "a solution that fails": _task({}, tests__test_DOT_sh=_COUNT, solution__solve_DOT_sh="echo x > out\nexit 3"),
+    "interpreters that scripts name": _task(
+        {},
+        tests__test_DOT_sh=f"#!/usr/bin/python3\nopen('{_LOGS}/reward.txt', 'w').write(open('out').read() or '0')\n",
+        environment__Dockerfile=f"{_DOCKERFILE}RUN touch out\n",
+        solution__solve_DOT_sh="#!/usr/bin/python3\nopen('out', 'w').write('0.5')\n",
+    ),
     "tests that fail": _task({}, tests__test_DOT_sh=f"{_COUNT}exit 1\n", solution__solve_DOT_sh="echo x > out"),
     "both files": _task(
         {},
