@@ -18,7 +18,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 COMPILED := pycosat
 
 .DEFAULT_GOAL := help
-.PHONY: help runtime venv home apptainer rabbitmq promtool rpm demo train test test-unit test-changed soak test-vllm test-trainers test-environments test-agents test-protocols test-web test-slurm test-helm test-ray test-pooler test-installers screenshots check docs lock clean
+.PHONY: help runtime venv home apptainer rabbitmq promtool rpm demo train test test-unit test-changed soak test-vllm test-trainers test-environments test-agents test-protocols test-oracles test-web test-slurm test-helm test-ray test-pooler test-installers screenshots check docs lock clean
 
 # What a lock pins, wheels alone, with a line for every ten packages; by uv where that is, which is much faster.
 # Hashes are checked either way. uv reads no configuration of pip's, so where it finds no packages pip has its turn.
@@ -162,6 +162,11 @@ test-agents: venv apptainer  ## the shipped agents on the programs themselves (4
 test-protocols: venv home  ## the protocols of other systems with their own clients (3 GB once); ARGS="..." goes to pytest
 	@bash tests/protocols/environment.sh '$(FARM_HOME)/protocols'
 	@FARM_TEST_PROTOCOLS='$(FARM_HOME)/protocols' $(BIN)/python -m pytest -n 0 --timeout 900 tests/protocols $(ARGS)
+
+# Each package in an environment of its own; FARM_TEST_ORACLES, their folder, is what lets pytest see the tests at all.
+test-oracles: venv home apptainer  ## what the farm reads, beside the code of the formats' own projects (500 MB once); ARGS="..." goes to pytest
+	@bash tests/oracles/environment.sh '$(FARM_HOME)/oracles'
+	@FARM_TEST_ORACLES='$(abspath $(FARM_HOME))/oracles' $(BIN)/python -m pytest -n 0 --timeout 3600 tests/oracles $(ARGS)
 
 # A browser is no package of Python's: apt-get install chromium. FARM_WEB_PACKAGES is what lets pytest see the tests at all.
 test-web: venv home apptainer  ## the page in a real Chromium: views, live numbers, keys, accessibility (150 MB once); ARGS="..." goes to pytest

@@ -44,8 +44,10 @@ def _refusals(task: TaskFolder, request: Mapping[str, Any]) -> list[str]:
         what = f"it asks for the network ({phases})" if instance.names_network else _SILENT
         reasons.append(f"{what}: --set network=allow permits it, --set network=off plays it without")
     secrets = request.get("secrets") or {}
-    tables = [instance.env, instance.task.environment.env, instance.task.verifier.env]
-    tables += [step.verifier.env for step in instance.steps]
-    if missing := sorted({name for table in tables for name in names_in(table)} - {*secrets}):
+    verifiers = [instance.task.verifier, *(step.verifier for step in instance.steps)]
+    tables = [instance.task.environment.env, *(each.env for each in verifiers)]
+    tables += [each.environment.env for each in verifiers if each.environment]
+    named = names_in(instance.env).union(*(names_in(table, whole=True) for table in tables))
+    if missing := sorted(named - {*secrets}):
         reasons.append(f"it names variables that the request has no `secrets` for: {', '.join(missing)}")
     return reasons

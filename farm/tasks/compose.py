@@ -41,6 +41,15 @@ _HARNESS_MARKS = ("T_BENCH_", "HOST_VERIFIER_LOGS_PATH", "HOST_AGENT_LOGS_PATH",
 
 
 @dataclass(frozen=True, slots=True)
+class OwnMount:
+    """A path below the compose file's folder that is mounted, and where; `read_only` is not to be changed there."""
+
+    source: str
+    target: str
+    read_only: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class ComposeFile:
     """The demands of a compose file. `sidecars` are its services beside the main one."""
 
@@ -50,8 +59,7 @@ class ComposeFile:
     workdir: str = ""
     mounts: tuple[str, ...] = ()
     """Sources outside of the file's folder, and named volumes."""
-    own_mounts: tuple[tuple[str, str], ...] = ()
-    """Paths below the file's folder that are mounted, and where."""
+    own_mounts: tuple[OwnMount, ...] = ()
     privileged: bool = False
     other: tuple[str, ...] = ()
     context: str = ""
@@ -70,13 +78,13 @@ def read_compose(path: Path, main: str) -> ComposeFile:
         raise InvalidRequest(f"service {name} is no table", field=str(path))
     build = service.get("build", "")
     mounts = list(_mounts(service.get("volumes")))
-    own = [(source, target) for source, target in mounts if _is_own(source) and target.startswith("/")]
+    own = [each for each in mounts if _is_own(each.source) and each.target.startswith("/")]
     return ComposeFile(
         main=name,
         sidecars=tuple(str(each) for each in services if each != name),
         environment=tuple(_environment(service.get("environment")).items()),
         workdir=_plain(service.get("working_dir")),
-        mounts=tuple(source for source, target in mounts if (source, target) not in own),
+        mounts=tuple(each.source for each in mounts if each not in own),
         own_mounts=tuple(own),
         privileged=bool(service.get("privileged") or service.get("cap_add")),
         other=tuple(f"`{key}` of service {name}" for key in service if key not in _OF_DOCKER | _READ),
@@ -92,6 +100,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise not_installed(f"{path}: a task in YAML", str(error.name)) from error
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InvalidRequest(f"it cannot be read: {error}", field=str(path)) from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise InvalidRequest(f"no YAML: {str(error).splitlines()[0]}", field=str(path)) from error
     if not isinstance(content, dict):
@@ -108,16 +118,17 @@ def _environment(given: Any) -> dict[str, str]:
     return {name: value for name, value in pairs.items() if not _of_harness(value) and name != "TEST_DIR"}
 
 
-def _mounts(given: Any) -> Iterator[tuple[str, str]]:
-    """Yield sources and targets of volumes, but for those of the harness itself."""
+def _mounts(given: Any) -> Iterator[OwnMount]:
+    """Yield volumes, but for those of the harness itself."""
     for each in given or ():
         if isinstance(each, Mapping):
             source, target = str(each.get("source", "")), str(each.get("target", ""))
+            read_only = each.get("read_only") is True
         else:
-            source, _, rest = str(each).partition(":")
-            target = rest.partition(":")[0]
+            source, target, options = [*str(each).split(":", 2), "", ""][:3]
+            read_only = "ro" in options.split(",")
         if not _of_harness(source):
-            yield source or str(each), target
+            yield OwnMount(source or str(each), target, read_only)
 
 
 def _is_own(source: str) -> bool:

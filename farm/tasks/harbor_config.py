@@ -9,15 +9,29 @@ from __future__ import annotations
 
 import math
 import re
+import unicodedata
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    field_validator,
+    model_validator,
+)
 
 SCHEMAS = ("1.0", "1.1", "1.2", "1.3", "1.4")
 MAIN_SERVICE = "main"
-_PACKAGE = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*/[A-Za-z0-9_-][A-Za-z0-9._-]*")
-_STEP = re.compile(r'[^<>:"/\\|?*\x00-\x1f\x7f]{1,255}')
+_PACKAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
+_SERVICE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+_STEP = re.compile(r'[^<>:"/\\|?*\x00-\x1f\x7f]+')
+_DEVICE = re.compile(r"(?i:CON|PRN|AUX|NUL|CONIN\$|CONOUT\$|(?:COM|LPT)[1-9¹²³]) *")
+_MOST_BYTES = 255
+_BOOLEAN = TypeAdapter(bool)
 _SIZES = {"G": 1024.0, "M": 1.0, "K": 1 / 1024}
 
 
@@ -33,6 +47,20 @@ def _without_parents(path: str) -> str:
     return path
 
 
+def _destination(path: str | None) -> str | None:
+    if not path:
+        return None
+    if "\\" in path or path.startswith("/") or not PurePosixPath(path).parts or path.rstrip("/") == "manifest.json":
+        raise ValueError(f"{path!r} is no relative path of an artefact")
+    return _without_parents(path)
+
+
+def _service(name: str | None) -> str | None:
+    if name is not None and not _SERVICE.fullmatch(name.strip()):
+        raise ValueError(f"{name!r} is no name of a service")
+    return name and name.strip()
+
+
 Seconds = Annotated[float, AfterValidator(_finite)]
 User = str | int | None
 """A name or a number; None is the image's USER."""
@@ -45,13 +73,18 @@ class _Table(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
 
 
+class _Author(_Table):
+    name: str
+    email: str | None = None
+
+
 class Package(_Table):
     """The table `[task]`."""
 
     name: str
-    version: str | None = None
+    version: str | None = Field(default=None, min_length=1)
     description: str = ""
-    authors: tuple[dict[str, Any], ...] = ()
+    authors: tuple[_Author, ...] = ()
     keywords: tuple[str, ...] = ()
 
     @field_validator("name")
@@ -62,13 +95,21 @@ class Package(_Table):
         return name
 
 
-class _NetworkPhase(_Table):
+class _Network(_Table):
     network_mode: NetworkMode | None = None
     allowed_hosts: tuple[str, ...] | None = None
 
     @model_validator(mode="after")
     def _hosts_of_a_list(self) -> Self:
         if self.allowed_hosts and self.network_mode != "allowlist":
+            raise ValueError("allowed_hosts needs network_mode = 'allowlist'")
+        return self
+
+
+class _NetworkPhase(_Network):
+    @model_validator(mode="after")
+    def _hosts_of_a_mode(self) -> Self:
+        if self.allowed_hosts is not None and self.network_mode is None:
             raise ValueError("allowed_hosts needs network_mode = 'allowlist'")
         return self
 
@@ -99,12 +140,15 @@ def _size_mb(table: dict[str, Any], name: str) -> None:
     number, unit = text.strip()[:-1], text.strip()[-1:].upper()
     if unit not in _SIZES:
         raise ValueError(f"{name} = {text!r} has no unit: write '1G' or '512M'")
-    size = int(float(number) * _SIZES[unit])
+    amount = float(number) * _SIZES[unit]
+    if not math.isfinite(amount):
+        raise ValueError(f"{name} = {text!r} is no size")
+    size = int(amount)
     if table.setdefault(f"{name}_mb", size) != size:
         raise ValueError(f"{name} = {text!r} and {name}_mb = {table[f'{name}_mb']} differ")
 
 
-class EnvironmentTable(_NetworkPhase):
+class EnvironmentTable(_Network):
     """The table `[environment]`, and that of a verifier of its own."""
 
     build_timeout_sec: Seconds = 600.0
@@ -133,8 +177,10 @@ class EnvironmentTable(_NetworkPhase):
         _size_mb(table, "memory")
         _size_mb(table, "storage")
         internet = table.pop("allow_internet", None)
-        if internet is not None and "network_mode" not in table and table.get("allowed_hosts") is None:
-            table["network_mode"] = "public" if internet else "no-network"
+        if internet is not None:
+            public = _BOOLEAN.validate_python(internet)
+            if "network_mode" not in table and table.get("allowed_hosts") is None:
+                table["network_mode"] = "public" if public else "no-network"
         return table
 
 
@@ -142,7 +188,7 @@ class CollectHook(_Table):
     """A command that is run after the agent ended, before artefacts are taken."""
 
     command: str = Field(min_length=1)
-    service: str = MAIN_SERVICE
+    service: Annotated[str, AfterValidator(_service)] = MAIN_SERVICE
     timeout_sec: Seconds = 60.0
     user: User = None
 
@@ -151,9 +197,15 @@ class ArtefactEntry(_Table):
     """A file or a folder that is kept, and that a separate verifier sees. `exclude` are patterns of names or paths."""
 
     source: Annotated[str, AfterValidator(_without_parents), Field(min_length=1)]
-    destination: Annotated[str, AfterValidator(_without_parents)] | None = None
+    destination: Annotated[str | None, AfterValidator(_destination)] = None
     exclude: tuple[str, ...] = ()
-    service: str | None = None
+    service: Annotated[str | None, AfterValidator(_service)] = None
+
+    @model_validator(mode="after")
+    def _of_a_service(self) -> Self:
+        if self.service not in (None, MAIN_SERVICE) and not re.match(r"/|[A-Za-z]:[/\\]", self.source):
+            raise ValueError(f"{self.source!r} of the service {self.service} is no absolute path")
+        return self
 
 
 def _entry(given: Any) -> Any:
@@ -198,7 +250,8 @@ class StepTable(_Table):
     @field_validator("name")
     @classmethod
     def _of_a_folder(cls, name: str) -> str:
-        if not _STEP.fullmatch(name) or not name.strip() or name.endswith((".", " ")):
+        is_portable = _STEP.fullmatch(name) and not _DEVICE.fullmatch(name.partition(".")[0])
+        if not is_portable or not name.strip() or name.endswith((".", " ")) or len(name.encode()) > _MOST_BYTES:
             raise ValueError(f"{name!r} is no name of a folder")
         return name
 
@@ -219,6 +272,7 @@ class TaskConfig(_Table):
     verifier: VerifierTable = VerifierTable()
     environment: EnvironmentTable = EnvironmentTable()
     solution: SolutionTable = SolutionTable()
+    source: str | None = None
     multi_step_reward_strategy: Literal["mean", "final"] | None = None
     steps: tuple[StepTable, ...] = ()
     artifacts: Artefacts = ()
@@ -233,7 +287,7 @@ class TaskConfig(_Table):
     @field_validator("steps")
     @classmethod
     def _of_different_names(cls, steps: tuple[StepTable, ...]) -> tuple[StepTable, ...]:
-        names = [step.name.casefold() for step in steps]
+        names = [unicodedata.normalize("NFC", step.name).casefold() for step in steps]
         if len(set(names)) < len(names):
             raise ValueError("two steps have one name")
         return steps

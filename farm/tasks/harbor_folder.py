@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,15 +16,16 @@ from pydantic import ValidationError
 from farm.errors import InvalidRequest
 from farm.tasks.compose import ComposeFile, read_compose
 from farm.tasks.harbor_config import MAIN_SERVICE, TaskConfig
-from farm.tasks.harbor_instance import DATA_SOURCE, DOCKERFILE, TEST, HarborInstance
+from farm.tasks.harbor_instance import COMPOSE, DATA_SOURCE, DOCKERFILE, TEST, HarborInstance
 from farm.tasks.known_tasks import evidence_of
 from farm.tasks.terminal_bench import convert
 
 CONFIG = "task.toml"
 TERMINAL_BENCH = "task.yaml"
-_COMPOSE = "environment/docker-compose.yaml"
+_COMPOSE = f"environment/{COMPOSE}"
 _HISTORY = "trajectory.json"
-_SCRIPTS = (f"tests/{TEST}", "tests/Dockerfile", "solution/solve.sh")
+_SCRIPTS = (f"tests/{TEST}", "tests/Dockerfile", f"tests/{COMPOSE}", "solution/solve.sh")
+_CANARY = re.compile(r"(<!--.*canary.*-->|#.*canary.*)", re.IGNORECASE)
 _MOST_DEPTH = 4
 
 
@@ -95,7 +97,7 @@ def _of_compose(compose: ComposeFile) -> dict[str, Any]:
     demands: dict[str, Any] = {
         "env": dict(compose.environment),
         "sidecars": list(compose.sidecars),
-        "mounts": [*compose.mounts, *(source for source, _ in compose.own_mounts)],
+        "mounts": [*compose.mounts, *(each.source for each in compose.own_mounts)],
         "privileged": compose.privileged,
         "other_needs": list(compose.other),
     }
@@ -116,9 +118,15 @@ def _instruction(path: Path) -> str:
         text = path.read_text(encoding="utf-8")
     except (ValueError, OSError) as error:
         raise InvalidRequest(f"there is no instruction to read: {error}", field=str(path)) from error
-    if not text.strip():
+    lines = text.split("\n")
+    # marks by which a task is found in training data stand first, and are not for the policy
+    while lines and _CANARY.fullmatch(lines[0].strip()):
+        del lines[0]
+    while lines and not lines[0].strip():
+        del lines[0]
+    if not lines:
         raise InvalidRequest("it is empty: the policy would be told nothing", field=str(path))
-    return text
+    return "\n".join(lines)
 
 
 def _refused(path: Path, error: ValidationError) -> InvalidRequest:

@@ -5,17 +5,28 @@ The files themselves are in the task's archive, which the instance names by its 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from farm.tasks.harbor_config import SCHEMAS, StepTable, TaskConfig
+from farm.tasks.harbor_config import SCHEMAS, NetworkMode, StepTable, TaskConfig
 
 DATA_SOURCE = "harbor"
 DOCKERFILE = "environment/Dockerfile"
+COMPOSE = "docker-compose.yaml"
 TEST = "test.sh"
-_PUBLIC = "public"
 Phase = Literal["init", "run", "eval"]
+PHASES: tuple[Phase, ...] = ("init", "run", "eval")
+_PUBLIC: NetworkMode = "public"
+
+
+@dataclass(frozen=True, slots=True)
+class VerifierImage:
+    """The image of a verifier: a name, or a folder in the task's archive, which beside a name has a Dockerfile too."""
+
+    name: str = ""
+    folder: str = ""
 
 
 class HarborInstance(BaseModel):
@@ -56,7 +67,7 @@ class HarborInstance(BaseModel):
         if not self.task.environment.docker_image and DOCKERFILE not in self.files:
             raise ValueError(f"neither {DOCKERFILE} nor [environment].docker_image says what it is played in")
         for step in self.steps or (None,):
-            if not self.script(step, "tests", TEST) and not self.has_own_tests(step):
+            if not self.script(step, "tests", TEST) and self.verifier_image(step) is None:
                 raise ValueError(f"there is no tests/{TEST}" + (f" for step {step.name}" if step else ""))
         return self
 
@@ -67,40 +78,52 @@ class HarborInstance(BaseModel):
 
     @property
     def network_phases(self) -> tuple[Phase, ...]:
-        """The phases in which the task has a network, as in Harbor: all of a task that says nothing of it."""
+        """The phases in which the task has a network, in some of its steps."""
+        modes = [self.network_modes(step) for step in self.steps or (None,)]
+        return tuple(phase for phase in PHASES if any(each[phase] == _PUBLIC for each in modes))
+
+    def network_modes(self, step: StepTable | None) -> dict[Phase, NetworkMode]:
+        """Return the network of each phase of a step, as in Harbor: one of a task that says nothing of it is public."""
         task = self.task
         base = task.environment.network_mode or _PUBLIC
-        verifier = (task.verifier.environment.network_mode or _PUBLIC) if task.verifier.environment else base
-        modes: dict[Phase, str] = {
+        verifier = base
+        if task.mode(step) == "separate":
+            verifier = task.verifier_environment(step).network_mode or _PUBLIC
+        return {
             "init": base,
-            "run": task.agent.network_mode or base,
-            "eval": task.verifier.network_mode or verifier,
+            "run": (step.agent.network_mode if step else None) or task.agent.network_mode or base,
+            "eval": (step.verifier.network_mode if step else None) or task.verifier.network_mode or verifier,
         }
-        return tuple(phase for phase, mode in modes.items() if mode == _PUBLIC)
 
     @property
     def names_network(self) -> bool:
         """True if the task itself says something of the network."""
         task = self.task
-        tables = (task.environment, task.agent, task.verifier, task.verifier.environment)
-        return any(table is not None and table.network_mode is not None for table in tables)
+        verifiers = [task.verifier, *(step.verifier for step in self.steps)]
+        environments = [each.environment for each in verifiers if each.environment]
+        tables = (task.environment, *environments, task.agent, *(step.agent for step in self.steps), *verifiers)
+        return any(table.network_mode is not None for table in tables)
 
     def script(self, step: StepTable | None, folder: Literal["tests", "solution"], name: str) -> str:
         """Return the path of a script in the archive, the step's own first; empty if there is none."""
         places = ([f"steps/{step.name}/{folder}/{name}"] if step else []) + [f"{folder}/{name}"]
         return next((place for place in places if place in self.files), "")
 
-    def verifier_context(self, step: StepTable | None) -> str:
-        """Return the folder with the Dockerfile of a separate verifier; empty if it has none of its own."""
-        places = ([f"steps/{step.name}/tests"] if step else []) + ["tests"]
-        return next((place for place in places if f"{place}/Dockerfile" in self.files), "")
+    def verifier_image(self, step: StepTable | None) -> VerifierImage | None:
+        """Return the image of its own that a separate verifier has, with its tests in it; None for the environment's.
 
-    def has_own_tests(self, step: StepTable | None) -> bool:
-        """Return whether the image of a separate verifier brings its tests along, so that none are put there."""
+        The step's comes before the task's, and of each the name of an image before a Dockerfile.
+        """
         if self.task.mode(step) != "separate":
-            return False
-        own = [table.environment for table in (step.verifier if step else None, self.task.verifier) if table]
-        return bool(self.verifier_context(step)) or any(table and table.docker_image for table in own)
+            return None
+        places = [(step.verifier.environment, f"steps/{step.name}/tests")] if step else []
+        for table, folder in (*places, (self.task.verifier.environment, "tests")):
+            built = f"{folder}/Dockerfile" in self.files
+            if table is not None and table.docker_image:
+                return VerifierImage(table.docker_image, folder if built else "")
+            if built or f"{folder}/{COMPOSE}" in self.files:
+                return VerifierImage(folder=folder)
+        return None
 
     def agent_user(self, step: StepTable | None) -> str | int | None:
         """Return the user that the policy acts as; None for the image's."""
@@ -111,9 +134,8 @@ class HarborInstance(BaseModel):
         return step.verifier.user if step and step.verifier.user is not None else self.task.verifier.user
 
     def verifier_s(self, step: StepTable | None) -> float:
-        """Return the seconds that the tests of a step may take."""
-        stated = step is not None and "timeout_sec" in step.verifier.model_fields_set
-        return step.verifier.timeout_sec if step and stated else self.task.verifier.timeout_sec
+        """Return the seconds that the tests of a step may take: a step that states none has the default's."""
+        return (step.verifier if step else self.task.verifier).timeout_sec
 
     def verifier_env(self, step: StepTable | None) -> dict[str, str]:
         """Return the variables of the tests of a step, as they are written."""

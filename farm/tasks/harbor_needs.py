@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from farm.records.task_needs import TaskNeeds
 from farm.tasks.harbor_config import MAIN_SERVICE, EnvironmentTable
-from farm.tasks.harbor_instance import HarborInstance
+from farm.tasks.harbor_instance import COMPOSE, HarborInstance
 
 
 def needs_of(instance: HarborInstance) -> TaskNeeds:
@@ -15,7 +15,7 @@ def needs_of(instance: HarborInstance) -> TaskNeeds:
     return TaskNeeds(
         os=next((table.os for table in tables if table.os != "linux"), "linux"),
         sidecars=tuple(dict.fromkeys(_services(instance, tables))),
-        gpus=max(table.gpus or 0 for table in tables),
+        gpus=max(0, *(table.gpus or 0 for table in tables)),
         accelerators=tuple(f"TPU {table.tpu.get('type', '')}".strip() for table in tables if table.tpu),
         privileged=instance.privileged,
         allowed_hosts=tuple(dict.fromkeys(_hosts(instance, tables))),
@@ -61,5 +61,10 @@ def _other(instance: HarborInstance) -> Iterator[str]:
         if hook.user not in (None, task.agent.user):
             yield f"a collect hook as user {hook.user}: hooks run as the agent's user"
             break
-    if any(step.agent.network_mode not in (None, task.agent.network_mode) for step in instance.steps):
-        yield "another network in a step than in the task: a sandbox has one for the agent"
+    if len({instance.network_modes(step)["run"] for step in instance.steps}) > 1:
+        yield "another network in one step than in another: a sandbox has one for the agent"
+    for step in instance.steps or (None,):
+        own = instance.verifier_image(step)
+        if own is not None and not own.name and f"{own.folder}/{COMPOSE}" in instance.files:
+            yield f"the services of {own.folder}/{COMPOSE}: a verifier has none beside it"
+            break

@@ -1,8 +1,8 @@
 """Tasks of terminal-bench 1 (`task.yaml`), converted into Harbor's form when they are read; terminal-bench 2 has it.
 
-The result is 1 if the summary of `pytest -rA` names passed tests and no failed ones, or, of the parser `swebench`, if
-the block between its marks says PASSED; else 0, as the tests' own harness counts. The rules of the conversion are those
-of Harbor's `mappers/terminal_bench.py`.
+The result is 1 if the summary of `pytest -rA` names tests and none that failed or passed against its mark, or, of the
+parser `swebench`, if the block between its marks says PASSED; else 0, as terminal-bench's own parsers and harness
+count. The rules of the conversion are those of Harbor's `mappers/terminal_bench.py`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import shlex
 import shutil
+from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,12 +20,12 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from farm.errors import InvalidRequest
-from farm.tasks.compose import ComposeFile, read_compose, read_yaml
+from farm.tasks.compose import ComposeFile, OwnMount, read_compose, read_yaml
 from farm.tasks.harbor_config import Seconds
 
 _COMPOSE = "docker-compose.yaml"
 _PARSERS = ("pytest", "swebench")
-_OUTSIDE_A_NAME = re.compile(r"[^A-Za-z0-9._-]+|^\.+|\.(?=\.)")
+_OUTSIDE_A_NAME = re.compile(r"[^A-Za-z0-9._-]+|\.(?=\.)")
 _OF_HARNESS = {"task.yaml", "solution.sh", "solution.yaml", "run-tests.sh", "tests", _COMPOSE}
 
 
@@ -59,7 +61,7 @@ def convert(source: Path, target: Path) -> None:
     (target / "instruction.md").write_text(task.instruction, encoding="utf-8")
     (target / "task.toml").write_text(_config(task, compose, source.resolve().name), encoding="utf-8")
     _environment(source, target / "environment", compose)
-    _tests(source, target / "tests", task.parser_name)
+    _tests(source, target / "tests", task.parser_name, [each for each in compose.own_mounts if each.read_only])
     _solution(source, target / "solution")
 
 
@@ -88,7 +90,7 @@ def _config(task: TerminalBenchTask, compose: ComposeFile, name: str) -> str:
 
 def _plain(name: str) -> str:
     """Return the name of a folder with what no name of a task has replaced: `001. hello` is `001.-hello`."""
-    return _OUTSIDE_A_NAME.sub("-", name)
+    return _OUTSIDE_A_NAME.sub("-", name).lstrip("._-") or "task"
 
 
 def _environment(source: Path, target: Path, compose: ComposeFile) -> None:
@@ -105,41 +107,52 @@ def _environment(source: Path, target: Path, compose: ComposeFile) -> None:
         return left_out.intersection(names) if Path(folder) == context else set()
 
     shutil.copytree(context, target, symlinks=True, ignore=outer)
-    for place, inside in compose.own_mounts:
-        _copy_mount(source, place, inside, target)
+    for mount in compose.own_mounts:
+        copy = _copy_mount(source, mount, target)
+        line = json.dumps([copy, mount.target.rstrip("/") + ("/" if copy.endswith("/") else "")])
+        with (target / "Dockerfile").open("a", encoding="utf-8") as file:
+            file.write(f"\nCOPY {line}\n")
     # the file as Harbor reads it: what is beside the main service is to be seen there
     if compose.sidecars or compose.mounts or compose.privileged or compose.other:
         shutil.copy(source / _COMPOSE, target / _COMPOSE)
 
 
-def _copy_mount(source: Path, place: str, inside: str, target: Path) -> None:
-    """Have the image bring a part of the task that its compose file mounts: every sandbox has a copy of its own.
+def _copy_mount(source: Path, mount: OwnMount, target: Path) -> str:
+    """Copy a part of the task that its compose file mounts, so that every sandbox has a copy of its own.
 
-    What belongs to the harness, such as the solution, is left out of a mount of the whole task.
+    What belongs to the harness, such as the solution, is left out of a mount of the whole task. What is not there is an
+    empty folder, as Docker makes one. Return the name of the copy in `target`, which ends with a slash for a folder.
     """
-    mounted = source / place
-    if not mounted.exists() or not mounted.resolve().is_relative_to(source.resolve()):
-        raise InvalidRequest(f"its compose file mounts {place!r}, which is not in the task", field=str(source))
-    name = f".mount-{hashlib.sha256(inside.encode()).hexdigest()[:8]}"
-    ending = "/" if mounted.is_dir() else ""
+    mounted = source / mount.source
+    if not mounted.resolve().is_relative_to(source.resolve()):
+        raise InvalidRequest(f"its compose file mounts {mount.source!r}, which is not in the task", field=str(source))
+    name = f".mount-{hashlib.sha256(mount.target.encode()).hexdigest()[:8]}"
+    if mounted.is_file():
+        shutil.copy(mounted, target / name)
+        return name
     if mounted.is_dir():
         left_out = shutil.ignore_patterns(*_OF_HARNESS, "Dockerfile") if mounted.samefile(source) else None
         shutil.copytree(mounted, target / name, symlinks=True, ignore=left_out)
     else:
-        shutil.copy(mounted, target / name)
-    copy = json.dumps([name + ending, inside.rstrip("/") + ending])
-    with (target / "Dockerfile").open("a", encoding="utf-8") as file:
-        file.write(f"\nCOPY {copy}\n")
+        (target / name).mkdir()
+    return f"{name}/"
 
 
-def _tests(source: Path, target: Path, parser: str) -> None:
+def _tests(source: Path, target: Path, parser: str, read_only: Sequence[OwnMount]) -> None:
     if (source / "tests").is_dir():
         shutil.copytree(source / "tests", target, symlinks=True)
     target.mkdir(exist_ok=True)
     shutil.copy(source / "run-tests.sh", target / "run-tests.sh")
     test = target / "test.sh"
     script = files("farm.tasks").joinpath("terminal_bench_test.sh").read_text(encoding="utf-8")
-    test.write_text(script.replace(f"parser={_PARSERS[0]}\n", f"parser={parser}\n"))
+    lines = [f"parser={parser}"]
+    for mount in read_only:
+        if mount.target.startswith(("/tests/", "/logs/")) or mount.target in ("/tests", "/logs"):
+            # the verifier's own folders
+            continue
+        copy = _copy_mount(source, mount, target).rstrip("/")
+        lines.append(f"own {copy} {shlex.quote(mount.target.rstrip('/'))}")
+    test.write_text(script.replace(f"parser={_PARSERS[0]}", "\n".join(lines), 1))
     test.chmod(0o755)
 
 

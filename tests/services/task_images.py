@@ -31,6 +31,8 @@ _TOOLS = (
         "wc",
         "whoami",
         "git",
+        "gzip",
+        "tar",
     ),
 )
 _NOTHING = "#!/bin/bash\nexit 0\n"

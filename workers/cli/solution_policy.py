@@ -14,6 +14,8 @@ from workers.stage_job import SandboxSource
 
 _SOLVE = "solve.sh"
 _PLACE = "/solution"
+_RUN = f"chmod +x {_PLACE}/{_SOLVE}; exec {_PLACE}/{_SOLVE}"
+"""Its first line may name an interpreter."""
 
 
 class SolutionPolicy(ActingPolicy):
@@ -31,7 +33,7 @@ class SolutionPolicy(ActingPolicy):
         self.results: list[ExecResult] = []
         self._instance = instance
         self._folder = folder
-        self._env = expanded(instance.task.solution.env, secrets)
+        self._env = expanded(instance.task.solution.env, secrets, whole=True)
 
     async def act(self, sandbox: Sandbox | None, index: int) -> None:
         """Play the next step's solution. Raises InvalidRequest if the task has none."""
@@ -44,7 +46,7 @@ class SolutionPolicy(ActingPolicy):
         await sandbox.upload((self._folder / script).parent, _PLACE)
         env = {"DEBIAN_FRONTEND": "noninteractive", **self._env}
         limit_s = (step.agent.timeout_sec if step else None) or self._instance.task.agent.timeout_sec or 3600.0
-        self.results.append(await sandbox.exec(["/bin/bash", f"{_PLACE}/{_SOLVE}"], timeout_s=limit_s, env=env))
+        self.results.append(await sandbox.exec(["/bin/bash", "-c", _RUN], timeout_s=limit_s, env=env))
         cleared = await sandbox.exec(["rm", "-rf", _PLACE], timeout_s=60.0)
         if cleared.code != 0:
             raise SandboxError(f"sandbox {sandbox.sandbox_id}: {_PLACE} cannot be removed: {cleared.stderr[-300:]!r}")

@@ -133,10 +133,10 @@ class HarborEvaluator:
     def tests(self, step: StepTable | None, archive: Path, timeout_s: float) -> Tests:
         """Return the tests of a step, with the task's own time limit by the rule of the batch."""
         instance, limits = self._instance, self._task.limits
-        env = expanded(instance.verifier_env(step), self._task.secrets)
+        env = expanded(instance.verifier_env(step), self._task.secrets, whole=True)
         if instance.safe_path and self._task.verification == "guarded" and instance.task.mode(step) == "shared":
             env = _SAFE_PATH | env
-        folders = [] if instance.has_own_tests(step) else test_folders(instance, step, archive)
+        folders = test_folders(instance, step, archive) if instance.verifier_image(step) is None else []
         own_s = min(instance.verifier_s(step) * limits.task_time_factor, limits.task_time_cap_s)
         return Tests(folders, env, min(own_s, timeout_s))
 

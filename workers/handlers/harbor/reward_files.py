@@ -43,10 +43,11 @@ def _of_text(data: bytes) -> dict[str, float]:
 
 def _of_json(data: bytes) -> dict[str, float]:
     try:
-        value = json.loads(data)
+        rewards = json.loads(data.decode())
     except (ValueError, RecursionError) as error:
         raise EvaluatorError(f"{FOLDER}/{JSON} is no JSON: {error}") from error
-    rewards = value if isinstance(value, dict) else {MAIN: value}
+    if not isinstance(rewards, dict):
+        raise EvaluatorError(f"{FOLDER}/{JSON} holds {type(rewards).__name__}, not rewards by name")
     if not rewards or len(rewards) > _MAX_REWARDS:
         raise EvaluatorError(f"{FOLDER}/{JSON} holds {len(rewards)} rewards; wanted are 1 to {_MAX_REWARDS}")
     return {name: _number(each, name) for name, each in rewards.items()}

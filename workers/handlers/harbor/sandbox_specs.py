@@ -29,24 +29,23 @@ def verified_in(
     """Return the sandbox in which a step is verified: the policy's own kind if shared, else the verifier's."""
     shared = instance.task.mode(step) == "shared"
     table = instance.task.environment if shared else instance.task.verifier_environment(step)
-    context = "" if shared else instance.verifier_context(step)
-    own_image = table.docker_image if not shared and table is not instance.task.environment else None
-    played = _environment(instance, archive)
-    image = played
-    if own_image or context:
-        image = _images(own_image, archive / context if context else None)
-    spec = _spec(instance, table, image, secrets)
-    updates: dict[str, object] = {"user": _user(instance.verifier_user(step)), "network_in": instance.network_phases}
-    if not shared and image != played:
+    image = _environment(instance, archive)
+    if (own := instance.verifier_image(step)) is not None:
+        image = _images(own.name, archive / own.folder if own.folder else None)
+    phases = tuple(phase for phase, mode in instance.network_modes(step).items() if mode == "public")
+    updates: dict[str, object] = {"user": _user(instance.verifier_user(step)), "network_in": phases}
+    if own is not None:
         # its working directory is its own image's
         updates["workdir"] = table.workdir if table is not instance.task.environment and table.workdir else "/"
-    return spec.model_copy(update=updates)
+    return _spec(instance, table, image, secrets).model_copy(update=updates)
 
 
 def _spec(
     instance: HarborInstance, table: EnvironmentTable, images: tuple[str, str], secrets: Mapping[str, str] | None
 ) -> SandboxSpec:
     env = {**instance.env, **table.env}
+    if secrets is not None:
+        env = expanded(instance.env, secrets) | expanded(table.env, secrets, whole=True)
     limits = {"memory_mb": table.memory_mb, "disk_mb": table.storage_mb}
     return SandboxSpec(
         image=images[0],
@@ -54,7 +53,7 @@ def _spec(
         image_first=True,
         fake_root=True,
         workdir=table.workdir or "",
-        env=env if secrets is None else expanded(env, secrets),
+        env=env,
         limits=SandboxLimits(**{name: value for name, value in limits.items() if value is not None}),
         cpus=None if table.cpus is None else math.ceil(table.cpus * 100) / 100,
     )

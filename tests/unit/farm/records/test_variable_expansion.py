@@ -30,3 +30,18 @@ def test_names_that_are_missing_are_all_named(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("HOME_SECRET", "never")
     with pytest.raises(InvalidRequest, match="no secret for: HOME_SECRET, OTHER"):
         expanded({"x": "${HOME_SECRET}", "y": "${OTHER} ${KEY}"}, SECRETS)
+
+
+@pytest.mark.parametrize(
+    ("value", "result"),
+    [
+        ("${KEY}", "k${OTHER}"),
+        ("${NONE:-default}", "default"),
+        ("${EMPTY:-default}", ""),
+        ("a${KEY}b", "a${KEY}b"),
+        ("/x:${PATH}", "/x:${PATH}"),
+        ("${NONE:-${KEY}}", "${KEY}"),
+    ],
+)
+def test_a_value_that_is_a_variable_as_a_whole_is_replaced_as_harbor_does(value: str, result: str) -> None:
+    assert expanded({"x": value}, SECRETS, whole=True) == {"x": result}

@@ -23,6 +23,7 @@ def _config(text: str) -> TaskConfig:
         ('[environment]\nmemory = "2G"\nmemory_mb = 2048', "environment.memory_mb", 2048),
         ("[environment]\nallow_internet = false", "environment.network_mode", "no-network"),
         ("[environment]\nallow_internet = true", "environment.network_mode", "public"),
+        ("[environment]\nallow_internet = 'false'", "environment.network_mode", "no-network"),
         ('[environment]\nallow_internet = true\nnetwork_mode = "no-network"', "environment.network_mode", "no-network"),
         ("[environment]\ncpus = 0.5", "environment.cpus", 0.5),
         ('[environment]\nos = "Windows"', "environment.os", "windows"),
@@ -58,6 +59,14 @@ def test_tables_are_read_as_harbor_reads_them(text: str, path: str, value: Any) 
         '[[steps]]\nname = "../up"',
         '[[steps]]\nname = "a"\n[[steps]]\nname = "A"',
         'multi_step_reward_strategy = "best"',
+        '[environment]\nmemory = "infG"',
+        "[environment]\nallow_internet = 'maybe'",
+        "[agent]\nallowed_hosts = []",
+        '[task]\nname = "_a/b"',
+        '[[steps]]\nname = "con.txt"',
+        '[[steps]]\nname = "é"\n[[steps]]\nname = "e\u0301"',
+        'artifacts = [{ source = "x", destination = "/x" }]',
+        'artifacts = [{ source = "x", service = "db" }]',
     ],
 )
 def test_what_harbor_refuses_is_refused(text: str) -> None:

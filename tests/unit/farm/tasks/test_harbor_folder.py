@@ -83,6 +83,7 @@ def test_recipes_of_the_cookbook_are_read_and_what_they_need_is_named(recipe: st
         ('[[environment.mcp_servers]]\nname = "m"\nurl = "http://m"', "MCP server m"),
         ('[[verifier.collect]]\ncommand = "x"\nservice = "db"', "db"),
         ('[[verifier.collect]]\ncommand = "x"\nuser = "postgres"', "a collect hook as user postgres"),
+        ("[environment]\ngpus = -1", ""),
         ("[verifier.environment]\ngpus = 1", "1 GPUs"),
     ],
 )
@@ -124,6 +125,7 @@ def test_a_compose_file_of_one_service_is_looked_through(task: Callable[..., Pat
         ({"environment__Dockerfile": None}, "neither environment/Dockerfile nor"),
         ({"task_DOT_toml": '[[steps]]\nname = "a"'}, "steps/a/instruction.md"),
         ({"environment__docker-compose_DOT_yaml": "services: []"}, "docker-compose.yaml: a compose file without"),
+        ({"instruction_DOT_md": "<!-- canary 1 -->\n"}, "instruction.md: it is empty"),
     ],
 )
 def test_a_broken_task_is_refused_with_its_file(
@@ -132,6 +134,33 @@ def test_a_broken_task_is_refused_with_its_file(
     with pytest.raises(InvalidRequest, match=r"(?s).*") as refused:
         read_task(task(**files))
     assert named in str(refused.value)
+
+
+def test_marks_of_training_data_are_not_for_the_policy(task: Callable[..., Path]) -> None:
+    text = "<!-- harbor-canary GUID x -->\n# Canary: y\n\nDo it.\n# canary of the task\n"
+    assert read_task(task(instruction_DOT_md=text)).instance.instructions == ("Do it.\n# canary of the task\n",)
+
+
+@pytest.mark.parametrize(
+    ("steps", "modes"),
+    [
+        ("", [("public", "public")]),
+        ('[[steps]]\nname = "a"\n[steps.verifier]\nnetwork_mode = "no-network"', [("public", "no-network")]),
+        (
+            '[[steps]]\nname = "a"\n[steps.verifier.environment]\nnetwork_mode = "no-network"\n'
+            '[[steps]]\nname = "b"\n[steps.agent]\nnetwork_mode = "public"',
+            [("public", "no-network"), ("public", "public")],
+        ),
+    ],
+)
+def test_a_step_may_be_verified_in_a_network_of_its_own(
+    task: Callable[..., Path], steps: str, modes: list[tuple[str, str]]
+) -> None:
+    places = {f"steps__{name}__instruction_DOT_md": "Do." for name in "ab"}
+    instance = read_task(task(task_DOT_toml=steps, **places)).instance
+    found = [instance.network_modes(step) for step in instance.steps or (None,)]
+    assert [(each["run"], each["eval"]) for each in found] == modes
+    assert list(unsupported(needs_of(instance))) == []
 
 
 def test_an_earlier_conversation_is_refused_by_name(task: Callable[..., Path]) -> None:
@@ -193,7 +222,7 @@ def test_a_task_of_terminal_bench_1_becomes_harbor_s(tmp_path: Path) -> None:
     ("name", "text", "named"),
     [
         ("task.yaml", "instruction: x\nparser_name: mlebench", "'mlebench', not by pytest or swebench"),
-        ("docker-compose.yaml", _MOUNTED.format("./absent:/data"), "mounts './absent', which is not in the task"),
+        ("docker-compose.yaml", _MOUNTED.format("./out:/data"), "mounts './out', which is not in the task"),
         ("task.yaml", "instruction: [", "no YAML"),
         ("task.yaml", "difficulty: easy", "instruction"),
         ("docker-compose.yaml", "services:\n  client:\n    build: {context: ../..}", "lies outside of the task"),
@@ -201,6 +230,7 @@ def test_a_task_of_terminal_bench_1_becomes_harbor_s(tmp_path: Path) -> None:
 )
 def test_what_cannot_be_converted_is_named(tmp_path: Path, name: str, text: str, named: str) -> None:
     source = _written(tmp_path / "hello", {**_TERMINAL_BENCH, name: text})
+    (source / "out").symlink_to("/etc")
     with pytest.raises(InvalidRequest) as refused, task_folder(source):
         pass
     assert named in str(refused.value)
@@ -208,7 +238,14 @@ def test_what_cannot_be_converted_is_named(tmp_path: Path, name: str, text: str,
 
 @pytest.mark.parametrize(
     ("folder", "name"),
-    [("001. TASK", "001.-TASK"), ("a b  c", "a-b-c"), (".hidden", "-hidden"), ("a..b", "a-.b"), ("ünicode", "-nicode")],
+    [
+        ("001. TASK", "001.-TASK"),
+        ("a b  c", "a-b-c"),
+        (".hidden", "hidden"),
+        ("a..b", "a-.b"),
+        ("ünicode", "nicode"),
+        ("ü", "task"),
+    ],
 )
 def test_a_folder_may_have_any_name(tmp_path: Path, folder: str, name: str) -> None:
     with task_folder(_written(tmp_path / folder, _TERMINAL_BENCH)) as found:
@@ -228,6 +265,7 @@ def test_what_is_wrong_is_named_by_the_user_s_path(tmp_path: Path) -> None:
         ("./:/app", '["{}/", "/app/"]', {"data.txt"}),
         ("./data.txt:/etc/data.txt:ro", '["{}", "/etc/data.txt"]', None),
         ("{type: bind, source: ./sub, target: /sub/}", '["{}/", "/sub/"]', {"x"}),
+        ("./absent:/runs", '["{}/", "/runs/"]', set()),
     ],
 )
 def test_a_mount_of_the_task_s_own_files_is_copied(
@@ -246,6 +284,34 @@ def test_a_mount_of_the_task_s_own_files_is_copied(
             assert {each.name for each in place.iterdir()} == files | ({"sub"} if "data.txt" in files else set())
 
 
+@pytest.mark.parametrize(
+    "mounts",
+    [
+        "      - ./tests:PLACE/tests:ro\n      - ./data.txt:PLACE/data.txt:z,ro\n",
+        "      - {type: bind, source: ./tests, target: PLACE/tests, read_only: true}\n"
+        "      - ./data.txt:PLACE/data.txt:ro\n      - ./tests:/tests:ro\n",
+    ],
+)
+def test_what_is_mounted_to_be_read_alone_is_the_task_s_again_before_tests_run(tmp_path: Path, mounts: str) -> None:
+    place = tmp_path / "app"
+    compose = _MOUNTED.format("./tests:/rw/tests") + mounts.replace("PLACE", str(place))
+    task = {**_TERMINAL_BENCH, "docker-compose.yaml": compose, "run-tests.sh": "true\n"}
+    with task_folder(_written(tmp_path / "hello", task)) as found:
+        test = found.path / "tests" / "test.sh"
+        (tmp_path / "logs").mkdir()
+        script = test.read_text().replace("/logs/verifier", str(tmp_path / "logs"))
+        script = script.replace('"/tests/', f'"{found.path}/tests/').replace(" /tests/", f" {found.path}/tests/")
+        # as a policy may leave them
+        _written(place, {"tests/conftest.py": "", "tests/.hidden/x": "", "data.txt/x": "1", "out": "kept"})
+        (place / "tests" / "test_outputs.py").symlink_to("/dev/null")
+        subprocess.run(["bash", "-c", script], check=False, capture_output=True)
+    left = sorted(str(path.relative_to(place)) for path in place.rglob("*"))
+    assert left == ["data.txt", "out", "tests", "tests/test_outputs.py"]
+    assert (place / "data.txt").read_text() == "x"
+    assert (place / "tests" / "test_outputs.py").read_text() == _TERMINAL_BENCH["tests/test_outputs.py"]
+    assert [line.split()[0] for line in script.splitlines() if line.startswith("own ")] == ["own", "own"]
+
+
 @pytest.mark.parametrize("mount", ["/etc:/host", "~/x:/x", "../out:/x", "./../out:/x", "named:/x", "${HOME}:/x"])
 def test_a_mount_of_something_else_is_refused_by_name(tmp_path: Path, mount: str) -> None:
     source = _written(tmp_path / "hello", {**_TERMINAL_BENCH, "docker-compose.yaml": _MOUNTED.format(mount)})
@@ -253,6 +319,7 @@ def test_a_mount_of_something_else_is_refused_by_name(tmp_path: Path, mount: str
         assert "folders of the host" in " ".join(unsupported(needs_of(found.instance)))
 
 
+_SUMMARY = "==== short test summary info ====\n"
 _SWEBENCH = "SWEBench results starts here\n{}\nSWEBench results ends here\n"
 
 
@@ -269,13 +336,22 @@ _SWEBENCH = "SWEBench results starts here\n{}\nSWEBench results ends here\n"
         ("SWEBench results starts here\nPASSED\n", None),
         ("PASSED\nSWEBench results ends here\n", None),
         ("", None),
+        ("PASSED a.py::x\n", None),
+        (f"{_SUMMARY}PASSED a.py::x\n", "1"),
+        (f"{_SUMMARY.upper()}PASSED a.py::x\nSKIPPED [1] a.py:3: no\nXFAIL a.py::y - known\n", "1"),
+        (f"{_SUMMARY}PASSED a.py::x\nFAILED a.py::y - assert 1 - 1\n", "0"),
+        (f"{_SUMMARY}PASSED a.py::x\nXPASS a.py::y\n", "0"),
+        (f"{_SUMMARY}PASSED a.py::x\nERROR b.py - x\n", "0"),
+        (f"{_SUMMARY}FAILED a.py::x - flaky\nPASSED b.py::x\n", "1"),
+        (f"FAILED a.py::x\n{_SUMMARY}PASSED a.py::$(touch x)]\n", "1"),
+        (_SUMMARY, "0"),
     ],
 )
-def test_the_parser_of_swe_bench_reads_the_block_between_its_marks(
+def test_what_tests_print_is_read_as_terminal_bench_s_parsers_read_it(
     tmp_path: Path, printed: str, reward: str | None
 ) -> None:
-    """By the rule of terminal_bench's swebench_parser.py: all from the first mark to the last is the word PASSED."""
-    task = {**_TERMINAL_BENCH, "task.yaml": "instruction: x\nparser_name: swebench"}
+    parser = "swebench" if "SWEBench" in printed else "pytest"
+    task = {**_TERMINAL_BENCH, "task.yaml": f"instruction: x\nparser_name: {parser}"}
     with task_folder(_written(tmp_path / "hello", task)) as found:
         script = (found.path / "tests" / "test.sh").read_text()
     (tmp_path / "logs").mkdir()

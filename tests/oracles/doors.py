@@ -1,0 +1,293 @@
+"""The doors that have an oracle here: their cases, what is asked and what the farm reads, and where the two differ.
+
+An oracle is another project's own code, run by a program of `programs/` in an environment of its own. A difference that
+no rule of `known` explains is a fault; so is a rule that explains nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from farm.errors import FarmError
+from tests.conftest import absent
+from tests.oracles import our_reading
+from tests.oracles.reward_cases import gate_cases, reward_cases, total_cases
+from tests.oracles.task_cases import TASK as HARBOR_TASK
+from tests.oracles.task_cases import task_cases
+from tests.oracles.terminal_bench_cases import TASK as TERMINAL_BENCH_TASK
+from tests.oracles.terminal_bench_cases import conversion_cases, output_cases, task_yaml_cases
+
+ROOT = Path(__file__).parents[2]
+SAMPLES = (ROOT / "examples" / "tasks" / "harbor", ROOT / "tests" / "data" / "harbor_cookbook")
+RECORDED = ROOT / "tests" / "data" / "oracles"
+PROGRAMS = Path(__file__).parent / "programs"
+REFUSED = "refuses"
+"""The answer to a case that is refused."""
+USUAL = "as usual"
+SEPARATE = 'verifier.environment_mode = "separate"'
+
+_ASKS = r"^.*: ours: it asks for .*"
+_GIVEN = (
+    (r"^a test.bat of Windows: ours: .*no tests/test.sh", "sandboxes are Linux"),
+    (_ASKS + r"sidecar services", "a sandbox has no services beside it, and no MCP servers"),
+    (_ASKS + r"\d+ GPUs", "a sandbox has no GPU"),
+    (_ASKS + r"a network to these hosts alone", "a sandbox has the node's whole network or none"),
+    (_ASKS + r"another user in a step", "a sandbox has one user for the agent"),
+    (_ASKS + r"another network in one step", "a sandbox has one network for the agent"),
+    (_ASKS + r"a collect hook as user", "hooks run as the agent's user"),
+    (_ASKS + r"an earlier conversation", "a conversation begins with the task's instruction"),
+    (_ASKS + r"the services of .*docker-compose\.yaml", "a verifier has no services beside it"),
+    (_ASKS + r"accelerators", "a sandbox has no TPU"),
+)
+_STRICTER = (
+    (r": ours: .*is no positive number of seconds", "a limit of no time, or of endless time, is a mistake"),
+    (r": ours: .*(cpus|memory_mb|storage_mb): Input should be greater than 0", "as above, of processors and sizes"),
+    (r": ours: .*healthcheck\.\w+: Input should be greater than or equal to", "as above, of health checks"),
+    (r": ours: .*(command: String|source: Value) should have at least 1", "an empty command or path is a mistake"),
+    (r": ours: .*it is empty: the policy would be told nothing", "without an instruction there is nothing to play"),
+    (r": ours: .*schema_version '.*' is not one of", "what a later schema asks for is not known; Harbor looks at none"),
+    (r"^task\.name = .*\\n.*: ours: .*ORGANISATION/NAME", "a name of two lines; Harbor's pattern lets one end so"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Door:
+    """One question to an oracle. `known` are patterns of lines that `differences` gives, each with its reason."""
+
+    name: str
+    oracle: str
+    question: str
+    cases: Callable[[], Mapping[str, Any]]
+    asked: Callable[[Any], Any]
+    ours: Callable[[Any], Any]
+    known: tuple[tuple[str, str], ...] = ()
+    compact: bool = False
+    """True to keep answers as the differences from that to the first case."""
+
+    @property
+    def recorded(self) -> Path:
+        """The file with the oracle's answers."""
+        return RECORDED / f"{self.name}.json"
+
+
+@dataclass(slots=True)
+class Agreement:
+    """The cases of a door: how many are read alike, refused by both, and differ by a known reason; and the others."""
+
+    alike: int = 0
+    refused: int = 0
+    known: Counter[str] = field(default_factory=Counter)
+    faults: list[str] = field(default_factory=list)
+
+
+def _of_folder(reading: Callable[[Path], Any], rest: Mapping[str, str]) -> Callable[[Any], Any]:
+    def ours(case: Any) -> Any:
+        if isinstance(case, Path):
+            return reading(case)
+        with our_reading.written(case, rest) as folder:
+            return reading(folder)
+
+    return ours
+
+
+def _task_files(case: Any) -> Any:
+    return {"folder": str(case)} if isinstance(case, Path) else {"files": {**HARBOR_TASK, **case}}
+
+
+def _tasks() -> Mapping[str, Any]:
+    samples = [path.parent for top in SAMPLES for path in sorted(top.glob("*/task.toml"))]
+    return {"plain": {}, **{f"sample {path.name}": path for path in samples}, **task_cases()}
+
+
+def _bench_files(case: Any) -> Any:
+    return {"files": {**TERMINAL_BENCH_TASK, **case}}
+
+
+DOORS = (
+    Door(
+        "harbor_tasks",
+        "harbor",
+        "tasks",
+        _tasks,
+        _task_files,
+        _of_folder(our_reading.read, HARBOR_TASK),
+        (
+            *_GIVEN,
+            *_STRICTER,
+            (
+                r"^a compose file for a Dockerfile: ours: .*neither environment/Dockerfile",
+                "no image is taken from a compose file",
+            ),
+            (
+                r"^ignored tests: theirs refuses",
+                "`.harborignore` is not read: all files of tests and solution are put there",
+            ),
+            (r"^a step's solution that lacks its script: .*solution", "the task's own solution is tried then"),
+        ),
+        compact=True,
+    ),
+    Door(
+        "harbor_rewards",
+        "harbor",
+        "rewards",
+        reward_cases,
+        lambda case: case,
+        our_reading.rewards,
+        ((r": ours: .*holds 0 rewards", "no rewards are no result, as without a file"),),
+    ),
+    Door("harbor_gates", "harbor", "gates", gate_cases, lambda case: case, our_reading.passes_gate),
+    Door("harbor_totals", "harbor", "totals", total_cases, lambda case: case, our_reading.sums),
+    Door(
+        "harbor_conversions",
+        "harbor",
+        "conversions",
+        conversion_cases,
+        _bench_files,
+        _of_folder(our_reading.converted, TERMINAL_BENCH_TASK),
+        (
+            (_ASKS + r"folders of the host", "a sandbox sees no folders of the host"),
+            (_ASKS + r"privileges", "a sandbox has no privileges"),
+            (_ASKS + r"sidecar services", "a sandbox has no services beside it"),
+            (_ASKS + r"`network_mode` of service", "a sandbox has no other network than the batch gives"),
+            (
+                r"commands for a solution: theirs refuses",
+                "terminal-bench 1 runs a solution.yaml; Harbor's mapper does not",
+            ),
+            (r"no compose file: theirs refuses", "a task without a compose file is one of a single service"),
+            (
+                r"a compose file without services: ours",
+                "terminal-bench 1 cannot start it; Harbor's mapper passes it over",
+            ),
+            (
+                r"folder to build in: context",
+                "the build context is the folder alone; Harbor's mapper copies the rest too",
+            ),
+        ),
+    ),
+    Door(
+        "terminal_bench_tasks",
+        "terminal-bench",
+        "tasks",
+        task_yaml_cases,
+        _bench_files,
+        _of_folder(our_reading.task_yaml, TERMINAL_BENCH_TASK),
+        (
+            (r": ours: .*is no positive number of seconds", _STRICTER[0][1]),
+            (
+                r": ours: .*instruction: String should have at least 1",
+                "without an instruction there is nothing to play",
+            ),
+            (r": ours: .*not by pytest or swebench", "parsers of adapters with services or tests of their own"),
+            (
+                r"^(difficulty|tags|estimated_duration_sec|task.yaml): .*theirs refuses",
+                "what only describes a task is not checked",
+            ),
+        ),
+    ),
+    Door(
+        "terminal_bench_outputs",
+        "terminal-bench",
+        "outputs",
+        output_cases,
+        lambda case: case,
+        our_reading.resolved,
+        (
+            (
+                r"theirs 'no results, resolved: True', ours False",
+                "a summary without a result shows nothing that was solved",
+            ),
+        ),
+    ),
+)
+
+
+def asked(door: Door) -> dict[str, Any]:
+    """Return the answers of an oracle's own code, as they are recorded. Skips the test where it is not installed."""
+    python = Path(os.environ["FARM_TEST_ORACLES"]) / door.oracle / ".venv" / "bin" / "python"
+    if not python.exists():
+        absent(f"{door.oracle} is not installed: tests/oracles/environment.sh says why")
+    program = PROGRAMS / f"{door.oracle.replace('-', '_')}_oracle.py"
+    cases = {name: door.asked(case) for name, case in door.cases().items()}
+    text = json.dumps({"variables": our_reading.VARIABLES, "cases": cases})
+    done = subprocess.run([python, program, door.question], input=text, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr[-4000:]
+    answers = {name: answer.get("value", REFUSED) for name, answer in json.loads(done.stdout).items()}
+    return _compact(answers) if door.compact else answers
+
+
+def _compact(answers: Mapping[str, Any]) -> dict[str, Any]:
+    plain, separate = _flat(answers["plain"]), _flat(answers[SEPARATE])
+    kept = {
+        name: answer if answer == REFUSED else _beside(_flat(answer), plain, separate)
+        for name, answer in answers.items()
+    }
+    return kept | {"plain": plain, SEPARATE: separate}
+
+
+def _flat(value: Any, place: str = "") -> dict[str, Any]:
+    if isinstance(value, dict) and value:
+        parts = [_flat(each, f"{place}.{name}" if place else name) for name, each in value.items()]
+    elif isinstance(value, list) and place == "steps":
+        parts = [_flat(each, f"{place}.{number}") for number, each in enumerate(value)]
+    else:
+        return {place: value}
+    return {name: each for part in parts for name, each in part.items()}
+
+
+def _beside(reading: Mapping[str, Any], plain: Mapping[str, Any], separate: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what differs from the plain task's reading, in whose steps all steps are alike."""
+    usual = {**separate, **plain}
+    first = {name: re.sub(r"^steps\.\d+", "steps.0", name) for name in reading}
+    gone = {name: None for name in plain if name not in first.values() and plain[name] not in (None, {}, [])}
+    kept = {name: each for name, each in reading.items() if first[name] not in usual or each != usual[first[name]]}
+    return {**gone, **kept, "n_steps": len({name.split(".")[1] for name in reading if name.startswith("steps.")})}
+
+
+def compared(door: Door, theirs: Mapping[str, Any]) -> Agreement:
+    """Compare an oracle's answers with what the farm reads."""
+    cases, result = door.cases(), Agreement()
+    ours: dict[str, Any] = {}
+    refusals: dict[str, str] = {}
+    for name, case in cases.items():
+        try:
+            ours[name] = door.ours(case)
+        except FarmError as error:
+            ours[name], refusals[name] = REFUSED, " ".join(str(error).split())
+    ours = json.loads(json.dumps(_compact(ours) if door.compact else ours))
+    assert list(cases) == list(theirs), "the cases are others than those that were recorded"
+    for name in cases:
+        if ours[name] == theirs[name]:
+            result.refused += ours[name] == REFUSED
+            result.alike += ours[name] != REFUSED
+            continue
+        line = _difference(name, theirs[name], ours[name], refusals.get(name, ""))
+        reasons = [reason for pattern, reason in door.known if re.search(pattern, line)]
+        if reasons:
+            result.known[reasons[0]] += 1
+        else:
+            result.faults.append(line)
+    result.faults += [f"no case differs by {reason!r}" for _, reason in door.known if not result.known[reason]]
+    return result
+
+
+def _difference(name: str, theirs: Any, ours: Any, refusal: str) -> str:
+    if ours == REFUSED:
+        return f"{name}: ours: {refusal}"
+    if theirs == REFUSED:
+        return f"{name}: theirs refuses, ours {ours!r}"
+    if not isinstance(ours, dict) or not isinstance(theirs, dict):
+        return f"{name}: theirs {theirs!r}, ours {ours!r}"
+    parts = [
+        f"{key} is {theirs.get(key, USUAL)!r}, ours {ours.get(key, USUAL)!r}"
+        for key in {**theirs, **ours}
+        if theirs.get(key, USUAL) != ours.get(key, USUAL)
+    ]
+    return f"{name}: {'; '.join(parts)}"

@@ -1,0 +1,22 @@
+"""Writes down what the oracles answer: `python -m tests.oracles.record DIR`, DIR with their environments."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+from tests.oracles.doors import DOORS, asked
+
+
+def main() -> None:
+    """Ask all oracles, and write a file for each door."""
+    os.environ["FARM_TEST_ORACLES"] = sys.argv[1]
+    for door in DOORS:
+        door.recorded.parent.mkdir(exist_ok=True)
+        lines = [f"{json.dumps(name)}: {json.dumps(answer, sort_keys=True)}" for name, answer in asked(door).items()]
+        door.recorded.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+
+
+if __name__ == "__main__":
+    main()

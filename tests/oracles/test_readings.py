@@ -1,0 +1,17 @@
+"""The farm reads what Harbor and terminal-bench read, and refuses what they refuse, but for what `doors.py` says."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.oracles.doors import DOORS, Door, asked, compared
+
+
+@pytest.mark.parametrize("door", DOORS, ids=lambda door: door.name)
+def test_the_oracle_s_answers_are_the_farm_s(door: Door) -> None:
+    answers = asked(door)
+    assert compared(door, answers).faults == []
+    recorded = json.loads(door.recorded.read_text())
+    assert answers == recorded, "python -m tests.oracles.record DIR records what the oracle answers now"
