@@ -13,7 +13,7 @@ if ! [ -e "$stamp" ]; then
   first_python python3.11
   echo "installing the parsers of tool calls (3.2 GB) into $folder"
   : >"$log"
-  pip install --no-deps -r "$here/tool_calls_requirements.txt"
+  pip install --no-deps --no-compile -r "$here/tool_calls_requirements.txt"
   rm -f "$folder"/.venv/installed-*
   touch "$stamp"
 fi

@@ -85,6 +85,7 @@ def test_engines_are_found_out_and_play(stack: ExitStack) -> None:
             assert all(len(result.response_ids) for _, result in answers)
             await when(lambda: len(notes.infos) == 2)
             assert sorted(info.kind for info in notes.infos.values()) == ["sglang", "vllm"]
+            await when(lambda: {info.tool_format for info in notes.infos.values()} == {"hermes"})
 
     asyncio.run(main())
 
