@@ -33,10 +33,7 @@ def verified_in(
     if (own := instance.verifier_image(step)) is not None:
         image = _images(own.name, archive / own.folder if own.folder else None)
     phases = tuple(phase for phase, mode in instance.network_modes(step).items() if mode == "public")
-    updates: dict[str, object] = {"user": _user(instance.verifier_user(step)), "network_in": phases}
-    if own is not None:
-        # its working directory is its own image's
-        updates["workdir"] = table.workdir if table is not instance.task.environment and table.workdir else "/"
+    updates = {"user": _user(instance.verifier_user(step)), "network_in": phases}
     return _spec(instance, table, image, secrets).model_copy(update=updates)
 
 
