@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import tempfile
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -51,8 +52,11 @@ def _is_tried_again(item: pytest.Item) -> bool:
 
 
 @pytest.fixture(scope="session")
-def farm_folder() -> Iterator[Path]:
-    """Open to all, as the folders of pytest are not: started by root, sandboxes run as an ordinary user."""
+def _farm_folder() -> Iterator[Path]:
+    """The folder of one farm, which all contract tests of a process share. Their own files lie in `open_folder`.
+
+    Open to all, as the folders of pytest are not: started by root, sandboxes run as an ordinary user.
+    """
     with new_farm_folder() as folder:
         yield folder
         # before it is deleted as a folder like any other, which it is not
@@ -60,13 +64,21 @@ def farm_folder() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def sandbox_settings(farm_folder: Path) -> Iterator[Path]:
-    with farm_in(farm_folder):
-        yield farm_folder
+def open_folder(_farm_folder: Path) -> Path:
+    """Return a new folder for the files of one module, which sandboxes of another user can pass through."""
+    folder = Path(tempfile.mkdtemp(dir=_farm_folder))
+    folder.chmod(0o755)
+    return folder
 
 
 @pytest.fixture(scope="module")
-def run(sandbox_settings: Path) -> Iterator[Run]:
+def sandbox_settings(_farm_folder: Path) -> Iterator[None]:
+    with farm_in(_farm_folder):
+        yield
+
+
+@pytest.fixture(scope="module")
+def run(sandbox_settings: None) -> Iterator[Run]:
     """Runs a coroutine to its end, on one loop for a whole module, as a worker process has one."""
     with asyncio.Runner() as runner:
         yield lambda coroutine: runner.run(_as_coroutine(coroutine))
@@ -77,7 +89,7 @@ async def _as_coroutine(awaitable: Awaitable[Any]) -> Any:
 
 
 @pytest.fixture(scope="module", params=PROVIDERS)
-def provider(request: pytest.FixtureRequest, sandbox_settings: Path) -> SandboxProvider:
+def provider(request: pytest.FixtureRequest, sandbox_settings: None) -> SandboxProvider:
     """Each kind in turn.
 
     The tests of one kind share what is made of it if each of their parameters has a `parametrize` of its own: where two

@@ -25,6 +25,8 @@ from workers.testing.plugin_path import python_path
 FARM = str(Path(sys.executable).parent / "farm")
 N_WAITING = 4
 
+pytestmark = pytest.mark.usefixtures("sandbox_settings")
+
 PLAYED = """
 from workers.agents.harness import Harness, HarnessAgent
 
@@ -42,8 +44,8 @@ def n_tries(log: Path) -> int:
     return log.read_text().count("No such file or directory: '/nonexistent") if log.exists() else 0
 
 
-def test_a_failure_is_that_of_all_who_waited(sandbox_settings: Path) -> None:
-    log = sandbox_settings / "pip.log"
+def test_a_failure_is_that_of_all_who_waited(open_folder: Path) -> None:
+    log = open_folder / "pip.log"
     together = Barrier(N_WAITING)
 
     def ask(number: int) -> str:
@@ -62,9 +64,9 @@ def test_a_failure_is_that_of_all_who_waited(sandbox_settings: Path) -> None:
 
 
 @pytest.fixture
-def with_agent(sandbox_settings: Path) -> Mapping[str, str]:
+def with_agent(open_folder: Path) -> Mapping[str, str]:
     """The environment of a process for which one more agent is installed."""
-    site = sandbox_settings / "site"
+    site = open_folder / "site"
     (site / "played-1.dist-info").mkdir(parents=True)
     (site / "played-1.dist-info/METADATA").write_text("Metadata-Version: 2.1\nName: played\nVersion: 1\n")
     (site / "played-1.dist-info/entry_points.txt").write_text("[farm.agents]\nplayed = played:played\n")
@@ -79,11 +81,11 @@ def pull(*words: str, env: Mapping[str, str]) -> str:
     return done.stdout + done.stderr
 
 
-def test_an_agents_environment_is_made_ahead(sandbox_settings: Path, with_agent: Mapping[str, str]) -> None:
+def test_an_agents_environment_is_made_ahead(open_folder: Path, with_agent: Mapping[str, str]) -> None:
     assert "1 packages of its agent" in pull("--agent", "played", env=with_agent)
     result = list((settings().cache / "environments").glob("*/lib/python*/site-packages/iniconfig"))
     assert len(result) == 1
-    tasks = sandbox_settings / "tasks.jsonl"
+    tasks = open_folder / "tasks.jsonl"
     tasks.write_text('{"data_source": "noop", "fields": {}}\n')
     assert "1/1" in pull("--from", str(tasks), "--agent", "played", env=with_agent)
     assert "say what: --from, --agent or both" in said(main, "pull", code=2)
@@ -91,7 +93,7 @@ def test_an_agents_environment_is_made_ahead(sandbox_settings: Path, with_agent:
 
 
 def test_an_installation_that_hangs_ends_by_its_own_limit_with_all_that_it_started(
-    sandbox_settings: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     package = GatedPackage(tmp_path)
     for name, value in package.environment.items():

@@ -10,17 +10,17 @@ from pathlib import Path
 import pytest
 
 from farm.settings import settings
-from tests.contract.conftest import farm_folder, provider, run, sandbox_settings, start
+from tests.contract.conftest import _farm_folder, provider, run, sandbox_settings, start
 from workers.sandboxes.images.image_aliases import set_alias
 
-__all__ = ["farm_folder", "provider", "run", "sandbox_settings", "start"]
+__all__ = ["_farm_folder", "provider", "run", "sandbox_settings", "start"]
 
 if not os.environ.get("FARM_TEST_INSTALLERS"):
     collect_ignore_glob = ["test_*.py"]
 
 
 @pytest.fixture(scope="module", params=["bookworm", "noble"])
-def base(request: pytest.FixtureRequest, sandbox_settings: Path) -> Iterator[str]:
+def base(request: pytest.FixtureRequest, sandbox_settings: None) -> Iterator[str]:
     """The name of a base tree, whose files are root's, and a farm whose builds have the network."""
     folder = Path(os.environ["FARM_TEST_INSTALLERS"], request.param)
     if not folder.is_dir():

@@ -29,15 +29,15 @@ PACKED = ("docker-archive", "oci-archive", "registry")
 SYSTEMD = "../run/systemd/resolve/stub-resolv.conf"
 
 
-@pytest.fixture(scope="session")
-def plain_image(farm_folder: Path) -> Path:
-    return root_folder(farm_folder / "plain")
+@pytest.fixture(scope="module")
+def plain_image(open_folder: Path) -> Path:
+    return root_folder(open_folder / "plain")
 
 
 @pytest.fixture
-def node_folder(farm_folder: Path) -> Iterator[Path]:
+def node_folder(open_folder: Path) -> Iterator[Path]:
     """Return a folder of the node that the sandbox user may write to."""
-    folder = farm_folder / "of-the-node"
+    folder = open_folder / "of-the-node"
     folder.mkdir()
     folder.chmod(0o777)
     yield folder

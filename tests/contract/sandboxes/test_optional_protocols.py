@@ -59,7 +59,7 @@ class ComposedProvider:
 
 
 @pytest.fixture(scope="module")
-def composed(sandbox_settings: Path) -> SandboxProvider:
+def composed(sandbox_settings: None) -> SandboxProvider:
     provider = ComposedProvider()
     if missing := provider.missing():
         absent(missing)
@@ -67,7 +67,7 @@ def composed(sandbox_settings: Path) -> SandboxProvider:
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_left(sandbox_settings: Path) -> Iterator[None]:
+def nothing_is_left(sandbox_settings: None) -> Iterator[None]:
     warm_pool.uses(-1)
     yield
     layers.sweep(0.0)

@@ -188,16 +188,16 @@ def test_python_of_its_own(sandbox: Sandbox, run: Run) -> None:
 
 
 def test_a_link_in_the_image_does_not_move_the_working_folder(
-    provider: SandboxProvider, start: Start, farm_folder: Path
+    provider: SandboxProvider, start: Start, open_folder: Path
 ) -> None:
-    base = farm_folder / f"linked-{provider.kind}"
+    base = open_folder / f"linked-{provider.kind}"
     base.mkdir()
     for name in ("usr", "etc"):
         (base / name).mkdir()
     for path in image("host").folder.iterdir():
         if path.is_symlink():
             (base / path.name).symlink_to(path.readlink())
-    outside = farm_folder / f"outside-{provider.kind}"
+    outside = open_folder / f"outside-{provider.kind}"
     (base / "workspace").symlink_to(outside)
     give(base)
     with pytest.raises(SandboxError):

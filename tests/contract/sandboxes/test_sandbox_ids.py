@@ -31,7 +31,7 @@ def _root() -> None:
 
 
 @pytest.fixture
-def one_id(sandbox_settings: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+def one_id(sandbox_settings: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     """The only id that there is for sandboxes."""
     first = int(SANDBOX_IDS.partition(":")[0]) + 60_000 + os.getpid() % 60_000
     monkeypatch.setenv("FARM_SANDBOX_IDS", f"{first}:1")
@@ -99,7 +99,7 @@ def test_sandboxes_with_and_without_an_id_share_what_is_on_disk(one_id: int, sta
         assert (done.code, done.stderr) == (0, b"")
 
 
-def test_what_cannot_be_mapped_is_shared(sandbox_settings: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_cannot_be_mapped_is_shared(sandbox_settings: None, caplog: pytest.LogCaptureFixture) -> None:
     """The kernel's own file system stands for all that have no id-mapped mounts."""
     scratch = settings().scratch
     scratch.mkdir(parents=True, exist_ok=True)
@@ -111,7 +111,7 @@ def test_what_cannot_be_mapped_is_shared(sandbox_settings: Path, caplog: pytest.
 
 @pytest.mark.parametrize("chosen", ["1:5000000000", "4294967295:1"])
 def test_ids_that_there_are_not_are_refused(
-    chosen: str, sandbox_settings: Path, monkeypatch: pytest.MonkeyPatch
+    chosen: str, sandbox_settings: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FARM_SANDBOX_IDS", chosen)
     settings.cache_clear()

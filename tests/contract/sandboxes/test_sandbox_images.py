@@ -40,13 +40,13 @@ From: small.sif
 """
 
 
-@pytest.fixture(scope="session")
-def small_image(farm_folder: Path) -> Path:
+@pytest.fixture(scope="module")
+def small_image(open_folder: Path) -> Path:
     """Return a folder that belongs to the user of the tests."""
-    return root_folder(farm_folder / "small")
+    return root_folder(open_folder / "small")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def image_file(small_image: Path, apptainer: Path) -> Path:
     path = small_image.with_suffix(".sif")
     subprocess.run([apptainer, "build", str(path), str(small_image)], capture_output=True, check=True)
@@ -54,7 +54,7 @@ def image_file(small_image: Path, apptainer: Path) -> Path:
     return path
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def definition(image_file: Path) -> Path:
     folder = image_file.parent
     (folder / "words").mkdir()
@@ -85,8 +85,8 @@ def test_a_folder(start: Start, run: Run, small_image: Path) -> None:
     assert (small_image / "etc/mark").read_text() == "small image\n"
 
 
-def test_a_folder_of_the_sandbox_user_is_used_where_it_is(farm_folder: Path, start: Start, run: Run) -> None:
-    folder = farm_folder / "given"
+def test_a_folder_of_the_sandbox_user_is_used_where_it_is(open_folder: Path, start: Start, run: Run) -> None:
+    folder = open_folder / "given"
     if not folder.exists():
         give(root_folder(folder))
     assert image(str(folder)).folder == folder
@@ -206,11 +206,11 @@ def test_an_image_file_that_is_cut_short(start: Start, image_file: Path) -> None
     assert not raised.value.retryable
 
 
-def test_an_image_without_bash(start: Start, farm_folder: Path, apptainer: Path) -> None:
-    bare = farm_folder / "bare"
+def test_an_image_without_bash(start: Start, open_folder: Path, apptainer: Path) -> None:
+    bare = open_folder / "bare"
     if not bare.exists():
         root_folder(bare, programs=("ls", "cat"))
-    packed = docker_archive(bare, farm_folder / "no-bash.tar")
+    packed = docker_archive(bare, open_folder / "no-bash.tar")
     for name in (bare, packed):
         with pytest.raises(ImageError, match=r"no bash|a bash in it"):
             start(image=str(name))

@@ -53,12 +53,12 @@ def promises(without: set[str]) -> list[Promise]:
     return [promise for promise in result if promise.name not in without and set(promise.needs) <= set(PROGRAMS)]
 
 
-@pytest.fixture(scope="session")
-def root(farm_folder: Path) -> Path:
-    return root_folder(farm_folder / "root", PROGRAMS)
+@pytest.fixture(scope="module")
+def root(open_folder: Path) -> Path:
+    return root_folder(open_folder / "root", PROGRAMS)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def images(root: Path, apptainer: Path) -> dict[str, str]:
     """The same root file system in every form."""
     folder = root.parent
@@ -72,7 +72,7 @@ def images(root: Path, apptainer: Path) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def image_bench(
-    request: pytest.FixtureRequest, sandbox_settings: Path, images: dict[str, str], run: Run
+    request: pytest.FixtureRequest, sandbox_settings: None, images: dict[str, str], run: Run
 ) -> Iterator[PromiseBench]:
     """A bench of a kind of sandbox with the image in a form."""
     kind, form = request.param
@@ -96,7 +96,7 @@ def test_promise_of_what_comes_with_an_image(promise: Promise, image_bench: Prom
 
 
 @pytest.fixture(scope="module")
-def memory_bench(provider: SandboxProvider, run: Run, sandbox_settings: Path) -> Iterator[PromiseBench]:
+def memory_bench(provider: SandboxProvider, run: Run, sandbox_settings: None) -> Iterator[PromiseBench]:
     """Of sandboxes whose scratch folder is on a tmpfs."""
     place = Path("/dev/shm")
     status = os.statvfs(place)

@@ -65,7 +65,7 @@ for number in range({n}):
 
 
 @pytest.fixture(scope="module", params=STOCKED)
-def provider(request: pytest.FixtureRequest, sandbox_settings: Path) -> NodeSandboxProvider:
+def provider(request: pytest.FixtureRequest, sandbox_settings: None) -> NodeSandboxProvider:
     if request.param == "singularity":
         request.getfixturevalue("apptainer")
     stocked_namespace = STOCKED[request.param]()
@@ -75,7 +75,7 @@ def provider(request: pytest.FixtureRequest, sandbox_settings: Path) -> NodeSand
 
 
 @pytest.fixture(autouse=True)
-def no_stock_is_left(sandbox_settings: Path) -> Iterator[None]:
+def no_stock_is_left(sandbox_settings: None) -> Iterator[None]:
     # what other files used a moment ago would be kept at hand
     warm_pool.uses(-1)
     yield
@@ -144,7 +144,7 @@ async def run_and_stop(provider: NodeSandboxProvider, spec: SandboxSpec) -> None
     await sandbox.stop()
 
 
-def test_each_is_taken_once(provider: NodeSandboxProvider, sandbox_settings: Path) -> None:
+def test_each_is_taken_once(provider: NodeSandboxProvider, sandbox_settings: None) -> None:
     """By two processes, with as many threads of this one, at the same time."""
     paths = stocked_up(provider, 6)
     made = {record_in(path).first.pid for path in paths}

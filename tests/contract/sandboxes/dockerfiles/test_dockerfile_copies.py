@@ -111,7 +111,7 @@ RUN stat -c '%a %n' /1 /1/* /2/* /3 /4/* /5 >/modes
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _names(sandbox_settings: Path) -> None:
+def _names(sandbox_settings: None) -> None:
     set_alias("debian:12", "host")
 
 
@@ -249,8 +249,8 @@ def _again(name: str) -> str:
 
 
 @pytest.mark.usefixtures("one")
-def test_an_alias_is_copied_from(start: Start, run: Run, context: Callable[..., str], sandbox_settings: Path) -> None:
-    base = root_folder(sandbox_settings / "copied-from")
+def test_an_alias_is_copied_from(start: Start, run: Run, context: Callable[..., str], open_folder: Path) -> None:
+    base = root_folder(open_folder / "copied-from")
     set_alias("ghcr.io/astral-sh/uv:0.5", str(base))
     text = """ARG TAG=0.5
 FROM ghcr.io/astral-sh/uv:$TAG AS uv

@@ -66,9 +66,9 @@ none
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _names(sandbox_settings: Path) -> None:
+def _names(sandbox_settings: None, open_folder: Path) -> None:
     programs = [*PROGRAMS, "ln", "find"]
-    set_alias("small:1", str(root_folder(sandbox_settings / "small", programs)))
+    set_alias("small:1", str(root_folder(open_folder / "small", programs)))
 
 
 @pytest.fixture
@@ -136,7 +136,7 @@ def test_what_cannot_be_mounted(text: str, context: Callable[..., str]) -> None:
 
 
 @pytest.mark.usefixtures("one")
-def test_triggers(start: Start, run: Run, context: Callable[..., str], sandbox_settings: Path) -> None:
+def test_triggers(start: Start, run: Run, context: Callable[..., str], open_folder: Path) -> None:
     base = """\
 FROM small:1 AS src
 RUN echo s >/s
@@ -153,7 +153,7 @@ RUN echo last >>/out
     assert said(run, start(image=context(base, f="f")), "cat /out /w/s; ls /w") == "11 them\nmid\nlast\ns\nf\ns\n"
     # of an image that was built before; not of those that begin with what has begun with it
     first = context("FROM small:1\nONBUILD RUN echo triggered >>/out\nRUN echo first >/out\n")
-    kept = sandbox_settings / "first"
+    kept = open_folder / "first"
     Path(first.removeprefix("dockerfile:")).rename(kept)
     set_alias("first:1", f"dockerfile:{kept}")
     assert said(run, start(image=f"dockerfile:{kept}"), "cat /out") == "first\n"

@@ -79,7 +79,7 @@ SLEEPS = "FROM debian:12\nRUN echo first >/first\nRUN echo {0} >/second; sleep {
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _names(sandbox_settings: Path) -> None:
+def _names(sandbox_settings: None) -> None:
     for name in ("debian:bookworm-slim", "debian:12"):
         set_alias(name, "host")
 
@@ -250,11 +250,11 @@ def entries_now(own: list[Any]) -> list[Any]:
 
 @pytest.mark.usefixtures("_one_kind", "apptainer")
 def test_buildah_where_it_is_installed(
-    start: Start, run: Run, context: Callable[..., str], farm_folder: Path, monkeypatch: pytest.MonkeyPatch
+    start: Start, run: Run, context: Callable[..., str], open_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if shutil.which("buildah") is None or os.geteuid() != 0:
         pytest.skip("no buildah on PATH, or not root, without which its builds have network")
-    set_alias("small:1", str(root_folder(farm_folder / "buildah-base")))
+    set_alias("small:1", str(root_folder(open_folder / "buildah-base")))
     monkeypatch.setenv("FARM_IMAGE_BUILDER", "buildah")
     monkeypatch.setenv("FARM_BUILD_ENV", '{"ftp_proxy": "http://a:hunter22@b"}')
     settings.cache_clear()

@@ -55,7 +55,7 @@ OWNERS += " 0:0"
 
 
 @pytest.fixture
-def name(sandbox_settings: Path, tmp_path: Path) -> str:
+def name(sandbox_settings: None, tmp_path: Path) -> str:
     """A build context whose image has files of several owners."""
     set_alias("debian:owners", "host")
     (tmp_path / "here").mkdir()

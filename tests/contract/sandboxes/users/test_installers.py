@@ -115,7 +115,7 @@ else:
 
 
 @pytest.fixture
-def name(sandbox_settings: Path, tmp_path: Path) -> str:
+def name(sandbox_settings: None, tmp_path: Path) -> str:
     """A build context whose image has apt, a package that it installed, and a user `app`."""
     if missing := [program for program in NEEDED if not shutil.which(program)]:
         absent(f"no Debian to build on here: {', '.join(missing)}")

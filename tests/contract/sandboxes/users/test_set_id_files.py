@@ -27,9 +27,9 @@ FORMS = ("folder", "given", "sif", "docker-archive", "oci-archive", "registry", 
 
 
 @pytest.fixture(scope="module")
-def base(farm_folder: Path) -> Path:
+def base(open_folder: Path) -> Path:
     """Return a root file system with a program that is root's to whoever runs it, and the farm's own user's files."""
-    root = root_folder(farm_folder / "set-id", [*PROGRAMS, "id", "cp"])
+    root = root_folder(open_folder / "set-id", [*PROGRAMS, "id", "cp"])
     (root / "etc/passwd").write_text("root:x:0:0:root:/root:/bin/bash\napp:x:1500:1500::/tmp:/bin/bash\n")
     (root / "opt/id-of-root").write_bytes((root / "usr/bin/id").read_bytes())
     for name in ("group", "closed"):
@@ -88,10 +88,10 @@ def test_another_user_is_root_by_a_file(form: str, start: Start, run: Run, base:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="becomes an ordinary user")
-def test_an_ordinary_user_copies_what_is_anothers(base: Path, farm_folder: Path) -> None:
+def test_an_ordinary_user_copies_what_is_anothers(base: Path, open_folder: Path) -> None:
     user = sandbox_user()
     assert user
-    place = farm_folder / "of-an-ordinary-user"
+    place = open_folder / "of-an-ordinary-user"
     place.mkdir()
     os.chown(place, *user)
     child = os.fork()
@@ -110,8 +110,8 @@ def test_an_ordinary_user_copies_what_is_anothers(base: Path, farm_folder: Path)
     assert (status.st_uid, status.st_mode & 0o7777) == (user[0], 0o4755)
 
 
-def test_a_set_id_file_of_two_names_is_given(base: Path, farm_folder: Path) -> None:
-    folder = farm_folder / "linked"
+def test_a_set_id_file_of_two_names_is_given(base: Path, open_folder: Path) -> None:
+    folder = open_folder / "linked"
     folder.mkdir()
     (folder / "a").write_text("x")
     (folder / "b").hardlink_to(folder / "a")
