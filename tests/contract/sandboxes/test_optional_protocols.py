@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
