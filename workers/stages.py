@@ -25,13 +25,7 @@ from workers import plugin_values, registry
 from workers.collecting import Collect, collected
 from workers.evaluators.answer import verified
 from workers.fresh_sandboxes import fresh_sandboxes, opened, restored_files, stop_sandbox
-from workers.handler_options import (
-    ChoosesCalls,
-    NothingLeft,
-    RunningEvaluator,
-    keeps_layer,
-    scores_running,
-)
+from workers.handler_options import ChoosesCalls, NothingLeft, RunningEvaluator, keeps_layer, scores_running
 from workers.interfaces import (
     AgentContext,
     AgentResult,

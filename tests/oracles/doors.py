@@ -49,8 +49,14 @@ _GIVEN = (
 )
 _STRICTER = (
     (r": ours: .*is no positive number of seconds", "a limit of no time, or of endless time, is a mistake"),
-    (r": ours: .*(cpus|memory_mb|storage_mb): Input should be greater than 0", "as above, of processors and sizes"),
-    (r": ours: .*healthcheck\.\w+: Input should be greater than or equal to", "as above, of health checks"),
+    (
+        r": ours: .*(cpus|memory_mb|storage_mb): Input should be greater than 0",
+        "a limit of no processors, memory or disk is a mistake",
+    ),
+    (
+        r": ours: .*healthcheck\.\w+: Input should be greater than or equal to",
+        "a negative number in a health check is a mistake",
+    ),
     (r": ours: .*(command: String|source: Value) should have at least 1", "an empty command or path is a mistake"),
     (r": ours: .*it is empty: the policy would be told nothing", "without an instruction there is nothing to play"),
     (r": ours: .*schema_version '.*' is not one of", "what a later schema asks for is not known; Harbor looks at none"),

@@ -17,18 +17,13 @@ import pytest
 from farm.errors import EvaluatorError
 from farm.tasks.harbor_folder import TaskFolder, task_folder
 from tests.conftest import absent
-from tests.contract.sandboxes.sandbox_kinds import farm_in
+from tests.integration.tasks.task_scores import farm_with_bases
 from tests.oracles.doors import PROGRAMS, ROOT, SAMPLES
 from tests.oracles.our_reading import VARIABLES
 from tests.oracles.trial_tasks import written
-from tests.services.farms import farm_folder
-from tests.services.task_images import task_base
 from workers.cli.local_rollout import repeated
 from workers.cli.task_checks import CheckOptions, score_of, solve
 from workers.interfaces import Score
-from workers.registry import sandbox as provider
-from workers.sandboxes.images.image_aliases import set_alias
-from workers.sandboxes.remove_tree import remove
 
 OPTIONS = CheckOptions(sandbox="namespace", verification="as_authors", secrets=VARIABLES)
 
@@ -36,17 +31,9 @@ OPTIONS = CheckOptions(sandbox="namespace", verification="as_authors", secrets=V
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Path]]:
     """The folders of all tasks by name, in a farm that has their base images."""
-    if missing := provider("namespace").missing():
-        absent(missing)
-    base = tmp_path_factory.mktemp("base")
-    base.chmod(0o755)
-    with farm_folder() as folder, farm_in(folder):
-        task_base(base)
-        for name in ("debian:bookworm-slim", "python:3.11-slim"):
-            set_alias(name, str(base))
+    with farm_with_bases(tmp_path_factory.mktemp("base")):
         samples = {f"sample {path.name}": path for path in sorted(SAMPLES[0].iterdir()) if path.is_dir()}
         yield {**samples, **written(tmp_path_factory.mktemp("tasks"))}
-        remove(folder)
 
 
 @pytest.fixture(scope="module")

@@ -86,7 +86,9 @@ class EpisodeConnection:
             raise self._broken("reset() returned tools that are no functions as the OpenAI API describes them")
         messages, problem = self._messages(reply.get("messages"), "reset()"), reply.get("problem")
         if not messages:
-            remedy = "" if episode.messages else ": one that takes its prompt from the instance needs `messages`"
+            remedy = (
+                "" if episode.messages else ": an environment that takes its prompt from the instance needs `messages`"
+            )
             raise self._broken(f"reset() returned no message for the policy{remedy}")
         if problem is None:
             return Begin(messages, tools)

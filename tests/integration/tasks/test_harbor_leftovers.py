@@ -14,6 +14,7 @@ import pytest
 from farm.errors import EvaluatorError
 from farm.tasks.harbor_folder import task_folder
 from tests.integration.tasks.harbor_hacks import SHELL_TEST, WORK, write_task
+from tests.integration.tasks.task_scores import task_scores, values
 from workers.cli.task_checks import CheckOptions, solve
 
 OPTIONS = CheckOptions(sandbox="namespace", n_parallel=2)
@@ -57,21 +58,10 @@ LEAVING = SHELL_TEST.replace(". /tests/helper.sh", ". /tests/helper.sh; . /app/l
 
 @pytest.fixture(scope="module")
 def scores(place: Path, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, float | BaseException]:
-    top = tmp_path_factory.mktemp("leftovers")
     tasks = {f"shared_{name}": (LEAVING, command, QUICK) for name, (command, _) in SHARED.items()}
     tasks |= {f"separate_{name}": (SHELL_TEST, command, SEPARATE) for name, (command, _) in ONLY_SEPARATE.items()}
     tasks["hanging"] = ("#!/bin/bash\nsleep 60\n", WORK, QUICK)
-    room = asyncio.Semaphore(OPTIONS.n_parallel)
-
-    async def score(name: str) -> float:
-        async with room:
-            with task_folder(write_task(top / name, *tasks[name])) as task:
-                return (await solve(task, OPTIONS)).score.value
-
-    async def all_scores() -> list[float | BaseException]:
-        return await asyncio.gather(*map(score, tasks), return_exceptions=True)
-
-    return dict(zip(tasks, asyncio.run(all_scores()), strict=True))
+    return values(task_scores(tmp_path_factory.mktemp("leftovers"), tasks, OPTIONS))
 
 
 @pytest.mark.parametrize("name", SHARED)

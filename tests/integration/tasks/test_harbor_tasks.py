@@ -20,6 +20,7 @@ from farm.tasks.harbor_folder import task_folder, task_paths
 from tests.conftest import absent
 from tests.integration.tasks.harbor_hacks import HACKS as ALL
 from tests.integration.tasks.harbor_hacks import HONEST, PYTEST_TEST, SHELL_TEST, WORK, write_task
+from tests.integration.tasks.task_scores import task_scores, values
 from tests.services.soak import ONLY, at_length
 from workers.cli.task_checks import CheckOptions, checked, solve
 from workers.registry import sandbox as provider
@@ -50,20 +51,8 @@ def test_each_sample_s_solution_scores_1_and_an_untouched_sandbox_0(place: Path,
 @pytest.fixture(scope="module")
 def scores(place: Path, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, float | BaseException]:
     """The score of each attempt, several at a time, and of the work itself."""
-    top = tmp_path_factory.mktemp("hacks")
     chosen = {**HACKS, **HONEST, "work_in_shell": (SHELL_TEST, WORK), "work_in_pytest": (PYTEST_TEST, WORK)}
-    room = asyncio.Semaphore(OPTIONS.n_parallel)
-
-    async def score(name: str) -> float:
-        test, attempt = chosen[name]
-        async with room:
-            with task_folder(write_task(top / name, test, attempt)) as task:
-                return (await solve(task, OPTIONS)).score.value
-
-    async def all_scores() -> list[float | BaseException]:
-        return await asyncio.gather(*map(score, chosen), return_exceptions=True)
-
-    return dict(zip(chosen, asyncio.run(all_scores()), strict=True))
+    return values(task_scores(tmp_path_factory.mktemp("hacks"), chosen, OPTIONS))
 
 
 @pytest.mark.soak

@@ -5,17 +5,16 @@ Every sixth runs in `make test`, all of them in `make soak`.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
-from farm.tasks.harbor_folder import task_folder
-from tests.integration.tasks.harbor_hacks import SHELL_TEST, write_task
+from tests.integration.tasks.harbor_hacks import SHELL_TEST
 from tests.integration.tasks.honest_work import OTHERS, TOO_LARGE, WAYS
+from tests.integration.tasks.task_scores import task_scores, values
 from tests.services.soak import at_length
-from workers.cli.task_checks import CheckOptions, solve
+from workers.cli.task_checks import CheckOptions
 
 pytestmark = [pytest.mark.timeout(1800), pytest.mark.soak]
 OPTIONS = CheckOptions(sandbox="namespace", n_parallel=2)
@@ -32,18 +31,7 @@ N_HONEST = 40
 
 @pytest.fixture(scope="module")
 def scores(place: Path, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, float | BaseException]:
-    top = tmp_path_factory.mktemp("honest")
-    room = asyncio.Semaphore(OPTIONS.n_parallel)
-
-    async def score(name: str) -> float:
-        async with room:
-            with task_folder(write_task(top / name.replace(" ", "-"), *CHOSEN[name])) as task:
-                return (await solve(task, OPTIONS)).score.value
-
-    async def all_scores() -> list[float | BaseException]:
-        return await asyncio.gather(*map(score, CHOSEN), return_exceptions=True)
-
-    return dict(zip(CHOSEN, asyncio.run(all_scores()), strict=True))
+    return values(task_scores(tmp_path_factory.mktemp("honest"), CHOSEN, OPTIONS))
 
 
 @pytest.mark.parametrize("name", CHOSEN)

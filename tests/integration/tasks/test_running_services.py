@@ -5,16 +5,13 @@ A few of each kind are played in `make test`, all of them in `make soak`.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
-from farm.tasks.harbor_folder import task_folder
-from tests.integration.tasks.harbor_hacks import write_task
+from tests.integration.tasks.task_scores import Scores, task_scores
 from tests.services.soak import at_length
-from workers.cli.task_checks import CheckOptions, solve
+from workers.cli.task_checks import CheckOptions
 from workers.interfaces import Score
 
 pytestmark = [pytest.mark.timeout(1800), pytest.mark.soak]
@@ -124,23 +121,13 @@ PLAYED = {
 
 
 @pytest.fixture(scope="module")
-def scores(place: Path, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Score | BaseException]:
-    top = tmp_path_factory.mktemp("services")
-    room = asyncio.Semaphore(OPTIONS.n_parallel)
-
-    async def score(name: str) -> Score:
-        async with room:
-            with task_folder(write_task(top / name.replace(" ", "-"), *PLAYED[name], TABLES)) as task:
-                return (await solve(task, OPTIONS)).score
-
-    async def all_scores() -> list[Score | BaseException]:
-        return await asyncio.gather(*map(score, PLAYED), return_exceptions=True)
-
-    return dict(zip(PLAYED, asyncio.run(all_scores()), strict=True))
+def scores(place: Path, tmp_path_factory: pytest.TempPathFactory) -> Scores:
+    tasks = {name: (*task, TABLES) for name, task in PLAYED.items()}
+    return task_scores(tmp_path_factory.mktemp("services"), tasks, OPTIONS)
 
 
 @pytest.mark.parametrize("name", PLAYED)
-def test_a_service_is_found_as_the_policy_left_it(scores: Mapping[str, Score | BaseException], name: str) -> None:
+def test_a_service_is_found_as_the_policy_left_it(scores: Scores, name: str) -> None:
     score = scores[name]
     assert isinstance(score, Score), score
     assert score.value == float(name in RIGHT), score

@@ -8,10 +8,8 @@ from __future__ import annotations
 import re
 
 from workers.policy.tool_calls.parameter_schemas import Schemas
-from workers.policy.tool_calls.scanner import Delimited, Enclosed
 from workers.policy.tool_calls.splitter import Grammar
 from workers.policy.tool_calls.tagged_parameters import TaggedParameters
-from workers.policy.tool_calls.tool_call import Calls
 
 OPEN = "<tool_call>"
 CLOSE = "</tool_call>"
@@ -26,13 +24,4 @@ _FORM = TaggedParameters(
 
 
 def grammar(schemas: Schemas) -> Grammar:
-    def calls(raw: str) -> Calls:
-        return [_FORM.call(raw, schemas)]
-
-    def unfinished(raw: str) -> Calls:
-        return [_FORM.unfinished(raw, schemas)]
-
-    def region(trusting: bool) -> Delimited:
-        return Enclosed(calls, CLOSE, (OPEN,), _FORM.quotes, trusting, unfinished)
-
-    return Grammar({OPEN: region}, dropped=(CLOSE,), strays=_FORM.tags)
+    return Grammar({OPEN: _FORM.region(schemas, CLOSE, (OPEN,))}, dropped=(CLOSE,), strays=_FORM.tags)

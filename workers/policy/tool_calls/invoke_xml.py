@@ -10,10 +10,8 @@ from __future__ import annotations
 import re
 
 from workers.policy.tool_calls.parameter_schemas import Schemas
-from workers.policy.tool_calls.scanner import Delimited, Enclosed
 from workers.policy.tool_calls.splitter import Grammar
 from workers.policy.tool_calls.tagged_parameters import TaggedParameters
-from workers.policy.tool_calls.tool_call import Calls
 
 MINIMAX_OPEN = "<minimax:tool_call>"
 DSML = "｜DSML｜"
@@ -38,14 +36,5 @@ def _grammar(prefix: str, outer: tuple[str, ...], schemas: Schemas) -> Grammar:
         opening=f"<{prefix}parameter ",
         closing=f"</{prefix}parameter>",
     )
-
-    def calls(raw: str) -> Calls:
-        return [form.call(raw, schemas)]
-
-    def unfinished(raw: str) -> Calls:
-        return [form.unfinished(raw, schemas)]
-
-    def region(trusting: bool) -> Delimited:
-        return Enclosed(calls, closing, (opening, *outer), form.quotes, trusting, unfinished)
-
+    region = form.region(schemas, closing, (opening, *outer))
     return Grammar({opening: region}, dropped=(closing, *outer), strays=form.tags)

@@ -9,10 +9,8 @@ from __future__ import annotations
 import re
 
 from workers.policy.tool_calls.parameter_schemas import Schemas
-from workers.policy.tool_calls.scanner import Delimited, Enclosed
 from workers.policy.tool_calls.splitter import Grammar
 from workers.policy.tool_calls.tagged_parameters import TaggedParameters
-from workers.policy.tool_calls.tool_call import Calls
 
 OPEN = "<tool_call>"
 CLOSE = "</tool_call>"
@@ -29,23 +27,6 @@ _FORM = TaggedParameters(
 
 
 def grammar(schemas: Schemas) -> Grammar:
-    def whole(raw: str) -> Calls:
-        return [_FORM.call(raw, schemas)]
-
-    def unfinished(raw: str) -> Calls:
-        return [_FORM.unfinished(raw, schemas)]
-
-    def enclosed(trusting: bool) -> Delimited:
-        return Enclosed(whole, CLOSE, (OPEN,), _FORM.quotes, trusting, unfinished)
-
-    def unenclosed(trusting: bool) -> Delimited:
-        return Enclosed(
-            lambda raw: whole(FUNCTION + raw),
-            END,
-            (OPEN, FUNCTION),
-            _FORM.quotes,
-            trusting,
-            lambda raw: unfinished(FUNCTION + raw),
-        )
-
+    enclosed = _FORM.region(schemas, CLOSE, (OPEN,))
+    unenclosed = _FORM.region(schemas, END, (OPEN, FUNCTION), before=FUNCTION)
     return Grammar({OPEN: enclosed, FUNCTION: unenclosed}, dropped=(CLOSE, END), strays=_FORM.tags)

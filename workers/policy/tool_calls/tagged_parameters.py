@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from workers.policy.tool_calls.parameter_schemas import Schemas, as_json
-from workers.policy.tool_calls.scanner import Quotes
+from workers.policy.tool_calls.scanner import Delimited, Enclosed, Quotes
 from workers.policy.tool_calls.tool_call import ParsedToolCall, malformed
 
 
@@ -46,6 +46,19 @@ class TaggedParameters:
     def tags(self) -> tuple[str, ...]:
         """Return the tags that stand in calls alone."""
         return tuple(filter(None, (self.opening, self.value, self.closing)))
+
+    def region(
+        self, schemas: Schemas, closer: str, stops: Sequence[str], before: str = ""
+    ) -> Callable[[bool], Delimited]:
+        """Return what makes the region of a call up to `closer`; `before` is the part of it that the opener took."""
+        return lambda trusting: Enclosed(
+            lambda raw: [self.call(before + raw, schemas)],
+            closer,
+            stops,
+            self.quotes,
+            trusting,
+            lambda raw: [self.unfinished(before + raw, schemas)],
+        )
 
     def call(self, raw: str, schemas: Schemas) -> ParsedToolCall:
         """Return the call in the text of a region."""

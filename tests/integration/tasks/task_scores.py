@@ -1,0 +1,59 @@
+"""Scores of many small Harbor tasks: their solutions are played several at a time, in a farm with their base images."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from farm.tasks.harbor_folder import task_folder
+from tests.conftest import absent
+from tests.contract.sandboxes.sandbox_kinds import farm_in
+from tests.integration.tasks.harbor_hacks import write_task
+from tests.services.farms import farm_folder
+from tests.services.task_images import task_base
+from workers.cli.task_checks import CheckOptions, solve
+from workers.interfaces import Score
+from workers.registry import sandbox as provider
+from workers.sandboxes.images.image_aliases import set_alias
+from workers.sandboxes.remove_tree import remove
+
+Scores = Mapping[str, Score | BaseException]
+
+
+@contextmanager
+def farm_with_bases(base: Path) -> Iterator[Path]:
+    """Yield the folder of a farm, which is this process's, and in which the base images of the samples have names.
+
+    `base` is an empty folder that becomes their root file system.
+    """
+    if missing := provider("namespace").missing():
+        absent(missing)
+    base.chmod(0o755)
+    with farm_folder() as folder, farm_in(folder):
+        task_base(base)
+        for name in ("debian:bookworm-slim", "python:3.11-slim"):
+            set_alias(name, str(base))
+        yield folder
+        remove(folder)
+
+
+def task_scores(top: Path, tasks: Mapping[str, Sequence[str]], options: CheckOptions) -> Scores:
+    """Return the score of each task by name, or what it raised; a task is what `write_task` takes after the folder."""
+    room = asyncio.Semaphore(options.n_parallel)
+
+    async def score(name: str) -> Score:
+        async with room:
+            with task_folder(write_task(top / name.replace(" ", "-"), *tasks[name])) as task:
+                return (await solve(task, options)).score
+
+    async def all_scores() -> list[Score | BaseException]:
+        return await asyncio.gather(*map(score, tasks), return_exceptions=True)
+
+    return dict(zip(tasks, asyncio.run(all_scores()), strict=True))
+
+
+def values(scores: Scores) -> dict[str, float | BaseException]:
+    """Return the rewards in place of the scores."""
+    return {name: score.value if isinstance(score, Score) else score for name, score in scores.items()}
