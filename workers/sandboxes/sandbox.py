@@ -248,18 +248,19 @@ def chosen_cpus(sandbox_id: str, cpus: float | None) -> list[int]:
 def _resources(bounds: SandboxLimits, asked: SandboxLimits) -> dict[str, int]:
     """Return the kernel's limits for each process; a command may have lower ones than the sandbox."""
     mb = 1 << 20
-    return {
+    result = {
         "RLIMIT_CORE": 0,
         # of the whole sandbox, as the kernel counts them for each user namespace
         "RLIMIT_NPROC": bounds.n_processes,
         "RLIMIT_CPU": min(bounds.cpu_s, asked.cpu_s),
         "RLIMIT_NOFILE": min(bounds.n_files, asked.n_files),
         "RLIMIT_FSIZE": min(bounds.file_mb, asked.file_mb) * mb,
-        # stops one process that takes all at once; the monitor is exact, but looks only now and then. Twice, as what a
-        # process reserves counts here whether or not it uses it. A command's own limit has no other guard.
-        "RLIMIT_DATA": min(2 * bounds.memory_mb, asked.memory_mb if asked.memory_mb < bounds.memory_mb else 1 << 40)
-        * mb,
     }
+    # what a process reserves counts here whether or not it uses it, which a race detector does by terabytes: so the
+    # sandbox's own limit is left to its control group or to the watcher. A command's has no other guard.
+    if asked.memory_mb < bounds.memory_mb:
+        result["RLIMIT_DATA"] = asked.memory_mb * mb
+    return result
 
 
 @contextlib.contextmanager

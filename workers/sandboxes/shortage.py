@@ -221,16 +221,23 @@ class _Sampler:
 
     def _look(self, cause: str, look: Callable[[], str]) -> None:
         with contextlib.suppress(OSError, ValueError, IndexError):
+            # what is seen may be older than the end of the look, and is not to count in a window begun meanwhile
+            began = time.monotonic()
             if words := look():
-                self._seen[cause] = time.monotonic(), words
-                if cause == "disk":
-                    self._measure()
+                self._note(cause, began, words)
+            if cause == "disk" and (words or _pause_s() < SAMPLE_S):
+                self._measure(full=bool(words))
 
-    def _measure(self) -> None:
+    def _note(self, cause: str, seen_at: float, words: str) -> None:
+        with self._lock:
+            if seen_at >= self._seen.get(cause, (seen_at,))[0]:
+                self._seen[cause] = seen_at, words
+
+    def _measure(self, *, full: bool) -> None:
         with self._using:
             for use in self._uses:
                 with contextlib.suppress(OSError):
-                    use.look()
+                    use.look(full=full)
 
     def since(self, began: float) -> dict[str, str]:
         return {cause: words for cause, (seen, words) in list(self._seen.items()) if seen >= began}

@@ -92,6 +92,18 @@ async def a_memory_hog_ends(trial: PromiseTrial) -> None:
 
 
 @promise("python3", time_s=90)
+async def what_is_reserved_is_no_memory(trial: PromiseTrial) -> None:
+    """A program may map much more than the memory limit, as race detectors and virtual machines do, if it uses little.
+
+    `MAP_NORESERVE` is 0x4000.
+    """
+    one = await trial.start(limits=_SMALL)
+    code = "import mmap\nm = mmap.mmap(-1, 1 << 40, flags=0x4000 | mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)\nm[7] = 1"
+    result = await one.exec(["python3", "-c", f"{code}; print('mapped')"], timeout_s=_ENDS_S)
+    same((result.code, result.stdout, result.limit), (0, b"mapped\n", ""), "what comes of a terabyte that is not used")
+
+
+@promise("python3", time_s=90)
 async def many_small_hogs_end(trial: PromiseTrial) -> None:
     """Programs that take too much memory together are ended as one that does so alone."""
     one = await trial.start(limits=_SMALL)

@@ -45,6 +45,11 @@ if TYPE_CHECKING:
 NOTICES = "notices"
 CGROUP = "cgroup"
 BUSY_S, _IDLE_S = 0.25, 1.0
+_SOONEST_S = 0.02
+_BYTES_PER_S = 4 << 30
+"""A thread hardly takes memory faster: the less is left, the sooner it is looked at again."""
+_LOOKING_SHARE = 20
+"""Looking sooner than usual may take a twentieth of a core."""
 _DISK_S = 1.0
 _DISK_IDLE_S = 10.0
 _MEASURED = 2
@@ -97,6 +102,7 @@ class LimitWatch:
         self._seen: dict[str, tuple[int, int]] = {}
         self._due = self._disk_due = 0.0
         self._pause_s = BUSY_S
+        self._room = 0
         self._files = max(_MIN_FILES, bounds["disk_mb"] * _FILES_PER_MB)
         self._disk_used = self._n_files = 0
         self._ended_lately = False
@@ -120,8 +126,18 @@ class LimitWatch:
     def look(self, now: float) -> None:
         """Measure and act, if it is time."""
         if now >= self._due:
+            # a look that fails is not tried at once again
+            self._due = now + BUSY_S
+            began = time.thread_time()
             self._pause_s = BUSY_S if self._look() else min(2 * self._pause_s, _IDLE_S)
+            if self._memory and self._pause_s == BUSY_S:
+                soonest = max(_SOONEST_S, _LOOKING_SHARE * (time.thread_time() - began))
+                self._pause_s = min(BUSY_S, max(soonest, self._room / _BYTES_PER_S))
             self._due = now + self._pause_s
+
+    def due_in(self, now: float) -> float:
+        """Return the seconds until it is time to look, 0 or less if it is."""
+        return self._due - now
 
     def _look(self) -> bool:
         """Measure and act; whether anything has worked since the last time."""
@@ -191,7 +207,9 @@ class LimitWatch:
         with contextlib.suppress(OSError, KeyError, namespaces.SandboxGone):
             shared, kernel, of_sockets = self._of_the_kernel(found)
             files += shared
-        if sum(resident for _, resident in found.values()) + files + kernel <= self._memory:
+        most = sum(resident for _, resident in found.values()) + files + kernel
+        self._room = max(0, self._memory - most)
+        if most <= self._memory:
             self._n_tried["memory"] = 0
             return
         # what processes share was counted once for each, and files of memory that are mapped a second time
@@ -201,6 +219,7 @@ class LimitWatch:
         }
         used = sum(private for private, _ in own.values()) + max(files, sum(shared for _, shared in own.values()))
         used += kernel
+        self._room = max(0, self._memory - used)
         if used > self._memory:
             amounts = {pid: sum(own[pid]) + self._held.get(pid, (0, 0))[0] + of_sockets.get(pid, 0) for pid in own}
             # no process in particular, if it is in none

@@ -129,5 +129,8 @@ def _descriptors(proc: int, pid: str) -> list[str]:
         return []
     try:
         return os.listdir(folder)
+    except OSError:
+        # the process has ended since
+        return []
     finally:
         os.close(folder)

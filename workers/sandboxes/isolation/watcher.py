@@ -32,11 +32,14 @@ class LimitWatches:
         self._folder = folder
         self._place = place
         self._watches: dict[tuple[int, int], LimitWatch] = {}
+        self._find_due = 0.0
 
     def look(self) -> bool:
         """At each that is due; whether there are any."""
-        self._find()
         now = time.monotonic()
+        if not self._watches or now >= self._find_due:
+            self._find()
+            self._find_due = now + BUSY_S
         for name, watch in list(self._watches.items()):
             try:
                 watch.look(now)
@@ -47,6 +50,11 @@ class LimitWatches:
                 # whatever goes wrong with one, the others are looked after
                 continue
         return bool(self._watches)
+
+    def pause_s(self) -> float:
+        """Return the seconds until one is due, or new ones are to be looked for."""
+        now = time.monotonic()
+        return max(0.0, min([self._find_due - now, *(watch.due_in(now) for watch in self._watches.values())]))
 
     def _find(self) -> None:
         """Sandboxes are known by their records' inodes, and times, as their names change and inodes are given again."""
@@ -103,4 +111,4 @@ def _watch_until_alone(folder: str, place: Checkpoint) -> None:
                 return
             fcntl.flock(3, fcntl.LOCK_EX | fcntl.LOCK_NB)
         place.at()
-        time.sleep(BUSY_S)
+        time.sleep(watcher.pause_s())

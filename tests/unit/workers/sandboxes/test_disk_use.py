@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections import namedtuple
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -66,7 +67,7 @@ def test_growth_is_compared_with_the_room(
     use = DiskUse(folder, os.getpid())
     assert not use.filled_the_disk()
     write(folder, after)
-    use.look()
+    use.look(full=True)
     assert use.filled_the_disk() is filled_the_disk
     use.close()
 
@@ -75,10 +76,40 @@ def test_what_was_removed_again_counts(folder: Path, monkeypatch: pytest.MonkeyP
     room(monkeypatch, 10 * MB, 10_000)
     use = DiskUse(folder, os.getpid())
     write(folder, 6)
-    use.look()
+    use.look(full=True)
     for path in (folder / "upper").iterdir():
         path.unlink()
     assert use.filled_the_disk()
+    use.close()
+
+
+@pytest.mark.parametrize(
+    ("looks", "filled_the_disk"),
+    [
+        # of seconds, whether the disk is full, MB that the sandbox has, MB that are left
+        ([(0.0, False, 6, 4), (0.5, True, 0, 0)], True),
+        ([(0.0, False, 6, 4), (5.0, True, 0, 0)], False),
+        ([(0.0, True, 0, 0), (0.5, False, 6, 4)], True),
+        ([(0.0, True, 0, 0), (5.0, False, 6, 4)], False),
+        # more than half of the room is left
+        ([(0.0, False, 6, 8), (0.5, True, 0, 0)], False),
+        ([(0.0, False, 4, 4), (0.5, True, 4, 0)], False),
+        ([(0.0, False, 6, 4), (0.5, False, 0, 4)], False),
+    ],
+)
+def test_what_it_had_shortly_before_or_after_the_disk_was_full_counts(
+    looks: list[tuple[float, bool, int, int]], filled_the_disk: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room(monkeypatch, 10 * MB, 10_000)
+    use = DiskUse(folder, os.getpid())
+    for at, full, n_mb, left_mb in looks:
+        write(folder, n_mb)
+        room(monkeypatch, left_mb * MB, 10_000)
+        monkeypatch.setattr(time, "monotonic", lambda at=at: 1000.0 + at)
+        use.look(full=full)
+        for path in (folder / "upper").iterdir():
+            path.unlink()
+    assert use.filled_the_disk() is filled_the_disk
     use.close()
 
 
@@ -90,7 +121,7 @@ def test_a_closed_folder_hides_nothing(folder: Path) -> None:
 
     def found() -> bool:
         use = DiskUse(folder, os.getpid())
-        use.look()
+        use.look(full=True)
         return use.filled_the_disk()
 
     assert as_ordinary_user(found)
