@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -60,12 +60,27 @@ def read_problems(path: Path) -> InstanceFile:
     return problems
 
 
+def for_rows(form: str, settings: Sequence[str]) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Return the columns among `NAME=VALUE` texts that the rows of a form take, and the other texts: of the batch."""
+    from farm.rows.row_forms import FORMS
+
+    settable = FORMS[form].settable if form in FORMS else ()
+    found = {name: value for name, _, value in (text.partition("=") for text in settings) if name in settable}
+    return found, tuple(text for text in settings if text.partition("=")[0] not in found)
+
+
 def read_rows_as(
-    path: Path, form: str, mapping: Sequence[str], data_source: str, deduplicate: bool | None
+    path: Path,
+    form: str,
+    mapping: Sequence[str],
+    data_source: str,
+    deduplicate: bool | None,
+    given: Mapping[str, str] | None = None,
 ) -> tuple[InstanceFile, str]:
     """Read rows of a data set as `farm.rows.read_rows` does; return them and a line on how many there were.
 
-    `mapping` has texts `NAME=COLUMN`. Raises InvalidRequest that names the rows, NotInstalled, OSError.
+    `mapping` has texts `NAME=COLUMN`, `given` columns for all rows. Raises InvalidRequest that names the rows,
+    NotInstalled, OSError.
     """
     from farm.rows import read_rows
 
@@ -75,7 +90,7 @@ def read_rows_as(
         if not sign or not name or not column:
             raise InvalidRequest(f"{text!r} is not NAME=COLUMN, such as question=problem", field="--map")
         columns[name] = column
-    rows = read_rows(path, form, columns=columns, data_source=data_source, deduplicate=deduplicate)
+    rows = read_rows(path, form, columns=columns, data_source=data_source, deduplicate=deduplicate, given=given)
     instances = [each.model_dump(include={"data_source", "fields", "instance_id"}) for each in rows.instances]
     repeats = f", {rows.n_repeats} repeats left out" if rows.n_repeats else ""
     return InstanceFile(str(path), instances, rows.numbers), f"{rows.n_rows} rows{repeats}"

@@ -68,7 +68,8 @@ def submit(
     FILE may be a folder of tasks in the form of Harbor or terminal-bench: each is an instance, its files are uploaded.
     A line is {"data_source": ..., "fields": {...}}; `farm handlers show NAME` has the fields and an example. With --as,
     FILE has the rows of a data set as they are, .jsonl, .json or .parquet; all are checked before any is played. What
-    is not said here is taken from --request, and else the default of farm.BatchRequest; --set comes last.
+    is not said here is taken from --request, and else the default of farm.BatchRequest; --set comes last. With --as,
+    --set may give all rows a column that they lack: env_class of skyrl, server of nemo-gym, data_source of verl.
     """
     options = {
         "n_samples": n_samples,
@@ -106,7 +107,8 @@ def submit(
         elif file.is_dir():
             raise click.UsageError(f"{file} is a folder of tasks, which are read as they are: leave --as out")
         else:
-            problems, counted = request_files.read_rows_as(file, form, mapping, data_source or "", deduplicate)
+            given, fields = request_files.for_rows(form, fields)
+            problems, counted = request_files.read_rows_as(file, form, mapping, data_source or "", deduplicate, given)
             click.echo(counted, err=True)
         request["instances"] = problems.instances
     elif "instances" not in request:

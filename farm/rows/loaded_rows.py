@@ -14,7 +14,8 @@ from pydantic import ValidationError
 from farm.errors import InvalidRequest
 from farm.records.request import MAX_INSTANCES, Instance
 from farm.rows.row_files import rows_of
-from farm.rows.row_forms import FORMS, SWE, Row, RowForm, known_by, prompt_text
+from farm.rows.row_forms import FORMS, Row, RowForm, known_by, prompt_text
+from farm.rows.row_sources import SWE
 
 MAX_COMPLAINTS = 20
 """The most faulty rows that are named at a time."""
@@ -40,17 +41,22 @@ def read_rows(
     columns: Mapping[str, str] | None = None,
     data_source: str = "",
     deduplicate: bool | None = None,
+    given: Mapping[str, str] | None = None,
 ) -> LoadedRows:
     """Return the rows of a `.jsonl`, `.json` or `.parquet` file as instances of the handlers that they are for.
 
     `form` is one of FORMS, or `columns`: then `data_source` names the handler, and the row's columns are its fields.
     `columns` gives fields another name, `{"question": "problem"}`: with `columns` as form only these are taken; a dot
     reaches into a column. `deduplicate` reads rows of one index, and those of one prompt, once; None leaves it to the
-    form. Raises InvalidRequest with all rows that are wrong, up to MAX_COMPLAINTS; NotInstalled; OSError.
+    form. `given` are columns for rows that lack them, of those that the form takes: `{"env_class": "gsm8k"}`. Raises
+    InvalidRequest with all rows that are wrong, up to MAX_COMPLAINTS; NotInstalled; OSError.
     """
     path = Path(path)
     rule = _form(form, data_source)
-    columns = columns or {}
+    columns, given = columns or {}, given or {}
+    for name in given:
+        if name not in rule.settable:
+            raise InvalidRequest(f"{form} takes {' and '.join(rule.settable) or 'none'} for all rows", field=name)
     once = _Repeats(rule.deduplicate if deduplicate is None else deduplicate)
     result = LoadedRows(str(path))
     complaints: list[tuple[str, str]] = []
@@ -61,7 +67,7 @@ def read_rows(
         try:
             if isinstance(row, InvalidRequest):
                 raise ValueError(row.complaints[0][1])
-            renamed = _renamed(row, columns, only=form == COLUMNS)
+            renamed = {**given, **_renamed(row, columns, only=form == COLUMNS)}
             if once.seen(renamed, number):
                 continue
             instance = _instance(rule, renamed, data_source)
@@ -113,7 +119,7 @@ def _instance(rule: RowForm, row: Row, data_source: str) -> Instance:
 
 
 def _named(result: LoadedRows) -> list[Instance]:
-    """Return the instances; names that mean several problems are replaced by those of their content."""
+    """Return the instances; without a name, or with one that means several problems, each is named by its content."""
     contents: dict[tuple[str, str], str] = {}
     ambiguous: set[tuple[str, str]] = set()
     for instance in result.instances:
@@ -121,7 +127,9 @@ def _named(result: LoadedRows) -> list[Instance]:
         if contents.setdefault(key, content) != content:
             ambiguous.add(key)
     return [
-        each.model_copy(update={"instance_id": ""}) if (each.data_source, each.instance_id) in ambiguous else each
+        each.model_copy(update={"instance_id": each.digest[:16]})
+        if not each.instance_id or (each.data_source, each.instance_id) in ambiguous
+        else each
         for each in result.instances
     ]
 

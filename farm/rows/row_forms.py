@@ -10,9 +10,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from farm.rows import nemo_gym_servers
+from farm.rows.row_sources import ANSWER, ENVIRONMENT, FUNCTION, PROGRAMS, SWE
+
 Row = Mapping[str, Any]
 
-ANSWER, PROGRAMS, SWE, ENVIRONMENT, FUNCTION = "answer", "programs", "swe-bench", "environment", "code"
 _CODE_SOURCES = (
     "apps",
     "taco",
@@ -43,13 +45,15 @@ _IDS = ("instance_id", "question_id", "problem_id", "task_id", "uuid", "id", "un
 class RowForm:
     """A form: `handler` names the data source of a row, `fields` makes the instance's fields; both raise ValueError.
 
-    With `deduplicate`, rows of one index, or of one prompt, are read once if no one says otherwise.
+    With `deduplicate`, rows of one index, or of one prompt, are read once if no one says otherwise. `settable` are
+    columns that the user may give for all rows that lack them, as the trainer's configuration does.
     """
 
     handler: Callable[[Row], str]
     about: str
     fields: Callable[[Row], dict[str, Any]] = dict
     deduplicate: bool = False
+    settable: tuple[str, ...] = ()
 
 
 def _verl(row: Row) -> str:
@@ -76,7 +80,7 @@ def _verl_fields(row: Row) -> dict[str, Any]:
 def _skyrl(row: Row) -> str:
     name = str(row.get("env_class") or row.get("env_id") or "")
     if not name:
-        raise ValueError("a row of SkyRL has an `env_class`; this one has not")
+        raise ValueError("a row of SkyRL has an `env_class`; this one has not: give it, as in --set env_class=gsm8k")
     if name in _SKYRL_ANSWERS:
         return ANSWER
     return PROGRAMS if name in _SKYRL_CODE else ENVIRONMENT
@@ -97,20 +101,9 @@ def _skyrl_fields(row: Row) -> dict[str, Any]:
 
 
 def _nemo_gym(row: Row) -> str:
-    parameters = row.get("responses_create_params")
-    if not isinstance(parameters, Mapping):
+    if not isinstance(row.get("responses_create_params"), Mapping) and "FAIL_TO_PASS" not in row:
         raise ValueError("a row of NeMo Gym has `responses_create_params`; this one has not")
-    if "instance_dict" in (parameters.get("metadata") or {}):
-        return SWE
-    if "unit_tests" in (row.get("verifier_metadata") or {}):
-        return PROGRAMS
-    if any(row.get(name) is not None for name in ("expected_answer", "answer")):
-        return ANSWER
-    agent = (row.get("agent_ref") or {}).get("name", "none")
-    raise ValueError(
-        f"its agent is {agent!r}, and of a row without expected_answer, unit_tests or instance_dict only that agent's "
-        "server knows the score: play it as data source `environment`"
-    )
+    return nemo_gym_servers.data_source_of(row)
 
 
 def _of(handler: str) -> Callable[[Row], str]:
@@ -118,12 +111,26 @@ def _of(handler: str) -> Callable[[Row], str]:
 
 
 FORMS: Mapping[str, RowForm] = {
-    "verl": RowForm(_verl, "verl's columns: data_source, prompt, reward_model, extra_info", _verl_fields),
+    "verl": RowForm(
+        _verl,
+        "verl's columns: data_source, prompt, reward_model, extra_info",
+        _verl_fields,
+        settable=("data_source", "rule"),
+    ),
     "dapo": RowForm(_verl, "DAPO-Math-17k: verl's columns; repeats are read once", _verl_fields, deduplicate=True),
-    "skyrl": RowForm(_skyrl, "SkyRL's columns: prompt, env_class, reward_spec", _skyrl_fields),
-    "nemo-gym": RowForm(_nemo_gym, "NeMo Gym's lines: responses_create_params and what its server checks"),
+    "skyrl": RowForm(_skyrl, "SkyRL's columns: prompt, env_class, reward_spec", _skyrl_fields, settable=("env_class",)),
+    "nemo-gym": RowForm(
+        _nemo_gym,
+        "NeMo Gym's lines: responses_create_params and what its server checks",
+        nemo_gym_servers.fields_of,
+        settable=("server",),
+    ),
     "swe-bench": RowForm(_of(SWE), "SWE-bench, its Lite and Verified, SWE-Gym, SWE-smith, SWE-rebench, R2E-Gym"),
-    "answer": RowForm(_of(ANSWER), "Polaris, DeepScaleR, AIME, slime, SuperGPQA, WebInstruct-verified and their like"),
+    "answer": RowForm(
+        _of(ANSWER),
+        "Polaris, DeepScaleR, AIME, slime, SuperGPQA, WebInstruct-verified and their like",
+        settable=("rule",),
+    ),
     "programs": RowForm(_of(PROGRAMS), "LiveCodeBench, APPS, TACO, CodeContests, MBPP and their like"),
     "humaneval": RowForm(_of(FUNCTION), "HumanEval: task_id, prompt, entry_point, test"),
 }

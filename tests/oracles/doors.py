@@ -12,13 +12,14 @@ import re
 import subprocess
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from farm.errors import FarmError
 from tests.conftest import absent
 from tests.oracles import our_reading
+from tests.oracles.answer_cases import RULES, answer_cases
 from tests.oracles.reward_cases import gate_cases, reward_cases, total_cases
 from tests.oracles.task_cases import TASK as HARBOR_TASK
 from tests.oracles.task_cases import task_cases
@@ -211,6 +212,14 @@ DOORS = (
                 "a summary without a result shows nothing that was solved",
             ),
         ),
+    ),
+    Door(
+        "answer_rules",
+        "answer-rules",
+        "scores",
+        lambda: {f"{rule} {number}": case for rule in RULES for number, case in enumerate(answer_cases(rule))},
+        asdict,
+        our_reading.score_by_authors,
     ),
 )
 

@@ -1,4 +1,4 @@
-"""The farm's readings of the cases that Harbor is asked about, in the form of `programs/harbor_oracle.py`."""
+"""The farm's readings of the cases that oracles are asked about, in the form of their answers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ from farm.tasks.harbor_config import EnvironmentTable, HealthcheckTable, StepTab
 from farm.tasks.harbor_folder import task_folder
 from farm.tasks.harbor_instance import HarborInstance
 from farm.tasks.harbor_needs import needs_of
+from tests.oracles.answer_cases import AnswerCase
 from tests.oracles.terminal_bench_cases import TASK
+from workers.evaluators.answers.authors.answer_key import AnswerKey
+from workers.evaluators.answers.authors.rules import RULES
 from workers.handler_options import TaskContext
 from workers.handlers.harbor.artefact_files import entries
 from workers.handlers.harbor.harbor_evaluator import HarborEvaluator
@@ -207,3 +210,8 @@ def _test_script(parser: str) -> str:
     text = f"instruction: x\nparser_name: {parser}\n"
     with written({"task.yaml": text}, TASK) as folder, task_folder(folder) as task:
         return (task.path / "tests" / "test.sh").read_text()
+
+
+def score_by_authors(case: AnswerCase) -> float:
+    """Return the score that our own form of a rule gives."""
+    return RULES[case.rule](case.response, AnswerKey(case.golds, case.options, case.pattern)).value

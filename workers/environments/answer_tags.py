@@ -14,7 +14,13 @@ def last_tagged(text: str) -> str | None:
     text of opening tags alone.
     """
     text = text[-MAX_CHARS:]
-    tagged, at = None, 0
+    place = last_place(text)
+    return None if place is None else text[slice(*place)].strip()
+
+
+def last_place(text: str) -> tuple[int, int] | None:
+    """Return where the text between the last pair of tags begins and ends; None if there is no pair."""
+    place, at = None, 0
     while (start := text.find(_OPENING, at)) >= 0 and (end := text.find(_CLOSING, start)) >= 0:
-        tagged, at = text[start + len(_OPENING) : end], end + len(_CLOSING)
-    return None if tagged is None else tagged.strip()
+        place, at = (start + len(_OPENING), end), end + len(_CLOSING)
+    return place

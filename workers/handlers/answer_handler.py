@@ -9,6 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from farm.records.request import SandboxSpec
 from farm.records.trajectory import Message
+from workers.evaluators.answers.authors.multiple_choice import MODES
+from workers.evaluators.answers.authors.rules import RULES
 from workers.evaluators.answers.choices import LETTERS, MAX_OPTIONS
 from workers.evaluators.answers.equivalence import EquivalenceEvaluator, Reference
 from workers.evaluators.answers.judge import AnswerJudge, JudgeSettings
@@ -43,17 +45,18 @@ class AnswerInstance(BaseModel):
     """One problem; a row of DAPO, verl, ProRL, Polaris, DeepScaleR, slime, NeMo Gym, SuperGPQA or WebInstruct as it is.
 
     With `options`, `gold` is the letter of one. `prompt` is what the policy is asked; empty for the question and a line
-    on the form of the answer.
+    on the form of the answer. `rule` names the scorer of the row's authors: a score has the reward `authors` then, too.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     question: str = Field(min_length=1)
     gold: str = Field(min_length=1, max_length=20_000)
+    other_golds: tuple[str, ...] = Field(default=(), max_length=200)
+    """Answers that are as good."""
     options: tuple[str, ...] = Field(default=(), max_length=MAX_OPTIONS)
     prompt: tuple[dict[str, str], ...] = ()
-    strict: bool = False
-    """Only a single upper-case letter in a mark is taken for an option."""
+    rule: str = ""
     pattern: str = ""
     """A regular expression whose last match, or its first group, is the final answer."""
     evaluated: bool | None = None
@@ -71,12 +74,22 @@ class AnswerInstance(BaseModel):
     def _is_pattern(cls, pattern: str) -> str:
         return sound_pattern(pattern)
 
+    @field_validator("rule")
+    @classmethod
+    def _is_known(cls, rule: str) -> str:
+        if rule and rule not in RULES:
+            raise ValueError(f"no rule is called {rule[:40]!r}; known are: {', '.join(RULES)}")
+        return rule
+
     @model_validator(mode="after")
     def _has_gold_option(self) -> AnswerInstance:
         if self.options and self.gold not in tuple(LETTERS[: len(self.options)]):
             raise ValueError(f"gold is {self.gold[:40]!r}, not the letter of one of {len(self.options)} options")
-        if not balanced(self.gold):
-            raise ValueError(f"gold is {self.gold[:40]!r}, whose braces do not match: no answer in a box can equal it")
+        if self.rule in MODES and not self.options:
+            raise ValueError(f"the rule {self.rule!r} chooses among options, and there are none")
+        for gold in (self.gold, *self.other_golds):
+            if not balanced(gold):
+                raise ValueError(f"gold is {gold[:40]!r}, whose braces do not match: no answer in a box can equal it")
         return self
 
 
@@ -113,9 +126,10 @@ class AnswerHandler:
             instance.question,
             instance.gold,
             instance.options,
-            strict=instance.strict,
             pattern=instance.pattern,
             evaluated=instance.evaluated,
+            other_golds=instance.other_golds,
+            rule=instance.rule,
         )
         judge = None
         if self.roles(instance):

@@ -2,13 +2,15 @@ r"""Rows that ask for an answer: of DAPO, verl, ProRL, Polaris, DeepScaleR, slim
 
 from __future__ import annotations
 
+import contextlib
 import json
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from workers.evaluators.answers.authors.multiple_choice import MODES
+from workers.evaluators.answers.authors.rules import rule_of_environment, rule_of_source
 from workers.evaluators.answers.choices import LETTERS
-from workers.row_forms.prompts import messages_of, text_of
+from workers.row_forms.prompts import messages_of, refuse_media, text_of
 
 _TEXTS = ("question", "problem")
 _GOLDS = ("expected_answer", "answer", "label")
@@ -23,19 +25,22 @@ def answer_fields(row: Mapping[str, Any]) -> dict[str, Any]:
     """
     if "gold" in row or not isinstance(row, Mapping):
         return dict(row)
-    result: dict[str, Any] = {"gold": _gold(row)}
-    result["prompt"] = messages_of(row)
+    refuse_media(row)
+    gold, *others = _golds(row)
+    result: dict[str, Any] = {"gold": gold, "prompt": messages_of(row)}
+    if others:
+        result["other_golds"] = others
     question = next((text for name in _TEXTS if isinstance(text := row.get(name), str) and text), "")
     result["question"] = question or (text_of(result["prompt"]) if result["prompt"] else "")
     if not result["question"]:
         raise ValueError(
             "the row has no question: neither `question`, `problem`, `prompt` nor `responses_create_params`"
         )
+    if rule := _rule(row):
+        result["rule"] = rule
     if isinstance(options := row.get("options"), Sequence) and options and not isinstance(options, str):
         result["options"] = [_option(option) for option in options]
         result["gold"] = _letter(row, result["options"], result["gold"])
-    if "grading_mode" in row:
-        result["strict"] = str(row["grading_mode"]).startswith("strict")
     pattern = (row.get("template_metadata") or {}).get("output_regex") if "template_metadata" in row else None
     if isinstance(pattern, str) and pattern and len(result["gold"]) <= _LONG_GOLD:
         result["pattern"] = pattern
@@ -48,20 +53,49 @@ def answer_fields(row: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
-def _gold(row: Mapping[str, Any]) -> str:
+def _golds(row: Mapping[str, Any]) -> list[str]:
+    """Return the gold answers: of a text that is worked out up to a line `#### 42`, what stands there."""
     reward = row.get("reward_model") or row.get("reward_spec")
     if isinstance(reward, str):
         reward = json.loads(reward)
-    value = reward.get("ground_truth") if isinstance(reward, Mapping) else None
+    value = reward.get("ground_truth") if isinstance(reward, Mapping) else row.get("ground_truth")
     if value is None:
         value = next((row[name] for name in _GOLDS if row.get(name) is not None), None)
-    if isinstance(value, list) and len(value) == 1:
-        value = value[0]
-    if isinstance(value, bool) or not isinstance(value, str | int | float) or not str(value).strip():
+    if isinstance(value, Mapping) and "target" in value:
+        value = value["target"]
+    values = _listed(value)
+    for each in values:
+        if isinstance(each, bool) or not isinstance(each, str | int | float) or not str(each).strip():
+            raise ValueError(f"a gold answer of the row is {str(each)[:40]!r}, neither a text nor a number")
+    if not values:
         raise ValueError(
-            "the row has no gold answer: `answer`, `expected_answer`, `label` or `reward_model.ground_truth`"
+            "the row has no gold answer: `answer`, `expected_answer`, `label`, `ground_truth` or "
+            "`reward_model.ground_truth`"
         )
-    return re.sub(r"^####\s*", "", str(value).strip())
+    return [str(each).strip().rpartition("####")[2].strip() or str(each).strip() for each in values]
+
+
+def _listed(value: Any) -> list[Any]:
+    """Return several gold answers, which may be the text of a list, as Skywork's are; none for a null."""
+    if isinstance(value, str) and value.lstrip().startswith('["') and value.rstrip().endswith('"]'):
+        with contextlib.suppress(ValueError):
+            value = json.loads(value)
+    if value is None:
+        return []
+    return list(value) if isinstance(value, list | tuple) else [value]
+
+
+def _rule(row: Mapping[str, Any]) -> str:
+    """Return the name of the scorer that a row's authors have for it; empty if none of those known."""
+    if rule := row.get("rule"):
+        return str(rule)
+    if mode := row.get("grading_mode"):
+        return str(mode) if mode in MODES else ""
+    if environment := row.get("env_class"):
+        return rule_of_environment(str(environment))
+    if "reward_model" in row or "ground_truth" in row:
+        return rule_of_source(str(row.get("data_source") or ""))
+    return ""
 
 
 def _option(option: Any) -> str:

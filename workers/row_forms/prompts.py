@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+_MEDIA = ("images", "image", "videos", "video", "audios", "audio")
 
 
 def messages_of(row: Mapping[str, Any]) -> list[dict[str, str]]:
@@ -22,7 +26,17 @@ def text_of(messages: Sequence[Mapping[str, str]]) -> str:
     return next((message["content"] for message in reversed(messages) if message["role"] == "user"), "")
 
 
+def refuse_media(row: Mapping[str, Any]) -> None:
+    """Raise ValueError for a row with pictures, audio or video, which a policy of text would be asked about unseen."""
+    for name in _MEDIA:
+        value = row.get(name)
+        if value is not None and value != "" and value != [] and value != {}:
+            raise ValueError(f"the row has `{name}`, which a policy of text cannot be shown: leave such rows out")
+
+
 def _messages(content: Any) -> list[dict[str, str]]:
+    if isinstance(content, str):
+        content = _of_json(content)
     if isinstance(content, str):
         return [{"role": "user", "content": content}] if content.strip() else []
     if not isinstance(content, Sequence):
@@ -30,12 +44,35 @@ def _messages(content: Any) -> list[dict[str, str]]:
     return [_message(each) for each in content]
 
 
+def _of_json(text: str) -> Any:
+    """Return the messages whose JSON a text is, as some data sets keep them; the text if it is another."""
+    if text.lstrip().startswith("[{") or text.lstrip().startswith("[ {"):
+        with contextlib.suppress(ValueError):
+            value = json.loads(text)
+            if all(isinstance(each, Mapping) and "role" in each for each in value):
+                return value
+    return text
+
+
 def _message(each: Any) -> dict[str, str]:
-    role, text = (each.get("role"), each.get("content")) if isinstance(each, Mapping) else (None, None)
+    if not isinstance(each, Mapping):
+        raise ValueError(f"a message of the row's prompt is {str(each)[:40]!r}, not an object with a role and a text")
+    role, text = each.get("role"), each.get("content")
+    if each.get("tool_calls") or role in ("tool", "function"):
+        raise ValueError("a message of the row's prompt calls a tool or is a tool's: such a conversation is not played")
     if isinstance(text, list):
-        text = "".join(str(part.get("text", "")) for part in text if isinstance(part, Mapping))
+        text = "".join(map(_text_of_part, text))
     # a policy that is not taught to know `developer` is given what that means
     role = "system" if role == "developer" else role
     if role not in ("system", "user", "assistant") or not isinstance(text, str):
         raise ValueError("a message of the row's prompt has no role `system`, `user` or `assistant`, or no text")
     return {"role": role, "content": text}
+
+
+def _text_of_part(part: Any) -> str:
+    if isinstance(part, str):
+        return part
+    kind = part.get("type", "text") if isinstance(part, Mapping) else type(part).__name__
+    if kind not in ("text", "input_text", "output_text") or not isinstance(part.get("text"), str):
+        raise ValueError(f"a message of the row's prompt has a part of type {kind!r}, and only text can be shown")
+    return str(part["text"])

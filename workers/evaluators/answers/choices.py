@@ -14,6 +14,7 @@ _LETTER = re.compile(
 _SAYS = re.compile(r"\b(?:answer|option|choice)(?: to (?:the|this) question)?(?: is:?|:) *", re.IGNORECASE)
 LETTERS = ascii_uppercase
 MAX_OPTIONS = len(LETTERS)
+NONE_NAMED = "it names no option"
 
 
 def chosen(answer: str, options: Sequence[str]) -> tuple[str, str]:
@@ -29,7 +30,7 @@ def chosen(answer: str, options: Sequence[str]) -> tuple[str, str]:
             return by_text[0], ""
     match = _LETTER.fullmatch(text)
     if match is None:
-        return "", "it names no option"
+        return "", NONE_NAMED
     letter, rest = match.group(1).upper(), match.group(2)
     at = LETTERS.index(letter)
     if at >= len(options):
@@ -43,10 +44,3 @@ def said(line: str) -> str:
     """Return what the one sentence `the answer is ...` of a line ends in; empty if it has none, or several."""
     parts = _SAYS.split(line)
     return words(parts[1]) if len(parts) == 2 else ""
-
-
-def strictly_chosen(answer: str, n_options: int) -> tuple[str, str]:
-    """Return the letter if an answer is one upper-case letter and nothing else, and else why it is not."""
-    if len(answer) == 1 and answer in LETTERS[:n_options]:
-        return answer, ""
-    return "", "it is not one upper-case letter of an option"

@@ -14,8 +14,10 @@ from typing import Any, ClassVar
 
 from farm.errors import EvaluatorError
 from workers.evaluators.answers import equality
-from workers.evaluators.answers.choices import chosen, said, strictly_chosen
-from workers.evaluators.answers.final_answer import FinalAnswer, final_answer, last_line
+from workers.evaluators.answers.authors.answer_key import AnswerKey
+from workers.evaluators.answers.authors.rules import OF_WORDS, RULES, else_marked
+from workers.evaluators.answers.choices import NONE_NAMED, chosen, said
+from workers.evaluators.answers.final_answer import FinalAnswer, final_answer, last_line, of_text
 from workers.evaluators.answers.judge import AnswerJudge
 from workers.evaluators.answers.normal_text import (
     balanced,
@@ -23,12 +25,15 @@ from workers.evaluators.answers.normal_text import (
     has_words,
     number_and_unit,
     plain,
+    same_words,
+    whole_number,
     words,
 )
 from workers.evaluators.answers.notation import conventional
 from workers.evaluators.answers.operations import is_value, operations_left
 from workers.evaluators.answers.units import measure
 from workers.evaluators.answers.verification import Verification
+from workers.evaluators.authors_score import AuthorsScore, with_authors
 from workers.evaluators.grading import Grader
 from workers.interfaces import FreshSandbox, Score, Submission
 
@@ -45,16 +50,22 @@ class Reference:
     """The request and its gold answer; with `options`, the letter of one. `pattern` finds the final answer.
 
     `evaluated`: an answer that leaves operations to its reader which the gold answer has not is wrong; None for that
-    where the gold answer is a number.
+    where the gold answer is a number. `rule` names the scorer of the authors, one of `authors/rules.py`: what it takes
+    for the answer is compared, and its own score is given, too.
     """
 
     request: str
     gold: str
     options: Sequence[str] = ()
-    strict: bool = False
-    """Only a single letter in a mark is taken for an option."""
     pattern: str = ""
     evaluated: bool | None = None
+    other_golds: Sequence[str] = ()
+    """Answers that are as good."""
+    rule: str = ""
+
+    @property
+    def golds(self) -> tuple[str, ...]:
+        return (self.gold, *self.other_golds)
 
 
 class EquivalenceEvaluator:
@@ -68,34 +79,64 @@ class EquivalenceEvaluator:
         self._grader = grader
 
     async def evaluate(self, submission: Submission, fresh: FreshSandbox, timeout_s: float) -> Score:
-        """Score an answer. Raises EvaluatorError if the gold answer or the judge's replies cannot be read."""
-        answer = final_answer(submission.answer, self._reference.pattern)
+        """Score an answer. Raises EvaluatorError if a gold answer or the judge's replies cannot be read."""
+        reference = self._reference
+        if not reference.rule:
+            return await self._score(final_answer(submission.answer, reference.pattern), submission.answer, timeout_s)
+        key = AnswerKey(reference.golds, tuple(reference.options), reference.pattern)
+        authors = RULES[reference.rule](submission.answer or "", key)
+        return with_authors(await self._beside(authors, submission.answer, timeout_s), authors)
+
+    async def _beside(self, authors: AuthorsScore, response: str | None, timeout_s: float) -> Score:
+        """Score what the authors take for the answer, by the farm's rules, which see less in it and more than theirs.
+
+        Where theirs finds none, or only a letter is asked for, the farm's own marks say what the answer is.
+        """
+        if self._reference.options:
+            of_pattern = final_answer(response, self._reference.pattern)
+            found = of_pattern if of_pattern.text else final_answer(response)
+            return await self._score(found, response, timeout_s, authors.answer or "")
+        marked = authors.answer or else_marked(self._reference.rule, response or "")
+        found = of_text(marked) if marked else final_answer(response)
+        of_words = self._reference.rule in OF_WORDS
+        if (of_words or authors.right) and any(same_words(found.text, gold) for gold in self._reference.golds):
+            return Score(1.0, {"answer": plain(found.text)[:_SHOWN], "rule": "equal words"})
+        if of_words:
+            return Score(0.0, {"answer": plain(found.text)[:_SHOWN], "rule": "other words"})
+        return await self._score(found, response, timeout_s)
+
+    async def _score(self, answer: FinalAnswer, response: str | None, timeout_s: float, else_letter: str = "") -> Score:
         shown = {"answer": plain(answer.text)[:_SHOWN]}
         if self._reference.options:
-            return self._choice(answer, submission.answer, shown)
-        candidate = answer.text or (submission.answer or "").strip() * (self._judge is not None)
+            return self._choice(answer, response, shown, else_letter)
+        candidate = answer.text or (response or "").strip() * (self._judge is not None)
         if not candidate:
             return Score(0.0, {**shown, "reason": "no answer is marked by \\boxed{} or a line `Answer:`"})
-        decided, why = (None, "") if not answer.text else await self._by_rules(answer.text, timeout_s)
-        if decided is None and self._judge is not None:
-            decision = await self._judge.equal(self._reference.request, self._reference.gold, candidate)
-            return Score(float(decision.equal), {**shown, "rule": "judge", "judge": decision.details})
-        return Score(float(bool(decided)), {**shown, "rule": why})
+        why = ""
+        for gold in self._reference.golds:
+            decided, why = (None, "") if not answer.text else await self._by_rules(answer.text, gold, timeout_s)
+            if decided:
+                return Score(1.0, {**shown, "rule": why})
+            if decided is None and self._judge is not None:
+                decision = await self._judge.equal(self._reference.request, gold, candidate)
+                if decision.equal or gold == self._reference.golds[-1]:
+                    return Score(float(decision.equal), {**shown, "rule": "judge", "judge": decision.details})
+        return Score(0.0, {**shown, "rule": why})
 
-    def _choice(self, answer: FinalAnswer, response: str | None, shown: dict[str, Any]) -> Score:
+    def _choice(self, answer: FinalAnswer, response: str | None, shown: dict[str, Any], else_letter: str) -> Score:
+        """Score the option that an answer names; `else_letter` is the authors' reading of one that names none."""
         reference = self._reference
-        if reference.strict:
-            text = plain(answer.text) if answer.marked else ""
-            letter, why = strictly_chosen(text, len(reference.options))
-        else:
-            # the scorers of such data sets look for a sentence in the last line
-            text = answer.text or ("" if reference.pattern else said(last_line(response)))
-            letter, why = chosen(text, reference.options) if text else ("", "no answer is marked")
-        return Score(float(letter == reference.gold), {**shown, "rule": "option", **({"reason": why} if why else {})})
+        # the scorers of such data sets look for a sentence in the last line
+        text = answer.text or ("" if reference.pattern else said(last_line(response)))
+        letter, why = chosen(text, reference.options) if text else ("", "no answer is marked")
+        if not letter and why in ("", NONE_NAMED, "no answer is marked"):
+            letter = else_letter
+        right = letter == reference.gold
+        return Score(float(right), {**shown, "rule": "option", **({"reason": why} if why else {})})
 
-    async def _by_rules(self, answer: str, timeout_s: float) -> tuple[bool | None, str]:
+    async def _by_rules(self, answer: str, gold: str, timeout_s: float) -> tuple[bool | None, str]:
         """Return whether it is equivalent, None if rules cannot tell, and the rule that decided."""
-        gold, answer = conventional(self._reference.gold), conventional(answer)
+        gold, answer = conventional(gold), conventional(answer)
         if not balanced(gold):
             raise EvaluatorError(f"the gold answer {gold[:100]!r} has braces that do not match, as no answer can have")
         if words(answer) == words(gold):
@@ -107,7 +148,9 @@ class EquivalenceEvaluator:
                 or (not ours[1] and self._judge is None)
                 or _same(measure(ours[1]), measure(theirs[1]))
             )
-            if same_unit and math.isclose(ours[0], theirs[0], rel_tol=1e-9):
+            whole = whole_number(gold), whole_number(answer)
+            equal = whole[0] == whole[1] if None not in whole else math.isclose(ours[0], theirs[0], rel_tol=1e-9)
+            if same_unit and equal:
                 return True, "equal number"
             if not ours[1] and not theirs[1] and not math.isclose(ours[0], theirs[0], rel_tol=_FAR, abs_tol=1e-12):
                 return False, "another number"

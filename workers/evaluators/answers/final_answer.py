@@ -1,4 +1,4 @@
-r"""The final answer of a response: its last `\boxed{...}`, else its last line `Answer: ...`, else a short text."""
+r"""The final answer of a response: the last box, `<answer>` tag or line `Answer: ...`, else a short text."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from workers.evaluators.answers.normal_text import without_end
 
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
 _ANSWER_LINE = re.compile(
-    r"^[ \t>*#_]*(?:the )?(?:final )?answer(?: is)?[ \t*_]*:[ \t*_]*(\S.*)$", re.IGNORECASE | re.M
+    r"^[^\w\n\\{$]{0,16}(?:the )?(?:final )?answer(?: is)?[ \t*_]*:[ \t*_]*(\S.*)$", re.IGNORECASE | re.M
 )
 _BRACE = re.compile(r"(?<!\\)[{}]")
 _MAX_BARE_CHARS = 200
@@ -38,14 +38,19 @@ def final_answer(response: str | None, pattern: str = "") -> FinalAnswer:
     if pattern:
         matches = list(re.finditer(pattern, text[-MAX_CHARS:]))
         return _marked(matches[-1].group(1 if matches[-1].re.groups else 0) or "") if matches else FinalAnswer()
-    if (boxed := last_box(text)) is not None:
-        return _marked(boxed)
-    if (tagged := answer_tags.last_tagged(text)) is not None:
-        return _marked(tagged.rstrip("*_ "))
-    if lines := _ANSWER_LINE.findall(text):
-        return _marked(lines[-1].strip().rstrip("*_ "))
+    found = [place for place in (_box_place(text), _tag_place(text), _line_place(text)) if place is not None]
+    if found:
+        # what is marked last counts; a box that is not closed was cut off, and what was said before is not the answer
+        _, answer = max(found, key=lambda place: place[0])
+        return FinalAnswer() if answer is None else _marked(answer)
     bare = text.strip()
     return FinalAnswer(bare) if len(bare) <= _MAX_BARE_CHARS and "\n" not in bare else FinalAnswer()
+
+
+def of_text(text: str) -> FinalAnswer:
+    """Return the answer that a text is which a scorer has found: the box in it, or all but typesetting around it."""
+    boxed = last_box(text)
+    return _marked(text.strip("*_` \t\n") if boxed is None else boxed)
 
 
 def last_line(response: str | None) -> str:
@@ -60,16 +65,33 @@ def _after_thoughts(response: str | None) -> str:
 
 
 def last_box(text: str) -> str | None:
-    """Return the contents of the last box whose braces are balanced, without boxes inside; None if there is none."""
+    """Return the contents of the last box, without boxes inside; None if there is none, or if it is not closed."""
+    place = _box_place(text)
+    return None if place is None else place[1]
+
+
+def _box_place(text: str) -> tuple[int, str | None] | None:
+    """Return where the last box begins that is in no other, and its contents; None for these if it is not closed."""
     closing = _closing_braces(text)
-    boxed, at = None, 0
+    found: tuple[int, str | None] | None = None
+    at = 0
     while match := _BOX.search(text, at):
         start, end = match.end(), closing.get(match.end() - 1)
         if end is None or end - start > MAX_CHARS:
-            at = start
+            found, at = (match.start(), None), start
             continue
-        boxed, at = text[start:end], end + 1
-    return None if boxed is None else _BOX.sub("{", boxed).strip()
+        found, at = (match.start(), _BOX.sub("{", text[start:end]).strip()), end + 1
+    return found
+
+
+def _tag_place(text: str) -> tuple[int, str | None] | None:
+    place = answer_tags.last_place(text)
+    return None if place is None else (place[0], text[slice(*place)].strip().rstrip("*_ "))
+
+
+def _line_place(text: str) -> tuple[int, str | None] | None:
+    last = next(reversed(list(_ANSWER_LINE.finditer(text))), None)
+    return None if last is None else (last.start(), last.group(1).strip().strip("`").rstrip("*_ "))
 
 
 def _closing_braces(text: str) -> dict[int, int]:

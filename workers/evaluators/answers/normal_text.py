@@ -22,6 +22,9 @@ _NUMBER = re.compile(
     r"([-+]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d*)?(?:e[-+]?\d+)?)(?:\s*(?:\\times|\\cdot|x|\*)\s*10\^\{?([-+]?\d+)\}?)?(.*)",
     re.IGNORECASE | re.DOTALL,
 )
+_WHOLE = re.compile(
+    r"([-+]?(?:\d{1,3}(?:,\d{3})+|\d+))(?![\d.,^*/]|\s*(?:\\times|\\cdot|x\b|\*|e[-+]?\d))", re.IGNORECASE
+)
 _UNIT = re.compile(r"(?:\\(?:mu|omega|ohm|degree|AA)|[a-zµμ°ω]{1,20})(?:\^\{?-?\d\}?|-?\d)?", re.IGNORECASE)
 _NO_UNITS = frozenset(
     {"or", "and", "not", "to", "but", "vee", "wedge", "lor", "land", "pm", "mp", "e", "pi", "i", "x", "n"}
@@ -35,6 +38,10 @@ _SHORT_WORDS = frozenset(
     | {"mon", "tue", "wed", "thu", "fri", "sat", "or", "in", "is", "it", "he", "she", "we", "us", "cat", "dog", "not"}
 )
 _QUOTES = str.maketrans("\u2018\u2019\u201c\u201d", "''\"\"")
+_ARTICLES = frozenset({"a", "an", "the"})
+_BETWEEN_WORDS = re.compile(r"(?<!\d)[^\w\s^=+*/<>|\\%](?!\d)")
+_SIGN = re.compile(r"[\d^_=+*/<>|\\%]")
+_TOKEN = re.compile(r"(?<![\w.])-?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|\d+(?:\.\d+)?|[^\W\d_]+|[\^_=+*/<>|\\%]")
 _LETTERS = re.compile(r"(?<!\\)(?<![^\W\d_])[^\W\d_]+")
 _FORMULA = re.compile(r"[0-9\\^_=+*/<>|(){}\[\]]")
 _STATEMENTS = re.compile(
@@ -70,6 +77,25 @@ def _folded(run: str, in_formula: bool) -> str:
     shortest = (6 if lower[0] == "m" else 4) if in_formula else 3
     is_word = len(run) >= shortest or (lower in _SHORT_WORDS and not in_formula)
     return lower if is_word else run
+
+
+def same_words(one: str, other: str) -> bool:
+    """Return whether two texts have the same numbers, signs and words, whatever punctuation stands between words.
+
+    Words are compared without their case, symbols and units with it.
+    """
+    return _tokens(one) == _tokens(other)
+
+
+def _tokens(text: str) -> list[str]:
+    text = _BETWEEN_WORDS.sub("", plain(text).translate(_QUOTES))
+    longest_symbol = 3 if _SIGN.search(text) else 1
+    tokens = []
+    for token in _TOKEN.findall(text):
+        token = token.replace(",", "")
+        if token.casefold() not in _ARTICLES:
+            tokens.append(token.casefold() if len(token) > longest_symbol else token)
+    return tokens
 
 
 def balanced(text: str) -> bool:
@@ -116,6 +142,12 @@ def has_words(text: str) -> bool:
     """Return whether an answer has words, whose letters a formula would multiply, in whatever order they stand."""
     found = _WORD.findall(_ENVIRONMENT.sub(" ", plain(text)))
     return any(word not in _FUNCTIONS for word in found) or plain(text).lower() in _SHORT_WORDS
+
+
+def whole_number(text: str) -> int | None:
+    """Return the value of a whole number that is written in digits, before a unit or none; None for others."""
+    match = _WHOLE.match(plain(text))
+    return int(match.group(1).replace(",", "")) if match else None
 
 
 def _is_unit(part: str) -> bool:

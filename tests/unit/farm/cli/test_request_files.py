@@ -11,7 +11,7 @@ import pytest
 
 from farm.cli.request_files import read_problems, read_request, read_rows_as, set_fields
 from farm.errors import FarmError, InvalidRequest
-from farm.records.request import BatchRequest
+from farm.records.request import BatchRequest, Instance
 
 ONE = b'{"data_source": "noop", "fields": {}}'
 READ: dict[str, tuple[bytes, list[int]]] = {
@@ -145,7 +145,9 @@ def test_rows_of_a_data_set_keep_their_numbers(tmp_path: Path) -> None:
     )
     rows, counted = read_rows_as(file, "columns", ["question=problem", "gold=answer"], "answer", True)
     assert counted == "3 rows, 1 repeats left out"
-    assert rows.instances[1] == {"data_source": "answer", "fields": {"question": "b", "gold": "2"}, "instance_id": ""}
+    fields = {"question": "b", "gold": "2"}
+    name = Instance(data_source="answer", fields=fields).digest[:16]
+    assert rows.instances[1] == {"data_source": "answer", "fields": fields, "instance_id": name}
     assert rows.placed("instances[1].fields.gold: too short") == f"{file}:3.fields.gold: too short"
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from farm.cli.request_files import for_rows
 from farm.errors import InvalidRequest
 from farm.records.request import BatchRequest
 from farm.rows import read_rows
@@ -24,6 +25,8 @@ MATH: dict[str, Any] = {
 TESTS = json.dumps({"inputs": ["1\n"], "outputs": ["2\n"]})
 SWE_ROW = {"instance_id": "a__b-1", "repo": "a/b"}
 ROWS = Path(__file__).parents[4] / "examples/data/swe"
+
+GYM = {"responses_create_params": {}, "expected_answer": "24", "question": "q"}
 
 
 def written(folder: Path, rows: list[Any], name: str = "rows.jsonl") -> Path:
@@ -45,12 +48,16 @@ def prompted(text: str, **columns: Any) -> dict[str, Any]:
         ("verl", {**MATH, "data_source": "own", "reward_model": {"ground_truth": TESTS}}, "programs", "own-0000"),
         ("verl", {**MATH, "data_source": "swe-gym", "instance": SWE_ROW}, "swe-bench", "a__b-1"),
         ("dapo", MATH, "answer", "own-0000"),
-        ("skyrl", {"prompt": "2+2", "env_class": "gsm8k", "reward_spec": {"ground_truth": "4"}}, "answer", ""),
-        ("skyrl", {"prompt": "x", "env_class": "lcb", "reward_spec": {"ground_truth": TESTS}}, "programs", ""),
-        ("skyrl", {"prompt": "x", "env_class": "search", "reward_spec": {"ground_truth": "y"}}, "environment", ""),
-        ("nemo-gym", {"responses_create_params": {}, "expected_answer": "24", "uuid": "u1"}, "answer", "u1"),
-        ("nemo-gym", {"responses_create_params": {}, "verifier_metadata": {"unit_tests": {}}}, "programs", ""),
-        ("nemo-gym", {"responses_create_params": {"metadata": {"instance_dict": "{}"}}}, "swe-bench", ""),
+        ("skyrl", {"prompt": "2+2", "env_class": "gsm8k", "reward_spec": {"ground_truth": "4"}}, "answer", None),
+        ("skyrl", {"prompt": "x", "env_class": "lcb", "reward_spec": {"ground_truth": TESTS}}, "programs", None),
+        ("skyrl", {"prompt": "x", "env_class": "search", "reward_spec": {"ground_truth": "y"}}, "environment", None),
+        ("nemo-gym", {**GYM, "agent_ref": {"name": "math_with_judge_simple_agent"}, "uuid": "u1"}, "answer", "u1"),
+        ("nemo-gym", {**GYM, "agent_ref": {"name": "simpleqa_hermes_agent"}, "uuid": "u1"}, "answer", "u1"),
+        ("nemo-gym", {**GYM, "options": [{"A": "1"}], "grading_mode": "lenient_boxed", "uuid": "u"}, "answer", "u"),
+        ("nemo-gym", {"responses_create_params": {}, "verifier_metadata": {"unit_tests": {}}}, "programs", None),
+        ("nemo-gym", {"responses_create_params": {"metadata": {"instance_dict": "{}"}}}, "swe-bench", None),
+        ("nemo-gym", {"FAIL_TO_PASS": [], "base_commit": "c", **SWE_ROW}, "swe-bench", "a__b-1"),
+        ("nemo-gym", {**GYM, "server": "reasoning_gym", "metadata": {"source_dataset": "x"}}, "math", None),
         ("swe-bench", SWE_ROW, "swe-bench", "a__b-1"),
         ("answer", {"problem": "1+1", "answer": "2", "id": 5}, "answer", "5"),
         ("programs", {"question_id": "q", "question_content": "x"}, "programs", "q"),
@@ -58,11 +65,13 @@ def prompted(text: str, **columns: Any) -> dict[str, Any]:
     ],
 )
 def test_forms_name_the_handler(
-    tmp_path: Path, form: str, row: dict[str, Any], data_source: str, instance_id: str
+    tmp_path: Path, form: str, row: dict[str, Any], data_source: str, instance_id: str | None
 ) -> None:
     rows = read_rows(written(tmp_path, [row]), form)
     (instance,) = rows.instances
-    assert (instance.data_source, instance.instance_id) == (data_source, instance_id)
+    # without a name of its own it has one by its content
+    name = instance.digest[:16] if instance_id is None else instance_id
+    assert (instance.data_source, instance.instance_id) == (data_source, name)
     assert rows.numbers == [1]
 
 
@@ -74,6 +83,25 @@ def test_rows_of_swe_and_skyrl_are_unwrapped(tmp_path: Path) -> None:
     assert fields["environment"] == "skyrl_gym"
     assert (fields["id"], fields["messages"]) == ("search", row["prompt"])
     assert fields["kwargs"] == {"extras": {"reward_spec": {"ground_truth": "y"}}}
+
+
+def test_columns_for_all_rows_are_for_those_that_lack_them(tmp_path: Path) -> None:
+    rows = [{"prompt": "2+2", "reward_spec": {"ground_truth": "4"}}, {"prompt": "x", "env_class": "search"}]
+    found = read_rows(written(tmp_path, rows), "skyrl", given={"env_class": "gsm8k"}).instances
+    assert [each.data_source for each in found] == ["answer", "environment"]
+    assert found[0].fields["env_class"] == "gsm8k"
+    assert for_rows("skyrl", ["env_class=gsm8k", "model=m"]) == ({"env_class": "gsm8k"}, ("model=m",))
+    assert for_rows("verl", ["env_class=gsm8k"]) == ({}, ("env_class=gsm8k",))
+    with pytest.raises(InvalidRequest, match="skyrl takes env_class for all rows"):
+        read_rows(written(tmp_path, rows), "skyrl", given={"server": "mcqa"})
+
+
+def test_servers_of_judges_name_one(tmp_path: Path) -> None:
+    row = {**GYM, "agent_ref": {"name": "physics_judge_simple_agent"}}
+    (instance,) = read_rows(written(tmp_path, [row]), "nemo-gym").instances
+    assert instance.fields["judge"] == {}
+    choice = {**GYM, "server": "mcqa", "options": [{"A": "1"}, {"B": "2"}]}
+    assert read_rows(written(tmp_path, [choice]), "nemo-gym").instances[0].fields["grading_mode"].startswith("strict")
 
 
 def test_all_wrong_rows_are_named_up_to_a_number(tmp_path: Path) -> None:
@@ -96,7 +124,17 @@ def test_all_wrong_rows_are_named_up_to_a_number(tmp_path: Path) -> None:
         ([MATH], "parchment", "there is no form 'parchment'; known are: verl, dapo"),
         ([MATH], "columns", "name the handler that takes the columns"),
         ([{"responses_create_params": {}, "agent_ref": {"name": "own"}}], "nemo-gym", "its agent is 'own'"),
-        ([{"prompt": "x"}], "skyrl", "has an `env_class`"),
+        ([{**GYM, "agent_ref": {"name": "graphwalks_simple_agent"}}], "nemo-gym", "'graphwalks_simple_agent'"),
+        ([{**GYM, "agent_ref": {"name": "lc_mcqa_agent"}}], "nemo-gym", "its agent is 'lc_mcqa_agent'"),
+        ([GYM], "nemo-gym", "--set server=math_with_judge"),
+        ([{**GYM, "server": "string_match", "extraction_mode": "last_line"}], "nemo-gym", "extraction_mode"),
+        (
+            [{**GYM, "server": "simpleqa", "responses_create_params": {"tools": [{"name": "search"}]}}],
+            "nemo-gym",
+            "it has tools of the server 'simpleqa'",
+        ),
+        ([{**GYM, "server": "reasoning_gym"}], "nemo-gym", "names its family"),
+        ([{"prompt": "x"}], "skyrl", "--set env_class=gsm8k"),
         ([{"answer": 10**30}], "answer", "64 bits"),
         (['{"a": 1, "a": 2}'], "answer", "'a' stands twice"),
     ],
@@ -124,7 +162,7 @@ def test_two_problems_of_one_index(tmp_path: Path) -> None:
         read_rows(path, "dapo")
     # without that rule they are two problems, known by their content
     rows = read_rows(path, "verl")
-    assert [each.instance_id for each in rows.instances] == ["", ""]
+    assert [each.instance_id for each in rows.instances] == [each.digest[:16] for each in rows.instances]
     BatchRequest(instances=tuple(rows.instances))
 
 

@@ -48,7 +48,7 @@ def test_the_policy_is_given_the_rows_own_prompt_and_never_the_gold_answer() -> 
             assert AnswerInstance.model_validate(instance.model_dump(mode="json")) == instance
     assert "B: 20 m" in str(handler.messages(instances("supergpqa")[0]))
     assert "24" not in str(handler.messages(instances("deepscaler")[0]))
-    assert instances("nemo_gym_mcqa")[0].strict
+    assert instances("nemo_gym_mcqa")[0].rule == "strict_single_letter_boxed"
 
 
 @pytest.mark.parametrize(
@@ -56,15 +56,24 @@ def test_the_policy_is_given_the_rows_own_prompt_and_never_the_gold_answer() -> 
     [
         ({"question": "q"}, "no gold answer"),
         ({"answer": "1"}, "no question"),
-        ({"question": "q", "answer": " "}, "no gold answer"),
-        ({"question": "q", "answer": True}, "no gold answer"),
+        ({"question": "q", "answer": " "}, "neither a text nor a number"),
+        ({"question": "q", "answer": True}, "neither a text nor a number"),
+        ({"question": "q", "answer": ["1", {"x": 1}]}, "neither a text nor a number"),
+        ({"question": "q", "answer": []}, "no gold answer"),
+        ({"question": "q", "answer": "1", "images": [{"bytes": "x"}]}, "`images`"),
+        ({"question": "q", "gold": "1", "rule": "no such"}, "no rule is called"),
+        ({"question": "q", "gold": "1", "rule": "lenient_boxed"}, "there are none"),
+        ({"prompt": [{"role": "user", "content": [{"type": "image_url"}]}], "label": "1"}, "type 'image_url'"),
+        ({"prompt": [{"role": "assistant", "content": "", "tool_calls": [{}]}], "label": "1"}, "calls a tool"),
+        ({"prompt": ["x"], "label": "1"}, "not an object"),
         ({"question": "q", "options": ["1", "2"], "answer": "3"}, "names none of the 2 options"),
         ({"question": "q", "gold": "Z", "options": ["1", "2"]}, "not the letter"),
         ({"question": "q", "gold": "1", "judge": {"n_votes": 2}}, "even number"),
         ({"question": "q", "gold": "1", "pattern": "(a+)+$"}, "repeats a repeat"),
         ({"question": "q", "gold": "1", "pattern": "("}, "no regular expression"),
         ({"question": "q", "gold": "1", "surprise": 1}, "surprise"),
-        ({"prompt": [{"role": "tool", "content": "x"}], "label": "1"}, "no role"),
+        ({"prompt": [{"role": "tool", "content": "x"}], "label": "1"}, "is a tool's"),
+        ({"prompt": [{"role": "critic", "content": "x"}], "label": "1"}, "no role"),
     ],
 )
 def test_bad_rows_are_refused(row: dict[str, Any], message: str) -> None:
@@ -76,6 +85,52 @@ def test_numbers_and_lists_of_one_are_gold_answers() -> None:
     assert AnswerInstance.model_validate({"problem": "q", "answer": 25}).gold == "25"
     row = {"prompt": "q", "reward_model": '{"ground_truth": ["#### 7"]}'}
     assert AnswerInstance.model_validate(row).gold == "7"
+
+
+@pytest.mark.parametrize(
+    ("row", "rule"),
+    [
+        ({"data_source": "openai/gsm8k", "reward_model": {"ground_truth": "72"}}, "gsm8k"),
+        ({"data_source": "me/my_GSM8K", "reward_model": {"ground_truth": "72"}}, "gsm8k"),
+        (
+            {"data_source": "DigitalLearningGmbH/MATH-lighteval", "reward_model": {"ground_truth": "72"}},
+            "hendrycks_math",
+        ),
+        ({"data_source": "math_dapo", "reward_model": {"ground_truth": "72"}}, "dapo"),
+        ({"data_source": "aime2024", "reward_model": {"ground_truth": "72"}}, "dapo"),
+        ({"data_source": "searchR1_nq", "reward_model": {"ground_truth": {"target": ["72"]}}}, "search_r1"),
+        ({"data_source": "another", "reward_model": {"ground_truth": "72"}}, ""),
+        ({"env_class": "gsm8k", "reward_model": {"ground_truth": "72"}}, "skyrl_gsm8k"),
+        ({"env_class": "aime", "reward_model": {"ground_truth": "72"}}, "skyrl_aime"),
+        ({"rule": "gsm8k_flexible", "answer": "72"}, "gsm8k_flexible"),
+        ({"answer": "72"}, ""),
+    ],
+)
+def test_a_row_names_the_rule_of_its_authors(row: dict[str, Any], rule: str) -> None:
+    assert AnswerInstance.model_validate({"prompt": "q", **row}).rule == rule
+
+
+@pytest.mark.parametrize(
+    ("given", "golds"),
+    [
+        ("It is 40 + 32 = <<40+32=72>>72.\n#### 72", ("72",)),
+        ('["42"]', ("42",)),
+        (["42", "42.0"], ("42", "42.0")),
+        ({"target": ["Obama", "Barack Obama"]}, ("Obama", "Barack Obama")),
+        ("[1, 2]", ("[1, 2]",)),
+        ("####", ("####",)),
+    ],
+)
+def test_gold_answers_are_taken_out_of_their_wrapping(given: Any, golds: tuple[str, ...]) -> None:
+    instance = AnswerInstance.model_validate({"prompt": "q", "reward_model": {"ground_truth": given}})
+    assert (instance.gold, *instance.other_golds) == golds
+
+
+def test_a_prompt_that_is_the_text_of_json_is_read() -> None:
+    prompt = '[{"role": "system", "content": "s"}, {"role": "user", "content": [{"type": "text", "text": "q"}]}]'
+    instance = AnswerInstance.model_validate({"prompt": prompt, "label": "1"})
+    assert instance.prompt == ({"role": "system", "content": "s"}, {"role": "user", "content": "q"})
+    assert AnswerInstance.model_validate({"prompt": "[{x}]", "label": "1"}).question == "[{x}]"
 
 
 def test_a_pattern_of_one_repeat_is_sound() -> None:

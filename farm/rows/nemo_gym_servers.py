@@ -1,0 +1,89 @@
+"""NeMo Gym's resource servers: whose rows can be played here, and what for, by the server that scores them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from farm.rows.row_sources import ANSWER, MATH, PROGRAMS, SWE
+
+_OPTIONS, _JUDGE = "options", "judge"
+_SERVERS: Mapping[str, tuple[str, str]] = {
+    **dict.fromkeys(("math_with_judge", "polymath"), (ANSWER, "")),
+    **dict.fromkeys(("mcqa", "gpqa_diamond"), (ANSWER, _OPTIONS)),
+    **dict.fromkeys(
+        ("math_with_autograder", "physics_judge", "ugphysics_judge", "simpleqa", "omniscience"), (ANSWER, _JUDGE)
+    ),
+    **dict.fromkeys(("frontierscience_judge", "equivalence_llm_judge"), (ANSWER, _JUDGE)),
+    "string_match": (ANSWER, ""),
+    "reasoning_gym": (MATH, ""),
+    "code_gen": (PROGRAMS, ""),
+    "swebench": (SWE, ""),
+}
+"""The data source for the rows of each server, and what its rows are: a choice of options, or for a judge."""
+_HARNESS = r"(?:_(?:simple|gymnasium|cline|codex|hermes|kilocode|openclaw|opencode|pi))?_agent"
+_STRICT = "strict_single_letter_boxed"
+_EXTRACTED = frozenset({"boxed", "final_answer"})
+
+
+def server_of(row: Mapping[str, Any]) -> str:
+    """Return the server that scores a row. Raises ValueError if it names none that is known, and no column shows it.
+
+    It is named by `server`, or by `agent_ref`, whose agents are called by their server and their harness.
+    """
+    parameters = row.get("responses_create_params") or {}
+    if "instance_dict" in (parameters.get("metadata") or {}) or ("FAIL_TO_PASS" in row and "base_commit" in row):
+        return "swebench"
+    agent = (row.get("agent_ref") or {}).get("name") or ""
+    named = str(row.get("server") or "") or next(
+        (server for server in _SERVERS if re.fullmatch(re.escape(server) + _HARNESS, agent)), agent
+    )
+    if named in _SERVERS:
+        return named
+    if not named and "unit_tests" in (row.get("verifier_metadata") or {}):
+        return "code_gen"
+    if not named and "options" in row and "grading_mode" in row:
+        return "mcqa"
+    if not named:
+        raise ValueError(
+            "it names no agent in `agent_ref`, by which its server is known: give the server, as in "
+            "--set server=math_with_judge"
+        )
+    raise ValueError(
+        f"its agent is {named!r}, and only that agent's server knows the score. Servers whose rows are read: "
+        f"{', '.join(_SERVERS)}; play others as data source `environment`"
+    )
+
+
+def data_source_of(row: Mapping[str, Any]) -> str:
+    """Return the data source that plays a row. Raises ValueError for one that would lack tools or its server's rule."""
+    server = server_of(row)
+    if (row.get("responses_create_params") or {}).get("tools"):
+        raise ValueError(f"it has tools of the server {server!r}, which the policy would lack: leave such rows out")
+    if server == "string_match" and row.get("extraction_mode", "final_answer") not in _EXTRACTED:
+        raise ValueError(
+            f"its extraction_mode is {row.get('extraction_mode')!r}; of string_match, rows with "
+            f"{' and '.join(sorted(_EXTRACTED))} are read"
+        )
+    return _SERVERS[server][0]
+
+
+def fields_of(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the columns of a row for its handler, with what its server has by default."""
+    data_source, kind = _SERVERS[server_of(row)]
+    if data_source == MATH:
+        metadata = row.get("metadata") or {}
+        if "source_dataset" not in metadata:
+            raise ValueError("a row of reasoning_gym names its family in `metadata.source_dataset`; this one does not")
+        return {
+            "family": metadata["source_dataset"],
+            **{name: row.get(name) for name in ("question", "answer")},
+            "metadata": metadata,
+        }
+    result = {name: value for name, value in row.items() if name not in ("server", "agent_ref")}
+    if kind == _OPTIONS:
+        result.setdefault("grading_mode", _STRICT)
+    if kind == _JUDGE:
+        result.setdefault("judge", {})
+    return result

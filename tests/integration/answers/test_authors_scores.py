@@ -1,0 +1,90 @@
+"""Rows of data sets, read as they are, have the farm's score and their authors', of which the batch chooses."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from farm.errors import EvaluatorError
+from farm.rows import read_rows
+from tests.integration.answers.conftest import no_sandbox
+from workers import plugin_values
+from workers.handlers.answer_handler import AnswerHandler, AnswerInstance
+from workers.interfaces import Score, Submission
+
+ASKED = 'Let\'s think step by step and output the final answer after "####".'
+VERL = {
+    "data_source": "openai/gsm8k",
+    "prompt": [{"role": "user", "content": f"Natalia sold 48 clips, and then half as many. How many in all? {ASKED}"}],
+    "reward_model": {"style": "rule", "ground_truth": "72"},
+    "extra_info": {"split": "train", "index": 0},
+}
+SKYRL = {"prompt": VERL["prompt"], "reward_spec": {"method": "rule", "ground_truth": "72"}}
+RAW = {"question": "How many in all?", "answer": "48 + 24 = <<48+24=72>>72 clips.\n#### 72"}
+DAPO = {**VERL, "data_source": "math_dapo"}
+SEARCH = {**VERL, "data_source": "searchR1_nq", "reward_model": {"ground_truth": {"target": ["Obama", "Barack Obama"]}}}
+CHOICE = {
+    "responses_create_params": {"input": [{"role": "user", "content": "Which?"}]},
+    "agent_ref": {"name": "mcqa_simple_agent"},
+    "options": [{"A": "10 m"}, {"B": "20 m"}],
+    "expected_answer": "B",
+}
+
+
+def scored(folder: Path, form: str, row: dict[str, Any], response: str, rule: str = "", **given: str) -> Score:
+    path = folder / "rows.jsonl"
+    path.write_text(json.dumps(row))
+    (instance,) = read_rows(path, form, given=given).instances
+    evaluator = AnswerHandler().evaluator(AnswerInstance.model_validate(instance.fields))
+    found = asyncio.run(evaluator.evaluate(Submission(answer=response), no_sandbox, 240.0))
+    return plugin_values.score(found, "an evaluator", rule)
+
+
+@pytest.mark.parametrize(
+    ("form", "row", "response", "farm", "authors"),
+    [
+        ("verl", VERL, "48 + 24 = 72\n#### 72", 1.0, 1.0),
+        ("verl", VERL, "#### 72\nThat is all.", 1.0, 1.0),
+        ("verl", VERL, "#### $72", 1.0, 0.0),
+        ("verl", VERL, "#### 71", 0.0, 0.0),
+        ("verl", VERL, "\\boxed{72}", 1.0, 0.0),
+        ("verl", VERL, "", 0.0, 0.0),
+        ("skyrl", SKYRL, "#### 72", 1.0, 1.0),
+        ("verl", DAPO, "\\boxed{7}\nAnswer: $72$", 1.0, 1.0),
+        ("verl", DAPO, "Answer: 71", 0.0, -1.0),
+        ("verl", DAPO, "\\boxed{72}\nAnswer: 71", 0.0, -1.0),
+        ("verl", DAPO, "Answer: 72 km", 1.0, 1.0),
+        ("verl", SEARCH, "<answer>the barack obama!</answer>", 1.0, 1.0),
+        ("verl", SEARCH, "<answer>Michelle Obama</answer>", 0.0, 0.0),
+        ("nemo-gym", CHOICE, "\\boxed{\\text{B}}", 1.0, 1.0),
+        ("nemo-gym", CHOICE, "\\boxed{20 m}", 1.0, 0.0),
+        ("nemo-gym", CHOICE, "\\boxed{B: 10 m}", 0.0, 1.0),
+    ],
+)
+def test_both_scores_are_given(
+    tmp_path: Path, form: str, row: dict[str, Any], response: str, farm: float, authors: float
+) -> None:
+    given = {"env_class": "gsm8k"} if form == "skyrl" else {}
+    score = scored(tmp_path, form, row, response, **given)
+    assert (score.value, score.rewards) == (farm, {"farm": farm, "authors": authors})
+    assert score.details["authors"]["score"] == authors
+    assert score.details.get("differs", False) is (farm != max(authors, 0.0))
+    assert scored(tmp_path, form, row, response, "authors", **given).value == authors
+
+
+def test_a_row_without_authors_has_the_farm_s_score_alone(tmp_path: Path) -> None:
+    assert scored(tmp_path, "answer", RAW, "\\boxed{72}") == Score(1.0, {"answer": "72", "rule": "equal text"})
+    with pytest.raises(EvaluatorError, match="gave no reward 'authors', which the batch counts"):
+        scored(tmp_path, "answer", RAW, "\\boxed{72}", "authors")
+
+
+def test_whole_numbers_are_compared_as_whole_numbers(tmp_path: Path) -> None:
+    row = {"question": "q", "answer": "1000000007"}
+    assert scored(tmp_path, "answer", row, "\\boxed{1,000,000,007}").value == 1.0
+    assert scored(tmp_path, "answer", row, "\\boxed{1000000008}").value == 0.0
+    assert scored(tmp_path, "answer", row, "\\boxed{1000000008 apples}").value == 0.0
+    assert scored(tmp_path, "answer", row, "\\boxed{1000000007.0}").value == 1.0

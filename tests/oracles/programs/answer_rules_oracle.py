@@ -1,0 +1,100 @@
+"""Scores of answers by the scorers of verl, skyrl_gym and NeMo Gym: `answer_rules_oracle.py scores < CASES`.
+
+Their modules are imported without the packages around them, which would import what trains and serves models. Of NeMo
+Gym's server the functions are run, and its `verify`, without the server.
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import contextlib
+import io
+import json
+import re
+import sys
+import types
+import unicodedata
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Optional
+
+for name in ("verl", "skyrl_gym"):
+    spec = find_spec(name)
+    assert spec is not None
+    assert spec.submodule_search_locations is not None
+    root = Path(spec.submodule_search_locations[0])
+    for package in (name, *(f"{name}.{inner}" for inner in ("utils", "utils.reward_score", "envs"))):
+        module = types.ModuleType(package)
+        module.__path__ = [str(root.joinpath(*package.split(".")[1:]))]
+        sys.modules[package] = module
+
+
+def functions(path: Path, method: str) -> dict[str, Any]:
+    """Return the constants and functions of a module that is not imported, and one method, as a function."""
+    tree = ast.parse(path.read_text())
+    kept = [node for node in tree.body if isinstance(node, ast.Assign | ast.FunctionDef)]
+    inner = [node for node in ast.walk(tree) if isinstance(node, ast.AsyncFunctionDef) and node.name == method]
+    for node in inner:
+        node.returns = None
+        for argument in node.args.args:
+            argument.annotation = None
+    scope: dict[str, Any] = {
+        "re": re,
+        "unicodedata": unicodedata,
+        "Any": Any,
+        "Optional": Optional,
+        "MCQAVerifyResponse": SimpleNamespace,
+    }
+    exec(compile(ast.Module([*kept, *inner], []), str(path), "exec"), scope)
+    return scope
+
+
+def of_mcqa(case: dict[str, Any]) -> float:
+    letters = "ABCDEFGHIJ"
+    body = SimpleNamespace(
+        options=[{letters[at]: text} for at, text in enumerate(case["options"])],
+        expected_answer=case["golds"][0],
+        grading_mode=case["rule"],
+        template_metadata={"output_regex": case["pattern"]} if case["pattern"] else None,
+        response=SimpleNamespace(output_text=case["response"]),
+        model_dump=lambda exclude: {},
+    )
+    server = SimpleNamespace(config=SimpleNamespace(grading_mode=None))
+    return float(asyncio.run(MCQA["verify"](server, body)).reward)
+
+
+gsm8k = import_module("verl.utils.reward_score.gsm8k")
+math_dapo = import_module("verl.utils.reward_score.math_dapo")
+math_reward = import_module("verl.utils.reward_score.math_reward")
+search_r1 = import_module("verl.utils.reward_score.search_r1_like_qa_em")
+skyrl_gsm8k = import_module("skyrl_gym.envs.gsm8k.utils")
+skyrl_aime = import_module("skyrl_gym.envs.aime.utils")
+skyrl_search = import_module("skyrl_gym.envs.search.utils")
+servers = find_spec("resources_servers")
+assert servers is not None
+assert servers.submodule_search_locations is not None
+MCQA = functions(Path(servers.submodule_search_locations[0]) / "mcqa" / "app.py", "verify")
+SCORERS = {
+    "gsm8k": lambda case: gsm8k.compute_score(case["response"], case["golds"][0]),
+    "gsm8k_flexible": lambda case: gsm8k.compute_score(case["response"], case["golds"][0], method="flexible"),
+    "skyrl_gsm8k": lambda case: skyrl_gsm8k.compute_score(case["response"], case["golds"][0]),
+    "dapo": lambda case: math_dapo.compute_score(case["response"], case["golds"][0])["score"],
+    "skyrl_aime": lambda case: skyrl_aime.compute_score(case["response"], case["golds"][0])["score"],
+    "hendrycks_math": lambda case: math_reward.compute_score(case["response"], case["golds"][0]),
+    "search_r1": lambda case: search_r1.compute_score(case["response"], {"target": case["golds"]}),
+    "skyrl_search": lambda case: skyrl_search.compute_score(case["response"], {"target": case["golds"]}),
+}
+
+
+def main() -> None:
+    answers = {}
+    for name, case in json.load(sys.stdin)["cases"].items():
+        with contextlib.redirect_stdout(io.StringIO()):
+            answers[name] = {"value": float(SCORERS.get(case["rule"], of_mcqa)(case))}
+    json.dump(answers, sys.stdout)
+
+
+main()

@@ -1,0 +1,24 @@
+"""The last box of a text, as authors' scorers look for it: from its last mark on, up to the brace that closes it."""
+
+from __future__ import annotations
+
+import re
+
+BOX = "\\boxed{"
+_BRACE = re.compile(r"[{}]")
+
+
+def last_box(text: str) -> str | None:
+    """Return the contents of the last box; None if there is none, or if it is not closed. Escaped braces count."""
+    start = text.rfind(BOX)
+    return None if start < 0 else box_at(text, start)
+
+
+def box_at(text: str, start: int) -> str | None:
+    """Return the contents of the box that begins at a place; None if it is not closed."""
+    depth = 0
+    for brace in _BRACE.finditer(text, start):
+        depth += 1 if brace.group() == "{" else -1
+        if depth == 0:
+            return text[start + len(BOX) : brace.start()]
+    return None

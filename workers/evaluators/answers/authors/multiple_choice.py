@@ -1,0 +1,136 @@
+r"""Multiple choice of NeMo Gym's server `mcqa`: the letter in the last box, an option's text there, or after `Answer:`.
+
+Its `grading_mode` chooses; a pattern of the row, `template_metadata.output_regex`, is tried before it.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Callable
+from itertools import pairwise
+
+from workers.evaluators.answers.authors.answer_key import MAX_CHARS, PATTERN_CHARS, AnswerKey, AuthorsRule
+from workers.evaluators.answers.authors.boxes import last_box
+from workers.evaluators.answers.choices import LETTERS
+from workers.evaluators.authors_score import AuthorsScore
+
+_LETTER_ALONE = re.compile(r"^[^A-Za-z]*([A-Z])[^A-Za-z]*$")
+_LETTER_FIRST = re.compile(r"^\s*([A-Z])\s*[:).\-]")
+_ANSWER = re.compile(r"(?i)answer\s*:\s*(.+)")
+_ANSWER_IN_MARKDOWN = re.compile(r"(?im)[*_]{0,2}Answer[*_]{0,2}\s*:[*_\s]{0,2}(.+)")
+_TEXT = "\\text{"
+_LETTER = re.compile(r"(?<![A-Za-z])([A-Za-z])(?![A-Za-z])")
+_FIRST = re.compile(r"^([a-zA-Z])(?![a-zA-Z0-9])")
+_STANDALONE = re.compile(r"\b[A-Z]\b")
+_BETWEEN_CHOICES = re.compile(r"(?:\s*[/|&,;]\s*|\s+(?:or|and)\s+|\s+)", re.IGNORECASE)
+_OTHER_LETTERS = {
+    **dict(zip("\u0623\u0628\u062c\u062f", "ABCD", strict=True)),
+    **dict(zip("\u0985\u09ac\u09a1\u09a2", "ABCD", strict=True)),
+}
+"""Letters of options in Arabic and in Bengali."""
+_AS_LATIN = str.maketrans({letter: f" {latin}" for letter, latin in _OTHER_LETTERS.items()})
+
+
+def _mode(name: str, chosen: Callable[[str, AnswerKey], str | None]) -> AuthorsRule:
+    def rule(response: str, key: AnswerKey) -> AuthorsScore:
+        text = response[-MAX_CHARS:].strip()
+        letter = (_by_pattern(text, key) if key.pattern else None) or chosen(text, key)
+        right = letter is not None and letter == key.gold
+        return AuthorsScore(name, float(right), right, letter)
+
+    return rule
+
+
+def _boxed_letter(text: str, key: AnswerKey) -> str | None:
+    inner = last_box(text)
+    if inner is None:
+        return None
+    inner = _without_text(inner.strip())
+    match = _LETTER_ALONE.match(inner) or _LETTER_FIRST.match(inner)
+    return match.group(1) if match and match.group(1) in LETTERS[: len(key.options)] else None
+
+
+def _boxed_letter_or_text(text: str, key: AnswerKey) -> str | None:
+    if letter := _boxed_letter(text, key):
+        return letter
+    inner = (last_box(text) or "").strip()
+    candidates = [_folded(inner), _folded(_without_text(inner))]
+    options = [(letter, _folded(option)) for letter, option in zip(LETTERS, key.options, strict=False)]
+    named = {letter for letter, option in options if option and any(option in each for each in candidates)}
+    return named.pop() if len(named) == 1 else None
+
+
+def _after_answer(text: str, key: AnswerKey) -> str | None:
+    match = _ANSWER.search(text)
+    candidate = _without_text(match.group(1)).strip() if match else ""
+    letters = LETTERS[: len(key.options)]
+    if len(candidate) == 1 and candidate.isalpha() and candidate.upper() in letters:
+        return candidate.upper()
+    options = zip(letters, key.options, strict=True)
+    return next((each for each, option in options if match and _folded(option) == _folded(candidate)), None)
+
+
+def _after_answer_in_markdown(text: str, key: AnswerKey) -> str | None:
+    letters = LETTERS[: len(key.options)]
+    lines = _ANSWER_IN_MARKDOWN.findall(unicodedata.normalize("NFKC", text))
+    found = (_letter_of(candidate, letters) for candidate in reversed(lines))
+    return next((letter for letter in found if letter), None)
+
+
+def _letter_of(text: str, letters: str) -> str | None:
+    text = _with_latin_letters(text).strip("*_` \t\n\r.,;:")
+    if _lists_choices(text, letters):
+        return None
+    if len(text) == 1:
+        letter = text
+    elif first := _FIRST.match(text):
+        letter = first.group(1)
+    else:
+        letter = next(reversed(_STANDALONE.findall(text)), "")
+    return letter.upper() if letter and letter.upper() in letters else None
+
+
+def _lists_choices(text: str, letters: str) -> bool:
+    found = [match for match in _LETTER.finditer(text) if match.group().upper() in letters]
+    return any(
+        one.group().upper() != other.group().upper() and _BETWEEN_CHOICES.fullmatch(text, one.end(), other.start())
+        for one, other in pairwise(found)
+    )
+
+
+def _by_pattern(text: str, key: AnswerKey) -> str | None:
+    """Return what a row's own pattern finds: any letter, or the option of its text."""
+    found = re.findall(key.pattern, text[-PATTERN_CHARS:], re.IGNORECASE)
+    if not found:
+        return None
+    # of several groups theirs has a tuple, and fails
+    captured = found[-1] if isinstance(found[-1], str) else ""
+    captured = _with_latin_letters(captured.strip()).upper()
+    if len(captured) == 1 and captured.isalpha():
+        return captured
+    options = zip(LETTERS, key.options, strict=False)
+    return next((letter for letter, option in options if _folded(option) == _folded(captured)), None)
+
+
+def _with_latin_letters(text: str) -> str:
+    return unicodedata.normalize("NFKC", text).translate(_AS_LATIN).strip()
+
+
+def _without_text(text: str) -> str:
+    while text.startswith(_TEXT) and text.endswith("}"):
+        text = text[len(_TEXT) : -1].strip()
+    return text
+
+
+def _folded(text: str) -> str:
+    return " ".join(text.lower().split())
+
+
+MODES = {
+    "strict_single_letter_boxed": _mode("strict_single_letter_boxed", _boxed_letter),
+    "lenient_boxed": _mode("lenient_boxed", _boxed_letter_or_text),
+    "lenient_answer_colon": _mode("lenient_answer_colon", _after_answer),
+    "lenient_answer_colon_md": _mode("lenient_answer_colon_md", _after_answer_in_markdown),
+}
+"""By the names that rows give in `grading_mode`."""

@@ -1,0 +1,51 @@
+"""The scorers by name, and which one a row's source has by default."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from workers.evaluators.answers.authors import dapo, gsm8k, hendrycks_math, search_r1
+from workers.evaluators.answers.authors.answer_key import AuthorsRule
+from workers.evaluators.answers.authors.multiple_choice import MODES
+
+RULES: Mapping[str, AuthorsRule] = {
+    "gsm8k": gsm8k.strict,
+    "gsm8k_flexible": gsm8k.flexible,
+    "skyrl_gsm8k": gsm8k.strict_of_skyrl,
+    "dapo": dapo.line,
+    "skyrl_aime": dapo.line_of_skyrl,
+    "hendrycks_math": hendrycks_math.boxed,
+    "search_r1": search_r1.exact,
+    "skyrl_search": search_r1.exact_of_skyrl,
+    **MODES,
+}
+OF_WORDS = frozenset({"search_r1", "skyrl_search"})
+"""Rules whose answers are names and facts, which the farm compares as words: `1990s` are no seconds."""
+_ELSE_MARKED = dict.fromkeys(("gsm8k", "skyrl_gsm8k", "gsm8k_flexible"), gsm8k.last_marked_line)
+_OF_SOURCES = {
+    "openai/gsm8k": "gsm8k",
+    **dict.fromkeys(
+        ("lighteval/math", "digitallearninggmbh/math-lighteval", "huggingfaceh4/math-500"), "hendrycks_math"
+    ),
+    **dict.fromkeys(("math_dapo", "math", "math_dapo_reasoning"), "dapo"),
+}
+_BEGINNINGS = {"aime": "dapo", "searchr1_": "search_r1"}
+_OF_ENVIRONMENTS = {"gsm8k": "skyrl_gsm8k", "aime": "skyrl_aime"}
+
+
+def else_marked(rule: str, response: str) -> str | None:
+    """Return the answer that a response marks as a rule asks for, where its scorer cannot read it; None for none."""
+    find = _ELSE_MARKED.get(rule)
+    return None if find is None else find(response)
+
+
+def rule_of_source(data_source: str) -> str:
+    """Return the rule that verl's `default_compute_score` has for a source; empty if it has none, or another kind."""
+    name = data_source.lower()
+    of_beginning = (rule for beginning, rule in _BEGINNINGS.items() if name.startswith(beginning))
+    return _OF_SOURCES.get(name) or next(of_beginning, "gsm8k" if "gsm8k" in name else "")
+
+
+def rule_of_environment(env_class: str) -> str:
+    """Return the rule of an environment of skyrl_gym that scores one answer; empty for others."""
+    return _OF_ENVIRONMENTS.get(env_class, "")
