@@ -32,6 +32,7 @@ _SHOWN = 5
 @click.option("--name", help="The evaluation's name. Default: by what it plays, and the version of the weights.")
 @click.option("--request", "request_file", type=_FILE, help="Other fields of farm.BatchRequest, YAML or JSON.")
 @click.option("--set", "fields", multiple=True, metavar="NAME=VALUE", help="A field of it, such as sampling.top_p=0.9.")
+@click.option("--as", "form", metavar="FORM", help="FILE has rows of a data set, as for `farm submit`.")
 @click.option("--temperature", type=float, help="[default: 1.0]")
 @click.option("--solved-at", type=float, default=1.0, show_default=True, help="The least reward that is a pass.")
 @click.option("--compare", "other", metavar="REPORT|BATCH", help="Another evaluation: its JSON report, or its batch.")
@@ -47,6 +48,7 @@ def eval(
     name: str | None,
     request_file: Path | None,
     fields: tuple[str, ...],
+    form: str | None,
     temperature: float | None,
     solved_at: float,
     other: str | None,
@@ -66,17 +68,23 @@ def eval(
     from farm.evaluation.comparison import compare
     from farm.evaluation.evaluation_report import report_of
     from farm.evaluation.evaluation_run import evaluation_request
+    from farm.evaluation.named_rewards import named_rewards
 
     if output is not None:
         check_writable(output)
     request = {} if request_file is None else request_files.read_request(request_file)
     if "instances" in request:
         raise InvalidRequest(f"{request_file} has instances too: give one of the two", field=str(file))
+    if form is None:
+        problems = request_files.read_problems(file)
+    else:
+        given, fields = request_files.for_rows(form, fields)
+        problems, counted = request_files.read_rows_as(file, form, (), "", None, given)
+        click.echo(counted, err=True)
     request_files.set_fields(request, fields)
     request |= {"n_samples": n_samples} | ({} if model is None else {"model": model})
     if temperature is not None and isinstance(sampling := request.setdefault("sampling", {}), dict):
         sampling["temperature"] = temperature
-    problems = request_files.read_problems(file)
     # what is written to stdout is for programs
     progress = Console(stderr=True)
     with connected(url) as farm:
@@ -92,9 +100,11 @@ def eval(
         known = None if other is None else _other(farm, other, solved_at)
         display.watch(farm, batch_id, progress, timeout_s=timeout_s)
         shown = str(asked.idempotency_key).removeprefix("eval:")
+        rollouts = farm.rollouts(batch_id)
         report = report_of(
-            farm.rollouts(batch_id),
+            rollouts,
             n_samples=n_samples,
+            named=named_rewards(farm, rollouts),
             name=shown,
             batch_id=batch_id,
             model=asked.model,
@@ -154,13 +164,19 @@ def _print(report: EvaluationReport, comparison: Comparison | None) -> None:
 
 
 def scores_table(report: EvaluationReport) -> Table:
-    """Return a line for each data source: avg@k and pass@j, each with its interval."""
+    """Return a line for each data source: avg@k and pass@j, and avg@k of rewards by name, each with its interval."""
     passes = list(next(iter(report.sources.values())).passed)
+    named = sorted({name for source in report.sources.values() for name in source.named})
     rows = [
-        [name, str(source.n_instances), _interval(source.average), *(_interval(source.passed[j]) for j in passes)]
+        [
+            *(name, str(source.n_instances), _interval(source.average)),
+            *(_interval(source.passed[j]) for j in passes),
+            *(_interval(source.named.get(each)) for each in named),
+        ]
         for name, source in report.sources.items()
     ]
-    columns = ["data_source", "instances", f"avg@{report.n_samples}", *(f"pass@{j}" for j in passes)]
+    averages = [f"{name}: avg@{report.n_samples}" for name in named]
+    columns = ["data_source", "instances", f"avg@{report.n_samples}", *(f"pass@{j}" for j in passes), *averages]
     return _table(f"{report.name}: batch {report.batch_id}, 95 % intervals by bootstrap over instances", columns, rows)
 
 

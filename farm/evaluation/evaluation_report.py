@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from statistics import fmean
 from typing import Any
 
 from pydantic import BaseModel, Field, FiniteFloat, ValidationError
 
 from farm.errors import InvalidRequest
-from farm.evaluation.instance_scores import InstanceScores, scores_of
+from farm.evaluation.instance_scores import NO_NAMES, InstanceScores, scores_of
+from farm.evaluation.named_rewards import NamedRewards
 from farm.evaluation.resampling import Estimate, estimate
 from farm.records.rollout import Rollout, State
 
@@ -23,7 +25,8 @@ class SourceReport:
     """One data source. `n_short` of its instances have fewer than k scored samples, `n_unscored` of these none.
 
     `average` is the mean over instances of their mean reward, and `passed` pass@j by j, over instances with j scored
-    samples or more; None where there is no such instance.
+    samples or more; None where there is no such instance. `named` has the average of each reward by name, where
+    evaluators give several.
     """
 
     n_instances: int
@@ -31,6 +34,7 @@ class SourceReport:
     n_unscored: int
     average: Estimate | None
     passed: dict[int, Estimate | None]
+    named: dict[str, Estimate | None] = field(default_factory=dict)
 
 
 class _StoredScores(BaseModel):
@@ -40,6 +44,7 @@ class _StoredScores(BaseModel):
     instance_id: str
     rewards: list[FiniteFloat]
     n_unscored: int = Field(ge=0)
+    named: dict[str, list[FiniteFloat]] = Field(default_factory=dict)
 
 
 class _StoredReport(BaseModel):
@@ -92,7 +97,13 @@ class EvaluationReport:
             where = ".".join(map(str, first["loc"])) or "it"
             raise InvalidRequest(f"it is no report of `farm eval`: {where}: {first['msg']}", field=place) from None
         instances = [
-            InstanceScores(each.data_source, each.instance_id, tuple(each.rewards), each.n_unscored)
+            InstanceScores(
+                each.data_source,
+                each.instance_id,
+                tuple(each.rewards),
+                each.n_unscored,
+                {name: tuple(rewards) for name, rewards in each.named.items()},
+            )
             for each in stored.instances
         ]
         if twice := [key for key, n in Counter(each.key for each in instances).items() if n > 1]:
@@ -112,9 +123,10 @@ def report_of(
     batch_id: str = "",
     model: str = "",
     solved_at: float = 1.0,
+    named: NamedRewards = NO_NAMES,
 ) -> EvaluationReport:
-    """Return the report of rollouts that have ended; `n_samples` is the k of avg@k."""
-    instances = scores_of(rollouts)
+    """Return the report of rollouts that have ended; `n_samples` is the k of avg@k, `named` are rewards by name."""
+    instances = scores_of(rollouts, named)
     unscored: defaultdict[str, list[str]] = defaultdict(list)
     for rollout in rollouts:
         if not rollout.trainable:
@@ -149,6 +161,10 @@ def _source(instances: Sequence[InstanceScores], k: int, solved_at: float) -> So
         passed={
             j: estimate([each.passed(j, solved_at) for each in instances if len(each.rewards) >= j])
             for j in powers_up_to(k)
+        },
+        named={
+            name: estimate([fmean(each.named[name]) for each in instances if each.named.get(name)])
+            for name in sorted({name for each in instances for name in each.named})
         },
     )
 

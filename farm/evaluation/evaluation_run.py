@@ -11,6 +11,7 @@ from farm.client.farm import Farm
 from farm.client.request_checks import checked_request
 from farm.errors import InvalidRequest
 from farm.evaluation.evaluation_report import EvaluationReport, report_of
+from farm.evaluation.named_rewards import named_rewards
 from farm.records.request import BatchRequest, Instance
 from farm.records.training_run import check_run
 
@@ -63,4 +64,6 @@ def evaluate(
     client.wait(batch_id, timeout_s)
     shown = (asked.idempotency_key or "").removeprefix("eval:")
     named = {"name": shown, "batch_id": batch_id, "model": asked.model}
-    return report_of(client.rollouts(batch_id), n_samples=n_samples, solved_at=solved_at, **named)
+    rollouts = client.rollouts(batch_id)
+    by_name = named_rewards(client, rollouts)
+    return report_of(rollouts, n_samples=n_samples, solved_at=solved_at, named=by_name, **named)

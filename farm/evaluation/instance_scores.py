@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
+from farm.evaluation.named_rewards import NamedRewards
 from farm.evaluation.pass_at_k import pass_at_k
 from farm.records.rollout import Rollout
+
+NO_NAMES: NamedRewards = {}
 
 
 @dataclass(frozen=True, slots=True)
 class InstanceScores:
-    """The rewards of an instance's scored samples, by sample; `n_unscored` more have none."""
+    """The rewards of an instance's scored samples, by sample; `n_unscored` more have none.
+
+    `named` are those by name of samples whose evaluator gives several.
+    """
 
     data_source: str
     instance_id: str
     rewards: tuple[float, ...]
     n_unscored: int = 0
+    named: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
     @property
     def key(self) -> tuple[str, str]:
@@ -32,7 +39,7 @@ class InstanceScores:
         return pass_at_k(len(self.rewards), sum(reward >= solved_at for reward in self.rewards), k)
 
 
-def scores_of(rollouts: Iterable[Rollout]) -> list[InstanceScores]:
+def scores_of(rollouts: Iterable[Rollout], named: NamedRewards = NO_NAMES) -> list[InstanceScores]:
     """Return the scores of each instance, in the order in which they come first.
 
     Groups of one instance count as one, with all their samples; a group without a name stands for itself.
@@ -43,5 +50,13 @@ def scores_of(rollouts: Iterable[Rollout]) -> list[InstanceScores]:
     result = []
     for (source, name), samples in members.items():
         rewards = tuple(each.reward for each in samples if each.trainable and each.reward is not None)
-        result.append(InstanceScores(source, name, rewards, len(samples) - len(rewards)))
+        result.append(InstanceScores(source, name, rewards, len(samples) - len(rewards), _by_name(samples, named)))
     return result
+
+
+def _by_name(samples: Iterable[Rollout], named: NamedRewards) -> dict[str, tuple[float, ...]]:
+    result: defaultdict[str, list[float]] = defaultdict(list)
+    for sample in samples:
+        for name, reward in named.get(sample.rollout_id, {}).items():
+            result[name].append(reward)
+    return {name: tuple(rewards) for name, rewards in result.items()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from math import comb
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from rich.console import Console
@@ -15,8 +15,9 @@ from farm.errors import InvalidRequest
 from farm.evaluation import EvaluationReport, compare, pass_at_k, report_of
 from farm.evaluation.evaluation_report import powers_up_to, short_instances
 from farm.evaluation.evaluation_run import evaluation_request
+from farm.evaluation.named_rewards import named_rewards
 from farm.evaluation.resampling import estimate, sign_flip_test
-from farm.records.rollout import Failure, Outcome, Rollout, Stage, State
+from farm.records.rollout import Failure, Outcome, Reward, Rollout, Stage, State
 
 BROKEN = None
 
@@ -139,6 +140,29 @@ def test_samples_of_one_instance_in_two_groups_count_together() -> None:
     (scores,) = report_of(twice, n_samples=4).instances
     assert scores.rewards == (1.0, 0.0, 0.0, 0.0)
     assert scores.passed(2, 1.0) == pytest.approx(1 / 2)
+
+
+def test_rewards_by_name_are_averaged_too() -> None:
+    class Scores:
+        asked: ClassVar[list[str]] = []
+
+        def rewards(self, rollout_id: str) -> list[Reward]:
+            self.asked.append(rollout_id)
+            names = {} if rollout_id.startswith("b.2") else {"farm": 1.0, "authors": float(rollout_id == "b.0.0")}
+            return [Reward(0.0, {}, "e", 0.0, {"farm": 9.0}), Reward(1.0, {}, "e", 1.0, names)]
+
+    rollouts = played({"math/x": (1.0, 1.0), "math/y": (1.0, BROKEN), "code/z": (1.0, 1.0)})
+    named = named_rewards(Scores(), rollouts)
+    # of a source without names one rollout is asked about, and none that broke
+    assert Scores.asked == ["b.0.0", "b.0.1", "b.1.0", "b.2.0"]
+    report = report_of(rollouts, n_samples=2, name="r", named=named)
+    averages = {name: each.value for name, each in report.sources["math"].named.items() if each}
+    assert averages == {"authors": 0.25, "farm": 1.0}
+    assert report.sources["code"].named == {}
+    assert EvaluationReport.from_json(json.loads(json.dumps(report.as_json())), "file") == report
+    console = Console(width=200, record=True)
+    console.print(scores_table(report))
+    assert "authors: avg@2" in console.export_text()
 
 
 def test_powers() -> None:
