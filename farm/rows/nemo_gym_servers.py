@@ -8,9 +8,9 @@ from typing import Any
 
 from farm.rows.row_sources import ANSWER, MATH, PROGRAMS, SWE
 
-_OPTIONS, _JUDGE = "options", "judge"
+_OPTIONS, _JUDGE, _LIBRARY = "options", "judge", "math_verify"
 _SERVERS: Mapping[str, tuple[str, str]] = {
-    **dict.fromkeys(("math_with_judge", "polymath"), (ANSWER, "")),
+    **dict.fromkeys(("math_with_judge", "polymath"), (ANSWER, _LIBRARY)),
     **dict.fromkeys(("mcqa", "gpqa_diamond"), (ANSWER, _OPTIONS)),
     **dict.fromkeys(
         ("math_with_autograder", "physics_judge", "ugphysics_judge", "simpleqa", "omniscience"), (ANSWER, _JUDGE)
@@ -21,7 +21,7 @@ _SERVERS: Mapping[str, tuple[str, str]] = {
     "code_gen": (PROGRAMS, ""),
     "swebench": (SWE, ""),
 }
-"""The data source for the rows of each server, and what its rows are: a choice of options, or for a judge."""
+"""The data source for the rows of each server, and what they are: a choice, for a judge, or for a library's rule."""
 _HARNESS = r"(?:_(?:simple|gymnasium|cline|codex|hermes|kilocode|openclaw|opencode|pi))?_agent"
 _STRICT = "strict_single_letter_boxed"
 _EXTRACTED = frozenset({"boxed", "final_answer"})
@@ -84,6 +84,8 @@ def fields_of(row: Mapping[str, Any]) -> dict[str, Any]:
     result = {name: value for name, value in row.items() if name not in ("server", "agent_ref")}
     if kind == _OPTIONS:
         result.setdefault("grading_mode", _STRICT)
+    if kind == _LIBRARY:
+        result.setdefault("rule", kind)
     if kind == _JUDGE:
         result.setdefault("judge", {})
     return result

@@ -147,6 +147,7 @@ _RESPONSES: Mapping[str, tuple[Sequence[Drawn], str]] = {
     "dapo": ((*_MATHS, *_NUMBERS), "line"),
     "skyrl_aime": ((*_MATHS, *_NUMBERS), "line"),
     "hendrycks_math": ((*_MATHS, *_NUMBERS), "box"),
+    "math_verify": ((*_MATHS, *_NUMBERS), "box"),
     "search_r1": (_FACTS, "tag"),
     "skyrl_search": (_FACTS, "tag"),
 }
@@ -196,14 +197,16 @@ _NO_ANSWER_OF_ITS_OWN = (
     "Answer: {} <end>",
     "<answer><answer>{}</answer></answer>",
 )
-RULES = (*_RESPONSES, *MODES)
+LIBRARY = "math_verify"
+RULES = tuple(rule for rule in (*_RESPONSES, *MODES) if rule != LIBRARY)
+_N_OF_LIBRARY = 300
 
 
 def answer_cases(rule: str) -> list[AnswerCase]:
     """Return the cases of a rule, drawn by its name."""
     random = Random(rule)
     draw = _choice_case if rule in MODES else _case
-    return [draw(rule, random) for _ in range(N_CASES)]
+    return [draw(rule, random) for _ in range(_N_OF_LIBRARY if rule == LIBRARY else N_CASES)]
 
 
 def _case(rule: str, random: Random) -> AnswerCase:

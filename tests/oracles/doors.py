@@ -19,12 +19,13 @@ from typing import Any
 from farm.errors import FarmError
 from tests.conftest import absent
 from tests.oracles import our_reading
-from tests.oracles.answer_cases import RULES, answer_cases
+from tests.oracles.answer_cases import LIBRARY, RULES, answer_cases
 from tests.oracles.reward_cases import gate_cases, reward_cases, total_cases
 from tests.oracles.task_cases import TASK as HARBOR_TASK
 from tests.oracles.task_cases import task_cases
 from tests.oracles.terminal_bench_cases import TASK as TERMINAL_BENCH_TASK
 from tests.oracles.terminal_bench_cases import conversion_cases, output_cases, task_yaml_cases
+from workers.evaluators.answers.equality import of_whole_response
 
 ROOT = Path(__file__).parents[2]
 SAMPLES = (ROOT / "examples" / "tasks" / "harbor", ROOT / "tests" / "data" / "harbor_cookbook")
@@ -220,6 +221,14 @@ DOORS = (
         lambda: {f"{rule} {number}": case for rule in RULES for number, case in enumerate(answer_cases(rule))},
         asdict,
         our_reading.score_by_authors,
+    ),
+    Door(
+        "math_library",
+        "answer-rules",
+        "scores",
+        lambda: {f"{LIBRARY} {number}": case for number, case in enumerate(answer_cases(LIBRARY))},
+        asdict,
+        lambda case: of_whole_response(case.response, {"gold": case.golds[0]}),
     ),
 )
 

@@ -11,4 +11,5 @@ environment harbor python3.12 harbor==0.25.0
 environment terminal-bench python3.12 --no-deps terminal-bench==0.2.18 ruamel.yaml==0.19.1 pyyaml==6.0.4 pydantic==2.14.4 \
   pydantic_core==2.50.5 annotated-types==0.8.0 typing-inspection==0.4.5 typing_extensions==4.16.0
 # their scorers alone are imported; NeMo Gym's server runs on a later Python, its functions on this one
-environment answer-rules python3.12 --no-deps --ignore-requires-python verl==0.9.1 skyrl-gym==0.4.0 nemo-gym==0.7.0
+environment answer-rules python3.12 --no-deps --ignore-requires-python verl==0.9.1 skyrl-gym==0.4.0 nemo-gym==0.7.0 \
+  math-verify==0.9.0 latex2sympy2_extended==1.11.0 antlr4-python3-runtime==4.13.2 sympy==1.14.0 mpmath==1.3.0

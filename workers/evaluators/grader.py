@@ -333,6 +333,8 @@ def _waited_s(pid: int) -> float:
 def _verifier(family: str) -> scorer.Verifier:
     if family == equality.FAMILY:
         return equality.equal
+    if family == equality.WHOLE_RESPONSE:
+        return equality.of_whole_response
     from reasoning_gym.factory import get_score_answer_fn
 
     verifier: scorer.Verifier = get_score_answer_fn(family)

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from farm.records.request import SandboxSpec
 from farm.records.trajectory import Message
 from workers.evaluators.answers.authors.multiple_choice import MODES
-from workers.evaluators.answers.authors.rules import RULES
+from workers.evaluators.answers.authors.rules import NAMES
 from workers.evaluators.answers.choices import LETTERS, MAX_OPTIONS
 from workers.evaluators.answers.equivalence import EquivalenceEvaluator, Reference
 from workers.evaluators.answers.judge import AnswerJudge, JudgeSettings
@@ -77,8 +77,8 @@ class AnswerInstance(BaseModel):
     @field_validator("rule")
     @classmethod
     def _is_known(cls, rule: str) -> str:
-        if rule and rule not in RULES:
-            raise ValueError(f"no rule is called {rule[:40]!r}; known are: {', '.join(RULES)}")
+        if rule and rule not in NAMES:
+            raise ValueError(f"no rule is called {rule[:40]!r}; known are: {', '.join(NAMES)}")
         return rule
 
     @model_validator(mode="after")

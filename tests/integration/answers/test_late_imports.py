@@ -135,7 +135,7 @@ def test_a_module_that_one_family_lacks_is_no_fault_of_the_others(tmp_path: Path
         "    return lambda answer, entry: float(answer == 'right')\n"
     )
     (closed / "workers/evaluators/answers/equality.py").write_text(
-        "FAMILY = 'math-verify'\nKNOWN_PAIRS = ()\ndef load():\n    import reasoning_gym.factory\n"
+        "FAMILY, WHOLE_RESPONSE = 'math-verify', ''\nKNOWN_PAIRS = ()\ndef load():\n    import reasoning_gym.factory\n"
     )
     families = ("swallows", "whole", "fails", "whole", "swallows", "fails", "whole")
     asked = [{"family": family, "entry": {}, "answer": "right"} for family in families]

@@ -21,6 +21,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Optional
 
+from math_verify import grader
+from math_verify.errors import TimeoutException
+from math_verify.metric import math_metric
+from math_verify.parser import ExprExtractionConfig, LatexExtractionConfig
+
 for name in ("verl", "skyrl_gym"):
     spec = find_spec(name)
     assert spec is not None
@@ -36,17 +41,18 @@ def functions(path: Path, method: str) -> dict[str, Any]:
     """Return the constants and functions of a module that is not imported, and one method, as a function."""
     tree = ast.parse(path.read_text())
     kept = [node for node in tree.body if isinstance(node, ast.Assign | ast.FunctionDef)]
-    inner = [node for node in ast.walk(tree) if isinstance(node, ast.AsyncFunctionDef) and node.name == method]
+    inner = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == method
+    ]
     for node in inner:
-        node.returns = None
+        node.returns, node.decorator_list = None, []
         for argument in node.args.args:
             argument.annotation = None
     scope: dict[str, Any] = {
-        "re": re,
-        "unicodedata": unicodedata,
-        "Any": Any,
-        "Optional": Optional,
-        "MCQAVerifyResponse": SimpleNamespace,
+        **{"re": re, "unicodedata": unicodedata, "Any": Any, "Optional": Optional, "grader": grader},
+        **{"MCQAVerifyResponse": SimpleNamespace, "TimeoutException": TimeoutException},
     }
     exec(compile(ast.Module([*kept, *inner], []), str(path), "exec"), scope)
     return scope
@@ -76,8 +82,24 @@ skyrl_search = import_module("skyrl_gym.envs.search.utils")
 servers = find_spec("resources_servers")
 assert servers is not None
 assert servers.submodule_search_locations is not None
-MCQA = functions(Path(servers.submodule_search_locations[0]) / "mcqa" / "app.py", "verify")
+servers_folder = Path(servers.submodule_search_locations[0])
+MCQA = functions(servers_folder / "mcqa" / "app.py", "verify")
+MATH = functions(servers_folder / "math_with_judge" / "app.py", "_strip_math_delimiters")
+MATH["LibraryJudgeMathResourcesServer"] = SimpleNamespace(
+    _strip_math_delimiters=MATH["_strip_math_delimiters"], _mute_output=contextlib.nullcontext
+)
+
+
+def of_library(case: dict[str, Any]) -> float:
+    verifier = math_metric(
+        gold_extraction_target=(LatexExtractionConfig(),),
+        pred_extraction_target=(ExprExtractionConfig(), LatexExtractionConfig()),
+    )
+    return float(MATH["_run_math_verify"](verifier, case["golds"][0], case["response"])[0])
+
+
 SCORERS = {
+    "math_verify": of_library,
     "gsm8k": lambda case: gsm8k.compute_score(case["response"], case["golds"][0]),
     "gsm8k_flexible": lambda case: gsm8k.compute_score(case["response"], case["golds"][0], method="flexible"),
     "skyrl_gsm8k": lambda case: skyrl_gsm8k.compute_score(case["response"], case["golds"][0]),

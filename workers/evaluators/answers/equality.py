@@ -12,6 +12,9 @@ from typing import Any
 
 FAMILY = "math-verify"
 """Its name among the grader's verifiers."""
+WHOLE_RESPONSE = "math-verify of a whole response"
+"""The name of the library's usual call, as NeMo Gym's server `math_with_judge` makes it."""
+_LAST_CHARS = 20_000
 UNREADABLE = "the gold answer cannot be read as mathematics"
 """The message of a verification whose gold answer is no mathematics."""
 KNOWN_PAIRS = (
@@ -79,6 +82,24 @@ def equal(answer: str, entry: dict[str, Any]) -> float:
     if failure is not None:
         raise failure
     return 0.0
+
+
+def of_whole_response(response: str, entry: dict[str, Any]) -> float:
+    """Return 1.0 if the library's usual call finds `entry["gold"]` in a response, else 0.0, also for what it raises."""
+    library = _library()
+    gold = entry["gold"].strip()
+    for opening, closing in (("\\(", "\\)"), ("$", "$")):
+        if gold.startswith(opening) and gold.endswith(closing) and len(gold) > 1:
+            gold = gold[len(opening) : -len(closing)].strip()
+    parsed = partial(library.parse, parsing_timeout=None)
+    configs = (library.ExprExtractionConfig(), library.LatexExtractionConfig())
+    try:
+        golds = parsed(f"\\boxed{{{gold}}}", (library.LatexExtractionConfig(),))
+        answers = parsed(response[-_LAST_CHARS:], configs)
+        return float(bool(golds) and bool(library.verify(golds, answers, 6, timeout_seconds=None)))
+    except Exception:
+        # theirs gives 0 for it, too
+        return 0.0
 
 
 def _equal(library: Any, gold: Any, parsed: Any) -> bool:

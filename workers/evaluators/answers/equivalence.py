@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from farm.errors import EvaluatorError
 from workers.evaluators.answers import equality
 from workers.evaluators.answers.authors.answer_key import AnswerKey
-from workers.evaluators.answers.authors.rules import OF_WORDS, RULES, else_marked
+from workers.evaluators.answers.authors.rules import LIBRARY, OF_WORDS, RULES, else_marked
 from workers.evaluators.answers.choices import NONE_NAMED, chosen, said
 from workers.evaluators.answers.final_answer import FinalAnswer, final_answer, last_line, of_text
 from workers.evaluators.answers.judge import AnswerJudge
@@ -84,8 +84,17 @@ class EquivalenceEvaluator:
         if not reference.rule:
             return await self._score(final_answer(submission.answer, reference.pattern), submission.answer, timeout_s)
         key = AnswerKey(reference.golds, tuple(reference.options), reference.pattern)
-        authors = RULES[reference.rule](submission.answer or "", key)
+        if reference.rule == LIBRARY:
+            authors = await self._by_library(submission.answer or "", timeout_s)
+        else:
+            authors = RULES[reference.rule](submission.answer or "", key)
         return with_authors(await self._beside(authors, submission.answer, timeout_s), authors)
+
+    async def _by_library(self, response: str, timeout_s: float) -> AuthorsScore:
+        entry = {"gold": self._reference.gold}
+        verification = Verification(equality.WHOLE_RESPONSE, entry, None, grader=self._grader)
+        value = (await verification.score(response, timeout_s)).value if response.strip() else 0.0
+        return AuthorsScore(LIBRARY, value, value == 1.0)
 
     async def _beside(self, authors: AuthorsScore, response: str | None, timeout_s: float) -> Score:
         """Score what the authors take for the answer, by the farm's rules, which see less in it and more than theirs.

@@ -9,6 +9,7 @@ from workers.environments import answer_tags
 from workers.evaluators.answers.normal_text import without_end
 
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
+_BOX_WITHOUT_BRACES = re.compile(r"\\boxed[ ]([^\s{$][^$\n]*)")
 _ANSWER_LINE = re.compile(
     r"^[^\w\n\\{$]{0,16}(?:the )?(?:final )?answer(?: is)?[ \t*_]*:[ \t*_]*(\S.*)$", re.IGNORECASE | re.M
 )
@@ -38,7 +39,8 @@ def final_answer(response: str | None, pattern: str = "") -> FinalAnswer:
     if pattern:
         matches = list(re.finditer(pattern, text[-MAX_CHARS:]))
         return _marked(matches[-1].group(1 if matches[-1].re.groups else 0) or "") if matches else FinalAnswer()
-    found = [place for place in (_box_place(text), _tag_place(text), _line_place(text)) if place is not None]
+    places = (_box_place(text), _open_box_place(text), _tag_place(text), _line_place(text))
+    found = [place for place in places if place is not None]
     if found:
         # what is marked last counts; a box that is not closed was cut off, and what was said before is not the answer
         _, answer = max(found, key=lambda place: place[0])
@@ -82,6 +84,12 @@ def _box_place(text: str) -> tuple[int, str | None] | None:
             continue
         found, at = (match.start(), _BOX.sub("{", text[start:end]).strip()), end + 1
     return found
+
+
+def _open_box_place(text: str) -> tuple[int, str | None] | None:
+    """Return where the last box without braces begins, and what stands from there to the end of the formula."""
+    last = next(reversed(list(_BOX_WITHOUT_BRACES.finditer(text))), None)
+    return None if last is None else (last.start(), last.group(1).strip())
 
 
 def _tag_place(text: str) -> tuple[int, str | None] | None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from farm.errors import EvaluatorError
-from workers.evaluators.answers.equality import FAMILY
+from workers.evaluators.answers.equality import FAMILY, WHOLE_RESPONSE
 from workers.evaluators.grading import NO_SETTINGS, Graded, Grader, shared_grader
 from workers.evaluators.process_end import Trial, doing, settle
 from workers.sandboxes.images.content_store import digest
@@ -82,7 +82,8 @@ class Verification:
 
     @property
     def _grader(self) -> Grader:
-        return self._own_grader or shared_grader(FAMILY if self._family == FAMILY else "reasoning-gym")
+        of_math_verify = self._family in (FAMILY, WHOLE_RESPONSE)
+        return self._own_grader or shared_grader(FAMILY if of_math_verify else "reasoning-gym")
 
     async def _trial(self, answer: str, limit_s: float) -> Trial[Graded]:
         graded = await self._ask(answer, limit_s)

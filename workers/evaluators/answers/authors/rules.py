@@ -19,6 +19,9 @@ RULES: Mapping[str, AuthorsRule] = {
     "skyrl_search": search_r1.exact_of_skyrl,
     **MODES,
 }
+LIBRARY = "math_verify"
+"""The rule whose scorer is a library, which runs in the grader: NeMo Gym's `math_with_judge`, without its judge."""
+NAMES = (*RULES, LIBRARY)
 OF_WORDS = frozenset({"search_r1", "skyrl_search"})
 """Rules whose answers are names and facts, which the farm compares as words: `1990s` are no seconds."""
 _ELSE_MARKED = dict.fromkeys(("gsm8k", "skyrl_gsm8k", "gsm8k_flexible"), gsm8k.last_marked_line)

@@ -25,6 +25,8 @@ OPTIONS = ("10 m", "20 m", "30 m", "C")
         ("<answer>\\boxed{13}</answer>", "13"),
         ("\u2705 Final Answer: **73**", "73"),
         ("Answer: `73`", "73"),
+        ("So $\\boxed 2 \\sqrt{3}$ it is.", "2 \\sqrt{3}"),
+        ("\\boxed" + " " * 100_000 + "3", ""),
         (r"\fbox{7}", "7"),
         ("Answer: 12", "12"),
         ("**Answer:** $24$", "$24$"),
