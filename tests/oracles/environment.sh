@@ -10,3 +10,4 @@ environment harbor python3.12 harbor==0.25.0
 # its parsers and models need no more than this
 environment terminal-bench python3.12 --no-deps terminal-bench==0.2.18 ruamel.yaml==0.19.1 pyyaml==6.0.4 pydantic==2.14.4 \
   pydantic_core==2.50.5 annotated-types==0.8.0 typing-inspection==0.4.5 typing_extensions==4.16.0
+environment pyte python3.11 pyte==0.8.2 wcwidth==0.9.4

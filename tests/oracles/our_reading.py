@@ -1,8 +1,9 @@
-"""The farm's readings of the cases that Harbor is asked about, in the form of `programs/harbor_oracle.py`."""
+"""The farm's readings of the cases that oracles are asked about, in the form of their programs' answers."""
 
 from __future__ import annotations
 
 import subprocess
+import unicodedata
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
@@ -25,6 +26,7 @@ from workers.handlers.harbor.harbor_evaluator import HarborEvaluator
 from workers.handlers.harbor.reward_files import rewards_of
 from workers.handlers.harbor.sandbox_specs import played_in, verified_in
 from workers.handlers.harbor.step_gates import gate, total
+from workers.tools.terminal.screen import Screen
 
 VARIABLES = {"TOKEN": "t", "EMPTY": ""}
 """The secrets of a batch, and Harbor's environment."""
@@ -207,3 +209,11 @@ def _test_script(parser: str) -> str:
     text = f"instruction: x\nparser_name: {parser}\n"
     with written({"task.yaml": text}, TASK) as folder, task_folder(folder) as task:
         return (task.path / "tests" / "test.sh").read_text()
+
+
+def screen(case: str) -> str:
+    """Return what a terminal shows of a text, without tabs and blanks at the ends of lines."""
+    drawn = Screen()
+    drawn.feed(case)
+    lines = [line.expandtabs().rstrip() for line in drawn.take().split("\n")]
+    return unicodedata.normalize("NFC", "\n".join(lines).rstrip("\n"))
