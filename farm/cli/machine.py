@@ -131,9 +131,11 @@ def flower(port: int, address: str) -> None:
     from farm.cli.listening import bind
     from farm.embedded.embedded_farm import flower_command
     from farm.home import own_key
+    from farm.scheduler.broker import check_broker
     from farm.settings import settings
 
     _, broker_url = store_and_broker(settings())
+    check_broker(broker_url)
     # Flower would say it by a traceback
     bind(address, port).close()
     os.environ |= {"FARM_BROKER_URL": broker_url, "FARM_API_KEY": own_key(settings())}
