@@ -51,6 +51,14 @@ def redis_refusal(error: BaseException) -> str:
         return "the broker refuses the user or the password: check them in its address, percent-encoded"
     if isinstance(error, redis.exceptions.NoPermissionError):
         return "the broker gives the user too few rights: ACL SETUSER with +@all, ~* and &*"
+    if "SELECT is not allowed in cluster mode" in said:
+        return "the broker is a cluster of Redis, which the farm cannot use: give it a Redis of its own"
+    if "unknown command" in said:
+        return "what answers at the broker's address is no Redis server, but perhaps a Sentinel: check its port"
+    if said.startswith("DENIED"):
+        return "the broker is in protected mode and serves its own machine alone: set a password on it (requirepass)"
+    if "WRONG_VERSION_NUMBER" in said or "CERTIFICATE_VERIFY_FAILED" in said:
+        return "the broker speaks no TLS, or its certificate is not trusted: redis:// is without TLS, rediss:// with it"
     if "DB index" in said or "Invalid Database" in said:
         return "the broker has no database of that number: name another in its address, such as /0"
     if isinstance(error, redis.exceptions.InvalidResponse):

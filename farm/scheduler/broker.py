@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from amqp.exceptions import AccessRefused, NotAllowed
 from celery import Celery
 from celery.app.amqp import AMQP, Queues
 from kombu.connection import Connection, ConnectionPool
@@ -49,6 +48,7 @@ _QUEUE_EXPIRES_S = 7200
 by themselves: one that is read late starts nothing, and Celery would read a date from each.
 """
 _AT_A_TIME = 100
+_ACCESS_REFUSED, _NOT_ALLOWED = 403, 530
 _ORIGIN = socket.gethostname()
 _TRUSTED_S = 10.0
 _ANSWERS_S = 1.0
@@ -194,9 +194,10 @@ def check_broker(broker_url: str) -> None:
 def _rabbitmq_refusal(error: BaseException | None) -> str:
     """Return why a RabbitMQ will never serve a connection, and how to mend it; empty if it may."""
     while error is not None:
-        if isinstance(error, AccessRefused):
+        code = getattr(error, "reply_code", None)
+        if code == _ACCESS_REFUSED:
             return "the broker refuses the user or the password: check them in its address, percent-encoded"
-        if isinstance(error, NotAllowed):
+        if code == _NOT_ALLOWED:
             return (
                 "the broker does not let the user into that virtual host, or has none of that name: "
                 "`rabbitmqctl add_vhost` and `set_permissions`, or name another in its address (/ is %2F)"

@@ -44,6 +44,12 @@ _REFUSALS = tuple(
         ("no such database", "no such database", "create it, or name another in the address"),
         ("no pg_hba.conf entry|pg_hba.conf rejects", "pg_hba.conf", "let this host, user and database in there"),
         ("permission denied for database", "no right to connect", "GRANT CONNECT to the user"),
+        ("is not currently accepting connections", "closed to connections", "ALTER DATABASE … ALLOW_CONNECTIONS true"),
+        (
+            "invalid response to SSL negotiation|expected authentication request|unsupported frontend protocol",
+            "what answers is no Postgres",
+            "check the host and the port in the address",
+        ),
         ("server does not support SSL", "no TLS", "leave out sslmode=require, or switch TLS on in the server"),
         ("invalid (port number|sslmode value|connection option|URI)|invalid integer value", "the address", "mend it"),
     )

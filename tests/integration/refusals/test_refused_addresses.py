@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -83,6 +85,42 @@ def test_a_redis_that_refuses(redis_port: int, url: str, said: str) -> None:
     [checked] = [each for each in examine_farm(options, "sqlite:////none", options.broker_url) if each.what == "redis"]
     assert not checked.ok
     assert said in checked.detail
+
+
+@pytest.mark.parametrize(
+    ("options", "url", "said"),
+    [
+        (["--cluster-enabled", "yes"], "redis://127.0.0.1:{port}/1", "a cluster of Redis"),
+        (["--sentinel"], "redis://127.0.0.1:{port}/1", "perhaps a Sentinel"),
+    ],
+)
+def test_a_redis_of_another_kind(options: list[str], url: str, said: str, tmp_path: Path) -> None:
+    [port] = free_ports(1)
+    config = tmp_path / "redis.conf"
+    config.write_text(f'port {port}\nbind 127.0.0.1\ndir "{tmp_path}"\n')
+    with subprocess.Popen([redis_server(), str(config), *options], stdout=subprocess.DEVNULL) as server:
+        try:
+            until(lambda: answers(redis.Redis(port=port)), "it answers")
+            with pytest.raises(InvalidRequest, match=said):
+                check_broker(url.format(port=port))
+        finally:
+            server.kill()
+
+
+def test_a_server_that_is_none_of_them() -> None:
+    class Page(BaseHTTPRequestHandler):
+        def handle(self) -> None:
+            self.request.recv(1000)
+            self.request.sendall(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Page) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        port = server.server_address[1]
+        with pytest.raises(InvalidRequest, match="no Redis"):
+            check_broker(f"redis://127.0.0.1:{port}/0")
+        with pytest.raises(InvalidRequest, match="no Postgres"):
+            connect(f"postgresql://127.0.0.1:{port}/farm")
+        server.shutdown()
 
 
 def test_a_redis_that_takes_the_address_or_is_away(redis_port: int) -> None:
