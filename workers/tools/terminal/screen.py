@@ -111,7 +111,8 @@ class Screen:
 
     def take(self) -> str:
         """Return what there is to see, with all that scrolled away. A screen of a program's own stays as it is."""
-        rows = self._rows if self._main is None else self._main[0] + self._rows
+        before = self._main[0] if self._main is not None else []
+        rows = [*(before if any(row.cells for row in before) else ()), *self._rows]
         # blanks before the cursor are those of a prompt
         here = self._rows[self._y]
         lines = [*self._above, *(row.text(self._x if row is here else 0) for row in rows)]

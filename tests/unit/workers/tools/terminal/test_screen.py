@@ -37,6 +37,7 @@ from workers.tools.terminal.screen import COLUMNS, ROWS, Screen, drawn
         ("\x1b[", "", False),
         ("cut \x1b]0;title\nnext", "cut \nnext", False),
         ("edit\n\x1b[?1049hfile\x1b[?1049lback", "edit\nback", True),
+        ("\x1b[?1049h\rline 1\r\n(END)", "line 1\n(END)", False),
         ("-\x1b[9b", "----------", False),
     ],
 )
