@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from farm.configuration.service_urls import url_fault
 from farm.errors import FarmUnreachable, InvalidRequest
 from farm.settings import Settings
 
@@ -33,6 +34,8 @@ def address_of(url: str | Path | None, defaults: Settings) -> tuple[str, str]:
             "this needs the farm's database URL or its folder, not the address of its API", field="url"
         )
     if "://" in text:
+        if fault := url_fault(text):
+            raise InvalidRequest(fault, field="url")
         return text, defaults.broker_url
     file = Path(text).expanduser() / ADDRESS_FILE
     try:

@@ -17,6 +17,7 @@ import logging
 import socket
 import time
 from collections.abc import Callable, Collection, Iterable
+from functools import cache
 from urllib.parse import urlsplit
 
 import redis
@@ -41,6 +42,38 @@ def redis_client(broker_url: str) -> redis.Redis | None:
         return None
     client: redis.Redis = redis.Redis.from_url(broker_url, socket_timeout=5, socket_connect_timeout=2)
     return client
+
+
+def redis_refusal(error: BaseException) -> str:
+    """Return why a Redis will never serve a connection, and how to mend it; empty if it may."""
+    said = str(error)
+    if isinstance(error, redis.AuthenticationError) or said.startswith(("NOAUTH", "WRONGPASS", "AUTH ", "ERR AUTH")):
+        return "the broker refuses the user or the password: check them in its address, percent-encoded"
+    if isinstance(error, redis.exceptions.NoPermissionError):
+        return "the broker gives the user too few rights: ACL SETUSER with +@all, ~* and &*"
+    if "SELECT is not allowed in cluster mode" in said:
+        return "the broker is a cluster of Redis, which the farm cannot use: give it a Redis of its own"
+    if "unknown command" in said:
+        return "what answers at the broker's address is no Redis server, but perhaps a Sentinel: check its port"
+    if said.startswith("DENIED"):
+        return "the broker is in protected mode and serves its own machine alone: set a password on it (requirepass)"
+    if "WRONG_VERSION_NUMBER" in said or "CERTIFICATE_VERIFY_FAILED" in said:
+        return "the broker speaks no TLS, or its certificate is not trusted: redis:// is without TLS, rediss:// with it"
+    if "DB index" in said or "Invalid Database" in said:
+        return "the broker has no database of that number: name another in its address, such as /0"
+    if isinstance(error, redis.exceptions.InvalidResponse):
+        return "what answers at the broker's address is no Redis: check its host and its port"
+    return ""
+
+
+@cache
+def _warn(refused: str) -> None:
+    log.warning("%s; until then this process hears of nothing, and asks the store", refused)
+
+
+def _say_refused(error: BaseException) -> None:
+    if refused := redis_refusal(error):
+        _warn(refused)
 
 
 _CHECK_S = 3.0
@@ -91,6 +124,7 @@ class Signals:
             try:
                 self._redis.publish(channel, message)
             except (redis.RedisError, OSError) as error:
+                _say_refused(error)
                 log.debug("no hint on %s: %s", channel, error)
 
     def check(self) -> None:
@@ -102,7 +136,8 @@ class Signals:
             elif address.hostname:
                 socket.create_connection((address.hostname, address.port or 5672), _CHECK_S).close()
         except (redis.RedisError, OSError) as error:
-            raise BrokerUnavailable(f"the broker does not answer: {type(error).__name__}") from error
+            said = redis_refusal(error) or f"the broker does not answer: {type(error).__name__}"
+            raise BrokerUnavailable(said) from error
 
     def listen(self, *channels: str) -> Listener:
         """Subscribe; notifications sent from now on are received."""
@@ -178,7 +213,8 @@ class Listener:
         try:
             self._pubsub.subscribe(*self._channels)
             self._subscribed = True
-        except (redis.RedisError, OSError):
+        except (redis.RedisError, OSError) as error:
+            _say_refused(error)
             self._subscribed = False
         return self._subscribed
 

@@ -11,8 +11,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, field_validator
 from pydantic.fields import FieldInfo
+from pydantic_core import PydanticCustomError
 from pydantic_settings import (
     BaseSettings,
     InitSettingsSource,
@@ -25,6 +26,7 @@ from farm.configuration import config_file
 from farm.configuration.config_file import ConfigFile
 from farm.configuration.config_file import default_home as default_home
 from farm.configuration.secret_values import secret_settings
+from farm.configuration.service_urls import sqlite_url, url_fault
 from farm.errors import InvalidRequest
 
 DATABASE_FILE = "farm.db"
@@ -40,6 +42,7 @@ _PATHS_BY_KEY: dict[str, Callable[[str], bool]] = {
     "swe_images": lambda text: text.startswith(("./", "../", "~/")),
 }
 """Settings with paths as values, and which of these are paths."""
+_URLS = ("store_url", "broker_url", "policy_url", "search", "webhook_url", "otel_endpoint")
 _SQLITE = re.compile(r"^(sqlite(?:\+\w+)?:///)(?!/|:memory:|$|\?)")
 
 
@@ -93,7 +96,7 @@ def _in_file(name: str, kinds: set[Any], value: Any, folder: Path) -> Any:
     if Path in kinds or name in _PATHS:
         return config_file.from_file(value, folder)
     if name == "store_url":
-        return _SQLITE.sub(lambda start: f"{start.group(1)}{folder}/", value)
+        return _SQLITE.sub(lambda start: start.group(1) + sqlite_url(folder).removeprefix("sqlite:///") + "/", value)
     return value
 
 
@@ -273,6 +276,13 @@ class Settings(BaseSettings):
     lifeline_fd: int | None = None
     """An inherited read end of a pipe that the node's supervisor holds: its sandboxes end when that is closed."""
 
+    @field_validator(*_URLS, mode="before")
+    @classmethod
+    def _readable(cls, url: Any) -> Any:
+        if isinstance(url, str) and (fault := url_fault(url)):
+            raise PydanticCustomError("url", "{text}", {"text": fault})
+        return url
+
     @property
     def secrets(self) -> set[str]:
         """The secrets among the values, and of the addresses in them."""
@@ -282,7 +292,7 @@ class Settings(BaseSettings):
 
     @property
     def database_url(self) -> str:
-        return self.store_url or f"sqlite:///{self.home.absolute() / DATABASE_FILE}"
+        return self.store_url or sqlite_url(self.home.absolute() / DATABASE_FILE)
 
     @property
     def cache(self) -> Path:

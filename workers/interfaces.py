@@ -75,8 +75,8 @@ class Artefact:
 class CellResult:
     """The result of a cell of Python: `error` is the exception's name, empty if none; `restarted` says state was lost.
 
-    `output` is text without colour codes, the middle cut out beyond a cap: `n_dropped` bytes. `images` are rich
-    results. `limit` as of ExecResult.
+    `output` is text as it was written, the middle cut out beyond a cap: `n_dropped` bytes; `full` as of ShellResult.
+    `images` are rich results. `limit` as of ExecResult.
     """
 
     output: str
@@ -86,6 +86,7 @@ class CellResult:
     n_dropped: int = 0
     images: tuple[Artefact, ...] = ()
     limit: str = ""
+    full: bytes | None = None
 
 
 class Shell(Protocol):

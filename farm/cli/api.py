@@ -59,6 +59,7 @@ def api(
     from farm.home import own_key
     from farm.notifications import Signals
     from farm.observing import process_log
+    from farm.scheduler.broker import check_broker
     from farm.settings import settings
     from farm.store.access.sealed_secrets import check_secret_key
     from farm.web.app import application
@@ -77,6 +78,7 @@ def api(
         listener = sockets.enter_context(bind(host, port))
         listeners = [listener, *(sockets.enter_context(bind(host, each.port)) for each in spoken if each.port)]
         store, broker_url = open_store(url, WAIT_TIMEOUT_S)
+        check_broker(broker_url)
         with contextlib.closing(LocalFarm(store, Signals(broker_url), settings().max_open)) as farm:
             store.read(check_secret_key)
             examine = partial(examine_farm, settings(), store.url, broker_url)

@@ -19,9 +19,10 @@ from sqlalchemy import select
 from farm.address import ADDRESS_FILE, address_of
 from farm.cli.readiness import NOT_ASKED, CheckResult, engine_trouble, takes_rollouts, unready_reason
 from farm.configuration.secret_values import shown_host
+from farm.configuration.service_urls import sqlite_path
 from farm.embedded.own_redis import redis_server
 from farm.errors import FarmError
-from farm.notifications import redis_client
+from farm.notifications import redis_client, redis_refusal
 from farm.observing.process_room import process_bounds, process_room
 from farm.plugins import installed, load
 from farm.records.node import BROKEN
@@ -75,7 +76,7 @@ def _examine_machine(settings: Settings, store_url: str) -> Iterator[CheckResult
         lambda: _local("scratch", settings.scratch),
     ]
     if store_url.startswith("sqlite"):
-        checks.append(lambda: _local("SQLite store", Path(store_url.removeprefix("sqlite:///"))))
+        checks.append(lambda: _local("SQLite store", sqlite_path(store_url)))
     for check in checks:
         yield check()
 
@@ -116,7 +117,7 @@ def _store(settings: Settings, url: str) -> CheckResult:
         # nothing to mend: this is how every farm begins
         return CheckResult("farm", False, f"no farm yet in {settings.home}", "`farm up` makes one", needed=False)
     mend = "start the database, or set FARM_STORE_URL to its address"
-    if url.startswith("sqlite:///") and not (file := Path(url.removeprefix("sqlite:///"))).exists():
+    if url.startswith("sqlite:///") and not (file := sqlite_path(url)).exists():
         # to look would make it
         return CheckResult("store", False, f"there is no file {file}", "run `farm migrate` to make it, or `farm up`")
     try:
@@ -176,7 +177,7 @@ def _broker(settings: Settings, url: str) -> CheckResult:
         if not settings.broker_url and "socket://" in url:
             # its own Redis ends with it, which is nothing that is broken
             return CheckResult("redis", False, "the farm here does not run now", "`farm up` starts it", needed=False)
-        return CheckResult("redis", False, f"{url.split('@')[-1]}: {error}", mend)
+        return CheckResult("redis", False, f"{url.split('@')[-1]}: {redis_refusal(error) or error}", mend)
     finally:
         client.close()
     if "socket://" not in url and urlsplit(url).password is None:

@@ -39,6 +39,7 @@ def up(flower: bool, web: bool, node_options: tuple[str, ...]) -> None:
     NODE_OPTIONS are those of `farm node`, such as --run 64; they are checked before anything is started.
     """
     from farm.cli.doctor import sandbox_in_use
+    from farm.configuration.secret_values import without_credentials
     from farm.embedded.embedded_farm import FLOWER_USER, Embedded
     from farm.home import KEY_FILE
     from farm.observing import process_log
@@ -58,7 +59,8 @@ def up(flower: bool, web: bool, node_options: tuple[str, ...]) -> None:
     received = signals()
     process_log.set_up(settings(), "up")
     with Embedded(settings(), node_options=node_options, flower=flower, api=web) as farm:
-        console.print(f"farm    {farm.home}\nstore   {farm.store_url}\nbroker  {farm.broker_url}", soft_wrap=True)
+        store_url, broker_url = (without_credentials(url) for url in (farm.store_url, farm.broker_url))
+        console.print(f"farm    {farm.home}\nstore   {store_url}\nbroker  {broker_url}", soft_wrap=True)
         if farm.api_url:
             console.print(f"page    {farm.api_url}/web/ (the key is in {farm.home / KEY_FILE})", soft_wrap=True)
         if farm.flower_url:
@@ -131,9 +133,11 @@ def flower(port: int, address: str) -> None:
     from farm.cli.listening import bind
     from farm.embedded.embedded_farm import flower_command
     from farm.home import own_key
+    from farm.scheduler.broker import check_broker
     from farm.settings import settings
 
     _, broker_url = store_and_broker(settings())
+    check_broker(broker_url)
     # Flower would say it by a traceback
     bind(address, port).close()
     os.environ |= {"FARM_BROKER_URL": broker_url, "FARM_API_KEY": own_key(settings())}

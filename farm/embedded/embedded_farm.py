@@ -27,6 +27,7 @@ from farm.embedded.node_folder import locked, own_folder
 from farm.embedded.own_redis import start_redis
 from farm.errors import ServiceError
 from farm.home import own_file, own_home, own_key, write_own
+from farm.scheduler.broker import check_broker
 from farm.settings import DATABASE_FILE, Settings
 from farm.store import migrations, nodes
 from farm.store.database import Store
@@ -81,6 +82,8 @@ class Embedded(StartedFarm):
         taken = f"a farm runs in {self.home} already; stop it, or choose another FARM_HOME"
         self._lock = locked(self.home / "lock", taken)
         self._processes = FarmProcesses(self.logs)
+        if self.broker_url:
+            check_broker(self.broker_url)
         self._own_database()
         store = Store(self.store_url)
         try:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
+from urllib.parse import quote
 
 import redis
 
@@ -43,7 +44,7 @@ def start_redis(folder: Path, log_file: Path | None = None) -> tuple[ChildProces
         raise BrokerUnavailable(f"the path of the Redis socket is too long for a socket: {path}; set FARM_SCRATCH")
     path.unlink(missing_ok=True)
     where = {"port": "0", "unixsocket": str(path), "unixsocketperm": "700"}
-    url = f"redis+socket://{path}"
+    url = f"redis+socket://{quote(str(path))}"
     return _started(folder, where, url, log_file), url
 
 

@@ -19,8 +19,7 @@ _LARGEST = 2**63 - 1
 _OVERHEAD = 4
 """Quotes, comma and colon around a value."""
 _KEYS: tuple[type[Any], ...] = (str, int, float, type(None))
-
-
+_WANTED = "give a text, a number, a list or an object"
 _SUSPICIOUS = re.compile(rb"\\u0000|null|[0-9]{19}|[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 """In the JSON of a value that may hold what it cannot carry: NaN is written as null, a UUID as its text."""
 _STRICT = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_SUBCLASS
@@ -54,7 +53,7 @@ def storable(value: Any, most: int) -> None:
         if isinstance(part, str):
             n_bytes += len(part)
         elif isinstance(part, Mapping) and not isinstance(part, dict):
-            raise ValueError(f"{_at(path)} is a {type(part).__name__}, which JSON has not")
+            raise ValueError(f"{_at(path)} is a {type(part).__name__}, which JSON has not: {_WANTED}")
         elif not isinstance(part, float):
             n_bytes += _own_size(path, part)
         if n_bytes > most:
@@ -101,7 +100,7 @@ def _own_size(path: str, part: Any) -> int:
         if not math.isfinite(part):
             raise ValueError(f"{_at(path)} is {part}, which JSON has not")
         return 8
-    raise ValueError(f"{_at(path)} is a {type(part).__name__}, which JSON has not")
+    raise ValueError(f"{_at(path)} is a {type(part).__name__}, which JSON has not: {_WANTED}")
 
 
 def _text_size(path: str, text: str) -> int:

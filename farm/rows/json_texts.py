@@ -11,6 +11,18 @@ from typing import Any
 from farm.errors import InvalidRequest
 
 WANTED = "one JSON object per line, in UTF-8"
+PARQUET = (".parquet", ".pq")
+_HEAD = 256
+_TO_JSON = "`python -c 'import csv, json, sys; [print(json.dumps(row)) for row in csv.DictReader(sys.stdin)]' <FILE`"
+_KINDS = {
+    ".csv": ("CSV", f"convert it by {_TO_JSON}"),
+    ".tsv": ("TSV", "convert it to lines of JSON, as a CSV with delimiter='\\t'"),
+    ".xlsx": ("a spreadsheet", "save it as CSV, and convert that to lines of JSON"),
+    ".arrow": ("Arrow", "write it as parquet: `Dataset.load_from_disk(FOLDER).to_parquet(FILE)`"),
+    ".feather": ("Arrow", "write it as parquet: `pandas.read_feather(FILE).to_parquet(FILE)`"),
+    ".pkl": ("a pickle", "write it as lines of JSON or parquet; no pickle is ever loaded"),
+}
+"""Kinds of files that are not read, by their names' ends: what they are, and what to do."""
 _GZIP = b"\x1f\x8b"
 _UTF_8_MARK = b"\xef\xbb\xbf"
 
@@ -18,6 +30,7 @@ _UTF_8_MARK = b"\xef\xbb\xbf"
 def text_of(path: Path) -> str:
     """Return the text of a file, packed by gzip or not. Raises InvalidRequest, OSError."""
     data = path.read_bytes()
+    check_kind(path, data[:_HEAD])
     if data.startswith(_GZIP):
         try:
             data = gzip.decompress(data)
@@ -32,7 +45,27 @@ def text_of(path: Path) -> str:
         return data.removeprefix(_UTF_8_MARK).decode()
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise InvalidRequest(f"it is no UTF-8; wanted is {WANTED}", field=f"{path}:{line}") from error
+        at = error.start - (data.rfind(b"\n", 0, error.start) + 1) + 1
+        reason = f"it is no UTF-8 at byte {at} of the line (0x{data[error.start]:02x}); wanted is {WANTED}"
+        raise InvalidRequest(
+            f"{reason}: `iconv -f latin1 -t utf-8` converts Latin-1", field=f"{path}:{line}"
+        ) from error
+
+
+def check_kind(path: Path, head: bytes) -> None:
+    """Raise InvalidRequest if a file, by its name or the bytes that it begins with, is of a kind that is not read."""
+    begins = head.removeprefix(_UTF_8_MARK).lstrip().lower()
+    kind, remedy = _KINDS.get(path.suffix.lower(), ("", ""))
+    if begins.startswith(b"version https://git-lfs"):
+        kind, remedy = "a pointer of Git LFS", "fetch the file itself by `git lfs pull`"
+    elif begins.startswith((b"<!doctype", b"<html", b"<?xml")):
+        kind, remedy = "a page of HTML", "fetch the file itself, such as by the `resolve` address of a hub"
+    elif begins.startswith(b"par1") and path.suffix not in PARQUET:
+        kind, remedy = "parquet", "give it a name that ends in .parquet, and read it as rows (--as FORM)"
+    elif not kind and head.startswith((b"PK\3\4", b"\x28\xb5\x2f\xfd", b"BZh", b"\xfd7zXZ")):
+        kind, remedy = "a packed file", "unpack it; of packed files only those of gzip are read"
+    if kind:
+        raise InvalidRequest(f"it is {kind}; rows are read from .jsonl, .json and .parquet: {remedy}", field=str(path))
 
 
 def parsed(text: str, place: str) -> Any:
@@ -41,10 +74,15 @@ def parsed(text: str, place: str) -> Any:
         return json.loads(text, object_pairs_hook=_once)
     except _TwiceError as error:
         raise InvalidRequest(str(error), field=place) from None
+    except json.JSONDecodeError as error:
+        # of a line, the place has its number
+        of_line = f"line {error.lineno}, " if "\n" in text.strip("\n") else ""
+        at = f"{of_line}character {error.colno}"
+        raise InvalidRequest(f"no JSON: {error.msg} at {at}; wanted is {WANTED}", field=place) from error
     except ValueError as error:
         raise InvalidRequest(f"no JSON: {error}; wanted is {WANTED}", field=place) from error
     except RecursionError as error:
-        raise InvalidRequest("it is nested too deep", field=place) from error
+        raise InvalidRequest("it is nested too deep: leave out what is not needed", field=place) from error
 
 
 class _TwiceError(Exception):
@@ -56,5 +94,5 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(values) < len(pairs):
         seen: set[str] = set()
         twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
-        raise _TwiceError(f"{twice!r} stands twice in one object")
+        raise _TwiceError(f"{twice!r} stands twice in one object: keep one of them")
     return values

@@ -13,12 +13,14 @@ from pydantic import ValidationError
 
 from farm.errors import InvalidRequest
 from farm.records.request import MAX_INSTANCES, Instance
+from farm.rows.json_texts import WANTED
 from farm.rows.row_files import rows_of
 from farm.rows.row_forms import FORMS, Row, RowForm, known_by, prompt_text
 from farm.rows.row_sources import SWE
 
 MAX_COMPLAINTS = 20
 """The most faulty rows that are named at a time."""
+_MOST_COLUMNS = 20
 COLUMNS = "columns"
 """The form of rows whose columns become the fields of a data source by a mapping."""
 
@@ -83,7 +85,7 @@ def read_rows(
     if complaints:
         raise InvalidRequest.of(complaints)
     if not n_rows:
-        raise InvalidRequest("it has no rows", field=str(path))
+        raise InvalidRequest(f"it has no rows; wanted is {WANTED}, or parquet", field=str(path))
     return LoadedRows(str(path), _named(result), result.numbers, n_rows, once.n_repeats)
 
 
@@ -104,15 +106,20 @@ def _renamed(row: Row, columns: Mapping[str, str], *, only: bool) -> dict[str, A
         value: Any = row
         for part in column.split(".") if column not in row else [column]:
             if not isinstance(value, Mapping) or part not in value:
-                raise ValueError(f"it has no column {column!r}, only {', '.join(list(row)[:20])}")
+                remedy = f"name another for {name!r} (--map {name}=COLUMN)"
+                raise ValueError(f"it has no column {column!r}, only {_columns(row)}: {remedy}")
             value = value[part]
         result[name] = value
     return result
 
 
 def _instance(rule: RowForm, row: Row, data_source: str) -> Instance:
-    handler = data_source or rule.handler(row)
-    fields = rule.fields(row)
+    try:
+        handler = data_source or rule.handler(row)
+        fields = rule.fields(row)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        remedy = "read it as another form (--as), or name a column (--map NAME=COLUMN)"
+        raise ValueError(f"{_words(error)}; its columns are {_columns(row)}: {remedy}") from error
     # a row within a row has the name of the problem
     name = known_by(fields) if handler == SWE else ""
     return Instance(data_source=handler, fields=fields, instance_id=name or known_by(row))
@@ -155,9 +162,14 @@ class _Repeats:
             self._by_key.update(dict.fromkeys(keys, (number, content)))
             return False
         if name and f"index {name}" in self._by_key and self._by_key[f"index {name}"][1] != content:
-            raise ValueError(f"its index {name!r} is that of row {first[0]}, which is another problem")
+            remedy = "give each its own, or read all (--no-deduplicate)"
+            raise ValueError(f"its index {name!r} is that of row {first[0]}, which is another problem: {remedy}")
         self.n_repeats += 1
         return True
+
+
+def _columns(row: Row) -> str:
+    return ", ".join(list(row)[:_MOST_COLUMNS]) + (", …" if len(row) > _MOST_COLUMNS else "") if row else "none"
 
 
 def _digest(value: Any) -> str:
@@ -167,5 +179,7 @@ def _digest(value: Any) -> str:
 def _words(error: Exception) -> str:
     if isinstance(error, ValidationError):
         first: Sequence[Any] = error.errors(include_url=False, include_input=False)
-        return "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in first[:3])
+        return "; ".join(
+            f"{'.'.join(map(str, each['loc']))}: {each['msg'].removeprefix('Value error, ')}" for each in first[:3]
+        )
     return str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from farm.errors import InvalidRequest, NotInstalled
-from farm.rows.json_texts import WANTED, parsed, text_of
+from farm.rows.json_texts import PARQUET, WANTED, check_kind, parsed, text_of
 
-PARQUET = (".parquet", ".pq")
 _ROWS_AT_A_TIME = 1024
 
 
@@ -43,7 +42,12 @@ def rows_of(path: Path) -> Iterator[tuple[int, dict[str, Any] | InvalidRequest]]
 def _row(value: Any, place: str) -> dict[str, Any] | InvalidRequest:
     if isinstance(value, dict):
         return value
-    return InvalidRequest(f"this is no JSON object; wanted is {WANTED}", field=place)
+    return InvalidRequest(f"this is no JSON object, but {_kind(value)}; wanted is {WANTED}", field=place)
+
+
+def _kind(value: Any) -> str:
+    names = {str: "a text", list: "a list", bool: "true or false", type(None): "null"}
+    return names.get(type(value), "a number")
 
 
 def _parquet(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -51,6 +55,8 @@ def _parquet(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         raise NotInstalled(
             f"{path}: parquet needs pyarrow, which is not installed here: pip install 'rollout-farm[rows]'"
         )
+    with path.open("rb") as opened:
+        check_kind(path, opened.read(256))
     # takes a moment to load, for files of this kind alone
     import pyarrow
     import pyarrow.parquet
@@ -63,7 +69,9 @@ def _parquet(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                     number += 1
                     yield number, {name: _plain(value) for name, value in row.items() if value is not None}
     except pyarrow.ArrowException as error:
-        raise InvalidRequest(f"it cannot be read as parquet: {error}", field=f"{path}:{number + 1}") from error
+        reason = f"it cannot be read as parquet: {str(error).rstrip('.')}"
+        remedy = "is it whole? fetch or write it again"
+        raise InvalidRequest(f"{reason}: {remedy}", field=f"{path}:{number + 1}" if number else str(path)) from error
 
 
 def _plain(value: Any) -> Any:

@@ -7,6 +7,7 @@ It may be Redis or RabbitMQ, and all that differs between them is here.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import re
@@ -24,8 +25,9 @@ from kombu.messaging import Producer
 from kombu.pools import ProducerPool
 from kombu.utils.uuid import uuid
 
-from farm.errors import BrokerUnavailable
+from farm.errors import BrokerUnavailable, InvalidRequest
 from farm.ids import batch_of
+from farm.notifications import Signals, redis_client, redis_refusal
 from farm.records.rollout import Stage
 from farm.store.placement import StageMessage
 from farm.store.reports.stage_ends import AttemptStage
@@ -46,6 +48,7 @@ _QUEUE_EXPIRES_S = 7200
 by themselves: one that is read late starts nothing, and Celery would read a date from each.
 """
 _AT_A_TIME = 100
+_ACCESS_REFUSED, _NOT_ALLOWED = 403, 530
 _ORIGIN = socket.gethostname()
 _TRUSTED_S = 10.0
 _ANSWERS_S = 1.0
@@ -165,12 +168,42 @@ def celery_app(broker_url: str, name: str = "farm") -> Celery:
 
 
 def rabbitmq_version(broker_url: str) -> str:
-    """Connect to a RabbitMQ once and return its version. Raises BrokerUnavailable."""
+    """Connect to a RabbitMQ once and return its version. Raises BrokerUnavailable, InvalidRequest if it never will."""
     try:
         with celery_app(broker_url, "farm-doctor").connection_for_write() as connection:
             return str(connection.connection.server_properties.get("version", "of unknown version"))
     except Exception as error:  # anything from OSError to what its protocol calls a wrong password
+        if refused := _rabbitmq_refusal(error):
+            raise InvalidRequest(refused, field="broker_url") from error
         raise BrokerUnavailable(f"{broker_url.split('@')[-1]}: {error}") from error
+
+
+def check_broker(broker_url: str) -> None:
+    """Raise InvalidRequest if a broker refuses the address for good; one that is away is no error."""
+    try:
+        if is_rabbitmq(broker_url):
+            rabbitmq_version(broker_url)
+        elif redis_client(broker_url) is not None:
+            with contextlib.closing(Signals(broker_url)) as signals:
+                signals.check()
+    except BrokerUnavailable as error:
+        if error.__cause__ is not None and (refused := redis_refusal(error.__cause__)):
+            raise InvalidRequest(refused, field="broker_url") from error
+
+
+def _rabbitmq_refusal(error: BaseException | None) -> str:
+    """Return why a RabbitMQ will never serve a connection, and how to mend it; empty if it may."""
+    while error is not None:
+        code = getattr(error, "reply_code", None)
+        if code == _ACCESS_REFUSED:
+            return "the broker refuses the user or the password: check them in its address, percent-encoded"
+        if code == _NOT_ALLOWED:
+            return (
+                "the broker does not let the user into that virtual host, or has none of that name: "
+                "`rabbitmqctl add_vhost` and `set_permissions`, or name another in its address (/ is %2F)"
+            )
+        error = error.__cause__ or error.__context__
+    return ""
 
 
 def enqueue(app: Celery, stage_messages: Sequence[StageMessage]) -> int:

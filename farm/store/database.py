@@ -27,9 +27,10 @@ from typing import Any, TypeVar
 from sqlalchemy import Connection
 
 from farm.address import WAIT_TIMEOUT_S
+from farm.errors import InvalidRequest
 from farm.store.locks import lock_batches
 from farm.store.sql.connection_slots import ConnectionSlots
-from farm.store.sql.database_errors import Outage, retryable_failure, unavailable, waited_for_lock
+from farm.store.sql.database_errors import Outage, refusal, retryable_failure, unavailable, waited_for_lock
 from farm.store.sql.database_sessions import LOCK_WAIT_S, begin_write, engine_of, lock_wait_s
 from farm.store.sql.open_transactions import open_transactions
 from farm.store.sql.stalled_connections import StallMonitor
@@ -48,7 +49,8 @@ _PROBE_S = 5
 class Store:
     """A database, by URL. Work given to `write` may run more than once and must be guarded accordingly.
 
-    What the database does not answer for `patience_s` seconds raises StoreUnavailable; `math.inf` waits without end. A
+    What the database does not answer for `patience_s` seconds raises StoreUnavailable; `math.inf` waits without end.
+    One that refuses the first connection, for a wrong password or name, raises InvalidRequest from `read` at once. A
     process has `n_connections` to Postgres at most, and an urgent write waits for one of them for `urgent_s` at most.
     Raises InvalidRequest for a URL it cannot use, and StoreGone from all its methods once the file of a SQLite store is
     not there any more.
@@ -65,6 +67,7 @@ class Store:
         self._lock_wait_s = lock_wait_s(n_connections)
         self._blocked_said_at = -math.inf
         self._timeout_s = patience_s
+        self._has_answered = False
         # a lone query needs no transaction, which would cost Postgres two round trips
         self._reading = self.engine.execution_options(isolation_level="AUTOCOMMIT")
         self._writer = Writer("store-writer", self._transaction, self._answers)
@@ -91,12 +94,15 @@ class Store:
                 with self._connected(deadline - time.monotonic(), reading=True) as connection:
                     result = work(connection)
             except Exception as error:
+                if not self._has_answered and (refused := refusal(error)):
+                    raise InvalidRequest(refused, field="store_url") from error
                 if retryable_failure(error) is None:
                     raise
                 if time.monotonic() + pause_s > min(deadline, self._closes_at):
                     raise unavailable(error) from error
                 self._no_reads.noticed(error)
             else:
+                self._has_answered = True
                 self._no_reads.over()
                 return result
             time.sleep(pause_s)

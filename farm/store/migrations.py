@@ -65,13 +65,16 @@ def migrate(store: Store, to: str = "head") -> None:
 
     def work(connection: Connection) -> None:
         config = Config()
-        config.set_main_option("script_location", str(scripts()))
+        # a value there may refer to others
+        config.set_main_option("script_location", str(scripts()).replace("%", "%%"))
         config.attributes["connection"] = connection
         if _is_older(connection, to):
             command.downgrade(config, to)
         else:
             command.upgrade(config, to)
 
+    # a database that refuses the connection says so to a read, at once
+    revision(store)
     store.write(work)
 
 

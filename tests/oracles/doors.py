@@ -21,6 +21,7 @@ from tests.conftest import absent
 from tests.oracles import our_reading
 from tests.oracles.answer_cases import LIBRARY, RULES, answer_cases
 from tests.oracles.reward_cases import gate_cases, reward_cases, total_cases
+from tests.oracles.screen_cases import screen_cases
 from tests.oracles.task_cases import TASK as HARBOR_TASK
 from tests.oracles.task_cases import task_cases
 from tests.oracles.terminal_bench_cases import TASK as TERMINAL_BENCH_TASK
@@ -229,6 +230,23 @@ DOORS = (
         lambda: {f"{LIBRARY} {number}": case for number, case in enumerate(answer_cases(LIBRARY))},
         asdict,
         lambda case: of_whole_response(case.response, {"gold": case.golds[0]}),
+    ),
+    Door(
+        "terminal_screens",
+        "pyte",
+        "screens",
+        screen_cases,
+        lambda case: case,
+        our_reading.screen,
+        (
+            (r"^deletions ", "pyte keeps a line that is deleted where there is no other in its place"),
+            (r"^halves ", "the half that stays of a wide character is a blank, as in xterm"),
+            (r"^long lines ", "a line is as long as it is written: pipes have no width"),
+            (r"^more parameters .*: theirs refuses", "pyte breaks on more parameters than a sequence takes"),
+            (r"^other sequences ", "pyte reads no `b`, `s`, `u`, `S`, `T`, HPA, NEL, nor alternate screens"),
+            (r"^regions ", "scrolling regions are passed over"),
+            (r"^strings ", "a title or other string that is not closed ends with its line"),
+        ),
     ),
 )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import unicodedata
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
@@ -28,6 +29,7 @@ from workers.handlers.harbor.harbor_evaluator import HarborEvaluator
 from workers.handlers.harbor.reward_files import rewards_of
 from workers.handlers.harbor.sandbox_specs import played_in, verified_in
 from workers.handlers.harbor.step_gates import gate, total
+from workers.tools.terminal.screen import Screen
 
 VARIABLES = {"TOKEN": "t", "EMPTY": ""}
 """The secrets of a batch, and Harbor's environment."""
@@ -215,3 +217,11 @@ def _test_script(parser: str) -> str:
 def score_by_authors(case: AnswerCase) -> float:
     """Return the score that our own form of a rule gives."""
     return RULES[case.rule](case.response, AnswerKey(case.golds, case.options, case.pattern)).value
+
+
+def screen(case: str) -> str:
+    """Return what a terminal shows of a text, without tabs and blanks at the ends of lines."""
+    drawn = Screen()
+    drawn.feed(case)
+    lines = [line.expandtabs().rstrip() for line in drawn.take().split("\n")]
+    return unicodedata.normalize("NFC", "\n".join(lines).rstrip("\n"))

@@ -51,6 +51,7 @@ def main(shared: Path | None, head_on_first: bool, **given: Any) -> None:
         raise click.UsageError("--head-on-first needs --at DIR, the folder that all nodes share")
     with frozen_imports():
         from farm.errors import FarmError
+        from farm.scheduler.broker import check_broker
         from farm.settings import settings
         from workers import logs
         from workers.node.cache_keeper import CacheKeeper
@@ -81,6 +82,7 @@ def main(shared: Path | None, head_on_first: bool, **given: Any) -> None:
             logs.set_up(options)
             if head is not None:
                 head.follow()
+            check_broker(options.broker_url)
             stack.enter_context(CacheKeeper(options))
             Supervisor(options, slots, chosen.log_dir, chosen.grace_s, lock, fork_server).run()
         except FarmError as error:

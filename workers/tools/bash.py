@@ -8,8 +8,9 @@ from typing import ClassVar
 from pydantic import BaseModel, Field
 
 from farm.errors import ToolError
-from workers.interfaces import Artefact, Observation, Sandbox, Shell, ShellResult
+from workers.interfaces import Observation, Sandbox, Shell, ShellResult
 from workers.tools import Arguments, lines, needed, out_of_time
+from workers.tools.terminal import TerminalOutput
 
 _WAIT_S = 5.0
 _KEYS = {
@@ -65,6 +66,7 @@ class BashTool:
         self._sandbox = sandbox
         self._shell: Shell | None = None
         self._running = False
+        self._terminal = TerminalOutput()
 
     async def call(self, arguments: BashArguments, timeout_s: float) -> Observation:
         """Return the output, then notes on its end. Raises SandboxError if the sandbox is gone."""
@@ -77,9 +79,9 @@ class BashTool:
         before = await self._rest(self._shell) if self._running else ""
         if not arguments.interactive:
             result = await self._shell.run(arguments.command, timeout_s)
-            return _observation(result, before, *_plain_end(result, timeout_s))
+            return await self._observation(result, before, *_plain_end(result, timeout_s))
         result = await self._shell.run(arguments.command, min(arguments.wait_s, timeout_s), interactive=True)
-        return self._observed(result, before)
+        return await self._observed(result, before)
 
     async def _type(self, shell: Shell, arguments: BashArguments, timeout_s: float) -> Observation:
         if not self._running:
@@ -87,19 +89,39 @@ class BashTool:
                 "No program is running interactively, so there is nobody to type to: start one with `command` and "
                 "`interactive: true`."
             )
-        return self._observed(await shell.send(_keys(arguments), min(arguments.wait_s, timeout_s)))
+        return await self._observed(await shell.send(_keys(arguments), min(arguments.wait_s, timeout_s)))
 
     async def _rest(self, shell: Shell) -> str:
         """End the program that still runs; return its remaining output, and a note on its end."""
         self._running = False
         result = await shell.send(b"", 0.0)
         end = "is ended now" if result.running else f"had ended with exit code {result.code}"
-        return lines(result.output, f"[the program that ran before {end}; this is the output of the new command:]")
+        shown = await self._terminal.shown(result.output, result.full, "bash.txt")
+        self._terminal = TerminalOutput()
+        return lines(shown.text, f"[the program that ran before {end}; this is the output of the new command:]")
 
-    def _observed(self, result: ShellResult, before: str = "") -> Observation:
+    async def _observed(self, result: ShellResult, before: str = "") -> Observation:
         self._running = result.running
         running = "[it is running; go on with `input`]"
-        return _observation(result, before, running if result.running else f"[it has ended, exit code {result.code}]")
+        end = running if result.running else f"[it has ended, exit code {result.code}]"
+        return await self._observation(result, before, end)
+
+    async def _observation(self, result: ShellResult, before: str, *notes: str) -> Observation:
+        shown = await self._terminal.shown(result.output, result.full, "bash.txt")
+        if not result.running:
+            self._terminal = TerminalOutput()
+        value = [before, shown.text, *notes]
+        if result.limit:
+            value.append(f"[stopped by the sandbox: {result.limit}]")
+        if result.restarted:
+            value.append(
+                f"[the shell had ended; a new one was started in {result.cwd}: set variables and functions again]"
+            )
+        if result.note:
+            value.append(f"[{result.note}]")
+        if result.n_dropped and shown.as_written:
+            value.append(f"[{result.n_dropped} bytes from the middle of the output are left out]")
+        return Observation(lines(*value), artefacts=shown.artefacts)
 
     async def close(self) -> None:
         if self._shell is not None:
@@ -134,17 +156,3 @@ def _plain_end(result: ShellResult, timeout_s: float) -> list[str]:
     if result.timed_out:
         return [out_of_time(timeout_s, "this is what it had written")]
     return [f"[exit code {result.code}]"] if result.code else []
-
-
-def _observation(result: ShellResult, before: str, *notes: str) -> Observation:
-    value = [before, result.output, *notes]
-    if result.limit:
-        value.append(f"[stopped by the sandbox: {result.limit}]")
-    if result.restarted:
-        value.append(f"[the shell had ended; a new one was started in {result.cwd}: set variables and functions again]")
-    if result.note:
-        value.append(f"[{result.note}]")
-    if result.n_dropped:
-        value.append(f"[{result.n_dropped} bytes from the middle of the output are left out]")
-    artefacts = () if result.full is None else (Artefact("bash.txt", "text/plain", result.full),)
-    return Observation(lines(*value), artefacts=artefacts)

@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from farm.cli.console import first_s, plain_errors, runs_farm, signals, url_option
+from farm.configuration.service_urls import sqlite_url
 from farm.errors import InvalidRequest
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
@@ -89,4 +90,4 @@ def _target(url: str | None) -> str:
     folder = settings().home if url is None else Path(url).expanduser()
     if (folder / ADDRESS_FILE).exists():
         return address_of(folder, settings())[0]
-    return f"sqlite:///{own_home(folder) / DATABASE_FILE}"
+    return sqlite_url(own_home(folder) / DATABASE_FILE)

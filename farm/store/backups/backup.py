@@ -16,6 +16,7 @@ from pathlib import Path
 
 from sqlalchemy import JSON, Connection, Table, func, literal, select, update
 
+from farm.configuration.service_urls import sqlite_url
 from farm.errors import Conflict, NotAllowed
 from farm.home import KEY_FILE, own_home, write_own
 from farm.settings import settings
@@ -47,7 +48,7 @@ def back_up(store: Store, path: Path, check: Callable[[], object] = lambda: None
         if store.engine.dialect.name == "sqlite":
             _copy_pages(str(store.engine.url.database), part, check)
         else:
-            with contextlib.closing(Store(f"sqlite:///{part}")) as empty:
+            with contextlib.closing(Store(sqlite_url(part))) as empty:
                 migrations.migrate(empty)
             _copy_rows(store, part, check)
         manifest = {"made_at": str(time.time()), "version": version("rollout-farm"), "of": store.engine.dialect.name}

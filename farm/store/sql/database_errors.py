@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 import sqlite3
 import time
 from enum import Enum, auto
@@ -31,6 +32,28 @@ class RetryableFailure(Enum):
     """Another transaction was in the way, or there was too little memory or time for this one."""
 
 
+_LOGIN = "check the user and the password in the address, whose characters with a meaning are percent-encoded"
+_REFUSALS = tuple(
+    (re.compile(pattern), f"the database refuses the connection ({what}): {mend}")
+    for pattern, what, mend in (
+        ("(password|peer|ident|SCRAM|LDAP|GSSAPI|certificate) authentication failed", "user or password", _LOGIN),
+        ("no password supplied|SASL authentication failed|wrong password", "user or password", _LOGIN),
+        ('FATAL: +role ".*" (does not exist|is not permitted to log in)', "user", _LOGIN),
+        ("no such user", "user", _LOGIN),
+        ('FATAL: +database ".*" does not exist', "no such database", "create it, or name another in the address"),
+        ("no such database", "no such database", "create it, or name another in the address"),
+        ("no pg_hba.conf entry|pg_hba.conf rejects", "pg_hba.conf", "let this host, user and database in there"),
+        ("permission denied for database", "no right to connect", "GRANT CONNECT to the user"),
+        ("is not currently accepting connections", "closed to connections", "ALTER DATABASE … ALLOW_CONNECTIONS true"),
+        (
+            "invalid response to SSL negotiation|expected authentication request|unsupported frontend protocol",
+            "what answers is no Postgres",
+            "check the host and the port in the address",
+        ),
+        ("server does not support SSL", "no TLS", "leave out sslmode=require, or switch TLS on in the server"),
+        ("invalid (port number|sslmode value|connection option|URI)|invalid integer value", "the address", "mend it"),
+    )
+)
 _SQLITE_AWAY = ("locked", "busy", "disk I/O", "unable to open", "disk is full")
 _AWAY = {"25006", "58030"}
 """Read-only, as of a standby that is about to be promoted; and a disk that fails."""
@@ -58,6 +81,15 @@ def retryable_failure(error: BaseException) -> RetryableFailure | None:
 def _is_operational(error: BaseException) -> bool:
     """Return whether a driver means the connection: it has kinds of its own, such as of one that took too long."""
     return any(kind.__name__ == "OperationalError" for kind in type(error).__mro__)
+
+
+def refusal(error: BaseException) -> str:
+    """Return why a database will never take a connection, and how to mend it; empty if it may.
+
+    The library of Postgres has no code for what happens before a session: its words are those of an English server.
+    """
+    said = first_line(error)
+    return next((mend for pattern, mend in _REFUSALS if pattern.search(said)), "")
 
 
 def waited_for_lock(error: BaseException) -> bool:

@@ -67,6 +67,7 @@ _SHARED = (
     "pooler=transaction into the database's URL of all that connect, set its pool_mode = session (and leave "
     "server_reset_query as it is), or connect to Postgres itself"
 )
+_QUESTION_MARK = "its file has a `?` in its path, which begins options there: write %3F"
 _POOLER, _BY_TRANSACTION = "pooler", "transaction"
 POOLED = "pooled"
 """The execution option of a database behind a pooler, whose bound of connections is not the server's."""
@@ -81,6 +82,9 @@ def engine_of(url: str, n_connections: int | None) -> tuple[Engine, SqliteFile |
         if parsed.drivername in {"postgresql", "postgres"}:
             parsed = parsed.set(drivername="postgresql+psycopg")
         if parsed.get_backend_name() == "sqlite":
+            if "?" in url and not parsed.query:
+                # else the file would be another one, named by what is before it
+                raise InvalidRequest(_QUESTION_MARK, field="store_url")
             return _sqlite(str(parsed.database or ""), parsed.render_as_string(hide_password=False))
         if parsed.get_backend_name() == "postgresql":
             return _postgres(parsed, n_connections), None

@@ -12,7 +12,7 @@ from farm.errors import ToolError
 from farm.records.request import SandboxLimits
 from farm.settings import Settings
 from workers.interfaces import Sandbox, Tool
-from workers.tools.bash import BashTool
+from workers.tools.bash import BashArguments, BashTool
 from workers.tools.edit import EditTool
 from workers.tools.python import PythonTool
 from workers.tools.search import SearchTool
@@ -42,6 +42,19 @@ def test_bash(sandbox: Sandbox, run: Run) -> None:
     assert "a new one was started in /usr" in call(run, tool, command="exit 0")
     assert call(run, tool, command="true") == ""
     run(tool.close())
+    run(tool.close())
+
+
+def test_bash_shows_what_a_terminal_does(sandbox: Sandbox, run: Run) -> None:
+    tool = BashTool(sandbox)
+    bar = "for n in $(seq 30000); do printf '\\r%9d' $n; done; printf '\\r\\033[K\\033[32mdone\\033[0m\\n'"
+    shown = run(tool.call(BashArguments.model_validate({"command": bar}), 60))
+    assert shown.text == "done"
+    (kept,) = shown.artefacts
+    assert len(kept.data) == 30_000 * 10 + len(b"\r\033[K\033[32mdone\033[0m\n")
+    asked = "printf '1%%\\r50%%\\r'; read -p 'name? ' name; printf '%s\\b\\b!\\n' $name"
+    assert call(run, tool, command=asked, interactive=True) == "name? \n[it is running; go on with `input`]"
+    assert call(run, tool, input="farm") == "farm\nfa!m\n[it has ended, exit code 0]"
     run(tool.close())
 
 

@@ -8,9 +8,11 @@ from pathlib import Path
 from farm.records.sandbox_spec import AgentProgram
 from workers.agents.harness import Task
 from workers.sandboxes.agent_programs.brought_programs import FOLDER
+from workers.tools import terminal
 
 STATE = "/tmp/farm-agent"  # noqa: S108  (of the sandbox, which is not shared)
 """The folder of an agent's own files, as those in the working folder may be scored."""
+_SCREEN = ("row", "screen")
 _HERE = Path(__file__).parent
 
 
@@ -38,6 +40,16 @@ def on_node(name: str, path: str, *words: str) -> Sequence[str]:
 def program(name: str) -> Mapping[str, str]:
     """Return a program of this folder as a file of the sandbox."""
     return {f"{STATE}/{name}.py": (_HERE / "programs" / f"{name}.py").read_text(encoding="utf-8")}
+
+
+def screen() -> Mapping[str, str]:
+    """Return, for programs, the modules that draw what a command wrote as a terminal shows it, by their own names."""
+    here, parts = Path(terminal.__path__[0]), terminal.__name__.split(".")
+    # a package of that name in the sandbox is not theirs
+    packages = ["/".join(parts[:n]) for n in range(1, len(parts) + 1)]
+    modules = {f"{packages[-1]}/{name}.py": (here / f"{name}.py").read_text(encoding="utf-8") for name in _SCREEN}
+    modules |= {f"{package}/__init__.py": "" for package in packages}
+    return {f"{STATE}/{path}": text for path, text in modules.items()}
 
 
 def text(task: Task) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from workers.agents.harness import Harness, HarnessAgent, Task
-from workers.agents.presets.preset_parts import STATE, pinned, program, text
+from workers.agents.presets.preset_parts import STATE, pinned, program, screen, text
 from workers.sandboxes.images.environments import AGENT_FOLDER
 
 
@@ -28,7 +28,7 @@ def _library(name: str, **variables: str) -> Harness:
         packages=pinned(name),
         command=lambda task: [f"{AGENT_FOLDER}/bin/python", f"{STATE}/{file}.py"],
         stdin=text,
-        files=lambda task: {**program(file), **program("shell_tool")},
+        files=lambda task: {**program(file), **program("shell_tool"), **screen()},
         environment=lambda task: {**_limits(task), **variables},
     )
 
@@ -57,7 +57,7 @@ TERMINAL = Harness(
     name="terminal",
     command=lambda task: ["python3", f"{STATE}/terminal_program.py"],
     stdin=text,
-    files=lambda task: program("terminal_program"),
+    files=lambda task: {**program("terminal_program"), **screen()},
     environment=_limits,
 )
 

@@ -6,21 +6,20 @@ import array
 import asyncio
 import fcntl
 import os
-import re
 import termios
 
-from workers.sandboxes.processes.bounded_output import HeadTail
+from farm.settings import settings
+from workers.sandboxes.processes.command_output import CommandOutput
 
-OUTPUT_LIMIT = 200_000
-"""Bytes of a cell's output that are kept."""
+SHOWN = 200_000
+"""Bytes of a cell's output that are returned."""
+KEPT = 4_000_000
+"""Bytes of it that are kept on disk, if it has more."""
 _BURST = 64_000_000
 _PORTION = 1_000_000
 _PAUSE_S = 0.01
 """Seconds between portions of a cell's output beyond the burst: endless output blocks its writer, not the worker."""
 _CHUNK = 65_536
-
-# ECMA-48: control sequences such as colours, operating system commands such as titles, other escapes
-_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\^_])")
 
 
 class InterpreterOutput:
@@ -28,7 +27,8 @@ class InterpreterOutput:
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._kept = HeadTail(OUTPUT_LIMIT)
+        self._folder = settings().scratch
+        self._kept = self._new_output()
         self._allowed = _BURST
         self._resume: asyncio.TimerHandle | None = None
         self._read_end, self.write_end = os.pipe()
@@ -55,8 +55,8 @@ class InterpreterOutput:
         self._kept.add(chunk)
         return len(chunk)
 
-    def take(self) -> tuple[str, int]:
-        """Return the output since the last call, without colour codes, and the number of bytes dropped from its middle.
+    def take(self) -> tuple[str, int, bytes | None]:
+        """Return the output since the last call, the number of bytes dropped from its middle, and all of it if any is.
 
         A pipe is exact: what was written before this is called is part of it.
         """
@@ -65,9 +65,13 @@ class InterpreterOutput:
         fcntl.ioctl(self._read_end, termios.FIONREAD, waiting)
         if waiting[0]:
             self._read_chunk(waiting[0])
-        kept, self._kept, self._allowed = self._kept, HeadTail(OUTPUT_LIMIT), _BURST
-        text = kept.text()
-        return (_ESCAPES.sub("", text) if "\x1b" in text else text), kept.n_dropped
+        kept, self._kept, self._allowed = self._kept, self._new_output(), _BURST
+        taken = kept.data().decode("utf-8", "replace"), kept.n_dropped, kept.full()
+        kept.close()
+        return taken
+
+    def _new_output(self) -> CommandOutput:
+        return CommandOutput(SHOWN, KEPT, self._folder)
 
     def close_write_end(self) -> None:
         if self.write_end >= 0:
@@ -77,6 +81,7 @@ class InterpreterOutput:
     def close(self) -> None:
         """Close the pipe: later writers get SIGPIPE. Harmless when repeated."""
         self.close_write_end()
+        self._kept.close()
         if self._resume is not None:
             self._resume.cancel()
         if self._read_end >= 0:

@@ -58,7 +58,7 @@ class CellKernel:
             if reply is None:
                 # first, as they may be printing
                 await self._kill(interpreter)
-            output, n_dropped = interpreter.output.take()
+            output, n_dropped, full = interpreter.output.take()
             if reply is not None:
                 self._interpreter = interpreter
         finally:
@@ -68,7 +68,7 @@ class CellKernel:
             await self.restart()
             reply, restarted = Reply("" if timed_out else "Died", ()), True
         images = self._named(reply.images)
-        return CellResult(output, reply.error, timed_out, restarted, n_dropped, images, notices.take())
+        return CellResult(output, reply.error, timed_out, restarted, n_dropped, images, notices.take(), full)
 
     def _named(self, images: tuple[tuple[str, bytes], ...]) -> tuple[Artefact, ...]:
         first = self._n_images + 1

@@ -10,6 +10,16 @@ from farm.errors import ToolError
 from workers.interfaces import Artefact, CellResult, Kernel, Observation, Sandbox
 from workers.tools import Arguments, lines, needed, out_of_time
 from workers.tools.python.pictures import dimensions
+from workers.tools.terminal import TerminalOutput
+
+_NO_INPUT = "code that asks for input: there is none here"
+_EARLY_ENDS = {
+    "BdbQuit": ("(Pdb) ", "a debugger, such as that of `breakpoint()`: there is no input here"),
+    "EOFError": ("EOF when reading a line", _NO_INPUT),
+    "StdinNotImplementedError": ("", _NO_INPUT),
+    "SystemExit": ("", "`sys.exit()` or the like: the session stays"),
+}
+"""By the error with which a cell ended: what its output then has, and why the rest of the cell was not run."""
 
 
 class PythonArguments(Arguments):
@@ -51,7 +61,9 @@ class PythonTool:
         if arguments.restart and not fresh:
             await self._kernel.restart()
         result = await self._kernel.run(arguments.code, timeout_s)
-        return Observation(_told(result, arguments, timeout_s), artefacts=result.images)
+        shown = await TerminalOutput().shown(result.output, result.full, "python.txt")
+        notes = _notes(result, arguments, timeout_s)
+        return Observation(lines(shown.text, *notes), artefacts=(*shown.artefacts, *result.images))
 
     async def close(self) -> None:
         if self._kernel is not None:
@@ -59,8 +71,11 @@ class PythonTool:
             self._kernel = None
 
 
-def _told(result: CellResult, arguments: PythonArguments, timeout_s: float) -> str:
+def _notes(result: CellResult, arguments: PythonArguments, timeout_s: float) -> list[str]:
     notes = [_described(image) for image in result.images]
+    sign, reason = _EARLY_ENDS.get(result.error, ("", ""))
+    if reason and sign in result.output:
+        notes.append(f"[the cell ended early, by {reason}, and the code after it was not run]")
     if result.timed_out:
         notes.append(out_of_time(timeout_s, "this is what it had printed"))
     if result.limit:
@@ -69,7 +84,7 @@ def _told(result: CellResult, arguments: PythonArguments, timeout_s: float) -> s
         notes.append("[the interpreter had to be restarted; all variables and imports are lost]")
     elif arguments.restart:
         notes.append("[the interpreter was restarted]")
-    return lines(result.output, *notes)
+    return notes
 
 
 def _described(image: Artefact) -> str:

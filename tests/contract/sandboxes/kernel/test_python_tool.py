@@ -78,3 +78,36 @@ def test_a_limit_of_the_sandbox(start: Callable[..., Sandbox], run: Run) -> None
     hog = 'import subprocess\n!python3 -c "x = [bytes(2_000_000) for _ in range(10**6)]"'
     assert "memory" in run(tool.call(PythonArguments(code=hog), 60)).text.lower()
     run(tool.close())
+
+
+def test_a_progress_bar_is_its_last_frame(call: Call) -> None:
+    bars = "for n in range(5000): print(f'\\r{n}/5000', end='')\nprint('\\x1b[1A\\r\\x1b[K\\x1b[31mend\\x1b[0m')"
+    shown = call(bars)
+    assert shown.text == "end"
+    (kept,) = shown.artefacts
+    assert kept.name == "python.txt"
+    assert kept.data.startswith(b"\r0/5000\r1/5000\r2/5000")
+    long = call("for n in range(60_000): print(f'\\r{n:9}', end='')\nprint()")
+    assert long.text.strip() == "59999"
+    assert len(long.artefacts[0].data) == 600_001
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        ("breakpoint()", "a debugger, such as that of `breakpoint()`: there is no input here"),
+        ("import pdb; pdb.set_trace()", "a debugger, such as that of `breakpoint()`: there is no input here"),
+        ("input('name? ')", "code that asks for input: there is none here"),
+        ("import sys; sys.exit(3)", "`sys.exit()` or the like: the session stays"),
+        ("raise SystemExit", "`sys.exit()` or the like: the session stays"),
+    ],
+)
+def test_a_cell_that_ends_early_says_so(call: Call, code: str, reason: str) -> None:
+    *_, last = call(f"print('before')\n{code}\nprint('after')").text.split("\n")
+    assert last == f"[the cell ended early, by {reason}, and the code after it was not run]"
+
+
+def test_a_cell_that_goes_on_says_nothing(call: Call) -> None:
+    for code in ("exit()", "quit", "import sys; sys.stdin.read()", "try: input()\nexcept EOFError: pass"):
+        assert call(f"{code}\nprint('after')").text.endswith("after")
+    assert "EOFError: mine" in call("raise EOFError('mine')").text.split("\n")[-1]

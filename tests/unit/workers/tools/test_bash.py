@@ -147,3 +147,25 @@ def test_everything_there_is_to_say_is_said() -> None:
     assert observation.artefacts == (Artefact("bash.txt", "text/plain", b"all"),)
     (late,) = play(_Scripted(ShellResult(None, "", "/", timed_out=True)), {"command": "x"})
     assert late.text == "[stopped: it did not finish within 60 seconds; this is what it had written]"
+
+
+def test_output_is_what_a_terminal_shows() -> None:
+    shell = _Scripted(ShellResult(0, "\x1b[1mget\x1b[0m\n 1%\r99%\n", "/"))
+    (given,) = play(shell, {"command": "get"})
+    assert given.text == "get\n99%"
+    assert [each.data for each in given.artefacts] == [b"\x1b[1mget\x1b[0m\n 1%\r99%\n"]
+
+
+def test_all_of_a_long_progress_bar_is_one_line() -> None:
+    full = b"".join(b"\r%d%%" % number for number in range(100_000)) + b"\n"
+    shell = _Scripted(ShellResult(0, "\r1%\n[... 1 bytes left out ...]\n\r2%", "/", n_dropped=5, full=full))
+    (given,) = play(shell, {"command": "get"})
+    assert given.text == "99999%"
+    assert given.artefacts[0].data == full
+
+
+def test_a_screen_of_a_program_s_own_is_shown_from_call_to_call() -> None:
+    shell = _Scripted(running("\x1b[?1049h\x1b[Hone\x1b[2Htwo"), running("\x1b[2;1HT"))
+    first, second = play(shell, {"command": "vi", "interactive": True}, {"input": "T"})
+    assert first.text.split("\n")[-3:-1] == ["one", "two"]
+    assert second.text.split("\n")[-3:-1] == ["one", "Two"]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 
+from workers.tools.terminal.screen import drawn
+
 _MOST = 20_000
 
 
@@ -25,7 +27,7 @@ def bash(command: str) -> str:
         )
     except subprocess.TimeoutExpired:
         return f"The command took longer than {limit_s:g} s and was ended."
-    said = ended.stdout.decode("utf-8", "replace")
+    said, _ = drawn(ended.stdout.decode("utf-8", "replace"))
     if len(said) > _MOST:
         said = f"{said[: _MOST // 2]}\n[... {len(said) - _MOST} characters ...]\n{said[-_MOST // 2 :]}"
     return said + (f"\nexit code {ended.returncode}" if ended.returncode else "")

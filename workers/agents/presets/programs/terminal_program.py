@@ -9,12 +9,13 @@ import json
 import math
 import os
 import pty
-import re
 import select
 import signal
 import sys
 import time
 import urllib.request
+
+from workers.tools.terminal.screen import drawn
 
 SYSTEM = """\
 You work on a task by typing into a terminal. Answer with one JSON object and nothing else:
@@ -24,7 +25,6 @@ You work on a task by typing into a terminal. Answer with one JSON object and no
 seconds you wait at most for what they print. Say "task_complete": true, with no commands, once the task is done."""
 MOST = 10_000
 KEYS = {"C-c": "\x03", "C-d": "\x04"}
-COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07]*\x07|\r")
 
 
 class TypedShell:
@@ -68,7 +68,7 @@ class TypedShell:
             elif self._printed.endswith(b"$ "):
                 break
         text, self._printed = self._printed.decode("utf-8", "replace"), b""
-        return COLOUR.sub("", text) + ("\n[the shell has ended]" if self._ended else "")
+        return drawn(text)[0] + ("\n[the shell has ended]" if self._ended else "")
 
     def _take(self) -> None:
         try:

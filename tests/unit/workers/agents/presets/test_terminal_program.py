@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -15,10 +16,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from workers.agents.presets import python_presets
+from workers.agents.presets.preset_parts import STATE, program, screen
 from workers.testing.serving import serving
 
-PROGRAM = Path(python_presets.__file__).parent / "programs/terminal_program.py"
 DONE = json.dumps({"commands": [], "task_complete": True, "analysis": "mended"})
 
 
@@ -30,10 +30,19 @@ def shown_after(*said: str) -> list[str]:
         shown.append((await request.json())["messages"][-1]["content"])
         return JSONResponse({"choices": [{"message": {"content": next(turns)}}]})
 
-    with serving(Starlette(routes=[Route("/v1/chat/completions", answer, methods=["POST"])])) as url:
+    with (
+        TemporaryDirectory() as folder,
+        serving(Starlette(routes=[Route("/v1/chat/completions", answer, methods=["POST"])])) as url,
+    ):
         more = {"MODEL": "m", "OPENAI_API_KEY": "k", "OPENAI_BASE_URL": f"{url}/v1", "TOOL_S": "60", "MAX_TURNS": "9"}
+        for path, text in {**program("terminal_program"), **screen()}.items():
+            file = Path(folder, Path(path).relative_to(STATE))
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text)
+        # with nothing but what is sent along
+        command = [sys.executable, "-S", f"{folder}/terminal_program.py"]
         ended = subprocess.run(
-            [sys.executable, PROGRAM], input=b"a task", capture_output=True, timeout=300, env={**os.environ, **more}
+            command, input=b"a task", capture_output=True, timeout=300, env={**os.environ, **more}, cwd=folder
         )
     assert (ended.returncode, ended.stdout) == (0, b"mended\n"), ended.stderr
     return shown
@@ -71,3 +80,10 @@ def test_a_long_file_is_typed_whole(tmp_path: Path) -> None:
 
 def test_a_shell_that_has_ended_is_said_to_have() -> None:
     assert all("[the shell has ended]" in each for each in shown_after(typing("exit\n"), typing("ls\n"))[1:])
+
+
+def test_a_progress_bar_is_its_last_frame() -> None:
+    said = typing("for n in 1 2 3; do printf '\\r%d of 3' $n; done; printf '\\033[31m!\\033[0m\\n'\n")
+    *_, last = shown_after(said)
+    assert "\n3 of 3!\n" in last
+    assert "1 of 3" not in last

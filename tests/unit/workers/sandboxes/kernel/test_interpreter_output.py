@@ -8,7 +8,7 @@ import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from workers.sandboxes.kernel.interpreter_output import OUTPUT_LIMIT, InterpreterOutput
+from workers.sandboxes.kernel.interpreter_output import KEPT, SHOWN, InterpreterOutput
 
 
 @asynccontextmanager
@@ -31,7 +31,7 @@ def test_all_that_was_written_is_there() -> None:
                 os.write(writer, b"%d" % number * 100)
                 # often the loop's reader has been notified already
                 await asyncio.sleep(0)
-                assert output.take() == (f"{number}" * 100, 0)
+                assert output.take() == (f"{number}" * 100, 0, None)
 
     asyncio.run(check())
 
@@ -52,7 +52,7 @@ def test_taking_first_does_not_end_the_reading() -> None:
             assert "".join(taken) == "a" * 20
             # more than a pipe holds
             await asyncio.to_thread(os.write, writer, b"b" * 150_000)
-            assert output.take() == ("b" * 150_000, 0)
+            assert output.take() == ("b" * 150_000, 0, None)
 
     asyncio.run(check())
 
@@ -69,11 +69,13 @@ def test_long_output_is_bounded_and_counted() -> None:
                         view = view[os.write(writer, view) :]
 
             await asyncio.to_thread(write)
-            text, n_dropped = output.take()
-            assert n_dropped == size - OUTPUT_LIMIT
-            assert len(text) < OUTPUT_LIMIT + 100
+            text, n_dropped, full = output.take()
+            assert n_dropped == size - SHOWN
+            assert len(text) < SHOWN + 100
+            assert full is not None
+            assert KEPT <= len(full) < KEPT + 100
             os.write(writer, b"next")
-            assert output.take() == ("next", 0)
+            assert output.take() == ("next", 0, None)
 
     asyncio.run(check())
 
@@ -97,11 +99,11 @@ def _write_until(stop: threading.Event, writer: int) -> None:
         os.write(writer, b"y\n" * 10_000)
 
 
-def test_escapes_are_left_out_and_the_rest_is_text() -> None:
+def test_output_is_text_as_it_was_written() -> None:
     async def check() -> None:
         async with opened() as (output, writer):
-            os.write(writer, b"\x1b[1;31mred\x1b[0m \x1b]0;title\x07\x1b]8;;url\x1b\\link\x1bM [0m \xff\x1b[")
-            assert output.take()[0] == "red link [0m \ufffd\x1b["
+            os.write(writer, b"\x1b[31mred\x1b[0m 1%\r2% \xff")
+            assert output.take() == ("\x1b[31mred\x1b[0m 1%\r2% \ufffd", 0, None)
 
     asyncio.run(check())
 
@@ -112,8 +114,8 @@ def test_the_end_of_all_writers() -> None:
         os.write(output.write_end, b"last")
         output.close_write_end()
         await asyncio.sleep(0.01)
-        assert output.take() == ("last", 0)
-        assert output.take() == ("", 0)
+        assert output.take() == ("last", 0, None)
+        assert output.take() == ("", 0, None)
         output.close()
 
     asyncio.run(check())

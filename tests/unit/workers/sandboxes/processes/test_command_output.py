@@ -7,7 +7,7 @@ from pathlib import Path
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from workers.sandboxes.shell.command_output import CommandOutput
+from workers.sandboxes.processes.command_output import CommandOutput
 
 
 def test_a_short_output_is_shown_and_costs_no_disk(tmp_path: Path) -> None:
