@@ -82,6 +82,24 @@ def test_a_row_without_authors_has_the_farm_s_score_alone(tmp_path: Path) -> Non
         scored(tmp_path, "answer", RAW, "\\boxed{72}", "authors")
 
 
+@pytest.mark.parametrize(
+    ("gold", "response", "value"),
+    [
+        ("11:00", "\\boxed{11:00}", 1.0),
+        ("11:00", "\\boxed{1:00}", 0.0),
+        ("2, 3", "the roots are \\boxed{2} and \\boxed{3}.", 1.0),
+        ("2, 3", "the roots are \\boxed{2} and \\boxed{4}.", 0.0),
+        ("2", "it is \\boxed{2} or \\boxed{3}.", 0.0),
+        ("3", "\\boxed{3y}", 0.0),
+        ("3", "\\boxed{3 m}", 1.0),
+        ("CAB", "\\boxed{ABC}", 0.0),
+        ("CAB", "\\boxed{\\text{CAB}}", 1.0),
+    ],
+)
+def test_answers_of_public_reports(tmp_path: Path, gold: str, response: str, value: float) -> None:
+    assert scored(tmp_path, "answer", {"question": "q", "answer": gold}, response).value == value
+
+
 def test_whole_numbers_are_compared_as_whole_numbers(tmp_path: Path) -> None:
     row = {"question": "q", "answer": "1000000007"}
     assert scored(tmp_path, "answer", row, "\\boxed{1,000,000,007}").value == 1.0

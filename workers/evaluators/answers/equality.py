@@ -80,8 +80,18 @@ def equal(answer: str, entry: dict[str, Any]) -> float:
         except Exception as error:
             failure = failure or error
     if failure is not None:
+        if not _compares(library, gold):
+            raise ValueError(UNREADABLE)
         raise failure
     return 0.0
+
+
+def _compares(library: Any, gold: Any) -> bool:
+    """Return whether a gold answer can be compared at all: times such as `11:00` are read, and have no value."""
+    try:
+        return _equal(library, gold, gold)
+    except Exception:
+        return False
 
 
 def of_whole_response(response: str, entry: dict[str, Any]) -> float:

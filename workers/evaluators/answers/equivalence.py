@@ -17,11 +17,12 @@ from workers.evaluators.answers import equality
 from workers.evaluators.answers.authors.answer_key import AnswerKey
 from workers.evaluators.answers.authors.rules import LIBRARY, OF_WORDS, RULES, else_marked
 from workers.evaluators.answers.choices import NONE_NAMED, chosen, said
-from workers.evaluators.answers.final_answer import FinalAnswer, final_answer, last_line, of_text
+from workers.evaluators.answers.final_answer import FinalAnswer, closing_boxes, final_answer, last_line, of_text
 from workers.evaluators.answers.judge import AnswerJudge
 from workers.evaluators.answers.normal_text import (
     balanced,
     claimed_values,
+    ends_in_glued_letter,
     has_words,
     number_and_unit,
     plain,
@@ -122,8 +123,11 @@ class EquivalenceEvaluator:
         if not candidate:
             return Score(0.0, {**shown, "reason": "no answer is marked by \\boxed{} or a line `Answer:`"})
         why = ""
+        boxes = closing_boxes(response)
         for gold in self._reference.golds:
-            decided, why = (None, "") if not answer.text else await self._by_rules(answer.text, gold, timeout_s)
+            # one value a box
+            text = ", ".join(boxes) if 1 < len(boxes) == len(gold.split(",")) else answer.text
+            decided, why = (None, "") if not text else await self._by_rules(text, gold, timeout_s)
             if decided:
                 return Score(1.0, {**shown, "rule": why})
             if decided is None and self._judge is not None:
@@ -154,7 +158,7 @@ class EquivalenceEvaluator:
         if ours and theirs and not ("%" in gold or "%" in answer):
             same_unit = (
                 ours[1] == theirs[1]
-                or (not ours[1] and self._judge is None)
+                or (not ours[1] and self._judge is None and not ends_in_glued_letter(answer))
                 or _same(measure(ours[1]), measure(theirs[1]))
             )
             whole = whole_number(gold), whole_number(answer)

@@ -10,8 +10,9 @@ from workers.evaluators.answers.normal_text import without_end
 
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
 _BOX_WITHOUT_BRACES = re.compile(r"\\boxed[ ]([^\s{$][^$\n]*)")
+_NEXT_TO = re.compile(r"[\s$,;]*(?:and|or)?[\s$,;]*")
 _ANSWER_LINE = re.compile(
-    r"^[^\w\n\\{$]{0,16}(?:the )?(?:final )?answer(?: is)?[ \t*_]*:[ \t*_]*(\S.*)$", re.IGNORECASE | re.M
+    r"^[^\w\n\\{$]{0,16}(?:the )?(?:final )?answer(?: is)?[ \t*_]*[:\uff1a][ \t*_]*(\S.*)$", re.IGNORECASE | re.M
 )
 _BRACE = re.compile(r"(?<!\\)[{}]")
 _MAX_BARE_CHARS = 200
@@ -84,6 +85,23 @@ def _box_place(text: str) -> tuple[int, str | None] | None:
             continue
         found, at = (match.start(), _BOX.sub("{", text[start:end]).strip()), end + 1
     return found
+
+
+def closing_boxes(response: str | None) -> list[str]:
+    """Return the contents of the boxes that end a response, next to each other: `\\boxed{2} and \\boxed{3}`."""
+    text = _after_thoughts(response)
+    closing = _closing_braces(text)
+    result: list[str] = []
+    ended = -1
+    for match in _BOX.finditer(text):
+        end = closing.get(match.end() - 1)
+        if match.start() < ended or end is None or end - match.end() > MAX_CHARS:
+            continue
+        if not _NEXT_TO.fullmatch(text[ended + 1 : match.start()]):
+            result = []
+        result.append(text[match.end() : end].strip())
+        ended = end
+    return result
 
 
 def _open_box_place(text: str) -> tuple[int, str | None] | None:

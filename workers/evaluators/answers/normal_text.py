@@ -15,6 +15,9 @@ _SPACES = re.compile(r"(?:\\[,;:! ]|~|\s)+(\^)?")
 _ARTICLE = re.compile(r"^(?:the|an?) ", re.IGNORECASE)
 _ENVIRONMENT = re.compile(r"\\(?:begin|end)\s*\{[^{}]*\}")
 _WORD = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z]{4,}")
+_LETTER_WORD = re.compile(r"[A-Z]{3,}")
+_GLUED_LETTER = re.compile(r"\d[A-Za-z]\.?$")
+"""The end of `3m`, which is a product or a family; with a space or in a text it is a unit."""
 _FUNCTIONS = frozenset(
     {"sqrt", "sinh", "cosh", "tanh", "sech", "csch", "coth", "frac", "asin", "acos", "atan", "arcsin", "arccos"}
 )
@@ -140,6 +143,8 @@ def claimed_values(text: str) -> list[float]:
 
 def has_words(text: str) -> bool:
     """Return whether an answer has words, whose letters a formula would multiply, in whatever order they stand."""
+    if _LETTER_WORD.fullmatch(plain(text)):
+        return True
     found = _WORD.findall(_ENVIRONMENT.sub(" ", plain(text)))
     return any(word not in _FUNCTIONS for word in found) or plain(text).lower() in _SHORT_WORDS
 
@@ -148,6 +153,11 @@ def whole_number(text: str) -> int | None:
     """Return the value of a whole number that is written in digits, before a unit or none; None for others."""
     match = _WHOLE.match(plain(text))
     return int(match.group(1).replace(",", "")) if match else None
+
+
+def ends_in_glued_letter(text: str) -> bool:
+    """Return whether a number is followed by one letter, without a space between."""
+    return _GLUED_LETTER.search(plain(text)) is not None
 
 
 def _is_unit(part: str) -> bool:

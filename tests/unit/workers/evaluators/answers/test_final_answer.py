@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from workers.evaluators.answers.choices import chosen
-from workers.evaluators.answers.final_answer import FinalAnswer, final_answer
+from workers.evaluators.answers.final_answer import FinalAnswer, closing_boxes, final_answer
 from workers.evaluators.answers.normal_text import number_and_unit, same_words, whole_number, words
 
 OPTIONS = ("10 m", "20 m", "30 m", "C")
@@ -25,6 +25,7 @@ OPTIONS = ("10 m", "20 m", "30 m", "C")
         ("<answer>\\boxed{13}</answer>", "13"),
         ("\u2705 Final Answer: **73**", "73"),
         ("Answer: `73`", "73"),
+        ("Answer\uff1a 73", "73"),
         ("So $\\boxed 2 \\sqrt{3}$ it is.", "2 \\sqrt{3}"),
         ("\\boxed" + " " * 100_000 + "3", ""),
         (r"\fbox{7}", "7"),
@@ -54,6 +55,22 @@ OPTIONS = ("10 m", "20 m", "30 m", "C")
 )
 def test_the_final_answer_of_a_response(response: str | None, text: str) -> None:
     assert final_answer(response).text == text
+
+
+@pytest.mark.parametrize(
+    ("response", "boxes"),
+    [
+        (r"the roots are \boxed{2} and \boxed{3}.", ["2", "3"]),
+        (r"$\boxed{2}$, $\boxed{3}$", ["2", "3"]),
+        (r"\boxed{1} is a part. \boxed{2} or \boxed{3}", ["2", "3"]),
+        (r"\boxed{\boxed{2}}", [r"\boxed{2}"]),
+        (r"\boxed{2} or rather \boxed{3}", ["3"]),
+        ("none", []),
+        ("\\boxed{" * 100_000, []),
+    ],
+)
+def test_boxes_next_to_each_other(response: str, boxes: list[str]) -> None:
+    assert closing_boxes(response) == boxes
 
 
 def test_a_rows_own_pattern_finds_the_answer_alone() -> None:
