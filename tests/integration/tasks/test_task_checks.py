@@ -9,7 +9,10 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from tests.integration.tasks.harbor_hacks import write_task
+from tests.services.soak import at_length
 from tests.services.task_images import task_base
 from workers.sandboxes.images.image_aliases import set_alias
 
@@ -120,3 +123,43 @@ def test_what_could_not_be_checked_is_checked_again(place: Path, tmp_path: Path)
     result = json.loads(check(folder, "--json").stdout)
     assert (result["problem"] != "", result["checked_at"], result["known"]) == (True, "", False)
     assert not json.loads(check(folder, "--json").stdout)["known"]
+
+
+_TERMINAL_BENCH = {
+    "task.yaml": "instruction: Write the answer.\nparser_name: pytest\nmax_agent_timeout_sec: 60\n",
+    "Dockerfile": "FROM debian:bookworm-slim\nWORKDIR /app\n",
+    "docker-compose.yaml": "services:\n  client:\n    build: {dockerfile: Dockerfile}\n",
+    "solution.sh": "echo 42 > /app/answer.txt\n",
+    "run-tests.sh": "set -e\ngrep -qx 42 /app/answer.txt\necho '== short test summary info =='\necho 'PASSED test_x'\n",
+    "tests/test_outputs.py": "def test_x(): pass\n",
+}
+SILENT = {
+    "it stops at the first fault": "set -e\ngrep -qx 42 /app/answer.txt\necho 1 > /logs/verifier/reward.txt\n",
+    "an empty reward": 'grep -c 42 /app/answer.txt > "/logs/verifier/reward.txt"\n',
+    "no number": "{ cat /app/answer.txt || echo none; } | sed s/42/1/ > /logs/verifier/reward.txt\n",
+    "it never ends": "until [ -e /app/answer.txt ]; do sleep 1; done\necho 1 > /logs/verifier/reward.txt\n",
+}
+"""Tests that give a reward to the solution alone, in each of the ways to give none."""
+OLD = "a task of terminal-bench 1"
+QUICK = "[verifier]\ntimeout_sec = 6.0\n[agent]\ntimeout_sec = 60.0\n"
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("name", at_length(["it stops at the first fault", "it never ends", OLD], [*SILENT, OLD]))
+def test_no_reward_is_0_where_the_solution_has_one(place: Path, tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "task"
+    if name in SILENT:
+        write_task(folder, "#!/bin/bash\n" + SILENT[name], "echo 42 > /app/answer.txt", QUICK)
+    else:
+        for file, text in _TERMINAL_BENCH.items():
+            (folder / file).parent.mkdir(parents=True, exist_ok=True)
+            (folder / file).write_text(text)
+    result = json.loads(check(folder, "--json", "--network", "allow").stdout)
+    assert (result["problem"], result["solved"], result["untouched"]) == ("", 1.0, 0.0)
+
+
+def test_no_reward_is_an_error_where_the_solution_has_none(place: Path, tmp_path: Path) -> None:
+    folder = write_task(tmp_path / "task", "#!/bin/bash\nexit 2\n", "echo 42 > /app/answer.txt; exit 1")
+    result = json.loads(check(folder, "--json").stdout)
+    assert (result["sound"], result["untouched"]) == (False, None)
+    assert "the tests wrote neither /logs/verifier/reward.json nor reward.txt" in result["problem"]

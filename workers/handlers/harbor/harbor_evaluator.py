@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from farm.errors import EvaluatorError, SandboxError, ToolError
+from farm.errors import EvaluatorError, InvalidRequest, SandboxError, ToolError
 from farm.records.request import SandboxSpec
 from farm.records.variable_expansion import expanded
 from farm.tasks.harbor_config import StepTable
@@ -20,6 +20,7 @@ from workers.handlers.harbor.artefact_files import REJECTED, put_artefacts
 from workers.handlers.harbor.harbor_verifier import Tests, Unrewarded, VerifiedRewards, verify
 from workers.handlers.harbor.reward_files import MAIN
 from workers.handlers.harbor.sandbox_specs import played_in, verified_in
+from workers.handlers.harbor.solutions import has_solution, run_solution, solution_s
 from workers.handlers.harbor.step_gates import Rewards, gate, total
 from workers.interfaces import FreshSandbox, Sandbox, Score, Submission
 from workers.sandboxes.images.image import fallback_note
@@ -32,6 +33,8 @@ BROKEN = "broken"
 _CACHE_S = 60.0
 _SAFE_PATH = {"PYTHONSAFEPATH": "1"}
 _WITHOUT_REWARD = (Unrewarded, SandboxError, ToolError)
+_UNSOLVED = (*_WITHOUT_REWARD, InvalidRequest)
+"""Its solution may name secrets that a batch has none for."""
 
 
 class HarborEvaluator:
@@ -84,6 +87,8 @@ class HarborEvaluator:
         """Verify one step in the sandbox that its mode asks for, as often as `settle` says.
 
         Tests that give no reward in what the policy left, and one in the clean image, are worth 0 (`details.reason`).
+        So are tests that give one in the clean image only after the task's solution: tests that end without a reward
+        where there is nothing to test, such as work that does not compile, say so in no other way.
         """
         archive, instance = archive_of(self._task, self._instance), self._instance
         spec = verified_in(instance, step, archive, self._task.secrets)
@@ -91,9 +96,13 @@ class HarborEvaluator:
         what = f"{instance.name}, step {step.name}" if step else instance.name
         tests = self.tests(step, archive, timeout_s)
         names = [MAIN]
+        # what a later step begins with is the policy's, and a separate verifier has artefacts alone
+        solvable = shared and step is None and has_solution(instance, step)
 
-        async def verified(*, clean: bool) -> VerifiedRewards:
+        async def verified(*, clean: bool, solved: bool = False) -> VerifiedRewards:
             async with fresh(spec, layer=shared and not clean) as sandbox:
+                if solved:
+                    await run_solution(sandbox, instance, step, archive, self._task.secrets)
                 if not shared and not clean:
                     await put_artefacts(sandbox, submission.tree)
                 if shared and not clean and submission.layer is not None and submission.layer.n_restored:
@@ -117,15 +126,22 @@ class HarborEvaluator:
             return Trial(VerifiedRewards(dict.fromkeys(names, 0.0), {"reason": reason}), end)
 
         async def control() -> str:
-            try:
-                verdict = await verified(clean=True)
-            except _WITHOUT_REWARD as error:
-                return str(error)
-            names[:] = verdict.rewards
-            return ""
+            failed = ""
+            for solved in (False, True) if solvable else (False,):
+                try:
+                    verdict = await verified(clean=True, solved=solved)
+                except _UNSOLVED as error:
+                    failed = failed or str(error)
+                else:
+                    names[:] = verdict.rewards
+                    return ""
+            return failed
 
-        # a control and a second trial have as much time as the first
-        with off_clock(2 * (self._task.limits.init_s + tests.timeout_s)):
+        # controls and a second trial have as much time as the first
+        more_s = 2 * (self._task.limits.init_s + tests.timeout_s)
+        if solvable:
+            more_s += self._task.limits.init_s + tests.timeout_s + solution_s(instance, step)
+        with off_clock(more_s):
             verdict = await settle(trial, control, f"{what}: its tests")
         notes = await asyncio.to_thread(_image_notes, [played_in(instance, archive, None), spec])
         return replace(verdict, details={**verdict.details, "image": notes}) if notes else verdict

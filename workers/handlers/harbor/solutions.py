@@ -1,0 +1,43 @@
+"""The solution that a Harbor task brings along: it is run as Harbor's oracle runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from farm.errors import InvalidRequest, SandboxError
+from farm.records.variable_expansion import expanded
+from farm.tasks.harbor_config import StepTable
+from farm.tasks.harbor_instance import HarborInstance
+from workers.interfaces import ExecResult, Sandbox
+
+_SOLVE = "solve.sh"
+_PLACE = "/solution"
+_RUN = f"chmod +x {_PLACE}/{_SOLVE}; exec {_PLACE}/{_SOLVE}"
+"""Its first line may name an interpreter."""
+
+
+def has_solution(instance: HarborInstance, step: StepTable | None) -> bool:
+    """True if the task, or this step of it, has a solution."""
+    return bool(instance.script(step, "solution", _SOLVE))
+
+
+def solution_s(instance: HarborInstance, step: StepTable | None) -> float:
+    """Return the seconds that a solution may take: those of the agent."""
+    return (step.agent.timeout_sec if step else None) or instance.task.agent.timeout_sec or 3600.0
+
+
+async def run_solution(
+    sandbox: Sandbox, instance: HarborInstance, step: StepTable | None, archive: Path, secrets: Mapping[str, str]
+) -> ExecResult:
+    """Run `solution/solve.sh`, and leave nothing of its folder. Raises InvalidRequest if the task has none."""
+    script = instance.script(step, "solution", _SOLVE)
+    if not script:
+        raise InvalidRequest(f"there is no solution/{_SOLVE}" + (f" for step {step.name}" if step else ""))
+    await sandbox.upload((archive / script).parent, _PLACE)
+    env = {"DEBIAN_FRONTEND": "noninteractive", **expanded(instance.task.solution.env, secrets, whole=True)}
+    result = await sandbox.exec(["/bin/bash", "-c", _RUN], timeout_s=solution_s(instance, step), env=env)
+    cleared = await sandbox.exec(["rm", "-rf", _PLACE], timeout_s=60.0)
+    if cleared.code != 0:
+        raise SandboxError(f"sandbox {sandbox.sandbox_id}: {_PLACE} cannot be removed: {cleared.stderr[-300:]!r}")
+    return result
