@@ -190,5 +190,7 @@ def _programs_of(answer: str, instance: ProgramsInstance) -> dict[str, bytes]:
     theirs = taken(answer) if taken else program
     # where no block is one, theirs is the only reading
     program = program or theirs
-    files = {SOLUTION: program} if program.strip() == theirs.strip() else {SOLUTION: program, AUTHORS_SOLUTION: theirs}
+    # space before the first word is not nothing in Python
+    alike = program.strip("\r\n").rstrip() == theirs.strip("\r\n").rstrip()
+    files = {SOLUTION: program} if alike else {SOLUTION: program, AUTHORS_SOLUTION: theirs}
     return {name: text.encode("utf-8", "replace") for name, text in files.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Callable, Mapping
 
 _SKYRL = re.compile(r"```(?:\w+)?\n(.*?)```", re.DOTALL)
@@ -16,8 +17,11 @@ def between_last_marks(answer: str) -> str:
 
 
 def after_last_python_mark(answer: str) -> str:
-    """Return what verl's prime_code takes: what follows the last "```python", up to the next mark; else the answer."""
-    return answer.rpartition("```python")[2].partition("```")[0]
+    """Return what verl's prime_code takes: what follows the last "```python", up to the next mark; else the answer.
+
+    It runs what is indented, too.
+    """
+    return textwrap.dedent(answer.rpartition("```python")[2].partition("```")[0])
 
 
 def last_match(answer: str) -> str:

@@ -56,10 +56,10 @@ class ProgramTestsEvaluator:
     async def evaluate(self, submission: Submission, fresh: FreshSandbox, timeout_s: float) -> Score:
         """Score the program. Raises EvaluatorError if a fault of the farm ended a test, or the reference fails."""
         program = submission.files.get(SOLUTION, "")
-        of_authors = submission.files.get(AUTHORS_SOLUTION, program)
+        of_authors = submission.files.get(AUTHORS_SOLUTION)
         tests = await self._with_expected(fresh) if self._reference and self._lacks_expected() else self._tests
         verdict = await self._verdict(tests, program, fresh, timeout_s)
-        if of_authors.strip() != program.strip():
+        if of_authors is not None:
             taken = await self._verdict(tests, of_authors, fresh, timeout_s)
             verdict = replace(verdict, authors=taken.authors and replace(taken.authors, answer=of_authors))
         return verdict.score if verdict.authors is None else with_authors(verdict.score, verdict.authors)
