@@ -9,6 +9,7 @@ with a program that must pass as the control.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -205,7 +206,8 @@ async def _runs(
             result.append(_Run(f"it left a sandbox in which no program can be written: {error}", result[-1].end, b""))
             break
         output = (output_of(ran) or "") if tests.compare == "checker" else ""
-        failure, authors = _compared(ran, test, tests, rule, values)
+        # millions of numbers take seconds, which the event loop has not
+        failure, authors = await asyncio.to_thread(_compared, ran, test, tests, rule, values)
         result.append(_Run(failure, end, ran.stderr[-_SHOWN:], output, authors))
         is_over = bool(failure) and not tests.partial
         if rule and rule.needs_more([run.authors for run in result], isinstance(test, CallTest)):
