@@ -164,9 +164,10 @@ test-protocols: venv home  ## the protocols of other systems with their own clie
 	@FARM_TEST_PROTOCOLS='$(FARM_HOME)/protocols' $(BIN)/python -m pytest -n 0 --timeout 900 tests/protocols $(ARGS)
 
 # Each package in an environment of its own; FARM_TEST_ORACLES, their folder, is what lets pytest see the tests at all.
-test-oracles: venv home apptainer  ## what the farm reads, beside the code of the formats' own projects (4 GB once); ARGS="..." goes to pytest
+test-oracles: venv home apptainer  ## what the farm reads, beside the code of the formats' own projects (4.3 GB once); ARGS="..." goes to pytest
 	@bash tests/oracles/environment.sh '$(FARM_HOME)/oracles'
 	@bash tests/oracles/tool_calls_environment.sh '$(FARM_HOME)/oracles/tool_calls'
+	@bash tests/oracles/judges_environment.sh '$(FARM_HOME)/oracles/judges'
 	@FARM_TEST_ORACLES='$(abspath $(FARM_HOME))/oracles' $(BIN)/python -m pytest -n 0 --timeout 3600 tests/oracles $(ARGS)
 
 # A browser is no package of Python's: apt-get install chromium. FARM_WEB_PACKAGES is what lets pytest see the tests at all.

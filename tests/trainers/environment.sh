@@ -15,25 +15,8 @@ MILES=31f1ca961a94cb860cec3b2dea34ec332bfa8f76
 here=$(cd "$(dirname "$0")" && pwd)
 # shellcheck source=examples/training/python_environment.sh
 . "$here/../../examples/training/python_environment.sh"
-
-source_of() {  # source_of OWNER/NAME COMMIT: its files in DIR/NAME, with a mark that names the commit
-  local to=$folder/${1#*/}
-  [ -e "$to/.commit" ] && [ "$(cat "$to/.commit")" = "$2" ] && return
-  if [ -e "$to" ] && ! [ -e "$to/.commit" ]; then
-    echo "$to was not fetched by this script and is taken as it is; the tests are of $1 at $2"
-    return
-  fi
-  local part=$to.part
-  rm -rf "$part" && mkdir "$part"
-  if curl -fsSL --max-time 120 "https://codeload.github.com/$1/tar.gz/$2" 2>>"$log" | tar -xz -C "$part" --strip-components 1 2>>"$log"; then
-    echo "$2" >"$part/.commit"
-    rm -rf "$to" && mv "$part" "$to"
-  else
-    rm -rf "$part"
-    echo "$1 cannot be fetched (see $log), so its tests are left out. To run them, put its files at commit $2 into $to," \
-      "such as by: mkdir -p $to && git -C A_CLONE_OF_IT archive $2 | tar -x -C $to"
-  fi
-}
+# shellcheck source=tests/services/github_sources.sh
+. "$here/../services/github_sources.sh"
 
 stamp=$folder/.venv/installed-$(sha256sum "$here/requirements.txt" | cut -c1-16)
 if ! [ -e "$stamp" ]; then

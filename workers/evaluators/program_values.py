@@ -1,7 +1,8 @@
 """Values as data, between the judge of a program and the process that the program runs in.
 
 None, bool, int, float, complex, str, bytes, list, tuple, dict, set and frozenset, and nothing else: received values are
-of exactly these types, whatever class they had before, so that no method of a program ever runs in the judge.
+of exactly these types, whatever class they had before, so that no method of a program ever runs in the judge. A single
+number of numpy is one of Python.
 It is part of the source of both, runs with the Python of a sandbox (3.8 or newer), and is standard library only.
 """
 
@@ -38,6 +39,10 @@ def packed(value: Any) -> Any:
     for tag, kind in (("l", list), ("t", tuple), ("e", set), ("z", frozenset)):
         if isinstance(value, kind):
             return [tag, [packed(item) for item in value]]
+    if type(value).__module__ == "numpy" and getattr(value, "shape", None) == ():
+        plain = value.item()
+        if type(plain).__module__ == "builtins":
+            return packed(plain)
     raise NotData(f"a {type(value).__name__} is no plain data")
 
 

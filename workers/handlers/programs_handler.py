@@ -9,12 +9,15 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from farm.errors import HandlerError, ToolError
 from farm.records.request import SandboxSpec
+from farm.records.sandbox_spec import Requirement
 from farm.records.trajectory import Message
-from workers.evaluators.program_tests.evaluator import SOLUTION, ProgramTestsEvaluator
+from workers.evaluators.program_tests.asserts import AssertsEvaluator
+from workers.evaluators.program_tests.evaluator import AUTHORS_SOLUTION, SOLUTION, ProgramTestsEvaluator
+from workers.evaluators.program_tests.form_rules import form_rule
 from workers.evaluators.program_tests.hidden_tests import CallTest, HiddenTests, StreamTest
-from workers.evaluators.program_tests.output_comparison import tolerance_of
-from workers.evaluators.programs import ProgramEvaluator
+from workers.evaluators.program_tests.output_comparison import FORM, tolerance_of
 from workers.interfaces import Evaluator, Sandbox, Submission
+from workers.row_forms.authors_blocks import AUTHORS_PROGRAM
 from workers.row_forms.fenced_blocks import fenced_program
 from workers.row_forms.program_rows import program_fields
 
@@ -75,7 +78,11 @@ class ProgramsInstance(BaseModel):
     reference: str = ""
     """A program whose values are the expected ones, for tests that have none."""
     compare: str = "lines"
-    """`lines`, `tokens`, `float:EPS` or `checker`; of values only `float:EPS` matters."""
+    """`lines`, `tokens`, `float:EPS`, `checker`, or `form`, which rows with a `rule` have; of values only `float:EPS`
+    and `form` matter."""
+    rule: str = ""
+    """The rule of the row's form, by which its authors score: `livecodebench`, `skyrl_lcb`, `nemo_gym`, `prime_code`,
+    `apps`, `taco`, `codecontests` or `evalplus:DATASET:ATOL`. Such a row has the rewards `farm` and `authors`."""
     checker: str = ""
     """A Python program that gets `{input, output, expected}` as JSON and accepts an output by exit code 0."""
     partial: bool = False
@@ -83,6 +90,8 @@ class ProgramsInstance(BaseModel):
     time_s: Annotated[float, Field(gt=0, le=600)] = 6.0
     """CPU seconds of one test."""
     memory_mb: Annotated[int, Field(ge=64, le=65_536)] = 1024
+    packages: tuple[Requirement, ...] = ()
+    """Exact requirements, such as `numpy==2.3.5`, that the policy and its program can import."""
 
     @model_validator(mode="before")
     @classmethod
@@ -95,6 +104,13 @@ class ProgramsInstance(BaseModel):
         tolerance_of(compare)
         return compare
 
+    @field_validator("rule")
+    @classmethod
+    def _is_rule(cls, rule: str) -> str:
+        if rule:
+            form_rule(rule)
+        return rule
+
     @model_validator(mode="after")
     def _has_tests(self) -> ProgramsInstance:
         if bool(self.tests) == bool(self.asserts):
@@ -102,6 +118,8 @@ class ProgramsInstance(BaseModel):
         calls = {test.arguments is not None for test in self.tests}
         if len(calls) == 2 or ((True in calls or self.asserts) and not self.function):
             raise ValueError("tests with `arguments` need a `function`, and cannot stand beside tests with `stdin`")
+        if self.compare == FORM and not self.rule:
+            raise ValueError("compare: form needs the `rule` of a form")
         if (self.compare == "checker") != bool(self.checker) or (self.checker and True in calls):
             raise ValueError("compare: checker needs a `checker`, for tests with `stdin`")
         if True in calls and not self.reference and any(not test.expected for test in self.tests):
@@ -118,7 +136,7 @@ class ProgramsHandler:
     tools: ClassVar[Collection[str]] = ("bash", "edit", "python", "submit")
 
     def sandbox(self, instance: ProgramsInstance) -> SandboxSpec | None:
-        return SandboxSpec()
+        return SandboxSpec(packages=instance.packages)
 
     def messages(self, instance: ProgramsInstance) -> list[Message]:
         if instance.prompt:
@@ -132,30 +150,47 @@ class ProgramsHandler:
         """Do nothing: there is nothing to stage."""
 
     async def collect(self, instance: ProgramsInstance, sandbox: Sandbox | None, answer: str | None) -> Submission:
-        """Return the file as a submission, or else the last fenced block of the answer."""
+        """Return the file as a submission, or else the fenced block of the answer that is the program."""
         if sandbox is None:
             raise HandlerError("the file to score lies in a sandbox, and there is none")
         try:
-            data = await sandbox.read_file(_PATH)
+            files = {SOLUTION: await sandbox.read_file(_PATH)}
         except ToolError:
-            data = fenced_program(answer).encode("utf-8", "replace")
-        if not data or len(data) > _MAX_BYTES:
+            files = _programs_of(answer or "", instance)
+        files = {name: data for name, data in files.items() if len(data) <= _MAX_BYTES}
+        if not any(files.values()):
             return Submission(answer=answer)
         # Databases accept neither NUL nor incomplete characters.
-        text = data.decode("utf-8", "replace").replace("\0", "\ufffd")
-        return Submission(answer=answer, files={SOLUTION: text})
+        return Submission(
+            answer=answer,
+            files={name: data.decode("utf-8", "replace").replace("\0", "\ufffd") for name, data in files.items()},
+        )
 
     def evaluator(self, instance: ProgramsInstance) -> Evaluator:
         if instance.asserts:
             body = "\n".join(f"    {line}" for text in instance.asserts for line in text.strip().splitlines())
-            return ProgramEvaluator(instance.setup, f"def check(candidate):\n{body}\n", instance.function)
+            return AssertsEvaluator(instance.setup, f"def check(candidate):\n{body}\n", instance.function)
         tests = HiddenTests(
             tuple(test.hidden() for test in instance.tests),
             function=instance.function,
             compare=instance.compare,
             checker=instance.checker,
+            rule=instance.rule,
             partial=instance.partial,
             time_s=instance.time_s,
             memory_mb=instance.memory_mb,
         )
         return ProgramTestsEvaluator(tests, instance.reference)
+
+
+def _programs_of(answer: str, instance: ProgramsInstance) -> dict[str, bytes]:
+    """Return the program in an answer, and that of the row's authors if they take another one."""
+    program = fenced_program(answer, instance.function)
+    taken = AUTHORS_PROGRAM.get(instance.rule.partition(":")[0])
+    theirs = taken(answer) if taken else program
+    # where no block is one, theirs is the only reading
+    program = program or theirs
+    # space before the first word is not nothing in Python
+    alike = program.strip("\r\n").rstrip() == theirs.strip("\r\n").rstrip()
+    files = {SOLUTION: program} if alike else {SOLUTION: program, AUTHORS_SOLUTION: theirs}
+    return {name: text.encode("utf-8", "replace") for name, text in files.items()}

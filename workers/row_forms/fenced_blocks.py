@@ -1,28 +1,178 @@
-"""The program in an answer: its last fenced block."""
+"""The program in an answer: of its fenced blocks, by Markdown's rules, the one that defines what is asked for.
+
+A fence is three or more of ` or ~, in lists and quotes too, with an info string; the same or more of them close it, and
+so does the end of the text. Beyond CommonMark, any indentation opens one, and a fence within a string of three quotes
+closes none, as in the docstring of a program.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from dataclasses import dataclass
+
+_OPENS = re.compile(
+    r"(?P<before>[ \t]*+(?:>[ \t]*+|(?:[-*+]|\d{1,9}[.)])[ \t]++)*+)(?P<fence>`{3,}+|~{3,}+)(?P<info>.*)"
+)
+_CLOSES = re.compile(r"(?P<before>[ \t]*+)(?P<fence>`{3,}+|~{3,}+)[ \t\r]*+")
+_QUOTE = re.compile(r"[ \t]*+>[ ]?")
+_WORD = re.compile(r"[A-Za-z][\w+#.:/-]*")
+_STRINGS = re.compile(r"""#|\"{3}|'{3}|"(?:\\.|[^"\\])*+"?|'(?:\\.|[^'\\])*+'?""")
+_ENDS = {quotes: re.compile(rf"\\.|{quotes}") for quotes in ('"""', "'''")}
+_INDENT = re.compile(r"[ \t]*")
+_MAX_DEEPER = 3
+"""Columns by which a closing fence may be indented more than the opening one."""
+_MAX_OPEN_STRINGS = 20
+"""Blocks that end within a string, beyond which strings are no longer looked at."""
+_PYTHON = ("py", "py3", "pypy", "pypy3", "sage")
+_READS = re.compile(r"\binput\s*\(|\bstdin\b|\bopen\s*\(\s*0\b|\bfileinput\b|\bos\.read\s*\(\s*0\b")
+_FEEDS = re.compile(r"\bsys\.stdin\s*=[^=]")
+"""A trial that puts its own text in the place of standard input."""
 
 
-def fenced_program(answer: str | None) -> str:
-    """Return the last fenced block of an answer, of those marked as Python if there are any; empty without one."""
-    blocks = _blocks(answer or "")
-    python = [text for language, text in blocks if language in ("python", "python3", "py")]
-    chosen: Sequence[str] = python or [text for language, text in blocks if not language]
-    return chosen[-1] if chosen else ""
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A fenced block: the first word of its info string, in small letters, and its text, which ends with a new line."""
+
+    language: str
+    text: str
+
+    @property
+    def is_python(self) -> bool:
+        """True if it is marked as Python, by a name of it or of a file."""
+        word = self.language
+        return word.startswith("python") or word in _PYTHON or word.endswith(".py")
 
 
-def _blocks(answer: str) -> list[tuple[str, str]]:
-    result: list[tuple[str, str]] = []
-    opened: tuple[str, list[str]] | None = None
-    for line in answer.rpartition("</think>")[2].split("\n"):
-        mark = line.strip()
-        if opened is None and mark.startswith("```"):
-            opened = (mark[3:].strip().lower(), [])
-        elif opened is not None and mark == "```":
-            result.append((opened[0], "\n".join(opened[1]) + "\n"))
-            opened = None
-        elif opened is not None:
-            opened[1].append(line)
+def fenced_program(answer: str | None, function: str = "") -> str:
+    """Return the program in an answer that defines `function`, or without one reads standard input; empty without one.
+
+    Of several it is the last. Where none does, it is the last block that is marked as Python, else the last that is
+    not marked. What comes before `</think>` is left out.
+    """
+    blocks = fenced_blocks((answer or "").rpartition("</think>")[2])
+    python = [block.text for block in blocks if block.is_python]
+    plain = [block.text for block in blocks if not block.language]
+    for texts in (python, plain):
+        if asked := [text for text in texts if _is_asked_for(text, function)]:
+            return asked[-1]
+    return (python or plain or [""])[-1]
+
+
+def _is_asked_for(text: str, function: str) -> bool:
+    if not function:
+        return bool(_READS.search(text)) and not _FEEDS.search(text)
+    defines = (
+        rf"^[ \t]*(?:async[ \t]+)?def[ \t]+{re.escape(function)}[ \t]*[(\[]|^{re.escape(function)}[ \t]*(?::.*)?=[^=]"
+    )
+    return bool(re.search(defines, text, re.MULTILINE))
+
+
+def fenced_blocks(text: str) -> list[Block]:
+    """Return all fenced blocks of a text, in order."""
+    result: list[Block] = []
+    lines = text.removesuffix("\n").split("\n")
+    place = n_open_strings = 0
+    while place < len(lines):
+        fence = _fence(lines[place])
+        place += 1
+        if fence is None:
+            continue
+        end, is_in_string = _end(lines, place, fence, n_open_strings < _MAX_OPEN_STRINGS)
+        n_open_strings += is_in_string
+        body = [unquoted for line in lines[place:end] if (unquoted := fence.within(line)) is not None]
+        result.append(Block(fence.language, _dedented(body, fence.indent)))
+        # a line outside of the quote that ends with it may open another block
+        place = end if end < len(lines) and fence.within(lines[end]) is None else end + 1
     return result
+
+
+@dataclass(frozen=True, slots=True)
+class _Fence:
+    mark: str
+    indent: int
+    n_quotes: int
+    language: str
+
+    def within(self, line: str) -> str | None:
+        """Return a line without the marks of the quotes that the fence is in; None for a line outside of them."""
+        for _ in range(self.n_quotes):
+            if not (mark := _QUOTE.match(line)):
+                return None
+            line = line[mark.end() :]
+        return line
+
+    def is_closed_by(self, line: str) -> bool:
+        found = _CLOSES.fullmatch(line)
+        return (
+            found is not None
+            and found["fence"].startswith(self.mark)
+            and _width(found["before"]) <= self.indent + _MAX_DEEPER
+        )
+
+
+def _fence(line: str) -> _Fence | None:
+    found = _OPENS.match(line)
+    if not found or (found["fence"][0] == "`" and "`" in found["info"]):
+        return None
+    before = found["before"]
+    word = _WORD.search(found["info"])
+    return _Fence(
+        found["fence"],
+        _width(before.rpartition(">")[2].removeprefix(" ") if ">" in before else before),
+        before.count(">"),
+        word[0].lower() if word else "",
+    )
+
+
+def _end(lines: list[str], start: int, fence: _Fence, looks_at_strings: bool) -> tuple[int, bool]:
+    """Return the line that ends a block, and whether that is within a string which nothing ends."""
+    first, string = -1, ""
+    for place in range(start, len(lines)):
+        line = fence.within(lines[place])
+        if line is None:
+            return (place, False) if first < 0 else (first, True)
+        if fence.is_closed_by(line):
+            if not string:
+                return place, False
+            first = place if first < 0 else first
+        if looks_at_strings:
+            string = _open_string(line, string)
+    return (len(lines), False) if first < 0 else (first, True)
+
+
+def _open_string(line: str, string: str) -> str:
+    """Return the three quotes of the string that is open after a line; empty if none is."""
+    place = 0
+    while place < len(line):
+        found = (_ENDS[string] if string else _STRINGS).search(line, place)
+        if not found:
+            break
+        place = found.end()
+        if string:
+            string = "" if found[0] == string else string
+        elif found[0] == "#":
+            break
+        elif found[0] in _ENDS:
+            string = found[0]
+    return string
+
+
+def _dedented(lines: list[str], indent: int) -> str:
+    """Return the lines without the indentation of their fence, as far as all of them have it."""
+    if indent:
+        least = min((_width(_INDENT.match(line)[0]) for line in lines if line.strip()), default=0)  # type: ignore[index]
+        lines = [_without(line, min(indent, least)) for line in lines]
+    return "".join(line.rstrip("\r") + "\n" for line in lines)
+
+
+def _without(line: str, n: int) -> str:
+    width = 0
+    for place, char in enumerate(line):
+        if width >= n or char not in " \t":
+            return " " * (width - n) + line[place:]
+        width = _width(line[: place + 1])
+    return ""
+
+
+def _width(blanks: str) -> int:
+    return len(blanks.expandtabs(4))

@@ -1,13 +1,14 @@
-"""The text of LiveCodeBench's private tests: base64 of zlib of a pickle of one text, and of nothing else."""
+"""Tests that rows keep as base64 of zlib: LiveCodeBench of a pickle of one text, of nothing else; NeMo Gym of JSON."""
 
 from __future__ import annotations
 
 import base64
 import binascii
 import io
+import json
 import pickle
 import zlib
-from typing import NoReturn
+from typing import Any, NoReturn
 
 MAX_BYTES = 256_000_000
 _BROKEN = (binascii.Error, zlib.error, pickle.UnpicklingError, EOFError, LookupError, TypeError, AttributeError)
@@ -26,21 +27,25 @@ class TextUnpickler(pickle.Unpickler):
 def pickled_text(encoded: str) -> str:
     """Return the text. Raises ValueError for anything else, and for more than MAX_BYTES."""
     try:
-        unpacker = zlib.decompressobj()
-        data = unpacker.decompress(base64.b64decode(encoded, validate=True), MAX_BYTES)
-        if not unpacker.eof:
-            raise ValueError(f"it is cut off, or has more than {MAX_BYTES} bytes")
-        text = TextUnpickler(io.BytesIO(data)).load()
-    except (
-        binascii.Error,
-        zlib.error,
-        pickle.UnpicklingError,
-        EOFError,
-        LookupError,
-        TypeError,
-        AttributeError,
-    ) as error:
+        text = TextUnpickler(io.BytesIO(_unpacked(encoded))).load()
+    except _BROKEN as error:
         raise ValueError(f"the tests are no base64 of zlib of a pickled text: {error}") from None
     if not isinstance(text, str):
         raise ValueError(f"the pickle of the tests holds a {type(text).__name__}, not a text")
     return text
+
+
+def packed_json(encoded: str) -> Any:
+    """Return the value of JSON. Raises ValueError for anything else, and for more than MAX_BYTES."""
+    try:
+        return json.loads(_unpacked(encoded))
+    except (*_BROKEN, ValueError, RecursionError) as error:
+        raise ValueError(f"the tests are no base64 of zlib of JSON: {error}") from None
+
+
+def _unpacked(encoded: str) -> bytes:
+    unpacker = zlib.decompressobj()
+    data = unpacker.decompress(base64.b64decode(encoded, validate=True), MAX_BYTES)
+    if not unpacker.eof:
+        raise ValueError(f"it is cut off, or has more than {MAX_BYTES} bytes")
+    return data

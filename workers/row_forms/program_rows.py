@@ -9,20 +9,22 @@ from collections.abc import Mapping
 from typing import Any
 
 from farm.python_syntax import parsed
-from workers.row_forms.pickled_text import pickled_text
+from workers.evaluators.program_tests.output_comparison import FORM
+from workers.row_forms.pickled_text import packed_json, pickled_text
 from workers.row_forms.prompts import messages_of, text_of
 
-_OPTIONS = ("compare", "checker", "partial", "time_s", "memory_mb")
+_OPTIONS = ("compare", "checker", "partial", "time_s", "memory_mb", "packages")
 """Fields of the instance that any row may have beside its own columns."""
 _TEXTS = ("question_content", "question", "description", "text", "problem")
-_IN_OUT = {"input", "output"}
+_TACO_COLUMNS = ("raw_tags", "skill_types", "Expected Auxiliary Space", "Expected Time Complexity")
 _MAX_TIME_S = 60.0
 
 
 def program_fields(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of an instance of the handler `programs` for a row, which may be such fields already.
 
-    Columns that say nothing of the problem or its tests are dropped. Raises ValueError for a row without either.
+    Columns that say nothing of the problem or its tests are dropped. A row of a form whose authors have a scorer names
+    its rule, and is compared by it, unless the row says how to compare. Raises ValueError for a row without either.
     """
     if "tests" in row or "asserts" in row:
         return dict(row)
@@ -34,7 +36,8 @@ def program_fields(row: Mapping[str, Any]) -> dict[str, Any]:
         result["starter_code"] = starter
     for key, form in _FORMS.items():
         if row.get(key) is not None:
-            return result | form(row)
+            result |= form(row)
+            return ({"compare": FORM} if "rule" in result else {}) | result
     raise ValueError(f"the row has no tests: none of {', '.join(_FORMS)}")
 
 
@@ -44,11 +47,12 @@ def _live_code_bench(row: Mapping[str, Any]) -> dict[str, Any]:
         raise ValueError("public_test_cases and private_test_cases are both empty")
     name = (_json(row.get("metadata")) or {}).get("func_name") or ""
     if all(case.get("testtype") != "functional" for case in cases):
-        return {"tests": [{"stdin": case["input"], "expected": case["output"]} for case in cases]}
+        tests = [{"stdin": case["input"], "expected": case["output"]} for case in cases]
+        return {"tests": tests, "rule": "livecodebench"}
     if not name:
         raise ValueError("metadata has no func_name, which functional tests need")
     calls = [_call_of_lines(case["input"], case["output"]) for case in cases]
-    return {"function": name.rpartition(".")[2], "tests": calls}
+    return {"function": name.rpartition(".")[2], "tests": calls, "rule": "livecodebench"}
 
 
 def _cases(content: Any) -> list[dict[str, Any]]:
@@ -71,22 +75,36 @@ def _call_of_lines(arguments: str, expected: str) -> dict[str, Any]:
 
 
 def _input_output(row: Mapping[str, Any]) -> dict[str, Any]:
-    return _paired(_json(row["input_output"]))
+    # columns of TACO that APPS has not
+    rule = "taco" if any(name in row for name in _TACO_COLUMNS) else "apps"
+    return _paired(_json(row["input_output"]), wrapped=True) | {"rule": rule}
 
 
 def _unit_tests(row: Mapping[str, Any]) -> dict[str, Any]:
-    return _paired(_json(row["verifier_metadata"].get("unit_tests")))
+    tests = _json(row["verifier_metadata"].get("unit_tests"))
+    if isinstance(tests, Mapping) and "packed" in tests:
+        inner = packed_json(tests["packed"])
+        tests = {**inner, "fn_name": tests.get("fn_name")} if isinstance(inner, Mapping) else inner
+    return _paired(tests) | {"rule": "nemo_gym"}
 
 
 def _ground_truth(row: Mapping[str, Any]) -> dict[str, Any]:
     reward = _json(row.get("reward_model") or row.get("reward_spec"))
     tests = _json(reward.get("ground_truth"))
-    # SkyRL keeps those of LiveCodeBench here
-    return _live_code_bench({**row, "public_test_cases": tests}) if isinstance(tests, list) else _paired(tests)
+    if isinstance(tests, list):
+        # SkyRL keeps those of LiveCodeBench here
+        return _live_code_bench({**row, "public_test_cases": tests}) | {"rule": "skyrl_lcb"}
+    result = _paired(tests, wrapped=True)
+    # verl's scorer raises for lists, and APPS's, which it comes from, reads them
+    is_text = all(isinstance(text, str) for text in tests["inputs"])
+    return result | {"rule": "prime_code" if is_text else "apps"}
 
 
-def _paired(tests: Any) -> dict[str, Any]:
-    """Return the tests of {inputs, outputs, fn_name}: texts, or lists of arguments and values that may be wrapped."""
+def _paired(tests: Any, wrapped: bool = False) -> dict[str, Any]:
+    """Return the tests of {inputs, outputs, fn_name}: texts, or lists of arguments and values that may be wrapped.
+
+    With `wrapped` values that are texts of JSON may be wrapped, too.
+    """
     if not isinstance(tests, Mapping) or "inputs" not in tests or "outputs" not in tests:
         raise ValueError("the tests are no object of `inputs` and `outputs`")
     inputs, outputs, name = tests["inputs"], tests["outputs"], tests.get("fn_name")
@@ -97,12 +115,13 @@ def _paired(tests: Any) -> dict[str, Any]:
         return {"tests": [{"stdin": _lines(stdin), "expected": _lines(out)} for stdin, out in pairs]}
     calls = []
     for arguments, expected in zip(inputs, outputs, strict=True):
-        if isinstance(arguments, str) and isinstance(expected, str):
-            calls.append(_call_of_lines(arguments, expected))
-        else:
+        is_text = isinstance(arguments, str) and isinstance(expected, str)
+        call = _call_of_lines(arguments, expected) if is_text else {"arguments": [*arguments], "expected": [expected]}
+        value = call["expected"][0]
+        if (wrapped or not is_text) and isinstance(value, list) and len(value) == 1:
             # some rows of these sets wrap the value in a list once more, and some do not
-            unwrapped = [expected[0]] if isinstance(expected, list) and len(expected) == 1 else []
-            calls.append({"arguments": list(arguments), "expected": [expected, *unwrapped]})
+            call["expected"].append(value[0])
+        calls.append(call)
     return {"function": name, "tests": calls}
 
 
@@ -116,7 +135,7 @@ def _code_contests(row: Mapping[str, Any]) -> dict[str, Any]:
         cases = _json(row.get(name)) or {}
         pairs = zip(cases.get("input", ()), cases.get("output", ()), strict=True)
         tests += [{"stdin": stdin, "expected": out} for stdin, out in pairs]
-    result: dict[str, Any] = {"tests": tests}
+    result: dict[str, Any] = {"tests": tests, "rule": "codecontests"}
     limit = row.get("time_limit")
     if isinstance(limit, Mapping):
         limit = float(limit.get("seconds") or 0) + float(limit.get("nanos") or 0) / 1e9
@@ -168,10 +187,11 @@ def _eval_plus(row: Mapping[str, Any]) -> dict[str, Any]:
         "reference": str(row["prompt"]) + str(row["canonical_solution"]),
         "question": f"Complete this function:\n\n```python\n{row['prompt']}\n```",
     }
-    eps = row.get("atol")
-    return result | (
-        {"compare": f"float:{eps}"} if isinstance(eps, float) and 0 < eps < 1 and "compare" not in row else {}
-    )
+    eps = row.get("atol") or 0
+    if not isinstance(eps, int | float) or not 0 <= eps < 1:
+        raise ValueError(f"atol is {eps!r}: it is at least 0 and less than 1")
+    dataset = "mbpp" if str(row.get("task_id", "")).lower().startswith("mbpp") else "humaneval"
+    return result | {"rule": f"evalplus:{dataset}:{float(eps)!r}"}
 
 
 def _json(content: Any) -> Any:

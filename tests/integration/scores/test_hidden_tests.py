@@ -311,3 +311,86 @@ def test_values_of_a_reference_are_expected_where_a_row_has_none(runner: asyncio
     evaluator = ProgramsHandler().evaluator(ProgramsInstance.model_validate(row))
     assert runner.run(scored(evaluator, new, "def half(x): return x * 0.50001")).value == 1.0
     assert runner.run(scored(evaluator, new, "def half(x): return x // 2")).value == 0.0
+
+
+OF_A_FORM = {
+    "names-of-the-scorer": (
+        "h = [3, int(input())]\nheapify(h)\nprint(heappop(h), sqrt(4), Counter('a')['a'])",
+        "2 2 1",
+    ),
+    "exit-code": ("print(input())\nimport sys\nsys.exit(1)", "2"),
+    "many-digits": ("print(10 ** 6000 * int(input()))", "2" + "0" * 6000),
+    "deep-recursion": ("def f(n): return 0 if n == 0 else 1 + f(n - 1)\nprint(f(50_000) + int(input()))", "50002"),
+    "main-guard": ("if __name__ == '__main__':\n    print(int(stdin.readline()))", "2"),
+    "own-file": ("import os, sys\ninput()\nprint(os.path.basename(__file__), len(sys.argv))", "solution.py 1"),
+    "latin-one": ("# coding: latin-1\nx = input()\nprint(len('\u00e9'), x)", "2 2"),
+    "pickle-of-its-own": (
+        "import pickle\nclass A: pass\nprint(type(pickle.loads(pickle.dumps(A()))) is A and input())",
+        "2",
+    ),
+    "annotated": ("x: int = int(input())\ndef f(a: List[int]) -> Optional[int]: return a[0]\nprint(f([x]))", "2"),
+}
+
+
+@pytest.mark.parametrize("name", OF_A_FORM)
+def test_a_program_of_a_form_has_what_its_scorer_gives(runner: asyncio.Runner, fresh: FreshSandbox, name: str) -> None:
+    program, expected = OF_A_FORM[name]
+    tests = HiddenTests((StreamTest("2\n", expected),), compare="form", rule="livecodebench")
+    score = runner.run(scored(ProgramTestsEvaluator(tests), fresh, program))
+    assert score.rewards == {"farm": 1.0, "authors": 1.0}, score.details
+
+
+def test_a_program_of_no_form_has_no_more_than_python_has(runner: asyncio.Runner, fresh: FreshSandbox) -> None:
+    tests = HiddenTests((StreamTest("2\n", OF_A_FORM["names-of-the-scorer"][1]),))
+    score = runner.run(scored(ProgramTestsEvaluator(tests), fresh, OF_A_FORM["names-of-the-scorer"][0]))
+    assert (score.value, score.rewards) == (0.0, {})
+    assert "NameError" in score.details["last_words"]
+
+
+@pytest.mark.parametrize("name", ["at-exit", "both-answers", "right-and-broken", "right-and-endless", "early-results"])
+def test_no_hack_is_scored_by_either_rule(runner: asyncio.Runner, fresh: FreshSandbox, name: str) -> None:
+    tests = replace(SUM, compare="form", rule="livecodebench")
+    score = runner.run(scored(ProgramTestsEvaluator(tests), fresh, HACKS[name]))
+    assert score.rewards == {"farm": 0.0, "authors": 0.0}, score.details
+
+
+@pytest.mark.parametrize("form", ["list", "trial", "two"])
+def test_the_program_that_the_authors_take_has_their_score(
+    runner: asyncio.Runner, fresh: FreshSandbox, form: str
+) -> None:
+    answers = {
+        "list": "1. So:\n\n   ```python\n   n = int(input())\n   print(n)\n   ```\n",
+        "trial": "```python\nprint(input())\n```\nIt prints:\n```\n2\n```\n",
+        "two": "```python\nprint(input())\n```\nor\n```python\nprint(input(), end='')\n```\n",
+    }
+    row = {"question_content": "q", "public_test_cases": '[{"input": "2", "output": "2", "testtype": "stdin"}]'}
+    instance = ProgramsInstance.model_validate(row)
+
+    async def collected() -> Submission:
+        async with fresh() as sandbox:
+            return await ProgramsHandler().collect(instance, sandbox, answers[form])
+
+    submission = runner.run(collected())
+    score: Score = runner.run(ProgramsHandler().evaluator(instance).evaluate(submission, fresh, 600.0))
+    assert score.rewards == {"farm": 1.0, "authors": float(form == "two")}, score.details
+    assert score.details.get("differs", False) is (form != "two")
+
+
+def test_tests_after_a_failure_run_where_the_authors_score_is_a_share(
+    runner: asyncio.Runner, fresh: FreshSandbox
+) -> None:
+    tests = HiddenTests(tuple(StreamTest(str(n), str(n % 3)) for n in range(12)), compare="form", rule="prime_code")
+    score = runner.run(scored(ProgramTestsEvaluator(tests), fresh, "print(int(input()) % 3 if 1 else 0)"))
+    assert score.rewards == {"farm": 1.0, "authors": 1.0}
+    score = runner.run(scored(ProgramTestsEvaluator(tests), fresh, "print(min(int(input()), 2))"))
+    assert score.rewards == {"farm": 0.0, "authors": 0.5}
+    assert score.details["n_passed"] == 3
+
+
+def test_a_dictionary_with_whole_numbers_has_these_as_keys_where_the_scorer_does_so(
+    runner: asyncio.Runner, fresh: FreshSandbox
+) -> None:
+    row = {"question": "q", "input_output": {"inputs": [[{"1": 2}]], "outputs": [[2]], "fn_name": "f"}}
+    evaluator = ProgramsHandler().evaluator(ProgramsInstance.model_validate(row))
+    score = runner.run(scored(evaluator, fresh, "def f(d): return d[1]"))
+    assert score.rewards == {"farm": 1.0, "authors": 1.0}, score.details

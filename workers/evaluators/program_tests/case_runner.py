@@ -12,6 +12,7 @@ from farm.records.request import SandboxLimits
 from workers.evaluators.node_conditions import observed
 from workers.evaluators.process_end import ProcessEnd
 from workers.evaluators.program_source import source_of
+from workers.evaluators.program_tests.form_rules import form_rule
 from workers.evaluators.program_tests.hidden_tests import CallTest, HiddenTests, StreamTest
 from workers.evaluators.program_tests.program_supervisor import COMPUTED, LEFT_BEHIND, SLEPT, WAITED
 from workers.evaluators.program_values import NotData, packed, unpacked
@@ -32,6 +33,7 @@ class CaseRunner:
 
     def __init__(self, sandbox: Sandbox, tests: HiddenTests) -> None:
         self._sandbox = sandbox
+        self._imports = form_rule(tests.rule).imports if tests.rule else ""
         self._tests = tests
         self.wall_s = max(_MIN_WALL_S, _WALL_FACTOR * tests.time_s)
         cpu_s = max(1, math.ceil(tests.time_s))
@@ -45,8 +47,12 @@ class CaseRunner:
         path = f"{folder}/solution.py"
         await self._sandbox.write_file(path, program.encode("utf-8", "replace"))
         if isinstance(test, CallTest):
-            command = ["python3", "-B", "-c", source_of("program_values", "program_tests.function_call"), path]
-            return await self._exec([*command, self._tests.function], json.dumps(packed(list(test.arguments))), folder)
+            source = source_of("program_values", "program_tests.usual_names", "program_tests.function_call")
+            command = ["python3", "-B", "-c", source, path, self._tests.function, self._imports]
+            return await self._exec(command, json.dumps(packed(list(test.arguments))), folder)
+        if self._imports:
+            source = source_of("program_tests.usual_names", "program_tests.stream_program")
+            return await self._exec(["python3", "-B", "-c", source, path, self._imports], test.stdin, folder)
         return await self._exec(["python3", "-B", path], test.stdin, folder)
 
     async def check(self, checker: str, test: StreamTest, output: str) -> tuple[ExecResult, ProcessEnd]:

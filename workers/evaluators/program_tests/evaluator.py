@@ -2,29 +2,35 @@
 
 Only the input of one test at a time is in the sandbox, on the standard input of the program's own process; what is
 expected never is, so that a program can forge nothing but the right output. Outputs are compared here, in the worker,
-as data. A row's checker runs in a sandbox that the program never touched. `process_end.py` decides what caused the end
-of a test that failed, and of tests that together take too long, with a program that must pass as the control.
+as data, also by the rule of the authors of a row's form. A row's checker runs in a sandbox that the program never
+touched. `process_end.py` decides what caused the end of a test that failed, and of tests that together take too long,
+with a program that must pass as the control.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from farm.errors import EvaluatorError, SandboxError, ToolError
+from workers.evaluators.authors_score import AuthorsScore, with_authors
 from workers.evaluators.node_conditions import Conditions, observed
 from workers.evaluators.process_end import EndCause, ProcessEnd, Trial, doing, settle
 from workers.evaluators.program_tests.case_runner import CaseRunner, left_behind, output_of, value_of
+from workers.evaluators.program_tests.form_rules import FormRule, Values, form_rule
 from workers.evaluators.program_tests.hidden_tests import CallTest, HiddenTests, StreamTest
-from workers.evaluators.program_tests.output_comparison import same_output, same_value, tolerance_of
+from workers.evaluators.program_tests.output_comparison import FORM, same_output, same_value, tolerance_of
 from workers.evaluators.program_tests.program_supervisor import LEFT_BEHIND
 from workers.evaluators.program_values import NotData
 from workers.interfaces import ExecResult, FreshSandbox, Score, Submission
 
 SOLUTION = "solution.py"
 """The file of a submission that holds the program."""
+AUTHORS_SOLUTION = "authors/solution.py"
+"""The program that the authors of the row's form take from the answer, where it is another one."""
 _STREAM_WORKS = HiddenTests((StreamTest("1\n", "1\n"),)), "print(input())\n"
 _CALL_WORKS = HiddenTests((CallTest((1,), (1,)),), function="f"), "def f(x): return x\n"
 _SHOWN = 300
@@ -37,26 +43,36 @@ _LEAST_SHARE = 0.5
 class ProgramTestsEvaluator:
     """Scores 1.0 if all hidden tests pass, else 0.0; or, with `partial`, the share of them that passes.
 
-    `reference` is a program whose values are the expected ones, for tests that have none.
+    `reference` is a program whose values are the expected ones, for tests that have none. A row with a rule has two
+    rewards by name, `farm` and `authors`, the latter of the program that the authors take from the answer.
     """
 
     name: ClassVar[str] = "program-tests"
 
     def __init__(self, tests: HiddenTests, reference: str = "") -> None:
-        self._tests = tests
+        self._rule = form_rule(tests.rule, tests.function) if tests.rule else None
+        self._tests = replace(tests, tests=tuple(_as_called(test, self._rule) for test in tests.tests))
         self._reference = reference
 
     async def evaluate(self, submission: Submission, fresh: FreshSandbox, timeout_s: float) -> Score:
         """Score the program. Raises EvaluatorError if a fault of the farm ended a test, or the reference fails."""
         program = submission.files.get(SOLUTION, "")
-        if not program.strip():
-            return Score(0.0, {"reason": "there is no program: no file, and no fenced block in the answer"})
+        of_authors = submission.files.get(AUTHORS_SOLUTION)
         tests = await self._with_expected(fresh) if self._reference and self._lacks_expected() else self._tests
+        verdict = await self._verdict(tests, program, fresh, timeout_s)
+        if of_authors is not None:
+            taken = await self._verdict(tests, of_authors, fresh, timeout_s)
+            verdict = replace(verdict, authors=taken.authors and replace(taken.authors, answer=of_authors))
+        return verdict.score if verdict.authors is None else with_authors(verdict.score, verdict.authors)
 
+    async def _verdict(self, tests: HiddenTests, program: str, fresh: FreshSandbox, timeout_s: float) -> _Verdict:
+        if not program.strip():
+            score = Score(0.0, {"reason": "there is no program: no file, and no fenced block in the answer"})
+            return _Verdict(score, self._rule.score((), len(tests.tests), is_call=True) if self._rule else None)
         limit_s = timeout_s * _TRIAL_SHARE
-        last: list[Trial[Score]] = []
+        last: list[Trial[_Verdict]] = []
 
-        async def trial() -> Trial[Score]:
+        async def trial() -> Trial[_Verdict]:
             last[:] = [await _trial(fresh, tests, program, limit_s)]
             return last[0]
 
@@ -65,10 +81,11 @@ class ProgramTestsEvaluator:
 
         async def control() -> str:
             passes = await _trial(fresh, works, program_that_works, limit_s)
+            details = passes.value.score.details
             if not passes.passed:
-                return f"a program that is right: {passes.value.details}"
-            least_s = passes.value.details["tests_s"] * len(tests.tests)
-            if last[0].value.details.get("overran") and least_s > _LEAST_SHARE * limit_s:
+                return f"a program that is right: {details}"
+            least_s = details["tests_s"] * len(tests.tests)
+            if last[0].value.score.details.get("overran") and least_s > _LEAST_SHARE * limit_s:
                 return (
                     f"{len(tests.tests)} runs of a program that prints its input would take {least_s:.0f} s of the "
                     f"{limit_s:.0f} s: raise the batch's limits.eval_s"
@@ -99,52 +116,80 @@ class ProgramTestsEvaluator:
         return replace(self._tests, tests=tuple(result))
 
 
-async def _trial(fresh: FreshSandbox, tests: HiddenTests, program: str, timeout_s: float) -> Trial[Score]:
+def _as_called(test: StreamTest | CallTest, rule: FormRule | None) -> StreamTest | CallTest:
+    """Return a test with the arguments that the form's rule calls a function with."""
+    if rule is None or not isinstance(test, CallTest):
+        return test
+    return replace(test, arguments=rule.arguments(test.arguments))
+
+
+@dataclass(frozen=True, slots=True)
+class _Verdict:
+    """The farm's score of a program, and that of the authors of its row's form, if they have a rule."""
+
+    score: Score
+    authors: AuthorsScore | None = None
+
+
+async def _trial(fresh: FreshSandbox, tests: HiddenTests, program: str, timeout_s: float) -> Trial[_Verdict]:
     """Run the tests once, one after the other, in a fresh sandbox."""
+    rule = form_rule(tests.rule, tests.function) if tests.rule else None
+    n, is_call = len(tests.tests), isinstance(tests.tests[0], CallTest)
     try:
         async with observed() as conditions, fresh() as sandbox:
             began = time.monotonic()
-            runs = await _runs(CaseRunner(sandbox, tests), tests, program, timeout_s, conditions)
+            runs = await _runs(CaseRunner(sandbox, tests), tests, rule, program, timeout_s, conditions)
             tests_s = round(time.monotonic() - began, 3)
     except SandboxError as error:
         end = ProcessEnd(None, gone=str(error), conditions=conditions)
-        return Trial(Score(0.0, {"reason": f"it ended its sandbox: {error}"}), end)
+        score = Score(0.0, {"reason": f"it ended its sandbox: {error}"})
+        return Trial(_Verdict(score, rule.score((), n, is_call=True) if rule else None), end)
+    authors = rule.score([run.authors for run in runs], n, is_call) if rule else None
     runs = [replace(run, end=run.end.within(conditions)) for run in runs]
     if tests.compare == "checker":
         runs = await _checked(fresh, tests, runs)
     failed = [(number, run) for number, run in enumerate(runs) if run.failure]
-    n, n_passed = len(tests.tests), len(runs) - len(failed)
+    # after a failure tests run for the authors' score alone, if the row wants no share
+    n_passed = len(runs) - len(failed) if tests.partial or not failed else failed[0][0]
     details: dict[str, Any] = {"n_tests": n, "n_passed": n_passed, "passed": not failed, "tests_s": tests_s}
     if runs[-1].overran:
         details["overran"] = True
     if not failed:
-        return Trial(Score(1.0, details), runs[-1].end, passed=True)
+        return Trial(_Verdict(Score(1.0, details), authors), runs[-1].end, passed=True)
     # one that may be the farm's doing comes before all that are not
     number, run = next((each for each in failed if doing(each[1].end)[0] is not EndCause.POLICY), failed[0])
     details |= {"reason": f"test {number}: {run.failure}", "exit_code": run.end.code, "timed_out": run.end.timed_out}
     details |= {"last_words": run.stderr.decode("utf-8", "replace")}
-    return Trial(Score(n_passed / n if tests.partial else 0.0, details), run.end)
+    return Trial(_Verdict(Score(n_passed / n if tests.partial else 0.0, details), authors), run.end)
 
 
 @dataclass(frozen=True, slots=True)
 class _Run:
     """The run of one test: why it failed, its end, the end of its standard error, its output for a checker.
 
-    `overran`: it was not run, as the time of all tests was over.
+    `authors`: it passes as the authors of the row's form compare. `overran`: it was not run, as the time of all tests
+    was over.
     """
 
     failure: str
     end: ProcessEnd
     stderr: bytes
     output: str = ""
+    authors: bool = False
     overran: bool = False
 
 
 async def _runs(
-    runner: CaseRunner, tests: HiddenTests, program: str, timeout_s: float, conditions: Conditions
+    runner: CaseRunner,
+    tests: HiddenTests,
+    rule: FormRule | None,
+    program: str,
+    timeout_s: float,
+    conditions: Conditions,
 ) -> list[_Run]:
     """Run the tests until `timeout_s` have passed; `conditions` are those of all of them."""
     result: list[_Run] = []
+    values = rule.values() if rule else None
     began = time.monotonic()
     for test in tests.tests:
         if (spent_s := time.monotonic() - began) > timeout_s:
@@ -161,31 +206,60 @@ async def _runs(
             result.append(_Run(f"it left a sandbox in which no program can be written: {error}", result[-1].end, b""))
             break
         output = (output_of(ran) or "") if tests.compare == "checker" else ""
-        result.append(_Run(_failure(ran, test, tests), end, ran.stderr[-_SHOWN:], output))
-        if result[-1].failure and (not tests.partial or left_behind(ran)):
+        # millions of numbers take seconds, which the event loop has not
+        failure, authors = await asyncio.to_thread(_compared, ran, test, tests, rule, values)
+        result.append(_Run(failure, end, ran.stderr[-_SHOWN:], output, authors))
+        is_over = bool(failure) and not tests.partial
+        if rule and rule.needs_more([run.authors for run in result], isinstance(test, CallTest)):
+            is_over = False
+        if is_over or (failure and left_behind(ran)):
             break
     return result
 
 
-def _failure(result: ExecResult, test: StreamTest | CallTest, tests: HiddenTests) -> str:
-    """Return why a run does not pass its test; empty if it passes, or is for the checker to say."""
+def _compared(
+    result: ExecResult, test: StreamTest | CallTest, tests: HiddenTests, rule: FormRule | None, values: Values | None
+) -> tuple[str, bool]:
+    """Return why a run does not pass its test, and whether it passes as the authors compare.
+
+    The first is empty if it passes, or is for the checker to say.
+    """
+    if failure := _failure(result):
+        return failure, False
+    if isinstance(test, StreamTest):
+        output = output_of(result)
+        if output is None:
+            return "too much output", False
+        authors = rule is not None and rule.outputs(output, test.expected)
+        if tests.compare == "checker":
+            return "", authors
+        if rule is not None and tests.compare == FORM:
+            same = rule.farm_outputs(output, test.expected)
+        else:
+            same = same_output(output, test.expected, tests.compare)
+        return "" if same else "wrong output", authors
+    try:
+        value = value_of(result)
+    except NotData as error:
+        return str(error), False
+    authors = values is not None and values(test.arguments, value, test.expected[0])
+    if rule is not None and tests.compare == FORM:
+        same = any(rule.farm_values(test.arguments, value, expected) for expected in test.expected)
+    else:
+        eps = tolerance_of(tests.compare)
+        same = any(same_value(value, expected, eps) for expected in test.expected)
+    return "" if same else "wrong value", authors
+
+
+def _failure(result: ExecResult) -> str:
+    """Return why a run gave nothing to compare; empty if it did."""
     if result.timed_out:
         return "out of time"
     if result.code == LEFT_BEHIND:
         return "its processes could not be ended"
     if result.code != 0:
         return result.limit or f"exit code {result.code}"
-    output = output_of(result)
-    if output is None:
-        return "too much output"
-    if isinstance(test, StreamTest):
-        return "" if tests.compare == "checker" or same_output(output, test.expected, tests.compare) else "wrong output"
-    try:
-        value = value_of(result)
-    except NotData as error:
-        return str(error)
-    eps = tolerance_of(tests.compare)
-    return "" if any(same_value(value, expected, eps) for expected in test.expected) else "wrong value"
+    return ""
 
 
 async def _checked(fresh: FreshSandbox, tests: HiddenTests, runs: Sequence[_Run]) -> list[_Run]:

@@ -1,9 +1,10 @@
 """Calls one function of a program in a test sandbox: arguments come on standard input, the value goes out as data.
 
 What the program prints goes to standard error. Nothing in this process is trusted: it has the arguments of one test and
-no expected value. It runs after the source of `program_values.py`, with the Python of a sandbox (3.8 or newer).
+no expected value. It runs after the sources of `program_values.py` and
+`usual_names.py`, with the Python of a sandbox (3.8 or newer).
 
-`python3 -B -c SOURCE SOLUTION NAME`; input and output are JSON of `packed`.
+`python3 -B -c SOURCE SOLUTION NAME RULE`; input and output are JSON of `packed`.
 """
 
 from __future__ import annotations
@@ -14,17 +15,19 @@ import sys
 import types
 from typing import Any
 
+from workers.evaluators.program_tests.usual_names import lift_limits, usual_names
 from workers.evaluators.program_values import packed, unpacked
 
 
-def main(path: str, name: str) -> None:
+def main(path: str, name: str, rule: str) -> None:
+    lift_limits(rule)
     arguments = unpacked(json.loads(sys.stdin.buffer.read()))
     output = os.dup(1)
     os.dup2(2, 1)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     module = types.ModuleType("solution")
-    module.__dict__.update(_usual_names())
+    module.__dict__.update(usual_names(rule))
     sys.modules["solution"] = module
     with open(path, encoding="utf-8-sig") as file:  # noqa: PTH123
         source = file.read()
@@ -36,21 +39,6 @@ def main(path: str, name: str) -> None:
     os._exit(0)
 
 
-def _usual_names() -> dict[str, Any]:
-    """Return what the sites of such problems import for every program."""
-    scope: dict[str, Any] = {}
-    exec(  # noqa: S102
-        "import bisect, collections, functools, heapq, itertools, math, operator, random, re, string, sys\n"
-        "from collections import *\nfrom functools import *\nfrom heapq import *\nfrom itertools import *\n"
-        "from math import *\nfrom typing import *\n",
-        scope,
-    )
-    # as it hides the usual one
-    scope.pop("pow", None)
-    scope.pop("__builtins__", None)
-    return scope
-
-
 def _function(module: Any, name: str) -> Any:
     solution = getattr(module, "Solution", None)
     if solution is not None and hasattr(solution, name):
@@ -59,5 +47,4 @@ def _function(module: Any, name: str) -> Any:
 
 
 if __name__ == "__main__":
-    sys.setrecursionlimit(100_000)
-    main(sys.argv[1], sys.argv[2])
+    main(sys.argv[1], sys.argv[2], sys.argv[3])

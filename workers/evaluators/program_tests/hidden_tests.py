@@ -28,13 +28,15 @@ class HiddenTests:
     """The tests of one problem, all of one kind, and their limits.
 
     `function` is the name of the function, of `Solution` or of the module, for CallTests. `compare` is a mode of
-    `output_comparison.py`, `checker` the program of that mode. `partial`: the score is the share of tests that pass.
+    `output_comparison.py`, `checker` the program of that mode. `rule`, of `form_rules.py`, is that of a row's form;
+    empty for rows of no such form. `partial`: the score is the share of tests that pass.
     """
 
     tests: Sequence[StreamTest | CallTest]
     function: str = ""
     compare: str = "lines"
     checker: str = ""
+    rule: str = ""
     partial: bool = False
     time_s: float = 6.0
     memory_mb: int = 1024

@@ -4,23 +4,33 @@ from __future__ import annotations
 
 import math
 import re
+from decimal import Context, Decimal
 from typing import Any
 
+FORM = "form"
+"""The mode of rows whose form has a rule of its own: the farm's comparison of `form_rules.py`."""
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d{1,4})?")
 _INTEGER = re.compile(r"[-+]?\d+")
 _MAX_NUMBER_CHARS = 400
 _TOLERANCE = 1e-9
 """The difference, relative or absolute, that a value may have from an expected float."""
 _MAX_DEPTH = 200
+_MAX_EXPONENT = 400
+_MAX_WHOLE = 10**9
+_REAL_DECIMALS = 6
+"""Decimals from which an expected number is taken for a rounded one, and not for an exact one."""
+_MILLIONTH, _SMALL = 1e-6, 1e-9
+_NOISE = 1e-12
+_EXACTLY = Context(prec=60)
 
 
 def tolerance_of(compare: str) -> float | None:
     """Return the EPS of `float:EPS`, None for other modes. Raises ValueError for what is no mode."""
-    if compare in ("lines", "tokens", "checker"):
+    if compare in ("lines", "tokens", "checker", FORM):
         return None
     name, _, text = compare.partition(":")
     if name != "float" or not _NUMBER.fullmatch(text) or not 0 < float(text) < 1:
-        raise ValueError(f"{compare!r} is no way to compare: use lines, tokens, float:EPS or checker")
+        raise ValueError(f"{compare!r} is no way to compare: use lines, tokens, float:EPS, checker or form")
     return float(text)
 
 
@@ -57,16 +67,97 @@ def _near(ours: str, theirs: str, eps: float) -> bool:
     return math.isclose(float(ours), float(theirs), rel_tol=eps, abs_tol=eps)
 
 
-def same_value(value: Any, expected: Any, eps: float | None = None) -> bool:
+Tolerance = tuple[float, float]
+"""Of a difference from an expected number: relative to that, and absolute; the two are added."""
+
+
+def same_lines(
+    output: str, expected: str, *, close: Tolerance | None = None, counts_empty: bool = True, verdicts: bool = False
+) -> bool:
+    """Return whether an output is the expected one for a row whose form has a scorer of its own.
+
+    Lines but for space at both ends, of which words are the same texts. Numbers are equal as decimals. Where a number
+    with decimals is expected, one is right that is the same but for the noise of floating point, or, if six decimals
+    or more are shown, the same to the last of them or but for a millionth. An integer is exact.
+
+    `close`: the difference that a number may have where one with decimals is expected; and a number with decimals may
+    differ from an expected integer of up to nine digits by a millionth. Without `counts_empty` empty lines within are
+    left out. With `verdicts` a line of yes or no is so in any case.
+    """
+    ours, theirs = output.strip().split("\n"), expected.strip().split("\n")
+    if not counts_empty:
+        ours, theirs = [line for line in ours if line.strip()], [line for line in theirs if line.strip()]
+    return len(ours) == len(theirs) and all(
+        _same_line(a.strip(), b.strip(), close) or (verdicts and _same_verdict(a.strip(), b.strip()))
+        for a, b in zip(ours, theirs, strict=True)
+    )
+
+
+def same_words(output: str, expected: str, *, close: Tolerance | None = None) -> bool:
+    """Return whether an output has the expected words, whatever the space between them; numbers as in `same_lines`.
+
+    Yes and no are so in any case.
+    """
+    ours, theirs = output.split(), expected.split()
+    return len(ours) == len(theirs) and all(
+        _same_word(a, b, close) or _same_verdict(a, b) for a, b in zip(ours, theirs, strict=True)
+    )
+
+
+def _same_verdict(ours: str, theirs: str) -> bool:
+    return theirs.lower() in ("yes", "no") and ours.lower() == theirs.lower()
+
+
+def _same_line(ours: str, theirs: str, close: Tolerance | None) -> bool:
+    if ours == theirs:
+        return True
+    one, other = ours.split(), theirs.split()
+    if len(one) != len(other) or not all(_same_word(a, b, close) for a, b in zip(one, other, strict=True)):
+        return False
+    # between words the space may be what is asked for
+    return all(map(_NUMBER.fullmatch, other)) or re.findall(r"\s+", ours) == re.findall(r"\s+", theirs)
+
+
+def _same_word(ours: str, theirs: str, close: Tolerance | None) -> bool:
+    if ours == theirs:
+        return True
+    if not (_NUMBER.fullmatch(ours) and _NUMBER.fullmatch(theirs)):
+        return False
+    one, other = Decimal(ours), Decimal(theirs)
+    if one == other:
+        return True
+    if max(abs(one.adjusted()), abs(other.adjusted())) > _MAX_EXPONENT:
+        return False
+    difference, size = abs(_EXACTLY.subtract(one, other)), abs(other)
+    if _INTEGER.fullmatch(theirs):
+        return close is not None and size < _MAX_WHOLE and difference <= Decimal(_MILLIONTH)
+    if close and difference <= _within(size, *close):
+        return True
+    has_exponent = "e" in theirs.lower()
+    n_decimals = -int(other.as_tuple().exponent) if has_exponent else len(theirs.partition(".")[2])
+    if n_decimals < _REAL_DECIMALS:
+        return difference <= _within(size, _NOISE, _NOISE)
+    if difference <= _within(size, _MILLIONTH, _SMALL):
+        return True
+    return not has_exponent and 2 * difference <= Decimal(10) ** -n_decimals
+
+
+def _within(size: Decimal, relative: float, absolute: float) -> Decimal:
+    return _EXACTLY.add(_EXACTLY.multiply(Decimal(relative), size), Decimal(absolute))
+
+
+def same_value(
+    value: Any, expected: Any, eps: float | None = None, *, close: Tolerance = (_TOLERANCE, _TOLERANCE)
+) -> bool:
     """Return whether the value of a function is the expected one, as JSON would have it: a tuple is a list.
 
     Keys of JSON objects are texts: a key of another type is compared by its text. Numbers of which one is a float may
-    differ by `eps`; without it, only where a float is expected, by 1e-9.
+    differ by `eps`, relative or absolute; without it, only where a float is expected, as `close` says.
     """
-    return _same(value, expected, eps, _MAX_DEPTH)
+    return _same(value, expected, (eps, close), _MAX_DEPTH)
 
 
-def _same(value: Any, expected: Any, eps: float | None, depth: int) -> bool:
+def _same(value: Any, expected: Any, eps: tuple[float | None, Tolerance], depth: int) -> bool:
     if depth == 0:
         return False
     if isinstance(expected, list | tuple):
@@ -93,19 +184,21 @@ def _key(key: Any) -> str:
     return key if isinstance(key, str) else repr(key)[:_MAX_NUMBER_CHARS]
 
 
-def _same_number(value: Any, expected: Any, eps: float | None) -> bool:
+def _same_number(value: Any, expected: Any, eps: tuple[float | None, Tolerance]) -> bool:
     """Return whether two numbers are equal; True is 1, as it is to the graders of these data sets."""
     if not isinstance(value, int | float | complex):
         return False
     if value == expected:
         return True
-    inexact = (expected,) if eps is None else (value, expected)
+    any_float, (relative, absolute) = eps
+    inexact = (expected,) if any_float is None else (value, expected)
     if isinstance(value, complex) or isinstance(expected, complex):
         return False
     if not any(isinstance(each, float) for each in inexact):
         return False
-    eps = _TOLERANCE if eps is None else eps
     try:
-        return math.isclose(value, expected, rel_tol=eps, abs_tol=eps)
+        if any_float is not None:
+            return math.isclose(value, expected, rel_tol=any_float, abs_tol=any_float)
+        return math.isfinite(expected) and abs(value - expected) <= absolute + relative * abs(expected)
     except OverflowError:
         return False

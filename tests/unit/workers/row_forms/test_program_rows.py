@@ -14,8 +14,7 @@ import pytest
 from pydantic import ValidationError
 
 from workers.handlers.programs_handler import ProgramsHandler, ProgramsInstance
-from workers.row_forms.fenced_blocks import fenced_program
-from workers.row_forms.pickled_text import pickled_text
+from workers.row_forms.pickled_text import packed_json, pickled_text
 
 DATA = Path(__file__).parents[4] / "examples/data/programs"
 
@@ -91,6 +90,9 @@ def test_private_tests_may_be_a_pickled_text_and_nothing_that_runs() -> None:
         ({"function": "f", "tests": [{"arguments": [1], "expected": []}]}, "needs a `reference`"),
         ({"compare": "exact"}, "no way to compare"),
         ({"compare": "checker"}, "needs a `checker`"),
+        ({"compare": "form"}, "needs the `rule`"),
+        ({"rule": "mine"}, "is no rule of a form"),
+        ({"rule": "evalplus:mbpp:2"}, "a tolerance of 2"),
         ({"surprise": 1}, "surprise"),
     ],
 )
@@ -119,17 +121,59 @@ def test_rows_without_tests_are_refused(row: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "program"),
+    ("form", "rule"),
+    [("livecodebench", "livecodebench"), ("apps", "apps"), ("nemo_gym", "nemo_gym"), ("verl", "prime_code")],
+)
+def test_a_row_has_the_rule_of_its_form(form: str, rule: str) -> None:
+    rules = {(instance.rule, instance.compare) for instance in instances(form)}
+    assert rules == {(rule, "form")}
+    row = json.loads((DATA / f"{form}.jsonl").read_text().splitlines()[0])
+    assert ProgramsInstance.model_validate({**row, "compare": "tokens"}).compare == "tokens"
+
+
+PAIRS = {"inputs": ["1"], "outputs": ["2"]}
+LISTS = {"inputs": [[1]], "outputs": [[2]], "fn_name": "f"}
+STREAM = [{"input": "1", "output": "2", "testtype": "stdin"}]
+
+
+@pytest.mark.parametrize(
+    ("row", "rule"),
     [
-        ("```python\na\n```\nor\n```python\nb\n```", "b\n"),
-        ("```python\na\n```\n```\noutput\n```", "a\n"),
-        ("```\na\n```", "a\n"),
-        ("```cpp\na\n```", ""),
-        ("<think>```python\na\n```</think>", ""),
-        ("```python\na", ""),
-        ("print(1)", ""),
-        (None, ""),
+        ({"question": "q", "input_output": PAIRS}, "apps"),
+        ({"question": "q", "input_output": PAIRS, "raw_tags": "[]"}, "taco"),
+        ({"question": "q", "reward_model": {"ground_truth": json.dumps(PAIRS)}}, "prime_code"),
+        ({"question": "q", "reward_model": {"ground_truth": json.dumps(LISTS)}}, "apps"),
+        ({"question": "q", "reward_spec": {"ground_truth": json.dumps(STREAM)}}, "skyrl_lcb"),
+        ({"description": "q", "public_tests": {"input": ["1"], "output": ["2"]}}, "codecontests"),
+        (
+            {"task_id": "Mbpp/2", "prompt": "q", "entry_point": "f", "canonical_solution": "", "base_input": [[1]]},
+            "evalplus:mbpp:0.0",
+        ),
+        (
+            {
+                "task_id": "HumanEval/32",
+                "prompt": "q",
+                "entry_point": "f",
+                "canonical_solution": "",
+                "base_input": [[1]],
+                "atol": 1e-4,
+            },
+            "evalplus:humaneval:0.0001",
+        ),
+        ({"question": "q", "tests": [{"stdin": "1", "expected": "2"}]}, ""),
     ],
 )
-def test_the_program_of_an_answer_is_its_last_block(answer: str | None, program: str) -> None:
-    assert fenced_program(answer) == program
+def test_the_columns_say_which_rule(row: dict[str, Any], rule: str) -> None:
+    assert ProgramsInstance.model_validate(row).rule == rule
+
+
+def test_tests_of_nemo_gym_may_be_packed() -> None:
+    def row(tests: Any) -> dict[str, Any]:
+        return {"question": "q", "verifier_metadata": {"unit_tests": tests}}
+
+    text = base64.b64encode(zlib.compress(json.dumps(PAIRS).encode())).decode()
+    plain = ProgramsInstance.model_validate(row(PAIRS))
+    assert ProgramsInstance.model_validate(row({"packed": text, "fn_name": None})) == plain
+    for broken in ("!", text[:-8], base64.b64encode(zlib.compress(b"{")).decode()):
+        with pytest.raises(ValueError, match=r"tests|cut off"):
+            packed_json(broken)

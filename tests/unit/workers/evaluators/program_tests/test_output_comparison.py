@@ -4,7 +4,13 @@ from typing import Any
 
 import pytest
 
-from workers.evaluators.program_tests.output_comparison import same_output, same_value, tolerance_of
+from workers.evaluators.program_tests.output_comparison import (
+    same_lines,
+    same_output,
+    same_value,
+    same_words,
+    tolerance_of,
+)
 
 
 @pytest.mark.parametrize(
@@ -88,3 +94,66 @@ def test_a_value_that_is_too_deep_is_not_the_same() -> None:
 def test_another_way_to_compare_is_refused(compare: str) -> None:
     with pytest.raises(ValueError, match="is no way to compare"):
         tolerance_of(compare)
+
+
+@pytest.mark.parametrize(
+    ("output", "expected", "same"),
+    [
+        ("1.5\n", "1.50", True),
+        ("2.0", "2", True),
+        ("  *\n ***\n", "  *\n ***", True),
+        ("* *", "*  *", False),
+        ("1  2", "1 2", True),
+        ("YES 1.5", "YES 1.50", True),
+        ("YES  1.5", "YES 1.50", False),
+        ("yes", "YES", False),
+        ("0.3333333333333333", "0.333333333333", True),
+        ("0.3333333", "0.333333333333", True),
+        ("0.33333", "0.333333333333", False),
+        ("0.30000000000000004", "0.3", True),
+        ("0.31", "0.3", False),
+        ("12345678.90", "12345678.91", False),
+        ("3.0000000000000004", "3", False),
+        ("10000000000.9", "10000000000", False),
+        ("1606938044258990275541962092341162602522202993782792835301376.0", "1" + "0" * 60, False),
+        ("0.0000001", "0.0000002", False),
+        ("0.00000014", "0.0000001", True),
+        ("1.4e-7", "1e-07", False),
+        ("3\n\n4", "3\n4", False),
+        ("1_000", "1000", False),
+        ("nan", "1.5", False),
+        ("1e500", "1.5", False),
+        ("1e99999", "1.5", False),
+        ("", "", True),
+    ],
+)
+def test_rows_of_a_form_are_compared_by_number(output: str, expected: str, same: bool) -> None:
+    assert same_lines(output, expected) is same
+
+
+@pytest.mark.parametrize(
+    ("output", "expected", "same"),
+    [
+        ("0.42857142857142855", "0.4285714", True),
+        ("3.1416", "3.14159265", True),
+        ("2.9999999996", "3", True),
+        ("3.001", "3", False),
+        ("1000000001", "1000000000", False),
+        ("-1000000001", "-1000000000", False),
+        ("10000000000.9", "10000000000", False),
+        ("3", "2.9999999", True),
+        ("3\n\n4", "3\n4", True),
+        ("4\n3", "3\n4", False),
+        ("1 2 3", "3 2 1", False),
+    ],
+)
+def test_forms_that_compare_by_numpy_keep_integers_exact(output: str, expected: str, same: bool) -> None:
+    assert same_lines(output, expected, close=(1e-5, 1e-8), counts_empty=False) is same
+
+
+def test_words_and_verdicts_may_have_another_case() -> None:
+    assert same_lines("yes\nNO", "YES\nNo", verdicts=True)
+    assert not same_lines("yes 1", "YES 1", verdicts=True)
+    assert same_words("yes 1.000001\n2", "YES\n1.0 2", close=(0.0, 1e-5))
+    assert not same_words("Abc", "abc", close=(0.0, 1e-5))
+    assert not same_words("1 2", "1 2 3")

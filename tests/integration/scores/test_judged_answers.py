@@ -1,0 +1,53 @@
+"""Whole answers have the rewards that the scorers of their forms gave them, and the farm's rule errs on none.
+
+`tests/oracles` has the answers; `make test-oracles` asks the scorers again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from farm.errors import ToolError
+from tests.integration.scores.test_hidden_tests import fresh, runner
+from tests.oracles.whole_answers import REASONS, RECORDED, WHOLE_RULES, answers, is_known, is_right, row_of
+from tests.services.soak import at_length
+from workers.handlers.programs_handler import _PATH, ProgramsHandler, ProgramsInstance
+from workers.interfaces import FreshSandbox, Score
+
+__all__ = ["fresh", "runner"]
+
+SCORES = json.loads(RECORDED.read_text())
+EVERY = at_length(3, 1)
+"""Of so many answers one is played."""
+
+
+def test_the_recorded_scores_are_of_these_answers() -> None:
+    assert {rule: list(scores) for rule, scores in SCORES.items()} == {rule: [*answers()] for rule in WHOLE_RULES}
+    for names, rules, _ in REASONS:
+        assert [SCORES[rule][name] for rule in rules for name in names if SCORES[rule][name] == 1.0] == []
+
+
+@pytest.mark.parametrize("rule", WHOLE_RULES)
+def test_answers_have_the_scores_of_their_scorer_and_the_farm_s(
+    runner: asyncio.Runner, fresh: FreshSandbox, rule: str
+) -> None:
+    async def score(instance: ProgramsInstance, answer: str) -> Score:
+        async with fresh() as sandbox:
+            with pytest.raises(ToolError):
+                await sandbox.read_file(_PATH)
+            submission = await ProgramsHandler().collect(instance, sandbox, answer)
+        return await ProgramsHandler().evaluator(instance).evaluate(submission, fresh, 600.0)
+
+    offset, faults = WHOLE_RULES.index(rule), []
+    for name, answer in [*answers().items()][offset % EVERY :: EVERY]:
+        instance = ProgramsInstance.model_validate(row_of(rule, name))
+        assert instance.rule == rule
+        rewards, theirs = runner.run(score(instance, answer)).rewards, SCORES[rule][name]
+        if rewards["authors"] != pytest.approx(theirs) and not is_known(rule, name, theirs, rewards["authors"]):
+            faults.append(f"{name}: its scorer says {theirs}, the reward `authors` is {rewards['authors']}")
+        if rewards["farm"] != float(is_right(rule, name)):
+            faults.append(f"{name}: the farm says {rewards['farm']}")
+    assert faults == []

@@ -1,0 +1,171 @@
+"""The rules of programs beside the scorers of their forms: what these say of the cases, and where the farm's differs.
+
+The farm's reading of a scorer, by which rows have the reward `authors`, differs nowhere. Its own rule differs where a
+reason says so; a difference without a reason is a fault, and so is a reason without a difference.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.conftest import absent
+from tests.oracles.judge_cases import EVAL_PLUS, RULES, JudgedCase, asked, cases_of, value_of
+from workers.evaluators.program_tests.form_rules import FormRule, form_rule
+
+RECORDED = Path(__file__).parents[1] / "data" / "oracles" / "program_judges.json"
+PROGRAM = Path(__file__).parent / "programs" / "judge_outputs.py"
+ALL_RULES = (*RULES, *EVAL_PLUS)
+_NUMPY = ("prime_code", "apps", "taco")
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """A reason why cases of some kinds differ: `theirs` is what the scorer says. Without `rules`, of all rules."""
+
+    kinds: tuple[str, ...]
+    theirs: bool
+    reason: str
+    rules: tuple[str, ...] = ()
+
+    def explains(self, rule: str, case: JudgedCase, theirs: bool) -> bool:
+        """Return whether it is the reason for a difference."""
+        of_rule = not self.rules or rule.partition(":")[0] in self.rules
+        return of_rule and case.kind in self.kinds and theirs is self.theirs
+
+
+REASONS = (
+    Reason(
+        (
+            *("an integer off by one", "an integer as a float", "an integer that is close", "an integer and a half"),
+            "one of several is off",
+        ),
+        True,
+        "an integer is exact",
+    ),
+    Reason(
+        (
+            *("other order", "given twice", "a word twice", "a word more", "a line more", "one less", "lines joined"),
+            *("words with more space", "a small number", "fewer decimals"),
+        ),
+        True,
+        "words, numbers and lines have their order and number, and space between words is kept",
+        ("apps", "taco"),
+    ),
+    Reason(("other letters", "odd words"), True, "letters have their case, but for yes and no", ("codecontests",)),
+    Reason(("the first of several",), True, "the whole list is expected, not its first item", _NUMPY),
+    Reason(("another name of infinity",), True, "infinity and nan have the name that is expected"),
+    Reason(("odd numbers",), True, "infinity and nan have the name that is expected", ("codecontests",)),
+    Reason(("beyond doubles",), True, "what is too large for a double is not infinite", _NUMPY),
+    Reason(("marks in digits",), True, "numbers are written without underscores"),
+    Reason(("characters that end lines",), True, "a new line ends a line, and no other character", _NUMPY),
+    Reason(("a text for a number",), True, "a text is not a number", ("nemo_gym",)),
+    Reason(("rows of another length",), True, "rows have their length", ("evalplus",)),
+    Reason(
+        (
+            *("in another notation", "noise of floats", "noise of floats deeper", "off by 1e-7", "off by 1e-5"),
+            *("fewer decimals", "more decimals", "zeros at the end", "a number beside words", "odd numbers"),
+            *("an integer with a point", "an integer with a sign", "an integer with zeros", "an integer that is close"),
+            *("numbers with points", "numbers with more space", "marks in digits", "a small number"),
+        ),
+        False,
+        "numbers are compared as numbers, and to the decimals that are shown",
+    ),
+    Reason(
+        ("tuples in a list", "a tuple for a list", "a list for a tuple"), False, "a tuple is a list, as JSON has it"
+    ),
+    Reason(("whole numbers as keys",), False, "keys are texts, as JSON has them"),
+    Reason(("space at the ends", "an empty line within"), False, "space at the ends of lines is none", _NUMPY),
+    Reason(
+        ("characters that end lines", "words with more space"),
+        False,
+        "all that Python takes for space is space, and the same text is the same",
+        (*_NUMPY, "codecontests"),
+    ),
+    Reason(("a complex number",), False, "a number is compared by its value", ("prime_code",)),
+)
+
+
+@dataclass(slots=True)
+class JudgeAgreement:
+    """The cases of a rule: how many are right by the scorer, and differ by a reason; and the faults."""
+
+    n_right: int = 0
+    known: Counter[str] = field(default_factory=Counter)
+    faults: list[str] = field(default_factory=list)
+    used: set[Reason] = field(default_factory=set)
+
+
+def answers() -> dict[str, str]:
+    """Return what the scorers say: for each rule, a 0 or 1 for each case. Skips the test where they are not there."""
+    folder = Path(os.environ["FARM_TEST_ORACLES"]) / "judges"
+    if not (folder / ".venv").exists():
+        absent("the scorers of programs are not installed: tests/oracles/judges_environment.sh says why")
+    cases = {rule: [asked(rule, case) for case in cases_of(rule)] for rule in ALL_RULES}
+    command = [folder / ".venv" / "bin" / "python", PROGRAM, folder]
+    done = subprocess.run(command, input=json.dumps(cases), capture_output=True, text=True, timeout=1200)
+    assert done.returncode == 0, done.stderr[-4000:]
+    found: dict[str, str] = json.loads(done.stdout)
+    return found
+
+
+def recorded() -> dict[str, str]:
+    """Return the answers that were recorded, of cases that are still the same."""
+    content = json.loads(RECORDED.read_text())
+    assert content["cases"] == digest(), "the cases are others than those that were recorded"
+    found: dict[str, str] = content["answers"]
+    return found
+
+
+def record(found: dict[str, str]) -> None:
+    """Write down what the scorers say."""
+    RECORDED.write_text(json.dumps({"cases": digest(), "answers": found}, indent=1) + "\n")
+
+
+def digest() -> str:
+    """Return a digest of all cases."""
+    text = json.dumps([[rule, asked(rule, case)] for rule in ALL_RULES for case in cases_of(rule)])
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def compared(rule: str, theirs: str) -> JudgeAgreement:
+    """Compare the answers of a scorer with both rules of the farm."""
+    result, form, cases = JudgeAgreement(), form_rule(rule, "f"), cases_of(rule)
+    values = form.values()
+    assert len(cases) == len(theirs)
+    for case, mark in zip(cases, theirs, strict=True):
+        right = mark == "1"
+        result.n_right += right
+        authors, farm = _verdicts(form, values, rule, case)
+        line = f"{rule}: {case.kind}: {case.given[:80]!r} for {case.expected[:80]!r}"
+        if authors != right:
+            result.faults.append(f"{line}: its scorer says {right}, our reading of it {authors}")
+        if case.right is not None and farm != case.right:
+            result.faults.append(f"{line}: the farm says {farm}")
+        if farm == right:
+            continue
+        reason = next((each for each in REASONS if each.explains(rule, case, right)), None)
+        if reason is None:
+            result.faults.append(f"{line}: its scorer says {right}, the farm {farm}")
+        else:
+            result.known[reason.reason] += 1
+            result.used.add(reason)
+    return result
+
+
+def _verdicts(form: FormRule, values: object, rule: str, case: JudgedCase) -> tuple[bool, bool]:
+    if not case.is_value:
+        return form.outputs(case.given, case.expected), form.farm_outputs(case.given, case.expected)
+    value, expected = value_of(case.given), value_of(case.expected)
+    accepted: Sequence[object] = [expected]
+    if rule in _NUMPY and isinstance(expected, list) and len(expected) == 1:
+        # as rows of these forms are read
+        accepted = [expected, expected[0]]
+    assert callable(values)
+    return values((0,), value, expected), any(form.farm_values((0,), value, each) for each in accepted)

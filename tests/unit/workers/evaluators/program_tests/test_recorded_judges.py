@@ -1,0 +1,28 @@
+"""The rules of programs say what the scorers of their forms said; `make test-oracles` asks these again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.oracles.judge_doors import ALL_RULES, REASONS, compared, recorded
+
+PAGE = Path(__file__).parents[5] / "docs" / "reference" / "oracles.md"
+
+
+@pytest.mark.parametrize("rule", ALL_RULES)
+def test_recorded_answers_are_the_farm_s(rule: str) -> None:
+    marks = recorded()[rule]
+    found = compared(rule, marks)
+    assert found.faults == []
+    (row,) = [line.split(" | ") for line in PAGE.read_text().splitlines() if line.startswith(f"| `{rule}` |")]
+    assert [int(cell.strip(" |")) for cell in row[2:]] == [len(marks), found.n_right, found.known.total()]
+    assert len(marks) >= 300
+
+
+def test_each_reason_explains_a_difference_and_is_on_the_page() -> None:
+    used = {reason for rule, marks in recorded().items() for reason in compared(rule, marks).used}
+    assert [reason for reason in REASONS if reason not in used] == []
+    page = PAGE.read_text()
+    assert [reason.reason for reason in REASONS if f"| {reason.reason} |" not in page] == []

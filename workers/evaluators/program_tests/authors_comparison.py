@@ -1,0 +1,335 @@
+"""Comparisons of outputs and values as the scorers of well-known forms make them, whatever is right of that.
+
+Each is compared with the scorer's own code, on generated outputs: `tests/oracles`, `docs/reference/oracles.md`. What a
+scorer raises for is not equal. Outputs are texts, values plain data.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+
+_CLOSE = Decimal("1e-6")
+_CONTEST_DIFFERENCE = 1e-5
+
+
+def decimals_by_line(output: str, expected: str) -> bool:
+    """LiveCodeBench: as many lines, each the same but for space at its ends, or a list of equal decimals."""
+    return _by_line(output, expected, lambda ours, theirs: _decimals(ours, theirs, _equal_decimals))
+
+
+def close_decimals_by_line(output: str, expected: str) -> bool:
+    """NeMo Gym: as LiveCodeBench, with yes and no in any case, and decimals that are close, if not both are whole."""
+    return _by_line(
+        output,
+        expected,
+        lambda ours, theirs: (
+            (theirs.lower() in ("yes", "no") and ours.lower() == theirs.lower())
+            or _decimals(ours, theirs, _close_decimals)
+        ),
+    )
+
+
+def _by_line(output: str, expected: str, same: Callable[[str, str], bool]) -> bool:
+    ours, theirs = output.strip().split("\n"), expected.strip().split("\n")
+    return len(ours) == len(theirs) and all(
+        one.strip() == other.strip() or same(one.strip(), other.strip())
+        for one, other in zip(ours, theirs, strict=True)
+    )
+
+
+def _decimals(ours: str, theirs: str, same: Callable[[str, str], bool]) -> bool:
+    one, other = ours.split(), theirs.split()
+    try:
+        return len(one) == len(other) and all(map(same, one, other))
+    except (ArithmeticError, ValueError):
+        return False
+
+
+def _equal_decimals(ours: str, theirs: str) -> bool:
+    return Decimal(ours) == Decimal(theirs)
+
+
+def _close_decimals(ours: str, theirs: str) -> bool:
+    one, other = Decimal(ours), Decimal(theirs)
+    if one == other:
+        return True
+    if not any("." in text or "e" in text.lower() for text in (ours, theirs)):
+        return False
+    if not (one.is_finite() and other.is_finite()):
+        return False
+    difference = abs(other - one)
+    return difference <= _CLOSE or difference / max(abs(other), Decimal(1)) <= _CLOSE
+
+
+def close_by_line(output: str, expected: str) -> bool:
+    """verl's prime_code: as a whole or line by line the same, or each line one number that is close.
+
+    Numbers are close as numpy has it, unless all lines are digits alone.
+    """
+    found = _same_lines(output, expected)
+    if found is not None:
+        return found
+    ours = [line for line in output.splitlines() if line]
+    theirs = _full_lines(expected)
+    if len(ours) != len(theirs) or all(a.isdigit() and b.isdigit() for a, b in zip(ours, theirs, strict=True)):
+        return False
+    return _close_numbers(ours, theirs)
+
+
+def loose_by_line(output: str, expected: str) -> bool:
+    """APPS: as prime_code, but of digits too, and else the same words, or numbers to three places, in any order."""
+    found = _same_lines(output, expected)
+    if found is not None:
+        return found
+    ours = [line for line in output.splitlines() if line]
+    theirs = _full_lines(expected)
+    if _close_numbers(ours, theirs):
+        return True
+    return _same_sets([line.split() for line in ours], [line.split() for line in theirs])
+
+
+def loose_as_text(output: str, expected: str) -> bool:
+    """TACO: the same but for space at the ends; else what its scorer makes of the characters of the output."""
+    if output.strip() == expected.strip():
+        return True
+    theirs = [line.strip() for line in expected.split("\n") if line]
+    # its scorer reads numbers and words of a text, which is a row of single characters
+    if _close_numbers(list(output), theirs):
+        return True
+    return _same_sets([list(word) for word in set(output.split())], [line.split() for line in theirs])
+
+
+def _same_lines(output: str, expected: str) -> bool | None:
+    """Return True if the lines are the same but for space and empty lines, as APPS has it; else None."""
+    lines = output.splitlines()
+    wanted = expected.strip()
+    if "\n".join(lines).strip() == wanted or "\n".join(line.strip() for line in lines).strip() == wanted:
+        return True
+    theirs = _full_lines(expected)
+    return True if theirs in (lines, [line for line in lines if line]) else None
+
+
+def _full_lines(text: str) -> list[str]:
+    return [line.strip() for line in text.split("\n") if line]
+
+
+def _close_numbers(ours: Sequence[str], theirs: Sequence[str]) -> bool:
+    try:
+        return len(ours) == len(theirs) and bool(np.allclose(list(map(float, ours)), list(map(float, theirs))))
+    except (ValueError, OverflowError):
+        return False
+
+
+def _same_sets(ours: Sequence[Sequence[str]], theirs: Sequence[Sequence[str]]) -> bool:
+    if {frozenset(words) for words in ours if words} == {frozenset(words) for words in theirs}:
+        return True
+    try:
+        return {frozenset(round(float(word), 3) for word in words) for words in ours if words} == {
+            frozenset(round(float(word), 3) for word in words) for words in theirs
+        }
+    except (ValueError, OverflowError):
+        return False
+
+
+def near_words(output: str, expected: str) -> bool:
+    """CodeContests: the same words but for case, or numbers that differ by less than 1e-5."""
+    ours, theirs = _contest_words(output), _contest_words(expected)
+    return ours == theirs or (
+        len(ours) == len(theirs) and all(_near(one, other) for one, other in zip(ours, theirs, strict=True))
+    )
+
+
+def _contest_words(text: str) -> list[str]:
+    folded = "".join(char.lower() if char.isascii() else char for char in text)
+    for blank in "\n\t\r\v":
+        folded = folded.replace(blank, " ")
+    return [word for word in folded.split(" ") if word]
+
+
+def _near(ours: str, theirs: str) -> bool:
+    one, other = _contest_number(ours), _contest_number(theirs)
+    if one is None or other is None:
+        return ours == theirs
+    return abs(one - other) < _CONTEST_DIFFERENCE
+
+
+def _contest_number(word: str) -> float | None:
+    """Return a word as C++ reads a double; None for none."""
+    if not word.isascii() or "_" in word:
+        return None
+    try:
+        return float(word)
+    except ValueError:
+        return None
+
+
+def equal_value(value: Any, expected: Any) -> bool:
+    """LiveCodeBench: equal, where a tuple is a list if it is the value itself."""
+    return bool(_listed(value) == expected)
+
+
+def equal_or_close_value(value: Any, expected: Any) -> bool:
+    """NeMo Gym: equal as LiveCodeBench has it, or the same JSON, or close, also the items of a list.
+
+    One of two that are close is a float, and the other may be a text.
+    """
+    value = _listed(value)
+    if value == expected:
+        return True
+    try:
+        if json.dumps(value) == json.dumps(expected):
+            return True
+    except (TypeError, ValueError, RecursionError):
+        pass
+    try:
+        if _close_values(value, expected):
+            return True
+        if not isinstance(value, list) or not isinstance(expected, list) or len(value) != len(expected):
+            return False
+        return all(map(_close_values, value, expected))
+    except OverflowError:
+        return False
+
+
+def _close_values(value: Any, expected: Any) -> bool:
+    if value == expected:
+        return True
+    both = (value, expected)
+    if any(isinstance(each, bool) for each in both) or not any(isinstance(each, float) for each in both):
+        return False
+    if not all(isinstance(each, int | float | str) for each in both):
+        return False
+    try:
+        return bool(np.allclose(float(value), float(expected)))
+    except (TypeError, ValueError):
+        return False
+
+
+def equal_or_wrapped_value(value: Any, expected: Any) -> bool:
+    """APPS and TACO: equal to the expected value or its first item, where tuples in a list are lists for the latter."""
+    value, expected = _listed(value), with_whole_keys(expected)
+    if value == expected:
+        return True
+    if isinstance(expected, list) and expected and value == expected[0]:
+        return True
+    try:
+        return isinstance(value[0], tuple) and [list(item) for item in value] == expected[0]
+    except (TypeError, LookupError):
+        return False
+
+
+def written_value(value: Any, expected: Any) -> bool:
+    """verl's prime_code: as APPS, of a value that JSON can hold."""
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError, RecursionError):
+        return False
+    return equal_or_wrapped_value(value, expected)
+
+
+def with_whole_keys(expected: Any) -> Any:
+    """Return an expected value as APPS has it: an object whose keys are whole numbers has these as keys, in a list."""
+    first = expected[0] if isinstance(expected, list) and expected else expected
+    if not isinstance(first, dict):
+        return expected
+    try:
+        return [{int(key): item for key, item in first.items()}]
+    except ValueError:
+        return expected
+
+
+def arguments_with_whole_keys(arguments: Sequence[Any]) -> Sequence[Any]:
+    """Return the arguments as APPS calls with them: an object with whole numbers as keys is then the only one."""
+    if not arguments or not isinstance(arguments[0], dict):
+        return arguments
+    try:
+        return [{int(key): item for key, item in arguments[0].items()}]
+    except ValueError:
+        return arguments
+
+
+def _listed(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def eval_plus(dataset: str, function: str, atol: float) -> Callable[[Sequence[Any], Any, Any], bool]:
+    """Return EvalPlus's comparison of the tests of one problem in their order: once a float is expected, it is close.
+
+    `dataset` is `humaneval` or `mbpp`. It gets arguments, value and expected value.
+    """
+    # the scorer's own variable is kept from one test to the next
+    kept = [atol]
+
+    def same(arguments: Sequence[Any], value: Any, expected: Any) -> bool:
+        try:
+            return _as_eval_plus(dataset, function, arguments, value, expected, kept)
+        except Exception:
+            # as the scorer takes whatever is raised
+            return False
+
+    return same
+
+
+def _as_eval_plus(
+    dataset: str, function: str, arguments: Sequence[Any], value: Any, expected: Any, kept: list[float]
+) -> bool:
+    special = special_of_eval_plus(dataset, function, arguments, value, expected, kept[0])
+    if function == "find_zero" and dataset == "humaneval":
+        return bool(special)
+    exact = special if dataset == "mbpp" and function in (*_SETS, *_NOT_NONE) else special or value == expected
+    if kept[0] == 0 and _are_floats(expected):
+        kept[0] = 1e-6
+    if exact or kept[0] == 0:
+        return bool(exact)
+    if type(value) is not type(expected) or (isinstance(expected, list | tuple) and len(value) != len(expected)):
+        return False
+    return bool(np.allclose(value, expected, rtol=1e-07, atol=kept[0]))
+
+
+def special_of_eval_plus(
+    dataset: str, function: str, arguments: Sequence[Any], value: Any, expected: Any, atol: float
+) -> bool:
+    """Return whether EvalPlus takes a value by a rule of that problem alone. Raises whatever such a rule does."""
+    if dataset == "humaneval":
+        if function != "find_zero":
+            return False
+        return bool(abs(sum(factor * math.pow(value, power) for power, factor in enumerate(arguments[0]))) <= atol)
+    if function in _SETS:
+        return set(value) == set(expected)
+    if function in _NOT_NONE:
+        return bool((value if isinstance(value, bool) else value is not None) == expected)
+    if function == "surface_Area":
+        return bool(value == expected or abs(value - _pyramid_surface(*arguments)) <= atol)
+    if function == "digit_distance_nums":
+        return bool(value == _digit_distance(*arguments))
+    return function == "are_equivalent" or (function == "sum_div" and value == 0)
+
+
+_SETS = (
+    *("similar_elements", "find_char_long", "common_in_nested_lists", "extract_singly", "larg_nnum"),
+    *("intersection_array", "find_dissimilar", "Diff"),
+)
+_NOT_NONE = ("check_str", "text_match_three", "text_starta_endb")
+
+
+def _are_floats(value: Any) -> bool:
+    items = value if isinstance(value, list | tuple) and value else [value]
+    return all(isinstance(item, float) for item in items)
+
+
+def _pyramid_surface(base: float, height: float) -> int:
+    """Return the surface of a pyramid of that height over a square."""
+    slant = math.sqrt((base / 2) ** 2 + height**2)
+    return round(base**2 + 4 * (base * slant) / 2)
+
+
+def _digit_distance(one: int, other: int) -> int:
+    """Return the sum of the differences of the digits, the shorter number with zeros before it."""
+    width = max(len(str(one)), len(str(other)))
+    return sum(abs(int(a) - int(b)) for a, b in zip(str(one).zfill(width), str(other).zfill(width), strict=True))

@@ -1,0 +1,122 @@
+"""The rules that the authors of well-known forms score programs by, each beside the farm's for rows of that form.
+
+The farm's accepts what is right and the authors accept, without what makes a wrong answer right: integers that are
+close, words in another order, a wrong item of the expected list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from workers.evaluators.authors_score import AuthorsScore
+from workers.evaluators.program_tests import authors_comparison as theirs
+from workers.evaluators.program_tests.output_comparison import same_lines, same_value, same_words
+
+Outputs = Callable[[str, str], bool]
+Values = Callable[[Sequence[Any], Any, Any], bool]
+"""Comparison of a value: of the arguments, the value and the expected value."""
+
+
+@dataclass(frozen=True, slots=True)
+class FormRule:
+    """Comparisons for the rows of one form: that of its authors, and the farm's.
+
+    `values` begins the comparison of all tests of a program, in their order. `n_partial`: where not all tests pass,
+    the authors' score of a program of standard input is the share of so many first ones. `imports`: programs have
+    names without importing them, by this name in `usual_names.py`; empty: a program of standard input is a script.
+    """
+
+    name: str
+    outputs: Outputs
+    values: Callable[[], Values]
+    farm_outputs: Outputs
+    farm_values: Values
+    arguments: Callable[[Sequence[Any]], Sequence[Any]] = list
+    n_partial: int = 0
+    imports: str = ""
+
+    def needs_more(self, passed: Sequence[bool], is_call: bool) -> bool:
+        """Return whether the authors' score of a program depends on tests after these."""
+        return all(passed) or (not is_call and len(passed) < self.n_partial)
+
+    def score(self, passed: Sequence[bool], n_tests: int, is_call: bool) -> AuthorsScore:
+        """Return the authors' score of a program that passed these of its first tests, as they compare."""
+        if len(passed) == n_tests and all(passed):
+            return AuthorsScore(self.name, 1.0, right=True)
+        n = min(self.n_partial, n_tests)
+        value = sum(passed[:n]) / n if n and not is_call else 0.0
+        return AuthorsScore(self.name, value, right=value == 1.0)
+
+
+def form_rule(text: str, function: str = "") -> FormRule:
+    """Return the rule of a name; `evalplus:DATASET:ATOL` has the data set and its tolerance. Raises ValueError."""
+    name, *options = text.split(":")
+    if name == "evalplus" and len(options) == 2 and options[0] in ("humaneval", "mbpp"):
+        return _eval_plus(options[0], function, float(options[1]))
+    if options or name not in _RULES:
+        raise ValueError(f"{text!r} is no rule of a form: use {', '.join(_RULES)} or evalplus:humaneval|mbpp:ATOL")
+    return _RULES[name]
+
+
+def _plain(compare: Callable[[Any, Any], bool]) -> Values:
+    return lambda arguments, value, expected: compare(value, expected)
+
+
+def _always(values: Values) -> Callable[[], Values]:
+    return lambda: values
+
+
+def _eval_plus(dataset: str, function: str, atol: float) -> FormRule:
+    if not 0 <= atol < 1:
+        raise ValueError(f"a tolerance of {atol}: it is at least 0 and less than 1")
+
+    def farm_values(arguments: Sequence[Any], value: Any, expected: Any) -> bool:
+        try:
+            special = theirs.special_of_eval_plus(dataset, function, arguments, value, expected, atol)
+        except Exception:
+            special = False
+        return special or same_value(value, expected, close=(1e-7, max(atol, 1e-6)))
+
+    return FormRule(
+        name="evalplus",
+        outputs=theirs.decimals_by_line,
+        values=partial(theirs.eval_plus, dataset, function, atol),
+        farm_outputs=same_lines,
+        farm_values=farm_values,
+    )
+
+
+_EXACT = _plain(same_value)
+_CLOSE = _plain(partial(same_value, close=(1e-5, 1e-8)))
+_EQUAL = _always(_plain(theirs.equal_value))
+_WRAPPED = _always(_plain(theirs.equal_or_wrapped_value))
+_loose_lines: Outputs = partial(same_lines, close=(1e-5, 1e-8), counts_empty=False)
+
+
+def _of_apps(name: str, outputs: Outputs, values: Callable[[], Values] = _WRAPPED, n_partial: int = 0) -> FormRule:
+    keys = theirs.arguments_with_whole_keys
+    return FormRule(name, outputs, values, _loose_lines, _EXACT, keys, n_partial=n_partial, imports=name)
+
+
+_RULES: Mapping[str, FormRule] = {
+    rule.name: rule
+    for rule in (
+        FormRule("livecodebench", theirs.decimals_by_line, _EQUAL, same_lines, _EXACT, imports="livecodebench"),
+        FormRule("skyrl_lcb", theirs.decimals_by_line, _EQUAL, same_lines, _EXACT, imports="skyrl_lcb"),
+        FormRule(
+            "nemo_gym",
+            theirs.close_decimals_by_line,
+            _always(_plain(theirs.equal_or_close_value)),
+            partial(same_lines, close=(1e-6, 1e-6), verdicts=True),
+            _CLOSE,
+            imports="nemo_gym",
+        ),
+        _of_apps("prime_code", theirs.close_by_line, _always(_plain(theirs.written_value)), n_partial=10),
+        _of_apps("apps", theirs.loose_by_line),
+        _of_apps("taco", theirs.loose_as_text),
+        FormRule("codecontests", theirs.near_words, _EQUAL, partial(same_words, close=(0.0, 1e-5)), _EXACT),
+    )
+}
