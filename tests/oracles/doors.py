@@ -19,13 +19,13 @@ from typing import Any
 from farm.errors import FarmError
 from tests.conftest import absent
 from tests.oracles import our_reading
-from tests.oracles.answer_cases import LIBRARY, RULES, answer_cases
-from tests.oracles.reward_cases import gate_cases, reward_cases, total_cases
-from tests.oracles.screen_cases import screen_cases
-from tests.oracles.task_cases import TASK as HARBOR_TASK
-from tests.oracles.task_cases import task_cases
-from tests.oracles.terminal_bench_cases import TASK as TERMINAL_BENCH_TASK
-from tests.oracles.terminal_bench_cases import conversion_cases, output_cases, task_yaml_cases
+from tests.oracles.cases.answer_cases import LIBRARY, RULES, answer_cases
+from tests.oracles.cases.reward_cases import gate_cases, reward_cases, total_cases
+from tests.oracles.cases.screen_cases import screen_cases
+from tests.oracles.cases.task_cases import TASK as HARBOR_TASK
+from tests.oracles.cases.task_cases import task_cases
+from tests.oracles.cases.terminal_bench_cases import TASK as TERMINAL_BENCH_TASK
+from tests.oracles.cases.terminal_bench_cases import conversion_cases, output_cases, task_yaml_cases
 from workers.evaluators.answers.equality import of_whole_response
 
 ROOT = Path(__file__).parents[2]

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.conftest import absent
-from tests.oracles.judge_cases import EVAL_PLUS, RULES, JudgedCase, asked, cases_of, value_of
+from tests.oracles.cases.judge_cases import EVAL_PLUS, RULES, JudgedCase, asked, cases_of, value_of
 from workers.evaluators.program_tests.form_rules import FormRule, form_rule
 
 RECORDED = Path(__file__).parents[1] / "data" / "oracles" / "program_judges.json"

@@ -19,8 +19,8 @@ from farm.tasks.harbor_config import EnvironmentTable, HealthcheckTable, StepTab
 from farm.tasks.harbor_folder import task_folder
 from farm.tasks.harbor_instance import HarborInstance
 from farm.tasks.harbor_needs import needs_of
-from tests.oracles.answer_cases import AnswerCase
-from tests.oracles.terminal_bench_cases import TASK
+from tests.oracles.cases.answer_cases import AnswerCase
+from tests.oracles.cases.terminal_bench_cases import TASK
 from workers.evaluators.answers.authors.answer_key import AnswerKey
 from workers.evaluators.answers.authors.rules import RULES
 from workers.handler_options import TaskContext

@@ -10,7 +10,7 @@ import asyncio
 import pytest
 
 from tests.integration.answers.conftest import no_sandbox
-from tests.oracles.answer_cases import LIBRARY, RULES, AnswerCase, answer_cases
+from tests.oracles.cases.answer_cases import LIBRARY, RULES, AnswerCase, answer_cases
 from workers.evaluators.answers.equivalence import EquivalenceEvaluator, Reference
 from workers.interfaces import Score, Submission
 

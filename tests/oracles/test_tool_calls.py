@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.oracles.tool_call_cases import RECORDS, TOOLS, WRITERS, Case, Read, agrees, cases, faults, ours
+from tests.oracles.cases.tool_call_cases import RECORDS, TOOLS, WRITERS, Case, Read, agrees, cases, faults, ours
 
 PYTHON = Path(os.environ.get("FARM_TEST_ORACLES", "")) / "tool_calls" / ".venv" / "bin" / "python"
 PROGRAM = Path(__file__).parent / "programs" / "parse_tool_calls.py"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from tests.oracles.task_cases import config
+from tests.oracles.cases.task_cases import config
 
 _DOCKERFILE = "FROM debian:bookworm-slim\nWORKDIR /app\n"
 _LOGS = "/logs/verifier"

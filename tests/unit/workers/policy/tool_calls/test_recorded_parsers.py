@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.oracles.tool_call_cases import RECORDS, WRITERS, Case, agrees, faults
+from tests.oracles.cases.tool_call_cases import RECORDS, WRITERS, Case, agrees, faults
 
 RECORDED = [json.loads(line) for line in RECORDS.read_text().splitlines()]
 

@@ -6,7 +6,7 @@ import itertools
 import json
 import random
 
-from tests.oracles.task_cases import Files
+from tests.oracles.cases.task_cases import Files
 
 _COMPOSE = """\
 services:

@@ -15,7 +15,7 @@ from workers.policy.tool_calls import parser
 Call: TypeAlias = tuple[str, dict[str, Any]]
 Read: TypeAlias = Sequence[Sequence[Any]]
 """Names and arguments as a parser reads them; None in place of the arguments of a malformed call."""
-RECORDS = Path(__file__).parents[1] / "data" / "oracles" / "tool_call_parsers.jsonl"
+RECORDS = Path(__file__).parents[2] / "data" / "oracles" / "tool_call_parsers.jsonl"
 
 
 @dataclass(frozen=True, slots=True)

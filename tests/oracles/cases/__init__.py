@@ -1,0 +1,1 @@
+"""The cases that oracles are asked about, written down or drawn."""
