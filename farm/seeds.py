@@ -1,6 +1,7 @@
 """The seeds of draws: each call of each rollout has one of its own, and the same request has the same ones.
 
-A stable hash of (seed, instance, place in the batch, sample) seeds a rollout; its later calls, and the parts of an
+A stable hash of (seed, instance, place in the batch, sample) seeds a rollout, and a trainer's steps hash its seed with
+their number first; its later calls, and the parts of an
 answer that a weight update cut in two, hash that with their number and with the tokens before them. So no two draws
 are tied, as `seed + k` would tie sample k of all instances and all turns, and nothing depends on when or where a
 rollout is played.
@@ -15,6 +16,15 @@ from typing import Any
 
 _BITS = 63
 """Bits of a seed that vLLM takes; servers that take fewer are sent the lower bits."""
+
+
+_MOST = 2**63 - 1024
+"""No seed of a request is as high."""
+
+
+def step_seed(seed: int, step: int) -> int:
+    """Return the seed of a step's batch, or of a collector's wave, from that of its run."""
+    return _hashed(seed, "step", step) % _MOST
 
 
 def rollout_seed(

@@ -31,12 +31,13 @@ class CompletionWire(Wire):
     name = "completion"
     path = "/completion"
     advice = "its /completion takes no token ids: rollouts on it are text only and cannot be trained on"
+    lacks = frozenset({"min_tokens", "stop_token_ids", "cache_salt"})
     always_streams = True
     ends_with_done = False
 
     def body(self, ask: GenerationRequest) -> dict[str, Any]:
         """Return the body. The model is not named: the server has one."""
-        sampling = _NEUTRAL | sampling_fields(ask.sampling)
+        sampling = _NEUTRAL | sampling_fields(ask.sampling, ask.max_tokens, repetition_penalty="repeat_penalty")
         if "seed" in sampling:
             sampling["seed"] &= SHORT_SEED
         return {"prompt": ask.prompt, "n_predict": ask.max_tokens, "n_probs": 1, "stream": True} | sampling

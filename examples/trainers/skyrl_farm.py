@@ -1,7 +1,7 @@
 """SkyRL with a farm for its generator: an entry point, and a data set for it.
 
     python examples/trainers/skyrl_farm.py examples/problems.jsonl train.parquet   # writes the data set
-    python examples/trainers/skyrl_farm.py data.train_data="['train.parquet']" generator.n_samples_per_prompt=8 ...
+    python examples/trainers/skyrl_farm.py data.train_data="['train.parquet']" generator.max_turns=8 ...
 
 The farm's address is FARM_STORE_URL, as for every client.
 """
@@ -28,7 +28,7 @@ def main() -> None:
         """SkyRL's experiment, with the farm's generator."""
 
         def get_generator(self, cfg: Any, tokenizer: Any, inference_engine_client: Any) -> FarmGenerator:
-            return farm_generator(cfg, len(tokenizer))
+            return farm_generator(cfg, len(tokenizer), inference_engine_client)
 
     @ray.remote(num_cpus=1)  # type: ignore[untyped-decorator, unused-ignore]
     def train(cfg: Any) -> None:
@@ -40,7 +40,7 @@ def main() -> None:
     ray.get(train.remote(cfg))
 
 
-def farm_generator(cfg: Any, vocabulary: int) -> FarmGenerator:
+def farm_generator(cfg: Any, vocabulary: int, inference_engine_client: Any = None) -> FarmGenerator:
     """Return the generator for a configuration of SkyRL's."""
     return FarmGenerator(
         farm.connect(),
@@ -49,7 +49,7 @@ def farm_generator(cfg: Any, vocabulary: int) -> FarmGenerator:
         max_seq_len=cfg.trainer.algorithm.max_seq_len,
         vocabulary=vocabulary,
         too_long="cut",
-        settings={"limits": farm.Limits(max_turns=8, max_tokens=2048)},
+        inference_engine_client=inference_engine_client,
     )
 
 

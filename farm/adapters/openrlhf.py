@@ -8,6 +8,7 @@ advantage is 0 under every estimator that subtracts the mean of the group (`grou
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
@@ -70,9 +71,14 @@ def response_fields(rollout: Rollout, segment: Segment, reward: float) -> dict[s
 
 
 def placeholder_fields(row: StepRow) -> dict[str, Any]:
-    """Return the fields of a row that is not to train: one token of it, without an advantage, as said above."""
+    """Return the fields of a row that is not to train: one token of it, without an advantage, as said above.
+
+    Of a group of which nothing was scored the score is out of every range of `dynamic_filtering`, which drops it.
+    """
     fields = response_fields(row.rollout, row.segments[0].cut(1), row.reward)
     n_prompt = len(row.segments[0].prompt_ids)
+    if row.alone:
+        fields["scores"] = -math.inf
     return fields | {"action_ranges": [(n_prompt, n_prompt + 1)], "truncated": False}
 
 

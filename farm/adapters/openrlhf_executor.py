@@ -26,6 +26,7 @@ from farm.adapters.openrlhf import placeholder_fields, response_fields
 from farm.adapters.sample_window import RewardsSoFar, SampleWindow
 from farm.adapters.single_row import RowLimits, StepRow, TooLong, rows_of_step
 from farm.adapters.step_checks import check_count
+from farm.adapters.trainer_sampling import TrainerSampling, limits_of
 from farm.adapters.trainer_step import TrainerRun, instance_of
 from farm.client.connect import connect as connect_farm
 from farm.client.farm import Farm
@@ -33,6 +34,7 @@ from farm.errors import InvalidRequest
 from farm.records.request import Instance, SamplingParams
 
 _LABEL = "label"
+SAMPLING = TrainerSampling("sampling_params")
 
 
 class FarmAgentExecutor(AgentExecutorBase):  # type: ignore[misc, unused-ignore]
@@ -80,12 +82,21 @@ class FarmAgentExecutor(AgentExecutorBase):  # type: ignore[misc, unused-ignore]
         with self._lock:
             self._n_groups += 1
             step = self._n_groups
-        rollouts = self._player.play([call.instance for call in calls], step, sampling=_sampling(first.sampling_params))
+        fields = {"sampling": SAMPLING.params(_changed(first.sampling_params))}
+        request: dict[str, Any] = {name: value for name, value in fields.items() if name not in self.settings}
+        request["limits"] = limits_of(self.settings, max_row_tokens=first.max_length)
+        rollouts = self._player.play([call.instance for call in calls], step, **request)
         check_count(len(rollouts), len(calls))
         limits = RowLimits(
             total_tokens=first.max_length, vocabulary=self.vocabulary, too_long=self.too_long, total_option="max_len"
         )
-        step_rows = rows_of_step(rollouts, limits=limits, pad_id=first.eos_token_id, fallback=self._so_far.fallback())
+        step_rows = rows_of_step(
+            rollouts,
+            limits=limits,
+            pad_id=first.eos_token_id,
+            fallback=self._so_far.fallback(),
+            groups=[0] * len(rollouts),
+        )
         self._so_far.take([row.reward for row in step_rows if row.scored])
         return _without_advantage(step_rows)
 
@@ -109,12 +120,15 @@ class _Call:
         self.eos_token_id = eos_token_id
 
 
-def _sampling(params: Any) -> SamplingParams:
-    """Return vLLM's sampling parameters as ours, as far as OpenRLHF sets them."""
-    top_k = int(params.top_k)
-    return SamplingParams(
-        temperature=float(params.temperature),
-        top_p=float(params.top_p),
-        top_k=None if top_k in (-1, 0) else top_k,
-        max_tokens=params.max_tokens,
-    )
+def _changed(params: Any) -> dict[str, Any]:
+    """Return the fields of vLLM's sampling parameters: those that say how tokens are drawn, and others that are set."""
+    own = {name: value for name, value in _fields_of(params).items() if not name.startswith("_")}
+    default = _fields_of(type(params)())
+    return {
+        name: value for name, value in own.items() if name in SamplingParams.model_fields or value != default.get(name)
+    }
+
+
+def _fields_of(params: Any) -> dict[str, Any]:
+    names = getattr(params, "__struct_fields__", None) or vars(params)
+    return {name: getattr(params, name) for name in names}

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -155,13 +155,24 @@ class FarmRuntime:
 def use_runtime(trainer: Any, runtime: FarmRuntime) -> None:
     """Have an rLLM `UnifiedTrainer` play on this runtime in place of the one that its config named.
 
-    rLLM makes runtimes by name and has no registry for others. Raises InvalidRequest if the trainer has no remote
-    runtime, which `rllm.remote_runtime.enabled` turns on.
+    rLLM makes runtimes by name and has no registry for others. It gives a rollout that broke the reward 0, unless its
+    filter leaves out such ends: that is turned on (`rllm.compact_filtering.mask_error`), and nothing else of it. Raises
+    InvalidRequest if the trainer has no remote runtime, which `rllm.remote_runtime.enabled` turns on.
     """
     if getattr(trainer, "_remote_runtime", None) is None or not hasattr(trainer.agent_workflow_engine, "runtime"):
         raise InvalidRequest("the trainer has no remote runtime: set it to true", field="rllm.remote_runtime.enabled")
     trainer._remote_runtime = runtime
     trainer.agent_workflow_engine.runtime = runtime
+    _leave_out_errors(trainer.cf_config)
+
+
+def _leave_out_errors(filtering: Any) -> None:
+    """Turn on rLLM's filter of broken rollouts, in the object that its trainer and its buffer share."""
+    if not filtering.enable:
+        for each in fields(filtering):
+            setattr(filtering, each.name, False)
+        filtering.enable = True
+    filtering.mask_error = True
 
 
 def _result(submission: TaskSubmission, rollout: Rollout, elapsed_s: float) -> RemoteTaskResult:

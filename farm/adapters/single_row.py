@@ -13,7 +13,7 @@ the scored siblings alone, by sqrt((n - 1) / (k - 1)) for k of n scored. Or the 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -77,7 +77,8 @@ NO_LIMITS = RowLimits()
 class StepRow:
     """The rows of one rollout: `segments` as they train, at least one, or a placeholder with mask 0.
 
-    `reward` is its own, or the neutral one if it is not `scored`. `masked` rows do not train.
+    `reward` is its own, or the neutral one if it is not `scored`: it broke, or was `too_long` for the trainer. `masked`
+    rows do not train. `alone` is True if nothing of its group was scored.
     """
 
     rollout: Rollout
@@ -85,6 +86,8 @@ class StepRow:
     reward: float
     scored: bool
     masked: bool
+    too_long: bool = False
+    alone: bool = False
 
 
 def most_sampled(segments: Sequence[Segment]) -> Segment:
@@ -108,13 +111,15 @@ def rows_of_step(
     every_segment: bool = False,
     pad_id: int = 0,
     fallback: float | None = None,
+    groups: Sequence[Hashable] | None = None,
 ) -> list[StepRow]:
     """Return a row for every rollout of a step, in their order: of its one segment, or with `every_segment` of all.
 
-    A rollout that ended by the policy's doing before it sampled a token keeps its reward. One that broke, was
-    cancelled or is too old, or whose tokens are not exact, has the neutral reward. Raises InvalidRequest, naming the
-    rollout and the option, for what the trainer cannot take; and NoTrainableRollouts if none may train, unless there is
-    a `fallback` for the neutral reward, such as for a part of a step.
+    A rollout that the policy ended before it sampled a token keeps its reward. One that broke, was cancelled or is too
+    old, whose tokens are not exact, or that is masked as too long, has the neutral reward. `groups` are the trainer's
+    own, a value for each rollout, where they are not the farm's. Raises InvalidRequest, naming the rollout and the
+    option, for what the trainer cannot take; and NoTrainableRollouts if none may train, unless there is a `fallback`
+    for the neutral reward, such as for a part of a step.
     """
     if broken not in ("neutral", "mask_group"):
         raise InvalidRequest("it is neither neutral nor mask_group", field="broken")
@@ -122,17 +127,23 @@ def rows_of_step(
     segments = [_segments(rollout, min_version, limits, every_segment) for rollout in rollouts]
     if fallback is None and not any(segments):
         raise NoTrainableRollouts(_reasons(rollouts))
-    scored = [_is_scored(rollout, min_version) for rollout in rollouts]
-    neutral = _neutral_rewards(rollouts, scored, fallback or 0.0)
-    hit = {each.group_id for each, counts in zip(rollouts, scored, strict=True) if not counts}
+    exact = [any(True for _ in training_rows([rollout], min_version)) for rollout in rollouts]
+    too_long = [has_rows and not own for has_rows, own in zip(exact, segments, strict=True)]
+    scored = [
+        (has_rows and not long) or _is_empty(rollout)
+        for rollout, has_rows, long in zip(rollouts, exact, too_long, strict=True)
+    ]
+    keys = [each.group_id for each in rollouts] if groups is None else list(groups)
+    neutral = _neutral_rewards(rollouts, scored, keys, fallback or 0.0)
+    whole = {key for key, counts in zip(keys, scored, strict=True) if counts}
+    hit = {key for key, counts, long in zip(keys, scored, too_long, strict=True) if not counts and not long}
     rows = []
-    for rollout, own, counts in zip(rollouts, segments, scored, strict=True):
-        masked = not own or (broken == "mask_group" and rollout.group_id in hit)
-        reward = rollout.reward if counts and rollout.reward is not None else neutral[rollout.group_id]
+    for rollout, own, counts, long, key in zip(rollouts, segments, scored, too_long, keys, strict=True):
+        masked = not own or (broken == "mask_group" and key in hit)
+        reward = rollout.reward if counts and rollout.reward is not None else neutral[key]
         used = own or (_placeholder(rollout, pad_id, limits),)
-        rows.append(
-            StepRow(rollout, tuple(each.masked() for each in used) if masked else used, float(reward), counts, masked)
-        )
+        shown = tuple(each.masked() for each in used) if masked else used
+        rows.append(StepRow(rollout, shown, float(reward), counts, masked, long, key not in whole))
     return rows
 
 
@@ -143,20 +154,20 @@ def _segments(rollout: Rollout, min_version: int | None, limits: RowLimits, ever
     return tuple(segment for segment in fitted if segment is not None)
 
 
-def _is_scored(rollout: Rollout, min_version: int | None) -> bool:
-    """Tell whether its reward counts: it trains, or it ended by the policy's doing with nothing to train on."""
-    if any(True for _ in training_rows([rollout], min_version)):
-        return True
+def _is_empty(rollout: Rollout) -> bool:
+    """Return whether the policy ended it before anything was sampled, so that its reward counts without a row."""
     nothing_sampled = all(segment.mismatch is None and not segment.trainable for segment in rollout.segments)
     return rollout.trainable and nothing_sampled
 
 
-def _neutral_rewards(rollouts: Sequence[Rollout], scored: Sequence[bool], fallback: float) -> dict[str, float]:
+def _neutral_rewards(
+    rollouts: Sequence[Rollout], scored: Sequence[bool], keys: Sequence[Hashable], fallback: float
+) -> dict[Hashable, float]:
     """Return the mean reward of each group's scored rollouts; for a group without any that of the step."""
-    rewards: dict[str, list[float]] = {rollout.group_id: [] for rollout in rollouts}
-    for rollout, counts in zip(rollouts, scored, strict=True):
+    rewards: dict[Hashable, list[float]] = {key: [] for key in keys}
+    for rollout, counts, key in zip(rollouts, scored, keys, strict=True):
         if counts and rollout.reward is not None:
-            rewards[rollout.group_id].append(rollout.reward)
+            rewards[key].append(rollout.reward)
     every = [reward for own in rewards.values() for reward in own]
     of_step = float(np.mean(every)) if every else fallback
     return {group: float(np.mean(own)) if own else of_step for group, own in rewards.items()}

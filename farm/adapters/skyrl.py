@@ -13,16 +13,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from farm.adapters.protocol import RowsPerRollout, TrainingRow
 from farm.adapters.single_row import BrokenRollouts, RowLimits, StepRow, TooLong, rows_of_step, single_rows
 from farm.adapters.step_checks import check_count
 from farm.adapters.stop_reasons import reason_table
+from farm.adapters.trainer_sampling import TrainerSampling, limits_of, refuse_options
 from farm.adapters.trainer_step import Phase, TrainerRun, instance_of
 from farm.client.farm import Farm
-from farm.errors import InvalidRequest
+from farm.errors import InvalidRequest, NoTrainableRollouts
 from farm.records.request import Instance, SamplingParams
 from farm.records.rollout import Outcome, Rollout
 from farm.records.trajectory import Segment
@@ -38,14 +39,26 @@ STOP_REASONS = reason_table(
         Outcome.DEADLINE: "agent_timeout",
     },
 )
-"""SkyRL's `apply_overlong_filtering` masks every row whose reason is not `stop`."""
-_SAMPLING = {"max_generate_length": "max_tokens", "max_tokens": "max_tokens", "seed": "seed", "stop": "stop"} | {
-    name: name for name in ("temperature", "top_p", "top_k")
+"""SkyRL's options for rows that were cut short look at whether the reason is `stop`."""
+_SAMPLING = TrainerSampling("sampling_params", ignored=("additional_kwargs",))
+_OVERLONG, _ZERO, _STEPS = "apply_overlong_filtering", "zero_reward_on_non_stop", "step_wise_trajectories"
+MAPPED = frozenset(
+    {
+        *("max_turns", "max_input_length", "chat_template_kwargs", "use_cache_salt"),
+        *("sampling_params", "eval_sampling_params", _OVERLONG, _ZERO, _STEPS),
+    }
+)
+"""The fields of SkyRL's `GeneratorConfig` that the farm's rollouts follow."""
+REFUSED = {
+    "use_conversation_multi_turn": "the farm holds a message for each turn",
+    "vision_language_generator": "the farm's rollouts hold text alone",
+    "chat_template": "prompts are rendered by the chat template of the engine's model",
+    "inference_engine.enable_return_routed_experts": "the experts that a token was routed to are not recorded",
 }
-"""SkyRL's sampling parameters and ours; others are the engine's defaults, and are refused where they differ."""
-_DEFAULTS = {"min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
-_IGNORED = {"logprobs", "additional_kwargs", "include_stop_str_in_output", "skip_special_tokens"}
-"""The form of answers, which the farm decides itself."""
+"""Those of which the farm can serve the default alone, with the reason."""
+_UNCHANGED = {"use_conversation_multi_turn": True, "vision_language_generator": False} | {
+    "inference_engine.enable_return_routed_experts": False
+}
 
 
 class SkyRLAdapter:
@@ -83,7 +96,9 @@ class FarmGenerator:
 
     `instance(env_extras)` gives a prompt's instance; without it, the data set's column `farm_instance` holds it.
     `max_seq_len` is the trainer's (`cfg.trainer.algorithm.max_seq_len`), `vocabulary` the size of its own; `settings`
-    are further fields of `BatchRequest`.
+    are further fields of `BatchRequest`, whose limits come before those of `generator_cfg`. `inference_engine_client`
+    is what `get_generator` is given: it tells the version of the weights, by which prefix caches are divided. Raises
+    InvalidRequest for an option of `generator_cfg` that the farm's rollouts cannot follow.
     """
 
     client: Farm
@@ -96,13 +111,25 @@ class FarmGenerator:
     vocabulary: int | None = None
     settings: Mapping[str, Any] | None = None
     timeout_s: float | None = None
+    inference_engine_client: Any = None
 
     def __post_init__(self) -> None:
-        self._run = TrainerRun(self.client, self.run, self.settings or {}, self.timeout_s)
+        refuse_options({name: _option(self.generator_cfg, name) for name in REFUSED}, _UNCHANGED, REFUSED)
+        settings = dict(self.settings or {})
+        template = _option(self.generator_cfg, "chat_template_kwargs") or {}
+        if template:
+            settings["chat_template_kwargs"] = {**template, **settings.get("chat_template_kwargs", {})}
+        settings["limits"] = limits_of(
+            settings,
+            max_turns=_option(self.generator_cfg, "max_turns"),
+            max_prompt_tokens=_option(self.generator_cfg, "max_input_length"),
+            max_row_tokens=self.max_seq_len,
+        )
+        self._run = TrainerRun(self.client, self.run, settings, self.timeout_s)
 
     @property
     def step_wise(self) -> bool:
-        return bool(getattr(self.generator_cfg, "step_wise_trajectories", False))
+        return bool(_option(self.generator_cfg, _STEPS))
 
     async def generate(self, input_batch: Mapping[str, Any], disable_tqdm: bool = False) -> dict[str, Any]:
         """Play every prompt of the batch; return SkyRL's `GeneratorOutput`, in the batch's order."""
@@ -115,20 +142,38 @@ class FarmGenerator:
         metadata = input_batch.get("batch_metadata")
         step = 0 if metadata is None else int(metadata.global_step)
         phase: Phase = "eval" if metadata is not None and metadata.training_phase == "eval" else "train"
-        sampling = sampling_params(input_batch.get("sampling_params") or {})
-        changed = {} if sampling is None else {"sampling": sampling}
-        rollouts = await asyncio.to_thread(self._run.play, listed, step, phase, **changed)
+        sampling = self._sampling(input_batch.get("sampling_params") or {})
+        rollouts = await asyncio.to_thread(self._run.play, listed, step, phase, sampling=sampling)
         check_count(len(rollouts), len(input_batch["prompts"]))
-        return self._output(rollouts, trajectory_ids)
+        return self._output(rollouts, trajectory_ids, phase)
 
-    def _output(self, rollouts: Sequence[Rollout], trajectory_ids: Sequence[Any] | None) -> dict[str, Any]:
+    def _sampling(self, values: Mapping[str, Any]) -> SamplingParams:
+        """Return the sampling of a batch; where SkyRL hands over none, that of its configuration."""
+        fields = _SAMPLING.fields(values or _plain(_option(self.generator_cfg, "sampling_params")))
+        version = getattr(self.inference_engine_client, "weight_version", None)
+        if version is not None and _option(self.generator_cfg, "use_cache_salt") is not False:
+            fields.setdefault("cache_salt", str(version))
+        return SamplingParams(**fields)
+
+    def _output(
+        self, rollouts: Sequence[Rollout], trajectory_ids: Sequence[Any] | None, phase: Phase = "train"
+    ) -> dict[str, Any]:
+        if _option(self.generator_cfg, _ZERO):
+            rollouts = [_zeroed(rollout) for rollout in rollouts]
         limits = RowLimits(
             total_tokens=self.max_seq_len,
             vocabulary=self.vocabulary,
             too_long=self.too_long,
             total_option="max_seq_len",
         )
-        step_rows = rows_of_step(rollouts, broken=self.broken, limits=limits, every_segment=self.step_wise)
+        groups = None if trajectory_ids is None else [each.instance_id for each in trajectory_ids]
+        step_rows = rows_of_step(
+            rollouts, broken=self.broken, limits=limits, every_segment=self.step_wise, groups=groups
+        )
+        if phase == "eval":
+            _check_whole_groups(step_rows)
+        if _option(self.generator_cfg, _OVERLONG):
+            step_rows = [_filtered(row) for row in step_rows]
         output = _empty()
         if self.step_wise:
             assert trajectory_ids is not None
@@ -142,16 +187,45 @@ class FarmGenerator:
         return output | {"rollout_metrics": _metrics(step_rows)}
 
 
-def sampling_params(values: Mapping[str, Any]) -> SamplingParams | None:
-    """Return SkyRL's sampling parameters as ours; None if there are none. Raises InvalidRequest naming one we lack."""
-    ours: dict[str, Any] = {}
-    for name, value in values.items():
-        if name in _IGNORED or value is None or _DEFAULTS.get(name) == value:
-            continue
-        if name not in _SAMPLING:
-            raise InvalidRequest(f"the farm has no such parameter (it is {value!r})", field=f"sampling_params.{name}")
-        ours[_SAMPLING[name]] = tuple(value) if name == "stop" else value
-    return SamplingParams(**ours) if ours else None
+def _option(config: Any, path: str) -> Any:
+    """Return an option of SkyRL's configuration, None if it has no such; the model's own chat template is None."""
+    value = config
+    for name in path.split("."):
+        value = getattr(value, name, None)
+    return getattr(value, "name_or_path", None) if path == "chat_template" else value
+
+
+def _plain(values: Any) -> Mapping[str, Any]:
+    if values is None or isinstance(values, Mapping):
+        return values or {}
+    return dict(vars(values))
+
+
+def _reason(rollout: Rollout) -> str:
+    return "abort" if rollout.outcome is None else STOP_REASONS[rollout.outcome]
+
+
+def _zeroed(rollout: Rollout) -> Rollout:
+    """Return it with the reward 0 if a limit cut it short, as `zero_reward_on_non_stop` has it."""
+    return replace(rollout, reward=0.0) if rollout.trainable and _reason(rollout) != "stop" else rollout
+
+
+def _filtered(row: StepRow) -> StepRow:
+    """Return it with a mask of 0 if a limit cut it short, as `apply_overlong_filtering` has it."""
+    if row.masked or _reason(row.rollout) == "stop":
+        return row
+    return replace(row, segments=tuple(each.masked() for each in row.segments), masked=True)
+
+
+def _check_whole_groups(step_rows: Sequence[StepRow]) -> None:
+    """Raise NoTrainableRollouts if all rollouts of a problem broke: SkyRL's metrics would count the problem."""
+    if lost := [row.rollout for row in step_rows if row.alone]:
+        problems = sorted({rollout.instance_id for rollout in lost})
+        failure = next((f": {each.failure.message}" for each in lost if each.failure is not None), "")
+        raise NoTrainableRollouts(
+            f"no rollout of {len(problems)} problems of an evaluation was scored ({', '.join(problems[:5])}), and "
+            f"SkyRL's metrics would count them; the first is {lost[0].rollout_id}{failure}"
+        )
 
 
 def _empty() -> dict[str, Any]:
@@ -169,7 +243,7 @@ def _append(output: dict[str, Any], rollout: Rollout, segment: Segment, reward: 
     output["response_ids"].append(segment.response_ids.tolist())
     output["rewards"].append(reward)
     output["loss_masks"].append(segment.response_mask.tolist())
-    output["stop_reasons"].append("abort" if rollout.outcome is None else STOP_REASONS[rollout.outcome])
+    output["stop_reasons"].append(_reason(rollout))
     output["rollout_logprobs"].append(segment.response_logprobs.tolist())
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 import importlib
 import itertools
+import json
 import secrets
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -30,16 +31,27 @@ from farm.adapters.single_row import BrokenRollouts, RowLimits, StepRow, TooLong
 from farm.adapters.slime_collecting import DataSourceInstances, SlimeCollector, is_collected, metrics_of
 from farm.adapters.step_checks import check_count, check_engines
 from farm.adapters.stop_reasons import reason_table
+from farm.adapters.trainer_sampling import TrainerSampling, limits_of
 from farm.adapters.trainer_step import Phase, TrainerRun, instance_of
 from farm.client.farm import Farm
 from farm.collecting import InstanceSampler
 from farm.errors import InvalidRequest
-from farm.records.request import Instance, SamplingParams
+from farm.records.request import Instance
 from farm.records.rollout import Rollout
 from farm.records.trajectory import NO_VERSION, Segment
 
 STATUSES = reason_table(ended="completed", cut="truncated", broken="failed", aborted="failed")
 """Never `aborted`: slime takes such a sample for one that is generated again, and gives it no reward."""
+_SAMPLING = TrainerSampling("sampling_params", ignored=("custom_params",))
+_SAMPLED = {
+    "temperature": "rollout_temperature",
+    "top_p": "rollout_top_p",
+    "top_k": "rollout_top_k",
+    "max_new_tokens": "rollout_max_response_len",
+    "stop": "rollout_stop",
+    "stop_token_ids": "rollout_stop_token_ids",
+}
+"""The sampling parameters of training, by slime's options."""
 
 
 class SlimeAdapter:
@@ -131,11 +143,21 @@ class SlimeSamples:
                 field="custom_reward_post_process_path",
             )
 
-    def play(self, args: Any, samples: Sequence[Any], step: int, evaluation: bool = False) -> list[Rollout]:
-        """Play these samples; return a rollout for each, in their order."""
+    def play(
+        self,
+        args: Any,
+        samples: Sequence[Any],
+        step: int,
+        sampling_params: Mapping[str, Any] | None = None,
+        evaluation: bool = False,
+    ) -> list[Rollout]:
+        """Play these samples; return a rollout for each, in their order.
+
+        `sampling_params` are those that slime hands to a generate function: an evaluation's are its own.
+        """
         phase: Phase = "eval" if evaluation else "train"
         listed = [self.instance(sample.metadata or {}) for sample in samples]
-        rollouts = self._connected().play(listed, step, phase, sampling=_sampling(args))
+        rollouts = self._connected().play(listed, step, phase, **self._request(args, sampling_params, phase))
         check_count(len(rollouts), len(samples))
         return rollouts
 
@@ -151,8 +173,14 @@ class SlimeSamples:
             prompt_option="rollout_max_prompt_len",
             total_option="rollout_max_context_len",
         )
+        groups = [getattr(sample, "group_index", None) for sample in samples]
         step_rows = rows_of_step(
-            rollouts, broken=self.broken, limits=limits, every_segment=self.every_segment, fallback=fallback
+            rollouts,
+            broken=self.broken,
+            limits=limits,
+            every_segment=self.every_segment,
+            fallback=fallback,
+            groups=None if None in groups else groups,
         )
         return [self._filled(sample, row) for sample, row in zip(samples, step_rows, strict=True)]
 
@@ -179,7 +207,14 @@ class SlimeSamples:
         """Return what a collector of this run needs: the client, the run's name and the request of its groups."""
         run = self._connected()
         check_engines(run.client.engines(), self.settings.get("model", ""))
-        return run.client, run.name, {**self.settings, "n_samples": n_samples, "sampling": _sampling(args)}
+        return run.client, run.name, {**self.settings, "n_samples": n_samples, **self._request(args, None, "train")}
+
+    def _request(self, args: Any, sampling_params: Mapping[str, Any] | None, phase: Phase) -> dict[str, Any]:
+        """Return the fields of a batch that slime's options and its call give, but for those of the settings."""
+        longest = "eval_max_context_len" if phase == "eval" else "rollout_max_context_len"
+        limits = limits_of(self.settings, max_row_tokens=getattr(args, longest, None))
+        fields = {"sampling": _SAMPLING.params(_of_options(args) if sampling_params is None else sampling_params)}
+        return {name: value for name, value in fields.items() if name not in self.settings} | {"limits": limits}
 
     def _connected(self) -> TrainerRun:
         with self._lock:
@@ -188,15 +223,9 @@ class SlimeSamples:
             return self._run
 
 
-def _sampling(args: Any) -> SamplingParams:
-    stop = getattr(args, "rollout_stop", None) or ()
-    top_k = getattr(args, "rollout_top_k", None)
-    return SamplingParams(
-        temperature=getattr(args, "rollout_temperature", 1.0),
-        top_k=None if top_k in (None, -1) else top_k,
-        max_tokens=getattr(args, "rollout_max_response_len", None),
-        stop=(stop,) if isinstance(stop, str) else tuple(stop),
-    )
+def _of_options(args: Any) -> dict[str, Any]:
+    """Return the sampling parameters that slime itself makes of its options, in training."""
+    return {name: getattr(args, option, None) for name, option in _SAMPLED.items()}
 
 
 def rollout_function(
@@ -269,9 +298,19 @@ def generate_function(connect: Callable[[], Farm], run: str, **options: Any) -> 
 
     async def generate(args: Any, sample: Any, sampling_params: Mapping[str, Any], evaluation: bool = False) -> Any:
         """Play a sample within its group; return it filled, or several samples for its segments."""
-        return await groups.generate(args, sample, evaluation)
+        return await groups.generate(_Call(args, sample, sampling_params, evaluation))
 
     return generate
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """A call of the generate function."""
+
+    args: Any
+    sample: Any
+    sampling_params: Mapping[str, Any]
+    evaluation: bool
 
 
 @dataclass
@@ -279,26 +318,37 @@ class _GeneratedGroups:
     """Groups of a generate function. A group that broke whole gets the mean of all rewards so far."""
 
     samples_of: SlimeSamples
-    _window: SampleWindow[tuple[Any, Any, bool], Any] | None = None
+    _windows: dict[bool, SampleWindow[_Call, Any]] = field(default_factory=dict)
     _n_groups: int = 0
-    _so_far: RewardsSoFar = field(default_factory=RewardsSoFar)
+    _so_far: dict[bool, RewardsSoFar] = field(default_factory=lambda: {True: RewardsSoFar(), False: RewardsSoFar()})
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    async def generate(self, args: Any, sample: Any, evaluation: bool) -> Any:
-        if self._window is None:
-            self.samples_of.check(args)
-            self._window = SampleWindow(self._play, most=getattr(args, "n_samples_per_prompt", None))
-        return await self._window.result(f"{evaluation}/{sample.group_index}", (args, sample, evaluation))
+    async def generate(self, call: _Call) -> Any:
+        if call.evaluation not in self._windows:
+            self.samples_of.check(call.args)
+            # an evaluation has as many samples of a problem as its data set says
+            most = None if call.evaluation else getattr(call.args, "n_samples_per_prompt", None)
+            self._windows[call.evaluation] = SampleWindow(self._play, most=most)
+        # an evaluation numbers no groups: they are those of one problem
+        group = call.sample.metadata if call.evaluation else call.sample.group_index
+        # under deterministic inference each sample of a group has a seed of its own: the farm makes them of the first
+        sampling = {name: value for name, value in call.sampling_params.items() if name != "sampling_seed"}
+        return await self._windows[call.evaluation].result(
+            json.dumps([group, sampling], sort_keys=True, default=str), call
+        )
 
-    def _play(self, calls: Sequence[tuple[Any, Any, bool]]) -> list[Any]:
-        args, _, evaluation = calls[0]
-        samples = [sample for _, sample, _ in calls]
+    def _play(self, calls: Sequence[_Call]) -> list[Any]:
+        args, evaluation = calls[0].args, calls[0].evaluation
+        samples = [call.sample for call in calls]
+        sampling = dict(calls[0].sampling_params)
+        if "sampling_seed" in sampling:
+            sampling["sampling_seed"] = min(call.sampling_params["sampling_seed"] for call in calls)
         with self._lock:
             self._n_groups += 1
             step = self._n_groups
-        rollouts = self.samples_of.play(args, samples, step, evaluation)
-        filled = self.samples_of.fill(args, samples, rollouts, self._so_far.fallback())
-        self._so_far.take([each.reward for each in rollouts if each.trainable and each.reward is not None])
+        rollouts = self.samples_of.play(args, samples, step, sampling, evaluation)
+        filled = self.samples_of.fill(args, samples, rollouts, self._so_far[evaluation].fallback())
+        self._so_far[evaluation].take([each.reward for each in rollouts if each.trainable and each.reward is not None])
         return filled
 
 

@@ -25,6 +25,7 @@ from farm.records.engine import PauseMode
 from farm.records.engine_state import StoredEngine
 from farm.records.request import BatchRequest, Instance
 from farm.records.rollout import Group, Rollout
+from farm.seeds import step_seed
 
 Phase: TypeAlias = Literal["train", "eval"]
 COLUMN = "farm_instance"
@@ -162,6 +163,10 @@ class TrainerRun:
         """
         samples = StepSamples.of(listed)
         request = self._request(samples, changed)
+        if phase == "train" and (seed := request.sampling.seed) is not None:
+            # a problem that comes again in a later epoch is drawn otherwise; an evaluation is repeated as it was
+            sampling = request.sampling.model_copy(update={"seed": step_seed(seed, step)})
+            request = request.model_copy(update={"sampling": sampling})
         if not _routed(request):
             check_engines(self.client.engines(), request.model)
         repeat = self._repeat(step, _key(request, self.name, step, phase, self.part, 0))

@@ -21,6 +21,7 @@ from farm.adapters.protocol import RowsPerRollout, TrainingRow
 from farm.adapters.single_row import RowLimits, StepRow, TooLong, rows_of_step, single_rows
 from farm.adapters.step_checks import check_count
 from farm.adapters.stop_reasons import reason_table
+from farm.adapters.trainer_sampling import TrainerSampling, limits_of, refuse_options
 from farm.adapters.trainer_step import Phase, TrainerRun, WeightPush
 from farm.client.farm import Farm
 from farm.errors import InvalidRequest
@@ -40,6 +41,24 @@ RewardFunc: TypeAlias = Callable[..., Sequence[float | None]]
 STOP_REASONS = reason_table(ended="stop", cut="length", broken="error", aborted="abort")
 """TRL has no field for it; reward functions get it as `farm_stop_reason`. `mask_truncated_completions` looks at the
 last token alone, so it masks a multi-turn row that ends in anything but the end-of-sequence token."""
+
+
+_SAMPLED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+_GENERATION = TrainerSampling("generation_kwargs")
+MAPPED = frozenset(
+    {
+        *_SAMPLED,
+        *("max_completion_length", "generation_kwargs", "chat_template_kwargs", "max_tool_calling_iterations"),
+        "vllm_max_model_length",
+    }
+)
+"""The fields of TRL's `GRPOConfig` that the farm's rollouts follow."""
+MAPPED_OF_ASYNC = MAPPED - {"generation_kwargs", "vllm_max_model_length"} | {
+    *("num_generations", "token_budget", "max_inflight_tasks", "queue_maxsize")
+}
+"""Those of its `AsyncGRPOConfig`."""
+REFUSED = {"vllm_structured_outputs_regex": "the farm holds no answer to an expression"}
+"""Those of which the farm can serve the default alone, with the reason."""
 
 
 class TrlAdapter:
@@ -93,8 +112,9 @@ def rollout_func(
 
     `instances` gives a prompt's instance: a mapping by `prompt_key`, or a function. `run` names the training run: with
     the step it keys the batch, so that a trainer that starts again plays nothing twice. `push` brings the weights to
-    the farm's engines when the trainer's step has moved, in a weight update of this `mode`. A row longer than the
-    trainer's `max_completion_length` is handled as `too_long` says. `settings` are further fields of `BatchRequest`.
+    the farm's engines when the trainer's step has moved, in a weight update of this `mode`. Sampling and lengths are
+    those of the trainer's arguments; a row that is longer than its `max_completion_length` all the same is handled as
+    `too_long` says. `settings` are further fields of `BatchRequest`, which come before the trainer's arguments.
     """
     return FarmRolloutFunc(TrainerRun(client, run, settings, timeout_s), instances, push, mode, too_long)
 
@@ -117,7 +137,7 @@ class FarmRolloutFunc:
         self._push(trainer, step)
         self.run.part = int(trainer.accelerator.process_index)
         phase: Phase = "train" if trainer.model.training else "eval"
-        rollouts = self.run.play(listed, step, phase)
+        rollouts = self.run.play(listed, step, phase, **trl_request(trainer.args, self.run.settings))
         check_count(len(rollouts), len(prompts))
         # a process of several may well have none that trains while others have; no reward of its rows is a number then
         fallback = None if int(trainer.accelerator.num_processes) == 1 else 0.0
@@ -154,6 +174,33 @@ class FarmRolloutFunc:
             too_long=self.too_long,
             response_option="max_completion_length",
         )
+
+
+def trl_request(args: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a batch that TRL's arguments give, without those that the user's `settings` give.
+
+    `args` are of GRPOTrainer, whose `max_completion_length` is that of a row, or of AsyncGRPOTrainer, whose own worker
+    bounds each call by it, and whose rows have a `token_budget`. Raises InvalidRequest for an argument that the farm
+    cannot follow.
+    """
+    refuse_options({name: getattr(args, name, None) for name in REFUSED}, {}, REFUSED)
+    most = args.max_completion_length
+    sampled = {name: getattr(args, name) for name in _SAMPLED} | {"max_tokens": most}
+    sampling = _GENERATION.params(sampled | dict(getattr(args, "generation_kwargs", None) or {}))
+    n_tool_turns, of_row = args.max_tool_calling_iterations, not hasattr(args, "token_budget")
+    longest = args.vllm_max_model_length if of_row else args.token_budget
+    limits = limits_of(
+        settings,
+        # after the last of its turns with tools TRL samples once more
+        max_turns=None if n_tool_turns is None else n_tool_turns + 1,
+        max_tokens=most if of_row else None,
+        max_response_tokens=most if of_row else None,
+        max_row_tokens=longest if longest and longest > 0 else None,
+    )
+    fields: dict[str, Any] = {"sampling": sampling, "limits": limits}
+    if template := args.chat_template_kwargs:
+        fields["chat_template_kwargs"] = template
+    return fields | {name: settings[name] for name in fields.keys() & settings.keys() - {"limits"}}
 
 
 def _vocabulary(trainer: Any) -> int | None:

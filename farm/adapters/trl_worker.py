@@ -2,7 +2,8 @@
 
     trainer = AsyncGRPOTrainer(
         ...,
-        rollout_worker=FarmRolloutWorker(client, instances, n_samples=8, run="exp-1"),
+        args=args,  # an AsyncGRPOConfig
+        rollout_worker=FarmRolloutWorker(client, instances, args=args, run="exp-1"),
         weight_transfer=FarmWeightTransfer(client, push),
     )
 
@@ -26,6 +27,7 @@ import numpy as np
 
 from farm.adapters.protocol import training_rows
 from farm.adapters.trainer_step import TrainerRun
+from farm.adapters.trl import trl_request
 from farm.client.farm import Farm
 from farm.collecting import CollectingOptions, GroupDecision, InstanceSampler, ShuffledInstances
 from farm.collecting.group_decisions import AcceptGroup, decide
@@ -37,8 +39,9 @@ from farm.records.request import Instance
 from farm.records.rollout import Group, Rollout
 from farm.records.trajectory import Segment
 
-_EPSILON = 1e-4
-"""As TRL has it."""
+_EPSILON = 1e-8
+"""That of TRL's own `AsyncRolloutWorker`, whose deviation is the population's; `GRPOTrainer` has another."""
+_GROUPS_IN_FLIGHT = 8
 _STOP_S = 10.0
 _PUT_S = 0.1
 
@@ -56,14 +59,14 @@ class GroupRow:
 def group_rows(rollouts: Sequence[Rollout], *, scaled: bool = True) -> list[GroupRow]:
     """Return the rows of a group that may train, each with its rollout's advantage.
 
-    The mean and the sample deviation are over the scored members alone; a group with fewer than two has no rows, as
-    there is nothing to compare.
+    The mean and the deviation are over the scored members alone, as TRL's own worker has them; a group with fewer than
+    two has no rows, as there is nothing to compare.
     """
     scored = [rollout for rollout in rollouts if rollout.trainable]
     rewards = np.array([rollout.reward for rollout in scored], np.float64)
     if len(rewards) < 2:
         return []
-    std = float(rewards.std(ddof=1))
+    std = float(rewards.std())
     centred = rewards - rewards.mean()
     advantages = centred / (std + _EPSILON) if scaled else centred
     by_id = dict(zip((rollout.rollout_id for rollout in scored), advantages.tolist(), strict=True))
@@ -73,7 +76,9 @@ def group_rows(rollouts: Sequence[Rollout], *, scaled: bool = True) -> list[Grou
 class FarmRolloutWorker:
     """A `RolloutWorkerProtocol` of AsyncGRPOTrainer. Its threads each wait for one group at a time.
 
-    `instances` is gone through again and again, or is a sampler of `farm.collecting`, such as a `Mixture`. Each start
+    `instances` is gone through again and again, or is a sampler of `farm.collecting`, such as a `Mixture`. `args` are
+    the trainer's arguments, an `AsyncGRPOConfig`: they give the samples of a group, their sampling and lengths, the
+    groups in flight and the size of the queue; `settings` are further fields of `BatchRequest`. Each start
     of a worker has a run name of its own, as the trainer begins its versions anew: groups of a trainer that was killed
     are not taken up. `filter_groups`, `min_samples` and `accept` are the rules of `farm.collecting` for groups that are
     not to train.
@@ -84,18 +89,19 @@ class FarmRolloutWorker:
         client: Farm,
         instances: Iterable[Instance] | InstanceSampler,
         *,
-        n_samples: int,
+        args: Any,
         run: str,
-        n_groups_in_flight: int = 8,
+        n_groups_in_flight: int | None = None,
         filter_groups: Literal["drop", "keep"] = "keep",
         min_samples: int = 2,
         accept: AcceptGroup | None = None,
         scaled: bool = True,
-        queue_size: int = 0,
         **settings: Any,
     ) -> None:
+        n_samples = int(args.num_generations)
         if n_samples < 2:
-            raise InvalidRequest("a group needs two samples to be compared", field="n_samples")
+            raise InvalidRequest("a group needs two samples to be compared", field="num_generations")
+        n_groups = n_groups_in_flight or _groups_in_flight(args.max_inflight_tasks, n_samples)
         # the trainer asks for no steps, so it is the rules for groups alone that hold
         rules = CollectingOptions(1, filter_groups=filter_groups, min_samples=min_samples, max_staleness=None)
         self._least = rules.check_samples(n_samples)
@@ -103,9 +109,10 @@ class FarmRolloutWorker:
         self._accept = accept
         self._sampler = _sampler(instances)
         self._state: SamplerState = {}
-        self.rollout_buffer: queue.Queue[Any] = queue.Queue(queue_size)
+        self.rollout_buffer: queue.Queue[Any] = queue.Queue(args.queue_maxsize)
         self.metrics_queue: queue.Queue[dict[str, float]] = queue.Queue()
-        self._run = TrainerRun(client, f"{run}-{secrets.token_hex(4)}", settings)
+        fields = settings | trl_request(args, settings)
+        self._run = TrainerRun(client, f"{run}-{secrets.token_hex(4)}", fields)
         self._n_samples = n_samples
         self._scaled = scaled
         self._model_version = 0
@@ -115,8 +122,7 @@ class FarmRolloutWorker:
         self._numbers = iter(_numbers())
         self._lock = threading.Lock()
         self._threads = [
-            threading.Thread(target=self._work, name=f"farm-rollouts-{index}", daemon=True)
-            for index in range(n_groups_in_flight)
+            threading.Thread(target=self._work, name=f"farm-rollouts-{index}", daemon=True) for index in range(n_groups)
         ]
 
     def start(self) -> None:
@@ -198,6 +204,11 @@ def _sampler(instances: Iterable[Instance] | InstanceSampler) -> InstanceSampler
     if hasattr(instances, "draw"):
         return cast(InstanceSampler, instances)
     return ShuffledInstances(list(instances), shuffle=False)
+
+
+def _groups_in_flight(n_tasks: int, n_samples: int) -> int:
+    """Return how many groups TRL's number of tasks in flight are; -1 leaves it to the worker."""
+    return max(1, n_tasks // n_samples) if n_tasks > 0 else _GROUPS_IN_FLIGHT
 
 
 def _numbers() -> Iterator[int]:

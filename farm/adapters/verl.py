@@ -12,11 +12,40 @@ from typing import Any
 from farm.adapters.protocol import RowsPerRollout, TrainingRow
 from farm.adapters.single_row import single_rows
 from farm.adapters.stop_reasons import reason_table
+from farm.adapters.trainer_sampling import TrainerSampling, limits_of, refuse_options
 from farm.records.rollout import Rollout
 from farm.records.trajectory import NO_VERSION, Segment
 
 STOP_REASONS = reason_table(ended="completed", cut="length", broken="error", aborted="aborted")
 """verl's words for the end of a call; a row has no field for it, so it is `farm_stop_reason` of the extra fields."""
+_SAMPLING = TrainerSampling("actor_rollout_ref.rollout")
+_ROLLOUT = "actor_rollout_ref.rollout."
+_OBSERVATION_CHARS = 256
+"""verl's default of `max_tool_response_length`, by which no limit is set."""
+MAPPED = frozenset(
+    {
+        *("temperature", "top_p", "top_k", "val_kwargs", "full_determinism", "seed"),
+        *("prompt_length", "response_length", "max_model_len"),
+        *("multi_turn.max_assistant_turns", "multi_turn.max_user_turns", "multi_turn.max_tool_response_length"),
+    }
+)
+"""The options of verl's `actor_rollout_ref.rollout` that the farm's rollouts follow."""
+REFUSED = {
+    "ignore_eos": "the farm's rollouts end where the policy ends them",
+    "over_sample_rate": "verl's own loops abort what is left of a batch: have a StepCollector of the farm collect it",
+    "enable_rollout_routing_replay": "the experts that a token was routed to are not recorded",
+    "multi_turn.tool_config_path": "tools are those of the farm's handler",
+    "multi_turn.function_tool_path": "tools are those of the farm's handler",
+    "multi_turn.tool_response_truncate_side": "long outputs of tools are cut in the middle",
+    "multi_turn.num_repeat_rollouts": "`n` says how many rollouts a prompt has",
+}
+"""Those of which the farm can serve the default alone, with the reason."""
+_UNCHANGED = {
+    "ignore_eos": False,
+    "over_sample_rate": 0,
+    "enable_rollout_routing_replay": False,
+    "multi_turn.tool_response_truncate_side": "middle",
+}
 
 
 class VerlAdapter:
@@ -47,6 +76,40 @@ class VerlAdapter:
 
 
 rows = VerlAdapter()
+
+
+def check_rollout_config(config: Any) -> None:
+    """Raise InvalidRequest for an option of `actor_rollout_ref.rollout` that the farm's rollouts cannot follow."""
+    options = {_ROLLOUT + name: _option(config, name) for name in REFUSED}
+    unchanged = {_ROLLOUT + name: value for name, value in _UNCHANGED.items()}
+    refuse_options(options, unchanged, {_ROLLOUT + name: reason for name, reason in REFUSED.items()})
+
+
+def rollout_request(config: Any, settings: Mapping[str, Any], *, validate: bool) -> dict[str, Any]:
+    """Return the fields of a batch that verl's rollout configuration gives, but for those that the `settings` give."""
+    source = config.val_kwargs if validate else config
+    sampled = {name: getattr(source, name) for name in ("temperature", "top_p", "top_k")}
+    if _option(config, "full_determinism"):
+        sampled["seed"] = config.seed
+    chars, n_user = _option(config, "multi_turn.max_tool_response_length"), _option(config, "multi_turn.max_user_turns")
+    turns = (_option(config, "multi_turn.max_assistant_turns"), None if n_user is None else n_user + 1)
+    limits = limits_of(
+        settings,
+        max_turns=min((each for each in turns if each), default=None),
+        max_tokens=config.response_length,
+        max_response_tokens=config.response_length,
+        max_row_tokens=min(config.prompt_length + config.response_length, _option(config, "max_model_len") or 2**31),
+        max_observation_chars=None if chars == _OBSERVATION_CHARS else chars,
+    )
+    fields = {"sampling": _SAMPLING.params({**sampled, "repetition_penalty": 1.0})}
+    return {name: value for name, value in fields.items() if name not in settings} | {"limits": limits}
+
+
+def _option(config: Any, path: str) -> Any:
+    value = config
+    for name in path.split("."):
+        value = getattr(value, name, None)
+    return value
 
 
 def output_fields(rollout: Rollout, segment: Segment, reward: float) -> dict[str, Any]:

@@ -15,6 +15,7 @@ import logging
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -28,11 +29,11 @@ from verl.utils.ray_utils import auto_await
 from farm.adapters.single_row import BrokenRollouts, RowLimits, StepRow, TooLong, rows_of_step
 from farm.adapters.step_checks import check_count
 from farm.adapters.trainer_step import Phase, StepSamples, TrainerRun, instance_of
-from farm.adapters.verl import output_fields
+from farm.adapters.verl import check_rollout_config, output_fields, rollout_request
 from farm.client.connect import connect as connect_farm
 from farm.client.farm import Farm
 from farm.errors import InvalidRequest
-from farm.records.request import Instance, SamplingParams
+from farm.records.request import Instance
 from farm.records.rollout import Rollout
 
 log = logging.getLogger(__name__)
@@ -76,6 +77,7 @@ class FarmAgentLoopManager:
             raise InvalidRequest("the farm asks no teacher for log-probabilities", field="distillation")
         self.config = config
         self.rollout_config = config.actor_rollout_ref.rollout
+        check_rollout_config(self.rollout_config)
         self.llm_client = llm_client
         name = self.run or f"{config.trainer.project_name}-{config.trainer.experiment_name}"
         self.client = type(self).connect()
@@ -107,9 +109,10 @@ class FarmAgentLoopManager:
         listed = [self.instance(row) for row in columns]
         step, validate = int(prompts.meta_info.get("global_steps", 0)), bool(prompts.meta_info.get("validate", False))
         self._name_weights(step)
-        rollouts = self.player.play(listed, step, _phase(validate), sampling=self._sampling(validate))
+        rollouts = self.player.play(listed, step, _phase(validate), **self._request(validate))
         check_count(len(rollouts), len(prompts))
-        step_rows = rows_of_step(rollouts, broken=self.broken, limits=self._limits(), pad_id=self.pad_id)
+        groups = list(table["uid"]) if "uid" in table else None
+        step_rows = rows_of_step(rollouts, broken=self.broken, limits=self._limits(), pad_id=self.pad_id, groups=groups)
         # with reward workers, verl's own manager hands on the messages alone
         kept = (
             table if self._reward_handles is None else {name: table[name] for name in ("raw_prompt",) if name in table}
@@ -128,7 +131,7 @@ class FarmAgentLoopManager:
         listed = [self.instance(row) for row, n in zip(rows, numbers, strict=True) for _ in range(n)]
         step = int(rows[0]["global_steps"])
         self._name_weights(step)
-        batch_id, samples = self.player.submit(listed, step, _phase(validate), sampling=self._sampling(validate))
+        batch_id, samples = self.player.submit(listed, step, _phase(validate), **self._request(validate))
         writer = _PromptWriter("val" if validate else "train", rows, numbers)
         writer.begin()
         thread = threading.Thread(target=self._write, args=(batch_id, samples, writer), daemon=True)
@@ -166,14 +169,9 @@ class FarmAgentLoopManager:
             response_option="actor_rollout_ref.rollout.response_length",
         )
 
-    def _sampling(self, validate: bool) -> SamplingParams:
-        source = self.rollout_config.val_kwargs if validate else self.rollout_config
-        top_k = int(source.top_k)
-        return SamplingParams(
-            temperature=float(source.temperature),
-            top_p=float(source.top_p),
-            top_k=None if top_k == -1 else top_k,
-        )
+    def _request(self, validate: bool) -> dict[str, Any]:
+        """Return the fields of a batch that verl's configuration gives, but for those of the settings."""
+        return rollout_request(self.rollout_config, self.settings, validate=validate)
 
     def _name_weights(self, step: int) -> None:
         if self.name_weights and self.client.newest_version() != str(step):
@@ -217,6 +215,9 @@ class _PromptWriter:
 
         row = self._rows[prompt]
         keys, fields, tags = [], [], []
+        if self._partition == "train" and self._numbers[prompt] > 1 and sum(row.scored for row in step_rows) < 2:
+            # verl's estimators give the one row of a group its reward as advantage: there is nothing to compare it with
+            step_rows = [replace(each, scored=False, too_long=False) for each in step_rows]
         for session, step_row in enumerate(step_rows):
             for index, segment in enumerate(step_row.segments if step_row.scored else ()):
                 output = agent_loop_output(output_fields(step_row.rollout, segment, step_row.reward))
@@ -227,7 +228,8 @@ class _PromptWriter:
             tq.kv_batch_put(
                 keys=keys, fields=list_of_dict_to_tensordict(fields), tags=tags, partition_id=self._partition
             )
-        self._tag(prompt, "finished" if all(each.scored for each in step_rows) else "failure")
+        whole = all(each.scored or each.too_long for each in step_rows)
+        self._tag(prompt, "finished" if whole and keys else "failure")
         self._written.add(prompt)
 
     def _tag(self, prompt: int, status: str) -> None:

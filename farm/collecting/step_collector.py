@@ -21,6 +21,7 @@ from farm.errors import Conflict, InvalidRequest, Overloaded, StoreWentBack
 from farm.records.request import BatchRequest, Instance
 from farm.records.rollout import Group
 from farm.records.training_run import RecordedStep, check_run
+from farm.seeds import step_seed
 
 log = logging.getLogger(__name__)
 
@@ -225,7 +226,11 @@ class StepCollector:
         """Submit the next wave. False if the farm takes no more now."""
         instances, state = self._sampler.draw(self.options.wave_size, self._state)
         metadata = self._request.metadata | {METADATA: wave_metadata(self._step, self._next, state)}
-        values = {"idempotency_key": wave_key(self._run, self._next), "run": self._run, "metadata": metadata}
+        values: dict[str, Any] = {"idempotency_key": wave_key(self._run, self._next), "run": self._run}
+        values |= {"metadata": metadata}
+        if (seed := self._request.sampling.seed) is not None:
+            # else an instance that comes again at the same place of a wave would be drawn alike
+            values["sampling"] = self._request.sampling.model_copy(update={"seed": step_seed(seed, self._next)})
         request = self._request.model_copy(update={"instances": tuple(instances), **values}).model_dump()
         try:
             batch_id = self._client.submit(request)

@@ -28,7 +28,7 @@ from tests.services.servers.llamacpp_server import LlamaCppServer
 from workers.policy.engines import detect, open_engine
 from workers.policy.engines.connection import EngineConnection
 from workers.policy.engines.kind import kind, kinds, wire_of
-from workers.policy.generation import ChatRequest, Engine, EngineAddress, EngineUnfit
+from workers.policy.generation import ChatRequest, Engine, EngineAddress, EngineRefused, EngineUnfit
 from workers.testing.engine.model_text import make_tokenizer
 from workers.testing.serving import serving
 
@@ -159,6 +159,14 @@ def test_the_example_asks_for_the_models_own_distribution(llamacpp: str) -> None
         using(f"{url}/v1", lambda engine: engine.generate(token_ids([5, 6]), sampling, 3))
     sent = {"temperature": 1.0, "top_k": 0, "top_p": 0.9, "min_p": 0.0, "repeat_penalty": 1.0, "seed": 3}
     assert sent.items() <= server.asked[-1].items()
+
+
+@pytest.mark.parametrize("name", ["min_tokens", "stop_token_ids", "cache_salt"])
+def test_a_parameter_that_a_server_lacks_is_refused_by_name(llamacpp: str, name: str) -> None:
+    value = {"min_tokens": 2, "stop_token_ids": (3,), "cache_salt": "7"}[name]
+    sampling = SamplingParams.model_validate({name: value})
+    with pytest.raises(EngineRefused, match=f"has no {name}: leave it out"):
+        using(f"{llamacpp}/v1", lambda engine: engine.generate(token_ids([5, 6]), sampling, 8))
 
 
 def test_a_token_that_the_server_leaves_out_is_noticed() -> None:

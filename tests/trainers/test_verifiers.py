@@ -73,7 +73,8 @@ def test_verifiers_runs_rollouts_on_the_farm(run: Program, client: LocalFarm, tm
         assert {episode["reward"] for episode in trained} == {0.0, 1.0}
         assert [episode["roles"] for episode in trained] == [["user", "assistant"]] * 4
         (call,) = client.calls(_id(trained[0]))
-        assert (call.sampling["top_k"], call.sampling["max_tokens"]) == (20, 64)
+        assert (call.sampling["top_k"], call.sampling["max_tokens"], call.sampling["min_p"]) == (20, 64, 0.0)
+        assert call.sampling["cache_salt"] == "7", "a trainer that keeps its prefix cache relies on it"
         assert long["roles"] == ["user", "assistant", "tool", "assistant"]
         assert 0 < sum(long["branches"][0]["mask"]) < len(long["branches"][0]["mask"])
         # a plain client's endpoint is asked for no ids, and so its trace has none
@@ -87,7 +88,7 @@ def test_verifiers_runs_rollouts_on_the_farm(run: Program, client: LocalFarm, tm
         assert (late["ok"], late["timeout"], late["stop"], late["reward"]) == (True, True, "agent_timeout", 1.0)
         assert late["errors"] == []
         reasons = [each["refused"] for each in result["refused"]]
-        for reason, named in zip(reasons, ("sampling.min_p", "client.headers", "image", "juggling"), strict=True):
+        for reason, named in zip(reasons, ("sampling.logit_bias", "client.headers", "image", "juggling"), strict=True):
             assert named in reason
         assert result["healthy"]
         command = result["command"]

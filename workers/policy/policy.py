@@ -77,6 +77,29 @@ class PromptRules:
     keep_rewritten: bool = False
     max_staleness: int | None = None
     restart_stale: bool = False
+    max_row_tokens: int | None = None
+    max_response_tokens: int | None = None
+    max_prompt_tokens: int | None = None
+
+    def room(self, prompt: Prompt) -> int | None:
+        """Return how many tokens may be sampled after a prompt; None if its row has no limit.
+
+        Raises LimitReached if there are none.
+        """
+        n_ids, n_after_first = len(prompt.ids), len(prompt.ids) - prompt.n_first
+        rooms = []
+        if self.max_prompt_tokens is not None and n_ids > self.max_prompt_tokens:
+            raise _full("the prompt", n_ids, "max_prompt_tokens", self.max_prompt_tokens)
+        for name, most, n_taken in (
+            ("max_row_tokens", self.max_row_tokens, n_ids),
+            ("max_response_tokens", self.max_response_tokens, n_after_first),
+        ):
+            if most is None:
+                continue
+            if n_taken >= most:
+                raise _full("its training row", n_taken, name, most)
+            rooms.append(most - n_taken)
+        return min(rooms, default=None)
 
 
 class RolloutPolicy:
@@ -109,7 +132,8 @@ class RolloutPolicy:
     @property
     def context_tokens(self) -> int | None:
         """The tokens that a prompt and its answer may have together; None if that is not known."""
-        return self._router.context_tokens
+        known = (self._router.context_tokens, self._rules.max_row_tokens, self._rules.max_prompt_tokens)
+        return min((each for each in known if each is not None), default=None)
 
     async def complete(
         self,
@@ -161,7 +185,7 @@ class RolloutPolicy:
     async def _exact(self, engine: Engine, text: ModelText, asked: _Asked, told: str) -> Completion:
         session = self._session(text)
         try:
-            call = await asked.call_on(engine, text, lambda: self._prompt(session, asked))
+            call = await asked.call_on(engine, text, lambda: self._prompt(session, asked), self._rules.room)
         except TemplateError as error:
             raise EngineRefused(f"engine {engine.address.url}: {error}") from error
         except InvalidRequest as error:
@@ -227,16 +251,26 @@ class _Asked:
         self.n_chars_at_most = n_chars_at_most(request.messages, request.tools)
 
     async def call_on(
-        self, engine: Engine, text: ModelText, prompt: Callable[[], Awaitable[Prompt]]
+        self,
+        engine: Engine,
+        text: ModelText,
+        prompt: Callable[[], Awaitable[Prompt]],
+        room: Callable[[Prompt], int | None],
     ) -> TokenCompletion:
-        """Return the answer in ids of this tokenizer, begun with `prompt` if it has none yet."""
+        """Return the answer in ids of this tokenizer, begun with `prompt` if it has none yet.
+
+        It has no more tokens than the `room` of its row.
+        """
         if text.name not in self._calls:
-            self._calls[text.name] = self._new_call(engine, text, await prompt())
+            begun = await prompt()
+            most = room(begun)
+            max_tokens = self.request.max_tokens if most is None else min(self.request.max_tokens, most)
+            self._calls[text.name] = self._new_call(engine, text, begun, max_tokens)
         call = self._calls[text.name]
         self._check_begun(call)
         return call
 
-    def _new_call(self, engine: Engine, text: ModelText, prompt: Prompt) -> TokenCompletion:
+    def _new_call(self, engine: Engine, text: ModelText, prompt: Prompt, max_tokens: int) -> TokenCompletion:
         sampling = self.request.sampling
         opened = tool_calls.opens_reasoning(text.tokenizer.decode(prompt.ids[-_TAIL_IDS:]))
         tool_format = engine.address.tool_format or tool_calls.detect(text.template.source)
@@ -254,7 +288,7 @@ class _Asked:
         live = None
         if self._on_delta is not None:
             live = StreamForwarder(text.tokenizer, parser, sampling.stop, self._on_delta)
-        return TokenCompletion(prompt, text.tokenizer, parser, sampling, self.request.max_tokens, live)
+        return TokenCompletion(prompt, text.tokenizer, parser, sampling, max_tokens, live)
 
     def _formed(self, engine: Engine, sampling: SamplingParams, tool_format: str, opened: bool) -> SamplingParams:
         """Return the sampling with the guide of its form. Raises FormUnsupported if it has to have one, and cannot."""
@@ -278,6 +312,10 @@ class _Asked:
         """Raise Interrupted if the beginning of another answer has been streamed."""
         if any(call.begun for call in self._calls.values() if call is not goes_on):
             raise Interrupted("the answer cannot go on: the engines that are left read other token ids; ask again")
+
+
+def _full(noun: str, n_tokens: int, name: str, most: int) -> LimitReached:
+    return LimitReached(Outcome.CONTEXT_FULL, f"{noun} has {n_tokens} tokens, and {name} of its limits is {most}")
 
 
 def _check_size(engine: Engine, asked: _Asked) -> None:

@@ -24,6 +24,8 @@ from workers.policy.routing.router import RoutingKey, StickyRouter
 from workers.roles import MAX_TOKENS, ChatModel
 
 _CHARS_PER_TOKEN = 4
+_OF_THE_POLICY = {"cache_salt": None, "min_tokens": None, "stop_token_ids": None}
+"""Sampling parameters that say something of the policy's own tokens and weights."""
 
 
 class RoleModel:
@@ -55,6 +57,8 @@ class RoleModel:
         """Implement `ChatModel.answer`."""
         if self._settings.sampling is not None:
             sampling = self._settings.sampling.model_copy(update={"seed": sampling.seed})
+        else:
+            sampling = sampling.model_copy(update=_OF_THE_POLICY)
         limit = sampling.max_tokens or MAX_TOKENS
         request = ChatRequest(list(messages), limit, sampling, tools, model=self.model)
         async with self._slots:

@@ -128,10 +128,15 @@ class TokenCompletion:
 
     def _drawn(self, n_sampled: int) -> SamplingParams:
         """Return the sampling after `n_sampled` tokens: with the seed of the first part it would repeat its draws."""
-        seed = self._sampling.seed
-        if seed is None or not n_sampled:
+        seed, least = self._sampling.seed, self._sampling.min_tokens
+        if not n_sampled or (seed is None and not least):
             return self._sampling
-        return self._sampling.model_copy(update={"seed": part_seed(seed, n_sampled)})
+        return self._sampling.model_copy(
+            update={
+                "seed": None if seed is None else part_seed(seed, n_sampled),
+                "min_tokens": None if least is None else max(0, least - n_sampled),
+            }
+        )
 
     def _take(self, part: Generation, ids: TokenIds, told: str) -> None:
         mismatch = _first_difference(ids, part.prompt_ids)

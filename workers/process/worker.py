@@ -110,6 +110,9 @@ class StoredRequest(BaseModel):
             keep_rewritten=self.rewritten_history == "keep",
             max_staleness=self.max_staleness,
             restart_stale=self.on_stale == "restart",
+            max_row_tokens=self.limits.max_row_tokens,
+            max_response_tokens=self.limits.max_response_tokens,
+            max_prompt_tokens=self.limits.max_prompt_tokens,
         )
 
 

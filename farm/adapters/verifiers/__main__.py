@@ -47,7 +47,7 @@ def _fields(path: Path) -> dict[str, Any]:
     help="Fields of a batch request (farm.BatchRequest) for all rollouts, as JSON.",
 )
 @click.option("--instance", help="package.module:function that makes a farm.Instance of a task's data.")
-@click.option("--ignore", multiple=True, metavar="NAME", help="A sampling parameter to leave out, such as cache_salt.")
+@click.option("--ignore", multiple=True, metavar="NAME", help="A sampling parameter that the farm lacks, to leave out.")
 def main(
     address: str, url: str | None, request_file: Path | None, instance: str | None, ignore: tuple[str, ...]
 ) -> None:

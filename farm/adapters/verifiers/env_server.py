@@ -34,6 +34,7 @@ from verifiers.v1.serve.server import EnvServer  # type: ignore[import-not-found
 from verifiers.v1.serve.types import RunRequest, RunResponse  # type: ignore[import-not-found, unused-ignore]
 from verifiers.v1.task import TaskData  # type: ignore[import-not-found, unused-ignore]
 
+from farm.adapters.trainer_sampling import TrainerSampling
 from farm.adapters.verifiers.traces import PlayedRollout, trace_of, trace_task
 from farm.client.gathered_rollouts import GatheredRollouts
 from farm.errors import InvalidRequest
@@ -48,17 +49,6 @@ _N_THREADS = 16
 _NO_KEY = "EMPTY"
 _LIMITS = {"setup": "init_s", "agent": "run_s", "scoring": "eval_s"}
 """The farm's limit for each of a task's timeouts."""
-_NEUTRAL: Mapping[str, object] = {
-    "n": 1,
-    "min_p": 0,
-    "min_tokens": 0,
-    "repetition_penalty": 1,
-    "presence_penalty": 0,
-    "frequency_penalty": 0,
-}
-"""Values of sampling parameters that change nothing."""
-_RECORDING = frozenset({"logprobs", "top_logprobs", "prompt_logprobs", "return_token_ids", "routed_experts"})
-"""Parameters that ask for what the farm asks for anyway, and change no sample."""
 _OF_CALLER = frozenset({"idx", "id", "name", "description", "timeout"})
 """Fields of a task that say nothing of how it is played, or are mapped."""
 
@@ -100,12 +90,7 @@ def sampling_of(run: RunRequest, ignored: Collection[str] = ()) -> dict[str, Any
     asked = {name: value for name, value in run.sampling.model_dump().items() if value is not None}
     template = asked.pop("chat_template_kwargs", {})
     # what a request leaves out is the engine's to choose
-    sampling = {"temperature": None} | {name: asked.pop(name) for name in SamplingParams.model_fields if name in asked}
-    for name, value in asked.items():
-        if name not in ignored and name not in _RECORDING and value != _NEUTRAL.get(name, object()):
-            raise InvalidRequest("the farm does not know it; --ignore leaves it out", field=f"sampling.{name}")
-    if isinstance(sampling.get("stop"), str):
-        sampling["stop"] = [sampling["stop"]]
+    sampling = {"temperature": None} | TrainerSampling("sampling", ignored, "--ignore leaves it out").fields(asked)
     return {"sampling": sampling, "chat_template_kwargs": template}
 
 
@@ -134,6 +119,8 @@ class FarmEnvServer(EnvServer):  # type: ignore[misc, unused-ignore]
         fixed = {"instances", "n_samples", "sampling", "idempotency_key", *EngineSettings.model_fields}
         if fixed & self._request.keys():
             raise InvalidRequest("each request sets it", field=min(fixed & self._request.keys()))
+        if known := SamplingParams.model_fields.keys() & set(ignored):
+            raise InvalidRequest("the farm sends it on, and samples would be others without it", field=min(known))
         BatchRequest.model_validate({"instances": [{"data_source": "none", "fields": {}}]} | self._request)
         self.ctx = zmq.asyncio.Context()
         self.frontend = self.ctx.socket(zmq.ROUTER)

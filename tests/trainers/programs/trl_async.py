@@ -14,6 +14,7 @@ from typing import Any
 import torch  # type: ignore[import-not-found, unused-ignore]
 from accelerate import PartialState  # type: ignore[import-not-found, unused-ignore]
 from problems_of_tests import breaking, chat  # type: ignore[import-not-found]
+from trl.experimental.async_grpo import AsyncGRPOConfig
 from trl.experimental.async_grpo import async_grpo_trainer as trl
 
 import farm
@@ -32,7 +33,8 @@ def main(url: str) -> None:
     with farm.connect(url) as client:
         before = client.newest_version()
         transfer = FarmWeightTransfer(client, push)
-        worker = FarmRolloutWorker(client, problems, n_samples=4, run="async", n_groups_in_flight=2, max_attempts=1)
+        args = AsyncGRPOConfig("async", num_generations=4, max_inflight_tasks=8, use_cpu=True, bf16=False)
+        worker = FarmRolloutWorker(client, problems, args=args, run="async", max_attempts=1)
         # in the order of the trainer's own _sync_weight
         transfer.init_weight_transfer()
         transfer.pause()
@@ -71,9 +73,8 @@ def main(url: str) -> None:
 def filtered(client: Any) -> dict[str, float]:
     """Play an instance whose samples are all wrong, with those of chance, and drop groups of equal rewards."""
     wrong = chat("never").model_copy(update={"fields": {"question": "How many hops?", "expected": "nine"}})
-    worker = FarmRolloutWorker(
-        client, [chat("a"), wrong], n_samples=4, run="filtered", n_groups_in_flight=1, filter_groups="drop"
-    )
+    args = AsyncGRPOConfig("filtered", num_generations=4, max_inflight_tasks=4, use_cpu=True, bf16=False)
+    worker = FarmRolloutWorker(client, [chat("a"), wrong], args=args, run="filtered", filter_groups="drop")
     worker.start()
     counts: dict[str, float] = defaultdict(float)
     rewards: dict[int, list[float]] = defaultdict(list)

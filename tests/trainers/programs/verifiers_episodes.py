@@ -106,7 +106,7 @@ async def play(given: dict[str, Any]) -> dict[str, Any]:
     os.environ["TRAINER_KEY"] = given["engine_key"]
     client = farm.connect(given["farm"])
     rollouts = GatheredRollouts(client)
-    server = FarmEnvServer(rollouts, "tcp://127.0.0.1:0", request={"max_attempts": 1}, ignored=("cache_salt",))
+    server = FarmEnvServer(rollouts, "tcp://127.0.0.1:0", request={"max_attempts": 1})
     serving = asyncio.create_task(server.run())
     verifiers = EnvClient(server.address)
     endpoint = {"base_url": given["engine_url"], "api_key_var": "TRAINER_KEY"}
@@ -131,7 +131,7 @@ async def play(given: dict[str, Any]) -> dict[str, Any]:
             run(given["long"]),
         )
         refused = await asyncio.gather(
-            run(given["chat"], min_p=0.1),
+            run(given["chat"], logit_bias={"5": 1.0}),
             run(given["chat"], TrainClientConfig(**endpoint, headers={"X-Team": "blue"})),
             run(given["chat"] | {"image": "python:3.11"}),
             run(given["unknown"]),

@@ -16,7 +16,7 @@ from workers.policy.answer_form import FormedSampling, chat_fields
 from workers.policy.engines import chat_response, failures, refusals
 from workers.policy.engines.chat_history import named, parseable
 from workers.policy.engines.connection import FAILURES, EngineConnection, Refusal, most_bytes
-from workers.policy.engines.wire import SHAPE, SHORT_SEED, sampling_fields
+from workers.policy.engines.wire import SHAPE, SHORT_SEED, salted, sampling_fields
 from workers.policy.generation import ChatRequest, EngineAddress, EngineBusy
 
 _RECORDING = {"logprobs": True, "return_token_ids": True, "return_weight_versions": True}
@@ -84,7 +84,7 @@ class ChatRoute:
         if refusals.context_full(refusal.body):
             room = refusals.room(refusal.body)
             if 0 < room < body["max_tokens"]:
-                return body | {"max_tokens": room}
+                return body | {name: min(body[name], room) for name in ("max_tokens", "min_tokens") if name in body}
             raise self._refused(refusal) from refusal
         if free := body.keys() & _FORM:
             if isinstance(sampling, FormedSampling) and sampling.required:
@@ -129,7 +129,7 @@ def _text(found: Any) -> str:
 
 def _body(request: ChatRequest) -> dict[str, Any]:
     body: dict[str, Any] = {"messages": named(request.messages), "max_tokens": request.max_tokens}
-    body |= sampling_fields(request.sampling)
+    body |= sampling_fields(request.sampling, request.max_tokens) | salted(request.sampling)
     if request.sampling.seed is not None:
         body["seed"] = request.sampling.seed & SHORT_SEED
     body |= chat_fields(request.sampling)

@@ -72,6 +72,9 @@ class EngineClient:
         """Implement `Engine.generate`. A request that exceeds the context is retried with fewer `max_tokens`."""
         if self._wire is None:
             raise EngineRefused(f"engine {self.address.url} takes no token ids; it can only be asked to chat")
+        for name in sorted(self._wire.lacks):
+            if getattr(sampling, name):
+                raise EngineRefused(f"engine {self.address.url} has no {name}: leave it out of the batch's sampling")
         ask = GenerationRequest(
             prompt_json(prompt_ids),
             sampling,

@@ -30,10 +30,12 @@ class PromptIdsWire(Wire):
     name = "prompt_ids"
     path = "/generate"
     advice = "its /generate takes no prompt_ids: it is no server of ProRL's trainer"
+    lacks = frozenset({"cache_salt"})
 
     def body(self, ask: GenerationRequest) -> dict[str, Any]:
         """Return the body. The model is not named: the server has one."""
-        return {"prompt_ids": ask.prompt, "max_tokens": ask.max_tokens, **sampling_fields(ask.sampling)}
+        sampling = sampling_fields(ask.sampling, ask.max_tokens)
+        return {"prompt_ids": ask.prompt, "max_tokens": ask.max_tokens, **sampling}
 
     def take(self, event: dict[str, Any], intake: GenerationBuilder) -> list[int]:
         new = intake.add(event["response_ids"], event["logprobs"])

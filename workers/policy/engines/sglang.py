@@ -22,7 +22,7 @@ from workers.policy.engines.connection import FAILURES, EngineConnection, Refusa
 from workers.policy.engines.control import Control, ControlCalls, NoControl
 from workers.policy.engines.generation_builder import GenerationBuilder, count, version
 from workers.policy.engines.kind import EngineKind, Identity
-from workers.policy.engines.wire import SHORT_SEED, GenerationRequest, Wire, sampling_fields
+from workers.policy.engines.wire import SHORT_SEED, GenerationRequest, Wire, salted, sampling_fields
 
 _POLL_S = 0.2
 
@@ -39,7 +39,8 @@ class SglangWire(Wire):
         self._model = model
 
     def body(self, ask: GenerationRequest) -> dict[str, Any]:
-        sampling = sampling_fields(ask.sampling, seed="sampling_seed") | {"max_new_tokens": ask.max_tokens}
+        sampling = sampling_fields(ask.sampling, ask.max_tokens, seed="sampling_seed", min_tokens="min_new_tokens")
+        sampling["max_new_tokens"] = ask.max_tokens
         if "sampling_seed" in sampling:
             sampling["sampling_seed"] &= SHORT_SEED
         if sampling.get("top_k") == 0:
@@ -49,7 +50,8 @@ class SglangWire(Wire):
         sampling |= {name: json.dumps(value) for name, value in guide_of(ask.sampling).items()}
         result = {"return_logprob": True, "return_prompt_token_ids": True, "stream": ask.stream}
         adapter = {} if ask.model in ("", self._model) else {"lora_path": ask.model}
-        return {"input_ids": ask.prompt, "sampling_params": sampling} | result | adapter
+        salt = salted(ask.sampling, "extra_key")
+        return {"input_ids": ask.prompt, "sampling_params": sampling} | result | adapter | salt
 
     def take(self, event: dict[str, Any], intake: GenerationBuilder) -> list[int]:
         meta = event["meta_info"]

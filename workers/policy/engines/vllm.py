@@ -19,7 +19,7 @@ from workers.policy.engines.connection import EngineConnection, Refusal
 from workers.policy.engines.control import NO_ROUTE, Control, ControlCalls, NoControl
 from workers.policy.engines.generation_builder import GenerationBuilder
 from workers.policy.engines.kind import EngineKind, Identity
-from workers.policy.engines.wire import GenerationRequest, Wire, sampling_fields
+from workers.policy.engines.wire import GenerationRequest, Wire, salted, sampling_fields
 from workers.policy.generation import Generation
 
 _DEV_MODE = "start vLLM with VLLM_SERVER_DEV_MODE=1 to let the farm pause it and name its weights"
@@ -39,12 +39,12 @@ class GenerateWire(Wire):
 
     def body(self, ask: GenerationRequest) -> dict[str, Any]:
         """Return the body; it disables detokenization, most of a busy frontend's work, unless stop strings need it."""
-        sampling = sampling_fields(ask.sampling) | {"max_tokens": ask.max_tokens, "logprobs": 0}
+        sampling = sampling_fields(ask.sampling, ask.max_tokens) | {"max_tokens": ask.max_tokens, "logprobs": 0}
         if not ask.sampling.stop:
             sampling["detokenize"] = False
         sampling |= _guided(ask)
         body = {"model": ask.model, "token_ids": ask.prompt, "sampling_params": sampling, "return_token_ids": True}
-        return body | _streaming(ask)
+        return body | salted(ask.sampling) | _streaming(ask)
 
     def take(self, event: dict[str, Any], intake: GenerationBuilder) -> list[int]:
         intake.saw(event.get("prompt_token_ids"))
@@ -69,7 +69,8 @@ class CompletionsWire(Wire):
     def body(self, ask: GenerationRequest) -> dict[str, Any]:
         body = {"model": ask.model, "prompt": ask.prompt, "max_tokens": ask.max_tokens, "logprobs": 0}
         result = ("return_token_ids", "return_tokens_as_token_ids", "return_weight_versions")
-        return body | dict.fromkeys(result, True) | sampling_fields(ask.sampling) | _guided(ask) | _streaming(ask)
+        sampling = sampling_fields(ask.sampling, ask.max_tokens) | salted(ask.sampling)
+        return body | dict.fromkeys(result, True) | sampling | _guided(ask) | _streaming(ask)
 
     def take(self, event: dict[str, Any], intake: GenerationBuilder) -> list[int]:
         _count(event, intake)

@@ -14,6 +14,10 @@ from workers.policy.engines.generation_builder import GenerationBuilder
 
 SHORT_SEED = 2**31 - 1
 """The bit mask of seeds for servers other than vLLM."""
+_FIELDS = (
+    *("temperature", "top_p", "top_k", "min_p", "seed"),
+    *("repetition_penalty", "presence_penalty", "frequency_penalty"),
+)
 SHAPE = (KeyError, IndexError, TypeError, ValueError, AttributeError)
 """The errors of parsing an answer that does not have the form that the wire defines."""
 
@@ -46,6 +50,8 @@ class Wire(Protocol):
     """True if its answers are streams even where a whole answer would do."""
     takes_guides: ClassVar[bool] = False
     """True if it makes answers keep to the guide of a FormedSampling."""
+    lacks: ClassVar[frozenset[str]] = frozenset()
+    """Fields of SamplingParams that the server does not have; a call that sets one is refused."""
     ends_with_done: ClassVar[bool] = True
     """True if `[DONE]` is the last event of a stream; otherwise its finish reason is all that shows it is complete."""
 
@@ -67,11 +73,22 @@ def prompt_json(ids: TokenIds) -> bytes:
     return orjson.dumps(np.ascontiguousarray(ids, dtype=np.int32), option=orjson.OPT_SERIALIZE_NUMPY)
 
 
-def sampling_fields(sampling: SamplingParams, **names: str) -> dict[str, Any]:
-    """Return the parameters that are set; `names` are the wire's names that differ (`seed="sampling_seed"`)."""
-    fields = {
-        names.get(name, name): getattr(sampling, name)
-        for name in ("temperature", "top_p", "top_k", "seed")
-        if getattr(sampling, name) is not None
-    }
-    return fields | ({"stop": list(sampling.stop)} if sampling.stop else {})
+def sampling_fields(sampling: SamplingParams, max_tokens: int, **names: str) -> dict[str, Any]:
+    """Return the parameters that are set, but for `max_tokens` and the cache's salt.
+
+    `names` are the wire's names that differ (`seed="sampling_seed"`).
+    """
+    fields = {name: getattr(sampling, name) for name in _FIELDS if getattr(sampling, name) is not None}
+    if sampling.min_tokens:
+        # engines refuse more than `max_tokens`, which the rollout's limits lower
+        fields["min_tokens"] = min(sampling.min_tokens, max_tokens)
+    if sampling.stop_token_ids:
+        fields["stop_token_ids"] = list(sampling.stop_token_ids)
+    if sampling.stop:
+        fields["stop"] = list(sampling.stop)
+    return {names.get(name, name): value for name, value in fields.items()}
+
+
+def salted(sampling: SamplingParams, name: str = "cache_salt") -> dict[str, Any]:
+    """Return the salt of the prefix cache under the name that a request has for it; empty if there is none."""
+    return {name: sampling.cache_salt} if sampling.cache_salt else {}

@@ -24,6 +24,14 @@ class CachedTurn:
     response: TokenIds
     turn: Message
 
+    @property
+    def n_first_prompt(self) -> int:
+        """The number of ids of the prompt that the first of the calls began with."""
+        first = self
+        while first.continues is not None:
+            first = first.continues
+        return len(first.added) - len(first.response)
+
     def pieces(self) -> list[TokenIds]:
         """Return all its ids, prompt and response. Every id is held once, however many calls continue from it."""
         pieces = []

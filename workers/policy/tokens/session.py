@@ -46,6 +46,11 @@ class Prompt:
     tools: Tools = field(repr=False)
     held: CachedTurn | None = field(default=None, repr=False)
 
+    @property
+    def n_first(self) -> int:
+        """The number of ids of its segment's first prompt."""
+        return len(self.ids) if self.held is None else self.held.n_first_prompt
+
 
 @dataclass(frozen=True, slots=True)
 class PromptDraft:

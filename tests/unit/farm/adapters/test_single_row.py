@@ -100,9 +100,26 @@ def test_longer_rows_are_cut_or_masked_by_choice() -> None:
     total = rows_of_step(step, limits=RowLimits(total_tokens=5, too_long="cut"))[1]
     assert len(total.segments[0].response_ids) == 2
     masked = rows_of_step(step, limits=RowLimits(response_tokens=4, too_long="mask"))[1]
-    assert (masked.masked, masked.reward, masked.scored) == (True, 0.75, True)
+    # it trains nothing, so it has no share in the mean of its group either
+    assert (masked.masked, masked.too_long, masked.reward, masked.scored) == (True, True, step[0].reward, False)
     prompt = rows_of_step(step, limits=RowLimits(prompt_tokens=2, too_long="cut"))[1]
-    assert (prompt.masked, len(prompt.segments[0].prompt_ids)) == (True, 1)
+    assert (prompt.masked, len(prompt.segments[0].prompt_ids), prompt.reward) == (True, 1, step[0].reward)
+    of_group = rows_of_step(step, broken="mask_group", limits=RowLimits(response_tokens=4, too_long="mask"))
+    assert [row.masked for row in of_group] == [False, True], "only what broke masks its group"
+
+
+def test_groups_are_the_trainers_own_where_they_are_not_the_farms() -> None:
+    first = [rollout(0, [segment(2, [7])], reward=1.0), broken(2, Outcome.LOST, [segment(2, [7])])]
+    second = [rollout(4, [segment(2, [7])], reward=0.0), broken(6, Outcome.LOST, [segment(2, [7])])]
+    step = [*first, *second]
+    assert len({each.group_id for each in step}) == 4
+    rows = rows_of_step(step, groups=["a", "a", "b", "b"])
+    assert [row.reward for row in rows] == [1.0, 1.0, 0.0, 0.0]
+    assert not any(row.alone for row in rows)
+    # as the farm's, two groups broke whole, which have the mean of the step
+    of_farm = rows_of_step(step)
+    assert [row.reward for row in of_farm] == [1.0, 0.5, 0.0, 0.5]
+    assert [row.alone for row in of_farm] == [False, True, False, True]
 
 
 def test_ids_beyond_the_vocabulary_are_refused() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -13,7 +13,8 @@ from farm.adapters import openrlhf, skyrl, slime, trl, verl
 from farm.adapters.conformance.constructed_rollouts import broken, every_kind, rollout, segment
 from farm.adapters.single_row import rows_of_step
 from farm.adapters.trl_worker import group_rows
-from farm.errors import InvalidRequest
+from farm.errors import InvalidRequest, NoTrainableRollouts
+from farm.records.request import Limits
 from farm.records.rollout import Outcome, Rollout
 
 TABLES: Sequence[Mapping[Outcome, Any]] = (
@@ -59,7 +60,14 @@ def test_prompts_find_their_instances_however_a_data_set_fills_messages() -> Non
 def generated(rollouts: Sequence[Rollout], *, step_wise: bool, **options: Any) -> dict[str, Any]:
     config = SimpleNamespace(step_wise_trajectories=step_wise)
     generator = skyrl.FarmGenerator(None, config, "run", **options)  # type: ignore[arg-type]
-    return generator._output(rollouts, [each.rollout_id for each in rollouts])
+    return generator._output(rollouts, [TrajectoryId(each.group_id, each.rollout_id) for each in rollouts])
+
+
+class TrajectoryId(NamedTuple):
+    """As SkyRL's `TrajectoryID`."""
+
+    instance_id: str
+    rollout_id: str
 
 
 def test_skyrl_rows_are_one_for_each_prompt_and_as_long_as_their_response() -> None:
@@ -77,20 +85,58 @@ def test_skyrl_rows_are_one_for_each_prompt_and_as_long_as_their_response() -> N
 
 def test_skyrl_steps_of_a_trajectory_are_adjacent_and_the_last_has_the_reward() -> None:
     output = generated(every_kind(), step_wise=True)
-    of_branched = [index for index, each in enumerate(output["trajectory_ids"]) if each.endswith("0.1")]
+    of_branched = [index for index, each in enumerate(output["trajectory_ids"]) if each.rollout_id.endswith("0.1")]
     assert of_branched == [1, 2, 3]
     assert [output["is_last_step"][index] for index in of_branched] == [False, False, True]
     assert [output["rewards"][index] for index in of_branched] == [0.0, 0.0, -0.25]
     assert output["is_last_step"][-1] is True
 
 
+def skyrl_generator(**config: Any) -> skyrl.FarmGenerator:
+    client = SimpleNamespace(weight_version=7)
+    return skyrl.FarmGenerator(None, SimpleNamespace(**config), "run", inference_engine_client=client)  # type: ignore[arg-type]
+
+
 def test_sampling_parameters_of_skyrl_are_ours_or_refused() -> None:
-    params = skyrl.sampling_params({"temperature": 0.7, "max_generate_length": 5, "min_p": 0.0, "logprobs": 1})
-    assert params is not None
-    assert (params.temperature, params.max_tokens) == (0.7, 5)
-    assert skyrl.sampling_params({}) is None
-    with pytest.raises(InvalidRequest, match=r"^sampling_params\.min_p: "):
-        skyrl.sampling_params({"min_p": 0.1})
+    values = {"temperature": 0.7, "max_generate_length": 5, "min_p": 0.0, "logprobs": 1, "min_tokens": 1, "top_k": -1}
+    params = skyrl_generator()._sampling(values | {"stop": ["END"], "include_stop_str_in_output": True})
+    assert (params.temperature, params.max_tokens, params.min_tokens, params.top_k) == (0.7, 5, 1, -1)
+    assert (params.min_p, params.stop, params.cache_salt) == (0.0, ("END",), "7")
+    with pytest.raises(InvalidRequest, match=r"^sampling_params\.bad_words: the farm has no such parameter"):
+        skyrl_generator()._sampling({"bad_words": ["no"]})
+    # where it hands over none, they are those of the configuration
+    own = SimpleNamespace(temperature=0.5, max_generate_length=9, additional_kwargs=None, stop=None)
+    params = skyrl_generator(sampling_params=own, use_cache_salt=False)._sampling({})
+    assert (params.temperature, params.max_tokens, params.cache_salt) == (0.5, 9, None)
+
+
+def test_skyrls_options_bound_an_episode_and_the_users_limits_come_first() -> None:
+    config = SimpleNamespace(max_turns=3, max_input_length=100, chat_template_kwargs={"enable_thinking": False})
+    made = skyrl.FarmGenerator(None, config, "run", max_seq_len=200, settings={"limits": Limits(max_turns=8)})  # type: ignore[arg-type]
+    limits = made._run.settings["limits"]
+    assert (limits.max_turns, limits.max_prompt_tokens, limits.max_row_tokens) == (8, 100, 200)
+    assert made._run.settings["chat_template_kwargs"] == {"enable_thinking": False}
+    for name, value in {"use_conversation_multi_turn": False, "vision_language_generator": True}.items():
+        with pytest.raises(InvalidRequest, match=name):
+            skyrl_generator(**{name: value})
+    with pytest.raises(InvalidRequest, match="chat_template"):
+        skyrl_generator(chat_template=SimpleNamespace(name_or_path="qwen3_without_thinking"))
+
+
+def test_skyrls_options_for_rows_that_were_cut_short() -> None:
+    cut = rollout(1, [segment(2, [7])], reward=1.0, outcome=Outcome.MAX_TURNS)
+    step = [rollout(0, [segment(2, [7])], reward=1.0), cut]
+    assert [row["loss_masks"] for row in (skyrl_generator()._output(step, None),)] == [[[1], [1]]]
+    assert skyrl_generator(apply_overlong_filtering=True)._output(step, None)["loss_masks"] == [[1], [0]]
+    assert skyrl_generator(zero_reward_on_non_stop=True)._output(step, None)["rewards"] == [1.0, 0.0]
+
+
+def test_an_evaluation_by_skyrl_counts_no_problem_of_which_all_rollouts_broke() -> None:
+    step = [rollout(0, [segment(2, [7])]), broken(1, Outcome.LOST, []), broken(2, Outcome.LOST, [])]
+    assert len(skyrl_generator()._output(step, None)["rewards"]) == 3
+    with pytest.raises(NoTrainableRollouts, match=r"no rollout of 1 problems of an evaluation was scored .*first is"):
+        skyrl_generator()._output(step, None, "eval")
+    assert len(skyrl_generator()._output(step[:2], None, "eval")["rewards"]) == 2
 
 
 def test_skyrl_without_instances_is_refused() -> None:
@@ -125,6 +171,7 @@ def test_options_of_slime_that_the_farm_cannot_serve_are_named(option: str, valu
 def test_openrlhfs_placeholder_trains_one_token() -> None:
     step = rows_of_step([rollout(0, [segment(2, [7])]), broken(1, Outcome.LOST, [segment(3, [7, 7])])], pad_id=5)
     fields = openrlhf.placeholder_fields(step[1])
+    assert fields["scores"] == fields["reward"], "one of its group was scored"
     assert fields["observation_tokens"] == [100, 101, 102, 5]
     assert fields["action_ranges"] == [(3, 4)]
     assert fields["reward"] == step[0].reward
@@ -136,6 +183,8 @@ def test_advantages_are_over_the_scored_members_and_alike_for_all_rows_of_a_roll
         rollout(1, [segment(2, [7]), segment(3, [7, 7])], reward=0.0),
         broken(2, Outcome.LOST, [segment(2, [7])]),
     ]
+    # by the deviation of the population
+    assert [row.advantage for row in group_rows(group)] == pytest.approx([1.0, -1.0, -1.0])
     rows = group_rows(group, scaled=False)
     assert [(row.rollout.rollout_id[-3:], row.advantage) for row in rows] == [
         ("0.0", 0.5),

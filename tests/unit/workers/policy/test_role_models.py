@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -26,7 +26,10 @@ HELLO = [{"role": "user", "content": "Are these equal?"}]
 class Talker(Double):
     """Answers a chat with the seed that it was sent."""
 
+    asked: ClassVar[list[SamplingParams]] = []
+
     async def chat(self, request: ChatRequest) -> Completion:
+        self.asked.append(request.sampling)
         await self.server.play(10, str(request.sampling.seed))
         text = f"{request.model} {request.sampling.temperature} {request.sampling.seed}"
         return Completion(
@@ -68,6 +71,18 @@ def test_failures_are_retried_and_the_batch_may_say_how_it_samples() -> None:
         async with models_of(server, judge=judge(server)) as models:
             assert await models["judge"].complete(HELLO, SamplingParams(temperature=0, seed=7)) == "m 0.0 7"
         assert server.n_detected == 0, "it is sent its chat requests alone"
+
+    run(main())
+
+
+def test_a_role_is_not_sent_what_is_about_the_policys_tokens() -> None:
+    async def main() -> None:
+        server = Server("judge")
+        own = SamplingParams(top_k=5, cache_salt="7", min_tokens=2, stop_token_ids=(3,))
+        async with models_of(server, judge=judge(server)) as models:
+            await models["judge"].complete(HELLO, own)
+        sent = Talker.asked[-1]
+        assert (sent.top_k, sent.cache_salt, sent.min_tokens, sent.stop_token_ids) == (5, None, None, None)
 
     run(main())
 

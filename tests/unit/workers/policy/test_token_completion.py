@@ -42,6 +42,7 @@ class _Scripted:
         self.info = EngineInfo(token_in="generate")
         self.asked: list[tuple[list[int], int]] = []
         self.seeds: list[int | None] = []
+        self.least: list[int | None] = []
         self.vocabularies: set[int | None] = set()
         self._script: Iterator[Any] = iter(script)
 
@@ -58,6 +59,7 @@ class _Scripted:
     ) -> Generation:
         self.asked.append((prompt_ids.tolist(), max_tokens))
         self.seeds.append(sampling.seed)
+        self.least.append(sampling.min_tokens)
         self.vocabularies.add(n_vocabulary)
         play = next(self._script)
         played, error = play if isinstance(play, tuple) else (play, None)
@@ -75,10 +77,8 @@ class _Scripted:
 class _Bench:
     """One call, from a conversation of one message."""
 
-    def __init__(
-        self, max_tokens: int = 1000, *, stop: Sequence[str] = (), live: bool = False, seed: int | None = None
-    ) -> None:
-        text, sampling = CHATML.text(), SamplingParams(stop=tuple(stop), seed=seed)
+    def __init__(self, max_tokens: int = 1000, *, stop: Sequence[str] = (), live: bool = False, **more: Any) -> None:
+        text, sampling = CHATML.text(), SamplingParams(stop=tuple(stop), **more)
         self.deltas: list[Delta] = []
         parser = tool_calls.parser("hermes")
         passed_on = StreamForwarder(text.tokenizer, parser, sampling.stop, self.deltas.append) if live else None
@@ -234,3 +234,13 @@ def test_what_follows_an_abort_is_drawn_anew() -> None:
     engine = _Scripted(nothing, first, part(" three<|im_end|>"))
     _Bench(seed=5).play(engine)
     assert engine.seeds == [5, 5, part_seed(5, len(first.response_ids))]
+
+
+def test_the_least_tokens_count_those_before_an_abort() -> None:
+    first = part("one two", "abort")
+    n = len(first.response_ids)
+    for least in (n + 5, n - 1):
+        engine = _Scripted(first, part(" three<|im_end|>"))
+        _Bench(min_tokens=least).play(engine)
+        assert engine.least == [least, max(0, least - n)]
+        assert engine.seeds == [None, None]

@@ -79,9 +79,11 @@ def ask(misbehaving: Misbehaving, sampling: SamplingParams | None = None, n: int
 
 def test_what_is_sent() -> None:
     server = Misbehaving(accept())
-    ask(server, SamplingParams(temperature=0.3, top_p=0.9, top_k=5, stop=("END",), seed=11))
+    sampling = {"temperature": 0.3, "top_p": 0.9, "top_k": 5, "stop": ["END"], "seed": 11, "min_p": 0.1}
+    sampling |= {"presence_penalty": 1.0, "stop_token_ids": [7], "min_tokens": 2, "cache_salt": "7"}
+    ask(server, SamplingParams.model_validate(sampling))
     (body,) = server.bodies
-    sampling = {"temperature": 0.3, "top_p": 0.9, "top_k": 5, "stop": ["END"], "seed": 11, "max_tokens": 100}
+    sampling |= {"max_tokens": 100}
     recording = {"logprobs": True, "return_token_ids": True, "return_weight_versions": True}
     assert body == {"model": "m", "messages": ASKED, **sampling, **recording}
 

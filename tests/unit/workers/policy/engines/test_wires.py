@@ -13,6 +13,7 @@ from farm.records.request import SamplingParams
 from farm.records.trajectory import VersionSpan, token_ids
 from workers.policy.answer_form import FormedSampling
 from workers.policy.engines.generation_builder import GenerationBuilder
+from workers.policy.engines.prorl import PromptIdsWire
 from workers.policy.engines.sglang import SglangWire
 from workers.policy.engines.vllm import CompletionsWire, GenerateWire
 from workers.policy.engines.wire import GenerationRequest, Wire, prompt_json
@@ -24,7 +25,20 @@ SCHEMAS: dict[str, Any] = orjson.loads((DATA / "vllm_schemas.json").read_bytes()
 PROMPT = token_ids([258, 84, 82])
 HELD = FormedSampling(guide={"json_schema": {"type": "object"}})
 HELD_CALLS = FormedSampling(guide={"structural_tag": {"type": "structural_tag", "format": {"type": "any_text"}}})
-ALL = SamplingParams(temperature=0.7, top_p=0.9, top_k=0, stop=("END",), seed=11)
+ALL = SamplingParams(
+    temperature=0.7,
+    top_p=0.9,
+    top_k=0,
+    min_p=0.05,
+    repetition_penalty=1.1,
+    presence_penalty=0.5,
+    frequency_penalty=-0.5,
+    min_tokens=200,
+    stop=("END",),
+    stop_token_ids=(3, 4),
+    seed=11,
+    cache_salt="weights-7",
+)
 
 
 def read(wire: Wire, *events: dict[str, Any]) -> tuple[Generation, list[list[int]]]:
@@ -107,18 +121,31 @@ def test_vllm_knows_every_field_that_it_is_sent(
 
 def test_sampling_parameters_go_as_they_are() -> None:
     ask = GenerationRequest(prompt_json(PROMPT), ALL, 100, "m", False)
-    sent = {"temperature": 0.7, "top_p": 0.9, "top_k": 0, "seed": 11, "stop": ["END"], "max_tokens": 100}
-    assert sent.items() <= GenerateWire().body(ask)["sampling_params"].items()
-    assert sent.items() <= CompletionsWire().body(ask).items()
-    body = SglangWire("m").body(ask)
-    assert body["sampling_params"] == {
+    same = {
         "temperature": 0.7,
         "top_p": 0.9,
+        "min_p": 0.05,
+        "repetition_penalty": 1.1,
+        "presence_penalty": 0.5,
+        "frequency_penalty": -0.5,
+        "stop": ["END"],
+        "stop_token_ids": [3, 4],
+    }
+    # no engine takes more of the least tokens than of the most
+    sent = same | {"top_k": 0, "seed": 11, "min_tokens": 100, "max_tokens": 100}
+    body = GenerateWire().body(ask)
+    assert sent.items() <= body["sampling_params"].items()
+    assert body["cache_salt"] == "weights-7"
+    assert (sent | {"cache_salt": "weights-7"}).items() <= CompletionsWire().body(ask).items()
+    assert sent.items() <= PromptIdsWire().body(ask).items()
+    body = SglangWire("m").body(ask)
+    assert body["sampling_params"] == same | {
         "top_k": -1,
         "sampling_seed": 11,
-        "stop": ["END"],
+        "min_new_tokens": 100,
         "max_new_tokens": 100,
     }
+    assert body["extra_key"] == "weights-7"
     assert orjson.loads(orjson.dumps(body))["input_ids"] == [258, 84, 82]
 
 

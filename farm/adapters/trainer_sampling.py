@@ -1,0 +1,105 @@
+"""Sampling parameters and lengths of trainers: each is one of ours, changes no sample, or is refused by its name.
+
+A trainer's values are sent as they are, those too that change nothing: what a request leaves out is the engine's to
+choose, and servers take it from the model's own `generation_config.json`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from farm.client.request_checks import invalid
+from farm.errors import InvalidRequest
+from farm.records.request import Limits, SamplingParams
+
+_FORM = frozenset(
+    {
+        *("logprobs", "top_logprobs", "prompt_logprobs", "flat_logprobs", "return_token_ids", "return_logprob"),
+        *("skip_special_tokens", "spaces_between_special_tokens", "include_stop_str_in_output", "no_stop_trim"),
+        *("detokenize", "output_kind", "output_text_buffer_length", "skip_clone", "skip_reading_prefix_cache"),
+    }
+)
+"""Parameters of the form in which an engine answers, which the farm decides itself: no token depends on them."""
+_NEUTRAL: Mapping[str, object] = {"n": 1, "ignore_eos": False, "best_of": 1, "length_penalty": 1.0, "num_beams": 1}
+"""Values of parameters that the farm lacks, by which nothing changes."""
+_ALIASES = {
+    "max_new_tokens": "max_tokens",
+    "max_generate_length": "max_tokens",
+    "min_new_tokens": "min_tokens",
+    "sampling_seed": "seed",
+}
+_ALL_TOKENS = (0, -1)
+"""The values of `top_k` that cut nothing, as vLLM and SGLang have them."""
+_ABSENT = object()
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerSampling:
+    """The sampling parameters of one trainer: `where` its values come from, for errors.
+
+    `ignored` are names of parameters to leave out, `remedy` what an error says to do about one that the farm lacks.
+    """
+
+    where: str
+    ignored: Collection[str] = ()
+    remedy: str = "leave it out"
+
+    def fields(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the values as fields of SamplingParams; None is a parameter that is not set.
+
+        Raises InvalidRequest naming a parameter that the farm lacks.
+        """
+        ours: dict[str, Any] = {}
+        for name, value in values.items():
+            known = _ALIASES.get(name, name)
+            if value is None or name in self.ignored or name in _FORM:
+                continue
+            if known in SamplingParams.model_fields:
+                ours[known] = _ours(known, value)
+            elif value not in (_NEUTRAL.get(name, _ABSENT), [], {}):
+                raise InvalidRequest(
+                    f"the farm has no such parameter (it is {value!r}): {self.remedy}", field=f"{self.where}.{name}"
+                )
+        return ours
+
+    def params(self, values: Mapping[str, Any]) -> SamplingParams:
+        """Return the values as SamplingParams. Raises InvalidRequest for one that is wrong, or that the farm lacks."""
+        try:
+            return SamplingParams(**self.fields(values))
+        except ValidationError as error:
+            raise invalid(error, self.where) from None
+
+
+def _ours(name: str, value: Any) -> Any:
+    if name == "top_k" and value in _ALL_TOKENS:
+        return -1
+    if name == "stop":
+        return (value,) if isinstance(value, str) else tuple(value)
+    if name == "stop_token_ids":
+        return tuple(value)
+    return value
+
+
+def limits_of(settings: Mapping[str, Any], **of_trainer: int | None) -> Limits:
+    """Return the limits of a trainer's rollouts: those of its own configuration, after those of the user's settings.
+
+    None is a limit that the trainer does not set. Raises InvalidRequest.
+    """
+    given = settings.get("limits") or {}
+    own = given.model_dump(exclude_unset=True) if isinstance(given, Limits) else dict(given)
+    try:
+        return Limits(**{name: value for name, value in of_trainer.items() if value is not None} | own)
+    except ValidationError as error:
+        raise invalid(error, "limits") from None
+
+
+def refuse_options(options: Mapping[str, Any], unchanged: Mapping[str, object], reasons: Mapping[str, str]) -> None:
+    """Raise InvalidRequest for an option of a trainer that differs from the only value that the farm can serve."""
+    for name, reason in reasons.items():
+        value = options.get(name)
+        if value is not None and value != unchanged.get(name):
+            raise InvalidRequest(f"{reason} (it is {value!r})", field=name)

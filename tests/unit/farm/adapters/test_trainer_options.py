@@ -1,0 +1,197 @@
+"""Options of trainers as fields of a batch: what draws and bounds a rollout is mapped, all else of it is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from farm.adapters import skyrl, slime, trl, verl
+from farm.adapters.trainer_sampling import TrainerSampling, limits_of
+from farm.errors import InvalidRequest
+from farm.records.request import Limits, SamplingParams
+
+SAMPLED: dict[str, Any] = {"temperature": 0.6, "top_p": 0.9, "top_k": 20, "min_p": 0.1, "repetition_penalty": 1.1}
+
+
+OPTIONS = json.loads((Path(__file__).parents[3] / "data" / "trainer_options.json").read_text())
+"""All options of each trainer's rollouts: `mapped`, `refused` unless they are the default, or the trainer's own."""
+
+
+@pytest.mark.parametrize(
+    ("trainer", "mapped", "refused"),
+    [
+        ("trl.GRPOConfig", trl.MAPPED, trl.REFUSED),
+        ("trl.AsyncGRPOConfig", trl.MAPPED_OF_ASYNC, ()),
+        ("skyrl.GeneratorConfig", skyrl.MAPPED, skyrl.REFUSED),
+        ("verl.rollout", verl.MAPPED, verl.REFUSED),
+    ],
+)
+def test_every_option_of_a_trainer_is_mapped_refused_or_its_own(
+    trainer: str, mapped: Collection[str], refused: Collection[str]
+) -> None:
+    listed = OPTIONS[trainer]
+    assert sorted(mapped) == listed["mapped"]
+    assert sorted({name.removesuffix(".enable_return_routed_experts") for name in refused}) == listed["refused"]
+    every = [*listed["mapped"], *listed["refused"], *listed["of_trainer"]]
+    assert len(set(every)) == len(every)
+
+
+def test_values_are_sent_as_they_are_even_those_that_change_nothing() -> None:
+    sampling = TrainerSampling("params")
+    neutral = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "min_new_tokens": 0, "n": 1}
+    # what is left out a server takes from the model's generation_config.json
+    assert sampling.params(neutral) == SamplingParams(
+        top_p=1.0, top_k=-1, min_p=0.0, repetition_penalty=1.0, min_tokens=0
+    )
+    form = {"logprobs": 0, "skip_special_tokens": False, "no_stop_trim": True, "stop": None, "ignore_eos": False}
+    assert sampling.params(form) == SamplingParams()
+    assert sampling.params({"stop": "END", "stop_token_ids": [3], "sampling_seed": 5}) == SamplingParams(
+        stop=("END",), stop_token_ids=(3,), seed=5
+    )
+
+
+@pytest.mark.parametrize(
+    ("values", "field"),
+    [
+        ({"ignore_eos": True}, "params.ignore_eos"),
+        ({"n": 2}, "params.n"),
+        ({"logit_bias": {"5": 1.0}}, "params.logit_bias"),
+        ({"temperature": -1}, "params.temperature"),
+        ({"cache_salt": ""}, "params.cache_salt"),
+        ({"top_k": "many"}, "params.top_k"),
+    ],
+)
+def test_a_parameter_that_is_wrong_or_unknown_is_refused_by_name(values: dict[str, Any], field: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        TrainerSampling("params").params(values)
+    assert caught.value.field == field
+
+
+def test_the_users_limits_come_before_the_trainers() -> None:
+    assert limits_of({}, max_turns=3, max_row_tokens=None) == Limits(max_turns=3)
+    both = limits_of({"limits": Limits(max_turns=8, run_s=5)}, max_turns=3, max_row_tokens=100)
+    assert (both.max_turns, both.run_s, both.max_row_tokens) == (8, 5, 100)
+    assert limits_of({"limits": {"max_turns": 8}}, max_turns=3).max_turns == 8
+    with pytest.raises(InvalidRequest, match=r"limits\.max_turns"):
+        limits_of({"limits": {"max_turns": 0}})
+
+
+def trl_args(**changed: Any) -> SimpleNamespace:
+    own = {"max_completion_length": 256, "chat_template_kwargs": None, "max_tool_calling_iterations": None}
+    of_grpo = {"generation_kwargs": None, "vllm_max_model_length": None, "vllm_structured_outputs_regex": None}
+    return SimpleNamespace(**{**SAMPLED, **own, **of_grpo, **changed})
+
+
+def test_trls_arguments_draw_and_bound_a_rollout() -> None:
+    request = trl.trl_request(trl_args(max_tool_calling_iterations=3, vllm_max_model_length=900), {})
+    assert request["sampling"] == SamplingParams(**SAMPLED, max_tokens=256)
+    limits = request["limits"]
+    assert limits == Limits(max_turns=4, max_response_tokens=256, max_tokens=256, max_row_tokens=900)
+    thinking = {"enable_thinking": False}
+    assert trl.trl_request(trl_args(chat_template_kwargs=thinking), {})["chat_template_kwargs"] == thinking
+    extra = trl.trl_request(trl_args(generation_kwargs={"stop": ["END"], "top_k": 5}), {})["sampling"]
+    assert (extra.stop, extra.top_k) == (("END",), 5)
+    own = trl.trl_request(trl_args(), {"sampling": SamplingParams(top_k=1), "limits": {"max_turns": 2}})
+    assert (own["sampling"].top_k, own["limits"].max_turns, own["limits"].max_response_tokens) == (1, 2, 256)
+
+
+@pytest.mark.parametrize(
+    ("changed", "field"),
+    [
+        ({"generation_kwargs": {"num_beams": 4}}, "generation_kwargs.num_beams"),
+        ({"generation_kwargs": {"suppress_tokens": [1]}}, "generation_kwargs.suppress_tokens"),
+        ({"vllm_structured_outputs_regex": "a+"}, "vllm_structured_outputs_regex"),
+    ],
+)
+def test_arguments_of_trl_that_the_farm_cannot_follow_are_named(changed: dict[str, Any], field: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        trl.trl_request(trl_args(**changed), {})
+    assert caught.value.field == field
+
+
+def test_trls_asynchronous_worker_bounds_each_call() -> None:
+    args = SimpleNamespace(
+        **SAMPLED,
+        max_completion_length=64,
+        chat_template_kwargs=None,
+        max_tool_calling_iterations=None,
+        token_budget=512,
+    )
+    request = trl.trl_request(args, {})
+    assert request["sampling"].max_tokens == 64
+    assert request["limits"] == Limits(max_row_tokens=512)
+    args.token_budget = 0
+    assert trl.trl_request(args, {})["limits"] == Limits()
+
+
+def verl_config(**changed: Any) -> SimpleNamespace:
+    multi_turn = {
+        "max_assistant_turns": None,
+        "max_user_turns": None,
+        "max_tool_response_length": 256,
+        "tool_response_truncate_side": "middle",
+        "tool_config_path": None,
+    }
+    multi_turn |= {name.removeprefix("multi_turn."): changed.pop(name) for name in [*changed] if "." in name}
+    values = {"temperature": 0.8, "top_p": 0.95, "top_k": -1, "prompt_length": 100, "response_length": 300}
+    validation = SimpleNamespace(temperature=0, top_p=1.0, top_k=-1)
+    rest = {"val_kwargs": validation, "multi_turn": SimpleNamespace(**multi_turn), "full_determinism": False}
+    return SimpleNamespace(**{**values, **rest, **changed})
+
+
+def test_verls_configuration_draws_and_bounds_a_rollout() -> None:
+    config = verl_config(**{"multi_turn.max_assistant_turns": 6, "multi_turn.max_user_turns": 3})
+    train, validation = (verl.rollout_request(config, {}, validate=validate) for validate in (False, True))
+    drawn = SamplingParams(temperature=0.8, top_p=0.95, top_k=-1, repetition_penalty=1.0)
+    assert train["sampling"] == drawn
+    assert validation["sampling"] == SamplingParams(temperature=0, top_p=1.0, top_k=-1, repetition_penalty=1.0)
+    bounds = Limits(max_turns=4, max_tokens=300, max_response_tokens=300, max_row_tokens=400)
+    assert train["limits"] == validation["limits"] == bounds
+    config = verl_config(full_determinism=True, seed=42, **{"multi_turn.max_tool_response_length": 1000})
+    train = verl.rollout_request(config, {}, validate=False)
+    assert (train["sampling"].seed, train["limits"].max_observation_chars) == (42, 1000)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("ignore_eos", True),
+        ("over_sample_rate", 0.1),
+        ("enable_rollout_routing_replay", True),
+        ("multi_turn.tool_config_path", "tools.yaml"),
+        ("multi_turn.tool_response_truncate_side", "left"),
+    ],
+)
+def test_options_of_verl_that_the_farm_cannot_follow_are_named(name: str, value: Any) -> None:
+    verl.check_rollout_config(verl_config())
+    with pytest.raises(InvalidRequest) as caught:
+        verl.check_rollout_config(verl_config(**{name: value}))
+    assert caught.value.field == f"actor_rollout_ref.rollout.{name}"
+
+
+def test_an_evaluation_of_slime_has_its_own_parameters() -> None:
+    args = SimpleNamespace(
+        rollout_temperature=1.0,
+        rollout_top_p=1.0,
+        rollout_top_k=-1,
+        rollout_max_response_len=8192,
+        rollout_stop=None,
+        rollout_stop_token_ids=[7],
+        rollout_max_context_len=9000,
+        eval_max_context_len=20_000,
+    )
+    samples = slime.SlimeSamples(None, "run")  # type: ignore[arg-type]
+    train = samples._request(args, None, "train")
+    assert train["sampling"] == SamplingParams(
+        temperature=1.0, top_p=1.0, top_k=-1, max_tokens=8192, stop_token_ids=(7,)
+    )
+    assert train["limits"] == Limits(max_row_tokens=9000)
+    theirs = {"temperature": 0.0, "top_p": 0.7, "max_new_tokens": 16_384, "spaces_between_special_tokens": False}
+    evaluated = samples._request(args, theirs, "eval")
+    assert evaluated["sampling"] == SamplingParams(temperature=0.0, top_p=0.7, max_tokens=16_384)
+    assert evaluated["limits"] == Limits(max_row_tokens=20_000)
