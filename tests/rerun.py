@@ -1,26 +1,29 @@
 """Runs each failed test of a run once more, when all others have ended, with nothing beside it.
 
 A test that passes then is counted as `flaky`, with the text of its failure, and leaves the run green; one that fails
-twice leaves it red. `make test` asks for it by RERUN=1 in the environment. pytest-rerunfailures repeats a test at once,
-beside the others, whose load is the usual cause.
+twice leaves it red. Tests of a module whose common set-up failed are one failure, and run again together. `make test`
+asks for it by RERUN=1 in the environment. pytest-rerunfailures repeats a test at once, beside the others, whose load is
+the usual cause.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
 MOST_FLAKY = 5
-"""With more failed tests than these nothing is run again: the change is wrong, not a test."""
+"""With more failures than these nothing is run again: the change is wrong, not a test."""
 
 _FLAKY = "flaky"
+_WORKER = re.compile(r"^\[gw\d+\].*\n")
 
 
 def is_asked_for(config: pytest.Config) -> bool:
@@ -39,20 +42,20 @@ class Rerun:
         if terminal is None:
             return result
         failed = [*terminal.stats.get("failed", []), *terminal.stats.get("error", [])]
-        names = list(dict.fromkeys(report.nodeid for report in failed))
-        if not names or not all(isinstance(report, pytest.TestReport) for report in failed):
+        if not failed or not all(isinstance(report, pytest.TestReport) for report in failed):
             return result
-        if len(names) > MOST_FLAKY:
+        groups = _groups(failed)
+        if len(groups) > MOST_FLAKY:
             terminal.write_line("")
-            terminal.write_line(f"{len(names)} tests failed, more than {MOST_FLAKY}: none is run again")
+            terminal.write_line(f"{len(groups)} tests failed, more than {MOST_FLAKY}: none is run again")
             return result
-        for name in names:
+        for names in groups:
             terminal.write_line("")
-            terminal.write_line(f"running again, by itself: {name}")
-            passed, output = _run(session.config.rootpath, name)
+            terminal.write_line(f"running again, by itself: {', '.join(names)}")
+            passed, output = _run(session.config.rootpath, names)
             if passed:
                 terminal.write_line("passed")
-                session.testsfailed -= _count_as_flaky(terminal.stats, name)
+                session.testsfailed -= sum(_count_as_flaky(terminal.stats, name) for name in names)
             else:
                 terminal.write_line(output)
         return result
@@ -68,13 +71,27 @@ class Rerun:
             terminalreporter.write_line(report.longreprtext)
 
 
-def _run(root: Path, name: str) -> tuple[bool, str]:
-    """Run this test in a process of its own; return whether it passed (a skip is no pass), and what was printed."""
+def _groups(failed: Sequence[pytest.TestReport]) -> list[list[str]]:
+    """Return the names of failed tests, each by itself but for those of a module whose set-up failed alike."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    grouped: set[str] = set()
+    for report in failed:
+        if report.nodeid not in grouped:
+            grouped.add(report.nodeid)
+            # without the line in which pytest-xdist names its worker
+            why = _WORKER.sub("", report.longreprtext, count=1)
+            common = (report.nodeid.partition("::")[0], why) if report.when == "setup" else (report.nodeid, "")
+            groups.setdefault(common, []).append(report.nodeid)
+    return list(groups.values())
+
+
+def _run(root: Path, names: Sequence[str]) -> tuple[bool, str]:
+    """Run these tests in a process of their own; return whether all passed (a skip is none), and what was printed."""
     with tempfile.TemporaryDirectory() as folder:
         results = Path(folder) / "results.xml"
         options = ["-n", "0", "-p", "no:cacheprovider", "-q", f"--junitxml={results}"]
         run = subprocess.run(
-            [sys.executable, "-m", "pytest", *options, name],
+            [sys.executable, "-m", "pytest", *options, *names],
             cwd=root,
             env=os.environ | {"RERUN": "0"},
             stdin=subprocess.DEVNULL,
@@ -84,7 +101,7 @@ def _run(root: Path, name: str) -> tuple[bool, str]:
             errors="replace",
             check=False,
         )
-        return run.returncode == 0 and results.exists() and _n_passed(results) == 1, run.stdout
+        return run.returncode == 0 and results.exists() and _n_passed(results) == len(names), run.stdout
 
 
 def _n_passed(results: Path) -> int:

@@ -22,7 +22,7 @@ from typing import IO
 from farm.address import ADDRESS_FILE
 from farm.configuration.config_file import pinned
 from farm.embedded.child_process import ChildProcess
-from farm.embedded.farm_processes import FarmProcesses, StartedFarm, free_port, last_lines
+from farm.embedded.farm_processes import FarmProcesses, StartedFarm, last_lines
 from farm.embedded.node_folder import locked, own_folder
 from farm.embedded.own_redis import start_redis
 from farm.errors import ServiceError
@@ -97,11 +97,11 @@ class Embedded(StartedFarm):
         write_own(self.home / ADDRESS_FILE, json.dumps(address))
         self._await_node(self._processes.add("node", self._start_node).child)
         if self._with_flower:
-            port = free_port()
+            port = self._processes.port()
             self._processes.add("flower", partial(self._start_flower, port))
             self.flower_url = f"http://127.0.0.1:{port}"
         if self._with_api:
-            port = free_port(API_PORT)
+            port = self._processes.port(API_PORT)
             self._processes.add("api", partial(self._start_api, port))
             self.api_url = f"http://127.0.0.1:{port}"
         self._processes.keep_up()

@@ -60,6 +60,7 @@ class FarmProcesses:
         self.logs = logs
         self._parts: list[FarmProcess] = []
         self._mending = threading.Lock()
+        self._ports = contextlib.ExitStack()
         self._stopping = False
         self._stopped = threading.Event()
         self._given_up: ServiceError | None = None
@@ -70,6 +71,22 @@ class FarmProcesses:
         part = FarmProcess(name, start, self.logs / f"{name}.log")
         self._parts.append(part)
         return part
+
+    def port(self, preferred: int = 0, host: str = "127.0.0.1") -> int:
+        """Return a port at which nothing listens, the preferred one if that is free, and claim it until `stop`.
+
+        A process takes some time to listen: another farm of this machine that starts meanwhile gets another port.
+        """
+        while True:
+            port = free_port(preferred, host)
+            claim = self._ports.enter_context(socket.socket(socket.AF_UNIX))
+            try:
+                # the name is of the network namespace, as the port is, and goes with this process
+                claim.bind(f"\0farm-port-{port}")
+            except OSError:
+                preferred = 0
+            else:
+                return port
 
     def keep_up(self) -> None:
         """Restart from now on those that end."""
@@ -116,6 +133,7 @@ class FarmProcesses:
         if self._keeper is not None:
             self._keeper.join()
             self._keeper = None
+        self._ports.close()
 
 
 class StartedFarm(ABC):

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 from farm.embedded.child_process import ChildProcess
 from farm.embedded.embedded_farm import API_PORT, flower_command
-from farm.embedded.farm_processes import StartedFarm, free_port
+from farm.embedded.farm_processes import StartedFarm
 from farm.embedded.node_folder import own_folder
 from farm.embedded.own_redis import start_redis_at
 from farm.home import own_key, written_once
@@ -72,11 +72,11 @@ class ClusterHead(StartedFarm):
         )
         address = self._with_store(address, known)
         address = self._with_broker(address, known)
-        port = _port(known.api_url, API_PORT)
+        port = self._port(known.api_url, API_PORT)
         self.address = address = replace(address, api_url=f"http://{bracketed(self._host)}:{port}")
         self._processes.add("api", partial(self._start_api, port))
         if self._flower:
-            port = _port(known.flower_url, _FLOWER_PORT)
+            port = self._port(known.flower_url, _FLOWER_PORT)
             self.address = address = replace(address, flower_url=f"http://{bracketed(self._host)}:{port}")
             self._processes.add("flower", partial(self._start_flower, port))
         self._processes.keep_up()
@@ -96,7 +96,7 @@ class ClusterHead(StartedFarm):
             postgres.make(self._claim.lock_fd)
             if self._claim.from_elsewhere:
                 postgres.forget_other_machine()
-            port = _port(known.store_url, _POSTGRES_PORT)
+            port = self._port(known.store_url, _POSTGRES_PORT)
             going_on: Callable[[], bool] = lambda: not self._ending.is_set() and not self._claim.lost  # noqa: E731
             self._processes.add("postgres", partial(postgres.start, port, self._claim.lock_fd, going_on))
             address = replace(address, store_url=postgres.url(self._host, port), own=(*address.own, "store"))
@@ -111,7 +111,7 @@ class ClusterHead(StartedFarm):
     def _with_broker(self, address: SharedAddress, known: SharedAddress) -> SharedAddress:
         if self._settings.broker_url:
             return replace(address, broker_url=self._settings.broker_url)
-        port = _port(known.broker_url, _REDIS_PORT)
+        port = self._port(known.broker_url, _REDIS_PORT)
         log_file = self._processes.logs / "redis.log"
         self._processes.add("redis", partial(start_redis_at, port, address.password, self._redis, log_file))
         url = f"redis://:{address.password}@{bracketed(self._host)}:{port}/0"
@@ -130,6 +130,14 @@ class ClusterHead(StartedFarm):
         argv = flower_command(port, "0.0.0.0")  # noqa: S104 - it requires the key
         return ChildProcess(argv, env=self._env(), log=self._processes.logs / "flower.log")
 
+    def _port(self, known_url: str, usual: int) -> int:
+        """Return a free port: the one it had before, so that clients find it again, else the usual one."""
+        try:
+            before = urlsplit(known_url).port if known_url else None
+        except ValueError:
+            before = None
+        return self._processes.port(before or usual, "0.0.0.0")  # noqa: S104 - where it will listen
+
     def _env(self) -> dict[str, str]:
         return environment(self.address) | {
             "FARM_HOME": str(self.folder),
@@ -146,12 +154,3 @@ class ClusterHead(StartedFarm):
         shutil.rmtree(self._redis, ignore_errors=True)
         if self.address.head and not self._claim.lost:
             write_address(self.folder, replace(self.address, head=""))
-
-
-def _port(known_url: str, usual: int) -> int:
-    """Return a free port: the one it had before, so that clients find it again, else the usual one."""
-    try:
-        before = urlsplit(known_url).port if known_url else None
-    except ValueError:
-        before = None
-    return free_port(before or usual, "0.0.0.0")  # noqa: S104 - where it will listen

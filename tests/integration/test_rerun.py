@@ -47,6 +47,16 @@ def fixture():
 def test_set_up(fixture):
     pass
 """
+OF_MODULE = """
+import pytest
+@pytest.fixture(scope="module")
+def common():
+    import os
+    assert os.environ["RERUN"] == "0", "in the set-up of each worker"
+@pytest.mark.parametrize("number", range(7))
+def test_of_module(common, number):
+    pass
+"""
 CLEAN_UP = """
 import pytest
 @pytest.fixture
@@ -122,6 +132,13 @@ def test_more_than_the_limit_are_not_run_again(tmp_path: Path) -> None:
     assert code == 1, output
     assert "6 tests failed, more than 5: none is run again" in output
     assert "6 failed in" in last_line(output)
+
+
+def test_a_set_up_that_failed_for_a_whole_module_is_one_failure(tmp_path: Path) -> None:
+    code, output = run(tmp_path, OF_MODULE, PASSES)
+    assert code == 0, output
+    assert output.count("running again, by itself: ") == 1
+    assert "1 passed, 7 flaky in" in last_line(output)
 
 
 def test_file_that_cannot_be_imported_leaves_it_red(tmp_path: Path) -> None:
