@@ -37,6 +37,7 @@ _SYMBOL = re.compile(
     r"(?P<symbol>\\(?i:gamma|delta|theta|lambda|xi|pi|sigma|upsilon|phi|psi|omega)(?![A-Za-z])|(?<!\\)[A-Za-z])|\\[A-Za-z]+"
 )
 _LETTERS = "qwvuzyhjkgbcfmprst"
+_NO_VALUES = frozenset({"NaN", "ComplexInfinity"})
 _CONSTANTS = frozenset({"e", "i", "\\pi"})
 _SPACED_LETTERS = re.compile(r"(?<=[0-9A-Za-z)}])\s+(?=[A-Za-z](?![A-Za-z]))")
 
@@ -67,7 +68,7 @@ def equal(answer: str, entry: dict[str, Any]) -> float:
     library = _library()
     gold_text, answer = with_cases_apart(entry["gold"], answer)
     gold = _parsed(library, gold_text, library.LatexExtractionConfig(boxed_match_priority=0))
-    if not gold:
+    if not gold or not _has_value(gold[0]):
         raise ValueError(UNREADABLE)
     readings = dict.fromkeys((answer, _SPACED_LETTERS.sub(r" \\cdot ", answer)))
     configs = (library.LatexExtractionConfig(boxed_match_priority=0), library.ExprExtractionConfig())
@@ -80,18 +81,14 @@ def equal(answer: str, entry: dict[str, Any]) -> float:
         except Exception as error:
             failure = failure or error
     if failure is not None:
-        if not _compares(library, gold):
-            raise ValueError(UNREADABLE)
         raise failure
     return 0.0
 
 
-def _compares(library: Any, gold: Any) -> bool:
-    """Return whether a gold answer can be compared at all: times such as `11:00` are read, and have no value."""
-    try:
-        return _equal(library, gold, gold)
-    except Exception:
-        return False
+def _has_value(gold: Any) -> bool:
+    """Return whether a gold answer can be compared: `11:00` is read as a quotient by 0, which equals nothing."""
+    atoms = gold.atoms() if hasattr(gold, "atoms") else ()
+    return _NO_VALUES.isdisjoint(type(atom).__name__ for atom in atoms)
 
 
 def of_whole_response(response: str, entry: dict[str, Any]) -> float:
