@@ -8,15 +8,16 @@ from typing import Any
 
 from farm.rows.row_sources import ANSWER, MATH, PROGRAMS, SWE
 
-_OPTIONS, _JUDGE, _LIBRARY = "options", "judge", "math_verify"
+_OPTIONS, _JUDGE, _LIBRARY, _OF_GPQA, _OF_TEXT = "options", "judge", "math_verify", "gpqa_diamond", "string_match"
 _SERVERS: Mapping[str, tuple[str, str]] = {
     **dict.fromkeys(("math_with_judge", "polymath"), (ANSWER, _LIBRARY)),
-    **dict.fromkeys(("mcqa", "gpqa_diamond"), (ANSWER, _OPTIONS)),
+    "mcqa": (ANSWER, _OPTIONS),
+    "gpqa_diamond": (ANSWER, _OF_GPQA),
     **dict.fromkeys(
         ("math_with_autograder", "physics_judge", "ugphysics_judge", "simpleqa", "omniscience"), (ANSWER, _JUDGE)
     ),
     **dict.fromkeys(("frontierscience_judge", "equivalence_llm_judge"), (ANSWER, _JUDGE)),
-    "string_match": (ANSWER, ""),
+    "string_match": (ANSWER, _OF_TEXT),
     "reasoning_gym": (MATH, ""),
     "code_gen": (PROGRAMS, ""),
     "swebench": (SWE, ""),
@@ -24,7 +25,6 @@ _SERVERS: Mapping[str, tuple[str, str]] = {
 """The data source for the rows of each server, and what they are: a choice, for a judge, or for a library's rule."""
 _HARNESS = r"(?:_(?:simple|gymnasium|cline|codex|hermes|kilocode|openclaw|opencode|pi))?_agent"
 _STRICT = "strict_single_letter_boxed"
-_EXTRACTED = frozenset({"boxed", "final_answer"})
 
 
 def server_of(row: Mapping[str, Any]) -> str:
@@ -61,11 +61,6 @@ def data_source_of(row: Mapping[str, Any]) -> str:
     server = server_of(row)
     if (row.get("responses_create_params") or {}).get("tools"):
         raise ValueError(f"it has tools of the server {server!r}, which the policy would lack: leave such rows out")
-    if server == "string_match" and row.get("extraction_mode", "final_answer") not in _EXTRACTED:
-        raise ValueError(
-            f"its extraction_mode is {row.get('extraction_mode')!r}; of string_match, rows with "
-            f"{' and '.join(sorted(_EXTRACTED))} are read"
-        )
     return _SERVERS[server][0]
 
 
@@ -84,8 +79,11 @@ def fields_of(row: Mapping[str, Any]) -> dict[str, Any]:
     result = {name: value for name, value in row.items() if name not in ("server", "agent_ref")}
     if kind == _OPTIONS:
         result.setdefault("grading_mode", _STRICT)
-    if kind == _LIBRARY:
+    if kind in (_LIBRARY, _OF_GPQA):
         result.setdefault("rule", kind)
+    if kind == _OF_TEXT:
+        exact = "_exact" if row.get("case_sensitive") else ""
+        result.setdefault("rule", f"{kind}_{row.get('extraction_mode', 'final_answer')}{exact}")
     if kind == _JUDGE:
         result.setdefault("judge", {})
     return result

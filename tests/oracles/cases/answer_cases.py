@@ -130,6 +130,11 @@ _MARKS = {
         *("\\boxed {}$", "$\\boxed {}$ is it", "\\boxed{{{}", "Answer: {}", "{}", "\\boxed{{{}}} \\boxed{{"),
         *("\\boxed{{\\boxed{{{}}}}}", _LONG + "\\boxed{{{}}}", "\\boxed{{{}}} " + _LONG, "\\boxed{{x = {}}}"),
     ),
+    "text": (
+        *("\\boxed{{{}}}", "\\boxed{{\\text{{{}}}}}", "Final answer: {}", "final answer : {}.", "Answer: {}", "answer\uff1a{}"),
+        *("{}", "So.\n{}\n\n", "\"{}\"", "'{}'", "{}!", "Answer: \\boxed{{{}}}", "\\boxed{{{}", "\\boxed{{9}} {}"),
+        *("Final answer: 9\nFinal answer: {}", "\\textbf{{{}}}", "${}$", "\\({}\\)", "{} and {}"),
+    ),
     "tag": (
         *("<answer>{}</answer>", "<answer> {} </answer>", "<answer>9</answer> no <answer>{}</answer>", "<answer>{}"),
         *("<think>so</think><answer>{}</answer>", "<answer>\n{}\n</answer>", "{}", "Answer: {}", "<Answer>{}</Answer>"),
@@ -151,6 +156,11 @@ _RESPONSES: Mapping[str, tuple[Sequence[Drawn], str]] = {
     "search_r1": (_FACTS, "tag"),
     "skyrl_search": (_FACTS, "tag"),
 }
+_TEXT_RULES = tuple(
+    f"string_match_{mode}{suffix}"
+    for mode in ("boxed", "final_answer", "last_line", "full_response")
+    for suffix in ("", "_exact")
+)
 _CHOICES = (
     *("\\boxed{{{letter}}}", "\\boxed{{\\text{{{letter}}}}}", "\\boxed{{({letter})}}", "\\boxed{{{letter}: {text}}}"),
     *(
@@ -189,7 +199,9 @@ _ARGUABLE = frozenset(
         "\\boxed{{not {text}}}",
     }
 )
-MODES = ("strict_single_letter_boxed", "lenient_boxed", "lenient_answer_colon", "lenient_answer_colon_md")
+MODES = (
+    *("strict_single_letter_boxed", "lenient_boxed", "lenient_answer_colon", "lenient_answer_colon_md", "gpqa_diamond"),
+)
 _UNCLOSED = ("\\boxed{{{}", "\\boxed{{{}}} \\boxed{{", "<answer>{}", "<answer></answer>{}", "\\boxed{{{letter}")
 _NO_ANSWER_OF_ITS_OWN = (
     "It is {} of 9 in all.",
@@ -198,7 +210,7 @@ _NO_ANSWER_OF_ITS_OWN = (
     "<answer><answer>{}</answer></answer>",
 )
 LIBRARY = "math_verify"
-RULES = tuple(rule for rule in (*_RESPONSES, *MODES) if rule != LIBRARY)
+RULES = (*(rule for rule in (*_RESPONSES, *MODES) if rule != LIBRARY), *_TEXT_RULES)
 _N_OF_LIBRARY = 300
 
 
@@ -210,7 +222,7 @@ def answer_cases(rule: str) -> list[AnswerCase]:
 
 
 def _case(rule: str, random: Random) -> AnswerCase:
-    groups, marks = _RESPONSES[rule]
+    groups, marks = _RESPONSES.get(rule) or ((*_MATHS, *_NUMBERS, *_FACTS), "text")
     drawn = random.choice(groups)
     kind = random.choice(("equal", "equal", "other", "other", "arguable"))
     answers = getattr(drawn, kind) or drawn.other
@@ -219,7 +231,7 @@ def _case(rule: str, random: Random) -> AnswerCase:
     if form in (*_UNCLOSED, *_NO_ANSWER_OF_ITS_OWN):
         right = None
     answer = random.choice(answers)
-    return AnswerCase(rule, form.format(answer), drawn.golds, right=right)
+    return AnswerCase(rule, form.format(*[answer] * form.count("{}")), drawn.golds, right=right)
 
 
 def _choice_case(rule: str, random: Random) -> AnswerCase:

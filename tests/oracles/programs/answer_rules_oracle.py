@@ -15,6 +15,7 @@ import re
 import sys
 import types
 import unicodedata
+from collections.abc import Callable
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -37,8 +38,11 @@ for name in ("verl", "skyrl_gym"):
         sys.modules[package] = module
 
 
-def functions(path: Path, method: str) -> dict[str, Any]:
-    """Return the constants and functions of a module that is not imported, and one method, as a function."""
+def functions(path: Path, method: str, imported: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Return the constants and functions of a module that is not imported, and one method, as a function.
+
+    `imported` are names that the module imports from another.
+    """
     tree = ast.parse(path.read_text())
     kept = [node for node in tree.body if isinstance(node, ast.Assign | ast.FunctionDef)]
     inner = [
@@ -51,6 +55,7 @@ def functions(path: Path, method: str) -> dict[str, Any]:
         for argument in node.args.args:
             argument.annotation = None
     scope: dict[str, Any] = {
+        **(imported or {}),
         **{"re": re, "unicodedata": unicodedata, "Any": Any, "Optional": Optional, "grader": grader},
         **{"MCQAVerifyResponse": SimpleNamespace, "TimeoutException": TimeoutException},
     }
@@ -58,7 +63,11 @@ def functions(path: Path, method: str) -> dict[str, Any]:
     return scope
 
 
-def of_mcqa(case: dict[str, Any]) -> float:
+def of_gpqa(case: dict[str, Any]) -> float:
+    return of_mcqa(case, GPQA)
+
+
+def of_mcqa(case: dict[str, Any], server_of: dict[str, Any] | None = None) -> float:
     letters = "ABCDEFGHIJ"
     body = SimpleNamespace(
         options=[{letters[at]: text} for at, text in enumerate(case["options"])],
@@ -69,7 +78,7 @@ def of_mcqa(case: dict[str, Any]) -> float:
         model_dump=lambda exclude: {},
     )
     server = SimpleNamespace(config=SimpleNamespace(grading_mode=None))
-    return float(asyncio.run(MCQA["verify"](server, body)).reward)
+    return float(asyncio.run((server_of or MCQA)["verify"](server, body)).reward)
 
 
 gsm8k = import_module("verl.utils.reward_score.gsm8k")
@@ -84,6 +93,7 @@ assert servers is not None
 assert servers.submodule_search_locations is not None
 servers_folder = Path(servers.submodule_search_locations[0])
 MCQA = functions(servers_folder / "mcqa" / "app.py", "verify")
+GPQA = functions(servers_folder / "gpqa_diamond" / "app.py", "verify", MCQA)
 MATH = functions(servers_folder / "math_with_judge" / "app.py", "_strip_math_delimiters")
 MATH["LibraryJudgeMathResourcesServer"] = SimpleNamespace(
     _strip_math_delimiters=MATH["_strip_math_delimiters"], _mute_output=contextlib.nullcontext
@@ -96,6 +106,16 @@ def of_library(case: dict[str, Any]) -> float:
         pred_extraction_target=(ExprExtractionConfig(), LatexExtractionConfig()),
     )
     return float(MATH["_run_math_verify"](verifier, case["golds"][0], case["response"])[0])
+
+
+TEXT = functions(servers_folder / "string_match" / "app.py", "verify")
+
+
+def of_text(case: dict[str, Any]) -> float:
+    mode = case["rule"].removeprefix("string_match_")
+    answer = TEXT["_extract_answer"](case["response"].strip(), mode.removesuffix("_exact"))
+    exact = mode.endswith("_exact")
+    return float(TEXT["_answers_match"](answer, case["golds"][0], exact)) if answer is not None else 0.0
 
 
 SCORERS = {
@@ -111,11 +131,17 @@ SCORERS = {
 }
 
 
+def scorer_of(rule: str) -> Callable[[dict[str, Any]], float]:
+    if rule.startswith("string_match_"):
+        return of_text
+    return {**SCORERS, "gpqa_diamond": of_gpqa}.get(rule, of_mcqa)
+
+
 def main() -> None:
     answers = {}
     for name, case in json.load(sys.stdin)["cases"].items():
         with contextlib.redirect_stdout(io.StringIO()):
-            answers[name] = {"value": float(SCORERS.get(case["rule"], of_mcqa)(case))}
+            answers[name] = {"value": float(scorer_of(case["rule"])(case))}
     json.dump(answers, sys.stdout)
 
 

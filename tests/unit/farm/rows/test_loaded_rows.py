@@ -100,6 +100,8 @@ def test_servers_of_judges_name_one(tmp_path: Path) -> None:
     row = {**GYM, "agent_ref": {"name": "physics_judge_simple_agent"}}
     (instance,) = read_rows(written(tmp_path, [row]), "nemo-gym").instances
     assert instance.fields["judge"] == {}
+    text = {**GYM, "server": "string_match", "extraction_mode": "last_line", "case_sensitive": True}
+    assert read_rows(written(tmp_path, [text]), "nemo-gym").instances[0].fields["rule"] == "string_match_last_line_exact"
     choice = {**GYM, "server": "mcqa", "options": [{"A": "1"}, {"B": "2"}]}
     assert read_rows(written(tmp_path, [choice]), "nemo-gym").instances[0].fields["grading_mode"].startswith("strict")
 
@@ -127,7 +129,6 @@ def test_all_wrong_rows_are_named_up_to_a_number(tmp_path: Path) -> None:
         ([{**GYM, "agent_ref": {"name": "graphwalks_simple_agent"}}], "nemo-gym", "'graphwalks_simple_agent'"),
         ([{**GYM, "agent_ref": {"name": "lc_mcqa_agent"}}], "nemo-gym", "its agent is 'lc_mcqa_agent'"),
         ([GYM], "nemo-gym", "--set server=math_with_judge"),
-        ([{**GYM, "server": "string_match", "extraction_mode": "last_line"}], "nemo-gym", "extraction_mode"),
         (
             [{**GYM, "server": "simpleqa", "responses_create_params": {"tools": [{"name": "search"}]}}],
             "nemo-gym",

@@ -20,6 +20,8 @@ _LETTER_FIRST = re.compile(r"^\s*([A-Z])\s*[:).\-]")
 _ANSWER = re.compile(r"(?i)answer\s*:\s*(.+)")
 _ANSWER_IN_MARKDOWN = re.compile(r"(?im)[*_]{0,2}Answer[*_]{0,2}\s*:[*_\s]{0,2}(.+)")
 _TEXT = "\\text{"
+_SHORT_BOX = re.compile(r"\\boxed\{([^}]*)\}")
+_LETTER_OF_ANSWER = re.compile(r"(?i)[*_]{0,2}Answer[*_]{0,2}\s*:[\s*_]{0,2}\s*([A-Z])(?![a-zA-Z0-9])")
 _LETTER = re.compile(r"(?<![A-Za-z])([A-Za-z])(?![A-Za-z])")
 _FIRST = re.compile(r"^([a-zA-Z])(?![a-zA-Z0-9])")
 _STANDALONE = re.compile(r"\b[A-Z]\b")
@@ -78,6 +80,17 @@ def _after_answer_in_markdown(text: str, key: AnswerKey) -> str | None:
     return next((letter for letter in found if letter), None)
 
 
+def _letter_of_gpqa(text: str, key: AnswerKey) -> str | None:
+    """Return a letter of the last box, alone or among words, and else after `Answer:`, as the server gpqa_diamond."""
+    letters = LETTERS[: len(key.options)]
+    # up to the last brace, as each box without one would be searched to the end
+    boxes = _SHORT_BOX.findall(text[: text.rfind("}") + 1])
+    inner = boxes[-1].strip() if boxes else ""
+    found = [inner] if len(inner) == 1 and inner.isupper() else _STANDALONE.findall(inner)
+    found = found or [letter.upper() for letter in _LETTER_OF_ANSWER.findall(text)]
+    return found[-1] if found and found[-1] in letters else None
+
+
 def _letter_of(text: str, letters: str) -> str | None:
     text = _with_latin_letters(text).strip("*_` \t\n\r.,;:")
     if _lists_choices(text, letters):
@@ -132,5 +145,6 @@ MODES = {
     "lenient_boxed": _mode("lenient_boxed", _boxed_letter_or_text),
     "lenient_answer_colon": _mode("lenient_answer_colon", _after_answer),
     "lenient_answer_colon_md": _mode("lenient_answer_colon_md", _after_answer_in_markdown),
+    "gpqa_diamond": _mode("gpqa_diamond", _letter_of_gpqa),
 }
-"""By the names that rows give in `grading_mode`."""
+"""By the names that rows give in `grading_mode`, and by that of the server that has a rule of its own."""

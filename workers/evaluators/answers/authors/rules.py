@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from workers.evaluators.answers.authors import dapo, gsm8k, hendrycks_math, search_r1
 from workers.evaluators.answers.authors.answer_key import AuthorsRule
 from workers.evaluators.answers.authors.multiple_choice import MODES
+from workers.evaluators.answers.authors.string_match import STRING_MATCH
 
 RULES: Mapping[str, AuthorsRule] = {
     "gsm8k": gsm8k.strict,
@@ -18,6 +19,7 @@ RULES: Mapping[str, AuthorsRule] = {
     "search_r1": search_r1.exact,
     "skyrl_search": search_r1.exact_of_skyrl,
     **MODES,
+    **STRING_MATCH,
 }
 LIBRARY = "math_verify"
 """The rule whose scorer is a library, which runs in the grader: NeMo Gym's `math_with_judge`, without its judge."""
