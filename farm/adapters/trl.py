@@ -184,10 +184,10 @@ def trl_request(args: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
     cannot follow.
     """
     refuse_options({name: getattr(args, name, None) for name in REFUSED}, {}, REFUSED)
-    most = args.max_completion_length
-    sampled = {name: getattr(args, name) for name in _SAMPLED} | {"max_tokens": most}
+    most, of_row = args.max_completion_length, not hasattr(args, "token_budget")
+    sampled = {name: getattr(args, name) for name in _SAMPLED} | ({} if of_row else {"max_tokens": most})
     sampling = _GENERATION.params(sampled | dict(getattr(args, "generation_kwargs", None) or {}))
-    n_tool_turns, of_row = args.max_tool_calling_iterations, not hasattr(args, "token_budget")
+    n_tool_turns = args.max_tool_calling_iterations
     longest = args.vllm_max_model_length if of_row else args.token_budget
     limits = limits_of(
         settings,

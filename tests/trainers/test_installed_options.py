@@ -1,9 +1,12 @@
-"""The options of the installed trainers are those that adapters map or refuse, and the trainers' own: a new one shows."""
+"""The options of the installed trainers are those that adapters map or refuse, and their own: a new one shows."""
 
 from __future__ import annotations
 
-from tests.trainers.conftest import Program
-from tests.unit.farm.adapters.test_trainer_options import OPTIONS
+import json
+
+from tests.trainers.conftest import ROOT, Program
+
+OPTIONS = json.loads((ROOT / "tests/data/trainer_options.json").read_text())
 
 
 def test_no_option_of_an_installed_trainer_is_unknown(run: Program) -> None:

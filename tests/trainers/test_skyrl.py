@@ -21,4 +21,6 @@ def test_skyrls_own_checks_take_the_farms_rows(run: Program) -> None:
         assert (played["scored_mean"], played["n_unscored"]) == (mean, 4)
         assert played["advantages_of_broken"] == [0.0] * 4
         assert played["stop_reasons"] == ["error", "stop"]
+        drawn = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "min_tokens": 1, "max_tokens": 64}
+        assert drawn.items() <= played["asked"].items(), "as SkyRL's own default configuration asks"
         assert played["same_when_again"], "the same step is the same batch"

@@ -30,6 +30,8 @@ def test_their_own_checks_take_the_farms_samples(run: Program, trainers: Path, p
     assert facts["several"]["n"] == [1, 3, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1]
     assert facts["several"]["first_group"] == [-0.125, 0.125, 0.125, 0.125]
     assert facts["refused"] == ["rollout_top_p", "partial_rollout", "rollout_max_context_len", "eval_function_path"]
+    drawn = {"temperature": 0.0, "top_p": 0.7, "top_k": 20, "max_tokens": 48, "min_tokens": 1}
+    assert drawn.items() <= facts["evaluated"].items(), "an evaluation is drawn by its own parameters"
     dropped = {name.removeprefix("rollout/dynamic_filter/drop_") for name in facts["collected"].pop("dropped")}
     assert dropped <= {"refused", "too_few_scored", "stale"}
     assert facts["collected"] == {

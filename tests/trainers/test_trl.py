@@ -25,6 +25,8 @@ def test_grpo_trains_steps_through_the_farm(run: Program, model_text: Path, tmp_
     # the mean and deviation of 1, 0.5 and 0 alone; the one that broke has none
     assert facts["advantages"] == pytest.approx([1.0, 0.0, 0.0, -1.0], abs=1e-3)
     assert facts["too_long"] == "max_completion_length"
+    drawn = {"temperature": 0.9, "top_p": 0.95, "top_k": 50, "repetition_penalty": 1.05, "max_tokens": 64}
+    assert drawn.items() <= facts["asked"].items(), "the farm samples by TRL's own arguments"
     assert facts["vocabulary"] == "vocabulary"
 
     problems = tmp_path / "problems.jsonl"

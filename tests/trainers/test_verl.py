@@ -21,6 +21,7 @@ def test_v0s_batch_is_as_verls_own_worker_makes_it(run: Program) -> None:
     assert facts["versions"] == [5], "the weights were named by verl's step"
     assert facts["same_when_again"]
     assert facts["too_long"] == "actor_rollout_ref.rollout.response_length"
+    assert facts["bounded"] == 1, "a rollout ends where verl's row is full"
 
 
 def test_v1s_prompts_are_written_when_their_last_rollout_has_ended(run: Program) -> None:

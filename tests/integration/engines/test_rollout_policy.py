@@ -494,6 +494,11 @@ def test_a_full_context_is_a_limit() -> None:
     run(play, EngineDouble(context_tokens=900))
 
 
+def bound(name: str, most: int) -> PromptRules:
+    values: dict[str, Any] = {name: most}
+    return PromptRules(**values)
+
+
 @pytest.mark.parametrize("name", ["max_row_tokens", "max_response_tokens"])
 def test_a_row_that_is_full_is_a_limit(name: str) -> None:
     async def play(bench: _Bench) -> None:
@@ -501,11 +506,11 @@ def test_a_row_that_is_full_is_a_limit(name: str) -> None:
         n_prompt, n_sampled = first.n_prompt_tokens, first.n_response_tokens
         most = n_sampled + (n_prompt if name == "max_row_tokens" else 0)
         # one token less, and the answer is cut there
-        policy = bench.policy(replace(PromptRules(), **{name: most - 1}))
+        policy = bench.policy(bound(name, most - 1))
         cut = await bench.ask(policy, [USER])
         assert (cut.finish_reason, cut.n_response_tokens) == ("length", n_sampled - 1)
         # with what tools returned, the row is longer than it may be
-        policy = bench.policy(replace(PromptRules(), **{name: most + 5}))
+        policy = bench.policy(bound(name, most + 5))
         whole = await bench.ask(policy, [USER])
         assert whole.response_ids is not None
         assert first.response_ids is not None
@@ -514,15 +519,15 @@ def test_a_row_that_is_full_is_a_limit(name: str) -> None:
             await bench.ask(policy, [USER, whole.response, {"role": "user", "content": "word " * 20}])
         assert full.value.outcome is Outcome.CONTEXT_FULL
         assert policy.context_tokens == (most + 5 if name == "max_row_tokens" else 8192)
+        # a prompt that begins a row of its own has the whole limit of responses
+        if name == "max_response_tokens":
+            again = await bench.ask(policy, [{"role": "user", "content": "word " * 20}])
+            assert again.n_response_tokens
         # of a call's prompt it is the whole that counts, and no answer is cut
         policy = bench.policy(PromptRules(max_prompt_tokens=n_prompt))
         assert (await bench.ask(policy, [USER])).n_response_tokens == n_sampled
         with pytest.raises(LimitReached, match=rf"the prompt has \d+ tokens, and max_prompt_tokens .* is {n_prompt}$"):
             await bench.ask(policy, [USER, whole.response, {"role": "user", "content": "word"}])
-        # a prompt that begins a row of its own has the whole limit of responses
-        if name == "max_response_tokens":
-            again = await bench.ask(policy, [{"role": "user", "content": "word " * 20}])
-            assert again.n_response_tokens
 
     run(play, EngineDouble(context_tokens=8192))
 

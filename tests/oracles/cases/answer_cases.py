@@ -131,8 +131,9 @@ _MARKS = {
         *("\\boxed{{\\boxed{{{}}}}}", _LONG + "\\boxed{{{}}}", "\\boxed{{{}}} " + _LONG, "\\boxed{{x = {}}}"),
     ),
     "text": (
-        *("\\boxed{{{}}}", "\\boxed{{\\text{{{}}}}}", "Final answer: {}", "final answer : {}.", "Answer: {}", "answer\uff1a{}"),
-        *("{}", "So.\n{}\n\n", "\"{}\"", "'{}'", "{}!", "Answer: \\boxed{{{}}}", "\\boxed{{{}", "\\boxed{{9}} {}"),
+        *("\\boxed{{{}}}", "\\boxed{{\\text{{{}}}}}", "Final answer: {}", "final answer : {}."),
+        *("Answer: {}", "answer\uff1a{}"),
+        *("{}", "So.\n{}\n\n", '"{}"', "'{}'", "{}!", "Answer: \\boxed{{{}}}", "\\boxed{{{}", "\\boxed{{9}} {}"),
         *("Final answer: 9\nFinal answer: {}", "\\textbf{{{}}}", "${}$", "\\({}\\)", "{} and {}"),
     ),
     "tag": (
@@ -156,6 +157,7 @@ _RESPONSES: Mapping[str, tuple[Sequence[Drawn], str]] = {
     "search_r1": (_FACTS, "tag"),
     "skyrl_search": (_FACTS, "tag"),
 }
+_WITH_UNIT = ("1990s",)
 _TEXT_RULES = tuple(
     f"string_match_{mode}{suffix}"
     for mode in ("boxed", "final_answer", "last_line", "full_response")
@@ -231,6 +233,9 @@ def _case(rule: str, random: Random) -> AnswerCase:
     if form in (*_UNCLOSED, *_NO_ANSWER_OF_ITS_OWN):
         right = None
     answer = random.choice(answers)
+    if rule in _TEXT_RULES and (form == "{}!" or answer in _WITH_UNIT):
+        # it may be a factorial; a letter that is a unit counts as one
+        right = None
     return AnswerCase(rule, form.format(*[answer] * form.count("{}")), drawn.golds, right=right)
 
 

@@ -16,19 +16,13 @@ typing.TypedDict = typing_extensions.TypedDict
 
 from omegaconf import OmegaConf  # type: ignore[import-not-found, unused-ignore]  # noqa: E402
 from skyrl.train.config import GeneratorConfig  # noqa: E402
-from transformers import TrainingArguments  # type: ignore[import-not-found, unused-ignore]  # noqa: E402
 from trl import GRPOConfig  # noqa: E402
 from trl.experimental.async_grpo import AsyncGRPOConfig  # noqa: E402
 
 
 def of_trl(config: Any) -> list[str]:
-    """Return the fields that TRL declares itself, those of `TrainingArguments` that it changes, too."""
-    names = {name for each in config.__mro__ if issubclass(each, TrainingArguments) for name in _declared(each)}
-    return sorted(names)
-
-
-def _declared(config: Any) -> set[str]:
-    return set() if config is TrainingArguments else set(vars(config).get("__annotations__", {}))
+    """Return the fields that this class of TRL's declares itself, and so not those of `TrainingArguments`."""
+    return sorted(vars(config)["__annotations__"])
 
 
 def of_verl() -> list[str]:

@@ -59,6 +59,8 @@ def main() -> None:
         },
         "constructed": constructed(),
         "too_long": refused(labels[0]),
+        "bounded": bounded(labels[0]),
+        "asked": asked(labels[0]),
     }
     print(json.dumps(facts))
 
@@ -114,9 +116,31 @@ def constructed() -> list[int]:
     return counts
 
 
+def asked(label: str) -> dict[str, Any]:
+    """Return the sampling parameters of a rollout's first call."""
+    wanted = SimpleNamespace(**vars(SAMPLING), min_tokens=1, min_p=0.1, skip_special_tokens=False)
+    response = asyncio.run(_AgentExecutor().execute("asked", label, wanted, MAX_LENGTH, TOKENIZER, None))
+    assert response["reward"] is not None
+    with farm.connect(sys.argv[1]) as client:
+        batch = client.batches(1)[0].batch_id
+        (rollout,) = client.collect(batch)
+        return dict(client.calls(rollout.rollout_id)[0].sampling)
+
+
+class _LongRows(_AgentExecutor):
+    settings = {"max_attempts": 1, "limits": {"max_row_tokens": 4096}}  # noqa: RUF012
+
+
+def bounded(label: str) -> list[Any]:
+    """Return how long a row is, and whether it was cut short, where OpenRLHF's rows are shorter than an answer."""
+    prompt = asyncio.run(_AgentExecutor().execute("p", label, SAMPLING, 512, TOKENIZER, None))["action_ranges"][0][0]
+    response = asyncio.run(_AgentExecutor().execute("p", label, SAMPLING, prompt + 2, TOKENIZER, None))
+    return [len(response["observation_tokens"]) - prompt, response["truncated"]]
+
+
 def refused(label: str) -> str:
     try:
-        asyncio.run(_AgentExecutor().execute("p", label, SAMPLING, 4, TOKENIZER, None))
+        asyncio.run(_LongRows().execute("p", label, SAMPLING, 4, TOKENIZER, None))
     except InvalidRequest as error:
         return error.field
     return ""

@@ -32,6 +32,7 @@ from rllm.trainer.algorithms.transform import (  # type: ignore[import-not-found
     transform_episodes_to_trajectory_groups,
 )
 from rllm.trainer.unified_trainer import UnifiedTrainer  # type: ignore[import-not-found, unused-ignore]
+from rllm.workflows.workflow import TerminationReason  # type: ignore[import-not-found, unused-ignore]
 
 from farm.adapters.rllm import FarmRuntime, use_runtime
 
@@ -62,7 +63,14 @@ def is_used(runtime: FarmRuntime, gateway: GatewayManager) -> bool:
     trainer = object.__new__(UnifiedTrainer)
     trainer._remote_runtime = named
     trainer.agent_workflow_engine = RemoteAgentFlowEngine(runtime=named, gateway=gateway)
+    # the filter as rLLM's own default configuration has it
+    default = OmegaConf.load(Path(rllm.__file__).parent / "trainer/config/rllm/base.yaml").compact_filtering
+    trainer.cf_config = filtering = CompactFilteringConfig.from_config(default)
+    assert not filtering.should_mask(TerminationReason.ERROR)
     use_runtime(trainer, runtime)
+    masked = {reason.name for reason in TerminationReason if filtering.should_mask(reason)}
+    assert masked == {"ERROR"}, masked
+    assert trainer.cf_config is filtering
     return trainer._remote_runtime is runtime and trainer.agent_workflow_engine.runtime is runtime
 
 

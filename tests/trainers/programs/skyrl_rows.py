@@ -18,7 +18,9 @@ import typing_extensions
 typing.TypedDict = typing_extensions.TypedDict
 
 from problems_of_tests import breaking, chat  # type: ignore[import-not-found]  # noqa: E402
+from skyrl.backends.skyrl_train.inference_servers.engine_utils import get_sampling_params_for_backend  # noqa: E402
 from skyrl.backends.skyrl_train.utils.ppo_utils import compute_grpo_outcome_advantage  # noqa: E402
+from skyrl.train.config import GeneratorConfig  # noqa: E402
 from skyrl.train.dataset.preprocess import convert_prompts_responses_to_batch_tensors  # noqa: E402
 from skyrl.train.generators.base import TrajectoryID  # noqa: E402
 from skyrl.train.generators.utils import concatenate_generator_outputs, prepare_generator_input  # noqa: E402
@@ -40,7 +42,7 @@ def main(url: str) -> None:
 
 
 def generator(client: Any, step_wise: bool, **options: Any) -> FarmGenerator:
-    config = SimpleNamespace(step_wise_trajectories=step_wise)
+    config = GeneratorConfig(step_wise_trajectories=step_wise, max_input_length=512)
     return FarmGenerator(client, config, f"skyrl-{step_wise}", settings={"max_attempts": 1}, **options)
 
 
@@ -51,9 +53,11 @@ def played(client: Any, *, step_wise: bool) -> dict[str, Any]:
          "env_extras": {"farm_instance": instance.model_dump()}}
         for n, instance in enumerate([chat("a"), breaking("b"), chat("c")])
     ]  # fmt: skip
-    batch, uids = prepare_generator_input(
-        prompts, N, {"temperature": 1.0, "max_generate_length": 64}, "farm", "train", 5
-    )
+    # as its trainer makes them of its own default configuration
+    default = GeneratorConfig(max_input_length=512)
+    default.sampling_params.max_generate_length = 64
+    theirs = get_sampling_params_for_backend("vllm", default.sampling_params)
+    batch, uids = prepare_generator_input(prompts, N, theirs, "farm", "train", 5)
     farm_generator = generator(client, step_wise)
     output = asyncio.run(farm_generator.generate(batch))
     again = asyncio.run(generator(client, step_wise).generate(batch))
@@ -70,7 +74,14 @@ def played(client: Any, *, step_wise: bool) -> dict[str, Any]:
         "stop_reasons": sorted(set(output["stop_reasons"])),
         "advantages_of_broken": advantages[N : 2 * N],
         "same_when_again": output["response_ids"] == again["response_ids"],
+        "asked": asked(client),
     }
+
+
+def asked(client: Any) -> dict[str, Any]:
+    """Return the sampling parameters of a call of the newest batch."""
+    rollouts = client.collect(client.batches(1)[0].batch_id)
+    return dict(client.calls(rollouts[0].rollout_id)[0].sampling)
 
 
 def advantages_of(output: dict[str, Any], uids: list[str]) -> list[float]:

@@ -94,6 +94,7 @@ def main() -> None:
         "several": several(),
         "collected": collected(),
         "refused": refused(function),
+        "evaluated": evaluated(),
     }
     print(json.dumps(facts))
 
@@ -179,11 +180,38 @@ def several() -> dict[str, Any]:
     return {"n": [len(each) for each in filled], "first_group": centred[:4], "raw": raw[:4]}
 
 
+def evaluated() -> dict[str, Any]:
+    """Call the generate function as slime's evaluation does, and return the sampling parameters of its call."""
+    generate = generate_function(connect, f"{PACKAGE}-eval", **OPTIONS)
+    theirs = {
+        "temperature": 0.0,
+        "top_p": 0.7,
+        "top_k": 20,
+        "max_new_tokens": 48,
+        "stop": None,
+        "stop_token_ids": None,
+        "skip_special_tokens": True,
+        "no_stop_trim": True,
+        "spaces_between_special_tokens": False,
+        "min_new_tokens": 1,
+    }
+
+    async def run() -> list[Any]:
+        ((one, *_), *_) = Source().get_samples(1)
+        one.group_index = None
+        return [await generate(args(), one, theirs, evaluation=True)]
+
+    (sample,) = checked([asyncio.run(run())])
+    with farm.connect(URL) as client:
+        return dict(client.calls(sample.metadata["farm_rollout_id"])[0].sampling)
+
+
 def refused(function: Any) -> list[str]:
     fields = []
+    own = rollout_function(connect, f"{PACKAGE}-long", settings={"max_attempts": 1, "limits": {"max_row_tokens": 4096}})
     for changed in ({"rollout_top_p": 0.9}, {"partial_rollout": True}, {"rollout_max_context_len": 10}):
         try:
-            function(args(**changed), 3, Source())
+            (own if "rollout_max_context_len" in changed else function)(args(**changed), 3, Source())
         except InvalidRequest as error:
             fields.append(error.field)
     try:

@@ -54,9 +54,10 @@ def main() -> None:
             "clipped_ratio": first["clipped"],
             "versions": first["versions"],
             "newest_version": client.newest_version(),
+            "asked": dict(client.calls(first["rollout_ids"][0][0])[0].sampling),
             "same_rollouts_again": first["rollout_ids"] == again["rollout_ids"],
             "advantages": advantages_of_a_mixed_group(),
-            "too_long": refused(client, max_completion_length=1),
+            "too_long": refused(client, max_completion_length=1, limits={"max_response_tokens": 64, "max_tokens": 64}),
             "vocabulary": refused(client, vocabulary=300),
         }
     print(json.dumps(facts))
@@ -94,7 +95,9 @@ def trainer_of(client: Any, run: str, rate: float, seen: list[dict[str, Any]], *
         model=policy(changed.get("vocabulary", len(TOKENIZER))),
         processing_class=TOKENIZER,
         reward_funcs=[reward_from_farm, scored_only(length)],
-        rollout_func=rollout_func(client, BY_PROMPT, run=run, push=push, max_attempts=1),
+        rollout_func=rollout_func(
+            client, BY_PROMPT, run=run, push=push, max_attempts=1, limits=changed.get("limits", {})
+        ),
         train_dataset=Dataset.from_dict({"prompt": [PROMPTS[name] for name in INSTANCES]}),
         args=GRPOConfig(
             output_dir=str(Path.cwd() / "out"),
@@ -106,6 +109,10 @@ def trainer_of(client: Any, run: str, rate: float, seen: list[dict[str, Any]], *
             use_cpu=True,
             bf16=False,
             max_completion_length=changed.get("max_completion_length", 64),
+            temperature=0.9,
+            top_p=0.95,
+            top_k=50,
+            repetition_penalty=1.05,
             save_strategy="no",
             learning_rate=rate,
             disable_tqdm=True,

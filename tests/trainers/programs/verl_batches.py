@@ -64,6 +64,7 @@ def main() -> None:
         "as_verls_worker": as_verls_worker(),
         "union": sorted(prompts().union(output).batch.keys())[:2],
         "too_long": too_long(),
+        "bounded": bounded(),
     }
     print(json.dumps(facts))
 
@@ -153,10 +154,23 @@ class Pads:
         return {"input_ids": torch.tensor(values), "attention_mask": torch.tensor(there)}
 
 
+class _LongRows(_Manager):
+    settings = {"max_attempts": 1, "limits": {"max_response_tokens": 64, "max_tokens": 64}}  # noqa: RUF012
+
+
+def short() -> Any:
+    return OmegaConf.merge(CONFIG, {"actor_rollout_ref": {"rollout": {"response_length": 1}}})
+
+
+def bounded() -> int:
+    """Return the most tokens of a response where verl's arrays are shorter than an answer."""
+    output = _Manager.create(config=short()).generate_sequences(prompts())
+    return int(output.batch["response_mask"].sum(1).max())
+
+
 def too_long() -> str:
-    short = OmegaConf.merge(CONFIG, {"actor_rollout_ref": {"rollout": {"response_length": 1}}})
     try:
-        _Manager.create(config=short).generate_sequences(prompts())
+        _LongRows.create(config=short()).generate_sequences(prompts())
     except InvalidRequest as error:
         return error.field
     return ""

@@ -26,7 +26,8 @@ _NUMBER = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 _WHOLE = re.compile(
-    r"([-+]?(?:\d{1,3}(?:,\d{3})+|\d+))(?![\d.,^*/]|\s*(?:\\times|\\cdot|x\b|\*|e[-+]?\d))", re.IGNORECASE
+    r"([-+]?(?:\d{1,3}(?:,\d{3})+|\d+))(?:\.0*)?(?![\d.,^*/]|\s*(?:\\times|\\cdot|x\b|\*|e[-+]?\d))",
+    re.IGNORECASE,
 )
 _UNIT = re.compile(r"(?:\\(?:mu|omega|ohm|degree|AA)|[a-zµμ°ω]{1,20})(?:\^\{?-?\d\}?|-?\d)?", re.IGNORECASE)
 _NO_UNITS = frozenset(

@@ -89,7 +89,7 @@ def trl_args(**changed: Any) -> SimpleNamespace:
 
 def test_trls_arguments_draw_and_bound_a_rollout() -> None:
     request = trl.trl_request(trl_args(max_tool_calling_iterations=3, vllm_max_model_length=900), {})
-    assert request["sampling"] == SamplingParams(**SAMPLED, max_tokens=256)
+    assert request["sampling"] == SamplingParams(**SAMPLED)
     limits = request["limits"]
     assert limits == Limits(max_turns=4, max_response_tokens=256, max_tokens=256, max_row_tokens=900)
     thinking = {"enable_thinking": False}

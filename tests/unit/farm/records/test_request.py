@@ -36,7 +36,13 @@ def test_other_variables_are_the_batchs_to_set() -> None:
         *[("seed", value) for value in (-1, 2**63)],
         *[("max_tokens", value) for value in (0, -1)],
         *[("stop", value) for value in ([""], ["x"] * 65, "x", [1])],
-        *[(name, 0.5) for name in ("min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "n")],
+        *[("min_p", value) for value in (-0.1, 1.1)],
+        *[("repetition_penalty", value) for value in (0, 2.1, float("nan"))],
+        *[(name, value) for name in ("presence_penalty", "frequency_penalty") for value in (-2.1, 2.1)],
+        *[("min_tokens", value) for value in (-1, 1.5)],
+        *[("stop_token_ids", value) for value in ([-1], [0.5], 3, list(range(65)))],
+        *[("cache_salt", value) for value in ("", "x" * 129, 7)],
+        ("n", 0.5),
     ],
 )
 def test_what_no_engine_takes_is_refused_by_its_name(name: str, value: Any) -> None:
@@ -46,7 +52,17 @@ def test_what_no_engine_takes_is_refused_by_its_name(name: str, value: Any) -> N
 
 
 @pytest.mark.parametrize(
-    "sampling", [{"temperature": 2}, {"temperature": 0}, {"top_k": -1}, {"top_k": 0}, {"top_p": 1}]
+    "sampling",
+    [
+        *({"temperature": 2}, {"temperature": 0}, {"top_k": -1}, {"top_k": 0}, {"top_p": 1}),
+        *(
+            {"min_p": 0},
+            {"repetition_penalty": 2},
+            {"presence_penalty": -2},
+            {"min_tokens": 0},
+            {"stop_token_ids": [0]},
+        ),
+    ],
 )
 def test_what_engines_take_passes(sampling: dict[str, Any]) -> None:
     SamplingParams.model_validate(sampling)

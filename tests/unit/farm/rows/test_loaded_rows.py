@@ -101,7 +101,8 @@ def test_servers_of_judges_name_one(tmp_path: Path) -> None:
     (instance,) = read_rows(written(tmp_path, [row]), "nemo-gym").instances
     assert instance.fields["judge"] == {}
     text = {**GYM, "server": "string_match", "extraction_mode": "last_line", "case_sensitive": True}
-    assert read_rows(written(tmp_path, [text]), "nemo-gym").instances[0].fields["rule"] == "string_match_last_line_exact"
+    (instance,) = read_rows(written(tmp_path, [text]), "nemo-gym").instances
+    assert instance.fields["rule"] == "string_match_last_line_exact"
     choice = {**GYM, "server": "mcqa", "options": [{"A": "1"}, {"B": "2"}]}
     assert read_rows(written(tmp_path, [choice]), "nemo-gym").instances[0].fields["grading_mode"].startswith("strict")
 

@@ -132,7 +132,8 @@ def _without_separators(text: str) -> str:
 
 def _with_states(text: str) -> str:
     for state in _STATES:
-        text = text.replace(*state.split("="))
+        name, _, letters = state.partition("=")
+        text = text.replace(name, letters)
     return _without_separators(text).lower()
 
 
