@@ -55,7 +55,7 @@ REFUSED = {
     "chat_template": "prompts are rendered by the chat template of the engine's model",
     "inference_engine.enable_return_routed_experts": "the experts that a token was routed to are not recorded",
 }
-"""Those of which the farm can serve the default alone, with the reason."""
+"""Options of which the farm can serve the default alone, with the reason."""
 _UNCHANGED = {"use_conversation_multi_turn": True, "vision_language_generator": False} | {
     "inference_engine.enable_return_routed_experts": False
 }

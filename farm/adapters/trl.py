@@ -56,9 +56,9 @@ MAPPED = frozenset(
 MAPPED_OF_ASYNC = MAPPED - {"generation_kwargs", "vllm_max_model_length"} | {
     *("num_generations", "token_budget", "max_inflight_tasks", "queue_maxsize")
 }
-"""Those of its `AsyncGRPOConfig`."""
+"""The fields of TRL's `AsyncGRPOConfig` likewise."""
 REFUSED = {"vllm_structured_outputs_regex": "the farm holds no answer to an expression"}
-"""Those of which the farm can serve the default alone, with the reason."""
+"""Arguments of which the farm can serve the default alone, with the reason."""
 
 
 class TrlAdapter:

@@ -40,7 +40,7 @@ from farm.records.rollout import Group, Rollout
 from farm.records.trajectory import Segment
 
 _EPSILON = 1e-8
-"""That of TRL's own `AsyncRolloutWorker`, whose deviation is the population's; `GRPOTrainer` has another."""
+"""The epsilon of TRL's own `AsyncRolloutWorker`, whose deviation is the population's; `GRPOTrainer` has another."""
 _GROUPS_IN_FLIGHT = 8
 _STOP_S = 10.0
 _PUT_S = 0.1

@@ -39,7 +39,7 @@ REFUSED = {
     "multi_turn.tool_response_truncate_side": "long outputs of tools are cut in the middle",
     "multi_turn.num_repeat_rollouts": "`n` says how many rollouts a prompt has",
 }
-"""Those of which the farm can serve the default alone, with the reason."""
+"""Options of which the farm can serve the default alone, with the reason."""
 _UNCHANGED = {
     "ignore_eos": False,
     "over_sample_rate": 0,

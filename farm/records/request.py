@@ -14,6 +14,7 @@ from farm.engine_urls import normal_url, sound_key
 from farm.errors import InvalidRequest
 from farm.records.request_values import Count as Count
 from farm.records.request_values import Json, Name, Request, Seconds, Webhook, plain
+from farm.records.request_values import SamplingParams as SamplingParams
 from farm.records.sandbox_spec import Archive as Archive
 from farm.records.sandbox_spec import SandboxLimits as SandboxLimits
 from farm.records.sandbox_spec import SandboxSpec as SandboxSpec
@@ -119,34 +120,6 @@ class Instance(EngineSettings):
     def _are_json(cls, given: dict[str, Any]) -> dict[str, Any]:
         size_of(given, MAX_INSTANCE_BYTES)
         return given
-
-
-class SamplingParams(Request):
-    """Sampling parameters of the policy. None leaves a value to the engine.
-
-    `seed` makes draws reproducible and independent: each call is sent a hash of it with the instance, its place in the
-    batch, the sample, the number of the call and the tokens before it (`farm.seeds`). Values that no engine takes are
-    refused.
-    """
-
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = 1.0
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, le=2)] | None = None
-    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    max_tokens: Count | None = None
-    """Of one call; `Limits` has those of a rollout."""
-    min_tokens: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
-    """Of one call: the tokens before which it may not end by itself."""
-    stop: Annotated[tuple[Annotated[Name, Field(min_length=1)], ...], Field(max_length=64)] = ()
-    stop_token_ids: Annotated[tuple[Annotated[int, Field(ge=0, le=2**31 - 1)], ...], Field(max_length=64)] | None = None
-    """Tokens that end a call as the end-of-sequence token does; a call holds the one that ended it."""
-    cache_salt: Annotated[Name, Field(min_length=1, max_length=128)] | None = None
-    """Divides the engine's prefix cache: a call finds what calls of the same salt left there. A trainer that keeps the
-    cache across updates of weights sends the weights' name."""
-    seed: Annotated[int, Field(ge=0, lt=2**63 - 1024)] | None = None
 
 
 class Limits(Request):
