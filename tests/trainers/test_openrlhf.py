@@ -22,6 +22,7 @@ def test_openrlhfs_own_code_makes_its_experience(run: Program) -> None:
         mean = sum(group) / 4
         assert facts["advantages"]["dr_grpo"][start : start + 4] == pytest.approx([each - mean for each in group])
     assert facts["constructed"] == [3, 2, 3, 1, 1, 2, 2, 3072, 1]
+    assert facts["kept"] == ["prompt 0"] * 4 + ["prompt 2"] * 4, "its filter drops the group that broke whole"
     assert facts["too_long"] == "max_len"
     assert facts["bounded"] == [2, True], "a rollout ends where OpenRLHF's row is full"
     drawn = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.1, "min_tokens": 1, "max_tokens": 64}

@@ -36,3 +36,10 @@ def test_v1s_prompts_are_written_when_their_last_rollout_has_ended(run: Program)
     assert facts["steps"] == [5]
     assert set(facts["scores"]) <= {0.0, 1.0}
     assert facts["on_the_last_token"]
+    rows = [f"survivors-{n}_{session}_0" for n in (2, 3) for session in range(n)]
+    assert facts["one_survivor"] == {
+        "0": ["failure", []],
+        "1": ["failure", []],
+        "2": ["failure", rows[:2]],
+        "3": ["finished", rows[2:]],
+    }, "one row of a group would have its reward for an advantage"

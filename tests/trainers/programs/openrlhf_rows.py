@@ -61,6 +61,7 @@ def main() -> None:
         "too_long": refused(labels[0]),
         "bounded": bounded(labels[0]),
         "asked": asked(labels[0]),
+        "kept": kept(responses),
     }
     print(json.dumps(facts))
 
@@ -96,6 +97,27 @@ def advantages(whole: Any, estimator: str) -> list[float]:
     assert bool(torch.isfinite(done.advantages).all())
     masked = done.advantages * done.action_mask
     return [round(float(row[row.abs().argmax()]), 6) for row in masked]
+
+
+def kept(responses: list[dict[str, Any]]) -> list[str]:
+    """Return the prompts of which OpenRLHF's own loop keeps the samples, filtering groups by their scores."""
+    from openrlhf.trainer.ppo_utils import samples_generator
+
+    groups = [responses[start : start + N] for start in range(0, len(responses), N)]
+    varied = [
+        [{**group[0], "scores": 0.0}, {**group[1], "scores": 1.0}, *group[2:]] for group in (groups[0], groups[2])
+    ]
+    samples_generator.ray = SimpleNamespace(wait=lambda refs, **_: (refs[:1], refs[1:]), get=lambda ref: ref)
+    loader = iter([("", [f"prompt {n}"], ["label"], [None]) for n in range(3)])
+    waiting = [varied[0], groups[1], varied[1]]
+    options = SimpleNamespace(dynamic_filtering_range=[0.0, 1.0])
+    loop = SimpleNamespace(args=SimpleNamespace(algo=options))
+    loop._dispatch_prompts_to_vllm = lambda prompts, labels, **_: [waiting.pop(0) for _ in prompts]
+    loop._process_response_into_experience = lambda response, **words: (
+        SamplesGenerator._process_response_into_experience(None, response, **words)
+    )
+    experiences, _, _ = SamplesGenerator._generate_vllm(loop, loader, 3, True, max_len=MAX_LENGTH)
+    return [each.prompts[0] for each in experiences]
 
 
 def constructed() -> list[int]:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import sys
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,9 +22,11 @@ from verl.utils import tensordict_utils as tu
 
 import farm
 from examples.trainers.verl_farm import Manager
+from farm.adapters.conformance import constructed_rollouts as constructed
 from farm.adapters.single_row import rows_of_step
 from farm.adapters.verl import output_fields
-from farm.adapters.verl_agent_loops import agent_loop_output
+from farm.adapters.verl_agent_loops import _PromptWriter, agent_loop_output
+from farm.records.rollout import Outcome
 
 N = 3
 STEP = 5
@@ -77,6 +80,7 @@ def main() -> None:
                 value.dtype == theirs[name].dtype for name, value in ours.items() if isinstance(value, torch.Tensor)
             ),
             "scores": [float(row.sum()) for row in ours["rm_scores"].unbind()],
+            "one_survivor": one_survivor(manager),
             "on_the_last_token": all(float(row[-1]) == float(row.sum()) for row in ours["rm_scores"].unbind()),
         }
         print(json.dumps(facts))
@@ -99,6 +103,24 @@ def prompts() -> Any:
     )
     tu.assign_non_tensor_data(batch, "global_steps", STEP)
     return batch
+
+
+def one_survivor(manager: Any) -> dict[int, list[Any]]:
+    """Return what is written of groups with too few scored rollouts, by the number of those: keys and statuses."""
+    row = {"uid": "", "raw_prompt": [], "farm_instance": "{}", "index": torch.tensor(0), "global_steps": STEP}
+    written: dict[int, list[Any]] = {}
+    for n_scored in range(N + 1):
+        uid = f"survivors-{n_scored}"
+        writer = _PromptWriter("train", [{**row, "uid": uid}], [N])
+        writer.begin()
+        for number in range(N):
+            played = constructed.rollout(number, [constructed.segment(2, [1, 1])])
+            broken = replace(played, outcome=Outcome.ENGINE_ERROR, reward=None)
+            writer.take(number, played if number < n_scored else broken, manager._rows)
+        found = tq.kv_list(partition_id="train")["train"]
+        mine = {key: tag for key, tag in found.items() if key.startswith(uid)}
+        written[n_scored] = [mine[uid]["status"], sorted(key for key in mine if key != uid)]
+    return written
 
 
 def settled() -> Any:
