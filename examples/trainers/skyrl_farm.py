@@ -28,7 +28,7 @@ def main() -> None:
         """SkyRL's experiment, with the farm's generator."""
 
         def get_generator(self, cfg: Any, tokenizer: Any, inference_engine_client: Any) -> FarmGenerator:
-            return farm_generator(cfg, len(tokenizer), inference_engine_client)
+            return farm_generator(cfg, tokenizer, inference_engine_client)
 
     @ray.remote(num_cpus=1)  # type: ignore[untyped-decorator, unused-ignore]
     def train(cfg: Any) -> None:
@@ -40,14 +40,14 @@ def main() -> None:
     ray.get(train.remote(cfg))
 
 
-def farm_generator(cfg: Any, vocabulary: int, inference_engine_client: Any = None) -> FarmGenerator:
+def farm_generator(cfg: Any, tokenizer: Any, inference_engine_client: Any) -> FarmGenerator:
     """Return the generator for a configuration of SkyRL's."""
     return FarmGenerator(
         farm.connect(),
         cfg.generator,
         run="skyrl-example",
         max_seq_len=cfg.trainer.algorithm.max_seq_len,
-        vocabulary=vocabulary,
+        tokenizer=tokenizer,
         too_long="cut",
         inference_engine_client=inference_engine_client,
     )

@@ -9,11 +9,12 @@ OpenRLHF calls `execute` once for each sample of a prompt, all at the same momen
 told no step, so what was played before a trainer was killed is not taken up. A problem's instance is its label, as JSON
 (`--data.label_key`).
 
-The farm's engines are not OpenRLHF's: those live inside its Ray actors and have no address.
+OpenRLHF's engines live inside its Ray actors and have no address: each actor's executor serves its own to the farm.
 """
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -22,12 +23,13 @@ from typing import Any, ClassVar
 
 from openrlhf.utils.agent import AgentExecutorBase
 
+from farm.adapters.engine_bridge import EngineBridge, OwnEngines, SampledByTrainer
 from farm.adapters.openrlhf import placeholder_fields, response_fields
 from farm.adapters.sample_window import RewardsSoFar, SampleWindow
 from farm.adapters.single_row import RowLimits, StepRow, TooLong, rows_of_step
 from farm.adapters.step_checks import check_count
 from farm.adapters.trainer_sampling import TrainerSampling, limits_of
-from farm.adapters.trainer_step import TrainerRun, instance_of
+from farm.adapters.trainer_step import TrainerRun, instance_of, remove_silent_servers
 from farm.client.connect import connect as connect_farm
 from farm.client.farm import Farm
 from farm.errors import InvalidRequest
@@ -38,7 +40,11 @@ SAMPLING = TrainerSampling("sampling_params")
 
 
 class FarmAgentExecutor(AgentExecutorBase):  # type: ignore[misc, unused-ignore]
-    """Plays OpenRLHF's prompts on a farm. A subclass named `AgentExecutor` sets the attributes."""
+    """Plays OpenRLHF's prompts on a farm. A subclass named `AgentExecutor` sets the attributes.
+
+    It plays on OpenRLHF's own engines. With `own_engines` False, or a `model` or an `engine_url` in the settings, it
+    plays on the farm's.
+    """
 
     connect: ClassVar[Callable[[], Farm]] = staticmethod(connect_farm)
     run: ClassVar[str] = "openrlhf"
@@ -46,6 +52,9 @@ class FarmAgentExecutor(AgentExecutorBase):  # type: ignore[misc, unused-ignore]
     too_long: ClassVar[TooLong] = "error"
     vocabulary: ClassVar[int | None] = None
     timeout_s: ClassVar[float | None] = None
+    own_engines: ClassVar[bool] = True
+    bridge_host: ClassVar[str] = ""
+    """The address of this machine as the farm's nodes reach it; without it, that of its default route."""
 
     def __init__(self) -> None:
         name = f"{self.run}-{secrets.token_hex(4)}"
@@ -54,6 +63,7 @@ class FarmAgentExecutor(AgentExecutorBase):  # type: ignore[misc, unused-ignore]
         self._lock = threading.Lock()
         self._n_groups = 0
         self._so_far = RewardsSoFar()
+        self._engines = OwnEngines(self._player, self.bridge_host)
 
     def instance(self, prompt: str, label: str) -> Instance:
         """Return the instance of a prompt."""
@@ -72,10 +82,18 @@ class FarmAgentExecutor(AgentExecutorBase):  # type: ignore[misc, unused-ignore]
         """Play one sample of a prompt within its group; return OpenRLHF's response."""
         if images:
             raise InvalidRequest("the farm's rollouts hold text alone", field="images")
-        call = _Call(self.instance(prompt, label), sampling_params, max_length, int(hf_tokenizer.eos_token_id))
+        self._open_engine(llm_engine, hf_tokenizer, type(sampling_params))
+        loop, eos_token_id = asyncio.get_running_loop(), int(hf_tokenizer.eos_token_id)
+        call = _Call(self.instance(prompt, label), sampling_params, max_length, eos_token_id, loop)
         row = await self._window.result(f"{prompt}\0{label}", call)
         fields = placeholder_fields(row) if row.masked else response_fields(row.rollout, row.segments[0], row.reward)
         return {"prompt": prompt, "label": label, "images": None, "mm_train_inputs": None} | fields
+
+    def _open_engine(self, llm_engine: Any, tokenizer: Any, sampling_params: type) -> None:
+        """Have the farm play on this actor's engine from now on."""
+        known = self._engines.bridge is not None or llm_engine is None
+        if not known and self.own_engines and not self._player.names_engines:
+            self._engines.bridge = _bridge_of(llm_engine, tokenizer, sampling_params)
 
     def _play(self, calls: Sequence[_Call]) -> list[StepRow]:
         first = calls[0]
@@ -85,7 +103,10 @@ class FarmAgentExecutor(AgentExecutorBase):  # type: ignore[misc, unused-ignore]
         fields = {"sampling": SAMPLING.params(_changed(first.sampling_params))}
         request: dict[str, Any] = {name: value for name, value in fields.items() if name not in self.settings}
         request["limits"] = limits_of(self.settings, max_row_tokens=first.max_length)
-        rollouts = self._player.play([call.instance for call in calls], step, **request)
+        if step == 1 and self._engines.bridge is not None:
+            remove_silent_servers(self._player.client, f"{self.run}-")
+        with self._engines.admitted(first.loop):
+            rollouts = self._player.play([call.instance for call in calls], step, **request)
         check_count(len(rollouts), len(calls))
         limits = RowLimits(
             total_tokens=first.max_length, vocabulary=self.vocabulary, too_long=self.too_long, total_option="max_len"
@@ -101,6 +122,24 @@ class FarmAgentExecutor(AgentExecutorBase):  # type: ignore[misc, unused-ignore]
         return _without_advantage(step_rows)
 
 
+def _bridge_of(llm_engine: Any, tokenizer: Any, sampling_params: type) -> EngineBridge:
+    """Return a bridge to an actor's engine; `sampling_params` is the class of vLLM's sampling parameters."""
+
+    async def generate(prompt_ids: list[int], sampling: dict[str, Any], session: str) -> SampledByTrainer:
+        # OpenRLHF clears the prefix cache with each update of weights
+        known = {name: value for name, value in sampling.items() if name != "cache_salt"}
+        output = await llm_engine.generate(prompt_ids, sampling_params(**known))
+        (sample,) = output.outputs
+        at = sample.logprobs or []
+        logprobs = [places[token].logprob for token, places in zip(sample.token_ids, at, strict=True)]
+        seen = output.prompt_token_ids
+        reason = sample.finish_reason or "stop"
+        return SampledByTrainer(sample.token_ids, logprobs, reason, "", sample.stop_reason, prompt_ids=seen)
+
+    longest = getattr(llm_engine, "kwargs", {}).get("max_model_len")
+    return EngineBridge(generate, str(tokenizer.name_or_path), context_tokens=longest)
+
+
 def _without_advantage(step_rows: Sequence[StepRow]) -> list[StepRow]:
     """Give rows that do not train the mean reward of those that do, their own score, too: a token of theirs trains."""
     trained = [row.reward for row in step_rows if not row.masked]
@@ -113,11 +152,19 @@ def _without_advantage(step_rows: Sequence[StepRow]) -> list[StepRow]:
 class _Call:
     """One call of `execute`."""
 
-    def __init__(self, instance: Instance, sampling_params: Any, max_length: int, eos_token_id: int) -> None:
+    def __init__(
+        self,
+        instance: Instance,
+        sampling_params: Any,
+        max_length: int,
+        eos_token_id: int,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
         self.instance = instance
         self.sampling_params = sampling_params
         self.max_length = max_length
         self.eos_token_id = eos_token_id
+        self.loop = loop
 
 
 def _changed(params: Any) -> dict[str, Any]:

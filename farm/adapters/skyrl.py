@@ -2,7 +2,13 @@
 
     class FarmExp(BasePPOExp):
         def get_generator(self, cfg, tokenizer, inference_engine_client):
-            return FarmGenerator(client, cfg.generator, run="exp-1", vocabulary=len(tokenizer))
+            return FarmGenerator(
+                client,
+                cfg.generator,
+                run="exp-1",
+                tokenizer=tokenizer,
+                inference_engine_client=inference_engine_client,
+            )
 
 Plain, each trajectory is one row. Step-wise (`generator.step_wise_trajectories`), each of its segments is a row, those
 of a trajectory next to each other, with its reward on the last. SkyRL has no slot for a trajectory without a reward,
@@ -16,6 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from farm.adapters.engine_bridge import EngineBridge, OwnEngines, SampledByTrainer
 from farm.adapters.protocol import RowsPerRollout, TrainingRow
 from farm.adapters.single_row import BrokenRollouts, RowLimits, StepRow, TooLong, rows_of_step, single_rows
 from farm.adapters.step_checks import check_count
@@ -95,10 +102,11 @@ class FarmGenerator:
     """SkyRL's `GeneratorInterface`. `generator_cfg` is its `cfg.generator`.
 
     `instance(env_extras)` gives a prompt's instance; without it, the data set's column `farm_instance` holds it.
-    `max_seq_len` is the trainer's (`cfg.trainer.algorithm.max_seq_len`), `vocabulary` the size of its own; `settings`
-    are further fields of `BatchRequest`, whose limits come before those of `generator_cfg`. `inference_engine_client`
-    is what `get_generator` is given: it tells the version of the weights, by which prefix caches are divided. Raises
-    InvalidRequest for an option of `generator_cfg` that the farm's rollouts cannot follow.
+    `max_seq_len` is the trainer's (`cfg.trainer.algorithm.max_seq_len`); `settings` are further fields of
+    `BatchRequest`, whose limits come before those of `generator_cfg`. `tokenizer` and `inference_engine_client` are
+    what `get_generator` is given: the farm plays on SkyRL's engines by that client. Without it, with `own_engines`
+    False, or with a `model` or an `engine_url` in the settings, it plays on its own. Raises InvalidRequest for an
+    option of `generator_cfg` that the farm's rollouts cannot follow.
     """
 
     client: Farm
@@ -108,10 +116,13 @@ class FarmGenerator:
     broken: BrokenRollouts = "neutral"
     too_long: TooLong = "error"
     max_seq_len: int | None = None
-    vocabulary: int | None = None
     settings: Mapping[str, Any] | None = None
     timeout_s: float | None = None
+    tokenizer: Any = None
     inference_engine_client: Any = None
+    own_engines: bool = True
+    bridge_host: str = ""
+    """The address of this machine as the farm's nodes reach it; without it, that of its default route."""
 
     def __post_init__(self) -> None:
         refuse_options({name: _option(self.generator_cfg, name) for name in REFUSED}, _UNCHANGED, REFUSED)
@@ -126,6 +137,11 @@ class FarmGenerator:
             max_row_tokens=self.max_seq_len,
         )
         self._run = TrainerRun(self.client, self.run, settings, self.timeout_s)
+        self._engines = OwnEngines(self._run, self.bridge_host)
+        given = self.own_engines and self.inference_engine_client is not None
+        if given and not self._run.names_engines:
+            tokenizer = str(getattr(self.tokenizer, "name_or_path", ""))
+            self._engines.bridge = _bridge_of(self.inference_engine_client, tokenizer)
 
     @property
     def step_wise(self) -> bool:
@@ -143,7 +159,13 @@ class FarmGenerator:
         step = 0 if metadata is None else int(metadata.global_step)
         phase: Phase = "eval" if metadata is not None and metadata.training_phase == "eval" else "train"
         sampling = self._sampling(input_batch.get("sampling_params") or {})
-        rollouts = await asyncio.to_thread(self._run.play, listed, step, phase, sampling=sampling)
+        loop = asyncio.get_running_loop()
+
+        def play() -> list[Rollout]:
+            with self._engines.admitted(loop):
+                return self._run.play(listed, step, phase, sampling=sampling)
+
+        rollouts = await asyncio.to_thread(play)
         check_count(len(rollouts), len(input_batch["prompts"]))
         return self._output(rollouts, trajectory_ids, phase)
 
@@ -162,7 +184,7 @@ class FarmGenerator:
             rollouts = [_zeroed(rollout) for rollout in rollouts]
         limits = RowLimits(
             total_tokens=self.max_seq_len,
-            vocabulary=self.vocabulary,
+            vocabulary=None if self.tokenizer is None else len(self.tokenizer),
             too_long=self.too_long,
             total_option="max_seq_len",
         )
@@ -181,8 +203,10 @@ class FarmGenerator:
             for row, trajectory_id in zip(step_rows, trajectory_ids, strict=True):
                 _append_steps(output, row, trajectory_id)
         else:
+            of_tokens = any(row.scored and row.segments[0].turn_rewards for row in step_rows)
             for row in step_rows:
-                _append(output, row.rollout, row.segments[0], row.reward)
+                (segment, *_), reward = row.segments, row.reward
+                _append(output, row.rollout, segment, _of_tokens(segment, reward, row.scored) if of_tokens else reward)
             output["trajectory_ids"] = None if trajectory_ids is None else list(trajectory_ids)
         return output | {"rollout_metrics": _metrics(step_rows)}
 
@@ -228,6 +252,29 @@ def _check_whole_groups(step_rows: Sequence[StepRow]) -> None:
         )
 
 
+def _bridge_of(client: Any, tokenizer: str) -> EngineBridge:
+    """Return a bridge to SkyRL's engines, by the client that its own generator uses."""
+
+    async def generate(prompt_ids: list[int], sampling: dict[str, Any], session: str) -> SampledByTrainer:
+        # SkyRL asks for the text of an answer besides, whatever is asked for
+        params = {name: value for name, value in sampling.items() if name not in ("cache_salt", "detokenize")}
+        asked = {"prompt_token_ids": [prompt_ids], "sampling_params": params, "session_ids": [session]}
+        if "cache_salt" in sampling:
+            asked["cache_salt"] = sampling["cache_salt"]
+        # a later version may sample a part: the older one bounds the age of the whole
+        version = getattr(client, "weight_version", None)
+        output = await client.generate(asked)
+        logprobs = output["response_logprobs"]
+        return SampledByTrainer(
+            output["response_ids"][0],
+            (logprobs[0] if logprobs else None) or [],
+            output["stop_reasons"][0],
+            "" if version is None else str(version),
+        )
+
+    return EngineBridge(generate, tokenizer)
+
+
 def _empty() -> dict[str, Any]:
     names = ("prompt_token_ids", "response_ids", "rewards", "loss_masks", "stop_reasons", "rollout_logprobs")
     absent = ("rollout_expert_indices", "trajectory_generation_times", "trajectory_time_splits", "env_metrics")
@@ -238,7 +285,16 @@ def _empty() -> dict[str, Any]:
     }
 
 
-def _append(output: dict[str, Any], rollout: Rollout, segment: Segment, reward: float) -> None:
+def _of_tokens(segment: Segment, reward: float, scored: bool) -> list[float]:
+    """Return a reward for each token: what was given for a turn at its last one, and the rest of it all at the end."""
+    values = [0.0] * len(segment.response_ids)
+    for place, given in segment.turn_rewards if scored else ():
+        values[max(place, 0)] += given
+    values[-1] += reward - sum(values)
+    return values
+
+
+def _append(output: dict[str, Any], rollout: Rollout, segment: Segment, reward: float | list[float]) -> None:
     output["prompt_token_ids"].append(segment.prompt_ids.tolist())
     output["response_ids"].append(segment.response_ids.tolist())
     output["rewards"].append(reward)

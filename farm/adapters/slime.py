@@ -11,6 +11,7 @@ the mean of a group over all of its samples.
 
 from __future__ import annotations
 
+import atexit
 import functools
 import importlib
 import itertools
@@ -32,7 +33,7 @@ from farm.adapters.slime_collecting import DataSourceInstances, SlimeCollector, 
 from farm.adapters.step_checks import check_count, check_engines
 from farm.adapters.stop_reasons import reason_table
 from farm.adapters.trainer_sampling import TrainerSampling, limits_of
-from farm.adapters.trainer_step import Phase, TrainerRun, instance_of
+from farm.adapters.trainer_step import Phase, TrainerRun, instance_of, router_servers
 from farm.client.farm import Farm
 from farm.collecting import InstanceSampler
 from farm.errors import InvalidRequest
@@ -52,6 +53,9 @@ _SAMPLED = {
     "stop_token_ids": "rollout_stop_token_ids",
 }
 """The sampling parameters of training, by slime's options."""
+
+
+_FIRST_RUN: list[str] = []
 
 
 class SlimeAdapter:
@@ -119,8 +123,12 @@ class SlimeSamples:
     vocabulary: int | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     timeout_s: float | None = None
+    own_engines: bool = True
+    """Play on the servers of slime's router, unless the settings name a `model` or an `engine_url`."""
     decode: Callable[[list[int]], str] | None = None
     """Gives a response's text, for slime's logs and filters; without it, the text stays empty."""
+    servers_of: str = ""
+    """The run that slime's servers are registered for; without it, this one."""
     _run: TrainerRun | None = field(default=None, init=False, repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
 
@@ -157,7 +165,7 @@ class SlimeSamples:
         """
         phase: Phase = "eval" if evaluation else "train"
         listed = [self.instance(sample.metadata or {}) for sample in samples]
-        rollouts = self._connected().play(listed, step, phase, **self._request(args, sampling_params, phase))
+        rollouts = self._on_engines(args).play(listed, step, phase, **self._request(args, sampling_params, phase))
         check_count(len(rollouts), len(samples))
         return rollouts
 
@@ -205,9 +213,9 @@ class SlimeSamples:
 
     def collected_by(self, args: Any, n_samples: int) -> tuple[Farm, str, dict[str, Any]]:
         """Return what a collector of this run needs: the client, the run's name and the request of its groups."""
-        run = self._connected()
-        check_engines(run.client.engines(), self.settings.get("model", ""))
-        return run.client, run.name, {**self.settings, "n_samples": n_samples, **self._request(args, None, "train")}
+        run = self._on_engines(args)
+        check_engines(run.client.engines(), run.settings.get("model", ""))
+        return run.client, run.name, {**run.settings, "n_samples": n_samples, **self._request(args, None, "train")}
 
     def _request(self, args: Any, sampling_params: Mapping[str, Any] | None, phase: Phase) -> dict[str, Any]:
         """Return the fields of a batch that slime's options and its call give, but for those of the settings."""
@@ -216,16 +224,34 @@ class SlimeSamples:
         fields = {"sampling": _SAMPLING.params(_of_options(args) if sampling_params is None else sampling_params)}
         return {name: value for name, value in fields.items() if name not in self.settings} | {"limits": limits}
 
+    def _on_engines(self, args: Any) -> TrainerRun:
+        """Return the run, which plays on the servers that slime's router has now."""
+        run = self._connected()
+        if self.own_engines and getattr(args, "sglang_router_ip", None) and not run.names_engines:
+            run.use_servers(router_servers(args.sglang_router_ip, args.sglang_router_port, args.hf_checkpoint))
+        return run
+
     def _connected(self) -> TrainerRun:
         with self._lock:
             if self._run is None:
-                self._run = TrainerRun(self.connect(), self.run, self.settings, self.timeout_s)
+                run = TrainerRun(self.connect(), self.run, self.settings, self.timeout_s, servers_of=self.servers_of)
+                self._run = run
+                atexit.register(run.remove_servers)
             return self._run
 
 
 def _of_options(args: Any) -> dict[str, Any]:
     """Return the sampling parameters that slime itself makes of its options, in training."""
     return {name: getattr(args, option, None) for name, option in _SAMPLED.items()}
+
+
+def _servers_of(run: str) -> str:
+    """Return the run that this process registers slime's servers for: that of the first function which was made.
+
+    A server is registered for one run, and slime's functions of training and of evaluation share its servers.
+    """
+    _FIRST_RUN.append(run)
+    return _FIRST_RUN[0]
 
 
 def rollout_function(
@@ -241,7 +267,7 @@ def rollout_function(
     Where slime's options over-sample or filter groups, or `collecting` has fields of `CollectingOptions`, the groups
     of a rollout batch are collected by the farm; `sampler` then gives instances in place of slime's data source.
     """
-    samples_of = SlimeSamples(connect, run, **options)
+    samples_of = SlimeSamples(connect, run, **{"servers_of": _servers_of(run), **options})
     collectors: dict[int, SlimeCollector] = {}
 
     def generate_rollout(args: Any, rollout_id: int, data_source: Any, evaluation: bool = False) -> Any:
@@ -294,6 +320,7 @@ def generate_function(connect: Callable[[], Farm], run: str, **options: Any) -> 
     slime gives it no step, so nothing is taken up that a trainer played before it was killed. `options` are those of
     `SlimeSamples`.
     """
+    options = {"servers_of": _servers_of(run), **options}
     groups = _GeneratedGroups(SlimeSamples(connect, f"{run}-{secrets.token_hex(4)}", **options))
 
     async def generate(args: Any, sample: Any, sampling_params: Mapping[str, Any], evaluation: bool = False) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from farm.errors import InvalidRequest
-from farm.records.engine_state import ACTIVE, EngineState
+from farm.records.engine_state import ACTIVE, EngineState, serves
 from farm.records.rollout import Rollout
 from farm.records.trajectory import Segment
 
@@ -16,7 +16,11 @@ def check_engines(states: Sequence[EngineState], model: str = "") -> None:
     Engines that no node has probed yet are not judged, nor those that get no new rollouts.
     """
     probed = [(each.engine, each.engine.info) for each in states if each.engine.state == ACTIVE]
-    taking = [(engine, info) for engine, info in probed if info is not None and model in ("", engine.model, info.model)]
+    taking = [
+        (engine, info)
+        for engine, info in probed
+        if info is not None and serves(engine.model, model) and model in ("", engine.model, info.model)
+    ]
     for engine, info in taking:
         if not info.token_out:
             notes = f" ({'; '.join(info.notes)})" if info.notes else ""

@@ -6,6 +6,7 @@ killed and started again submits the same batch, and what had finished is not pl
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
@@ -15,14 +16,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self, TypeAlias
 
+import httpx2
 from pydantic import ValidationError
 
 from farm.adapters.step_checks import check_engines
 from farm.client.farm import Farm
 from farm.client.request_checks import invalid
-from farm.errors import InvalidRequest
+from farm.engine_urls import normal_url
+from farm.errors import FarmError, InvalidRequest, NotFound
 from farm.records.engine import PauseMode
-from farm.records.engine_state import StoredEngine
+from farm.records.engine_state import RUN_MODEL, StoredEngine
 from farm.records.request import BatchRequest, Instance
 from farm.records.rollout import Group, Rollout
 from farm.seeds import step_seed
@@ -32,6 +35,7 @@ COLUMN = "farm_instance"
 """The column of a data set that holds an instance: `data_source`, `fields` and `instance_id`, as an object or JSON."""
 MAX_NAME = 100
 _COUNTED_STEPS = 64
+_ROUTER_S = 30.0
 _OWN = ("instances", "n_samples", "idempotency_key")
 
 
@@ -129,6 +133,15 @@ def _key(request: BatchRequest, run: str, step: int, phase: Phase, part: int, re
     return f"{run}/{phase}/{step}/{part}/{digest}/{repeat}"
 
 
+@dataclass(frozen=True, slots=True)
+class TrainerServer:
+    """An LLM server of a trainer. `url` ends in /v1, as the farm's nodes reach it."""
+
+    url: str
+    key: str = field(default="none", repr=False)
+    tokenizer: str = ""
+
+
 @dataclass
 class TrainerRun:
     """A training run of one name on a farm. Safe to use from several threads.
@@ -141,12 +154,57 @@ class TrainerRun:
     settings: Mapping[str, Any] = field(default_factory=dict)
     timeout_s: float | None = None
     part: int = 0
+    servers_of: str = ""
+    """The run that the trainer's own servers are registered for, where several runs of a trainer share them."""
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
     _played: dict[int, Counter[str]] = field(default_factory=dict, init=False, repr=False)
+    _servers: dict[str, TrainerServer] = field(default_factory=dict, init=False, repr=False)
+    """The servers of the trainer that this process has registered, by URL."""
 
     def __post_init__(self) -> None:
         if own := [name for name in _OWN if name in self.settings]:
             raise InvalidRequest("the trainer's step gives it, so the settings may not", field=own[0])
+
+    @property
+    def model(self) -> str:
+        """The model by which the trainer's own servers are registered; the farm gives them no other batches."""
+        return f"{RUN_MODEL}{self.servers_of or self.name}"
+
+    @property
+    def names_engines(self) -> bool:
+        """True if the settings choose engines, so that the trainer's own are not used."""
+        return bool(self.settings.keys() & {"model", "engine_url"}) and self.settings.get("model") != self.model
+
+    def use_servers(self, servers: Sequence[TrainerServer]) -> None:
+        """Register the trainer's own servers, and play on them from now on; its earlier ones are removed.
+
+        So the rollouts that an earlier trainer of this run submitted continue on these. Raises Forbidden if the
+        client's key may not add engines.
+        """
+        given = {normal_url(server.url): server for server in servers}
+        with self._lock:
+            listed = {state.engine.url: state.engine for state in self.client.engines()}
+            for url, engine in listed.items():
+                if engine.model == self.model and url not in given:
+                    self._remove(url)
+            for url, server in given.items():
+                known = url in listed and listed[url].model == self.model
+                # an address may have been another bridge's, with another key
+                if not known or (server.key != "none" and self._servers.get(url) != server):
+                    self.client.add_engine(url, self.model, server.key, server.tokenizer)
+            self._servers = given
+            self.settings = {**self.settings, "model": self.model}
+
+    def remove_servers(self) -> None:
+        """Remove what `use_servers` has registered: the trainer ends."""
+        with self._lock:
+            for url in self._servers:
+                self._remove(url)
+            self._servers = {}
+
+    def _remove(self, url: str) -> None:
+        with contextlib.suppress(NotFound):
+            self.client.remove_engine(url)
 
     def play(self, listed: Sequence[Instance], step: int, phase: Phase = "train", **changed: Any) -> list[Rollout]:
         """Play a sample for each of these instances; return the rollouts in their order. Arguments as in `submit`."""
@@ -191,6 +249,32 @@ class TrainerRun:
                 del self._played[old]
             counts[key] += 1
             return counts[key] - 1
+
+
+def router_servers(host: str, port: int, tokenizer: str) -> list[TrainerServer]:
+    """Return the SGLang servers that a router lists; the router itself if it splits prefill from decoding.
+
+    Raises FarmError if it does not answer, or has none.
+    """
+    router = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    try:
+        answer = httpx2.get(f"{router}/workers", timeout=_ROUTER_S, trust_env=False)
+        workers = [(str(each["url"]), each.get("worker_type")) for each in answer.raise_for_status().json()["workers"]]
+    except (httpx2.HTTPError, ValueError, KeyError, TypeError) as error:
+        raise FarmError(f"the router {router} does not list its servers: {error!r}") from error
+    if not workers:
+        raise FarmError(f"the router {router} has no servers: wait until the trainer's engines have started")
+    is_split = any(kind in ("prefill", "decode") for _, kind in workers)
+    urls = [router] if is_split else [url for url, _ in workers]
+    return [TrainerServer(f"{url.rstrip('/')}/v1", tokenizer=str(tokenizer)) for url in urls]
+
+
+def remove_silent_servers(client: Farm, runs: str) -> None:
+    """Remove the servers of trainers that are gone: those out of use, of runs whose names begin so."""
+    for engine in [state.engine for state in client.engines()]:
+        if engine.model.startswith(f"{RUN_MODEL}{runs}") and engine.failure:
+            with contextlib.suppress(NotFound):
+                client.remove_engine(engine.url)
 
 
 def _routed(request: BatchRequest) -> bool:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
+from uuid import uuid4
 
+from farm.adapters.engine_bridge import EngineBridge, SampledByTrainer
 from farm.adapters.protocol import RowsPerRollout, TrainingRow
 from farm.adapters.single_row import single_rows
 from farm.adapters.stop_reasons import reason_table
@@ -22,6 +24,8 @@ _SAMPLING = TrainerSampling("actor_rollout_ref.rollout")
 _ROLLOUT = "actor_rollout_ref.rollout."
 _OBSERVATION_CHARS = 256
 """verl's default of `max_tool_response_length`, by which no limit is set."""
+_SGLANG_NAMES = {"seed": "sampling_seed", "min_tokens": "min_new_tokens"}
+"""SGLang's names of sampling parameters, where they are not vLLM's."""
 MAPPED = frozenset(
     {
         *("temperature", "top_p", "top_k", "val_kwargs", "full_determinism", "seed"),
@@ -128,7 +132,7 @@ def output_fields(rollout: Rollout, segment: Segment, reward: float) -> dict[str
         "num_turns": rollout.n_turns,
         "metrics": {},
         "extra_fields": {
-            "turn_scores": [],
+            "turn_scores": [given for _, given in segment.turn_rewards],
             "tool_rewards": [],
             "min_global_steps": None if oldest == NO_VERSION else oldest,
             "max_global_steps": None if newest == NO_VERSION else newest,
@@ -138,3 +142,32 @@ def output_fields(rollout: Rollout, segment: Segment, reward: float) -> dict[str
             "farm_stop_reason": "aborted" if rollout.outcome is None else STOP_REASONS[rollout.outcome],
         },
     }
+
+
+def bridge_of(llm_client: Any, config: Any) -> EngineBridge:
+    """Return a bridge to verl's servers, by the client that balances their load; `config` is `actor_rollout_ref`."""
+    rollout = config.rollout
+    names = _SGLANG_NAMES if rollout.name == "sglang" else {}
+
+    async def generate(prompt_ids: list[int], sampling: dict[str, Any], session: str) -> SampledByTrainer:
+        # the farm decodes, and verl clears its caches with each update
+        known = {name: value for name, value in sampling.items() if name not in ("detokenize", "cache_salt")}
+        most = int(sampling["max_tokens"])
+        output = await llm_client.generate(
+            session or uuid4().hex,
+            prompt_ids=prompt_ids,
+            sampling_params={names.get(name, name): value for name, value in known.items()} | {"logprobs": True},
+        )
+        told = output.extra_fields
+        version = told.get("min_global_steps", told.get("global_steps"))
+        ended = "length" if len(output.token_ids) >= most else "stop"
+        return SampledByTrainer(
+            output.token_ids,
+            output.log_probs or [],
+            "abort" if output.stop_reason in ("abort", "aborted") else ended,
+            "" if version is None else str(version),
+        )
+
+    longest = rollout.get("max_model_len") or rollout.prompt_length + rollout.response_length
+    tokenizer = str(config.model.get("tokenizer_path") or config.model.path)
+    return EngineBridge(generate, tokenizer, context_tokens=longest)

@@ -11,6 +11,7 @@ which one broke is then a `failure`, with the rows of the others: verl evicts an
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections import defaultdict
@@ -26,10 +27,11 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopO
 from verl.utils.model import compute_position_id_with_mask
 from verl.utils.ray_utils import auto_await
 
+from farm.adapters.engine_bridge import OwnEngines
 from farm.adapters.single_row import BrokenRollouts, RowLimits, StepRow, TooLong, rows_of_step
 from farm.adapters.step_checks import check_count
 from farm.adapters.trainer_step import Phase, StepSamples, TrainerRun, instance_of
-from farm.adapters.verl import check_rollout_config, output_fields, rollout_request
+from farm.adapters.verl import bridge_of, check_rollout_config, output_fields, rollout_request
 from farm.client.connect import connect as connect_farm
 from farm.client.farm import Farm
 from farm.errors import InvalidRequest
@@ -44,8 +46,9 @@ class FarmAgentLoopManager:
 
     `run` is the name of the training run, verl's project and experiment unless it is set. `instance(row)` gives a
     prompt's instance; without it, the data set's column `farm_instance` holds it. `settings` are further fields of
-    `BatchRequest`. With `name_weights` each step names the weights that the engines have by verl's step: for engines
-    that verl itself has brought up to date, which no call may then be using.
+    `BatchRequest`. It plays on verl's own servers, by the client that verl gives it. With `own_engines` False, or a
+    `model` or an `engine_url` in the settings, it plays on the farm's engines. With `name_weights` each step then names
+    their weights by verl's step: for engines that verl itself updates, which no call may be using at that moment.
     """
 
     connect: ClassVar[Callable[[], Farm]] = staticmethod(connect_farm)
@@ -55,6 +58,9 @@ class FarmAgentLoopManager:
     too_long: ClassVar[TooLong] = "error"
     every_segment: ClassVar[bool] = True
     """V1 alone: a row for each segment. V0 takes one row for each sample."""
+    own_engines: ClassVar[bool] = True
+    bridge_host: ClassVar[str] = ""
+    """The address of this machine as the farm's nodes reach it; without it, that of its default route."""
     name_weights: ClassVar[bool] = False
     timeout_s: ClassVar[float | None] = None
     pad_id: ClassVar[int] = 0
@@ -82,6 +88,9 @@ class FarmAgentLoopManager:
         name = self.run or f"{config.trainer.project_name}-{config.trainer.experiment_name}"
         self.client = type(self).connect()
         self.player = TrainerRun(self.client, name, self.settings, self.timeout_s)
+        self._engines = OwnEngines(self.player, self.bridge_host)
+        if llm_client is not None and self.own_engines and not self.player.names_engines:
+            self._engines.bridge = bridge_of(llm_client, config.actor_rollout_ref)
         self._reward_handles = reward_loop_worker_handles
         self._threads: set[threading.Thread] = set()
         self._failure: Exception | None = None
@@ -109,7 +118,8 @@ class FarmAgentLoopManager:
         listed = [self.instance(row) for row in columns]
         step, validate = int(prompts.meta_info.get("global_steps", 0)), bool(prompts.meta_info.get("validate", False))
         self._name_weights(step)
-        rollouts = self.player.play(listed, step, _phase(validate), **self._request(validate))
+        with self._engines.admitted():
+            rollouts = self.player.play(listed, step, _phase(validate), **self._request(validate))
         check_count(len(rollouts), len(prompts))
         groups = list(table["uid"]) if "uid" in table else None
         step_rows = rows_of_step(rollouts, broken=self.broken, limits=self._limits(), pad_id=self.pad_id, groups=groups)
@@ -131,14 +141,20 @@ class FarmAgentLoopManager:
         listed = [self.instance(row) for row, n in zip(rows, numbers, strict=True) for _ in range(n)]
         step = int(rows[0]["global_steps"])
         self._name_weights(step)
-        batch_id, samples = self.player.submit(listed, step, _phase(validate), **self._request(validate))
-        writer = _PromptWriter("val" if validate else "train", rows, numbers)
-        writer.begin()
-        thread = threading.Thread(target=self._write, args=(batch_id, samples, writer), daemon=True)
+        with contextlib.ExitStack() as admitted:
+            admitted.enter_context(self._engines.admitted())
+            batch_id, samples = self.player.submit(listed, step, _phase(validate), **self._request(validate))
+            writer = _PromptWriter("val" if validate else "train", rows, numbers)
+            writer.begin()
+            # its engines are admitted until it has ended
+            arguments = (batch_id, samples, writer, admitted.pop_all())
+        thread = threading.Thread(target=self._write, args=arguments, daemon=True)
         self._threads.add(thread)
         thread.start()
 
-    def _write(self, batch_id: str, samples: StepSamples, writer: _PromptWriter) -> None:
+    def _write(
+        self, batch_id: str, samples: StepSamples, writer: _PromptWriter, admitted: contextlib.ExitStack
+    ) -> None:
         try:
             places = defaultdict(list)
             for index, place in enumerate(samples.places):
@@ -153,6 +169,7 @@ class FarmAgentLoopManager:
             log.exception("batch %s: its prompts that are not written become failures", batch_id)
             writer.give_up()
         finally:
+            admitted.close()
             self._threads.discard(threading.current_thread())
 
     def _rows(self, rollouts: Sequence[Rollout]) -> list[StepRow]:

@@ -9,7 +9,7 @@ from farm.client.weight_update import WeightUpdateOrders
 from farm.engine_urls import normal_url
 from farm.errors import FarmUnreachable, NotFound
 from farm.notifications import ACKNOWLEDGED, Signals
-from farm.records.engine_state import Paused, StoredEngine
+from farm.records.engine_state import Paused, StoredEngine, is_reserved
 from farm.store import llm_engines
 from farm.store.access.audit_log import logged
 from farm.store.database import Store
@@ -35,7 +35,7 @@ class LocalOrders(WeightUpdateOrders):
     def chosen(self, urls: Collection[str] | None = None) -> list[StoredEngine]:
         known = {engine.url: engine for engine in self._store.read(llm_engines.listing)}
         if urls is None:
-            return list(known.values())
+            return [engine for engine in known.values() if not is_reserved(engine.model)]
         wanted = [normal_url(url) for url in urls]
         if missing := [url for url in wanted if url not in known]:
             raise NotFound(f"there is no engine {missing[0]}: `farm engines list` shows those that there are")

@@ -15,6 +15,9 @@ PauseMode: TypeAlias = Literal["drain", "keep", "abort"]
 """The treatment of running calls when engines pause for new weights: they end first; they freeze and go on afterwards;
 they are cut, and continued under the new weights from the tokens sampled so far."""
 
+BRIDGE_OWNER = "farm-bridge"
+"""The owner of the model that the bridge to a trainer's engine lists (`farm.adapters.engine_bridge`)."""
+
 
 def lacks_weights(version: str, engine_version: str, *, to_name: bool) -> bool:
     """Return whether an engine lacks the farm's weights `version`; `to_name`: it is about to be sent their name."""

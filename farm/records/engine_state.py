@@ -14,6 +14,24 @@ STATUSES = ("ready", "draining", "unknown", "out", "without weights", "paused", 
 """The values of `StoredEngine.status`."""
 HOLD_S = 20.0
 """Seconds of silence after which a client that updates weights counts as disconnected; it reports more often."""
+RUN_MODEL = "run:"
+"""The beginning of the models of training runs: `run:NAME`."""
+
+
+def is_reserved(model: str) -> bool:
+    """Return whether an engine of this model is its training run's own.
+
+    It serves batches that name this model, and no others. Its trainer updates its weights: orders to all engines leave
+    it out.
+    """
+    return model.startswith(RUN_MODEL)
+
+
+def serves(engine_model: str, model: str) -> bool:
+    """Return whether an engine of `engine_model` may play a batch that asks for `model`, empty for any."""
+    if is_reserved(engine_model) or is_reserved(model):
+        return engine_model == model
+    return not model or engine_model in ("", model)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from farm.callers import Caller
 from farm.engine_urls import normal_url, sound_key
 from farm.errors import Forbidden
 from farm.records.engine import EngineInfo
-from farm.records.engine_state import ACTIVE, DRAINING, Paused, StoredEngine
+from farm.records.engine_state import ACTIVE, DRAINING, RUN_MODEL, Paused, StoredEngine
 from farm.records.trajectory import version_number
 from farm.store.access import api_keys
 from farm.store.access.sealed_secrets import sealed
@@ -32,6 +32,8 @@ users = cast(Table, EngineUserRow.__table__)
 named = cast(Table, NamedWeightsRow.__table__)
 
 _FAILURE_CHARS = 1000
+_SHARED: ColumnElement[bool] = ~engines.c.model.startswith(RUN_MODEL, autoescape=True)
+"""The condition that an engine is none of a training run's own (`is_reserved`)."""
 
 
 def add(connection: Connection, engine: StoredEngine, caller: Caller | None = None) -> None:
@@ -82,11 +84,12 @@ def _of_engines(connection: Connection, model: str) -> Row[Any] | None:
 
 
 def newest_version(connection: Connection) -> str:
-    """Return the newest version that the engines were ordered; with no engine, the one that was named last."""
-    versions = connection.execute(select(engines.c.version)).scalars().all()
+    """Return the newest version that shared engines were ordered; with none, the one that was named last."""
+    versions = connection.execute(select(engines.c.version).where(_SHARED)).scalars().all()
     if versions:
         return str(max(versions, key=version_number))
-    last = select(named.c.version).order_by(named.c.named_at.desc(), named.c.model).limit(1)
+    shared = ~named.c.model.startswith(RUN_MODEL, autoescape=True)
+    last = select(named.c.version).where(shared).order_by(named.c.named_at.desc(), named.c.model).limit(1)
     return str(connection.execute(last).scalar_one_or_none() or "")
 
 
@@ -160,7 +163,7 @@ def set_failure(connection: Connection, url: str, failure: str) -> None:
 
 
 def set_paused(connection: Connection, paused: Paused, by: str, urls: Collection[str] | None) -> None:
-    """Order all servers, or these, to pause in a way, or with "" to go on. Repeating it orders nothing new."""
+    """Order all shared servers, or these, to pause in a way, or with "" to go on. Repeating it orders nothing new."""
     since = case((engines.c.paused == "", db_now()), else_=engines.c.paused_at) if paused else None
     values = {"paused": paused, "paused_at": since}
     changed = update(engines).where(engines.c.paused != paused, _among(urls))
@@ -176,7 +179,7 @@ def hold(connection: Connection, by: str, urls: Collection[str] | None) -> None:
 
 
 def set_version(connection: Connection, version: str, urls: Collection[str] | None, path: str = "") -> None:
-    """Order all servers, or these, to call their weights this. Repeating it to those that do orders nothing new.
+    """Order all shared servers, or these, to call their weights this. Repeating it to those that do orders nothing new.
 
     `path` is where servers find these weights; that of another version is forgotten.
     """
@@ -213,7 +216,8 @@ def _is(url: str) -> ColumnElement[bool]:
 
 
 def _among(urls: Collection[str] | None) -> Any:
-    return True if urls is None else engines.c.url.in_([normal_url(url) for url in urls])
+    """Return the condition that a row is of one of these URLs; None: of an engine that no training run has reserved."""
+    return _SHARED if urls is None else engines.c.url.in_([normal_url(url) for url in urls])
 
 
 @dataclass(frozen=True, slots=True)

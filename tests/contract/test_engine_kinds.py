@@ -87,11 +87,11 @@ def test_it_is_recognised_by_its_kind_and_no_other(server: tuple[str, str]) -> N
         finally:
             await connection.aclose()
 
-    assert asyncio.run(claims()) == {each: each in (name, "openai") for each in SERVERS}
+    assert asyncio.run(claims()) == {each: each in (name, "openai") for each in ("bridge", *SERVERS)}
 
 
 def test_those_that_take_any_server_come_last() -> None:
-    assert [each.is_fallback for _, each in kinds()] == [False, False, False, False, True]
+    assert [each.is_fallback for _, each in kinds()] == [False, False, False, False, False, True]
 
 
 def test_its_wires_have_names_and_routes_of_their_own(server: tuple[str, str]) -> None:
@@ -235,7 +235,9 @@ def test_an_answer_of_prorls_trainer_that_does_not_add_up_is_none(answer: dict[s
 
 
 def test_a_kind_that_is_not_installed_here_says_so() -> None:
-    with pytest.raises(EngineUnfit, match=r"no farm.engines plug-in is called 'missing'; installed are: llamacpp"):
+    with pytest.raises(
+        EngineUnfit, match=r"no farm.engines plug-in is called 'missing'; installed are: bridge, llamacpp"
+    ):
         open_engine(EngineAddress("http://e/v1"), EngineInfo(kind="missing", token_in="x"))
 
 

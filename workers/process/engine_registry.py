@@ -19,7 +19,7 @@ from farm.client.local_orders import ALIVE_S
 from farm.errors import NotAllowed
 from farm.notifications import ENGINES, Signals
 from farm.records.engine import EngineInfo
-from farm.records.engine_state import DRAINING, StoredEngine
+from farm.records.engine_state import DRAINING, StoredEngine, is_reserved
 from farm.store import leader, llm_engines
 from farm.store.access.sealed_secrets import opened
 from farm.store.database import Store
@@ -177,7 +177,9 @@ class EngineRegistry:
 
 
 def _listed(engine: StoredEngine, key: str) -> EngineRecord:
-    address = EngineAddress(engine.url, engine.model, key, engine.tokenizer, engine.tool_format)
+    reserved = is_reserved(engine.model)
+    model = "" if reserved else engine.model
+    address = EngineAddress(engine.url, model, key, engine.tokenizer, engine.tool_format)
     return EngineRecord(
         address=address,
         info=engine.info,
@@ -191,4 +193,5 @@ def _listed(engine: StoredEngine, key: str) -> EngineRecord:
         engine_version=engine.engine_version,
         failure=engine.failure,
         weights_path=engine.weights_path,
+        reserved_for=engine.model if reserved else "",
     )

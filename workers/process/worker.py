@@ -16,6 +16,7 @@ from pydantic import BaseModel, Field
 from farm.errors import EngineError, NotAllowed
 from farm.ids import group_id
 from farm.notifications import Signals, redis_client
+from farm.records.engine_state import is_reserved
 from farm.records.request import (
     AgentRequests,
     EngineSettings,
@@ -270,7 +271,7 @@ class Worker:
 
 def _policy(engines: EnginePool, job: StageJob, model: str) -> Policy:
     router = StickyRouter(engines, RoutingKey(job.rollout_id, job.group_id, model))
-    return RolloutPolicy(router, job.rollout_id, model, job.rules)
+    return RolloutPolicy(router, job.rollout_id, "" if is_reserved(model) else model, job.rules)
 
 
 class Once(Generic[T]):

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from farm.errors import EngineError
-from farm.records.engine import EngineInfo, PauseMode
+from farm.records.engine import BRIDGE_OWNER, EngineInfo, PauseMode
 from workers.policy.answer_form import guide_of
 from workers.policy.engines.connection import EngineConnection, Refusal
 from workers.policy.engines.control import NO_ROUTE, Control, ControlCalls, NoControl
@@ -175,3 +175,13 @@ class VllmKind(EngineKind):
     def remarks(self, first: Generation) -> Iterator[str]:
         if first.n_cached_tokens is None:
             yield _CACHED
+
+
+class BridgeKind(EngineKind):
+    """A trainer's own engine behind `farm.adapters.engine_bridge`, which answers on vLLM's wire and takes no orders."""
+
+    async def identify(self, connection: EngineConnection, card: Mapping[str, Any]) -> Identity | None:
+        return Identity() if card.get("owned_by") == BRIDGE_OWNER else None
+
+    def wires(self, info: EngineInfo) -> Sequence[Wire]:
+        return (GenerateWire(),)

@@ -11,6 +11,7 @@ from typing import TypeAlias
 
 from farm.errors import EngineError
 from farm.records.engine import EngineInfo
+from farm.records.engine_state import serves
 from workers.policy.generation import Engine, EngineAddress
 from workers.policy.routing.engine_health import EngineHealth
 from workers.policy.routing.engine_view import EngineRecord, Paused
@@ -113,7 +114,8 @@ class Backend:
         return self.record.to_name and self.info is not None and self.info.control
 
     def serves(self, model: str) -> bool:
-        return not model or self.record.address.model in ("", model)
+        """Return whether it may play a batch that asks for this model, empty for any."""
+        return serves(self.record.reserved_for or self.record.address.model, model)
 
     @property
     def frozen(self) -> bool:

@@ -38,6 +38,8 @@ class EngineRecord:
     engine_version: str = ""
     failure: str = ""
     weights_path: str = ""
+    reserved_for: str = ""
+    """The model of the training run that it is reserved for; servers do not know such names."""
 
     @property
     def lacks_weights(self) -> bool:

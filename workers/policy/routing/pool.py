@@ -60,8 +60,9 @@ class EnginePool:
 
     @property
     def newest_version(self) -> str:
-        """The newest version that was ordered for any engine; empty if there is none."""
-        return max((listed.version for listed in self._fleet()), key=version_number, default="")
+        """The newest version that was ordered for any shared engine; empty if there is none."""
+        shared = (listed for listed in self._fleet() if not listed.reserved_for)
+        return max((listed.version for listed in shared), key=version_number, default="")
 
     def version_of(self, url: str) -> str:
         return self._places[url].record.engine_version if url in self._places else ""

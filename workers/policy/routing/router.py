@@ -20,6 +20,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 
 from farm.errors import EngineError, WeightsMissing
+from farm.records.engine_state import is_reserved
 from workers.policy.engines.progress import Progress, watched
 from workers.policy.generation import Engine, EngineBusy, EngineRefused, EngineUnfit
 from workers.policy.routing.backend import Backend, CallAborted
@@ -99,7 +100,8 @@ class StickyRouter:
 
     @property
     def newest_version(self) -> str:
-        return self._pool.newest_version
+        """The newest version of the farm's weights; empty on engines of a training run, whose answers name theirs."""
+        return "" if is_reserved(self._key.model) else self._pool.newest_version
 
     @property
     def context_tokens(self) -> int | None:

@@ -11,7 +11,7 @@ from farm.adapters.step_checks import check_count, check_engines
 from farm.adapters.trainer_step import StepSamples, TrainerRun, groups_of, instance_of
 from farm.errors import InvalidRequest
 from farm.records.engine import EngineInfo
-from farm.records.engine_state import EngineState, StoredEngine
+from farm.records.engine_state import EngineState, StoredEngine, serves
 from farm.records.request import Instance
 
 
@@ -92,6 +92,37 @@ def test_engines_without_ids_and_of_two_tokenizers_are_refused() -> None:
     assert caught.value.field == "model"
     with pytest.raises(InvalidRequest, match=r"several tokenizers .*m at http://a/v1, n at http://b/v1"):
         check_engines([engine("http://a/v1", "m"), engine("http://b/v1", "n")])
+
+
+def test_engines_of_a_training_run_are_its_own() -> None:
+    shared, own = engine("http://a/v1", "m"), engine("http://b/v1", "run:exp-1", token_out=False)
+    check_engines([shared, own])
+    check_engines([shared, own], "m")
+    with pytest.raises(InvalidRequest, match=r"http://b/v1 gives no token ids"):
+        check_engines([shared, own], "run:exp-1")
+
+
+@pytest.mark.parametrize(
+    ("engine_model", "model", "expected"),
+    [
+        ("", "", True),
+        ("m", "", True),
+        ("", "m", True),
+        ("m", "m", True),
+        ("m", "n", False),
+        ("run:a", "", False),
+        ("run:a", "m", False),
+        ("run:a", "run:a", True),
+        ("run:a", "run:ab", False),
+        ("run:ab", "run:a", False),
+        ("", "run:a", False),
+        ("m", "run:a", False),
+        ("run:", "", False),
+        ("runs", "", True),
+    ],
+)
+def test_which_engine_serves_which_batch(engine_model: str, model: str, expected: bool) -> None:
+    assert serves(engine_model, model) is expected
 
 
 def test_as_many_rollouts_as_samples() -> None:
