@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -194,6 +195,22 @@ def test_a_trainer_that_is_started_again_goes_on_with_its_step(client: farm.Farm
         assert afresh.bridge is not None
         assert listed(client, run) == [afresh.bridge.server.url] != [old]
         engines.engine.hold.set()  # type: ignore[attr-defined]
+
+
+def test_a_trainer_that_ended_amid_its_step_goes_on_with_it(client: farm.Farm, servers: _Servers) -> None:
+    """Its engines are removed as it ends; its rollouts wait for those of the next, and no attempt of theirs fails."""
+    with own_engines(client, servers, "ended") as (run, engines), engines.admitted():
+        engines.engine.hold.clear()  # type: ignore[attr-defined]
+        batch_id, _ = run.submit([CHAT] * 3, 1)
+        until(lambda: client.status(batch_id).stages.get(Stage.RUN, {}).get(State.ACTIVE) == 3 or None, "they run")
+        engines.close()
+        engines.engine.hold.set()  # type: ignore[attr-defined]
+    assert listed(client, run) == []
+    time.sleep(1.0)
+    with own_engines(client, servers, "ended") as (again, afresh), afresh.admitted():
+        rollouts = again.play([CHAT] * 3, 1)
+    assert {each.batch_id for each in rollouts} == {batch_id}
+    assert [(each.reward, each.attempt) for each in rollouts] == [(1.0, 1)] * 3
 
 
 def test_orders_to_all_engines_leave_the_trainers_out(client: farm.Farm, servers: _Servers) -> None:

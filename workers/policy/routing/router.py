@@ -20,7 +20,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 
 from farm.errors import EngineError, WeightsMissing
-from farm.records.engine_state import is_reserved
+from farm.records.engine_state import RUN_MODEL, is_reserved
 from workers.policy.engines.progress import Progress, watched
 from workers.policy.generation import Engine, EngineBusy, EngineRefused, EngineUnfit
 from workers.policy.routing.backend import Backend, CallAborted
@@ -202,7 +202,8 @@ class StickyRouter:
                 group = self._key.group_id or self._key.rollout_id
                 self._url = choose(self._pool.candidates(ready), n_tokens, group, self._url)
                 return next(place for place in ready if place.url == self._url)
-            if unlisted.lasts(not serving, now, self._pool.none_s):
+            # a trainer that is started again registers the engines of its run
+            if unlisted.lasts(not serving and not is_reserved(self._key.model), now, self._pool.none_s):
                 raise EngineError(self._none())
             if away.lasts(_all_out(serving), now, self._pool.away_s):
                 raise EngineError(f"waited {self._pool.away_s:g} s in vain: {self._why(serving, tries, now)}")
@@ -227,6 +228,9 @@ class StickyRouter:
                 self._hold(-1)
 
     def _none(self) -> str:
+        if is_reserved(self._key.model):
+            run = self._key.model.removeprefix(RUN_MODEL)
+            return f"the training run {run} has no engine: its trainer registers them when it plays; start it again"
         return f"no engine serves {self._key.model or 'any model'}: `farm engines add` one"
 
     def _why(self, serving: Sequence[Backend], tries: RetryState, now: float) -> str:

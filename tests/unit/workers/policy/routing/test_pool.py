@@ -131,6 +131,24 @@ class TestChoice:
 
         run(main())
 
+    def test_engines_of_a_training_run_serve_it_alone_and_are_waited_for(self) -> None:
+        async def main() -> None:
+            shared, own = Server("shared"), Server("own")
+            servers = Servers(shared)
+            servers.change(shared, version="4", engine_version="4")
+            async with pool_of(servers, none_s=5) as pool:
+                mine = seat(pool, "r", model="run:exp-1")
+                asked = asyncio.ensure_future(routed(mine, N, asking(N, "r")))
+                await asyncio.sleep(600)
+                assert not asked.done(), "its trainer may be started again"
+                assert mine.blocked.startswith("the training run exp-1 has no engine")
+                servers.add(own, reserved_for="run:exp-1")
+                assert await asked == own.url
+                assert {(await play(pool, f"s{n}"))[0] for n in range(8)} == {shared.url}
+                assert (mine.newest_version, pool.newest_version) == ("", "4")
+
+        run(main())
+
     def test_the_newest_weights_are_known(self) -> None:
         servers = Servers(Server("a"), Server("b"))
         pool = EnginePool(servers)
