@@ -1,16 +1,17 @@
-"""Lengths of samples: sampled tokens, of what trains and of what is asked for."""
+"""Lengths of samples: sampled tokens, of what trains and of what was requested."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from farm.records.rollout import Group, Rollout
+from farm.collecting.group_decisions import usable
+from farm.records.rollout import Group, Outcome, Rollout, State
 
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """The sampled tokens of the `n_samples` samples of `n_groups` groups, and of the longest of each, in all."""
+    """Sampled tokens: `n_tokens` of `n_samples` that finished, and `n_longest` of the longest sample of `n_groups`."""
 
     n_samples: int = 0
     n_tokens: int = 0
@@ -18,26 +19,39 @@ class Lengths:
     n_longest: int = 0
 
     @classmethod
-    def of(cls, groups: Iterable[Group]) -> Lengths:
-        """Return those of groups. A sample that was cancelled counts as far as it came, one that never began does not.
+    def of_trained(cls, groups: Iterable[Group]) -> Lengths:
+        """Return those of the samples of groups that can train."""
+        lengths = [[rollout.n_response_tokens for rollout in group.rollouts if usable(rollout)] for group in groups]
+        samples = [n for group in lengths for n in group]
+        return cls(len(samples), sum(samples), len(lengths), sum(max(group, default=0) for group in lengths))
 
-        So where some were cancelled, the true lengths are no less.
+    @classmethod
+    def of_requested(cls, groups: Iterable[Group], kept: Collection[str] = ()) -> Lengths:
+        """Return those of the samples of groups, also of samples that were stopped: their tokens count, they do not.
+
+        So the mean is the tokens for each sample that finished, as total time on test is divided by failures. A stopped
+        sample counts for the longest of its group as far as it came. Samples that are `kept` count where they train.
         """
-        of_groups = [[n for rollout in group.rollouts if (n := _sampled_tokens(rollout))] for group in groups]
-        begun = [lengths for lengths in of_groups if lengths]
-        return cls(sum(map(len, begun)), sum(map(sum, begun)), len(begun), sum(map(max, begun)))
+        total = cls()
+        for group in groups:
+            finished = [each for each in group.rollouts if usable(each)]
+            stopped = {each.rollout_id: _tokens_so_far(each) for each in group.rollouts if _was_stopped(each)}
+            new = [each.n_response_tokens for each in finished if each.rollout_id not in kept]
+            longest = max([*stopped.values(), *(each.n_response_tokens for each in finished)], default=0)
+            total += cls(len(new), sum(new) + sum(stopped.values()), 1, longest)
+        return total
 
     def __add__(self, other: Lengths) -> Lengths:
         return Lengths(*(a + b for a, b in zip(self.record(), other.record(), strict=True)))
 
     @property
     def mean_tokens(self) -> float:
-        """The mean over the samples; 0 of none."""
+        """The tokens for each sample; 0 of none."""
         return self.n_tokens / max(1, self.n_samples)
 
     @property
     def mean_longest_tokens(self) -> float:
-        """The mean over the groups of the longest sample of each; 0 of none."""
+        """The tokens of the longest sample of a group, in the mean; 0 of none."""
         return self.n_longest / max(1, self.n_groups)
 
     def record(self) -> list[int]:
@@ -45,6 +59,10 @@ class Lengths:
         return [self.n_samples, self.n_tokens, self.n_groups, self.n_longest]
 
 
-def _sampled_tokens(rollout: Rollout) -> int:
-    # of one that was cancelled in the midst, only its rows know
+def _was_stopped(rollout: Rollout) -> bool:
+    return rollout.state is State.CANCELLED or rollout.outcome is Outcome.STALE
+
+
+def _tokens_so_far(rollout: Rollout) -> int:
+    # of one that did not come to its end, only its rows know
     return rollout.n_response_tokens or sum(int(segment.response_mask.sum()) for segment in rollout.segments)

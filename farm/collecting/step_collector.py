@@ -211,7 +211,8 @@ class StepCollector:
                     accepted.append((wave, group))
                 elif not decision.is_final:
                     kept = tuple((each.rollout_id, wave.played_for(each)) for each in young)
-                    to_requeue.append((wave, group, RequeuedGroup(group.group_id, kept, Lengths.of([group]))))
+                    lengths = Lengths.of_requested([group], [rollout_id for rollout_id, _ in kept])
+                    to_requeue.append((wave, group, RequeuedGroup(group.group_id, kept, lengths)))
                 else:
                     self._n_dropped[decision.value] += 1
                     wave.settle(index)
@@ -314,7 +315,7 @@ class StepCollector:
         n_cancelled, cancelled = sum(wave.n_inflight for wave in cut), [wave.batch_id for wave in cut]
         self._waves = [wave for wave in self._waves if not wave.is_settled]
         groups = tuple(group for _, group in chosen)
-        trained = Lengths.of(groups)
+        requested = Lengths.of_requested(groups)
         record = {
             "groups": [group.group_id for group in groups],
             "kept": {
@@ -325,8 +326,8 @@ class StepCollector:
             "n_requeued": len(self._requeued),
             "n_carried": n_carried,
             "n_open": sum(wave.n_groups - len(wave.settled) for wave in self._waves) - n_cancelled,
-            "trained": trained.record(),
-            "requested": sum((each.lengths for each in self._requeued), trained).record(),
+            "trained": Lengths.of_trained(groups).record(),
+            "requested": sum((each.lengths for each in self._requeued), requested).record(),
             "cancelled": cancelled,
             "open": [wave.record() for wave in self._waves],
             "next_wave": self._next,

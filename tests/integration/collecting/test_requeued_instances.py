@@ -67,7 +67,7 @@ def test_samples_that_finished_train_in_the_next_step(sqlite_store: Store, numbe
     rows = arrays(second.rollouts)
     assert (len(set(rows.group_ids.tolist())), rows.rewards.size) == (1, 4)
     assert (second.trained.n_samples, second.trained.n_tokens) == (4, 8)
-    assert (second.requested.n_samples, second.requested.n_groups) == (7, 2), "those that finished of what was cut, too"
+    assert (second.requested.n_samples, second.requested.n_groups) == (4, 2), "what is kept counts once"
     # also for who comes later, and over HTTP
     with served(run.client) as url:
         remote = RemoteFarm(url, KEY)
