@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import secrets
 from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
 from itertools import count
 from typing import Any
@@ -157,6 +158,52 @@ def test_an_instance_with_a_key_of_its_own_is_refused_before_it_is_played(sqlite
         run.collector().collect(1, timeout_s=0.0)
     batch = run.client.runs.keyed_batches([wave_key("r", 0)])[0].batch_id
     assert run.client.runs.instances([f"{batch}.0"])[0].engine_url == "http://engine/v1"
+
+
+class Overtaken:
+    """A real client that another trainer overtakes right before it records a step."""
+
+    def __init__(self, client: Any, between: Callable[[], object]) -> None:
+        self._client = client
+        self._between = between
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._client, name)
+        return Overtaken(value, self._between) if name == "runs" else value
+
+    def record_step(self, *args: Any) -> Any:
+        self._between()
+        return self._client.record_step(*args)
+
+
+def test_a_group_that_one_trainer_chooses_while_another_requeues_it_trains_once(sqlite_store: Store) -> None:
+    run = PlayedRun(sqlite_store, {})
+    options: dict[str, Any] = {"train_batch_size": 1, "max_inflight_groups": 2, "max_staleness": 1}
+    options["wait"] = lambda seconds: run.scripted.play()
+
+    def between() -> None:
+        if run.scripted.version == 2:
+            run.set_version(3)
+            run.collector(**options).keep_ahead()
+
+    client: Any = Overtaken(run.client, between)
+    first = run.collector(client=client, **options)
+    run.set_version(1)
+    assert numbers(first.collect(1)) == [0]
+    run.set_version(2)
+    assert numbers(first.collect(2)) == [1]
+    # group 1 had become too old for the other, which asked for its instance again
+    requeued = [
+        batch.batch_id
+        for number in range(9)
+        for batch in run.client.runs.keyed_batches([wave_key("r", number)])
+        if batch.metadata["collecting"].get("requeued")
+    ]
+    assert len(requeued) == 1
+    rest = [numbers(collector.collect(3)) for collector in (first, run.collector(**options))]
+    assert rest == [[2], [2]]
+    assert {str(each.state) for each in run.client.rollouts(requeued[0])} == {"cancelled"}
+    assert numbers(first.collect(4)) != [1]
 
 
 class DrawnRun:
