@@ -1,18 +1,21 @@
-"""Wasted rollouts of four ways to collect groups with variance, on one seeded workload in simulated time.
+"""Wasted rollouts of several ways to collect groups with variance, on one seeded workload in simulated time.
 
 A step wants so many groups whose rewards differ. Instances have a rate at which they are solved, many of them never or
 always, and rollouts have long tails; so many are played at a time. Every way plays the same instances in the same
-order, and a sample of an instance has the same reward and length in all of them:
+order, and a sample of an instance has the same reward and length in all of them, the n-th time that it is played:
 
 * naive: whole batches, one after the other, until enough of their groups differ (verl's DAPO recipe); what is beyond
   the step is thrown away. Over-sampled by half, so that one batch mostly is enough.
 * ProRL: places are refilled at once, what is left is ended when the step is full, and unfinished instances are put
   back into the queue: their finished samples are thrown away and played again (its trainer's rule, simulated).
-* cancel, carry over: `farm.collecting.StepCollector` on a SQLite store, as it is. Only time and rollouts are simulated.
+* farm: `farm.collecting.StepCollector` on a SQLite store, as it is; only time and rollouts are simulated. By default it
+  is on-policy, and cancels what is left; one step behind, it carries that over. With 24 groups in flight no place stays
+  free, as a group waits long for the slowest of its samples; `cancel` then keeps what has finished for the next step.
 
 A rollout is wasted if its group trains nothing, but not for equal rewards, which no way knows beforehand. Seconds are
-those that rollouts hold a place. Between two steps the trainer trains for a while: engines of the first three then
-stand still.
+those that rollouts hold a place. Between two steps the trainer trains for a while: engines then stand still, but for
+what is carried over. Lengths are those of the groups that train, beside those of all groups requested whose rewards
+differ, as they were first played: a way that trains shorter ones prefers what is short.
 """
 
 from __future__ import annotations
@@ -21,18 +24,25 @@ import heapq
 import json
 import random
 import tempfile
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
+from itertools import chain, count
 from pathlib import Path
+from statistics import fmean
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from farm.client.farm import Farm
 from farm.client.local import LocalFarm
 from farm.collecting import CollectingOptions, ShuffledInstances, StepCollector
+from farm.collecting.waves import Wave, wave_key
+from farm.ids import batch_of
 from farm.notifications import Signals
+from farm.records.rollout import State
 from farm.store import migrations
 from farm.store.database import Store
 from testkit.report import options
@@ -70,23 +80,27 @@ class Totals:
     n_trained: int = 0
     played_s: float = 0.0
     equal_s: float = 0.0
-    trained_s: float = 0.0
+    trained: list[list[float]] = field(default_factory=list)
+    requested: set[int] = field(default_factory=set)
     n_replayed: int = 0
     wall_s: float = 0.0
     steps_behind: list[int] = field(default_factory=list)
 
-    def ends(self, rewards: list[float], seconds: float, trains: bool) -> None:
+    def ends(self, samples: list[Sample], trains: bool) -> None:
         """Count a whole group that is chosen, has equal rewards, or is thrown away."""
+        seconds = [seconds for _, seconds in samples]
         if trains:
-            self.n_trained += len(rewards)
-            self.trained_s += seconds
-        elif len(set(rewards)) < 2:
-            self.n_equal += len(rewards)
-            self.equal_s += seconds
+            self.n_trained += len(samples)
+            self.trained.append(seconds)
+        elif not _differ(samples):
+            self.n_equal += len(samples)
+            self.equal_s += sum(seconds)
 
     def row(self) -> dict[str, float]:
+        requested = [[seconds for _, seconds in group] for each in self.requested if _differ(group := _group(each))]
+        trained_s = sum(map(sum, self.trained))
         n_wasted = self.n_finished - self.n_trained - self.n_equal
-        wasted_s = self.played_s - self.trained_s - self.equal_s
+        wasted_s = self.played_s - trained_s - self.equal_s
         return {
             "finished rollouts": self.n_finished,
             "trained": self.n_trained,
@@ -96,9 +110,16 @@ class Totals:
             "wasted of played seconds, %": 100 * wasted_s / self.played_s,
             "played seconds a trained rollout": self.played_s / self.n_trained,
             "minutes": self.wall_s / 60,
-            "steps behind, mean": sum(self.steps_behind) / max(1, len(self.steps_behind)),
+            "steps behind, mean": fmean(self.steps_behind),
+            "seconds of a sample that trains": fmean(chain(*self.trained)),
+            "of one that was requested": fmean(chain(*requested)),
+            "seconds of the slowest of a group that trains": fmean(map(max, self.trained)),
+            "of one that was requested, slowest": fmean(map(max, requested)),
         }
 
+
+Sample = tuple[float, float]
+"""Its reward and its seconds."""
 
 Member = tuple[int, int, int]
 """A sample on its way: instance, number of the sample, number of the play."""
@@ -137,9 +158,12 @@ def _samples(instance: int, play: int = 0) -> list[Member]:
     return [(instance, sample, play) for sample in range(N_SAMPLES)]
 
 
-def _group(instance: int, play: int = 0) -> tuple[list[float], float]:
-    samples = [sample_of(*member) for member in _samples(instance, play)]
-    return [reward for reward, _ in samples], sum(seconds for _, seconds in samples)
+def _group(instance: int, play: int = 0) -> list[Sample]:
+    return [sample_of(*member) for member in _samples(instance, play)]
+
+
+def _differ(samples: list[Sample]) -> bool:
+    return len({reward for reward, _ in samples}) > 1
 
 
 def naive(n_steps: int, factor: float) -> Totals:
@@ -155,11 +179,11 @@ def naive(n_steps: int, factor: float) -> Totals:
             while places.running:
                 places.next_end()
             for instance in batch:
-                rewards, seconds = _group(instance)
-                trains = len(set(rewards)) > 1 and n_chosen < N_GROUPS
+                trains = _differ(_group(instance)) and n_chosen < N_GROUPS
                 n_chosen += trains
-                totals.ends(rewards, seconds, trains)
-        totals.steps_behind += [0] * N_GROUPS
+                totals.ends(_group(instance), trains)
+                totals.requested.add(instance)
+        totals.steps_behind.append(0)
         places.now += TRAIN_S
     totals.wall_s = places.now
     return totals
@@ -177,19 +201,20 @@ def prorl(n_steps: int) -> Totals:
             while len(places.queue) < N_SAMPLES:
                 instance, play = waiting.popleft() if waiting else (next(fresh), 0)
                 open_instances[instance] = play
+                totals.requested.add(instance)
                 places.queue.extend(_samples(instance, play))
                 places.fill()
             instance, _, play = places.next_end()
             n_ended[instance, play] += 1
             if n_ended[instance, play] == N_SAMPLES:
                 del open_instances[instance]
-                rewards, seconds = _group(instance, play)
-                n_chosen += len(set(rewards)) > 1
-                totals.ends(rewards, seconds, len(set(rewards)) > 1)
+                trains = _differ(_group(instance, play))
+                n_chosen += trains
+                totals.ends(_group(instance, play), trains)
         totals.n_replayed += sum(n_ended[instance, play] for instance, play in open_instances.items())
         waiting.extendleft((instance, play + 1) for instance, play in reversed(open_instances.items()))
         places.end_all()
-        totals.steps_behind += [0] * N_GROUPS
+        totals.steps_behind.append(0)
         places.now += TRAIN_S
     totals.wall_s = places.now
     return totals
@@ -201,43 +226,53 @@ class SimulatedFarm:
     def __init__(self, store: Store, totals: Totals) -> None:
         self._totals = totals
         self.places = Places(totals)
-        self._members: dict[Member, QueuedRollout] = {}
-        self._seen: set[str] = set()
-        self._n_ended: defaultdict[int, int] = defaultdict(int)
-        self.scripted = ScriptedRollouts(
-            store, lambda rollout: sample_of(_number(rollout), rollout.sample_index, 0)[0], ["simulated"]
-        )
+        self._queued: dict[Member, QueuedRollout] = {}
+        self.member_of: dict[str, Member] = {}
+        self._batches: defaultdict[int, list[str]] = defaultdict(list)
+        self._n_left: Counter[tuple[str, int]] = Counter()
+        self.scripted = ScriptedRollouts(store, lambda rollout: self.sample(rollout.rollout_id)[0], ["simulated"])
+
+    def sample(self, rollout_id: str) -> Sample:
+        return sample_of(*self.member_of[rollout_id])
 
     def take(self) -> None:
         """Take what was submitted, and leave what was cancelled."""
-        queued = {(_number(each), each.sample_index, 0): each for each in self.scripted.queued()}
+        fresh = []
+        queued = self.scripted.queued()
+        for each in queued:
+            if each.rollout_id not in self.member_of:
+                self.member_of[each.rollout_id] = self._new_member(each)
+                self._n_left[each.batch_id, each.group_index] += 1
+                fresh.append(self.member_of[each.rollout_id])
+        self._queued = {self.member_of[each.rollout_id]: each for each in queued}
         for _, started, member in self.places.running:
-            if member not in queued:
+            if member not in self._queued:
                 self._totals.played_s += self.places.now - started
-        self.places.running = [each for each in self.places.running if each[2] in queued]
+        self.places.running = [each for each in self.places.running if each[2] in self._queued]
         heapq.heapify(self.places.running)
-        self.places.queue = deque(member for member in self.places.queue if member in queued)
-        for member, rollout in queued.items():
-            if rollout.rollout_id not in self._seen:
-                self._seen.add(rollout.rollout_id)
-                self.places.queue.append(member)
-        self._members = queued
+        self.places.queue = deque(member for member in self.places.queue if member in self._queued)
+        self.places.queue.extend(fresh)
         self.places.fill()
+
+    def _new_member(self, rollout: QueuedRollout) -> Member:
+        instance = int(rollout.instance_id.removeprefix("i-"))
+        self._totals.requested.add(instance)
+        if rollout.batch_id not in self._batches[instance]:
+            self._batches[instance].append(rollout.batch_id)
+        return instance, rollout.sample_index, len(self._batches[instance]) - 1
 
     def until_a_group_ends(self, seconds: float = 0.0) -> None:
         """Play until some group has ended: nothing else makes a difference to a collector."""
         self.take()
         ended: list[QueuedRollout] = []
-        while self.places.running:
-            member = self.places.next_end()
-            ended.append(self._members[member])
-            self._n_ended[member[0]] += 1
-            if self._n_ended[member[0]] == N_SAMPLES:
-                rewards, group_s = _group(member[0])
-                if len(set(rewards)) < 2:
-                    self._totals.ends(rewards, group_s, False)
-                break
+        while self.places.running and not (ended and self._ends(ended[-1])):
+            ended.append(self._queued[self.places.next_end()])
         self.scripted.finish(ended)
+
+    def _ends(self, rollout: QueuedRollout) -> bool:
+        """Count a rollout that ended, and return whether its group did."""
+        self._n_left[rollout.batch_id, rollout.group_index] -= 1
+        return self._n_left[rollout.batch_id, rollout.group_index] == 0
 
     def trains(self) -> None:
         """Let the trainer train: what is in flight goes on."""
@@ -245,13 +280,8 @@ class SimulatedFarm:
         until = self.places.now + TRAIN_S
         ended: list[QueuedRollout] = []
         while self.places.running and self.places.running[0][0] <= until:
-            member = self.places.next_end()
-            ended.append(self._members[member])
-            self._n_ended[member[0]] += 1
-            if self._n_ended[member[0]] == N_SAMPLES:
-                rewards, group_s = _group(member[0])
-                if len(set(rewards)) < 2:
-                    self._totals.ends(rewards, group_s, False)
+            ended.append(self._queued[self.places.next_end()])
+            self._ends(ended[-1])
         self.places.now = until
         self.scripted.finish(ended)
 
@@ -269,35 +299,56 @@ def ours(n_steps: int, collecting: CollectingOptions) -> Totals:
         collector = StepCollector(
             client, "r", sampler, collecting, {"n_samples": N_SAMPLES}, wait=simulated.until_a_group_ends
         )
+        steps = []
         for step in range(n_steps):
-            collected = collector.collect(step)
-            for group in collected.groups:
-                rewards, seconds = _group(int(group.rollouts[0].instance_id.removeprefix("i-")))
-                totals.ends(rewards, seconds, True)
-            totals.steps_behind += [1] * collected.n_carried + [0] * (N_GROUPS - collected.n_carried)
+            steps.append(collector.collect(step))
             simulated.trains()
         totals.wall_s = simulated.places.now
+        waves = list(_waves(client))
+        step_of = {wave.batch_id: wave.step for wave in waves}
+        for collected in steps:
+            for group in collected.groups:
+                totals.ends([simulated.sample(each.rollout_id) for each in group.rollouts], True)
+            behind = [collected.step - step_of[batch_of(each.rollout_id)] for each in collected.rollouts]
+            totals.steps_behind += behind
+        whole = {group.group_id: group for wave in waves for group in wave.whole.values()}
+        for group in whole.values():
+            if not any(each.state is State.CANCELLED for each in group.rollouts):
+                totals.ends([simulated.sample(each.rollout_id) for each in group.rollouts], False)
+        for requeued in chain(*(wave.requeued for wave in waves)):
+            n_finished = sum(each.state is State.COMPLETED for each in whole[requeued.group_id].rollouts)
+            totals.n_replayed += n_finished - len(requeued.kept)
         store.close()
     return totals
 
 
-def _number(rollout: QueuedRollout) -> int:
-    return int(rollout.instance_id.removeprefix("i-"))
+def _waves(client: Farm) -> Iterator[Wave]:
+    """Yield all waves of the run, each with its groups that have ended."""
+    for number in count():
+        for batch in (known := client.runs.keyed_batches([wave_key("r", number)])):
+            wave = Wave.of(number, batch)
+            wave.poll(client, batch.cursor)
+            yield wave
+        if not known:
+            return
 
 
 def ways(n_steps: int) -> Iterator[tuple[str, Callable[[], Totals]]]:
     """Yield the ways to collect, by name."""
-    # of a group's samples the slowest is played for long: with three times as many groups no place stays free
-    in_flight = 3 * N_PLACES // N_SAMPLES
     yield "naive", lambda: naive(n_steps, 1.0)
     yield "naive, over-sampled", lambda: naive(n_steps, 1.5)
     yield "ProRL", lambda: prorl(n_steps)
-    cancel = CollectingOptions(N_GROUPS, gen_batch_size=1, max_inflight_groups=in_flight)
-    yield "farm, cancel", lambda: ours(n_steps, cancel)
-    carry_over = CollectingOptions(
-        N_GROUPS, gen_batch_size=1, max_inflight_groups=in_flight, leftovers="carry_over", max_staleness=1
-    )
-    yield "farm, carry over", lambda: ours(n_steps, carry_over)
+    # of a group's samples the slowest is played for long: with three times as many groups no place stays free
+    full: dict[str, Any] = {"gen_batch_size": 1, "max_inflight_groups": 3 * N_PLACES // N_SAMPLES}
+    of: dict[str, dict[str, Any]] = {
+        "farm": {},
+        "farm, 24 in flight": full,
+        "farm, 1 behind": {"max_staleness": 1},
+        "farm, 1 behind, 24": full | {"max_staleness": 1},
+        "farm, 1 behind, 24, cancel": full | {"max_staleness": 1, "leftovers": "cancel"},
+    }
+    for name, options_of in of.items():
+        yield name, partial(ours, n_steps, CollectingOptions(N_GROUPS, **options_of))
 
 
 def main() -> None:
@@ -311,7 +362,7 @@ def main() -> None:
         table.add_column(name, justify="right")
     for figure in next(iter(rows.values())):
         table.add_row(figure, *(f"{row[figure]:.4g}" for row in rows.values()))
-    Console(width=140).print(table)
+    Console(width=190).print(table)
     if arguments.json is not None:
         arguments.json.write_text(json.dumps(rows, indent=2) + "\n")
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
-from benchmarks.collecting import N_GROUPS, N_SAMPLES, Totals, naive, prorl
+from benchmarks.collecting import N_GROUPS, N_SAMPLES, Totals, naive, ours, prorl
+from farm.collecting import CollectingOptions
 
 
 @pytest.mark.parametrize(
@@ -20,4 +22,28 @@ def test_finished_rollouts_add_up(collect: Callable[[], Totals], plays_again: bo
     assert wasted >= 0
     # ProRL throws nothing away but what it plays again; whole batches play nothing again
     assert (totals.n_replayed == wasted) is plays_again
-    assert totals.played_s >= totals.trained_s + totals.equal_s - 1e-6
+    assert totals.played_s >= sum(map(sum, totals.trained)) + totals.equal_s - 1e-6
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"max_inflight_groups": 24},
+        {"max_staleness": 1},
+        {"max_staleness": 1, "leftovers": "cancel", "max_inflight_groups": 24},
+    ],
+    ids=["default", "over-sampled", "carried over", "kept"],
+)
+def test_the_farms_own_collector_adds_up_and_wastes_less_than_what_throws_away(options: dict[str, Any]) -> None:
+    totals, thrown_away = ours(2, CollectingOptions(N_GROUPS, **options)), prorl(2)
+    assert totals.n_trained == len(totals.trained) * N_SAMPLES == 2 * N_GROUPS * N_SAMPLES
+    wasted = totals.n_finished - totals.n_trained - totals.n_equal
+    assert 0 <= totals.n_replayed <= wasted < thrown_away.n_replayed
+    assert max(totals.steps_behind) <= options.get("max_staleness", 0)
+    assert totals.played_s >= sum(map(sum, totals.trained)) + totals.equal_s - 1e-6
+    if "max_inflight_groups" not in options:
+        # by default nothing short is preferred
+        row = totals.row()
+        assert row["seconds of a sample that trains"] > 0.95 * row["of one that was requested"]
+        assert row["seconds of the slowest of a group that trains"] > 0.9 * row["of one that was requested, slowest"]

@@ -123,9 +123,11 @@ class SlimeCollector:
 
 def collecting_options(args: Any, options: Mapping[str, Any]) -> CollectingOptions:
     """Return slime's options as those of the collector; equal rewards are dropped by slime's own rule alone."""
+    size, over = args.rollout_batch_size, getattr(args, "over_sampling_batch_size", None)
+    # slime fills it with the size of a batch where nothing is over-sampled
     theirs = {
-        "train_batch_size": args.rollout_batch_size,
-        "max_inflight_groups": getattr(args, "over_sampling_batch_size", None),
+        "train_batch_size": size,
+        "max_inflight_groups": None if over == size else over,
         "filter_groups": "keep",
     }
     if twice := [name for name in theirs if name in options and name != "filter_groups"]:
@@ -133,7 +135,14 @@ def collecting_options(args: Any, options: Mapping[str, Any]) -> CollectingOptio
     return CollectingOptions(**{**theirs, **options})
 
 
-def metrics_of(step: CollectedStep) -> dict[str, int]:
-    """Return what was left out of a step, under slime's names."""
+def metrics_of(step: CollectedStep) -> dict[str, float]:
+    """Return what was left out of a step, under slime's names, and the lengths of what trains and was asked for."""
     dropped = {f"rollout/dynamic_filter/drop_{reason}": n for reason, n in step.n_dropped.items()}
-    return {**dropped, "farm/n_cancelled_groups": step.n_cancelled, "farm/n_carried_groups": step.n_carried}
+    groups = {"cancelled": step.n_cancelled, "requeued": step.n_requeued, "carried": step.n_carried}
+    lengths = {"trained": step.trained, "requested": step.requested}
+    return {
+        **dropped,
+        **{f"farm/n_{name}_groups": n for name, n in groups.items()},
+        **{f"farm/{name}_tokens": of.mean_tokens for name, of in lengths.items()},
+        **{f"farm/{name}_longest_tokens": of.mean_longest_tokens for name, of in lengths.items()},
+    }

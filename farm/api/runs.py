@@ -6,8 +6,9 @@ from starlette.routing import Route
 
 from farm.api.endpoints import Endpoints
 from farm.api.openapi import Described, EndpointDescription
-from farm.api.schemas import ApiRequest, BatchKeys, RatesQuery, StepQuery, StepRecord
+from farm.api.schemas import ApiRequest, BatchKeys, GroupIds, RatesQuery, StepQuery, StepRecord
 from farm.callers import Scope
+from farm.records.request import Instance
 from farm.records.training_run import KeyedBatch, RecordedStep, SolveRate
 
 ENDPOINTS: Described = {
@@ -16,6 +17,12 @@ ENDPOINTS: Described = {
         list[KeyedBatch],
         body=BatchKeys,
         scope=Scope.READ,
+    ),
+    ("POST", "/v1/instances"): EndpointDescription(
+        "The instances that these groups were asked for with, to be asked for again.",
+        list[Instance],
+        body=GroupIds,
+        scope=Scope.SUBMIT,
     ),
     ("GET", "/v1/steps"): EndpointDescription(
         "What the newest step of a training run collected: a list of one, or of none.",
@@ -52,6 +59,7 @@ def routes(endpoints: Endpoints) -> list[Route]:
 
     return [
         endpoints.post("/v1/keyed_batches", lambda request: runs.keyed_batches(request.parse_body(BatchKeys).keys)),
+        endpoints.post("/v1/instances", lambda request: runs.instances(request.parse_body(GroupIds).group_ids)),
         endpoints.get("/v1/steps", recorded),
         endpoints.post("/v1/steps", record),
         endpoints.post("/v1/solve_rates", rates),

@@ -158,6 +158,10 @@ class BatchKeys(Request):
     keys: Annotated[list[Name], Field(max_length=1000)]
 
 
+class GroupIds(Request):
+    group_ids: Annotated[list[Name], Field(max_length=1000)]
+
+
 class SandboxesQuery(Request):
     """The newest borrowed sandboxes, with those that have `ended` if so; or the newest before one, by its id."""
 

@@ -10,6 +10,7 @@ from sqlalchemy.exc import IntegrityError
 
 from farm.client.runs import Runs
 from farm.errors import InvalidRequest
+from farm.records.request import Instance
 from farm.records.training_run import KeyedBatch, RecordedStep, SolveRate, check_run
 from farm.records.values import size_of
 from farm.store import batches, consumers
@@ -27,6 +28,9 @@ class LocalRuns(Runs):
 
     def keyed_batches(self, keys: Sequence[str]) -> Sequence[KeyedBatch]:
         return self._store.read(lambda connection: batches.keyed(connection, keys))
+
+    def instances(self, group_ids: Sequence[str]) -> Sequence[Instance]:
+        return self._store.read(lambda connection: consumers.instances_of(connection, group_ids))
 
     def record_step(self, run: str, step: int, record: Mapping[str, Any]) -> RecordedStep:
         check_run(run)

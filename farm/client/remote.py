@@ -24,7 +24,7 @@ from farm.ids import RolloutRef
 from farm.records.conservation import Conservation, Violation
 from farm.records.engine_state import EngineState, Paused, StoredEngine
 from farm.records.node import Node
-from farm.records.request import BatchRequest
+from farm.records.request import BatchRequest, Instance
 from farm.records.rollout import BatchStatus, BatchSummary, KeptArtefact, Reward, Rollout, StageTimes, Timing
 from farm.records.training_run import KeyedBatch, RecordedStep, SolveRate
 from farm.records.trajectory import ModelCall
@@ -237,6 +237,9 @@ class RemoteRuns(Runs):
 
     def keyed_batches(self, keys: Sequence[str]) -> Sequence[KeyedBatch]:
         return self._api.post(list[KeyedBatch], "/v1/keyed_batches", {"keys": list(keys)})
+
+    def instances(self, group_ids: Sequence[str]) -> Sequence[Instance]:
+        return self._api.post(list[Instance], "/v1/instances", {"group_ids": list(group_ids)})
 
     def record_step(self, run: str, step: int, record: Mapping[str, Any]) -> RecordedStep:
         return self._api.post(RecordedStep, "/v1/steps", {"run": run, "step": step, "record": dict(record)})

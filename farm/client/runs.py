@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from farm.records.request import Instance
 from farm.records.training_run import KeyedBatch, RecordedStep, SolveRate
 
 
@@ -15,6 +16,13 @@ class Runs(ABC):
     @abstractmethod
     def keyed_batches(self, keys: Sequence[str]) -> Sequence[KeyedBatch]:
         """Return the batches that were submitted with these idempotency keys, in their order; at most 1,000 keys."""
+
+    @abstractmethod
+    def instances(self, group_ids: Sequence[str]) -> Sequence[Instance]:
+        """Return the instances that these groups were asked for with, in their order, to be asked for again.
+
+        Raises NotFound; InvalidRequest for one with an engine's key of its own, which is shown nowhere.
+        """
 
     @abstractmethod
     def record_step(self, run: str, step: int, record: Mapping[str, Any]) -> RecordedStep:

@@ -1,4 +1,4 @@
-"""The decision on a whole group: accepted, or dropped and why."""
+"""The decision on a whole group: accepted, dropped and why, or requeued."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from enum import StrEnum
 from typing import TypeAlias
 
-from farm.records.rollout import Group, Rollout, is_too_old
+from farm.records.rollout import Group, Outcome, Rollout, State, is_too_old
 from farm.records.trajectory import NO_VERSION, version_number
 
 AcceptGroup: TypeAlias = Callable[[Group], bool]
@@ -14,13 +14,19 @@ AcceptGroup: TypeAlias = Callable[[Group], bool]
 
 
 class GroupDecision(StrEnum):
-    """The fate of a whole group; all but the first are reasons to drop it."""
+    """The fate of a whole group: accepted, dropped for what its samples are, or, the last two, requeued."""
 
     ACCEPTED = "accepted"
     EQUAL_REWARDS = "equal_rewards"
     TOO_FEW_SCORED = "too_few_scored"
-    STALE = "stale"
     REFUSED = "refused"
+    UNFINISHED = "unfinished"
+    STALE = "stale"
+
+    @property
+    def is_final(self) -> bool:
+        """False for a group that says nothing about its instance, which is requeued."""
+        return self not in (GroupDecision.UNFINISHED, GroupDecision.STALE)
 
 
 def usable(rollout: Rollout) -> bool:
@@ -43,19 +49,28 @@ def decide(group: Group, least: int, *, filtered: bool, accept: AcceptGroup | No
     return GroupDecision.ACCEPTED
 
 
-def too_old(group: Group, newest: str, steps_behind: int, max_staleness: int | None) -> bool:
-    """Return whether some usable sample is more than `max_staleness` versions behind the newest weights.
+def stopped(group: Group, least: int, enough: int | None) -> GroupDecision | None:
+    """Return why the instance of a group is to be requeued, if the farm or the collector stopped samples that it needs.
 
-    Where weights have no numbers, the steps that lie between its wave and now are counted instead.
+    A group of which some were cancelled must have `enough` usable samples, None stands for all; one of which some
+    became too old while they were played, `least`.
+    """
+    n_usable = sum(usable(rollout) for rollout in group.rollouts)
+    is_cancelled = any(rollout.state is State.CANCELLED for rollout in group.rollouts)
+    if is_cancelled and n_usable < (len(group.rollouts) if enough is None else enough):
+        return GroupDecision.UNFINISHED
+    if n_usable < least and any(rollout.outcome is Outcome.STALE for rollout in group.rollouts):
+        return GroupDecision.STALE
+    return None
+
+
+def too_old(rollout: Rollout, newest: str, steps_behind: int, max_staleness: int | None) -> bool:
+    """Return whether a sample is more than `max_staleness` versions behind the newest weights.
+
+    Where weights have no numbers, the steps that lie between the one it was played for and now are counted instead.
     """
     if max_staleness is None:
         return False
-    for rollout in group.rollouts:
-        if not usable(rollout):
-            continue
-        if rollout.version_min is None or version_number(newest) == NO_VERSION:
-            if steps_behind > max_staleness:
-                return True
-        elif is_too_old(rollout.version_min, newest, max_staleness):
-            return True
-    return False
+    if rollout.version_min is None or version_number(newest) == NO_VERSION:
+        return steps_behind > max_staleness
+    return is_too_old(rollout.version_min, newest, max_staleness)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -20,10 +21,12 @@ class CollectingOptions:
     `gen_batch_size`: the instances asked for at a time, in one batch (verl's `data.gen_batch_size`); by default an
     eighth of a step, or what may be in flight. The smaller it is, the sooner a place that became free is used.
 
-    `max_inflight_groups`: the groups in flight at a time (slime's `over_sampling_batch_size`); by default
-    `train_batch_size`. Beyond it, it over-samples: the first groups to end make the step.
+    `max_inflight_groups`: the groups in flight at a time (slime's `over_sampling_batch_size`). By default
+    `train_batch_size`, and where what is left over is cancelled no more than the step still lacks, by the share of
+    groups that was accepted. A number that is given is kept to the end: it over-samples, the first groups to end make
+    the step, and more is cancelled.
 
-    `max_num_gen_batches`: the most fresh instances that one step asks for, in units of `train_batch_size` (SkyRL's
+    `max_num_gen_batches`: the most instances that one step asks for, in units of `train_batch_size` (SkyRL's
     `max_sample_batches`, verl's option of this name); then `StepCollector.collect` raises. 0 or less: no limit.
 
     `filter_groups`: `drop` leaves out groups whose scored samples all have one reward, `keep` takes them (verl's
@@ -35,11 +38,14 @@ class CollectingOptions:
     `early_stop_samples`: a group is whole with so many scored samples, and what is left of it is cancelled (ProRL's
     `early_stop_min_usable_sessions`); by default it waits for all. It favours samples that end soon: see the docs.
 
-    `leftovers`: when a step has its groups, `cancel` ends what is still in flight, `carry_over` lets it go on and
-    takes it into later steps.
+    `leftovers`: when a step has its groups, `carry_over` lets go on what is still in flight, and takes it into later
+    steps; `cancel` ends it, and the next step requests its instances again, before fresh ones. Samples that had
+    finished and are not too old are kept then, and only the others are played. By default `carry_over`, or `cancel`
+    where `max_staleness` is 0.
 
-    `max_staleness`: how many versions of the weights a group may be behind when it is given to the trainer; None: any.
-    Where weights have no numbers, steps are counted instead. 0 is on-policy, and leaves nothing to carry over.
+    `max_staleness`: how many versions of the weights any sample may be behind when its group is given to the trainer;
+    None: any. Where weights have no numbers, steps are counted instead. 0 is on-policy, and leaves nothing to carry
+    over. The instance of a group that is too old is requested again; samples that are not too old are kept.
     """
 
     train_batch_size: int
@@ -49,12 +55,17 @@ class CollectingOptions:
     filter_groups: Literal["drop", "keep"] = "drop"
     min_samples: int | None = None
     early_stop_samples: int | None = None
-    leftovers: Literal["cancel", "carry_over"] = "cancel"
+    leftovers: Literal["cancel", "carry_over"] | None = None
     max_staleness: int | None = 0
 
     def __post_init__(self) -> None:
         if complaints := list(self._complaints()):
             raise InvalidRequest.of(complaints)
+
+    @property
+    def carries_over(self) -> bool:
+        """True if what is in flight goes on when a step has its groups."""
+        return self.max_staleness != 0 if self.leftovers is None else self.leftovers == "carry_over"
 
     @property
     def wave_size(self) -> int:
@@ -66,18 +77,27 @@ class CollectingOptions:
     def most_in_flight(self) -> int:
         return self.max_inflight_groups or max(self.train_batch_size, self.wave_size)
 
+    def most_wanted(self, n_missing: int, accepted_share: float) -> int:
+        """Return the most groups in flight while a step lacks `n_missing`, and so large a share of groups is accepted.
+
+        What is in flight at the end of a step is lost where it is cancelled.
+        """
+        if self.carries_over or self.max_inflight_groups is not None:
+            return self.most_in_flight
+        return min(self.most_in_flight, math.ceil(n_missing / accepted_share))
+
     def most_ahead(self, *, collects: bool) -> int | None:
         """Return how many groups, in flight or waiting, can still train in time, as AReaL counts; None: any number.
 
         A trainer that `collects` takes the next of them before its weights change, and else only after that.
         """
-        if self.leftovers == "cancel" or self.max_staleness is None:
+        if not self.carries_over or self.max_staleness is None:
             return None
         return (self.max_staleness + collects) * self.train_batch_size
 
     @property
-    def most_fresh(self) -> int | None:
-        """The most fresh instances of one step; None: any number."""
+    def most_requested(self) -> int | None:
+        """The most instances that one step asks for; None: any number."""
         return self.max_num_gen_batches * self.train_batch_size if self.max_num_gen_batches > 0 else None
 
     def check_samples(self, n_samples: int) -> int:
@@ -100,7 +120,8 @@ class CollectingOptions:
                 yield from _not_a_count(name, value, 1)
         yield from _not_a_count("max_num_gen_batches", self.max_num_gen_batches, None)
         yield from _not_one_of("filter_groups", self.filter_groups, ("drop", "keep"))
-        yield from _not_one_of("leftovers", self.leftovers, ("cancel", "carry_over"))
+        if self.leftovers is not None:
+            yield from _not_one_of("leftovers", self.leftovers, ("cancel", "carry_over"))
         if self.max_staleness is not None:
             yield from _not_a_count("max_staleness", self.max_staleness, 0)
         if self.leftovers == "carry_over" and self.max_staleness == 0:

@@ -23,7 +23,7 @@ class Producer:
     """
 
     def __init__(self, collector: StepCollector, *, poll_s: float = 0.5) -> None:
-        if collector.options.leftovers != "carry_over":
+        if not collector.options.carries_over:
             raise InvalidRequest(
                 "'carry_over' is wanted: what was produced ahead would be cancelled", field="leftovers"
             )

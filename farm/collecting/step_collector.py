@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import logging
-import re
 import secrets
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from farm.client.farm import Farm
-from farm.client.request_checks import checked_request
-from farm.collecting.group_decisions import AcceptGroup, GroupDecision, decide, too_old
+from farm.collecting.group_decisions import AcceptGroup, GroupDecision, decide, stopped, too_old, usable
 from farm.collecting.instance_samplers import InstanceSampler, SamplerState
 from farm.collecting.options import CollectingOptions
-from farm.collecting.waves import METADATA, CollectedStep, Wave, chosen_groups, wave_key, wave_metadata
+from farm.collecting.sample_lengths import Lengths
+from farm.collecting.wave_requests import checked_fields, of_instance
+from farm.collecting.waves import METADATA, CollectedStep, RequeuedGroup, Wave, chosen_groups, wave_key, wave_metadata
 from farm.errors import Conflict, InvalidRequest, Overloaded, StoreWentBack
-from farm.records.request import BatchRequest, Instance
-from farm.records.rollout import Group
-from farm.records.training_run import RecordedStep, check_run
+from farm.ids import RolloutRef, group_id
+from farm.records.rollout import Group, Rollout
+from farm.records.training_run import RecordedStep, check_own_key, check_run
 from farm.seeds import step_seed
 
 log = logging.getLogger(__name__)
@@ -28,8 +29,14 @@ log = logging.getLogger(__name__)
 _POLL_S = 0.2
 _LOOK_AHEAD = 32
 """Waves that are looked up at a time where a predecessor may have submitted some."""
-_OWN = ("instances", "idempotency_key", "run")
-_PLACE = re.compile(r"^instances\[(\d+)\]")
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """The groups that wait, oldest wave first: those accepted, and those whose instances are to be requeued."""
+
+    accepted: Sequence[tuple[Wave, Group]] = ()
+    to_requeue: Sequence[tuple[Wave, Group, RequeuedGroup]] = ()
 
 
 class StepCollector:
@@ -58,7 +65,7 @@ class StepCollector:
         self._run = run
         self._sampler = sampler
         self.options = options
-        self._request = _checked_fields(request, options)
+        self._request = checked_fields(request, options)
         self._least = options.check_samples(self._request.n_samples)
         self._accept = accept
         self._wait = wait
@@ -70,7 +77,8 @@ class StepCollector:
         self._state: SamplerState = {}
         self._step = self._due = 0
         self._next = 0
-        self._n_fresh = 0
+        self._n_requested = 0
+        self._requeued: list[RequeuedGroup] = []
         self._n_dropped: Counter[str] = Counter()
 
     def collect(self, step: int, timeout_s: float | None = None) -> CollectedStep:
@@ -96,10 +104,11 @@ class StepCollector:
             self._step = self._due = step
         while True:
             with self._lock:
-                accepted = self._look(step)
+                found = self._look(step)
+                accepted = found.accepted
                 if len(accepted) >= self.options.train_batch_size:
                     return self._decide(step, accepted[: self.options.train_batch_size])
-                self._ask(len(accepted))
+                self._ask(found)
                 self._check_can_go_on(len(accepted))
             if deadline is not None and time.monotonic() >= deadline:
                 raise TimeoutError(
@@ -117,7 +126,7 @@ class StepCollector:
                     # the trainer says with which step the run begins
                     return
                 self._resume(base)
-            self._ask(len(self._look(self._due)))
+            self._ask(self._look(self._due))
 
     def _check_is_next(self, step: int) -> None:
         newest = self._client.runs.recorded_step(self._run)
@@ -141,7 +150,7 @@ class StepCollector:
             self._step, self._due = base.step, base.step + 1
         self._state, self._next = record.get("sampler", {}), record.get("next_wave", 0)
         self._waves = [Wave.from_record(values) for values in record.get("open", ())]
-        self._n_fresh, self._n_dropped = 0, Counter()
+        self._n_requested, self._requeued, self._n_dropped = 0, [], Counter()
         self._adopt()
         self._is_resumed = True
 
@@ -160,10 +169,21 @@ class StepCollector:
         self._waves.append(wave)
         self._state = state
         self._next = wave.number + 1
-        self._n_fresh += wave.n_groups
+        self._n_requested += wave.n_groups
+        by_batch = {each.batch_id: each for each in self._waves}
+        for index, requeued in enumerate(wave.requeued):
+            old = RolloutRef.of(requeued.group_id)
+            origin = by_batch.get(old.batch_id)
+            if origin is not None and old.group_index is not None and old.group_index not in origin.settled:
+                origin.settle(old.group_index)
+                self._requeued.append(requeued)
+            elif index not in wave.settled:
+                # another trainer of this run chose it meanwhile
+                self._client.cancel(group_id(wave.batch_id, index))
+                wave.settle(index)
 
-    def _look(self, step: int) -> list[tuple[Wave, Group]]:
-        """Take what has ended, drop what is not accepted, and return the accepted groups, of the oldest wave first."""
+    def _look(self, step: int) -> _Look:
+        """Take what has ended, and drop what its samples speak against."""
         by_key = {wave_key(self._run, wave.number): wave for wave in self._waves}
         for some in _chunks(list(by_key)):
             known = {batch.key: batch for batch in self._client.runs.keyed_batches(some)}
@@ -177,57 +197,86 @@ class StepCollector:
                     by_key[key].cut(self._client, known[key].cursor, enough)
                 by_key[key].poll(self._client, known[key].cursor)
         if not any(wave.whole for wave in self._waves):
-            return []
+            return _Look()
         newest = self._client.newest_version() if self.options.max_staleness is not None else ""
-        accepted = []
+        accepted, to_requeue = [], []
         for wave in self._waves:
             for index, group in list(wave.whole.items()):
                 decision = wave.decisions.get(index) or self._decision(group)
                 wave.decisions[index] = decision
-                if decision is GroupDecision.ACCEPTED and too_old(
-                    group, newest, step - wave.step, self.options.max_staleness
-                ):
+                young = [each for each in group.rollouts if usable(each) and self._is_young(each, wave, step, newest)]
+                if decision is GroupDecision.ACCEPTED and len(young) < sum(map(usable, group.rollouts)):
                     decision = GroupDecision.STALE
                 if decision is GroupDecision.ACCEPTED:
                     accepted.append((wave, group))
+                elif not decision.is_final:
+                    kept = tuple((each.rollout_id, wave.played_for(each)) for each in young)
+                    lengths = Lengths.of_requested([group], [rollout_id for rollout_id, _ in kept])
+                    to_requeue.append((wave, group, RequeuedGroup(group.group_id, kept, lengths)))
                 else:
                     self._n_dropped[decision.value] += 1
                     wave.settle(index)
         self._waves = [wave for wave in self._waves if not wave.is_settled]
-        return accepted
+        return _Look(accepted, to_requeue)
+
+    def _is_young(self, rollout: Rollout, wave: Wave, step: int, newest: str) -> bool:
+        return not too_old(rollout, newest, step - wave.played_for(rollout), self.options.max_staleness)
 
     def _decision(self, group: Group) -> GroupDecision:
-        return decide(group, self._least, filtered=self.options.filter_groups == "drop", accept=self._accept)
+        filtered = self.options.filter_groups == "drop"
+        is_stopped = stopped(group, self._least, self.options.early_stop_samples)
+        return is_stopped or decide(group, self._least, filtered=filtered, accept=self._accept)
 
-    def _ask(self, n_accepted: int) -> None:
-        """Submit waves as long as there is room for them."""
-        while self._has_room(n_accepted):
-            if not self._submit():
+    def _ask(self, found: _Look) -> None:
+        """Submit waves as long as there is room for them: of requeued instances first."""
+        n_accepted, waiting = len(found.accepted), list(found.to_requeue)
+        while True:
+            n_kept = len(waiting[0][2].kept) if waiting else 0
+            # a batch has one number of samples for all of its instances
+            requeued = [each for _, _, each in waiting if len(each.kept) == n_kept][: self.options.wave_size]
+            most = self._most_in_flight(n_accepted)
+            size = len(requeued) or min(self.options.wave_size, most)
+            if not self._has_room(n_accepted, size, most) or not self._submit(size, requeued):
                 return
+            waiting = [each for each in waiting if each[1].rollouts[0].group_index not in each[0].settled]
 
-    def _has_room(self, n_accepted: int) -> bool:
-        options, size = self.options, self.options.wave_size
+    def _most_in_flight(self, n_accepted: int) -> int:
+        record = self._base.record if self._base is not None else {"groups": (), "n_dropped": {}}
+        n_before, n_dropped = len(record["groups"]), sum(record["n_dropped"].values())
+        n_decided = n_accepted + n_before + n_dropped + sum(self._n_dropped.values())
+        # as if two groups had been decided before the first, one of them accepted
+        share = (n_accepted + n_before + 1) / (n_decided + 2)
+        return self.options.most_wanted(max(1, self.options.train_batch_size - n_accepted), share)
+
+    def _has_room(self, n_accepted: int, size: int, most_in_flight: int) -> bool:
         n_inflight = sum(wave.n_inflight for wave in self._waves)
-        if options.leftovers == "cancel" and n_accepted >= options.train_batch_size:
+        if not self.options.carries_over and n_accepted >= self.options.train_batch_size:
             return False
-        if n_inflight + size > options.most_in_flight or self._is_exhausted:
+        if n_inflight + size > most_in_flight or self._is_exhausted:
             return False
         collects = self._due == self._step
-        most = options.most_ahead(collects=collects)
+        most = self.options.most_ahead(collects=collects)
         # a wave that is larger than what is allowed ahead is played when nothing else is
         return most is None or n_accepted + n_inflight + size <= most or (collects and n_inflight == 0)
 
     @property
     def _is_exhausted(self) -> bool:
-        most = self.options.most_fresh
-        return most is not None and self._n_fresh + self.options.wave_size > max(most, self.options.wave_size)
+        most = self.options.most_requested
+        return most is not None and self._n_requested + self.options.wave_size > max(most, self.options.wave_size)
 
-    def _submit(self) -> bool:
-        """Submit the next wave. False if the farm takes no more now."""
-        instances, state = self._sampler.draw(self.options.wave_size, self._state)
-        metadata = self._request.metadata | {METADATA: wave_metadata(self._step, self._next, state)}
+    def _submit(self, size: int, requeued: Sequence[RequeuedGroup]) -> bool:
+        """Submit the next wave: of these instances, or of fresh ones. False if the farm takes no more now."""
+        if requeued:
+            instances, state = list(self._client.runs.instances([each.group_id for each in requeued])), self._state
+            n_samples = self._request.n_samples - len(requeued[0].kept)
+        else:
+            instances, state = self._sampler.draw(size, self._state)
+            for each in instances:
+                check_own_key(each.instance_id, each.engine_key)
+            n_samples = self._request.n_samples
+        own = wave_metadata(self._step, self._next, state, requeued)
         values: dict[str, Any] = {"idempotency_key": wave_key(self._run, self._next), "run": self._run}
-        values |= {"metadata": metadata}
+        values |= {"metadata": self._request.metadata | {METADATA: own}, "n_samples": n_samples}
         if (seed := self._request.sampling.seed) is not None:
             # else an instance that comes again at the same place of a wave would be drawn alike
             values["sampling"] = self._request.sampling.model_copy(update={"seed": step_seed(seed, self._next)})
@@ -242,38 +291,43 @@ class StepCollector:
             log.warning("run %s: %s", self._run, error)
             return False
         except InvalidRequest as error:
-            raise InvalidRequest.of([_of_instance(each, instances) for each in error.complaints]) from error
-        self._add(Wave(self._next, self._step, batch_id, len(instances)), state)
+            raise InvalidRequest.of([of_instance(each, instances) for each in error.complaints]) from error
+        self._add(Wave(self._next, self._step, batch_id, len(instances), tuple(requeued)), state)
         return True
 
     def _check_can_go_on(self, n_accepted: int) -> None:
         if self._is_exhausted and not any(wave.n_inflight for wave in self._waves):
             raise InvalidRequest(
-                f"step {self._step} of run {self._run} asked for {self._n_fresh} fresh instances and has {n_accepted} "
+                f"step {self._step} of run {self._run} asked for {self._n_requested} instances and has {n_accepted} "
                 f"of {self.options.train_batch_size} groups; dropped: {dict(self._n_dropped)}. Raise it, or bring "
                 "instances that are neither too easy nor too hard",
                 field="max_num_gen_batches",
             )
 
-    def _decide(self, step: int, chosen: list[tuple[Wave, Group]]) -> CollectedStep:
+    def _decide(self, step: int, chosen: Sequence[tuple[Wave, Group]]) -> CollectedStep:
         """Write down what the step is, and cancel what is not to go on."""
         first_fresh = self._base.record["next_wave"] if self._base is not None else 0
         n_carried = sum(wave.number < first_fresh for wave, _ in chosen)
         for wave, group in chosen:
             wave.settle(group.rollouts[0].group_index)
-        n_cancelled, cancelled = 0, []
-        for wave in self._waves if self.options.leftovers == "cancel" else ():
-            if unfinished := wave.unfinished:
-                n_cancelled += len(unfinished)
-                cancelled.append(wave.batch_id)
-                wave.settled.update(unfinished)
+        # the next step finds them ended, and requeues their instances
+        cut = [] if self.options.carries_over else [wave for wave in self._waves if wave.n_inflight]
+        n_cancelled, cancelled = sum(wave.n_inflight for wave in cut), [wave.batch_id for wave in cut]
         self._waves = [wave for wave in self._waves if not wave.is_settled]
+        groups = tuple(group for _, group in chosen)
+        requested = Lengths.of_requested(groups)
         record = {
-            "groups": [group.group_id for _, group in chosen],
+            "groups": [group.group_id for group in groups],
+            "kept": {
+                group.group_id: kept for wave, group in chosen if (kept := wave.kept(group.rollouts[0].group_index))
+            },
             "n_dropped": dict(self._n_dropped),
             "n_cancelled": n_cancelled,
+            "n_requeued": len(self._requeued),
             "n_carried": n_carried,
-            "n_open": sum(wave.n_groups - len(wave.settled) for wave in self._waves),
+            "n_open": sum(wave.n_groups - len(wave.settled) for wave in self._waves) - n_cancelled,
+            "trained": Lengths.of_trained(groups).record(),
+            "requested": sum((each.lengths for each in self._requeued), requested).record(),
             "cancelled": cancelled,
             "open": [wave.record() for wave in self._waves],
             "next_wave": self._next,
@@ -287,47 +341,23 @@ class StepCollector:
             return self._recorded(recorded)
         for batch_id in cancelled:
             self._client.cancel(batch_id)
-        self._base, self._n_fresh, self._n_dropped, self._is_resumed = recorded, 0, Counter(), True
+        self._base, self._is_resumed = recorded, True
+        self._n_requested, self._requeued, self._n_dropped = 0, [], Counter()
         self._due = step + 1
-        return _collected(recorded, tuple(group for _, group in chosen))
+        return _collected(recorded, groups)
 
     def _recorded(self, step: RecordedStep) -> CollectedStep:
         for batch_id in step.record["cancelled"]:
             self._client.cancel(batch_id)
-        return _collected(step, chosen_groups(self._client, step.record["groups"]))
+        return _collected(step, chosen_groups(self._client, step.record["groups"], step.record.get("kept", {})))
 
 
 def _collected(step: RecordedStep, groups: tuple[Group, ...]) -> CollectedStep:
     record = step.record
-    numbers = (record["n_dropped"], record["n_cancelled"], record["n_carried"], record["n_open"])
-    return CollectedStep(step.run, step.step, groups, *numbers)
-
-
-def _checked_fields(request: Mapping[str, Any], options: CollectingOptions) -> BatchRequest:
-    """Return the request of a wave, with one instance in place of its own. Raises InvalidRequest naming the field."""
-    fields = dict(request)
-    for name in _OWN:
-        if name in fields:
-            raise InvalidRequest("the collector sets it", field=f"request.{name}")
-    if METADATA in fields.get("metadata", {}):
-        raise InvalidRequest("the collector sets it", field=f"request.metadata.{METADATA}")
-    if fields.setdefault("max_staleness", options.max_staleness) != options.max_staleness:
-        raise InvalidRequest(
-            f"{fields['max_staleness']}, and the options have max_staleness={options.max_staleness}",
-            field="request.max_staleness",
-        )
-    return checked_request({**fields, "instances": [{"data_source": "any", "fields": {}}]})
-
-
-def _of_instance(complaint: tuple[str, str], instances: list[Instance]) -> tuple[str, str]:
-    """Return a complaint about a wave with the name of the instance in place of its number in the wave."""
-
-    def name(found: re.Match[str]) -> str:
-        instance = instances[int(found[1])]
-        return f"instance {instance.instance_id!r} of {instance.data_source}"
-
-    field, message = complaint
-    return _PLACE.sub(name, field), message
+    # records of earlier versions lack what is not read by its name
+    numbers = (record["n_dropped"], record["n_cancelled"], record.get("n_requeued", 0), record["n_carried"])
+    lengths = (Lengths(*record.get("trained", ())), Lengths(*record.get("requested", ())))
+    return CollectedStep(step.run, step.step, groups, *numbers, record["n_open"], *lengths)
 
 
 def _chunks(keys: list[str], size: int = 1000) -> Iterator[list[str]]:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 from farm.client.farm import Farm
 from farm.collecting.group_decisions import GroupDecision, usable
 from farm.collecting.instance_samplers import SamplerState
+from farm.collecting.sample_lengths import Lengths
 from farm.errors import InvalidRequest
-from farm.ids import RolloutRef
+from farm.ids import batch_of
 from farm.records.rollout import Group, Rollout
 from farm.records.training_run import KeyedBatch
 
+T = TypeVar("T")
 METADATA = "collecting"
 """The name under which a wave's own metadata stand in its batch's."""
 
@@ -24,7 +26,11 @@ class CollectedStep:
     """The groups of one step of a run, in the order in which they were chosen.
 
     `n_dropped` counts whole groups that were left out, by the reason; `n_cancelled` those that were in flight and were
-    cancelled, `n_carried` those of `groups` that an earlier step had asked for, `n_open` those that go on.
+    cancelled, `n_requeued` those whose instances were requeued, `n_carried` those of `groups` that an earlier
+    step had asked for, `n_open` those that wait or go on, without those that were cancelled.
+
+    `trained` are the lengths of the samples of `groups`, `requested` those of these and of the groups whose instances
+    were requeued: if `trained` is less, the step prefers what is short.
     """
 
     run: str
@@ -32,8 +38,11 @@ class CollectedStep:
     groups: tuple[Group, ...]
     n_dropped: Mapping[str, int]
     n_cancelled: int
+    n_requeued: int
     n_carried: int
     n_open: int
+    trained: Lengths
+    requested: Lengths
 
     @property
     def rollouts(self) -> tuple[Rollout, ...]:
@@ -46,19 +55,46 @@ def wave_key(run: str, number: int) -> str:
     return f"{run}:wave-{number}"
 
 
+@dataclass(frozen=True, slots=True)
+class RequeuedGroup:
+    """A group whose instance is requeued: its samples that are kept, each with the step that it was played for.
+
+    The group that stands for it plays only what is missing, and has these, too. `lengths` are those of the old one.
+    """
+
+    group_id: str
+    kept: tuple[tuple[str, int], ...]
+    lengths: Lengths
+
+    @classmethod
+    def from_record(cls, values: Mapping[str, Any]) -> RequeuedGroup:
+        kept = tuple((rollout_id, step) for rollout_id, step in values["kept"])
+        return cls(values["group"], kept, Lengths(*values["lengths"]))
+
+    def record(self) -> dict[str, Any]:
+        kept = [list(each) for each in self.kept]
+        return {"group": self.group_id, "kept": kept, "lengths": self.lengths.record()}
+
+    @property
+    def rollout_ids(self) -> list[str]:
+        return [rollout_id for rollout_id, _ in self.kept]
+
+
 @dataclass(slots=True)
 class Wave:
     """One batch of a run. `whole` are its groups that have ended and wait, by index, in the order in which they did;
     `decisions` are those on them, whatever their age.
 
-    `settled` are the indices of those that were chosen, dropped or cancelled. `step` is the one that was being
-    collected when it was submitted.
+    `settled` are the indices of those that were chosen, dropped or requeued. `step` is the one that was being
+    collected when it was submitted. `requeued` are the groups that its own stand for, of each index; of fresh
+    instances there are none.
     """
 
     number: int
     step: int
     batch_id: str
     n_groups: int
+    requeued: tuple[RequeuedGroup, ...] = ()
     settled: set[int] = field(default_factory=set)
     whole: dict[int, Group] = field(default_factory=dict)
     decisions: dict[int, GroupDecision] = field(default_factory=dict)
@@ -77,22 +113,20 @@ class Wave:
                 "another name",
                 field="run",
             )
-        return cls(number, batch.metadata[METADATA]["step"], batch.batch_id, batch.n_rollouts // batch.n_samples)
+        own = batch.metadata[METADATA]
+        requeued = tuple(map(RequeuedGroup.from_record, own.get("requeued", ())))
+        return cls(number, own["step"], batch.batch_id, batch.n_rollouts // batch.n_samples, requeued)
 
     @classmethod
     def from_record(cls, values: Mapping[str, Any]) -> Wave:
-        settled = set(values["settled"])
-        return cls(values["number"], values["step"], values["batch_id"], values["n_groups"], settled)
+        requeued = tuple(map(RequeuedGroup.from_record, values.get("requeued", ())))
+        numbers = (values["number"], values["step"], values["batch_id"], values["n_groups"])
+        return cls(*numbers, requeued, set(values["settled"]))
 
     def record(self) -> dict[str, Any]:
         """Return what a step's record holds of it."""
         plain = {name: getattr(self, name) for name in ("number", "step", "batch_id", "n_groups")}
-        return plain | {"settled": sorted(self.settled)}
-
-    @property
-    def unfinished(self) -> list[int]:
-        """The indices of the groups in flight."""
-        return [index for index in range(self.n_groups) if index not in self.whole and index not in self.settled]
+        return plain | {"settled": sorted(self.settled), "requeued": [each.record() for each in self.requeued]}
 
     @property
     def n_inflight(self) -> int:
@@ -101,6 +135,15 @@ class Wave:
     @property
     def is_settled(self) -> bool:
         return len(self.settled) >= self.n_groups
+
+    def kept(self, index: int) -> list[str]:
+        """Return the rollouts of earlier groups that count in one of its own."""
+        return self.requeued[index].rollout_ids if self.requeued else []
+
+    def played_for(self, rollout: Rollout) -> int:
+        """Return the step that was being collected when a sample of its groups was requested."""
+        kept = self.requeued[rollout.group_index].kept if self.requeued else ()
+        return dict(kept).get(rollout.rollout_id, self.step)
 
     def poll(self, client: Farm, cursor: int) -> None:
         """Take the groups that have become whole, if anything ended since `cursor` was less."""
@@ -111,7 +154,7 @@ class Wave:
             index = group.rollouts[0].group_index
             if index not in self.settled:
                 # one that is scored again comes again
-                self.whole[index] = group
+                self.whole[index] = with_kept(client, group, self.kept(index))
                 self.decisions.pop(index, None)
         self.seen = cursor
 
@@ -129,11 +172,11 @@ class Wave:
                 continue
             self._ended[index].add(rollout.rollout_id)
             self._usable[index] += usable(rollout)
-            if self._usable[index] == enough and usable(rollout):
+            if self._usable[index] == max(1, enough - len(self.kept(index))) and usable(rollout):
                 client.cancel(rollout.group_id)
 
     def settle(self, index: int) -> None:
-        """Note that a group was chosen, dropped or cancelled."""
+        """Note that a group was chosen, dropped or requeued."""
         self.whole.pop(index, None)
         self.settled.add(index)
 
@@ -154,21 +197,52 @@ def ended_rollouts(client: Farm, batch_id: str, cursor: int) -> Iterator[Rollout
         return
 
 
-def chosen_groups(client: Farm, group_ids: list[str]) -> tuple[Group, ...]:
-    """Return these groups with their training rows, in this order. One that is being scored again is waited for."""
-    by_batch: dict[str, set[str]] = {}
-    for group_id in group_ids:
-        by_batch.setdefault(RolloutRef.of(group_id).batch_id, set()).add(group_id)
-    known: dict[str, Group] = {}
-    for batch_id, wanted in by_batch.items():
-        for group in client.stream_groups(batch_id, cursor=0):
-            if group.group_id in wanted:
-                known[group.group_id] = group
+def with_kept(client: Farm, group: Group, rollout_ids: Collection[str]) -> Group:
+    """Return a group with samples of earlier ones: they have its batch, its index and its last places, and their ids.
+
+    One that is being scored again is waited for.
+    """
+    if not rollout_ids:
+        return group
+    found = _by_batch(rollout_ids, lambda batch_id: client.stream(batch_id, cursor=0), lambda each: each.rollout_id)
+    first, n = group.rollouts[0], len(group.rollouts)
+    # positions in a stream are those of a batch: of an earlier one they mean nothing here
+    place = {"batch_id": first.batch_id, "group_index": first.group_index, "finish_seq": first.finish_seq}
+    kept = [
+        replace(found[rollout_id], sample_index=n + index, **place)  # type: ignore[arg-type]
+        for index, rollout_id in enumerate(rollout_ids)
+    ]
+    return Group(group.group_id, (*group.rollouts, *kept))
+
+
+def chosen_groups(client: Farm, group_ids: list[str], kept: Mapping[str, list[str]]) -> tuple[Group, ...]:
+    """Return these groups with their training rows, in this order, and with what is kept of earlier ones, by id.
+
+    One that is being scored again is waited for.
+    """
+    known = _by_batch(
+        group_ids, lambda batch_id: client.stream_groups(batch_id, cursor=0), lambda group: group.group_id
+    )
+    return tuple(with_kept(client, known[group_id], kept.get(group_id, ())) for group_id in group_ids)
+
+
+def _by_batch(ids: Collection[str], stream: Callable[[str], Iterable[T]], id_of: Callable[[T], str]) -> dict[str, T]:
+    """Return groups or rollouts by their ids, read from the streams of their batches as far as need be."""
+    wanted_of: dict[str, set[str]] = {}
+    for each in ids:
+        wanted_of.setdefault(batch_of(each), set()).add(each)
+    known: dict[str, T] = {}
+    for batch_id, wanted in wanted_of.items():
+        for found in stream(batch_id):
+            if id_of(found) in wanted:
+                known[id_of(found)] = found
                 if wanted <= known.keys():
                     break
-    return tuple(known[group_id] for group_id in group_ids)
+    return known
 
 
-def wave_metadata(step: int, number: int, state: SamplerState) -> dict[str, Any]:
+def wave_metadata(step: int, number: int, state: SamplerState, requeued: Iterable[RequeuedGroup]) -> dict[str, Any]:
     """Return what the batch of a wave remembers for whoever goes on after it."""
-    return {"step": step, "wave": number, "sampler": state}
+    own = {"step": step, "wave": number, "sampler": state}
+    # a wave of fresh instances is the same request as ever
+    return own | ({"requeued": records} if (records := [each.record() for each in requeued]) else {})

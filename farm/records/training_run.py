@@ -17,6 +17,19 @@ def check_run(run: str) -> None:
         raise InvalidRequest("1 to 64 of A-Z, a-z, 0-9, '.', '_', ':' and '-'", field="run")
 
 
+def check_own_key(instance_id: str, engine_key: str) -> None:
+    """Raise InvalidRequest for an engine's key that an instance brings along: none can be read to be asked for again.
+
+    One that is the name of a variable of the nodes can.
+    """
+    if engine_key not in ("", "none") and not engine_key.startswith("env:"):
+        raise InvalidRequest(
+            f"instance {instance_id!r} has one, which is shown nowhere, so it cannot be asked for again: "
+            "name the engine in the request of the batch, or the key as env:NAME",
+            field="engine_key",
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class KeyedBatch:
     """A batch, by the idempotency key that it was submitted with.

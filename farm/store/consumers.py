@@ -8,13 +8,16 @@ A training run records each of its steps once, before it gets the step's groups:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from sqlalchemy import Connection, Table, func, insert, select, update
 
 from farm.errors import Conflict, InvalidRequest, NotFound
-from farm.records.training_run import RecordedStep
+from farm.ids import RolloutRef
+from farm.records.request import Instance
+from farm.records.training_run import RecordedStep, check_own_key
+from farm.store.batches import instances, request_of
 from farm.store.rollouts import batches
 from farm.store.sql.clock import db_now
 from farm.store.sql.schema import CollectedStepRow, DeliveryRow
@@ -49,6 +52,27 @@ def acknowledged(connection: Connection, batch_id: str, consumer: str) -> int:
     """Return the cursor of a consumer; 0 if it has acknowledged nothing."""
     mine = (deliveries.c.batch_id == batch_id, deliveries.c.consumer == consumer)
     return connection.execute(select(deliveries.c.cursor).where(*mine)).scalar_one_or_none() or 0
+
+
+def instances_of(connection: Connection, group_ids: Sequence[str]) -> list[Instance]:
+    """Return the instances that groups were asked for with, in this order.
+
+    Raises NotFound; InvalidRequest for one that has an engine's key of its own.
+    """
+    found = []
+    for each in group_ids:
+        ref = RolloutRef.of(each)
+        where = (instances.c.batch_id == ref.batch_id, instances.c.group_index == ref.group_index)
+        row = connection.execute(select(instances).where(*where)).one_or_none()
+        if row is None:
+            raise NotFound(f"there is no group {each}")
+        values = {name: getattr(row, name) for name in ("data_source", "instance_id", "fields", "archive")}
+        request = request_of(connection, ref.batch_id)
+        number = request.get("engine_of_instance", {}).get(str(ref.group_index))
+        engine = {} if number is None else request["engines"][number]
+        check_own_key(row.instance_id, engine.get("engine_key", ""))
+        found.append(Instance(**values, **engine))
+    return found
 
 
 def record_step(connection: Connection, run: str, step: int, record: Mapping[str, Any]) -> RecordedStep:

@@ -9,9 +9,9 @@ import pytest
 from sqlalchemy import event
 
 from farm.client.local_runs import LocalRuns
-from farm.errors import Conflict, InvalidRequest
+from farm.errors import Conflict, InvalidRequest, NotFound
 from farm.records.request import BatchRequest, Instance
-from farm.records.training_run import SolveRate
+from farm.records.training_run import SolveRate, check_own_key
 from farm.store import batches
 from farm.store.database import Store
 from testkit.scripted_rollouts import ScriptedRollouts
@@ -33,6 +33,32 @@ def test_batches_are_found_by_their_keys(store: Store) -> None:
     assert (found[1].n_rollouts, found[1].n_samples, found[1].cursor) == (6, 3, 2)
     assert (found[1].metadata, found[0].cursor) == ({"mine": {"step": 4}}, 0)
     assert runs.keyed_batches([]) == []
+
+
+def test_instances_of_groups_are_read_to_be_asked_for_again(store: Store) -> None:
+    runs = LocalRuns(store)
+    given = [
+        Instance(data_source="math", instance_id="a", fields={"question": "6 * 7", "gold": ["42", None]}),
+        Instance(data_source="code", instance_id="b", fields={}, engine_url="http://own/v1", engine_key="env:OWN_KEY"),
+        Instance(data_source="math", instance_id="c", fields={}, engine_url="http://own/v1", engine_model="m"),
+    ]
+    request = BatchRequest(instances=tuple(given), n_samples=2)
+    batch_id = store.write(lambda connection: batches.create(connection, request, ""))[0]
+    assert runs.instances([f"{batch_id}.{index}" for index in (2, 0, 1, 0)]) == [given[2], given[0], given[1], given[0]]
+    assert runs.instances([]) == []
+    for unknown in (f"{batch_id}.3", f"{batch_id}", "b0000000000.0"):
+        with pytest.raises(NotFound):
+            runs.instances([unknown])
+
+
+@pytest.mark.parametrize(("key", "is_known"), [("", True), ("none", True), ("env:MY_KEY", True), ("k-123456", False)])
+def test_a_key_of_an_instance_is_shown_nowhere(key: str, is_known: bool) -> None:
+    if is_known:
+        check_own_key("a", key)
+        return
+    with pytest.raises(InvalidRequest, match="shown nowhere") as error:
+        check_own_key("a", key)
+    assert "k-123456" not in str(error.value)
 
 
 def test_a_step_is_recorded_once(store: Store) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from farm.client.farm import Farm
@@ -78,3 +78,37 @@ def numbers(step: CollectedStep) -> list[int]:
 
 def states(client: Farm, batch_ids: Sequence[str]) -> list[str]:
     return [str(rollout.state) for batch_id in batch_ids for rollout in client.rollouts(batch_id)]
+
+
+class Killed(Exception):
+    """Stands for the end of the trainer's process."""
+
+
+class KilledAt:
+    """A real client whose process ends at a moment: right after a write, or a wait in which rollouts ended.
+
+    What a process that goes on finds is in the store, so between two of these moments it makes no difference when the
+    one before it ended.
+    """
+
+    WRITES = ("submit", "cancel", "record_step")
+
+    def __init__(self, client: Any, moments: Iterator[int], number: int) -> None:
+        self._client = client
+        self._moments = moments
+        self._number = number
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._client, name)
+        if name == "runs":
+            return KilledAt(value, self._moments, self._number)
+        return self.mortal(value) if name in self.WRITES else value
+
+    def mortal(self, act: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            result = act(*args, **kwargs)
+            if next(self._moments) == self._number:
+                raise Killed
+            return result
+
+        return call

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import count
 from typing import Any
@@ -16,26 +15,39 @@ from farm.errors import InvalidRequest, StoreWentBack
 from farm.records.rollout import Group
 from farm.store.database import Store
 from farm.store.rollouts import batches
-from tests.integration.collecting.played_run import BROKEN, EQUAL, N_SAMPLES, PlayedRun, numbers, problems, states
+from tests.integration.collecting.played_run import (
+    BROKEN,
+    EQUAL,
+    N_SAMPLES,
+    Killed,
+    KilledAt,
+    PlayedRun,
+    numbers,
+    problems,
+    states,
+)
 from tests.services.api import KEY, served
 
 KINDS: dict[int, tuple[float | None, ...]] = {0: EQUAL, 2: EQUAL, 4: BROKEN, 7: EQUAL}
 """Three are in flight at a time and end in order: 1, 3 and 5 make the first step, 6 and 7 are then in flight."""
 
 
-def test_a_step_is_the_first_groups_that_differ_and_the_rest_is_cancelled(store: Store) -> None:
+def test_a_step_is_the_first_groups_that_differ_and_the_rest_is_asked_for_again(store: Store) -> None:
     run = PlayedRun(store, KINDS)
     first = run.collector().collect(1)
     assert numbers(first) == [1, 3, 5]
     assert first.n_dropped == {"equal_rewards": 2, "too_few_scored": 1}
-    assert (first.n_cancelled, first.n_carried, first.n_open) == (2, 0, 0)
+    assert (first.n_cancelled, first.n_requeued, first.n_carried, first.n_open) == (2, 0, 0, 0)
     assert [rollout.reward for rollout in first.rollouts] == [0.0, 1.0] * 3
     assert all(len(rollout.segments) == 1 for rollout in first.rollouts)
     waves = [run.client.runs.keyed_batches([f"r:wave-{n}"])[0].batch_id for n in range(8)]
     assert states(run.client, waves[6:]) == ["cancelled"] * 4
     assert "cancelled" not in states(run.client, waves[:6])
-    # fresh instances: none is asked for again in this epoch
-    assert numbers(run.collector().collect(2)) == [8, 9, 10]
+    # before fresh ones
+    second = run.collector().collect(2)
+    assert numbers(second) == [6, 8, 9]
+    assert (second.n_dropped, second.n_requeued, second.n_carried) == ({"equal_rewards": 1}, 2, 0)
+    assert set(run.samples_played().values()) == {N_SAMPLES}, "what was cancelled had not been played"
 
 
 def test_equal_groups_are_kept_where_they_are_wanted(sqlite_store: Store) -> None:
@@ -112,7 +124,7 @@ def test_groups_that_ended_beyond_a_step_wait_for_the_next(sqlite_store: Store) 
     assert numbers(collector.collect(3)) == [2, 3, 4]
 
 
-def test_carried_groups_of_weights_that_are_too_old_are_dropped(sqlite_store: Store) -> None:
+def test_carried_groups_of_weights_that_are_too_old_are_asked_for_again(sqlite_store: Store) -> None:
     run = PlayedRun(sqlite_store, {})
     run.set_version(1)
     collector = run.collector(
@@ -127,8 +139,8 @@ def test_carried_groups_of_weights_that_are_too_old_are_dropped(sqlite_store: St
     # of the second wave of version 2, what waits is two versions behind in step 4
     run.set_version(4)
     fourth = collector.collect(4)
-    assert {group.rollouts[0].version_min for group in fourth.groups} == {4}
-    assert fourth.n_dropped["stale"] > 0
+    assert {rollout.version_min for rollout in fourth.rollouts} == {4}
+    assert (numbers(fourth), fourth.n_requeued, fourth.n_dropped) == ([6, 7, 8], 3, {})
 
 
 def test_a_restarted_trainer_gets_the_same_groups(store: Store) -> None:
@@ -152,44 +164,14 @@ def test_a_restarted_trainer_gets_the_same_groups(store: Store) -> None:
 KINDS_OF_FEW: dict[int, tuple[float | None, ...]] = {**dict.fromkeys(range(100), EQUAL), 4: (0.0, 1.0)}
 
 
-class Killed(Exception):
-    """Stands for the end of the trainer's process."""
-
-
-class KilledAt:
-    """A real client whose process ends at a moment: right after a write, or a wait in which rollouts ended.
-
-    What a process that goes on finds is in the store, so between two of these moments it makes no difference when the
-    one before it ended.
-    """
-
-    WRITES = ("submit", "cancel", "record_step")
-
-    def __init__(self, client: Any, moments: Iterator[int], number: int) -> None:
-        self._client = client
-        self._moments = moments
-        self._number = number
-
-    def __getattr__(self, name: str) -> Any:
-        value = getattr(self._client, name)
-        if name == "runs":
-            return KilledAt(value, self._moments, self._number)
-        return self.mortal(value) if name in self.WRITES else value
-
-    def mortal(self, act: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            result = act(*args, **kwargs)
-            if next(self._moments) == self._number:
-                raise Killed
-            return result
-
-        return call
-
-
-@pytest.mark.parametrize("options", [{}, {"leftovers": "carry_over", "max_staleness": 1}], ids=["cancel", "carry_over"])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"leftovers": "cancel", "max_staleness": 1}, {"max_staleness": 1}],
+    ids=["cancel", "cancel_and_keep", "carry_over"],
+)
 def test_a_trainer_killed_at_any_moment_loses_and_repeats_nothing(sqlite_store: Store, options: dict[str, Any]) -> None:
     # two are in flight: 0 is dropped, 1 is the first step, and 2 is then in flight
-    expected = [[1], [2] if options else [3]]
+    expected = [[1], [2]]
     run = PlayedRun(sqlite_store, {0: EQUAL})
     options = {"train_batch_size": 1, "max_inflight_groups": 2, **options}
     for number in count():
@@ -222,7 +204,7 @@ def test_two_trainers_of_one_run_get_the_same_groups(sqlite_store: Store) -> Non
     # the second asks where the first has got to in the midst of a step
     third = run.collector(wait=lambda s: steps.append(numbers(second.collect(4))))
     assert numbers(third.collect(4)) == steps[3]
-    assert steps[:3] == [[1, 3, 5], [8, 9, 10], [13, 14, 15]]
+    assert steps[:3] == [[1, 3, 5], [6, 8, 9], [10, 11, 12]]
 
 
 def test_threads_of_one_trainer_collect_one_after_the_other(sqlite_store: Store) -> None:
@@ -237,7 +219,7 @@ def test_threads_of_one_trainer_collect_one_after_the_other(sqlite_store: Store)
     with ThreadPoolExecutor(1) as pool:
         collector = run.collector(wait=play_and_start)
         assert numbers(collector.collect(1)) == [1, 3, 5]
-        assert numbers(started.result().result()) == [8, 9, 10]
+        assert numbers(started.result().result()) == [6, 8, 9]
 
 
 def test_a_store_that_went_back_is_said(sqlite_store: Store) -> None:
@@ -353,7 +335,7 @@ def test_over_http_a_run_is_the_same(sqlite_store: Store) -> None:
     with served(run.client) as url:
         client: Farm = RemoteFarm(url, KEY)
         steps = [run.collector(client=client).collect(number) for number in (1, 2, 1)]
-        assert [numbers(step) for step in steps] == [[1, 3, 5], [8, 9, 10], [1, 3, 5]]
+        assert [numbers(step) for step in steps] == [[1, 3, 5], [6, 8, 9], [1, 3, 5]]
         assert steps[2].rollouts[0].segments[0].response_ids.tolist() == [3, 4]
         assert client.runs.solve_rates("r", "algebra", ["algebra-1"])[0].rate == 0.5
         assert client.runs.recorded_step("nobody") is None

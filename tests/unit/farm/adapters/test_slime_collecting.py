@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from farm.adapters.conformance.constructed_rollouts import every_kind
-from farm.adapters.slime_collecting import DataSourceInstances, collecting_options, is_collected
+from farm.adapters.slime_collecting import DataSourceInstances, collecting_options, is_collected, metrics_of
 from farm.adapters.trainer_step import instance_of
+from farm.collecting import CollectedStep
+from farm.collecting.sample_lengths import Lengths
 from farm.errors import InvalidRequest
 
 
@@ -99,3 +101,23 @@ def test_options_are_slimes_own_and_what_it_lacks() -> None:
     assert (options.leftovers, options.max_staleness) == ("carry_over", 1)
     with pytest.raises(InvalidRequest, match="train_batch_size"):
         collecting_options(args, {"train_batch_size": 4})
+    # as slime's parser fills it in where nothing is over-sampled
+    args = SimpleNamespace(rollout_batch_size=8, over_sampling_batch_size=8)
+    assert collecting_options(args, {}).max_inflight_groups is None
+
+
+def test_metrics_have_the_lengths_of_what_trains_beside_those_of_what_was_asked_for() -> None:
+    lengths = {"trained": Lengths(8, 80, 2, 30), "requested": Lengths(12, 240, 3, 120)}
+    step = CollectedStep(
+        "r", 1, (), {"equal_rewards": 3}, n_cancelled=2, n_requeued=1, n_carried=0, n_open=0, **lengths
+    )
+    assert metrics_of(step) == {
+        "rollout/dynamic_filter/drop_equal_rewards": 3,
+        "farm/n_cancelled_groups": 2,
+        "farm/n_requeued_groups": 1,
+        "farm/n_carried_groups": 0,
+        "farm/trained_tokens": 10.0,
+        "farm/requested_tokens": 20.0,
+        "farm/trained_longest_tokens": 15.0,
+        "farm/requested_longest_tokens": 40.0,
+    }

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from farm.collecting.group_decisions import GroupDecision, decide, too_old
+from farm.collecting.group_decisions import GroupDecision, decide, stopped, too_old
 from farm.records.rollout import Failure, Group, Outcome, Rollout, Stage, State
 from farm.records.trajectory import NO_VERSION, Segment, token_ids
 
@@ -82,23 +84,62 @@ def test_a_rule_of_the_trainers_own_comes_last() -> None:
 
 
 @pytest.mark.parametrize(
-    ("versions", "newest", "steps_behind", "max_staleness", "old"),
+    ("version", "newest", "steps_behind", "max_staleness", "old"),
     [
-        ((4, 5), "5", 9, 1, False),
-        ((3, 5), "5", 0, 1, True),
-        ((3, 5), "5", 0, None, False),
-        ((None, None), "5", 1, 1, False),
-        ((None, None), "5", 2, 1, True),
-        ((3, 3), "", 1, 1, False),
-        ((3, 3), "", 2, 1, True),
-        ((3, 3), "", 2, None, False),
+        (4, "5", 9, 1, False),
+        (3, "5", 0, 1, True),
+        (3, "5", 0, None, False),
+        (5, "5", 9, 0, False),
+        (4, "5", 0, 0, True),
+        (None, "5", 1, 1, False),
+        (None, "5", 2, 1, True),
+        (3, "", 1, 1, False),
+        (3, "", 2, 1, True),
+        (3, "", 2, None, False),
     ],
 )
 def test_age_is_counted_in_versions_or_else_in_steps(
-    versions: tuple[int | None, ...], newest: str, steps_behind: int, max_staleness: int | None, old: bool
+    version: int | None, newest: str, steps_behind: int, max_staleness: int | None, old: bool
 ) -> None:
-    assert too_old(group(0.0, 1.0, versions=versions), newest, steps_behind, max_staleness) is old
+    assert too_old(group(0.0, versions=(version,)).rollouts[0], newest, steps_behind, max_staleness) is old
 
 
-def test_the_age_of_a_broken_sample_is_no_matter() -> None:
-    assert not too_old(group(0.0, 1.0, BROKEN, versions=(5, 5, 1)), "5", 0, 1)
+def with_ends(of: Group, **ends: str) -> Group:
+    """Return a group with members that ended otherwise: `s0="cancelled"`, `s2="stale"`."""
+    kinds = {
+        "cancelled": {"state": State.CANCELLED, "outcome": None},
+        "stale": {"state": State.FAILED, "outcome": Outcome.STALE},
+    }
+    members = [
+        replace(each, reward=None, **kinds[ends[f"s{place}"]]) if f"s{place}" in ends else each  # type: ignore[arg-type]
+        for place, each in enumerate(of.rollouts)
+    ]
+    return Group(of.group_id, tuple(members))
+
+
+@pytest.mark.parametrize(
+    ("rewards", "ends", "least", "enough", "why"),
+    [
+        ((0.0, 1.0, 1.0), {}, 3, None, None),
+        ((0.0, 1.0, 1.0), {"s0": "cancelled"}, 3, None, GroupDecision.UNFINISHED),
+        # fewer may be scored, but not for being too slow
+        ((0.0, 1.0, 1.0), {"s2": "cancelled"}, 2, None, GroupDecision.UNFINISHED),
+        # unless that is what is wanted
+        ((0.0, 1.0, 1.0), {"s2": "cancelled"}, 2, 2, None),
+        ((0.0, 1.0, 1.0), {"s1": "cancelled", "s2": "cancelled"}, 2, 2, GroupDecision.UNFINISHED),
+        ((0.0, 1.0, BROKEN), {"s1": "cancelled"}, 2, 2, GroupDecision.UNFINISHED),
+        ((0.0, 1.0, BROKEN), {}, 3, None, None),
+        ((0.0, 1.0, 1.0), {"s2": "stale"}, 3, None, GroupDecision.STALE),
+        ((0.0, 1.0, 1.0), {"s2": "stale"}, 2, None, None),
+        ((0.0, 1.0, 1.0), {"s1": "stale", "s2": "cancelled"}, 3, None, GroupDecision.UNFINISHED),
+    ],
+)
+def test_a_group_that_was_stopped_says_nothing_of_its_instance(
+    rewards: tuple[float | None, ...],
+    ends: dict[str, str],
+    least: int,
+    enough: int | None,
+    why: GroupDecision | None,
+) -> None:
+    assert stopped(with_ends(group(*rewards), **ends), least, enough) is why
+    assert [each for each in GroupDecision if not each.is_final] == [GroupDecision.UNFINISHED, GroupDecision.STALE]

@@ -12,13 +12,13 @@ from farm.errors import InvalidRequest
 
 def test_defaults_follow_from_the_size_of_a_step() -> None:
     options = CollectingOptions(train_batch_size=32)
-    assert (options.wave_size, options.most_in_flight, options.most_fresh) == (4, 32, 960)
+    assert (options.wave_size, options.most_in_flight, options.most_requested) == (4, 32, 960)
     assert CollectingOptions(train_batch_size=4).wave_size == 1
     assert CollectingOptions(train_batch_size=4, gen_batch_size=6).most_in_flight == 6
     # else none would ever fit
     assert CollectingOptions(train_batch_size=64, max_inflight_groups=3).wave_size == 3
     assert CollectingOptions(train_batch_size=64, max_inflight_groups=9).wave_size == 8
-    assert CollectingOptions(train_batch_size=4, max_num_gen_batches=0).most_fresh is None
+    assert CollectingOptions(train_batch_size=4, max_num_gen_batches=0).most_requested is None
 
 
 def test_what_is_ahead_is_bounded_by_what_can_train_in_time() -> None:
@@ -28,9 +28,35 @@ def test_what_is_ahead_is_bounded_by_what_can_train_in_time() -> None:
     for unbounded in (
         CollectingOptions(train_batch_size=8, leftovers="carry_over", max_staleness=None),
         # what is left is cancelled, and none of it waits
-        CollectingOptions(train_batch_size=8, max_staleness=2),
+        CollectingOptions(train_batch_size=8, leftovers="cancel", max_staleness=2),
     ):
         assert unbounded.most_ahead(collects=True) is None
+
+
+@pytest.mark.parametrize(
+    ("leftovers", "max_staleness", "carries_over"),
+    [
+        (None, 0, False),
+        (None, 1, True),
+        (None, 7, True),
+        (None, None, True),
+        ("cancel", 1, False),
+        ("cancel", None, False),
+        ("carry_over", 1, True),
+    ],
+)
+def test_what_is_in_flight_is_carried_over_where_it_can_train(
+    leftovers: Any, max_staleness: int | None, carries_over: bool
+) -> None:
+    assert CollectingOptions(8, leftovers=leftovers, max_staleness=max_staleness).carries_over is carries_over
+
+
+def test_where_the_rest_is_lost_no_more_is_in_flight_than_a_step_lacks() -> None:
+    wanted = [CollectingOptions(16).most_wanted(n_missing, 0.4) for n_missing in (16, 6, 4, 1)]
+    assert wanted == [16, 15, 10, 3]
+    # what was asked for by name is kept to the end, and what trains later is no loss
+    assert CollectingOptions(16, max_inflight_groups=24).most_wanted(1, 0.4) == 24
+    assert CollectingOptions(16, max_staleness=1).most_wanted(1, 0.4) == 16
 
 
 @pytest.mark.parametrize(
@@ -44,6 +70,7 @@ def test_what_is_ahead_is_bounded_by_what_can_train_in_time() -> None:
         ({"leftovers": "keep"}, ["leftovers"]),
         ({"max_staleness": -1}, ["max_staleness"]),
         ({"leftovers": "carry_over"}, ["max_staleness"]),
+        ({"leftovers": ""}, ["leftovers"]),
         ({"gen_batch_size": 8, "max_inflight_groups": 4}, ["max_inflight_groups"]),
         ({"max_num_gen_batches": "3"}, ["max_num_gen_batches"]),
         ({"min_samples": 4, "early_stop_samples": 3}, ["early_stop_samples"]),
