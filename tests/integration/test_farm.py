@@ -139,6 +139,23 @@ def test_steps_of_a_training_run_are_collected(client: farm.Farm) -> None:
         assert client.violations(batch.batch_id) == []
 
 
+def test_waves_of_a_collector_draw_apart_and_a_repeated_step_alike(client: farm.Farm) -> None:
+    problem = {"data_source": "chat", "instance_id": "one", "fields": {"question": QUESTION, "expected": "three"}}
+    request = {"n_samples": 2, "sampling": {"seed": 7}}
+
+    def seeds(run: str) -> list[list[int]]:
+        options = CollectingOptions(1, gen_batch_size=1, filter_groups="keep")
+        collector = StepCollector(client, run, ShuffledInstances([problem]), options, request)
+        steps = [collector.collect(number, timeout_s=600) for number in (1, 2, 3)]
+        rollouts = [rollout for step in steps for group in step.groups for rollout in group.rollouts]
+        return [[call.sampling["seed"] for call in client.calls(each.rollout_id)] for each in rollouts]
+
+    drawn = seeds("drawn")
+    assert len({seed for calls in drawn for seed in calls}) == 6, "the same problem, at the same place of its wave"
+    assert seeds("drawn") == drawn
+    assert seeds("drawn-again") == drawn, "the seed and the wave decide, and not the name of the run"
+
+
 def test_streams_go_on_from_a_cursor(client: farm.Farm) -> None:
     batch_id = client.submit({"instances": [NOOP] * 10, "n_samples": 2})
     first = []
