@@ -210,7 +210,7 @@ class LocalFarm(Farm):
         if not result:
             return Page((), done)
         ids = [rollout.rollout_id for rollout in result]
-        rows = self.store.read(lambda connection: trajectories.segments_of(connection, batch_id, ids))
+        rows = self.store.read(lambda connection: trajectories.segments_of(connection, batch_id, ids, experts=True))
         return Page(tuple(batches.with_segments(result, rows)), done)
 
     def _engine_warnings(self, batch_id: str) -> tuple[str, ...]:
@@ -237,7 +237,7 @@ class LocalFarm(Farm):
     def collect(self, batch_id: str, timeout_s: float | None = None) -> list[Rollout]:
         self.wait(batch_id, timeout_s)
         result = self.store.read(lambda connection: batches.rollouts_of(connection, batch_id))
-        rows = self.store.read(lambda connection: trajectories.segments_of(connection, batch_id))
+        rows = self.store.read(lambda connection: trajectories.segments_of(connection, batch_id, experts=True))
         return batches.with_segments(result, rows)
 
     def has_open(self, batch_id: str) -> bool:

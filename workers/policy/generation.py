@@ -81,6 +81,18 @@ class ChatRequest:
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class ExpertRange:
+    """The routed experts that are wanted of a call: `top_k` of each token from position `start` of its prompt on.
+
+    `n_layers` are those that calls before had; None if that is not known.
+    """
+
+    top_k: int
+    start: int = 0
+    n_layers: int | None = None
+
+
 OnIds: TypeAlias = Callable[[Sequence[int]], None]
 """Called with newly sampled ids as they come."""
 
@@ -105,10 +117,12 @@ class Engine(Protocol):
         session_id: str = "",
         on_ids: OnIds | None = None,
         n_vocabulary: int | None = None,
+        experts: ExpertRange | None = None,
     ) -> Generation:
         """Sample from ids; only where `info.token_in` names a wire. `on_ids` requests a stream.
 
-        Raises EngineError for an id at or above `n_vocabulary`, and for more than `max_tokens` ids.
+        Raises EngineError for an id at or above `n_vocabulary`, for more than `max_tokens` ids, and for other `experts`
+        than are asked for; EngineUnfit for none.
         """
         ...
 

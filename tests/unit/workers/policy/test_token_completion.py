@@ -18,7 +18,7 @@ from farm.seeds import part_seed
 from tests.unit.workers.policy.tokens.zoo import CHATML, user
 from workers.interfaces import Completion, Delta
 from workers.policy import tool_calls
-from workers.policy.generation import EngineAddress, EngineBusy, Generation, OnIds
+from workers.policy.generation import EngineAddress, EngineBusy, ExpertRange, Generation, OnIds
 from workers.policy.stream_forwarder import Interrupted, StreamForwarder
 from workers.policy.token_completion import TokenCompletion
 from workers.policy.tokens.session import TokenSession
@@ -56,6 +56,7 @@ class _Scripted:
         session_id: str = "",
         on_ids: OnIds | None = None,
         n_vocabulary: int | None = None,
+        experts: ExpertRange | None = None,
     ) -> Generation:
         self.asked.append((prompt_ids.tolist(), max_tokens))
         self.seeds.append(sampling.seed)
