@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -22,6 +22,7 @@ import numpy as np
 from farm.adapters.protocol import training_rows
 from farm.adapters.step_checks import check_has_ids, check_vocabulary, too_long
 from farm.errors import InvalidRequest, NoTrainableRollouts
+from farm.records.experts.routed_experts import ExpertIds, RowExperts
 from farm.records.rollout import Rollout
 from farm.records.trajectory import NO_VERSION, Segment, token_ids
 
@@ -181,6 +182,42 @@ def _placeholder(rollout: Rollout, pad_id: int, limits: RowLimits) -> Segment:
     return Segment(
         prompt, token_ids([pad_id]), np.zeros(1, np.uint8), np.zeros(1, np.float32), np.full(1, NO_VERSION, np.int32)
     )
+
+
+def with_experts(step_rows: Sequence[StepRow], form: tuple[int, int], option: str) -> list[StepRow]:
+    """Return the rows each with the experts of all its tokens but the last, for a trainer that replays them.
+
+    A row that trains has those that were recorded. One that does not, as it broke or nothing in it was sampled, has
+    experts 0, 1, 2 and so on of each layer. `form` are the layers of the model and its experts of a token, for a step
+    of which nothing was recorded. Raises InvalidRequest, naming the rollout and the trainer's option, for a row that
+    trains and has none.
+    """
+    found = (each.routed_experts for row in step_rows for each in row.segments if each.routed_experts is not None)
+    n_layers, top_k = next(((each.n_layers, each.top_k) for each in found), form)
+    return [
+        replace(row, segments=tuple(_routed(row, segment, n_layers, top_k, option) for segment in row.segments))
+        for row in step_rows
+    ]
+
+
+def _routed(row: StepRow, segment: Segment, n_layers: int, top_k: int, option: str) -> Segment:
+    n_tokens = len(segment.prompt_ids) + len(segment.response_ids)
+    experts = segment.routed_experts
+    if experts is not None and experts.first_unknown >= n_tokens - 1:
+        return segment
+    if not row.masked and segment.response_mask.any():
+        raise InvalidRequest(
+            f"the routed experts of rollout {row.rollout.rollout_id} were not recorded for each of its tokens: where "
+            "the settings give the sampling, it needs routed_experts",
+            field=option,
+        )
+    flat = np.tile(np.arange(top_k, dtype=np.uint8), n_tokens * n_layers)
+    return replace(segment, routed_experts=RowExperts(flat, n_layers, top_k, np.ones(n_tokens, np.uint8)))
+
+
+def replayed(segment: Segment) -> ExpertIds | None:
+    """Return the experts of a row as engines give them, without the last token's; None if it has none."""
+    return None if segment.routed_experts is None else segment.routed_experts.ids[:-1]
 
 
 def _reasons(rollouts: Sequence[Rollout]) -> str:

@@ -27,7 +27,16 @@ import numpy as np
 
 from farm.adapters.protocol import RowsPerRollout, TrainingRow
 from farm.adapters.sample_window import RewardsSoFar, SampleWindow
-from farm.adapters.single_row import BrokenRollouts, RowLimits, StepRow, TooLong, rows_of_step, single_rows
+from farm.adapters.single_row import (
+    BrokenRollouts,
+    RowLimits,
+    StepRow,
+    TooLong,
+    replayed,
+    rows_of_step,
+    single_rows,
+    with_experts,
+)
 from farm.adapters.slime_collecting import DataSourceInstances, SlimeCollector, is_collected, metrics_of
 from farm.adapters.step_checks import check_count, check_engines
 from farm.adapters.stop_reasons import reason_table
@@ -52,6 +61,7 @@ _SAMPLED = {
     "stop_token_ids": "rollout_stop_token_ids",
 }
 """The sampling parameters of training, by slime's options."""
+_REPLAY = "use_rollout_routing_replay"
 
 
 class SlimeAdapter:
@@ -84,6 +94,7 @@ rows = SlimeAdapter()
 def sample_fields(rollout: Rollout, segment: Segment, reward: float, *, remove: bool) -> dict[str, Any]:
     """Return the fields of a `Sample` that a rollout fills, by their names; `status` is the value of its `Status`."""
     versions = sorted({int(version) for version in segment.policy_versions if version != NO_VERSION})
+    experts = replayed(segment)
     return {
         "tokens": [*segment.prompt_ids.tolist(), *segment.response_ids.tolist()],
         "response_length": len(segment.response_ids),
@@ -92,6 +103,8 @@ def sample_fields(rollout: Rollout, segment: Segment, reward: float, *, remove: 
         "reward": reward,
         "status": "failed" if rollout.outcome is None else STATUSES[rollout.outcome],
         "weight_versions": [str(version) for version in versions],
+        # of the type that SGLang gives
+        **({} if experts is None else {"rollout_routed_experts": experts.astype(np.int32)}),
         "remove_sample": remove,
         "metadata": {
             "farm_rollout_id": rollout.rollout_id,
@@ -162,7 +175,12 @@ class SlimeSamples:
         return rollouts
 
     def fill(
-        self, args: Any, samples: Sequence[Any], rollouts: Sequence[Rollout], fallback: float | None = None
+        self,
+        args: Any,
+        samples: Sequence[Any],
+        rollouts: Sequence[Rollout],
+        fallback: float | None = None,
+        evaluation: bool = False,
     ) -> list[Any]:
         """Return the samples with their rollouts in them: a sample for each, or a list of them for several segments."""
         limits = RowLimits(
@@ -182,6 +200,8 @@ class SlimeSamples:
             fallback=fallback,
             groups=None if None in groups else groups,
         )
+        if _replays(args) and not evaluation:
+            step_rows = with_experts(step_rows, (args.num_layers, args.moe_router_topk), _REPLAY)
         return [self._filled(sample, row) for sample, row in zip(samples, step_rows, strict=True)]
 
     def _filled(self, sample: Any, row: StepRow) -> Any:
@@ -213,7 +233,10 @@ class SlimeSamples:
         """Return the fields of a batch that slime's options and its call give, but for those of the settings."""
         longest = "eval_max_context_len" if phase == "eval" else "rollout_max_context_len"
         limits = limits_of(self.settings, max_row_tokens=getattr(args, longest, None))
-        fields = {"sampling": _SAMPLING.params(_of_options(args) if sampling_params is None else sampling_params)}
+        sampled = dict(_of_options(args) if sampling_params is None else sampling_params)
+        if _replays(args) and phase == "train":
+            sampled["routed_experts"] = args.moe_router_topk
+        fields = {"sampling": _SAMPLING.params(sampled)}
         return {name: value for name, value in fields.items() if name not in self.settings} | {"limits": limits}
 
     def _connected(self) -> TrainerRun:
@@ -221,6 +244,11 @@ class SlimeSamples:
             if self._run is None:
                 self._run = TrainerRun(self.connect(), self.run, self.settings, self.timeout_s)
             return self._run
+
+
+def _replays(args: Any) -> bool:
+    """Return whether slime trains with the routing of the engine."""
+    return bool(getattr(args, _REPLAY, False))
 
 
 def _of_options(args: Any) -> dict[str, Any]:
@@ -347,7 +375,7 @@ class _GeneratedGroups:
             self._n_groups += 1
             step = self._n_groups
         rollouts = self.samples_of.play(args, samples, step, sampling, evaluation)
-        filled = self.samples_of.fill(args, samples, rollouts, self._so_far[evaluation].fallback())
+        filled = self.samples_of.fill(args, samples, rollouts, self._so_far[evaluation].fallback(), evaluation)
         self._so_far[evaluation].take([each.reward for each in rollouts if each.trainable and each.reward is not None])
         return filled
 

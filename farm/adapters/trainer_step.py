@@ -134,6 +134,7 @@ class TrainerRun:
     """A training run of one name on a farm. Safe to use from several threads.
 
     `settings` are the fields of `BatchRequest` that all its batches have: `sampling`, `limits`, `model` and so on.
+    `takes_experts` is False for a trainer whose rows have no place for routed experts.
     """
 
     client: Farm
@@ -141,6 +142,7 @@ class TrainerRun:
     settings: Mapping[str, Any] = field(default_factory=dict)
     timeout_s: float | None = None
     part: int = 0
+    takes_experts: bool = True
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
     _played: dict[int, Counter[str]] = field(default_factory=dict, init=False, repr=False)
 
@@ -163,6 +165,8 @@ class TrainerRun:
         """
         samples = StepSamples.of(listed)
         request = self._request(samples, changed)
+        if request.sampling.routed_experts is not None and not self.takes_experts:
+            raise InvalidRequest("the trainer has no place for them: leave it out", field="sampling.routed_experts")
         if phase == "train" and (seed := request.sampling.seed) is not None:
             # a problem that comes again in a later epoch is drawn otherwise; an evaluation is repeated as it was
             sampling = request.sampling.model_copy(update={"seed": step_seed(seed, step)})
