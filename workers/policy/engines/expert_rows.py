@@ -1,8 +1,8 @@
 """Routed experts as engines write them, and their check: one row for each token that was an input of the model.
 
 vLLM writes an array of numpy, [rows, layers, experts], SGLang the int32 of all rows back to back: how many experts a
-layer uses for a token has to be known there. Both leave out the tokens before the one that was asked for, and the last
-that was sampled, which was no input.
+layer uses for a token has to be known there. prime-rl's server, a vLLM of its own, writes an object. All leave out the
+tokens before the one that was asked for, and the last that was sampled, which was no input.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from workers.policy.generation import ExpertRange
 
 MAX_LAYERS = 256
 """Of a model: several times those of any published one."""
+_DTYPES = {"uint8": "u1", "uint16": "<u2", "int32": "<i4"}
 _MAX_EXPERT = int(np.iinfo(np.uint16).max)
 FLAG = "--enable-return-routed-experts"
 
@@ -32,21 +33,24 @@ def most_expert_bytes(n_prompt_bytes: int, max_tokens: int, wanted: ExpertRange)
     return n_tokens * MAX_LAYERS * wanted.top_k * 16 // 3
 
 
-def from_npy(text: str) -> NDArray[Any]:
-    """Return the array of vLLM. Raises ValueError for what is none."""
+def from_npy(found: Any) -> NDArray[Any]:
+    """Return the array of vLLM, or of prime-rl's. Raises ValueError for what is none."""
     try:
-        array: NDArray[Any] = np.load(io.BytesIO(_bytes(text)), allow_pickle=False)
-    except (ValueError, EOFError, OSError) as error:
+        if isinstance(found, dict):
+            dtype = _DTYPES[found["dtype"]]
+            return np.frombuffer(_bytes(found["data"]), dtype).reshape(found["shape"])
+        array: NDArray[Any] = np.load(io.BytesIO(_bytes(found)), allow_pickle=False)
+    except (ValueError, EOFError, OSError, KeyError, TypeError) as error:
         raise ValueError(f"routed_experts that are no array: {error}") from None
     return array
 
 
-def from_int32(text: str) -> NDArray[Any]:
+def from_int32(text: Any) -> NDArray[Any]:
     """Return the numbers of SGLang. Raises ValueError for what are none."""
     return np.frombuffer(_bytes(text), "<i4")
 
 
-def _bytes(text: str) -> bytes:
+def _bytes(text: Any) -> bytes:
     if not isinstance(text, str):
         raise ValueError("routed_experts that are no text")
     try:

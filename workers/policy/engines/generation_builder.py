@@ -105,7 +105,7 @@ class GenerationBuilder:
                 VersionSpan(version(span["version"]), count(span["start"]), count(span["end"])) for span in found
             )
 
-    def take_experts(self, found: Any, reader: Callable[[str], NDArray[Any]]) -> None:
+    def take_experts(self, found: Any, reader: Callable[[Any], NDArray[Any]]) -> None:
         """Set the routed experts, if this piece has them and they were asked for. Raises ValueError."""
         if found is not None and self._wanted_experts is not None:
             self._experts = reader(found)

@@ -31,7 +31,7 @@ CASES: list[dict[str, Any]] = json.loads((Path(__file__).parents[4] / "data" / "
 @pytest.mark.parametrize("case", CASES, ids=lambda case: "x".join(map(str, case["shape"])))
 def test_what_the_engines_own_functions_write_is_read(case: dict[str, Any]) -> None:
     n_rows, _, top_k = case["shape"]
-    for found in (from_npy(case["vllm"]), from_int32(case["sglang"])):
+    for found in (from_npy(case["vllm"]), from_int32(case["sglang"]), from_npy(case["prime_rl"])):
         experts = expert_rows(found, ExpertRange(top_k, 5), 5 + n_rows + 1)
         assert experts.ids is not None
         assert experts.ids.tolist() == case["experts"]
@@ -57,6 +57,11 @@ GOOD = np.arange(24).reshape(4, 3, 2)
         (base64.b64encode(b"\x93NUMPY\x01\x00").decode(), "no array"),
         (npy(np.array([{}]), allow_pickle=True), "no array"),
         (7, "no text"),
+        ({}, "no array: 'dtype'"),
+        ({"data": "Bw==", "shape": [1, 2, 1], "dtype": "uint8"}, "cannot reshape"),
+        ({"data": "Bw==", "shape": [1, 1, 1], "dtype": "object"}, "no array: 'object'"),
+        ({"data": "Bw==", "shape": "x", "dtype": "uint8"}, "no array"),
+        ({"data": None, "shape": [1, 1, 1], "dtype": "uint8"}, "no text"),
         ([1], "no text"),
     ],
 )
