@@ -10,15 +10,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
-from sqlalchemy import Connection, Table, select
+from sqlalchemy import Connection, Integer, Table, func, select
 from sqlalchemy.dialects import postgresql, sqlite
 
 from farm.records.experts.expert_places import ExpertStretch, assembled
 from farm.records.experts.routed_experts import CallExperts, ExpertIds
+from farm.records.rollout import Rollout
 from farm.records.trajectory import Segment
 from farm.store.sql.schema import CallExpertsRow
 
 call_experts = cast(Table, CallExpertsRow.__table__)
+
+PAGE_BYTES = 64_000_000
+"""The most bytes of experts that a page of a stream has, unless one group alone has more."""
 
 _PUT = {
     "sqlite": sqlite.insert(call_experts).on_conflict_do_nothing(),
@@ -34,6 +38,30 @@ def keep(connection: Connection, rollout_id: str, attempt: int, call_index: int,
     values: dict[str, Any] = {"rollout_id": rollout_id, "attempt": attempt, "call_index": call_index}
     values |= {"start": experts.start, "n_layers": n_layers, "top_k": top_k, "ids": experts.ids.reshape(-1)}
     connection.execute(_PUT[connection.dialect.name], values)
+
+
+def first_fitting(connection: Connection, groups: Sequence[Sequence[Rollout]]) -> list[Rollout]:
+    """Return the rollouts of the first groups whose experts take at most PAGE_BYTES together; of one group at least."""
+    sizes = _sizes(connection, [rollout.rollout_id for group in groups for rollout in group]) if groups else {}
+    result: list[Rollout] = []
+    room = PAGE_BYTES
+    for group in groups:
+        room -= sum(sizes.get(rollout.rollout_id, 0) for rollout in group)
+        if result and room < 0:
+            break
+        result += group
+    return result
+
+
+def _sizes(connection: Connection, rollout_ids: Sequence[str]) -> dict[str, int]:
+    """Rollout id → the bytes that the experts of its calls take in the store, for those that have any."""
+    n_bytes = func.sum(func.length(call_experts.c.ids, type_=Integer))
+    statement = (
+        select(call_experts.c.rollout_id, n_bytes)
+        .where(call_experts.c.rollout_id.in_(rollout_ids))
+        .group_by(call_experts.c.rollout_id)
+    )
+    return {rollout_id: int(n) for rollout_id, n in connection.execute(statement).tuples()}
 
 
 def with_experts(

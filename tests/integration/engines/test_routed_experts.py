@@ -18,7 +18,6 @@ from farm.records.request import SamplingParams
 from farm.records.trajectory import ModelCall, Segment, segments, segments_per_call
 from tests.doubles import EngineDouble
 from tests.integration.engines.test_rollout_policy import USER, _Bench, answered, pause, post, run, when
-from workers.policy.generation import EngineUnfit
 from workers.testing.engine.expert_routing import ExpertRouting
 from workers.testing.engine.run import EngineRun
 
@@ -231,10 +230,3 @@ def test_what_was_not_asked_for_is_not_kept() -> None:
         assert places_of(row, bench.calls) == ()
 
     run(play, EngineDouble(experts=ROUTING))
-
-
-def test_a_flag_is_no_number_of_experts() -> None:
-    for wrong in (True, 0, 257, 8.0, "8"):
-        with pytest.raises(ValueError, match="routed_experts"):
-            SamplingParams(routed_experts=wrong)  # type: ignore[arg-type]
-    assert EngineUnfit("").retryable is False
