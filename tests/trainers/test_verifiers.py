@@ -127,6 +127,9 @@ def test_each_training_row_is_a_branch_of_the_trace(run: Program) -> None:
     assert (result["rewards"], result["metrics"]) == ({"grader": 0.25}, {"passed": 1.0, "n": 3.0})
     assert result["stop"] == [True, "max_turns", True]
     assert result["order"] == sorted(result["order"])
+    routed = result["routed"]
+    assert routed["ours"] == routed["theirs"], "as verifiers itself gives a turn's experts to its nodes"
+    assert (routed["n_tokens"], routed["n_rows"]) == (7, 7)
     assert result["lost"] == [False, True, "sandbox_error", "SandboxError", {"reward": None}]
 
 

@@ -201,6 +201,17 @@ def experts() -> dict[str, Any]:
         validate_rollout_routed_experts_for_replay(
             [torch.as_tensor(sample.rollout_routed_experts) for sample in every], given
         )
+        for sample in every:
+            # as slime reads the same experts from SGLang's answer
+            theirs = Sample(tokens=sample.tokens[: -sample.response_length])
+            meta = {"routed_experts": sample.rollout_routed_experts.tobytes()}
+            answer = sample.tokens[-sample.response_length :]
+            theirs.append_response_tokens(
+                given, tokens=answer, log_probs=sample.rollout_log_probs, meta_info=meta, trainable=True
+            )
+            ours = torch.as_tensor(sample.rollout_routed_experts)
+            assert theirs.rollout_routed_experts.dtype == ours.dtype
+            assert torch.equal(theirs.rollout_routed_experts, ours)
     return {
         "rows": [[sample.tokens, sample.rollout_routed_experts.tolist()] for sample in every],
         "types": sorted({str(sample.rollout_routed_experts.dtype) for sample in every}),
