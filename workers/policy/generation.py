@@ -46,6 +46,10 @@ class EngineUnfit(EngineRefused):
     """A request that this engine cannot answer, but another may: it requires another key, or lacks model or route."""
 
 
+class ExpertsMissing(EngineUnfit):
+    """A request for routed experts to an engine that gives none, and that is fit for all other requests."""
+
+
 class LogprobsMissing(EngineRefused):
     """A request for log-probabilities to an engine that gives none."""
 
@@ -122,7 +126,7 @@ class Engine(Protocol):
         """Sample from ids; only where `info.token_in` names a wire. `on_ids` requests a stream.
 
         Raises EngineError for an id at or above `n_vocabulary`, for more than `max_tokens` ids, and for other `experts`
-        than are asked for; EngineUnfit for none.
+        than are asked for; ExpertsMissing for none.
         """
         ...
 

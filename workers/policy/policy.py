@@ -29,6 +29,7 @@ from workers.policy.generation import (
     EngineAddress,
     EngineRefused,
     EngineUnfit,
+    ExpertsMissing,
     FormUnsupported,
     LogprobsMissing,
 )
@@ -180,7 +181,7 @@ class RolloutPolicy:
         if is_spelled(asked.request.sampling):
             raise LogprobsMissing(f"engine {engine.address.url} gives no log-probabilities")
         if asked.request.sampling.routed_experts:
-            raise EngineUnfit(
+            raise ExpertsMissing(
                 f"engine {engine.address.url} takes no token ids, and gives no routed_experts: use another, or leave "
                 "routed_experts out of the batch's sampling"
             )

@@ -21,6 +21,8 @@ from tests.integration.engines.test_rollout_policy import USER, _Bench, answered
 from workers.testing.engine.expert_routing import ExpertRouting
 from workers.testing.engine.run import EngineRun
 
+CHECK_S = 0.2
+"""The interval at which a bench looks at its engines."""
 ROUTING = ExpertRouting()
 SAMPLING = SamplingParams(temperature=1.0, seed=3, routed_experts=ROUTING.top_k)
 WIRES = [("vllm", True), ("vllm", False), ("sglang", False)]
@@ -201,6 +203,10 @@ def test_an_engine_without_the_flag_is_refused_at_its_first_answer(wire: Any, sc
         with pytest.raises(EngineError, match=r"gives no routed_experts: start it with --enable-return-routed-experts"):
             await bench.ask(bench.policy(), [USER], sampling=SAMPLING)
         assert bench.doubles[0].n_started == 3, "two of the detection, and one"
+        # it is as fit as it was for all others: it is not looked at anew, which samples
+        await asyncio.sleep(5 * CHECK_S)
+        await bench.ask(bench.policy(), [USER])
+        assert bench.doubles[0].n_started == 4
 
     run(play, EngineDouble(wire=wire, scale_out=scale_out))
 

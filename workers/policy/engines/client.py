@@ -29,8 +29,8 @@ from workers.policy.generation import (
     Engine,
     EngineAddress,
     EngineRefused,
-    EngineUnfit,
     ExpertRange,
+    ExpertsMissing,
     FormUnsupported,
     Generation,
     OnIds,
@@ -174,7 +174,7 @@ class EngineClient:
         except ValueError as error:
             raise failures.unreadable(self.address.url, error) from error
         if ask.experts is not None and result.routed_experts is None and len(result.response_ids):
-            raise EngineUnfit(
+            raise ExpertsMissing(
                 f"engine {self.address.url} gives no routed_experts: start it with {FLAG}, or leave routed_experts out "
                 "of the batch's sampling"
             )
