@@ -188,31 +188,35 @@ def with_experts(step_rows: Sequence[StepRow], form: tuple[int, int], option: st
     """Return the rows each with the experts of all its tokens but the last, for a trainer that replays them.
 
     A row that trains has those that were recorded. One that does not, as it broke or nothing in it was sampled, has
-    experts 0, 1, 2 and so on of each layer. `form` are the layers of the model and its experts of a token, for a step
-    of which nothing was recorded. Raises InvalidRequest, naming the rollout and the trainer's option, for a row that
-    trains and has none.
+    experts 0, 1, 2 and so on of each layer. `form` are the layers of the trainer's model and its experts of a token.
+    Raises InvalidRequest, naming the rollout and the trainer's option, for a row that trains and has none, or has those
+    of another model.
     """
-    found = (each.routed_experts for row in step_rows for each in row.segments if each.routed_experts is not None)
-    n_layers, top_k = next(((each.n_layers, each.top_k) for each in found), form)
     return [
-        replace(row, segments=tuple(_routed(row, segment, n_layers, top_k, option) for segment in row.segments))
+        replace(row, segments=tuple(_routed(row, segment, form, option) for segment in row.segments))
         for row in step_rows
     ]
 
 
-def _routed(row: StepRow, segment: Segment, n_layers: int, top_k: int, option: str) -> Segment:
+def _routed(row: StepRow, segment: Segment, form: tuple[int, int], option: str) -> Segment:
     n_tokens = len(segment.prompt_ids) + len(segment.response_ids)
     experts = segment.routed_experts
-    if experts is not None and experts.first_unknown >= n_tokens - 1:
-        return segment
-    if not row.masked and segment.response_mask.any():
+    if row.masked or not segment.response_mask.any():
+        flat = np.tile(np.arange(form[1], dtype=np.uint8), n_tokens * form[0])
+        return replace(segment, routed_experts=RowExperts(flat, *form, np.ones(n_tokens, np.uint8)))
+    if experts is None or experts.first_unknown < n_tokens - 1:
         raise InvalidRequest(
             f"the routed experts of rollout {row.rollout.rollout_id} were not recorded for each of its tokens: where "
             "the settings give the sampling, it needs routed_experts",
             field=option,
         )
-    flat = np.tile(np.arange(top_k, dtype=np.uint8), n_tokens * n_layers)
-    return replace(segment, routed_experts=RowExperts(flat, n_layers, top_k, np.ones(n_tokens, np.uint8)))
+    if (experts.n_layers, experts.top_k) != form:
+        raise InvalidRequest(
+            f"the routed experts of rollout {row.rollout.rollout_id} are of {experts.n_layers} layers with "
+            f"{experts.top_k} each, and the trainer's model has {form[0]} with {form[1]}",
+            field=option,
+        )
+    return segment
 
 
 def replayed(segment: Segment) -> ExpertIds | None:

@@ -20,7 +20,7 @@ from workers.policy.answer_form import guide_of
 from workers.policy.engines import failures, progress, refusals
 from workers.policy.engines.chat_route import ChatRoute
 from workers.policy.engines.connection import FAILURES, EngineConnection, Refusal, most_bytes
-from workers.policy.engines.expert_rows import FLAG, most_expert_bytes
+from workers.policy.engines.expert_rows import FLAG, AnotherTopK, most_expert_bytes
 from workers.policy.engines.generation_builder import GenerationBuilder, without_echo
 from workers.policy.engines.kind import kind, wire_of
 from workers.policy.engines.wire import SHAPE, GenerationRequest, Wire, prompt_json
@@ -171,6 +171,8 @@ class EngineClient:
             raise failures.broken(self.address.url, error) from error
         try:
             result = intake.generation()
+        except AnotherTopK as error:
+            raise ExpertsMissing(f"engine {self.address.url}: {error}; give the model's num_experts_per_tok") from error
         except ValueError as error:
             raise failures.unreadable(self.address.url, error) from error
         if ask.experts is not None and result.routed_experts is None and len(result.response_ids):

@@ -24,6 +24,10 @@ _MAX_EXPERT = int(np.iinfo(np.uint16).max)
 FLAG = "--enable-return-routed-experts"
 
 
+class AnotherTopK(ValueError):
+    """The model uses another number of experts for a token than the request says: that is not the engine's fault."""
+
+
 def most_expert_bytes(n_prompt_bytes: int, max_tokens: int, wanted: ExpertRange) -> int:
     """Return the most bytes of the experts in an answer: int32 in base64 of at most MAX_LAYERS layers, for each token.
 
@@ -75,7 +79,7 @@ def expert_rows(found: NDArray[Any], wanted: ExpertRange, n_tokens: int) -> Call
             "were an input"
         )
     if found.shape[2] != wanted.top_k:
-        raise ValueError(
+        raise AnotherTopK(
             f"routed_experts has {found.shape[2]} of a token, and sampling.routed_experts is {wanted.top_k}"
         )
     if found.shape[1] != (wanted.n_layers or found.shape[1]) or not 0 < found.shape[1] <= MAX_LAYERS:

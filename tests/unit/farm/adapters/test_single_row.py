@@ -79,7 +79,7 @@ def routed(row: Segment, n_unknown: int = 1) -> Segment:
 def test_rows_that_train_have_their_experts_and_placeholders_some_of_the_same_form() -> None:
     own = routed(segment(2, [7, 7]))
     step = [rollout(0, [own], reward=1.0), broken(1, Outcome.LOST, [])]
-    trained, placeholder = with_experts(rows_of_step(step), (48, 8), "option")
+    trained, placeholder = with_experts(rows_of_step(step), (3, 2), "option")
     [first], [second] = trained.segments, placeholder.segments
     assert first.routed_experts is own.routed_experts
     assert own.routed_experts is not None
@@ -90,6 +90,14 @@ def test_rows_that_train_have_their_experts_and_placeholders_some_of_the_same_fo
     assert fill is not None
     assert fill.tolist() == [[[0, 1]] * 3] * (len(second.prompt_ids) + len(second.response_ids) - 1)
     assert replayed(segment(2, [7])) is None
+
+
+@pytest.mark.parametrize("form", [(48, 8), (6, 1), (3, 4)])
+def test_experts_of_another_model_are_refused(form: tuple[int, int]) -> None:
+    step = [rollout(0, [routed(segment(2, [7, 7]))], reward=1.0)]
+    with pytest.raises(InvalidRequest, match=r"are of 3 layers with 2 each, and the trainer's model has") as caught:
+        with_experts(rows_of_step(step), form, "the.option")
+    assert caught.value.field == "the.option"
 
 
 def test_a_step_of_which_nothing_was_recorded_has_the_models_form() -> None:
