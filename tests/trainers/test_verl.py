@@ -52,6 +52,8 @@ def test_v1s_prompts_are_written_when_their_last_rollout_has_ended(run: Program)
     ours, theirs = facts["fields"]
     assert ours == theirs, "the fields that verl's own worker writes"
     assert facts["same_types"]
+    assert len(facts["experts"]) == 6
+    assert all(are_of(of_ids[:-1], ids) and not np.any(of_ids[-1]) for ids, of_ids in facts["experts"])
     assert {"global_steps", "max_global_steps", "min_global_steps", "seq_len", "status"} <= {*facts["tags"]}
     assert facts["steps"] == [5]
     assert set(facts["scores"]) <= {0.0, 1.0}

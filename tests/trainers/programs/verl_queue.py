@@ -6,6 +6,7 @@ import asyncio
 import json
 import sys
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -32,14 +33,13 @@ UIDS = ["u0", "u1", "u2"]
 
 def rollout_config() -> SimpleNamespace:
     values = SimpleNamespace(n=1, temperature=0.0, top_p=1.0, top_k=-1)
-    return SimpleNamespace(
-        n=N, prompt_length=64, response_length=48, temperature=1.0, top_p=1.0, top_k=-1, val_kwargs=values
-    )
+    sampling = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "val_kwargs": values}
+    return SimpleNamespace(n=N, prompt_length=64, response_length=48, enable_rollout_routing_replay=True, **sampling)
 
 
 CONFIG = SimpleNamespace(
     trainer=SimpleNamespace(project_name="farm", experiment_name="queue"),
-    actor_rollout_ref=SimpleNamespace(rollout=rollout_config()),
+    actor_rollout_ref=SimpleNamespace(rollout=rollout_config(), model=SimpleNamespace(path="model")),
 )
 
 
@@ -54,6 +54,9 @@ def main() -> None:
     ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False, object_store_memory=100_000_000)
     storage = {"storage_backend": "SimpleStorage", "SimpleStorage": {"num_data_storage_units": 1}}
     tq.init(OmegaConf.create({"backend": storage}))
+    Path("model").mkdir()
+    form = {"num_hidden_layers": 2, "num_experts_per_tok": 4, "num_experts": 300}
+    Path("model", "config.json").write_text(json.dumps({"model_type": "qwen3_moe", **form}))
     try:
         manager = _Manager.create(config=CONFIG, llm_client=None)
         batch = prompts()
@@ -76,6 +79,10 @@ def main() -> None:
             "same_types": all(
                 value.dtype == theirs[name].dtype for name, value in ours.items() if isinstance(value, torch.Tensor)
             ),
+            "experts": [
+                [ids.tolist(), of_ids.tolist()]
+                for ids, of_ids in zip(ours["input_ids"].unbind(), ours["routed_experts"].unbind(), strict=True)
+            ],
             "scores": [float(row.sum()) for row in ours["rm_scores"].unbind()],
             "on_the_last_token": all(float(row[-1]) == float(row.sum()) for row in ours["rm_scores"].unbind()),
         }
