@@ -139,6 +139,28 @@ def test_an_aborted_answer_keeps_the_experts_of_the_weights_that_sampled_it(scal
     )
 
 
+@pytest.mark.parametrize(("wire", "scale_out"), [("vllm", True), ("sglang", False)])
+def test_an_answer_that_goes_on_under_new_weights_has_the_experts_of_both(wire: Any, scale_out: bool) -> None:
+    async def play(bench: _Bench) -> None:
+        [double] = bench.doubles
+        result = asyncio.ensure_future(bench.ask(bench.policy(), [USER], max_tokens=60, sampling=SAMPLING))
+        await when(lambda: double.n_tokens >= 5)
+        await double.scheduler.pause("keep")
+        double.scheduler.version = "8"
+        double.scheduler.resume()
+        completion = await result
+        assert [span.version for span in completion.versions] == ["7", "8"]
+        [row] = segments(bench.calls)
+        of_seven, of_eight = check(row, bench.calls, ROUTING, ("7", "8"))
+        # an input has the experts of the weights that sampled the token after it
+        n_of_seven = len(row.prompt_ids) + completion.versions[0].end - 1
+        assert of_seven[:n_of_seven].all()
+        assert of_eight[n_of_seven:-1].all()
+
+    options: dict[str, Any] = {"mean_tokens": 5_000, "tokens_per_s": 40, "weight_version": "7"}
+    run(play, EngineDouble(wire=wire, experts=ROUTING, scale_out=scale_out, **options))
+
+
 def _n_new(of_eight: NDArray[np.bool_]) -> int:
     """Return how many tokens from the end are of the newer weights, but for the last of those before."""
     return len(of_eight) - int(np.flatnonzero(of_eight[:-1])[0]) - 1

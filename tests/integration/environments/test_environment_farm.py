@@ -131,6 +131,22 @@ def test_the_experts_of_each_token_are_kept_beside_its_row(client: tuple[LocalFa
     assert row.routed_experts.ids.dtype == np.uint16
 
 
+def test_a_row_for_each_call_has_the_experts_of_its_tokens(client: tuple[LocalFarm, str]) -> None:
+    connected, _ = client
+    fields = {"environment": "guessing_game", "seed": 3}
+    asked = {"instances": [{"data_source": "environment", "fields": fields}], "row_builder": "per_call"}
+    (rollout,) = connected.collect(connected.submit(asked | {"sampling": {"routed_experts": 8}}))
+    assert len(rollout.segments) == len(connected.calls(rollout.rollout_id)) > 1
+    for segment in rollout.segments:
+        ids = np.concatenate([segment.prompt_ids, segment.response_ids])
+        experts = segment.routed_experts
+        assert experts is not None
+        # the last token of an earlier call was an input of the next
+        assert experts.first_unknown == len(ids) - (segment is rollout.segments[-1])
+        n = experts.first_unknown
+        assert np.array_equal(experts.ids[:n], ROUTING.of(ids, "default")[:n])
+
+
 def test_a_batch_that_asks_for_no_experts_has_none(client: tuple[LocalFarm, str]) -> None:
     connected, _ = client
     fields = {"environment": "guessing_game", "seed": 3}
