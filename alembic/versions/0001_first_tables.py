@@ -49,7 +49,7 @@ def downgrade() -> None:
             "borrowed_sandboxes",
         ),
         *("named_weights", "engine_users", "engines"),
-        *("rewards", "segments", "artefacts", "model_calls", "attempts"),
+        *("rewards", "segments", "call_experts", "artefacts", "model_calls", "attempts"),
         *("rollouts", "terminal_places", "deliveries", "instances"),
         *("histograms", "measured_batches", "outbox", "batches"),
     ):
@@ -242,6 +242,18 @@ def _played() -> None:
         _of_rollout("artefacts"),
     )
     op.create_table(
+        "call_experts",
+        sa.Column("rollout_id", sa.String(64), nullable=False),
+        sa.Column("attempt", sa.Integer(), nullable=False),
+        sa.Column("call_index", sa.Integer(), nullable=False),
+        sa.Column("start", sa.Integer(), nullable=False),
+        sa.Column("n_layers", sa.Integer(), nullable=False),
+        sa.Column("top_k", sa.Integer(), nullable=False),
+        sa.Column("ids", sa.LargeBinary(), nullable=False),
+        sa.PrimaryKeyConstraint("rollout_id", "attempt", "call_index", name=op.f("pk_call_experts")),
+        _of_rollout("call_experts"),
+    )
+    op.create_table(
         "segments",
         sa.Column("rollout_id", sa.String(64), nullable=False),
         sa.Column("segment_index", sa.Integer(), nullable=False),
@@ -254,6 +266,7 @@ def _played() -> None:
         sa.Column("policy_versions", sa.LargeBinary(), nullable=False),
         sa.Column("mismatch", sa.Integer(), nullable=True),
         sa.Column("turn_rewards", sa.JSON(none_as_null=True), nullable=True),
+        sa.Column("expert_places", sa.JSON(none_as_null=True), nullable=True),
         sa.PrimaryKeyConstraint("rollout_id", "segment_index", name=op.f("pk_segments")),
         _of_rollout("segments"),
     )

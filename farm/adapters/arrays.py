@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from farm.adapters.protocol import RowsPerRollout, TrainingRow
+from farm.records.experts.routed_experts import ExpertIds
 from farm.records.rollout import Rollout
 from farm.records.trajectory import NO_VERSION, Segment
 
@@ -32,6 +33,9 @@ class Arrays:
     rewards                            float32 [n], NaN where the rollout has none
     row_rewards                        float32 [n], the row's own where the evaluator gave one, else that of `rewards`
     turn_rewards                       float32 [n, R], what was given for a turn, at its last token; else 0.0
+    routed_experts                     uint8 or uint16 [n, P + R, layers, top_k], of prompts and responses padded as
+                                       they are; 0 where they are not known; [n, 0, 0, 0] if no row has any
+    experts_known                      uint8 [n, P + R], 1 where they are; the last sampled token's never are
     trainable                          bool [n]; a segment that is not exact never is, whatever its rollout
     rollout_index                      int32 [n], counted from 0: rows of one rollout share it, and its one reward
     group_index, sample_index          int32 [n]
@@ -53,6 +57,8 @@ class Arrays:
     rewards: NDArray[np.float32]
     row_rewards: NDArray[np.float32]
     turn_rewards: NDArray[np.float32]
+    routed_experts: ExpertIds
+    experts_known: NDArray[np.uint8]
     trainable: NDArray[np.bool_]
     rollout_index: NDArray[np.int32]
     group_index: NDArray[np.int32]
@@ -141,6 +147,7 @@ class ArraysAdapter:
         whole = [segment for _, segment in rows]
         segments = whole if max_response_tokens is None else [segment.cut(max_response_tokens) for segment in whole]
         spans = [segment.version_span for segment in segments]
+        experts, known = _experts(segments)
         return Arrays(
             prompt_ids=_padded((s.prompt_ids for s in segments), np.int32, pad_id, left=True),
             prompt_mask=_padded((np.ones(len(s.prompt_ids), np.uint8) for s in segments), np.uint8, 0, left=True),
@@ -155,6 +162,8 @@ class ArraysAdapter:
             rewards=_column(rows, lambda r: np.nan if r.reward is None else r.reward, np.float32),
             row_rewards=np.array([_own_reward(r, s) for r, s in rows], np.float32),
             turn_rewards=_padded((_of_turns(s) for s in segments), np.float32, 0.0),
+            routed_experts=experts,
+            experts_known=known,
             trainable=np.array(
                 [r.trainable and s.trainable for (r, _), s in zip(rows, segments, strict=True)], np.bool_
             ),
@@ -229,6 +238,26 @@ def _of_turns(segment: Segment) -> NDArray[np.float32]:
         # a turn of no tokens has the place of what stands before it
         rewards[max(place, 0)] += reward
     return rewards
+
+
+def _experts(segments: Sequence[Segment]) -> tuple[ExpertIds, NDArray[np.uint8]]:
+    """Return the experts of all rows, and where they are known. Raises ValueError for rows of different models."""
+    found = [segment.routed_experts for segment in segments if segment.routed_experts is not None]
+    if not found:
+        return np.zeros((len(segments), 0, 0, 0), np.uint8), np.zeros((len(segments), 0), np.uint8)
+    forms = {(each.n_layers, each.top_k) for each in found}
+    if len(forms) > 1:
+        raise ValueError(f"rows with experts of different models, in layers and experts of a token: {sorted(forms)}")
+    n_prompt = max(len(segment.prompt_ids) for segment in segments)
+    width = n_prompt + max(len(segment.response_ids) for segment in segments)
+    dtype = np.result_type(*(each.flat.dtype for each in found))
+    ids, known = np.zeros((len(segments), width, *forms.pop()), dtype), np.zeros((len(segments), width), np.uint8)
+    for index, segment in enumerate(segments):
+        if segment.routed_experts is not None:
+            begin = n_prompt - len(segment.prompt_ids)
+            place = slice(begin, begin + len(segment.routed_experts))
+            ids[index, place], known[index, place] = segment.routed_experts.ids, segment.routed_experts.known
+    return ids, known
 
 
 def _padded(values: Iterable[NDArray[Any]], dtype: Any, pad: float, left: bool = False) -> NDArray[Any]:

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import base64
 import contextlib
+import io
 import json
 import logging
 import secrets
@@ -20,6 +22,8 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
+
+import numpy as np
 
 from farm.adapters.trainer_step import TrainerRun, TrainerServer
 from farm.errors import FarmError
@@ -40,7 +44,8 @@ class SampledByTrainer:
     """The tokens that the trainer's engine sampled: ids and their log-probabilities, of one length.
 
     `finish_reason` is `stop`, `length`, or `abort` of one that is to go on later. `version` names the weights, if the
-    trainer says it. `prompt_ids` are those that the engine saw, where it says that.
+    trainer says it. `prompt_ids` are those that the engine saw, where it says that. `routed_experts` are those of the
+    prompt and the answer, [tokens, layers, top_k], with or without the last token, which was no input.
     """
 
     ids: Sequence[int]
@@ -49,6 +54,7 @@ class SampledByTrainer:
     version: str = ""
     stop_reason: int | str | None = None
     prompt_ids: Sequence[int] | None = None
+    routed_experts: Any = None
 
 
 Generate: TypeAlias = Callable[[list[int], dict[str, Any], str], Awaitable[SampledByTrainer]]
@@ -173,12 +179,13 @@ class EngineBridge:
             prompt, sampling = [int(each) for each in asked["token_ids"]], dict(asked["sampling_params"])
             if asked.get("cache_salt"):
                 sampling["cache_salt"] = str(asked["cache_salt"])
+            experts_start = int(sampling.pop("routed_experts_prompt_start", 0))
         except (ValueError, KeyError, TypeError) as error:
             return _failed(400, f"{type(error).__name__}: {error}")
         if not self._n_admitting:
             return _failed(503, "the trainer plays nothing now, and its engine may be asleep")
         try:
-            answer = _response(prompt, await self._sampled(prompt, sampling, session))
+            answer = _response(prompt, await self._sampled(prompt, sampling, session), experts_start)
         except (ValueError, TypeError) as error:
             return _failed(400, f"{type(error).__name__}: {error}")
         except Exception as error:
@@ -274,7 +281,7 @@ def _failed(status: int, message: str) -> _Answer:
     return _Answer(status, {"error": {"message": message}})
 
 
-def _response(prompt: Sequence[int], sampled: SampledByTrainer) -> dict[str, Any]:
+def _response(prompt: Sequence[int], sampled: SampledByTrainer, experts_start: int) -> dict[str, Any]:
     """Return the answer as vLLM writes it. Raises FarmError for ids without log-probabilities."""
     ids = [int(each) for each in sampled.ids]
     if len(sampled.logprobs) != len(ids):
@@ -291,9 +298,19 @@ def _response(prompt: Sequence[int], sampled: SampledByTrainer) -> dict[str, Any
         "logprobs": {"content": [{"token_id": each, "logprob": float(logprob)} for each, logprob in pairs]},
         "weight_versions": versions,
     }
+    if sampled.routed_experts is not None and ids:
+        rows = np.asarray(sampled.routed_experts)[: len(prompt) + len(ids) - 1][experts_start:]
+        choice["routed_experts"] = _npy(rows)
     usage = {"prompt_tokens": len(prompt), "completion_tokens": len(ids), "total_tokens": len(prompt) + len(ids)}
     seen = None if sampled.prompt_ids is None else [int(each) for each in sampled.prompt_ids]
     return {"prompt_token_ids": seen, "usage": usage, "choices": [choice]}
+
+
+def _npy(rows: np.ndarray[Any, Any]) -> str:
+    """Return an array as vLLM writes it."""
+    with io.BytesIO() as file:
+        np.save(file, rows, allow_pickle=False)
+        return base64.b64encode(file.getvalue()).decode()
 
 
 async def _body(receive: Any) -> bytes | None:

@@ -58,7 +58,7 @@ class FarmAgentExecutor(AgentExecutorBase):  # type: ignore[misc, unused-ignore]
 
     def __init__(self) -> None:
         name = f"{self.run}-{secrets.token_hex(4)}"
-        self._player = TrainerRun(type(self).connect(), name, self.settings, self.timeout_s)
+        self._player = TrainerRun(type(self).connect(), name, self.settings, self.timeout_s, takes_experts=False)
         self._window: SampleWindow[_Call, StepRow] = SampleWindow(self._play)
         self._lock = threading.Lock()
         self._n_groups = 0

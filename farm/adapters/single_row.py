@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -22,6 +22,7 @@ import numpy as np
 from farm.adapters.protocol import training_rows
 from farm.adapters.step_checks import check_has_ids, check_vocabulary, too_long
 from farm.errors import InvalidRequest, NoTrainableRollouts
+from farm.records.experts.routed_experts import ExpertIds, RowExperts
 from farm.records.rollout import Rollout
 from farm.records.trajectory import NO_VERSION, Segment, token_ids
 
@@ -181,6 +182,46 @@ def _placeholder(rollout: Rollout, pad_id: int, limits: RowLimits) -> Segment:
     return Segment(
         prompt, token_ids([pad_id]), np.zeros(1, np.uint8), np.zeros(1, np.float32), np.full(1, NO_VERSION, np.int32)
     )
+
+
+def with_experts(step_rows: Sequence[StepRow], form: tuple[int, int], option: str) -> list[StepRow]:
+    """Return the rows each with the experts of all its tokens but the last, for a trainer that replays them.
+
+    A row that trains has those that were recorded. One that does not, as it broke or nothing in it was sampled, has
+    experts 0, 1, 2 and so on of each layer. `form` are the layers of the trainer's model and its experts of a token.
+    Raises InvalidRequest, naming the rollout and the trainer's option, for a row that trains and has none, or has those
+    of another model.
+    """
+    return [
+        replace(row, segments=tuple(_routed(row, segment, form, option) for segment in row.segments))
+        for row in step_rows
+    ]
+
+
+def _routed(row: StepRow, segment: Segment, form: tuple[int, int], option: str) -> Segment:
+    n_tokens = len(segment.prompt_ids) + len(segment.response_ids)
+    experts = segment.routed_experts
+    if row.masked or not segment.response_mask.any():
+        flat = np.tile(np.arange(form[1], dtype=np.uint8), n_tokens * form[0])
+        return replace(segment, routed_experts=RowExperts(flat, *form, np.ones(n_tokens, np.uint8)))
+    if experts is None or experts.first_unknown < n_tokens - 1:
+        raise InvalidRequest(
+            f"the routed experts of rollout {row.rollout.rollout_id} were not recorded for each of its tokens: where "
+            "the settings give the sampling, it needs routed_experts",
+            field=option,
+        )
+    if (experts.n_layers, experts.top_k) != form:
+        raise InvalidRequest(
+            f"the routed experts of rollout {row.rollout.rollout_id} are of {experts.n_layers} layers with "
+            f"{experts.top_k} each, and the trainer's model has {form[0]} with {form[1]}",
+            field=option,
+        )
+    return segment
+
+
+def replayed(segment: Segment) -> ExpertIds | None:
+    """Return the experts of a row as engines give them, without the last token's; None if it has none."""
+    return None if segment.routed_experts is None else segment.routed_experts.ids[:-1]
 
 
 def _reasons(rollouts: Sequence[Rollout]) -> str:

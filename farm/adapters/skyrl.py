@@ -24,7 +24,16 @@ from typing import Any
 
 from farm.adapters.engine_bridge import EngineBridge, OwnEngines, SampledByTrainer
 from farm.adapters.protocol import RowsPerRollout, TrainingRow
-from farm.adapters.single_row import BrokenRollouts, RowLimits, StepRow, TooLong, rows_of_step, single_rows
+from farm.adapters.single_row import (
+    BrokenRollouts,
+    RowLimits,
+    StepRow,
+    TooLong,
+    replayed,
+    rows_of_step,
+    single_rows,
+    with_experts,
+)
 from farm.adapters.step_checks import check_count
 from farm.adapters.stop_reasons import reason_table
 from farm.adapters.trainer_sampling import TrainerSampling, limits_of, refuse_options
@@ -48,11 +57,12 @@ STOP_REASONS = reason_table(
 )
 """SkyRL's options for rows that were cut short look at whether the reason is `stop`."""
 _SAMPLING = TrainerSampling("sampling_params", ignored=("additional_kwargs",))
+_EXPERTS = "inference_engine.enable_return_routed_experts"
 _OVERLONG, _ZERO, _STEPS = "apply_overlong_filtering", "zero_reward_on_non_stop", "step_wise_trajectories"
 MAPPED = frozenset(
     {
         *("max_turns", "max_input_length", "chat_template_kwargs", "use_cache_salt"),
-        *("sampling_params", "eval_sampling_params", _OVERLONG, _ZERO, _STEPS),
+        *("sampling_params", "eval_sampling_params", _OVERLONG, _ZERO, _STEPS, _EXPERTS),
     }
 )
 """The fields of SkyRL's `GeneratorConfig` that the farm's rollouts follow."""
@@ -60,12 +70,9 @@ REFUSED = {
     "use_conversation_multi_turn": "the farm holds a message for each turn",
     "vision_language_generator": "the farm's rollouts hold text alone",
     "chat_template": "prompts are rendered by the chat template of the engine's model",
-    "inference_engine.enable_return_routed_experts": "the experts that a token was routed to are not recorded",
 }
 """Options of which the farm can serve the default alone, with the reason."""
-_UNCHANGED = {"use_conversation_multi_turn": True, "vision_language_generator": False} | {
-    "inference_engine.enable_return_routed_experts": False
-}
+_UNCHANGED = {"use_conversation_multi_turn": True, "vision_language_generator": False}
 
 
 class SkyRLAdapter:
@@ -105,7 +112,8 @@ class FarmGenerator:
     `max_seq_len` is the trainer's (`cfg.trainer.algorithm.max_seq_len`); `settings` are further fields of
     `BatchRequest`, whose limits come before those of `generator_cfg`. `tokenizer` and `inference_engine_client` are
     what `get_generator` is given: the farm plays on SkyRL's engines by that client. Without it, with `own_engines`
-    False, or with a `model` or an `engine_url` in the settings, it plays on its own. Raises InvalidRequest for an
+    False, or with a `model` or an `engine_url` in the settings, it plays on its own. `expert_form` is needed with
+    `enable_return_routed_experts`: the layers of the model and its experts of a token. Raises InvalidRequest for an
     option of `generator_cfg` that the farm's rollouts cannot follow.
     """
 
@@ -120,11 +128,13 @@ class FarmGenerator:
     timeout_s: float | None = None
     tokenizer: Any = None
     inference_engine_client: Any = None
+    expert_form: tuple[int, int] | None = None
     own_engines: bool = True
     bridge_host: str = ""
     """The address of this machine as the farm's nodes reach it; without it, that of its default route."""
 
     def __post_init__(self) -> None:
+        self._check_experts()
         refuse_options({name: _option(self.generator_cfg, name) for name in REFUSED}, _UNCHANGED, REFUSED)
         settings = dict(self.settings or {})
         template = _option(self.generator_cfg, "chat_template_kwargs") or {}
@@ -143,6 +153,16 @@ class FarmGenerator:
             tokenizer = str(getattr(self.tokenizer, "name_or_path", ""))
             self._engines.bridge = _bridge_of(self.inference_engine_client, tokenizer)
 
+    def _check_experts(self) -> None:
+        if not _option(self.generator_cfg, _EXPERTS):
+            self.expert_form = None
+        elif self.step_wise:
+            raise InvalidRequest("step-wise, SkyRL replays no routing", field=_EXPERTS)
+        elif self.expert_form is None:
+            raise InvalidRequest(
+                "routing is replayed: give (num_hidden_layers, num_experts_per_tok) of the model", field="expert_form"
+            )
+
     @property
     def step_wise(self) -> bool:
         return bool(_option(self.generator_cfg, _STEPS))
@@ -159,6 +179,8 @@ class FarmGenerator:
         step = 0 if metadata is None else int(metadata.global_step)
         phase: Phase = "eval" if metadata is not None and metadata.training_phase == "eval" else "train"
         sampling = self._sampling(input_batch.get("sampling_params") or {})
+        if self.expert_form is not None and phase == "train":
+            sampling = sampling.model_copy(update={"routed_experts": self.expert_form[1]})
         loop = asyncio.get_running_loop()
 
         def play() -> list[Rollout]:
@@ -194,6 +216,8 @@ class FarmGenerator:
         )
         if phase == "eval":
             _check_whole_groups(step_rows)
+        elif self.expert_form is not None:
+            step_rows = with_experts(step_rows, self.expert_form, _EXPERTS)
         if _option(self.generator_cfg, _OVERLONG):
             step_rows = [_filtered(row) for row in step_rows]
         output = _empty()
@@ -207,6 +231,8 @@ class FarmGenerator:
             for row in step_rows:
                 (segment, *_), reward = row.segments, row.reward
                 _append(output, row.rollout, segment, _of_tokens(segment, reward, row.scored) if of_tokens else reward)
+            if self.expert_form is not None and phase == "train":
+                output["rollout_expert_indices"] = [_indices(row.segments[0]) for row in step_rows]
             output["trajectory_ids"] = None if trajectory_ids is None else list(trajectory_ids)
         return output | {"rollout_metrics": _metrics(step_rows)}
 
@@ -270,6 +296,7 @@ def _bridge_of(client: Any, tokenizer: str) -> EngineBridge:
             (logprobs[0] if logprobs else None) or [],
             output["stop_reasons"][0],
             "" if version is None else str(version),
+            routed_experts=(output.get("rollout_expert_indices") or [None])[0],
         )
 
     return EngineBridge(generate, tokenizer)
@@ -301,6 +328,13 @@ def _append(output: dict[str, Any], rollout: Rollout, segment: Segment, reward: 
     output["loss_masks"].append(segment.response_mask.tolist())
     output["stop_reasons"].append(_reason(rollout))
     output["rollout_logprobs"].append(segment.response_logprobs.tolist())
+
+
+def _indices(segment: Segment) -> list[list[list[int]]]:
+    experts = replayed(segment)
+    assert experts is not None
+    indices: list[list[list[int]]] = experts.tolist()
+    return indices
 
 
 def _append_steps(output: dict[str, Any], row: StepRow, trajectory_id: Any) -> None:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import atexit
 import functools
-import importlib
 import itertools
 import json
 import secrets
@@ -21,15 +20,24 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from farm.adapters.protocol import RowsPerRollout, TrainingRow
 from farm.adapters.sample_window import RewardsSoFar, SampleWindow
-from farm.adapters.single_row import BrokenRollouts, RowLimits, StepRow, TooLong, rows_of_step, single_rows
-from farm.adapters.slime_collecting import DataSourceInstances, SlimeCollector, is_collected, metrics_of
+from farm.adapters.single_row import (
+    BrokenRollouts,
+    RowLimits,
+    StepRow,
+    TooLong,
+    replayed,
+    rows_of_step,
+    single_rows,
+    with_experts,
+)
+from farm.adapters.slime_collecting import DataSourceInstances, SlimeCollector, is_collected, metrics_of, train_output
+from farm.adapters.slime_collecting import group_rewards as group_rewards
 from farm.adapters.step_checks import check_count, check_engines
 from farm.adapters.stop_reasons import reason_table
 from farm.adapters.trainer_sampling import TrainerSampling, limits_of
@@ -53,6 +61,7 @@ _SAMPLED = {
     "stop_token_ids": "rollout_stop_token_ids",
 }
 """The sampling parameters of training, by slime's options."""
+_REPLAY = "use_rollout_routing_replay"
 
 
 _FIRST_RUN: list[str] = []
@@ -88,6 +97,7 @@ rows = SlimeAdapter()
 def sample_fields(rollout: Rollout, segment: Segment, reward: float, *, remove: bool) -> dict[str, Any]:
     """Return the fields of a `Sample` that a rollout fills, by their names; `status` is the value of its `Status`."""
     versions = sorted({int(version) for version in segment.policy_versions if version != NO_VERSION})
+    experts = replayed(segment)
     return {
         "tokens": [*segment.prompt_ids.tolist(), *segment.response_ids.tolist()],
         "response_length": len(segment.response_ids),
@@ -96,6 +106,8 @@ def sample_fields(rollout: Rollout, segment: Segment, reward: float, *, remove: 
         "reward": reward,
         "status": "failed" if rollout.outcome is None else STATUSES[rollout.outcome],
         "weight_versions": [str(version) for version in versions],
+        # of the type that SGLang gives
+        **({} if experts is None else {"rollout_routed_experts": experts.astype(np.int32)}),
         "remove_sample": remove,
         "metadata": {
             "farm_rollout_id": rollout.rollout_id,
@@ -170,7 +182,12 @@ class SlimeSamples:
         return rollouts
 
     def fill(
-        self, args: Any, samples: Sequence[Any], rollouts: Sequence[Rollout], fallback: float | None = None
+        self,
+        args: Any,
+        samples: Sequence[Any],
+        rollouts: Sequence[Rollout],
+        fallback: float | None = None,
+        evaluation: bool = False,
     ) -> list[Any]:
         """Return the samples with their rollouts in them: a sample for each, or a list of them for several segments."""
         limits = RowLimits(
@@ -190,6 +207,8 @@ class SlimeSamples:
             fallback=fallback,
             groups=None if None in groups else groups,
         )
+        if _replays(args) and not evaluation:
+            step_rows = with_experts(step_rows, (args.num_layers, args.moe_router_topk), _REPLAY)
         return [self._filled(sample, row) for sample, row in zip(samples, step_rows, strict=True)]
 
     def _filled(self, sample: Any, row: StepRow) -> Any:
@@ -221,7 +240,10 @@ class SlimeSamples:
         """Return the fields of a batch that slime's options and its call give, but for those of the settings."""
         longest = "eval_max_context_len" if phase == "eval" else "rollout_max_context_len"
         limits = limits_of(self.settings, max_row_tokens=getattr(args, longest, None))
-        fields = {"sampling": _SAMPLING.params(_of_options(args) if sampling_params is None else sampling_params)}
+        sampled = dict(_of_options(args) if sampling_params is None else sampling_params)
+        if _replays(args) and phase == "train":
+            sampled["routed_experts"] = args.moe_router_topk
+        fields = {"sampling": _SAMPLING.params(sampled)}
         return {name: value for name, value in fields.items() if name not in self.settings} | {"limits": limits}
 
     def _on_engines(self, args: Any) -> TrainerRun:
@@ -238,6 +260,11 @@ class SlimeSamples:
                 self._run = run
                 atexit.register(run.remove_servers)
             return self._run
+
+
+def _replays(args: Any) -> bool:
+    """Return whether slime trains with the routing of the engine."""
+    return bool(getattr(args, _REPLAY, False))
 
 
 def _of_options(args: Any) -> dict[str, Any]:
@@ -290,7 +317,7 @@ def rollout_function(
         filled = samples_of.fill(args, listed, samples_of.play(args, listed, rollout_id))
         sizes = [len(group) for group in groups]
         bounds = [0, *itertools.accumulate(sizes)]
-        return _train_output(listed[0], [filled[start:end] for start, end in itertools.pairwise(bounds)])
+        return train_output(listed[0], [filled[start:end] for start, end in itertools.pairwise(bounds)])
 
     return generate_rollout
 
@@ -303,15 +330,7 @@ def _collected_output(samples_of: SlimeSamples, collector: SlimeCollector, args:
         collector.samples_of(group, (first + place) * n, first + place) for place, group in enumerate(played.groups)
     ]
     one = filled[0][0]
-    return _train_output(one[0] if isinstance(one, list) else one, filled, metrics_of(played))
-
-
-def _train_output(sample: Any, groups: list[list[Any]], metrics: Mapping[str, Any] = MappingProxyType({})) -> Any:
-    """Return slime's `RolloutFnTrainOutput`, or that of miles: of the package that the samples are of."""
-    package = type(sample).__module__.partition(".")[0]
-    output = importlib.import_module(f"{package}.rollout.base_types").RolloutFnTrainOutput
-    flat = [each for group in groups for one in group for each in (one if isinstance(one, list) else [one])]
-    return output(samples=groups, metrics={"farm/n_removed": sum(each.remove_sample for each in flat), **metrics})
+    return train_output(one[0] if isinstance(one, list) else one, filled, metrics_of(played))
 
 
 def generate_function(connect: Callable[[], Farm], run: str, **options: Any) -> Callable[..., Any]:
@@ -374,24 +393,6 @@ class _GeneratedGroups:
             self._n_groups += 1
             step = self._n_groups
         rollouts = self.samples_of.play(args, samples, step, sampling, evaluation)
-        filled = self.samples_of.fill(args, samples, rollouts, self._so_far[evaluation].fallback())
+        filled = self.samples_of.fill(args, samples, rollouts, self._so_far[evaluation].fallback(), evaluation)
         self._so_far[evaluation].take([each.reward for each in rollouts if each.trainable and each.reward is not None])
         return filled
-
-
-def group_rewards(args: Any, samples: Sequence[Any]) -> tuple[list[float], list[float]]:
-    """Return raw rewards and those less the mean of their group, counting a rollout with several samples once.
-
-    For `--custom-reward-post-process-path`. Divided by the group's deviation where slime's options ask for it.
-    """
-    raw = [float(sample.get_reward_value(args)) for sample in samples]
-    keys = [(sample.group_index, sample.rollout_id) for sample in samples]
-    by_rollout = dict(zip(keys, raw, strict=True))
-    result = []
-    for (group, _), reward in zip(keys, raw, strict=True):
-        rewards = np.array([value for (index, _), value in by_rollout.items() if index == group])
-        scale = 1.0
-        if getattr(args, "grpo_std_normalization", True) and len(rewards) > 1:
-            scale = float(rewards.std(ddof=1)) + 1e-6
-        result.append(float((reward - rewards.mean()) / scale))
-    return raw, result

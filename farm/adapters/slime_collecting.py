@@ -8,10 +8,13 @@ the farm's. What a step is made of stands in the farm's store, so a trainer that
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
+
+import numpy as np
 
 from farm.client.farm import Farm
 from farm.collecting import CollectedStep, CollectingOptions, StepCollector
@@ -146,3 +149,29 @@ def metrics_of(step: CollectedStep) -> dict[str, float]:
         **{f"farm/{name}_tokens": of.mean_tokens for name, of in lengths.items()},
         **{f"farm/{name}_longest_tokens": of.mean_longest_tokens for name, of in lengths.items()},
     }
+
+
+def group_rewards(args: Any, samples: Sequence[Any]) -> tuple[list[float], list[float]]:
+    """Return raw rewards and those less the mean of their group, counting a rollout with several samples once.
+
+    For `--custom-reward-post-process-path`. Divided by the group's deviation where slime's options ask for it.
+    """
+    raw = [float(sample.get_reward_value(args)) for sample in samples]
+    keys = [(sample.group_index, sample.rollout_id) for sample in samples]
+    by_rollout = dict(zip(keys, raw, strict=True))
+    result = []
+    for (group, _), reward in zip(keys, raw, strict=True):
+        rewards = np.array([value for (index, _), value in by_rollout.items() if index == group])
+        scale = 1.0
+        if getattr(args, "grpo_std_normalization", True) and len(rewards) > 1:
+            scale = float(rewards.std(ddof=1)) + 1e-6
+        result.append(float((reward - rewards.mean()) / scale))
+    return raw, result
+
+
+def train_output(sample: Any, groups: list[list[Any]], metrics: Mapping[str, Any] = MappingProxyType({})) -> Any:
+    """Return slime's `RolloutFnTrainOutput`, or that of miles: of the package that the samples are of."""
+    package = type(sample).__module__.partition(".")[0]
+    output = importlib.import_module(f"{package}.rollout.base_types").RolloutFnTrainOutput
+    flat = [each for group in groups for one in group for each in (one if isinstance(one, list) else [one])]
+    return output(samples=groups, metrics={"farm/n_removed": sum(each.remove_sample for each in flat), **metrics})

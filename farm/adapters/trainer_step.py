@@ -147,6 +147,7 @@ class TrainerRun:
     """A training run of one name on a farm. Safe to use from several threads.
 
     `settings` are the fields of `BatchRequest` that all its batches have: `sampling`, `limits`, `model` and so on.
+    `takes_experts` is False for a trainer whose rows have no place for routed experts.
     """
 
     client: Farm
@@ -156,6 +157,7 @@ class TrainerRun:
     part: int = 0
     servers_of: str = ""
     """The run that the trainer's own servers are registered for, where several runs of a trainer share them."""
+    takes_experts: bool = True
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
     _played: dict[int, Counter[str]] = field(default_factory=dict, init=False, repr=False)
     _servers: dict[str, TrainerServer] = field(default_factory=dict, init=False, repr=False)
@@ -221,6 +223,8 @@ class TrainerRun:
         """
         samples = StepSamples.of(listed)
         request = self._request(samples, changed)
+        if request.sampling.routed_experts is not None and not self.takes_experts:
+            raise InvalidRequest("the trainer has no place for them: leave it out", field="sampling.routed_experts")
         if phase == "train" and (seed := request.sampling.seed) is not None:
             # a problem that comes again in a later epoch is drawn otherwise; an evaluation is repeated as it was
             sampling = request.sampling.model_copy(update={"seed": step_seed(seed, step)})

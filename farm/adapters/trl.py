@@ -116,7 +116,8 @@ def rollout_func(
     those of the trainer's arguments; a row that is longer than its `max_completion_length` all the same is handled as
     `too_long` says. `settings` are further fields of `BatchRequest`, which come before the trainer's arguments.
     """
-    return FarmRolloutFunc(TrainerRun(client, run, settings, timeout_s), instances, push, mode, too_long)
+    player = TrainerRun(client, run, settings, timeout_s, takes_experts=False)
+    return FarmRolloutFunc(player, instances, push, mode, too_long)
 
 
 @dataclass

@@ -112,7 +112,7 @@ class FarmRolloutWorker:
         self.rollout_buffer: queue.Queue[Any] = queue.Queue(args.queue_maxsize)
         self.metrics_queue: queue.Queue[dict[str, float]] = queue.Queue()
         fields = settings | trl_request(args, settings)
-        self._run = TrainerRun(client, f"{run}-{secrets.token_hex(4)}", fields)
+        self._run = TrainerRun(client, f"{run}-{secrets.token_hex(4)}", fields, takes_experts=False)
         self._n_samples = n_samples
         self._scaled = scaled
         self._model_version = 0

@@ -10,11 +10,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from uuid import uuid4
 
+import numpy as np
+
 from farm.adapters.engine_bridge import EngineBridge, SampledByTrainer
 from farm.adapters.protocol import RowsPerRollout, TrainingRow
-from farm.adapters.single_row import single_rows
+from farm.adapters.single_row import replayed, single_rows
 from farm.adapters.stop_reasons import reason_table
 from farm.adapters.trainer_sampling import TrainerSampling, limits_of, refuse_options
+from farm.errors import InvalidRequest
 from farm.records.rollout import Rollout
 from farm.records.trajectory import NO_VERSION, Segment
 
@@ -22,6 +25,8 @@ STOP_REASONS = reason_table(ended="completed", cut="length", broken="error", abo
 """verl's words for the end of a call; a row has no field for it, so it is `farm_stop_reason` of the extra fields."""
 _SAMPLING = TrainerSampling("actor_rollout_ref.rollout")
 _ROLLOUT = "actor_rollout_ref.rollout."
+_REPLAY = "enable_rollout_routing_replay"
+ROUTING_REPLAY = _ROLLOUT + _REPLAY
 _OBSERVATION_CHARS = 256
 """verl's default of `max_tool_response_length`, by which no limit is set."""
 _SGLANG_NAMES = {"seed": "sampling_seed", "min_tokens": "min_new_tokens"}
@@ -31,13 +36,13 @@ MAPPED = frozenset(
         *("temperature", "top_p", "top_k", "val_kwargs", "full_determinism", "seed"),
         *("prompt_length", "response_length", "max_model_len"),
         *("multi_turn.max_assistant_turns", "multi_turn.max_user_turns", "multi_turn.max_tool_response_length"),
+        "enable_rollout_routing_replay",
     }
 )
 """The options of verl's `actor_rollout_ref.rollout` that the farm's rollouts follow."""
 REFUSED = {
     "ignore_eos": "the farm's rollouts end where the policy ends them",
     "over_sample_rate": "verl's own loops abort what is left of a batch: have a StepCollector of the farm collect it",
-    "enable_rollout_routing_replay": "the experts that a token was routed to are not recorded",
     "multi_turn.tool_config_path": "tools are those of the farm's handler",
     "multi_turn.function_tool_path": "tools are those of the farm's handler",
     "multi_turn.tool_response_truncate_side": "long outputs of tools are cut in the middle",
@@ -47,7 +52,6 @@ REFUSED = {
 _UNCHANGED = {
     "ignore_eos": False,
     "over_sample_rate": 0,
-    "enable_rollout_routing_replay": False,
     "multi_turn.tool_response_truncate_side": "middle",
 }
 
@@ -89,10 +93,36 @@ def check_rollout_config(config: Any) -> None:
     refuse_options(options, unchanged, {_ROLLOUT + name: reason for name, reason in REFUSED.items()})
 
 
-def rollout_request(config: Any, settings: Mapping[str, Any], *, validate: bool) -> dict[str, Any]:
-    """Return the fields of a batch that verl's rollout configuration gives, but for those that the `settings` give."""
+def experts_form(config: Any) -> tuple[int, int] | None:
+    """Return the layers of verl's model and its experts of a token; None if routing is not replayed.
+
+    Raises InvalidRequest for a model without experts.
+    """
+    if not _option(config.actor_rollout_ref.rollout, _REPLAY):
+        return None
+    from transformers import AutoConfig  # type: ignore[import-not-found, unused-ignore]
+    from verl.utils.fs import copy_to_local
+
+    model = config.actor_rollout_ref.model
+    trusted = bool(getattr(model, "trust_remote_code", False))
+    text = AutoConfig.from_pretrained(copy_to_local(model.path), trust_remote_code=trusted).get_text_config()
+    top_k = getattr(text, "num_experts_per_tok", None)
+    if not top_k:
+        raise InvalidRequest(f"the model {model.path} has no experts to replay", field=ROUTING_REPLAY)
+    return text.num_hidden_layers, top_k
+
+
+def rollout_request(
+    config: Any, settings: Mapping[str, Any], *, validate: bool, experts: tuple[int, int] | None = None
+) -> dict[str, Any]:
+    """Return the fields of a batch that verl's rollout configuration gives, but for those that the `settings` give.
+
+    `experts` are those of `experts_form`; an evaluation replays none.
+    """
     source = config.val_kwargs if validate else config
     sampled = {name: getattr(source, name) for name in ("temperature", "top_p", "top_k")}
+    if experts is not None and not validate:
+        sampled["routed_experts"] = experts[1]
     if _option(config, "full_determinism"):
         sampled["seed"] = config.seed
     chars, n_user = _option(config, "multi_turn.max_tool_response_length"), _option(config, "multi_turn.max_user_turns")
@@ -123,7 +153,10 @@ def output_fields(rollout: Rollout, segment: Segment, reward: float) -> dict[str
     its weights have numbers. They are those of verl's steps if the engines' weights are named by them.
     """
     oldest, newest = segment.version_span
+    experts = replayed(segment)
     return {
+        # verl's own type of them
+        **({} if experts is None else {"routed_experts": experts.astype(np.int16)}),
         "prompt_ids": segment.prompt_ids.tolist(),
         "response_ids": segment.response_ids.tolist(),
         "response_mask": segment.response_mask.tolist(),
@@ -166,8 +199,21 @@ def bridge_of(llm_client: Any, config: Any) -> EngineBridge:
             output.log_probs or [],
             "abort" if output.stop_reason in ("abort", "aborted") else ended,
             "" if version is None else str(version),
+            routed_experts=output.routed_experts,
         )
 
     longest = rollout.get("max_model_len") or rollout.prompt_length + rollout.response_length
     tokenizer = str(config.model.get("tokenizer_path") or config.model.path)
     return EngineBridge(generate, tokenizer, context_tokens=longest)
+
+
+def padded_experts(fields: Sequence[Mapping[str, Any]], n_prompt: int, width: int) -> dict[str, np.ndarray[Any, Any]]:
+    """Return the experts of rows whose prompts are padded on the left to `n_prompt`; nothing if they have none."""
+    found = [each["routed_experts"] for each in fields if "routed_experts" in each]
+    if not found:
+        return {}
+    experts = np.zeros((len(fields), width, *found[0].shape[1:]), np.int16)
+    for index, (each, value) in enumerate(zip(fields, found, strict=True)):
+        begin = n_prompt - len(each["prompt_ids"])
+        experts[index, begin : begin + len(value)] = value
+    return {"routed_experts": experts}

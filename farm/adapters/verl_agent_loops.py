@@ -17,6 +17,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -28,10 +29,18 @@ from verl.utils.model import compute_position_id_with_mask
 from verl.utils.ray_utils import auto_await
 
 from farm.adapters.engine_bridge import OwnEngines
-from farm.adapters.single_row import BrokenRollouts, RowLimits, StepRow, TooLong, rows_of_step
+from farm.adapters.single_row import BrokenRollouts, RowLimits, StepRow, TooLong, rows_of_step, with_experts
 from farm.adapters.step_checks import check_count
 from farm.adapters.trainer_step import Phase, StepSamples, TrainerRun, instance_of
-from farm.adapters.verl import bridge_of, check_rollout_config, output_fields, rollout_request
+from farm.adapters.verl import (
+    ROUTING_REPLAY,
+    bridge_of,
+    check_rollout_config,
+    experts_form,
+    output_fields,
+    padded_experts,
+    rollout_request,
+)
 from farm.client.connect import connect as connect_farm
 from farm.client.farm import Farm
 from farm.errors import InvalidRequest
@@ -84,6 +93,7 @@ class FarmAgentLoopManager:
         self.config = config
         self.rollout_config = config.actor_rollout_ref.rollout
         check_rollout_config(self.rollout_config)
+        self._experts = experts_form(config)
         self.llm_client = llm_client
         name = self.run or f"{config.trainer.project_name}-{config.trainer.experiment_name}"
         self.client = type(self).connect()
@@ -123,6 +133,8 @@ class FarmAgentLoopManager:
         check_count(len(rollouts), len(prompts))
         groups = list(table["uid"]) if "uid" in table else None
         step_rows = rows_of_step(rollouts, broken=self.broken, limits=self._limits(), pad_id=self.pad_id, groups=groups)
+        if self._experts is not None and not validate:
+            step_rows = with_experts(step_rows, self._experts, ROUTING_REPLAY)
         # with reward workers, verl's own manager hands on the messages alone
         kept = (
             table if self._reward_handles is None else {name: table[name] for name in ("raw_prompt",) if name in table}
@@ -162,7 +174,7 @@ class FarmAgentLoopManager:
             for group in self.client.stream_groups(batch_id, cursor=0):
                 for rollout in group.rollouts:
                     for index in places[rollout.group_index, rollout.sample_index]:
-                        writer.take(index, rollout, self._rows)
+                        writer.take(index, rollout, partial(self._rows, validate=writer.validates))
         except Exception as error:
             # raised in the trainer when it asks for the next batch: a failure alone would be replaced again and again
             self._failure = error
@@ -172,8 +184,11 @@ class FarmAgentLoopManager:
             admitted.close()
             self._threads.discard(threading.current_thread())
 
-    def _rows(self, rollouts: Sequence[Rollout]) -> list[StepRow]:
-        return rows_of_step(rollouts, limits=self._limits(), every_segment=self.every_segment, fallback=0.0)
+    def _rows(self, rollouts: Sequence[Rollout], *, validate: bool) -> list[StepRow]:
+        step_rows = rows_of_step(rollouts, limits=self._limits(), every_segment=self.every_segment, fallback=0.0)
+        if self._experts is None or validate:
+            return step_rows
+        return with_experts(step_rows, self._experts, ROUTING_REPLAY)
 
     # both
 
@@ -188,7 +203,7 @@ class FarmAgentLoopManager:
 
     def _request(self, validate: bool) -> dict[str, Any]:
         """Return the fields of a batch that verl's configuration gives, but for those of the settings."""
-        return rollout_request(self.rollout_config, self.settings, validate=validate)
+        return rollout_request(self.rollout_config, self.settings, validate=validate, experts=self._experts)
 
     def _name_weights(self, step: int) -> None:
         if self.name_weights and self.client.newest_version() != str(step):
@@ -206,6 +221,11 @@ class _PromptWriter:
         self._first = np.concatenate([[0], np.cumsum(numbers)]).tolist()
         self._ended: list[dict[int, Rollout]] = [{} for _ in rows]
         self._written: set[int] = set()
+
+    @property
+    def validates(self) -> bool:
+        """True if they are those of an evaluation."""
+        return self._partition == "val"
 
     def begin(self) -> None:
         """Tag all prompts as running."""
@@ -310,6 +330,7 @@ def data_proto(
     attention_mask = torch.cat([prompt_mask, response_there], dim=1)
     rm_scores = torch.zeros(n, response_length)
     rm_scores[torch.arange(n), response_there.sum(dim=1) - 1] = torch.tensor([each["reward_score"] for each in fields])
+    experts = padded_experts(fields, prompt_length, prompt_length + response_length)
     extra = [each["extra_fields"] for each in fields]
     columns = {name: _objects([each[name] for each in extra]) for name in extra[0]}
     return DataProto(
@@ -323,6 +344,7 @@ def data_proto(
                 "position_ids": compute_position_id_with_mask(attention_mask),
                 "rollout_log_probs": logprobs,
                 "rm_scores": rm_scores,
+                **{name: torch.from_numpy(value) for name, value in experts.items()},
             },
             batch_size=n,
         ),

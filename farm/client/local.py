@@ -37,7 +37,7 @@ from farm.settings import settings
 from farm.store import batches, cancel_and_rescore, consumers, llm_engines, migrations, nodes, trajectories
 from farm.store.access.audit_log import logged
 from farm.store.access.open_quota import check_own
-from farm.store.blobs import artefacts
+from farm.store.blobs import artefacts, stored_experts
 from farm.store.database import Store, Work
 from farm.store.llm_engines import EngineUse
 from farm.store.node_names import is_here
@@ -201,17 +201,17 @@ class LocalFarm(Farm):
                 f"batch {batch_id} has given out no number beyond {last}, and {cursor} was asked for: unless that is "
                 "another batch's, the database went back in time; go on with cursor 0, or with what was acknowledged"
             )
-        done = not is_open
         if whole_groups:
             groups = self.store.read(lambda connection: batches.groups_after(connection, batch_id, cursor, limit))
-            result = [rollout for group in groups for rollout in group]
         else:
-            result = self.store.read(lambda connection: batches.ended_after(connection, batch_id, cursor, limit))
+            ended = self.store.read(lambda connection: batches.ended_after(connection, batch_id, cursor, limit))
+            groups = [[rollout] for rollout in ended]
+        result = self.store.read(lambda connection: stored_experts.first_fitting(connection, groups))
         if not result:
-            return Page((), done)
+            return Page((), not is_open)
         ids = [rollout.rollout_id for rollout in result]
-        rows = self.store.read(lambda connection: trajectories.segments_of(connection, batch_id, ids))
-        return Page(tuple(batches.with_segments(result, rows)), done)
+        rows = self.store.read(lambda connection: trajectories.segments_of(connection, batch_id, ids, experts=True))
+        return Page(tuple(batches.with_segments(result, rows)), not is_open)
 
     def _engine_warnings(self, batch_id: str) -> tuple[str, ...]:
         """Return the reasons engines get no calls without intervention; empty while one of them is usable.
@@ -237,7 +237,7 @@ class LocalFarm(Farm):
     def collect(self, batch_id: str, timeout_s: float | None = None) -> list[Rollout]:
         self.wait(batch_id, timeout_s)
         result = self.store.read(lambda connection: batches.rollouts_of(connection, batch_id))
-        rows = self.store.read(lambda connection: trajectories.segments_of(connection, batch_id))
+        rows = self.store.read(lambda connection: trajectories.segments_of(connection, batch_id, experts=True))
         return batches.with_segments(result, rows)
 
     def has_open(self, batch_id: str) -> bool:

@@ -3,7 +3,7 @@
 Layout of a value, all numbers little-endian:
 
     byte 0       1, the version of this layout
-    byte 1       the element type: b"i" int32, b"f" float32, b"B" uint8
+    byte 1       the element type: b"i" int32, b"f" float32, b"B" uint8, b"H" uint16
     bytes 2-5    the number of elements, uint32
     bytes 6-     one zstandard frame holding the elements, back to back
 
@@ -21,13 +21,18 @@ from numpy.typing import NDArray
 
 _HEADER = struct.Struct("<BcI")
 _VERSION = 1
-_TYPES: dict[bytes, np.dtype[Any]] = {b"i": np.dtype("<i4"), b"f": np.dtype("<f4"), b"B": np.dtype("u1")}
+_TYPES: dict[bytes, np.dtype[Any]] = {
+    b"i": np.dtype("<i4"),
+    b"f": np.dtype("<f4"),
+    b"B": np.dtype("u1"),
+    b"H": np.dtype("<u2"),
+}
 _CODES = {dtype: code for code, dtype in _TYPES.items()}
 _LEVEL = 1
 
 
 def pack(array: NDArray[Any]) -> bytes:
-    """Return the binary form of a one-dimensional int32, float32 or uint8 array. Raises ValueError for any other."""
+    """Return the binary form of a one-dimensional array of one of these types. Raises ValueError for any other."""
     code = _CODES.get(array.dtype.newbyteorder("<") if array.dtype.itemsize > 1 else array.dtype)
     if code is None or array.ndim != 1:
         raise ValueError(f"cannot pack a {array.ndim}-dimensional array of {array.dtype}")

@@ -225,6 +225,8 @@ class RoleEngine(EngineEndpoint):
         """Refuse a role without a server and without a model."""
         if not self.engine_url and not self.model:
             raise ValueError("name the server, engine_url, or the model of the farm's engines that plays the role")
+        if self.sampling is not None and self.sampling.routed_experts is not None:
+            raise ValueError("routed_experts of its sampling: they are recorded of the policy alone")
         return self
 
 
@@ -360,6 +362,14 @@ class BatchRequest(EngineSettings):
         if n_bytes > MAX_REQUEST_BYTES:
             raise ValueError(f"their fields have {n_bytes} bytes; {MAX_REQUEST_BYTES} may be: submit several batches")
         return given
+
+    @model_validator(mode="after")
+    def _have_ids(self) -> Self:
+        """Refuse routed experts of an engine that is asked for no token ids."""
+        settings: tuple[EngineSettings, ...] = (self, *self.instances)
+        if self.sampling.routed_experts is not None and any(each.engine_route == "chat" for each in settings):
+            raise ValueError("routed_experts of its sampling: an engine with engine_route `chat` gives none")
+        return self
 
     @field_validator("reward")
     @classmethod

@@ -75,4 +75,8 @@ class SamplingParams(Request):
     cache_salt: Annotated[Name, Field(min_length=1, max_length=128)] | None = None
     """Divides the engine's prefix cache: a call finds what calls of the same salt left there. A trainer that keeps the
     cache across updates of weights sends the weights' name."""
+    routed_experts: Annotated[int, Field(strict=True, ge=1, le=256)] | None = None
+    """Record the experts that each token was routed to, for a trainer that replays them: the number is how many of them
+    a layer of the model uses for a token, its `num_experts_per_tok`. Only of engines that were started with
+    `--enable-return-routed-experts`; others are refused."""
     seed: Annotated[int, Field(ge=0, lt=2**63 - 1024)] | None = None

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from farm.records.experts.routed_experts import CallExperts, RowExperts
 from farm.records.prefixes import Prefixes
 
 Message: TypeAlias = dict[str, Any]
@@ -62,7 +63,8 @@ class SampledTokens:
 
     `prompt_ids` [n_prompt], `response_ids` and `response_logprobs` [n_response]; None where the engine does not give
     them. The end-of-turn token and a stop string are among the ids where they were sampled. `versions` cover
-    [0, n_response) where the weights are known. `finish_reason` is `stop`, `length`, `abort` (ended from outside, with
+    [0, n_response) where the weights are known. `routed_experts` are there where they were asked for; they need not
+    begin at the prompt's first token. `finish_reason` is `stop`, `length`, `abort` (ended from outside, with
     the tokens so far) or the engine's own; `stop_reason` is the stop string or the token that ended it, if any.
     """
 
@@ -73,6 +75,7 @@ class SampledTokens:
     response_logprobs: LogProbs | None = None
     versions: tuple[VersionSpan, ...] = ()
     n_cached_tokens: int | None = None
+    routed_experts: CallExperts | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -138,6 +141,7 @@ class Segment:
     which an engine saw another token than it was sent; None if all saw what they were sent. `turn_rewards` are what an
     environment or an evaluator gave for single turns, each with the index in the response of the last token of its
     turn. `reward` is the row's own, where an evaluator gave it one; None stands for that of its rollout.
+    `routed_experts` are of prompt and response, [n_prompt + n_response]; None where none were recorded, or asked for.
     """
 
     prompt_ids: TokenIds
@@ -148,11 +152,15 @@ class Segment:
     mismatch: int | None = None
     turn_rewards: tuple[tuple[int, float], ...] = ()
     reward: float | None = None
+    routed_experts: RowExperts | None = None
 
     def __post_init__(self) -> None:
         lengths = {len(self.response_ids), len(self.response_mask), len(self.response_logprobs)}
         if lengths != {len(self.policy_versions)}:
             raise ValueError(f"a segment's response arrays differ in length: {sorted(lengths)}")
+        n = len(self.prompt_ids) + len(self.response_ids)
+        if self.routed_experts is not None and len(self.routed_experts) != n:
+            raise ValueError(f"a segment of {n} tokens has experts of {len(self.routed_experts)}")
 
     @property
     def untrainable(self) -> str:
@@ -197,6 +205,7 @@ class Segment:
             mismatch,
             tuple((place, reward) for place, reward in self.turn_rewards if place < n_tokens),
             self.reward,
+            self.routed_experts and self.routed_experts.cut(len(self.prompt_ids) + n_tokens),
         )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import fields
+from dataclasses import astuple, fields
 from itertools import groupby
 from typing import Any, cast
 
@@ -18,12 +18,15 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from farm.errors import EngineError
 from farm.ids import RolloutRef
+from farm.records.experts.expert_places import ExpertStretch
+from farm.records.experts.routed_experts import CallExperts
 from farm.records.prefixes import Prefixes
 from farm.records.request import TrainCalls
 from farm.records.rollout import Stage, State
 from farm.records.scoring.row_rewards import RowRewards
 from farm.records.trajectory import UNTRAINED, ModelCall, Segment, TokenIds, VersionSpan
 from farm.row_builders import WHOLE, build_rows, chosen_calls
+from farm.store.blobs import stored_experts
 from farm.store.retention.kept import check_kept
 from farm.store.rollouts import batches, rewards, rollouts
 from farm.store.sql.schema import ModelCallRow, SegmentRow
@@ -32,7 +35,7 @@ from farm.store.sql.unstorable_values import fitting
 model_calls = cast(Table, ModelCallRow.__table__)
 segment_rows = cast(Table, SegmentRow.__table__)
 
-_AS_THEY_ARE = tuple({each.name for each in fields(ModelCall)} - {"index", "prompt_ids", "versions"})
+_AS_THEY_ARE = tuple({each.name for each in fields(ModelCall)} - {"index", "prompt_ids", "versions", "routed_experts"})
 """The fields of a call that are stored as they are, in columns of their names."""
 
 # Built once, as those of `farm.store.rollouts`: each turn of each rollout executes both.
@@ -112,16 +115,18 @@ class CallLog:
             index = self._prefix[index]
 
 
-def record_call(connection: Connection, row: dict[str, Any]) -> None:
+def record_call(connection: Connection, row: dict[str, Any], experts: CallExperts | None = None) -> None:
     """Write a call's row; if it is there, only what followed: observations, invalid tool calls among them, a reward.
 
-    Raises EngineError for what no database takes.
+    `experts` are written beside it. Raises EngineError for what no database takes.
     """
     changed = {f"b_{name}": row[name] for name in (*(column.name for column in _CALL_KEY), *_OBSERVED)}
     with fitting(EngineError, f"{row['rollout_id']}: call {row['call_index']} of engine {row['engine']}"):
         # what has been observed is mostly of a row that is there; packing its arrays again would cost more
         if not row["observations"] or not connection.execute(_observe_call, changed).rowcount:
             connection.execute(_PUT_CALL[connection.dialect.name], row)
+    if experts is not None:
+        stored_experts.keep(connection, row["rollout_id"], row["attempt"], row["call_index"], experts)
 
 
 def calls(connection: Connection, rollout_id: str, attempt: int | None = None) -> list[ModelCall]:
@@ -164,9 +169,17 @@ def mark_untrained(connection: Connection, rollout_id: str, attempt: int, calls:
 
 
 def store_segments(
-    connection: Connection, rollout_id: str, batch_id: str, attempt: int, rows: Sequence[Segment]
+    connection: Connection,
+    rollout_id: str,
+    batch_id: str,
+    attempt: int,
+    rows: Sequence[Segment],
+    places: Sequence[Sequence[ExpertStretch]] = (),
 ) -> None:
-    """Make these the training rows of a rollout, in place of any from an earlier attempt."""
+    """Make these the training rows of a rollout, in place of any from an earlier attempt.
+
+    `places` has for each row where the calls of the attempt have its experts; empty if they have none.
+    """
     connection.execute(_delete_segments, {"b_id": rollout_id})
     if rows:
         connection.execute(
@@ -184,6 +197,7 @@ def store_segments(
                     "policy_versions": row.policy_versions,
                     "mismatch": row.mismatch,
                     "turn_rewards": [list(each) for each in row.turn_rewards] or None,
+                    "expert_places": [list(astuple(each)) for each in places[index]] if any(places) else None,
                 }
                 for index, row in enumerate(rows)
             ],
@@ -191,9 +205,9 @@ def store_segments(
 
 
 def segments_of(
-    connection: Connection, batch_id: str, rollout_ids: Sequence[str] | None = None
+    connection: Connection, batch_id: str, rollout_ids: Sequence[str] | None = None, *, experts: bool = False
 ) -> dict[str, tuple[Segment, ...]]:
-    """Rollout id → its training rows, for rollouts of a batch that have ended.
+    """Rollout id → its training rows, for rollouts of a batch that have ended; with `experts` where they have any.
 
     Those of a rollout that was cancelled while it was played follow from the calls that were recorded till then.
     Raises Pruned if they are not kept.
@@ -208,7 +222,9 @@ def segments_of(
     if rollout_ids is not None:
         statement = statement.where(segment_rows.c.rollout_id.in_(rollout_ids))
     result: defaultdict[str, list[Segment]] = defaultdict(list, _cut_short(connection, batch_id, rollout_ids))
+    places: defaultdict[tuple[str, int], list[list[list[int]]]] = defaultdict(list)
     for row in connection.execute(statement):
+        places[row.rollout_id, row.attempt].append(row.expert_places or [])
         result[row.rollout_id].append(
             Segment(
                 row.prompt_ids,
@@ -220,6 +236,10 @@ def segments_of(
                 tuple((place, reward) for place, reward in row.turn_rewards or ()),
             )
         )
+    for (rollout_id, attempt), of_rollout in places.items() if experts else ():
+        if any(of_rollout):
+            rows = zip(result[rollout_id], of_rollout, strict=True)
+            result[rollout_id] = stored_experts.with_experts(connection, rollout_id, attempt, list(rows))
     for rollout_id, of_rows in _rewards_of_rows(connection, batch_id, rollout_ids):
         result[rollout_id] = RowRewards.model_validate(of_rows).applied(result[rollout_id])
     return {rollout_id: tuple(rows) for rollout_id, rows in result.items()}

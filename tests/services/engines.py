@@ -15,7 +15,16 @@ from farm.records.engine import EngineInfo, PauseMode
 from farm.records.request import SamplingParams
 from farm.records.trajectory import TokenIds
 from workers.interfaces import Completion
-from workers.policy.generation import ChatRequest, Engine, EngineAddress, EngineBusy, EngineUnfit, Generation, OnIds
+from workers.policy.generation import (
+    ChatRequest,
+    Engine,
+    EngineAddress,
+    EngineBusy,
+    EngineUnfit,
+    ExpertRange,
+    Generation,
+    OnIds,
+)
 from workers.policy.routing.engine_view import EngineRecord, InFlight, Paused
 from workers.policy.routing.retry_state import Call
 from workers.policy.routing.router import StickyRouter
@@ -108,6 +117,7 @@ class Double:
         session_id: str = "",
         on_ids: OnIds | None = None,
         n_vocabulary: int | None = None,
+        experts: ExpertRange | None = None,
     ) -> Generation:
         raise NotImplementedError
 

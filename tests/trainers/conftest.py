@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import numpy as np
 import pytest
 
 import farm
@@ -20,6 +21,7 @@ from farm.client.local import LocalFarm
 from tests.doubles import EngineDouble
 from tests.services.api import KEY, served
 from tests.services.farms import embedded, farm_folder, until
+from workers.testing.engine.expert_routing import ExpertRouting
 from workers.testing.engine.model_text import write_model_text
 from workers.testing.scripted_model import Branch, Script, ScriptedProblem, ScriptedTurn
 from workers.testing.serving import serving
@@ -40,6 +42,7 @@ BOOK = Script(
         )
     ]
 )
+EXPERTS = ExpertRouting(n_layers=2, top_k=4, n_experts=300)
 Program: TypeAlias = Callable[..., Any]
 
 if not os.environ.get("FARM_TRAINERS_PYTHON"):
@@ -57,7 +60,7 @@ def client() -> Iterator[LocalFarm]:
     """A farm with a scripted engine, which takes pauses and names of weights as vLLM does."""
     with (
         farm_folder() as folder,
-        serving(EngineDouble(BOOK, weight_version="0").app()) as policy,
+        serving(EngineDouble(BOOK, weight_version="0", experts=EXPERTS).app()) as policy,
         embedded(folder, FARM_POLICY_URL=f"{policy}/v1") as here,
         farm.connect(here.store_url, broker_url=here.broker_url) as connected,
     ):
@@ -78,6 +81,13 @@ def model_text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("model")
     write_model_text(folder)
     return folder
+
+
+def are_of(experts: Any, ids: list[int]) -> bool:
+    """Return whether these are the experts of all ids but the last, under weights of some step."""
+    given = np.array(experts)
+    versions = map(str, range(10))
+    return any(np.array_equal(given, EXPERTS.of(np.array(ids), version)[:-1]) for version in versions)
 
 
 @pytest.fixture

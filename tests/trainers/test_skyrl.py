@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.trainers.conftest import Program
+from tests.trainers.conftest import Program, are_of
 
 
 def test_skyrls_own_checks_take_the_farms_rows(run: Program) -> None:
@@ -10,6 +10,14 @@ def test_skyrls_own_checks_take_the_farms_rows(run: Program) -> None:
     # rollouts of every kind, plain and step-wise, and faults that those checks find
     assert facts["constructed"] == {"rows": 12, "steps": 14, "broken": 0.0}
     assert facts["refused"] == ["loss_masks", "is_last_step", "trajectory_ids"]
+    experts = facts["experts"]
+    assert experts["refused"] == ["expert_form", "inference_engine.enable_return_routed_experts"]
+    assert all(are_of(of_ids, ids) for ids, of_ids in experts["rows"][:4])
+    assert all(are_of(of_ids[:-1], ids) for ids, of_ids in experts["tensor"][:4]), "SkyRL's own tensor of them"
+    assert [each for _, of_ids in experts["rows"][4:] for each in of_ids] == [[[0, 1, 2, 3]] * 2] * (
+        sum(len(ids) - 1 for ids, _ in experts["rows"][4:])
+    )
+    assert experts["evaluated"] is None
     for kind in ("plain", "step_wise"):
         played = facts[kind]
         assert played["rows"] == 12

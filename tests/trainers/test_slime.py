@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import absent
-from tests.trainers.conftest import Program
+from tests.trainers.conftest import Program, are_of
 
 
 @pytest.mark.parametrize("package", ["slime", "miles"])
@@ -32,6 +32,11 @@ def test_their_own_checks_take_the_farms_samples(run: Program, trainers: Path, p
     assert facts["refused"] == ["rollout_top_p", "partial_rollout", "rollout_max_context_len", "eval_function_path"]
     drawn = {"temperature": 0.0, "top_p": 0.7, "top_k": 20, "max_tokens": 48, "min_tokens": 1}
     assert drawn.items() <= facts["evaluated"].items(), "an evaluation is drawn by its own parameters"
+    experts = facts["experts"]
+    assert [are_of(of_ids, ids) for ids, of_ids in experts["rows"]] == [True] * 4 + [False] * 4 + [True] * 8
+    assert all(len(ids) - 1 == len(of_ids) for ids, of_ids in experts["rows"])
+    assert experts["types"] == ["int32"]
+    assert experts["evaluated"] == [None] * 4
     dropped = {name.removeprefix("rollout/dynamic_filter/drop_") for name in facts["collected"].pop("dropped")}
     assert dropped <= {"refused", "too_few_scored", "stale"}
     assert facts["collected"] == {

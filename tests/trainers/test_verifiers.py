@@ -8,7 +8,7 @@ from typing import Any
 
 from farm.client.local import LocalFarm
 from tests.doubles import EngineDouble
-from tests.trainers.conftest import N_PROMISES, QUESTION, Program
+from tests.trainers.conftest import EXPERTS, N_PROMISES, QUESTION, Program, are_of
 from workers.testing.scripted_model import Branch, Script, ScriptedCall, ScriptedProblem, ScriptedTurn
 from workers.testing.serving import serving
 
@@ -39,12 +39,13 @@ CHAT = task("chat", question=QUESTION, expected="three")
 def test_verifiers_runs_rollouts_on_the_farm(run: Program, client: LocalFarm, tmp_path: Path) -> None:
     request_file = tmp_path / "request.json"
     request_file.write_text(json.dumps({"limits": {"max_turns": 3}, "max_attempts": 1}))
-    engine = EngineDouble(SCRIPT, key=ENGINE_KEY, weight_version="7")
+    engine = EngineDouble(SCRIPT, key=ENGINE_KEY, weight_version="7", experts=EXPERTS)
     with serving(engine.app()) as address:
         given = {
             "engine_url": f"{address}/v1",
             "engine_key": ENGINE_KEY,
             "model": engine.machine.name,
+            "routed_experts": EXPERTS.top_k,
             "chat": CHAT,
             "broken": task("noop", fail="run:engine_error"),
             "long": task("chat", question=LONG, expected="three"),
@@ -63,6 +64,8 @@ def test_verifiers_runs_rollouts_on_the_farm(run: Program, client: LocalFarm, tm
             assert branch["token_ids"] == [*segment.prompt_ids.tolist(), *segment.response_ids.tolist()]
             assert branch["mask"] == [False] * len(segment.prompt_ids) + segment.response_mask.astype(bool).tolist()
             assert branch["logprobs"][len(segment.prompt_ids) :] == segment.response_logprobs.tolist()
+            assert are_of(branch["experts"][:-1], branch["token_ids"])
+            assert branch["experts"][-1] == branch["experts"][-2], "as verifiers has those of the last token"
             assert (episode["ok"], episode["completed"], episode["stop"]) == (True, True, "agent_completed")
             assert episode["rewards"] == {"contains": rollout.reward}
             calls = client.calls(rollout.rollout_id)
@@ -79,7 +82,7 @@ def test_verifiers_runs_rollouts_on_the_farm(run: Program, client: LocalFarm, tm
         assert 0 < sum(long["branches"][0]["mask"]) < len(long["branches"][0]["mask"])
         # a plain client's endpoint is asked for no ids, and so its trace has none
         assert plain["ok"]
-        assert [branch["token_ids"] for branch in plain["branches"]] == [[]]
+        assert [(branch["token_ids"], branch["experts"]) for branch in plain["branches"]] == [([], None)]
         # what broke is an error, which its consumers drop, and no reward
         assert (broken["ok"], broken["rewards"]) == (False, {"reward": None})
         assert [error["type"] for error in broken["errors"]] == ["ProviderError"]
@@ -88,11 +91,13 @@ def test_verifiers_runs_rollouts_on_the_farm(run: Program, client: LocalFarm, tm
         assert (late["ok"], late["timeout"], late["stop"], late["reward"]) == (True, True, "agent_timeout", 1.0)
         assert late["errors"] == []
         reasons = [each["refused"] for each in result["refused"]]
-        for reason, named in zip(reasons, ("sampling.logit_bias", "client.headers", "image", "juggling"), strict=True):
-            assert named in reason
+        names = ("sampling.logit_bias", "client.headers", "image", "juggling", "sampling.routed_experts")
+        for reason, named in zip(reasons, names, strict=True):
+            assert named in reason.replace("\n", ".")
         assert result["healthy"]
         command = result["command"]
         assert (command["ok"], [len(branch["token_ids"]) > 0 for branch in command["branches"]]) == (True, [True])
+        assert all(are_of(branch["experts"][:-1], branch["token_ids"]) for branch in command["branches"])
         assert "temperature" not in client.calls(_id(command))[0].sampling, "that is the engine's to choose"
         # what a client cancels ends on the farm
         played_last, cancelled = client.recent(2)
@@ -122,6 +127,9 @@ def test_each_training_row_is_a_branch_of_the_trace(run: Program) -> None:
     assert (result["rewards"], result["metrics"]) == ({"grader": 0.25}, {"passed": 1.0, "n": 3.0})
     assert result["stop"] == [True, "max_turns", True]
     assert result["order"] == sorted(result["order"])
+    routed = result["routed"]
+    assert routed["ours"] == routed["theirs"], "as verifiers itself gives a turn's experts to its nodes"
+    assert (routed["n_tokens"], routed["n_rows"]) == (7, 7)
     assert result["lost"] == [False, True, "sandbox_error", "SandboxError", {"reward": None}]
 
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from tests.trainers.conftest import Program
+from typing import Any
+
+import numpy as np
+
+from tests.trainers.conftest import Program, are_of
 
 
 def test_v0s_batch_is_as_verls_own_worker_makes_it(run: Program) -> None:
@@ -22,6 +26,22 @@ def test_v0s_batch_is_as_verls_own_worker_makes_it(run: Program) -> None:
     assert facts["same_when_again"]
     assert facts["too_long"] == "actor_rollout_ref.rollout.response_length"
     assert facts["bounded"] == 1, "a rollout ends where verl's row is full"
+    check_experts(facts["experts"])
+
+
+def check_experts(experts: dict[str, Any]) -> None:
+    """Hold the rows of a step with routing replay to the engine's routing; verl leaves the last token's at 0."""
+    rows = experts["rows"]
+    for place, (ids, of_ids) in enumerate([*rows, experts["v1"]]):
+        if place in range(4, 8):
+            assert np.all(np.array(of_ids)[:-1] == [0, 1, 2, 3]), "a row that broke does not train"
+        else:
+            assert are_of(of_ids[:-1], ids)
+        assert not np.any(of_ids[-1])
+    assert (experts["type"], experts["v1_type"]) == ("torch.int16", "torch.int16")
+    assert not experts["validated"]
+    assert len(experts["as_verls_worker"]) == 9
+    assert all(experts["as_verls_worker"].values()), experts["as_verls_worker"]
 
 
 def test_v1s_prompts_are_written_when_their_last_rollout_has_ended(run: Program) -> None:
@@ -32,6 +52,8 @@ def test_v1s_prompts_are_written_when_their_last_rollout_has_ended(run: Program)
     ours, theirs = facts["fields"]
     assert ours == theirs, "the fields that verl's own worker writes"
     assert facts["same_types"]
+    assert len(facts["experts"]) == 6
+    assert all(are_of(of_ids[:-1], ids) and not np.any(of_ids[-1]) for ids, of_ids in facts["experts"])
     assert {"global_steps", "max_global_steps", "min_global_steps", "seq_len", "status"} <= {*facts["tags"]}
     assert facts["steps"] == [5]
     assert set(facts["scores"]) <= {0.0, 1.0}

@@ -46,6 +46,10 @@ class EngineUnfit(EngineRefused):
     """A request that this engine cannot answer, but another may: it requires another key, or lacks model or route."""
 
 
+class ExpertsMissing(EngineUnfit):
+    """A request for routed experts to an engine that gives none, and that is fit for all other requests."""
+
+
 class LogprobsMissing(EngineRefused):
     """A request for log-probabilities to an engine that gives none."""
 
@@ -81,6 +85,18 @@ class ChatRequest:
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class ExpertRange:
+    """The routed experts that are wanted of a call: `top_k` of each token from position `start` of its prompt on.
+
+    `n_layers` are those that calls before had; None if that is not known.
+    """
+
+    top_k: int
+    start: int = 0
+    n_layers: int | None = None
+
+
 OnIds: TypeAlias = Callable[[Sequence[int]], None]
 """Called with newly sampled ids as they come."""
 
@@ -105,10 +121,12 @@ class Engine(Protocol):
         session_id: str = "",
         on_ids: OnIds | None = None,
         n_vocabulary: int | None = None,
+        experts: ExpertRange | None = None,
     ) -> Generation:
         """Sample from ids; only where `info.token_in` names a wire. `on_ids` requests a stream.
 
-        Raises EngineError for an id at or above `n_vocabulary`, and for more than `max_tokens` ids.
+        Raises EngineError for an id at or above `n_vocabulary`, for more than `max_tokens` ids, and for other `experts`
+        than are asked for; ExpertsMissing for none.
         """
         ...
 

@@ -29,6 +29,7 @@ from workers.policy.generation import (
     EngineAddress,
     EngineRefused,
     EngineUnfit,
+    ExpertsMissing,
     FormUnsupported,
     LogprobsMissing,
 )
@@ -120,6 +121,7 @@ class RolloutPolicy:
         self._n_asked = 0
         self._n_calls = 0
         self._n_sampled = 0
+        self._n_layers: int | None = None
 
     @property
     def blocked(self) -> str:
@@ -151,11 +153,14 @@ class RolloutPolicy:
             messages, max_tokens, sampling, tools, self._model, self._rollout_id, self._rules.template_kwargs
         )
         try:
-            completion = await self._answered(_Asked(request, on_delta), Call(self._load(messages), max_tokens))
+            asked = _Asked(request, on_delta, self._n_layers)
+            completion = await self._answered(asked, Call(self._load(messages), max_tokens))
         except EngineError as error:
             raise _named(error, self._rollout_id) from error
         self._n_calls += 1
         self._n_sampled += completion.n_response_tokens
+        if completion.routed_experts is not None and completion.routed_experts.ids is not None:
+            self._n_layers = completion.routed_experts.ids.shape[1]
         self._remember(completion)
         return completion
 
@@ -175,6 +180,11 @@ class RolloutPolicy:
             return await self._exact(engine, text, asked, result)
         if is_spelled(asked.request.sampling):
             raise LogprobsMissing(f"engine {engine.address.url} gives no log-probabilities")
+        if asked.request.sampling.routed_experts:
+            raise ExpertsMissing(
+                f"engine {engine.address.url} takes no token ids, and gives no routed_experts: use another, or leave "
+                "routed_experts out of the batch's sampling"
+            )
         return await asked.chat(engine, result)
 
     async def _text(self, engine: Engine) -> ModelText | None:
@@ -244,8 +254,9 @@ class RolloutPolicy:
 class _Asked:
     """One request and its progress, kept when another engine takes over."""
 
-    def __init__(self, request: ChatRequest, on_delta: OnDelta | None) -> None:
+    def __init__(self, request: ChatRequest, on_delta: OnDelta | None, n_layers: int | None) -> None:
         self.request = request
+        self._n_layers = n_layers
         self._on_delta = on_delta
         self._calls: dict[str, TokenCompletion] = {}
         self.n_chars_at_most = n_chars_at_most(request.messages, request.tools)
@@ -288,7 +299,7 @@ class _Asked:
         live = None
         if self._on_delta is not None:
             live = StreamForwarder(text.tokenizer, parser, sampling.stop, self._on_delta)
-        return TokenCompletion(prompt, text.tokenizer, parser, sampling, max_tokens, live)
+        return TokenCompletion(prompt, text.tokenizer, parser, sampling, max_tokens, live, self._n_layers)
 
     def _formed(self, engine: Engine, sampling: SamplingParams, tool_format: str, opened: bool) -> SamplingParams:
         """Return the sampling with the guide of its form. Raises FormUnsupported if it has to have one, and cannot."""

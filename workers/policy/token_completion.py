@@ -8,17 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
+from functools import partial, reduce
 
 import numpy as np
 
 from farm.errors import EngineError, LimitReached
+from farm.records.experts.routed_experts import CallExperts
 from farm.records.request import SamplingParams
 from farm.records.trajectory import LogProbs, Message, SampledTokens, TokenIds, VersionSpan, field_values
 from farm.seeds import part_seed
 from workers.interfaces import Completion
 from workers.policy.answer_form import GUIDED, FormedSampling, guide_of, is_spelled
-from workers.policy.generation import Engine, EngineBusy, FormUnsupported, Generation, SpelledCompletion
+from workers.policy.generation import Engine, EngineBusy, ExpertRange, FormUnsupported, Generation, SpelledCompletion
 from workers.policy.stop_strings import before_stop
 from workers.policy.stream_forwarder import Interrupted, StreamForwarder
 from workers.policy.tokens.session import Prompt
@@ -33,7 +34,10 @@ _ABORT_PAUSE_S = 0.1
 
 
 class TokenCompletion:
-    """The answer to one prompt, as far as it is sampled. `live` streams it; None if it is not to be streamed."""
+    """The answer to one prompt, as far as it is sampled. `live` streams it; None if it is not to be streamed.
+
+    `n_layers` are those of the routed experts of calls before; None if that is not known.
+    """
 
     def __init__(
         self,
@@ -43,8 +47,10 @@ class TokenCompletion:
         sampling: SamplingParams,
         max_tokens: int,
         live: StreamForwarder | None,
+        n_layers: int | None = None,
     ) -> None:
         self.prompt = prompt
+        self._n_layers = n_layers
         self._tokenizer = tokenizer
         self._parser = parser
         self._sampling = sampling
@@ -114,6 +120,7 @@ class TokenCompletion:
             model=model,
             session_id=session_id,
             n_vocabulary=self._tokenizer.size,
+            experts=self._experts_wanted(),
         )
         try:
             if self._live is None:
@@ -125,6 +132,20 @@ class TokenCompletion:
                 raise
             self._sampling = self._sampling.model_copy(update={"guide": None})
         return await self._generate(engine, ids, room, model, session_id)
+
+    def _experts_wanted(self) -> ExpertRange | None:
+        """Return the range of experts that is not there yet: the calls before have all but the last of the held ids."""
+        if self._sampling.routed_experts is None:
+            return None
+        taken = self._experts()
+        if taken is not None and taken.ids is not None:
+            return ExpertRange(self._sampling.routed_experts, taken.end, taken.ids.shape[1])
+        return ExpertRange(self._sampling.routed_experts, max(self.prompt.n_held - 1, 0), self._n_layers)
+
+    def _experts(self) -> CallExperts | None:
+        """Return the experts of all parts as one; each part's go on where those before end."""
+        parts = [part.routed_experts for part in self._parts if part.routed_experts is not None]
+        return reduce(CallExperts.then, parts) if parts else None
 
     def _drawn(self, n_sampled: int) -> SamplingParams:
         """Return the sampling after `n_sampled` tokens: with the seed of the first part it would repeat its draws."""
@@ -185,6 +206,7 @@ class TokenCompletion:
             response_logprobs=_joined_logprobs(self._parts),
             versions=_joined_versions(self._parts),
             n_cached_tokens=self._parts[0].n_cached_tokens,
+            routed_experts=self._experts(),
         )
 
 

@@ -55,9 +55,11 @@ class AttemptRecorder:
     async def _record(self, call: ModelCall) -> None:
         plugin_values.record(call, self._claim.rollout_id)
         self.calls[call.index] = call
-        row = self._log.row(call)
+        row, experts = self._log.row(call), call.routed_experts
+        # kept here for all calls, the experts of a worker's rollouts would take gigabytes
+        call.routed_experts = experts and experts.stored()
         # what has been sampled is written even if the rollout is cut off here, at its deadline say
-        await self._written(self._store.submit(lambda connection: trajectories.record_call(connection, row)))
+        await self._written(self._store.submit(lambda connection: trajectories.record_call(connection, row, experts)))
 
     async def _keep(self, index: int, artefact: Artefact) -> str:
         plugin_values.artefact(artefact, self._claim.rollout_id)

@@ -21,6 +21,7 @@ from celery.exceptions import Terminated
 from sqlalchemy import Connection
 
 from farm.errors import AgentError
+from farm.records.experts.expert_places import ExpertStretch, places_of
 from farm.records.rollout import Stage
 from farm.records.trajectory import ROLE, ModelCall, Segment, version_range
 from farm.row_builders import build_rows
@@ -105,7 +106,9 @@ def run_agent(self: Task, rollout_id: str, attempt: int) -> str:
         summary = _summary(played, [call for call in calls if ROLE not in call.labels], rows)
         taken = {call.index for call in trained}
         others = [call for call in calls if call.index not in taken]
-        stage.write(partial(_advance_played, stage.claim, stage.worker.options.ring_again_s, summary, rows, others))
+        places = [places_of(row, calls) for row in rows]
+        ring_again_s = stage.worker.options.ring_again_s
+        stage.write(partial(_advance_played, stage.claim, ring_again_s, summary, rows, places, others))
         return f"advanced to eval: {played.outcome.value}, {len(calls)} turns"
 
 
@@ -156,11 +159,12 @@ def _advance_played(
     ring_again_s: float,
     summary: RunSummary,
     rows: Sequence[Segment],
+    places: Sequence[Sequence[ExpertStretch]],
     untrained: Sequence[ModelCall],
     connection: Connection,
 ) -> bool:
     if not rollouts.advance(connection, claim, ring_again_s, summary):
         return False
     trajectories.mark_untrained(connection, claim.rollout_id, claim.attempt, untrained)
-    trajectories.store_segments(connection, claim.rollout_id, claim.batch_id, claim.attempt, rows)
+    trajectories.store_segments(connection, claim.rollout_id, claim.batch_id, claim.attempt, rows, places)
     return True

@@ -47,9 +47,20 @@ def _fields(path: Path) -> dict[str, Any]:
     help="Fields of a batch request (farm.BatchRequest) for all rollouts, as JSON.",
 )
 @click.option("--instance", help="package.module:function that makes a farm.Instance of a task's data.")
+@click.option(
+    "--routed-experts",
+    type=click.IntRange(1, 256),
+    metavar="N",
+    help="The model's num_experts_per_tok, for a trainer that replays the routing of the engine.",
+)
 @click.option("--ignore", multiple=True, metavar="NAME", help="A sampling parameter that the farm lacks, to leave out.")
 def main(
-    address: str, url: str | None, request_file: Path | None, instance: str | None, ignore: tuple[str, ...]
+    address: str,
+    url: str | None,
+    request_file: Path | None,
+    instance: str | None,
+    routed_experts: int | None,
+    ignore: tuple[str, ...],
 ) -> None:
     """Serve verifiers' clients, such as prime-rl, with rollouts of a farm until Ctrl-C. Prints its address."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
@@ -59,7 +70,8 @@ def main(
     rollouts = GatheredRollouts(client)
 
     async def serve() -> None:
-        server = FarmEnvServer(rollouts, address, instance=make, request=request, ignored=ignore)
+        options: dict[str, Any] = {"request": request, "ignored": ignore, "routed_experts": routed_experts}
+        server = FarmEnvServer(rollouts, address, instance=make, **options)
         click.echo(server.address)
         await server.run()
 

@@ -95,7 +95,11 @@ def sampling_of(run: RunRequest, ignored: Collection[str] = ()) -> dict[str, Any
 
 
 class FarmEnvServer(EnvServer):  # type: ignore[misc, unused-ignore]
-    """verifiers' env server on a farm. `request` has further fields of the batches that are made of its rollouts."""
+    """verifiers' env server on a farm. `request` has further fields of the batches that are made of its rollouts.
+
+    `routed_experts` are those of a token in each layer of the model, for a trainer that replays routing: rollouts of a
+    training client have them then.
+    """
 
     def __init__(
         self,
@@ -105,6 +109,7 @@ class FarmEnvServer(EnvServer):  # type: ignore[misc, unused-ignore]
         instance: InstanceOf = instance_of,
         request: Mapping[str, Any] | None = None,
         ignored: Collection[str] = (),
+        routed_experts: int | None = None,
     ) -> None:
         # not that of EnvServer, which loads an environment
         self.taskset_id = "farm"
@@ -115,6 +120,7 @@ class FarmEnvServer(EnvServer):  # type: ignore[misc, unused-ignore]
         self._instance = instance
         self._request = dict(request or {})
         self._ignored = ignored
+        self._routed_experts = SamplingParams(routed_experts=routed_experts).routed_experts
         self._threads = ThreadPoolExecutor(_N_THREADS, thread_name_prefix="farm")
         fixed = {"instances", "n_samples", "sampling", "idempotency_key", *EngineSettings.model_fields}
         if fixed & self._request.keys():
@@ -138,6 +144,8 @@ class FarmEnvServer(EnvServer):  # type: ignore[misc, unused-ignore]
     async def _run(self, req: RunRequest, client_id: bytes, request_id: bytes) -> RunResponse:
         """Play one rollout, and send its trace. Raises InvalidRequest for what the farm cannot do."""
         request = self._request | sampling_of(req, self._ignored)
+        if self._routed_experts is not None and isinstance(req.client, TrainClientConfig):
+            request["sampling"].setdefault("routed_experts", self._routed_experts)
         request["limits"] = self._limits(req.task_data)
         own = request["chat_template_kwargs"]
         request["chat_template_kwargs"] = {**self._request.get("chat_template_kwargs", {}), **own}

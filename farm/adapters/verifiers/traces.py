@@ -4,7 +4,8 @@ Each training row of the farm is one branch of the graph, from a root to a leaf.
 on the path of a row they give the row's prompt and response, its mask and its log-probabilities. Branches share no
 nodes: what two rows have in common was sampled in the first and stands in the prompt of the second, as in the farm's
 rows, so each token trains once. The tokens between two calls are on the last message between them, as the farm does not
-keep where each message ends. A row that may not train, and a call without ids, are nodes without tokens.
+keep where each message ends. A row that may not train, and a call without ids, are nodes without tokens. Routed experts
+of a row are on its nodes, those of its last token as verifiers has them: those of the token before.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from verifiers.v1 import errors  # type: ignore[import-not-found, unused-ignore]
 from verifiers.v1.configs.agent import WireAgentConfig  # type: ignore[import-not-found, unused-ignore]
 from verifiers.v1.dialects.chat import parse_message  # type: ignore[import-not-found, unused-ignore]
@@ -28,10 +30,11 @@ from verifiers.v1.trace import ModelCall as TracedCall
 from verifiers.v1.types import SamplingConfig, Usage  # type: ignore[import-not-found, unused-ignore]
 
 from farm.adapters.protocol import TrainerResult, TrainingRow
+from farm.records.experts.routed_experts import ExpertIds
 from farm.records.rollout import Outcome, Rollout, Stage
 from farm.records.rollout import Reward as FarmReward
 from farm.records.rollout import Timing as StageTiming
-from farm.records.trajectory import Message, ModelCall, calls_of_segments, segments
+from farm.records.trajectory import Message, ModelCall, Segment, calls_of_segments, segments
 
 _STOPS = {
     Outcome.MAX_TURNS: "max_turns",
@@ -73,7 +76,7 @@ def trace_of(played: PlayedRollout, task: TraceTask[WireTaskData], model: str, s
     rollout = played.rollout
     agent = AgentInfo[WireAgentConfig](config=WireAgentConfig(model=model, sampling=sampling))
     trace = WireTrace(task=task, agent=agent, info={"farm": _details(rollout)}, timing=_timing(played.timings))
-    _add_calls(trace, played.calls, model)
+    _add_calls(trace, played, model)
     if rollout.trainable:
         trace.ok = True
         name = played.rewards[-1].evaluator if played.rewards else "reward"
@@ -115,13 +118,27 @@ def _timing(timings: Sequence[StageTiming]) -> Timing:
     return timing
 
 
-def _add_calls(trace: WireTrace, calls: Sequence[ModelCall], model: str) -> None:
+def _add_calls(trace: WireTrace, played: PlayedRollout, model: str) -> None:
     """Add the nodes of all calls, row by row, then those of calls without ids; and the calls as they were made."""
+    calls = played.calls
     graph = _Graph(trace, calls, model)
+    experts = {_ids(row): _experts(row) for row in played.rollout.segments}
     for segment, members in zip(segments(calls), calls_of_segments(calls), strict=True):
-        graph.add_row(members, with_tokens=segment.trainable)
+        graph.add_row(members, with_tokens=segment.trainable, experts=experts.get(_ids(segment)))
     graph.add_row([call for call in calls if not call.token_exact], with_tokens=False)
     trace.calls.sort(key=lambda call: call.time.start)
+
+
+def _ids(row: Segment) -> bytes:
+    return np.concatenate([row.prompt_ids, row.response_ids]).tobytes()
+
+
+def _experts(row: Segment) -> ExpertIds | None:
+    """Return the experts of all tokens of a row; None if it has none, or not those of each."""
+    experts = row.routed_experts
+    if experts is None or len(experts) < 2 or experts.first_unknown < len(experts) - 1:
+        return None
+    return np.concatenate([experts.ids[:-1], experts.ids[-2:-1]])
 
 
 class _Graph:
@@ -132,8 +149,9 @@ class _Graph:
         self._model = model
         self._history = _histories(calls)
 
-    def add_row(self, calls: Sequence[ModelCall], *, with_tokens: bool) -> None:
-        """Add a branch: the calls that continue each other."""
+    def add_row(self, calls: Sequence[ModelCall], *, with_tokens: bool, experts: ExpertIds | None = None) -> None:
+        """Add a branch: the calls that continue each other. `experts` are of all its tokens."""
+        first = len(self._trace.nodes)
         parent: int | None = None
         before: ModelCall | None = None
         for call in calls:
@@ -144,6 +162,16 @@ class _Graph:
                 parent = self._add(parent, message, ids, call.started_at)
             parent = self._add_sampled(parent, call, with_tokens)
             before = call
+        if experts is not None:
+            self._route(first, experts)
+
+    def _route(self, first: int, experts: ExpertIds) -> None:
+        """Give the nodes from `first` on the experts of their tokens."""
+        at = 0
+        for node in self._trace.nodes[first:]:
+            begin, at = at, at + len(node.token_ids)
+            if node.token_ids:
+                node.routed_experts = experts[begin:at].copy()
 
     def _add(self, parent: int | None, message: Message, ids: list[int], at: float) -> int:
         node = MessageNode(

@@ -23,7 +23,15 @@ from farm.settings import settings
 from farm.store import epoch, migrations
 from farm.store.access.sealed_secrets import FILE as SECRET_KEY_FILE
 from farm.store.access.sealed_secrets import check_secret_key, secret_key_file
-from farm.store.backups.backup_file import ROWS, TABLES, BackupFile, check_replaceable, describe, new_file, read_backup
+from farm.store.backups.backup_file import (
+    TABLES,
+    BackupFile,
+    check_replaceable,
+    describe,
+    new_file,
+    read_backup,
+    rows_at_a_time,
+)
 from farm.store.database import Store
 from farm.store.leader import leaders
 from farm.store.nodes import nodes
@@ -84,7 +92,7 @@ def _copy_rows(store: Store, part: Path, check: Callable[[], object]) -> None:
             names = ", ".join(_as_text(column.name, column.type) for column in table.columns)
             marks = ", ".join("?" for _ in table.columns)
             query = f'SELECT {names} FROM "{table.name}"'  # noqa: S608
-            result = source.exec_driver_sql(query, execution_options={"yield_per": ROWS})
+            result = source.exec_driver_sql(query, execution_options={"yield_per": rows_at_a_time(table)})
             for rows in result.partitions():
                 check()
                 copy.executemany(f'INSERT INTO "{table.name}" VALUES ({marks})', [tuple(row) for row in rows])  # noqa: S608

@@ -42,12 +42,17 @@ class BackupFile:
         names = ", ".join(f'"{column.name}"' for column in table.columns)
         with closing(_opened(self.path)) as connection:
             cursor = connection.execute(f'SELECT {names} FROM "{table.name}"')  # noqa: S608 - names of ours
-            while rows := cursor.fetchmany(ROWS):
+            while rows := cursor.fetchmany(rows_at_a_time(table)):
                 yield rows
 
 
-ROWS = 64
-"""Rows that are held at a time: some have megabytes."""
+_ROWS = 64
+_ROWS_OF_MEGABYTES = 4
+
+
+def rows_at_a_time(table: Table) -> int:
+    """Return how many rows of a table are held at a time: those with experts have megabytes each."""
+    return _ROWS_OF_MEGABYTES if table.name == "call_experts" else _ROWS
 
 
 def read_backup(path: Path) -> BackupFile:

@@ -20,6 +20,7 @@ from sqlalchemy import ColumnElement, Connection, Table, and_, delete, func, lit
 from farm.errors import NotFound, Pruned
 from farm.settings import Settings
 from farm.store.blobs.artefacts import artefacts
+from farm.store.blobs.stored_experts import call_experts
 from farm.store.consumers import deliveries, steps
 from farm.store.database import Store, Work
 from farm.store.locks import lock_batches, lock_rollouts
@@ -270,7 +271,7 @@ def _next(connection: Connection, batch: PrunedBatch, after: tuple[int, int], n:
     later = or_(group > after[0], and_(group == after[0], sample > after[1]))
     more = {
         RetentionLevel.TRAJECTORIES: or_(
-            _any_of(artefacts), _any_of(model_calls, model_calls.c.attempt < _newest_attempt())
+            _any_of(artefacts), _any_of(model_calls, model_calls.c.attempt < _newest_attempt(model_calls))
         ),
         # of a rollout that was never begun there is nothing
         RetentionLevel.REWARDS: or_(_any_of(attempts), _any_of(model_calls)),
@@ -286,11 +287,11 @@ def _any_of(table: Table, *conditions: ColumnElement[bool]) -> ColumnElement[boo
     return mine.correlate(rollouts).exists()
 
 
-def _newest_attempt() -> ColumnElement[int]:
-    """Return the number of the last attempt with calls, of the call that it stands beside."""
+def _newest_attempt(table: Table) -> ColumnElement[int]:
+    """Return the number of the last attempt with calls, of the rollout whose row of `table` it stands beside."""
     other = model_calls.alias()
-    newest = select(func.max(other.c.attempt)).where(other.c.rollout_id == model_calls.c.rollout_id)
-    return newest.correlate(model_calls).scalar_subquery()
+    newest = select(func.max(other.c.attempt)).where(other.c.rollout_id == table.c.rollout_id)
+    return newest.correlate(table).scalar_subquery()
 
 
 def _remove_rollouts(connection: Connection, batch: PrunedBatch, ids: Sequence[str]) -> int:
@@ -298,9 +299,17 @@ def _remove_rollouts(connection: Connection, batch: PrunedBatch, ids: Sequence[s
     lock_rollouts(connection, rollouts.c.rollout_id.in_(ids))
     n = _delete(connection, artefacts, artefacts.c.rollout_id.in_(ids))
     if batch.kept is RetentionLevel.TRAJECTORIES:
-        earlier = and_(model_calls.c.rollout_id.in_(ids), model_calls.c.attempt < _newest_attempt())
-        return n + _delete(connection, model_calls, earlier)
-    tables = (model_calls, segment_rows, attempts, *((rewards,) if batch.kept is RetentionLevel.NOTHING else ()))
+        for table in (call_experts, model_calls):
+            earlier = and_(table.c.rollout_id.in_(ids), table.c.attempt < _newest_attempt(table))
+            n += _delete(connection, table, earlier)
+        return n
+    tables = (
+        call_experts,
+        model_calls,
+        segment_rows,
+        attempts,
+        *((rewards,) if batch.kept is RetentionLevel.NOTHING else ()),
+    )
     n += sum(_delete(connection, table, table.c.rollout_id.in_(ids)) for table in tables)
     if batch.kept is RetentionLevel.NOTHING:
         return n + _delete(connection, rollouts, rollouts.c.rollout_id.in_(ids))

@@ -14,20 +14,20 @@ from farm.records.packed_array import pack, unpack
 
 
 class Packed(TypeDecorator[NDArray[Any]]):
-    """A column of `pack`ed arrays of one element type."""
+    """A column of `pack`ed arrays, each of one of these element types."""
 
     impl = LargeBinary
     cache_ok = True
 
-    def __init__(self, dtype: str) -> None:
+    def __init__(self, *dtypes: str) -> None:
         super().__init__()
-        self.dtype = np.dtype(dtype)
+        self.dtypes = tuple(map(np.dtype, dtypes))
 
     def process_bind_param(self, value: NDArray[Any] | None, dialect: Dialect) -> bytes | None:
         if value is None:
             return None
-        if value.dtype != self.dtype:
-            raise ValueError(f"this column holds {self.dtype}, not {value.dtype}")
+        if value.dtype not in self.dtypes:
+            raise ValueError(f"this column holds {' or '.join(map(str, self.dtypes))}, not {value.dtype}")
         return pack(value)
 
     def process_result_value(self, value: bytes | None, dialect: Dialect) -> NDArray[Any] | None:

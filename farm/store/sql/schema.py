@@ -22,6 +22,8 @@ from farm.store.sql.observing_tables import HistogramRow as HistogramRow
 from farm.store.sql.observing_tables import MeasuredBatchRow as MeasuredBatchRow
 from farm.store.sql.observing_tables import OutboxRow as OutboxRow
 from farm.store.sql.sanitize import PlainText
+from farm.store.sql.tables.beside_calls import ArtefactRow as ArtefactRow
+from farm.store.sql.tables.beside_calls import CallExpertsRow as CallExpertsRow
 from farm.store.sql.terminal_table import AwaitsPlace
 
 _LIVE, _ENDED = text("finish_seq IS NULL"), text("finish_seq IS NOT NULL")
@@ -197,23 +199,11 @@ class ModelCallRow(Base):
     labels: Mapped[dict[str, Any]] = mapped_column(server_default=text("'{}'"))
 
 
-class ArtefactRow(Base):
-    """An artefact of a tool call; `data` is compressed, `n_bytes` is the size before compression."""
-
-    __tablename__ = "artefacts"
-    __table_args__ = (ForeignKeyConstraint(["rollout_id"], ["rollouts.rollout_id"], ondelete="CASCADE"),)
-
-    rollout_id: Mapped[str] = mapped_column(short_text(), primary_key=True)
-    attempt: Mapped[int] = mapped_column(primary_key=True)
-    name: Mapped[str] = mapped_column(short_text(128), primary_key=True)
-    media_type: Mapped[str] = mapped_column(PlainText(100))
-    n_bytes: Mapped[int]
-    data: Mapped[bytes]
-    created_at: Mapped[float]
-
-
 class SegmentRow(Base):
-    """One training row of the attempt that counts. `turn_rewards` are pairs of a place and a reward; null for none."""
+    """One training row of the attempt that counts. `turn_rewards` are pairs of a place and a reward; null for none.
+
+    `expert_places` are [begin, end, call, at], an `ExpertStretch` each; null if no call has experts.
+    """
 
     __tablename__ = "segments"
     __table_args__ = (
@@ -232,6 +222,7 @@ class SegmentRow(Base):
     policy_versions: Mapped[Any] = mapped_column(Packed("int32"))
     mismatch: Mapped[int | None]
     turn_rewards: Mapped[list[Any] | None] = mapped_column(JSON(none_as_null=True))
+    expert_places: Mapped[list[Any] | None] = mapped_column(JSON(none_as_null=True))
 
 
 class RewardRow(Base):

@@ -17,6 +17,8 @@ from farm.client.local import LocalFarm
 from farm.errors import FarmError, NotFound, Pruned
 from farm.ids import RolloutRef
 from farm.notifications import Signals
+from farm.records.experts.expert_places import places_of
+from farm.records.experts.routed_experts import CallExperts
 from farm.records.rollout import Stage
 from farm.records.trajectory import Segment, token_ids
 from farm.scheduler.retention_keeper import RetentionKeeper
@@ -24,6 +26,7 @@ from farm.settings import Settings
 from farm.store import cancel_and_rescore, consumers, trajectories
 from farm.store.blobs import artefacts
 from farm.store.blobs.artefacts import artefacts as artefact_rows
+from farm.store.blobs.stored_experts import call_experts
 from farm.store.consumers import deliveries, steps
 from farm.store.database import Store
 from farm.store.nodes import nodes
@@ -39,7 +42,10 @@ from tests.services.model_calls import model_call
 
 DAY_S = 86_400.0
 OLD_S = 20 * DAY_S
-TABLES = (rollouts, attempts, rewards, model_calls, segment_rows, artefact_rows, instances, deliveries, batches)
+TABLES = (
+    *(rollouts, attempts, rewards, model_calls, call_experts, segment_rows, artefact_rows),
+    *(instances, deliveries, batches),
+)
 
 
 def played(store: Store, n: int = 2, n_samples: int = 1, age_s: float = OLD_S, **values: Any) -> str:
@@ -59,13 +65,14 @@ def _play(store: Store, rollout_id: str, batch_id: str) -> None:
     held = claimed(store, rollout_id, Stage.RUN)
     prompt, response = token_ids([1, 2]), token_ids([3])
     segment = Segment(prompt, response, np.ones(1, np.uint8), np.zeros(1, np.float32), np.zeros(1, np.int32), None)
-    call = model_call(prompt_ids=prompt, response_ids=response)
+    experts = CallExperts.of(0, np.ones((2, 1, 1), np.uint8))
+    call = model_call(prompt_ids=prompt, response_ids=response, routed_experts=experts)
 
     def record(connection: Connection) -> None:
         for attempt in (0, 1):
-            record_call(connection, CallLog(rollout_id, attempt).row(call))
+            record_call(connection, CallLog(rollout_id, attempt).row(call), experts)
         artefacts.keep(connection, held, "out", "text/plain", 3, artefacts.packed(b"abc"))
-        store_segments(connection, rollout_id, batch_id, 1, [segment])
+        store_segments(connection, rollout_id, batch_id, 1, [segment], [places_of(segment, [call])])
 
     store.write(record)
     ended = {"policy_outcome": "submitted", "submission": {"answer": "42"}}
@@ -150,8 +157,12 @@ def test_trajectories_stay_without_what_does_not_train(store: Store) -> None:
     farm, before = farm_of(store), rows(store, batch_id)
     known = farm.collect(batch_id)
     assert pruned(store, RetentionLevel.TRAJECTORIES) == [batch_id]
-    assert rows(store, batch_id) == before | {"artefacts": 0, "model_calls": before["model_calls"] // 2}
+    halved = {name: before[name] // 2 for name in ("model_calls", "call_experts")}
+    assert rows(store, batch_id) == before | {"artefacts": 0} | halved
     again = farm.collect(batch_id)
+    assert [row.routed_experts.known.tolist() for each in again for row in each.segments if row.routed_experts] == (
+        [[1, 1, 0]] * len(again)
+    )
     assert [each.rollout_id for each in again] == [each.rollout_id for each in known]
     assert all(each.segments for each in again)
     assert farm.violations(batch_id) == []

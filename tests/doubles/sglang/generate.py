@@ -75,6 +75,8 @@ class GenerateEndpoint:
         }
         if last:
             meta["weight_versions"] = spans(run)
+            if body.return_routed_experts and self._machine.experts is not None:
+                meta["routed_experts"] = self._machine.experts.in_int32(run, body.routed_experts_start_len)
         if body.return_logprob:
             meta["output_token_logprobs"] = self._asking.logprobs(
                 run, n, body.sampling_params.temperature, texts=body.return_text_in_logprobs

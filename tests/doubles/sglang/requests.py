@@ -29,6 +29,8 @@ class SglangGenerateBody(BaseModel):
     return_logprob: bool = False
     return_text_in_logprobs: bool = False
     return_prompt_token_ids: bool = False
+    return_routed_experts: bool = False
+    routed_experts_start_len: int = 0
     stream: bool = False
     lora_path: str | None = None
     rid: str | None = None

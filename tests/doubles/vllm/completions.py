@@ -9,6 +9,7 @@ from typing import Any
 from tests.doubles.vllm.answer_text import TextResponseWriter, TextStream
 from tests.doubles.vllm.requests import VllmCompletionsBody
 from workers.testing.engine.engine_machine import Machine
+from workers.testing.engine.expert_routing import npy_of
 from workers.testing.engine.model_request import SamplingRequest
 from workers.testing.engine.run import EngineRun
 from workers.testing.engine.vllm.answer_fields import CREATED, spans, usage
@@ -101,6 +102,6 @@ class CompletionsAnswer:
             "token_ids": run.ids if request.return_token_ids else None,
             "prompt_logprobs": None,
             "prompt_token_ids": run.prompt if request.return_token_ids else None,
-            "routed_experts": None,
+            "routed_experts": npy_of(self._machine.experts, run, request.routed_experts_prompt_start),
         }
         return {**choice, "weight_versions": spans(run)} if self._versions else choice

@@ -19,6 +19,7 @@ class VllmCompletionsBody(VllmSampling, VllmCommonBody):
     echo: bool | None = False
     return_tokens_as_token_ids: bool | None = None
     return_weight_versions: bool | None = None
+    routed_experts_prompt_start: int = Field(0, ge=0)
 
 
 class VllmChatBody(VllmSampling, VllmCommonBody):

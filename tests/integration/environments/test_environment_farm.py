@@ -18,9 +18,11 @@ from farm.cli.display import transcript
 from farm.client.local import LocalFarm
 from tests.conftest import absent
 from tests.doubles import EngineDouble
+from tests.services.api import served, shown_key
 from tests.services.entry_points import install
 from tests.services.farms import embedded, farm_folder, until
 from workers.sandboxes.namespace import NamespaceProvider
+from workers.testing.engine.expert_routing import ExpertRouting
 from workers.testing.scripted_model import Branch, Script, ScriptedCall, ScriptedProblem, ScriptedTurn
 from workers.testing.serving import serving
 
@@ -31,6 +33,7 @@ CLERK = (
     ScriptedTurn(content="", tool_calls=(ScriptedCall(name="cancel_order", arguments={"number": 0}),)),
     ScriptedTurn(content="There is no such order. I am sorry."),
 )
+ROUTING = ExpertRouting(n_layers=4, top_k=8, n_experts=300)
 POLICY = Script(
     [
         ScriptedProblem(match="I think of a number", plays=(Branch(name="halving", turns=tuple(HALVING)),)),
@@ -65,7 +68,7 @@ def client() -> Iterator[tuple[LocalFarm, str]]:
         patch.syspath_prepend(str(folder / "site"))
         patch.setenv("PYTHONPATH", str(folder / "site"))
         with (
-            serving(EngineDouble(POLICY).app()) as policy,
+            serving(EngineDouble(POLICY, experts=ROUTING).app()) as policy,
             serving(EngineDouble(CUSTOMER).app()) as customer,
             embedded(folder, FARM_POLICY_URL=f"{policy}/v1", PYTHONPATH=str(folder / "site")) as here,
             farm.connect(here.store_url, broker_url=here.broker_url) as connected,
@@ -95,6 +98,71 @@ def test_rewards_of_turns_are_kept_with_their_turns_and_tokens(client: tuple[Loc
     rows = arrays(rollouts)
     assert rows.turn_rewards.sum(axis=1) == pytest.approx(rows.rewards, abs=1e-5)
     assert np.all(rows.turn_rewards[rows.response_mask == 0] == 0)
+
+
+def test_the_experts_of_each_token_are_kept_beside_its_row(client: tuple[LocalFarm, str]) -> None:
+    connected, _ = client
+    fields = {"environment": "guessing_game", "seed": 3}
+    asked = {"instances": [{"data_source": "environment", "fields": fields}], "n_samples": 2}
+    batch_id = connected.submit(asked | {"sampling": {"routed_experts": 8}})
+    rollouts = connected.collect(batch_id)
+    assert [each.failure for each in rollouts] == [None] * 2
+    with shown_key(), served(connected) as url, farm.connect(url) as remote:
+        [row] = remote.collect(batch_id)[0].segments
+    rows = arrays(rollouts)
+    assert rows.routed_experts.shape == (2, rows.prompt_ids.shape[1] + rows.response_ids.shape[1], 4, 8)
+    for index, rollout in enumerate(rollouts):
+        (segment,) = rollout.segments
+        ids = np.concatenate([segment.prompt_ids, segment.response_ids])
+        expected = ROUTING.of(ids, "default")
+        experts = segment.routed_experts
+        assert experts is not None
+        # several turns, and what the environment said between them: all but the last token was an input of the model
+        assert len(connected.calls(rollout.rollout_id)) > 1
+        assert experts.known.tolist() == [1] * (len(ids) - 1) + [0]
+        assert np.array_equal(experts.ids[:-1], expected[:-1])
+        known = rows.experts_known[index] == 1
+        assert np.array_equal(rows.routed_experts[index][known], expected[:-1])
+        assert not rows.routed_experts[index][~known].any()
+    assert row.routed_experts is not None
+    [here] = rollouts[0].segments
+    assert here.routed_experts is not None
+    assert np.array_equal(row.routed_experts.ids, here.routed_experts.ids)
+    assert row.routed_experts.ids.dtype == np.uint16
+
+
+def test_a_row_for_each_call_has_the_experts_of_its_tokens(client: tuple[LocalFarm, str]) -> None:
+    connected, _ = client
+    fields = {"environment": "guessing_game", "seed": 3}
+    asked = {"instances": [{"data_source": "environment", "fields": fields}], "row_builder": "per_call"}
+    (rollout,) = connected.collect(connected.submit(asked | {"sampling": {"routed_experts": 8}}))
+    assert len(rollout.segments) == len(connected.calls(rollout.rollout_id)) > 1
+    for segment in rollout.segments:
+        ids = np.concatenate([segment.prompt_ids, segment.response_ids])
+        experts = segment.routed_experts
+        assert experts is not None
+        # the last token of an earlier call was an input of the next
+        assert experts.first_unknown == len(ids) - (segment is rollout.segments[-1])
+        n = experts.first_unknown
+        assert np.array_equal(experts.ids[:n], ROUTING.of(ids, "default")[:n])
+
+
+def test_a_batch_that_asks_for_no_experts_has_none(client: tuple[LocalFarm, str]) -> None:
+    connected, _ = client
+    fields = {"environment": "guessing_game", "seed": 3}
+    rollouts = connected.collect(connected.submit({"instances": [{"data_source": "environment", "fields": fields}]}))
+    assert [row.routed_experts for each in rollouts for row in each.segments] == [None]
+    assert arrays(rollouts).routed_experts.shape == (1, 0, 0, 0)
+
+
+def test_an_engine_that_gives_other_experts_ends_the_rollout_and_is_named(client: tuple[LocalFarm, str]) -> None:
+    connected, _ = client
+    fields = {"environment": "guessing_game", "seed": 3}
+    asked = {"instances": [{"data_source": "environment", "fields": fields}], "sampling": {"routed_experts": 4}}
+    (rollout,) = connected.collect(connected.submit(asked | {"max_attempts": 1}))
+    assert rollout.failure is not None
+    assert rollout.reward is None
+    assert "sampling.routed_experts is 4" in rollout.failure.message
 
 
 def test_a_simulated_user_is_recorded_and_never_trains(client: tuple[LocalFarm, str]) -> None:

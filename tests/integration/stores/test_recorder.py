@@ -8,16 +8,19 @@ import threading
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 from sqlalchemy import Connection
 
+from farm.records.experts.expert_places import places_of
+from farm.records.experts.routed_experts import CallExperts
 from farm.records.rollout import Stage
-from farm.records.trajectory import ModelCall, token_ids
+from farm.records.trajectory import ModelCall, segments, token_ids
 from farm.store import trajectories
 from farm.store.blobs import artefacts
 from farm.store.database import Store
 from farm.store.rollouts import Claim
-from tests.contract.store.test_store import advance, claimed, fail, new_batch, place
+from tests.contract.store.test_store import advance, claimed, fail, finish, new_batch, place
 from workers.interfaces import Artefact
 from workers.process.recorder import AttemptRecorder
 
@@ -126,6 +129,45 @@ def test_ids_are_held_once_however_many_calls_go_on_from_them(store: Store, held
     value = store.read(lambda connection: trajectories.calls(connection, held.rollout_id))
     assert value[49].prompt_ids is not None
     assert value[49].prompt_ids.tolist() == list(range(495))
+
+
+def test_experts_are_written_once_and_leave_the_memory(store: Store, held: Claim) -> None:
+    recorder = AttemptRecorder(store, held, 1.0)
+    calls = [sampled(0, [1, 2], [3, 4]), sampled(1, [1, 2, 3, 4, 5], [6])]
+    for call, n in zip(calls, (2, 1), strict=True):
+        call.response_logprobs = np.full(n, -0.5, np.float32)
+    ids = np.arange(5 * 48 * 8).reshape(5, 48, 8)
+    calls[0].routed_experts = CallExperts.of(0, ids[:3].astype(np.uint8))
+    calls[1].routed_experts = CallExperts.of(3, ids[3:].astype(np.uint16))
+
+    async def all_of_them() -> None:
+        for call in calls:
+            await recorder.record(call)
+            call.observations = [{"role": "tool", "content": "out"}]
+            await recorder.record(call)
+
+    asyncio.run(all_of_them())
+    assert [call.routed_experts and call.routed_experts.ids for call in calls] == [None, None]
+    [row] = segments(calls)
+    places = [places_of(row, recorder.in_order())]
+    batch_id = held.batch_id
+
+    def ended(connection: Connection) -> None:
+        trajectories.store_segments(connection, held.rollout_id, batch_id, held.attempt, [row], places)
+
+    store.write(ended)
+    assert advance(store, held, n_segments=1, policy_outcome="submitted", submission={"answer": "42"})
+    assert finish(store, claimed(store, held.rollout_id, Stage.EVAL), 1.0)
+    for experts in (False, True):
+        found = store.read(partial(trajectories.segments_of, batch_id=batch_id, experts=experts))
+        [kept] = found[held.rollout_id]
+        assert (kept.routed_experts is not None) is experts
+    assert kept.routed_experts is not None
+    expected = np.concatenate([ids[:3].astype(np.uint8), ids[3:], np.zeros((1, 48, 8), int)])
+    assert np.array_equal(kept.routed_experts.ids, expected)
+    assert kept.routed_experts.known.tolist() == [1, 1, 1, 1, 1, 0]
+    [first, second] = store.read(lambda connection: trajectories.calls(connection, held.rollout_id))
+    assert (first.routed_experts, second.routed_experts) == (None, None)
 
 
 def sampled(index: int, prompt: list[int], response: list[int]) -> ModelCall:

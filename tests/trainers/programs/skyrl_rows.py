@@ -29,6 +29,7 @@ from skyrl.train.utils.trainer_utils import validate_generator_output  # noqa: E
 import farm  # noqa: E402
 from farm.adapters.conformance.constructed_rollouts import every_kind  # noqa: E402
 from farm.adapters.skyrl import FarmGenerator  # noqa: E402
+from farm.errors import InvalidRequest  # noqa: E402
 
 N = 4
 
@@ -36,6 +37,7 @@ N = 4
 def main(url: str) -> None:
     with farm.connect(url) as client:
         facts: dict[str, Any] = {"plain": played(client, step_wise=False), "step_wise": played(client, step_wise=True)}
+        facts["experts"] = experts(client)
     facts["constructed"] = constructed()
     facts["refused"] = refused()
     print(json.dumps(facts))
@@ -75,6 +77,47 @@ def played(client: Any, *, step_wise: bool) -> dict[str, Any]:
         "advantages_of_broken": advantages[N : 2 * N],
         "same_when_again": output["response_ids"] == again["response_ids"],
         "asked": asked(client),
+    }
+
+
+def experts(client: Any) -> dict[str, Any]:
+    """Play a step with routing replay; return the ids of each row, its experts and SkyRL's own tensor of them."""
+    config = GeneratorConfig(max_input_length=512)
+    config.inference_engine.enable_return_routed_experts = True
+    settings = {"max_attempts": 1}
+    fields = []
+    for wrong in (config, GeneratorConfig(step_wise_trajectories=True, inference_engine=config.inference_engine)):
+        try:
+            FarmGenerator(client, wrong, "wrong", settings=settings)
+        except InvalidRequest as error:
+            fields.append(error.field)
+    farm_generator = FarmGenerator(client, config, "replayed", settings=settings, expert_form=(2, 4))
+    prompts = [
+        {"prompt": "x", "env_class": "farm", "uid": f"u{n}", "env_extras": {"farm_instance": instance.model_dump()}}
+        for n, instance in enumerate([chat("a"), breaking("b")])
+    ]
+    batch, _ = prepare_generator_input(prompts, N, None, "farm", "train", 5)
+    output = asyncio.run(farm_generator.generate(batch))
+    output.pop("rollout_metrics")
+    validate_generator_output(2 * N, output)
+    indices = output["rollout_expert_indices"]
+    tensors = convert_prompts_responses_to_batch_tensors(
+        SimpleNamespace(pad_token_id=0),
+        *(output[name] for name in ("prompt_token_ids", "response_ids")),
+        [[0.0] * len(ids) for ids in output["response_ids"]],
+        *(output[name] for name in ("loss_masks", "rollout_logprobs")),
+        rollout_expert_indices=indices,
+    )
+    triples = zip(tensors[0], tensors[1].bool(), tensors[6], strict=True)
+    of_tensor = [[ids[mask].tolist(), of[mask].tolist()] for ids, mask, of in triples]
+    pairs = zip(output["prompt_token_ids"], output["response_ids"], indices, strict=True)
+    batch, _ = prepare_generator_input(prompts[:1], 1, None, "farm", "eval", 5)
+    evaluated = asyncio.run(farm_generator.generate(batch))
+    return {
+        "refused": fields,
+        "rows": [[prompt + response, of] for prompt, response, of in pairs],
+        "tensor": of_tensor,
+        "evaluated": evaluated["rollout_expert_indices"],
     }
 
 

@@ -95,6 +95,7 @@ def main() -> None:
         "collected": collected(),
         "refused": refused(function),
         "evaluated": evaluated(),
+        "experts": experts(),
     }
     print(json.dumps(facts))
 
@@ -178,6 +179,44 @@ def several() -> dict[str, Any]:
         validate_rollout_id_annotated([filled])
     raw, centred = group_rewards(args(), flat)
     return {"n": [len(each) for each in filled], "first_group": centred[:4], "raw": raw[:4]}
+
+
+def experts() -> dict[str, Any]:
+    """Play with routing replay, by both functions; return the tokens and the experts of each sample."""
+    given = args(use_rollout_routing_replay=True, num_layers=2, moe_router_topk=4, moe_layer_freq=1)
+    function = rollout_function(connect, f"{PACKAGE}-replayed", **OPTIONS)
+    flat = checked(base_types.call_rollout_fn(function, given, 3, Source(), evaluation=False).samples)
+    generate = generate_function(connect, f"{PACKAGE}-replayed", **OPTIONS)
+
+    async def run(evaluation: bool) -> list[Any]:
+        (group,) = Source().get_samples(1)
+        return await asyncio.gather(*(generate(given, sample, {}, evaluation=evaluation) for sample in group))
+
+    generated, evaluation = asyncio.run(run(False)), asyncio.run(run(True))
+    every = [*flat, *generated]
+    if PACKAGE == "slime":
+        import torch
+        from slime.observability.rollout_data_utils import validate_rollout_routed_experts_for_replay
+
+        validate_rollout_routed_experts_for_replay(
+            [torch.as_tensor(sample.rollout_routed_experts) for sample in every], given
+        )
+        for sample in every:
+            # as slime reads the same experts from SGLang's answer
+            theirs = Sample(tokens=sample.tokens[: -sample.response_length])
+            meta = {"routed_experts": sample.rollout_routed_experts.tobytes()}
+            answer = sample.tokens[-sample.response_length :]
+            theirs.append_response_tokens(
+                given, tokens=answer, log_probs=sample.rollout_log_probs, meta_info=meta, trainable=True
+            )
+            ours = torch.as_tensor(sample.rollout_routed_experts)
+            assert theirs.rollout_routed_experts.dtype == ours.dtype
+            assert torch.equal(theirs.rollout_routed_experts, ours)
+    return {
+        "rows": [[sample.tokens, sample.rollout_routed_experts.tolist()] for sample in every],
+        "types": sorted({str(sample.rollout_routed_experts.dtype) for sample in every}),
+        "evaluated": [sample.rollout_routed_experts for sample in evaluation],
+    }
 
 
 def evaluated() -> dict[str, Any]:

@@ -58,6 +58,7 @@ def trace_of(trace: WireTrace) -> dict[str, Any]:
                 "mask": branch.sampled_mask,
                 "logprobs": branch.logprobs,
                 "trainable": branch.trainable,
+                "experts": None if branch.routed_experts is None else branch.routed_experts.tolist(),
                 "last": branch.messages[-1].content,
             }
             for branch in trace.branches
@@ -83,6 +84,8 @@ async def by_command(given: dict[str, Any], client: Any) -> dict[str, Any]:
         given["request_file"],
         "--instance",
         "verifiers_episodes:instance_of",
+        "--routed-experts",
+        str(given["routed_experts"]),
     )
     env = os.environ | {"PYTHONPATH": f"{os.environ['PYTHONPATH']}:{Path(__file__).parent}"}
     server = await asyncio.create_subprocess_exec(*command, *options, env=env, stdout=asyncio.subprocess.PIPE)
@@ -106,7 +109,8 @@ async def play(given: dict[str, Any]) -> dict[str, Any]:
     os.environ["TRAINER_KEY"] = given["engine_key"]
     client = farm.connect(given["farm"])
     rollouts = GatheredRollouts(client)
-    server = FarmEnvServer(rollouts, "tcp://127.0.0.1:0", request={"max_attempts": 1})
+    top_k = given["routed_experts"]
+    server = FarmEnvServer(rollouts, "tcp://127.0.0.1:0", request={"max_attempts": 1}, routed_experts=top_k)
     serving = asyncio.create_task(server.run())
     verifiers = EnvClient(server.address)
     endpoint = {"base_url": given["engine_url"], "api_key_var": "TRAINER_KEY"}
@@ -135,6 +139,7 @@ async def play(given: dict[str, Any]) -> dict[str, Any]:
             run(given["chat"], TrainClientConfig(**endpoint, headers={"X-Team": "blue"})),
             run(given["chat"] | {"image": "python:3.11"}),
             run(given["unknown"]),
+            run(given["chat"], routed_experts=True),
         )
         slow = asyncio.create_task(run(given["slow"]))
         await asyncio.sleep(given["cancel_s"])

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import base64
 import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from verifiers.v1.graph import _attribute_routed_experts  # type: ignore[import-not-found, unused-ignore]
 from verifiers.v1.trace import WireTrace  # type: ignore[import-not-found, unused-ignore]
 from verifiers.v1.types import SamplingConfig  # type: ignore[import-not-found, unused-ignore]
 
 from farm.adapters.verifiers.traces import PlayedRollout, trace_of, trace_task
+from farm.records.experts.expert_places import assembled, places_of
+from farm.records.experts.routed_experts import CallExperts
 from farm.records.rollout import Outcome, Reward, Rollout, Stage, State
 from farm.records.trajectory import Message, ModelCall, segments, token_ids
 
@@ -82,6 +87,42 @@ def rollout(reward: float | None) -> Rollout:
     )
 
 
+def routed() -> dict[str, Any]:
+    """Give the calls of the first row experts, each of its new tokens alone, and compare its branch with that of
+    verifiers' own attribution of the same answers to the same nodes.
+    """
+    truth = np.random.default_rng(0).integers(0, 500, (7, 2, 3)).astype(np.uint16)
+    starts, ends = (0, 3), (3, 6)
+    calls = [
+        replace(each, routed_experts=CallExperts.of(start, truth[start:end]))
+        for each, start, end in zip(CALLS[:2], starts, ends, strict=True)
+    ]
+    [row] = segments(calls)
+    of_calls = {each.index: truth[start:end] for each, start, end in zip(calls, starts, ends, strict=True)}
+    experts = assembled(7, places_of(row, calls), of_calls)
+    played = replace(rollout(0.25), segments=(replace(row, routed_experts=experts),))
+    task = trace_task({"data_source": "chat", "fields": {}})
+    trace = trace_of(PlayedRollout(played, calls, [], []), task, "policy", SamplingConfig())
+    ours = [None if node.routed_experts is None else node.routed_experts.tolist() for node in trace.nodes]
+    for node in trace.nodes:
+        node.routed_experts = None
+    path_len, taken = 0, 0
+    for n_nodes, start, end in zip((2, 2), starts, ends, strict=True):
+        rows = truth[start:end]
+        payload = {
+            "data": base64.b64encode(rows.tobytes()).decode(),
+            "shape": list(rows.shape),
+            "start": start,
+            "dtype": "uint16",
+        }
+        new = list(range(taken, taken + n_nodes))
+        _attribute_routed_experts(trace, list(range(taken)), new, path_len, payload)
+        taken, path_len = taken + n_nodes, path_len + sum(len(trace.nodes[number].token_ids) for number in new)
+    theirs = [None if node.routed_experts is None else node.routed_experts.tolist() for node in trace.nodes]
+    (branch,) = trace.branches
+    return {"ours": ours, "theirs": theirs, "n_tokens": len(branch.token_ids), "n_rows": len(branch.routed_experts)}
+
+
 def made(reward: float | None) -> WireTrace:
     rewards = [] if reward is None else [Reward(reward, {"passed": True, "note": "fine", "n": 3}, "grader", 1.0)]
     task = trace_task({"data_source": "chat", "fields": {}})
@@ -116,6 +157,7 @@ if __name__ == "__main__":
         "rewards": {name: each.value for name, each in scored.rewards.items()},
         "metrics": scored.metrics,
         "stop": [scored.ok, scored.stop_condition, scored.is_truncated],
+        "routed": routed(),
         "order": [call.time.start for call in scored.calls],
         "lost": [lost.ok, lost.has_error, lost.stop_condition, lost.last_error.type, lost.rewards],
     }

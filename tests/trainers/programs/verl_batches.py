@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,10 +21,11 @@ from verl.trainer.ppo import core_algos
 import farm
 from examples.trainers.verl_farm import Manager
 from farm.adapters.conformance.constructed_rollouts import every_kind
-from farm.adapters.single_row import rows_of_step
+from farm.adapters.single_row import rows_of_step, with_experts
 from farm.adapters.verl import output_fields
-from farm.adapters.verl_agent_loops import agent_loop_output, data_proto
+from farm.adapters.verl_agent_loops import agent_loop_output, data_proto, transfer_fields
 from farm.errors import InvalidRequest
+from farm.records.experts.routed_experts import RowExperts
 
 N = 4
 PROMPT, RESPONSE = 64, 48
@@ -65,6 +68,7 @@ def main() -> None:
         "union": sorted(prompts().union(output).batch.keys())[:2],
         "too_long": too_long(),
         "bounded": bounded(),
+        "experts": experts(),
     }
     print(json.dumps(facts))
 
@@ -109,9 +113,11 @@ def described(output: DataProto) -> dict[str, Any]:
     }
 
 
-def as_verls_worker() -> dict[str, Any]:
+def as_verls_worker(routed: bool = False) -> dict[str, Any]:
     """Compare our batch of rollouts of every kind with the one that verl's own worker pads of the same rows."""
     step_rows = [row for row in rows_of_step(every_kind()) if len(row.segments[0].response_ids) < RESPONSE]
+    if routed:
+        step_rows = routed_rows(step_rows)
     worker = AgentLoopWorker.__new__(AgentLoopWorker)
     worker.rollout_config = SimpleNamespace(prompt_length=PROMPT, response_length=RESPONSE)
     worker.tokenizer = Pads()
@@ -137,6 +143,55 @@ def as_verls_worker() -> dict[str, Any]:
         ),
         "extra_keys": [ours.meta_info["reward_extra_keys"], theirs.meta_info["reward_extra_keys"]],
     }  # fmt: skip
+
+
+def experts() -> dict[str, Any]:
+    """Play a step with routing replay; return ids and experts of each row of V0's batch, and of a row of V1's."""
+    folder = Path("model")
+    folder.mkdir()
+    form = {"num_hidden_layers": 2, "num_experts_per_tok": 4, "num_experts": 300}
+    folder.joinpath("config.json").write_text(json.dumps({"model_type": "qwen3_moe", **form}))
+    asked = {"rollout": {"enable_rollout_routing_replay": True}, "model": {"path": str(folder)}}
+    config = OmegaConf.merge(CONFIG, {"actor_rollout_ref": asked})
+    manager = _Manager.create(config=config)
+    batch = manager.generate_sequences(prompts()).batch
+    rows = []
+    for index in range(len(batch)):
+        there = batch["attention_mask"][index].bool()
+        of_row = batch["routed_experts"][index]
+        assert not of_row[~there].any()
+        rows.append([batch["input_ids"][index][there].tolist(), of_row[there].tolist()])
+    client, newest = manager.client, manager.client.batches(1)[0].batch_id
+    (row,) = with_experts(rows_of_step(client.collect(newest)[:1]), (2, 4), "")
+    output = agent_loop_output(output_fields(row.rollout, row.segments[0], row.reward))
+    moved = transfer_fields(output, {})
+    return {
+        "rows": rows,
+        "type": str(batch["routed_experts"].dtype),
+        "v1": [moved["input_ids"].tolist(), moved["routed_experts"].tolist()],
+        "v1_type": str(moved["routed_experts"].dtype),
+        "validated": "routed_experts" in manager.generate_sequences(validation()).batch,
+        "as_verls_worker": as_verls_worker(routed=True)["tensors"],
+    }
+
+
+def validation() -> DataProto:
+    rows = prompts()
+    rows.meta_info["validate"] = True
+    return rows
+
+
+def routed_rows(step_rows: list[Any]) -> list[Any]:
+    """Return the rows with experts that were drawn, as an engine would give them."""
+    draw = np.random.default_rng(0)
+
+    def drawn(segment: Any) -> Any:
+        n = len(segment.prompt_ids) + len(segment.response_ids)
+        flat, known = draw.integers(0, 300, n * 6).astype(np.uint16), np.ones(n, np.uint8)
+        flat[-6:], known[-1] = 0, 0
+        return replace(segment, routed_experts=RowExperts(flat, 2, 3, known))
+
+    return [replace(row, segments=tuple(map(drawn, row.segments))) for row in step_rows]
 
 
 class Pads:

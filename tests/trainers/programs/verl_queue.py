@@ -7,6 +7,8 @@ import json
 import sys
 import time
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -35,14 +37,13 @@ UIDS = ["u0", "u1", "u2"]
 
 def rollout_config() -> SimpleNamespace:
     values = SimpleNamespace(n=1, temperature=0.0, top_p=1.0, top_k=-1)
-    return SimpleNamespace(
-        n=N, prompt_length=64, response_length=48, temperature=1.0, top_p=1.0, top_k=-1, val_kwargs=values
-    )
+    sampling = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "val_kwargs": values}
+    return SimpleNamespace(n=N, prompt_length=64, response_length=48, enable_rollout_routing_replay=True, **sampling)
 
 
 CONFIG = SimpleNamespace(
     trainer=SimpleNamespace(project_name="farm", experiment_name="queue"),
-    actor_rollout_ref=SimpleNamespace(rollout=rollout_config()),
+    actor_rollout_ref=SimpleNamespace(rollout=rollout_config(), model=SimpleNamespace(path="model")),
 )
 
 
@@ -57,6 +58,9 @@ def main() -> None:
     ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False, object_store_memory=100_000_000)
     storage = {"storage_backend": "SimpleStorage", "SimpleStorage": {"num_data_storage_units": 1}}
     tq.init(OmegaConf.create({"backend": storage}))
+    Path("model").mkdir()
+    form = {"num_hidden_layers": 2, "num_experts_per_tok": 4, "num_experts": 300}
+    Path("model", "config.json").write_text(json.dumps({"model_type": "qwen3_moe", **form}))
     try:
         manager = _Manager.create(config=CONFIG, llm_client=None)
         batch = prompts()
@@ -79,6 +83,10 @@ def main() -> None:
             "same_types": all(
                 value.dtype == theirs[name].dtype for name, value in ours.items() if isinstance(value, torch.Tensor)
             ),
+            "experts": [
+                [ids.tolist(), of_ids.tolist()]
+                for ids, of_ids in zip(ours["input_ids"].unbind(), ours["routed_experts"].unbind(), strict=True)
+            ],
             "scores": [float(row.sum()) for row in ours["rm_scores"].unbind()],
             "one_survivor": one_survivor(manager),
             "on_the_last_token": all(float(row[-1]) == float(row.sum()) for row in ours["rm_scores"].unbind()),
@@ -116,7 +124,7 @@ def one_survivor(manager: Any) -> dict[int, list[Any]]:
         for number in range(N):
             played = constructed.rollout(number, [constructed.segment(2, [1, 1])])
             broken = replace(played, outcome=Outcome.ENGINE_ERROR, reward=None)
-            writer.take(number, played if number < n_scored else broken, manager._rows)
+            writer.take(number, played if number < n_scored else broken, partial(manager._rows, validate=True))
         found = tq.kv_list(partition_id="train")["train"]
         mine = {key: tag for key, tag in found.items() if key.startswith(uid)}
         written[n_scored] = [mine[uid]["status"], sorted(key for key in mine if key != uid)]

@@ -16,6 +16,7 @@ class _PlainCompletions(CompletionsWire):
     """vLLM's wire at a server of which nobody knows whether it takes more than ids."""
 
     takes_guides = False
+    lacks = frozenset({"routed_experts"})
 
 
 class ChatOnlyKind(EngineKind):

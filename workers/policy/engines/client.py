@@ -20,6 +20,7 @@ from workers.policy.answer_form import guide_of
 from workers.policy.engines import failures, progress, refusals
 from workers.policy.engines.chat_route import ChatRoute
 from workers.policy.engines.connection import FAILURES, EngineConnection, Refusal, most_bytes
+from workers.policy.engines.expert_rows import FLAG, AnotherTopK, most_expert_bytes
 from workers.policy.engines.generation_builder import GenerationBuilder, without_echo
 from workers.policy.engines.kind import kind, wire_of
 from workers.policy.engines.wire import SHAPE, GenerationRequest, Wire, prompt_json
@@ -28,6 +29,8 @@ from workers.policy.generation import (
     Engine,
     EngineAddress,
     EngineRefused,
+    ExpertRange,
+    ExpertsMissing,
     FormUnsupported,
     Generation,
     OnIds,
@@ -68,6 +71,7 @@ class EngineClient:
         session_id: str = "",
         on_ids: OnIds | None = None,
         n_vocabulary: int | None = None,
+        experts: ExpertRange | None = None,
     ) -> Generation:
         """Implement `Engine.generate`. A request that exceeds the context is retried with fewer `max_tokens`."""
         if self._wire is None:
@@ -80,22 +84,21 @@ class EngineClient:
             sampling,
             self._fitting(len(prompt_ids), max_tokens),
             model or self._model or await self._chat.model(),
-            on_ids is not None or self._wire.always_streams,
+            (on_ids is not None and (experts is None or self._wire.streams_experts)) or self._wire.always_streams,
+            experts,
         )
         headers = {"x-session-id": session_id} if session_id else {}
         try:
-            return await self._asked(
-                self._wire, ask, GenerationBuilder(prompt_ids, ask.max_tokens, n_vocabulary), headers, on_ids
-            )
+            intake = GenerationBuilder(prompt_ids, ask.max_tokens, n_vocabulary, experts)
+            return await self._asked(self._wire, ask, intake, headers, on_ids)
         except Refusal as refusal:
             room = refusals.room(refusal.body) if refusal.status == 400 else 0
             if not 0 < room < ask.max_tokens:
                 raise self._refused(refusal, sampling) from refusal
-        smaller = GenerationRequest(ask.prompt_json, sampling, room, ask.model, ask.stream)
+        smaller = replace(ask, max_tokens=room)
         try:
-            return await self._asked(
-                self._wire, smaller, GenerationBuilder(prompt_ids, room, n_vocabulary), headers, on_ids
-            )
+            intake = GenerationBuilder(prompt_ids, room, n_vocabulary, experts)
+            return await self._asked(self._wire, smaller, intake, headers, on_ids)
         except Refusal as refusal:
             raise self._refused(refusal, sampling) from refusal
 
@@ -155,17 +158,29 @@ class EngineClient:
         """Send one request. Raises Refusal; all other failures as the farm's errors."""
         body = orjson.dumps(wire.body(ask))
         most = most_bytes(len(body), ask.max_tokens)
+        if ask.experts is not None:
+            most += most_expert_bytes(len(ask.prompt_json), ask.max_tokens, ask.experts)
         try:
             if not ask.stream:
-                self._take(wire, await self._connection.ask(wire.path, body, headers, most), ask, intake)
+                new = self._take(wire, await self._connection.ask(wire.path, body, headers, most), ask, intake)
+                if on_ids is not None and new:
+                    on_ids(new)
             else:
                 await self._streamed(wire, ask, intake, body, headers, most, on_ids)
         except FAILURES as error:
             raise failures.broken(self.address.url, error) from error
         try:
-            return intake.generation()
+            result = intake.generation()
+        except AnotherTopK as error:
+            raise ExpertsMissing(f"engine {self.address.url}: {error}; give the model's num_experts_per_tok") from error
         except ValueError as error:
             raise failures.unreadable(self.address.url, error) from error
+        if ask.experts is not None and result.routed_experts is None and len(result.response_ids):
+            raise ExpertsMissing(
+                f"engine {self.address.url} gives no routed_experts: start it with {FLAG}, or leave routed_experts out "
+                "of the batch's sampling"
+            )
+        return result
 
     async def _streamed(
         self,

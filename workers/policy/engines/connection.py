@@ -227,7 +227,7 @@ class EngineConnection:
 def most_bytes(n_sent: int, max_tokens: int) -> int:
     """Return the most bytes of an answer to a request of `n_sent` bytes that has up to `max_tokens` tokens.
 
-    A token takes some hundred bytes with its log-probability, and 2 kB if its experts are listed, too. At most the
+    A token takes some hundred bytes with its log-probability, and 2 kB with what else an engine may list. At most the
     prompt is repeated, each of whose tokens was sent in four bytes or more.
     """
     return 2**20 + 256 * n_sent + 2048 * max_tokens

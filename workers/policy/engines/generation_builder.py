@@ -11,13 +11,16 @@ never sampled.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from farm.records.experts.routed_experts import CallExperts
 from farm.records.trajectory import LogProbs, TokenIds, VersionSpan, token_ids
-from workers.policy.generation import Generation
+from workers.policy.engines.expert_rows import expert_rows
+from workers.policy.generation import ExpertRange, Generation
 
 MAX_VOCABULARY = 2**22
 """The bound of ids if the tokenizer is unknown: several times the vocabulary of any published model."""
@@ -37,11 +40,19 @@ _NEGATIVE = re.compile(r"\s*-\s*[0-9]")
 class GenerationBuilder:
     """One generation while it is received: whole, or in pieces.
 
-    `max_tokens` and `n_vocabulary` are the bounds of its ids; None if unknown.
+    `max_tokens` and `n_vocabulary` are the bounds of its ids; None if unknown. `experts` are those that are asked for.
     """
 
-    def __init__(self, prompt_ids: TokenIds, max_tokens: int | None = None, n_vocabulary: int | None = None) -> None:
+    def __init__(
+        self,
+        prompt_ids: TokenIds,
+        max_tokens: int | None = None,
+        n_vocabulary: int | None = None,
+        experts: ExpertRange | None = None,
+    ) -> None:
         self._sent = prompt_ids
+        self._wanted_experts = experts
+        self._experts: NDArray[Any] | None = None
         self._max_tokens = max_tokens
         self._n_vocabulary = n_vocabulary or MAX_VOCABULARY
         self.ids: list[int] = []
@@ -94,6 +105,11 @@ class GenerationBuilder:
                 VersionSpan(version(span["version"]), count(span["start"]), count(span["end"])) for span in found
             )
 
+    def take_experts(self, found: Any, reader: Callable[[Any], NDArray[Any]]) -> None:
+        """Set the routed experts, if this piece has them and they were asked for. Raises ValueError."""
+        if found is not None and self._wanted_experts is not None:
+            self._experts = reader(found)
+
     def generation(self) -> Generation:
         """Return the generation. Raises ValueError if its values are inconsistent."""
         reason = finish_reason(self.finish_reason)
@@ -115,7 +131,14 @@ class GenerationBuilder:
             prompt_ids=self.prompt_ids,
             versions=self.versions,
             n_cached_tokens=cached,
+            routed_experts=self._routed_experts(len(ids)),
         )
+
+    def _routed_experts(self, n_sampled: int) -> CallExperts | None:
+        # those of a call that was aborted before it sampled anything come with the call that goes on from it
+        if self._experts is None or self._wanted_experts is None or not n_sampled:
+            return None
+        return expert_rows(self._experts, self._wanted_experts, len(self._sent) + n_sampled)
 
     def _natural(self, values: Any) -> list[int]:
         if type(values) is not list or not set(map(type, values)) <= {int}:

@@ -30,7 +30,7 @@ class PromptIdsWire(Wire):
     name = "prompt_ids"
     path = "/generate"
     advice = "its /generate takes no prompt_ids: it is no server of ProRL's trainer"
-    lacks = frozenset({"cache_salt"})
+    lacks = frozenset({"cache_salt", "routed_experts"})
 
     def body(self, ask: GenerationRequest) -> dict[str, Any]:
         """Return the body. The model is not named: the server has one."""

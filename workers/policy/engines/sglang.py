@@ -20,6 +20,7 @@ from farm.records.trajectory import VersionSpan
 from workers.policy.answer_form import guide_of
 from workers.policy.engines.connection import FAILURES, EngineConnection, Refusal
 from workers.policy.engines.control import Control, ControlCalls, NoControl
+from workers.policy.engines.expert_rows import from_int32
 from workers.policy.engines.generation_builder import GenerationBuilder, count, version
 from workers.policy.engines.kind import EngineKind, Identity
 from workers.policy.engines.wire import SHORT_SEED, GenerationRequest, Wire, salted, sampling_fields
@@ -48,9 +49,11 @@ class SglangWire(Wire):
             sampling["top_k"] = -1
         # each is a text of JSON
         sampling |= {name: json.dumps(value) for name, value in guide_of(ask.sampling).items()}
-        result = {"return_logprob": True, "return_prompt_token_ids": True, "stream": ask.stream}
+        result: dict[str, Any] = {"return_logprob": True, "return_prompt_token_ids": True, "stream": ask.stream}
         adapter = {} if ask.model in ("", self._model) else {"lora_path": ask.model}
         salt = salted(ask.sampling, "extra_key")
+        if ask.experts is not None:
+            result |= {"return_routed_experts": True, "routed_experts_start_len": ask.experts.start}
         return {"input_ids": ask.prompt, "sampling_params": sampling} | result | adapter | salt
 
     def take(self, event: dict[str, Any], intake: GenerationBuilder) -> list[int]:
@@ -70,6 +73,7 @@ class SglangWire(Wire):
         intake.n_cached_tokens = meta.get("cached_tokens")
         if reason:
             intake.end(reason["type"], reason.get("matched"))
+        intake.take_experts(meta.get("routed_experts"), from_int32)
         _versions(meta, intake)
         return new
 

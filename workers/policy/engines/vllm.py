@@ -17,6 +17,7 @@ from farm.records.engine import BRIDGE_OWNER, EngineInfo, PauseMode
 from workers.policy.answer_form import guide_of
 from workers.policy.engines.connection import EngineConnection, Refusal
 from workers.policy.engines.control import NO_ROUTE, Control, ControlCalls, NoControl
+from workers.policy.engines.expert_rows import from_npy
 from workers.policy.engines.generation_builder import GenerationBuilder
 from workers.policy.engines.kind import EngineKind, Identity
 from workers.policy.engines.wire import GenerationRequest, Wire, salted, sampling_fields
@@ -42,7 +43,7 @@ class GenerateWire(Wire):
         sampling = sampling_fields(ask.sampling, ask.max_tokens) | {"max_tokens": ask.max_tokens, "logprobs": 0}
         if not ask.sampling.stop:
             sampling["detokenize"] = False
-        sampling |= _guided(ask)
+        sampling |= _guided(ask) | _experts_from(ask)
         body = {"model": ask.model, "token_ids": ask.prompt, "sampling_params": sampling, "return_token_ids": True}
         return body | salted(ask.sampling) | _streaming(ask)
 
@@ -65,12 +66,13 @@ class CompletionsWire(Wire):
     path = "/v1/completions"
     takes_guides = True
     advice = "it takes no token ids on /v1/completions: rollouts on it are text only and cannot be trained on"
+    streams_experts = False
 
     def body(self, ask: GenerationRequest) -> dict[str, Any]:
         body = {"model": ask.model, "prompt": ask.prompt, "max_tokens": ask.max_tokens, "logprobs": 0}
         result = ("return_token_ids", "return_tokens_as_token_ids", "return_weight_versions")
         sampling = sampling_fields(ask.sampling, ask.max_tokens) | salted(ask.sampling)
-        return body | dict.fromkeys(result, True) | sampling | _guided(ask) | _streaming(ask)
+        return body | dict.fromkeys(result, True) | sampling | _guided(ask) | _experts_from(ask) | _streaming(ask)
 
     def take(self, event: dict[str, Any], intake: GenerationBuilder) -> list[int]:
         _count(event, intake)
@@ -93,6 +95,11 @@ def _guided(ask: GenerationRequest) -> dict[str, Any]:
     return {"structured_outputs": {"structural_tag": json.dumps(guide["structural_tag"])}} if guide else {}
 
 
+def _experts_from(ask: GenerationRequest) -> dict[str, Any]:
+    """Return the first position of which experts are wanted; that there are any is the server's flag alone."""
+    return {"routed_experts_prompt_start": ask.experts.start} if ask.experts is not None else {}
+
+
 def _streaming(ask: GenerationRequest) -> dict[str, Any]:
     return {"stream": True, "stream_options": {"include_usage": True}} if ask.stream else {}
 
@@ -100,6 +107,7 @@ def _streaming(ask: GenerationRequest) -> dict[str, Any]:
 def _end(choice: dict[str, Any], intake: GenerationBuilder) -> None:
     intake.end(choice.get("finish_reason"), choice.get("stop_reason"))
     intake.spans(choice.get("weight_versions"))
+    intake.take_experts(choice.get("routed_experts"), from_npy)
 
 
 def _count(event: dict[str, Any], intake: GenerationBuilder) -> None:

@@ -11,6 +11,7 @@ import orjson
 from farm.records.request import SamplingParams
 from farm.records.trajectory import TokenIds
 from workers.policy.engines.generation_builder import GenerationBuilder
+from workers.policy.generation import ExpertRange
 
 SHORT_SEED = 2**31 - 1
 """The bit mask of seeds for servers other than vLLM."""
@@ -24,13 +25,17 @@ SHAPE = (KeyError, IndexError, TypeError, ValueError, AttributeError)
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One request. `prompt_json` is the ids as JSON, written once: they are most of the body, and are echoed."""
+    """One request. `prompt_json` is the ids as JSON, written once: they are most of the body, and are echoed.
+
+    `experts` are asked for beside the tokens; None for none.
+    """
 
     prompt_json: bytes
     sampling: SamplingParams
     max_tokens: int
     model: str
     stream: bool
+    experts: ExpertRange | None = None
 
     @property
     def prompt(self) -> orjson.Fragment:
@@ -52,6 +57,8 @@ class Wire(Protocol):
     """True if it makes answers keep to the guide of a FormedSampling."""
     lacks: ClassVar[frozenset[str]] = frozenset()
     """Fields of SamplingParams that the server does not have; a call that sets one is refused."""
+    streams_experts: ClassVar[bool] = True
+    """False if its streams lack `routed_experts`, which whole answers have."""
     ends_with_done: ClassVar[bool] = True
     """True if `[DONE]` is the last event of a stream; otherwise its finish reason is all that shows it is complete."""
 

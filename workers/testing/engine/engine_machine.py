@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from farm.records.trajectory import LogProbs, TokenIds
+from workers.testing.engine.expert_routing import ExpertRouting
 from workers.testing.engine.logprobs import scored
 from workers.testing.engine.model_request import RequestRefused, SamplingRequest
 from workers.testing.engine.players import Player
@@ -37,6 +38,8 @@ class Machine:
         self.root = root
         self.context_tokens = context_tokens
         self.healthy = True
+        self.experts: ExpertRouting | None = None
+        """The routing that it reports; None as a server without the flag for it."""
         self.loaded: list[str] = []
         """The paths from which it was ordered to load weights."""
         self._seed = seed

@@ -19,6 +19,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from workers.testing.engine.engine_machine import Machine
+from workers.testing.engine.expert_routing import ExpertRouting
 from workers.testing.engine.model_request import RequestRefused
 from workers.testing.engine.model_text import make_tokenizer, write_model_text
 from workers.testing.engine.players import RandomPlayer, ScriptPlayer
@@ -39,7 +40,8 @@ class ScriptedEngine:
     With no script it plays random turns of `mean_tokens`. `model_text` is the folder that it writes its tokenizer to
     and reports as `root`; None makes a temporary one. `tokens_per_s` is of one call, `prefill_per_s` in prompt tokens
     that its prefix cache lacks; 0 is without limit. `max_running` calls sample at once, the others queue; beyond
-    `max_queued` they are refused. A chunk of a stream has `stream_tokens` ids.
+    `max_queued` they are refused. A chunk of a stream has `stream_tokens` ids. With `experts` it reports routed
+    experts, as vLLM does with `--enable-return-routed-experts`.
     """
 
     machine_type: ClassVar[type[Machine]] = Machine
@@ -62,6 +64,7 @@ class ScriptedEngine:
         weight_version: str = "default",
         mean_tokens: int = 48,
         stream_tokens: int = 4,
+        experts: ExpertRouting | None = None,
     ) -> None:
         self.root = model_text or self._own_folder()
         write_model_text(self.root)
@@ -82,6 +85,7 @@ class ScriptedEngine:
             context_tokens=context_tokens,
             seed=seed,
         )
+        self.machine.experts = experts
         self.stream_tokens = stream_tokens
 
     def app(self) -> Starlette:

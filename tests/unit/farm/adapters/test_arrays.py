@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
 from farm.adapters.arrays import arrays
+from farm.records.experts.routed_experts import RowExperts
 from farm.records.rollout import Failure, Outcome, Rollout, Stage, State
 from farm.records.trajectory import Segment, token_ids
 
@@ -54,6 +56,46 @@ def test_prompts_are_padded_left_and_responses_right() -> None:
     assert result.response_logprobs.dtype == np.float32
     assert result.response_ids.dtype == np.int32
     assert result.group_ids.tolist() == ["b.0", "b.1"]
+
+
+def routed(played: Rollout, n_layers: int = 2, top: int = 9) -> Rollout:
+    [row] = played.segments
+    n = len(row.prompt_ids) + len(row.response_ids)
+    ids = np.arange(1, n + 1)[:, None, None] * np.ones((1, n_layers, 3), int) + top
+    known = np.array([1] * (n - 1) + [0], np.uint8)
+    numbers = (ids * known[:, None, None]).reshape(-1)
+    flat = numbers.astype(np.uint8) if top < 200 else numbers.astype(np.uint16)
+    return replace(played, segments=(replace(row, routed_experts=RowExperts(flat, n_layers, 3, known)),))
+
+
+def test_experts_stand_where_their_tokens_are() -> None:
+    result = arrays([routed(rollout(0, 0, 2)), routed(rollout(1, 0, 3), top=300)])
+    assert result.routed_experts.shape == (2, 3 + 3, 2, 3)
+    assert result.routed_experts.dtype == np.uint16
+    assert result.routed_experts[0, :, 0, 0].tolist() == [0, 10, 11, 12, 0, 0]
+    assert result.routed_experts[1, :, 1, 2].tolist() == [301, 302, 303, 304, 305, 0]
+    assert result.experts_known.tolist() == [[0, 1, 1, 1, 0, 0], [1, 1, 1, 1, 1, 0]]
+    there = np.concatenate([result.prompt_mask, result.attention_mask], axis=1)
+    assert (result.experts_known <= there).all()
+
+
+def test_responses_are_cut_with_their_experts() -> None:
+    result = arrays([routed(rollout(0, 0, 5))], max_response_tokens=2)
+    assert result.routed_experts[0, :, 0, 0].tolist() == [10, 11, 12, 13]
+    assert result.experts_known.tolist() == [[1, 1, 1, 1]]
+
+
+def test_rows_without_experts_leave_no_room_for_them_and_are_unknown_beside_others() -> None:
+    assert arrays([rollout(0, 0, 2)]).routed_experts.shape == (1, 0, 0, 0)
+    assert arrays([]).experts_known.shape == (0, 0)
+    mixed = arrays([rollout(0, 0, 2), routed(rollout(0, 1, 2))])
+    assert mixed.experts_known.tolist() == [[0, 0, 0, 0], [1, 1, 1, 0]]
+    assert not mixed.routed_experts[0].any()
+
+
+def test_rows_of_different_models_are_refused() -> None:
+    with pytest.raises(ValueError, match="experts of different models"):
+        arrays([routed(rollout(0, 0, 2)), routed(rollout(0, 1, 2), n_layers=4)])
 
 
 def test_what_broke_is_left_out_and_takes_its_group_along_if_asked() -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from farm.adapters.conformance.constructed_rollouts import OBSERVED, broken, every_kind, only_broken, rollout, segment
-from farm.adapters.single_row import RowLimits, most_sampled, rows_of_step, single_rows
+from farm.adapters.single_row import RowLimits, most_sampled, replayed, rows_of_step, single_rows, with_experts
 from farm.errors import InvalidRequest, NoTrainableRollouts
+from farm.records.experts.routed_experts import RowExperts
 from farm.records.rollout import Outcome
+from farm.records.trajectory import Segment
 
 
 def test_the_segment_with_the_most_sampled_tokens_is_the_row() -> None:
@@ -64,6 +68,59 @@ def test_a_policy_that_ended_before_its_first_token_keeps_its_reward() -> None:
     step = [rollout(0, [segment(2, [7])], reward=1.0), rollout(1, [], reward=0.0, outcome=Outcome.DEADLINE)]
     early = rows_of_step(step)[1]
     assert (early.reward, early.scored, early.masked) == (0.0, True, True)
+
+
+def routed(row: Segment, n_unknown: int = 1) -> Segment:
+    n = len(row.prompt_ids) + len(row.response_ids)
+    known = np.array([1] * (n - n_unknown) + [0] * n_unknown, np.uint8)
+    return replace(row, routed_experts=RowExperts(np.arange(n * 6, dtype=np.uint16) % 500, 3, 2, known))
+
+
+def test_rows_that_train_have_their_experts_and_placeholders_some_of_the_same_form() -> None:
+    own = routed(segment(2, [7, 7]))
+    step = [rollout(0, [own], reward=1.0), broken(1, Outcome.LOST, [])]
+    trained, placeholder = with_experts(rows_of_step(step), (3, 2), "option")
+    [first], [second] = trained.segments, placeholder.segments
+    assert first.routed_experts is own.routed_experts
+    assert own.routed_experts is not None
+    given = replayed(first)
+    assert given is not None
+    assert np.array_equal(given, own.routed_experts.ids[:3])
+    fill = replayed(second)
+    assert fill is not None
+    assert fill.tolist() == [[[0, 1]] * 3] * (len(second.prompt_ids) + len(second.response_ids) - 1)
+    assert replayed(segment(2, [7])) is None
+
+
+@pytest.mark.parametrize("form", [(48, 8), (6, 1), (3, 4)])
+def test_experts_of_another_model_are_refused(form: tuple[int, int]) -> None:
+    step = [rollout(0, [routed(segment(2, [7, 7]))], reward=1.0)]
+    with pytest.raises(InvalidRequest, match=r"are of 3 layers with 2 each, and the trainer's model has") as caught:
+        with_experts(rows_of_step(step), form, "the.option")
+    assert caught.value.field == "the.option"
+
+
+def test_a_step_of_which_nothing_was_recorded_has_the_models_form() -> None:
+    step = [rollout(0, [], reward=0.0, outcome=Outcome.DEADLINE), broken(1, Outcome.LOST, [])]
+    rows = with_experts(rows_of_step(step, fallback=0.0), (48, 8), "option")
+    assert [replayed(row.segments[0]).shape[1:] for row in rows] == [(48, 8)] * 2  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("row", [segment(2, [7, 7]), routed(segment(2, [7, 7]), 2), routed(segment(2, [7]), 3)])
+def test_a_row_that_trains_without_its_experts_is_refused(row: Segment) -> None:
+    step = [rollout(0, [row], reward=1.0)]
+    with pytest.raises(InvalidRequest, match=r"rollout constructed\.0\.0 were not recorded") as caught:
+        with_experts(rows_of_step(step), (3, 2), "the.option")
+    assert caught.value.field == "the.option"
+
+
+def test_a_row_that_is_cut_has_the_experts_of_what_is_left() -> None:
+    step = [rollout(0, [routed(segment(2, [7] * 6))], reward=1.0)]
+    limits = RowLimits(response_tokens=3, too_long="cut")
+    [row] = with_experts(rows_of_step(step, limits=limits), (3, 2), "option")
+    given = replayed(row.segments[0])
+    assert given is not None
+    assert len(given) == 2 + 3 - 1
 
 
 @pytest.mark.parametrize("kind", ["mismatch", "old"])

@@ -35,8 +35,8 @@ def test_every_option_of_a_trainer_is_mapped_refused_or_its_own(
     trainer: str, mapped: Collection[str], refused: Collection[str]
 ) -> None:
     listed = OPTIONS[trainer]
-    assert sorted(mapped) == listed["mapped"]
-    assert sorted({name.removesuffix(".enable_return_routed_experts") for name in refused}) == listed["refused"]
+    assert sorted(name.removesuffix(".enable_return_routed_experts") for name in mapped) == listed["mapped"]
+    assert sorted(refused) == listed["refused"]
     every = [*listed["mapped"], *listed["refused"], *listed["of_trainer"]]
     assert len(set(every)) == len(every)
 
@@ -162,7 +162,6 @@ def test_verls_configuration_draws_and_bounds_a_rollout() -> None:
     [
         ("ignore_eos", True),
         ("over_sample_rate", 0.1),
-        ("enable_rollout_routing_replay", True),
         ("multi_turn.tool_config_path", "tools.yaml"),
         ("multi_turn.tool_response_truncate_side", "left"),
     ],
@@ -172,6 +171,38 @@ def test_options_of_verl_that_the_farm_cannot_follow_are_named(name: str, value:
     with pytest.raises(InvalidRequest) as caught:
         verl.check_rollout_config(verl_config(**{name: value}))
     assert caught.value.field == f"actor_rollout_ref.rollout.{name}"
+
+
+def test_routing_is_replayed_in_training_alone() -> None:
+    train, validation = (
+        verl.rollout_request(verl_config(), {}, validate=validate, experts=(48, 8)) for validate in (False, True)
+    )
+    assert (train["sampling"].routed_experts, validation["sampling"].routed_experts) == (8, None)
+    args = SimpleNamespace(use_rollout_routing_replay=True, num_layers=48, moe_router_topk=8)
+    samples = slime.SlimeSamples(None, "run")  # type: ignore[arg-type]
+    assert samples._request(args, {}, "train")["sampling"].routed_experts == 8
+    assert samples._request(args, {}, "eval")["sampling"].routed_experts is None
+    args.use_rollout_routing_replay = False
+    assert samples._request(args, {}, "train")["sampling"].routed_experts is None
+
+
+@pytest.mark.parametrize(
+    ("config", "form", "field"),
+    [
+        (SimpleNamespace(enable_return_routed_experts=True), None, "expert_form"),
+        (SimpleNamespace(enable_return_routed_experts=False), (48, 8), ""),
+        (SimpleNamespace(enable_return_routed_experts=True), (48, 8), ""),
+    ],
+)
+def test_skyrl_replays_routing_of_a_model_whose_form_is_given(config: Any, form: Any, field: str) -> None:
+    given = SimpleNamespace(inference_engine=config)
+    if field:
+        with pytest.raises(InvalidRequest) as caught:
+            skyrl.FarmGenerator(None, given, "run", expert_form=form)  # type: ignore[arg-type]
+        assert caught.value.field == field
+        return
+    made = skyrl.FarmGenerator(None, given, "run", expert_form=form)  # type: ignore[arg-type]
+    assert made.expert_form == (form if config.enable_return_routed_experts else None)
 
 
 def test_an_evaluation_of_slime_has_its_own_parameters() -> None:

@@ -77,6 +77,13 @@ def test_a_request_is_counted_in_its_step_though_steps_overlap() -> None:
     assert [*run._played] == [500]
 
 
+def test_experts_are_refused_where_the_trainer_has_no_place_for_them() -> None:
+    run = TrainerRun(None, "run", {"sampling": {"routed_experts": 8}}, takes_experts=False)  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequest, match="no place for them") as caught:
+        run.submit([Instance(data_source="noop", fields={})], 0)
+    assert caught.value.field == "sampling.routed_experts"
+
+
 def engine(url: str, model: str, *, token_out: bool = True, tokenizer: str = "") -> EngineState:
     info = EngineInfo(model=model, token_out=token_out, notes=("it is old",))
     return EngineState(StoredEngine(url=url, model=model, tokenizer=tokenizer, info=info), 0, 0)

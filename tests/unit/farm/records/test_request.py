@@ -42,6 +42,7 @@ def test_other_variables_are_the_batchs_to_set() -> None:
         *[("min_tokens", value) for value in (-1, 1.5)],
         *[("stop_token_ids", value) for value in ([-1], [0.5], 3, list(range(65)))],
         *[("cache_salt", value) for value in ("", "x" * 129, 7)],
+        *[("routed_experts", value) for value in (0, 257, True, 8.0, "8")],
         ("n", 0.5),
     ],
 )
@@ -61,11 +62,22 @@ def test_what_no_engine_takes_is_refused_by_its_name(name: str, value: Any) -> N
             {"presence_penalty": -2},
             {"min_tokens": 0},
             {"stop_token_ids": [0]},
+            {"routed_experts": 8},
         ),
     ],
 )
 def test_what_engines_take_passes(sampling: dict[str, Any]) -> None:
     SamplingParams.model_validate(sampling)
+
+
+@pytest.mark.parametrize("of_batch", [True, False])
+def test_experts_are_refused_of_an_engine_that_is_asked_for_no_ids(of_batch: bool) -> None:
+    one, engine = {"data_source": "math", "fields": {}}, {"engine_url": "http://own/v1"}
+    chat = engine | {"engine_route": "chat"}
+    asked = {"sampling": {"routed_experts": 8}}
+    with pytest.raises(InvalidRequest, match="an engine with engine_route `chat` gives none"):
+        checked_request({"instances": [one | ({} if of_batch else chat)], **asked, **(chat if of_batch else {})})
+    checked_request({"instances": [one | engine], **asked})
 
 
 SECRET = "sk-this-is-a-secret"
@@ -136,6 +148,7 @@ def test_engines_are_stored_once_each_and_an_instances_own_comes_before_the_batc
         ({"judge": {}}, "roles.judge", "name the server"),
         ({"judge": {"engine_key": SECRET, "model": "m"}}, "roles.judge", "and no engine_url"),
         ({"user": {"engine_url": f"http://u:{SECRET}@h/v1"}}, "roles.user.engine_url", "must not hold a password"),
+        ({"user": {"model": "m", "sampling": {"routed_experts": 8}}}, "roles.user", "of the policy alone"),
         ({"critic": {"model": "m"}}, "roles.critic", "'judge', 'user' or 'helper'"),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,14 +12,16 @@ import pytest
 
 from farm.errors import EngineError, LimitReached
 from farm.records.engine import EngineInfo
+from farm.records.experts.routed_experts import CallExperts
 from farm.records.request import SamplingParams
 from farm.records.rollout import Outcome
-from farm.records.trajectory import TokenIds, VersionSpan, token_ids
+from farm.records.trajectory import Message, TokenIds, VersionSpan, token_ids
 from farm.seeds import part_seed
 from tests.unit.workers.policy.tokens.zoo import CHATML, user
 from workers.interfaces import Completion, Delta
 from workers.policy import tool_calls
-from workers.policy.generation import EngineAddress, EngineBusy, Generation, OnIds
+from workers.policy.answer_form import FormedSampling
+from workers.policy.generation import EngineAddress, EngineBusy, ExpertRange, Generation, OnIds
 from workers.policy.stream_forwarder import Interrupted, StreamForwarder
 from workers.policy.token_completion import TokenCompletion
 from workers.policy.tokens.session import TokenSession
@@ -44,6 +47,7 @@ class _Scripted:
         self.seeds: list[int | None] = []
         self.least: list[int | None] = []
         self.vocabularies: set[int | None] = set()
+        self.experts: list[ExpertRange | None] = []
         self._script: Iterator[Any] = iter(script)
 
     async def generate(
@@ -56,11 +60,13 @@ class _Scripted:
         session_id: str = "",
         on_ids: OnIds | None = None,
         n_vocabulary: int | None = None,
+        experts: ExpertRange | None = None,
     ) -> Generation:
         self.asked.append((prompt_ids.tolist(), max_tokens))
         self.seeds.append(sampling.seed)
         self.least.append(sampling.min_tokens)
         self.vocabularies.add(n_vocabulary)
+        self.experts.append(experts)
         play = next(self._script)
         played, error = play if isinstance(play, tuple) else (play, None)
         if isinstance(played, Exception):
@@ -109,6 +115,56 @@ def ids_of(completion: Completion) -> list[int]:
     assert completion.response_ids is not None
     result: list[int] = completion.response_ids.tolist()
     return result
+
+
+def routed(text: str, start: int, n_before: int, value: int, reason: str = "stop") -> Generation:
+    """A part whose experts are all of one number, from `start` on, of `n_before` ids and its own."""
+    sampled = part(text, reason)
+    n_rows = n_before + len(sampled.response_ids) - 1 - start
+    return replace(sampled, routed_experts=CallExperts.of(start, np.full((n_rows, 2, 3), value, np.uint8)))
+
+
+def test_the_experts_of_parts_follow_each_other_and_a_part_without_tokens_has_none() -> None:
+    bench = _Bench(max_tokens=100, routed_experts=3)
+    n = len(bench.prompt)
+    nothing = part("", "abort")
+    first = routed("one two", 0, n, 7, "abort")
+    held = n + len(first.response_ids)
+    engine = _Scripted(nothing, first, nothing, routed(" three<|im_end|>", held - 1, held, 9))
+    completion = bench.play(engine)
+    assert engine.experts == [ExpertRange(3, 0), ExpertRange(3, 0), *[ExpertRange(3, held - 1, 2)] * 2]
+    experts = completion.routed_experts
+    assert experts is not None
+    assert experts.ids is not None
+    assert (experts.start, experts.end) == (0, n + len(ids_of(completion)) - 1)
+    assert experts.ids[:, 0, 0].tolist() == [7] * (held - 1) + [9] * (experts.end - held + 1)
+
+
+def test_what_was_dropped_for_a_guide_is_asked_for_again() -> None:
+    bench = _Bench(max_tokens=100, routed_experts=3)
+    n = len(bench.prompt)
+    bench.call._sampling = FormedSampling(**bench.call._sampling.model_dump(), guide={"json_schema": {}})
+    engine = _Scripted(routed("one", 0, n, 7, "abort"), routed("two<|im_end|>", 0, n, 9))
+    completion = bench.play(engine)
+    assert engine.experts == [ExpertRange(3, 0)] * 2
+    assert completion.routed_experts is not None
+    assert completion.routed_experts.ids is not None
+    assert set(completion.routed_experts.ids.reshape(-1).tolist()) == {9}
+
+
+def test_a_call_asks_for_no_experts_of_what_the_calls_before_had() -> None:
+    session = TokenSession(CHATML.text())
+    first = session.prompt([user("begin")], [])
+    answer: Message = {"role": "assistant", "content": "one"}
+    sampled = TOKENIZER.encode("one<|im_end|>")
+    session.commit(first, sampled, answer)
+    prompt = session.prompt([user("begin"), answer, user("go on")], [])
+    sampling = SamplingParams(routed_experts=3)
+    call = TokenCompletion(prompt, TOKENIZER, tool_calls.parser("hermes"), sampling, 100, None, 2)
+    n_held = len(first.ids) + len(sampled)
+    engine: Any = _Scripted(routed("two<|im_end|>", n_held - 1, len(prompt.ids), 9))
+    asyncio.run(call.resume(engine, "", "r1", ""))
+    assert engine.experts == [ExpertRange(3, n_held - 1, 2)]
 
 
 def test_what_is_missing_is_asked_for_from_all_ids_so_far() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from workers.testing.engine.engine_machine import Machine
+from workers.testing.engine.expert_routing import npy_of
 from workers.testing.engine.model_request import SamplingRequest
 from workers.testing.engine.run import EngineRun
 from workers.testing.engine.vllm.answer_fields import CREATED, ResponseWriter, spans, usage
@@ -20,6 +21,7 @@ class GenerateAnswer:
         self._request = request
         self._asked = asked
         self._writer = ResponseWriter(machine)
+        self._first_expert = request.sampling_params.routed_experts_prompt_start
 
     def whole(self, runs: Sequence[EngineRun]) -> dict[str, Any]:
         return {
@@ -67,7 +69,7 @@ class GenerateAnswer:
             "finish_reason": run.finish_reason if last else None,
             "stop_reason": run.stop_reason if last else None,
             "token_ids": run.ids[begin:end],
-            "routed_experts": None,
+            "routed_experts": npy_of(self._machine.experts, run, self._first_expert) if last else None,
             "sampling_mask": None,
             "weight_versions": spans(run) if last else None,
             "logprobs": self._writer.of_generate(run, begin, end) if has_logprobs else None,

@@ -46,6 +46,7 @@ class VllmCommonBody(BaseModel):
 
 class GenerateSampling(VllmSampling):
     logprobs: int | None = None
+    routed_experts_prompt_start: int = Field(0, ge=0)
 
 
 class VllmGenerateBody(VllmCommonBody):

@@ -17,7 +17,7 @@ from workers.policy.engines.prorl import PromptIdsWire
 from workers.policy.engines.sglang import SglangWire
 from workers.policy.engines.vllm import CompletionsWire, GenerateWire
 from workers.policy.engines.wire import GenerationRequest, Wire, prompt_json
-from workers.policy.generation import Generation
+from workers.policy.generation import ExpertRange, Generation
 
 DATA = Path(__file__).parents[4] / "data"
 RECORDED: dict[str, Any] = orjson.loads((DATA / "vllm_wire" / "requests.json").read_bytes())
@@ -111,7 +111,8 @@ def test_a_stream_that_lost_an_event_does_not_add_up(name: str) -> None:
 def test_vllm_knows_every_field_that_it_is_sent(
     wire: Wire, schema: str, stream: bool, sampling: SamplingParams
 ) -> None:
-    body = orjson.loads(orjson.dumps(wire.body(GenerationRequest(prompt_json(PROMPT), sampling, 100, "m", stream))))
+    ask = GenerationRequest(prompt_json(PROMPT), sampling, 100, "m", stream, ExpertRange(8, 2))
+    body = orjson.loads(orjson.dumps(wire.body(ask)))
     Draft202012Validator(SCHEMAS[schema]).validate(body)
     # Of vLLM 0.33, let pass by this one.
     assert body.keys() - SCHEMAS[schema]["properties"].keys() <= {"return_weight_versions"}

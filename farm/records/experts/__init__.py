@@ -1,0 +1,1 @@
+"""Routed experts: which experts of a mixture-of-experts model a token was sent to."""

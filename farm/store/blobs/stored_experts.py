@@ -1,0 +1,86 @@
+"""The experts that an engine recorded for the tokens of model calls, each call's apart from its other values.
+
+A token has hundreds of bytes of them, where its id and log-probability have eight. So they are read for trainers alone,
+and each call has those of its new tokens, as it has new ids alone. They belong to one attempt, as model calls do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, cast
+
+from sqlalchemy import Connection, Integer, Table, func, select
+from sqlalchemy.dialects import postgresql, sqlite
+
+from farm.records.experts.expert_places import ExpertStretch, assembled
+from farm.records.experts.routed_experts import CallExperts, ExpertIds
+from farm.records.rollout import Rollout
+from farm.records.trajectory import Segment
+from farm.store.sql.schema import CallExpertsRow
+
+call_experts = cast(Table, CallExpertsRow.__table__)
+
+PAGE_BYTES = 64_000_000
+"""The most bytes of experts that a page of a stream has, unless one group alone has more."""
+
+_PUT = {
+    "sqlite": sqlite.insert(call_experts).on_conflict_do_nothing(),
+    "postgresql": postgresql.insert(call_experts).on_conflict_do_nothing(),
+}
+
+
+def keep(connection: Connection, rollout_id: str, attempt: int, call_index: int, experts: CallExperts) -> None:
+    """Store the experts of a call, unless they are there: a write may be made twice."""
+    if experts.ids is None:
+        return
+    _, n_layers, top_k = experts.ids.shape
+    values: dict[str, Any] = {"rollout_id": rollout_id, "attempt": attempt, "call_index": call_index}
+    values |= {"start": experts.start, "n_layers": n_layers, "top_k": top_k, "ids": experts.ids.reshape(-1)}
+    connection.execute(_PUT[connection.dialect.name], values)
+
+
+def first_fitting(connection: Connection, groups: Sequence[Sequence[Rollout]]) -> list[Rollout]:
+    """Return the rollouts of the first groups whose experts take at most PAGE_BYTES together; of one group at least."""
+    sizes = _sizes(connection, [rollout.rollout_id for group in groups for rollout in group]) if groups else {}
+    result: list[Rollout] = []
+    room = PAGE_BYTES
+    for group in groups:
+        room -= sum(sizes.get(rollout.rollout_id, 0) for rollout in group)
+        if result and room < 0:
+            break
+        result += group
+    return result
+
+
+def _sizes(connection: Connection, rollout_ids: Sequence[str]) -> dict[str, int]:
+    """Rollout id → the bytes that the experts of its calls take in the store, for those that have any."""
+    n_bytes = func.sum(func.length(call_experts.c.ids, type_=Integer))
+    statement = (
+        select(call_experts.c.rollout_id, n_bytes)
+        .where(call_experts.c.rollout_id.in_(rollout_ids))
+        .group_by(call_experts.c.rollout_id)
+    )
+    return {rollout_id: int(n) for rollout_id, n in connection.execute(statement).tuples()}
+
+
+def with_experts(
+    connection: Connection, rollout_id: str, attempt: int, rows: Sequence[tuple[Segment, Iterable[Sequence[int]]]]
+) -> list[Segment]:
+    """Return the rows of one attempt with their experts; each is given with its stretches, [begin, end, call, at]."""
+    placed = [(row, [ExpertStretch(*each) for each in places]) for row, places in rows]
+    named = {each.call for _, places in placed for each in places}
+    of_calls = _of_calls(connection, rollout_id, attempt, named) if named else {}
+    return [
+        replace(row, routed_experts=assembled(len(row.prompt_ids) + len(row.response_ids), places, of_calls))
+        for row, places in placed
+    ]
+
+
+def _of_calls(connection: Connection, rollout_id: str, attempt: int, named: Iterable[int]) -> Mapping[int, ExpertIds]:
+    statement = select(call_experts).where(
+        call_experts.c.rollout_id == rollout_id,
+        call_experts.c.attempt == attempt,
+        call_experts.c.call_index.in_(sorted(named)),
+    )
+    return {row.call_index: row.ids.reshape(-1, row.n_layers, row.top_k) for row in connection.execute(statement)}

@@ -1,0 +1,1 @@
+"""Tables of what lies beside model calls."""

@@ -1,0 +1,50 @@
+"""Experts that were kept: pages of a stream are bounded by them, and a backup has them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from farm.store.backups.backup import back_up, restore
+from farm.store.backups.backup_file import read_backup
+from farm.store.blobs import stored_experts
+from farm.store.database import Store
+from tests.contract.retention.test_pruning import farm_of, played, rows
+
+
+@pytest.mark.parametrize(("n_bytes", "sizes"), [(1, [1] * 6), (10**9, [6])])
+def test_a_page_has_no_more_experts_than_fit(
+    store: Store, monkeypatch: pytest.MonkeyPatch, n_bytes: int, sizes: list[int]
+) -> None:
+    monkeypatch.setattr(stored_experts, "PAGE_BYTES", n_bytes)
+    batch_id = played(store, n=3, n_samples=2)
+    farm, cursor, found = farm_of(store), 0, []
+    while page := farm.page(batch_id, cursor).rollouts:
+        found.append(len(page))
+        cursor = max(rollout.cursor for rollout in page)
+        assert all(row.routed_experts is not None for rollout in page for row in rollout.segments)
+    assert found == sizes
+
+
+def test_a_page_of_groups_has_whole_groups(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stored_experts, "PAGE_BYTES", 1)
+    batch_id = played(store, n=3, n_samples=2)
+    farm, cursor, found = farm_of(store), 0, []
+    while page := farm.page(batch_id, cursor, whole_groups=True).rollouts:
+        found.append([rollout.rollout_id for rollout in page])
+        cursor = max(rollout.cursor for rollout in page)
+    assert sorted(found) == [[f"{batch_id}.{group}.{sample}" for sample in range(2)] for group in range(3)]
+    assert len(list(farm.stream(batch_id))) == 6
+
+
+def test_a_backup_has_them(store: Store, tmp_path: Path) -> None:
+    batch_id = played(store, n=5)
+    before = rows(store, batch_id)
+    assert before["call_experts"] == 10
+    back_up(store, tmp_path / "backup.db")
+    restore(store, read_backup(tmp_path / "backup.db"), replace=True)
+    assert rows(store, batch_id) == before
+    [(row, *_), *_] = [rollout.segments for rollout in farm_of(store).collect(batch_id)]
+    assert row.routed_experts is not None
+    assert row.routed_experts.known.tolist() == [1, 1, 0]
