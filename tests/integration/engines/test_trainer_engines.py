@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import io
 import json
 import threading
 import time
@@ -12,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import httpx2
+import numpy as np
 import pytest
 
 import farm
@@ -23,10 +26,12 @@ from farm.records.request import Instance
 from farm.records.rollout import Stage, State
 from tests.doubles import EngineDouble
 from tests.services.farms import embedded, farm_folder, until
+from workers.testing.engine.expert_routing import ExpertRouting
 from workers.testing.scripted_model import Branch, Script, ScriptedProblem, ScriptedTurn
 from workers.testing.serving import serving
 
 QUESTION = "How many hops?"
+ROUTING = ExpertRouting()
 CHAT = Instance(data_source="chat", fields={"question": QUESTION, "expected": "three"})
 NOOP = Instance(data_source="noop", fields={})
 
@@ -66,7 +71,14 @@ class TrainersEngine:
         self.sampled.append({"prompt_ids": prompt_ids, "session": session, **sampling})
         (choice,) = answer["choices"]
         logprobs = [each["logprob"] for each in choice["logprobs"]["content"]]
-        return SampledByTrainer(choice["token_ids"], logprobs, choice["finish_reason"], self.version)
+        experts = choice.get("routed_experts")
+        return SampledByTrainer(
+            choice["token_ids"],
+            logprobs,
+            choice["finish_reason"],
+            self.version,
+            routed_experts=None if experts is None else np.load(io.BytesIO(base64.b64decode(experts))),
+        )
 
 
 @dataclass(slots=True)
@@ -83,7 +95,7 @@ class _Servers:
 
 @pytest.fixture(scope="module")
 def servers() -> Iterator[_Servers]:
-    shared, trainer = EngineDouble(answers("four"), weight_version="0"), EngineDouble(answers("three"))
+    shared, trainer = EngineDouble(answers("four"), weight_version="0"), EngineDouble(answers("three"), experts=ROUTING)
     with ExitStack() as stack:
         urls = [stack.enter_context(serving(each.app())) for each in (shared, trainer)]
         card = httpx2.get(f"{urls[1]}/v1/models", trust_env=False).json()["data"][0]
@@ -257,6 +269,17 @@ def test_settings_that_choose_engines_come_first(client: farm.Farm) -> None:
     assert TrainerRun(client, "r", {"model": "m"}).names_engines
     assert TrainerRun(client, "r", {"engine_url": "http://h:1/v1"}).names_engines
     assert not TrainerRun(client, "r", {"limits": {}}).names_engines
+
+
+def test_experts_of_the_trainers_engine_come_with_its_rows(client: farm.Farm, servers: _Servers) -> None:
+    with own_engines(client, servers, "experts") as (run, engines), engines.admitted():
+        rollouts = run.play([CHAT] * 2, 1, sampling={"routed_experts": ROUTING.top_k})
+        for rollout in rollouts:
+            (row,) = rollout.segments
+            assert row.routed_experts is not None
+            ids = np.concatenate([row.prompt_ids, row.response_ids])
+            assert row.routed_experts.known[:-1].all()
+            assert (row.routed_experts.ids[:-1] == ROUTING.of(ids, "default")[:-1]).all()
 
 
 def test_a_seed_is_another_in_each_step_and_the_same_in_each_evaluation(client: farm.Farm) -> None:
