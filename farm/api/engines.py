@@ -27,11 +27,15 @@ from farm.client.weight_update import MODES
 from farm.errors import InvalidRequest
 from farm.records.engine_state import EngineState, Paused, StoredEngine
 
+_OF_RUNS = (Scope.SUBMIT, Scope.OPERATE)
+"""The scopes of which one is needed to change engines; with `submit` alone, those of training runs (`llm_engines`)."""
 ENDPOINTS: Described = {
     ("GET", "/v1/engines"): EndpointDescription(
         "The engines, without their keys.", list[EngineState], AfterQuery, scope=Scope.READ
     ),
-    ("POST", "/v1/engines"): EndpointDescription("Use an engine.", dict[str, str], body=NewEngine, scope=Scope.OPERATE),
+    ("POST", "/v1/engines"): EndpointDescription(
+        "Use an engine; with `submit` alone, one of a training run.", dict[str, str], body=NewEngine, scope=_OF_RUNS
+    ),
     ("POST", "/v1/engines/chosen"): EndpointDescription(
         "The engines of an order.", list[StoredEngine], body=SomeEngines, scope=Scope.READ
     ),
@@ -39,7 +43,7 @@ ENDPOINTS: Described = {
         "Send it no new rollouts.", dict[str, str], body=OneEngine, scope=Scope.OPERATE
     ),
     ("POST", "/v1/engines/remove"): EndpointDescription(
-        "Use it no more.", dict[str, str], body=OneEngine, scope=Scope.OPERATE
+        "Use it no more.", dict[str, str], body=OneEngine, scope=_OF_RUNS
     ),
     ("POST", "/v1/engines/clear"): EndpointDescription("Use none any more.", int, body=ClearOrder, scope=Scope.OPERATE),
     ("POST", "/v1/engines/pause"): EndpointDescription(

@@ -334,9 +334,9 @@ class LocalFarm(Farm):
         self._change_engine("drain", url, llm_engines.drain)
 
     def remove_engine(self, url: str) -> None:
-        self._change_engine("remove", url, llm_engines.remove)
+        self._change_engine("remove", url, partial(llm_engines.remove, caller=current_caller()))
 
-    def _change_engine(self, verb: str, url: str, change: Callable[[Connection, str], bool]) -> None:
+    def _change_engine(self, verb: str, url: str, change: Callable[..., bool]) -> None:
         if not self.store.write(logged(lambda connection: change(connection, url), f"engines {verb}", url, done=bool)):
             raise NotFound(f"there is no engine {url}: `farm engines list` shows those that there are")
         self.signals.engines()

@@ -16,11 +16,11 @@ from typing import Any, cast
 
 from sqlalchemy import ColumnElement, Connection, Row, Table, case, delete, func, insert, select, update
 
-from farm.callers import Caller
+from farm.callers import Caller, Scope
 from farm.engine_urls import normal_url, sound_key
 from farm.errors import Forbidden
 from farm.records.engine import EngineInfo
-from farm.records.engine_state import ACTIVE, DRAINING, RUN_MODEL, Paused, StoredEngine
+from farm.records.engine_state import ACTIVE, DRAINING, RUN_MODEL, Paused, StoredEngine, is_reserved
 from farm.records.trajectory import version_number
 from farm.store.access import api_keys
 from farm.store.access.sealed_secrets import sealed
@@ -39,9 +39,10 @@ _SHARED: ColumnElement[bool] = ~engines.c.model.startswith(RUN_MODEL, autoescape
 def add(connection: Connection, engine: StoredEngine, caller: Caller | None = None) -> None:
     """Use a server from now on. The same URL again makes it active, with the new settings, and probed anew.
 
-    Raises Forbidden if the caller has as many engines as its quota says.
+    Raises Forbidden if the caller may not change this engine, or has as many engines as its quota says.
     """
     url = normal_url(engine.url)
+    _check_right(connection, url, caller, engine.model)
     result = {
         "model": engine.model,
         "key": sealed(connection, sound_key(engine.key), caller),
@@ -99,8 +100,23 @@ def drain(connection: Connection, url: str) -> bool:
     return connection.execute(statement).rowcount == 1
 
 
-def remove(connection: Connection, url: str) -> bool:
-    """Stop using a server. False if it was not known."""
+def _check_right(connection: Connection, url: str, caller: Caller | None, model: str) -> None:
+    """Raise Forbidden for a caller who may submit alone, unless this is an engine of a training run, and its own."""
+    if caller is None or caller.may(Scope.OPERATE):
+        return
+    known = connection.execute(select(engines.c.model, engines.c.registrant).where(engines.c.url == url)).one_or_none()
+    models = {model, known.model if known is not None else model}
+    if not all(map(is_reserved, models)):
+        caller.check(Scope.OPERATE)
+    if known is not None and known.registrant != caller.name:
+        raise Forbidden(f"the engine {url} of {known.model} was added by {known.registrant or 'an operator'}")
+
+
+def remove(connection: Connection, url: str, caller: Caller | None = None) -> bool:
+    """Stop using a server. False if it was not known. Raises Forbidden if the caller may not change it."""
+    model = connection.execute(select(engines.c.model).where(_is(url))).scalar_one_or_none()
+    if model is not None:
+        _check_right(connection, normal_url(url), caller, model)
     return connection.execute(delete(engines).where(_is(url))).rowcount == 1
 
 

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -204,6 +205,41 @@ def test_quota_of_open_rollouts_holds_beside_others(api: _Api) -> None:
 
         with ThreadPoolExecutor(8) as threads:
             assert sum(threads.map(one, range(12))) == 3
+
+
+def test_a_trainers_key_changes_engines_of_its_own_runs_alone(api: _Api) -> None:
+    own, other, shared = (f"http://127.0.0.1:{port}/v1" for port in (1, 2, 3))
+    with api.client(api.key("trainer", "submit", max_engines=2)) as one, api.client(api.key("b", "submit")) as two:
+        api.admin.add_engine(shared, "m")
+        for url, model in ((own, ""), (own, "m"), (shared, "run:a"), (shared, "m")):
+            with pytest.raises(Forbidden, match="needs operate"):
+                one.add_engine(url, model)
+        one.add_engine(own, "run:a")
+        one.add_engine(own, "run:a", tokenizer="t")
+        with pytest.raises(Forbidden, match=r"env:SECRET: needs operate"):
+            one.add_engine(other, "run:a", key="env:SECRET")
+        with pytest.raises(Forbidden, match="needs operate"):
+            one.add_engine(own, "m")
+        two.add_engine(other, "run:b")
+        for verb in (partial(two.add_engine, own, "run:b"), partial(two.remove_engine, own)):
+            with pytest.raises(Forbidden, match=r"of run:a was added by trainer"):
+                verb()
+        orders: tuple[Callable[[], Any], ...] = (
+            partial(one.remove_engine, shared),
+            partial(one.drain_engine, own),
+            one.clear_engines,
+        )
+        for order in orders:
+            with pytest.raises(Forbidden, match="needs operate"):
+                order()
+        one.add_engine("http://127.0.0.1:4/v1", "run:c")
+        with pytest.raises(Forbidden, match="2 engines"):
+            one.add_engine("http://127.0.0.1:5/v1", "run:d")
+        one.remove_engine(own)
+        with pytest.raises(NotFound):
+            one.remove_engine(own)
+    api.admin.remove_engine(other)
+    assert sorted(state.engine.model for state in api.admin.engines()) == ["m", "run:c"]
 
 
 def test_quota_of_engines_counts_those_of_the_key(api: _Api) -> None:
