@@ -28,7 +28,7 @@ from farm.errors import NotFound, StoreWentBack
 from farm.ids import RolloutRef, new_batch_id
 from farm.notifications import ENDED, Listener, Signals
 from farm.records.conservation import Conservation, Violation
-from farm.records.engine_state import EngineState, StoredEngine
+from farm.records.engine_state import EngineState, StoredEngine, troubles
 from farm.records.node import Node
 from farm.records.request import BatchRequest
 from farm.records.rollout import BatchStatus, BatchSummary, KeptArtefact, Reward, Rollout, StageTimes, Timing
@@ -214,14 +214,9 @@ class LocalFarm(Farm):
         return Page(tuple(batches.with_segments(result, rows)), not is_open)
 
     def _engine_warnings(self, batch_id: str) -> tuple[str, ...]:
-        """Return the reasons engines get no calls without intervention; empty while one of them is usable.
-
-        Empty, too, for a batch that is played on none of them.
-        """
-        result = self.store.read(llm_engines.listing)
-        if any(engine.status in ("ready", "draining", "paused") for engine in result):
-            return ()
-        warnings = tuple(f"engine {engine.url} {engine.trouble}" for engine in result if engine.trouble)
+        """Return the reasons its engines get no calls without intervention; empty if it is played on none of these."""
+        model = str(self.store.read(lambda connection: batches.request_of(connection, batch_id)).get("model", ""))
+        warnings = troubles(self.store.read(llm_engines.listing), model)
         if warnings and not self.store.read(lambda connection: batches.needs_engine(connection, batch_id)):
             return ()
         return warnings

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
@@ -115,3 +116,21 @@ class EngineState:
     engine: StoredEngine
     n_calls: int
     n_tokens: int
+
+
+def troubles(engines: Sequence[StoredEngine], model: str) -> tuple[str, ...]:
+    """Return why no engine plays batches of this model without intervention; empty while one of them is usable."""
+    serving = [engine for engine in engines if serves(engine.model, model)]
+    if any(engine.status in ("ready", "draining", "paused") for engine in serving):
+        return ()
+    if is_reserved(model) and not serving:
+        return (without_engine(model),)
+    return tuple(f"engine {engine.url} {engine.trouble}" for engine in serving if engine.trouble)
+
+
+def without_engine(model: str) -> str:
+    """Return the reason why a batch of this model is not played, if no engine serves it."""
+    if is_reserved(model):
+        run = model.removeprefix(RUN_MODEL)
+        return f"the training run {run} has no engine: its trainer registers them when it plays; start it again"
+    return f"no engine serves {model or 'any model'}: `farm engines add` one"

@@ -219,6 +219,8 @@ def test_a_trainer_that_ended_amid_its_step_goes_on_with_it(client: farm.Farm, s
         engines.engine.hold.set()  # type: ignore[attr-defined]
     assert listed(client, run) == []
     time.sleep(1.0)
+    (warning,) = client.status(batch_id).warnings
+    assert warning.startswith("the training run ended has no engine")
     with own_engines(client, servers, "ended") as (again, afresh), afresh.admitted():
         rollouts = again.play([CHAT] * 3, 1)
     assert {each.batch_id for each in rollouts} == {batch_id}

@@ -20,7 +20,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 
 from farm.errors import EngineError, WeightsMissing
-from farm.records.engine_state import RUN_MODEL, is_reserved
+from farm.records.engine_state import is_reserved, without_engine
 from workers.policy.engines.progress import Progress, watched
 from workers.policy.generation import Engine, EngineBusy, EngineRefused, EngineUnfit
 from workers.policy.routing.backend import Backend, CallAborted
@@ -228,10 +228,7 @@ class StickyRouter:
                 self._hold(-1)
 
     def _none(self) -> str:
-        if is_reserved(self._key.model):
-            run = self._key.model.removeprefix(RUN_MODEL)
-            return f"the training run {run} has no engine: its trainer registers them when it plays; start it again"
-        return f"no engine serves {self._key.model or 'any model'}: `farm engines add` one"
+        return without_engine(self._key.model)
 
     def _why(self, serving: Sequence[Backend], tries: RetryState, now: float) -> str:
         if not serving:
