@@ -18,16 +18,13 @@ here=$(cd "$(dirname "$0")" && pwd)
 # shellcheck source=tests/services/github_sources.sh
 . "$here/../services/github_sources.sh"
 
-stamp=$folder/.venv/installed-$(sha256sum "$here/requirements.txt" | cut -c1-16)
-if ! [ -e "$stamp" ]; then
+sum=$(sha256sum "$here/requirements.txt" | cut -c1-16)
+if ! is_whole "$sum"; then
   # the one that the requirements were tested with
-  first_python python3.11
-  echo "installing the trainers into $folder"
-  : >"$log"
-  pip install --no-deps setuptools==78.1.1
-  pip install --no-deps -r "$here/requirements.txt"
-  rm -f "$folder"/.venv/installed-*
-  touch "$stamp"
+  begin "the trainers (2 GB)" python3.11
+  install --no-deps setuptools==78.1.1
+  install_all "$here/requirements.txt"
+  finish "$sum"
 fi
 source_of THUDM/slime "$SLIME"
 source_of radixark/miles "$MILES"
