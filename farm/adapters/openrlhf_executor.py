@@ -22,7 +22,7 @@ from typing import Any, ClassVar
 
 from openrlhf.utils.agent import AgentExecutorBase
 
-from farm.adapters.openrlhf import placeholder_fields, response_fields
+from farm.adapters.openrlhf import REFUSED, placeholder_fields, response_fields
 from farm.adapters.sample_window import RewardsSoFar, SampleWindow
 from farm.adapters.single_row import RowLimits, StepRow, TooLong, rows_of_step
 from farm.adapters.step_checks import check_count
@@ -34,6 +34,7 @@ from farm.errors import InvalidRequest
 from farm.records.request import Instance, SamplingParams
 
 _LABEL = "label"
+_IMAGES = "data.max_images_per_prompt"
 SAMPLING = TrainerSampling("sampling_params")
 
 
@@ -71,7 +72,7 @@ class FarmAgentExecutor(AgentExecutorBase):  # type: ignore[misc, unused-ignore]
     ) -> dict[str, Any]:
         """Play one sample of a prompt within its group; return OpenRLHF's response."""
         if images:
-            raise InvalidRequest("the farm's rollouts hold text alone", field="images")
+            raise InvalidRequest(REFUSED[_IMAGES], field=_IMAGES)
         call = _Call(self.instance(prompt, label), sampling_params, max_length, int(hf_tokenizer.eos_token_id))
         row = await self._window.result(f"{prompt}\0{label}", call)
         fields = placeholder_fields(row) if row.masked else response_fields(row.rollout, row.segments[0], row.reward)

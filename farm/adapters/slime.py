@@ -20,7 +20,6 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -28,10 +27,21 @@ import numpy as np
 from farm.adapters.protocol import RowsPerRollout, TrainingRow
 from farm.adapters.sample_window import RewardsSoFar, SampleWindow
 from farm.adapters.single_row import BrokenRollouts, RowLimits, StepRow, TooLong, rows_of_step, single_rows
-from farm.adapters.slime_collecting import DataSourceInstances, SlimeCollector, is_collected, metrics_of
+from farm.adapters.slime_collecting import (
+    REFUSED,
+    REFUSED_OF_BATCHES,
+    SAMPLING,
+    UNCHANGED,
+    DataSourceInstances,
+    SlimeCollector,
+    check_evaluation,
+    is_collected,
+    metrics_of,
+    sampling_of,
+)
 from farm.adapters.step_checks import check_count, check_engines
 from farm.adapters.stop_reasons import reason_table
-from farm.adapters.trainer_sampling import TrainerSampling, limits_of
+from farm.adapters.trainer_sampling import limits_of, refuse_options
 from farm.adapters.trainer_step import Phase, TrainerRun, instance_of
 from farm.client.farm import Farm
 from farm.collecting import InstanceSampler
@@ -42,16 +52,6 @@ from farm.records.trajectory import NO_VERSION, Segment
 
 STATUSES = reason_table(ended="completed", cut="truncated", broken="failed", aborted="failed")
 """Never `aborted`: slime takes such a sample for one that is generated again, and gives it no reward."""
-_SAMPLING = TrainerSampling("sampling_params", ignored=("custom_params",))
-_SAMPLED = {
-    "temperature": "rollout_temperature",
-    "top_p": "rollout_top_p",
-    "top_k": "rollout_top_k",
-    "max_new_tokens": "rollout_max_response_len",
-    "stop": "rollout_stop",
-    "stop_token_ids": "rollout_stop_token_ids",
-}
-"""The sampling parameters of training, by slime's options."""
 
 
 class SlimeAdapter:
@@ -126,14 +126,7 @@ class SlimeSamples:
 
     def check(self, args: Any) -> None:
         """Raise InvalidRequest for options of slime that the farm's rollouts cannot serve."""
-        if getattr(args, "rollout_top_p", 1.0) != 1.0:
-            raise InvalidRequest(
-                "slime trains on the kept tokens of top-p then, which are not recorded", field="rollout_top_p"
-            )
-        if getattr(args, "partial_rollout", False):
-            raise InvalidRequest("the farm's rollouts are whole: cancelled ones never train", field="partial_rollout")
-        if getattr(args, "group_rm", False):
-            raise InvalidRequest("the farm scores each rollout; a reward model beside it is none", field="group_rm")
+        refuse_options(vars(args), UNCHANGED, REFUSED)
         one_path = getattr(args, "custom_reward_post_process_path", None)
         grouped = getattr(args, "advantage_estimator", "grpo") != "ppo" and getattr(args, "rewards_normalization", True)
         if self.every_segment and grouped and one_path is None:
@@ -213,19 +206,19 @@ class SlimeSamples:
         """Return the fields of a batch that slime's options and its call give, but for those of the settings."""
         longest = "eval_max_context_len" if phase == "eval" else "rollout_max_context_len"
         limits = limits_of(self.settings, max_row_tokens=getattr(args, longest, None))
-        fields = {"sampling": _SAMPLING.params(_of_options(args) if sampling_params is None else sampling_params)}
-        return {name: value for name, value in fields.items() if name not in self.settings} | {"limits": limits}
+        values = sampling_of(args) if sampling_params is None else sampling_params
+        fields = {"sampling": SAMPLING.params(values)}
+        request: dict[str, Any] = {name: value for name, value in fields.items() if name not in self.settings}
+        template = getattr(args, "apply_chat_template_kwargs", None) or {}
+        if template:
+            request["chat_template_kwargs"] = {**template, **self.settings.get("chat_template_kwargs", {})}
+        return request | {"limits": limits}
 
     def _connected(self) -> TrainerRun:
         with self._lock:
             if self._run is None:
                 self._run = TrainerRun(self.connect(), self.run, self.settings, self.timeout_s)
             return self._run
-
-
-def _of_options(args: Any) -> dict[str, Any]:
-    """Return the sampling parameters that slime itself makes of its options, in training."""
-    return {name: getattr(args, option, None) for name, option in _SAMPLED.items()}
 
 
 def rollout_function(
@@ -253,6 +246,7 @@ def rollout_function(
                 field="eval_function_path",
             )
         samples_of.check(args)
+        refuse_options(vars(args), UNCHANGED, REFUSED_OF_BATCHES)
         if is_collected(args) or collecting is not None or sampler is not None:
             if id(data_source) not in collectors:
                 source = DataSourceInstances(data_source, samples_of.instance)
@@ -264,7 +258,7 @@ def rollout_function(
         filled = samples_of.fill(args, listed, samples_of.play(args, listed, rollout_id))
         sizes = [len(group) for group in groups]
         bounds = [0, *itertools.accumulate(sizes)]
-        return _train_output(listed[0], [filled[start:end] for start, end in itertools.pairwise(bounds)])
+        return _train_output(args, listed[0], [filled[start:end] for start, end in itertools.pairwise(bounds)])
 
     return generate_rollout
 
@@ -277,15 +271,23 @@ def _collected_output(samples_of: SlimeSamples, collector: SlimeCollector, args:
         collector.samples_of(group, (first + place) * n, first + place) for place, group in enumerate(played.groups)
     ]
     one = filled[0][0]
-    return _train_output(one[0] if isinstance(one, list) else one, filled, metrics_of(played))
+    return _train_output(args, one[0] if isinstance(one, list) else one, filled, metrics_of(played))
 
 
-def _train_output(sample: Any, groups: list[list[Any]], metrics: Mapping[str, Any] = MappingProxyType({})) -> Any:
+def _train_output(args: Any, sample: Any, groups: list[list[Any]], metrics: Mapping[str, Any] | None = None) -> Any:
     """Return slime's `RolloutFnTrainOutput`, or that of miles: of the package that the samples are of."""
     package = type(sample).__module__.partition(".")[0]
     output = importlib.import_module(f"{package}.rollout.base_types").RolloutFnTrainOutput
     flat = [each for group in groups for one in group for each in (one if isinstance(one, list) else [one])]
-    return output(samples=groups, metrics={"farm/n_removed": sum(each.remove_sample for each in flat), **metrics})
+    if path := getattr(args, "rollout_sample_filter_path", None):
+        removed = [each for each in flat if each.remove_sample]
+        module, _, name = path.rpartition(".")
+        getattr(importlib.import_module(module), name)(args, groups)
+        for each in removed:
+            each.remove_sample = True
+    return output(
+        samples=groups, metrics={"farm/n_removed": sum(each.remove_sample for each in flat), **(metrics or {})}
+    )
 
 
 def generate_function(connect: Callable[[], Farm], run: str, **options: Any) -> Callable[..., Any]:
@@ -324,8 +326,10 @@ class _GeneratedGroups:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     async def generate(self, call: _Call) -> Any:
+        self.samples_of.check(call.args)
+        if call.evaluation:
+            check_evaluation(call.args)
         if call.evaluation not in self._windows:
-            self.samples_of.check(call.args)
             # an evaluation has as many samples of a problem as its data set says
             most = None if call.evaluation else getattr(call.args, "n_samples_per_prompt", None)
             self._windows[call.evaluation] = SampleWindow(self._play, most=most)
