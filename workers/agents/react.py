@@ -65,7 +65,7 @@ class _Play:
         await self._context.record(call)
         requested = tool_calls(completion.response)
         if not requested:
-            return AgentResult(_end_of_text(completion, max_tokens, self._left()), _text(completion.response))
+            return AgentResult(_end_of_text(completion, max_tokens), _text(completion.response))
         ended = await self._act(requested, call)
         await self._context.record(call)
         self._history += call.observations
@@ -141,11 +141,9 @@ def _text(message: Message) -> str | None:
     return content if isinstance(content, str) else None
 
 
-def _end_of_text(completion: Completion, max_tokens: int, left: int) -> Outcome:
+def _end_of_text(completion: Completion, max_tokens: int) -> Outcome:
     """Return the outcome of a last message without tool calls: answered, unless a limit cut the text short."""
     if completion.finish_reason != "length":
         return Outcome.ANSWERED
-    if left <= 0:
-        return Outcome.MAX_TOKENS
     # An engine that stops short of what it was allowed has run out of context.
-    return Outcome.CONTEXT_FULL if completion.n_response_tokens < max_tokens else Outcome.ANSWERED
+    return Outcome.CONTEXT_FULL if completion.n_response_tokens < max_tokens else Outcome.MAX_TOKENS

@@ -116,7 +116,12 @@ def test_max_tokens() -> None:
 
 @pytest.mark.parametrize(
     ("n_tokens", "sampling_max", "outcome"),
-    [(20, None, Outcome.MAX_TOKENS), (7, None, Outcome.CONTEXT_FULL), (5, 5, Outcome.ANSWERED)],
+    [
+        (20, None, Outcome.MAX_TOKENS),
+        (7, None, Outcome.CONTEXT_FULL),
+        (5, 5, Outcome.MAX_TOKENS),
+        (4, 5, Outcome.CONTEXT_FULL),
+    ],
 )
 def test_text_cut_short(n_tokens: int, sampling_max: int | None, outcome: Outcome) -> None:
     cut = answering("it is", finish_reason="length", n_tokens=n_tokens)
