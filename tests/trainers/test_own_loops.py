@@ -56,7 +56,7 @@ def test_verls_own_loops_make_the_same_batches(run: Program, engine: str, model_
     assert [case["turns"][0] for case in cases.values()] == [case["turns"][1] for case in cases.values()]
     # the cases are what they are called: sampled, said by the tool, sampled
     turn, observation, last = cases["tool"]["lengths"][0]
-    assert cases["cut_in_second_turn"]["lengths"][0] == [turn, observation, last - 1]
+    assert cases["cut_in_second_turn"]["lengths"][0] == [turn, observation, last - 3]
     assert cases["one_left_after_tool"]["lengths"][0] == [turn, observation, 1]
     for name in ("full_after_tool", "exactly_full_after_tool", "exactly_the_first_turn"):
         assert cases[name]["lengths"][0] == [turn]
@@ -93,10 +93,27 @@ def test_trls_own_loop_makes_the_same_batch(run: Program, engine: str, model_tex
         "old_per_token_logps", "prompt_ids", "prompt_mask", "sampling_per_token_logps", "tool_mask",
     }  # fmt: skip
     turn, observation, last = cases["tool"]["lengths"]
-    assert cases["cut_in_second_turn"]["lengths"] == [turn, observation, last - 1]
+    assert cases["cut_in_second_turn"]["lengths"] == [turn, observation, last - 3]
     assert cases["one_left_after_tool"]["lengths"] == [turn, observation, 1]
     for name in ("full_after_tool", "no_tool_turns"):
         assert cases[name]["lengths"] == [turn]
     assert cases["one_tool_turn"]["lengths"][:2] == [turn, observation]
     assert cases["cut_in_first_turn"]["lengths"] == [turn - 1]
     assert any(len(set(case["rewards"])) == 2 for case in cases.values()), "advantages are of different rewards"
+
+
+def test_openrlhfs_own_executors_make_the_same_experience(run: Program, engine: str, model_text: Path) -> None:
+    cases = run("own_loops/openrlhf_own_loops", engine, model_text, path=PROGRAMS)
+    assert len(cases) == 8
+    full = {"exactly_full_after_tool", "full_after_tool"}
+    assert unequal(cases).keys() == full, (
+        "OpenRLHF keeps an answer that fills the row, as docs/reference/oracles.md says"
+    )
+    assert all(cases[name]["faults"] == [] for name in full)
+    truncated = {name: case["truncated"] for name, case in cases.items()}
+    cut = ("cut", "cut_by_length", "cut_in_second_turn", "one_left_after_tool")
+    assert truncated == {name: [[True], [False]] if name in full else [[name in cut]] * 2 for name in cases}
+    turn, observation, last = cases["tool"]["lengths"]
+    assert cases["cut_in_second_turn"]["lengths"] == [turn, observation, last - 3]
+    assert cases["one_left_after_tool"]["lengths"] == [turn, observation, 1]
+    assert all(cases[name]["lengths"] == [turn] for name in full)

@@ -175,7 +175,7 @@ def main() -> None:
         }
         turn, observation, last = facts["tool"]["lengths"]
         facts |= {
-            "cut_in_second_turn": compared(client, TOOL, turn + observation + last - 1),
+            "cut_in_second_turn": compared(client, TOOL, turn + observation + last - 3),
             "one_left_after_tool": compared(client, TOOL, turn + observation + 1),
             "full_after_tool": compared(client, TOOL, turn + observation - 1),
             "exactly_full_after_tool": compared(client, TOOL, turn + observation),

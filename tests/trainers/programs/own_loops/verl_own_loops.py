@@ -187,10 +187,10 @@ def main() -> None:
         facts = {
             "stop": compared(client, PLAIN, 48, SingleTurnAgentLoop),
             "cut": compared(client, LONG, 4, SingleTurnAgentLoop),
-            "tool": compared(client, TOOL, 96),
+            "tool": compared(client, TOOL, 160),
         }
         turn, observation, last = facts["tool"]["lengths"][0]
-        facts["cut_in_second_turn"] = compared(client, TOOL, turn + observation + last - 1)
+        facts["cut_in_second_turn"] = compared(client, TOOL, turn + observation + last - 3)
         facts["full_after_tool"] = compared(client, TOOL, turn + observation - 1)
         facts["exactly_full_after_tool"] = compared(client, TOOL, turn + observation)
         facts["one_left_after_tool"] = compared(client, TOOL, turn + observation + 1)
