@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.conftest import absent
 from tests.doubles import EngineDouble
 from tests.trainers.conftest import PROGRAMS, QUESTION, Program
 from workers.testing.scripted_model import Branch, Script, ScriptedCall, ScriptedProblem, ScriptedTurn
@@ -117,3 +118,16 @@ def test_openrlhfs_own_executors_make_the_same_experience(run: Program, engine: 
     assert cases["cut_in_second_turn"]["lengths"] == [turn, observation, last - 3]
     assert cases["one_left_after_tool"]["lengths"] == [turn, observation, 1]
     assert all(cases[name]["lengths"] == [turn] for name in full)
+
+
+def test_slimes_own_generation_makes_the_same_samples(
+    run: Program, engine: str, model_text: Path, trainers: Path
+) -> None:
+    source = trainers / "slime"
+    if not (source / "slime").exists():
+        absent(f"the source of slime is not in {source}: tests/trainers/environment.sh could not fetch it")
+    cases = run("own_loops/slime_own_loops", source, model_text, engine, path=source)
+    assert unequal(cases) == {}, cases
+    assert (cases["stop"]["status"], cases["cut"]["status"]) == (["completed"], ["truncated"])
+    assert cases["cut"]["lengths"] == [4] * 4
+    assert cases["cut"]["masks"] == [[[1] * 4] * 4] * 2

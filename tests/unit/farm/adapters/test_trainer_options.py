@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections.abc import Collection
 from pathlib import Path
 from types import SimpleNamespace
@@ -50,6 +51,16 @@ def test_every_option_of_the_trainers_own_has_a_reason() -> None:
         assert all(reason and names for reason, names in listed["of_trainer"].items()), trainer
     evaluations = OPTIONS["slime.EvalDatasetConfig"]
     assert sorted(slime_collecting.REFUSED_OF_EVALUATIONS) == evaluations["refused"]
+
+
+def test_the_page_of_trainers_counts_their_options() -> None:
+    page = (Path(__file__).parents[4] / "docs" / "trainers.md").read_text()
+    rows = re.findall(r"^\| [^|]*\| `([\w.]+)` \| (\d+) \| (\d+) \| (\d+) \|$", page, re.MULTILINE)
+    counted = {name: tuple(map(int, numbers)) for name, *numbers in rows}
+    assert counted == {
+        name: (len(each["mapped"]), len(each["refused"]), sum(map(len, each["of_trainer"].values())))
+        for name, each in OPTIONS.items()
+    }
 
 
 def test_values_are_sent_as_they_are_even_those_that_change_nothing() -> None:
