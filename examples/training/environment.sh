@@ -11,20 +11,15 @@ here=$(cd "$(dirname "$0")" && pwd)
 . "$here/python_environment.sh"
 
 sum=$(cat "$here/requirements.txt" "$here"/vllm_plugin/*.* | sha256sum | cut -c1-16)
-stamp=$folder/.venv/installed-$sum
-[ -e "$stamp" ] && exit 0
+is_whole "$sum" && exit 0
 
-first_python python3.11 python3.12 python3.13 python3
-echo "installing vLLM and what a trainer needs (3.4 GB) into $folder"
-: >"$log"
-pip install --no-deps setuptools==78.1.1
-pip install --no-deps -r "$here/requirements.txt"
+begin "vLLM and what a trainer needs (3.4 GB)" python3.11 python3.12 python3.13 python3
+install --no-deps setuptools==78.1.1
+install_all "$here/requirements.txt"
 
 # Building leaves files beside the sources.
 copy=$(mktemp -d)
 trap 'rm -rf "$copy"' EXIT
 cp "$here"/vllm_plugin/*.* "$copy"
-pip install --no-deps --no-build-isolation --force-reinstall "$copy"
-
-rm -f "$folder"/.venv/installed-*
-touch "$stamp"
+install --no-deps --no-build-isolation --force-reinstall "$copy"
+finish "$sum"

@@ -23,6 +23,15 @@ from farm.records.trajectory import Segment
 
 TRUNCATED = reason_table(ended=False, cut=True, broken=False, aborted=False)
 """OpenRLHF knows of an end only whether the row was cut short (`truncated`), which its length penalty looks at."""
+MAPPED = frozenset(
+    {
+        *("rollout.temperature", "rollout.top_p", "rollout.max_new_tokens", "rollout.n_samples_per_prompt"),
+        *("eval.temperature", "eval.n_samples_per_prompt", "data.max_len", "data.label_key"),
+    }
+)
+"""OpenRLHF's options that the farm's rollouts follow: they reach its executor as the arguments of a call."""
+REFUSED = {"data.max_images_per_prompt": "the farm's rollouts hold text alone"}
+"""Options of which the farm can serve the default alone, with the reason."""
 
 
 class OpenRLHFAdapter:

@@ -24,7 +24,7 @@ from typing import Any, ClassVar
 from openrlhf.utils.agent import AgentExecutorBase
 
 from farm.adapters.engine_bridge import EngineBridge, OwnEngines, SampledByTrainer
-from farm.adapters.openrlhf import placeholder_fields, response_fields
+from farm.adapters.openrlhf import REFUSED, placeholder_fields, response_fields
 from farm.adapters.sample_window import RewardsSoFar, SampleWindow
 from farm.adapters.single_row import RowLimits, StepRow, TooLong, rows_of_step
 from farm.adapters.step_checks import check_count
@@ -36,6 +36,7 @@ from farm.errors import InvalidRequest
 from farm.records.request import Instance, SamplingParams
 
 _LABEL = "label"
+_IMAGES = "data.max_images_per_prompt"
 SAMPLING = TrainerSampling("sampling_params")
 
 
@@ -81,7 +82,7 @@ class FarmAgentExecutor(AgentExecutorBase):  # type: ignore[misc, unused-ignore]
     ) -> dict[str, Any]:
         """Play one sample of a prompt within its group; return OpenRLHF's response."""
         if images:
-            raise InvalidRequest("the farm's rollouts hold text alone", field="images")
+            raise InvalidRequest(REFUSED[_IMAGES], field=_IMAGES)
         self._open_engine(llm_engine, hf_tokenizer, type(sampling_params))
         loop, eos_token_id = asyncio.get_running_loop(), int(hf_tokenizer.eos_token_id)
         call = _Call(self.instance(prompt, label), sampling_params, max_length, eos_token_id, loop)

@@ -41,6 +41,14 @@ _REASONS = {
 }
 """rLLM's termination reason for each end that the policy caused; any other end is `ERROR`."""
 
+MAPPED = frozenset(
+    {
+        *("rollout.train", "rollout.val", "remote_runtime.session_timeout", "remote_runtime.enabled"),
+        *("compact_filtering.enable", "compact_filtering.mask_error"),
+    }
+)
+"""Keys of rLLM's configuration that the farm's rollouts follow; its gateway sets the sampling of every call."""
+
 
 class TaskSubmission(Protocol):
     """rLLM's `TaskSubmission`; versions with keys for sessions have `inference_api_key`, too."""

@@ -22,6 +22,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from farm.adapters.engine_bridge import EngineBridge, OwnEngines, SampledByTrainer
 from farm.adapters.protocol import RowsPerRollout, TrainingRow
 from farm.adapters.single_row import (
@@ -50,12 +52,11 @@ STOP_REASONS = reason_table(
     broken="error",
     aborted="abort",
     named={
-        Outcome.MAX_TURNS: "max_turns",
-        Outcome.CONTEXT_FULL: "context_length",
+        Outcome.MAX_TURNS: "stop",
         Outcome.DEADLINE: "agent_timeout",
     },
 )
-"""SkyRL's options for rows that were cut short look at whether the reason is `stop`."""
+"""SkyRL's options for rows that were cut short look at whether the reason is `stop`, which a last turn of many has."""
 _SAMPLING = TrainerSampling("sampling_params", ignored=("additional_kwargs",))
 _EXPERTS = "inference_engine.enable_return_routed_experts"
 _OVERLONG, _ZERO, _STEPS = "apply_overlong_filtering", "zero_reward_on_non_stop", "step_wise_trajectories"
@@ -264,7 +265,8 @@ def _filtered(row: StepRow) -> StepRow:
     """Return it with a mask of 0 if a limit cut it short, as `apply_overlong_filtering` has it."""
     if row.masked or _reason(row.rollout) == "stop":
         return row
-    return replace(row, segments=tuple(each.masked() for each in row.segments), masked=True)
+    segments = tuple(replace(each, response_mask=np.zeros_like(each.response_mask)) for each in row.segments)
+    return replace(row, segments=segments, masked=True)
 
 
 def _check_whole_groups(step_rows: Sequence[StepRow]) -> None:

@@ -36,11 +36,23 @@ from farm.adapters.single_row import (
     single_rows,
     with_experts,
 )
-from farm.adapters.slime_collecting import DataSourceInstances, SlimeCollector, is_collected, metrics_of, train_output
+from farm.adapters.slime_collecting import (
+    REFUSED,
+    REFUSED_OF_BATCHES,
+    SAMPLING,
+    UNCHANGED,
+    DataSourceInstances,
+    SlimeCollector,
+    check_evaluation,
+    is_collected,
+    metrics_of,
+    sampling_of,
+    train_output,
+)
 from farm.adapters.slime_collecting import group_rewards as group_rewards
 from farm.adapters.step_checks import check_count, check_engines
 from farm.adapters.stop_reasons import reason_table
-from farm.adapters.trainer_sampling import TrainerSampling, limits_of
+from farm.adapters.trainer_sampling import limits_of, refuse_options
 from farm.adapters.trainer_step import Phase, TrainerRun, instance_of, router_servers
 from farm.client.farm import Farm
 from farm.collecting import InstanceSampler
@@ -51,19 +63,7 @@ from farm.records.trajectory import NO_VERSION, Segment
 
 STATUSES = reason_table(ended="completed", cut="truncated", broken="failed", aborted="failed")
 """Never `aborted`: slime takes such a sample for one that is generated again, and gives it no reward."""
-_SAMPLING = TrainerSampling("sampling_params", ignored=("custom_params",))
-_SAMPLED = {
-    "temperature": "rollout_temperature",
-    "top_p": "rollout_top_p",
-    "top_k": "rollout_top_k",
-    "max_new_tokens": "rollout_max_response_len",
-    "stop": "rollout_stop",
-    "stop_token_ids": "rollout_stop_token_ids",
-}
-"""The sampling parameters of training, by slime's options."""
 _REPLAY = "use_rollout_routing_replay"
-
-
 _FIRST_RUN: list[str] = []
 
 
@@ -146,14 +146,7 @@ class SlimeSamples:
 
     def check(self, args: Any) -> None:
         """Raise InvalidRequest for options of slime that the farm's rollouts cannot serve."""
-        if getattr(args, "rollout_top_p", 1.0) != 1.0:
-            raise InvalidRequest(
-                "slime trains on the kept tokens of top-p then, which are not recorded", field="rollout_top_p"
-            )
-        if getattr(args, "partial_rollout", False):
-            raise InvalidRequest("the farm's rollouts are whole: cancelled ones never train", field="partial_rollout")
-        if getattr(args, "group_rm", False):
-            raise InvalidRequest("the farm scores each rollout; a reward model beside it is none", field="group_rm")
+        refuse_options(vars(args), UNCHANGED, REFUSED)
         one_path = getattr(args, "custom_reward_post_process_path", None)
         grouped = getattr(args, "advantage_estimator", "grpo") != "ppo" and getattr(args, "rewards_normalization", True)
         if self.every_segment and grouped and one_path is None:
@@ -240,11 +233,15 @@ class SlimeSamples:
         """Return the fields of a batch that slime's options and its call give, but for those of the settings."""
         longest = "eval_max_context_len" if phase == "eval" else "rollout_max_context_len"
         limits = limits_of(self.settings, max_row_tokens=getattr(args, longest, None))
-        sampled = dict(_of_options(args) if sampling_params is None else sampling_params)
+        values = dict(sampling_of(args) if sampling_params is None else sampling_params)
         if _replays(args) and phase == "train":
-            sampled["routed_experts"] = args.moe_router_topk
-        fields = {"sampling": _SAMPLING.params(sampled)}
-        return {name: value for name, value in fields.items() if name not in self.settings} | {"limits": limits}
+            values["routed_experts"] = args.moe_router_topk
+        fields = {"sampling": SAMPLING.params(values)}
+        request: dict[str, Any] = {name: value for name, value in fields.items() if name not in self.settings}
+        template = getattr(args, "apply_chat_template_kwargs", None) or {}
+        if template:
+            request["chat_template_kwargs"] = {**template, **self.settings.get("chat_template_kwargs", {})}
+        return request | {"limits": limits}
 
     def _on_engines(self, args: Any) -> TrainerRun:
         """Return the run, which plays on the servers that slime's router has now."""
@@ -265,11 +262,6 @@ class SlimeSamples:
 def _replays(args: Any) -> bool:
     """Return whether slime trains with the routing of the engine."""
     return bool(getattr(args, _REPLAY, False))
-
-
-def _of_options(args: Any) -> dict[str, Any]:
-    """Return the sampling parameters that slime itself makes of its options, in training."""
-    return {name: getattr(args, option, None) for name, option in _SAMPLED.items()}
 
 
 def _servers_of(run: str) -> str:
@@ -306,6 +298,7 @@ def rollout_function(
                 field="eval_function_path",
             )
         samples_of.check(args)
+        refuse_options(vars(args), UNCHANGED, REFUSED_OF_BATCHES)
         if is_collected(args) or collecting is not None or sampler is not None:
             if id(data_source) not in collectors:
                 source = DataSourceInstances(data_source, samples_of.instance)
@@ -317,7 +310,7 @@ def rollout_function(
         filled = samples_of.fill(args, listed, samples_of.play(args, listed, rollout_id))
         sizes = [len(group) for group in groups]
         bounds = [0, *itertools.accumulate(sizes)]
-        return train_output(listed[0], [filled[start:end] for start, end in itertools.pairwise(bounds)])
+        return train_output(args, listed[0], [filled[start:end] for start, end in itertools.pairwise(bounds)])
 
     return generate_rollout
 
@@ -330,7 +323,7 @@ def _collected_output(samples_of: SlimeSamples, collector: SlimeCollector, args:
         collector.samples_of(group, (first + place) * n, first + place) for place, group in enumerate(played.groups)
     ]
     one = filled[0][0]
-    return train_output(one[0] if isinstance(one, list) else one, filled, metrics_of(played))
+    return train_output(args, one[0] if isinstance(one, list) else one, filled, metrics_of(played))
 
 
 def generate_function(connect: Callable[[], Farm], run: str, **options: Any) -> Callable[..., Any]:
@@ -370,8 +363,10 @@ class _GeneratedGroups:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     async def generate(self, call: _Call) -> Any:
+        self.samples_of.check(call.args)
+        if call.evaluation:
+            check_evaluation(call.args)
         if call.evaluation not in self._windows:
-            self.samples_of.check(call.args)
             # an evaluation has as many samples of a problem as its data set says
             most = None if call.evaluation else getattr(call.args, "n_samples_per_prompt", None)
             self._windows[call.evaluation] = SampleWindow(self._play, most=most)

@@ -1,8 +1,9 @@
-"""slime's over-sampling and dynamic sampling by the farm's collector: one rollout batch is one collected step.
+"""slime's options, which the farm follows or refuses, and its over-sampling and filters by the farm's collector.
 
-slime's own options say what is wanted: `rollout_batch_size` groups, `over_sampling_batch_size` of them in flight, and
-`dynamic_sampling_filter_path`, a rule for whole groups. Instances come from slime's data source, or from a sampler of
-the farm's. What a step is made of stands in the farm's store, so a trainer that starts again gets the same groups.
+One rollout batch is one collected step. slime's options say what is wanted: `rollout_batch_size` groups,
+`over_sampling_batch_size` of them in flight, and `dynamic_sampling_filter_path`, a rule for whole groups. Instances
+come from slime's data source, or from a sampler of the farm's. What a step is made of stands in the farm's store, so a
+trainer that starts again gets the same groups.
 """
 
 from __future__ import annotations
@@ -11,17 +12,76 @@ import importlib
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
+from farm.adapters.trainer_sampling import TrainerSampling, refuse_options
 from farm.client.farm import Farm
 from farm.collecting import CollectedStep, CollectingOptions, StepCollector
 from farm.collecting.instance_samplers import InstanceSampler, SamplerState
 from farm.errors import InvalidRequest
 from farm.records.request import Instance
 from farm.records.rollout import Group, Rollout
+
+SAMPLING = TrainerSampling("sampling_params", ignored=("custom_params",))
+_SAMPLED = {
+    "temperature": "rollout_temperature",
+    "top_p": "rollout_top_p",
+    "top_k": "rollout_top_k",
+    "max_new_tokens": "rollout_max_response_len",
+    "stop": "rollout_stop",
+    "stop_token_ids": "rollout_stop_token_ids",
+}
+"""The sampling parameters of training, by slime's options."""
+REFUSED = {
+    "rollout_top_p": "slime trains on the kept tokens of top-p then, which are not recorded",
+    "partial_rollout": "the farm's rollouts are whole: cancelled ones never train",
+    **dict.fromkeys(("rm_type", "custom_rm_path", "group_rm"), "the farm scores each rollout: slime would not call it"),
+    **dict.fromkeys(("reward_key", "eval_reward_key"), "the farm's reward is a number"),
+    "multimodal_keys": "the farm's rollouts hold text alone",
+}
+"""Options of which the farm can serve the default alone, with the reason."""
+REFUSED_OF_BATCHES = {
+    "rollout_sample_hook_path": "slime's own loop calls it, with the farm's generate function",
+    "rollout_all_samples_process_path": "what was left out of a batch is no sample of slime's",
+}
+"""Options that the rollout function refuses besides."""
+REFUSED_OF_EVALUATIONS = {
+    "multimodal_keys": REFUSED["multimodal_keys"],
+    **dict.fromkeys(("rm_type", "custom_rm_path"), REFUSED["rm_type"]),
+    "apply_chat_template_kwargs": "prompts of an evaluation are rendered by the options that training has",
+}
+"""Fields of a data set of an evaluation that the farm plays, likewise."""
+UNCHANGED = {"rollout_top_p": 1.0, "partial_rollout": False, "group_rm": False, "rollout_sample_hook_path": []}
+MAPPED = frozenset(
+    {
+        *_SAMPLED.values(),
+        *("rollout_max_context_len", "rollout_max_prompt_len", "eval_max_context_len", "apply_chat_template_kwargs"),
+        *("rollout_batch_size", "n_samples_per_prompt", "over_sampling_batch_size", "dynamic_sampling_filter_path"),
+        *("eval_temperature", "eval_top_p", "eval_top_k", "eval_max_response_len", "eval_min_new_tokens"),
+        *("rollout_sample_filter_path", "metadata_key", "rollout_seed"),
+    }
+) - {"rollout_top_p"}
+"""slime's options that the farm's rollouts follow; those of evaluations reach them by slime's own loop."""
+
+
+def sampling_of(args: Any) -> dict[str, Any]:
+    """Return the sampling parameters that slime itself makes of its options, in training."""
+    seeded = getattr(args, "sglang_enable_deterministic_inference", False)
+    sampled = {name: getattr(args, option, None) for name, option in _SAMPLED.items()}
+    return sampled | {"sampling_seed": args.rollout_seed if seeded else None}
+
+
+def check_evaluation(args: Any) -> None:
+    """Raise InvalidRequest for what slime's data sets of evaluations ask for, and the farm's rollouts cannot serve.
+
+    A data set with a generate function of its own is not played by the farm.
+    """
+    for each in getattr(args, "eval_datasets", None) or ():
+        if each.custom_generate_function_path is None:
+            unchanged = {"apply_chat_template_kwargs": getattr(args, "apply_chat_template_kwargs", None)}
+            refuse_options(vars(each), unchanged, REFUSED_OF_EVALUATIONS)
 
 
 def is_collected(args: Any) -> bool:
@@ -169,9 +229,17 @@ def group_rewards(args: Any, samples: Sequence[Any]) -> tuple[list[float], list[
     return raw, result
 
 
-def train_output(sample: Any, groups: list[list[Any]], metrics: Mapping[str, Any] = MappingProxyType({})) -> Any:
+def train_output(args: Any, sample: Any, groups: list[list[Any]], metrics: Mapping[str, Any] | None = None) -> Any:
     """Return slime's `RolloutFnTrainOutput`, or that of miles: of the package that the samples are of."""
     package = type(sample).__module__.partition(".")[0]
     output = importlib.import_module(f"{package}.rollout.base_types").RolloutFnTrainOutput
     flat = [each for group in groups for one in group for each in (one if isinstance(one, list) else [one])]
-    return output(samples=groups, metrics={"farm/n_removed": sum(each.remove_sample for each in flat), **metrics})
+    if path := getattr(args, "rollout_sample_filter_path", None):
+        removed = [each for each in flat if each.remove_sample]
+        module, _, name = path.rpartition(".")
+        getattr(importlib.import_module(module), name)(args, groups)
+        for each in removed:
+            each.remove_sample = True
+    return output(
+        samples=groups, metrics={"farm/n_removed": sum(each.remove_sample for each in flat), **(metrics or {})}
+    )

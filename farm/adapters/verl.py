@@ -150,7 +150,8 @@ def output_fields(rollout: Rollout, segment: Segment, reward: float) -> dict[str
     """Return the fields of an `AgentLoopOutput`; its metrics are verl's own zeros, as no call of verl's was made.
 
     `min_global_steps` and `max_global_steps`, by which verl drops what is too old, are the versions of the row, where
-    its weights have numbers. They are those of verl's steps if the engines' weights are named by them.
+    its weights have numbers. They are those of verl's steps if the engines' weights are named by them. verl counts the
+    turns of both sides.
     """
     oldest, newest = segment.version_span
     experts = replayed(segment)
@@ -162,7 +163,7 @@ def output_fields(rollout: Rollout, segment: Segment, reward: float) -> dict[str
         "response_mask": segment.response_mask.tolist(),
         "response_logprobs": segment.response_logprobs.tolist(),
         "reward_score": reward,
-        "num_turns": rollout.n_turns,
+        "num_turns": 2 * rollout.n_turns,
         "metrics": {},
         "extra_fields": {
             "turn_scores": [given for _, given in segment.turn_rewards],

@@ -13,15 +13,12 @@ here=$(cd "$(dirname "$0")" && pwd)
 WANTED=(numpy==2.3.5 pandas==3.1.1 python-dateutil==4.0.0 pytz==2026.6 six==1.17.0 tzdata==2026.6 psutil==7.2.2
   verl==0.9.1 skyrl-gym==0.4.0 nemo-gym==0.7.0)
 
-stamp=$folder/.venv/installed-$(printf '%s ' "${WANTED[@]}" | sha256sum | cut -c1-16)
-if ! [ -e "$stamp" ]; then
-  first_python python3.11
-  echo "installing the scorers of programs into $folder"
-  : >"$log"
+sum=$(printf '%s ' "${WANTED[@]}" | sha256sum | cut -c1-16)
+if ! is_whole "$sum"; then
+  begin "the scorers of programs (250 MB)" python3.11
   # of these only the modules that score are imported, which need no more
-  pip install --no-deps --ignore-requires-python "${WANTED[@]}"
-  rm -f "$folder"/.venv/installed-*
-  touch "$stamp"
+  install --no-deps --ignore-requires-python "${WANTED[@]}"
+  finish "$sum"
 fi
 source_of LiveCodeBench/LiveCodeBench 28fef95ea8c9f7a547c8329f2cd3d32b92c1fa24
 source_of hendrycks/apps 362aedc3c71cd7d9bd2fc96a6c80e11dbc38c7a5

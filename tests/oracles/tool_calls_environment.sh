@@ -7,13 +7,11 @@ here=$(cd "$(dirname "$0")" && pwd)
 # shellcheck source=examples/training/python_environment.sh
 . "$here/../../examples/training/python_environment.sh"
 
-stamp=$folder/.venv/installed-$(sha256sum "$here/tool_calls_requirements.txt" | cut -c1-16)
-if ! [ -e "$stamp" ]; then
+sum=$(sha256sum "$here/tool_calls_requirements.txt" | cut -c1-16)
+if ! is_whole "$sum"; then
   # the one that the requirements were tested with
-  first_python python3.11
-  echo "installing the parsers of tool calls (3.2 GB) into $folder"
-  : >"$log"
-  pip install --no-deps --no-compile -r "$here/tool_calls_requirements.txt"
-  rm -f "$folder"/.venv/installed-*
-  touch "$stamp"
+  begin "the parsers of tool calls (3.2 GB)" python3.11
+  export PIP_NO_COMPILE=1
+  install_all "$here/tool_calls_requirements.txt"
+  finish "$sum"
 fi

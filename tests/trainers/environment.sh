@@ -3,14 +3,15 @@
 # unless it is there.
 #
 # Nothing of it is ever a dependency of the farm. Its requirements are pinned and installed as they are listed, as those
-# that the packages name contradict each other and would bring CUDA libraries. slime, miles and rLLM are on no package
-# index: their sources come from GitHub at the commits below into DIR/slime, DIR/miles and DIR/rllm. Where that cannot be
-# reached, a copy that is put there serves as well; without one their tests are left out.
+# that the packages name contradict each other and would bring CUDA libraries. slime, miles, rLLM and prime-rl are on no
+# package index: their sources come from GitHub at the commits below into folders of these names in DIR. Where that cannot
+# be reached, a copy that is put there serves as well; without one their tests are left out.
 set -euo pipefail
 
 SLIME=624b824a898ab0ec1fcb4d373004c7f3852bf515
 RLLM=9beb6e0f676a46d38858991fd79ac5f8e0b16d4c
 MILES=31f1ca961a94cb860cec3b2dea34ec332bfa8f76
+PRIME_RL=559b44772e471d1538537b8805cc77f3824a5e64
 
 here=$(cd "$(dirname "$0")" && pwd)
 # shellcheck source=examples/training/python_environment.sh
@@ -18,17 +19,15 @@ here=$(cd "$(dirname "$0")" && pwd)
 # shellcheck source=tests/services/github_sources.sh
 . "$here/../services/github_sources.sh"
 
-stamp=$folder/.venv/installed-$(sha256sum "$here/requirements.txt" | cut -c1-16)
-if ! [ -e "$stamp" ]; then
+sum=$(sha256sum "$here/requirements.txt" | cut -c1-16)
+if ! is_whole "$sum"; then
   # the one that the requirements were tested with
-  first_python python3.11
-  echo "installing the trainers into $folder"
-  : >"$log"
-  pip install --no-deps setuptools==78.1.1
-  pip install --no-deps -r "$here/requirements.txt"
-  rm -f "$folder"/.venv/installed-*
-  touch "$stamp"
+  begin "the trainers (2 GB)" python3.11
+  install --no-deps setuptools==78.1.1
+  install_all "$here/requirements.txt"
+  finish "$sum"
 fi
 source_of THUDM/slime "$SLIME"
 source_of radixark/miles "$MILES"
 source_of rllm-org/rllm "$RLLM"
+source_of PrimeIntellect-ai/prime-rl "$PRIME_RL"

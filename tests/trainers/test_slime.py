@@ -27,6 +27,7 @@ def test_their_own_checks_take_the_farms_samples(run: Program, trainers: Path, p
     assert facts["n_removed"] == 4
     assert facts["other_step"]
     assert facts["generated"] == {"batches": 2, "broken_is_neutral": True}
+    assert facts["filtered"] == [True, False, False, False, True, True, True, True], "what broke stays removed"
     assert facts["several"]["n"] == [1, 3, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1]
     assert facts["several"]["first_group"] == [-0.125, 0.125, 0.125, 0.125]
     assert facts["refused"] == ["rollout_top_p", "partial_rollout", "rollout_max_context_len", "eval_function_path"]
@@ -48,3 +49,32 @@ def test_their_own_checks_take_the_farms_samples(run: Program, trainers: Path, p
         "indices": list(range(8, 16)),
         "prompts": ["x"],
     }
+
+
+def test_its_own_evaluation_loop_draws_by_the_evaluations_parameters(
+    run: Program, trainers: Path, model_text: Path
+) -> None:
+    source = trainers / "slime"
+    if not (source / "slime").exists():
+        absent(f"the source of slime is not in {source}: tests/trainers/environment.sh could not fetch it")
+    facts = run("slime_evaluation", source, model_text, path=source)
+    own = facts["default"].pop("own")
+    assert (own["indices"], own["batches"]) == ([0, 1, 2, 3], 2)
+    assert set(own["rewards"]) <= {0.0, 1.0}
+    for drawn in own["sampling"]:
+        assert {"temperature": 1.0, "top_p": 1.0, "top_k": -1}.items() <= drawn.items()
+    given = {"temperature": 0.2, "top_p": 0.7, "top_k": 20, "max_tokens": 48, "min_tokens": 1, "stop": ["STOP"]}
+    for drawn in facts["options"]["own"]["sampling"]:
+        assert given.items() <= drawn.items()
+    example = facts["example"]["aime"]
+    assert len(example["rewards"]) == 2 * 16
+    for drawn in example["sampling"]:
+        assert {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "max_tokens": 16_384}.items() <= drawn.items()
+    first, second = facts["config"]["first"], facts["config"]["second"]
+    assert (len(first["rewards"]), len(second["rewards"])) == (2, 6)
+    for drawn in first["sampling"]:
+        theirs = {"temperature": 0.3, "top_k": 7, "repetition_penalty": 1.1, "max_tokens": 33, "stop": ["END"]}
+        assert theirs.items() <= drawn.items()
+    for drawn in second["sampling"]:
+        assert {"temperature": 0.3, "top_k": -1, "min_tokens": 2, "stop": ["END"]}.items() <= drawn.items()
+    assert facts["refused"] == ["rm_type", "custom_rm_path", "apply_chat_template_kwargs"]

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from farm.client.local import LocalFarm
+from tests.conftest import absent
 from tests.doubles import EngineDouble
 from tests.trainers.conftest import EXPERTS, N_PROMISES, QUESTION, Program, are_of
 from workers.testing.scripted_model import Branch, Script, ScriptedCall, ScriptedProblem, ScriptedTurn
@@ -131,6 +132,21 @@ def test_each_training_row_is_a_branch_of_the_trace(run: Program) -> None:
     assert routed["ours"] == routed["theirs"], "as verifiers itself gives a turn's experts to its nodes"
     assert (routed["n_tokens"], routed["n_rows"]) == (7, 7)
     assert result["lost"] == [False, True, "sandbox_error", "SandboxError", {"reward": None}]
+
+
+def test_what_prime_rls_own_configuration_asks_for_is_followed_or_refused(run: Program, trainers: Path) -> None:
+    source = trainers / "prime-rl"
+    if not (source / "packages").exists():
+        absent(f"the source of prime-rl is not in {source}: tests/trainers/environment.sh could not fetch it")
+    facts = run("prime_rl_sampling", source)
+    # its example of a text to reverse: of training, top_k and min_p are set beside what is written there
+    drawn = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "max_tokens": 128, "cache_salt": "3"}
+    assert facts["train"] == drawn
+    assert facts["default"] == {"temperature": 1.0, "top_p": 1.0}
+    assert facts["evaluation"] == {"temperature": None}, "what is not set is the engine's to choose"
+    of_evaluation = {"temperature": 0.5, "top_p": 0.9, "top_k": 9, "min_p": 0.1, "max_tokens": 7}
+    assert facts["set"] == of_evaluation | {"repetition_penalty": 1.1}
+    assert facts["refused"] == ["sampling.reasoning_effort", "sampling.logit_bias"]
 
 
 def _id(episode: dict[str, Any]) -> str:

@@ -12,7 +12,8 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from farm.errors import ToolError
-from farm.records.trajectory import Message, ToolCall
+from farm.records.rollout import Outcome
+from farm.records.trajectory import Completion, Message, ToolCall
 from workers.interfaces import Tool
 
 _MAX_SHOWN_CHARS = 200
@@ -100,3 +101,13 @@ def cut(text: str, max_chars: int) -> str:
     head = room - room // 2
     tail = room // 2
     return text[:head] + _DROPPED.format(len(text) - room) + text[len(text) - tail :]
+
+
+def ended_by(last: Completion, max_tokens: int, whole: Outcome) -> Outcome:
+    """Return the outcome of a rollout that ends with this completion: `whole`, unless a limit cut it short.
+
+    An engine that stops short of `max_tokens`, what it was allowed, has run out of context.
+    """
+    if last.finish_reason != "length":
+        return whole
+    return Outcome.CONTEXT_FULL if last.n_response_tokens < max_tokens else Outcome.MAX_TOKENS

@@ -17,7 +17,7 @@ from farm.errors import AgentError, HandlerError, LimitReached
 from farm.records.request import SamplingParams
 from farm.records.rollout import Outcome
 from farm.records.trajectory import Message, ModelCall, ToolCall
-from workers.agents.actions import cut, tool_calls
+from workers.agents.actions import cut, ended_by, tool_calls
 from workers.environments.environment import Action, Begin, CalledTool, Step
 from workers.environments.environment_servers import environment_servers
 from workers.environments.episode import Ask, BrokenEpisode, EpisodeConnection, ServerEnded, no_verifier
@@ -98,6 +98,8 @@ class _EpisodePlay:
             outcome = await self._act(call)
             await self._context.record(call)
             self._history += call.observations
+            if outcome is Outcome.SUBMITTED:
+                return ended_by(call, call.sampling["max_tokens"], outcome)
             if outcome is not None:
                 return outcome
         return Outcome.MAX_TURNS

@@ -11,7 +11,7 @@ from typing import Any
 from farm.errors import AgentError, LimitReached, RolloutError, ToolError
 from farm.records.rollout import STEP_ENDS, Outcome
 from farm.records.trajectory import Message, ModelCall, ToolCall
-from workers.agents.actions import InvalidCall, cut, parse, schemas, tool_calls
+from workers.agents.actions import InvalidCall, cut, ended_by, parse, schemas, tool_calls
 from workers.interfaces import AgentContext, AgentResult, Artefact, Completion, Observation
 from workers.policy.recording import Stopwatch, as_applied, model_call
 
@@ -51,7 +51,9 @@ class _Play:
 
     async def goes_on(self, result: AgentResult) -> bool:
         """Return whether the task has another step, whose messages are in the conversation then."""
-        if self._context.next_messages is None or result.outcome not in STEP_ENDS:
+        # a text that the limit of its call cut short is the policy's answer to this step
+        cut_short = result.outcome is Outcome.MAX_TOKENS and result.answer is not None and self._left() > 0
+        if self._context.next_messages is None or not (cut_short or result.outcome in STEP_ENDS):
             return False
         self._n_steps += 1
         self._unrecorded = list(await self._context.next_messages(self._n_steps, result.answer))
@@ -65,7 +67,7 @@ class _Play:
         await self._context.record(call)
         requested = tool_calls(completion.response)
         if not requested:
-            return AgentResult(_end_of_text(completion, max_tokens, self._left()), _text(completion.response))
+            return AgentResult(ended_by(completion, max_tokens, Outcome.ANSWERED), _text(completion.response))
         ended = await self._act(requested, call)
         await self._context.record(call)
         self._history += call.observations
@@ -139,13 +141,3 @@ class _Play:
 def _text(message: Message) -> str | None:
     content: Any = message.get("content")
     return content if isinstance(content, str) else None
-
-
-def _end_of_text(completion: Completion, max_tokens: int, left: int) -> Outcome:
-    """Return the outcome of a last message without tool calls: answered, unless a limit cut the text short."""
-    if completion.finish_reason != "length":
-        return Outcome.ANSWERED
-    if left <= 0:
-        return Outcome.MAX_TOKENS
-    # An engine that stops short of what it was allowed has run out of context.
-    return Outcome.CONTEXT_FULL if completion.n_response_tokens < max_tokens else Outcome.ANSWERED

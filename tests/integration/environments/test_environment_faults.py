@@ -99,6 +99,17 @@ def test_a_limit_is_an_outcome_and_the_rewards_until_then_count(
     assert played.details["rewards"] == turns
 
 
+@pytest.mark.parametrize(("most", "outcome"), [(27, Outcome.MAX_TOKENS), (100, Outcome.CONTEXT_FULL)])
+def test_an_action_that_was_cut_short_is_played_and_the_end_says_so(
+    loop: asyncio.Runner, most: int, outcome: Outcome
+) -> None:
+    cut = answering("a", finish_reason="length", n_tokens=7)
+    script = [answering("a", n_tokens=10), answering("a", n_tokens=10), cut]
+    played = EnvironmentPlay("unruly", *script, kwargs={"n": 3}, limits={"max_tokens": most})
+    assert loop.run(played.score()) == pytest.approx(0.75)
+    assert played.outcome is outcome
+
+
 def test_another_agent_cannot_score(loop: asyncio.Runner) -> None:
     """An answer that looks like rewards is a text."""
     with pytest.raises(EvaluatorError, match="another agent than `environment` has played"):

@@ -92,6 +92,7 @@ def main() -> None:
         != [sample.metadata["farm_rollout_id"] for sample in flat],
         "generated": generated(),
         "several": several(),
+        "filtered": filtered(function),
         "collected": collected(),
         "refused": refused(function),
         "evaluated": evaluated(),
@@ -164,6 +165,21 @@ def collected() -> dict[str, Any]:
         "prompts": sorted({sample.prompt for sample in checked(first.samples)}),
         "dropped": sorted({name for step in (first, second) for name in step.metrics if "drop_" in name}),
     }
+
+
+def filtered(function: Any) -> list[bool]:
+    """Return what is removed of the first two groups where a rule of the user's removes some, and wants one back."""
+    output = base_types.call_rollout_fn(
+        function, args(rollout_sample_filter_path="__main__.rule"), 3, Source(), evaluation=False
+    )
+    return [sample.remove_sample for group in output.samples[:2] for sample in group]
+
+
+def rule(args: Any, groups: list[list[Any]]) -> None:
+    """Remove the first sample of the first group, and none of the second."""
+    groups[0][0].remove_sample = True
+    for sample in groups[1]:
+        sample.remove_sample = False
 
 
 def several() -> dict[str, Any]:
@@ -250,7 +266,7 @@ def refused(function: Any) -> list[str]:
     own = rollout_function(connect, f"{PACKAGE}-long", settings={"max_attempts": 1, "limits": {"max_row_tokens": 4096}})
     for changed in ({"rollout_top_p": 0.9}, {"partial_rollout": True}, {"rollout_max_context_len": 10}):
         try:
-            (own if "rollout_max_context_len" in changed else function)(args(**changed), 3, Source())
+            (own if "rollout_max_context_len" in changed else function)(args(**changed), 3, Source(), evaluation=False)
         except InvalidRequest as error:
             fields.append(error.field)
     try:

@@ -124,8 +124,9 @@ def test_skyrls_options_bound_an_episode_and_the_users_limits_come_first() -> No
 
 
 def test_skyrls_options_for_rows_that_were_cut_short() -> None:
-    cut = rollout(1, [segment(2, [7])], reward=1.0, outcome=Outcome.MAX_TURNS)
-    step = [rollout(0, [segment(2, [7])], reward=1.0), cut]
+    cut = rollout(1, [segment(2, [7])], reward=1.0, outcome=Outcome.MAX_TOKENS)
+    # its own generator ends a last turn of many as any turn that was not cut
+    step = [rollout(0, [segment(2, [7])], reward=1.0, outcome=Outcome.MAX_TURNS), cut]
     assert [row["loss_masks"] for row in (skyrl_generator()._output(step, None),)] == [[[1], [1]]]
     assert skyrl_generator(apply_overlong_filtering=True)._output(step, None)["loss_masks"] == [[1], [0]]
     assert skyrl_generator(zero_reward_on_non_stop=True)._output(step, None)["rewards"] == [1.0, 0.0]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import re
 from collections.abc import Collection
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from farm.adapters import skyrl, slime, trl, verl
+from farm.adapters import openrlhf, rllm, skyrl, slime, slime_collecting, trl, verl
 from farm.adapters.trainer_sampling import TrainerSampling, limits_of
 from farm.errors import InvalidRequest
 from farm.records.request import Limits, SamplingParams
@@ -29,6 +31,9 @@ OPTIONS = json.loads((Path(__file__).parents[3] / "data" / "trainer_options.json
         ("trl.AsyncGRPOConfig", trl.MAPPED_OF_ASYNC, ()),
         ("skyrl.GeneratorConfig", skyrl.MAPPED, skyrl.REFUSED),
         ("verl.rollout", verl.MAPPED, verl.REFUSED),
+        ("slime.arguments", slime_collecting.MAPPED, slime_collecting.REFUSED | slime_collecting.REFUSED_OF_BATCHES),
+        ("openrlhf.train_ppo_ray", openrlhf.MAPPED, openrlhf.REFUSED),
+        ("rllm.base", rllm.MAPPED, ()),
     ],
 )
 def test_every_option_of_a_trainer_is_mapped_refused_or_its_own(
@@ -37,8 +42,25 @@ def test_every_option_of_a_trainer_is_mapped_refused_or_its_own(
     listed = OPTIONS[trainer]
     assert sorted(name.removesuffix(".enable_return_routed_experts") for name in mapped) == listed["mapped"]
     assert sorted(refused) == listed["refused"]
-    every = [*listed["mapped"], *listed["refused"], *listed["of_trainer"]]
+    every = [*listed["mapped"], *listed["refused"], *itertools.chain(*listed["of_trainer"].values())]
     assert len(set(every)) == len(every)
+
+
+def test_every_option_of_the_trainers_own_has_a_reason() -> None:
+    for trainer, listed in OPTIONS.items():
+        assert all(reason and names for reason, names in listed["of_trainer"].items()), trainer
+    evaluations = OPTIONS["slime.EvalDatasetConfig"]
+    assert sorted(slime_collecting.REFUSED_OF_EVALUATIONS) == evaluations["refused"]
+
+
+def test_the_page_of_trainers_counts_their_options() -> None:
+    page = (Path(__file__).parents[4] / "docs" / "trainers.md").read_text()
+    rows = re.findall(r"^\| [^|]*\| `([\w.]+)` \| (\d+) \| (\d+) \| (\d+) \|$", page, re.MULTILINE)
+    counted = {name: tuple(map(int, numbers)) for name, *numbers in rows}
+    assert counted == {
+        name: (len(each["mapped"]), len(each["refused"]), sum(map(len, each["of_trainer"].values())))
+        for name, each in OPTIONS.items()
+    }
 
 
 def test_values_are_sent_as_they_are_even_those_that_change_nothing() -> None:
@@ -226,3 +248,40 @@ def test_an_evaluation_of_slime_has_its_own_parameters() -> None:
     evaluated = samples._request(args, theirs, "eval")
     assert evaluated["sampling"] == SamplingParams(temperature=0.0, top_p=0.7, max_tokens=16_384)
     assert evaluated["limits"] == Limits(max_row_tokens=20_000)
+
+
+@pytest.mark.parametrize(
+    ("changed", "field"),
+    [
+        ({"rm_type": "math"}, "rm_type"),
+        ({"custom_rm_path": "my.rm"}, "custom_rm_path"),
+        ({"reward_key": "score"}, "reward_key"),
+        ({"multimodal_keys": {"image": "file"}}, "multimodal_keys"),
+        ({"rollout_sample_hook_path": ["my.hook"]}, "rollout_sample_hook_path"),
+        ({"rollout_all_samples_process_path": "my.process"}, "rollout_all_samples_process_path"),
+    ],
+)
+def test_options_of_slime_that_the_farm_cannot_follow_are_named(changed: dict[str, Any], field: str) -> None:
+    unset = dict.fromkeys((*slime_collecting.REFUSED, *slime_collecting.REFUSED_OF_BATCHES))
+    options = {**unset, **slime_collecting.UNCHANGED, **changed}
+
+    def never_connected() -> Any:
+        raise AssertionError("options are looked at before anything is played")
+
+    with pytest.raises(InvalidRequest) as caught:
+        slime.rollout_function(never_connected, "run")(SimpleNamespace(**options), 0, None)
+    assert caught.value.field == field
+
+
+def test_template_variables_and_the_seed_of_slime_are_followed() -> None:
+    args = SimpleNamespace(
+        **dict.fromkeys(slime_collecting.MAPPED),
+        sglang_enable_deterministic_inference=True,
+    )
+    args.rollout_seed, args.apply_chat_template_kwargs, args.rollout_top_p = 42, {"enable_thinking": False, "a": 1}, 1.0
+    settings = {"chat_template_kwargs": {"a": 2}}
+    request = slime.SlimeSamples(None, "run", settings=settings)._request(args, None, "train")  # type: ignore[arg-type]
+    assert request["sampling"] == SamplingParams(top_p=1.0, seed=42)
+    assert request["chat_template_kwargs"] == {"enable_thinking": False, "a": 2}
+    args.sglang_enable_deterministic_inference = False
+    assert slime.SlimeSamples(None, "run")._request(args, None, "train")["sampling"].seed is None  # type: ignore[arg-type]

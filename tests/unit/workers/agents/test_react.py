@@ -10,7 +10,7 @@ import pytest
 from farm.errors import AgentError, EngineError, LimitReached, SandboxError, ToolError
 from farm.records.request import Limits, SamplingParams
 from farm.records.rollout import Outcome
-from farm.records.trajectory import ModelCall
+from farm.records.trajectory import Message, ModelCall
 from workers.agents.react import ReactAgent
 from workers.interfaces import AgentContext, AgentResult, Artefact, Completion, Observation, Policy, Tool
 from workers.testing import EchoTool, ScriptedPolicy, answering, calling
@@ -116,12 +116,43 @@ def test_max_tokens() -> None:
 
 @pytest.mark.parametrize(
     ("n_tokens", "sampling_max", "outcome"),
-    [(20, None, Outcome.MAX_TOKENS), (7, None, Outcome.CONTEXT_FULL), (5, 5, Outcome.ANSWERED)],
+    [
+        (20, None, Outcome.MAX_TOKENS),
+        (7, None, Outcome.CONTEXT_FULL),
+        (5, 5, Outcome.MAX_TOKENS),
+        (4, 5, Outcome.CONTEXT_FULL),
+    ],
 )
 def test_text_cut_short(n_tokens: int, sampling_max: int | None, outcome: Outcome) -> None:
     cut = answering("it is", finish_reason="length", n_tokens=n_tokens)
     result, _ = play(ScriptedPolicy(cut), sampling=SamplingParams(max_tokens=sampling_max), max_tokens=20)
     assert result == AgentResult(outcome, "it is")
+
+
+@pytest.mark.parametrize(("budget", "n_asked"), [(20, 2), (5, 0)])
+def test_text_cut_short_by_the_limit_of_its_call_is_an_answer_to_its_step(budget: int, n_asked: int) -> None:
+    asked: list[str | None] = []
+
+    async def next_messages(n_done: int, answer: str | None) -> Sequence[Message]:
+        asked.append(answer)
+        return [{"role": "user", "content": "And then?"}] if n_done == 1 else []
+
+    record = Recorder()
+    cut = [answering(text, finish_reason="length", n_tokens=5) for text in ("it is", "so it")]
+    context = AgentContext(
+        rollout_id="r1",
+        messages=list(ASKED),
+        tools={},
+        policy=ScriptedPolicy(*cut),
+        sampling=SamplingParams(max_tokens=5),
+        limits=Limits(max_tokens=budget),
+        record=record,
+        keep=record.keep,
+        next_messages=next_messages,
+    )
+    result = asyncio.run(ReactAgent().run(context))
+    assert result == AgentResult(Outcome.MAX_TOKENS, "so it" if n_asked else "it is")
+    assert asked == ["it is", "so it"][:n_asked]
 
 
 def test_a_full_context_is_an_outcome() -> None:

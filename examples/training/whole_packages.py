@@ -1,0 +1,46 @@
+"""Name the packages of this environment of which only a part is installed: `whole_packages.py [--mend]`.
+
+An installer that is killed leaves some files of a package behind. Its metadata may be among them, by which the next
+one takes it for installed. With `--mend` this metadata is removed.
+Without it, the exit status is 1 where there is such a package.
+"""
+
+from __future__ import annotations
+
+import csv
+import shutil
+import sys
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+
+
+def half_installed(site: Path) -> Iterator[Path]:
+    """Return the metadata of each package that is not whole, and what is left of packages that were to be removed."""
+    yield from site.glob("~*")
+    for metadata in site.glob("*.dist-info"):
+        # pip and uv write INSTALLER after all files of a package
+        if not all((metadata / name).exists() for name in ("METADATA", "INSTALLER", "RECORD")):
+            yield metadata
+            continue
+        with (metadata / "RECORD").open(newline="") as record:
+            files = [row[0] for row in csv.reader(record) if row and not row[0].endswith(".pyc")]
+        if not all((site / name).exists() for name in files):
+            yield metadata
+
+
+def main() -> None:
+    """Say what is not whole, and remove it if that is asked for."""
+    mend = "--mend" in sys.argv[1:]
+    broken = sorted(set(half_installed(Path(sysconfig.get_path("purelib")))))
+    for path in broken:
+        print(f"  not whole: {path.name}")
+        if mend and path.is_dir():
+            shutil.rmtree(path)
+        elif mend:
+            path.unlink()
+    sys.exit(bool(broken) and not mend)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+"""Episodes that the farm played, whose calls are given again to a trainer's own loop."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from farm.records.request import Instance
+from farm.records.trajectory import ModelCall
+
+N = 4
+PLAIN, LONG, TOOL = "How many hops?", "Count.", "Look twice."
+"""The problems of the scripted engine: one of one turn, one of a long turn, and one of two turns with a tool."""
+
+
+def problem(question: str, engine: str) -> Instance:
+    """Return a problem that this engine plays."""
+    fields = {"question": question, "expected": "three"}
+    return Instance(data_source="chat", fields=fields, instance_id=question, engine_url=engine)
+
+
+class Recording:
+    """An LLM that answers as it did in a rollout of the farm's.
+
+    `other_prompts` has the prompts that are not those that the farm sent, each beside the farm's.
+    """
+
+    def __init__(self, calls: Sequence[ModelCall]) -> None:
+        self.calls = list(calls)
+        self.other_prompts: list[tuple[list[int], list[int]]] = []
+        self.asked: list[dict[str, Any]] = []
+
+    def answer(self, prompt_ids: Sequence[int], sampling: Any = None) -> ModelCall:
+        """Return the call that the farm made at this place."""
+        call = self.calls[min(len(self.asked), len(self.calls) - 1)]
+        self.asked.append(dict(sampling or {}))
+        assert call.prompt_ids is not None
+        theirs, ours = list(prompt_ids), call.prompt_ids.tolist()
+        if theirs != ours:
+            self.other_prompts.append((theirs, ours))
+        return call
+
+    def observation(self) -> str:
+        """Return what the farm's environment said after the last call."""
+        (message,) = self.calls[len(self.asked) - 1].observations
+        return str(message["content"])
+
+    @property
+    def faults(self) -> list[str]:
+        """Say what its loop did otherwise than the farm's rollout."""
+        found = [f"prompt {theirs} and not {ours}" for theirs, ours in self.other_prompts]
+        if len(self.asked) != len(self.calls):
+            found.append(f"{len(self.asked)} calls and not {len(self.calls)}")
+        return found
+
+
+def differing(ours: dict[str, Any], theirs: dict[str, Any]) -> list[str]:
+    """Return the names of arrays that are not equal, in values, shape and type."""
+    import torch  # type: ignore[import-not-found, unused-ignore]
+
+    found = [f"only one has {name}" for name in ours.keys() ^ theirs.keys()]
+    for name in ours.keys() & theirs.keys():
+        one, other = ours[name], theirs[name]
+        same = torch.equal(one, other) and one.dtype == other.dtype if isinstance(one, torch.Tensor) else one == other
+        if not same:
+            found.append(name)
+    return sorted(found)

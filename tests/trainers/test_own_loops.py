@@ -1,0 +1,133 @@
+"""The same episodes through a trainer's own loop and through the farm become the same arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import absent
+from tests.doubles import EngineDouble
+from tests.trainers.conftest import PROGRAMS, QUESTION, Program
+from workers.testing.scripted_model import Branch, Script, ScriptedCall, ScriptedProblem, ScriptedTurn
+from workers.testing.serving import serving
+
+LOOK = ScriptedTurn(content="I look.", tool_calls=(ScriptedCall(name="look", arguments={"at": "it"}),))
+
+
+def one_turn(*texts: str) -> tuple[Branch, ...]:
+    return tuple(Branch(name=text, turns=(ScriptedTurn(content=text),)) for text in texts)
+
+
+SCRIPT = Script(
+    [
+        ScriptedProblem(match=QUESTION, plays=one_turn("three", "four")),
+        ScriptedProblem(match="Count.", plays=one_turn("one two three four five six", "three, two, one, nought")),
+        ScriptedProblem(
+            match="Look twice.",
+            plays=tuple(
+                Branch(name=text, turns=(LOOK, ScriptedTurn(content=f"There is no such tool: {text}.")))
+                for text in ("three", "four")
+            ),
+        ),
+    ]
+)
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[str]:
+    with serving(EngineDouble(SCRIPT, weight_version="7").app()) as address:
+        yield f"{address}/v1"
+
+
+def unequal(cases: dict[str, Any]) -> dict[str, Any]:
+    """Return the cases that differ: arrays that are not equal, and what the trainer's loop did otherwise."""
+    found = {name: (case["differing"], case["faults"]) for name, case in cases.items()}
+    return {name: faults for name, faults in found.items() if any(faults)}
+
+
+def test_verls_own_loops_make_the_same_batches(run: Program, engine: str, model_text: Path) -> None:
+    cases = run("own_loops/verl_own_loops", engine, model_text, path=PROGRAMS)
+    assert len(cases) == 9
+    assert unequal(cases) == {}
+    arrays = {"prompts", "responses", "input_ids", "attention_mask", "position_ids", "response_mask"}
+    assert {*cases["tool"]["names"]} == arrays | {"rollout_log_probs", "rm_scores", "advantages"}
+    assert [case["turns"][0] for case in cases.values()] == [case["turns"][1] for case in cases.values()]
+    # the cases are what they are called: sampled, said by the tool, sampled
+    turn, observation, last = cases["tool"]["lengths"][0]
+    assert cases["cut_in_second_turn"]["lengths"][0] == [turn, observation, last - 3]
+    assert cases["one_left_after_tool"]["lengths"][0] == [turn, observation, 1]
+    for name in ("full_after_tool", "exactly_full_after_tool", "exactly_the_first_turn"):
+        assert cases[name]["lengths"][0] == [turn]
+    assert cases["cut_in_first_turn"]["lengths"][0] == [turn - 1]
+
+
+def test_skyrls_own_generator_makes_the_same_output(run: Program, engine: str, model_text: Path) -> None:
+    cases = run("own_loops/skyrl_own_loops", engine, model_text, path=PROGRAMS)
+    assert len(cases) == 9
+    different, faults = unequal(cases).pop("cut_call")
+    assert faults, "SkyRL goes on after a turn that was cut without closing it, as docs/reference/oracles.md says"
+    assert unequal({name: case for name, case in cases.items() if name != "cut_call"}) == {}
+    assert "stop_reasons" not in different
+    ends = {name: case["stop_reasons"][0] for name, case in cases.items()}
+    assert [name for name, reasons in ends.items() if reasons == ["length"]] == [
+        "cut",
+        "input_too_long",
+        "without_those_cut",
+        "zero_for_those_cut",
+    ]
+    assert cases["tool"]["lengths"][:2] == cases["input_just_fits"]["lengths"][:2]
+    assert cases["input_too_long"]["lengths"] == cases["one_turn"]["lengths"] == cases["tool"]["lengths"][:1]
+
+
+def test_trls_own_loop_makes_the_same_batch(run: Program, engine: str, model_text: Path) -> None:
+    cases = run("own_loops/trl_own_loops", engine, model_text, path=PROGRAMS)
+    assert len(cases) == 11
+    different, faults = unequal(cases).pop("exactly_full_after_tool")
+    assert "2 calls and not 1" in faults, "TRL samples where no token is left, as docs/reference/oracles.md says"
+    assert {"completion_ids", "completion_mask", "tool_mask"} <= {*different}
+    assert unequal({name: case for name, case in cases.items() if name != "exactly_full_after_tool"}) == {}
+    assert {*cases["tool"]["names"]} == {
+        "advantages", "completion_ids", "completion_mask", "importance_sampling_ratio", "num_items_in_batch",
+        "old_per_token_logps", "prompt_ids", "prompt_mask", "sampling_per_token_logps", "tool_mask",
+    }  # fmt: skip
+    turn, observation, last = cases["tool"]["lengths"]
+    assert cases["cut_in_second_turn"]["lengths"] == [turn, observation, last - 3]
+    assert cases["one_left_after_tool"]["lengths"] == [turn, observation, 1]
+    for name in ("full_after_tool", "no_tool_turns"):
+        assert cases[name]["lengths"] == [turn]
+    assert cases["one_tool_turn"]["lengths"][:2] == [turn, observation]
+    assert cases["cut_in_first_turn"]["lengths"] == [turn - 1]
+    assert any(len(set(case["rewards"])) == 2 for case in cases.values()), "advantages are of different rewards"
+
+
+def test_openrlhfs_own_executors_make_the_same_experience(run: Program, engine: str, model_text: Path) -> None:
+    cases = run("own_loops/openrlhf_own_loops", engine, model_text, path=PROGRAMS)
+    assert len(cases) == 8
+    full = {"exactly_full_after_tool", "full_after_tool"}
+    assert unequal(cases).keys() == full, (
+        "OpenRLHF keeps an answer that fills the row, as docs/reference/oracles.md says"
+    )
+    assert all(cases[name]["faults"] == [] for name in full)
+    truncated = {name: case["truncated"] for name, case in cases.items()}
+    cut = ("cut", "cut_by_length", "cut_in_second_turn", "one_left_after_tool")
+    assert truncated == {name: [[True], [False]] if name in full else [[name in cut]] * 2 for name in cases}
+    turn, observation, last = cases["tool"]["lengths"]
+    assert cases["cut_in_second_turn"]["lengths"] == [turn, observation, last - 3]
+    assert cases["one_left_after_tool"]["lengths"] == [turn, observation, 1]
+    assert all(cases[name]["lengths"] == [turn] for name in full)
+
+
+def test_slimes_own_generation_makes_the_same_samples(
+    run: Program, engine: str, model_text: Path, trainers: Path
+) -> None:
+    source = trainers / "slime"
+    if not (source / "slime").exists():
+        absent(f"the source of slime is not in {source}: tests/trainers/environment.sh could not fetch it")
+    cases = run("own_loops/slime_own_loops", source, model_text, engine, path=source)
+    assert unequal(cases) == {}, cases
+    assert (cases["stop"]["status"], cases["cut"]["status"]) == (["completed"], ["truncated"])
+    assert cases["cut"]["lengths"] == [4] * 4
+    assert cases["cut"]["masks"] == [[[1] * 4] * 4] * 2
