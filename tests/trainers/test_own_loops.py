@@ -105,12 +105,15 @@ def test_trls_own_loop_makes_the_same_batch(run: Program, engine: str, model_tex
 
 def test_openrlhfs_own_executors_make_the_same_experience(run: Program, engine: str, model_text: Path) -> None:
     cases = run("own_loops/openrlhf_own_loops", engine, model_text, path=PROGRAMS)
-    assert len(cases) == 8
+    assert len(cases) == 9
     full = {"exactly_full_after_tool", "full_after_tool"}
     assert unequal(cases).keys() == full, (
         "OpenRLHF keeps an answer that fills the row, as docs/reference/oracles.md says"
     )
     assert all(cases[name]["faults"] == [] for name in full)
+    # OpenRLHF's own loop of several turns does not look at it
+    bounded = cases["limit_of_turns"]
+    assert bounded["allowed"] == [[96], [512 - bounded["n_prompt"]]]
     truncated = {name: case["truncated"] for name, case in cases.items()}
     cut = ("cut", "cut_by_length", "cut_in_second_turn", "one_left_after_tool")
     assert truncated == {name: [[True], [False]] if name in full else [[name in cut]] * 2 for name in cases}

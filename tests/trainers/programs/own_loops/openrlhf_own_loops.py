@@ -150,6 +150,7 @@ def compared(client: Any, question: str, max_length: int, max_tokens: int | None
     ours = asyncio.run(played(_FarmExecutor()))
     rollouts = client.collect(client.batches(1)[0].batch_id)
     theirs, faults = [], []
+    allowed: list[list[int]] = [[], []]
     for rollout in rollouts:
         recording = Recording(client.calls(rollout.rollout_id))
         _Feedback.recording, _Feedback.reward = recording, rollout.reward
@@ -160,6 +161,8 @@ def compared(client: Any, question: str, max_length: int, max_tokens: int | None
             response |= {"reward": rollout.reward, "scores": rollout.reward}
         theirs.append(response | {"extra_logs": {}})
         faults += recording.faults
+        allowed[0] += [call.sampling["max_tokens"] for call in recording.calls[:1]]
+        allowed[1] += [asked["max_tokens"] for asked in recording.asked[:1]]
     sides = [
         {
             f"{name} {place}": value
@@ -177,6 +180,7 @@ def compared(client: Any, question: str, max_length: int, max_tokens: int | None
         "lengths": lengths[1:],
         "n_prompt": lengths[0] + 1,
         "truncated": [sorted({each["truncated"] for each in side}) for side in (ours, theirs)],
+        "allowed": [sorted(set(each)) for each in allowed],
     }
 
 
@@ -188,6 +192,7 @@ def main() -> None:
             "cut": compared(client, LONG, 512, 4),
             "tool": compared(client, TOOL, 512),
         }
+        facts["limit_of_turns"] = compared(client, TOOL, 512, 96)
         facts["cut_by_length"] = compared(client, LONG, facts["cut"]["n_prompt"] + 3)
         n_prompt = facts["tool"]["n_prompt"]
         turn, observation, last = facts["tool"]["lengths"]
