@@ -22,6 +22,7 @@ from tests.oracles import our_reading
 from tests.oracles.cases.answer_cases import LIBRARY, RULES, answer_cases
 from tests.oracles.cases.reward_cases import gate_cases, reward_cases, total_cases
 from tests.oracles.cases.screen_cases import screen_cases
+from tests.oracles.cases.slime_cases import SLIME_RULES, slime_cases
 from tests.oracles.cases.task_cases import TASK as HARBOR_TASK
 from tests.oracles.cases.task_cases import task_cases
 from tests.oracles.cases.terminal_bench_cases import TASK as TERMINAL_BENCH_TASK
@@ -220,6 +221,14 @@ DOORS = (
         "answer-rules",
         "scores",
         lambda: {f"{rule} {number}": case for rule in RULES for number, case in enumerate(answer_cases(rule))},
+        asdict,
+        our_reading.score_by_authors,
+    ),
+    Door(
+        "slime_rules",
+        "answer-rules",
+        "scores",
+        lambda: {f"{rule} {number}": case for rule in SLIME_RULES for number, case in enumerate(slime_cases(rule))},
         asdict,
         our_reading.score_by_authors,
     ),

@@ -24,6 +24,7 @@ from tests.oracles.cases.terminal_bench_cases import TASK
 from workers.evaluators.answers.authors.answer_key import AnswerKey
 from workers.evaluators.answers.authors.rules import RULES
 from workers.handler_options import TaskContext
+from workers.handlers.answer_handler import AnswerInstance
 from workers.handlers.harbor.artefact_files import entries
 from workers.handlers.harbor.harbor_evaluator import HarborEvaluator
 from workers.handlers.harbor.reward_files import rewards_of
@@ -214,9 +215,26 @@ def _test_script(parser: str) -> str:
         return (task.path / "tests" / "test.sh").read_text()
 
 
+def instance_of(case: AnswerCase) -> AnswerInstance:
+    """Return the instance of a case, which is that of its row where it has one."""
+    if case.row is not None:
+        return AnswerInstance.model_validate({"prompt": "How many?", **case.row})
+    gold, *others = case.golds
+    return AnswerInstance(
+        question="How many?",
+        gold=gold,
+        other_golds=tuple(others),
+        options=case.options,
+        pattern=case.pattern,
+        rule=case.rule,
+    )
+
+
 def score_by_authors(case: AnswerCase) -> float:
     """Return the score that our own form of a rule gives."""
-    return RULES[case.rule](case.response, AnswerKey(case.golds, case.options, case.pattern)).value
+    instance = instance_of(case)
+    golds = (instance.gold, *instance.other_golds)
+    return RULES[instance.rule](case.response, AnswerKey(golds, instance.options, instance.pattern)).value
 
 
 def screen(case: str) -> str:

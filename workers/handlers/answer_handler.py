@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from farm.records.request import SandboxSpec
 from farm.records.trajectory import Message
 from workers.evaluators.answers.authors.multiple_choice import MODES
-from workers.evaluators.answers.authors.rules import NAMES
+from workers.evaluators.answers.authors.rules import NAMES, is_readable_gold
 from workers.evaluators.answers.choices import LETTERS, MAX_OPTIONS
 from workers.evaluators.answers.equivalence import EquivalenceEvaluator, Reference
 from workers.evaluators.answers.judge import AnswerJudge, JudgeSettings
@@ -87,6 +87,8 @@ class AnswerInstance(BaseModel):
             raise ValueError(f"gold is {self.gold[:40]!r}, not the letter of one of {len(self.options)} options")
         if self.rule in MODES and not self.options:
             raise ValueError(f"the rule {self.rule!r} chooses among options, and there are none")
+        if not is_readable_gold(self.rule, self.gold):
+            raise ValueError(f"gold is {self.gold[:40]!r}, and the rule {self.rule!r} reads numbers alone")
         for gold in (self.gold, *self.other_golds):
             if not balanced(gold):
                 raise ValueError(f"gold is {gold[:40]!r}, whose braces do not match: no answer in a box can equal it")

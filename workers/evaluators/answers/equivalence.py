@@ -144,7 +144,10 @@ class EquivalenceEvaluator:
         letter, why = chosen(text, reference.options) if text else ("", "no answer is marked")
         if not letter and why in ("", NONE_NAMED, "no answer is marked"):
             letter = else_letter
-        right = letter == reference.gold
+        by_text = not letter and words(answer.text).casefold() in {
+            words(gold).casefold() for gold in reference.other_golds
+        }
+        right = by_text or letter == reference.gold
         return Score(float(right), {**shown, "rule": "option", **({"reason": why} if why else {})})
 
     async def _by_rules(self, answer: str, gold: str, timeout_s: float) -> tuple[bool | None, str]:
