@@ -22,7 +22,7 @@ from tests.oracles import our_reading
 from tests.oracles.cases.answer_cases import LIBRARY, RULES, answer_cases
 from tests.oracles.cases.reward_cases import gate_cases, reward_cases, total_cases
 from tests.oracles.cases.screen_cases import screen_cases
-from tests.oracles.cases.slime_cases import SLIME_RULES, slime_cases
+from tests.oracles.cases.slime_cases import SLIME_RULES, SYMPY_RULES, slime_cases
 from tests.oracles.cases.task_cases import TASK as HARBOR_TASK
 from tests.oracles.cases.task_cases import task_cases
 from tests.oracles.cases.terminal_bench_cases import TASK as TERMINAL_BENCH_TASK
@@ -231,6 +231,14 @@ DOORS = (
         lambda: {f"{rule} {number}": case for rule in SLIME_RULES for number, case in enumerate(slime_cases(rule))},
         asdict,
         our_reading.score_by_authors,
+    ),
+    Door(
+        "slime_sympy",
+        "answer-rules",
+        "scores",
+        lambda: {f"{rule} {number}": case for rule in SYMPY_RULES for number, case in enumerate(slime_cases(rule))},
+        asdict,
+        our_reading.score_by_sympy,
     ),
     Door(
         "math_library",

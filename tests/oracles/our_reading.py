@@ -21,6 +21,7 @@ from farm.tasks.harbor_instance import HarborInstance
 from farm.tasks.harbor_needs import needs_of
 from tests.oracles.cases.answer_cases import AnswerCase
 from tests.oracles.cases.terminal_bench_cases import TASK
+from workers.evaluators.answers.authors import deepscaler
 from workers.evaluators.answers.authors.answer_key import AnswerKey
 from workers.evaluators.answers.authors.rules import RULES
 from workers.handler_options import TaskContext
@@ -235,6 +236,13 @@ def score_by_authors(case: AnswerCase) -> float:
     instance = instance_of(case)
     golds = (instance.gold, *instance.other_golds)
     return RULES[instance.rule](case.response, AnswerKey(golds, instance.options, instance.pattern)).value
+
+
+def score_by_sympy(case: AnswerCase) -> float:
+    """Return the score of a rule of slime that asks sympy, as the grader's verifier gives it."""
+    instance = instance_of(case)
+    answer = deepscaler.boxed_answer(instance.rule, case.response)
+    return 0.0 if answer is None else deepscaler.equal(answer, {"gold": instance.gold})
 
 
 def screen(case: str) -> str:

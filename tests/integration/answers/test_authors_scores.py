@@ -28,6 +28,7 @@ RAW = {"question": "How many in all?", "answer": "48 + 24 = <<48+24=72>>72 clips
 DAPO = {**VERL, "data_source": "math_dapo"}
 SEARCH = {**VERL, "data_source": "searchR1_nq", "reward_model": {"ground_truth": {"target": ["Obama", "Barack Obama"]}}}
 FACT = {"prompt": "Who?", "label": "Barack Obama", "metadata": {"rm_type": "f1"}}
+VALUE = {"prompt": "q", "label": "x+1", "metadata": {"rm_type": "math"}}
 OPTION = {"prompt": "A) 10 m B) 20 m", "label": "B", "metadata": {"rm_type": "gpqa", "answer_text": "20 m"}}
 CHOICE = {
     "responses_create_params": {"input": [{"role": "user", "content": "Which?"}]},
@@ -68,6 +69,16 @@ def scored(folder: Path, form: str, row: dict[str, Any], response: str, rule: st
         ("answer", FACT, "The Barack Obama!", 1.0, 1.0),
         ("answer", FACT, "Michelle Obama", 0.0, 0.5),
         ("answer", FACT, "Obama Barack", 0.0, 1.0),
+        ("answer", VALUE, "\\boxed{1 + x}", 1.0, 1.0),
+        ("answer", VALUE, "\\boxed{x + 2}", 0.0, 0.0),
+        ("answer", VALUE, "\\boxed{x+1 \\text{ cm}}", 1.0, 1.0),
+        ("answer", VALUE, "Answer: x+1", 1.0, 0.0),
+        ("answer", VALUE, "\\boxed{9**9**9**9}", 0.0, 0.0),
+        ("answer", VALUE, "\\boxed{().__class__}", 0.0, 0.0),
+        ("answer", VALUE, "\\boxed{" + "{" * 50_000 + "}" * 50_001, 0.0, 0.0),
+        ("answer", {**VALUE, "rm_type": "math", "metadata": None}, "\\boxed{1+x}", 1.0, 1.0),
+        ("answer", {**VALUE, "metadata": {"rm_type": "deepscaler"}}, "a</think>\\boxed{1+x}", 1.0, 1.0),
+        ("answer", {**VALUE, "metadata": {"rm_type": "deepscaler"}}, "\\boxed{1+x}", 1.0, 0.0),
         ("answer", OPTION, "The answer is B", 1.0, 1.0),
         ("answer", OPTION, "Answer: B: 20 m", 1.0, 1.0),
         ("answer", OPTION, "Option A is wrong. \\boxed{B}", 1.0, 0.0),

@@ -65,6 +65,45 @@ _BOXED_CHOICES = (
     "\\boxed{{{letter}",
 )
 SLIME_RULES = tuple(f"slime_{boxed}{name}" for name in ("f1", "gpqa", "dapo") for boxed in ("", "boxed_"))
+SYMPY_RULES = ("slime_math", "slime_deepscaler")
+_EXPRESSIONS = (
+    *MATHS,
+    *NUMBERS,
+    Drawn(("\\sqrt{8}",), ("\\sqrt{8}", "2\\sqrt{2}", "\\sqrt 8", "2\\sqrt2"), ("\\sqrt{2}", "8", "\\sqrt[3]{8}")),
+    Drawn(
+        ("3\\frac{1}{2}",), ("3\\frac{1}{2}", "3 1/2", "3.5", "\\frac{7}{2}", "7/2"), ("3/2", "31/2", "\\frac{3}{2}")
+    ),
+    Drawn(("\\frac{\\pi}{2}",), ("\\frac{\\pi}{2}", "\\pi/2", "\\frac\\pi2", "0.5\\pi"), ("\\pi", "2\\pi", "1.57")),
+    Drawn(
+        ("[0,\\infty)",),
+        ("[0,\\infty)", "\\left[0,\\infty\\right)", "[0, \\infty)"),
+        ("(0,\\infty)", "[0,1)", "[0,\\infty]"),
+    ),
+    Drawn(("2x+3",), ("2x+3", "3+2x", "2\\cdot x+3", "2 \\times x + 3"), ("2x-3", "2x", "3x+2", "2y+3")),
+    Drawn(("(x+1)^2",), ("(x+1)^2", "x^2+2x+1", "\\left(x+1\\right)^2"), ("x^2+1", "(x-1)^2"), ("(x+1)^{2}",)),
+    Drawn(("\\theta",), ("\\theta", "\u03b8"), ("\\phi", "t", "\\Theta_1")),
+    Drawn(("x \\le 2",), ("x \\le 2", "x \\leq 2", "x\u22642"), ("x < 2", "x \\ge 2", "x \\neq 2")),
+    Drawn(("3 million",), ("3 million", "3000000", "3,000,000"), ("3", "300000")),
+    Drawn(("2 hours",), ("2 hours", "2", "2\\text{ hours}", "2 hour"), ("20", "3 hours"), ("2 minutes",)),
+    Drawn(("\\begin{pmatrix}1&2\\\\3&4\\end{pmatrix}",), ("\\begin{pmatrix} 1 & 2 \\\\ 3 & 4 \\end{pmatrix}",), ("1",)),
+    Drawn(("\\boxed{7}",), ("7", "7.0"), ("8", "-7"), ("7\\%",)),
+    Drawn(("0.25",), ("0.25", ".25", "1/4", "\\frac14"), ("0.26", "25"), ("25\\%",)),
+    Drawn(("\\mathbf{v}",), ("\\mathbf{v}",), ("\\mathbf{y}",), ("v", "\\mathbb{v}")),
+    Drawn(("\\overline{AB}",), ("\\overline{AB}", "AB"), ("\\overline{AC}",), ("\\hat{AB}", "\\bar{AB}")),
+    Drawn(("2^{10}",), ("2^{10}",), ("2^{11}",), ("1024", "2^10")),
+    Drawn(("\\ln 2",), ("\\ln 2", "\\ln2", "ln(2)"), ("\\ln 3", "2"), ("\\log 2", "\\ln{(2)}")),
+    Drawn(("6",), ("6", "3!", "\\frac{12}{2}", "2\\cdot3", "|-6|"), ("5", "4!"), ("\\mbox{6}", "\\text{6 }", "x=6")),
+    Drawn(("A",), ("A", "\\text{A}", "(A)", "\\mathrm{A}"), ("B", "\\text{B}"), ("a",)),
+    Drawn(("1,2",), ("1,2", "1, 2"), ("1,3", "2"), ("1 and 2", "2,1", "12", "\\{1,2\\}")),
+)
+_THOUGHTS = (
+    "<think>so</think>{}",
+    "{}",
+    "###Response{}",
+    "<think>\\boxed{{9}}</think>{}",
+    "a</think>b</think>{}",
+    "{}</think>",
+)
 _FORMS: Mapping[str, tuple[Sequence[Drawn], Sequence[str]]] = {
     "slime_f1": ((*FACTS, *_YES_OR_NO), _OVERLAPS),
     "slime_boxed_f1": ((*FACTS, *_YES_OR_NO), _BOXES),
@@ -85,7 +124,7 @@ _FORMS: Mapping[str, tuple[Sequence[Drawn], Sequence[str]]] = {
 def slime_cases(rule: str) -> list[AnswerCase]:
     """Return the cases of a rule, drawn by its name."""
     random = Random(rule)
-    draw = _choice_case if rule.endswith("gpqa") else _case
+    draw = _choice_case if rule.endswith("gpqa") else _expression_case if rule in SYMPY_RULES else _case
     return [draw(rule, random) for _ in range(N_CASES)]
 
 
@@ -109,6 +148,21 @@ def _case(rule: str, random: Random) -> AnswerCase:
     return AnswerCase(
         rule, form.format(*[answer] * form.count("{}")), (str(label),), right=right, row=_row(rule, random, label, {})
     )
+
+
+def _expression_case(rule: str, random: Random) -> AnswerCase:
+    drawn = random.choice(_EXPRESSIONS)
+    kind = random.choice(("equal", "equal", "other", "arguable"))
+    answers = getattr(drawn, kind) or drawn.equal
+    form = random.choice(MARKS["box"])
+    response = form.format(*[random.choice(answers)] * form.count("{}"))
+    if rule.endswith("deepscaler"):
+        response = random.choice(_THOUGHTS).format(response)
+    sure = form not in UNCLOSED and answers is not drawn.arguable and rule == "slime_math"
+    # `x = v` may be an equation of two unknowns
+    sure = sure and "= \\mathbf" not in response
+    right = answers is drawn.equal if sure else None
+    return AnswerCase(rule, response, drawn.golds, right=right, row=_row(rule, random, drawn.golds[0], {}))
 
 
 def _choice_case(rule: str, random: Random) -> AnswerCase:

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 from farm.errors import EvaluatorError
 from workers.evaluators.answers import equality
+from workers.evaluators.answers.authors import deepscaler
 from workers.evaluators.answers.authors.answer_key import AnswerKey
 from workers.evaluators.answers.authors.rules import LIBRARY, OF_WORDS, RULES, else_marked
 from workers.evaluators.answers.choices import NONE_NAMED, chosen, said
@@ -87,6 +88,8 @@ class EquivalenceEvaluator:
         key = AnswerKey(reference.golds, tuple(reference.options), reference.pattern)
         if reference.rule == LIBRARY:
             authors = await self._by_library(submission.answer or "", timeout_s)
+        elif reference.rule in deepscaler.NAMES:
+            authors = await self._by_sympy(submission.answer or "", timeout_s)
         else:
             authors = RULES[reference.rule](submission.answer or "", key)
         return with_authors(await self._beside(authors, submission.answer, timeout_s), authors)
@@ -96,6 +99,13 @@ class EquivalenceEvaluator:
         verification = Verification(equality.WHOLE_RESPONSE, entry, None, grader=self._grader)
         value = (await verification.score(response, timeout_s)).value if response.strip() else 0.0
         return AuthorsScore(LIBRARY, value, value == 1.0)
+
+    async def _by_sympy(self, response: str, timeout_s: float) -> AuthorsScore:
+        rule, entry = self._reference.rule, {"gold": self._reference.gold}
+        answer = deepscaler.boxed_answer(rule, response)
+        verification = Verification(rule, entry, None, grader=self._grader)
+        value = 0.0 if answer is None else (await verification.score(answer, timeout_s)).value
+        return AuthorsScore(rule, value, value == 1.0, answer)
 
     async def _beside(self, authors: AuthorsScore, response: str | None, timeout_s: float) -> Score:
         """Score what the authors take for the answer, by the farm's rules, which see less in it and more than theirs.

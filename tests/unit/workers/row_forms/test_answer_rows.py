@@ -64,6 +64,7 @@ def test_the_policy_is_given_the_rows_own_prompt_and_never_the_gold_answer() -> 
         ({"question": "q", "gold": "1", "rule": "no such"}, "no rule is called"),
         ({"prompt": "q", "label": "1", "rm_type": "ifbench"}, "no rule is known for the row's rm_type 'ifbench'"),
         ({"prompt": "q", "label": "1", "metadata": {"rm_type": "remote_rm"}}, "rm_type 'remote_rm'"),
+        ({"prompt": "q", "label": "1", "rm_type": "boxed_math"}, "rm_type 'boxed_math'; known are: f1"),
         ({"prompt": "q", "label": "x", "rm_type": "dapo"}, "reads numbers alone"),
         (
             {"prompt": "q", "label": "3", "rm_type": "gpqa", "metadata": {"choices": ["1", "2"]}},
@@ -116,6 +117,8 @@ def test_numbers_and_lists_of_one_are_gold_answers() -> None:
         ({"rule": "gsm8k_flexible", "answer": "72"}, "gsm8k_flexible"),
         ({"answer": "72"}, ""),
         ({"label": "72", "rm_type": "f1"}, "slime_f1"),
+        ({"label": "72", "metadata": {"rm_type": "math"}}, "slime_math"),
+        ({"label": 72, "rm_type": " deepscaler "}, "slime_deepscaler"),
         ({"label": "72", "rm_type": "f1", "metadata": {"rm_type": "boxed_dapo"}}, "slime_boxed_dapo"),
         ({"label": "72", "rm_type": "random", "rule": "gsm8k"}, "gsm8k"),
         ({"label": "72", "rm_type": "", "metadata": None}, ""),

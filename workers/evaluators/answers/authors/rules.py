@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from workers.evaluators.answers.authors import dapo, gsm8k, hendrycks_math, search_r1
+from workers.evaluators.answers.authors import dapo, deepscaler, gsm8k, hendrycks_math, search_r1
 from workers.evaluators.answers.authors.answer_key import AuthorsRule
 from workers.evaluators.answers.authors.multiple_choice import MODES
 from workers.evaluators.answers.authors.slime_rules import RULES_OF_SLIME
@@ -25,7 +25,8 @@ RULES: Mapping[str, AuthorsRule] = {
 }
 LIBRARY = "math_verify"
 """The rule whose scorer is a library, which runs in the grader: NeMo Gym's `math_with_judge`, without its judge."""
-NAMES = (*RULES, LIBRARY)
+NAMES = (*RULES, LIBRARY, *deepscaler.NAMES)
+"""All rules; those of slime that ask sympy run in the grader, too."""
 OF_WORDS = frozenset({"search_r1", "skyrl_search", "slime_f1", "slime_boxed_f1"})
 """Rules whose answers are names and facts, which the farm compares as words: `1990s` are no seconds."""
 _OF_WHOLE_NUMBERS = ("slime_dapo", "slime_boxed_dapo")
