@@ -19,7 +19,7 @@ from typing import Any
 from farm.errors import FarmError
 from tests.conftest import absent
 from tests.oracles import our_reading
-from tests.oracles.cases.answer_cases import LIBRARY, RULES, answer_cases
+from tests.oracles.cases.answer_cases import LIBRARY, RULES, answer_cases, template_cases
 from tests.oracles.cases.reward_cases import gate_cases, reward_cases, total_cases
 from tests.oracles.cases.screen_cases import screen_cases
 from tests.oracles.cases.slime_cases import SLIME_RULES, SYMPY_RULES, slime_cases
@@ -221,6 +221,14 @@ DOORS = (
         "answer-rules",
         "scores",
         lambda: {f"{rule} {number}": case for rule in RULES for number, case in enumerate(answer_cases(rule))},
+        asdict,
+        our_reading.score_by_authors,
+    ),
+    Door(
+        "answer_templates",
+        "answer-rules",
+        "scores",
+        lambda: {f"{case.rule} {number}": case for number, case in enumerate(template_cases())},
         asdict,
         our_reading.score_by_authors,
     ),

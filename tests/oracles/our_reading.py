@@ -227,6 +227,8 @@ def instance_of(case: AnswerCase) -> AnswerInstance:
         other_golds=tuple(others),
         options=case.options,
         pattern=case.pattern,
+        other_patterns=case.other_patterns,
+        prefix=case.prefix,
         rule=case.rule,
     )
 
@@ -235,7 +237,8 @@ def score_by_authors(case: AnswerCase) -> float:
     """Return the score that our own form of a rule gives."""
     instance = instance_of(case)
     golds = (instance.gold, *instance.other_golds)
-    return RULES[instance.rule](case.response, AnswerKey(golds, instance.options, instance.pattern)).value
+    key = AnswerKey(golds, instance.options, instance.pattern, instance.other_patterns, instance.prefix)
+    return RULES[instance.rule](case.response, key).value
 
 
 def score_by_sympy(case: AnswerCase) -> float:

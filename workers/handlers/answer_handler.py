@@ -59,6 +59,10 @@ class AnswerInstance(BaseModel):
     rule: str = ""
     pattern: str = ""
     """A regular expression whose last match, or its first group, is the final answer."""
+    other_patterns: tuple[str, ...] = Field(default=(), max_length=20)
+    """Patterns that are tried in their order where the first finds no answer."""
+    prefix: str = Field(default="", max_length=200)
+    """A text that begins an answer as `Answer:` does, for the rule `lenient_answer_colon_md`."""
     evaluated: bool | None = None
     """An answer with operations that the gold answer has not is wrong: the default where that is a number."""
     judge: JudgeRules | None = None
@@ -73,6 +77,11 @@ class AnswerInstance(BaseModel):
     @classmethod
     def _is_pattern(cls, pattern: str) -> str:
         return sound_pattern(pattern)
+
+    @field_validator("other_patterns")
+    @classmethod
+    def _are_patterns(cls, patterns: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(map(sound_pattern, patterns))
 
     @field_validator("rule")
     @classmethod
@@ -132,6 +141,8 @@ class AnswerHandler:
             evaluated=instance.evaluated,
             other_golds=instance.other_golds,
             rule=instance.rule,
+            other_patterns=instance.other_patterns,
+            prefix=instance.prefix,
         )
         judge = None
         if self.roles(instance):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -44,15 +45,31 @@ def answer_fields(row: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(options := row.get("options"), Sequence) and options and not isinstance(options, str):
         result["options"] = [_option(option) for option in options]
         result["gold"] = _letter(row, result["options"], result["gold"])
-    pattern = (row.get("template_metadata") or {}).get("output_regex") if "template_metadata" in row else None
-    if isinstance(pattern, str) and pattern and len(result["gold"]) <= _LONG_GOLD:
-        result["pattern"] = pattern
+    result |= _template(row, result["gold"])
     if isinstance(row.get("evaluated"), bool):
         result["evaluated"] = row["evaluated"]
     if "judge" in row:
         result["judge"] = row["judge"]
     elif _asks_for_judge(row) and not result.get("options"):
         result["judge"] = {}
+    return result
+
+
+def _template(row: Mapping[str, Any], gold: str) -> dict[str, Any]:
+    """Return the fields of a row's own patterns, of which there may be a list, and of its prefix of answers."""
+    template = row.get("template_metadata")
+    if not isinstance(template, Mapping):
+        return {}
+    given = template.get("output_regex")
+    patterns = [given] if isinstance(given, str) else given if isinstance(given, list | tuple) else []
+    patterns = [str(pattern) for pattern in patterns if pattern]
+    result: dict[str, Any] = {}
+    if patterns and len(gold) <= _LONG_GOLD:
+        result["pattern"], *others = patterns
+        if others:
+            result["other_patterns"] = others
+    if isinstance(prefix := template.get("answer_prefix"), str) and unicodedata.normalize("NFKC", prefix):
+        result["prefix"] = prefix
     return result
 
 

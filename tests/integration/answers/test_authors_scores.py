@@ -37,6 +37,12 @@ CHOICE = {
     "expected_answer": "B",
 }
 
+PICKED = {
+    **CHOICE,
+    "grading_mode": "lenient_answer_colon_md",
+    "template_metadata": {"answer_prefix": "My pick is", "output_regex": [r"pick=(\w)", r"choose (.+)"]},
+}
+
 
 def scored(folder: Path, form: str, row: dict[str, Any], response: str, rule: str = "", **given: str) -> Score:
     path = folder / "rows.jsonl"
@@ -66,6 +72,12 @@ def scored(folder: Path, form: str, row: dict[str, Any], response: str, rule: st
         ("nemo-gym", CHOICE, "\\boxed{\\text{B}}", 1.0, 1.0),
         ("nemo-gym", CHOICE, "\\boxed{20 m}", 1.0, 0.0),
         ("nemo-gym", CHOICE, "\\boxed{B: 10 m}", 0.0, 1.0),
+        ("nemo-gym", PICKED, "So it is.\nMy pick is (B)", 1.0, 1.0),
+        ("nemo-gym", PICKED, "So it is.\nmy pick is A", 0.0, 0.0),
+        ("nemo-gym", PICKED, "I choose 20 m", 1.0, 1.0),
+        ("nemo-gym", PICKED, "I choose 20 m, pick=A", 0.0, 0.0),
+        ("nemo-gym", PICKED, "My pick is A\npick=B", 1.0, 1.0),
+        ("nemo-gym", PICKED, "My pick is " * 50_000, 0.0, 0.0),
         ("answer", FACT, "The Barack Obama!", 1.0, 1.0),
         ("answer", FACT, "Michelle Obama", 0.0, 0.5),
         ("answer", FACT, "Obama Barack", 0.0, 1.0),

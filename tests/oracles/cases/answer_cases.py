@@ -26,6 +26,8 @@ class AnswerCase:
     golds: tuple[str, ...]
     options: tuple[str, ...] = ()
     pattern: str = ""
+    other_patterns: tuple[str, ...] = ()
+    prefix: str = ""
     right: bool | None = None
     row: Mapping[str, Any] | None = None
     """A row of slime with `rm_type`, `label` and `metadata`, of which golds and options are made."""
@@ -253,4 +255,48 @@ def _choice_case(rule: str, random: Random) -> AnswerCase:
     )
     pattern = random.choice(("", "", "", r"<choice>\s*([A-Z])\s*</choice>", r"I choose (\w)"))
     right = None if form in (*_ARGUABLE, *UNCLOSED) else at == gold
-    return AnswerCase(rule, response, (letters[gold],), OPTIONS, pattern, right)
+    return AnswerCase(rule, response, (letters[gold],), OPTIONS, pattern, right=right)
+
+
+_PREFIXES = ("Final choice:", "My pick is", "\u0989\u09a4\u09cd\u09a4\u09b0:", "\uff21\uff2e\uff33 -", "Answer:", "")
+_PREFIXED = (
+    *("{prefix} {letter}", "So.\n{prefix} ({letter})\nThat is all.", "{prefix}{letter}", "{prefix}\n{letter}"),
+    *("{prefix} {other}\n{prefix} {letter}", "Answer: {other}\n{prefix} **{letter}**", "{prefix} {letter} or {other}"),
+    *("{prefix} {letter}\nAnswer: {letter}", "{prefix} {text}", "{prefix} \\boxed{{{letter}}}", "\\boxed{{{letter}}}"),
+    *(
+        "<choice>{letter}</choice>",
+        "I choose {letter}",
+        "pick={letter}",
+        "pick={text}",
+        "pick={other} I choose {letter}",
+    ),
+)
+_LISTS: tuple[tuple[str, ...], ...] = (
+    *((), (), (r"<choice>\s*([A-Z])\s*</choice>", r"I choose (\w)")),
+    *((r"pick=(.+)", r"I choose (\w)"), (r"I choose (\w)", r"pick=(.+)", r"(Z)$"), (r"pick=(\d)",)),
+)
+
+
+def template_cases() -> list[AnswerCase]:
+    """Return cases of rows of NeMo Gym's `mcqa` with a prefix of answers, and with several patterns."""
+    random = Random("templates")
+    return [_template_case(random) for _ in range(N_CASES)]
+
+
+def _template_case(random: Random) -> AnswerCase:
+    mode = random.choice((*MODES[:4], "lenient_answer_colon_md", "lenient_answer_colon_md"))
+    at, gold = random.randrange(len(OPTIONS)), random.randrange(len(OPTIONS))
+    gold = at if random.random() < 0.5 else gold
+    prefix, patterns = random.choice(_PREFIXES), random.choice(_LISTS)
+    other = (at + 1) % len(OPTIONS)
+    shown = random.choice((prefix, prefix, prefix.lower(), "Final choice:"))
+    response = random.choice((*_PREFIXED, *_PREFIXED, *_CHOICES)).format(
+        prefix=shown,
+        letter="ABCDE"[at],
+        lower="abcde"[at],
+        text=OPTIONS[at],
+        other="ABCDE"[other],
+        other_text=OPTIONS[other],
+    )
+    first, *others = patterns or ("",)
+    return AnswerCase(mode, response, ("ABCDE"[gold],), OPTIONS, first, other_patterns=tuple(others), prefix=prefix)

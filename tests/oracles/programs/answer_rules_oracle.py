@@ -69,11 +69,15 @@ def of_gpqa(case: dict[str, Any]) -> float:
 
 def of_mcqa(case: dict[str, Any], server_of: dict[str, Any] | None = None) -> float:
     letters = "ABCDEFGHIJ"
+    patterns = [each for each in (case["pattern"], *case["other_patterns"]) if each]
+    template: dict[str, Any] = {"output_regex": patterns if len(patterns) > 1 else patterns[0]} if patterns else {}
+    if case["prefix"]:
+        template["answer_prefix"] = case["prefix"]
     body = SimpleNamespace(
         options=[{letters[at]: text} for at, text in enumerate(case["options"])],
         expected_answer=case["golds"][0],
         grading_mode=case["rule"],
-        template_metadata={"output_regex": case["pattern"]} if case["pattern"] else None,
+        template_metadata=template or None,
         response=SimpleNamespace(output_text=case["response"]),
         model_dump=lambda exclude: {},
     )

@@ -64,6 +64,10 @@ class Reference:
     other_golds: Sequence[str] = ()
     """Answers that are as good."""
     rule: str = ""
+    other_patterns: Sequence[str] = ()
+    """Patterns that are tried in their order where the first finds no answer."""
+    prefix: str = ""
+    """A text that begins an answer, for rules that know of one."""
 
     @property
     def golds(self) -> tuple[str, ...]:
@@ -84,8 +88,14 @@ class EquivalenceEvaluator:
         """Score an answer. Raises EvaluatorError if a gold answer or the judge's replies cannot be read."""
         reference = self._reference
         if not reference.rule:
-            return await self._score(final_answer(submission.answer, reference.pattern), submission.answer, timeout_s)
-        key = AnswerKey(reference.golds, tuple(reference.options), reference.pattern)
+            return await self._score(self._final_answer(submission.answer), submission.answer, timeout_s)
+        key = AnswerKey(
+            reference.golds,
+            tuple(reference.options),
+            reference.pattern,
+            other_patterns=tuple(reference.other_patterns),
+            prefix=reference.prefix,
+        )
         if reference.rule == LIBRARY:
             authors = await self._by_library(submission.answer or "", timeout_s)
         elif reference.rule in deepscaler.NAMES:
@@ -100,6 +110,12 @@ class EquivalenceEvaluator:
         value = (await verification.score(response, timeout_s)).value if response.strip() else 0.0
         return AuthorsScore(LIBRARY, value, value == 1.0)
 
+    def _final_answer(self, response: str | None) -> FinalAnswer:
+        """Return what the first of the row's patterns finds that finds any, or the final answer of a row without."""
+        patterns = (self._reference.pattern, *self._reference.other_patterns)
+        found = (final_answer(response, pattern) for pattern in patterns)
+        return next((answer for answer in found if answer.text), FinalAnswer())
+
     async def _by_sympy(self, response: str, timeout_s: float) -> AuthorsScore:
         rule, entry = self._reference.rule, {"gold": self._reference.gold}
         answer = deepscaler.boxed_answer(rule, response)
@@ -113,7 +129,7 @@ class EquivalenceEvaluator:
         Where theirs finds none, or only a letter is asked for, the farm's own marks say what the answer is.
         """
         if self._reference.options:
-            of_pattern = final_answer(response, self._reference.pattern)
+            of_pattern = self._final_answer(response)
             found = of_pattern if of_pattern.text else final_answer(response)
             return await self._score(found, response, timeout_s, authors.answer or "")
         marked = authors.answer or else_marked(self._reference.rule, response or "")

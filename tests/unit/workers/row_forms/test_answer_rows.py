@@ -83,6 +83,7 @@ def test_the_policy_is_given_the_rows_own_prompt_and_never_the_gold_answer() -> 
         ({"question": "q", "gold": "1", "judge": {"n_votes": 2}}, "even number"),
         ({"question": "q", "gold": "1", "pattern": "(a+)+$"}, "repeats a repeat"),
         ({"question": "q", "gold": "1", "pattern": "("}, "no regular expression"),
+        ({"question": "q", "gold": "1", "other_patterns": ["a", "(a+)+$"]}, "repeats a repeat"),
         ({"question": "q", "gold": "1", "surprise": 1}, "surprise"),
         ({"prompt": [{"role": "tool", "content": "x"}], "label": "1"}, "is a tool's"),
         ({"prompt": [{"role": "critic", "content": "x"}], "label": "1"}, "no role"),
@@ -126,6 +127,22 @@ def test_numbers_and_lists_of_one_are_gold_answers() -> None:
 )
 def test_a_row_names_the_rule_of_its_authors(row: dict[str, Any], rule: str) -> None:
     assert AnswerInstance.model_validate({"prompt": "q", **row}).rule == rule
+
+
+@pytest.mark.parametrize(
+    ("template", "pattern", "others", "prefix"),
+    [
+        ({"output_regex": "a(.)"}, "a(.)", (), ""),
+        ({"output_regex": ["a(.)", "b(.)"], "answer_prefix": "So:"}, "a(.)", ("b(.)",), "So:"),
+        ({"output_regex": [], "answer_prefix": ""}, "", (), ""),
+        (None, "", (), ""),
+    ],
+)
+def test_a_row_has_the_patterns_and_the_prefix_of_its_template(
+    template: Any, pattern: str, others: tuple[str, ...], prefix: str
+) -> None:
+    instance = AnswerInstance.model_validate({"question": "q", "answer": "1", "template_metadata": template})
+    assert (instance.pattern, instance.other_patterns, instance.prefix) == (pattern, others, prefix)
 
 
 @pytest.mark.parametrize(
