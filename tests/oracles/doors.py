@@ -81,6 +81,8 @@ class Door:
     known: tuple[tuple[str, str], ...] = ()
     compact: bool = False
     """True to keep answers as the differences from that to the first case."""
+    sources: str = ""
+    """The folder of an oracle that is not a package, beside the environment."""
 
     @property
     def recorded(self) -> Path:
@@ -239,6 +241,7 @@ DOORS = (
         lambda: {f"{rule} {number}": case for rule in SLIME_RULES for number, case in enumerate(slime_cases(rule))},
         asdict,
         our_reading.score_by_authors,
+        sources="slime",
     ),
     Door(
         "slime_sympy",
@@ -247,6 +250,7 @@ DOORS = (
         lambda: {f"{rule} {number}": case for rule in SYMPY_RULES for number, case in enumerate(slime_cases(rule))},
         asdict,
         our_reading.score_by_sympy,
+        sources="slime",
     ),
     Door(
         "math_library",
@@ -281,6 +285,8 @@ def asked(door: Door) -> dict[str, Any]:
     python = Path(os.environ["FARM_TEST_ORACLES"]) / door.oracle / ".venv" / "bin" / "python"
     if not python.exists():
         absent(f"{door.oracle} is not installed: tests/oracles/environment.sh says why")
+    if not (python.parents[2] / door.sources).exists():
+        absent(f"the sources of {door.sources} are not there: tests/oracles/environment.sh says why")
     program = PROGRAMS / f"{door.oracle.replace('-', '_')}_oracle.py"
     cases = {name: door.asked(case) for name, case in door.cases().items()}
     text = json.dumps({"variables": our_reading.VARIABLES, "cases": cases})

@@ -17,6 +17,9 @@ environment answer-rules python3.12 --no-deps --ignore-requires-python verl==0.9
   math-verify==0.9.0 latex2sympy2_extended==1.11.0 antlr4-python3-runtime==4.13.2 sympy==1.14.0 mpmath==1.3.0 \
   pylatexenc==2.11
 # slime is on no package index: its rewards are of its sources
-folder=$root/answer-rules log=$root/answer-rules/install.log
+folder=$root/answer-rules
+mkdir -p "$folder"
+# shellcheck disable=SC2034
+log=$root/answer-rules/install.log
 source_of THUDM/slime 624b824a898ab0ec1fcb4d373004c7f3852bf515
 environment pyte python3.11 pyte==0.8.2 wcwidth==0.9.4
