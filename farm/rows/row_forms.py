@@ -129,7 +129,7 @@ FORMS: Mapping[str, RowForm] = {
     "answer": RowForm(
         _of(ANSWER),
         "Polaris, DeepScaleR, AIME, slime, SuperGPQA, WebInstruct-verified and their like",
-        settable=("rule",),
+        settable=("rule", "rm_type"),
     ),
     "programs": RowForm(_of(PROGRAMS), "LiveCodeBench, APPS, TACO, CodeContests, MBPP and their like"),
     "humaneval": RowForm(_of(FUNCTION), "HumanEval: task_id, prompt, entry_point, test"),

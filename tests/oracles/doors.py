@@ -19,9 +19,10 @@ from typing import Any
 from farm.errors import FarmError
 from tests.conftest import absent
 from tests.oracles import our_reading
-from tests.oracles.cases.answer_cases import LIBRARY, RULES, answer_cases
+from tests.oracles.cases.answer_cases import LIBRARY, RULES, answer_cases, template_cases
 from tests.oracles.cases.reward_cases import gate_cases, reward_cases, total_cases
 from tests.oracles.cases.screen_cases import screen_cases
+from tests.oracles.cases.slime_cases import SLIME_RULES, SYMPY_RULES, slime_cases
 from tests.oracles.cases.task_cases import TASK as HARBOR_TASK
 from tests.oracles.cases.task_cases import task_cases
 from tests.oracles.cases.terminal_bench_cases import TASK as TERMINAL_BENCH_TASK
@@ -80,6 +81,8 @@ class Door:
     known: tuple[tuple[str, str], ...] = ()
     compact: bool = False
     """True to keep answers as the differences from that to the first case."""
+    sources: str = ""
+    """The folder of an oracle that is not a package, beside the environment."""
 
     @property
     def recorded(self) -> Path:
@@ -224,6 +227,32 @@ DOORS = (
         our_reading.score_by_authors,
     ),
     Door(
+        "answer_templates",
+        "answer-rules",
+        "scores",
+        lambda: {f"{case.rule} {number}": case for number, case in enumerate(template_cases())},
+        asdict,
+        our_reading.score_by_authors,
+    ),
+    Door(
+        "slime_rules",
+        "answer-rules",
+        "scores",
+        lambda: {f"{rule} {number}": case for rule in SLIME_RULES for number, case in enumerate(slime_cases(rule))},
+        asdict,
+        our_reading.score_by_authors,
+        sources="slime",
+    ),
+    Door(
+        "slime_sympy",
+        "answer-rules",
+        "scores",
+        lambda: {f"{rule} {number}": case for rule in SYMPY_RULES for number, case in enumerate(slime_cases(rule))},
+        asdict,
+        our_reading.score_by_sympy,
+        sources="slime",
+    ),
+    Door(
         "math_library",
         "answer-rules",
         "scores",
@@ -256,6 +285,8 @@ def asked(door: Door) -> dict[str, Any]:
     python = Path(os.environ["FARM_TEST_ORACLES"]) / door.oracle / ".venv" / "bin" / "python"
     if not python.exists():
         absent(f"{door.oracle} is not installed: tests/oracles/environment.sh says why")
+    if not (python.parents[2] / door.sources).exists():
+        absent(f"the sources of {door.sources} are not there: tests/oracles/environment.sh says why")
     program = PROGRAMS / f"{door.oracle.replace('-', '_')}_oracle.py"
     cases = {name: door.asked(case) for name, case in door.cases().items()}
     text = json.dumps({"variables": our_reading.VARIABLES, "cases": cases})

@@ -21,9 +21,11 @@ from farm.tasks.harbor_instance import HarborInstance
 from farm.tasks.harbor_needs import needs_of
 from tests.oracles.cases.answer_cases import AnswerCase
 from tests.oracles.cases.terminal_bench_cases import TASK
+from workers.evaluators.answers.authors import deepscaler
 from workers.evaluators.answers.authors.answer_key import AnswerKey
 from workers.evaluators.answers.authors.rules import RULES
 from workers.handler_options import TaskContext
+from workers.handlers.answer_handler import AnswerInstance
 from workers.handlers.harbor.artefact_files import entries
 from workers.handlers.harbor.harbor_evaluator import HarborEvaluator
 from workers.handlers.harbor.reward_files import rewards_of
@@ -214,9 +216,36 @@ def _test_script(parser: str) -> str:
         return (task.path / "tests" / "test.sh").read_text()
 
 
+def instance_of(case: AnswerCase) -> AnswerInstance:
+    """Return the instance of a case, which is that of its row where it has one."""
+    if case.row is not None:
+        return AnswerInstance.model_validate({"prompt": "How many?", **case.row})
+    gold, *others = case.golds
+    return AnswerInstance(
+        question="How many?",
+        gold=gold,
+        other_golds=tuple(others),
+        options=case.options,
+        pattern=case.pattern,
+        other_patterns=case.other_patterns,
+        prefix=case.prefix,
+        rule=case.rule,
+    )
+
+
 def score_by_authors(case: AnswerCase) -> float:
     """Return the score that our own form of a rule gives."""
-    return RULES[case.rule](case.response, AnswerKey(case.golds, case.options, case.pattern)).value
+    instance = instance_of(case)
+    golds = (instance.gold, *instance.other_golds)
+    key = AnswerKey(golds, instance.options, instance.pattern, instance.other_patterns, instance.prefix)
+    return RULES[instance.rule](case.response, key).value
+
+
+def score_by_sympy(case: AnswerCase) -> float:
+    """Return the score of a rule of slime that asks sympy, as the grader's verifier gives it."""
+    instance = instance_of(case)
+    answer = deepscaler.boxed_answer(instance.rule, case.response)
+    return 0.0 if answer is None else deepscaler.equal(answer, {"gold": instance.gold})
 
 
 def screen(case: str) -> str:

@@ -28,6 +28,7 @@ from typing import IO, Any
 
 from workers.evaluators import scorer
 from workers.evaluators.answers import equality
+from workers.evaluators.answers.authors import deepscaler
 from workers.evaluators.answers.late_imports import LateImports, import_all
 
 _PR_SET_PDEATHSIG = 1
@@ -335,6 +336,9 @@ def _verifier(family: str) -> scorer.Verifier:
         return equality.equal
     if family == equality.WHOLE_RESPONSE:
         return equality.of_whole_response
+    if family in deepscaler.NAMES:
+        deepscaler.load()
+        return deepscaler.equal
     from reasoning_gym.factory import get_score_answer_fn
 
     verifier: scorer.Verifier = get_score_answer_fn(family)

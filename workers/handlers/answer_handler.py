@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from farm.records.request import SandboxSpec
 from farm.records.trajectory import Message
 from workers.evaluators.answers.authors.multiple_choice import MODES
-from workers.evaluators.answers.authors.rules import NAMES
+from workers.evaluators.answers.authors.rules import NAMES, is_readable_gold
 from workers.evaluators.answers.choices import LETTERS, MAX_OPTIONS
 from workers.evaluators.answers.equivalence import EquivalenceEvaluator, Reference
 from workers.evaluators.answers.judge import AnswerJudge, JudgeSettings
@@ -59,6 +59,10 @@ class AnswerInstance(BaseModel):
     rule: str = ""
     pattern: str = ""
     """A regular expression whose last match, or its first group, is the final answer."""
+    other_patterns: tuple[str, ...] = Field(default=(), max_length=20)
+    """Patterns that are tried in their order where the first finds no answer."""
+    prefix: str = Field(default="", max_length=200)
+    """A text that begins an answer as `Answer:` does, for the rule `lenient_answer_colon_md`."""
     evaluated: bool | None = None
     """An answer with operations that the gold answer has not is wrong: the default where that is a number."""
     judge: JudgeRules | None = None
@@ -74,6 +78,11 @@ class AnswerInstance(BaseModel):
     def _is_pattern(cls, pattern: str) -> str:
         return sound_pattern(pattern)
 
+    @field_validator("other_patterns")
+    @classmethod
+    def _are_patterns(cls, patterns: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(map(sound_pattern, patterns))
+
     @field_validator("rule")
     @classmethod
     def _is_known(cls, rule: str) -> str:
@@ -87,6 +96,8 @@ class AnswerInstance(BaseModel):
             raise ValueError(f"gold is {self.gold[:40]!r}, not the letter of one of {len(self.options)} options")
         if self.rule in MODES and not self.options:
             raise ValueError(f"the rule {self.rule!r} chooses among options, and there are none")
+        if not is_readable_gold(self.rule, self.gold):
+            raise ValueError(f"gold is {self.gold[:40]!r}, and the rule {self.rule!r} reads numbers alone")
         for gold in (self.gold, *self.other_golds):
             if not balanced(gold):
                 raise ValueError(f"gold is {gold[:40]!r}, whose braces do not match: no answer in a box can equal it")
@@ -130,6 +141,8 @@ class AnswerHandler:
             evaluated=instance.evaluated,
             other_golds=instance.other_golds,
             rule=instance.rule,
+            other_patterns=instance.other_patterns,
+            prefix=instance.prefix,
         )
         judge = None
         if self.roles(instance):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from workers.evaluators.answers.authors.multiple_choice import MODES
 from workers.evaluators.answers.authors.rules import rule_of_environment, rule_of_source
 from workers.evaluators.answers.choices import LETTERS
 from workers.row_forms.prompts import messages_of, refuse_media, text_of
+from workers.row_forms.slime_rows import asks_for_choice, choice_fields, metadata_of, rule_of_type
 
 _TEXTS = ("question", "problem")
 _GOLDS = ("expected_answer", "answer", "label")
@@ -26,24 +28,24 @@ def answer_fields(row: Mapping[str, Any]) -> dict[str, Any]:
     if "gold" in row or not isinstance(row, Mapping):
         return dict(row)
     refuse_media(row)
-    gold, *others = _golds(row)
-    result: dict[str, Any] = {"gold": gold, "prompt": messages_of(row)}
-    if others:
-        result["other_golds"] = others
+    rule = _rule(row)
+    by_letter = asks_for_choice(rule) and "options" not in row
+    result: dict[str, Any] = {**_right_answers(row, by_letter=by_letter), "prompt": messages_of(row)}
     question = next((text for name in _TEXTS if isinstance(text := row.get(name), str) and text), "")
     result["question"] = question or (text_of(result["prompt"]) if result["prompt"] else "")
     if not result["question"]:
         raise ValueError(
             "the row has no question: neither `question`, `problem`, `prompt` nor `responses_create_params`"
         )
-    if rule := _rule(row):
+    if by_letter and not result["prompt"] and not metadata_of(row).get("choices"):
+        # its options are shown by its question
+        result["prompt"] = [{"role": "user", "content": result["question"]}]
+    if rule:
         result["rule"] = rule
     if isinstance(options := row.get("options"), Sequence) and options and not isinstance(options, str):
         result["options"] = [_option(option) for option in options]
         result["gold"] = _letter(row, result["options"], result["gold"])
-    pattern = (row.get("template_metadata") or {}).get("output_regex") if "template_metadata" in row else None
-    if isinstance(pattern, str) and pattern and len(result["gold"]) <= _LONG_GOLD:
-        result["pattern"] = pattern
+    result |= _template(row, result["gold"])
     if isinstance(row.get("evaluated"), bool):
         result["evaluated"] = row["evaluated"]
     if "judge" in row:
@@ -53,8 +55,33 @@ def answer_fields(row: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
-def _golds(row: Mapping[str, Any]) -> list[str]:
-    """Return the gold answers: of a text that is worked out up to a line `#### 42`, what stands there."""
+def _template(row: Mapping[str, Any], gold: str) -> dict[str, Any]:
+    """Return the fields of a row's own patterns, of which there may be a list, and of its prefix of answers."""
+    template = row.get("template_metadata")
+    if not isinstance(template, Mapping):
+        return {}
+    given = template.get("output_regex")
+    patterns = [given] if isinstance(given, str) else given if isinstance(given, list | tuple) else []
+    patterns = [str(pattern) for pattern in patterns if pattern]
+    result: dict[str, Any] = {}
+    if patterns and len(gold) <= _LONG_GOLD:
+        result["pattern"], *others = patterns
+        if others:
+            result["other_patterns"] = others
+    if isinstance(prefix := template.get("answer_prefix"), str) and unicodedata.normalize("NFKC", prefix):
+        result["prefix"] = prefix
+    return result
+
+
+def _right_answers(row: Mapping[str, Any], *, by_letter: bool) -> dict[str, Any]:
+    """Return the fields of the gold answers, and of the options among which slime's `gpqa` has them."""
+    if by_letter:
+        return choice_fields(metadata_of(row), _gold_value(row))
+    gold, *others = _golds(row)
+    return {"gold": gold, "other_golds": others} if others else {"gold": gold}
+
+
+def _gold_value(row: Mapping[str, Any]) -> Any:
     reward = row.get("reward_model") or row.get("reward_spec")
     if isinstance(reward, str):
         reward = json.loads(reward)
@@ -63,7 +90,12 @@ def _golds(row: Mapping[str, Any]) -> list[str]:
         value = next((row[name] for name in _GOLDS if row.get(name) is not None), None)
     if isinstance(value, Mapping) and "target" in value:
         value = value["target"]
-    values = _listed(value)
+    return value
+
+
+def _golds(row: Mapping[str, Any]) -> list[str]:
+    """Return the gold answers: of a text that is worked out up to a line `#### 42`, what stands there."""
+    values = _listed(_gold_value(row))
     for each in values:
         if isinstance(each, bool) or not isinstance(each, str | int | float) or not str(each).strip():
             raise ValueError(f"a gold answer of the row is {str(each)[:40]!r}, neither a text nor a number")
@@ -93,6 +125,8 @@ def _rule(row: Mapping[str, Any]) -> str:
         return str(mode) if mode in MODES else ""
     if environment := row.get("env_class"):
         return rule_of_environment(str(environment))
+    if rule := rule_of_type(row):
+        return rule
     if "reward_model" in row or "ground_truth" in row:
         return rule_of_source(str(row.get("data_source") or ""))
     return ""

@@ -27,11 +27,20 @@ SKYRL = {"prompt": VERL["prompt"], "reward_spec": {"method": "rule", "ground_tru
 RAW = {"question": "How many in all?", "answer": "48 + 24 = <<48+24=72>>72 clips.\n#### 72"}
 DAPO = {**VERL, "data_source": "math_dapo"}
 SEARCH = {**VERL, "data_source": "searchR1_nq", "reward_model": {"ground_truth": {"target": ["Obama", "Barack Obama"]}}}
+FACT = {"prompt": "Who?", "label": "Barack Obama", "metadata": {"rm_type": "f1"}}
+VALUE = {"prompt": "q", "label": "x+1", "metadata": {"rm_type": "math"}}
+OPTION = {"prompt": "A) 10 m B) 20 m", "label": "B", "metadata": {"rm_type": "gpqa", "answer_text": "20 m"}}
 CHOICE = {
     "responses_create_params": {"input": [{"role": "user", "content": "Which?"}]},
     "agent_ref": {"name": "mcqa_simple_agent"},
     "options": [{"A": "10 m"}, {"B": "20 m"}],
     "expected_answer": "B",
+}
+
+PICKED = {
+    **CHOICE,
+    "grading_mode": "lenient_answer_colon_md",
+    "template_metadata": {"answer_prefix": "My pick is", "output_regex": [r"pick=(\w)", r"choose (.+)"]},
 }
 
 
@@ -63,6 +72,31 @@ def scored(folder: Path, form: str, row: dict[str, Any], response: str, rule: st
         ("nemo-gym", CHOICE, "\\boxed{\\text{B}}", 1.0, 1.0),
         ("nemo-gym", CHOICE, "\\boxed{20 m}", 1.0, 0.0),
         ("nemo-gym", CHOICE, "\\boxed{B: 10 m}", 0.0, 1.0),
+        ("nemo-gym", PICKED, "So it is.\nMy pick is (B)", 1.0, 1.0),
+        ("nemo-gym", PICKED, "So it is.\nmy pick is A", 0.0, 0.0),
+        ("nemo-gym", PICKED, "I choose 20 m", 1.0, 1.0),
+        ("nemo-gym", PICKED, "I choose 20 m, pick=A", 0.0, 0.0),
+        ("nemo-gym", PICKED, "My pick is A\npick=B", 1.0, 1.0),
+        ("nemo-gym", PICKED, "My pick is " * 50_000, 0.0, 0.0),
+        ("answer", FACT, "The Barack Obama!", 1.0, 1.0),
+        ("answer", FACT, "Michelle Obama", 0.0, 0.5),
+        ("answer", FACT, "Obama Barack", 0.0, 1.0),
+        ("answer", VALUE, "\\boxed{1 + x}", 1.0, 1.0),
+        ("answer", VALUE, "\\boxed{x + 2}", 0.0, 0.0),
+        ("answer", VALUE, "\\boxed{x+1 \\text{ cm}}", 1.0, 1.0),
+        ("answer", VALUE, "Answer: x+1", 1.0, 0.0),
+        ("answer", VALUE, "\\boxed{9**9**9**9}", 0.0, 0.0),
+        ("answer", VALUE, "\\boxed{().__class__}", 0.0, 0.0),
+        ("answer", VALUE, "\\boxed{" + "{" * 50_000 + "}" * 50_001, 0.0, 0.0),
+        ("answer", {**VALUE, "rm_type": "math", "metadata": None}, "\\boxed{1+x}", 1.0, 1.0),
+        ("answer", {**VALUE, "metadata": {"rm_type": "deepscaler"}}, "a</think>\\boxed{1+x}", 1.0, 1.0),
+        ("answer", {**VALUE, "metadata": {"rm_type": "deepscaler"}}, "\\boxed{1+x}", 1.0, 0.0),
+        ("answer", OPTION, "The answer is B", 1.0, 1.0),
+        ("answer", OPTION, "Answer: B: 20 m", 1.0, 1.0),
+        ("answer", OPTION, "Option A is wrong. \\boxed{B}", 1.0, 0.0),
+        ("answer", OPTION, "\\boxed{20 m}", 1.0, 1.0),
+        ("answer", OPTION, "Both may be.", 0.0, 1.0),
+        ("answer", OPTION, "", 0.0, 0.0),
     ],
 )
 def test_both_scores_are_given(
@@ -72,7 +106,7 @@ def test_both_scores_are_given(
     score = scored(tmp_path, form, row, response, **given)
     assert (score.value, score.rewards) == (farm, {"farm": farm, "authors": authors})
     assert score.details["authors"]["score"] == authors
-    assert score.details.get("differs", False) is (farm != max(authors, 0.0))
+    assert score.details.get("differs", False) is (farm != float(authors == 1.0))
     assert scored(tmp_path, form, row, response, "authors", **given).value == authors
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
+from typing import Any
 
 N_CASES = 400
 """Of a rule."""
@@ -25,7 +26,11 @@ class AnswerCase:
     golds: tuple[str, ...]
     options: tuple[str, ...] = ()
     pattern: str = ""
+    other_patterns: tuple[str, ...] = ()
+    prefix: str = ""
     right: bool | None = None
+    row: Mapping[str, Any] | None = None
+    """A row of slime with `rm_type`, `label` and `metadata`, of which golds and options are made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +43,7 @@ class Drawn:
     arguable: Sequence[str] = ()
 
 
-_NUMBERS = (
+NUMBERS = (
     Drawn(
         ("72",), ("72", "72.", "72.0", "+72", " 72", "$72", "72 apples", "072"), ("71", "720", "7", "-72", "27", "7.2")
     ),
@@ -50,7 +55,7 @@ _NUMBERS = (
     Drawn(("1000000007",), ("1000000007", "1,000,000,007"), ("1000000008", "1000000006", "100000000")),
     Drawn(("12.5",), ("12.5", "12.50", "$12.50"), ("12", "125", "13", "12.4"), ("12.5%",)),
 )
-_MATHS = (
+MATHS = (
     Drawn(
         ("\\frac{1}{2}",),
         (
@@ -84,7 +89,7 @@ _MATHS = (
         ("34",), ("34", "$34$", "\\boxed{34}", "**34**", "34."), ("43", "3", "340", "34x", "3,4"), ("24=34", "33 or 34")
     ),
 )
-_FACTS = (
+FACTS = (
     Drawn(
         ("Barack Obama", "Obama", "Barack Hussein Obama"),
         ("Barack Obama", "obama", "OBAMA.", "the Obama", "Barack Hussein Obama", '"Barack Obama"'),
@@ -98,7 +103,7 @@ _FACTS = (
     Drawn(("The Hague",), ("The Hague", "Hague", "the hague", "the Hague!"), ("Hague Convention", "Amsterdam")),
     Drawn(("3.14",), ("3.14",), ("3", "3.15"), ("314",)),
 )
-_MARKS = {
+MARKS = {
     "####": (
         *("#### {}", "So it is.\n#### {}", "#### 9\nNo.\n#### {}", "#### {}\n", "#### {}\nThat is all.", "####  {}"),
         *(
@@ -147,15 +152,15 @@ _MARKS = {
     ),
 }
 _RESPONSES: Mapping[str, tuple[Sequence[Drawn], str]] = {
-    "gsm8k": (_NUMBERS, "####"),
-    "skyrl_gsm8k": (_NUMBERS, "####"),
-    "gsm8k_flexible": (_NUMBERS, "####"),
-    "dapo": ((*_MATHS, *_NUMBERS), "line"),
-    "skyrl_aime": ((*_MATHS, *_NUMBERS), "line"),
-    "hendrycks_math": ((*_MATHS, *_NUMBERS), "box"),
-    "math_verify": ((*_MATHS, *_NUMBERS), "box"),
-    "search_r1": (_FACTS, "tag"),
-    "skyrl_search": (_FACTS, "tag"),
+    "gsm8k": (NUMBERS, "####"),
+    "skyrl_gsm8k": (NUMBERS, "####"),
+    "gsm8k_flexible": (NUMBERS, "####"),
+    "dapo": ((*MATHS, *NUMBERS), "line"),
+    "skyrl_aime": ((*MATHS, *NUMBERS), "line"),
+    "hendrycks_math": ((*MATHS, *NUMBERS), "box"),
+    "math_verify": ((*MATHS, *NUMBERS), "box"),
+    "search_r1": (FACTS, "tag"),
+    "skyrl_search": (FACTS, "tag"),
 }
 _WITH_UNIT = ("1990s",)
 _TEXT_RULES = tuple(
@@ -204,7 +209,7 @@ _ARGUABLE = frozenset(
 MODES = (
     *("strict_single_letter_boxed", "lenient_boxed", "lenient_answer_colon", "lenient_answer_colon_md", "gpqa_diamond"),
 )
-_UNCLOSED = ("\\boxed{{{}", "\\boxed{{{}}} \\boxed{{", "<answer>{}", "<answer></answer>{}", "\\boxed{{{letter}")
+UNCLOSED = ("\\boxed{{{}", "\\boxed{{{}}} \\boxed{{", "<answer>{}", "<answer></answer>{}", "\\boxed{{{letter}")
 _NO_ANSWER_OF_ITS_OWN = (
     "It is {} of 9 in all.",
     "Answer: <{}>",
@@ -224,13 +229,13 @@ def answer_cases(rule: str) -> list[AnswerCase]:
 
 
 def _case(rule: str, random: Random) -> AnswerCase:
-    groups, marks = _RESPONSES.get(rule) or ((*_MATHS, *_NUMBERS, *_FACTS), "text")
+    groups, marks = _RESPONSES.get(rule) or ((*MATHS, *NUMBERS, *FACTS), "text")
     drawn = random.choice(groups)
     kind = random.choice(("equal", "equal", "other", "other", "arguable"))
     answers = getattr(drawn, kind) or drawn.other
     right = {"equal": True, "other": False}.get(kind if getattr(drawn, kind) else "other")
-    form = random.choice(_MARKS[marks])
-    if form in (*_UNCLOSED, *_NO_ANSWER_OF_ITS_OWN):
+    form = random.choice(MARKS[marks])
+    if form in (*UNCLOSED, *_NO_ANSWER_OF_ITS_OWN):
         right = None
     answer = random.choice(answers)
     if rule in _TEXT_RULES and (form == "{}!" or answer in _WITH_UNIT):
@@ -249,5 +254,49 @@ def _choice_case(rule: str, random: Random) -> AnswerCase:
         letter=letters[at], lower=letters[at].lower(), text=OPTIONS[at], other=letters[other], other_text=OPTIONS[other]
     )
     pattern = random.choice(("", "", "", r"<choice>\s*([A-Z])\s*</choice>", r"I choose (\w)"))
-    right = None if form in (*_ARGUABLE, *_UNCLOSED) else at == gold
-    return AnswerCase(rule, response, (letters[gold],), OPTIONS, pattern, right)
+    right = None if form in (*_ARGUABLE, *UNCLOSED) else at == gold
+    return AnswerCase(rule, response, (letters[gold],), OPTIONS, pattern, right=right)
+
+
+_PREFIXES = ("Final choice:", "My pick is", "\u0989\u09a4\u09cd\u09a4\u09b0:", "\uff21\uff2e\uff33 -", "Answer:", "")
+_PREFIXED = (
+    *("{prefix} {letter}", "So.\n{prefix} ({letter})\nThat is all.", "{prefix}{letter}", "{prefix}\n{letter}"),
+    *("{prefix} {other}\n{prefix} {letter}", "Answer: {other}\n{prefix} **{letter}**", "{prefix} {letter} or {other}"),
+    *("{prefix} {letter}\nAnswer: {letter}", "{prefix} {text}", "{prefix} \\boxed{{{letter}}}", "\\boxed{{{letter}}}"),
+    *(
+        "<choice>{letter}</choice>",
+        "I choose {letter}",
+        "pick={letter}",
+        "pick={text}",
+        "pick={other} I choose {letter}",
+    ),
+)
+_LISTS: tuple[tuple[str, ...], ...] = (
+    *((), (), (r"<choice>\s*([A-Z])\s*</choice>", r"I choose (\w)")),
+    *((r"pick=(.+)", r"I choose (\w)"), (r"I choose (\w)", r"pick=(.+)", r"(Z)$"), (r"pick=(\d)",)),
+)
+
+
+def template_cases() -> list[AnswerCase]:
+    """Return cases of rows of NeMo Gym's `mcqa` with a prefix of answers, and with several patterns."""
+    random = Random("templates")
+    return [_template_case(random) for _ in range(N_CASES)]
+
+
+def _template_case(random: Random) -> AnswerCase:
+    mode = random.choice((*MODES[:4], "lenient_answer_colon_md", "lenient_answer_colon_md"))
+    at, gold = random.randrange(len(OPTIONS)), random.randrange(len(OPTIONS))
+    gold = at if random.random() < 0.5 else gold
+    prefix, patterns = random.choice(_PREFIXES), random.choice(_LISTS)
+    other = (at + 1) % len(OPTIONS)
+    shown = random.choice((prefix, prefix, prefix.lower(), "Final choice:"))
+    response = random.choice((*_PREFIXED, *_PREFIXED, *_CHOICES)).format(
+        prefix=shown,
+        letter="ABCDE"[at],
+        lower="abcde"[at],
+        text=OPTIONS[at],
+        other="ABCDE"[other],
+        other_text=OPTIONS[other],
+    )
+    first, *others = patterns or ("",)
+    return AnswerCase(mode, response, ("ABCDE"[gold],), OPTIONS, first, other_patterns=tuple(others), prefix=prefix)

@@ -1,4 +1,4 @@
-"""Scores of answers by the scorers of verl, skyrl_gym and NeMo Gym: `answer_rules_oracle.py scores < CASES`.
+"""Scores of answers by the scorers of verl, skyrl_gym, NeMo Gym and slime: `answer_rules_oracle.py scores < CASES`.
 
 Their modules are imported without the packages around them, which would import what trains and serves models. Of NeMo
 Gym's server the functions are run, and its `verify`, without the server.
@@ -69,11 +69,15 @@ def of_gpqa(case: dict[str, Any]) -> float:
 
 def of_mcqa(case: dict[str, Any], server_of: dict[str, Any] | None = None) -> float:
     letters = "ABCDEFGHIJ"
+    patterns = [each for each in (case["pattern"], *case["other_patterns"]) if each]
+    template: dict[str, Any] = {"output_regex": patterns if len(patterns) > 1 else patterns[0]} if patterns else {}
+    if case["prefix"]:
+        template["answer_prefix"] = case["prefix"]
     body = SimpleNamespace(
         options=[{letters[at]: text} for at, text in enumerate(case["options"])],
         expected_answer=case["golds"][0],
         grading_mode=case["rule"],
-        template_metadata={"output_regex": case["pattern"]} if case["pattern"] else None,
+        template_metadata=template or None,
         response=SimpleNamespace(output_text=case["response"]),
         model_dump=lambda exclude: {},
     )
@@ -118,6 +122,25 @@ def of_text(case: dict[str, Any]) -> float:
     return float(TEXT["_answers_match"](answer, case["golds"][0], exact)) if answer is not None else 0.0
 
 
+def of_slime(case: dict[str, Any]) -> float:
+    """Score by slime's own choice of a rule; of its package the module of rewards alone is imported."""
+    root = Path(sys.prefix).parent / "slime" / "slime"
+    for package, folder in (("slime", ""), ("slime.utils", "utils"), ("slime.rollout", "rollout")):
+        module = sys.modules.setdefault(package, types.ModuleType(package))
+        module.__path__ = [str(root / folder)]
+    # what asks a server, what loads a user's function, and a type that is only named
+    sys.modules.setdefault("aiohttp", SimpleNamespace(ClientSession=object))
+    sys.modules.setdefault("slime.utils.misc", SimpleNamespace(load_function=None))
+    sys.modules.setdefault("slime.utils.types", SimpleNamespace(Sample=object))
+    rewards = import_module("slime.rollout.rm_hub")
+    row = case["row"]
+    sample = SimpleNamespace(
+        custom_rm_path=None, response=case["response"], label=row["label"], metadata=dict(row["metadata"])
+    )
+    score = asyncio.run(rewards.async_rm(SimpleNamespace(custom_rm_path=None, rm_type=row["rm_type"]), sample))
+    return float(score["score"] if isinstance(score, dict) else score)
+
+
 SCORERS = {
     "math_verify": of_library,
     "gsm8k": lambda case: gsm8k.compute_score(case["response"], case["golds"][0]),
@@ -132,6 +155,8 @@ SCORERS = {
 
 
 def scorer_of(rule: str) -> Callable[[dict[str, Any]], float]:
+    if rule.startswith("slime_"):
+        return of_slime
     if rule.startswith("string_match_"):
         return of_text
     return {**SCORERS, "gpqa_diamond": of_gpqa}.get(rule, of_mcqa)

@@ -35,7 +35,8 @@ def chosen(answer: str, options: Sequence[str]) -> tuple[str, str]:
     at = LETTERS.index(letter)
     if at >= len(options):
         return "", f"there is no option {letter}"
-    if rest and words(rest).casefold() != words(options[at]).casefold():
+    # an option that is its letter has its text in the question
+    if rest and options[at] != letter and words(rest).casefold() != words(options[at]).casefold():
         return "", f"it names option {letter}, and gives another text for it"
     return letter, ""
 

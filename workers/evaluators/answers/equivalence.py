@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 from farm.errors import EvaluatorError
 from workers.evaluators.answers import equality
+from workers.evaluators.answers.authors import deepscaler
 from workers.evaluators.answers.authors.answer_key import AnswerKey
 from workers.evaluators.answers.authors.rules import LIBRARY, OF_WORDS, RULES, else_marked
 from workers.evaluators.answers.choices import NONE_NAMED, chosen, said
@@ -63,6 +64,10 @@ class Reference:
     other_golds: Sequence[str] = ()
     """Answers that are as good."""
     rule: str = ""
+    other_patterns: Sequence[str] = ()
+    """Patterns that are tried in their order where the first finds no answer."""
+    prefix: str = ""
+    """A text that begins an answer, for rules that know of one."""
 
     @property
     def golds(self) -> tuple[str, ...]:
@@ -83,10 +88,18 @@ class EquivalenceEvaluator:
         """Score an answer. Raises EvaluatorError if a gold answer or the judge's replies cannot be read."""
         reference = self._reference
         if not reference.rule:
-            return await self._score(final_answer(submission.answer, reference.pattern), submission.answer, timeout_s)
-        key = AnswerKey(reference.golds, tuple(reference.options), reference.pattern)
+            return await self._score(self._final_answer(submission.answer), submission.answer, timeout_s)
+        key = AnswerKey(
+            reference.golds,
+            tuple(reference.options),
+            reference.pattern,
+            other_patterns=tuple(reference.other_patterns),
+            prefix=reference.prefix,
+        )
         if reference.rule == LIBRARY:
             authors = await self._by_library(submission.answer or "", timeout_s)
+        elif reference.rule in deepscaler.NAMES:
+            authors = await self._by_sympy(submission.answer or "", timeout_s)
         else:
             authors = RULES[reference.rule](submission.answer or "", key)
         return with_authors(await self._beside(authors, submission.answer, timeout_s), authors)
@@ -97,13 +110,26 @@ class EquivalenceEvaluator:
         value = (await verification.score(response, timeout_s)).value if response.strip() else 0.0
         return AuthorsScore(LIBRARY, value, value == 1.0)
 
+    def _final_answer(self, response: str | None) -> FinalAnswer:
+        """Return what the first of the row's patterns finds that finds any, or the final answer of a row without."""
+        patterns = (self._reference.pattern, *self._reference.other_patterns)
+        found = (final_answer(response, pattern) for pattern in patterns)
+        return next((answer for answer in found if answer.text), FinalAnswer())
+
+    async def _by_sympy(self, response: str, timeout_s: float) -> AuthorsScore:
+        rule, entry = self._reference.rule, {"gold": self._reference.gold}
+        answer = deepscaler.boxed_answer(rule, response)
+        verification = Verification(rule, entry, None, grader=self._grader)
+        value = 0.0 if answer is None else (await verification.score(answer, timeout_s)).value
+        return AuthorsScore(rule, value, value == 1.0, answer)
+
     async def _beside(self, authors: AuthorsScore, response: str | None, timeout_s: float) -> Score:
         """Score what the authors take for the answer, by the farm's rules, which see less in it and more than theirs.
 
         Where theirs finds none, or only a letter is asked for, the farm's own marks say what the answer is.
         """
         if self._reference.options:
-            of_pattern = final_answer(response, self._reference.pattern)
+            of_pattern = self._final_answer(response)
             found = of_pattern if of_pattern.text else final_answer(response)
             return await self._score(found, response, timeout_s, authors.answer or "")
         marked = authors.answer or else_marked(self._reference.rule, response or "")
@@ -144,7 +170,10 @@ class EquivalenceEvaluator:
         letter, why = chosen(text, reference.options) if text else ("", "no answer is marked")
         if not letter and why in ("", NONE_NAMED, "no answer is marked"):
             letter = else_letter
-        right = letter == reference.gold
+        by_text = not letter and words(answer.text).casefold() in {
+            words(gold).casefold() for gold in reference.other_golds
+        }
+        right = by_text or letter == reference.gold
         return Score(float(right), {**shown, "rule": "option", **({"reason": why} if why else {})})
 
     async def _by_rules(self, answer: str, gold: str, timeout_s: float) -> tuple[bool | None, str]:

@@ -92,6 +92,7 @@ def test_columns_for_all_rows_are_for_those_that_lack_them(tmp_path: Path) -> No
     assert found[0].fields["env_class"] == "gsm8k"
     assert for_rows("skyrl", ["env_class=gsm8k", "model=m"]) == ({"env_class": "gsm8k"}, ("model=m",))
     assert for_rows("verl", ["env_class=gsm8k"]) == ({}, ("env_class=gsm8k",))
+    assert for_rows("answer", ["rm_type=f1"]) == ({"rm_type": "f1"}, ())
     with pytest.raises(InvalidRequest, match="skyrl takes env_class for all rows"):
         read_rows(written(tmp_path, rows), "skyrl", given={"server": "mcqa"})
 

@@ -62,6 +62,18 @@ def test_the_policy_is_given_the_rows_own_prompt_and_never_the_gold_answer() -> 
         ({"question": "q", "answer": []}, "no gold answer"),
         ({"question": "q", "answer": "1", "images": [{"bytes": "x"}]}, "`images`"),
         ({"question": "q", "gold": "1", "rule": "no such"}, "no rule is called"),
+        ({"prompt": "q", "label": "1", "rm_type": "ifbench"}, "no rule is known for the row's rm_type 'ifbench'"),
+        ({"prompt": "q", "label": "1", "metadata": {"rm_type": "remote_rm"}}, "rm_type 'remote_rm'"),
+        ({"prompt": "q", "label": "1", "rm_type": "boxed_math"}, "rm_type 'boxed_math'; known are: f1"),
+        ({"prompt": "q", "label": "x", "rm_type": "dapo"}, "reads numbers alone"),
+        (
+            {"prompt": "q", "label": "3", "rm_type": "gpqa", "metadata": {"choices": ["1", "2"]}},
+            "none of the 2 options",
+        ),
+        ({"prompt": "q", "label": 7, "rm_type": "gpqa", "metadata": {"choices": ["1", "2"]}}, "none of the 2 options"),
+        ({"prompt": "q", "rm_type": "gpqa"}, "names none of the 10 options"),
+        ({"prompt": "q", "label": "B", "rm_type": "gpqa", "metadata": {"valid_letters": ["B", "C"]}}, "first letters"),
+        ({"prompt": "q", "label": "B", "rm_type": "gpqa", "metadata": {"choices": "12"}}, "choices is a text"),
         ({"question": "q", "gold": "1", "rule": "lenient_boxed"}, "there are none"),
         ({"prompt": [{"role": "user", "content": [{"type": "image_url"}]}], "label": "1"}, "type 'image_url'"),
         ({"prompt": [{"role": "assistant", "content": "", "tool_calls": [{}]}], "label": "1"}, "calls a tool"),
@@ -71,6 +83,7 @@ def test_the_policy_is_given_the_rows_own_prompt_and_never_the_gold_answer() -> 
         ({"question": "q", "gold": "1", "judge": {"n_votes": 2}}, "even number"),
         ({"question": "q", "gold": "1", "pattern": "(a+)+$"}, "repeats a repeat"),
         ({"question": "q", "gold": "1", "pattern": "("}, "no regular expression"),
+        ({"question": "q", "gold": "1", "other_patterns": ["a", "(a+)+$"]}, "repeats a repeat"),
         ({"question": "q", "gold": "1", "surprise": 1}, "surprise"),
         ({"prompt": [{"role": "tool", "content": "x"}], "label": "1"}, "is a tool's"),
         ({"prompt": [{"role": "critic", "content": "x"}], "label": "1"}, "no role"),
@@ -104,10 +117,54 @@ def test_numbers_and_lists_of_one_are_gold_answers() -> None:
         ({"env_class": "aime", "reward_model": {"ground_truth": "72"}}, "skyrl_aime"),
         ({"rule": "gsm8k_flexible", "answer": "72"}, "gsm8k_flexible"),
         ({"answer": "72"}, ""),
+        ({"label": "72", "rm_type": "f1"}, "slime_f1"),
+        ({"label": "72", "metadata": {"rm_type": "math"}}, "slime_math"),
+        ({"label": 72, "rm_type": " deepscaler "}, "slime_deepscaler"),
+        ({"label": "72", "rm_type": "f1", "metadata": {"rm_type": "boxed_dapo"}}, "slime_boxed_dapo"),
+        ({"label": "72", "rm_type": "random", "rule": "gsm8k"}, "gsm8k"),
+        ({"label": "72", "rm_type": "", "metadata": None}, ""),
     ],
 )
 def test_a_row_names_the_rule_of_its_authors(row: dict[str, Any], rule: str) -> None:
     assert AnswerInstance.model_validate({"prompt": "q", **row}).rule == rule
+
+
+@pytest.mark.parametrize(
+    ("template", "pattern", "others", "prefix"),
+    [
+        ({"output_regex": "a(.)"}, "a(.)", (), ""),
+        ({"output_regex": ["a(.)", "b(.)"], "answer_prefix": "So:"}, "a(.)", ("b(.)",), "So:"),
+        ({"output_regex": [], "answer_prefix": ""}, "", (), ""),
+        (None, "", (), ""),
+    ],
+)
+def test_a_row_has_the_patterns_and_the_prefix_of_its_template(
+    template: Any, pattern: str, others: tuple[str, ...], prefix: str
+) -> None:
+    instance = AnswerInstance.model_validate({"question": "q", "answer": "1", "template_metadata": template})
+    assert (instance.pattern, instance.other_patterns, instance.prefix) == (pattern, others, prefix)
+
+
+@pytest.mark.parametrize(
+    ("label", "metadata", "gold", "options"),
+    [
+        ("b", {}, "B", tuple("ABCDEFGHIJ")),
+        ("B", {"valid_letters": ["a", "b"]}, "B", ("A", "B")),
+        (1, {"choices": {"A": "1 m", "B": "2 m"}}, "B", ("1 m", "2 m")),
+        ("2 M.", {"choices": ["1 m", "2 m"]}, "B", ("1 m", "2 m")),
+        ("A", {"choices": ["1 m", "2 m"], "correct_letter": "b"}, "B", ("1 m", "2 m")),
+        (None, {"correct_letter": " b "}, "B", tuple("ABCDEFGHIJ")),
+        ("E. coli", {}, "E. coli", ()),
+    ],
+)
+def test_a_row_of_slime_names_its_option(
+    label: Any, metadata: dict[str, Any], gold: str, options: tuple[str, ...]
+) -> None:
+    row = {"problem": "Which?", "label": label, "metadata": {**metadata, "rm_type": "gpqa"}}
+    instance = AnswerInstance.model_validate(row)
+    assert (instance.gold, instance.options) == (gold, options)
+    shown = AnswerHandler().messages(instance)[0]["content"]
+    assert ("A: A" in shown, "A: 1 m" in shown) == (False, "choices" in metadata)
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,10 @@ class AnswerKey:
     options: tuple[str, ...] = ()
     pattern: str = ""
     """A regular expression of the row that finds the answer before its scorer looks for it."""
+    other_patterns: tuple[str, ...] = ()
+    """Patterns that are tried in their order where the first finds no answer."""
+    prefix: str = ""
+    """A text of the row that begins an answer, as `Answer:` does."""
 
     @property
     def gold(self) -> str:

@@ -14,6 +14,12 @@ def last_box(text: str) -> str | None:
     return None if start < 0 else box_at(text, start)
 
 
+def box_of_last_mark(text: str) -> str | None:
+    r"""Return the contents of the box at the last `\boxed`; None if it has no brace there, or is not closed."""
+    start = text.rfind("\\boxed")
+    return box_at(text, start) if start >= 0 and text.startswith(BOX, start) else None
+
+
 def box_at(text: str, start: int) -> str | None:
     """Return the contents of the box that begins at a place; None if it is not closed."""
     depth = 0

@@ -1,12 +1,14 @@
 r"""DAPO: the last line `Answer: ...` of the last 300 characters, equal to the gold answer after normalization; 1 or -1.
 
 verl's `math_dapo.compute_score` takes a box where there is no line. skyrl_gym's `aime` does not, and its answer ends at
-a `<`.
+a `<`. slime's `math_dapo_utils` takes no box either, removes marks of a model's end, and has whole numbers for gold
+answers.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from workers.evaluators.answers.authors.answer_key import AnswerKey
 from workers.evaluators.answers.authors.boxes import last_box
@@ -28,6 +30,7 @@ _REMOVED = (
     *("childrentickets", "multiples", "\\text{s}", "\\text{.}", "\\text{\ns}", "\\text{}^2", "\\text{}^3"),
     *("\\text{\n}", "\\text{}", "\\mathrm{th}", "^\\circ", "^{\\circ}", "\\;", ",\\!", "{,}", '"', "\\dots"),
 )
+_REMOVED_BY_SLIME = ("<|im_end|>", "<|endoftext|>")
 _TYPESETTING = (
     (re.compile(r"(.*?)(\$)(.*?)(\$)(.*)"), r"$\3$"),
     *((re.compile(rf"(\\{name}\{{)(.*?)(\}})"), r"\2") for name in ("text", "textbf", "overline")),
@@ -50,6 +53,25 @@ def line_of_skyrl(response: str, key: AnswerKey) -> AuthorsScore:
     return _score("skyrl_aime", _LINE_OF_SKYRL, response, key)
 
 
+def line_of_slime(response: str, key: AnswerKey) -> AuthorsScore:
+    """Score the last line `Answer: ...`. A gold answer that is no number, on which theirs fails, equals none."""
+    found = _LINE.findall(response[-_LAST_CHARS:])
+    answer = found[-1] if found else None
+    gold = whole_number_of_slime(key.gold)
+    right = gold is not None and normalized(answer or _NONE, _REMOVED_BY_SLIME) == gold
+    for mark in _REMOVED_BY_SLIME:
+        answer = answer and answer.replace(mark, "")
+    return AuthorsScore("slime_dapo", 1.0 if right else -1.0, right, answer)
+
+
+def whole_number_of_slime(gold: str) -> str | None:
+    """Return the whole number that slime makes of a gold answer, without its fraction; None if it is no number."""
+    try:
+        return str(int(float(normalized(gold[:_LONGEST_GOLD], _REMOVED_BY_SLIME))))
+    except (ValueError, OverflowError):
+        return None
+
+
 def _score(rule: str, pattern: re.Pattern[str], response: str, key: AnswerKey) -> AuthorsScore:
     found = pattern.findall(response[-_LAST_CHARS:])
     answer = found[-1] if found else None
@@ -57,10 +79,10 @@ def _score(rule: str, pattern: re.Pattern[str], response: str, key: AnswerKey) -
     return AuthorsScore(rule, 1.0 if right else -1.0, right, answer)
 
 
-def normalized(answer: str) -> str:
+def normalized(answer: str, also_removed: Sequence[str] = ()) -> str:
     """Return an answer without units, articles and typesetting, in the order in which theirs removes them."""
     answer = answer.split("=")[-1]
-    for before, after in (*_REPLACED, *((text, "") for text in _REMOVED)):
+    for before, after in (*_REPLACED, *((text, "") for text in (*_REMOVED, *also_removed))):
         answer = answer.replace(before, after)
     for pattern, replacement in _TYPESETTING:
         answer = pattern.sub(replacement, answer)

@@ -6,7 +6,7 @@ verl's `math_reward.compute_score`, which is that of EleutherAI's evaluation har
 from __future__ import annotations
 
 from workers.evaluators.answers.authors.answer_key import MAX_CHARS, AnswerKey
-from workers.evaluators.answers.authors.boxes import BOX, box_at
+from workers.evaluators.answers.authors.boxes import box_of_last_mark
 from workers.evaluators.authors_score import AuthorsScore
 
 _BOX_OF_WORD = "\\boxed "
@@ -35,11 +35,8 @@ def equal(answer: str, gold: str) -> bool:
 def _last_box(text: str) -> str | None:
     if _BOX_OF_WORD in text:
         return text.rpartition(_BOX_OF_WORD)[2].split("$")[0]
-    start = text.rfind("\\boxed")
     # theirs finds the last \fbox, too, and has no answer in it
-    if start < 0 or not text.startswith(BOX, start):
-        return None
-    return box_at(text, start)
+    return box_of_last_mark(text)
 
 
 def normalized(text: str) -> str:

@@ -1,14 +1,17 @@
 r"""Multiple choice of NeMo Gym's server `mcqa`: the letter in the last box, an option's text there, or after `Answer:`.
 
-Its `grading_mode` chooses; a pattern of the row, `template_metadata.output_regex`, is tried before it.
+Its `grading_mode` chooses; the patterns of the row, `template_metadata.output_regex`, are tried before it, and
+`template_metadata.answer_prefix` of the row begins an answer in Markdown, too.
 """
 
 from __future__ import annotations
 
 import re
 import unicodedata
+from collections import deque
 from collections.abc import Callable
 from itertools import pairwise
+from operator import itemgetter
 
 from workers.evaluators.answers.authors.answer_key import MAX_CHARS, PATTERN_CHARS, AnswerKey, AuthorsRule
 from workers.evaluators.answers.authors.boxes import last_box
@@ -19,6 +22,8 @@ _LETTER_ALONE = re.compile(r"^[^A-Za-z]*([A-Z])[^A-Za-z]*$")
 _LETTER_FIRST = re.compile(r"^\s*([A-Z])\s*[:).\-]")
 _ANSWER = re.compile(r"(?i)answer\s*:\s*(.+)")
 _ANSWER_IN_MARKDOWN = re.compile(r"(?im)[*_]{0,2}Answer[*_]{0,2}\s*:[*_\s]{0,2}(.+)")
+_MOST_PREFIXES = 200
+"""Prefixes at the end of a response that are looked at, as each may have a long line of its own."""
 _TEXT = "\\text{"
 _SHORT_BOX = re.compile(r"\\boxed\{([^}]*)\}")
 _LETTER_OF_ANSWER = re.compile(r"(?i)[*_]{0,2}Answer[*_]{0,2}\s*:[\s*_]{0,2}\s*([A-Z])(?![a-zA-Z0-9])")
@@ -37,7 +42,9 @@ _AS_LATIN = str.maketrans({letter: f" {latin}" for letter, latin in _OTHER_LETTE
 def _mode(name: str, chosen: Callable[[str, AnswerKey], str | None]) -> AuthorsRule:
     def rule(response: str, key: AnswerKey) -> AuthorsScore:
         text = response[-MAX_CHARS:].strip()
-        letter = (_by_pattern(text, key) if key.pattern else None) or chosen(text, key)
+        patterns = (pattern for pattern in (key.pattern, *key.other_patterns) if pattern)
+        found = (_by_pattern(pattern, text, key) for pattern in patterns)
+        letter = next((each for each in found if each), None) or chosen(text, key)
         right = letter is not None and letter == key.gold
         return AuthorsScore(name, float(right), right, letter)
 
@@ -75,9 +82,23 @@ def _after_answer(text: str, key: AnswerKey) -> str | None:
 
 def _after_answer_in_markdown(text: str, key: AnswerKey) -> str | None:
     letters = LETTERS[: len(key.options)]
-    lines = _ANSWER_IN_MARKDOWN.findall(unicodedata.normalize("NFKC", text))
-    found = (_letter_of(candidate, letters) for candidate in reversed(lines))
-    return next((letter for letter in found if letter), None)
+    found = (_letter_of(candidate, letters) for candidate in reversed(_lines_of_answers(text, key.prefix)))
+    letter = next((letter for letter in found if letter), None)
+    return letter or (_boxed_letter(text, key) if key.prefix else None)
+
+
+def _lines_of_answers(text: str, prefix: str) -> list[str]:
+    """Return what follows each `Answer:`, and each prefix of the row, in their order."""
+    text = unicodedata.normalize("NFKC", text)
+    if not prefix:
+        return _ANSWER_IN_MARKDOWN.findall(text)
+    text = text[-PATTERN_CHARS:]
+    found = [(match.start(), match.group(1)) for match in _ANSWER_IN_MARKDOWN.finditer(text)]
+    begins = re.compile(re.escape(unicodedata.normalize("NFKC", prefix)) + r"\s*", re.IGNORECASE)
+    for match in deque(begins.finditer(text), _MOST_PREFIXES):
+        end = text.find("\n", match.end())
+        found.append((match.start(), text[match.end() : end if end >= 0 else len(text)]))
+    return [line for _, line in sorted(found, key=itemgetter(0))]
 
 
 def _letter_of_gpqa(text: str, key: AnswerKey) -> str | None:
@@ -112,9 +133,9 @@ def _lists_choices(text: str, letters: str) -> bool:
     )
 
 
-def _by_pattern(text: str, key: AnswerKey) -> str | None:
+def _by_pattern(pattern: str, text: str, key: AnswerKey) -> str | None:
     """Return what a row's own pattern finds: any letter, or the option of its text."""
-    found = re.findall(key.pattern, text[-PATTERN_CHARS:], re.IGNORECASE)
+    found = re.findall(pattern, text[-PATTERN_CHARS:], re.IGNORECASE)
     if not found:
         return None
     # of several groups theirs has a tuple, and fails

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from workers.evaluators.answers.authors import dapo, gsm8k, hendrycks_math, search_r1
+from workers.evaluators.answers.authors import dapo, deepscaler, gsm8k, hendrycks_math, search_r1
 from workers.evaluators.answers.authors.answer_key import AuthorsRule
 from workers.evaluators.answers.authors.multiple_choice import MODES
+from workers.evaluators.answers.authors.slime_rules import RULES_OF_SLIME
 from workers.evaluators.answers.authors.string_match import STRING_MATCH
 
 RULES: Mapping[str, AuthorsRule] = {
@@ -20,12 +21,15 @@ RULES: Mapping[str, AuthorsRule] = {
     "skyrl_search": search_r1.exact_of_skyrl,
     **MODES,
     **STRING_MATCH,
+    **RULES_OF_SLIME,
 }
 LIBRARY = "math_verify"
 """The rule whose scorer is a library, which runs in the grader: NeMo Gym's `math_with_judge`, without its judge."""
-NAMES = (*RULES, LIBRARY)
-OF_WORDS = frozenset({"search_r1", "skyrl_search"})
+NAMES = (*RULES, LIBRARY, *deepscaler.NAMES)
+"""All rules; those of slime that ask sympy run in the grader, too."""
+OF_WORDS = frozenset({"search_r1", "skyrl_search", "slime_f1", "slime_boxed_f1"})
 """Rules whose answers are names and facts, which the farm compares as words: `1990s` are no seconds."""
+_OF_WHOLE_NUMBERS = ("slime_dapo", "slime_boxed_dapo")
 _ELSE_MARKED = dict.fromkeys(("gsm8k", "skyrl_gsm8k", "gsm8k_flexible"), gsm8k.last_marked_line)
 _OF_SOURCES = {
     "openai/gsm8k": "gsm8k",
@@ -36,6 +40,11 @@ _OF_SOURCES = {
 }
 _BEGINNINGS = {"aime": "dapo", "searchr1_": "search_r1"}
 _OF_ENVIRONMENTS = {"gsm8k": "skyrl_gsm8k", "aime": "skyrl_aime"}
+
+
+def is_readable_gold(rule: str, gold: str) -> bool:
+    """Return whether a scorer can read a gold answer, on which it fails otherwise."""
+    return rule not in _OF_WHOLE_NUMBERS or dapo.whole_number_of_slime(gold) is not None
 
 
 def else_marked(rule: str, response: str) -> str | None:
