@@ -229,7 +229,8 @@ def test_what_follows_from_each_cause(client: farm.Farm, played: dict[str, Rollo
     # of a neighbour's kills for lack of memory
     n_short = sum("node that ran short" in str(timing.failure) for timing in timings)
     n = row.max_attempts if row.budget is FAILURES else n_short
-    assert (rollout.n_failures, rollout.n_lost, rollout.n_restarts) == (n, 0, 0)
+    failures = [str(timing.failure) for timing in timings if timing.failure is not None]
+    assert (rollout.n_failures, rollout.n_lost, rollout.n_restarts) == (n, 0, 0), failures
     # only what is counted is tried again, and only the scoring of what was played
     assert rollout.attempt == max(1, n if row.budget is FAILURES else 1 + n_short)
     runs = [timing for timing in timings if timing.stage is Stage.RUN]
