@@ -19,7 +19,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -55,6 +55,13 @@ class SampledByTrainer:
     stop_reason: int | str | None = None
     prompt_ids: Sequence[int] | None = None
     routed_experts: Any = None
+
+
+def known_parameters(sampling: Mapping[str, Any], dropped: Collection[str], refused: Collection[str]) -> dict[str, Any]:
+    """Return vLLM's parameters for an engine that needs none of `dropped`. Raises ValueError for one of `refused`."""
+    if lacking := [name for name in refused if sampling.get(name) is not None]:
+        raise ValueError(f"the trainer's engine takes no {lacking[0]}: leave out the form that answers are held to")
+    return {name: value for name, value in sampling.items() if name not in dropped}
 
 
 Generate: TypeAlias = Callable[[list[int], dict[str, Any], str], Awaitable[SampledByTrainer]]

@@ -23,7 +23,7 @@ from typing import Any, ClassVar
 
 from openrlhf.utils.agent import AgentExecutorBase
 
-from farm.adapters.engine_bridge import EngineBridge, OwnEngines, SampledByTrainer
+from farm.adapters.engine_bridge import EngineBridge, OwnEngines, SampledByTrainer, known_parameters
 from farm.adapters.openrlhf import REFUSED, placeholder_fields, response_fields
 from farm.adapters.sample_window import RewardsSoFar, SampleWindow
 from farm.adapters.single_row import RowLimits, StepRow, TooLong, rows_of_step
@@ -128,7 +128,7 @@ def _bridge_of(llm_engine: Any, tokenizer: Any, sampling_params: type) -> Engine
 
     async def generate(prompt_ids: list[int], sampling: dict[str, Any], session: str) -> SampledByTrainer:
         # OpenRLHF clears the prefix cache with each update of weights
-        known = {name: value for name, value in sampling.items() if name != "cache_salt"}
+        known = known_parameters(sampling, ("cache_salt",), ("structured_outputs",))
         output = await llm_engine.generate(prompt_ids, sampling_params(**known))
         (sample,) = output.outputs
         at = sample.logprobs or []

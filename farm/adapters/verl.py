@@ -12,7 +12,7 @@ from uuid import uuid4
 
 import numpy as np
 
-from farm.adapters.engine_bridge import EngineBridge, SampledByTrainer
+from farm.adapters.engine_bridge import EngineBridge, SampledByTrainer, known_parameters
 from farm.adapters.protocol import RowsPerRollout, TrainingRow
 from farm.adapters.single_row import replayed, single_rows
 from farm.adapters.stop_reasons import reason_table
@@ -185,7 +185,7 @@ def bridge_of(llm_client: Any, config: Any) -> EngineBridge:
 
     async def generate(prompt_ids: list[int], sampling: dict[str, Any], session: str) -> SampledByTrainer:
         # the farm decodes, and verl clears its caches with each update
-        known = {name: value for name, value in sampling.items() if name not in ("detokenize", "cache_salt")}
+        known = known_parameters(sampling, ("detokenize", "cache_salt"), ("structured_outputs",))
         most = int(sampling["max_tokens"])
         output = await llm_client.generate(
             session or uuid4().hex,
