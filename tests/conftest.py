@@ -16,6 +16,7 @@ from hypothesis import HealthCheck
 from hypothesis import settings as examples
 from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 
+from farm.settings import settings
 from farm.startup import frozen_imports
 from farm.store import migrations
 from farm.store.database import Store
@@ -150,6 +151,13 @@ def absent(reason: str) -> NoReturn:
     if os.environ.get("CI"):
         pytest.fail(f"CI must have every service: {reason}", pytrace=False)
     pytest.skip(reason)
+
+
+@pytest.fixture(autouse=True)
+def _read_settings_again() -> Iterator[None]:
+    """Leave to no test the settings of another, whose variables have gone by then even if it failed."""
+    yield
+    settings.cache_clear()
 
 
 @pytest.fixture(scope="session")

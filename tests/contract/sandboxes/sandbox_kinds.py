@@ -73,6 +73,9 @@ def farm_in(folder: Path) -> Iterator[None]:
     before = {name: os.environ.get(name) for name in new}
     os.environ.update(new)
     settings.cache_clear()
+    # a thread that was reading the environment just now may have kept what it was
+    while settings().home != folder / "home":
+        settings.cache_clear()
     # as every farm makes its own: the sandboxes' user cannot enter it
     own_home(folder / "home")
     try:
