@@ -287,16 +287,9 @@ def test_a_turn_that_was_cut_gets_its_end_as_a_token_nobody_sampled() -> None:
 
 def test_an_aborted_answer_goes_on_under_the_new_weights() -> None:
     async def play(bench: _Bench) -> None:
-        [double] = bench.doubles
         policy = bench.policy()
         result = asyncio.ensure_future(bench.ask(policy, [USER], max_tokens=120))
-        await when(lambda: double.n_tokens >= 5)
-        await pause(bench, "abort")
-        bench.order(paused="abort", n_orders=1, n_done=1, engine_paused="abort", version="7", engine_version="7")
-        await when(lambda: double.n_running == 0)
-        await post(bench, "/update_weight_version", {"new_version": "8"})
-        await post(bench, "/resume")
-        bench.order(n_orders=2, n_done=2, version="8", engine_version="8")
+        await give_new_weights(bench)
         completion = await result
         assert completion.response_ids is not None
         assert [span.version for span in completion.versions] == ["7", "8"]
@@ -308,6 +301,18 @@ def test_an_aborted_answer_goes_on_under_the_new_weights() -> None:
         assert np.array_equal(row.response_ids, completion.response_ids)
 
     run(play, EngineDouble(mean_tokens=5_000, tokens_per_s=40, weight_version="7"))
+
+
+async def give_new_weights(bench: _Bench) -> None:
+    """Abort what the one engine samples, once it has sampled some of it, and have it go on with weights `8`."""
+    [double] = bench.doubles
+    await when(lambda: double.n_tokens >= 5)
+    await pause(bench, "abort")
+    bench.order(paused="abort", n_orders=1, n_done=1, engine_paused="abort", version="7", engine_version="7")
+    await when(lambda: double.n_running == 0)
+    await post(bench, "/update_weight_version", {"new_version": "8"})
+    await post(bench, "/resume")
+    bench.order(n_orders=2, n_done=2, version="8", engine_version="8")
 
 
 async def pause(bench: _Bench, mode: str) -> None:

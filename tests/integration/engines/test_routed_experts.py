@@ -17,7 +17,7 @@ from farm.records.experts.routed_experts import RowExperts
 from farm.records.request import SamplingParams
 from farm.records.trajectory import ModelCall, Segment, segments, segments_per_call
 from tests.doubles import EngineDouble
-from tests.integration.engines.test_rollout_policy import USER, _Bench, answered, pause, post, run, when
+from tests.integration.engines.test_rollout_policy import USER, _Bench, answered, give_new_weights, run, when
 from workers.testing.engine.expert_routing import ExpertRouting
 from workers.testing.engine.run import EngineRun
 
@@ -114,15 +114,8 @@ def test_a_turn_that_was_cut_and_a_branch(wire: Any, scale_out: bool) -> None:
 @pytest.mark.parametrize("scale_out", [True, False])
 def test_an_aborted_answer_keeps_the_experts_of_the_weights_that_sampled_it(scale_out: bool) -> None:
     async def play(bench: _Bench) -> None:
-        [double] = bench.doubles
         result = asyncio.ensure_future(bench.ask(bench.policy(), [USER], max_tokens=120, sampling=SAMPLING))
-        await when(lambda: double.n_tokens >= 5)
-        await pause(bench, "abort")
-        bench.order(paused="abort", n_orders=1, n_done=1, engine_paused="abort", version="7", engine_version="7")
-        await when(lambda: double.n_running == 0)
-        await post(bench, "/update_weight_version", {"new_version": "8"})
-        await post(bench, "/resume")
-        bench.order(n_orders=2, n_done=2, version="8", engine_version="8")
+        await give_new_weights(bench)
         completion = await result
         [row] = segments(bench.calls)
         of_seven, of_eight = check(row, bench.calls, ROUTING, ("7", "8"))
