@@ -127,18 +127,24 @@ def _state_of(row: Any) -> BorrowedSandbox:
         state = SandboxState.WAITING
     else:
         state = SandboxState.RUNNING if row.url else SandboxState.STARTING
+    spec = row.request["spec"]
     return BorrowedSandbox(
         sandbox_id=row.sandbox_id,
         state=state,
         borrower=row.borrower,
         name=row.name or "",
         node=row.node or "",
-        image=row.request["spec"]["image"],
+        image=spec["image"],
         lease_s=row.lease_s,
         lease_left_s=0.0 if row.ended_at is not None else lease_left(row.left_s),
         age_s=max(0.0, row.age_s),
         ended_why=row.ended_why,
         finished=bool(row.finished),
+        # of rows that an earlier release wrote there is less
+        labels=row.request.get("labels", {}),
+        cpus=spec.get("cpus"),
+        memory_mb=spec["limits"]["memory_mb"],
+        disk_mb=spec["limits"]["disk_mb"],
     )
 
 

@@ -28,6 +28,7 @@ from farm.errors import (
     SandboxError,
     ToolError,
 )
+from farm.plugins import follows
 from farm.records.lending.sandbox_calls import (
     MAX_FILE_BYTES,
     CloseShellCall,
@@ -35,27 +36,42 @@ from farm.records.lending.sandbox_calls import (
     Done,
     ExecCall,
     FileContent,
+    FileList,
     ForgetCall,
+    ListFilesCall,
+    ListProcessesCall,
+    MakeFolderCall,
+    MoveFileCall,
     OpenShellCall,
     ReadCall,
+    RemoveFileCall,
+    ResizeProcessCall,
     SandboxToolCall,
     ShellCall,
     ShellOutput,
+    SignalProcessCall,
+    StartProcessCall,
     ToolResult,
+    WatchProcessCall,
     WriteCall,
+    WriteProcessCall,
 )
 from farm.records.request_values import Request
 from workers import registry
 from workers.interfaces import Observation, Sandbox, Tool
 from workers.lending.call_memory import CallMemory
 from workers.lending.lent_shell import LentShell
+from workers.lending.process_table import ProcessTable
 from workers.node_shortage import NodeHealth, healthy_node
 from workers.plugin_faults import fault_of
+from workers.sandboxes.optional_protocols import ManagesFiles
 
 T = TypeVar("T")
 
 MAX_CALLS = 64
 """Calls of one sandbox that are under way at a time; more are refused."""
+MAX_WATCHES = 256
+"""Calls that wait for the output of processes, which are counted by themselves."""
 MAX_SHELLS = 64
 _SLACK_S = 30.0
 """Seconds beyond its own limit after which a call is given up."""
@@ -78,8 +94,10 @@ class LentSandbox:
         self._closed = False
         self._shells: dict[str, _Turn[LentShell]] = {}
         self._tools: dict[str, _Turn[Tool]] = {}
+        self._processes = ProcessTable(sandbox)
         self._calls = CallMemory()
         self._running: set[asyncio.Task[Any]] = set()
+        self._watching: set[asyncio.Task[Any]] = set()
         self._verbs: Mapping[type[Request], Callable[[Any], Coroutine[Any, Any, Any]]] = {
             ExecCall: self._exec,
             ShellCall: self._shell,
@@ -87,7 +105,17 @@ class LentSandbox:
             CloseShellCall: self._close_shell,
             ReadCall: self._read,
             WriteCall: self._write,
+            ListFilesCall: self._list_files,
+            MoveFileCall: self._move_file,
+            RemoveFileCall: self._remove_file,
+            MakeFolderCall: self._make_folder,
             SandboxToolCall: self._tool,
+            StartProcessCall: self._processes.start,
+            WatchProcessCall: self._processes.watch,
+            WriteProcessCall: self._processes.write,
+            SignalProcessCall: self._processes.signal,
+            ResizeProcessCall: self._processes.resize,
+            ListProcessesCall: self._processes.list,
             ForgetCall: self._forget,
         }
 
@@ -107,15 +135,16 @@ class LentSandbox:
         """
         if self._closed:
             raise self._ended()
-        if isinstance(call, ReadCall):
+        if isinstance(call, ReadCall | WatchProcessCall):
             # it changes nothing, so it may be done twice; and what it gives may be too large to be remembered
             call_id = ""
         task = self._calls.get(call_id) if call_id else None
         if task is None:
-            if len(self._running) >= MAX_CALLS:
-                raise Overloaded(f"sandbox {self.sandbox.sandbox_id}: {MAX_CALLS} calls are under way: wait for one")
+            self._check_room(call)
             task = asyncio.create_task(self._answered(call))
             self._running.add(task)
+            if isinstance(call, WatchProcessCall):
+                self._watching.add(task)
             task.add_done_callback(self._note_end)
             if call_id:
                 self._calls.add(call_id, task)
@@ -126,6 +155,14 @@ class LentSandbox:
                 raise self._ended() from None
             raise
 
+    def _check_room(self, call: Request) -> None:
+        """Raise Overloaded if too many calls are under way. Who only watches leaves room for others."""
+        watches = isinstance(call, WatchProcessCall)
+        n_calls = len(self._watching) if watches else len(self._running) - len(self._watching)
+        most = MAX_WATCHES if watches else MAX_CALLS
+        if n_calls >= most:
+            raise Overloaded(f"sandbox {self.sandbox.sandbox_id}: {most} calls are under way: wait for one")
+
     def _ended(self) -> SandboxEnded:
         return SandboxEnded(f"sandbox {self.sandbox.sandbox_id} has ended")
 
@@ -135,6 +172,7 @@ class LentSandbox:
 
     def _note_end(self, task: asyncio.Task[Any]) -> None:
         self._running.discard(task)
+        self._watching.discard(task)
         self.used_at = time.monotonic()
         if not task.cancelled():
             # its caller may have hung up
@@ -243,6 +281,26 @@ class LentSandbox:
             await self.sandbox.upload(top, call.path)
         return Done()
 
+    def _file_manager(self) -> ManagesFiles:
+        if not follows(self.sandbox, ManagesFiles):
+            raise InvalidRequest("is not for this kind of sandbox: use exec or shell", field="path")
+        return self.sandbox
+
+    async def _list_files(self, call: ListFilesCall) -> FileList:
+        return FileList(tuple(await self._file_manager().list_files(call.path, call.depth)))
+
+    async def _move_file(self, call: MoveFileCall) -> Done:
+        await self._file_manager().move_file(call.path, call.target)
+        return Done()
+
+    async def _remove_file(self, call: RemoveFileCall) -> Done:
+        await self._file_manager().remove_file(call.path)
+        return Done()
+
+    async def _make_folder(self, call: MakeFolderCall) -> Done:
+        await self._file_manager().make_folder(call.path)
+        return Done()
+
     async def _tool(self, call: SandboxToolCall) -> ToolResult:
         make = registry.tool(call.name)
         turn = self._tools.setdefault(call.name, _Turn())
@@ -273,7 +331,8 @@ class LentSandbox:
         await self.leave()
 
     async def leave(self) -> None:
-        """Let go of the descriptors and sessions of tools and shells; the sandbox itself stays."""
+        """Let go of the descriptors and sessions of tools, shells and processes; the sandbox itself stays."""
+        self._processes.close()
         held: list[Tool | LentShell | None] = [turn.value for turn in self._tools.values()]
         held += [turn.value for turn in self._shells.values()]
         for each in held:

@@ -1,17 +1,20 @@
 """Protocols that a provider of sandboxes may implement beside `SandboxProvider`; its kind then does more, and no less.
 
-They are asked for by their methods, so a provider need not derive from anything of ours.
+Some are of its sandboxes. They are asked for by their methods, so a provider need not derive from anything of ours.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from farm.plugins import follows
+from farm.records.lending.sandbox_calls import FileEntry
 from farm.records.request import SandboxSpec
 from workers.interfaces import Sandbox, SandboxProvider
 from workers.sandboxes.launch_plan import LaunchPlan
+from workers.sandboxes.processes.limit_events import LimitEvents
+from workers.sandboxes.processes.sandbox_process import SandboxProcess
 
 Prepare = Callable[[Sandbox], Awaitable[None]]
 """Stages files in a sandbox that is not the policy's yet."""
@@ -74,6 +77,50 @@ class KnowsImages(Protocol):
 
     def absent_image(self, spec: SandboxSpec) -> str:
         """Return why the image cannot be had, and what to do; empty if it may be there. Takes seconds at most."""
+        ...
+
+
+@runtime_checkable
+class StartsPrograms(Protocol):
+    """A sandbox that starts programs which run on, with descriptors of the worker's own."""
+
+    async def start(
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        fds: Mapping[int, int],
+        terminal: bool = False,
+        cwd: str | None = None,
+    ) -> SandboxProcess:
+        """See `SandboxEntry.start`."""
+        ...
+
+    def environment(self, more: Mapping[str, str] | None = None) -> dict[str, str]:
+        """Return the environment of every command, and more."""
+        ...
+
+    def notices(self) -> LimitEvents:
+        """See `SandboxEntry.notices`."""
+        ...
+
+
+@runtime_checkable
+class ManagesFiles(Protocol):
+    """A sandbox that lists, moves and removes files without programs of its image. All raise ToolError."""
+
+    async def list_files(self, path: str, depth: int) -> list[FileEntry]:
+        """Return the entries of a folder, down to a depth of folders; of depth 0, its own."""
+        ...
+
+    async def move_file(self, path: str, target: str) -> None: ...
+
+    async def remove_file(self, path: str) -> None:
+        """Remove a file, or a folder with all that is in it."""
+        ...
+
+    async def make_folder(self, path: str) -> None:
+        """Make a folder that is not there yet, and those above it."""
         ...
 
 

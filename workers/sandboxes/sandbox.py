@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from farm.errors import SandboxError
+from farm.records.lending.sandbox_calls import FileEntry
 from farm.records.request import SandboxLimits, SandboxSpec
 from workers.interfaces import ExecResult, Kernel
 from workers.sandboxes.disk_use import DiskUse
@@ -217,6 +218,22 @@ class NodeSandbox:
     async def write_file(self, path: str, data: bytes) -> None:
         """See `Sandbox.write_file`."""
         await self.files.write(path, data)
+
+    async def list_files(self, path: str, depth: int) -> list[FileEntry]:
+        """See `Transfer.entries`."""
+        return await self.files.entries(path, depth)
+
+    async def move_file(self, path: str, target: str) -> None:
+        """See `Transfer.move`."""
+        await self.files.move(path, target)
+
+    async def remove_file(self, path: str) -> None:
+        """See `Transfer.remove`."""
+        await self.files.remove(path)
+
+    async def make_folder(self, path: str) -> None:
+        """See `Transfer.make_folder`."""
+        await self.files.make_folder(path)
 
     async def upload(self, source: Path, path: str) -> None:
         """See `Sandbox.upload`."""

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import posixpath
 import shutil
 import socket
 import tarfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from farm.errors import ToolError
+from farm.records.lending.sandbox_calls import FileEntry
 from workers.sandboxes.processes.fork_client import fork_client
 from workers.sandboxes.processes.sandbox_process import refused
 
@@ -61,6 +63,32 @@ class Transfer:
             with open(memory, "wb", closefd=False) as file:  # noqa: ASYNC230 - in memory
                 file.write(data)
             await self._ask("write", path, memory, FILE_S)
+        finally:
+            os.close(memory)
+
+    async def entries(self, path: str, depth: int) -> list[FileEntry]:
+        """The entries of a folder, down to a depth of folders, in order of depth and name; of depth 0, its own."""
+        return [FileEntry(**entry) for entry in json.loads(await self._told("list", path, {"depth": depth}))]
+
+    async def move(self, path: str, target: str) -> None:
+        """Move a file or a folder, making the folders above its new path."""
+        await self._told("move", path, {"target": target})
+
+    async def remove(self, path: str) -> None:
+        """Remove a file, or a folder with all that is in it."""
+        await self._told("remove", path, {})
+
+    async def make_folder(self, path: str) -> None:
+        """Make a folder that is not there yet, and those above it."""
+        await self._told("make_folder", path, {})
+
+    async def _told(self, action: str, path: str, values: Mapping[str, Any]) -> bytes:
+        """Return what an action leaves in a memory file that had these values."""
+        memory = os.memfd_create("files")
+        try:
+            os.pwrite(memory, json.dumps(values).encode(), 0)
+            await self._ask(action, path, memory, FILE_S)
+            return os.pread(memory, os.fstat(memory).st_size, 0)
         finally:
             os.close(memory)
 
@@ -142,7 +170,7 @@ class Transfer:
             "path": path,
             "cwd": self._workdir,
             "target": self._target(),
-            "max_bytes": MAX_FILE if action == "read" else self._max_tree,
+            "max_bytes": MAX_FILE if action in ("read", "list") else self._max_tree,
         }
         answers = fork_client().request(job, [descriptor])
         try:

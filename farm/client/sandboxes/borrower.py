@@ -16,6 +16,7 @@ from typing import Any, Self, cast
 
 from farm import task_archive
 from farm.client.request_checks import checked
+from farm.client.sandboxes.running_process import RunningProcess
 from farm.errors import FarmError, Overloaded
 from farm.records.lending.borrowed_sandbox import LEASE_S, BorrowedSandbox, BorrowRequest, SandboxState
 from farm.records.lending.sandbox_calls import (
@@ -24,10 +25,21 @@ from farm.records.lending.sandbox_calls import (
     CommandResult,
     ExecCall,
     FileContent,
+    FileEntry,
+    FileList,
+    ListFilesCall,
+    ListProcessesCall,
+    MakeFolderCall,
+    MoveFileCall,
+    ProcessList,
+    ProcessState,
     ReadCall,
+    RemoveFileCall,
     SandboxToolCall,
     ShellCall,
     ShellOutput,
+    StartProcessCall,
+    TerminalSize,
     ToolResult,
     WriteCall,
 )
@@ -50,6 +62,7 @@ class Borrower(ABC):
         lease_s: float = LEASE_S,
         name: str = "",
         priority: int = 0,
+        labels: Mapping[str, str] | None = None,
         wait_s: float = ROOM_S,
     ) -> LentHandle:
         """Borrow a sandbox and wait until it runs; one of the same `name` that has not ended is that one.
@@ -66,6 +79,7 @@ class Borrower(ABC):
                 # what may have to be sent again must be known again
                 "name": name or f"start-{secrets.token_hex(16)}",
                 "priority": priority,
+                "labels": dict(labels or {}),
             },
         )
         deadline = time.monotonic() + wait_s
@@ -196,6 +210,41 @@ class LentHandle:
             archive.write(data)
             archive.seek(0)
             task_archive.unpack(cast(Any, archive), Path(target))
+
+    def list_files(self, path: str, depth: int = 1) -> Sequence[FileEntry]:
+        """Return the files of a folder, and of those in it down to a depth; of depth 0, the file or folder itself."""
+        return cast(FileList, self._call(ListFilesCall, {"path": path, "depth": depth})).files
+
+    def move_file(self, path: str, target: str) -> None:
+        """Move a file or a folder, making the folders above its new path."""
+        self._call(MoveFileCall, {"path": path, "target": target})
+
+    def remove_file(self, path: str) -> None:
+        """Remove a file, or a folder with all that is in it."""
+        self._call(RemoveFileCall, {"path": path})
+
+    def make_folder(self, path: str) -> None:
+        """Make a folder that is not there yet, and those above it."""
+        self._call(MakeFolderCall, {"path": path})
+
+    def start_process(
+        self,
+        *argv: str,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        stdin: bool = False,
+        terminal: TerminalSize | None = None,
+        limit_s: float | None = None,
+        label: str = "",
+    ) -> RunningProcess:
+        """Start a program that runs on, with an input that is written to, or with a terminal, if that is wanted."""
+        values = {"argv": list(argv), "env": env, "cwd": cwd, "stdin": stdin, "terminal": terminal}
+        started = self._call(StartProcessCall, values | {"limit_s": limit_s, "label": label})
+        return RunningProcess(self._borrower, self.sandbox_id, started.process_id, started.pid)
+
+    def processes(self) -> Sequence[ProcessState]:
+        """Return the processes that were started and run."""
+        return cast(ProcessList, self._call(ListProcessesCall, {})).processes
 
     def renew(self, lease_s: float | None = None) -> BorrowedSandbox:
         """Renew its lease without a call."""

@@ -6,9 +6,10 @@ It is leased: used or renewed within `lease_s` it stays, otherwise it ends.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -19,10 +20,14 @@ from farm.records.sandbox_spec import SandboxSpec
 from farm.records.task_needs import NetworkRule
 
 MAX_LEASE_S = 86_400.0
+LEAST_LEASE_S = 5.0
 LEASE_S = 600.0
 
-LeaseSeconds = Annotated[float, Field(ge=5, le=MAX_LEASE_S)]
+LeaseSeconds = Annotated[float, Field(ge=LEAST_LEASE_S, le=MAX_LEASE_S)]
 SandboxName = Annotated[Name, Field(max_length=200)]
+_Label = Annotated[Name, Field(max_length=1000)]
+Labels = Annotated[dict[_Label, _Label], Field(max_length=64)]
+"""Words by which a borrower finds its sandboxes."""
 
 
 class BorrowRequest(Request):
@@ -35,6 +40,7 @@ class BorrowRequest(Request):
     name: SandboxName = ""
     priority: Annotated[int, Field(ge=-1000, le=1000)] = 0
     """As of a batch: what has a higher one gets room first."""
+    labels: Labels = Field(default_factory=dict)
 
 
 class RenewOrder(Request):
@@ -67,6 +73,10 @@ class BorrowedSandbox:
     age_s: float
     ended_why: str = ""
     finished: bool = False
+    labels: Mapping[str, Any] = field(default_factory=dict)
+    cpus: float | None = None
+    memory_mb: int = 0
+    disk_mb: int = 0
 
     @property
     def ended(self) -> bool:

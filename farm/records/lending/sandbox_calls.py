@@ -8,7 +8,7 @@ from __future__ import annotations
 from base64 import b64decode, b64encode
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
@@ -37,12 +37,14 @@ Text = Annotated[str, AfterValidator(_some_text)]
 """Up to 2 MB of what may be stored."""
 Base64 = Annotated[str, Field(max_length=_MAX_BASE64), AfterValidator(_is_base64)]
 CallSeconds = Annotated[float, Field(gt=0, le=MAX_CALL_S)]
-_Path = Annotated[Name, Field(min_length=1, max_length=4096)]
+FilePath = Annotated[Name, Field(min_length=1, max_length=4096)]
 _CallId = Annotated[Name, Field(min_length=1, max_length=200)]
 SessionName = Annotated[Name, Field(min_length=1, max_length=200)]
 ExpectedText = Annotated[Text, Field(min_length=1, max_length=1000)]
 MAX_EXPECTED = 64
 """Texts that one call may wait for."""
+ProcessName = Annotated[Name, Field(min_length=1, max_length=200)]
+"""The id of a process; or the pid, or the label, of one that runs."""
 
 
 class ExecCall(Request):
@@ -52,7 +54,7 @@ class ExecCall(Request):
     timeout_s: CallSeconds = CALL_S
     stdin: Base64 = ""
     env: dict[Name, Text] | None = None
-    cwd: _Path | None = None
+    cwd: FilePath | None = None
 
 
 class ShellCall(Request):
@@ -85,16 +87,42 @@ class CloseShellCall(Request):
 class ReadCall(Request):
     """A file; or, `packed`, a folder as a tar."""
 
-    path: _Path
+    path: FilePath
     packed: bool = False
 
 
 class WriteCall(Request):
     """A file; or, `packed`, a folder with the contents of a tar. Folders above it are made."""
 
-    path: _Path
+    path: FilePath
     data: Base64
     packed: bool = False
+
+
+class ListFilesCall(Request):
+    """The files of a folder, and of those in it down to a `depth`; of depth 0, the file or folder itself."""
+
+    path: FilePath
+    depth: Annotated[int, Field(ge=0, le=100)] = 1
+
+
+class MoveFileCall(Request):
+    """A file or folder, to a new path. Folders above that are made."""
+
+    path: FilePath
+    target: FilePath
+
+
+class RemoveFileCall(Request):
+    """A file, or a folder with all that is in it."""
+
+    path: FilePath
+
+
+class MakeFolderCall(Request):
+    """A folder that is not there yet. Those above it are made."""
+
+    path: FilePath
 
 
 class SandboxToolCall(Request):
@@ -111,8 +139,81 @@ class ForgetCall(Request):
     call_ids: Annotated[list[_CallId], Field(max_length=1000)]
 
 
+class TerminalSize(Request):
+    rows: Annotated[int, Field(ge=1, le=10_000)] = 50
+    columns: Annotated[int, Field(ge=1, le=10_000)] = 200
+
+
+class StartProcessCall(Request):
+    """A program that runs on after the call, until it ends or, with all that it started, is killed after `limit_s`.
+
+    It reads what `write_process` sends with `stdin`, and nothing without. With `terminal`, a terminal of that size is
+    its input and output. `label` is a name of the caller's for it.
+    """
+
+    argv: Annotated[list[Text], Field(min_length=1, max_length=10_000)]
+    env: dict[Name, Text] | None = None
+    cwd: FilePath | None = None
+    stdin: bool = False
+    terminal: TerminalSize | None = None
+    limit_s: Annotated[float, Field(gt=0, le=86_400)] | None = None
+    label: Annotated[Name, Field(max_length=200)] = ""
+
+
+class WatchProcessCall(Request):
+    """The output of a process from byte `after` of it, or from now on; returns at the first, at the end, or in time."""
+
+    process: ProcessName
+    after: Annotated[int, Field(ge=0, le=2**62)] | None = None
+    timeout_s: Annotated[float, Field(gt=0, le=60)] = 20.0
+
+
+class WriteProcessCall(Request):
+    """Bytes for the input of a process, which is closed after them with `close`."""
+
+    process: ProcessName
+    data: Base64 = ""
+    close: bool = False
+    timeout_s: CallSeconds = CALL_S
+
+
+class SignalProcessCall(Request):
+    """A signal for a process; KILL ends all that it started as well."""
+
+    process: ProcessName
+    signal: Literal["TERM", "KILL", "INT", "HUP", "QUIT", "USR1", "USR2", "STOP", "CONT"] = "TERM"
+
+
+class ResizeProcessCall(Request):
+    """A new size for the terminal of a process."""
+
+    process: ProcessName
+    terminal: TerminalSize
+
+
+class ListProcessesCall(Request):
+    """The processes that were started and have not ended."""
+
+
 SandboxCall = (
-    ExecCall | ShellCall | OpenShellCall | CloseShellCall | ReadCall | WriteCall | SandboxToolCall | ForgetCall
+    ExecCall
+    | ShellCall
+    | OpenShellCall
+    | CloseShellCall
+    | ReadCall
+    | WriteCall
+    | ListFilesCall
+    | MoveFileCall
+    | RemoveFileCall
+    | MakeFolderCall
+    | SandboxToolCall
+    | StartProcessCall
+    | WatchProcessCall
+    | WriteProcessCall
+    | SignalProcessCall
+    | ResizeProcessCall
+    | ListProcessesCall
+    | ForgetCall
 )
 
 
@@ -163,6 +264,28 @@ class FileContent:
 
 
 @dataclass(frozen=True, slots=True)
+class FileEntry:
+    """A `kind` of `file`, `folder`, `link` or `other`; `target` is what a link leads to, `modified_at` in seconds."""
+
+    name: str
+    path: str
+    kind: str
+    size: int
+    mode: int
+    owner: str
+    group: str
+    modified_at: float
+    target: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class FileList:
+    """Files, in order of depth and name."""
+
+    files: tuple[FileEntry, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class ToolResult:
     """The text that a model is shown; `refused` if the tool complained instead of doing it.
 
@@ -174,6 +297,52 @@ class ToolResult:
     done: bool = False
     answer: str | None = None
     artefacts: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessState:
+    """A process that was started: an id that no other has, its number in the sandbox, what it was started with."""
+
+    process_id: str
+    pid: int
+    label: str
+    argv: tuple[str, ...]
+    env: Mapping[str, Any]
+    cwd: str
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessList:
+    """Processes of a sandbox that run, the oldest first."""
+
+    processes: tuple[ProcessState, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OutputPiece:
+    """Bytes that a process wrote to `stdout`, `stderr` or its `terminal`, in base64."""
+
+    stream: str
+    data: str
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessOutput:
+    """The output of a process up to byte `next` of it; `n_dropped` bytes before it are not kept any more.
+
+    Once it has `ended` and all is told, `code` is its exit code, negative for a signal, and `limit` says which limit
+    ended it; `timed_out` if that was its own.
+    """
+
+    process_id: str
+    pid: int
+    pieces: tuple[OutputPiece, ...]
+    next: int
+    n_dropped: int = 0
+    ended: bool = False
+    code: int | None = None
+    timed_out: bool = False
+    limit: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +359,17 @@ CALLS: Mapping[str, tuple[type[Request], type[Any]]] = {
     "close_shell": (CloseShellCall, Done),
     "read": (ReadCall, FileContent),
     "write": (WriteCall, Done),
+    "list_files": (ListFilesCall, FileList),
+    "move_file": (MoveFileCall, Done),
+    "remove_file": (RemoveFileCall, Done),
+    "make_folder": (MakeFolderCall, Done),
     "tool": (SandboxToolCall, ToolResult),
+    "start_process": (StartProcessCall, ProcessState),
+    "watch_process": (WatchProcessCall, ProcessOutput),
+    "write_process": (WriteProcessCall, Done),
+    "signal_process": (SignalProcessCall, Done),
+    "resize_process": (ResizeProcessCall, Done),
+    "list_processes": (ListProcessesCall, ProcessList),
     "forget": (ForgetCall, Done),
 }
 """The verb of each call with the types of its body and of its result."""

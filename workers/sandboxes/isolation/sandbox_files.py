@@ -6,6 +6,8 @@ where they lead inside; what is no regular file is refused without being read.
 
 from __future__ import annotations
 
+import errno
+import json
 import os
 import stat
 import sys
@@ -14,6 +16,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import tarfile
     from collections.abc import Callable, Iterator
+    from typing import Any
 
 _CHUNK = 1 << 20
 MAX_FILES = 200_000
@@ -31,6 +34,8 @@ def load(action: str) -> None:
     """Import what an action needs, while the host's files are still in reach."""
     if action in ("upload", "download"):
         import tarfile  # noqa: F401
+    if action in ("move", "remove"):
+        import shutil  # noqa: F401
 
 
 def read(path: str, memory: int, max_bytes: int) -> None:
@@ -197,6 +202,131 @@ def _tree(top: str) -> Iterator[tuple[str, str]]:
                 waiting.append((f"{name}/", entry.path))
 
 
+def list_entries(path: str, memory: int, max_bytes: int) -> None:
+    """Write the entries of a folder, down to the depth in the memory file, as JSON there; of depth 0, its own."""
+    path = os.path.abspath(path)  # noqa: PTH100
+    depth = _taken(memory)["depth"]
+    users, groups = _names("/etc/passwd"), _names("/etc/group")
+    if depth == 0:
+        entries = [_entry(path, os.lstat(path), users, groups)]
+    else:
+        entries = []
+        waiting = [(path, 1)]
+        while waiting:
+            folder, level = waiting.pop(0)
+            try:
+                found = sorted(os.scandir(folder), key=lambda entry: entry.name)
+            except OSError:
+                # it may be gone, or be closed to this user; the folder itself is what was asked for
+                if level == 1:
+                    raise
+                continue
+            for entry in found:
+                if (status := _status(entry.path)) is None:
+                    continue
+                entries.append(_entry(entry.path, status, users, groups))
+                if len(entries) > MAX_FILES:
+                    raise FileRefused(f"{path}: More than {MAX_FILES} files")
+                if level < min(depth, MAX_DEPTH) and stat.S_ISDIR(status.st_mode):
+                    waiting.append((entry.path, level + 1))
+    data = json.dumps(entries).encode()
+    if len(data) > max_bytes:
+        raise FileRefused(f"{path}: Has too many files to be listed at once")
+    _give(memory, data)
+
+
+def _entry(path: str, status: os.stat_result, users: dict[int, str], groups: dict[int, str]) -> dict[str, object]:
+    kinds = ((stat.S_ISREG, "file"), (stat.S_ISDIR, "folder"), (stat.S_ISLNK, "link"))
+    kind = next((name for is_one, name in kinds if is_one(status.st_mode)), "other")
+    return {
+        "name": _shown(os.path.basename(path) or "/"),  # noqa: PTH119
+        "path": _shown(path),
+        "kind": kind,
+        "size": status.st_size,
+        "mode": stat.S_IMODE(status.st_mode),
+        "owner": users.get(status.st_uid, str(status.st_uid)),
+        "group": groups.get(status.st_gid, str(status.st_gid)),
+        "modified_at": status.st_mtime,
+        "target": _shown(_target(path)) if kind == "link" else "",
+    }
+
+
+def _shown(name: str) -> str:
+    """Return a name as text; bytes that are no UTF-8 are replaced."""
+    return os.fsencode(name).decode(errors="replace")
+
+
+def _target(link: str) -> str:
+    try:
+        return os.readlink(link)  # noqa: PTH115
+    except OSError:
+        return ""
+
+
+def _names(path: str) -> dict[int, str]:
+    """Return the names of a file of users or groups by number, of several for one number the first."""
+    result: dict[int, str] = {}
+    try:
+        source = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return result
+    try:
+        if stat.S_ISREG(os.fstat(source).st_mode):
+            for line in os.read(source, _CHUNK).decode(errors="replace").splitlines():
+                parts = line.split(":")
+                if len(parts) > 2 and parts[2].isdecimal():
+                    result.setdefault(int(parts[2]), parts[0])
+    finally:
+        os.close(source)
+    return result
+
+
+def move(path: str, memory: int, max_bytes: int) -> None:
+    """Move a file or folder to the path in the memory file, making the folders above it."""
+    import shutil
+
+    target = _taken(memory)["target"]
+    os.lstat(path)
+    _make_folder(os.path.dirname(target))  # noqa: PTH120
+    try:
+        os.rename(path, target)  # noqa: PTH104
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        shutil.move(path, target)
+
+
+def remove(path: str, memory: int, max_bytes: int) -> None:
+    """Remove a file, or a folder with all that is in it."""
+    import shutil
+
+    if not stat.S_ISDIR(os.lstat(path).st_mode):
+        os.unlink(path)  # noqa: PTH108
+        return
+    try:
+        shutil.rmtree(path)
+    except RecursionError:
+        raise FileRefused(f"{path}: Too many folders in one another") from None
+
+
+def make_folder(path: str, memory: int, max_bytes: int) -> None:
+    """Make a folder, and those above it. It must not be there yet."""
+    path = os.path.abspath(path)  # noqa: PTH100
+    _make_folder(os.path.dirname(path))  # noqa: PTH120
+    os.mkdir(path)  # noqa: PTH102
+
+
+def _taken(memory: int) -> dict[str, Any]:
+    """Return the values that a memory file holds."""
+    return json.loads(os.pread(memory, _CHUNK, 0))  # type: ignore[no-any-return]
+
+
+def _give(memory: int, data: bytes) -> None:
+    os.ftruncate(memory, 0)
+    os.lseek(memory, 0, os.SEEK_SET)
+    _write_all(memory, data)
+
+
 def _check_regular(path: str, descriptor: int) -> None:
     mode = os.fstat(descriptor).st_mode
     if stat.S_ISDIR(mode):
@@ -208,6 +338,8 @@ def _check_regular(path: str, descriptor: int) -> None:
 def _make_folder(folder: str) -> None:
     try:
         os.makedirs(folder or ".", exist_ok=True)  # noqa: PTH103
+    except FileExistsError:
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), folder) from None
     except RecursionError:
         raise FileRefused(f"{folder[:80]}...: Too many folders in one another") from None
 
@@ -223,4 +355,8 @@ ACTIONS: dict[str, Callable[[str, int, int], None]] = {
     "write": write,
     "upload": upload,
     "download": download,
+    "list": list_entries,
+    "move": move,
+    "remove": remove,
+    "make_folder": make_folder,
 }
