@@ -1,7 +1,8 @@
 """Authentication of API requests by a key, on loopback too: other users run programs on this machine as well.
 
-A client shows it as `Authorization: Bearer KEY`, as `X-API-Key: KEY`, or as the password in its URL, `http://farm:KEY@HOST`:
-clients of other systems' protocols often have no other place for it.
+A client shows it as `Authorization: Bearer KEY`, as `X-API-Key: KEY` or `X-Access-Token: KEY`, or as the password in
+its URL, `http://farm:KEY@HOST`: clients of other systems' protocols often have no other place for it. A user without a
+password shows none.
 
 The farm's own key is always there and may do all. Named ones are rows of the store, which each API process reads again
 every second while they are shown, so that one that was revoked ends everywhere.
@@ -25,8 +26,7 @@ from farm.client.http_errors import ProblemDetails, problem_of
 from farm.errors import FarmError, NotAllowed
 from farm.store.access import api_keys
 
-_API_KEY = b"x-api-key"
-_HEADERS = (b"authorization", _API_KEY)
+_PLAIN_HEADERS = (b"x-api-key", b"x-access-token")
 _NO_KEY = ProblemDetails(
     401, "NotAllowed", "the API wants its key: set FARM_API_KEY or FARM_HOME, or send `Authorization: Bearer KEY`"
 )
@@ -127,7 +127,8 @@ class KeyMiddleware:
         if scope["type"] != "http":
             return
         headers = scope["headers"]
-        shown = [value if name == _API_KEY else _key_in(value) for name, value in headers if name in _HEADERS]
+        shown = [value for name, value in headers if name in _PLAIN_HEADERS]
+        shown += [_key_in(value) for name, value in headers if name == b"authorization" and not _is_user_alone(value)]
         if not shown and scope["path"] in self._open_paths:
             await self._app(scope, receive, send)
             return
@@ -148,6 +149,19 @@ class KeyMiddleware:
             KEY_CHECK.set(partial(self._keys.check, key))
             with acting_for(caller):
                 await self._app({**scope, "farm.caller": caller, "farm.key": key}, receive, send)
+
+
+def _is_user_alone(value: bytes) -> bool:
+    """Return whether an Authorization header names a user, with an empty password."""
+    scheme, _, rest = value.partition(b" ")
+    return scheme.lower() == b"basic" and not _key_in(value) and _user_in(rest) != b""
+
+
+def _user_in(encoded: bytes) -> bytes:
+    try:
+        return base64.b64decode(encoded, validate=True).partition(b":")[0]
+    except ValueError:
+        return b""
 
 
 def _key_in(value: bytes) -> bytes:

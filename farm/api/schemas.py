@@ -36,7 +36,7 @@ class ApiRequest:
     """One request, read to its end: the names in its path, its query, its headers, its body as it came.
 
     `query_lists` has all values of what is repeated in the query; `is_disconnected` asks whether its client has left.
-    `pieces` gives the body of a request whose route takes none.
+    `pieces` gives the body of a request whose route takes none. `key` is the one that it showed.
     """
 
     path: Mapping[str, str]
@@ -46,6 +46,7 @@ class ApiRequest:
     is_disconnected: Callable[[], Awaitable[bool]]
     headers: Mapping[str, str]
     pieces: Callable[[], AsyncIterator[bytes]]
+    key: str = ""
 
     def parse_query(self, kind: type[T]) -> T:
         """Return its validated query. Raises InvalidRequest naming the field."""
@@ -72,7 +73,14 @@ async def read_request(request: HttpRequest, takes_body: bool = True) -> ApiRequ
     query = request.query_params
     lists = {name: query.getlist(name) for name in query}
     return ApiRequest(
-        request.path_params, dict(query), data, lists, request.is_disconnected, request.headers, request.stream
+        path=request.path_params,
+        query=dict(query),
+        data=data,
+        query_lists=lists,
+        is_disconnected=request.is_disconnected,
+        headers=request.headers,
+        pieces=request.stream,
+        key=request.scope.get("farm.key", b"").decode("latin-1"),
     )
 
 

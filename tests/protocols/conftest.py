@@ -54,7 +54,7 @@ def root_port() -> int:
 @pytest.fixture(scope="module")
 def here(root_port: int) -> Iterator[tuple[Embedded, RestartableApi]]:
     """A farm without engines of its own, and its API."""
-    speak = f"agent-lightning,nemo-gym={root_port},swe-rex"
+    speak = f"agent-lightning,nemo-gym={root_port},swe-rex,e2b"
     with (
         farm_folder() as folder,
         embedded(folder) as started,

@@ -13,3 +13,5 @@ environment agent-lightning python3.12 --no-deps agentlightning==1.0.2 httpx==0.
 environment nemo-gym python3.13 --ignore-requires-python nemo-gym==0.7.0
 # it imports aiohttp, and does not say so
 environment swe-rex python3.12 swe-rex==1.4.0 aiohttp==3.14.5
+environment e2b python3.12 e2b==2.63.0
+node_environment e2b-js e2b@2.51.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 import tempfile
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from email.message import Message
 from email.parser import HeaderParser
@@ -51,6 +51,11 @@ async def _fill(file: IO[bytes], pieces: AsyncIterator[bytes]) -> None:
 
 def form_fields(body: IO[bytes], content_type: str) -> Mapping[str, FormField]:
     """Return the fields of a form by name, of several of one name the first. Raises InvalidRequest for what is none."""
+    return dict(reversed(form_parts(body, content_type)))
+
+
+def form_parts(body: IO[bytes], content_type: str) -> Sequence[tuple[str, FormField]]:
+    """Return the fields of a form with their names, as they come. Raises InvalidRequest for what is none."""
     head = _headers(f"content-type: {content_type}".encode())
     boundary = _parameter(head, "content-type", "boundary")
     if head.get_content_type() != "multipart/form-data" or not boundary or not boundary.isascii():
@@ -58,7 +63,7 @@ def form_fields(body: IO[bytes], content_type: str) -> Mapping[str, FormField]:
     size = body.seek(0, 2)
     if not size:
         raise InvalidRequest("is empty", field="body")
-    result: dict[str, FormField] = {}
+    result: list[tuple[str, FormField]] = []
     with mmap.mmap(body.fileno(), size, access=mmap.ACCESS_READ) as data:
         for start, end in _parts(data, b"--" + boundary.encode()):
             cut = data.find(b"\r\n\r\n", start, min(end, start + _MAX_HEAD))
@@ -68,7 +73,7 @@ def form_fields(body: IO[bytes], content_type: str) -> Mapping[str, FormField]:
             name = head.get_param("name", header="content-disposition")
             if isinstance(name, str):
                 file_name = _parameter(head, "content-disposition", "filename")
-                result.setdefault(name, FormField(data[cut + 4 : end], file_name))
+                result.append((name, FormField(data[cut + 4 : end], file_name)))
     return result
 
 

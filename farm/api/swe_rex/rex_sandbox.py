@@ -14,6 +14,7 @@ from typing import Any
 
 from farm.api.endpoints import Endpoints
 from farm.api.protocol_parts.content_hash import content_hash
+from farm.api.protocol_parts.lent_calls import call_sandbox
 from farm.api.swe_rex import rex_errors
 from farm.api.swe_rex.rex_errors import RexError
 from farm.api.swe_rex.rex_requests import (
@@ -26,14 +27,9 @@ from farm.api.swe_rex.rex_requests import (
     RexWriteRequest,
     call_seconds,
 )
-from farm.client import serialization
 from farm.client.request_checks import checked
-from farm.client.sandboxes.node_line import SentCall
 from farm.errors import Conflict, InvalidRequest, NotFound
 from farm.records.lending.sandbox_calls import (
-    CALL_S,
-    CALLS,
-    VERBS,
     CloseShellCall,
     CommandResult,
     ExecCall,
@@ -52,8 +48,6 @@ _CONTROL = re.compile(r"\x1b[@-_][0-?]*[ -/]*[@-~]")
 _SYNTAX_CODES = (1, 2)
 _SYNTAX_S = 30.0
 _KILL_S = 30.0
-_SMALL = 65_536
-"""Bytes that are read on the event loop; more take a thread."""
 _MERGED = ("sh", "-c", 'exec "$@" 2>&1', "sh")
 _NO_TEXT = ("idna", "punycode")
 """Encodings that take a time which grows with the square of the text's length."""
@@ -223,16 +217,8 @@ class RexSandbox:
             raise rex_errors.file_error(error.complaints[0][1]) from None
 
     async def _call(self, call: Request, part: str) -> Any:
-        verb = VERBS[type(call)]
-        body = await self._endpoints.run(serialization.written, call)
         call_id = content_hash([self._key, part]) if self._key else ""
-        data = await self._endpoints.nodes.call(
-            self._reference, SentCall(verb, body, getattr(call, "timeout_s", CALL_S), call_id)
-        )
-        kind: Any = CALLS[verb][1]
-        if len(data) > _SMALL:
-            return await self._endpoints.run(serialization.read, kind, data)
-        return serialization.read(kind, data)
+        return await call_sandbox(self._endpoints, self._reference, call, call_id)
 
 
 def _argv(command: RexCommand) -> list[str]:
