@@ -44,6 +44,8 @@ class LongPoll:
     wait_s: float
     poll_s: float = POLL_S
     """Seconds between two queries if no notification comes."""
+    is_given_up: Callable[[], Awaitable[bool]] | None = None
+    """Whether nobody waits for the result by now, which raises ClientDisconnect."""
 
 
 Examine = Callable[[], Sequence[Any]]
@@ -142,6 +144,8 @@ class Endpoints:
         """Return the result of a query once it is settled, or as it is when its time is over."""
 
         async def ask() -> Any:
+            if wanted.is_given_up is not None and await wanted.is_given_up():
+                raise ClientDisconnect
             await KEY_CHECK.get()()
             return await self.run(wanted.ask)
 

@@ -1,16 +1,38 @@
-"""Leader election by a lease in the database, for work that one process of the farm does at a time."""
+"""Leader election by a lease in the database, for work that one process of the farm does at a time.
+
+A claim is a role, too, held for as long as its owner's own lease lasts, which is the role of the owner's name: a
+process renews one lease for any number of claims, and all of them are free once it has ended.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from dataclasses import dataclass
 from typing import cast
 
-from sqlalchemy import Connection, Table, delete, insert, select, update
+from sqlalchemy import ColumnElement, Connection, Table, delete, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from farm.store.sql.clock import db_now, due
 from farm.store.sql.schema import LeaderRow
 
 leaders = cast(Table, LeaderRow.__table__)
+
+CLAIM_KEPT_S = 86_400.0
+"""Seconds for which a claim that nobody holds is remembered."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A claim and its owner, "" if that left it. `lease_end` is when the owner's lease ends, None if it has ended."""
+
+    role: str
+    owner: str
+    lease_end: float | None
+
+    @property
+    def is_held(self) -> bool:
+        return self.lease_end is not None
 
 
 def acquire_leadership(connection: Connection, role: str, owner: str, lease_s: float) -> bool:
@@ -48,3 +70,46 @@ def is_led_by_other(connection: Connection, role: str, owner: str, lease_s: floa
 def release_leadership(connection: Connection, role: str, owner: str) -> None:
     """Give up leadership, so that another can lead at once."""
     connection.execute(delete(leaders).where(leaders.c.role == role, leaders.c.owner == owner))
+
+
+def claims_of(connection: Connection, begin: str, lease_s: float) -> list[Claim]:
+    """Return the claims whose roles begin so."""
+    return _claims(connection, leaders.c.role.startswith(begin, autoescape=True), lease_s)
+
+
+def claims_named(connection: Connection, roles: Collection[str], lease_s: float) -> list[Claim]:
+    """Return the claims of these roles, as far as there are any."""
+    return _claims(connection, leaders.c.role.in_(roles), lease_s)
+
+
+def _claims(connection: Connection, condition: ColumnElement[bool], lease_s: float) -> list[Claim]:
+    leases = leaders.alias()
+    ended = due(leases.c.expires_at, 2 * lease_s).label("ended")
+    joined = select(leaders.c.role, leaders.c.owner, leases.c.expires_at, ended).join(
+        leases, leases.c.role == leaders.c.owner, isouter=True
+    )
+    rows = connection.execute(joined.where(condition).order_by(leaders.c.role))
+    return [Claim(row.role, row.owner, None if row.ended in (None, True) else row.expires_at) for row in rows]
+
+
+def add_claim(connection: Connection, role: str, owner: str) -> None:
+    """Claim a role that nobody has claimed."""
+    values = {"role": role, "owner": owner, "expires_at": db_now() + CLAIM_KEPT_S}
+    connection.execute(insert(leaders).values(values))
+
+
+def pass_claim(connection: Connection, role: str, owner: str, to: str) -> bool:
+    """Give a claim of one owner to another, "" for nobody. False if it has another owner by now, or is dropped."""
+    held = (leaders.c.role == role, leaders.c.owner == owner)
+    passed = update(leaders).where(*held).values(owner=to, expires_at=db_now() + CLAIM_KEPT_S)
+    return bool(connection.execute(passed).rowcount)
+
+
+def drop_claim(connection: Connection, role: str, owner: str) -> bool:
+    """Forget a claim. False if it has another owner by now, or is dropped."""
+    return bool(connection.execute(delete(leaders).where(leaders.c.role == role, leaders.c.owner == owner)).rowcount)
+
+
+def forget_ended(connection: Connection) -> None:
+    """Forget claims that were left, and leases that ended, long ago."""
+    connection.execute(delete(leaders).where(due(leaders.c.expires_at + CLAIM_KEPT_S, 3 * CLAIM_KEPT_S)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 import httpx2
@@ -37,6 +38,12 @@ class WireClient:
     def said(self, path: str, body: Any = None) -> tuple[int, Any]:
         answer = self.post(path, body)
         return answer.status_code, answer.json()
+
+    def give_up(self, path: str, body: Any, after_s: float = 1.0) -> None:
+        """Send a request, and close the connection before it is answered."""
+        with suppress(httpx2.TimeoutException):
+            answer = self._http.post(path, json=body, timeout=after_s)
+            raise AssertionError(f"answered within {after_s} s: {answer.text}")
 
     def later(self, path: str, body: Any) -> Future[httpx2.Response]:
         return self._pool.submit(self.post, path, body)

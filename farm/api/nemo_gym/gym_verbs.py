@@ -68,7 +68,7 @@ class _Routes:
         is_disconnected = request.is_disconnected
         # it may be large, and the wait long
         del request
-        await await_batch(endpoints, played.batch_id, _WAIT_S)
+        await await_batch(endpoints, played.batch_id, _WAIT_S, is_disconnected)
         rollout, result = await endpoints.run(_result, self._farm, played)
         if played.identity.key and not played.identity.is_lasting and not await is_disconnected():
             await endpoints.run(self._farm.acknowledge_up_to, played.batch_id, rollout.cursor, _CONSUMER)

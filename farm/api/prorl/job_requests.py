@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from pydantic import ValidationError
 
 from farm.api.prorl.data_sources import DEFAULT, fields_of, handler_of
-from farm.api.prorl.requests import ProcessRequest, SamplingMix
+from farm.api.prorl.requests import DEFAULT_ANSWER_TOKENS, ProcessRequest, SamplingMix
 from farm.api.protocol_parts.content_hash import content_hash
 from farm.client.request_checks import invalid
 from farm.errors import InvalidRequest
-from farm.records.request import BatchRequest, Limits
+from farm.records.request import MAX_INSTANCE_BYTES, BatchRequest
+from farm.records.values import size_of
 
 _ENGINE = {"engine_url", "engine_model", "engine_key", "engine_tokenizer"}
 
@@ -31,45 +32,34 @@ def content_of(request: ProcessRequest) -> str:
 
 
 def job_of(request: ProcessRequest) -> str:
-    """Return the id of a job within a session, for its idempotency key. Raises InvalidRequest.
+    """Return the id of a job: its name, if it has one, and all that it asks for. Raises InvalidRequest if too large."""
+    try:
+        size_of(request.instance, MAX_INSTANCE_BYTES)
+    except ValueError as error:
+        raise InvalidRequest(str(error), field="instance") from None
+    return f"{named_job(request.job_id)}:{content_of(request)}"
 
-    Two samples of one instance differ by their `trajectory_id`: without it, and without a `job_id`, nobody can tell
-    one that is asked for again from another sample.
+
+def named_job(job_id: str | None) -> str:
+    """Return the beginning of the ids of the jobs that their client gave one name, or none."""
+    return "-" if job_id is None else content_hash(["job", job_id])
+
+
+def server_of(request: ProcessRequest, servers: Sequence[str], key: str) -> str:
+    """Return the server that plays a job: samples of an instance follow each other over the servers. "" if none.
+
+    Repeats of one job, which have no number, differ by their `key`.
     """
-    if request.job_id is not None:
-        return named_job(request.job_id)
-    if request.instance.get("trajectory_id") is None:
-        raise InvalidRequest(
-            "is missing, and so is job_id: one of them must tell samples of one instance apart",
-            field="instance.trajectory_id",
-        )
-    return content_of(request)
-
-
-def named_job(job_id: str) -> str:
-    """Return the id of a job that its client named."""
-    return content_hash(["job", job_id])
-
-
-def key_of(prefix: str, job: str, server: str) -> str:
-    """Return the idempotency key of a job that is played on a server; jobs of other servers are other batches."""
-    return f"{prefix}{job}:{content_hash(server)[:16]}"
-
-
-def server_of(request: ProcessRequest, servers: Sequence[str]) -> str:
-    """Return the server that plays a job: samples of an instance follow each other over the servers. "" if none."""
     if not servers:
         return ""
     instance = request.instance
     sample = instance.get("trajectory_id")
     first = int(content_hash([instance.get("instance_id"), None if "instance_id" in instance else instance])[:8], 16)
-    place = sample if isinstance(sample, int) else int(content_hash([sample, request.job_id])[:8], 16)
+    place = sample if isinstance(sample, int) else int(content_hash(key)[:8], 16)
     return servers[(first + place) % len(servers)]
 
 
-def batch_request(
-    request: ProcessRequest, sampling: SamplingMix, server: str, key: str, play_s: float, metadata: Mapping[str, Any]
-) -> BatchRequest:
+def batch_request(request: ProcessRequest, sampling: SamplingMix, server: str, key: str, play_s: float) -> BatchRequest:
     """Return the batch of one rollout. Raises InvalidRequest by the names of this protocol, and UnknownHandler."""
     data_source = request.instance.get("data_source", DEFAULT)
     if not isinstance(data_source, str):
@@ -79,12 +69,14 @@ def batch_request(
         "fields": fields_of(request.instance, data_source),
         "instance_id": _text(request.instance.get("instance_id")),
     }
+    max_turns = 1 if sampling.is_reasoning_task else sampling.max_iterations
     limits: dict[str, Any] = {
         "run_s": play_s,
-        "max_turns": 1 if sampling.is_reasoning_task else sampling.max_iterations,
+        "max_turns": max_turns,
+        "max_observation_chars": sampling.max_message_chars,
+        "max_row_tokens": sampling.row_tokens,
+        "max_tokens": sampling.row_tokens or max_turns * (sampling.answer_tokens or DEFAULT_ANSWER_TOKENS),
     }
-    if sampling.max_model_len is not None:
-        limits["max_tokens"] = min(sampling.max_model_len, Limits().max_tokens)
     values: dict[str, Any] = {
         "instances": [instance],
         "limits": limits,
@@ -93,10 +85,9 @@ def batch_request(
             "top_p": sampling.top_p,
             "top_k": sampling.top_k,
             "seed": sampling.seed,
-            "max_tokens": sampling.max_output_tokens,
+            "max_tokens": sampling.answer_tokens,
         },
         "idempotency_key": key,
-        "metadata": dict(metadata),
     }
     if sampling.enable_thinking is not None:
         values["chat_template_kwargs"] = {"enable_thinking": sampling.enable_thinking}

@@ -37,7 +37,8 @@ def result_of(
     train on.
     """
     whole = rollout.state is State.COMPLETED
-    said = conversation(calls if whole else (), sampling.token_level_generation, sampling.ensure_thinking_end_properly)
+    with_tokens = sampling.token_level_generation is not False
+    said = conversation(calls if whole else (), with_tokens, sampling.ensure_thinking_end_properly)
     error = _error(rollout)
     critical = _critical(rollout)
     times = _times(rollout, timings)
@@ -58,6 +59,9 @@ def result_of(
         "timing": times | {"timeout_triggered": rollout.outcome is Outcome.DEADLINE},
         "rollout_id": rollout.rollout_id,
     }
+    if rollout.reward is not None:
+        # one of its clients reads this, and takes it for 0.0 where there is none
+        result["score"] = rollout.reward
     return result | ({"traceback": error} if rollout.state is State.FAILED else {})
 
 

@@ -1,24 +1,26 @@
-"""Jobs: a request of `/process` submitted once, found again, and ended by `/cancel` or `/stop`."""
+"""Jobs: a request of `/process` checked and submitted, and ended by `/cancel`, `/stop` or the end of its client."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from farm.api.prorl import job_requests
+from farm.api.prorl.askers import Askers
 from farm.api.prorl.job_results import result_of
+from farm.api.prorl.listed_models import check_lists_models
 from farm.api.prorl.requests import ProcessRequest, SamplingMix
-from farm.api.prorl.sessions import Session, change, current, started
+from farm.api.prorl.sessions import Session, change, current, reborn, started
 from farm.client.local import LocalFarm
 from farm.engine_urls import normal_url
-from farm.errors import Conflict, InvalidRequest, NotAllowed, NotFound, ServiceError
+from farm.errors import InvalidRequest, NotAllowed, NotFound, ServiceError
 from farm.ids import rollout_id
 from farm.records.rollout import Stage, State
 from farm.settings import settings
 from farm.store.reports import open_by_key, submissions
 
-_ASKED = "prorl"
 _IDS = ("instance_id", "trajectory_id")
 
 
@@ -27,6 +29,16 @@ class ServerNotRunning(ServiceError):
 
     def __init__(self) -> None:
         super().__init__("Server is not running. Please start the server first.")
+
+
+@dataclass(frozen=True, slots=True)
+class AskedJob:
+    """A checked request of `/process` in a session: `name` begins the keys of all its rollouts."""
+
+    request: ProcessRequest
+    sampling: SamplingMix
+    session: Session
+    name: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +53,9 @@ class Job:
 class Jobs:
     """The jobs of one client of a farm."""
 
-    def __init__(self, farm: LocalFarm, client: str) -> None:
+    def __init__(self, farm: LocalFarm, askers: Askers, client: str) -> None:
         self._farm = farm
+        self._askers = askers
         self._client = client
 
     def session(self) -> Session:
@@ -56,14 +69,18 @@ class Jobs:
         return session
 
     def start(self) -> None:
-        """Begin a session. Raises NotAllowed if one runs."""
+        """Begin a session. Raises NotAllowed if one runs, of which another life begins."""
+        was_running = False
 
         def begin(session: Session) -> Session:
-            if session.running:
-                raise NotAllowed("Server is already running")
-            return started(session)
+            nonlocal was_running
+            was_running = session.running
+            return reborn(session) if was_running else started(session)
 
-        change(self._farm.runs, self._client, begin)
+        session = change(self._farm.runs, self._client, begin)
+        if was_running:
+            self._end_abandoned(session)
+            raise NotAllowed("Server is already running")
 
     def stop(self) -> None:
         """End the session, and all in it that has not ended. What others submitted is not touched.
@@ -76,7 +93,7 @@ class Jobs:
             return newest if newest.number != session.number else _stopped(newest)
 
         change(self._farm.runs, self._client, end)
-        self._cancel(self._farm.store.read(partial(open_by_key.open_batches, prefix=session.prefix)))
+        self._cancel(self._open(session))
 
     def add_server(self, address: str) -> Session:
         """Add an LLM server for jobs to come, before or after the start. Raises InvalidRequest."""
@@ -91,30 +108,44 @@ class Jobs:
         return change(self._farm.runs, self._client, add)
 
     def clear_servers(self) -> Session:
-        """Send no more jobs to the servers that were added; those that play there go on."""
-        return change(self._farm.runs, self._client, lambda session: _with_servers(session, ()))
+        """Send no more jobs to the servers that were added, and begin another life; those that play there go on.
 
-    def submit(self, request: ProcessRequest) -> Job:
-        """Submit a job, or find the one that was submitted by the same request in this session.
-
-        Raises ServerNotRunning, InvalidRequest, UnknownHandler, Conflict, and ServiceError if there is no LLM server.
+        Rollouts of lives before that nobody waits for are cancelled.
         """
+        session = change(self._farm.runs, self._client, lambda session: _with_servers(reborn(session), ()))
+        if session.running:
+            self._end_abandoned(session)
+        return session
+
+    def serving(self) -> Session:
+        """Return the session, if it has LLM servers. Raises ServerNotRunning, and ServiceError if there is none."""
         session = self.running()
-        sampling = job_requests.sampling_of(request)
-        job = job_requests.job_of(request)
-        content = job_requests.content_of(request)
-        ids = {name: request.instance[name] for name in _IDS if name in request.instance}
-        key = partial(job_requests.key_of, session.prefix, job)
-        known = self._farm.runs.keyed_batches([key(server) for server in session.servers or ("",)])
-        if known:
-            if known[0].metadata.get(_ASKED) != content:
-                raise Conflict(f"job_id {request.job_id!r} asked for something else in this session: give another")
-            return Job(ids, sampling, known[0].batch_id)
         if not session.servers and not self._farm.engines():
             raise ServiceError("No LLM server addresses configured. Please add at least one LLM server address.")
-        server = job_requests.server_of(request, session.servers)
-        play_s = settings().prorl_timeout_s
-        batch = job_requests.batch_request(request, sampling, server, key(server), play_s, {_ASKED: content})
+        return session
+
+    def asked(self, session: Session, request: ProcessRequest) -> AskedJob:
+        """Return the job that is asked for. Raises InvalidRequest."""
+        sampling = job_requests.sampling_of(request)
+        name = f"{session.job_prefix}{job_requests.job_of(request)}"
+        return AskedJob(request, sampling, session, name)
+
+    def submit(self, asked: AskedJob, key: str) -> Job | None:
+        """Submit a rollout of a job by its key, or find the one that has it; None if that broke or was cancelled.
+
+        Raises ServerNotRunning, InvalidRequest and UnknownHandler.
+        """
+        request, session = asked.request, asked.session
+        ids = {name: request.instance[name] for name in _IDS if name in request.instance}
+        for known in self._farm.runs.keyed_batches([key]):
+            rollout = self._farm.rollout(rollout_id(known.batch_id, 0, 0))
+            if rollout.state in (State.FAILED, State.CANCELLED):
+                return None
+            return Job(ids, asked.sampling, known.batch_id)
+        server = job_requests.server_of(request, session.servers, key)
+        if server and not asked.sampling.model_name:
+            check_lists_models(server, asked.sampling.api_key)
+        batch = job_requests.batch_request(request, asked.sampling, server, key, settings().prorl_timeout_s)
         try:
             batch_id = self._farm.submit(batch)
         except InvalidRequest as error:
@@ -124,7 +155,7 @@ class Jobs:
             # it was stopped meanwhile, and whoever did that may not have seen this job
             self._cancel([batch_id])
             raise ServerNotRunning
-        return Job(ids, sampling, batch_id)
+        return Job(ids, asked.sampling, batch_id)
 
     def result(self, job: Job) -> dict[str, Any]:
         """Return the result object of an ended job."""
@@ -137,7 +168,7 @@ class Jobs:
     def cancel(self, job_id: str) -> None:
         """End a job of this session, if it has not ended. Raises ServerNotRunning, and NotFound for an unknown id."""
         session = self.running()
-        prefix = f"{session.prefix}{job_requests.named_job(job_id)}:"
+        prefix = f"{session.job_prefix}{job_requests.named_job(job_id)}:"
         named = self._farm.store.read(partial(open_by_key.batches_named, prefix=prefix))
         if not named:
             raise NotFound(f"there is no job {job_id!r} in this session")
@@ -147,14 +178,26 @@ class Jobs:
         """Return how many jobs of the session have not ended, by stage and state. Raises ServerNotRunning."""
         return self._farm.store.read(partial(open_by_key.open_counts, prefix=self.running().prefix))
 
-    def _cancel(self, batch_ids: list[str]) -> None:
+    def _open(self, session: Session) -> dict[str, str]:
+        """Return the batches of a session that have not ended: their keys by their ids."""
+        return self._farm.store.read(partial(open_by_key.open_batches, prefix=session.prefix))
+
+    def _end_abandoned(self, session: Session) -> None:
+        """Cancel what earlier lives of a session asked for and nobody waits for."""
+        earlier = {
+            batch_id: key for batch_id, key in self._open(session).items() if not key.startswith(session.job_prefix)
+        }
+        held = self._askers.held(earlier.values())
+        self._cancel([batch_id for batch_id, key in earlier.items() if key not in held])
+
+    def _cancel(self, batch_ids: Iterable[str]) -> None:
         for batch_id in batch_ids:
             self._farm.cancel(batch_id)
 
 
 def _stopped(session: Session) -> Session:
-    return Session(session.client, session.number, False, session.servers)
+    return replace(session, running=False)
 
 
 def _with_servers(session: Session, servers: tuple[str, ...]) -> Session:
-    return Session(session.client, session.number, session.running, servers)
+    return replace(session, servers=servers)

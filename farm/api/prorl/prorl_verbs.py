@@ -6,10 +6,12 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from starlette.requests import ClientDisconnect
 from starlette.routing import BaseRoute
 
 from farm.api.endpoints import Endpoints
-from farm.api.prorl.jobs import Job, Jobs
+from farm.api.prorl.askers import Askers
+from farm.api.prorl.jobs import AskedJob, Job, Jobs
 from farm.api.prorl.requests import CancelRequest, LlmServerRequest, ProcessRequest
 from farm.api.protocol_parts.awaited_batch import await_batch
 from farm.api.protocol_parts.detail_errors import refuse_with_detail
@@ -18,7 +20,7 @@ from farm.api.schemas import ApiRequest, RequestRejected
 from farm.api.scopes import RouteScopes
 from farm.callers import Scope
 from farm.client.http_errors import ProblemDetails
-from farm.errors import NotFound
+from farm.errors import NotFound, ServiceError
 from farm.records.rollout import Stage, State
 from farm.settings import settings
 
@@ -30,6 +32,7 @@ class _Routes:
 
     def __init__(self, endpoints: Endpoints) -> None:
         self._endpoints = endpoints
+        self._askers = Askers(endpoints)
 
     def routes(self) -> list[BaseRoute]:
         """Return each verb twice: for the client without a name, and below the name of one."""
@@ -51,7 +54,7 @@ class _Routes:
         client = request.path.get("client", "")
         if client and not _CLIENT.fullmatch(client):
             raise NotFound("a client's name in the path has up to 40 of A-Z, a-z, 0-9, _ and -")
-        return Jobs(self._endpoints.farm, client)
+        return Jobs(self._endpoints.farm, self._askers, client)
 
     def _start(self, request: ApiRequest) -> dict[str, str]:
         self._jobs(request).start()
@@ -94,25 +97,58 @@ class _Routes:
     async def _process(self, request: ApiRequest) -> dict[str, Any]:
         """Answer once the rollout has ended; no thread is held meanwhile.
 
-        A client that gives up, or whose API is killed, asks again and waits on for the same rollout.
+        A client that gives up, or whose API is killed, asks again and waits on for the same rollout. One whose answer
+        was given gets another rollout for the same request, as it does of that server.
         """
-        endpoints = self._endpoints
+        endpoints, askers = self._endpoints, self._askers
         jobs = self._jobs(request)
-        job = await endpoints.run(_submitted, jobs, request)
+        asked = await endpoints.run(_asked, jobs, request)
+        is_disconnected = request.is_disconnected
         # it may be large, and the wait long
         del request
+        key, job = await self._begun(jobs, asked)
+        del asked
+        is_answered = False
         try:
-            await await_batch(endpoints, job.batch_id, 2 * settings().prorl_timeout_s + 10)
+            await await_batch(endpoints, job.batch_id, 2 * settings().prorl_timeout_s + 10, is_disconnected)
+            result = await endpoints.run(jobs.result, job)
+            if await is_disconnected():
+                raise ClientDisconnect
+            is_answered = await endpoints.run(askers.drop, key)
+            if not is_answered:
+                raise ServiceError(f"another request waits for {job.batch_id} by now: send this one again")
+            return result
         except RequestRejected as unfinished:
             if endpoints.strict_compat and unfinished.problem.status == 504:
                 late = ProblemDetails(500, "ServiceError", "Failed to process job: 504: Processing timed out")
                 raise RequestRejected(late) from None
             raise
-        return await endpoints.run(jobs.result, job)
+        finally:
+            if not is_answered:
+                await endpoints.run(askers.leave, key)
+
+    async def _begun(self, jobs: Jobs, asked: AskedJob) -> tuple[str, Job]:
+        """Return a rollout of a job, begun or found, and the key by which it is claimed. What broke is left out."""
+        endpoints, askers = self._endpoints, self._askers
+        while True:
+            key = await askers.claim(asked.name)
+            try:
+                job = await endpoints.run(jobs.submit, asked, key)
+            except ServiceError:
+                # it may have been written all the same
+                await endpoints.run(askers.leave, key)
+                raise
+            except BaseException:
+                await endpoints.run(askers.drop, key)
+                raise
+            if job is not None:
+                return key, job
+            await endpoints.run(askers.drop, key)
 
 
-def _submitted(jobs: Jobs, request: ApiRequest) -> Job:
-    return jobs.submit(request.parse_body(ProcessRequest))
+def _asked(jobs: Jobs, request: ApiRequest) -> AskedJob:
+    session = jobs.serving()
+    return jobs.asked(session, request.parse_body(ProcessRequest))
 
 
 def _routes(endpoints: Endpoints) -> Sequence[BaseRoute]:

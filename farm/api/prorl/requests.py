@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, ValidationInfo, field_validator
 
 from farm.records.request_values import Count, Name, Request
 
 JobId = Annotated[Name, Field(min_length=1, max_length=200)]
 _Retry = Annotated[float, Field(ge=0)]
 
+DEFAULT_ANSWER_TOKENS = 4096
+_DEFAULT_MODEL_LEN = 32_768
+
 
 class ProcessRequest(Request):
-    """One trajectory to play. Without a `job_id` the request itself names it, with its `trajectory_id`."""
+    """One trajectory to play; by its `job_id` it can be cancelled."""
 
     instance: dict[str, Any]
     sampling_params: dict[str, Any]
@@ -31,13 +34,15 @@ class LlmServerRequest(Request):
 class SamplingMix(Request):
     """`sampling_params`: an unknown key is refused, and a known one that asks for what the farm has not, too.
 
-    Defaults are those of the server: two turns, and greedy sampling.
+    The fields are those of the server's `LLMConfig` and of its agents' configuration, with its defaults where they
+    change a rollout: two turns, greedy sampling, answers of 4,096 tokens, observations of 30,000 characters. By token,
+    an answer may be as long as `max_model_len` leaves room, whatever `max_output_tokens` says.
     """
 
     max_iterations: Count = 2
     ensure_thinking_end_properly: bool = False
     is_reasoning_task: bool = False
-    strict_loop_detector: Literal[False] = False
+    strict_loop_detector: bool = False
     enable_vision: Literal[False] = False
     enable_a11y_tree: Literal[False] = False
 
@@ -50,12 +55,14 @@ class SamplingMix(Request):
     seed: Annotated[int, Field(ge=0, lt=2**63 - 1024)] | None = None
     max_output_tokens: Count | None = None
     max_model_len: Count | None = None
-    native_tool_calling: Literal[True] | None = True
-    token_level_generation: bool = True
+    max_message_chars: Count = 30_000
+    native_tool_calling: bool | None = True
+    token_level_generation: Annotated[bool | None, Field(validate_default=True)] = None
+    """Left out, messages have their ids all the same, and answers are limited as they are by text."""
     custom_tokenizer: Annotated[Name, Field(max_length=1000)] | None = None
     enable_thinking: bool | None = None
 
-    # of the client library that the server uses: the farm records every call, and retries by its own rules
+    # settings of its client library: the farm records every call, retries and gives up by its own rules
     modify_params: bool = False
     drop_params: bool = True
     caching_prompt: bool = True
@@ -65,9 +72,47 @@ class SamplingMix(Request):
     retry_multiplier: _Retry = 0.0
     retry_min_wait: _Retry = 0.0
     retry_max_wait: _Retry = 0.0
+    timeout: Annotated[float, Field(gt=0)] | None = None
+    # counted or unused there
+    max_input_tokens: Count | None = None
+    input_cost_per_token: _Retry | None = None
+    output_cost_per_token: _Retry | None = None
+    disable_vision: bool | None = None
+    # for models of services other than LLM servers of its own
+    reasoning_effort: Name | None = None
+    openrouter_site_url: Name | None = None
+    openrouter_app_name: Name | None = None
+    custom_llm_provider: Literal["hosted_vllm", "openai", "litellm_proxy"] | None = None
+    api_version: None = None
+    aws_access_key_id: None = None
+    aws_secret_access_key: None = None
+    aws_region_name: None = None
+    ollama_base_url: None = None
+    base_url: None = None
+    """Refused there, too: `/add_llm_server` names servers."""
+
+    @field_validator("token_level_generation")
+    @classmethod
+    def _not_by_text(cls, by_token: bool | None, info: ValidationInfo) -> bool | None:
+        if info.data.get("native_tool_calling") is False and not by_token:
+            raise ValueError(
+                "must be true with native_tool_calling=false: by text that writes tool calls into the prompt, which "
+                "the farm does not do"
+            )
+        return by_token
 
     @property
     def model_name(self) -> str:
         """The model's own name."""
         provider, slash, name = self.model.partition("/")
         return name if slash and provider in ("hosted_vllm", "openai", "litellm_proxy") else self.model
+
+    @property
+    def answer_tokens(self) -> int | None:
+        """The most tokens of one answer; None if only its row limits it."""
+        return None if self.token_level_generation else self.max_output_tokens or DEFAULT_ANSWER_TOKENS
+
+    @property
+    def row_tokens(self) -> int | None:
+        """The most tokens of a prompt and its answer together; None if only the LLM server limits them."""
+        return self.max_model_len or (_DEFAULT_MODEL_LEN if self.token_level_generation else None)

@@ -1,6 +1,8 @@
 """Sessions of a client, from `/start` to `/stop`, with the LLM servers that it added: rows of the store.
 
-A client is a name: that of the path, `/prorl/NAME/…`, or none.
+A client is a name: that of the path, `/prorl/NAME/…`, or none. A client that died never says `/stop`, so a session has
+lives: another begins with each sign that a program begins, a cleared list of servers, or a `/start` while one runs. A
+job of one life is never found in the next.
 """
 
 from __future__ import annotations
@@ -15,17 +17,23 @@ from farm.client.runs import Runs
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """`number` counts the starts; `running` tells whether the last one was stopped."""
+    """`number` counts the starts; `running` tells whether the last one was stopped. `life` counts within a session."""
 
     client: str
     number: int = 0
     running: bool = False
     servers: tuple[str, ...] = ()
+    life: int = 0
 
     @property
     def prefix(self) -> str:
         """The beginning of the idempotency keys of what was submitted in it."""
         return f"prorl:{self.client}:{self.number}:"
+
+    @property
+    def job_prefix(self) -> str:
+        """The beginning of the keys of what was submitted in this life of it."""
+        return f"{self.prefix}{self.life}:"
 
 
 def current(runs: Runs, client: str) -> Session:
@@ -44,7 +52,11 @@ def change(runs: Runs, client: str, to: Callable[[Session], Session]) -> Session
 
 
 def started(session: Session) -> Session:
-    return replace(session, number=session.number + 1, running=True)
+    return replace(session, number=session.number + 1, running=True, life=0)
+
+
+def reborn(session: Session) -> Session:
+    return replace(session, life=session.life + 1)
 
 
 def _state(runs: Runs, client: str) -> KeptState:
@@ -54,4 +66,4 @@ def _state(runs: Runs, client: str) -> KeptState:
 def _session(record: Mapping[str, Any], client: str) -> Session:
     if not record:
         return Session(client)
-    return Session(client, record["number"], record["running"], tuple(record["servers"]))
+    return Session(client, record["number"], record["running"], tuple(record["servers"]), record.get("life", 0))

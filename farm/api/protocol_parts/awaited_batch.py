@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 from farm.api.endpoints import Endpoints, LongPoll
 from farm.api.schemas import RequestRejected
@@ -12,16 +13,18 @@ _POLL_S = 2.0
 """Seconds between two queries of a waiting request: of hundreds that wait each is woken when its batch ends."""
 
 
-async def await_batch(endpoints: Endpoints, batch_id: str, wait_s: float) -> None:
+async def await_batch(
+    endpoints: Endpoints, batch_id: str, wait_s: float, is_disconnected: Callable[[], Awaitable[bool]]
+) -> None:
     """Return once a batch has ended; no thread is held meanwhile.
 
-    Raises RequestRejected with 504 if it has not after `wait_s`, and with 503 if this API ends. The batch goes on, and
-    a client that gives up, or whose API is killed, asks again and waits on.
+    Raises RequestRejected with 504 if it has not after `wait_s`, and with 503 if this API ends; ClientDisconnect once
+    the client has left. The batch goes on, and a client that gives up, or whose API is killed, asks again and waits on.
     """
     deadline = asyncio.get_running_loop().time() + wait_s
     has_open = endpoints.farm.has_open
     is_open: bool = await endpoints.wait_until(
-        LongPoll(batch_id, lambda: has_open(batch_id), lambda is_open: not is_open, wait_s, _POLL_S)
+        LongPoll(batch_id, lambda: has_open(batch_id), lambda is_open: not is_open, wait_s, _POLL_S, is_disconnected)
     )
     if not is_open:
         return

@@ -14,11 +14,14 @@ from farm.store.rollouts import batches, rollouts
 _live = rollouts.c.finish_seq.is_(None)
 
 
-def open_batches(connection: Connection, prefix: str) -> list[str]:
-    """Return the ids of those that have rollouts which have not ended."""
-    joined = select(batches.c.batch_id).join(rollouts, rollouts.c.batch_id == batches.c.batch_id)
+def open_batches(connection: Connection, prefix: str) -> dict[str, str]:
+    """Return those that have rollouts which have not ended: their keys by their ids."""
+    joined = select(batches.c.batch_id, batches.c.idempotency_key).join(
+        rollouts, rollouts.c.batch_id == batches.c.batch_id
+    )
     of_prefix = batches.c.idempotency_key.startswith(prefix, autoescape=True)
-    return list(connection.execute(joined.where(_live, of_prefix).distinct().order_by(batches.c.batch_id)).scalars())
+    rows = connection.execute(joined.where(_live, of_prefix).distinct().order_by(batches.c.batch_id))
+    return {row.batch_id: row.idempotency_key for row in rows}
 
 
 def batches_named(connection: Connection, prefix: str) -> list[str]:

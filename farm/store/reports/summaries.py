@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import Any
 
 from sqlalchemy import Connection, Row, case, func, literal, or_, select
@@ -45,14 +46,13 @@ def newest(connection: Connection, limit: int, before: str | None = None) -> lis
     sources = connection.execute(
         select(instances.c.batch_id, instances.c.data_source).where(instances.c.batch_id.in_(ids)).distinct()
     ).all()
-    return [
-        _summary(
-            row,
-            {State(each.state): each for each in counts if each.batch_id == row.batch_id},
-            tuple(sorted(each.data_source for each in sources if each.batch_id == row.batch_id)),
-        )
-        for row in known
-    ]
+    counts_of: defaultdict[str, dict[State, Row[Any]]] = defaultdict(dict)
+    for each in counts:
+        counts_of[each.batch_id][State(each.state)] = each
+    sources_of: defaultdict[str, list[str]] = defaultdict(list)
+    for each in sources:
+        sources_of[each.batch_id].append(each.data_source)
+    return [_summary(row, counts_of[row.batch_id], tuple(sorted(sources_of[row.batch_id]))) for row in known]
 
 
 def _summary(row: Row[Any], counts: dict[State, Row[Any]], sources: tuple[str, ...]) -> BatchSummary:

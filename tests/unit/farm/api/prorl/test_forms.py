@@ -12,6 +12,7 @@ from farm.api.prorl.data_sources import fields_of, handler_of
 from farm.api.prorl.requests import ProcessRequest
 from farm.api.prorl.wire_messages import conversation
 from farm.errors import InvalidRequest, UnknownHandler
+from farm.records.request import BatchRequest
 from farm.records.trajectory import ModelCall, token_ids
 
 SAMPLING: dict[str, Any] = {"model": "hosted_vllm/Qwen/Qwen3-4B", "api_key": "dummy_key", "temperature": 1.4}
@@ -53,44 +54,105 @@ def test_a_row_keeps_its_columns_and_the_farms_own_fields_have_none_of_the_wire(
     assert fields_of(instance, "chat") == {"question": "q"}
 
 
+def batch_of(request: ProcessRequest, server: str = "") -> BatchRequest:
+    return job_requests.batch_request(request, job_requests.sampling_of(request), server, "key", 77.0)
+
+
 def test_the_mix_goes_where_each_of_it_belongs() -> None:
     mix = {
         "max_iterations": 30,
         "max_output_tokens": 1536,
         "max_model_len": 9000,
+        "max_message_chars": 500,
         "enable_thinking": False,
         "top_p": 0.9,
     }
-    request = asked(sampling_params=SAMPLING | mix | {"custom_tokenizer": "/models/q"})
-    sampling = job_requests.sampling_of(request)
-    batch = job_requests.batch_request(request, sampling, "http://e:1", "key", 77.0, {})
+    batch = batch_of(asked(sampling_params=SAMPLING | mix | {"custom_tokenizer": "/models/q"}), "http://e:1")
     assert (batch.sampling.temperature, batch.sampling.top_p, batch.sampling.max_tokens) == (1.4, 0.9, 1536)
-    assert (batch.limits.max_turns, batch.limits.max_tokens, batch.limits.run_s) == (30, 9000, 77.0)
+    limits = batch.limits
+    assert (limits.max_turns, limits.max_tokens, limits.max_row_tokens, limits.run_s) == (30, 9000, 9000, 77.0)
+    assert limits.max_observation_chars == 500
     assert batch.chat_template_kwargs == {"enable_thinking": False}
     engine = (batch.engine_url, batch.engine_model, batch.engine_key, batch.engine_tokenizer)
     assert engine == ("http://e:1/v1", "Qwen/Qwen3-4B", "dummy_key", "/models/q")
     assert (batch.instances[0].data_source, batch.instances[0].fields["answer"]) == ("answer", "4")
 
 
+@pytest.mark.parametrize(
+    ("mix", "answer", "row", "sampled"),
+    [
+        ({}, 4096, None, 2 * 4096),
+        ({"max_iterations": 30, "max_output_tokens": 100}, 100, None, 3000),
+        ({"token_level_generation": False, "max_model_len": 500}, 4096, 500, 500),
+        # by token its server samples for as long as the context has room
+        ({"token_level_generation": True, "max_output_tokens": 1536}, None, 32_768, 32_768),
+        ({"token_level_generation": True, "max_output_tokens": 1536, "max_model_len": 900}, None, 900, 900),
+    ],
+)
+def test_answers_and_rows_are_as_long_as_its_server_lets_them_be(
+    mix: dict[str, Any], answer: int | None, row: int | None, sampled: int
+) -> None:
+    batch = batch_of(asked(sampling_params=mix))
+    assert batch.sampling.max_tokens == answer
+    assert (batch.limits.max_row_tokens, batch.limits.max_tokens) == (row, sampled)
+
+
 def test_what_is_left_out_is_as_in_its_server() -> None:
-    request = asked(sampling_params={})
-    sampling = job_requests.sampling_of(request)
-    batch = job_requests.batch_request(request, sampling, "", "key", 300.0, {})
+    batch = batch_of(asked(sampling_params={}))
     assert (batch.sampling.temperature, batch.sampling.top_p, batch.limits.max_turns) == (0.0, 1.0, 2)
+    assert batch.limits.max_observation_chars == 30_000
 
 
-@pytest.mark.parametrize("key", ["max_iteration", "base_url", "strict_loop_detector", "enable_vision"])
-def test_a_key_that_is_not_heeded_is_refused_by_name(key: str) -> None:
+def test_settings_of_its_client_library_change_nothing() -> None:
+    given = {"timeout": 30, "max_input_tokens": 9, "reasoning_effort": "high", "num_retries": 4, "disable_vision": True}
+    given |= {"input_cost_per_token": 0.1, "openrouter_app_name": "x", "base_url": None, "api_version": None}
+    given |= {"custom_llm_provider": "hosted_vllm", "top_k": 20.0}
+    batch, plain = batch_of(asked(sampling_params=given)), batch_of(asked(sampling_params={"top_k": 20}))
+    assert batch == plain
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"max_iteration": 3},
+        {"base_url": "http://e"},
+        {"enable_vision": True},
+        {"enable_a11y_tree": True},
+        {"api_version": "1"},
+        {"aws_region_name": "x"},
+        {"ollama_base_url": "http://e"},
+        {"custom_llm_provider": "bedrock"},
+        # its server refuses these as well
+        {"stop": ["x"]},
+        {"repetition_penalty": 1.1},
+    ],
+)
+def test_a_key_that_is_not_followed_is_refused_by_name(given: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest) as refused:
-        job_requests.sampling_of(asked(sampling_params={key: True}))
-    assert refused.value.complaints[0][0] == f"sampling_params.{key}"
+        job_requests.sampling_of(asked(sampling_params=given))
+    assert [field for field, _ in refused.value.complaints] == [f"sampling_params.{name}" for name in given]
 
 
-def test_a_job_is_its_id_or_all_that_it_asks_for() -> None:
+def test_tool_calls_in_the_prompt_are_refused_by_text_alone() -> None:
+    for by_token in ({}, {"token_level_generation": False}, {"token_level_generation": None}):
+        with pytest.raises(InvalidRequest, match="native_tool_calling"):
+            job_requests.sampling_of(asked(sampling_params={"native_tool_calling": False, **by_token}))
+    job_requests.sampling_of(asked(sampling_params={"native_tool_calling": False, "token_level_generation": True}))
+
+
+def test_a_job_is_its_name_and_all_that_it_asks_for() -> None:
     assert job_requests.job_of(asked()) == job_requests.job_of(asked())
     assert job_requests.job_of(asked()) != job_requests.job_of(asked(sampling_params={}))
-    assert job_requests.job_of(asked(job_id="a")) == job_requests.job_of(asked(job_id="a", sampling_params={}))
-    assert job_requests.key_of("p:", "j", "http://a") != job_requests.key_of("p:", "j", "http://b")
+    named = job_requests.job_of(asked(job_id="a"))
+    assert named.partition(":")[0] == job_requests.job_of(asked(job_id="a", sampling_params={})).partition(":")[0]
+    assert named.partition(":")[0] != job_requests.job_of(asked(job_id="b")).partition(":")[0]
+
+
+def test_repeats_of_one_job_are_spread_over_the_servers() -> None:
+    request = asked(job_id="a")
+    request.instance.pop("trajectory_id", None)
+    chosen = [job_requests.server_of(request, ["a", "b"], f"key:{number}") for number in range(100)]
+    assert 30 < chosen.count("a") < 70
 
 
 def call(text: str, calls: list[dict[str, Any]] | None, prompt: list[int], sampled: list[int]) -> ModelCall:
