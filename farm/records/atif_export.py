@@ -28,7 +28,7 @@ from farm.records.atif import (
     AtifTrajectory,
 )
 from farm.records.rollout import Reward, Rollout
-from farm.records.trajectory import Message, ModelCall
+from farm.records.trajectory import Message, ModelCall, ToolSchema
 
 _DISTRIBUTION = "rollout-farm"
 _IMAGE = "image/png"
@@ -50,7 +50,9 @@ def atif_trajectory(
     return AtifTrajectory(
         session_id=rollout.rollout_id,
         trajectory_id=rollout.rollout_id,
-        agent=AtifAgent(name=agent or _DISTRIBUTION, version=version(_DISTRIBUTION)),
+        agent=AtifAgent(
+            name=agent or _DISTRIBUTION, version=version(_DISTRIBUTION), tool_definitions=_tools(calls) or None
+        ),
         steps=steps,
         final_metrics=_totals(calls, len(steps)),
         extra=_of_rollout(rollout, rewards),
@@ -71,6 +73,14 @@ def _of_rollout(rollout: Rollout, rewards: Sequence[Reward]) -> dict[str, Any]:
         "reward_details": None if last is None else last.details,
         "versions": [rollout.version_min, rollout.version_max],
     }
+
+
+def _tools(calls: Sequence[ModelCall]) -> list[ToolSchema]:
+    """Return all tools that any of the calls was shown, each once, in their order."""
+    tools: list[ToolSchema] = []
+    for call in calls:
+        tools += [tool for tool in call.tools or () if tool not in tools]
+    return tools
 
 
 def _totals(calls: Sequence[ModelCall], n_steps: int) -> AtifTotals:
