@@ -28,7 +28,7 @@ from farm.records.atif import (
     AtifTrajectory,
 )
 from farm.records.rollout import Reward, Rollout
-from farm.records.trajectory import Message, ModelCall, ToolSchema
+from farm.records.trajectory import Message, ModelCall, all_tools
 
 _DISTRIBUTION = "rollout-farm"
 _IMAGE = "image/png"
@@ -51,7 +51,7 @@ def atif_trajectory(
         session_id=rollout.rollout_id,
         trajectory_id=rollout.rollout_id,
         agent=AtifAgent(
-            name=agent or _DISTRIBUTION, version=version(_DISTRIBUTION), tool_definitions=_tools(calls) or None
+            name=agent or _DISTRIBUTION, version=version(_DISTRIBUTION), tool_definitions=all_tools(calls) or None
         ),
         steps=steps,
         final_metrics=_totals(calls, len(steps)),
@@ -73,14 +73,6 @@ def _of_rollout(rollout: Rollout, rewards: Sequence[Reward]) -> dict[str, Any]:
         "reward_details": None if last is None else last.details,
         "versions": [rollout.version_min, rollout.version_max],
     }
-
-
-def _tools(calls: Sequence[ModelCall]) -> list[ToolSchema]:
-    """Return all tools that any of the calls was shown, each once, in their order."""
-    tools: list[ToolSchema] = []
-    for call in calls:
-        tools += [tool for tool in call.tools or () if tool not in tools]
-    return tools
 
 
 def _totals(calls: Sequence[ModelCall], n_steps: int) -> AtifTotals:

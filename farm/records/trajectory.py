@@ -276,6 +276,14 @@ def tools_by_call(calls: Sequence[ModelCall]) -> dict[int, list[ToolSchema]]:
     return result
 
 
+def all_tools(calls: Sequence[ModelCall]) -> list[ToolSchema]:
+    """Return the tools that the policy was shown in any of these calls, each once, in their order."""
+    result: list[ToolSchema] = []
+    for call in calls:
+        result += [tool for tool in call.tools or () if tool not in result]
+    return result
+
+
 def _rows(calls: Sequence[ModelCall]) -> list[_Row]:
     rows: list[_Row] = []
     known = Prefixes()
