@@ -7,6 +7,7 @@ cannot hold. Everything else must be what JSON has, of bounded depth and size.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from numbers import Real
@@ -157,6 +158,7 @@ def record(call: ModelCall, rollout_id: str) -> None:
     _check(call.response, f"{what}: its message", EngineError, _MAX_BYTES)
     for field in ("messages", "observations", "sampling"):
         _check(getattr(call, field), f"{rollout_id}: {field} of a model call", AgentError, _MAX_BYTES)
+    _check_tools(call.tools, f"{rollout_id}: tools of a model call")
 
 
 def artefact(found: Any, rollout_id: str) -> None:
@@ -166,6 +168,20 @@ def artefact(found: Any, rollout_id: str) -> None:
     if not isinstance(found.name, str) or not isinstance(found.media_type, str) or not isinstance(found.data, bytes):
         kinds = ", ".join(map(_kind, (found.name, found.media_type, found.data)))
         raise AgentError(f"{rollout_id}: an artefact's name, media type and data are {kinds}, not texts and bytes")
+
+
+def _check_tools(tools: Any, what: str) -> None:
+    """Check tools less than the rest: schemas of programs may be nested deeper, and have larger integers."""
+    if tools is None:
+        return
+    if not isinstance(tools, list) or not all(isinstance(each, dict) for each in tools):
+        raise AgentError(f"{what} are {_kind(tools)}, not a list of objects")
+    try:
+        n_bytes = len(json.dumps(tools))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise AgentError(f"{what} are not JSON: {error}") from None
+    if n_bytes > _MAX_BYTES:
+        raise AgentError(f"{what} have {n_bytes} bytes; {_MAX_BYTES} may be")
 
 
 def _check(value: Any, what: str, error_type: type[RolloutError], most: int) -> None:

@@ -77,7 +77,7 @@ class Redactor:
             return record
 
         async def redacted(call: ModelCall) -> None:
-            texts = {name: self.json(getattr(call, name)) for name in ("messages", "response", "observations")}
+            texts = {name: self.json(getattr(call, name)) for name in ("messages", "response", "observations", "tools")}
             await record(replace(call, **texts))
 
         return redacted

@@ -215,6 +215,7 @@ def _played() -> None:
         sa.Column("n_prompt_tokens", sa.Integer(), nullable=False),
         sa.Column("n_response_tokens", sa.Integer(), nullable=False),
         sa.Column("prefix_call", sa.Integer(), nullable=True),
+        sa.Column("tools", sa.JSON(), nullable=True),
         sa.Column("prompt_ids", sa.LargeBinary(), nullable=True),
         sa.Column("response_ids", sa.LargeBinary(), nullable=True),
         sa.Column("response_logprobs", sa.LargeBinary(), nullable=True),

@@ -28,7 +28,7 @@ from farm.records.atif import (
     AtifTrajectory,
 )
 from farm.records.rollout import Reward, Rollout
-from farm.records.trajectory import Message, ModelCall
+from farm.records.trajectory import Message, ModelCall, all_tools
 
 _DISTRIBUTION = "rollout-farm"
 _IMAGE = "image/png"
@@ -50,7 +50,9 @@ def atif_trajectory(
     return AtifTrajectory(
         session_id=rollout.rollout_id,
         trajectory_id=rollout.rollout_id,
-        agent=AtifAgent(name=agent or _DISTRIBUTION, version=version(_DISTRIBUTION)),
+        agent=AtifAgent(
+            name=agent or _DISTRIBUTION, version=version(_DISTRIBUTION), tool_definitions=all_tools(calls) or None
+        ),
         steps=steps,
         final_metrics=_totals(calls, len(steps)),
         extra=_of_rollout(rollout, rewards),

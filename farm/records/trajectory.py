@@ -20,6 +20,9 @@ from farm.records.prefixes import Prefixes
 Message: TypeAlias = dict[str, Any]
 """A chat message as the OpenAI API writes it: role, content, and tool_calls or tool_call_id."""
 
+ToolSchema: TypeAlias = dict[str, Any]
+"""A tool as the OpenAI API writes it: type, and function with name, description and parameters."""
+
 TokenIds: TypeAlias = NDArray[np.int32]
 LogProbs: TypeAlias = NDArray[np.float32]
 Mask: TypeAlias = NDArray[np.uint8]
@@ -106,6 +109,8 @@ class ModelCall(Completion):
 
     `messages` are only those added since the call that it continues; `observations` are the tool results, or messages
     of an environment, that answered it, and `reward` is what that environment gave for it; None if it gave none.
+    `tools` are those that the policy was shown, as the chat API writes them, [] if there were none. As a call is read
+    they are None where its prompt continues another call's, which was shown the same ones: see `tools_by_call`.
     """
 
     index: int
@@ -115,6 +120,7 @@ class ModelCall(Completion):
     sampling: dict[str, Any] = field(default_factory=dict)
     observations: list[Message] = field(default_factory=list)
     reward: float | None = None
+    tools: list[ToolSchema] | None = None
 
     @property
     def token_exact(self) -> bool:
@@ -250,6 +256,32 @@ def segments_per_call(calls: Sequence[ModelCall]) -> tuple[Segment, ...]:
 def calls_of_segments(calls: Sequence[ModelCall]) -> tuple[tuple[ModelCall, ...], ...]:
     """Return for each of `segments` the model calls that sampled it, in their order."""
     return tuple(row.calls for row in _rows(calls))
+
+
+def tools_by_call(calls: Sequence[ModelCall]) -> dict[int, list[ToolSchema]]:
+    """Return the tools that the policy was shown in each of a rollout's calls, by its index; [] of none, or unknown.
+
+    A training row was sampled with those of its first call.
+    """
+    result: dict[int, list[ToolSchema]] = {}
+    known = Prefixes()
+    for call in calls:
+        prompt, tools = call.prompt_ids, call.tools
+        if tools is None:
+            continued = None if prompt is None else known.longest(prompt)
+            tools = [] if continued is None else result[continued]
+        result[call.index] = tools
+        if prompt is not None and call.response_ids is not None:
+            known.put(call.index, np.concatenate([prompt, call.response_ids]))
+    return result
+
+
+def all_tools(calls: Sequence[ModelCall]) -> list[ToolSchema]:
+    """Return the tools that the policy was shown in any of these calls, each once, in their order."""
+    result: list[ToolSchema] = []
+    for call in calls:
+        result += [tool for tool in call.tools or () if tool not in result]
+    return result
 
 
 def _rows(calls: Sequence[ModelCall]) -> list[_Row]:

@@ -1,7 +1,8 @@
 """Model calls as they happen, and the training rows that follow from them.
 
 A call's prompt repeats the whole conversation, so only the ids beyond those of the longest call it continues are
-stored, with that call's number. Storage grows with the conversation, not with its square.
+stored, with that call's number, and its tools only if they are others than that call's. Storage grows with the
+conversation, not with its square.
 """
 
 from __future__ import annotations
@@ -24,11 +25,12 @@ from farm.records.prefixes import Prefixes
 from farm.records.request import TrainCalls
 from farm.records.rollout import Stage, State
 from farm.records.scoring.row_rewards import RowRewards
-from farm.records.trajectory import UNTRAINED, ModelCall, Segment, TokenIds, VersionSpan
+from farm.records.trajectory import UNTRAINED, ModelCall, Segment, TokenIds, ToolSchema, VersionSpan
 from farm.row_builders import WHOLE, build_rows, chosen_calls
 from farm.store.blobs import stored_experts
 from farm.store.retention.kept import check_kept
 from farm.store.rollouts import batches, rewards, rollouts
+from farm.store.sql.sanitize import written
 from farm.store.sql.schema import ModelCallRow, SegmentRow
 from farm.store.sql.unstorable_values import fitting
 
@@ -64,8 +66,9 @@ _ANEW = "rendered anew: the engine's prompt goes on from the ids of no earlier c
 class CallLog:
     """Turns the model calls of one attempt into rows; remembers the ids so far to store only what is new.
 
-    It makes the ids of the calls views of one array for each branch, so that memory does not grow with the square of
-    the conversation either: a rollout of a hundred turns would take tens of megabytes, and a worker has hundreds.
+    It makes the ids of the calls views of one array for each branch, and has calls with equal tools share one list, so
+    that memory does not grow with the square of the conversation either: a rollout of a hundred turns would take tens
+    of megabytes, and a worker has hundreds.
     """
 
     def __init__(self, rollout_id: str, attempt: int) -> None:
@@ -74,6 +77,7 @@ class CallLog:
         self._known = Prefixes()
         self._calls: dict[int, ModelCall] = {}
         self._prefix: dict[int, int | None] = {}
+        self._tools: dict[str, list[ToolSchema]] = {}
 
     def row(self, call: ModelCall) -> dict[str, Any]:
         """Return the values of a call's row."""
@@ -83,6 +87,7 @@ class CallLog:
         prompt = call.prompt_ids
         if prompt is not None and prefix is not None:
             prompt = prompt[self._known.length(prefix) :]
+        told = prefix is not None and self._calls[prefix].tools is call.tools
         return {
             "rollout_id": self.rollout_id,
             "attempt": self.attempt,
@@ -90,6 +95,7 @@ class CallLog:
             "call_index": call.index,
             "prefix_call": prefix,
             "prompt_ids": prompt,
+            "tools": None if told else call.tools,
             "versions": [{"version": span.version, "start": span.start, "end": span.end} for span in call.versions],
         }
 
@@ -99,6 +105,9 @@ class CallLog:
         if prompt is not None and prefix is None and not call.begins:
             # only known now, for an engine that renders conversations itself
             call.begins = _ANEW if self._prefix else "first"
+        if call.tools is not None:
+            # by their text: the order of a schema's keys is part of the prompt
+            call.tools = self._tools.setdefault(written(call.tools), call.tools)
         self._calls[call.index], self._prefix[call.index] = call, prefix
         if prompt is not None and response is not None:
             whole = np.concatenate([prompt, response])

@@ -105,6 +105,7 @@ def call(index: int) -> ModelCall:
         response_logprobs=BITS,
         sampling={"temperature": 0.1},
         observations=[{"role": "tool", "content": "x"}],
+        tools=[{"type": "function", "function": {"name": UGLY, "parameters": {"maximum": 2**70}}}],
         versions=(VersionSpan("7", 0, 2), VersionSpan("8", 2, len(BITS))),
         stop_reason=7,
         n_cached_tokens=0,

@@ -55,6 +55,12 @@ def submitted(service: LocalFarm, n: int = 1) -> list[str]:
     return service.recent()
 
 
+BASH: dict[str, Any] = {
+    "type": "function",
+    "function": {"name": "bash", "description": "Run a command.", "parameters": {"type": "object", "properties": {}}},
+}
+
+
 def model_call(index: int, prompt: list[int], sampled: list[int], **values: Any) -> ModelCall:
     return ModelCall(
         index=index,
@@ -70,11 +76,12 @@ def model_call(index: int, prompt: list[int], sampled: list[int], **values: Any)
         prompt_ids=token_ids(prompt),
         response_ids=token_ids(sampled),
         response_logprobs=np.full(len(sampled), -0.5, np.float32),
+        tools=values.get("tools"),
     )
 
 
 def play_two_turns(store: Store, batch_id: str, sample: int = 0, reward: float = 1.0) -> None:
-    """Play as an agent with one tool call does."""
+    """Play as an agent that has the tool `BASH`, and calls it once, does."""
     rollout_id = f"{batch_id}.0.{sample}"
     place(store, batch_id)
     announce(store)
@@ -85,9 +92,16 @@ def play_two_turns(store: Store, batch_id: str, sample: int = 0, reward: float =
     calls = [{"id": "1", "type": "function", "function": function}]
     turns = [
         model_call(
-            0, [1, 2, 3], [4, 5], messages=asked, response={"role": "assistant", "content": None, "tool_calls": calls}
+            0,
+            [1, 2, 3],
+            [4, 5],
+            messages=asked,
+            response={"role": "assistant", "content": None, "tool_calls": calls},
+            tools=[BASH],
         ),
-        model_call(1, [1, 2, 3, 4, 5, 6, 7], [8], response={"role": "assistant", "content": "done"}),
+        model_call(
+            1, [1, 2, 3, 4, 5, 6, 7], [8], response={"role": "assistant", "content": "done"}, tools=[dict(BASH)]
+        ),
     ]
     turns[0].observations = [{"role": "tool", "tool_call_id": "1", "content": "out"}]
     log = trajectories.CallLog(rollout_id, 1)

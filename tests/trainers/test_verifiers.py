@@ -125,6 +125,11 @@ def test_each_training_row_is_a_branch_of_the_trace(run: Program) -> None:
         ["stop"],
         ["length"],
     ]
+    shown = [[tool["name"] for tool in branch["tools"]] for branch in result["branches"]]
+    assert (shown, result["tools"]) == ([["bash"], ["bash", "submit"], [], []], ["bash", "submit"])
+    assert first["tools"] == [
+        {"type": "function", "name": "bash", "description": "d", "parameters": {"type": "object"}}
+    ]
     assert (result["rewards"], result["metrics"]) == ({"grader": 0.25}, {"passed": 1.0, "n": 3.0})
     assert result["stop"] == [True, "max_turns", True]
     assert result["order"] == sorted(result["order"])

@@ -30,7 +30,7 @@ def test_a_conversation_is_one_exact_training_row(vllm: RealVllm) -> None:
         try:
             for index in range(N_TURNS):
                 completion = await policy.complete(messages, TOOLS, SamplingParams(seed=index), 24)
-                calls.append(model_call(index, [], completion, Stopwatch(), {}))
+                calls.append(model_call(index, [], completion, Stopwatch(), {}, TOOLS))
                 messages = [*messages, completion.response, {"role": "user", "content": f"Go on, {index} ✓"}]
         finally:
             await pool.aclose()

@@ -127,7 +127,7 @@ class _EpisodePlay:
         )
         # each message is recorded once: later turns add only what the environment answered, which is with its turn
         added = self._history if index == 0 else []
-        call = model_call(index, added, completion, watch, as_applied(sampling, max_tokens))
+        call = model_call(index, added, completion, watch, as_applied(sampling, max_tokens), self._begin.tools)
         self._history.append(completion.response)
         self._n_sampled += completion.n_response_tokens
         return call

@@ -88,7 +88,7 @@ class _Play:
         completion = await self._context.policy.complete(list(self._history), self._schemas, sampling, max_tokens)
         # Each message is recorded once; tool results are the observations before.
         added, self._unrecorded = self._unrecorded, []
-        call = model_call(index, added, completion, watch, as_applied(sampling, max_tokens))
+        call = model_call(index, added, completion, watch, as_applied(sampling, max_tokens), self._schemas)
         self._history.append(completion.response)
         self._n_sampled += completion.n_response_tokens
         return call, completion

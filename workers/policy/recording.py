@@ -29,9 +29,16 @@ def as_applied(sampling: SamplingParams, max_tokens: int) -> dict[str, Any]:
 
 
 def model_call(
-    index: int, messages: Sequence[Message], completion: Completion, watch: Stopwatch, sampling: Mapping[str, Any]
+    index: int,
+    messages: Sequence[Message],
+    completion: Completion,
+    watch: Stopwatch,
+    sampling: Mapping[str, Any],
+    tools: Sequence[Mapping[str, Any]],
 ) -> ModelCall:
-    """Return the record of a call that was just answered; `messages` are the new ones since the call it continues."""
+    """Return the record of a call that was just answered with these tools; `messages` are the new ones since the call
+    that it continues.
+    """
     return ModelCall(
         **field_values(completion, Completion),
         index=index,
@@ -39,4 +46,5 @@ def model_call(
         started_at=watch.started_at,
         latency_s=watch.elapsed_s,
         sampling=dict(sampling),
+        tools=[dict(tool) for tool in tools],
     )

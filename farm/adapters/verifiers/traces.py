@@ -17,7 +17,10 @@ from typing import Any
 import numpy as np
 from verifiers.v1 import errors  # type: ignore[import-not-found, unused-ignore]
 from verifiers.v1.configs.agent import WireAgentConfig  # type: ignore[import-not-found, unused-ignore]
-from verifiers.v1.dialects.chat import parse_message  # type: ignore[import-not-found, unused-ignore]
+from verifiers.v1.dialects.chat import (  # type: ignore[import-not-found, unused-ignore]
+    parse_message,
+    parse_tools,
+)
 from verifiers.v1.graph import MessageNode  # type: ignore[import-not-found, unused-ignore]
 from verifiers.v1.task import WireTaskData, task_key  # type: ignore[import-not-found, unused-ignore]
 from verifiers.v1.trace import (  # type: ignore[import-not-found, unused-ignore]
@@ -34,7 +37,7 @@ from farm.records.experts.routed_experts import ExpertIds
 from farm.records.rollout import Outcome, Rollout, Stage
 from farm.records.rollout import Reward as FarmReward
 from farm.records.rollout import Timing as StageTiming
-from farm.records.trajectory import Message, ModelCall, Segment, calls_of_segments, segments
+from farm.records.trajectory import Message, ModelCall, Segment, calls_of_segments, segments, tools_by_call
 
 _STOPS = {
     Outcome.MAX_TURNS: "max_turns",
@@ -148,6 +151,7 @@ class _Graph:
         self._trace = trace
         self._model = model
         self._history = _histories(calls)
+        self._tools = tools_by_call(calls)
 
     def add_row(self, calls: Sequence[ModelCall], *, with_tokens: bool, experts: ExpertIds | None = None) -> None:
         """Add a branch: the calls that continue each other. `experts` are of all its tokens."""
@@ -162,8 +166,17 @@ class _Graph:
                 parent = self._add(parent, message, ids, call.started_at)
             parent = self._add_sampled(parent, call, with_tokens)
             before = call
+        if calls:
+            self._show(first, calls[0])
         if experts is not None:
             self._route(first, experts)
+
+    def _show(self, root: int, call: ModelCall) -> None:
+        """Give a branch, at its root, and the trace the tools that its first call was shown."""
+        tools = parse_tools(self._tools[call.index]) or []
+        self._trace.nodes[root].tools = tools
+        known = {(tool.namespace, tool.name, tool.type): tool for tool in [*self._trace.tools, *tools]}
+        self._trace.tools = list(known.values())
 
     def _route(self, first: int, experts: ExpertIds) -> None:
         """Give the nodes from `first` on the experts of their tokens."""

@@ -9,7 +9,7 @@ from farm.api.nemo_gym.gym_rows import KEY_COLUMN, RowNames
 from farm.api.protocol_parts.message_texts import reasoning_and_text
 from farm.api.protocol_parts.task_rows import columns_without
 from farm.records.rollout import Outcome, Rollout
-from farm.records.trajectory import Message, ModelCall, calls_of_segments
+from farm.records.trajectory import Message, ModelCall, ToolSchema, calls_of_segments, tools_by_call
 
 Item = dict[str, Any]
 _KINDS = {
@@ -46,7 +46,8 @@ def run_result(row: Mapping[str, Any], names: RowNames, rollout: Rollout, calls:
         result |= {"failure_kind": "farm:token_mismatch", "failure_reason": reason}
     elif rollout.outcome is Outcome.DEADLINE:
         result |= {"failure_kind": "agent_timeout", "failure_reason": "the time limit of the play was reached"}
-    return result | {"reward": rollout.reward, "response": _response(names, rollout, played)}
+    tools = tools_by_call(calls)[played[0].index] if played else []
+    return result | {"reward": rollout.reward, "response": _response(names, rollout, played, tools)}
 
 
 def longest_row(calls: Sequence[ModelCall]) -> Sequence[ModelCall]:
@@ -108,7 +109,21 @@ def _input_item(message: Message) -> Item:
     return {"type": "message", "role": str(message.get("role", "user")), "content": text}
 
 
-def _response(names: RowNames, rollout: Rollout, calls: Sequence[ModelCall]) -> dict[str, Any]:
+def _function(tool: ToolSchema) -> Item:
+    """Return a tool as the Responses API writes it."""
+    function = tool.get("function") or {}
+    return {
+        "type": "function",
+        "name": function.get("name"),
+        "description": function.get("description"),
+        "parameters": function.get("parameters"),
+        "strict": function.get("strict"),
+    }
+
+
+def _response(
+    names: RowNames, rollout: Rollout, calls: Sequence[ModelCall], tools: Sequence[ToolSchema]
+) -> dict[str, Any]:
     cut = rollout.outcome in _CUT
     sampled = sum(call.n_response_tokens for call in calls)
     prompted = sum(call.n_prompt_tokens for call in calls)
@@ -124,7 +139,7 @@ def _response(names: RowNames, rollout: Rollout, calls: Sequence[ModelCall]) -> 
         "output": output_items(calls),
         "parallel_tool_calls": params.parallel_tool_calls,
         "tool_choice": "auto",
-        "tools": [],
+        "tools": [_function(tool) for tool in tools],
         "usage": {
             "input_tokens": prompted,
             "input_tokens_details": {"cached_tokens": cached},

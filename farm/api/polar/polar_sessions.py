@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from farm.records.rollout import Outcome, Rollout, Stage, State, Timing
-from farm.records.trajectory import Message, ModelCall, Segment, calls_of_segments, segments
+from farm.records.trajectory import Message, ModelCall, Segment, ToolSchema, calls_of_segments, segments, tools_by_call
 
 Value = dict[str, Any]
 
@@ -30,14 +30,15 @@ def session_result(
     """Return the result of an ended session. One that the farm broke, or was cancelled, has no traces and no reward."""
     status = session_status(rollout)
     error = None
+    tools = tools_by_call(calls)
     if status == "ERROR":
         said = f": {rollout.failure.message}" if rollout.failure is not None else ""
         error = f"rollout {rollout.rollout_id} ended as {rollout.outcome}{said}"
         traces: list[Value] = []
     elif builder == "prefix_merging":
-        traces = [_merged(row, row_calls, rollout) for row, row_calls in _rows(calls)]
+        traces = [_merged(row, row_calls, rollout, tools[row_calls[0].index]) for row, row_calls in _rows(calls)]
     else:
-        traces = [_of_call(call, rollout) for call in calls]
+        traces = [_of_call(call, rollout, tools[call.index]) for call in calls]
     metadata = {"record_count": len(calls), "outcome": str(rollout.outcome), "outcome_reward": rollout.reward}
     return {
         "session_id": rollout.rollout_id,
@@ -55,7 +56,7 @@ def _rows(calls: Sequence[ModelCall]) -> Sequence[tuple[Segment, Sequence[ModelC
     return list(zip(segments(calls), calls_of_segments(calls), strict=True))
 
 
-def _merged(row: Segment, calls: Sequence[ModelCall], rollout: Rollout) -> Value:
+def _merged(row: Segment, calls: Sequence[ModelCall], rollout: Rollout, tools: list[ToolSchema]) -> Value:
     """Return a training row as a trace; one that may not train is masked."""
     between: list[Message] = []
     for number, call in enumerate(calls):
@@ -68,11 +69,12 @@ def _merged(row: Segment, calls: Sequence[ModelCall], rollout: Rollout) -> Value
         "response_logprobs": row.response_logprobs.tolist(),
         "prompt_messages": calls[0].messages,
         "response_messages": between,
+        "tools": tools or None,
         **_end(calls[-1], rollout, row.untrainable),
     }
 
 
-def _of_call(call: ModelCall, rollout: Rollout) -> Value:
+def _of_call(call: ModelCall, rollout: Rollout, tools: list[ToolSchema]) -> Value:
     """Return a model call as a trace; without its tokens where they are not all known."""
     tokens: Value = {"prompt_ids": [], "response_ids": [], "loss_mask": [], "response_logprobs": None}
     differs = "an engine saw another token than it was sent" if call.mismatch is not None else ""
@@ -87,12 +89,12 @@ def _of_call(call: ModelCall, rollout: Rollout) -> Value:
             "response_logprobs": call.response_logprobs.tolist(),
         }
     messages = {"prompt_messages": call.messages, "response_messages": [call.response]}
-    return {**tokens, **messages, **_end(call, rollout, differs)}
+    return {**tokens, **messages, "tools": tools or None, **_end(call, rollout, differs)}
 
 
 def _end(call: ModelCall, rollout: Rollout, untrainable: str) -> Value:
     metadata = {"policy_version": call.policy_version, **({"masked": untrainable} if untrainable else {})}
-    return {"tools": None, "finish_reason": call.finish_reason, "reward": rollout.reward, "metadata": metadata}
+    return {"finish_reason": call.finish_reason, "reward": rollout.reward, "metadata": metadata}
 
 
 def _timing(rollout: Rollout, timings: Sequence[Timing]) -> dict[str, float]:

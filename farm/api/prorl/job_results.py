@@ -53,7 +53,7 @@ def result_of(
         "finish": rollout.outcome in _FINISHED,
         "git_patch": (submission or {}).get("files", {}).get("model.patch"),
         "messages": said.messages,
-        "tools": [],
+        "tools": said.tools,
         "end_properly": said.ends_properly and rollout.outcome is not Outcome.INVALID_ACTION,
         "filter": _filter(rollout, critical, error),
         "timing": times | {"timeout_triggered": rollout.outcome is Outcome.DEADLINE},

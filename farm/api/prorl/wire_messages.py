@@ -11,16 +11,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from farm.api.protocol_parts.message_texts import reasoning_and_text
-from farm.records.trajectory import Message, ModelCall, calls_of_segments
+from farm.records.trajectory import Message, ModelCall, ToolSchema, calls_of_segments, tools_by_call
 
 WireMessage = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """`ends_properly` is false if it was ended at an answer whose reasoning has no end."""
+    """`tools` are those that the policy was shown with the first prompt, as the chat API writes them.
+
+    `ends_properly` is false if it was ended at an answer whose reasoning has no end.
+    """
 
     messages: list[WireMessage]
+    tools: list[ToolSchema]
     ends_properly: bool
 
 
@@ -32,6 +36,7 @@ def conversation(calls: Sequence[ModelCall], with_tokens: bool, end_thinking: bo
     """
     rows = calls_of_segments(calls)
     chosen = max(rows, key=_n_sampled) if rows else tuple(calls)
+    tools = tools_by_call(calls)[chosen[0].index] if chosen else []
     result: list[WireMessage] = []
     n_seen = 0
     between: list[Message] = []
@@ -42,10 +47,10 @@ def conversation(calls: Sequence[ModelCall], with_tokens: bool, end_thinking: bo
         result.append(answer)
         if end_thinking and "<think>" in answer["content"] and "</think>" not in answer["content"]:
             _close(answer)
-            return Conversation(result, False)
+            return Conversation(result, tools, False)
         n_seen = call.n_prompt_tokens + call.n_response_tokens if call.token_exact else 0
         between = list(call.observations)
-    return Conversation(result, True)
+    return Conversation(result, tools, True)
 
 
 def _n_sampled(row: Sequence[ModelCall]) -> int:

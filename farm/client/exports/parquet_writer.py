@@ -116,7 +116,7 @@ def _schema() -> Any:
             *(("reward", real), ("trainable", pa.bool_()), ("failure_kind", text), ("failure_message", text)),
             *((name, number) for name in ("attempt", "n_turns", "n_response_tokens", "version_min", "version_max")),
             *(("submitted_at", real), ("finished_at", real)),
-            *(("messages", pa.list_(message)), ("segments", pa.list_(segment)), ("scores", text)),
+            *(("messages", pa.list_(message)), ("segments", pa.list_(segment)), ("tools", text), ("scores", text)),
         ]
     )
 
@@ -131,6 +131,7 @@ def _row(values: dict[str, Any]) -> dict[str, Any]:
         "version_max": most,
         "messages": [_message(each) for each in values["messages"]],
         "segments": [_segment(each) for each in values["segments"]],
+        "tools": _json(values["tools"]),
         "scores": _json(values["rewards"]),
     }
     return {name: str(each) if name in ("state", "outcome") and each else each for name, each in values.items()} | more

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from farm.records.rollout import Reward, Rollout, Timing
-from farm.records.trajectory import ModelCall, Segment
+from farm.records.trajectory import ModelCall, Segment, all_tools
 
 
 def rollout_line(
@@ -50,6 +50,7 @@ def rollout_values(
         "submitted_at": rollout.submitted_at,
         "finished_at": rollout.finished_at,
         "messages": [message for call in calls for message in (*call.messages, call.response, *call.observations)],
+        "tools": all_tools(calls),
         "rewards": [
             {"value": each.value, "details": each.details, "evaluator": each.evaluator, "created_at": each.created_at}
             for each in rewards

@@ -165,6 +165,7 @@ class AttemptRow(Base):
 class ModelCallRow(Base):
     """One request to an LLM. `prompt_ids` are those beyond the ids of call `prefix_call`, if it has one.
 
+    `tools` are null if they are those of that call.
     `versions` are a list of {version, start, end}; `stop_reason` is a token id or a string.
     """
 
@@ -186,6 +187,7 @@ class ModelCallRow(Base):
     n_prompt_tokens: Mapped[int]
     n_response_tokens: Mapped[int]
     prefix_call: Mapped[int | None]
+    tools: Mapped[list[dict[str, Any]] | None] = mapped_column(JSON(none_as_null=True))
     prompt_ids: Mapped[Any | None] = mapped_column(Packed("int32"))
     response_ids: Mapped[Any | None] = mapped_column(Packed("int32"))
     response_logprobs: Mapped[Any | None] = mapped_column(Packed("float32"))

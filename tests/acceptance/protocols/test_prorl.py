@@ -12,10 +12,12 @@ import pytest
 
 import farm
 from farm.embedded.embedded_farm import Embedded
+from tests.conftest import absent
 from tests.doubles import EngineDouble
 from tests.doubles.protocols.prorl_trainer import ProrlTrainer, training_row
 from tests.services.api import KEY, RestartableApi, mortal_api
 from tests.services.farms import embedded, farm_folder, until
+from workers.sandboxes.namespace import NamespaceProvider
 from workers.testing.serving import serving
 
 N = 6
@@ -101,6 +103,35 @@ def test_a_trainer_that_has_enough_cancels_the_rest_and_others_play_on(
         open_ones = [each for each in client.recent(100) if not client.status(each).done]
         assert open_ones == [foreign], "of the trainer's nothing is left"
         client.cancel(foreign)
+
+
+def test_a_trainer_that_renders_the_messages_with_the_tools_gets_the_prompt_that_was_sampled_from(
+    here: tuple[Embedded, RestartableApi, str], double: EngineDouble
+) -> None:
+    if missing := NamespaceProvider().missing():
+        absent(missing)
+    started, api, engine = here
+    # in this mode its trainer applies the template of `custom_tokenizer` to `messages` with `tools`
+    training = trainer(api, double, "three", token_level_generation=False, max_output_tokens=8)
+    entry = {"family": "chain_sum", "question": "What is 4 - 1 - 7?", "answer": "-4"}
+    metadata = {"source_dataset": "chain_sum", "source_index": 0}
+    problem = {"data_source": "math", "trajectory_id": 0, **entry, "metadata": metadata}
+
+    async def train() -> list[dict[str, Any] | None]:
+        await training.use_servers([engine])
+        return await training.rollouts([problem])
+
+    [result] = asyncio.run(train())
+    assert result is not None
+    assert [tool["function"]["name"] for tool in result["tools"]] == ["python", "submit"]
+    roles = [message["role"] for message in result["messages"]]
+    assert roles == ["system", "user", "assistant"]
+    assert not any("token_ids" in message for message in result["messages"])
+    vocabulary = double.machine.vocabulary
+    prompt = vocabulary.encode(vocabulary.render(result["messages"][:2], result["tools"]))
+    with farm.connect(started.home) as client:
+        [segment] = client.collect(result["rollout_id"].partition(".")[0])[0].segments
+    assert prompt.tolist() == segment.prompt_ids.tolist()
 
 
 def test_the_log_of_the_api_has_no_fault(here: tuple[Embedded, RestartableApi, str]) -> None:

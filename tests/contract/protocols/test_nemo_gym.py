@@ -17,7 +17,7 @@ from farm.store.database import Store
 from tests.contract.store.test_store import claimed, fail, place
 from tests.services.api import served
 from tests.services.farms import until
-from tests.services.wire_clients import WireClient, play_two_turns, submitted
+from tests.services.wire_clients import BASH, WireClient, play_two_turns, submitted
 
 MODEL = "http://127.0.0.1:9/v1"
 ROW = {
@@ -68,6 +68,11 @@ def test_a_result_is_the_row_with_a_response_and_a_reward(client: WireClient, se
     ]
     assert (response["object"], response["status"], response["model"]) == ("response", "completed", "m")
     assert response["usage"]["total_tokens"] == 13
+    from openai.types.responses import FunctionTool
+
+    [tool] = response["tools"]
+    assert tool == {"type": "function", "strict": None, **BASH["function"]}
+    FunctionTool.model_validate(tool, strict=True)
     assert client.said("/run", NAMED) == (200, answer.result().json()), "asked again, it is the same"
 
 

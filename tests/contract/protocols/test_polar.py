@@ -17,7 +17,7 @@ from farm.store.database import Store
 from tests.contract.store.test_store import claimed, fail, place
 from tests.services.api import served
 from tests.services.servers.webhook_receiver import receiver
-from tests.services.wire_clients import WireClient, play_two_turns, submitted
+from tests.services.wire_clients import BASH, WireClient, play_two_turns, submitted
 
 ENGINE = "http://127.0.0.1:9/v1"
 TASK = {
@@ -77,7 +77,7 @@ def test_a_task_from_its_submit_to_its_results(client: WireClient, service: Loca
             {"role": "tool", "tool_call_id": "1", "content": "out"},
             {"role": "assistant", "content": "done"},
         ],
-        "tools": None,
+        "tools": [BASH],
         "finish_reason": "stop",
         "reward": 0.25,
         "metadata": {"policy_version": ""},
@@ -105,6 +105,7 @@ def test_a_trace_for_each_request(client: WireClient, service: LocalFarm) -> Non
         ([1, 2, 3], [4, 5], [1, 1]),
         ([1, 2, 3, 4, 5, 6, 7], [8], [1]),
     ]
+    assert [each["tools"] for each in traces] == [[BASH], [BASH]]
 
 
 def test_a_task_is_cancelled_before_and_after_its_submit(client: WireClient, service: LocalFarm) -> None:

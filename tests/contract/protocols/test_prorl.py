@@ -18,7 +18,7 @@ from farm.store import batches
 from farm.store.database import Store
 from tests.contract.store.test_store import claimed, fail, place, play
 from tests.services.api import served
-from tests.services.wire_clients import WireClient, play_two_turns, submitted
+from tests.services.wire_clients import BASH, WireClient, play_two_turns, submitted
 
 INSTANCE = {"data_source": "noop", "instance_id": "p1", "trajectory_id": 0}
 SAMPLING = {"model": "hosted_vllm/m", "temperature": 1.0, "max_iterations": 5}
@@ -111,7 +111,7 @@ def test_a_result_has_what_its_trainer_reads(running: WireClient, service: Local
         "finish": True,
         "git_patch": "diff",
         "messages": messages,
-        "tools": [],
+        "tools": [BASH],
         "end_properly": True,
         "filter": False,
         "rollout_id": f"{batch_id}.0.0",

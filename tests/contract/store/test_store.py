@@ -18,7 +18,7 @@ from farm.ids import RolloutRef
 from farm.records.node import DRAINING, UP, Node
 from farm.records.request import BatchRequest, Instance
 from farm.records.rollout import BatchStatus, Failure, Outcome, Stage, State
-from farm.records.trajectory import ModelCall, VersionSpan, segments, token_ids
+from farm.records.trajectory import ModelCall, VersionSpan, segments, token_ids, tools_by_call
 from farm.store import (
     batches,
     cancel_and_rescore,
@@ -482,6 +482,39 @@ class TestTrajectories:
         assert result[1].observations == [{"role": "tool", "content": "ok"}]
         assert result[0].response_logprobs is not None
         assert result[0].response_logprobs.dtype == np.float32
+
+    def test_tools_are_stored_once_for_calls_that_continue_each_other(self, store: Store) -> None:
+        def tool(name: str) -> dict[str, Any]:
+            parameters = {"type": "object", "properties": {name: {"maximum": 2**70}, "a": {}}}
+            return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+        rollout_id = f"{new_batch(store)}.0.0"
+        ids = [([1, 2], [3, 4]), ([1, 2, 3, 4, 5], [6]), ([1, 2, 3, 4, 7], [8]), ([9], [9]), ([9, 9, 1], [2])]
+        shown = [*(["look"] for _ in range(3)), ["look", "put"], ["put"], []]
+        recorded = [_call(index, *each) for index, each in enumerate(ids)]
+        # a call without ids continues none
+        recorded.append(replace(_call(5, [], []), prompt_ids=None, response_ids=None, response_logprobs=None))
+        log = trajectories.CallLog(rollout_id, 1)
+        for call, names in zip(recorded, shown, strict=True):
+            call.tools = [tool(name) for name in names]
+            row = log.row(call)
+            store.write(lambda connection, row=row: trajectories.record_call(connection, row))  # type: ignore[misc]
+        assert recorded[0].tools is recorded[1].tools is recorded[2].tools, "held once"
+        kept = store.read(lambda connection: trajectories.calls(connection, rollout_id))
+        continued = (1, 2)
+        for call, names in zip(kept, shown, strict=True):
+            assert call.tools == (None if call.index in continued else [tool(name) for name in names]), call.index
+        by_call = tools_by_call(kept)
+        assert [[each["function"]["name"] for each in by_call[index]] for index in range(6)] == shown
+        properties = by_call[2][0]["function"]["parameters"]["properties"]
+        assert list(properties) == ["look", "a"], "the order of a schema is part of the prompt"
+
+    def test_calls_whose_schemas_differ_in_their_order_alone_have_tools_of_their_own(self, store: Store) -> None:
+        log = trajectories.CallLog("r", 1)
+        first, second = _call(0, [1], [2]), _call(1, [1, 2, 3], [4])
+        first.tools, second.tools = [{"a": 1, "b": 2}], [{"b": 2, "a": 1}]
+        rows = [log.row(call) for call in (first, second)]
+        assert [list(row["tools"][0]) for row in rows] == [["a", "b"], ["b", "a"]]
 
     @pytest.mark.parametrize("stop_reason", [None, "</s>", 151645, "151645"])
     def test_all_that_is_known_of_a_call_comes_back(self, store: Store, stop_reason: str | int | None) -> None:

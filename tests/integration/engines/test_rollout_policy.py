@@ -71,7 +71,7 @@ class _Bench:
         async with asyncio.timeout(_DEADLINE_S):
             completion = await policy.complete(messages, TOOLS, more.pop("sampling", SAMPLING), max_tokens, **more)
         applied = as_applied(SAMPLING, max_tokens)
-        self.calls.append(model_call(len(self.calls), messages, completion, watch, applied))
+        self.calls.append(model_call(len(self.calls), messages, completion, watch, applied, TOOLS))
         return completion
 
     def order(self, **changes: Any) -> None:

@@ -16,6 +16,7 @@ from farm.adapters.arrays import arrays
 from farm.cli.console import console
 from farm.cli.display import transcript
 from farm.client.local import LocalFarm
+from farm.records.trajectory import tools_by_call
 from tests.conftest import absent
 from tests.doubles import EngineDouble
 from tests.services.api import served, shown_key
@@ -179,6 +180,10 @@ def test_a_simulated_user_is_recorded_and_never_trains(client: tuple[LocalFarm, 
     assert first.messages[1]["content"] == "Please cancel my order."
     assert first.observations == [{"role": "user", "content": "The one of today."}]
     assert calls[1].observations[0]["content"] == "There is no open order 0."
+    shown = tools_by_call(calls)
+    assert "cancel_order" in [tool["function"]["name"] for tool in shown[0]]
+    assert all(tools == shown[0] for tools in shown.values())
+    assert [call.tools is None for call in calls] == [False, *[True] * (len(calls) - 1)], "they are stored once"
     (segment,) = rollout.segments
     assert int(segment.response_mask.sum()) == sum(call.n_response_tokens for call in calls)
     (kept,) = [each for each in connected.artefacts(rollout.rollout_id) if "role-calls" in each.name]

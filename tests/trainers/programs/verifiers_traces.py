@@ -51,12 +51,16 @@ def call(index: int, prompt: list[int], response: list[int] | None, message: Mes
     )
 
 
+BASH, SUBMIT = (
+    {"type": "function", "function": {"name": name, "description": "d", "parameters": {"type": "object"}}}
+    for name in ("bash", "submit")
+)
 CALLS = [
-    call(0, [1, 2], [3, 4], LOOK, messages=[USER], observations=[SEEN]),
+    call(0, [1, 2], [3, 4], LOOK, messages=[USER], observations=[SEEN], tools=[BASH]),
     # goes on from the call before, after the tool's result
     call(1, [1, 2, 3, 4, 5, 6], [7], said("One thing.")),
     # the history was rewritten: another row
-    call(2, [1, 2, 9], [8, 8], said("Or two."), messages=[{"role": "user", "content": "Sure?"}]),
+    call(2, [1, 2, 9], [8, 8], said("Or two."), messages=[{"role": "user", "content": "Sure?"}], tools=[BASH, SUBMIT]),
     # an engine saw another prompt than it was sent: this row may not train
     call(3, [4, 4], [4], said("Three."), messages=[USER], mismatch=1),
     # a call without ids, of a conversation that began anew
@@ -148,12 +152,14 @@ if __name__ == "__main__":
             "logprobs": branch.logprobs,
             "messages": [[message.role, message.content] for message in branch.messages],
             "calls": [call.finish_reason for call in branch.calls],
+            "tools": [tool.model_dump(exclude_none=True) for tool in branch.tools],
         }
         for branch in scored.branches
     ]
     result = {
         "rows": rows,
         "branches": branches,
+        "tools": [tool.name for tool in scored.tools],
         "rewards": {name: each.value for name, each in scored.rewards.items()},
         "metrics": scored.metrics,
         "stop": [scored.ok, scored.stop_condition, scored.is_truncated],

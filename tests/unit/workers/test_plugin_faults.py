@@ -120,6 +120,9 @@ def test_a_process_without_threads_or_descriptors_is_told_from_others() -> None:
         ("observations", [{"content": object()}], AgentError),
         ("messages", [{("a",): 1}], AgentError),
         ("sampling", {"seed": 2**70}, AgentError),
+        ("tools", {"name": "look"}, AgentError),
+        ("tools", ["look"], AgentError),
+        ("tools", [{"name": b"look"}], AgentError),
     ],
 )
 def test_what_is_recorded_of_a_call_is_checked_by_name(field: str, value: object, kind: type[RolloutError]) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from farm.records.submission import Submission, SubmittedFile
+from farm.records.trajectory import ModelCall
+from tests.services.model_calls import model_call
 from workers.interfaces import Artefact
 from workers.redaction import Redactor, SecretsInUse
 from workers.testing import EchoTool
@@ -34,6 +36,21 @@ def test_tools() -> None:
     assert asyncio.run(tool.call(EchoTool.arguments(text="hunter22"), 1.0)).text == "[secret]"
     assert (tool.name, tool.description) == (EchoTool.name, EchoTool.description)
     assert isinstance(Redactor(()).tool(EchoTool()), EchoTool)
+
+
+def test_what_is_recorded_of_a_call() -> None:
+    kept: list[ModelCall] = []
+
+    async def record(call: ModelCall) -> None:
+        kept.append(call)
+
+    secret = {"role": "user", "content": "hunter22"}
+    tools = [{"type": "function", "function": {"name": "log_in", "description": "hunter22"}}]
+    call = model_call(messages=[secret], response=secret, observations=[secret], tools=tools)
+    asyncio.run(REDACTOR.record(record)(call))  # type: ignore[arg-type]
+    assert "hunter22" not in str(kept)
+    assert str(kept).count("[secret]") == 4
+    assert call.tools is tools
 
 
 def test_secrets_in_use_are_counted() -> None:

@@ -184,7 +184,7 @@ class Choosing(ChatHandler):
 
 
 def called(index: int) -> ModelCall:
-    return model_call(index, [], answering("yes"), Stopwatch(), {})
+    return model_call(index, [], answering("yes"), Stopwatch(), {}, [])
 
 
 @pytest.mark.parametrize(

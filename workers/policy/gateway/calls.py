@@ -188,7 +188,8 @@ class GatewayCalls:
             raise
         applied = {**as_applied(sampling, max_tokens), "asked": asked.requested_params}
         completion.labels = self._labels(asked, conversation) | completion.labels
-        call = model_call(self._next_index(), self._branches.new(conversation), completion, watch, applied)
+        new = self._branches.new(conversation)
+        call = model_call(self._next_index(), new, completion, watch, applied, asked.tools)
         self._took(asked, conversation, completion, max_tokens)
         try:
             await self._uncut(self._context.record(call))
@@ -227,7 +228,8 @@ class GatewayCalls:
         completion = replace(answered, prompt_ids=None, response_ids=None, response_logprobs=None, versions=())
         completion.labels = self._labels(asked, conversation) | {ROLE: asked.model}
         applied = {"asked": asked.requested_params}
-        call = model_call(self._next_index(), self._branches.new(conversation), completion, watch, applied)
+        new = self._branches.new(conversation)
+        call = model_call(self._next_index(), new, completion, watch, applied, asked.tools)
         self._branches.add(conversation, completion.response)
         await self._uncut(self._context.record(call))
         _send(completion, on_delta)

@@ -63,6 +63,7 @@ CALL = ModelCall(
     n_prompt_tokens=2,
     n_response_tokens=2,
     observations=[{"role": "tool", "content": "ok"}],
+    tools=[{"type": "function", "function": {"name": "look \ud83d", "parameters": {"maximum": 2**70}}}],
 )
 ENDED = replace(SCORED, reward=None, segments=(), state=State.FAILED)
 KINDS: dict[str, Rollout] = {
@@ -100,6 +101,7 @@ def test_every_kind_of_rollout_is_a_line(rollout: Rollout) -> None:
     assert (line["rollout_id"], line["reward"], line["state"]) == (rollout.rollout_id, rollout.reward, rollout.state)
     assert line["instance_id"] == "übung \ud800"
     assert [message["role"] for message in line["messages"]] == ["user", "assistant", "tool"] * 2
+    assert line["tools"] == CALL.tools
     assert line["timings"] == [
         {
             "attempt": 1,

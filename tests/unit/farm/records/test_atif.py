@@ -100,6 +100,14 @@ def test_a_rollout_is_a_document_that_its_readers_take() -> None:
     assert (document.extra["reward"], document.extra["reward_details"]) == (1.0, {"why": "ok"})
 
 
+def test_the_agent_has_all_tools_that_it_was_shown() -> None:
+    look, put = ({"type": "function", "function": {"name": name, "parameters": {}}} for name in ("look", "put"))
+    calls = _two_turns()
+    assert "tool_definitions" not in json.loads(atif_trajectory(_rollout(), calls).to_json())["agent"]
+    calls[0].tools, calls[1].tools = [look], [look, put]
+    assert json.loads(atif_trajectory(_rollout(), calls).to_json())["agent"]["tool_definitions"] == [look, put]
+
+
 def test_arguments_that_are_no_object_are_kept_as_text() -> None:
     call = _call(0, [{"role": "user", "content": "x"}], {"content": "", "tool_calls": [_tool_call("c", "[1")]})
     made = atif_trajectory(_rollout(), [call]).steps[-1].tool_calls

@@ -16,6 +16,7 @@ from farm.records.trajectory import (
     segments,
     token_ids,
     token_versions,
+    tools_by_call,
     version_number,
     version_range,
 )
@@ -57,6 +58,28 @@ def test_branches_continue_the_row_they_came_from() -> None:
     calls = [call(0, [1], [2]), call(1, [8], [9]), call(2, [1, 2, 3], [4]), call(3, [8, 9, 7], [6])]
     assert [row.response_ids.tolist() for row in segments(calls)] == [[2, 3, 4], [9, 7, 6]]
     assert [[each.index for each in row] for row in calls_of_segments(calls)] == [[0, 2], [1, 3]]
+
+
+def test_a_call_was_shown_the_tools_of_the_call_that_it_continues() -> None:
+    calls = [
+        call(0, [1], [2]),
+        call(1, [1, 2, 3], [4]),
+        call(2, [1, 2, 9], [5]),
+        call(3, [7], [8]),
+        call(4, [7, 8], []),
+    ]
+    look, put = {"function": {"name": "look"}}, {"function": {"name": "put"}}
+    calls[0].tools, calls[3].tools = [look], [put]
+    # a row may begin with a call that continues one which is in no row
+    calls[0].response_logprobs = None
+    assert [[each.index for each in row] for row in calls_of_segments(calls)] == [[1], [2], [3, 4]]
+    assert tools_by_call(calls) == {0: [look], 1: [look], 2: [look], 3: [put], 4: [put]}
+
+
+def test_tools_that_are_not_recorded_are_none() -> None:
+    calls = [call(0, [1], [2]), call(1, [1, 2, 3], [4])]
+    calls[1].prompt_ids = None
+    assert tools_by_call(calls) == {0: [], 1: []}
 
 
 def test_a_call_without_ids_trains_nothing() -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -88,6 +88,21 @@ def test_the_policy_sees_its_own_turns_and_the_observations() -> None:
 def test_each_message_is_recorded_once() -> None:
     _, calls = play(ScriptedPolicy(calling(("echo", {"text": "x"})), answering("bye")))
     assert [call.messages for call in calls if not call.observations] == [ASKED, []]
+
+
+def test_the_tools_that_the_policy_was_shown_are_recorded() -> None:
+    shown: list[Any] = []
+
+    class Watched(ScriptedPolicy):
+        async def complete(
+            self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], *rest: Any, **more: Any
+        ) -> Completion:
+            shown.append(list(tools))
+            return await super().complete(messages, tools, *rest, **more)
+
+    _, calls = play(Watched(calling(("echo", {"text": "x"})), answering("bye")))
+    assert [each["function"]["name"] for each in shown[0]] == ["echo"]
+    assert [call.tools for call in calls] == [shown[call.index] for call in calls]
 
 
 def test_plain_text_is_an_answer() -> None:

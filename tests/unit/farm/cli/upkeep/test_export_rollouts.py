@@ -126,6 +126,7 @@ def rollouts(n: int, alive: list[int]) -> Iterator[dict[str, Any]]:
         values |= {"rollout_id": str(index), "reward": 1.0, "trainable": True, "attempt": 1, "versions": [1, 2]}
         values |= {"n_turns": 1, "n_response_tokens": 10_000, "rewards": [], "timings": []}
         values |= {"messages": [{"role": "user", "content": parts}], "segments": [segment | more]}
+        values |= {"tools": [{"type": "function", "function": {"name": "half \ud800"}}]}
         made = _Tracked(values)
         known[index] = made
         gc.collect()
@@ -150,3 +151,4 @@ def test_what_is_written_is_held_no_more(tmp_path: Path) -> None:
     assert row["messages"][0]["content"] == "half ? of a pair"
     assert [each["type"] for each in json.loads(row["messages"][0]["parts"])] == ["text", "image_url"]
     assert row["segments"][0]["turn_rewards"] == [{"index": 3, "reward": 0.5}]
+    assert json.loads(row["tools"]) == [{"type": "function", "function": {"name": "half \ud800"}}]

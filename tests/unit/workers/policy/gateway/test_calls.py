@@ -16,6 +16,7 @@ from farm.records.request import AgentRequests, TrainCalls
 from farm.records.trajectory import segments
 from farm.row_builders import chosen_calls
 from tests.unit.workers.policy.gateway.serving import Playing, Records, served
+from workers import plugin_values
 from workers.policy.gateway.app import application
 from workers.policy.gateway.request_limits import MAX_BODY_BYTES
 from workers.testing import ScriptedModel, answering, calling
@@ -180,6 +181,23 @@ def test_a_model_of_a_role_answers_what_is_asked_of_it_and_never_trains() -> Non
             assert segments(gateway.records.calls[:2]) == ()
             listed = [each.id async for each in gateway.openai.models.list()]
             assert listed == ["policy", "helper"]
+
+    asyncio.run(main())
+
+
+def test_the_tools_of_a_request_are_recorded_with_its_call() -> None:
+    look = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "maximum": 2**64 - 1}}}
+
+    async def main() -> None:
+        policy = Playing(answering("work"), answering("on"))
+        async with served(policy, models={"helper": ScriptedModel("a title")}, max_turns=3) as gateway:
+            await gateway.post(CHAT, {**BODY, "tools": [look]})
+            await gateway.post(CHAT, {**BODY, "model": "helper", "tools": [look, look]})
+            await gateway.post(CHAT, {**BODY, "messages": [HELLO, HELLO]})
+            assert [call.tools for call in gateway.records.calls] == [[look], [look, look], []]
+            assert [list(asked[1]) for asked in policy.asked] == [[look], []]
+            for call in gateway.records.calls:
+                plugin_values.record(call, "b.0.0")
 
     asyncio.run(main())
 
