@@ -23,6 +23,7 @@ from workers.policy.gateway.system_messages import one_leading
 from workers.policy.gateway.token_budget import TokenBudget
 from workers.policy.generation import FormUnsupported, LogprobsMissing
 from workers.policy.recording import Stopwatch, as_applied, model_call
+from workers.policy.repeated_turns import conversation_repeats
 from workers.policy.tokens.long_texts import LongTexts
 from workers.policy.tokens.messages import n_chars
 from workers.policy.tool_calls import deltas
@@ -82,7 +83,7 @@ class GatewayCalls:
             max_tokens = self._begin(asked, None)
             answered = await self._answered_by(model, asked, conversation, max_tokens, on_delta)
             return _with_allowed(asked, answered)
-        max_tokens = self._begin(asked, self._context.sampling.max_tokens)
+        max_tokens = self._begin(asked, self._context.sampling.max_tokens, conversation)
         try:
             completion = await self._answered(asked, conversation, max_tokens, on_delta)
         except LogprobsMissing:
@@ -150,15 +151,19 @@ class GatewayCalls:
         is_long = sum(len(message["content"]) for message in messages) > _LONG_CHARS
         return await self._long_texts.run(hashed) if is_long or len(messages) > _MANY_MESSAGES else hashed()
 
-    def _begin(self, asked: ParsedRequest, most: int | None) -> int:
+    def _begin(self, asked: ParsedRequest, most: int | None, of_policy: HashedConversation | None = None) -> int:
         """Count a call; return how many tokens it may sample, `most` at most.
 
-        Raises LimitReached, or the rollout's error.
+        `of_policy` is the conversation that the policy is to go on with; its last turn is over. Raises LimitReached, or
+        the rollout's error.
         """
         if self._end is not None:
             # an exception that is raised repeatedly would keep every frame of its tracebacks alive
             raise self._end.with_traceback(None)
         limits = self._context.limits
+        # before the number of turns, as the last that is taken may be the repetition
+        if of_policy is not None and conversation_repeats(of_policy.messages, limits.max_repeats):
+            raise self._ended(LimitReached(Outcome.REPEATING, "the policy repeats itself"))
         if self._n_begun >= limits.max_turns:
             raise self._ended(LimitReached(Outcome.MAX_TURNS, f"all {limits.max_turns} turns are taken"))
         left = limits.max_tokens - self._n_sampled
