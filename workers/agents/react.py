@@ -54,7 +54,7 @@ class _Play:
         self._repeated = RepeatedTurns(context.limits.max_repeats)
         self._answer: Message = {}
         self._observed: list[str] = []
-        """What the last answer was answered with, without the names of artefacts, which have the turn's number."""
+        """The results of the last answer, without the names of artefacts, which have the turn's number in them."""
 
     async def goes_on(self, result: AgentResult) -> bool:
         """Return whether the task has another step, whose messages are in the conversation then."""

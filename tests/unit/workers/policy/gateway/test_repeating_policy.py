@@ -88,7 +88,7 @@ async def turns(gateway: Served, api: str, *results: str) -> int:
 
 
 def outcome_of(gateway: Served) -> Outcome | None:
-    return gateway.calls.limit and gateway.calls.limit.outcome
+    return None if gateway.calls.limit is None else gateway.calls.limit.outcome
 
 
 @pytest.mark.parametrize("api", APIS)
@@ -225,5 +225,16 @@ def test_what_ended_the_rollout_before_stays_its_end() -> None:
             body = {"messages": [USER, *[{"role": "assistant", "content": "So."}, USER] * 3]}
             assert (await gateway.post("/v1/chat/completions", body)).status_code == 403
             assert outcome_of(gateway) is Outcome.MAX_TOKENS
+
+    asyncio.run(main())
+
+
+def test_long_conversations_are_compared_by_a_thread() -> None:
+    """Other rollouts of the worker go on meanwhile; the event loop is theirs, too."""
+
+    async def main() -> None:
+        async with served(Playing(*map(looking, range(9))), max_repeats=3) as gateway:
+            assert await turns(gateway, "chat", *["a tree" * 100_000] * 8) == 403
+            assert outcome_of(gateway) is Outcome.REPEATING
 
     asyncio.run(main())
