@@ -35,7 +35,8 @@ class RepeatedTurns:
 def conversation_repeats(messages: Sequence[Message], most: int | None) -> bool:
     """Return whether the limit is reached by the last turns of a conversation, as a program sends it.
 
-    An answer that ends the conversation is not over, and counts for nothing. No more turns are read than are alike.
+    An answer that another follows, or nothing, counts for nothing: it is a part of one, or not over. No more turns are
+    read than are alike.
     """
     return most is not None and _repeat(_newest_first(messages), most)
 

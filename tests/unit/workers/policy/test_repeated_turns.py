@@ -139,6 +139,12 @@ def test_an_answer_that_ends_a_conversation_is_no_turn_yet() -> None:
     assert not conversation_repeats([], 2)
 
 
+def test_an_answer_that_a_program_sends_in_parts_is_one_turn() -> None:
+    sent = [part for _ in range(4) for part in (answering("I look.").response, *messages([called()]))]
+    sent = [message for message in sent if message["role"] in ("assistant", "tool")]
+    assert [n for n in range(1, 5) if conversation_repeats(sent[: 3 * n], 4)] == [4]
+
+
 def test_parts_of_a_message_are_compared() -> None:
     def asked(*texts: str) -> list[Message]:
         parts = [{"role": "user", "content": [{"type": "text", "text": text}]} for text in texts]
