@@ -11,7 +11,8 @@ from farm.records.rollout import POLICY_OUTCOMES, Outcome
 T = TypeVar("T")
 
 CUT = frozenset({Outcome.MAX_TURNS, Outcome.MAX_TOKENS, Outcome.CONTEXT_FULL, Outcome.DEADLINE})
-"""The outcomes of a policy that a limit ended."""
+"""The outcomes of a policy that a limit cut short. A policy that repeated itself was not: trainers leave out or mask
+what was cut, and a repetition is to be learnt from."""
 ABORTED = frozenset({Outcome.CANCELLED, Outcome.STALE})
 _NONE: Mapping[Outcome, T] = MappingProxyType({})  # type: ignore[valid-type]
 

@@ -129,6 +129,9 @@ class Limits(Request):
     """
 
     max_turns: Count = 32
+    max_repeats: Annotated[int, Field(ge=2, le=1000)] | None = None
+    """Turns in a row that call the same tools with the same arguments and get the same results; so many end the
+    rollout, and so do six that alternate between two such turns. None: no limit."""
     max_tokens: Count = 32_768
     """Sampled tokens over all turns."""
     max_row_tokens: Count | None = None

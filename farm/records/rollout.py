@@ -44,6 +44,7 @@ class Outcome(StrEnum):
     CONTEXT_FULL = "context_full"
     DEADLINE = "deadline"
     INVALID_ACTION = "invalid_action"
+    REPEATING = "repeating"
 
     SANDBOX_ERROR = "sandbox_error"
     ENGINE_ERROR = "engine_error"
@@ -65,6 +66,7 @@ POLICY_OUTCOMES = frozenset(
         Outcome.CONTEXT_FULL,
         Outcome.DEADLINE,
         Outcome.INVALID_ACTION,
+        Outcome.REPEATING,
     }
 )
 

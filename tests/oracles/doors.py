@@ -27,6 +27,7 @@ from tests.oracles.cases.task_cases import TASK as HARBOR_TASK
 from tests.oracles.cases.task_cases import task_cases
 from tests.oracles.cases.terminal_bench_cases import TASK as TERMINAL_BENCH_TASK
 from tests.oracles.cases.terminal_bench_cases import conversion_cases, output_cases, task_yaml_cases
+from tests.oracles.cases.turn_cases import turn_cases
 from workers.evaluators.answers.equality import of_whole_response
 
 ROOT = Path(__file__).parents[2]
@@ -275,6 +276,21 @@ DOORS = (
             (r"^other sequences ", "pyte reads no `b`, `s`, `u`, `S`, `T`, HPA, NEL, nor alternate screens"),
             (r"^regions ", "scrolling regions are passed over"),
             (r"^strings ", "a title or other string that is not closed ends with its line"),
+        ),
+    ),
+    Door(
+        "repeated_turns",
+        "openhands",
+        "repetitions",
+        turn_cases,
+        lambda case: case,
+        our_reading.repetition,
+        (
+            (r"^errors .*: theirs [1-9]", "the same call three times with an error, whatever the error says"),
+            (r"^outputs .*: theirs [1-9]", "results of commands are compared by command and exit code alone"),
+            (r"^thoughts .*, ours [1-9]", "what is written beside a call is compared, too"),
+            (r"^(texts|mixed) ", "the same text three times, whatever the user says to it; texts do not alternate"),
+            (r"^several ", "calls of a turn are compared one by one"),
         ),
     ),
 )

@@ -22,4 +22,7 @@ mkdir -p "$folder"
 # shellcheck disable=SC2034
 log=$root/answer-rules/install.log
 source_of THUDM/slime 624b824a898ab0ec1fcb4d373004c7f3852bf515
+# its stuck detector alone is imported, with the events that it looks at
+environment openhands python3.12 --no-deps openhands-ai==0.59.0 pydantic==2.14.4 pydantic_core==2.50.5 \
+  annotated-types==0.8.0 typing-inspection==0.4.5 typing_extensions==4.16.0
 environment pyte python3.11 pyte==0.8.2 wcwidth==0.9.4

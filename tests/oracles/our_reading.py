@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import unicodedata
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -31,6 +32,7 @@ from workers.handlers.harbor.harbor_evaluator import HarborEvaluator
 from workers.handlers.harbor.reward_files import rewards_of
 from workers.handlers.harbor.sandbox_specs import played_in, verified_in
 from workers.handlers.harbor.step_gates import gate, total
+from workers.policy.repeated_turns import RepeatedTurns
 from workers.tools.terminal.screen import Screen
 
 VARIABLES = {"TOKEN": "t", "EMPTY": ""}
@@ -254,3 +256,20 @@ def screen(case: str) -> str:
     drawn.feed(case)
     lines = [line.expandtabs().rstrip() for line in drawn.take().split("\n")]
     return unicodedata.normalize("NFC", "\n".join(lines).rstrip("\n"))
+
+
+def repetition(case: Sequence[Mapping[str, Any]]) -> int:
+    """Return the number of the turn with which a policy has repeated itself four times, or alternated; 0 if none."""
+    repeated = RepeatedTurns(4)
+    for number, turn in enumerate(case, start=1):
+        calls = [_call(each) for each in turn.get("calls", ())]
+        answer = {"role": "assistant", "content": turn.get("said", turn.get("thought", "")), "tool_calls": calls}
+        shown = [turn["heard"]] if "heard" in turn else [each["result"] for each in turn["calls"]]
+        if repeated.repeat_with(answer, shown):
+            return number
+    return 0
+
+
+def _call(given: Mapping[str, Any]) -> dict[str, Any]:
+    arguments = {"command": given["command"]} if "command" in given else given["arguments"]
+    return {"function": {"name": given.get("name", "bash"), "arguments": json.dumps(arguments)}}

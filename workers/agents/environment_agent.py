@@ -24,6 +24,7 @@ from workers.environments.episode import Ask, BrokenEpisode, EpisodeConnection, 
 from workers.environments.instance import EnvironmentInstance
 from workers.interfaces import AgentContext, AgentResult, Completion, SandboxProvider, Verify
 from workers.policy.recording import Stopwatch, as_applied, model_call
+from workers.policy.repeated_turns import RepeatedTurns, text_of
 
 MAX_INVALID_TURNS = 5
 """Number of consecutive turns without a call or a text that the environment can be given, that ends a rollout."""
@@ -92,6 +93,7 @@ class _EpisodePlay:
             self._connection = None
 
     async def _turns(self) -> Outcome:
+        repeated = RepeatedTurns(self._context.limits.max_repeats)
         for index in range(self._context.limits.max_turns):
             call = await self._ask(index)
             await self._context.record(call)
@@ -102,6 +104,8 @@ class _EpisodePlay:
                 return ended_by(call, call.sampling["max_tokens"], outcome)
             if outcome is not None:
                 return outcome
+            if repeated.repeat_with(call.response, map(text_of, call.observations)):
+                return Outcome.REPEATING
         return Outcome.MAX_TURNS
 
     async def _finish(self) -> None:

@@ -14,6 +14,7 @@ from farm.records.trajectory import Message, ModelCall, ToolCall
 from workers.agents.actions import InvalidCall, cut, ended_by, parse, schemas, tool_calls
 from workers.interfaces import AgentContext, AgentResult, Artefact, Completion, Observation
 from workers.policy.recording import Stopwatch, as_applied, model_call
+from workers.policy.repeated_turns import RepeatedTurns, text_of
 
 MAX_INVALID_CALLS = 5
 """Number of consecutive invalid tool calls that ends a rollout."""
@@ -32,6 +33,8 @@ class ReactAgent:
                 result = await play.turn(index)
                 if result is not None and not await play.goes_on(result):
                     return result
+                if play.repeats():
+                    return AgentResult(Outcome.REPEATING)
         except LimitReached as limit:
             return AgentResult(limit.outcome)
         return AgentResult(Outcome.MAX_TURNS)
@@ -48,6 +51,10 @@ class _Play:
         self._n_sampled = 0
         self._n_invalid = 0
         self._n_steps = 0
+        self._repeated = RepeatedTurns(context.limits.max_repeats)
+        self._answer: Message = {}
+        self._observed: list[str] = []
+        """The results of the last answer, without the names of artefacts, which have the turn's number in them."""
 
     async def goes_on(self, result: AgentResult) -> bool:
         """Return whether the task has another step, whose messages are in the conversation then."""
@@ -58,7 +65,12 @@ class _Play:
         self._n_steps += 1
         self._unrecorded = list(await self._context.next_messages(self._n_steps, result.answer))
         self._history += self._unrecorded
+        self._observed += map(text_of, self._unrecorded)
         return bool(self._unrecorded)
+
+    def repeats(self) -> bool:
+        """Return whether the turn that is over is one repetition too many. To be asked once for each turn."""
+        return self._repeated.repeat_with(self._answer, self._observed)
 
     async def turn(self, index: int) -> AgentResult | None:
         """Run one model call and its tool calls; return the rollout's result, or None if it goes on."""
@@ -90,6 +102,7 @@ class _Play:
         added, self._unrecorded = self._unrecorded, []
         call = model_call(index, added, completion, watch, as_applied(sampling, max_tokens), self._schemas)
         self._history.append(completion.response)
+        self._answer, self._observed = completion.response, []
         self._n_sampled += completion.n_response_tokens
         return call, completion
 
@@ -99,6 +112,7 @@ class _Play:
         call.n_invalid = 0
         for tool_call in requested:
             observation = await self._observe(tool_call, call)
+            self._observed.append(cut(observation.text, self._context.limits.max_observation_chars))
             text = await self._shown(observation, tool_call.name, call.index)
             call.observations.append({"role": "tool", "tool_call_id": tool_call.call_id, "content": text})
             if observation.done:

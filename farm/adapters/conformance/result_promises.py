@@ -23,7 +23,7 @@ Adapter: TypeAlias = ResultAdapter[Any]
 _LONG = 64
 """The tokens of the longest response: each stretch of it is a call."""
 _LIMITS = frozenset({Outcome.MAX_TURNS, Outcome.MAX_TOKENS, Outcome.CONTEXT_FULL, Outcome.DEADLINE})
-"""Ends that a limit made, not the policy."""
+"""Ends by a limit that cut the policy short, and not by what it did."""
 
 
 @dataclass(frozen=True, slots=True)

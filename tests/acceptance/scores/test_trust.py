@@ -48,6 +48,7 @@ PLAYS: dict[str, tuple[ScriptedTurn, ...]] = {
     "Fill the disk.": (bash("head -c 100M /dev/zero > big"), SUBMIT),
     "Kill the shell.": (bash("kill -9 $$"), SUBMIT),
     "Play on.": tuple(bash(f"echo {n}") for n in range(9)),
+    "Repeat.": (bash("true"),) * 9,
     "Stumble.": tuple(ScriptedTurn(tool_calls=(ScriptedCall(name="juggle", arguments={"n": n}),)) for n in range(9)),
 }
 BOOK = Script(
@@ -106,6 +107,7 @@ THE_POLICYS = [
     _Row("max_tokens", chat("Tell me at length."), Outcome.MAX_TOKENS, NEVER, engine={}, limits={"max_tokens": 9}),
     _Row("context_full", chat("Tell me at length."), Outcome.CONTEXT_FULL, NEVER, engine={"context_tokens": 200}),
     _Row("invalid_action", working("Stumble."), Outcome.INVALID_ACTION, NEVER, engine={}),
+    _Row("repeating", working("Repeat."), Outcome.REPEATING, NEVER, engine={}, limits={"max_repeats": 3}),
     _Row("slow-policy", chat("Tell me at length."), Outcome.DEADLINE, NEVER, engine={"tokens_per_s": 5}, **DEADLINE),
     _Row("slow-agent", unruly("agent:stubborn"), Outcome.DEADLINE, NEVER, **DEADLINE),
     _Row("tool-timeout", working("Sleep."), Outcome.SUBMITTED, NEVER, engine={}, limits={"tool_s": 2}),

@@ -190,3 +190,15 @@ def test_rewards_are_not_the_answers(loop: asyncio.Runner) -> None:
     played = EnvironmentPlay("unruly", *three(answering(text)))
     assert loop.run(played.score()) == 0.75
     assert played.evaluator == "step_rewards"
+
+
+@pytest.mark.parametrize(
+    ("script", "n"), [([answering("a")] * 9, 3), ([answering("a"), answering("b")] * 5, 6)], ids=["same", "alternating"]
+)
+def test_a_policy_that_repeats_itself_has_what_it_earned(
+    loop: asyncio.Runner, script: list[Completion], n: int
+) -> None:
+    played = EnvironmentPlay("unruly", *script, kwargs={"n": 9, "last": 0.0}, limits={"max_repeats": 3})
+    assert loop.run(played.score()) == 0.25 * n
+    assert played.outcome is Outcome.REPEATING
+    assert len(played.observed) == n

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 from farm.errors import EngineError, LimitReached, StaleRollout, WeightsMissing
 from farm.records.request import SamplingParams
 from farm.records.rollout import Outcome
-from farm.records.trajectory import ROLE, UNTRAINED, Message
+from farm.records.trajectory import ROLE, UNTRAINED
 from workers.interfaces import AgentContext, Completion, Delta, OnDelta
 from workers.policy.answer_form import GUIDED, FormedSampling
 from workers.policy.gateway.conversations import Conversations, HashedConversation
@@ -23,11 +24,14 @@ from workers.policy.gateway.system_messages import one_leading
 from workers.policy.gateway.token_budget import TokenBudget
 from workers.policy.generation import FormUnsupported, LogprobsMissing
 from workers.policy.recording import Stopwatch, as_applied, model_call
+from workers.policy.repeated_turns import conversation_repeats
 from workers.policy.tokens.long_texts import LongTexts
 from workers.policy.tokens.messages import n_chars
 from workers.policy.tool_calls import deltas
 from workers.roles import MAX_TOKENS as ROLE_MAX_TOKENS
 from workers.roles import ChatModel
+
+T = TypeVar("T")
 
 _OF_THE_FARM = frozenset({ROLE, UNTRAINED, GUIDED})
 """The labels that no request gives: by them a program could keep calls of the policy from training."""
@@ -68,7 +72,7 @@ class GatewayCalls:
     async def complete(self, asked: ParsedRequest, on_delta: OnDelta | None = None) -> Completion:
         """Answer a request and record it. Raises what Policy raises, and LimitReached beyond the rollout's limits."""
         self.begun.set()
-        conversation = await self._hashed(asked.messages)
+        conversation = await self._read(asked, lambda: HashedConversation(one_leading(asked.messages)))
         if self._unread and (digest := asked.digest()) in self._unread:
             # before it is taken, as its client may go again
             await self.settle()
@@ -82,7 +86,9 @@ class GatewayCalls:
             max_tokens = self._begin(asked, None)
             answered = await self._answered_by(model, asked, conversation, max_tokens, on_delta)
             return _with_allowed(asked, answered)
-        max_tokens = self._begin(asked, self._context.sampling.max_tokens)
+        most = self._context.limits.max_repeats
+        repeats = most and await self._read(asked, lambda: conversation_repeats(conversation.messages, most))
+        max_tokens = self._begin(asked, self._context.sampling.max_tokens, repeats=bool(repeats))
         try:
             completion = await self._answered(asked, conversation, max_tokens, on_delta)
         except LogprobsMissing:
@@ -141,24 +147,26 @@ class GatewayCalls:
         """Wait until all answers are recorded."""
         await asyncio.gather(*self._writing, return_exceptions=True)
 
-    async def _hashed(self, messages: Sequence[Message]) -> HashedConversation:
-        """Return the conversation to answer; a long one is hashed by a thread, as all rollouts share the event loop."""
+    async def _read(self, asked: ParsedRequest, reading: Callable[[], T]) -> T:
+        """Return what is read of a conversation; of a long one by a thread, as all rollouts share the event loop."""
+        is_long = sum(len(message["content"]) for message in asked.messages) > _LONG_CHARS
+        if is_long or len(asked.messages) > _MANY_MESSAGES:
+            return await self._long_texts.run(reading)
+        return reading()
 
-        def hashed() -> HashedConversation:
-            return HashedConversation(one_leading(messages))
-
-        is_long = sum(len(message["content"]) for message in messages) > _LONG_CHARS
-        return await self._long_texts.run(hashed) if is_long or len(messages) > _MANY_MESSAGES else hashed()
-
-    def _begin(self, asked: ParsedRequest, most: int | None) -> int:
+    def _begin(self, asked: ParsedRequest, most: int | None, *, repeats: bool = False) -> int:
         """Count a call; return how many tokens it may sample, `most` at most.
 
-        Raises LimitReached, or the rollout's error.
+        `repeats` says that the policy has repeated itself as often as it may. Raises LimitReached, or the rollout's
+        error.
         """
         if self._end is not None:
             # an exception that is raised repeatedly would keep every frame of its tracebacks alive
             raise self._end.with_traceback(None)
         limits = self._context.limits
+        if repeats:
+            # before the number of turns, as the last that is taken may be the repetition
+            raise self._ended(LimitReached(Outcome.REPEATING, "the policy repeats itself"))
         if self._n_begun >= limits.max_turns:
             raise self._ended(LimitReached(Outcome.MAX_TURNS, f"all {limits.max_turns} turns are taken"))
         left = limits.max_tokens - self._n_sampled

@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from farm.adapters import openrlhf, skyrl, slime, trl, verl
+from farm.adapters import openrlhf, rllm, skyrl, slime, trl, verl
 from farm.adapters.conformance.constructed_rollouts import broken, every_kind, rollout, segment
 from farm.adapters.single_row import rows_of_step
 from farm.adapters.trl_worker import group_rows
 from farm.errors import InvalidRequest, NoTrainableRollouts
 from farm.records.request import Limits
-from farm.records.rollout import Outcome, Rollout
+from farm.records.rollout import POLICY_OUTCOMES, Outcome, Rollout
 
 TABLES: Sequence[Mapping[Outcome, Any]] = (
     trl.STOP_REASONS,
@@ -29,6 +29,18 @@ TABLES: Sequence[Mapping[Outcome, Any]] = (
 @pytest.mark.parametrize("table", TABLES)
 def test_every_outcome_has_a_word(table: Mapping[Outcome, Any]) -> None:
     assert [*table] == [*Outcome]
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_a_policy_that_repeats_itself_is_not_told_as_cut_short(table: Mapping[Outcome, Any]) -> None:
+    """Trainers leave out, or mask, what was cut short."""
+    assert table[Outcome.REPEATING] == table[Outcome.INVALID_ACTION] == table[Outcome.SUBMITTED]
+    assert table[Outcome.REPEATING] != table[Outcome.MAX_TOKENS]
+
+
+def test_rllm_has_a_reason_for_every_end_of_the_policy() -> None:
+    assert {*rllm._REASONS} == POLICY_OUTCOMES
+    assert rllm._REASONS[Outcome.REPEATING] == "ENV_DONE"
 
 
 def test_a_broken_rollout_has_no_reward_for_trl() -> None:

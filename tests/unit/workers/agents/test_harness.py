@@ -26,9 +26,11 @@ from workers.testing.local_sandbox import LocalProvider
 ASK = """
 import http.client, json, os, sys, urllib.parse
 url = urllib.parse.urlsplit(os.environ["OPENAI_BASE_URL"])
-def ask(text):
+def ask(text, *later):
     connection = http.client.HTTPConnection(url.netloc, timeout=600)
-    body = json.dumps({"model": "m", "messages": [{"role": "user", "content": text}]})
+    messages = [{"role": "user", "content": text}]
+    messages += [{"role": ("assistant", "user")[n % 2], "content": each} for n, each in enumerate(later)]
+    body = json.dumps({"model": "m", "messages": messages})
     connection.request("POST", url.path + "/chat/completions", body)
     response = connection.getresponse()
     data = json.loads(response.read())
@@ -223,6 +225,12 @@ def test_a_command_that_is_not_there_is_an_error() -> None:
 def test_a_limit_is_an_outcome_however_it_ends(end: str, limits: dict[str, int], outcome: Outcome) -> None:
     program = f"ask(task); assert ask('more') == 403{end}"
     assert play(program, answering("4"), limits=limits, agent={"grace_s": 1.0}) == AgentResult(outcome)
+
+
+@pytest.mark.parametrize("end", ["", "; sys.exit(1)"])
+def test_a_policy_that_repeats_itself_is_ended(end: str) -> None:
+    program = f"said = [ask(task, *['4', 'Are you sure?'] * n) for n in range(3)]; assert said == ['4', '4', 403]{end}"
+    assert play(program, answering("4"), answering("4"), limits={"max_repeats": 2}) == AgentResult(Outcome.REPEATING)
 
 
 def test_a_full_context_is_an_outcome() -> None:

@@ -330,3 +330,67 @@ def test_cancelling_goes_through_and_leaves_the_agent_usable() -> None:
 
     result = asyncio.Event()
     asyncio.run(cancelled())
+
+
+def test_a_policy_that_repeats_itself_is_ended() -> None:
+    turns = [calling(("echo", {"text": "x"}), content=f"try {n}") for n in range(9)]
+    result, calls = play(ScriptedPolicy(*turns), max_repeats=3)
+    assert result == AgentResult(Outcome.REPEATING)
+    assert (calls[-1].index, observed(calls)) == (2, ["x"] * 3)
+
+
+def test_the_last_turn_that_may_be_taken_may_be_the_repetition() -> None:
+    turns = [calling(("echo", {"text": "x"}))] * 3
+    assert play(ScriptedPolicy(*turns), max_repeats=3, max_turns=3)[0].outcome is Outcome.REPEATING
+    assert play(ScriptedPolicy(*turns), max_repeats=4, max_turns=3)[0].outcome is Outcome.MAX_TURNS
+
+
+def test_a_policy_that_alternates_is_ended() -> None:
+    turns = [calling(("echo", {"text": text})) for text in "ababababab"]
+    result, calls = play(ScriptedPolicy(*turns), max_repeats=4)
+    assert (result.outcome, calls[-1].index) == (Outcome.REPEATING, 5)
+
+
+def test_other_results_of_the_same_call_are_no_repetition() -> None:
+    class Counting(EchoTool):
+        n = 0
+
+        async def call(self, arguments: EchoArguments, timeout_s: float) -> Observation:
+            self.n += 1
+            return Observation(f"{self.n} of 3", done=self.n == 3)
+
+    result, _ = play(ScriptedPolicy(*[calling(("echo", {}))] * 3), Counting(), max_repeats=2)
+    assert result.outcome is Outcome.SUBMITTED
+
+
+def test_a_long_output_repeats_though_it_is_kept_under_other_names() -> None:
+    turns = [calling(("echo", {"text": "x" * 900}))] * 9
+    result, calls = play(ScriptedPolicy(*turns), max_repeats=3, max_observation_chars=300)
+    assert (result.outcome, calls[-1].index) == (Outcome.REPEATING, 2)
+    assert len(set(observed(calls))) == 3
+
+
+def test_calls_that_cannot_be_read_are_repeated_like_any_other() -> None:
+    result, calls = play(ScriptedPolicy(*[calling(("juggle", "{"))] * 9), max_repeats=4)
+    assert (result.outcome, calls[-1].index) == (Outcome.REPEATING, 3)
+
+
+@pytest.mark.parametrize(("question", "outcome", "n_turns"), [("Next.", "repeating", 3), ("Step {}.", "answered", 5)])
+def test_a_text_is_repeated_with_what_the_task_says_to_it(question: str, outcome: str, n_turns: int) -> None:
+    async def next_messages(n_done: int, answer: str | None) -> Sequence[Message]:
+        return [{"role": "user", "content": question.format(n_done)}] if n_done < 5 else []
+
+    record = Recorder()
+    context = AgentContext(
+        rollout_id="r1",
+        messages=list(ASKED),
+        tools={},
+        policy=ScriptedPolicy(*[answering("yes")] * 5),
+        sampling=SamplingParams(),
+        limits=Limits(max_repeats=3),
+        record=record,
+        keep=record.keep,
+        next_messages=next_messages,
+    )
+    result = asyncio.run(ReactAgent().run(context))
+    assert (result.outcome, len(record.calls)) == (outcome, n_turns)

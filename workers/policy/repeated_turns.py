@@ -1,0 +1,87 @@
+"""The rule for a policy that repeats itself: turns in a row that ask the same and are answered the same.
+
+A turn is compared by its calls, each a name and its arguments as JSON, or by its text if it has none, and by the texts
+that it was answered with. What a policy writes beside its calls, and ids of calls, are left out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+
+from farm.records.trajectory import Message
+
+N_ALTERNATING = 6
+"""Number of turns in a row, of two kinds that take turns (A B A B A B), that counts as a repetition, too."""
+
+
+class RepeatedTurns:
+    """The last turns of one conversation, as digests. `most` is `Limits.max_repeats`."""
+
+    def __init__(self, most: int | None) -> None:
+        self._most = most
+        self._last: deque[bytes] = deque(maxlen=max(most or 0, N_ALTERNATING))
+
+    def repeat_with(self, answer: Message, observations: Iterable[str]) -> bool:
+        """Add a turn that is over; return whether the limit is reached with it. Never without a limit."""
+        if self._most is None:
+            return False
+        self._last.append(_digest(answer, observations))
+        return _repeat(reversed(self._last), self._most)
+
+
+def conversation_repeats(messages: Sequence[Message], most: int | None) -> bool:
+    """Return whether the limit is reached by the last turns of a conversation, as a program sends it.
+
+    An answer that another follows, or nothing, counts for nothing: it is a part of one, or not over. No more turns are
+    read than are alike.
+    """
+    return most is not None and _repeat(_newest_first(messages), most)
+
+
+def _newest_first(messages: Sequence[Message]) -> Iterator[bytes]:
+    observations: list[str] = []
+    for message in reversed(messages):
+        if message.get("role") != "assistant":
+            observations.append(text_of(message))
+        elif observations:
+            yield _digest(message, reversed(observations))
+            observations = []
+
+
+def _repeat(newest_first: Iterable[bytes], most: int) -> bool:
+    last: bytes | None = None
+    before: bytes | None = None
+    for n, turn in enumerate(newest_first, start=1):
+        if n == 1:
+            last = turn
+        elif n == 2:
+            before = turn
+        elif turn != (last if n % 2 else before):
+            return False
+        if n >= (most if last == before else N_ALTERNATING):
+            return True
+    return False
+
+
+def _digest(answer: Message, observations: Iterable[str]) -> bytes:
+    functions = [call.get("function") or {} for call in answer.get("tool_calls") or []]
+    calls = [[each.get("name") or "", _arguments(each.get("arguments") or "")] for each in functions]
+    asked = calls or text_of(answer).strip()
+    return hashlib.blake2b(json.dumps([asked, *observations]).encode(), digest_size=16).digest()
+
+
+def _arguments(text: str) -> str:
+    """Return arguments in one order of their names and without blanks; a text that is no JSON as it is."""
+    try:
+        return json.dumps(json.loads(text or "{}"), sort_keys=True)
+    except (ValueError, RecursionError):
+        return text
+
+
+def text_of(message: Message) -> str:
+    """Return the text of a message; of one whose content is a list of parts, these as JSON."""
+    content = message.get("content") or ""
+    return content if isinstance(content, str) else json.dumps(content, default=str)
