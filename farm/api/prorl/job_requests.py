@@ -73,6 +73,7 @@ def batch_request(request: ProcessRequest, sampling: SamplingMix, server: str, k
     limits: dict[str, Any] = {
         "run_s": play_s,
         "max_turns": max_turns,
+        "max_repeats": 2 if sampling.strict_loop_detector else 4,
         "max_observation_chars": sampling.max_message_chars,
         "max_row_tokens": sampling.row_tokens,
         "max_tokens": sampling.row_tokens or max_turns * (sampling.answer_tokens or DEFAULT_ANSWER_TOKENS),

@@ -17,6 +17,7 @@ _ERRORS = {
     Outcome.MAX_TOKENS: "length: the limit of sampled tokens was reached",
     Outcome.CONTEXT_FULL: "length: the context window is full",
     Outcome.INVALID_ACTION: "tool_call: the policy's calls could not be read",
+    Outcome.REPEATING: "AgentStuckInLoopError: Agent got stuck in a loop",
     Outcome.DEADLINE: "timeout: the time limit of the play was reached",
     Outcome.STALE: "its weights were too old",
     Outcome.CANCELLED: "cancelled",

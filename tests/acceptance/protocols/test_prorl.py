@@ -71,9 +71,9 @@ def test_a_killed_api_and_a_trainer_that_asks_again_get_the_same_rollouts(
     results = asyncio.run(train())
     assert training.n_asked > N, "some were asked for again"
     assert [said for said in training.said if said[0] == "stop"] == [("stop", 200)]
-    # the engine never ends by itself: `max_output_tokens` cuts each answer
+    # the engine never ends by itself: `max_model_len` cuts each answer, as by token `max_output_tokens` does not count
     errors = [None if result is None else result["error"] for result in results]
-    assert errors == ["length: the limit of sampled tokens was reached"] * N, results
+    assert errors == ["length: the context window is full"] * N, results
     with farm.connect(started.home) as client:
         for result in filter(None, results):
             ids, mask, logprobs = training_row(result)

@@ -100,7 +100,8 @@ def test_answers_and_rows_are_as_long_as_its_server_lets_them_be(
 def test_what_is_left_out_is_as_in_its_server() -> None:
     batch = batch_of(asked(sampling_params={}))
     assert (batch.sampling.temperature, batch.sampling.top_p, batch.limits.max_turns) == (0.0, 1.0, 2)
-    assert batch.limits.max_observation_chars == 30_000
+    assert (batch.limits.max_observation_chars, batch.limits.max_repeats) == (30_000, 4)
+    assert batch_of(asked(sampling_params={"strict_loop_detector": True})).limits.max_repeats == 2
 
 
 def test_settings_of_its_client_library_change_nothing() -> None:
