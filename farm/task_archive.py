@@ -96,7 +96,7 @@ def unpack(archive: IO[bytes], top: Path) -> None:
         with tarfile.open(fileobj=archive, mode="r|") as tar:
             _unpack(tar, top)
     except (tarfile.TarError, EOFError) as error:
-        raise InvalidRequest(f"it is no tar: {error}", field="archive") from error
+        raise InvalidRequest(f"is not a tar: {error}", field="archive") from error
     while archive.read(_CHUNK):
         pass
 
@@ -112,7 +112,7 @@ def check(archive: IO[bytes]) -> None:
                 _check_size(n_bytes, len(names) + 1)
                 _check_place(member, folders, names)
     except (tarfile.TarError, EOFError) as error:
-        raise InvalidRequest(f"it is no tar: {error}", field="archive") from error
+        raise InvalidRequest(f"is not a tar: {error}", field="archive") from error
     while archive.read(_CHUNK):
         pass
 

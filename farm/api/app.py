@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from importlib.metadata import version
 from typing import Any
 
@@ -17,13 +18,14 @@ from farm import metrics
 from farm.api import access_routes, archive_routes, batches, engines, openapi, protocols, rollouts, runs, sandbox_routes
 from farm.api.auth import KeyMiddleware, KnownKeys
 from farm.api.connections import ConnectionLimits, RequestBodyLimit
-from farm.api.endpoints import Endpoints, refusal
+from farm.api.endpoints import Endpoints, allowed_methods, refusal
 from farm.api.list_pages import ListPage, page_after
 from farm.api.openapi import TEXT, Described, EndpointDescription
 from farm.api.protocols import PAGE, ProtocolSwitch, SpokenProtocol
 from farm.api.schemas import AfterQuery, ApiRequest
 from farm.api.scopes import guarded
 from farm.callers import Scope
+from farm.client import serialization
 from farm.client.http_errors import ProblemDetails
 from farm.records.node import Node
 from farm.settings import settings
@@ -86,12 +88,17 @@ def _own_verbs(endpoints: Endpoints) -> ASGIApp:
         query = request.parse_query(AfterQuery)
         return page_after(endpoints.farm.nodes(), query.limit, query.after, lambda node: node.node)
 
-    scopes = {place: described.scope for place, described in ENDPOINTS.items()}
+    @cache
+    def described() -> bytes:
+        # a quarter of a second, once it is asked for
+        return serialization.written(openapi.description(ENDPOINTS))
+
+    scopes = {place: each.scope for place, each in ENDPOINTS.items()}
     inner = Starlette(
         routes=guarded(
             [
                 endpoints.get("/", lambda request: name),
-                endpoints.get("/openapi.json", lambda request: openapi.description(ENDPOINTS)),
+                endpoints.get("/openapi.json", lambda request: Response(described(), media_type="application/json")),
                 endpoints.get(
                     "/metrics", lambda request: Response(generate_latest(numbers), media_type=CONTENT_TYPE_LATEST)
                 ),
@@ -128,4 +135,4 @@ async def _not_there(request: Request, error: Exception) -> Response:
 async def _not_so(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     problem = ProblemDetails(405, "NotAllowed", f"not by {ascii(request.method)[1:-1][:20]}")
-    return refusal(problem, headers=error.headers)
+    return refusal(problem, allowed_methods(request))

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from sqlalchemy import text
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import Match, Route
 
 from farm.api.batch_waiters import POLL_S, BatchWaiters
 from farm.api.list_pages import ListPage
@@ -199,3 +199,14 @@ class Endpoints:
 def refusal(problem: ProblemDetails, headers: Mapping[str, str] | None = None) -> Response:
     """Return the error response for a problem."""
     return Response(problem.body(), problem.status, headers, "application/json")
+
+
+def allowed_methods(request: Request) -> dict[str, str]:
+    """Return the header that names the methods of all routes of an address; none if there is no such address."""
+    methods = {
+        method
+        for route in request.app.routes
+        if isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE
+        for method in route.methods or ()
+    }
+    return {"allow": ", ".join(sorted(methods))} if methods else {}

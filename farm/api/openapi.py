@@ -60,6 +60,7 @@ _SCHEMES = {
     "password": {"type": "http", "scheme": "basic", "description": "The key is the password."},
 }
 _TEXT = {"type": "string"}
+_IN_PATHS = {"digest": {"type": "string", "pattern": "^[0-9a-f]{64}$"}}
 _PROBLEM = {
     "type": "object",
     "required": ["error"],
@@ -92,7 +93,7 @@ _WITH_BODY = (408, 413, 415)
 
 def _operation(path: str, described: EndpointDescription, schemas: dict[str, Any]) -> dict[str, Any]:
     parameters = [
-        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+        {"name": name, "in": "path", "required": True, "schema": _IN_PATHS.get(name, _TEXT)}
         for name in re.findall(r"{(\w+)}", path)
     ]
     if described.query is not None:

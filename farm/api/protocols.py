@@ -17,7 +17,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from farm.api.endpoints import Endpoints, Refuse
+from farm.api.endpoints import Endpoints, Refuse, allowed_methods
 from farm.api.scopes import RouteScopes, guarded
 from farm.client.http_errors import ProblemDetails
 from farm.plugins import load
@@ -58,7 +58,8 @@ def application(endpoints: Endpoints, protocol: WireProtocol) -> ASGIApp:
         assert isinstance(error, HTTPException)
         kind = "NotFound" if error.status_code == 404 else "NotAllowed"
         place = f"{request.method} {request.url.path}"
-        return protocol.refuse(ProblemDetails(error.status_code, kind, f"there is no {ascii(place)[1:-1][:200]}"), None)
+        problem = ProblemDetails(error.status_code, kind, f"there is no {ascii(place)[1:-1][:200]}")
+        return protocol.refuse(problem, allowed_methods(request))
 
     routes = guarded(protocol.routes(endpoints.refusing(protocol.refuse)), protocol.scopes, protocol.refuse)
     inner = Starlette(routes=routes, exception_handlers={404: refuse, 405: refuse})

@@ -10,17 +10,26 @@ from pydantic import Field
 from starlette.requests import Request as HttpRequest
 
 from farm.client import serialization
-from farm.client.consumer_stream import CONSUMER, MAX_WAIT_S
+from farm.client.consumer_stream import CONSUMER, CONSUMER_NAME, MAX_WAIT_S
 from farm.client.http_errors import ProblemDetails
 from farm.client.request_checks import checked
+from farm.client.weight_update import MODES
 from farm.errors import InvalidRequest
+from farm.records.lending.sandbox_calls import AS_BASE64
 from farm.records.request_values import Name, Request
+from farm.records.training_run import RUN_NAME
 
 T = TypeVar("T", bound=Request)
 
 Wait = Annotated[float, Field(ge=0, le=MAX_WAIT_S)]
 Cursor = Annotated[int, Field(ge=0, le=2**31 - 1)]
-Url = Annotated[Name, Field(max_length=500)]
+# The description tells the form of what is checked elsewhere, where the error has a remedy.
+Url = Annotated[
+    Name,
+    Field(max_length=500, json_schema_extra={"pattern": r"^https?://[A-Za-z0-9.-]+(:[0-9]{1,4})?(/[A-Za-z0-9._-]+)*$"}),
+]
+RunName = Annotated[Name, Field(json_schema_extra={"pattern": RUN_NAME})]
+ConsumerName = Annotated[str, Field(json_schema_extra={"pattern": CONSUMER_NAME})]
 
 
 class RequestRejected(Exception):
@@ -139,7 +148,7 @@ class EventQuery(Request):
     """Begins after `cursor`, or where the `consumer` has come to."""
 
     groups: bool = False
-    consumer: str = CONSUMER
+    consumer: ConsumerName = CONSUMER
     cursor: Cursor | None = None
 
 
@@ -148,7 +157,7 @@ class OpenQuery(Request):
 
 
 class ConsumerQuery(Request):
-    consumer: str = CONSUMER
+    consumer: ConsumerName = CONSUMER
 
 
 class Acknowledgement(ConsumerQuery):
@@ -191,14 +200,14 @@ class NoOrder(Request):
 class StepQuery(Request):
     """The newest step of a training run, of those up to one."""
 
-    run: Name
+    run: RunName
     up_to: int | None = None
 
 
 class StepRecord(Request):
     """The record of a step of a training run."""
 
-    run: Name
+    run: RunName
     step: Annotated[int, Field(ge=0, le=2**31 - 1)]
     record: dict[str, Any]
 
@@ -206,7 +215,7 @@ class StepRecord(Request):
 class RatesQuery(Request):
     """Some instances of a data source, or all that a training run played."""
 
-    run: Name
+    run: RunName
     data_source: Name
     instance_ids: list[Name] | None = None
     min_version: int | None = None
@@ -217,7 +226,7 @@ class ArchivePart(Request):
     """A part of a task archive: its number from 0, and its bytes in base64."""
 
     number: Annotated[int, Field(ge=0, le=100_000)]
-    data: Annotated[str, Field(max_length=6_000_000)]
+    data: Annotated[str, Field(max_length=6_000_000, json_schema_extra=AS_BASE64)]
 
 
 class ArchiveEnd(Request):
@@ -240,7 +249,7 @@ class ClearOrder(Request):
 
 class NewEngine(OneEngine):
     model: Annotated[Name, Field(max_length=200)] = ""
-    key: str = "none"
+    key: Annotated[str, Field(json_schema_extra={"pattern": "^[!-~]{0,500}$"})] = "none"
     tokenizer: Annotated[Name, Field(max_length=500)] = ""
     tool_format: Annotated[Name, Field(max_length=32)] = ""
 
@@ -254,7 +263,7 @@ class SomeEngines(Request):
 class PauseOrder(SomeEngines):
     """`mode` is "" to go on, and `by` who it is that wants it."""
 
-    mode: str
+    mode: Annotated[str, Field(json_schema_extra={"enum": ["", *MODES]})]
     by: Annotated[Name, Field(max_length=200)] = "over HTTP"
 
 

@@ -20,7 +20,7 @@ MAX_WAIT_S = 20.0
 """Seconds one request may wait for its answer; to wait longer, a client repeats it."""
 _WARN_S = 30.0
 """Seconds between two warnings of a stream in which nothing ends, if the reason is known."""
-_CONSUMER = re.compile(r"[A-Za-z0-9._:-]{1,64}")
+CONSUMER_NAME = r"^[A-Za-z0-9._:-]{1,64}$"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ def all_ended(watch: BatchWatch, timeout_s: float | None) -> bool:
 
 def check_consumer(consumer: str) -> None:
     """Raise InvalidRequest for a text that is no consumer's name."""
-    if not _CONSUMER.fullmatch(consumer):
+    if not re.fullmatch(CONSUMER_NAME, consumer):
         raise InvalidRequest("1 to 64 of A-Z, a-z, 0-9, '.', '_', ':' and '-'", field="consumer")
 
 

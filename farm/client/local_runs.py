@@ -45,6 +45,7 @@ class LocalRuns(Runs):
             return self._store.write(write)
 
     def recorded_step(self, run: str, up_to: int | None = None) -> RecordedStep | None:
+        check_run(run)
         return self._store.read(lambda connection: consumers.recorded_step(connection, run, up_to))
 
     def solve_rates(
@@ -56,6 +57,7 @@ class LocalRuns(Runs):
         min_version: int | None = None,
         solved_at: float = 1.0,
     ) -> Sequence[SolveRate]:
+        check_run(run)
         count = partial(
             solve_rates.solve_rates,
             run=run,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from functools import cache
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 from farm.records.values import size_of
 
@@ -40,6 +42,60 @@ class Request(BaseModel):
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _is_no_other_type(cls, value: Any, info: ValidationInfo) -> Any:
+        # Python takes true for 1, and JSON does not
+        if isinstance(value, _SCALARS_AND_LISTS) and info.field_name is not None:
+            annotation: Any = cls.model_fields[info.field_name].annotation
+            if isinstance(value, bool | int | float):
+                _check_scalar(_scalars_of(annotation), value)
+            elif items := _items_of(annotation):
+                for each in value.values() if isinstance(value, dict) else value:
+                    _check_scalar(items, each)
+        return value
+
+
+_SCALARS_AND_LISTS = (bool, int, float, list, tuple, dict)
+
+
+def _check_scalar(taken: frozenset[str], value: Any) -> None:
+    if isinstance(value, bool):
+        if taken == {"number"}:
+            raise ValueError("must be a number, not true or false")
+    elif isinstance(value, int | float) and taken == {"boolean"}:
+        raise ValueError("must be true or false, not a number")
+
+
+@cache
+def _scalars_of(annotation: Any) -> frozenset[str]:
+    """Return which of `number` and `boolean` a type has among its forms, and `other` for what has neither or both."""
+    parts = get_args(annotation)
+    if get_origin(annotation) is Literal:
+        kinds: list[Any] = [type(each) for each in parts]
+        return frozenset[str]().union(*map(_scalars_of, kinds))
+    if get_origin(annotation) is Annotated:
+        return _scalars_of(parts[0])
+    if get_origin(annotation) in (Union, UnionType):
+        return frozenset[str]().union(*(_scalars_of(each) for each in parts))
+    if annotation is bool:
+        return frozenset({"boolean"})
+    if annotation in (int, float):
+        return frozenset({"number"})
+    return frozenset() if annotation in (NoneType, str) else frozenset({"other"})
+
+
+@cache
+def _items_of(annotation: Any) -> frozenset[str]:
+    """Return the scalars of a list's or a dictionary's values; nothing where they are of other types."""
+    if get_origin(annotation) in (Union, UnionType):
+        return frozenset[str]().union(*(_items_of(each) for each in get_args(annotation)))
+    if get_origin(annotation) not in (list, tuple, dict):
+        return frozenset()
+    parts = [each for each in get_args(annotation) if each is not Ellipsis]
+    scalars = _scalars_of(parts[-1])
+    return frozenset() if "other" in scalars else scalars
 
 
 class Webhook(Request):

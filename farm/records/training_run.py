@@ -8,12 +8,12 @@ from typing import Any
 
 from farm.errors import InvalidRequest
 
-_RUN = re.compile(r"[A-Za-z0-9._:-]{1,64}")
+RUN_NAME = r"^[A-Za-z0-9._:-]{1,64}$"
 
 
 def check_run(run: str) -> None:
     """Raise InvalidRequest for a text that is no training run's name."""
-    if not isinstance(run, str) or not _RUN.fullmatch(run):
+    if not isinstance(run, str) or not re.fullmatch(RUN_NAME, run):
         raise InvalidRequest("1 to 64 of A-Z, a-z, 0-9, '.', '_', ':' and '-'", field="run")
 
 

@@ -27,7 +27,7 @@ def _key_name(name: str) -> str:
 class NewKey(Request):
     """A key that is asked for. Quotas are None for as many as the farm takes."""
 
-    name: Annotated[str, AfterValidator(_key_name)]
+    name: Annotated[str, Field(json_schema_extra={"pattern": KEY_NAME}), AfterValidator(_key_name)]
     scopes: Annotated[list[Scope], Field(min_length=1, max_length=16)]
     max_open: _Most | None = None
     max_engines: _Most | None = None

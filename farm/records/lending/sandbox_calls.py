@@ -35,7 +35,12 @@ def _is_base64(text: str) -> str:
 
 Text = Annotated[str, AfterValidator(_some_text)]
 """Up to 2 MB of what may be stored."""
-Base64 = Annotated[str, Field(max_length=_MAX_BASE64), AfterValidator(_is_base64)]
+AS_BASE64: dict[str, Any] = {
+    "contentEncoding": "base64",
+    "pattern": "^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$",
+}
+"""The form of bytes in base64, for the API's description."""
+Base64 = Annotated[str, Field(max_length=_MAX_BASE64, json_schema_extra=AS_BASE64), AfterValidator(_is_base64)]
 CallSeconds = Annotated[float, Field(gt=0, le=MAX_CALL_S)]
 FilePath = Annotated[Name, Field(min_length=1, max_length=4096)]
 _CallId = Annotated[Name, Field(min_length=1, max_length=200)]
