@@ -45,7 +45,7 @@ class LongPoll:
     poll_s: float = POLL_S
     """Seconds between two queries if no notification comes."""
     is_given_up: Callable[[], Awaitable[bool]] | None = None
-    """Whether nobody waits for the result by now, which raises ClientDisconnect."""
+    """Tells whether nobody waits for the result any more; then ClientDisconnect is raised."""
 
 
 Examine = Callable[[], Sequence[Any]]

@@ -23,7 +23,7 @@ CLAIM_KEPT_S = 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class ClaimedRole:
     """A claim and its owner, "" if that left it. `lease_end` is when the owner's lease ends, None if it has ended."""
 
     role: str
@@ -72,28 +72,28 @@ def release_leadership(connection: Connection, role: str, owner: str) -> None:
     connection.execute(delete(leaders).where(leaders.c.role == role, leaders.c.owner == owner))
 
 
-def claims_of(connection: Connection, begin: str, lease_s: float) -> list[Claim]:
+def claims_of(connection: Connection, begin: str, lease_s: float) -> list[ClaimedRole]:
     """Return the claims whose roles begin so."""
     return _claims(connection, leaders.c.role.startswith(begin, autoescape=True), lease_s)
 
 
-def claims_named(connection: Connection, roles: Collection[str], lease_s: float) -> list[Claim]:
+def claims_named(connection: Connection, roles: Collection[str], lease_s: float) -> list[ClaimedRole]:
     """Return the claims of these roles, as far as there are any."""
     return _claims(connection, leaders.c.role.in_(roles), lease_s)
 
 
-def _claims(connection: Connection, condition: ColumnElement[bool], lease_s: float) -> list[Claim]:
+def _claims(connection: Connection, condition: ColumnElement[bool], lease_s: float) -> list[ClaimedRole]:
     leases = leaders.alias()
     ended = due(leases.c.expires_at, 2 * lease_s).label("ended")
     joined = select(leaders.c.role, leaders.c.owner, leases.c.expires_at, ended).join(
         leases, leases.c.role == leaders.c.owner, isouter=True
     )
     rows = connection.execute(joined.where(condition).order_by(leaders.c.role))
-    return [Claim(row.role, row.owner, None if row.ended in (None, True) else row.expires_at) for row in rows]
+    return [ClaimedRole(row.role, row.owner, None if row.ended in (None, True) else row.expires_at) for row in rows]
 
 
 def add_claim(connection: Connection, role: str, owner: str) -> None:
-    """Claim a role that nobody has claimed."""
+    """ClaimedRole a role that nobody has claimed."""
     values = {"role": role, "owner": owner, "expires_at": db_now() + CLAIM_KEPT_S}
     connection.execute(insert(leaders).values(values))
 

@@ -1,4 +1,4 @@
-"""Who waits for a job's rollout: each rollout of `/process` is claimed by one request until its answer is given.
+"""Claims on rollouts: one of `/process` belongs to one request until its answer is given.
 
 A request that comes again after a cut connection, or a killed API, gets the rollout that it began; two requests for one
 job at a time are two samples. To tell them apart, each process of the API has a lease in the store while requests wait
@@ -56,14 +56,17 @@ class Askers:
 
     def leave(self, key: str) -> None:
         """Leave a rollout to whoever asks for its job again."""
-        self._store.write(partial(leader.pass_claim, role=_role(key), owner=self._process, to=""))
-        self._let_go(key)
+        try:
+            self._store.write(partial(leader.pass_claim, role=_role(key), owner=self._process, to=""))
+        finally:
+            self._let_go(key)
 
     def drop(self, key: str) -> bool:
         """Give a rollout's answer, so that nobody else gets it. False if another request took it over meanwhile."""
-        dropped = self._store.write(partial(leader.drop_claim, role=_role(key), owner=self._process))
-        self._let_go(key)
-        return dropped
+        try:
+            return self._store.write(partial(leader.drop_claim, role=_role(key), owner=self._process))
+        finally:
+            self._let_go(key)
 
     def held(self, keys: Collection[str]) -> set[str]:
         """Return those of the keys that a request waits for, in any process."""

@@ -32,7 +32,7 @@ class ServerNotRunning(ServiceError):
 
 
 @dataclass(frozen=True, slots=True)
-class AskedJob:
+class RequestedJob:
     """A checked request of `/process` in a session: `name` begins the keys of all its rollouts."""
 
     request: ProcessRequest
@@ -124,28 +124,28 @@ class Jobs:
             raise ServiceError("No LLM server addresses configured. Please add at least one LLM server address.")
         return session
 
-    def asked(self, session: Session, request: ProcessRequest) -> AskedJob:
+    def requested(self, session: Session, request: ProcessRequest) -> RequestedJob:
         """Return the job that is asked for. Raises InvalidRequest."""
         sampling = job_requests.sampling_of(request)
         name = f"{session.job_prefix}{job_requests.job_of(request)}"
-        return AskedJob(request, sampling, session, name)
+        return RequestedJob(request, sampling, session, name)
 
-    def submit(self, asked: AskedJob, key: str) -> Job | None:
+    def submit(self, wanted: RequestedJob, key: str) -> Job | None:
         """Submit a rollout of a job by its key, or find the one that has it; None if that broke or was cancelled.
 
         Raises ServerNotRunning, InvalidRequest and UnknownHandler.
         """
-        request, session = asked.request, asked.session
+        request, session = wanted.request, wanted.session
         ids = {name: request.instance[name] for name in _IDS if name in request.instance}
         for known in self._farm.runs.keyed_batches([key]):
             rollout = self._farm.rollout(rollout_id(known.batch_id, 0, 0))
             if rollout.state in (State.FAILED, State.CANCELLED):
                 return None
-            return Job(ids, asked.sampling, known.batch_id)
+            return Job(ids, wanted.sampling, known.batch_id)
         server = job_requests.server_of(request, session.servers, key)
-        if server and not asked.sampling.model_name:
-            check_lists_models(server, asked.sampling.api_key)
-        batch = job_requests.batch_request(request, asked.sampling, server, key, settings().prorl_timeout_s)
+        if server and not wanted.sampling.model_name:
+            check_lists_models(server, wanted.sampling.api_key)
+        batch = job_requests.batch_request(request, wanted.sampling, server, key, settings().prorl_timeout_s)
         try:
             batch_id = self._farm.submit(batch)
         except InvalidRequest as error:
@@ -155,7 +155,7 @@ class Jobs:
             # it was stopped meanwhile, and whoever did that may not have seen this job
             self._cancel([batch_id])
             raise ServerNotRunning
-        return Job(ids, asked.sampling, batch_id)
+        return Job(ids, wanted.sampling, batch_id)
 
     def result(self, job: Job) -> dict[str, Any]:
         """Return the result object of an ended job."""

@@ -1,4 +1,4 @@
-"""Whether an LLM server names a model, for jobs that name none."""
+"""The check that an LLM server names a model, for jobs that name none."""
 
 from __future__ import annotations
 

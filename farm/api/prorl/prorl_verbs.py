@@ -11,7 +11,7 @@ from starlette.routing import BaseRoute
 
 from farm.api.endpoints import Endpoints
 from farm.api.prorl.askers import Askers
-from farm.api.prorl.jobs import AskedJob, Job, Jobs
+from farm.api.prorl.jobs import Job, Jobs, RequestedJob
 from farm.api.prorl.requests import CancelRequest, LlmServerRequest, ProcessRequest
 from farm.api.protocol_parts.awaited_batch import await_batch
 from farm.api.protocol_parts.detail_errors import refuse_with_detail
@@ -102,12 +102,12 @@ class _Routes:
         """
         endpoints, askers = self._endpoints, self._askers
         jobs = self._jobs(request)
-        asked = await endpoints.run(_asked, jobs, request)
+        wanted = await endpoints.run(_requested, jobs, request)
         is_disconnected = request.is_disconnected
         # it may be large, and the wait long
         del request
-        key, job = await self._begun(jobs, asked)
-        del asked
+        key, job = await self._begun(jobs, wanted)
+        del wanted
         is_answered = False
         try:
             await await_batch(endpoints, job.batch_id, 2 * settings().prorl_timeout_s + 10, is_disconnected)
@@ -127,13 +127,13 @@ class _Routes:
             if not is_answered:
                 await endpoints.run(askers.leave, key)
 
-    async def _begun(self, jobs: Jobs, asked: AskedJob) -> tuple[str, Job]:
+    async def _begun(self, jobs: Jobs, wanted: RequestedJob) -> tuple[str, Job]:
         """Return a rollout of a job, begun or found, and the key by which it is claimed. What broke is left out."""
         endpoints, askers = self._endpoints, self._askers
         while True:
-            key = await askers.claim(asked.name)
+            key = await askers.claim(wanted.name)
             try:
-                job = await endpoints.run(jobs.submit, asked, key)
+                job = await endpoints.run(jobs.submit, wanted, key)
             except ServiceError:
                 # it may have been written all the same
                 await endpoints.run(askers.leave, key)
@@ -146,9 +146,9 @@ class _Routes:
             await endpoints.run(askers.drop, key)
 
 
-def _asked(jobs: Jobs, request: ApiRequest) -> AskedJob:
+def _requested(jobs: Jobs, request: ApiRequest) -> RequestedJob:
     session = jobs.serving()
-    return jobs.asked(session, request.parse_body(ProcessRequest))
+    return jobs.requested(session, request.parse_body(ProcessRequest))
 
 
 def _routes(endpoints: Endpoints) -> Sequence[BaseRoute]:

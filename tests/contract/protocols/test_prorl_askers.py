@@ -1,4 +1,4 @@
-"""Who gets which rollout of ProRL's `/process`: repeats, retries, lives of a client, killed processes of the API."""
+"""The rollouts that requests of ProRL get: repeats, retries, lives of a client, killed processes of the API."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def given_up(client: WireClient, service: LocalFarm, body: dict[str, Any]) -> st
     return batch_id
 
 
-def claims(service: LocalFarm) -> list[leader.Claim]:
+def claims(service: LocalFarm) -> list[leader.ClaimedRole]:
     """Return all claims on rollouts, without the leases of processes."""
     found = service.store.read(partial(leader.claims_of, begin="", lease_s=10.0))
     return [each for each in found if each.role != each.owner]

@@ -9,7 +9,7 @@ import pytest
 
 from farm.api.prorl import job_requests
 from farm.api.prorl.data_sources import fields_of, handler_of
-from farm.api.prorl.requests import ProcessRequest
+from farm.api.prorl.requests import ProcessRequest, SamplingMix
 from farm.api.prorl.wire_messages import conversation
 from farm.errors import InvalidRequest, UnknownHandler
 from farm.records.request import BatchRequest
@@ -132,6 +132,22 @@ def test_a_key_that_is_not_followed_is_refused_by_name(given: dict[str, Any]) ->
     with pytest.raises(InvalidRequest) as refused:
         job_requests.sampling_of(asked(sampling_params=given))
     assert [field for field, _ in refused.value.complaints] == [f"sampling_params.{name}" for name in given]
+
+
+# of its openhands/core/config/llm_config.py and openhands/nvidia/registry.py
+LLM_CONFIG = """
+    model api_key base_url api_version aws_access_key_id aws_secret_access_key aws_region_name openrouter_site_url
+    openrouter_app_name num_retries retry_multiplier retry_min_wait retry_max_wait timeout max_message_chars temperature
+    top_p top_k custom_llm_provider max_input_tokens max_output_tokens input_cost_per_token output_cost_per_token
+    ollama_base_url drop_params modify_params disable_vision caching_prompt log_completions log_completions_folder
+    custom_tokenizer native_tool_calling reasoning_effort seed enable_thinking token_level_generation max_model_len
+""".split()
+AGENT_CONFIG = ["max_iterations", "ensure_thinking_end_properly", "strict_loop_detector"]
+OF_OTHER_AGENTS = {"is_reasoning_task", "enable_vision", "enable_a11y_tree"}
+
+
+def test_every_field_of_its_configuration_is_known() -> None:
+    assert set(SamplingMix.model_fields) == {*LLM_CONFIG, *AGENT_CONFIG} | OF_OTHER_AGENTS
 
 
 def test_tool_calls_in_the_prompt_are_refused_by_text_alone() -> None:
