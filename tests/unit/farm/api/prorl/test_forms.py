@@ -141,13 +141,13 @@ LLM_CONFIG = """
     top_p top_k custom_llm_provider max_input_tokens max_output_tokens input_cost_per_token output_cost_per_token
     ollama_base_url drop_params modify_params disable_vision caching_prompt log_completions log_completions_folder
     custom_tokenizer native_tool_calling reasoning_effort seed enable_thinking token_level_generation max_model_len
-""".split()
+"""
 AGENT_CONFIG = ["max_iterations", "ensure_thinking_end_properly", "strict_loop_detector"]
 OF_OTHER_AGENTS = {"is_reasoning_task", "enable_vision", "enable_a11y_tree"}
 
 
 def test_every_field_of_its_configuration_is_known() -> None:
-    assert set(SamplingMix.model_fields) == {*LLM_CONFIG, *AGENT_CONFIG} | OF_OTHER_AGENTS
+    assert set(SamplingMix.model_fields) == {*LLM_CONFIG.split(), *AGENT_CONFIG} | OF_OTHER_AGENTS
 
 
 def test_tool_calls_in_the_prompt_are_refused_by_text_alone() -> None:
