@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import ssl
 from collections.abc import Callable, Sequence
@@ -21,6 +22,8 @@ WAIT_TIMEOUT_S = 5.0
 """Seconds to wait for an unavailable database, as it holds a thread; then the client gets an error and retries."""
 _GRACE_PERIOD_S = 10
 """Seconds that requests in flight get to finish when the process ends."""
+_LAST_ANSWERS_S = 2
+"""Seconds that the answers of those that did not finish get to be written."""
 # longer than clients keep a connection that they do not use, or they find it closed when they ask
 _KEEP_ALIVE_S = 75
 _BOUNDS = ConnectionLimits()
@@ -82,6 +85,9 @@ class ApiServer(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._endpoints.close()
         await super().shutdown(sockets)
+        # requests that were cancelled are answered, too, and uvicorn does not wait for that
+        if cancelled := set(self.server_state.tasks):
+            await asyncio.wait(cancelled, timeout=_LAST_ANSWERS_S)
 
 
 def serve(
