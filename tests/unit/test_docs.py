@@ -5,7 +5,9 @@ from __future__ import annotations
 import ast
 import asyncio
 import inspect
+import json
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,7 +17,6 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from pydantic import BaseModel, ConfigDict, Field
 
 import farm
 from farm.adapters.arrays import arrays
@@ -32,9 +33,8 @@ from tests.chaos.faults import KINDS
 from workers.agents.harness import Harness, HarnessAgent
 from workers.conformance.catalogue import PROMISES
 from workers.handlers.math import MathHandler
-from workers.interfaces import AgentContext, AgentResult, Artefact, Observation, Sandbox, Submission
+from workers.interfaces import AgentContext, AgentResult, Artefact, Observation, Sandbox
 from workers.testing import FakeSandbox, ScriptedPolicy, answering
-from workers.testing.chat_handler import ContainsEvaluator
 from workers.testing.local_sandbox import LocalProvider
 
 ROOT = Path(__file__).parents[2]
@@ -199,12 +199,22 @@ def test_glossary_is_sorted_and_short() -> None:
     assert words == sorted(words, key=str.lower)
 
 
+@every_page
+def test_examples_import_what_they_use(page: Path) -> None:
+    """Names that a reader has to fill in are in lower case; all others are defined, or imported, on the page."""
+    ruff = [str(Path(sys.executable).with_name("ruff")), "check", "--isolated", "--select", "F821"]
+    code = "\n".join(blocks(page, "python"))
+    ran = subprocess.run([*ruff, "--output-format", "json", "-"], input=code, capture_output=True, text=True)
+    undefined = {each["message"].split("`")[1] for each in json.loads(ran.stdout)}
+    assert not [name for name in undefined if not name.islower() or name in sys.stdlib_module_names | {"farm", "vf"}]
+
+
 def code_with(page: str, name: str) -> str:
     return next(block for block in blocks(ROOT / "docs" / page, "python") if name in block)
 
 
 def test_agent_of_the_example_plays() -> None:
-    names: dict[str, Any] = {"Harness": Harness, "HarnessAgent": HarnessAgent}
+    names: dict[str, Any] = {}
     exec(code_with("agents.md", "ONE_QUESTION"), names)
     shown: Harness = names["ONE_QUESTION"]
     assert names["one_question"]().sandbox(None).agent_packages == shown.packages
@@ -241,12 +251,7 @@ def context_of(sandbox: Sandbox) -> AgentContext:
 
 
 def test_handler_of_the_example_is_one() -> None:
-    names: dict[str, Any] = {
-        "BaseModel": BaseModel,
-        "ConfigDict": ConfigDict,
-        "Submission": Submission,
-        "ContainsEvaluator": ContainsEvaluator,
-    }
+    names: dict[str, Any] = {"__name__": "example"}
     exec(code_with("handlers.md", "CapitalHandler"), names)
     handler = names["CapitalHandler"]()
     assert {name for name in dir(MathHandler) if not name.startswith("_")} <= set(dir(handler))
@@ -257,7 +262,7 @@ def test_handler_of_the_example_is_one() -> None:
 
 
 def test_tool_of_the_example_counts() -> None:
-    names: dict[str, Any] = {"BaseModel": BaseModel, "Field": Field, "Observation": Observation}
+    names: dict[str, Any] = {"__name__": "example"}
     exec(code_with("handlers.md", "CountTool"), names)
 
     async def main() -> Observation:

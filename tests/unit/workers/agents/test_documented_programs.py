@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 from dataclasses import replace
@@ -11,23 +10,16 @@ from typing import Any
 import pytest
 
 from farm.records.rollout import Outcome
-from farm.records.sandbox_spec import AgentProgram
 from tests.unit.test_docs import code_with
 from tests.unit.workers.agents.test_harness import played_by
-from workers.agents.harness import Harness, HarnessAgent
+from workers.agents.harness import Harness
 from workers.interfaces import AgentResult
 from workers.testing import answering
 
 
 def shown(name: str) -> Harness:
     """The example of a name, with its files in the working folder: a local sandbox has no other."""
-    names: dict[str, Any] = {
-        "Harness": Harness,
-        "HarnessAgent": HarnessAgent,
-        "AgentProgram": AgentProgram,
-        "json": json,
-    }
-    names["HERE"] = "/somewhere"
+    names: dict[str, Any] = {"__file__": "/somewhere/my_package.py"}
     exec(code_with("agents/your_program.md", name).replace("/tmp/farm-agent/", ""), names)
     harness: Harness = names[name]
     assert names[harness.name.replace("-", "_")]().sandbox(None).agent_packages == harness.packages
