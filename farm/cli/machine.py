@@ -103,6 +103,14 @@ def tasks(options: tuple[str, ...]) -> None:
 @click.command(context_settings=_THROUGH)
 @click.argument("options", nargs=-1, type=click.UNPROCESSED)
 @plain_errors
+def agents(options: tuple[str, ...]) -> None:
+    """Show the agents that are installed, or run one on a scripted engine, without a farm: list, check."""
+    become("workers.cli.agent_check", options)
+
+
+@click.command(context_settings=_THROUGH)
+@click.argument("options", nargs=-1, type=click.UNPROCESSED)
+@plain_errors
 def environments(options: tuple[str, ...]) -> None:
     """Show the environments with steps that are installed, or check that one does the same twice: list, check."""
     become("workers.cli.environment_check", options)

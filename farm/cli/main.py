@@ -64,6 +64,10 @@ COMMANDS = {
         "machine",
         "Try tasks before they are submitted: `check DIR` by their solutions, `attack DIR|FILE` by cheats.",
     ),
+    "agents": (
+        "machine",
+        "Show the agents that are installed, or run one on a scripted engine, without a farm: list, check.",
+    ),
     "environments": (
         "machine",
         "Show the environments with steps that are installed, or check that one does the same twice: list, check.",

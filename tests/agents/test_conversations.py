@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from farm.records.trajectory import Message
-from tests.agents.playing import MEND, SWE, ByCount, job_of, play_by
+from tests.agents.playing import MEND, SWE, job_of, play_by
 from tests.services.entry_points import installed
+from workers.testing.ordered_script import OrderedScript
 from workers.testing.scripted_model import DONE, GIVE_UP, ScriptedCall, ScriptedTurn
 
 PROJECT = Path(__file__).parent / "project"
@@ -24,12 +25,12 @@ def users(messages: Sequence[Message]) -> str:
     return " ".join(str(each.get("content")) for each in messages if each["role"] == "user")
 
 
-class WithHelper(ByCount):
+class WithHelper(OrderedScript):
     """The turns of an agent, and those of another whose task has the word HELPER."""
 
     def __init__(self, turns: Sequence[ScriptedTurn], helper: Sequence[ScriptedTurn]) -> None:
         super().__init__(turns, ISSUE)
-        self._helper = ByCount(helper, "HELPER")
+        self._helper = OrderedScript(helper, "HELPER")
 
     def next_turn(self, messages: Sequence[Message], seed: int | None, begun: str = "") -> ScriptedTurn:
         if "HELPER" in users(messages) and ISSUE not in users(messages):
@@ -37,7 +38,7 @@ class WithHelper(ByCount):
         return super().next_turn(messages, seed, begun)
 
 
-class Summing(ByCount):
+class Summing(OrderedScript):
     """Turns by what was done: whoever is asked for a summary gives one, and goes on after it."""
 
     def __init__(self) -> None:

@@ -69,3 +69,16 @@ def message_of(text: str) -> Message:
 def tool_call(call: HermesCall, call_id: str) -> dict[str, Any]:
     """As the OpenAI API writes it."""
     return {"id": call_id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+
+
+def listed_tools(system: str) -> tuple[dict[str, Any], ...]:
+    """Return the functions that a system turn lists as JSON lines between tags."""
+    lines = system.partition("<tools>")[2].partition("</tools>")[0].strip().splitlines()
+    result = []
+    for line in lines:
+        try:
+            tool = json.loads(line)
+            result.append(tool.get("function", tool))
+        except (ValueError, AttributeError):
+            continue
+    return tuple(tool for tool in result if isinstance(tool.get("name"), str))

@@ -12,7 +12,7 @@ import numpy as np
 
 from farm.records.trajectory import TokenIds, token_ids
 from workers.testing.engine.vocabulary import Vocabulary
-from workers.testing.hermes_text import CALL, CALL_END, THINK, THINK_END
+from workers.testing.hermes_text import CALL, CALL_END, THINK, THINK_END, listed_tools
 from workers.testing.scripted_model import Script
 
 _CACHE_SIZE = 1024
@@ -69,7 +69,7 @@ class RandomPlayer:
         self._seed = seed
         self._mean_tokens = mean_tokens
         self._mix = mix or Mix()
-        self._tools = lru_cache(_CACHE_SIZE)(_tools)
+        self._tools = lru_cache(_CACHE_SIZE)(listed_tools)
 
     def turn(self, prompt: TokenIds, seed: int | None) -> TokenIds:
         digest = hashlib.blake2b(prompt.tobytes(), digest_size=8).digest()
@@ -141,16 +141,3 @@ def _broken(text: str, name: str, kind: int) -> str:
     if kind == 2:
         return text.replace(json.dumps(name), '"no_such_tool"', 1)
     return f'{CALL}\n{{"name": {json.dumps(name)}}}\n{CALL_END}'
-
-
-def _tools(system: str) -> tuple[dict[str, Any], ...]:
-    """The functions that a system turn lists as JSON lines between tags."""
-    lines = system.partition("<tools>")[2].partition("</tools>")[0].strip().splitlines()
-    result = []
-    for line in lines:
-        try:
-            tool = json.loads(line)
-            result.append(tool.get("function", tool))
-        except (ValueError, AttributeError):
-            continue
-    return tuple(tool for tool in result if isinstance(tool.get("name"), str))

@@ -1,0 +1,58 @@
+"""The shell calls of a script without a book: by whichever tool there is, as its schema wants them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from workers.testing.ordered_script import OrderedScript, ShellScript, shell_call
+from workers.testing.scripted_model import DONE, GIVE_UP, ScriptedTurn
+
+TEXT: dict[str, Any] = {"type": "string"}
+
+
+def tool(name: str, properties: dict[str, Any], *required: str) -> dict[str, Any]:
+    return {"name": name, "parameters": {"type": "object", "properties": properties, "required": list(required)}}
+
+
+@pytest.mark.parametrize(
+    ("tools", "arguments"),
+    [
+        ([tool("bash", {"command": TEXT}, "command")], {"command": "ls"}),
+        ([tool("read", {"path": TEXT}), tool("exec_command", {"cmd": TEXT}, "cmd")], {"cmd": "ls"}),
+        ([tool("shell", {"command": {"type": "array"}}, "command")], {"command": ["bash", "-c", "ls"]}),
+        (
+            [tool("Bash", {"command": TEXT, "wait": {"type": "boolean"}, "why": TEXT}, "command", "wait", "why")],
+            {"command": "ls", "wait": False, "why": "a command"},
+        ),
+        ([tool("run", {"command": TEXT, "risk": {"enum": ["low", "high"]}}, "risk")], {"command": "ls", "risk": "low"}),
+        ([tool("read", {"path": TEXT}, "path")], None),
+        ([tool("bash", {"path": TEXT})], None),
+        ([{"name": "bash"}], None),
+        ([], None),
+    ],
+)
+def test_a_command_is_called_as_the_tool_wants_it(
+    tools: list[dict[str, Any]], arguments: dict[str, Any] | None
+) -> None:
+    call = shell_call(tools, "ls")
+    assert (None if call is None else call.arguments) == arguments
+
+
+def test_turns_follow_each_other_whatever_the_history_says() -> None:
+    turns = [ScriptedTurn(content=text) for text in "ab"]
+    script = OrderedScript(turns, "task")
+    asked = {"role": "user", "content": "the task"}
+    example = {"role": "assistant", "content": "an example"}
+    said = {"role": "assistant", "content": "written anew"}
+    assert script.next_turn([example, asked], None) == turns[0]
+    assert script.next_turn([example, asked, said], None) == turns[1]
+    assert script.next_turn([example, asked, said, said], None) == DONE
+    assert script.next_turn([{"role": "user", "content": "a title"}], None) == GIVE_UP
+
+
+def test_without_a_shell_tool_the_answer_is_the_first_turn() -> None:
+    script = ShellScript("ls", "done", "task")
+    assert script.next_turn([{"role": "user", "content": "task"}], None) == ScriptedTurn(content="done")
+    assert script.tool == ""

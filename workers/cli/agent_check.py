@@ -1,0 +1,216 @@
+"""The commands about agents: which are installed, and what one does on a scripted engine, without a farm."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import click
+from pydantic import ValidationError
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from farm.errors import FarmError, NotFound
+from farm.plugins import installed, load
+from farm.records.request import Limits, SamplingParams
+from farm.records.rollout import Outcome
+from farm.records.token_audit import check as check_rows
+from farm.records.trajectory import ModelCall, Segment, segments
+from workers import registry, stages
+from workers.interfaces import Artefact
+from workers.policy.engines import detect
+from workers.policy.generation import EngineAddress
+from workers.policy.policy import RolloutPolicy
+from workers.policy.routing.engine_view import EngineRecord
+from workers.policy.routing.pool import EnginePool
+from workers.policy.routing.router import RoutingKey, StickyRouter
+from workers.stage_job import StageJob, resolve_problem
+from workers.testing.engine.scripted_engine import ScriptedEngine
+from workers.testing.ordered_script import OrderedScript, ShellScript
+from workers.testing.scripted_model import Script, ScriptedTurn
+from workers.testing.serving import serving
+
+console = Console()
+
+TASK = "Run one command of your choice, and then say that you are done."
+MARK = "farm-agent-check"
+_TAIL_LINES = 15
+
+
+@dataclass
+class PlayedAgent:
+    """One rollout: its end, its calls as they were recorded, its rows, and what the program printed."""
+
+    outcome: Outcome | None = None
+    reward: float = 0.0
+    calls: list[ModelCall] = field(default_factory=list)
+    rows: Sequence[Segment] = ()
+    kept: dict[str, str] = field(default_factory=dict)
+
+    async def record(self, call: ModelCall) -> None:
+        # a call is recorded again once its observations are known
+        self.calls = [*(each for each in self.calls if each.index != call.index), copy.deepcopy(call)]
+
+    async def keep(self, index: int, artefact: Artefact) -> str:
+        self.kept[artefact.name] = artefact.data.decode("utf-8", "replace")
+        return artefact.name
+
+    @property
+    def breaks(self) -> list[str]:
+        """The reasons for which calls after the first begin a row."""
+        return [call.begins for call in self.calls[1:] if call.begins]
+
+
+def play_on(job: StageJob, engine: ScriptedEngine, played: PlayedAgent) -> None:
+    """Play a job through all its stages, as a worker does, on an engine of this process. Raises FarmError.
+
+    `played` has what was recorded up to an error, too. Raises AssertionError if its rows do not follow from its calls.
+    """
+
+    async def main(url: str) -> None:
+        address = EngineAddress(f"{url}/v1")
+        pool = EnginePool(lambda: (EngineRecord(address, detected),))
+        detected = await detect(address)
+        policy = RolloutPolicy(StickyRouter(pool, RoutingKey(job.rollout_id)), job.rollout_id)
+        try:
+            problem = resolve_problem(job)
+            await stages.init(problem)
+            ended = await stages.run(problem, policy, played.record, played.keep)
+            score, _ = await stages.evaluate(problem, ended.submission)
+        finally:
+            await pool.aclose()
+        played.outcome, played.reward = ended.outcome, score.value
+
+    with serving(engine.app()) as url:
+        try:
+            asyncio.run(main(url))
+        finally:
+            played.rows = segments(played.calls)
+    check_rows(played.rows, played.calls)
+
+
+@click.group()
+def main() -> None:
+    """Agents: those that are installed, and a rollout of one on a scripted engine."""
+
+
+@main.command(name="list")
+def list_agents() -> None:
+    """Show the agents that a batch may ask for, and where each comes from."""
+    table = Table(box=None, pad_edge=False)
+    for title in ("agent", "from"):
+        table.add_column(title, no_wrap=title == "agent", overflow="fold")
+    for name, entry in sorted(installed(registry.AGENTS).items()):
+        table.add_row(name, escape(str(getattr(entry, "value", entry))))
+    console.print(table)
+
+
+@main.command()
+@click.argument("name")
+@click.option("--task", default=TASK, show_default=True, metavar="TEXT", help="What the agent is asked to do.")
+@click.option(
+    "--turns",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="What the policy says: a turn per line, {content, tool_calls: [{name, arguments}]}.",
+)
+@click.option("--sandbox", default="auto", show_default=True, metavar="KIND")
+@click.option("--timeout", "run_s", type=click.FloatRange(min=1), default=300.0, show_default=True, help="Seconds.")
+def check(name: str, task: str, turns: Path | None, sandbox: str, run_s: float) -> None:
+    """Play one rollout of an agent on a scripted engine, in a sandbox of this machine: exit 1 if that breaks.
+
+    The policy runs one shell command by whichever tool the agent offers, and then says that it is done; --turns gives
+    it other answers. What it prints: the calls and training rows that were recorded, and why there is another row.
+    """
+    try:
+        known = sorted(installed(registry.AGENTS))
+        if name not in known:
+            raise NotFound(f"no agent is called {name!r}; installed here are: {', '.join(known)}")
+        load(registry.AGENTS, name)
+        kind = sandbox if sandbox != "auto" else registry.best_sandbox()
+        script = _script(task, turns)
+    except ValidationError as error:
+        raise click.ClickException(f"{turns}: {error.errors()[0]['msg']}") from error
+    except (FarmError, OSError, ValueError) as error:
+        raise click.ClickException(f"{type(error).__name__}: {error}") from error
+    click.echo(f"{name}: its packages, if it has any, are installed the first time, which takes minutes", err=True)
+    played = PlayedAgent()
+    failure = ""
+    try:
+        play_on(_job(name, task, kind, run_s), ScriptedEngine(script), played)
+    except (FarmError, AssertionError) as error:
+        failure = f"{type(error).__name__}: {error}"
+    failure = failure or ("" if played.calls else "it made no model call")
+    _print_calls(played)
+    if isinstance(script, ShellScript) and played.calls:
+        _say(_tool_line(script, played))
+    if failure:
+        _print_output(played)
+        _say(f"{name}: {failure}")
+        raise SystemExit(1)
+    n_calls, n_rows = _counted(len(played.calls), "call"), _counted(len(played.rows), "training row")
+    _say(f"{name}: {played.outcome}; {n_calls}, {n_rows}")
+
+
+def _job(agent: str, task: str, kind: str, run_s: float) -> StageJob:
+    return StageJob(
+        rollout_id=f"check-{uuid.uuid4().hex[:12]}",
+        attempt=1,
+        sample_index=0,
+        data_source="answer",
+        fields={"question": task, "answer": "2"},
+        sampling=SamplingParams(),
+        limits=Limits(run_s=run_s),
+        sandbox_kind=kind,
+        model="",
+        agent=agent,
+    )
+
+
+def _script(task: str, turns: Path | None) -> Script:
+    if turns is None:
+        return ShellScript(f"echo {MARK}", "I am done.", task)
+    lines = turns.read_text(encoding="utf-8").splitlines()
+    return OrderedScript([ScriptedTurn.model_validate_json(line) for line in lines if line.strip()], task)
+
+
+def _print_calls(played: PlayedAgent) -> None:
+    table = Table(box=None, pad_edge=False)
+    for title in ("call", "prompt", "sampled", "tools", "begins a row, as"):
+        table.add_column(title, overflow="fold")
+    for call in sorted(played.calls, key=lambda each: each.index):
+        tools = "" if call.tools is None else str(len(call.tools))
+        cells = [str(call.index), str(call.n_prompt_tokens), str(call.n_response_tokens), tools, escape(call.begins)]
+        table.add_row(*cells)
+    if played.calls:
+        console.print(table)
+
+
+def _tool_line(script: ShellScript, played: PlayedAgent) -> str:
+    if not script.tool:
+        return "none of its tools takes a shell command, so the policy called none"
+    ran = any(MARK in str(message.get("content")) for call in played.calls[1:] for message in call.messages)
+    ran = ran or any(MARK in str(message.get("content")) for call in played.calls for message in call.observations)
+    return f"its tool {script.tool} {'ran a command' if ran else 'was called, and its result was not sent back'}"
+
+
+def _print_output(played: PlayedAgent) -> None:
+    for name, text in played.kept.items():
+        for line in text.splitlines()[-_TAIL_LINES:]:
+            _say(f"  {name}: {line}")
+
+
+def _say(text: str) -> None:
+    console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def _counted(n: int, noun: str) -> str:
+    return f"{n} {noun}{'' if n == 1 else 's'}"
+
+
+if __name__ == "__main__":
+    main()

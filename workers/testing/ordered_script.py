@@ -1,0 +1,73 @@
+"""Scripts without a book: turns in order, or a shell command by whichever tool the prompt offers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from farm.records.trajectory import Message
+from workers.testing.hermes_text import listed_tools
+from workers.testing.scripted_model import DONE, GIVE_UP, Script, ScriptedCall, ScriptedTurn
+
+SHELL_WORDS = ("bash", "shell", "terminal", "exec", "command", "run")
+COMMAND_ARGUMENTS = ("command", "cmd", "script", "code", "input", "keystrokes")
+_FILLED: Mapping[str, Any] = {"string": "a command", "integer": 10, "number": 10, "boolean": False, "array": []}
+
+
+class OrderedScript(Script):
+    """Turns in order, also for a program that writes its history anew, in which no turn would be known again.
+
+    GIVE_UP where no user message has the text `match`, as where a program asks for a title; DONE after the last turn.
+    """
+
+    def __init__(self, turns: Sequence[ScriptedTurn], match: str) -> None:
+        super().__init__([])
+        self._turns, self._match = turns, match
+        # a program may begin with an example that nobody sampled
+        self._n_before: int | None = None
+
+    def next_turn(self, messages: Sequence[Message], seed: int | None, begun: str = "") -> ScriptedTurn:
+        if not any(self._match in str(message.get("content")) for message in messages if message["role"] == "user"):
+            return GIVE_UP
+        n_said = sum(message["role"] == "assistant" for message in messages)
+        self._n_before = n_said if self._n_before is None else self._n_before
+        n_played = n_said - self._n_before
+        return self._turn(n_played, messages)
+
+    def _turn(self, index: int, messages: Sequence[Message]) -> ScriptedTurn:
+        return self._turns[index] if index < len(self._turns) else DONE
+
+
+class ShellScript(OrderedScript):
+    """One shell command by a tool that the prompt lists, if it lists one; then `last`. `tool` is the tool's name."""
+
+    def __init__(self, command: str, last: str, match: str) -> None:
+        super().__init__([], match)
+        self._command = command
+        self._last = ScriptedTurn(content=last)
+        self.tool = ""
+
+    def _turn(self, index: int, messages: Sequence[Message]) -> ScriptedTurn:
+        call = shell_call(listed_tools(str(messages[0].get("content"))), self._command) if index == 0 else None
+        if call is None:
+            return self._last
+        self.tool = call.name
+        return ScriptedTurn(content="I run a command.", tool_calls=(call,))
+
+
+def shell_call(tools: Sequence[Mapping[str, Any]], command: str) -> ScriptedCall | None:
+    """Return a call of the first tool that takes a shell command; None if there is none."""
+    for tool in tools:
+        schema = tool.get("parameters") or {}
+        properties = schema.get("properties") or {}
+        argument = next((name for name in COMMAND_ARGUMENTS if name in properties), "")
+        if argument and any(word in tool["name"].lower() for word in SHELL_WORDS):
+            arguments = {name: _filled(properties.get(name) or {}) for name in schema.get("required") or ()}
+            is_list = (properties[argument] or {}).get("type") == "array"
+            arguments[argument] = ["bash", "-c", command] if is_list else command
+            return ScriptedCall(name=tool["name"], arguments=arguments)
+    return None
+
+
+def _filled(schema: Mapping[str, Any]) -> Any:
+    return schema["enum"][0] if schema.get("enum") else _FILLED.get(str(schema.get("type")), {})
