@@ -11,6 +11,8 @@ from workers.testing.scripted_model import DONE, GIVE_UP, Script, ScriptedCall, 
 
 SHELL_WORDS = ("bash", "shell", "terminal", "exec", "command", "run")
 COMMAND_ARGUMENTS = ("command", "cmd", "script", "code", "input", "keystrokes")
+LAST_TOOLS = ("final_answer", "finish", "submit", "complete")
+"""Names of tools by which a program's policy says that it is done."""
 _FILLED: Mapping[str, Any] = {"string": "a command", "integer": 10, "number": 10, "boolean": False, "array": []}
 
 
@@ -39,20 +41,25 @@ class OrderedScript(Script):
 
 
 class ShellScript(OrderedScript):
-    """One shell command by a tool that the prompt lists, if it lists one; then `last`. `tool` is the tool's name."""
+    """One shell command by a tool that the prompt lists, if any; then `last`, by a tool for that if there is one.
+
+    `tool` is the name of the first.
+    """
 
     def __init__(self, command: str, last: str, match: str) -> None:
         super().__init__([], match)
         self._command = command
-        self._last = ScriptedTurn(content=last)
+        self._last = last
         self.tool = ""
 
     def _turn(self, index: int, messages: Sequence[Message]) -> ScriptedTurn:
-        call = shell_call(listed_tools(str(messages[0].get("content"))), self._command) if index == 0 else None
-        if call is None:
-            return self._last
-        self.tool = call.name
-        return ScriptedTurn(content="I run a command.", tool_calls=(call,))
+        tools = listed_tools(str(messages[0].get("content")))
+        call = shell_call(tools, self._command) if index == 0 else None
+        if call is not None:
+            self.tool = call.name
+            return ScriptedTurn(content="I run a command.", tool_calls=(call,))
+        final = last_call(tools, self._last)
+        return ScriptedTurn(content=self._last, tool_calls=() if final is None else (final,))
 
 
 def shell_call(tools: Sequence[Mapping[str, Any]], command: str) -> ScriptedCall | None:
@@ -66,6 +73,18 @@ def shell_call(tools: Sequence[Mapping[str, Any]], command: str) -> ScriptedCall
             is_list = (properties[argument] or {}).get("type") == "array"
             arguments[argument] = ["bash", "-c", command] if is_list else command
             return ScriptedCall(name=tool["name"], arguments=arguments)
+    return None
+
+
+def last_call(tools: Sequence[Mapping[str, Any]], said: str) -> ScriptedCall | None:
+    """Return a call of the tool by which a policy says that it is done; None if there is none."""
+    for tool in tools:
+        if any(word in tool["name"].lower() for word in LAST_TOOLS):
+            schema = tool.get("parameters") or {}
+            properties = schema.get("properties") or {}
+            filled = {name: _filled(properties.get(name) or {}) for name in schema.get("required") or ()}
+            texts = {name: said for name, value in filled.items() if value == _FILLED["string"]}
+            return ScriptedCall(name=tool["name"], arguments=filled | texts)
     return None
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from workers.testing.ordered_script import OrderedScript, ShellScript, shell_call
+from workers.testing.ordered_script import OrderedScript, ShellScript, last_call, shell_call
 from workers.testing.scripted_model import DONE, GIVE_UP, ScriptedTurn
 
 TEXT: dict[str, Any] = {"type": "string"}
@@ -56,3 +56,19 @@ def test_without_a_shell_tool_the_answer_is_the_first_turn() -> None:
     script = ShellScript("ls", "done", "task")
     assert script.next_turn([{"role": "user", "content": "task"}], None) == ScriptedTurn(content="done")
     assert script.tool == ""
+
+
+@pytest.mark.parametrize(
+    ("tools", "arguments"),
+    [
+        (
+            [tool("bash", {"command": TEXT}, "command"), tool("final_answer", {"answer": TEXT}, "answer")],
+            {"answer": "done"},
+        ),
+        ([tool("submit", {})], {}),
+        ([tool("bash", {"command": TEXT}, "command")], None),
+    ],
+)
+def test_a_tool_that_ends_is_called_last(tools: list[dict[str, Any]], arguments: dict[str, Any] | None) -> None:
+    call = last_call(tools, "done")
+    assert (None if call is None else call.arguments) == arguments
