@@ -112,7 +112,7 @@ def test_folders_with_what_no_archive_has_are_refused(tmp_path: Path) -> None:
     (tmp_path / "no.tar").write_bytes(b"rubbish" * 1000)
     with pytest.raises(InvalidRequest, match="cannot be read as a tar"):
         packed(tmp_path / "no.tar")
-    with pytest.raises(InvalidRequest, match="no tar"):
+    with pytest.raises(InvalidRequest, match="is not a tar"):
         check(io.BytesIO(b"rubbish" * 1000))
 
 
