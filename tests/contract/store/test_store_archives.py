@@ -48,7 +48,7 @@ def test_parts_that_are_another_archive_or_none_are_dropped(store: Store, tmp_pa
     (tmp_path / "task").mkdir()
     archive = io.BytesIO()
     pack(tmp_path / "task", archive)
-    for data, said in ((archive.getvalue(), "are not the archive"), (b"rubbish" * 500, "no tar")):
+    for data, said in ((archive.getvalue(), "are not the archive"), (b"rubbish" * 500, "not a tar")):
         archives.put_part("0" * 64, 0, data)
         with pytest.raises(InvalidRequest, match=said):
             archives.complete("0" * 64, 1)
