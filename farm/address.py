@@ -24,15 +24,15 @@ def address_of(url: str | Path | None, defaults: Settings) -> tuple[str, str]:
 
     Raises FarmUnreachable for a folder that does not say where its farm is.
     """
-    if url is None:
-        if defaults.store_url:
-            return defaults.store_url, defaults.broker_url
-        url = defaults.home
-    text = str(url)
-    if is_http(text):
+    named = defaults.store_url or defaults.home if url is None else url
+    if is_http(named):
         raise InvalidRequest(
-            "this needs the farm's database URL or its folder, not the address of its API", field="url"
+            "this needs the farm's database URL or its folder, not the address of its API",
+            field="store_url" if url is None else "url",
         )
+    if url is None and defaults.store_url:
+        return defaults.store_url, defaults.broker_url
+    text = str(named)
     if "://" in text:
         if fault := url_fault(text):
             raise InvalidRequest(fault, field="url")

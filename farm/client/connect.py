@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def connect(url: str | Path | None = None, *, broker_url: str | None = None, first_s: float = WAIT_TIMEOUT_S) -> Farm:
     """Connect to a farm by its address: a database URL, the folder of an embedded farm, the `http://HOST:PORT` of its
-    API, or nothing for what FARM_* say.
+    API, or nothing for what FARM_STORE_URL names, a database or an API, and else FARM_HOME.
 
     `broker_url` only carries notifications here: without it, or while the broker is unavailable, polling does
     the same. An API is sent FARM_API_KEY, else the key in FARM_HOME; while it is unavailable it is waited for as a
@@ -30,6 +30,8 @@ def connect(url: str | Path | None = None, *, broker_url: str | None = None, fir
     installed, FarmUnreachable for a folder without a farm or an API that does not answer, NotAllowed for one that wants
     another key, StoreUnavailable for a database that does not answer or is at another schema revision.
     """
+    if url is None and is_http(configured := settings().store_url):
+        url = configured
     if is_http(url):
         from farm.client.remote import RemoteFarm
 
