@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from farm.address import WAIT_TIMEOUT_S, is_http
+from farm.address import WAIT_TIMEOUT_S, api_url
 from farm.extras import check_extra
 from farm.home import known_key
 from farm.settings import settings
@@ -30,12 +30,10 @@ def connect(url: str | Path | None = None, *, broker_url: str | None = None, fir
     installed, FarmUnreachable for a folder without a farm or an API that does not answer, NotAllowed for one that wants
     another key, StoreUnavailable for a database that does not answer or is at another schema revision.
     """
-    if url is None and is_http(configured := settings().store_url):
-        url = configured
-    if is_http(url):
+    if (api := api_url(url, settings())) is not None:
         from farm.client.remote import RemoteFarm
 
-        return RemoteFarm.opened(str(url), known_key(settings()), first_s)
+        return RemoteFarm.opened(api, known_key(settings()), first_s)
     check_extra("a farm that is reached by its database or its folder")
     from farm.client.local import LocalFarm
 
