@@ -19,20 +19,25 @@ def is_http(url: str | Path | None) -> bool:
     return str(url).startswith(("http://", "https://"))
 
 
+def api_url(url: str | Path | None, defaults: Settings) -> str | None:
+    """Return the address of an API that `url` names, or FARM_STORE_URL where there is none; None for any other."""
+    named = defaults.store_url if url is None else str(url)
+    return named if is_http(named) else None
+
+
 def address_of(url: str | Path | None, defaults: Settings) -> tuple[str, str]:
     """Return (store URL, broker URL) of a farm's address, as `farm.connect` takes it, but for that of an API.
 
     Raises FarmUnreachable for a folder that does not say where its farm is.
     """
-    if url is None:
-        if defaults.store_url:
-            return defaults.store_url, defaults.broker_url
-        url = defaults.home
-    text = str(url)
-    if is_http(text):
+    if api_url(url, defaults) is not None:
         raise InvalidRequest(
-            "this needs the farm's database URL or its folder, not the address of its API", field="url"
+            "this needs the farm's database URL or its folder, not the address of its API",
+            field="store_url" if url is None else "url",
         )
+    if url is None and defaults.store_url:
+        return defaults.store_url, defaults.broker_url
+    text = str(defaults.home if url is None else url)
     if "://" in text:
         if fault := url_fault(text):
             raise InvalidRequest(fault, field="url")

@@ -110,7 +110,8 @@ class Settings(BaseSettings):
     scratch: Path = Field(default_factory=_scratch)
     """Node-local disk for the writable layers of sandboxes; never a network file system."""
     store_url: str = ""
-    """A database URL; empty is the embedded farm's SQLite under `home`."""
+    """A database URL, for clients also the `http://HOST:8600` of an API; empty is the embedded farm's SQLite under
+    `home`."""
     broker_url: str = ""
     """A Redis URL, or `amqp://` for RabbitMQ; empty is the embedded farm's own Redis."""
     api_key: str = Field(default="", repr=False)

@@ -2,7 +2,7 @@
 
     python examples/trainers/verl_farm.py examples/problems.jsonl train.parquet   # writes the data set
     PYTHONPATH=examples/trainers python -m verl.trainer.main_ppo data.train_files=train.parquet \
-        actor_rollout_ref.rollout.agent.agent_loop_manager_class=verl_farm.Manager \
+        +actor_rollout_ref.rollout.agent.agent_loop_manager_class=verl_farm.Manager \
         data.return_raw_chat=True actor_rollout_ref.rollout.calculate_log_probs=True ...
 
 The farm's address is FARM_STORE_URL, as for every client.

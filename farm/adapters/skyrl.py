@@ -19,13 +19,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from farm.adapters.engine_bridge import EngineBridge, OwnEngines, SampledByTrainer
 from farm.adapters.protocol import RowsPerRollout, TrainingRow
+from farm.adapters.sample_window import RewardsSoFar
 from farm.adapters.single_row import (
     BrokenRollouts,
     RowLimits,
@@ -133,6 +134,7 @@ class FarmGenerator:
     own_engines: bool = True
     bridge_host: str = ""
     """The address of this machine as the farm's nodes reach it; without it, that of its default route."""
+    _so_far: RewardsSoFar = field(default_factory=RewardsSoFar, init=False, repr=False)
 
     def __post_init__(self) -> None:
         self._check_experts()
@@ -211,10 +213,22 @@ class FarmGenerator:
             too_long=self.too_long,
             total_option="max_seq_len",
         )
-        groups = None if trajectory_ids is None else [each.instance_id for each in trajectory_ids]
+        if trajectory_ids is None:
+            groups = [each.group_id for each in rollouts]
+        else:
+            groups = [each.instance_id for each in trajectory_ids]
+        # the fully asynchronous trainer asks for one group at a time, and ends where a call fails
+        alone = phase == "train" and len(set(groups)) == 1
         step_rows = rows_of_step(
-            rollouts, broken=self.broken, limits=limits, every_segment=self.step_wise, groups=groups
+            rollouts,
+            broken=self.broken,
+            limits=limits,
+            every_segment=self.step_wise,
+            fallback=self._so_far.fallback() if alone else None,
+            groups=groups,
         )
+        if phase == "train":
+            self._so_far.take([row.reward for row in step_rows if row.scored])
         if phase == "eval":
             _check_whole_groups(step_rows)
         elif self.expert_form is not None:

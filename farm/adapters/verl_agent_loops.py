@@ -1,6 +1,6 @@
 """verl's agent loop manager, with the farm in the place of its agent loops. Needs verl; loaded by its trainer alone.
 
-    # my_farm.py: actor_rollout_ref.rollout.agent.agent_loop_manager_class=my_farm.Manager
+    # my_farm.py: +actor_rollout_ref.rollout.agent.agent_loop_manager_class=my_farm.Manager
     class Manager(FarmAgentLoopManager):
         connect = staticmethod(farm.connect)
 

@@ -56,15 +56,15 @@ def doctor(
         raise click.UsageError(f"{' '.join(options)}: only --sandbox NAME and --engine URL take more options")
     if adapter is not None:
         _check_adapter(adapter)
-    from farm.address import is_http
+    from farm.address import api_url
+    from farm.settings import settings
 
-    if is_http(url):
-        findings = _findings_of_api(str(url))
+    if (of_api := api_url(url, settings())) is not None:
+        findings = _findings_of_api(of_api)
         console.print(_table(findings))
         sys.exit(1 if any(finding.needed and not finding.ok for finding in findings) else 0)
     check_extra("a check of what is here")
     from farm.cli.doctor import examine, examine_scorers, store_and_broker
-    from farm.settings import settings
 
     findings = [*examine(settings(), *store_and_broker(settings(), url)), *examine_scorers()]
     console.print(_table(findings))
@@ -143,12 +143,13 @@ def metrics(port: int | None, address: str, url: str | None) -> None:
 
     Served, they are shown to those who send the farm's key as a bearer token: FARM_API_KEY, else the one in FARM_HOME.
     """
-    from farm.address import is_http
+    from farm.address import api_url
+    from farm.settings import settings
 
-    if is_http(url):
+    if (of_api := api_url(url, settings())) is not None:
         if port is not None:
-            raise click.UsageError(f"the API serves them at {url}/metrics already: leave out --port")
-        with contextlib.closing(_api(str(url))) as api:
+            raise click.UsageError(f"the API serves them at {of_api}/metrics already: leave out --port")
+        with contextlib.closing(_api(of_api)) as api:
             click.echo(api.data("/metrics").decode(), nl=False)
         return
     check_extra("reading the numbers from the database")
@@ -159,7 +160,6 @@ def metrics(port: int | None, address: str, url: str | None) -> None:
     from farm.cli.listening import bind, url_of
     from farm.client.local import open_store
     from farm.home import own_key
-    from farm.settings import settings
 
     with contextlib.closing(open_store(url, first_s=first_s())[0]) as store:
         numbers = farm_metrics.registry(store, settings().node_timeout_s)

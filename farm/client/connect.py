@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from farm.address import WAIT_TIMEOUT_S, is_http
+from farm.address import WAIT_TIMEOUT_S, api_url
 from farm.extras import check_extra
 from farm.home import known_key
 from farm.settings import settings
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def connect(url: str | Path | None = None, *, broker_url: str | None = None, first_s: float = WAIT_TIMEOUT_S) -> Farm:
     """Connect to a farm by its address: a database URL, the folder of an embedded farm, the `http://HOST:PORT` of its
-    API, or nothing for what FARM_* say.
+    API, or nothing for what FARM_STORE_URL names, a database or an API, and else FARM_HOME.
 
     `broker_url` only carries notifications here: without it, or while the broker is unavailable, polling does
     the same. An API is sent FARM_API_KEY, else the key in FARM_HOME; while it is unavailable it is waited for as a
@@ -30,10 +30,10 @@ def connect(url: str | Path | None = None, *, broker_url: str | None = None, fir
     installed, FarmUnreachable for a folder without a farm or an API that does not answer, NotAllowed for one that wants
     another key, StoreUnavailable for a database that does not answer or is at another schema revision.
     """
-    if is_http(url):
+    if (api := api_url(url, settings())) is not None:
         from farm.client.remote import RemoteFarm
 
-        return RemoteFarm.opened(str(url), known_key(settings()), first_s)
+        return RemoteFarm.opened(api, known_key(settings()), first_s)
     check_extra("a farm that is reached by its database or its folder")
     from farm.client.local import LocalFarm
 

@@ -91,12 +91,18 @@ def test_a_killed_api_loses_and_doubles_nothing(api: RestartableApi) -> None:
             assert client.violations(batch_id) == []
 
 
-def test_a_command_asks_an_api_as_it_asks_a_database(api: RestartableApi) -> None:
+def test_a_command_asks_an_api_as_it_asks_a_database(api: RestartableApi, tmp_path: Path) -> None:
     batch_id = farm.connect(api.url).submit({"instances": [BRIEF]})
     assert "1/1 ended" in said(main, "watch", batch_id, "--url", api.url)
     assert "completed" in said(main, "show", f"{batch_id}.0.0", "--url", api.url)
     assert "farm_store_up 1.0" in said(main, "metrics", "--url", api.url)
     assert "1 known" in said(main, "doctor", "--url", api.url)
+    named = {"FARM_STORE_URL": api.url}
+    assert "1/1 ended" in said(main, "watch", batch_id, env=named)
+    assert "farm_store_up 1.0" in said(main, "metrics", env=named)
+    assert "1 known" in said(main, "doctor", env=named)
+    for words in (("prune", "--older-than", "1d"), ("backup", str(tmp_path / "backup"))):
+        assert "this needs the farm's database URL or its folder" in said(main, *words, env=named, code=1)
 
 
 def test_an_api_that_is_told_to_end_lets_nobody_wait(api: RestartableApi, folder: Path) -> None:

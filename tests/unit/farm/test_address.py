@@ -8,9 +8,12 @@ from pathlib import Path
 import pytest
 
 from farm.address import address_of
-from farm.errors import FarmUnreachable
+from farm.client.connect import connect
+from farm.errors import FarmUnreachable, InvalidRequest
 from farm.launch.shared_address import SharedAddress, write_address
-from farm.settings import Settings
+from farm.settings import Settings, settings
+
+API = "http://127.0.0.1:1"
 
 
 def test_the_address_of_a_folder_is_read(tmp_path: Path) -> None:
@@ -32,6 +35,24 @@ def test_a_head_that_has_not_come_up_yet_is_waited_for_by_its_user(tmp_path: Pat
     write_address(tmp_path, SharedAddress("ab12", password="p"))
     with pytest.raises(FarmUnreachable, match=f"the head of {tmp_path} is not ready yet"):
         address_of(tmp_path, Settings())
+
+
+def test_the_address_of_an_api_is_none_of_a_database(tmp_path: Path) -> None:
+    for url, defaults in ((API, Settings()), (None, Settings(home=tmp_path, store_url=API))):
+        with pytest.raises(InvalidRequest, match="this needs the farm's database URL or its folder"):
+            address_of(url, defaults)
+
+
+def test_a_client_finds_an_api_in_its_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("FARM_STORE_URL", API)
+    monkeypatch.setenv("FARM_HOME", str(tmp_path))
+    settings.cache_clear()
+    try:
+        with pytest.raises(FarmUnreachable, match="no API of a farm answers"):
+            connect(first_s=0.1)
+    finally:
+        monkeypatch.undo()
+        settings.cache_clear()
 
 
 def test_a_folder_without_a_farm(tmp_path: Path) -> None:

@@ -152,6 +152,27 @@ def test_an_evaluation_by_skyrl_counts_no_problem_of_which_all_rollouts_broke() 
     assert len(skyrl_generator()._output(step[:2], None, "eval")["rewards"]) == 2
 
 
+def test_a_group_that_broke_whole_does_not_end_skyrls_fully_asynchronous_trainer() -> None:
+    generator = skyrl_generator()
+    lost = [broken(1, Outcome.LOST, []), broken(2, Outcome.LOST, [])]
+    of_one = [SimpleNamespace(instance_id="problem")] * 2
+    assert generator._output(lost, of_one)["rewards"] == [0.0, 0.0]
+    played = [rollout(0, [segment(2, [7])], reward=1.0), rollout(1, [segment(2, [7])], reward=0.5)]
+    generator._output(played, of_one)
+    output = generator._output(lost, of_one)
+    assert output["rewards"] == [0.75, 0.75], "the mean of all rewards so far"
+    assert not any(map(any, output["loss_masks"]))
+    # a step of several groups of which nothing trains is an error, and so is a run of which nothing was ever scored
+    of_two = [SimpleNamespace(instance_id=name) for name in ("one", "other")]
+    with pytest.raises(NoTrainableRollouts, match="2 lost"):
+        generator._output(lost, of_two)
+    hopeless = skyrl_generator()
+    for _ in range(16):
+        hopeless._output(lost, of_one)
+    with pytest.raises(NoTrainableRollouts, match="2 lost"):
+        hopeless._output(lost, of_one)
+
+
 def test_skyrl_without_instances_is_refused() -> None:
     generator = skyrl.FarmGenerator(None, SimpleNamespace(), "run")  # type: ignore[arg-type]
     with pytest.raises(InvalidRequest, match="env_extras"):
