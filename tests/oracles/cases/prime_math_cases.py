@@ -8,7 +8,7 @@ from tests.oracles.cases.answer_cases import MATHS, NUMBERS, AnswerCase, Drawn
 from tests.oracles.cases.slime_cases import EXPRESSIONS
 
 PRIME_MATH = "prime_math"
-_N_CASES = 800
+_N_CASES = 1200
 _ARGUABLE = ("AB",)
 """Texts for a segment, or for its length."""
 _SOURCES = tuple(
@@ -19,7 +19,12 @@ _NUMINA = (
     Drawn(("\\frac{6}{8}",), ("\\frac{6}{8}",), ("\\frac{8}{6}",), ("\\frac{3}{4}", "3/4", "6/8")),
     Drawn(("25\\%",), ("25\\%", "25%"), ("26\\%", "2.5\\%"), ("25", "0.25", "\\frac{1}{4}")),
     Drawn(("0.5",), ("0.5", ".5", "\\frac{1}{2}", "1/2", "0.50"), ("0.6", "5.1"), ("50", "50\\%", "0.50001", "0.005")),
-    Drawn(("1234.5",), ("1234.5", "1,234.5", "1{,}234.5", "\\$1234.5"), ("1234.9", "12345.9"), ("1234.55", "123450")),
+    Drawn(
+        ("1234.5",),
+        ("1234.5", "1,234.5", "1{,}234.5", "\\$1234.5"),
+        ("1234.9", "12345.9"),
+        ("1234.55", "$1234.55", "$1234.55 in all", "123450", "12.345"),
+    ),
     Drawn(("2\\pi",), ("2\\pi", "2 \\pi", "\\pi \\cdot 2"), ("\\pi", "3\\pi"), ("6.28", "6.2832", "6.283185307")),
     Drawn(
         ("\\pi",), ("\\pi",), ("2\\pi", "\\pi^2"), ("3.14", "3.1416", "3.15", "314", "\\pi/0", "(\\pi", "1e400", "nan")
@@ -89,7 +94,15 @@ _NUMINA = (
     Drawn(("\\{1, 2\\}",), ("\\{1, 2\\}", "\\{1,2\\}"), ("\\{1, 3\\}",), ("{1,2}", "1, 2", "\\{2, 1\\}")),
 )
 _SENTENCES = (
-    *("\\fbox{{{}}}", "\\boxed{{x = {}}}", "So {}.", "", "<think>\\boxed{{9}}</think>{}"),
+    *(
+        "\\fbox{{{}}}",
+        "\\boxed{{x = {}}}",
+        "So {}.",
+        "",
+        "{} is answer 1",
+        "{} are answers 1 and 2",
+        "<think>\\boxed{{9}}</think>{}",
+    ),
     *("The answer is {}", "The answer is {}.", "The answer is ${}$.", "The answers are {}", "{}"),
     *("{} is the answer", "{} are the answers.", "Thus {} is the answer, as said.", "We get {}", "It must be {}"),
     *(
@@ -128,8 +141,8 @@ def prime_math_cases() -> list[AnswerCase]:
 
 
 def _case(random: Random) -> AnswerCase:
-    drawn = random.choice((*_NUMINA, *_NUMINA, *EXPRESSIONS, *MATHS, *NUMBERS))
-    kind = random.choice(("equal", "equal", "other", "arguable"))
+    drawn = random.choice((*_NUMINA * 3, *EXPRESSIONS, *MATHS, *NUMBERS))
+    kind = random.choice(("equal", "equal", "other", "arguable", "arguable"))
     answers = getattr(drawn, kind) or drawn.equal
     form = random.choice(_PLAIN if random.random() < 0.4 else _SENTENCES)
     row = {
