@@ -20,6 +20,7 @@ from farm.errors import FarmError
 from tests.conftest import absent
 from tests.oracles import our_reading
 from tests.oracles.cases.answer_cases import LIBRARY, RULES, answer_cases, template_cases
+from tests.oracles.cases.prime_math_cases import prime_math_cases
 from tests.oracles.cases.reward_cases import gate_cases, reward_cases, total_cases
 from tests.oracles.cases.screen_cases import screen_cases
 from tests.oracles.cases.slime_cases import SLIME_RULES, SYMPY_RULES, slime_cases
@@ -252,6 +253,14 @@ DOORS = (
         asdict,
         our_reading.score_by_sympy,
         sources="slime",
+    ),
+    Door(
+        "prime_math",
+        "answer-rules",
+        "scores",
+        lambda: {f"{case.rule} {number}": case for number, case in enumerate(prime_math_cases())},
+        asdict,
+        our_reading.score_by_sympy,
     ),
     Door(
         "math_library",

@@ -15,7 +15,7 @@ environment terminal-bench python3.12 --no-deps terminal-bench==0.2.18 ruamel.ya
 # their scorers alone are imported; NeMo Gym's server runs on a later Python, its functions on this one
 environment answer-rules python3.12 --no-deps --ignore-requires-python verl==0.9.1 skyrl-gym==0.4.0 nemo-gym==0.7.0 \
   math-verify==0.9.0 latex2sympy2_extended==1.11.0 antlr4-python3-runtime==4.13.2 sympy==1.14.0 mpmath==1.3.0 \
-  pylatexenc==2.11
+  pylatexenc==2.11 numpy==2.4.6
 # slime is on no package index: its rewards are of its sources
 folder=$root/answer-rules
 mkdir -p "$folder"

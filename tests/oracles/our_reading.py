@@ -22,9 +22,9 @@ from farm.tasks.harbor_instance import HarborInstance
 from farm.tasks.harbor_needs import needs_of
 from tests.oracles.cases.answer_cases import AnswerCase
 from tests.oracles.cases.terminal_bench_cases import TASK
-from workers.evaluators.answers.authors import deepscaler
 from workers.evaluators.answers.authors.answer_key import AnswerKey
 from workers.evaluators.answers.authors.rules import RULES
+from workers.evaluators.answers.authors.sympy_rules import SYMPY_RULES
 from workers.handler_options import TaskContext
 from workers.handlers.answer_handler import AnswerInstance
 from workers.handlers.harbor.artefact_files import entries
@@ -244,10 +244,11 @@ def score_by_authors(case: AnswerCase) -> float:
 
 
 def score_by_sympy(case: AnswerCase) -> float:
-    """Return the score of a rule of slime that asks sympy, as the grader's verifier gives it."""
+    """Return the score of a rule that asks sympy, as the grader's verifier gives it."""
     instance = instance_of(case)
-    answer = deepscaler.boxed_answer(instance.rule, case.response)
-    return 0.0 if answer is None else deepscaler.equal(answer, {"gold": instance.gold})
+    rule = SYMPY_RULES[instance.rule]
+    answer = rule.find(case.response)
+    return 0.0 if answer is None else rule.equal(answer, {"gold": instance.gold})
 
 
 def screen(case: str) -> str:

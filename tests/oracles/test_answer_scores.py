@@ -11,6 +11,7 @@ import pytest
 
 from tests.integration.answers.conftest import no_sandbox
 from tests.oracles.cases.answer_cases import LIBRARY, RULES, AnswerCase, answer_cases
+from tests.oracles.cases.prime_math_cases import PRIME_MATH, prime_math_cases
 from tests.oracles.cases.slime_cases import SLIME_RULES, SYMPY_RULES, slime_cases
 from tests.oracles.our_reading import instance_of
 from workers.handlers.answer_handler import AnswerHandler
@@ -22,9 +23,15 @@ async def scored(case: AnswerCase) -> Score:
     return await evaluator.evaluate(Submission(answer=case.response), no_sandbox, 240)
 
 
-@pytest.mark.parametrize("rule", [*RULES, LIBRARY, *SLIME_RULES, *SYMPY_RULES])
+@pytest.mark.parametrize("rule", [*RULES, LIBRARY, *SLIME_RULES, *SYMPY_RULES, PRIME_MATH])
 def test_the_farm_is_no_stricter_and_takes_no_wrong_answer(rule: str) -> None:
-    cases = slime_cases(rule) if rule.startswith("slime_") else answer_cases(rule)
+    cases = (
+        prime_math_cases()
+        if rule == PRIME_MATH
+        else slime_cases(rule)
+        if rule.startswith("slime_")
+        else answer_cases(rule)
+    )
 
     async def all_of_them() -> list[tuple[AnswerCase, Score]]:
         # a grader is started for each event loop

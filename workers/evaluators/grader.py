@@ -28,7 +28,8 @@ from typing import IO, Any
 
 from workers.evaluators import scorer
 from workers.evaluators.answers import equality
-from workers.evaluators.answers.authors import deepscaler
+from workers.evaluators.answers.authors import prm800k
+from workers.evaluators.answers.authors.sympy_rules import SYMPY_RULES
 from workers.evaluators.answers.late_imports import LateImports, import_all
 
 _PR_SET_PDEATHSIG = 1
@@ -336,9 +337,9 @@ def _verifier(family: str) -> scorer.Verifier:
         return equality.equal
     if family == equality.WHOLE_RESPONSE:
         return equality.of_whole_response
-    if family in deepscaler.NAMES:
-        deepscaler.load()
-        return deepscaler.equal
+    if family in SYMPY_RULES:
+        prm800k.load()
+        return SYMPY_RULES[family].equal
     from reasoning_gym.factory import get_score_answer_fn
 
     verifier: scorer.Verifier = get_score_answer_fn(family)

@@ -27,6 +27,7 @@ SKYRL = {"prompt": VERL["prompt"], "reward_spec": {"method": "rule", "ground_tru
 RAW = {"question": "How many in all?", "answer": "48 + 24 = <<48+24=72>>72 clips.\n#### 72"}
 DAPO = {**VERL, "data_source": "math_dapo"}
 SEARCH = {**VERL, "data_source": "searchR1_nq", "reward_model": {"ground_truth": {"target": ["Obama", "Barack Obama"]}}}
+NUMINA = {**VERL, "data_source": "numina_olympiads", "reward_model": {"style": "rule", "ground_truth": "2\\pi"}}
 FACT = {"prompt": "Who?", "label": "Barack Obama", "metadata": {"rm_type": "f1"}}
 VALUE = {"prompt": "q", "label": "x+1", "metadata": {"rm_type": "math"}}
 OPTION = {"prompt": "A) 10 m B) 20 m", "label": "B", "metadata": {"rm_type": "gpqa", "answer_text": "20 m"}}
@@ -69,6 +70,16 @@ def scored(folder: Path, form: str, row: dict[str, Any], response: str, rule: st
         ("verl", DAPO, "Answer: 72 km", 1.0, 1.0),
         ("verl", SEARCH, "<answer>the barack obama!</answer>", 1.0, 1.0),
         ("verl", SEARCH, "<answer>Michelle Obama</answer>", 0.0, 0.0),
+        ("verl", NUMINA, "Step 2: so $\\boxed{2 \\pi}$.", 1.0, 1.0),
+        ("verl", NUMINA, "So it goes.\nThe answer is 2\\pi. As was said", 1.0, 1.0),
+        ("verl", NUMINA, "\\boxed{6.28}", 0.0, 1.0),
+        ("verl", NUMINA, "\\boxed{A = 2\\pi, as B = 7}", 0.0, 0.0),
+        ("verl", NUMINA, "\\boxed{3\\pi}", 0.0, 0.0),
+        ("verl", NUMINA, "\\boxed{\\pi + 9**9**9**9}", 0.0, 0.0),
+        ("verl", NUMINA, "\\boxed{().__class__ + \\pi}", 0.0, 0.0),
+        ("verl", NUMINA, "\\boxed{2(1+\\pi)}", 0.0, 0.0),
+        ("verl", NUMINA, "\\pi" * 20_000, 0.0, 0.0),
+        ("verl", NUMINA, "", 0.0, 0.0),
         ("nemo-gym", CHOICE, "\\boxed{\\text{B}}", 1.0, 1.0),
         ("nemo-gym", CHOICE, "\\boxed{20 m}", 1.0, 0.0),
         ("nemo-gym", CHOICE, "\\boxed{B: 10 m}", 0.0, 1.0),

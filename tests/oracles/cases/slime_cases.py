@@ -66,7 +66,7 @@ _BOXED_CHOICES = (
 )
 SLIME_RULES = tuple(f"slime_{boxed}{name}" for name in ("f1", "gpqa", "dapo") for boxed in ("", "boxed_"))
 SYMPY_RULES = ("slime_math", "slime_deepscaler")
-_EXPRESSIONS = (
+EXPRESSIONS = (
     *MATHS,
     *NUMBERS,
     Drawn(("\\sqrt{8}",), ("\\sqrt{8}", "2\\sqrt{2}", "\\sqrt 8", "2\\sqrt2"), ("\\sqrt{2}", "8", "\\sqrt[3]{8}")),
@@ -151,7 +151,7 @@ def _case(rule: str, random: Random) -> AnswerCase:
 
 
 def _expression_case(rule: str, random: Random) -> AnswerCase:
-    drawn = random.choice(_EXPRESSIONS)
+    drawn = random.choice(EXPRESSIONS)
     kind = random.choice(("equal", "equal", "other", "arguable"))
     answers = getattr(drawn, kind) or drawn.equal
     form = random.choice(MARKS["box"])

@@ -88,6 +88,9 @@ def of_mcqa(case: dict[str, Any], server_of: dict[str, Any] | None = None) -> fl
 gsm8k = import_module("verl.utils.reward_score.gsm8k")
 math_dapo = import_module("verl.utils.reward_score.math_dapo")
 math_reward = import_module("verl.utils.reward_score.math_reward")
+# what it counts rollouts by, of which only a name is taken
+sys.modules.setdefault("verl.utils.metric", SimpleNamespace(Metric=object))
+prime_math = import_module("verl.utils.reward_score.prime_math")
 search_r1 = import_module("verl.utils.reward_score.search_r1_like_qa_em")
 skyrl_gsm8k = import_module("skyrl_gym.envs.gsm8k.utils")
 skyrl_aime = import_module("skyrl_gym.envs.aime.utils")
@@ -149,6 +152,7 @@ SCORERS = {
     "dapo": lambda case: math_dapo.compute_score(case["response"], case["golds"][0])["score"],
     "skyrl_aime": lambda case: skyrl_aime.compute_score(case["response"], case["golds"][0])["score"],
     "hendrycks_math": lambda case: math_reward.compute_score(case["response"], case["golds"][0]),
+    "prime_math": lambda case: prime_math.compute_score(case["response"], case["golds"][0])[0],
     "search_r1": lambda case: search_r1.compute_score(case["response"], {"target": case["golds"]}),
     "skyrl_search": lambda case: skyrl_search.compute_score(case["response"], {"target": case["golds"]}),
 }

@@ -14,9 +14,15 @@ from typing import Any, ClassVar
 
 from farm.errors import EvaluatorError
 from workers.evaluators.answers import equality
-from workers.evaluators.answers.authors import deepscaler
 from workers.evaluators.answers.authors.answer_key import AnswerKey
-from workers.evaluators.answers.authors.rules import LIBRARY, OF_WORDS, RULES, else_marked
+from workers.evaluators.answers.authors.rules import (
+    LIBRARY,
+    OF_WORDS,
+    OUT_OF_SENTENCES,
+    RULES,
+    else_marked,
+)
+from workers.evaluators.answers.authors.sympy_rules import SYMPY_RULES
 from workers.evaluators.answers.choices import NONE_NAMED, chosen, said
 from workers.evaluators.answers.final_answer import FinalAnswer, closing_boxes, final_answer, last_line, of_text
 from workers.evaluators.answers.judge import AnswerJudge
@@ -41,6 +47,7 @@ from workers.interfaces import FreshSandbox, Score, Submission
 
 _SHOWN = 500
 _REMARK = re.compile(r"\\(?:text|mathrm|mbox)\s*\{([^{}]*)\}")
+_NO_BRACKET = re.compile(r"[^()\[\]]")
 _FAR = 0.05
 """The relative difference beyond which two plain numbers are no matter of rounding."""
 _ROUNDED = 1e-3
@@ -98,7 +105,7 @@ class EquivalenceEvaluator:
         )
         if reference.rule == LIBRARY:
             authors = await self._by_library(submission.answer or "", timeout_s)
-        elif reference.rule in deepscaler.NAMES:
+        elif reference.rule in SYMPY_RULES:
             authors = await self._by_sympy(submission.answer or "", timeout_s)
         else:
             authors = RULES[reference.rule](submission.answer or "", key)
@@ -118,7 +125,7 @@ class EquivalenceEvaluator:
 
     async def _by_sympy(self, response: str, timeout_s: float) -> AuthorsScore:
         rule, entry = self._reference.rule, {"gold": self._reference.gold}
-        answer = deepscaler.boxed_answer(rule, response)
+        answer = SYMPY_RULES[rule].find(response)
         verification = Verification(rule, entry, None, grader=self._grader)
         value = 0.0 if answer is None else (await verification.score(answer, timeout_s)).value
         return AuthorsScore(rule, value, value == 1.0, answer)
@@ -126,16 +133,23 @@ class EquivalenceEvaluator:
     async def _beside(self, authors: AuthorsScore, response: str | None, timeout_s: float) -> Score:
         """Score what the authors take for the answer, by the farm's rules, which see less in it and more than theirs.
 
-        Where theirs finds none, or only a letter is asked for, the farm's own marks say what the answer is.
+        Where theirs finds none, or a part of one, or only a letter is asked for, the farm's own marks say what it is.
         """
         if self._reference.options:
             of_pattern = self._final_answer(response)
             found = of_pattern if of_pattern.text else final_answer(response)
             return await self._score(found, response, timeout_s, authors.answer or "")
         marked = authors.answer or else_marked(self._reference.rule, response or "")
-        found = of_text(marked) if marked else final_answer(response)
+        own = final_answer(response)
+        of_sentences = self._reference.rule in OUT_OF_SENTENCES
+        ours_first = of_sentences and (own.marked or not authors.right)
+        found = of_text(marked) if marked and not ours_first else own
         of_words = self._reference.rule in OF_WORDS
-        if (of_words or authors.right) and any(same_words(found.text, gold) for gold in self._reference.golds):
+        golds = [gold for gold in self._reference.golds if same_words(found.text, gold)]
+        if of_sentences:
+            # as words, and by theirs, a closed interval is the same as an open one
+            golds = [gold for gold in golds if _brackets(found.text) == _brackets(gold)]
+        if golds and (of_words or authors.right):
             return Score(1.0, {"answer": plain(found.text)[:_SHOWN], "rule": "equal words"})
         if of_words:
             return Score(0.0, {"answer": plain(found.text)[:_SHOWN], "rule": "other words"})
@@ -220,6 +234,10 @@ class EquivalenceEvaluator:
 
     def _wants_value(self, gold: str) -> bool:
         return is_value(gold) if self._reference.evaluated is None else self._reference.evaluated
+
+
+def _brackets(text: str) -> str:
+    return _NO_BRACKET.sub("", text)
 
 
 def _same(ours: Mapping[str, int] | None, theirs: Mapping[str, int] | None) -> bool | None:

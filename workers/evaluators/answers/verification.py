@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from farm.errors import EvaluatorError
-from workers.evaluators.answers.authors import deepscaler
+from workers.evaluators.answers.authors.sympy_rules import SYMPY_RULES
 from workers.evaluators.answers.equality import FAMILY, WHOLE_RESPONSE
 from workers.evaluators.grading import NO_SETTINGS, Graded, Grader, shared_grader
 from workers.evaluators.process_end import Trial, doing, settle
@@ -83,7 +83,7 @@ class Verification:
 
     @property
     def _grader(self) -> Grader:
-        of_math_verify = self._family in (FAMILY, WHOLE_RESPONSE, *deepscaler.NAMES)
+        of_math_verify = self._family in (FAMILY, WHOLE_RESPONSE, *SYMPY_RULES)
         return self._own_grader or shared_grader(FAMILY if of_math_verify else "reasoning-gym")
 
     async def _trial(self, answer: str, limit_s: float) -> Trial[Graded]:

@@ -112,6 +112,8 @@ def test_numbers_and_lists_of_one_are_gold_answers() -> None:
         ({"data_source": "math_dapo", "reward_model": {"ground_truth": "72"}}, "dapo"),
         ({"data_source": "aime2024", "reward_model": {"ground_truth": "72"}}, "dapo"),
         ({"data_source": "searchR1_nq", "reward_model": {"ground_truth": {"target": ["72"]}}}, "search_r1"),
+        ({"data_source": "numina_cn_k12", "reward_model": {"ground_truth": "72"}}, "prime_math"),
+        ({"data_source": "numina_other", "reward_model": {"ground_truth": "72"}}, ""),
         ({"data_source": "another", "reward_model": {"ground_truth": "72"}}, ""),
         ({"env_class": "gsm8k", "reward_model": {"ground_truth": "72"}}, "skyrl_gsm8k"),
         ({"env_class": "aime", "reward_model": {"ground_truth": "72"}}, "skyrl_aime"),

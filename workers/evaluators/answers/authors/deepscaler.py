@@ -6,41 +6,14 @@ answers are after normalization, so these are verifiers of the grader, which run
 
 from __future__ import annotations
 
-import re
-from functools import cache
 from typing import Any
 
+from workers.evaluators.answers.authors import prm800k
 from workers.evaluators.answers.authors.answer_key import MAX_CHARS
 from workers.evaluators.answers.authors.boxes import box_of_last_mark
-from workers.evaluators.answers.authors.hendrycks_math import normalized as normalized_as_text
-from workers.evaluators.answers.authors.latex_text import plain_text
 
 NAMES = ("slime_math", "slime_deepscaler")
 """Names of the rules, and of the grader's verifiers; with `boxed_`, theirs gives each response 0."""
-_REPLACED_FIRST = (
-    *(("\\%", "%"), ("\\$", "$"), ("$", ""), ("%", ""), (" or ", " , "), (" and ", " , ")),
-    *(("million", "*10^6"), ("billion", "*10^9"), ("trillion", "*10^12")),
-)
-_UNITS = tuple(
-    re.compile(rf"{unit}(es)?(s)? *(\^[0-9]+)?")
-    for unit in (
-        *("degree", "cm", "centimeter", "meter", "mile", "second", "minute", "hour", "day", "week", "month", "year"),
-        *("foot", "feet", "inch", "yard"),
-    )
-)
-_IN_TEXT = re.compile(r"^\\text\{(?P<text>.+?)\}$")
-_DEGREES = re.compile(r"\^ *\\circ")
-_COMMA_WITHOUT_SPACE = re.compile(r",\\! *")
-_MIXED = re.compile("([0-9]) +([0-9])")
-_THOUSANDS = re.compile(r"(\d)(,)(\d\d\d)($|\D)")
-_FRACTION = re.compile(r"^-?[0-9]+.?/0*[1-9][0-9]*.?$")
-_AS_SYMPY = str.maketrans(
-    {"\u221a": "sqrt", "\u03c0": "pi", "\u221e": "inf", "\u222a": "U", "\u00b7": "*", "\u00d7": "*"}
-)
-_POWERS = re.compile(r"\^\{|\^\(|\^[0-9]+\^|\^[0-9][0-9]+")
-"""Powers that theirs does not have evaluated."""
-_BRACKETS = "()[]"
-_MAX_UNKNOWNS = 2
 
 
 def boxed_answer(rule: str, response: str) -> str | None:
@@ -61,136 +34,9 @@ def equal(answer: str, entry: dict[str, Any]) -> float:
     gold = entry["gold"]
     if "\\boxed" in gold:
         gold = box_of_last_mark(gold)
-    if gold is None:
-        return 0.0
-    return float(_as_text(answer) == _as_text(gold) or _as_numbers(answer, gold))
-
-
-@cache
-def load() -> Any:
-    """Import what reads an expression, at its first use: once in the grader."""
-    from sympy.parsing import sympy_parser
-
-    return sympy_parser
-
-
-def _as_text(answer: str) -> str:
-    answer = answer.strip()
-    try:
-        if match := _IN_TEXT.search(answer):
-            answer = match.group("text").strip()
-        return normalized_as_text(answer)
-    except (IndexError, ValueError):
-        return answer
-
-
-def _as_numbers(answer: str, gold: str) -> bool:
-    answer, gold = normalized(answer), normalized(gold)
-    if answer == gold:
-        return True
-    if not answer:
-        return False
-    answers, golds = _elements(answer), _elements(gold)
-    if len(golds) != len(answers) or (len(golds) > 1 and (answer[0], answer[-1]) != (gold[0], gold[-1])):
-        return False
-    return bool(golds) and all(map(_same_element, golds, answers))
-
-
-def _same_element(gold: str, answer: str) -> bool:
-    if _FRACTION.search(gold) and _FRACTION.search(answer):
-        # one that is not reduced is wrong
-        return gold == answer
-    return _is_whole(gold) == _is_whole(answer) and _same_value(gold, answer)
-
-
-def _same_value(gold: str, answer: str) -> bool:
-    difference = f"({gold})-({answer})"
-    unknowns = {each for each in difference.replace("sqrt", "").replace("frac", "") if each.isalpha()}
-    if len(unknowns) > _MAX_UNKNOWNS or _POWERS.search(difference):
-        return False
-    import sympy
-
-    parser = load()
-    names = {name: value for name, value in vars(sympy).items() if not name.startswith("_")}
-    try:
-        parsed = parser.parse_expr(
-            difference.replace("^", "**"),
-            local_dict={},
-            global_dict={"__builtins__": {}, **names},
-            transformations=(*parser.standard_transformations, parser.implicit_multiplication_application),
-        )
-        return bool(sympy.simplify(parsed) == 0)
-    except Exception:
-        # theirs finds nothing equal that it cannot read
-        return False
+    return float(gold is not None and prm800k.equal(answer, gold, normalized))
 
 
 def normalized(answer: str) -> str:
-    """Return an answer without units, typesetting and spaces, with LaTeX as sympy reads it, as theirs normalizes it."""
-    if match := _IN_TEXT.search(answer):
-        answer = match.group("text")
-    for before, after in _REPLACED_FIRST:
-        answer = answer.replace(before, after)
-    for unit in _UNITS:
-        answer = unit.sub("", answer)
-    answer = _DEGREES.sub("", answer)
-    if answer[:1] == "{" and answer[-1] == "}":
-        answer = answer[1:-1]
-    answer = _COMMA_WITHOUT_SPACE.sub("", answer)
-    number = _number(answer)
-    if number is not None and _is_near_whole(number):
-        answer = str(round(number))
-    if "\\" in answer:
-        answer = _without_latex(answer)
-    answer = re.sub("- *", "-", answer)
-    answer = _MIXED.sub("\\1+\\2", answer).replace(" ", "").replace("{", "").replace("}", "").lower()
-    return str(int(float(answer.replace(",", "")))) if _is_whole(answer) else answer
-
-
-def _without_latex(text: str) -> str:
-    try:
-        text = text.replace("\\tfrac", "\\frac").replace("\\dfrac", "\\frac").replace("\\frac", " \\frac")
-        return plain_text(text).translate(_AS_SYMPY).strip()
-    except ValueError:
-        return text
-
-
-def _elements(text: str) -> list[str]:
-    """Return the parts of a tuple or an interval, or the text itself."""
-    text = _without_thousands(text)
-    if not text:
-        return []
-    inner = text[1:-1]
-    if (
-        len(text) > 2
-        and text[0] in _BRACKETS
-        and text[-1] in _BRACKETS
-        and not any(each in inner for each in _BRACKETS)
-    ):
-        return [part.strip() for part in inner.split(",")]
-    return [text]
-
-
-def _without_thousands(text: str) -> str:
-    while (shorter := _THOUSANDS.sub("\\1\\3\\4", text)) != text:
-        text = shorter
-    return text
-
-
-def _is_whole(text: str) -> bool:
-    number = _number(_without_thousands(text))
-    return number is not None and _is_near_whole(number)
-
-
-def _is_near_whole(number: float) -> bool:
-    try:
-        return abs(number - round(number)) <= 1e-7
-    except (ValueError, OverflowError):
-        return False
-
-
-def _number(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None
+    """Return an answer as theirs normalizes it, without spaces and braces."""
+    return prm800k.normalized(answer, removed=" {}")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from textwrap import indent
 from types import MappingProxyType
 
 _PIECE = re.compile(r"\\[^\W\d_]+|\\.|---?|``|''|[{}\[\]~&]|\s+|.|\\", re.DOTALL)
@@ -88,6 +89,10 @@ class _Reader:
             return self.group(depth + 1, "}")
         if piece == "}":
             return ""
+        if piece == "\\(":
+            return self.group(depth + 1, "\\)").strip()
+        if piece == "\\[":
+            return "\n" + indent(self.group(depth + 1, "\\]").strip(), "    ", lambda line: True) + "\n"
         if piece[:1] == "\\" and piece[1:2].isalpha():
             self._skip_space()
             return self._macro(piece, depth)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from workers.evaluators.answers.authors import dapo, deepscaler, gsm8k, hendrycks_math, search_r1
+from workers.evaluators.answers.authors import dapo, gsm8k, hendrycks_math, prime_math, search_r1
 from workers.evaluators.answers.authors.answer_key import AuthorsRule
 from workers.evaluators.answers.authors.multiple_choice import MODES
 from workers.evaluators.answers.authors.slime_rules import RULES_OF_SLIME
 from workers.evaluators.answers.authors.string_match import STRING_MATCH
+from workers.evaluators.answers.authors.sympy_rules import SYMPY_RULES
 
 RULES: Mapping[str, AuthorsRule] = {
     "gsm8k": gsm8k.strict,
@@ -25,10 +26,12 @@ RULES: Mapping[str, AuthorsRule] = {
 }
 LIBRARY = "math_verify"
 """The rule whose scorer is a library, which runs in the grader: NeMo Gym's `math_with_judge`, without its judge."""
-NAMES = (*RULES, LIBRARY, *deepscaler.NAMES)
-"""All rules; those of slime that ask sympy run in the grader, too."""
+NAMES = (*RULES, LIBRARY, *SYMPY_RULES)
+"""All rules; those that ask sympy run in the grader, too."""
 OF_WORDS = frozenset({"search_r1", "skyrl_search", "slime_f1", "slime_boxed_f1"})
 """Rules whose answers are names and facts, which the farm compares as words: `1990s` are no seconds."""
+OUT_OF_SENTENCES = frozenset({prime_math.NAME})
+"""Rules that cut an answer out of a sentence, up to the last `=`: it may be a part of one that is marked."""
 _OF_WHOLE_NUMBERS = ("slime_dapo", "slime_boxed_dapo")
 _ELSE_MARKED = dict.fromkeys(("gsm8k", "skyrl_gsm8k", "gsm8k_flexible"), gsm8k.last_marked_line)
 _OF_SOURCES = {
@@ -37,6 +40,10 @@ _OF_SOURCES = {
         ("lighteval/math", "digitallearninggmbh/math-lighteval", "huggingfaceh4/math-500"), "hendrycks_math"
     ),
     **dict.fromkeys(("math_dapo", "math", "math_dapo_reasoning"), "dapo"),
+    **{
+        f"numina_{name}": prime_math.NAME
+        for name in ("aops_forum", "synthetic_math", "amc_aime", "synthetic_amc", "cn_k12", "olympiads")
+    },
 }
 _BEGINNINGS = {"aime": "dapo", "searchr1_": "search_r1"}
 _OF_ENVIRONMENTS = {"gsm8k": "skyrl_gsm8k", "aime": "skyrl_aime"}

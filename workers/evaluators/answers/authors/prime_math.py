@@ -1,0 +1,234 @@
+r"""verl's `prime_math.compute_score`: the answer cut out of the response, equal as PRM800K's grader or ToRA's finds.
+
+The second takes numbers to 1e-4, a hundredth and a hundredfold, `\pi` as 3.14, and tuples and matrices by their parts.
+Of verl 0.9.1 it compares nothing as expressions: its limit of time fails, so what is left by then is wrong.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+from workers.evaluators.answers.authors import prm800k
+from workers.evaluators.answers.authors.answer_key import MAX_CHARS
+
+NAME = "prime_math"
+_BEFORE = ("answer:", "answer is", "answers are")
+_AFTER = ("is answer", "is the answer", "are answers", "are the answers")
+_LAST_BEFORE = ("be ", "is ", "are ", "=", ": ", "get ", "be\n", "is\n", "are\n", ":\n", "get\n")
+_BOXES = ("\\boxed", "\\fbox")
+_BRACE = re.compile(r"[{}]")
+_UNITS = (*prm800k.UNITS, "liter")
+_TOLERANCE = 1e-4
+_PIS = (math.pi, 3.14)
+_MAX_CHARS_OF_ANSWER = 1000
+_DOLLARS = re.compile(r"\$\d+(\.\d+)?")
+_PERCENTAGE = re.compile(r"^\d+(\.\d+)?\\?%$")
+_BRACKETS = "[]()"
+_INTERVALS = {"": "[]", ".Ropen": "[)", ".Lopen": "(]", ".open": "()"}
+_INTERVAL = re.compile(r"^Interval(|\.Ropen|\.Lopen|\.open)\((.*)\)$")
+_MATRIX = "\\begin{pmatrix}"
+_ROW_OF_SYMPY = re.compile(r"\[([^\[\]]*)\]")
+_ARITHMETIC = re.compile(r"(?:[0-9.]+[eE]|[0-9.+\-*/%()\[\]{},\s])*")
+_NO_ARITHMETIC = re.compile(r"[0-9.)\]}]\s*[(\[{]|(?:^|[(\[{,])\s*\*")
+"""Calls, subscripts and starred values, which Python reads among numbers, too."""
+_Value = Any
+"""An answer as a text, or what its numbers were evaluated to: a number, or a sequence or a set of numbers."""
+
+
+def answer_in(response: str) -> str:
+    """Return what theirs takes for the answer: what is left of a response, which may be all of it."""
+    text = response[-MAX_CHARS:]
+    for mark in _BEFORE:
+        text = _after(text, mark)
+    for mark in _AFTER:
+        if (at := text.lower().rfind(mark)) >= 0:
+            text = text[:at].strip()
+    text = _in_box(text) or text
+    if (at := text.lower().rfind(". ")) >= 0:
+        text = text[:at].strip()
+    for mark in _LAST_BEFORE:
+        text = _after(text, mark)
+    return text
+
+
+def _after(text: str, mark: str) -> str:
+    at = text.lower().rfind(mark)
+    return text if at < 0 else text[at + len(mark) :].strip()
+
+
+def _in_box(text: str) -> str | None:
+    """Return what is between the first brace after the last mark of a box and the one that closes it."""
+    start = next((at for mark in _BOXES if (at := text.rfind(mark)) >= 0), -1)
+    opened = text.find("{", start)
+    if start < 0 or opened < 0:
+        return None
+    depth = 0
+    for brace in _BRACE.finditer(text, start):
+        depth += 1 if brace.group() == "{" else -1
+        if depth == 0 and brace.group() == "}":
+            return text[opened + 1 : brace.start()].strip()
+    return None
+
+
+def equal(answer: str, entry: dict[str, Any]) -> float:
+    """Return 1.0 if what theirs takes for the answer has the value of `entry["gold"]`, else 0.0."""
+    gold = entry["gold"]
+    # as no order of the two changes the result, sympy comes last
+    return float(_equal_by_parts(answer, gold) or prm800k.equal(answer, gold, normalized))
+
+
+def normalized(answer: str) -> str:
+    """Return an answer as theirs normalizes it for sympy."""
+    return prm800k.normalized(answer, units=_UNITS)
+
+
+def _equal_by_parts(answer: str, gold: str) -> bool:
+    pis = _PIS if "\\pi" in answer or "\\pi" in gold else _PIS[:1]
+    try:
+        # theirs fails, and finds nothing equal, if it fails on one of both
+        same = [_same(answer, gold, pi) for pi in pis]
+    except (ValueError, OverflowError, IndexError, RecursionError):
+        return False
+    return any(same)
+
+
+def _same(answer: _Value, gold: _Value, pi: float = math.pi) -> bool:
+    """Return whether two values are the same. Raises ValueError, OverflowError or IndexError where theirs fails."""
+    answer, gold = _plain(answer, pi), _plain(gold, pi)
+    if isinstance(answer, str):
+        answer = answer[:_MAX_CHARS_OF_ANSWER]
+        if isinstance(gold, str) and _same_text(answer, gold):
+            return True
+    numbers = _number(answer), _number(gold)
+    if numbers[0] is not None and numbers[1] is not None:
+        return any(math.isclose(each, numbers[0], rel_tol=_TOLERANCE) for each in _with_percentages(numbers[1]))
+    if not answer and answer != 0:
+        return False
+    text, gold_text = _without_names(str(answer).strip()), str(gold).strip()
+    if _without_brackets(text, gold_text):
+        return True
+    if _is_bracketed_alike(text, gold_text) and _same_parts(text[1:-1], gold_text[1:-1]):
+        return True
+    if "," in text and "," in gold_text and text.count(",") == gold_text.count(","):
+        return _same_parts(text, gold_text, strip=True)
+    if text.startswith("Point") and gold_text[0] == "(" and gold_text[-1] == ")":
+        return _same_parts(text[text.find("(") + 1 : -1], gold_text[1:-1])
+    return _MATRIX in gold_text and _same_matrix(text, gold_text)
+
+
+def _same_text(answer: str, gold: str) -> bool:
+    return answer.strip().lower() == gold.strip().lower() or answer.replace(" ", "") == gold.replace(" ", "")
+
+
+def _with_percentages(number: float) -> tuple[float, ...]:
+    return number / 100, number, number * 100
+
+
+def _plain(value: _Value, pi: float) -> _Value:
+    r"""Return a value without a sign of dollars or percent, without its base, and with `\pi` evaluated."""
+    if not isinstance(value, str):
+        return value
+    if _DOLLARS.match(value):
+        return value[1:]
+    if _PERCENTAGE.match(value):
+        return value.replace("\\%", "").replace("%", "")
+    if "_" in value:
+        return int(float(value.split("_")[0]))
+    if "\\pi" not in value:
+        return value
+    first, *rest = value.split("\\pi")
+    parts = [first]
+    for part in rest:
+        parts.append(f"{'' if parts[-1][-1:].isdigit() else '1'}*{pi}{part}")
+    text = "".join(parts)
+    evaluated = _evaluated(text)
+    return text if evaluated is None else evaluated
+
+
+def _evaluated(text: str) -> _Value | None:
+    """Return what Python makes of numbers, arithmetic and brackets; None for a text that is no such expression."""
+    if not _ARITHMETIC.fullmatch(text) or _NO_ARITHMETIC.search(text):
+        return None
+    try:
+        # of digits, signs and brackets alone, so there is no name in it that could be called
+        return eval(text, {"__builtins__": {}})  # noqa: S307
+    except Exception:
+        return None
+
+
+def _number(value: _Value) -> float | None:
+    try:
+        text = str(value)
+        return float(text.replace("{,}" if "{,}" in text else ",", ""))
+    except ValueError:
+        return None
+
+
+def _without_names(text: str) -> str:
+    """Return an interval of sympy with brackets alone."""
+    if match := _INTERVAL.match(text):
+        brackets = _INTERVALS[match.group(1)]
+        return f"{brackets[0]}{match.group(2)}{brackets[1]}"
+    return text
+
+
+def _without_brackets(text: str, gold: str) -> bool:
+    """Return whether two texts are the same without brackets and braces, but for brackets that differ."""
+    square = text.startswith("[") and text.endswith("]") and not gold.startswith("(")
+    round_ = text.startswith("(") and text.endswith(")") and not gold.startswith("[")
+    if square or round_:
+        text, gold = text.strip(_BRACKETS), gold.strip(_BRACKETS)
+    removed = dict.fromkeys(map(ord, "{}()"))
+    return text.translate(removed) == gold.translate(removed)
+
+
+def _is_bracketed_alike(text: str, gold: str) -> bool:
+    ends = text[:1] + text[-1:]
+    return bool(text and gold) and ends[0] in "([" and ends[1] in ")]" and ends == gold[:1] + gold[-1:]
+
+
+def _same_parts(text: str, gold: str, *, strip: bool = False) -> bool:
+    parts, golds = text.split(","), gold.split(",")
+    if len(parts) != len(golds):
+        return False
+    if strip:
+        parts, golds = [part.strip() for part in parts], [part.strip() for part in golds]
+    # all of them are compared, as theirs fails on one that comes after one that differs
+    same = [_same(part, other) for part, other in zip(parts, golds, strict=True)]
+    return all(same)
+
+
+def _same_matrix(text: str, gold: str) -> bool:
+    if text.startswith("Matrix"):
+        values, golds = _cells(text), gold.split()[1:-1:2]
+    elif text.startswith("[") and text.endswith("]"):
+        values = _evaluated(text)
+        inner = gold.removeprefix(f"\\{_MATRIX}").removeprefix(_MATRIX)
+        golds = inner.removesuffix("\\\\end{pmatrix}").removesuffix("\\end{pmatrix}").split("\\")
+    else:
+        return False
+    if not isinstance(values, list) or len(values) != len(golds):
+        return False
+    # a row of several cells has quotation marks in theirs, and equals no numbers
+    return all("&" not in other and _same(value, other) for value, other in zip(values, golds, strict=True))
+
+
+def _cells(text: str) -> list[Any] | None:
+    """Return the numbers in a matrix of sympy, row by row; None for another text."""
+    inner = text.removeprefix("Matrix").strip()
+    if not (inner.startswith("(") and inner.endswith(")")):
+        return None
+    rows = _evaluated(inner)
+    if not isinstance(rows, list):
+        return None
+    # rows of other lengths are no matrix
+    if len({len(row) if isinstance(row, list) else -1 for row in rows}) != 1:
+        return None
+    # sympy keeps fractions, as Python does not
+    cells = ",".join(_ROW_OF_SYMPY.findall(inner)) if isinstance(rows[0], list) else inner[1:-1].strip()[1:-1]
+    try:
+        return [prm800k.load().parse_expr(cell) for cell in cells.split(",")]
+    except Exception:
+        return None
