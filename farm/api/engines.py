@@ -93,7 +93,8 @@ def routes(endpoints: Endpoints) -> list[Route]:
         pause_order = request.parse_body(PauseOrder)
         if pause_order.mode not in ("", *MODES):
             raise InvalidRequest(f"{pause_order.mode!r} is none of {', '.join(MODES)}", field="mode")
-        return farm.orders.order_pause(cast(Paused, pause_order.mode), pause_order.by, pause_order.urls)
+        mode = cast(Paused, pause_order.mode)
+        return farm.orders.order_pause(mode, pause_order.by, pause_order.urls, pause_order.held)
 
     def version(request: ApiRequest) -> dict[str, int]:
         pause_order = request.parse_body(VersionOrder)

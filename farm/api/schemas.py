@@ -261,10 +261,11 @@ class SomeEngines(Request):
 
 
 class PauseOrder(SomeEngines):
-    """`mode` is "" to go on, and `by` who it is that wants it."""
+    """`mode` is "" to go on, `by` who it is that wants it, `held` that it sends heartbeats until it resumes them."""
 
     mode: Annotated[str, Field(json_schema_extra={"enum": ["", *MODES]})]
     by: Annotated[Name, Field(max_length=200)] = "over HTTP"
+    held: bool = False
 
 
 class HoldOrder(SomeEngines):

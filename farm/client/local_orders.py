@@ -44,9 +44,9 @@ class LocalOrders(WeightUpdateOrders):
     def newest_version(self) -> str:
         return self._store.read(llm_engines.newest_version)
 
-    def order_pause(self, paused: Paused, by: str, urls: Collection[str] | None) -> dict[str, int]:
+    def order_pause(self, paused: Paused, by: str, urls: Collection[str] | None, held: bool = False) -> dict[str, int]:
         order = logged(
-            lambda connection: llm_engines.set_paused(connection, paused, by, urls),
+            lambda connection: llm_engines.set_paused(connection, paused, by, urls, held),
             *("engines pause" if paused else "engines resume", _named(urls), f"{paused} by {by}".strip()),
         )
         return self._order(urls, order)

@@ -215,8 +215,9 @@ class RemoteOrders(WeightUpdateOrders):
     def newest_version(self) -> str:
         return self._api.get(str, "/v1/engines/version")
 
-    def order_pause(self, paused: Paused, by: str, urls: Collection[str] | None) -> dict[str, int]:
-        return self._api.post(dict[str, int], "/v1/engines/pause", {"mode": paused, "by": by, "urls": _listed(urls)})
+    def order_pause(self, paused: Paused, by: str, urls: Collection[str] | None, held: bool = False) -> dict[str, int]:
+        order = {"mode": paused, "by": by, "urls": _listed(urls), "held": held}
+        return self._api.post(dict[str, int], "/v1/engines/pause", order)
 
     def order_version(self, version: str, urls: Collection[str] | None, path: str = "") -> dict[str, int]:
         result = {"version": version, "urls": _listed(urls), "path": path}

@@ -2,8 +2,9 @@
 
 A client only writes orders into the store. Workers carry them out (`workers.process.engine_registry`): every worker
 holds its new calls back, one of them sends the order to the engine, and each reports its calls in flight. While a
-weight update runs, its client sends heartbeats. If it is killed, its order stands: the engines are `abandoned`, which
-lists, `farm doctor`, metrics and an alarm show, until the next weight update takes them over or they are resumed.
+weight update runs, its client sends heartbeats; the order to pause is the first. If it is killed, its order stands: the
+engines are `abandoned`, which lists, `farm doctor`, metrics and an alarm show, until the next weight update takes them
+over or they are resumed.
 
 An engine that was given to the block of a weight update and could not be sent its version is waited for: it may have
 become ready a moment ago. One that reports other weights was restarted, and its version is not named.
@@ -47,8 +48,11 @@ class WeightUpdateOrders(ABC):
         """Return what `Farm.newest_version` says."""
 
     @abstractmethod
-    def order_pause(self, paused: Paused, by: str, urls: Collection[str] | None) -> dict[str, int]:
-        """Order engines to pause, or with "" to go on: URL → the number of its last order. Raises NotFound."""
+    def order_pause(self, paused: Paused, by: str, urls: Collection[str] | None, held: bool = False) -> dict[str, int]:
+        """Order engines to pause, or with "" to go on: URL → the number of its last order. Raises NotFound.
+
+        `held` says that the client `by` updates weights, and sends heartbeats from now on; see `hold`.
+        """
 
     @abstractmethod
     def order_version(self, version: str, urls: Collection[str] | None, path: str = "") -> dict[str, int]:
@@ -78,9 +82,12 @@ class WeightUpdateOrders(ABC):
         On an engine that takes no such orders, `keep` is `drain`, and calls that `abort` cuts are sent anew. The order
         stands after a TimeoutError, and is taken back if no worker is alive.
         """
+        self._pause(mode, urls, timeout_s, held=False)
+
+    def _pause(self, mode: PauseMode, urls: Collection[str] | None, timeout_s: float, *, held: bool) -> None:
         if mode not in MODES:
             raise InvalidRequest(f"{mode!r} is none of {', '.join(MODES)}", field="mode")
-        chosen = self.order_pause(mode, _me(), urls)
+        chosen = self.order_pause(mode, _me(), urls, held)
         try:
             self._await(chosen, f"pause ({mode})", timeout_s)
         except FarmUnreachable:
@@ -111,13 +118,13 @@ class WeightUpdateOrders(ABC):
         What engines with half written weights would sample belongs to no version. They stay paused, too, if the version
         could be named to none of them, which raises TimeoutError.
         """
-        try:
-            self.pause(mode, urls, timeout_s)
-        except BaseException:
-            # no weights have been touched yet
-            self.order_pause("", "", urls)
-            raise
         with self._held(urls):
+            try:
+                self._pause(mode, urls, timeout_s, held=True)
+            except BaseException:
+                # no weights have been touched yet
+                self.order_pause("", "", urls)
+                raise
             try:
                 result = self.chosen(urls)
                 yield result
@@ -147,18 +154,17 @@ class WeightUpdateOrders(ABC):
 
     @contextmanager
     def _held(self, urls: Collection[str] | None) -> Iterator[None]:
-        """Give signs of life while the block runs."""
+        """Send heartbeats while the block runs."""
         over = threading.Event()
         by = _me()
 
         def run() -> None:
-            while True:
+            # the order to pause is the first
+            while not over.wait(_HOLD_EVERY_S):
                 try:
                     self.hold(by, urls)
                 except Exception as error:
                     log.warning("the farm may take this weight update for abandoned: %s", error)
-                if over.wait(_HOLD_EVERY_S):
-                    return
 
         thread = threading.Thread(target=run, name="weight-update", daemon=True)
         thread.start()

@@ -178,14 +178,20 @@ def set_failure(connection: Connection, url: str, failure: str) -> None:
     connection.execute(statement)
 
 
-def set_paused(connection: Connection, paused: Paused, by: str, urls: Collection[str] | None) -> None:
-    """Order all shared servers, or these, to pause in a way, or with "" to go on. Repeating it orders nothing new."""
+def set_paused(
+    connection: Connection, paused: Paused, by: str, urls: Collection[str] | None, held: bool = False
+) -> None:
+    """Order all shared servers, or these, to pause in a way, or with "" to go on. Repeating it orders nothing new.
+
+    `held` is the first heartbeat of a client that updates their weights; see `hold`.
+    """
     since = case((engines.c.paused == "", db_now()), else_=engines.c.paused_at) if paused else None
     values = {"paused": paused, "paused_at": since}
     changed = update(engines).where(engines.c.paused != paused, _among(urls))
     connection.execute(changed.values(n_orders=engines.c.n_orders + 1, **values))
     # a client that orders it again has taken it over from one that may be gone
-    connection.execute(update(engines).where(_among(urls)).values(paused_by=by if paused else "", held_at=None))
+    owner = {"paused_by": by if paused else "", "held_at": db_now() if paused and held else None}
+    connection.execute(update(engines).where(_among(urls)).values(**owner))
 
 
 def hold(connection: Connection, by: str, urls: Collection[str] | None) -> None:

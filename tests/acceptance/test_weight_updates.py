@@ -211,6 +211,29 @@ def test_a_trainer_that_is_killed_inside_an_update_is_taken_over_by_the_next(
         assert client.engines()[0].engine.status == "ready"
 
 
+_PAUSING = """
+import sys
+import farm
+client = farm.connect(sys.argv[1], broker_url=sys.argv[2])
+with client.weight_update("8", mode="drain"):
+    pass
+"""
+
+
+def test_a_trainer_that_is_killed_while_calls_drain_has_abandoned_its_engines(
+    here: Embedded, client: farm.Farm
+) -> None:
+    with engine(client, tokens_per_s=60) as bench:
+        batch_id = bench.submit(600)
+        bench.sampling()
+        with subprocess.Popen([sys.executable, "-c", _PAUSING, here.store_url, here.broker_url]) as trainer:
+            until(lambda: client.engines()[0].engine.paused, "the trainer pauses it")
+            trainer.kill()
+        until(lambda: client.engines()[0].engine.status == "abandoned", "the trainer is missed", 60)
+        client.resume_engines()
+        assert bench.versions(batch_id) == [{1}] * N
+
+
 def test_what_is_collected_late_may_be_too_old(client: farm.Farm) -> None:
     with engine(client):
         client.set_version("3")

@@ -45,6 +45,8 @@ class Server:
         self.room = room
         self.dead = False
         self.hangs = False
+        self.travel_s = 0.0
+        """Seconds from the start of a call until it reaches the server."""
         self.first_s = 0.0
         """Seconds until it answers a query for its capabilities."""
         self.failures = 0
@@ -55,6 +57,7 @@ class Server:
         self.weights = "default"
         self.disobeys = False
         self.paused = False
+        self.n_aborts = 0
         self.told: list[str] = []
         self.n_running = 0
         self.n_most = 0
@@ -80,9 +83,13 @@ class Server:
         self.n_running += 1
         self.n_most = max(self.n_most, self.n_running)
         try:
-            left = float(n_tokens)
+            await asyncio.sleep(self.travel_s)
+            left, n_aborts = float(n_tokens), self.n_aborts
+            # one that comes during a pause is kept until it is over, or until the next abort
+            while self.paused and self.n_aborts == n_aborts:  # noqa: ASYNC110 - tests set it from outside
+                await asyncio.sleep(0.05)
             # in steps, so that it gets slower when others come
-            while left > 0 or self.hangs:
+            while (left > 0 or self.hangs) and self.n_aborts == n_aborts:
                 await asyncio.sleep(0.05)
                 left -= 0.05 * self.tokens_s * min(1.0, self.room / self.n_running)
         finally:
@@ -133,6 +140,7 @@ class Double:
             raise EngineError(f"engine {self.server.url} has no /pause")
         self.server.told.append(f"pause {mode}")
         self.server.paused = True
+        self.server.n_aborts += mode == "abort"
 
     async def resume(self) -> None:
         self.server.check()

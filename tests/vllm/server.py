@@ -55,20 +55,31 @@ def in_vllm(python: Path, script: str, *words: object, stdin: str = "") -> str:
     return done.stdout
 
 
-@contextmanager
-def real_vllm(python: Path, folder: Path) -> Iterator[RealVllm]:
-    """Makes the model's files in the folder, starts the server, and stops it at the end of the block."""
+def prepared(python: Path, folder: Path) -> RealVllm:
+    """Make the model's files in the folder, and choose a server's address; it does not run yet."""
     weights = (folder / "one", folder / "two")
     for each in weights:
         write_model_text(each)
     in_vllm(python, "make_weights.py", CONTEXT_TOKENS, *weights)
-    port = free_port()
-    url = f"http://127.0.0.1:{port}"
+    return RealVllm(f"http://127.0.0.1:{free_port()}", python, weights)
+
+
+@contextmanager
+def started(server: RealVllm, log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a server at its address, with its first weights, until the block ends or it is killed."""
     variables = (f"{name}={value}" for name, value in VARIABLES.items())
-    command = ("env", *variables, *vllm_command(python, weights[0], port, CONTEXT_TOKENS))
-    log = python.parents[2] / "server.log"
-    with running(command, lambda: answers(f"{url}/health"), log, start_s=START_S):
-        yield RealVllm(url, python, weights)
+    port = int(server.url.rpartition(":")[2])
+    command = ("env", *variables, *vllm_command(server.python, server.weights[0], port, CONTEXT_TOKENS))
+    with running(command, lambda: answers(f"{server.url}/health"), log, start_s=START_S) as process:
+        yield process
+
+
+@contextmanager
+def real_vllm(python: Path, folder: Path) -> Iterator[RealVllm]:
+    """Makes the model's files in the folder, starts the server, and stops it at the end of the block."""
+    server = prepared(python, folder)
+    with started(server, python.parents[2] / "server.log"):
+        yield server
 
 
 def _environment() -> dict[str, str]:

@@ -264,9 +264,13 @@ class TestWeights:
         write(both, llm_engines.set_version, "8", None)
         assert {engine.weights_path for engine in listed(both).values()} == {""}
 
-    def test_who_updates_weights_and_falls_silent_has_abandoned_its_engines(self, both: Store) -> None:
-        write(both, llm_engines.set_paused, "drain", "host/1", None)
-        write(both, llm_engines.hold, "host/1", None)
+    @pytest.mark.parametrize("n_heartbeats", [0, 1])
+    def test_who_updates_weights_and_falls_silent_has_abandoned_its_engines(
+        self, both: Store, n_heartbeats: int
+    ) -> None:
+        write(both, llm_engines.set_paused, "drain", "host/1", None, True)
+        for _ in range(n_heartbeats):
+            write(both, llm_engines.hold, "host/1", None)
         assert {engine.status for engine in listed(both).values()} == {"paused"}
         silent = update(llm_engines.engines).values(held_at=llm_engines.engines.c.held_at - 60)
         both.write(lambda connection: connection.execute(silent) and None)

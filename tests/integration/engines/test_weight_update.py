@@ -6,6 +6,7 @@ import _thread
 import asyncio
 import re
 import threading
+import time
 from collections.abc import Coroutine, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -144,6 +145,21 @@ def test_weights_change_between_calls_and_every_rollout_goes_on(
     assert told.told == [f"pause {mode}", "version 6", "version 7", "resume"], "by one worker alone, once"
     assert [state.engine.version for state in client.engines()] == ["7", "7"]
     assert {pool.newest_version for pool in workers.pools} == {"7"}
+
+
+def test_an_abort_reaches_calls_that_were_on_their_way_as_it_came(
+    client: LocalFarm, workers: Workers, told: Server, plain: Server
+) -> None:
+    client.remove_engine(plain.url)
+    told.travel_s = 0.3
+    with calling(workers):
+        until(lambda: told.answered, "calls are under way")
+        began = time.monotonic()
+        with client.weight_update("7", "abort", None, 30.0):
+            took_s = time.monotonic() - began
+            assert told.n_running == 0
+    assert took_s < 2.0
+    assert told.told[:2] == ["pause abort", "pause abort"]
 
 
 def test_some_engines_alone_may_be_paused(client: LocalFarm, workers: Workers, told: Server, plain: Server) -> None:

@@ -39,8 +39,8 @@ _ANSWER_S = (10.0, 80.0)
 
 An engine may be just slow: a large model on a processor, or one with a long queue.
 """
-_LATE_S = 3.0
-"""Seconds that an engine may take to answer the calls that it aborts."""
+_LATE_S = 2.0
+"""Seconds that an engine may take to answer the calls that it aborts, once it was told so several times."""
 _ORDER_S = (1.0, 10.0)
 _VERSION_S = 5.0
 _WEIGHTS_AGAIN_S = 10.0

@@ -6,12 +6,14 @@ paused; but it did not get the new weights, so it does not count as having them,
 
 A server that drains keeps the calls that reach it afterwards until it is resumed. So the pause is sent only once every
 worker holds its calls back and none has one in flight there: otherwise a call on its way to the paused server would
-wait for the resume, and the resume for the call.
+wait for the resume, and the resume for the call. An abort is sent at once, and again while calls are in flight: those
+that were on their way end by the next one.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from dataclasses import replace
 from typing import Protocol
 
@@ -21,6 +23,9 @@ from workers.policy.routing.backend import Backend, SharedEngine
 from workers.policy.routing.engine_view import EngineRecord, EngineReporter, Paused
 
 _POLL_S = 0.05
+_ABORT_AGAIN_S = 0.2
+_N_ABORTS = 5
+"""The most times that an abort is repeated; what an engine keeps all the same is cut by the workers."""
 _LOST: Paused = ""
 """The pause of an engine that does not answer: it is taken to have lost it."""
 
@@ -65,6 +70,8 @@ async def _tell(engine: Engine, place: Backend, listed: EngineRecord, pool: Cont
             await pool.reporter.report_done(place.url, listed.n_done, listed.paused, listed.engine_version)
             await engine.pause(listed.paused)
             place.known_pause = listed.paused
+            if listed.paused == "abort":
+                await _abort_late(engine, place, listed, pool)
         if listed.to_name:
             await engine.set_version(listed.version)
         if listed.engine_paused and not listed.paused:
@@ -93,6 +100,16 @@ async def _settled(place: Backend, listed: EngineRecord, pool: ControlledPool) -
     """Wait until no worker has a call in flight there; a newer order cancels that."""
     while not await pool.reporter.has_settled(place.url, listed.n_orders):  # noqa: ASYNC110 - other processes report it
         await asyncio.sleep(_POLL_S)
+
+
+async def _abort_late(engine: Engine, place: Backend, listed: EngineRecord, pool: ControlledPool) -> None:
+    """Repeat an abort until no worker has a call in flight there, a few times at most."""
+    for _ in range(_N_ABORTS):
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_ABORT_AGAIN_S):
+                await _settled(place, listed, pool)
+                return
+        await engine.pause("abort")
 
 
 def _named(listed: EngineRecord) -> str:
