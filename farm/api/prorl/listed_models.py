@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import time
+from functools import lru_cache
+
 import httpx2
 
 from farm.engine_urls import normal_url
 from farm.errors import InvalidRequest
 
 _ASK_S = 3.0
+_KNOWN_S = 30.0
+"""Seconds for which a server is not asked again that was not found to list none."""
 
 
 def check_lists_models(server: str, key: str | None) -> None:
@@ -15,6 +20,12 @@ def check_lists_models(server: str, key: str | None) -> None:
 
     One that cannot be reached from here may be from the nodes, or may be about to start.
     """
+    _ask(server, key, int(time.monotonic() / _KNOWN_S))
+
+
+@lru_cache(256)
+def _ask(server: str, key: str | None, period: int) -> None:
+    """As `check_lists_models`; what it raises is not remembered."""
     headers = {"authorization": f"Bearer {key}"} if key else {}
     try:
         answer = httpx2.get(f"{normal_url(server)}/models", headers=headers, timeout=_ASK_S)
