@@ -75,7 +75,7 @@ RUN chown 33:33 /etc/a && chroot --userspec=33:33 / touch /su
 RUN rm -r /opt/packed/gone && grep -c : /proc/net/dev >/interfaces; mkdir -p /opt/deep/er
 """
 
-SLEEPS = "FROM debian:12\nRUN echo first >/first\nRUN echo {0} >/second; sleep {0}\n"
+SLEEPS = "FROM debian:12\nRUN echo of-killed >/first\nRUN echo {0} >/second; sleep {0}\n"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -184,7 +184,7 @@ def test_a_build_that_is_killed_half_way(context: Callable[..., str], tmp_path: 
     builders = [python(code.replace("sys.argv[1]", repr(name)), FARM_BUILD_ENV="{}") for _ in range(2)]
     second = "RUN echo 4711"
     until(
-        lambda: any(_is_running(state) for state in _builds()) and _layer("RUN echo first") is not None,
+        lambda: any(_is_running(state) for state in _builds()) and _layer("RUN echo of-killed") is not None,
         "the second layer is built",
     )
     for builder in builders:
@@ -195,7 +195,7 @@ def test_a_build_that_is_killed_half_way(context: Callable[..., str], tmp_path: 
             pipe.close()
     until(lambda: not _builds(), "what was killed is gone")
     assert _layer(second) is None
-    first = _layer("RUN echo first")
+    first = _layer("RUN echo of-killed")
     again = built(context(SLEEPS.format(0)))
     assert again.layers[-1] == first
     assert (again.layers[0] / "second").read_text() == "0\n"

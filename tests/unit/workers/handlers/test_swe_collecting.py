@@ -13,9 +13,11 @@ import pytest
 
 from examples.problems import swe_problems
 from farm.errors import SandboxError
+from workers.evaluators import node_conditions
 from workers.evaluators.patches import PATCH, REJECTED
 from workers.handlers.swe import SweHandler, SweInstance
 from workers.interfaces import ExecResult, Submission
+from workers.sandboxes.shortage import ShortageWindow
 from workers.testing import FakeSandbox
 
 INSTANCE = SweInstance.model_validate(swe_problems(1)[0].fields)
@@ -74,6 +76,13 @@ REFUSED = {
     "large_patch": ("head -c 2M /dev/urandom | base64 > text", "at most 1000000 bytes"),
     "many_files": ("for i in $(seq 30); do head -c 50000 /dev/urandom | base64 > f$i; done", "at most 1000000 bytes"),
 }
+
+
+@pytest.fixture(autouse=True)
+def _roomy_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave out shortages of this machine, which other tests cause at the same time."""
+    monkeypatch.setattr(ShortageWindow, "reason", lambda _: "")
+    monkeypatch.setattr(node_conditions, "shortage", lambda: "")
 
 
 class _Folder(FakeSandbox):
