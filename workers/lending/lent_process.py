@@ -160,13 +160,15 @@ class LentProcess:
 
     def _read(self, descriptor: int) -> bool:
         """Read once. Returns whether there may be more now."""
-        if not self._ended and self._log.end - self._watched_to >= MAX_KEPT:
-            unwatched_s = time.monotonic() - self._watched_at
-            if unwatched_s < _WATCHED_S:
+        n_bytes, unwatched_s = _CHUNK, time.monotonic() - self._watched_at
+        if not self._ended and unwatched_s < _WATCHED_S:
+            # beyond that the log would drop what was not taken from it yet
+            n_bytes = min(_CHUNK, MAX_KEPT - (self._log.end - self._watched_to))
+            if n_bytes <= 0:
                 self._pause(_WATCHED_S - unwatched_s)
                 return False
         try:
-            data = os.read(descriptor, _CHUNK)
+            data = os.read(descriptor, n_bytes)
         except BlockingIOError:
             return False
         except OSError:

@@ -243,6 +243,14 @@ def test_who_watches_loses_nothing_and_who_does_not_the_oldest(lend: Lend, monke
         shown = await lent.call(WatchProcessCall(process=slow, after=after, timeout_s=1))
         assert shown.n_dropped == 0, "it waits for who watched a moment ago"
         await lent.all_of(slow, shown.next)
+        # a small piece before large ones, whose sizes do not add up to what is kept
+        uneven = await lent.start(f"head -c 1000 /dev/zero; sleep 0.2; {script}")
+        for _ in range(2):
+            shown = await lent.call(WatchProcessCall(process=uneven, after=0, timeout_s=5))
+            assert shown.n_dropped == 0
+            await asyncio.sleep(0.7)
+        streams, end = await lent.all_of(uneven)
+        assert (len(streams["stdout"]), end.n_dropped) == (n_bytes + 1004, 0)
 
     lend(body)
 
