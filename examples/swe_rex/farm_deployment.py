@@ -24,7 +24,10 @@ _POLL_S = 10.0
 
 
 class FarmDeployment(AbstractDeployment):  # type: ignore[misc]
-    """One sandbox of the API at `url`. It ends with `stop`, or if its client is silent for `lease_s`."""
+    """One sandbox of the API at `url`. It ends with `stop`, or if its client is silent for `lease_s`.
+
+    While a sandbox of `name` is open, it is taken; without a name each start borrows another one.
+    """
 
     def __init__(
         self,
@@ -32,13 +35,14 @@ class FarmDeployment(AbstractDeployment):  # type: ignore[misc]
         key: str,
         spec: dict[str, Any] | None = None,
         *,
+        name: str = "",
         lease_s: float = 1800.0,
         start_s: float = 1800.0,
         logger: logging.Logger | None = None,
     ) -> None:
         self.logger = logger or get_logger("rex-deploy")
         self._url, self._key = url.rstrip("/"), key
-        self._borrow = {"spec": spec or {}, "lease_s": lease_s}
+        self._borrow = {"spec": spec or {}, "lease_s": lease_s, **({"name": name} if name else {})}
         self._start_s = start_s
         self._hooks = CombinedDeploymentHook()
         self._runtime: RemoteRuntime | None = None

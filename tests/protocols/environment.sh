@@ -13,5 +13,7 @@ environment agent-lightning python3.12 --no-deps agentlightning==1.0.2 httpx==0.
 environment nemo-gym python3.13 --ignore-requires-python nemo-gym==0.7.0
 # it imports aiohttp, and does not say so
 environment swe-rex python3.12 swe-rex==1.4.0 aiohttp==3.14.5
+# with a tool in a request, newer releases of litellm import a package that they do not require
+environment mini-swe-agent python3.12 mini-swe-agent==2.4.6 litellm==1.80.5 openai==2.8.1 swe-rex==1.4.0 aiohttp==3.14.5
 environment e2b python3.12 e2b==2.63.0
 node_environment e2b-js e2b@2.51.0
