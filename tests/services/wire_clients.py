@@ -20,9 +20,10 @@ from tests.services.farms import until
 
 
 class WireClient:
-    """A client of a protocol, in threads where an answer is to come later."""
+    """A client of a protocol, in threads where an answer is to come later. `name` is for the ids that it chooses."""
 
-    def __init__(self, url: str, pool: ThreadPoolExecutor) -> None:
+    def __init__(self, url: str, pool: ThreadPoolExecutor, name: str = "") -> None:
+        self.name = name
         self._http = httpx2.Client(base_url=url, headers={"x-api-key": KEY}, timeout=60.0)
         self._pool = pool
 

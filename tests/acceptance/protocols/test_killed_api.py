@@ -1,13 +1,14 @@
-"""An API killed half way, in each protocol: its client asks again by its id, and gets the rollouts that it began."""
+"""An API, its client or both killed half way, in each protocol: who asks again gets the rollouts that it began."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
-import httpx2
 import pytest
 
 import farm
@@ -23,7 +24,8 @@ N = 3
 QUESTION = "How many hops?"
 CHAT = {"question": QUESTION, "expected": "three"}
 RIGHT = Branch(name="right", turns=(ScriptedTurn(content="three"),))
-Tokens = list[tuple[list[int], list[int], float]]
+Tokens: TypeAlias = list[tuple[list[int], list[int], float]]
+"""Prompt, response and reward of each rollout, as a protocol gives them."""
 
 
 @dataclass(frozen=True)
@@ -49,77 +51,75 @@ def setting() -> Iterator[Setting]:
         yield Setting(started, api, double, engine)
 
 
-def asked_in_nemo_gym(client: WireClient) -> Callable[[], Tokens]:
+def ask_in_nemo_gym(client: WireClient) -> Tokens:
     params = {"input": [{"role": "user", "content": QUESTION}]}
     row = {"responses_create_params": params, "agent_ref": {"name": "chat"}, **CHAT}
-    rows = [{**row, "_ng_rollout_id": f"step-{index}"} for index in range(N)]
-    answers: list[Future[httpx2.Response]] = [client.later("/run", row) for row in rows]
-
-    def again() -> Tokens:
-        assert all(isinstance(answer.exception(60), httpx2.TransportError) for answer in answers), "all were cut"
-        results = [client.said("/run", row)[1] for row in rows]
-        items = [result["response"]["output"][-1] | {"reward": result["reward"]} for result in results]
-        return [(item["prompt_token_ids"], item["generation_token_ids"], item["reward"]) for item in items]
-
-    return again
+    answers = [client.later("/run", {**row, "_ng_rollout_id": f"{client.name}-{index}"}) for index in range(N)]
+    results = [answer.result().json() for answer in answers]
+    items = [result["response"]["output"][-1] | {"reward": result["reward"]} for result in results]
+    return [(item["prompt_token_ids"], item["generation_token_ids"], item["reward"]) for item in items]
 
 
-def asked_in_agent_lightning(client: WireClient) -> Callable[[], Tokens]:
-    names = [f"r{index}" for index in range(N)]
+def ask_in_agent_lightning(client: WireClient) -> Tokens:
+    names = [f"{client.name}-{index}" for index in range(N)]
     rollouts = [{"input": {"data_source": "chat", "fields": CHAT}, "rollout_id": name} for name in names]
     assert client.post("/api/rollouts", rollouts).status_code == 201
 
     def state(name: str) -> Any:
         return client.get(f"/api/rollouts/{name}").json()["rollout"]["status"]["state"]
 
-    def again() -> Tokens:
-        assert client.post("/api/rollouts", rollouts).status_code == 201
-        until(lambda: {state(name) for name in names} == {"succeeded"}, "all have ended")
-        result: Tokens = []
-        for name in names:
-            call, reward = (event["data"] for event in client.get(f"/api/rollouts/{name}/events?format=triplet").json())
-            result.append((call["prompt_token_ids"], call["response_token_ids"], reward["value"]))
-        return result
-
-    return again
+    until(lambda: {state(name) for name in names} == {"succeeded"}, "all have ended")
+    result: Tokens = []
+    for name in names:
+        call, reward = (event["data"] for event in client.get(f"/api/rollouts/{name}/events?format=triplet").json())
+        result.append((call["prompt_token_ids"], call["response_token_ids"], reward["value"]))
+    return result
 
 
-def asked_in_polar(client: WireClient) -> Callable[[], Tokens]:
+def ask_in_polar(client: WireClient) -> Tokens:
     evaluator = {"strategy": "chat", "config": {"expected": "three"}}
-    task = {"task_id": "t", "num_samples": N, "agent": {}, "evaluator": evaluator, "instruction": QUESTION}
+    task = {"task_id": client.name, "num_samples": N, "agent": {}, "evaluator": evaluator, "instruction": QUESTION}
     assert client.post("/rollout/task/submit", task).status_code == 200
-
-    def again() -> Tokens:
-        assert client.post("/rollout/task/submit", task).status_code == 200
-        until(lambda: client.get("/rollout/task/t").json()["status"] == "completed", "the task has ended")
-        results = client.get("/rollout/task/t").json()["results"]
-        traces = [trace for result in results for trace in result["trajectory"]["traces"]]
-        return [(trace["prompt_ids"], trace["response_ids"], trace["reward"]) for trace in traces]
-
-    return again
+    path = f"/rollout/task/{client.name}"
+    until(lambda: client.get(path).json()["status"] == "completed", "the task has ended")
+    traces = [trace for result in client.get(path).json()["results"] for trace in result["trajectory"]["traces"]]
+    return [(trace["prompt_ids"], trace["response_ids"], trace["reward"]) for trace in traces]
 
 
-@pytest.mark.parametrize(
-    ("protocol", "ask", "n_batches"),
-    [
-        ("nemo-gym", asked_in_nemo_gym, N),
-        ("agent-lightning", asked_in_agent_lightning, N),
-        ("polar", asked_in_polar, 1),
-    ],
-)
-def test_a_client_that_asks_again_gets_the_rollouts_that_it_began(
-    setting: Setting, protocol: str, ask: Callable[[WireClient], Callable[[], Tokens]], n_batches: int
-) -> None:
-    with farm.connect(setting.farm.home) as client, ThreadPoolExecutor(N) as pool:
+CLIENTS: dict[str, tuple[Callable[[WireClient], Tokens], int]] = {
+    "nemo-gym": (ask_in_nemo_gym, N),
+    "agent-lightning": (ask_in_agent_lightning, N),
+    "polar": (ask_in_polar, 1),
+}
+"""The conversation of a client of each protocol, from first request to last answer, and the number of its batches."""
+
+
+def ask(protocol: str, url: str, name: str) -> Tokens:
+    with ThreadPoolExecutor(N) as pool:
+        return CLIENTS[protocol][0](WireClient(f"{url}/{protocol}", pool, name))
+
+
+@pytest.mark.parametrize("killed", ["the API", "its client", "both"])
+@pytest.mark.parametrize("protocol", CLIENTS)
+def test_a_client_that_asks_again_gets_the_rollouts_that_it_began(setting: Setting, protocol: str, killed: str) -> None:
+    url = setting.api.url
+    name = f"{protocol}-{killed.replace(' ', '-')}"
+    code = f"from {__name__} import ask; ask({protocol!r}, {url!r}, {name!r})"
+    with farm.connect(setting.farm.home) as client:
         before = set(client.recent(100))
-        again = ask(WireClient(f"{setting.api.url}/{protocol}", pool))
+        first = subprocess.Popen([sys.executable, "-c", code])
         until(lambda: setting.double.n_running == N, "all are sampled")
-        setting.api.kill()
-        setting.api.start()
-        until(setting.api.listens, "the API listens again")
-        tokens = again()
+        if killed != "the API":
+            first.kill()
+        if killed != "its client":
+            setting.api.kill()
+            setting.api.start()
+            until(setting.api.listens, "the API listens again")
+        tokens = ask(protocol, url, name)
+        first.kill()
+        first.wait()
         mine = [batch_id for batch_id in client.recent(100) if batch_id not in before]
-        assert len(mine) == n_batches, "no request began a second rollout"
+        assert len(mine) == CLIENTS[protocol][1], "no request began a second rollout"
         rollouts = [rollout for batch_id in mine for rollout in client.collect(batch_id)]
         expected = [
             (segment.prompt_ids.tolist(), segment.response_ids.tolist(), rollout.reward)
@@ -128,3 +128,4 @@ def test_a_client_that_asks_again_gets_the_rollouts_that_it_began(
         ]
         assert len(tokens) == N
         assert sorted(tokens) == sorted(expected)
+        assert {rollout.attempt for rollout in rollouts} == {1}, "none was played twice"
