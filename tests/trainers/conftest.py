@@ -94,12 +94,14 @@ def are_of(experts: Any, ids: list[int]) -> bool:
 def run(farm_url: str, tmp_path: Path) -> Program:
     """Runs a program in the trainers' Python, with the farm's address; returns what it says at last, as JSON.
 
-    Of an example, all that it says.
+    Of an example, all that it says. `url` is the address of another farm, `release` a folder of another release.
     """
 
-    def run_program(name: str, *words: object, path: Path | None = None) -> Any:
+    def run_program(
+        name: str, *words: object, path: Path | None = None, url: str = farm_url, release: Path | None = None
+    ) -> Any:
         env = os.environ | {
-            "PYTHONPATH": os.pathsep.join(map(str, [ROOT, *([path] if path else [])])),
+            "PYTHONPATH": os.pathsep.join(str(each) for each in (ROOT, path, release) if each),
             "FARM_API_KEY": KEY,
             "FARM_HOME": str(tmp_path / "home"),
             "HF_HUB_OFFLINE": "1",
@@ -108,9 +110,9 @@ def run(farm_url: str, tmp_path: Path) -> Program:
             "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
             "OMP_NUM_THREADS": "1",
         }
-        program = [str(PROGRAMS / f"{name}.py"), farm_url]
+        program = [str(PROGRAMS / f"{name}.py"), url]
         if name.startswith("examples/"):
-            program = [str(ROOT / name), "--farm", farm_url]
+            program = [str(ROOT / name), "--farm", url]
         command = [os.environ["FARM_TRAINERS_PYTHON"], *program, *map(str, words)]
         done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=500)
         assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-6000:]}"

@@ -4,13 +4,15 @@
 #
 # Nothing of it is ever a dependency of the farm. Its requirements are pinned and installed as they are listed, as those
 # that the packages name contradict each other and would bring CUDA libraries. slime, miles, rLLM and prime-rl are on no
-# package index: their sources come from GitHub at the commits below into folders of these names in DIR. Where that cannot
-# be reached, a copy that is put there serves as well; without one their tests are left out.
+# package index, and Agent Lightning's package has no examples: their sources come from GitHub at the commits below into
+# folders of these names in DIR. Where that cannot be reached, a copy that is put there serves as well; without one their
+# tests are left out.
 set -euo pipefail
 
 SLIME=624b824a898ab0ec1fcb4d373004c7f3852bf515
 RLLM=9beb6e0f676a46d38858991fd79ac5f8e0b16d4c
 MILES=31f1ca961a94cb860cec3b2dea34ec332bfa8f76
+AGENT_LIGHTNING=c632d8dd804103bd421c65208bc501952689039f
 PRIME_RL=559b44772e471d1538537b8805cc77f3824a5e64
 
 here=$(cd "$(dirname "$0")" && pwd)
@@ -25,9 +27,12 @@ if ! is_whole "$sum"; then
   begin "the trainers (2 GB)" python3.11
   install --no-deps setuptools==78.1.1
   install_all "$here/requirements.txt"
+  # Agent Lightning's trainer is for this release
+  install --no-deps --target "$folder/verl-0.8" verl==0.8.0
   finish "$sum"
 fi
 source_of THUDM/slime "$SLIME"
 source_of radixark/miles "$MILES"
 source_of rllm-org/rllm "$RLLM"
 source_of PrimeIntellect-ai/prime-rl "$PRIME_RL"
+source_of microsoft/agent-lightning "$AGENT_LIGHTNING"
