@@ -88,6 +88,14 @@ OTHER_WAYS = {
         f'{ALL_BEGIN}{BEGIN}function{SEP}bash\n```json\n{{"command": "ls -l"}}\n```{END}{ALL_END}',
     ),
     "no closing": ("deepseek", f'{ALL_BEGIN}{BEGIN}bash{SEP}{{"command": "ls -l"}}{ALL_END}'),
+    "a recipient in the head": (
+        "gpt_oss",
+        '<|start|>assistant to=functions.bash<|channel|>commentary json<|message|>{"command": "ls -l"}<|call|>',
+    ),
+    "a recipient in the head that the prompt began": (
+        "gpt_oss",
+        ' to=functions.bash<|channel|>commentary <|constrain|>json<|message|>{"command": "ls -l"}',
+    ),
     "between markers": ("pythonic", "<|python_start|>[bash(command='ls -l')]<|python_end|>"),
     "over lines": ("pythonic", '[\n  bash(\n    command="""ls -l""",\n  ),\n]'),
 }
@@ -208,6 +216,9 @@ MALFORMED = [
     ),
     ("gpt_oss", "<|channel|>commentary to=functions.f <|constrain|>json<|message|>{", "f", "{"),
     ("gpt_oss", "<|channel|>commentary to=functions.f", "", "functions.f"),
+    ("gpt_oss", " to=functions.f<|channel|>commentary json<|message|>{", "f", "{"),
+    ("gpt_oss", "<|start|>assistant to=functions.f<|channel|>comm", "", "functions.f<|channel|>comm"),
+    ("gpt_oss", " to=functions.f", "", "functions.f"),
     ("pythonic", "[f(a=", "f", "[f(a="),
     ("pythonic", "[f(1)]", "f", "f(1)"),
     ("pythonic", "[f(a=g())]", "f", "f(a=g())"),
