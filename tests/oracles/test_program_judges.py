@@ -7,9 +7,16 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+from pathlib import Path
 
+from tests.oracles.cases.evalplus_answers import drawn_answers
 from tests.oracles.judge_doors import ALL_RULES, answers, compared, record, recorded
 from tests.oracles.whole_answers import RECORDED, judged
+from tests.unit.workers.row_forms.test_evalplus_program import RECORDED as PROGRAMS
+from workers.row_forms.evalplus_program import sanitized
+
+_SANITIZE = Path(__file__).parent / "programs" / "evalplus_sanitize.py"
 
 
 def test_the_scorers_answers_are_the_farm_s() -> None:
@@ -28,3 +35,19 @@ def test_the_scorers_scores_of_whole_answers_are_the_recorded_ones() -> None:
     if os.environ.get("FARM_PROGRAM_JUDGES_RECORD"):
         RECORDED.write_text(json.dumps(found, indent=1) + "\n")
     assert found == json.loads(RECORDED.read_text())
+
+
+def test_the_programs_that_evalplus_takes_are_the_farm_s() -> None:
+    recorded_answers = drawn_answers(150, seed=0)
+    drawn = [*recorded_answers, *drawn_answers(850, seed=1)]
+    folder = Path(os.environ["FARM_TEST_ORACLES"]) / "judges"
+    command = [folder / ".venv" / "bin" / "python", _SANITIZE, folder]
+    done = subprocess.run(command, input=json.dumps(drawn), capture_output=True, text=True, timeout=600, check=True)
+    theirs = json.loads(done.stdout)
+    assert [
+        answer for answer, program in zip(drawn, theirs, strict=True) if sanitized(answer, "f") != program.strip()
+    ] == []
+    found = [list(pair) for pair in zip(recorded_answers, theirs, strict=False)]
+    if os.environ.get("FARM_PROGRAM_JUDGES_RECORD"):
+        PROGRAMS.write_text(json.dumps(found, indent=1) + "\n")
+    assert found == json.loads(PROGRAMS.read_text())

@@ -187,7 +187,7 @@ def _programs_of(answer: str, instance: ProgramsInstance) -> dict[str, bytes]:
     """Return the program in an answer, and that of the row's authors if they take another one."""
     program = fenced_program(answer, instance.function)
     taken = AUTHORS_PROGRAM.get(instance.rule.partition(":")[0])
-    theirs = taken(answer) if taken else program
+    theirs = taken(answer, instance.function) if taken else program
     # where no block is one, theirs is the only reading
     program = program or theirs
     # space before the first word is not nothing in Python

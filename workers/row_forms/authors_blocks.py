@@ -6,17 +6,19 @@ import re
 import textwrap
 from collections.abc import Callable, Mapping
 
+from workers.row_forms.evalplus_program import sanitized
+
 _SKYRL = re.compile(r"```(?:\w+)?\n(.*?)```", re.DOTALL)
 
 
-def between_last_marks(answer: str) -> str:
+def between_last_marks(answer: str, function: str) -> str:
     """LiveCodeBench: what is between the last two lines that hold three back-quotes; empty without two."""
     lines = answer.split("\n")
     marked = [place for place, line in enumerate(lines) if "```" in line]
     return "\n".join(lines[marked[-2] + 1 : marked[-1]]) if len(marked) >= 2 else ""
 
 
-def after_last_python_mark(answer: str) -> str:
+def after_last_python_mark(answer: str, function: str) -> str:
     """Return what verl's prime_code takes: what follows the last "```python", up to the next mark; else the answer.
 
     It runs what is indented, too.
@@ -24,16 +26,23 @@ def after_last_python_mark(answer: str) -> str:
     return textwrap.dedent(answer.rpartition("```python")[2].partition("```")[0])
 
 
-def last_match(answer: str) -> str:
+def last_match(answer: str, function: str) -> str:
     """SkyRL: the last text between a mark at the end of a line and another mark, stripped; empty without one."""
     found = _SKYRL.findall(answer)
     return str(found[-1]).strip() if found else ""
 
 
-AUTHORS_PROGRAM: Mapping[str, Callable[[str], str]] = {
+def definitions_needed(answer: str, function: str) -> str:
+    """EvalPlus: the imports and definitions that the function needs; empty where nothing names it."""
+    program = sanitized(answer, function)
+    return program if function in program else ""
+
+
+AUTHORS_PROGRAM: Mapping[str, Callable[[str, str], str]] = {
     "livecodebench": between_last_marks,
     "nemo_gym": between_last_marks,
     "skyrl_lcb": last_match,
     "prime_code": after_last_python_mark,
+    "evalplus": definitions_needed,
 }
-"""By the name of a rule. The scorers of other forms get programs, not answers."""
+"""By the name of a rule: of an answer, and of the function that is called. Other forms' scorers get programs alone."""

@@ -298,19 +298,48 @@ def test_a_checker_says_what_is_right_and_never_meets_the_program(runner: asynci
         runner.run(ProgramTestsEvaluator(broken).evaluate(Submission(files={"solution.py": "print(1)"}), new, 600.0))
 
 
+EVALPLUS = {
+    "task_id": "own/1",
+    "prompt": "def half(x):\n",
+    "entry_point": "half",
+    "canonical_solution": "    return x / 2\n",
+    "base_input": [[3]],
+    "plus_input": [[5]],
+    "atol": 1e-3,
+}
+
+
 def test_values_of_a_reference_are_expected_where_a_row_has_none(runner: asyncio.Runner) -> None:
-    row = {
-        "task_id": "own/1",
-        "prompt": "def half(x):\n",
-        "entry_point": "half",
-        "canonical_solution": "    return x / 2\n",
-        "base_input": [[3]],
-        "plus_input": [[5]],
-        "atol": 1e-3,
-    }
-    evaluator = ProgramsHandler().evaluator(ProgramsInstance.model_validate(row))
+    evaluator = ProgramsHandler().evaluator(ProgramsInstance.model_validate(EVALPLUS))
     assert runner.run(scored(evaluator, new, "def half(x): return x * 0.50001")).value == 1.0
     assert runner.run(scored(evaluator, new, "def half(x): return x // 2")).value == 0.0
+
+
+HALF = "def half(x):\n    return x / 2\n"
+
+
+@pytest.mark.parametrize(
+    ("answer", "farm", "authors"),
+    [
+        (f"It's so:\n\n{HALF}\nThat halves it.", 1.0, 1.0),
+        (f"```python\n{HALF}\n```", 1.0, 1.0),
+        (f"```python\n{HALF}\nassert half(2) == 2\n```", 0.0, 1.0),
+        (f"```python\nfrom functools import cache\n@cache\n{HALF}\n```", 1.0, 0.0),
+        ("I do not know.", 0.0, 0.0),
+    ],
+    ids=["no block", "a block", "a wrong example", "decorated", "nothing"],
+)
+def test_an_answer_is_scored_as_by_evalplus_too(
+    runner: asyncio.Runner, fresh: FreshSandbox, answer: str, farm: float, authors: float
+) -> None:
+    instance = ProgramsInstance.model_validate(EVALPLUS)
+
+    async def score() -> Score:
+        async with fresh() as sandbox:
+            submission = await ProgramsHandler().collect(instance, sandbox, answer)
+        return await ProgramsHandler().evaluator(instance).evaluate(submission, new, 60.0)
+
+    assert runner.run(score()).rewards == {"farm": farm, "authors": authors}
 
 
 OF_A_FORM = {

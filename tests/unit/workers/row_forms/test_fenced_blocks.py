@@ -157,7 +157,14 @@ def test_a_long_answer_is_read_in_one_pass(text: str) -> None:
         ("prime_code", "b", "b"),
         ("prime_code", "```python\na\n```\n```python\nb\n```\n```\nc\n```", "\nb\n"),
         ("prime_code", "```\na\n```", ""),
+        (
+            "evalplus",
+            "It's so:\nimport math\ndef f(a):\n    return a\n\nprint(f(1))\nSo it is.",
+            "import math\ndef f(a):\n    return a",
+        ),
+        ("evalplus", "I do not know.", ""),
+        ("evalplus", "```python\n@cache\ndef f(a):\n    return a\n```", "@cache\ndef f(a):\n    return a"),
     ],
 )
 def test_authors_take_what_their_scorers_take(rule: str, answer: str, program: str) -> None:
-    assert AUTHORS_PROGRAM[rule](answer) == program
+    assert AUTHORS_PROGRAM[rule](answer, "f") == program

@@ -1,0 +1,127 @@
+"""The program in an answer as EvalPlus takes it before it is evaluated: `sanitize` of evalplus at 26d6d00.
+
+It reads by Python's own parser, where EvalPlus reads by tree-sitter.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import warnings
+
+from farm import python_syntax
+
+_ESCAPE = re.compile(r"\x1B(?:[@-Z\\-_]|\[[0-?]*[ -/]*[@-~])")
+_MAX_PARSED = 300_000
+"""Characters that are parsed in search of the longest program; beyond it the longest that was found is taken."""
+_FINAL = re.compile(
+    r"invalid (?:syntax$|character|decimal|hexadecimal|octal|binary|imaginary|non-printable)|leading zeros|unmatched"
+    r"|unterminated string literal|unexpected (?:indent|character)|closing parenthesis"
+)
+"""Errors that stand at the last character that was read, so that more lines change nothing."""
+
+
+def sanitized(answer: str, function: str) -> str:
+    """Return the imports and the definitions that `function` needs, of the longest run of lines that is a program.
+
+    Decorated definitions, functions that return nothing and all other statements are left out. If nothing remains, it
+    is that run as it stands.
+    """
+    longest = _longest_program(_ESCAPE.sub("", answer)).strip()
+    program = _parsed(longest)
+    if isinstance(program, SyntaxError):
+        return longest
+    imports: list[ast.stmt] = []
+    definitions: dict[str, ast.stmt] = {}
+    for node in program.body:
+        if isinstance(node, ast.Import) or (isinstance(node, ast.ImportFrom) and node.module != "__future__"):
+            imports.append(node)
+        elif (name := _defined(node)) is not None:
+            definitions.setdefault(name, node)
+    needed, waiting = {function}, [function]
+    while waiting:
+        defines = definitions.get(waiting.pop())
+        more = _identifiers(defines) - needed if defines is not None else set()
+        needed |= more
+        waiting += more
+    kept = [*imports, *(node for name, node in definitions.items() if name in needed)]
+    return "\n".join(ast.get_source_segment(longest, node) or "" for node in kept).strip() or longest
+
+
+def _longest_program(text: str) -> str:
+    """Return the first run of two lines or more that Python parses with the most lines that are not blank."""
+    lines = text.split("\n")
+    counts = [0]
+    for line in lines:
+        counts.append(counts[-1] + bool(line.strip()))
+    best, found, n_parsed = 0, lines[:1], 0
+    for start in range(len(lines)):
+        n, stop = 1, len(lines)
+        while stop - start > 1 and counts[stop] - counts[start] > best and n_parsed < _MAX_PARSED:
+            # a few lines first, as most texts that are not programs break in their first one
+            end = min(start + n, stop)
+            run = "\n".join(lines[start:end])
+            n_parsed += len(run)
+            program = _parsed(run)
+            if isinstance(program, SyntaxError):
+                stop = min(stop - (end == stop), start + _n_sound(program, run))
+            elif end == stop:
+                best, found = counts[stop] - counts[start], lines[start:stop]
+            n *= 2
+    return "\n".join(found)
+
+
+def _parsed(text: str) -> ast.Module | SyntaxError:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return python_syntax.parsed(text)
+    except SyntaxError as error:
+        return error
+    except (MemoryError, RecursionError, ValueError) as error:
+        return SyntaxError(str(error))
+
+
+def _n_sound(error: SyntaxError, text: str) -> int:
+    """Return the number of lines before one that breaks every run with it; that of the whole text if none is known."""
+    lines = text.split("\n")
+    line, at = error.lineno or 0, error.offset or 0
+    if not 0 < line <= len(lines) or not _FINAL.match(error.msg) or lines[line - 1].endswith("\\"):
+        return 1_000_000
+    # an error at the end of a line may be that more was expected
+    return line - 1 if 0 < at <= len(lines[line - 1].rstrip()) else 1_000_000
+
+
+def _defined(node: ast.stmt) -> str | None:
+    """Return the name that a statement is kept under; None if it is left out."""
+    if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+        returns = isinstance(node, ast.ClassDef) or any(isinstance(each, ast.Return) for each in ast.walk(node))
+        return node.name if returns and not node.decorator_list else None
+    if isinstance(node, ast.Assign) and len(node.targets) == 1:
+        sides: list[ast.expr | None] = [node.targets[0], node.value]
+    elif isinstance(node, ast.Assign):
+        sides = [node.targets[0]]
+    elif isinstance(node, ast.AnnAssign):
+        sides = [node.target, node.value]
+    else:
+        return None
+    return next((side.id for side in sides if isinstance(side, ast.Name) and not _is_bracketed(side, node)), "")
+
+
+def _is_bracketed(side: ast.expr, assignment: ast.stmt) -> bool:
+    """Tell whether brackets stand around one side of an assignment."""
+    begin = (side.lineno, side.col_offset) == (assignment.lineno, assignment.col_offset)
+    end = (side.end_lineno, side.end_col_offset) == (assignment.end_lineno, assignment.end_col_offset)
+    return not begin and not end
+
+
+def _identifiers(node: ast.AST) -> set[str]:
+    """Return all names in a definition, of attributes and keywords, too."""
+    found: set[str] = set()
+    for each in ast.walk(node):
+        if isinstance(each, ast.Constant):
+            continue
+        for _, value in ast.iter_fields(each):
+            texts = value if isinstance(value, list) else [value]
+            found.update(part for text in texts if isinstance(text, str) for part in text.split("."))
+    return found
