@@ -25,7 +25,7 @@ N = 6
 
 @pytest.fixture(scope="module")
 def double() -> EngineDouble:
-    return EngineDouble(wire="prorl", model="scripted", tokens_per_s=20, mean_tokens=100_000)
+    return EngineDouble(wire="prorl", model="scripted", tokens_per_s=60, mean_tokens=100_000)
 
 
 @pytest.fixture(scope="module")

@@ -45,13 +45,14 @@ PICKED = {
 }
 
 
-def scored(folder: Path, form: str, row: dict[str, Any], response: str, rule: str = "", **given: str) -> Score:
+def scored(folder: Path, form: str, row: dict[str, Any], response: str, *rules: str, **given: str) -> tuple[Score, ...]:
+    """Score a response once, as a batch that counts the reward of each of these names would."""
     path = folder / "rows.jsonl"
     path.write_text(json.dumps(row))
     (instance,) = read_rows(path, form, given=given).instances
     evaluator = AnswerHandler().evaluator(AnswerInstance.model_validate(instance.fields))
     found = asyncio.run(evaluator.evaluate(Submission(answer=response), no_sandbox, 240.0))
-    return plugin_values.score(found, "an evaluator", rule)
+    return tuple(plugin_values.score(found, "an evaluator", rule) for rule in rules)
 
 
 @pytest.mark.parametrize(
@@ -114,15 +115,16 @@ def test_both_scores_are_given(
     tmp_path: Path, form: str, row: dict[str, Any], response: str, farm: float, authors: float
 ) -> None:
     given = {"env_class": "gsm8k"} if form == "skyrl" else {}
-    score = scored(tmp_path, form, row, response, **given)
+    score, theirs = scored(tmp_path, form, row, response, "", "authors", **given)
     assert (score.value, score.rewards) == (farm, {"farm": farm, "authors": authors})
     assert score.details["authors"]["score"] == authors
     assert score.details.get("differs", False) is (farm != float(authors == 1.0))
-    assert scored(tmp_path, form, row, response, "authors", **given).value == authors
+    assert theirs.value == authors
 
 
 def test_a_row_without_authors_has_the_farm_s_score_alone(tmp_path: Path) -> None:
-    assert scored(tmp_path, "answer", RAW, "\\boxed{72}") == Score(1.0, {"answer": "72", "rule": "equal text"})
+    (score,) = scored(tmp_path, "answer", RAW, "\\boxed{72}", "")
+    assert score == Score(1.0, {"answer": "72", "rule": "equal text"})
     with pytest.raises(EvaluatorError, match="gave no reward 'authors', which the batch counts"):
         scored(tmp_path, "answer", RAW, "\\boxed{72}", "authors")
 
@@ -142,12 +144,12 @@ def test_a_row_without_authors_has_the_farm_s_score_alone(tmp_path: Path) -> Non
     ],
 )
 def test_answers_of_public_reports(tmp_path: Path, gold: str, response: str, value: float) -> None:
-    assert scored(tmp_path, "answer", {"question": "q", "answer": gold}, response).value == value
+    assert scored(tmp_path, "answer", {"question": "q", "answer": gold}, response, "")[0].value == value
 
 
 def test_whole_numbers_are_compared_as_whole_numbers(tmp_path: Path) -> None:
     row = {"question": "q", "answer": "1000000007"}
-    assert scored(tmp_path, "answer", row, "\\boxed{1,000,000,007}").value == 1.0
-    assert scored(tmp_path, "answer", row, "\\boxed{1000000008}").value == 0.0
-    assert scored(tmp_path, "answer", row, "\\boxed{1000000008 apples}").value == 0.0
-    assert scored(tmp_path, "answer", row, "\\boxed{1000000007.0}").value == 1.0
+    assert scored(tmp_path, "answer", row, "\\boxed{1,000,000,007}", "")[0].value == 1.0
+    assert scored(tmp_path, "answer", row, "\\boxed{1000000008}", "")[0].value == 0.0
+    assert scored(tmp_path, "answer", row, "\\boxed{1000000008 apples}", "")[0].value == 0.0
+    assert scored(tmp_path, "answer", row, "\\boxed{1000000007.0}", "")[0].value == 1.0
