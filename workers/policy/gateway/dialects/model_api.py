@@ -76,10 +76,10 @@ class ParsedRequest:
     labels: dict[str, str] = field(default_factory=dict)
     """Words of the request about who asks, and for what."""
 
-    def digest(self) -> bytes:
-        """Return a hash of the whole request, equal for a request that is sent again."""
-        text = orjson.dumps(self.body, option=orjson.OPT_SORT_KEYS)
-        return hashlib.blake2b(text, digest_size=16).digest()
+    digest: bytes = b""
+    """The hash of the body, equal for a request that is sent again."""
+    is_retry: bool = False
+    """True if the client says that it has sent the request before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +153,11 @@ def calls(message: Message) -> list[AnsweredToolCall]:
         text = arguments if isinstance(arguments, str) else orjson.dumps(arguments or {}).decode()
         result.append(AnsweredToolCall(str(each.get("id") or new_id("call")), str(function.get("name") or ""), text))
     return result
+
+
+def digest_of(body: Mapping[str, Any]) -> bytes:
+    """Return the hash of a request's body."""
+    return hashlib.blake2b(orjson.dumps(body, option=orjson.OPT_SORT_KEYS), digest_size=16).digest()
 
 
 def content(message: Message) -> str:
