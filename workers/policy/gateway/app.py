@@ -66,6 +66,11 @@ def application(calls: GatewayCalls, key: str, silence_s: float = SILENCE_S) -> 
                 )
             ),
             Route("/v1/embeddings", _no_embeddings, methods=["POST"]),
+            *(
+                Route(f"/{version}/models/{{model:path}}:{verb}", _no_embeddings, methods=["POST"])
+                for version in _GOOGLE_VERSIONS
+                for verb in ("embedContent", "batchEmbedContents")
+            ),
             Route("/v1/responses/compact", _no_compaction, methods=["POST"]),
             Route("/v1/models", routes.models),
             Route("/v1beta/models", routes.models),

@@ -323,11 +323,18 @@ def plain(value: object, name: str, kinds: Collection[str] = ("text",)) -> str:
     return "\n".join(parts)
 
 
-def function(name: str, description: object, parameters: object) -> dict[str, Any]:
+def schema(value: object, name: str) -> dict[str, Any] | None:
+    """Return the schema of a tool's arguments; None if it has none. Raises BadRequest."""
+    if not isinstance(value, dict | None):
+        raise BadRequest("must be an object", name)
+    return value
+
+
+def function(name: str, description: object, parameters: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return a tool as the chat API describes it."""
     described = {"description": description} if isinstance(description, str) and description else {}
-    schema = parameters if isinstance(parameters, dict) else {"type": "object", "properties": {}}
-    return {"type": "function", "function": {"name": name, **described, "parameters": schema}}
+    given = {"type": "object", "properties": {}} if parameters is None else parameters
+    return {"type": "function", "function": {"name": name, **described, "parameters": given}}
 
 
 def assistant(text: str, thought: str, tool_calls: Sequence[AnsweredToolCall]) -> Message:
