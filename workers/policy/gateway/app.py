@@ -214,7 +214,8 @@ def _listed(name: str) -> dict[str, Any]:
     """Return a model entry with the fields of all vendors."""
     ours = {"id": name, "object": "model", "created": 0, "owned_by": "farm"}
     google = {"name": f"models/{name}", "displayName": name, "supportedGenerationMethods": list(_GOOGLE_VERBS)}
-    return {**ours, **google, "type": "model", "display_name": name, "created_at": "1970-01-01T00:00:00Z"}
+    anthropic = {"type": "model", "display_name": name, "created_at": "1970-01-01T00:00:00Z", "lifecycle": "active"}
+    return {**ours, **google, **anthropic}
 
 
 async def _no_embeddings(request: Request) -> Response:
