@@ -245,10 +245,10 @@ class GatewayCalls:
         return index
 
     def _labels(self, asked: ParsedRequest, conversation: HashedConversation) -> dict[str, str]:
-        """Return the labels that a request gives its call, and how many answers its conversation already has."""
+        """Return the labels that a request gives its call, and its numbers of earlier answers and of tools."""
         depth = sum(message.get("role") == "assistant" for message in conversation.messages)
         given = {name: value for name, value in asked.labels.items() if name not in _OF_THE_FARM}
-        return given | {"depth": str(depth)}
+        return given | {"depth": str(depth), "tools": str(len(asked.tools))}
 
     def _sampling(self, asked: ParsedRequest) -> SamplingParams:
         ours, forms = self._context.sampling, self._context.agent_requests.forms

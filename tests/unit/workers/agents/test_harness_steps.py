@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from farm.errors import AgentError
+from farm.errors import AgentError, AgentMissing
 from farm.records.request import SandboxSpec
 from farm.records.rollout import Outcome
 from farm.records.sandbox_spec import AgentProgram
@@ -78,6 +78,19 @@ def test_a_step_that_fails_is_an_error_with_what_it_said(which: str) -> None:
     failing: dict[str, Any] = {which: lambda task: [["sh", "-c", "echo no such tool >&2; exit 3"]]}
     with pytest.raises(AgentError, match=rf"agent little: {which}: sh ended with code 3: no such tool"):
         play("ask('x')", answering("yes"), **failing)
+
+
+@pytest.mark.parametrize(
+    ("which", "given"),
+    [
+        ("prepare", lambda task: [["sh", "-c", f"echo {task.base_url}/v1 >url.txt"]]),
+        ("collect", lambda task: [["true"], ["echo", task.base_url]]),
+        ("stdin", lambda task: json.dumps({"base": task.base_url})),
+    ],
+)
+def test_an_address_where_it_cannot_be_filled_is_refused(which: str, given: Any) -> None:
+    with pytest.raises(AgentMissing, match=f"agent little: {which} names the gateway's address.*in command"):
+        play("ask('x')", answering("yes"), **{which: given})
 
 
 def test_what_is_cut_by_a_limit_has_no_steps_after() -> None:

@@ -137,7 +137,7 @@ def test_a_role_that_fails_is_not_scored_as_if_it_had_answered(retryable: bool) 
 def test_no_request_keeps_its_call_from_training() -> None:
     async def main() -> None:
         async with served(Playing(answer=lambda _: answering("yes"))) as gateway:
-            spoilt = {"role": "judge", "trains": "no", "guided": "yes", "depth": "7"}
+            spoilt = {"role": "judge", "trains": "no", "guided": "yes", "depth": "7", "tools": "9"}
             headers = {f"X-Label-{name}": value for name, value in spoilt.items()}
             crowd = {f"n{number}": "x" for number in range(40)}
             await gateway.http.post(gateway.url + CHAT, json={**BODY, "metadata": spoilt | crowd}, headers=headers)
@@ -214,7 +214,7 @@ def test_calls_have_labels() -> None:
             first, second = (call.labels for call in gateway.records.calls)
             assert first == {
                 **{"model": "m", "user": "u", "trace": "t", "subagent": "review", "session": "s1"},
-                **{"purpose": "title", "client": "x/1", "depth": "0"},
+                **{"purpose": "title", "client": "x/1", "depth": "0", "tools": "0"},
             }
             assert (second["model"], second["user_id"], second["depth"]) == ("small", "abc", "1")
 
