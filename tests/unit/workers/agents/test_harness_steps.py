@@ -142,12 +142,20 @@ def test_packages_that_are_exact_are_taken(packages: str) -> None:
         ({"kind": "folder", "name": "x", "source": "relative"}, "absolute path"),
         ({"kind": "archive", "name": "x", "source": "https://example.org/x.tgz"}, "needs the sha256"),
         ({"kind": "archive", "name": "x", "source": "/x.tgz", "digest": "1234"}, "pattern"),
+        ({"kind": "image", "name": "x", "source": "docker://example.org/x:1"}, "by @sha256:"),
         ({"kind": "git", "name": "x", "source": "/x"}, "npm"),
     ],
 )
 def test_a_program_that_cannot_be_is_refused(fields: dict[str, str], why: str) -> None:
     with pytest.raises(ValueError, match=why):
         AgentProgram.model_validate(fields)
+
+
+@pytest.mark.parametrize(
+    "fields", [{"source": f"docker://x@sha256:{'0' * 64}"}, {"source": "docker://x:1", "digest": "0" * 24}]
+)
+def test_an_image_of_a_registry_is_taken_by_its_digest(fields: dict[str, str]) -> None:
+    assert AgentProgram.model_validate({"kind": "image", "name": "x", **fields}).source == fields["source"]
 
 
 def test_a_task_by_itself_has_all_its_fields() -> None:
