@@ -23,7 +23,7 @@ from workers.policy.gateway.dialects.left_out_media import without_media
 from workers.policy.gateway.dialects.model_api import Api, ApiProblem, BadRequest, ParsedRequest, digest_of
 from workers.policy.gateway.dialects.responses import ResponsesApi
 from workers.policy.gateway.error_responses import ANY, forget_frames, json_response, problem_of, refusal
-from workers.policy.gateway.given_answers import is_retry
+from workers.policy.gateway.recent_answers import is_retry
 from workers.policy.gateway.request_labels import header_labels
 from workers.policy.gateway.request_limits import HeldBytesLimit, body_in, data_of, encoding_of
 from workers.policy.gateway.streaming import ClientDisconnected, EventStreamResponse, until_disconnected

@@ -20,7 +20,7 @@ from workers.interfaces import AgentContext, Completion, Delta, OnDelta
 from workers.policy.answer_form import GUIDED, FormedSampling
 from workers.policy.gateway.conversations import Conversations, HashedConversation
 from workers.policy.gateway.dialects.model_api import BadRequest, ParsedRequest
-from workers.policy.gateway.given_answers import GivenAnswers
+from workers.policy.gateway.recent_answers import RecentAnswers
 from workers.policy.gateway.system_messages import one_leading
 from workers.policy.gateway.token_budget import TokenBudget
 from workers.policy.generation import FormUnsupported, LogprobsMissing
@@ -53,7 +53,7 @@ class GatewayCalls:
         self._context = context
         self._branches = Conversations()
         self._failures: dict[bytes, Exception] = {}
-        self._given = GivenAnswers()
+        self._recent = RecentAnswers()
         self._full: LimitReached | None = None
         self._end: Exception | None = None
         self._n_begun = 0
@@ -71,14 +71,14 @@ class GatewayCalls:
     async def complete(self, asked: ParsedRequest, on_delta: OnDelta | None = None) -> Completion:
         """Answer a request and record it. Raises what Policy raises, and LimitReached beyond the rollout's limits."""
         self.begun.set()
-        known = await self._given.known(asked.digest, asked.is_retry, self.settle)
+        known = await self._recent.known(asked.digest, asked.is_retry, self.settle)
         if known is not None:
             # its reply was lost: the same turn is not sampled, nor trained, twice
             _send(known, on_delta)
             return _with_allowed(asked, known)
-        with self._given.answering(asked.digest):
+        with self._recent.answering(asked.digest):
             answer = await self._answer(asked, on_delta)
-        self._given.given(asked.digest, answer)
+        self._recent.keep(asked.digest, answer)
         return _with_allowed(asked, answer)
 
     async def _answer(self, asked: ParsedRequest, on_delta: OnDelta | None) -> Completion:
@@ -115,7 +115,7 @@ class GatewayCalls:
 
     def went_unread(self, asked: ParsedRequest, completion: Completion) -> None:
         """Keep an answer whose client had gone before all of it was sent, for its next try."""
-        self._given.went_unread(asked.digest, completion)
+        self._recent.went_unread(asked.digest, completion)
 
     @property
     def leaves_media_out(self) -> bool:

@@ -69,7 +69,7 @@ def test_an_answer_that_nobody_read_is_given_to_the_next_try(stream: bool) -> No
                 asking.cancel()
                 await asyncio.gather(asking, return_exceptions=True)
             async with asyncio.timeout(60):
-                while not gateway.calls._given.n_unread:  # noqa: ASYNC110 - it is the state of a server
+                while not gateway.calls._recent.n_unread:  # noqa: ASYNC110 - it is the state of a server
                     await asyncio.sleep(0.005)
             records.gate.set()
             again = await gateway.post(CHAT, body)

@@ -26,7 +26,7 @@ def is_retry(headers: Mapping[str, str]) -> bool:
     return n_tries.isdecimal() and int(n_tries[:9]) > 0
 
 
-class GivenAnswers:
+class RecentAnswers:
     """The last answers of one rollout, those that nobody read, and the requests that are answered now."""
 
     def __init__(self) -> None:
@@ -75,7 +75,7 @@ class GivenAnswers:
             if self._open.get(digest) is done:
                 del self._open[digest]
 
-    def given(self, digest: bytes, completion: Completion) -> None:
+    def keep(self, digest: bytes, completion: Completion) -> None:
         """Keep an answer that is sent to its client, without its prompt, which may be long."""
         self._read.pop(digest, None)
         self._read[digest] = replace(completion, prompt_ids=None)

@@ -11,7 +11,7 @@ import pytest
 
 from farm.errors import EngineError
 from tests.unit.workers.policy.gateway.serving import Playing, Served, served
-from workers.policy.gateway.given_answers import is_retry
+from workers.policy.gateway.recent_answers import is_retry
 from workers.testing import ScriptedModel, answering
 
 HELLO: Any = {"role": "user", "content": "hello"}
@@ -146,7 +146,7 @@ def test_no_more_than_the_last_answers_are_kept() -> None:
             bodies = [{**BODY, "messages": [HELLO] * n} for n in range(1, 13)]
             for body in bodies:
                 await gateway.post(CHAT, body)
-            kept = gateway.calls._given._read
+            kept = gateway.calls._recent._read
             assert len(kept) == 8
             assert all(each.prompt_ids is None for each in kept.values())
 
