@@ -34,6 +34,16 @@ async def messages(gateway: Served) -> str:
     return str(getattr(answer.content[0], "text", ""))
 
 
+async def streamed_chat(gateway: Served) -> str:
+    stream = await gateway.openai.chat.completions.create(model="m", messages=[HELLO], stream=True)
+    return "".join([chunk.choices[0].delta.content or "" async for chunk in stream if chunk.choices])
+
+
+async def streamed_messages(gateway: Served) -> str:
+    async with gateway.anthropic.messages.stream(model="m", messages=[HELLO], max_tokens=9) as stream:
+        return await stream.get_final_text()
+
+
 async def helper(gateway: Served) -> str:
     answer = await gateway.openai.chat.completions.create(model="helper", messages=[HELLO])
     return str(answer.choices[0].message.content)
@@ -52,7 +62,7 @@ def losing(n_lost: int) -> Callable[[httpx2.Response], Awaitable[None]]:
 
 
 @pytest.mark.parametrize("n_lost", [1, 2])
-@pytest.mark.parametrize("ask", [chat, responses, messages, helper])
+@pytest.mark.parametrize("ask", [chat, responses, messages, streamed_chat, streamed_messages, helper])
 def test_the_official_clients_are_given_the_answer_that_was_lost(
     ask: Callable[[Served], Awaitable[str]], n_lost: int
 ) -> None:
