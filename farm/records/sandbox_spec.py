@@ -69,6 +69,9 @@ class AgentProgram(Request):
         is_address = self.kind == "archive" and self.source.startswith(("https://", "http://"))
         if is_address and len(self.digest) != 64:
             raise ValueError(f"{self.source} needs the sha256 of what it leads to as its digest")
+        is_tag = self.kind == "image" and "://" in self.source and "@sha256:" not in self.source
+        if is_tag and not self.digest:
+            raise ValueError(f"{self.source} may be another image tomorrow: name it by @sha256:, or give its digest")
         if self.kind != "image" and not is_address and not self.source.startswith("/"):
             raise ValueError(f"{self.source!r} must be an absolute path, which every node has")
         return self

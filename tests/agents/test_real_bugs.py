@@ -12,7 +12,7 @@ from farm.errors import SandboxError
 from tests.agents.playing import MEND, SWE, play
 from tests.conftest import absent
 from workers.registry import sandbox as provider
-from workers.sandboxes.images.environments import interpreter_for
+from workers.sandboxes.images.interpreters import interpreter_for
 from workers.testing.scripted_model import ScriptedCall, ScriptedTurn
 
 PAGE = Path(__file__).parents[2] / "docs" / "agents" / "presets.md"
@@ -87,4 +87,6 @@ def test_it_mends_an_issue(preset: str, kind: str, request: pytest.FixtureReques
     *_, n_calls, n_rows, why = page_rows()[preset]
     assert [str(len(played.calls)), str(len(played.rows))] == [n_calls, n_rows], played.breaks
     assert (why == "none") is (len(played.rows) == 1), played.breaks
+    without_tools = [call for call in played.calls if call.labels["tools"] == "0"]
+    assert len(without_tools) == {"opencode": 1, "aider": 2, "terminal": 3}.get(preset, 0)
     assert [call.mismatch for call in played.calls] == [None] * len(played.calls)

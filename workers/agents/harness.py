@@ -171,6 +171,7 @@ class HarnessAgent:
                     max_output_tokens=budget.output_tokens,
                     context_tokens=budget.context_tokens,
                 )
+                _check_marks(self._harness, task)
                 files = self._harness.files(task)
                 for path, text in files.items():
                     await sandbox.write_file(path, text.encode())
@@ -230,6 +231,19 @@ class HarnessAgent:
         await _first(command, calls.over, None)
         await asyncio.wait({command}, timeout=self._grace_s)
         return "" if command.done() else "went on without a model"
+
+
+def _check_marks(harness: Harness, task: Task) -> None:
+    """Raise AgentMissing where the address is named that cannot take its place there, as no port is known yet."""
+    steps = {"prepare": harness.prepare(task), "collect": harness.collect(task)}
+    texts = {name: [word for words in given for word in words] for name, given in steps.items()}
+    for name, given in (texts | {"stdin": [harness.stdin(task)]}).items():
+        if any(task.base_url in text for text in given):
+            raise AgentMissing(
+                f"agent {harness.name}: {name} names the gateway's address, which is known to the command alone: "
+                "name it in command, environment or files",
+                retryable=False,
+            )
 
 
 def _variables(harness: Harness, task: Task) -> Mapping[str, str]:

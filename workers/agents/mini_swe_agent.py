@@ -1,7 +1,7 @@
 """mini-swe-agent, unmodified, from the package index: it works in the sandbox with a bash of its own.
 
-https://mini-swe-agent.com. It and its client library are exact releases; their other dependencies are resolved when
-a node installs them.
+https://mini-swe-agent.com. All packages are exact, those that it needs among them: with a tool in a request, newer
+releases of its client library, litellm, import a package that they do not require.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from collections.abc import Mapping, Sequence
 
 from farm.records.rollout import Outcome
 from workers.agents.harness import Harness, HarnessAgent, Task
+from workers.agents.presets.preset_parts import STATE, pinned
 from workers.interfaces import AgentResult
 from workers.sandboxes.images.environments import AGENT_FOLDER
 
-_FOLDER = "/tmp/mini-swe-agent"  # noqa: S108  (of the sandbox, which is not shared)
-_CONFIG = f"{_FOLDER}/task.yaml"
-_TRAJECTORY = f"{_FOLDER}/trajectory.json"
+_CONFIG = f"{STATE}/task.yaml"
+_TRAJECTORY = f"{STATE}/trajectory.json"
 _OUTCOMES = {
     "Submitted": Outcome.SUBMITTED,
     # several answers in a row without a call that it can run
@@ -52,15 +52,13 @@ def _read(trajectory: str) -> AgentResult:
 
 MINI_SWE_AGENT = Harness(
     name="mini-swe-agent",
-    # with a tool in a request, newer releases of litellm import a package that they do not require; this one
-    # supports no newer openai
-    packages=("mini-swe-agent==2.4.6", "litellm==1.80.5", "openai==2.8.1"),
+    packages=pinned("mini-swe-agent"),
     command=_command,
     files=_files,
     environment={
         "MSWEA_CONFIGURED": "true",
         "MSWEA_SILENT_STARTUP": "1",
-        "MSWEA_GLOBAL_CONFIG_DIR": _FOLDER,
+        "MSWEA_GLOBAL_CONFIG_DIR": STATE,
         # else it tries for seconds to fetch a list of prices
         "LITELLM_LOCAL_MODEL_COST_MAP": "True",
     },

@@ -192,7 +192,7 @@ def _print_calls(played: PlayedAgent) -> None:
 
 def _tool_line(script: ShellScript, played: PlayedAgent) -> str:
     if not script.tool:
-        return "none of its tools takes a shell command, so the policy called none"
+        return "none of its tools takes a shell command, so the policy called none: --turns gives it other answers"
     ran = any(MARK in str(message.get("content")) for call in played.calls[1:] for message in call.messages)
     ran = ran or any(MARK in str(message.get("content")) for call in played.calls for message in call.observations)
     return f"its tool {script.tool} {'ran a command' if ran else 'was called, and its result was not sent back'}"

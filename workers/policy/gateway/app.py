@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 from starlette.applications import Starlette
@@ -19,9 +20,10 @@ from workers.policy.gateway.dialects.anthropic_messages import MessagesApi
 from workers.policy.gateway.dialects.chat_completions import ChatApi
 from workers.policy.gateway.dialects.google_contents import GoogleApi
 from workers.policy.gateway.dialects.left_out_media import without_media
-from workers.policy.gateway.dialects.model_api import Api, ApiProblem, BadRequest, ParsedRequest
+from workers.policy.gateway.dialects.model_api import Api, ApiProblem, BadRequest, ParsedRequest, digest_of
 from workers.policy.gateway.dialects.responses import ResponsesApi
 from workers.policy.gateway.error_responses import ANY, forget_frames, json_response, problem_of, refusal
+from workers.policy.gateway.recent_answers import is_retry
 from workers.policy.gateway.request_labels import header_labels
 from workers.policy.gateway.request_limits import HeldBytesLimit, body_in, data_of, encoding_of
 from workers.policy.gateway.streaming import ClientDisconnected, EventStreamResponse, until_disconnected
@@ -64,6 +66,11 @@ def application(calls: GatewayCalls, key: str, silence_s: float = SILENCE_S) -> 
                 )
             ),
             Route("/v1/embeddings", _no_embeddings, methods=["POST"]),
+            *(
+                Route(f"/{version}/models/{{model:path}}:{verb}", _no_embeddings, methods=["POST"])
+                for version in _GOOGLE_VERSIONS
+                for verb in ("embedContent", "batchEmbedContents")
+            ),
             Route("/v1/responses/compact", _no_compaction, methods=["POST"]),
             Route("/v1/models", routes.models),
             Route("/v1beta/models", routes.models),
@@ -154,7 +161,9 @@ class _Routes:
 
         def read() -> ParsedRequest:
             body = _with_path(request, body_in(data, encoding))
-            return api.parse(without_media(body) if self._calls.leaves_media_out else body)
+            digest, is_again = digest_of(body), is_retry(request.headers)
+            parsed = api.parse(without_media(body) if self._calls.leaves_media_out else body)
+            return replace(parsed, digest=digest, is_retry=is_again)
 
         is_small = len(data) < _LARGE_BODY_BYTES and not encoding
         return read() if is_small else await self._large_bodies.run(read)
@@ -205,7 +214,8 @@ def _listed(name: str) -> dict[str, Any]:
     """Return a model entry with the fields of all vendors."""
     ours = {"id": name, "object": "model", "created": 0, "owned_by": "farm"}
     google = {"name": f"models/{name}", "displayName": name, "supportedGenerationMethods": list(_GOOGLE_VERBS)}
-    return {**ours, **google, "type": "model", "display_name": name, "created_at": "1970-01-01T00:00:00Z"}
+    anthropic = {"type": "model", "display_name": name, "created_at": "1970-01-01T00:00:00Z", "lifecycle": "active"}
+    return {**ours, **google, **anthropic}
 
 
 async def _no_embeddings(request: Request) -> Response:

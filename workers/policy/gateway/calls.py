@@ -15,11 +15,12 @@ from typing import TypeVar
 from farm.errors import EngineError, LimitReached, StaleRollout, WeightsMissing
 from farm.records.request import SamplingParams
 from farm.records.rollout import Outcome
-from farm.records.trajectory import ROLE, UNTRAINED
+from farm.records.trajectory import ROLE, UNTRAINED, ModelCall
 from workers.interfaces import AgentContext, Completion, Delta, OnDelta
 from workers.policy.answer_form import GUIDED, FormedSampling
 from workers.policy.gateway.conversations import Conversations, HashedConversation
 from workers.policy.gateway.dialects.model_api import BadRequest, ParsedRequest
+from workers.policy.gateway.recent_answers import RecentAnswers
 from workers.policy.gateway.system_messages import one_leading
 from workers.policy.gateway.token_budget import TokenBudget
 from workers.policy.generation import FormUnsupported, LogprobsMissing
@@ -36,8 +37,6 @@ T = TypeVar("T")
 _OF_THE_FARM = frozenset({ROLE, UNTRAINED, GUIDED})
 """The labels that no request gives: by them a program could keep calls of the policy from training."""
 _NO_LOGPROBS = "the model's engine gives no log-probabilities"
-_MAX_UNREAD = 8
-"""Number of answers that are kept for clients that had gone."""
 _LONG_CHARS = 1_000_000
 _MANY_MESSAGES = 2000
 _MAX_FAILED = 32
@@ -54,7 +53,7 @@ class GatewayCalls:
         self._context = context
         self._branches = Conversations()
         self._failures: dict[bytes, Exception] = {}
-        self._unread: dict[bytes, Completion] = {}
+        self._recent = RecentAnswers()
         self._full: LimitReached | None = None
         self._end: Exception | None = None
         self._n_begun = 0
@@ -72,20 +71,24 @@ class GatewayCalls:
     async def complete(self, asked: ParsedRequest, on_delta: OnDelta | None = None) -> Completion:
         """Answer a request and record it. Raises what Policy raises, and LimitReached beyond the rollout's limits."""
         self.begun.set()
+        known = await self._recent.known(asked.digest, asked.is_retry, self.settle)
+        if known is not None:
+            # its reply was lost: the same turn is not sampled, nor trained, twice
+            _send(known, on_delta)
+            return _with_allowed(asked, known)
+        with self._recent.answering(asked.digest):
+            answer = await self._answer(asked, on_delta)
+        self._recent.keep(asked.digest, answer)
+        return _with_allowed(asked, answer)
+
+    async def _answer(self, asked: ParsedRequest, on_delta: OnDelta | None) -> Completion:
+        """Return a new answer, as it is recorded."""
         conversation = await self._read(asked, lambda: HashedConversation(one_leading(asked.messages)))
-        if self._unread and (digest := asked.digest()) in self._unread:
-            # before it is taken, as its client may go again
-            await self.settle()
-            if (known := self._unread.pop(digest, None)) is not None:
-                # its client had gone before it was sent: the same turn is not sampled, nor trained, twice
-                _send(known, on_delta)
-                return _with_allowed(asked, known)
         if (model := self._context.models.get(asked.model)) is not None:
             if asked.logprobs:
                 raise BadRequest(_NO_LOGPROBS, "logprobs")
             max_tokens = self._begin(asked, None)
-            answered = await self._answered_by(model, asked, conversation, max_tokens, on_delta)
-            return _with_allowed(asked, answered)
+            return await self._answered_by(model, asked, conversation, max_tokens, on_delta)
         most = self._context.limits.max_repeats
         repeats = most and await self._read(asked, lambda: conversation_repeats(conversation.messages, most))
         max_tokens = self._begin(asked, self._context.sampling.max_tokens, repeats=bool(repeats))
@@ -108,13 +111,11 @@ class GatewayCalls:
         if shown is not completion:
             # as its client will send it back
             self._branches.add(conversation, shown.response)
-        return shown
+        return completion
 
     def went_unread(self, asked: ParsedRequest, completion: Completion) -> None:
         """Keep an answer whose client had gone before all of it was sent, for its next try."""
-        self._unread[asked.digest()] = completion
-        while len(self._unread) > _MAX_UNREAD:
-            self._unread.pop(next(iter(self._unread)))
+        self._recent.went_unread(asked.digest, completion)
 
     @property
     def leaves_media_out(self) -> bool:
@@ -199,11 +200,7 @@ class GatewayCalls:
         new = self._branches.new(conversation)
         call = model_call(self._next_index(), new, completion, watch, applied, asked.tools)
         self._took(asked, conversation, completion, max_tokens)
-        try:
-            await self._uncut(self._context.record(call))
-        except asyncio.CancelledError:
-            self.went_unread(asked, completion)
-            raise
+        await self._recorded(asked, call, completion)
         return completion
 
     async def _answered_by(
@@ -239,7 +236,7 @@ class GatewayCalls:
         new = self._branches.new(conversation)
         call = model_call(self._next_index(), new, completion, watch, applied, asked.tools)
         self._branches.add(conversation, completion.response)
-        await self._uncut(self._context.record(call))
+        await self._recorded(asked, call, completion)
         _send(completion, on_delta)
         return completion
 
@@ -248,10 +245,10 @@ class GatewayCalls:
         return index
 
     def _labels(self, asked: ParsedRequest, conversation: HashedConversation) -> dict[str, str]:
-        """Return the labels that a request gives its call, and how many answers its conversation already has."""
+        """Return the labels that a request gives its call, and its numbers of earlier answers and of tools."""
         depth = sum(message.get("role") == "assistant" for message in conversation.messages)
         given = {name: value for name, value in asked.labels.items() if name not in _OF_THE_FARM}
-        return given | {"depth": str(depth)}
+        return given | {"depth": str(depth), "tools": str(len(asked.tools))}
 
     def _sampling(self, asked: ParsedRequest) -> SamplingParams:
         ours, forms = self._context.sampling, self._context.agent_requests.forms
@@ -284,6 +281,14 @@ class GatewayCalls:
         elif completion.n_response_tokens < max_tokens:
             # an engine that stops short of what it was allowed has run out of context
             self._full = LimitReached(Outcome.CONTEXT_FULL, "the answer was cut, as the context is full")
+
+    async def _recorded(self, asked: ParsedRequest, call: ModelCall, completion: Completion) -> None:
+        """Record a call, whose answer is kept if its client goes meanwhile."""
+        try:
+            await self._uncut(self._context.record(call))
+        except asyncio.CancelledError:
+            self.went_unread(asked, completion)
+            raise
 
     async def _uncut(self, writing: Awaitable[None]) -> None:
         """Await `writing` to its end even if the client disconnects meanwhile."""

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
-import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 from farm.errors import SandboxError
@@ -18,6 +15,7 @@ from farm.settings import settings
 from workers.sandboxes.images.content_store import digest, failing_alike, is_complete, made_in_place, used
 from workers.sandboxes.images.fingerprints import fingerprint
 from workers.sandboxes.images.image import Image
+from workers.sandboxes.images.interpreters import interpreter_for
 from workers.sandboxes.processes.process_tree import MARK, kill_tagged, new_tag
 
 INSTALL_S = 900.0
@@ -25,8 +23,6 @@ INSTALL_S = 900.0
 
 AGENT_FOLDER = "/opt/farm/agent"
 """The path in a sandbox of the environment of the agent that runs inside, if it has one."""
-_NEWER = 6
-"""The number of minor versions that are looked for, from the oldest that will do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,27 +108,6 @@ def _content(package: str) -> str:
 def _word(package: str) -> str:
     """Return a package as pip takes it, which checks the digest of an address."""
     return f"file://{package}" if package.startswith("/") else package
-
-
-def interpreter_for(oldest: str) -> tuple[str, str, str]:
-    """Return a Python of this node, its prefix and version: the farm's, if it is new enough. Raises SandboxError."""
-    wanted = tuple(map(int, oldest.split("."))) if oldest else (0, 0)
-    if sys.version_info[:2] >= wanted:
-        return getattr(sys, "_base_executable", sys.executable), sys.base_prefix, sys.version
-    for minor in range(wanted[1], wanted[1] + _NEWER):
-        if (found := shutil.which(f"python3.{minor}")) and (asked := _asked_of(found)):
-            return asked
-    raise SandboxError(
-        f"Python environment: a Python {oldest} or newer is needed, and this node has none on PATH besides the farm's "
-        f"own, {sys.version_info[0]}.{sys.version_info[1]}"
-    )
-
-
-@cache
-def _asked_of(interpreter: str) -> tuple[str, str, str] | None:
-    asked = "import json, sys; print(json.dumps([sys._base_executable, sys.base_prefix, sys.version]))"
-    said = subprocess.run([interpreter, "-I", "-c", asked], capture_output=True, text=True, check=False)
-    return tuple(json.loads(said.stdout)) if said.returncode == 0 else None
 
 
 def _install(interpreter: str, folder: Path, words: Sequence[str], install_s: float) -> None:

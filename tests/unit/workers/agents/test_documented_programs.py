@@ -1,7 +1,8 @@
-"""The examples of "Your own program", as the page has them, in a folder of this machine."""
+"""The examples of "Your own program" and "Agents", as the pages have them, in a folder of this machine."""
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import sys
 from dataclasses import replace
@@ -11,10 +12,10 @@ import pytest
 
 from farm.records.rollout import Outcome
 from tests.unit.test_docs import code_with
-from tests.unit.workers.agents.test_harness import played_by
+from tests.unit.workers.agents.test_harness import _Records, context_of, played_by
 from workers.agents.harness import Harness
 from workers.interfaces import AgentResult
-from workers.testing import answering
+from workers.testing import ScriptedPolicy, answering
 
 
 def shown(name: str) -> Harness:
@@ -43,3 +44,21 @@ def test_the_example_in_node_plays() -> None:
     if node is None:
         pytest.skip("there is no Node on this machine")
     assert on_this_machine(harness, node) == AgentResult(Outcome.ANSWERED, "Lima")
+
+
+@pytest.mark.parametrize(
+    ("limits", "expected"),
+    [
+        ({}, AgentResult(Outcome.ANSWERED, "Lima")),
+        ({"max_turns": 1}, AgentResult(Outcome.MAX_TURNS)),
+        ({"max_tokens": 1}, AgentResult(Outcome.MAX_TOKENS)),
+    ],
+)
+def test_the_example_without_a_sandbox_plays(limits: dict[str, int], expected: AgentResult) -> None:
+    names: dict[str, Any] = {}
+    exec(code_with("agents.md", "class SecondLook"), names)
+    policy, records = ScriptedPolicy(answering("Cusco"), answering("Lima")), _Records()
+    assert asyncio.run(names["SecondLook"]().run(context_of(None, policy, records, **limits))) == expected
+    first, *others = records.calls
+    assert [message["role"] for message in first.messages] == ["system", "user"]
+    assert [[message["role"] for message in call.messages] for call in others] == [["user"]] * (limits == {})

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from farm.errors import AgentError
+from farm.errors import AgentError, AgentMissing
 from farm.records.request import SandboxSpec
 from farm.records.rollout import Outcome
 from farm.records.sandbox_spec import AgentProgram
@@ -80,6 +80,19 @@ def test_a_step_that_fails_is_an_error_with_what_it_said(which: str) -> None:
         play("ask('x')", answering("yes"), **failing)
 
 
+@pytest.mark.parametrize(
+    ("which", "given"),
+    [
+        ("prepare", lambda task: [["sh", "-c", f"echo {task.base_url}/v1 >url.txt"]]),
+        ("collect", lambda task: [["true"], ["echo", task.base_url]]),
+        ("stdin", lambda task: json.dumps({"base": task.base_url})),
+    ],
+)
+def test_an_address_where_it_cannot_be_filled_is_refused(which: str, given: Any) -> None:
+    with pytest.raises(AgentMissing, match=f"agent little: {which} names the gateway's address.*in command"):
+        play("ask('x')", answering("yes"), **{which: given})
+
+
 def test_what_is_cut_by_a_limit_has_no_steps_after() -> None:
     result = play(
         "ask('x'); ask('y')", answering("yes"), limits={"max_turns": 1}, collect=lambda task: [["false"]], output="none"
@@ -129,12 +142,20 @@ def test_packages_that_are_exact_are_taken(packages: str) -> None:
         ({"kind": "folder", "name": "x", "source": "relative"}, "absolute path"),
         ({"kind": "archive", "name": "x", "source": "https://example.org/x.tgz"}, "needs the sha256"),
         ({"kind": "archive", "name": "x", "source": "/x.tgz", "digest": "1234"}, "pattern"),
+        ({"kind": "image", "name": "x", "source": "docker://example.org/x:1"}, "by @sha256:"),
         ({"kind": "git", "name": "x", "source": "/x"}, "npm"),
     ],
 )
 def test_a_program_that_cannot_be_is_refused(fields: dict[str, str], why: str) -> None:
     with pytest.raises(ValueError, match=why):
         AgentProgram.model_validate(fields)
+
+
+@pytest.mark.parametrize(
+    "fields", [{"source": f"docker://x@sha256:{'0' * 64}"}, {"source": "docker://x:1", "digest": "0" * 24}]
+)
+def test_an_image_of_a_registry_is_taken_by_its_digest(fields: dict[str, str]) -> None:
+    assert AgentProgram.model_validate({"kind": "image", "name": "x", **fields}).source == fields["source"]
 
 
 def test_a_task_by_itself_has_all_its_fields() -> None:

@@ -200,7 +200,17 @@ def _tools(value: object) -> tuple[list[dict[str, Any]], list[str]]:
     for number, tool in enumerate(model_api.mappings(value, "tools")):
         if isinstance(tool.get("input_schema"), dict):
             name = model_api.word(tool.get("name"), f"tools[{number}].name")
-            tools.append(model_api.function(name, tool.get("description"), tool["input_schema"]))
+            tools.append(model_api.function(name, _described(tool, f"tools[{number}]"), tool["input_schema"]))
         else:
             left_out.append(str(tool.get("type") or tool.get("name")))
     return tools, left_out
+
+
+def _described(tool: Mapping[str, Any], name: str) -> object:
+    """Return the description of a tool, with its examples: no chat template has another place for them."""
+    described, examples = tool.get("description"), tool.get("input_examples")
+    if not examples:
+        return described
+    shown = [orjson.dumps(each).decode() for each in model_api.mappings(examples, f"{name}.input_examples")]
+    head = [described] if isinstance(described, str) and described else []
+    return "\n".join([*head, "Examples of its input:", *shown])

@@ -216,8 +216,10 @@ def _tools(value: object) -> tuple[list[dict[str, Any]], list[str]]:
     for number, tool in enumerate(model_api.mappings(value, "tools")):
         called = tool.get("function")
         if tool.get("type") == "function" and isinstance(called, dict):
-            name = model_api.word(called.get("name"), f"tools[{number}].function.name")
-            tools.append(model_api.function(name, called.get("description"), called.get("parameters")))
+            where = f"tools[{number}].function"
+            name = model_api.word(called.get("name"), f"{where}.name")
+            schema = model_api.schema(called.get("parameters"), f"{where}.parameters")
+            tools.append(model_api.function(name, called.get("description"), schema))
         else:
             left_out.append(str(tool.get("type")))
     return tools, left_out

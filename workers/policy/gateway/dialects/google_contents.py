@@ -16,7 +16,13 @@ from workers.interfaces import Completion, Delta
 from workers.policy.gateway.dialects import google_schemas, model_api, token_logprobs
 from workers.policy.gateway.dialects.google_schemas import camel
 from workers.policy.gateway.dialects.model_api import AnsweredToolCall, ApiProblem, BadRequest, ParsedRequest
-from workers.policy.gateway.dialects.request_fields import GOOGLE, GOOGLE_CONFIG, GOOGLE_PART
+from workers.policy.gateway.dialects.request_fields import (
+    GOOGLE,
+    GOOGLE_CALL,
+    GOOGLE_CONFIG,
+    GOOGLE_PART,
+    GOOGLE_RESULT,
+)
 from workers.policy.gateway.dialects.requested_forms import of_google, schema_of_google
 
 _STATUS_NAMES = {
@@ -148,6 +154,7 @@ class GoogleApi:
             where = f"{name}.parts[{place}]"
             if (call := part.get("functionCall")) is not None:
                 called = camel(_object(call, f"{where}.functionCall"))
+                model_api.refuse(called, GOOGLE_CALL.refused, f"{where}.functionCall")
                 args = _object(called.get("args"), f"{where}.functionCall.args")
                 its_name = model_api.word(called.get("name"), f"{where}.functionCall.name")
                 written = self._written.get((its_name, _meaning(args))) or orjson.dumps(args).decode()
@@ -229,8 +236,7 @@ def _users(parts: Sequence[Mapping[str, Any]], name: str, open_calls: Mapping[st
 
 
 def _result(given: Mapping[str, Any], where: str, open_calls: Mapping[str, deque[str]]) -> Message:
-    if given.get("parts"):
-        raise BadRequest("only text is taken from a function", f"{where}.functionResponse.parts")
+    model_api.refuse(given, GOOGLE_RESULT.refused, f"{where}.functionResponse")
     name = model_api.word(given.get("name"), f"{where}.functionResponse.name")
     waiting = open_calls.get(name, deque())
     call_id = str(given.get("id") or "")
@@ -273,9 +279,10 @@ def _tools(value: object) -> tuple[list[dict[str, Any]], list[str]]:
         for place, declared in enumerate(model_api.mappings(tool.get("functionDeclarations") or [], where)):
             function = camel(declared)
             name = model_api.word(function.get("name"), f"{where}[{place}].name")
-            schema = function.get("parametersJsonSchema")
-            if schema is None:
-                schema = google_schemas.json_schema(function.get("parameters"))
+            field = "parameters" if function.get("parametersJsonSchema") is None else "parametersJsonSchema"
+            schema = model_api.schema(function.get(field), f"{where}[{place}].{field}")
+            if field == "parameters":
+                schema = google_schemas.json_schema(schema)
             tools.append(model_api.function(name, function.get("description"), schema))
         left_out += [name for name, value in tool.items() if name != "functionDeclarations" and value is not None]
     return tools, left_out

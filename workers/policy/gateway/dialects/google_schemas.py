@@ -10,6 +10,8 @@ _NUMBERS = frozenset(
     {"minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties", "minimum", "maximum"}
 )
 _OF_THE_VENDOR = frozenset({"nullable", "propertyOrdering", "example"})
+_NAMES = {"defs": "$defs", "ref": "$ref"}
+_NULL = {"type": "null"}
 _DEPTH = 64
 _SNAKE = re.compile(r"_([a-z])")
 
@@ -24,16 +26,30 @@ def json_schema(given: object, depth: int = 0) -> dict[str, Any] | None:
     if not isinstance(given, dict) or depth > _DEPTH:
         return None
     given = camel(given)
-    result = {name: _field(name, value, depth) for name, value in given.items() if name not in _OF_THE_VENDOR}
-    if given.get("nullable") is True and isinstance(result.get("type"), str):
-        result["type"] = [result["type"], "null"]
+    result = {
+        _NAMES.get(name, name): _field(_NAMES.get(name, name), value, depth)
+        for name, value in given.items()
+        if name not in _OF_THE_VENDOR
+    }
+    if given.get("nullable") is not True:
+        return result
+    if isinstance(result.get("type"), str):
+        return result | {"type": [result["type"], "null"]}
+    if isinstance(result.get("anyOf"), list):
+        return result | {"anyOf": [*result["anyOf"], _NULL]}
+    if "$ref" in result:
+        return {name: value for name, value in result.items() if name != "$ref"} | {
+            "anyOf": [{"$ref": result["$ref"]}, _NULL]
+        }
     return result
 
 
 def _field(name: str, value: Any, depth: int) -> Any:
     if name == "type" and isinstance(value, str):
         return value.lower()
-    if name == "properties" and isinstance(value, dict):
+    if name == "$ref" and isinstance(value, str):
+        return value.replace("#/defs/", "#/$defs/")
+    if name in ("properties", "$defs") and isinstance(value, dict):
         return {each: json_schema(schema, depth + 1) or {} for each, schema in value.items()}
     if name in ("items", "additionalProperties") and isinstance(value, dict):
         return json_schema(value, depth + 1) or {}

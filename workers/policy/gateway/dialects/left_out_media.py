@@ -1,4 +1,7 @@
-"""Images, audio and files in requests, left out where the batch says so: a line of text stands in their place."""
+"""Images, audio and files in requests, left out where the batch says so: a line of text stands in their place.
+
+A document that is text is shown. What a call is given is not looked at.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,20 @@ from collections.abc import Mapping
 from typing import Any
 
 _TEXT_KINDS = {
-    **dict.fromkeys(("image_url", "image", "input_audio", "document", "file"), "text"),
-    **dict.fromkeys(("input_image", "input_file"), "input_text"),
+    **dict.fromkeys(("image_url", "image", "input_audio", "audio_url", "video_url", "file", "document"), "text"),
+    **dict.fromkeys(("input_image", "input_file", "input_video"), "input_text"),
 }
 _GOOGLE = ("inlineData", "inline_data", "fileData", "file_data")
-_CONVERSATION = ("messages", "input", "contents")
-_CONTENT = ("content", "parts", "output")
-"""The fields with parts in them, of a message or of a result of a tool; what a call is given is not looked at."""
+_CONVERSATION = frozenset(
+    {
+        *("messages", "input", "contents", "system"),
+        *("systemInstruction", "system_instruction", "generateContentRequest", "generate_content_request"),
+    }
+)
+_CONTENT = frozenset({"content", "parts", "output", "contents", "systemInstruction", "system_instruction"})
+"""The fields with parts in them, of a message, of a result of a tool, or of a request within a request."""
+_RESULTS = ("functionResponse", "function_response")
+_LEFT_OUT = "[media left out]"
 
 
 def without_media(body: Mapping[str, Any]) -> dict[str, Any]:
@@ -27,7 +37,40 @@ def _left_out(value: Any) -> Any:
         return value
     kind = value.get("type")
     if isinstance(kind, str) and kind in _TEXT_KINDS:
-        return {"type": _TEXT_KINDS[kind], "text": f"[{kind.removeprefix('input_').removesuffix('_url')} left out]"}
+        name = kind.removeprefix("input_").removesuffix("_url")
+        return {"type": _TEXT_KINDS[kind], "text": _text_of(value) or f"[{name} left out]"}
     if any(name in value for name in _GOOGLE):
-        return {"text": "[media left out]"}
-    return {name: _left_out(each) if name in _CONTENT else each for name, each in value.items()}
+        return {"text": _LEFT_OUT}
+    return {name: _result(each) if name in _RESULTS else _within(name, each) for name, each in value.items()}
+
+
+def _within(name: str, value: Any) -> Any:
+    return _left_out(value) if name in _CONTENT else value
+
+
+def _text_of(document: Mapping[str, Any]) -> str:
+    """Return the text of a document of Anthropic's API; empty if it is none."""
+    source = document.get("source")
+    if document["type"] != "document" or not isinstance(source, dict):
+        return ""
+    if source.get("type") == "text":
+        texts = [source.get("data")]
+    else:
+        given = source.get("content") if source.get("type") == "content" else None
+        parts = _left_out([{"type": "text", "text": given}] if isinstance(given, str) else given)
+        texts = [each.get("text") for each in parts if isinstance(each, dict)] if isinstance(parts, list) else []
+    shown = [each for each in (document.get("title"), document.get("context"), *texts) if isinstance(each, str)]
+    return "\n".join(shown) if texts else ""
+
+
+def _result(value: Any) -> Any:
+    """Return the result of a function of Google's API with a text for the media beside it."""
+    if not isinstance(value, dict) or not value.get("parts"):
+        return value
+    response = value.get("response")
+    shown = dict(response) if isinstance(response, dict) else {} if response is None else {"result": response}
+    if len(shown) == 1 and isinstance(only := next(iter(shown.values())), str):
+        shown = dict.fromkeys(shown, f"{only}\n{_LEFT_OUT}")
+    else:
+        shown["media"] = _LEFT_OUT
+    return {**{name: each for name, each in value.items() if name != "parts"}, "response": shown}

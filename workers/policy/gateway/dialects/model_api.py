@@ -76,10 +76,10 @@ class ParsedRequest:
     labels: dict[str, str] = field(default_factory=dict)
     """Words of the request about who asks, and for what."""
 
-    def digest(self) -> bytes:
-        """Return a hash of the whole request, equal for a request that is sent again."""
-        text = orjson.dumps(self.body, option=orjson.OPT_SORT_KEYS)
-        return hashlib.blake2b(text, digest_size=16).digest()
+    digest: bytes = b""
+    """The hash of the body, equal for a request that is sent again."""
+    is_retry: bool = False
+    """True if the client says that it has sent the request before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +153,11 @@ def calls(message: Message) -> list[AnsweredToolCall]:
         text = arguments if isinstance(arguments, str) else orjson.dumps(arguments or {}).decode()
         result.append(AnsweredToolCall(str(each.get("id") or new_id("call")), str(function.get("name") or ""), text))
     return result
+
+
+def digest_of(body: Mapping[str, Any]) -> bytes:
+    """Return the hash of a request's body."""
+    return hashlib.blake2b(orjson.dumps(body, option=orjson.OPT_SORT_KEYS), digest_size=16).digest()
 
 
 def content(message: Message) -> str:
@@ -318,11 +323,18 @@ def plain(value: object, name: str, kinds: Collection[str] = ("text",)) -> str:
     return "\n".join(parts)
 
 
-def function(name: str, description: object, parameters: object) -> dict[str, Any]:
+def schema(value: object, name: str) -> dict[str, Any] | None:
+    """Return the schema of a tool's arguments; None if it has none. Raises BadRequest."""
+    if not isinstance(value, dict | None):
+        raise BadRequest("must be an object", name)
+    return value
+
+
+def function(name: str, description: object, parameters: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return a tool as the chat API describes it."""
     described = {"description": description} if isinstance(description, str) and description else {}
-    schema = parameters if isinstance(parameters, dict) else {"type": "object", "properties": {}}
-    return {"type": "function", "function": {"name": name, **described, "parameters": schema}}
+    given = {"type": "object", "properties": {}} if parameters is None else parameters
+    return {"type": "function", "function": {"name": name, **described, "parameters": given}}
 
 
 def assistant(text: str, thought: str, tool_calls: Sequence[AnsweredToolCall]) -> Message:

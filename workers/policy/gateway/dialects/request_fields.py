@@ -20,6 +20,12 @@ _WHOLE = "a conversation is never shortened here: the policy sees all of it"
 _PARALLEL = "how many calls a turn has is the policy's to choose, and its program's to take; kept with the call"
 _ENCODING = "of how the answer is written, not of what it says"
 _HOSTED = "of tools that the vendor runs, which are left out"
+_STRICT = (
+    "what the policy writes is never mended: its program checks it; a schema is held to, or not, as the batch says"
+)
+_OUTPUT = "a chat template shows what a function takes, and never what it returns"
+_CALLER = "the policy calls all functions itself"
+_NAMES = "for the vendor's models: no chat template has a place for it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +98,7 @@ RESPONSES = RequestFields(
         **_because(_WHOLE, "truncation context_management"),
         **_because(_ENCODING, "stream_options"),
         **_because(_HOSTED, "max_tool_calls"),
+        **_because("of requests that count tokens, which are an estimate here", "personality"),
     },
 )
 """The sampling parameters among those that are handled are written into the answer, as this API does."""
@@ -100,7 +107,7 @@ ITEM = RequestFields(
     {},
     {
         **_because("of an item as the API returned it", "id status phase"),
-        **_because("the policy calls all functions itself", "caller async"),
+        **_because(_CALLER, "caller async"),
         "encrypted_content": "the summary, or the content, is the reasoning; nothing is encrypted here",
     },
 )
@@ -136,7 +143,7 @@ BLOCK = RequestFields(
         "toolset_name": "of the vendor's sets of tools, which are left out",
         "signature": "nothing is signed here",
         "data": "thought that only the vendor can read",
-        "caller": "the policy calls all functions itself",
+        "caller": _CALLER,
         "is_error": "chat templates have no place for it: the text of the result says what failed",
     },
 )
@@ -179,3 +186,97 @@ GOOGLE_PART = RequestFields(
         "partMetadata": "the client's own",
     },
 )
+GOOGLE_CONTENT = RequestFields(_named("parts role"))
+GOOGLE_CALL = RequestFields(
+    _named("id name args"),
+    {"partialArgs": "calls are taken whole: send their arguments as args"},
+    {"willContinue": "calls are taken whole"},
+)
+GOOGLE_RESULT = RequestFields(
+    _named("id name response"),
+    {"parts": "only text is taken from a function"},
+    _because("each result is shown as it comes", "willContinue scheduling"),
+)
+GOOGLE_TOOL = RequestFields(
+    _named("functionDeclarations"),
+    {},
+    _because(
+        _HOSTED,
+        "retrieval computerUse fileSearch googleSearch googleMaps codeExecution enterpriseWebSearch urlContext"
+        " googleSearchRetrieval parallelAiSearch mcpServers exaAiSearch",
+    ),
+)
+GOOGLE_FUNCTION = RequestFields(
+    _named("name description parameters parametersJsonSchema"),
+    {},
+    {**_because(_OUTPUT, "response responseJsonSchema"), "behavior": "each result is shown as it comes"},
+)
+GOOGLE_TOOL_CONFIG = RequestFields(
+    _named("functionCallingConfig"), {}, _because(_HOSTED, "retrievalConfig includeServerSideToolInvocations")
+)
+GOOGLE_CALLING = RequestFields(
+    _named("mode allowedFunctionNames"), {}, _because(_ENCODING, "streamFunctionCallArguments")
+)
+GOOGLE_THINKING = RequestFields(_named("includeThoughts"), {}, _because(_EFFORT, "thinkingBudget thinkingLevel"))
+
+TEXT_PART = RequestFields(
+    _named("type text refusal"),
+    {},
+    {
+        **_because(_SERVICE, "prompt_cache_breakpoint"),
+        **_because("of an answer as the API returned it: its text is what is shown", "annotations logprobs"),
+    },
+)
+"""A text in the content of a message, a result or a thought, of both APIs of OpenAI."""
+CHAT_CALL = RequestFields(_named("id type function"))
+CHAT_CALLED = RequestFields(_named("name arguments"))
+CHAT_TOOL = RequestFields(_named("type function"))
+CHAT_FUNCTION = RequestFields(_named("name description parameters"), {}, {"strict": _STRICT})
+RESPONSES_TOOL = RequestFields(
+    _named("type name description parameters tools"),
+    {},
+    {
+        "strict": _STRICT,
+        "output_schema": _OUTPUT,
+        "defer_loading": "all functions are shown from the beginning",
+        **_because(_CALLER, "allowed_callers async"),
+    },
+)
+"""A function, or a namespace of them, whose `tools` they are."""
+MESSAGES_TOOL = RequestFields(
+    _named("type name description input_schema input_examples"),
+    {},
+    {
+        "strict": _STRICT,
+        "cache_control": _SERVICE,
+        "defer_loading": "all functions are shown from the beginning",
+        "allowed_callers": _CALLER,
+        "eager_input_streaming": _ENCODING,
+    },
+)
+TOOL_CHOICE = RequestFields(
+    _named("type name function allowed_tools mode tools"), {}, _because(_PARALLEL, "disable_parallel_tool_use")
+)
+"""A choice of a tool, and what is in it, of OpenAI's APIs and Anthropic's."""
+FORMAT = RequestFields(
+    _named("type json_schema schema"), {}, {"strict": _STRICT, **_because(_NAMES, "name description")}
+)
+"""The form of an answer, of OpenAI's APIs and Anthropic's."""
+TEXT_CONFIG = RequestFields(_named("format"), {}, {"verbosity": _EFFORT})
+REASONING = RequestFields(frozenset(), {}, _because(_EFFORT, "effort summary generate_summary context mode"))
+STREAM_OPTIONS = RequestFields(_named("include_usage"), {}, _because(_ENCODING, "include_obfuscation"))
+THINKING = RequestFields(
+    _named("type"),
+    {},
+    {
+        "budget_tokens": _EFFORT,
+        "display": "whoever asks for thinking is shown it",
+        "block_binding": "nothing is signed here",
+    },
+)
+OUTPUT_CONFIG = RequestFields(
+    _named("format"), {}, {"effort": _EFFORT, "task_budget": "the batch has limits of its own, which hold"}
+)
+THREAD = RequestFields(_named("type previous_message_id"))
+METADATA = RequestFields(_named("user_id"))
+MCP_SERVER = RequestFields(_named("name"), {}, _because(_HOSTED, "type url authorization_token tool_configuration"))

@@ -236,7 +236,8 @@ def _tools(value: object) -> tuple[list[dict[str, Any]], list[str]]:
     for number, tool in enumerate(model_api.mappings(value, "tools")):
         if tool.get("type") == "function":
             name = model_api.word(tool.get("name"), f"tools[{number}].name")
-            tools.append(model_api.function(name, tool.get("description"), tool.get("parameters")))
+            schema = model_api.schema(tool.get("parameters"), f"tools[{number}].parameters")
+            tools.append(model_api.function(name, tool.get("description"), schema))
         else:
             left_out.append(str(tool.get("type")))
     return tools, left_out

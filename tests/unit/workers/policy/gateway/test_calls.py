@@ -22,7 +22,7 @@ from workers.policy.gateway.request_limits import MAX_BODY_BYTES
 from workers.testing import ScriptedModel, answering, calling
 
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
-GOOGLE = "/v1beta/models/m:generateContent"
+GOOGLE, GOOGLE_COUNT = "/v1beta/models/m:generateContent", "/v1beta/models/m:countTokens"
 HELLO = {"role": "user", "content": "hello"}
 BODY = {"model": "m", "messages": [HELLO]}
 PICTURES: dict[str, dict[str, Any]] = {
@@ -69,7 +69,7 @@ def test_an_answer_that_nobody_read_is_given_to_the_next_try(stream: bool) -> No
                 asking.cancel()
                 await asyncio.gather(asking, return_exceptions=True)
             async with asyncio.timeout(60):
-                while not gateway.calls._unread:  # noqa: ASYNC110 - it is the state of a server
+                while not gateway.calls._recent.n_unread:  # noqa: ASYNC110 - it is the state of a server
                     await asyncio.sleep(0.005)
             records.gate.set()
             again = await gateway.post(CHAT, body)
@@ -137,7 +137,7 @@ def test_a_role_that_fails_is_not_scored_as_if_it_had_answered(retryable: bool) 
 def test_no_request_keeps_its_call_from_training() -> None:
     async def main() -> None:
         async with served(Playing(answer=lambda _: answering("yes"))) as gateway:
-            spoilt = {"role": "judge", "trains": "no", "guided": "yes", "depth": "7"}
+            spoilt = {"role": "judge", "trains": "no", "guided": "yes", "depth": "7", "tools": "9"}
             headers = {f"X-Label-{name}": value for name, value in spoilt.items()}
             crowd = {f"n{number}": "x" for number in range(40)}
             await gateway.http.post(gateway.url + CHAT, json={**BODY, "metadata": spoilt | crowd}, headers=headers)
@@ -214,7 +214,7 @@ def test_calls_have_labels() -> None:
             first, second = (call.labels for call in gateway.records.calls)
             assert first == {
                 **{"model": "m", "user": "u", "trace": "t", "subagent": "review", "session": "s1"},
-                **{"purpose": "title", "client": "x/1", "depth": "0"},
+                **{"purpose": "title", "client": "x/1", "depth": "0", "tools": "0"},
             }
             assert (second["model"], second["user_id"], second["depth"]) == ("small", "abc", "1")
 
@@ -232,6 +232,50 @@ def test_pictures_are_refused_by_name_or_left_out_by_a_text(path: str) -> None:
         async with served(policy, requests=AgentRequests(images="text")) as gateway:
             assert (await gateway.post(path, PICTURES[path])).status_code == 200
             assert policy.asked[0][0][-1]["content"] in ("[image left out]", "[media left out]")
+
+    asyncio.run(main())
+
+
+def by_tool(*content: Any) -> dict[str, Any]:
+    used = {"type": "tool_use", "id": "1", "name": "read", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "1", "content": list(content)}
+    return {"messages": [HELLO, {"role": "assistant", "content": [used]}, {"role": "user", "content": [result]}]}
+
+
+def by_function(**response: Any) -> dict[str, Any]:
+    picture = {"inlineData": {"mimeType": "image/png", "data": ""}}
+    result = {"name": "read", "parts": [picture]} | ({"response": response} if response else {})
+    return {"contents": [{"parts": [{"functionResponse": result}]}]}
+
+
+IN_SYSTEM = {"parts": [{"inlineData": {"mimeType": "image/png", "data": ""}}]}
+TEXT_SOURCE = {"type": "text", "media_type": "text/plain", "data": "its text"}
+CONTENT_SOURCE = {"type": "content", "content": [{"type": "text", "text": "a"}, {"type": "image", "source": {}}]}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "shown"),
+    [
+        (MESSAGES, by_tool({"type": "document", "source": {"type": "base64"}}), "[document left out]"),
+        (MESSAGES, by_tool({"type": "document", "title": "T", "source": TEXT_SOURCE}), "T\nits text"),
+        (MESSAGES, by_tool({"type": "document", "source": CONTENT_SOURCE}), "a\n[image left out]"),
+        (MESSAGES, by_tool({"type": "document", "source": {"type": "content", "content": "a"}}), "a"),
+        (MESSAGES, {"system": [{"type": "image", "source": {}}], "messages": [HELLO]}, "[image left out]"),
+        (CHAT, {"messages": [{**HELLO, "content": [{"type": "video_url"}]}]}, "[video left out]"),
+        (GOOGLE, by_function(output="read"), "read\n[media left out]"),
+        (GOOGLE, by_function(size=1), '{"size":1,"media":"[media left out]"}'),
+        (GOOGLE, by_function(), '{"media":"[media left out]"}'),
+        (GOOGLE, {"contents": "x", "system_instruction": IN_SYSTEM}, "[media left out]"),
+        (GOOGLE_COUNT, {"generateContentRequest": by_function()}, ""),
+    ],
+)
+def test_media_never_end_a_rollout_that_leaves_them_out(path: str, body: dict[str, Any], shown: str) -> None:
+    async def main() -> None:
+        policy = Playing(answering("seen"))
+        async with served(policy, requests=AgentRequests(images="text")) as gateway:
+            response = await gateway.post(path, body)
+            assert response.status_code == 200, response.text
+            assert shown in [message["content"] for asked in policy.asked for message in asked[0]] or not shown
 
     asyncio.run(main())
 

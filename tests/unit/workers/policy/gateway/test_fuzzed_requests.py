@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from farm.records.request import AgentRequests
 from tests.services.soak import repeats
 from tests.unit.workers.policy.gateway.request_strategies import REQUESTS, Body
 from tests.unit.workers.policy.gateway.serving import Playing, Served, served, thinking
@@ -34,7 +35,8 @@ each_api = pytest.mark.parametrize("path", REQUESTS)
 class Gateway:
     """One gateway for all requests of a test, in an event loop that goes on between them."""
 
-    def __init__(self) -> None:
+    def __init__(self, requests: AgentRequests) -> None:
+        self._requests = requests
         self._runner = asyncio.Runner()
         self._stack = AsyncExitStack()
         self.n_answered = 0
@@ -43,7 +45,10 @@ class Gateway:
 
     async def _open(self) -> Served:
         helper = ScriptedModel("a title")
-        context = served(self._policy, models={"helper": helper}, max_turns=10**9, max_tokens=10**9)
+        most = 10**9
+        context = served(
+            self._policy, models={"helper": helper}, requests=self._requests, max_turns=most, max_tokens=most
+        )
         return await self._stack.enter_async_context(context)
 
     def _answer(self) -> Completion:
@@ -66,9 +71,10 @@ class Gateway:
         self._runner.close()
 
 
-@pytest.fixture(scope="module")
-def gateway() -> Iterator[Gateway]:
-    opened = Gateway()
+@pytest.fixture(scope="module", params=["refuse", "text"])
+def gateway(request: pytest.FixtureRequest) -> Iterator[Gateway]:
+    """A gateway that refuses images, and one that leaves them out."""
+    opened = Gateway(AgentRequests(images=request.param))
     yield opened
     opened.close()
 

@@ -1,0 +1,124 @@
+"""Answers are of the official clients' own types: all that is required is there, and nothing that they do not know."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pydantic
+import pytest
+from pydantic import TypeAdapter
+
+from tests.unit.workers.policy.gateway.serving import Playing, Served, served, thinking
+from workers.interfaces import Completion
+from workers.testing import answering, calling
+
+HELLO = {"role": "user", "content": "hello"}
+SCHEMA = {"type": "object"}
+LOOK = {"name": "look", "parameters": SCHEMA}
+CHAT: dict[str, Any] = {"model": "m", "messages": [HELLO], "tools": [{"type": "function", "function": LOOK}]}
+RESPONSES: dict[str, Any] = {"model": "m", "input": "hello", "tools": [{"type": "function", "strict": False, **LOOK}]}
+MESSAGES: dict[str, Any] = {
+    "model": "m",
+    "max_tokens": 99,
+    "messages": [HELLO],
+    "tools": [{"name": "look", "input_schema": SCHEMA}],
+    "thinking": {"type": "enabled", "budget_tokens": 9},
+}
+GOOGLE: dict[str, Any] = {
+    "contents": "hello",
+    "tools": [{"functionDeclarations": [{"name": "look"}]}],
+    "generationConfig": {"thinkingConfig": {"includeThoughts": True}, "responseLogprobs": True},
+}
+MORE = {"reasoning_content", "store", "name"}
+"""Fields beside the types': thoughts as open models' servers write them, and what the service itself sends as well."""
+COMPLETIONS: dict[str, Callable[[], Completion]] = {
+    "text": lambda: answering("yes"),
+    "calls": lambda: calling(("look", {"a": 1}), ("look", "{no json"), content="I look."),
+    "a thought": lambda: thinking("hm", answering("yes")),
+    "a thought and a call": lambda: thinking("hm", calling(("look", {"a": 1}))),
+}
+
+
+def unknown(value: Any) -> Iterator[str]:
+    """The names of fields that a type does not know, however deep."""
+    if isinstance(value, pydantic.BaseModel):
+        yield from value.__pydantic_extra__ or {}
+        for name in type(value).model_fields:
+            yield from unknown(getattr(value, name, None))
+    for each in value if isinstance(value, list) else ():
+        yield from unknown(each)
+
+
+def check(kind: Any, data: Any) -> None:
+    value = TypeAdapter(kind).validate_python(data)
+    assert set(unknown(value)) <= MORE, data
+
+
+async def whole(gateway: Served) -> None:
+    from anthropic.types import Message, MessageTokensCount
+    from anthropic.types.beta import BetaMessage
+    from google.genai.types import CountTokensResponse, GenerateContentResponse
+    from openai.types.chat import ChatCompletion
+    from openai.types.responses import Response
+    from openai.types.responses.input_token_count_response import InputTokenCountResponse
+
+    for path, body, kind in (
+        ("/v1/chat/completions", CHAT, ChatCompletion),
+        ("/v1/chat/completions", {**CHAT, "logprobs": True}, ChatCompletion),
+        ("/v1/responses", RESPONSES, Response),
+        ("/v1/responses/input_tokens", RESPONSES, InputTokenCountResponse),
+        ("/v1/messages", MESSAGES, Message),
+        ("/v1/messages", MESSAGES, BetaMessage),
+        ("/v1/messages/count_tokens", MESSAGES, MessageTokensCount),
+        ("/v1beta/models/m:generateContent", GOOGLE, GenerateContentResponse),
+        ("/v1beta/models/m:countTokens", {"contents": "hello"}, CountTokensResponse),
+    ):
+        response = await gateway.post(path, body)
+        assert response.status_code == 200, response.text
+        check(kind, response.json())
+
+
+async def streamed(gateway: Served) -> None:
+    from anthropic.types import RawMessageStreamEvent
+    from anthropic.types.beta import BetaRawMessageStreamEvent
+    from google.genai.types import GenerateContentResponse
+    from openai.types.chat import ChatCompletionChunk
+    from openai.types.responses import ResponseStreamEvent
+
+    usage = {"stream": True, "stream_options": {"include_usage": True}}
+    for path, body, kinds in (
+        ("/v1/chat/completions", CHAT | usage, [ChatCompletionChunk]),
+        ("/v1/responses", RESPONSES | {"stream": True}, [ResponseStreamEvent]),
+        ("/v1/messages", MESSAGES | {"stream": True}, [RawMessageStreamEvent, BetaRawMessageStreamEvent]),
+        ("/v1beta/models/m:streamGenerateContent?alt=sse", GOOGLE, [GenerateContentResponse]),
+    ):
+        for name, data in await gateway.events(path, body):
+            for kind in kinds if name not in (":", "ping") and data != "[DONE]" else ():
+                check(kind, json.loads(data))
+
+
+@pytest.mark.parametrize("ask", [whole, streamed])
+@pytest.mark.parametrize("completion", COMPLETIONS.values(), ids=COMPLETIONS)
+def test_answers(completion: Callable[[], Completion], ask: Callable[[Served], Any]) -> None:
+    async def main() -> None:
+        async with served(Playing(answer=lambda _: completion()), max_turns=99) as gateway:
+            await ask(gateway)
+
+    asyncio.run(main())
+
+
+def test_a_model_has_the_fields_of_all() -> None:
+    from anthropic.types import ModelInfo
+    from openai.types import Model
+
+    async def main() -> None:
+        async with served(Playing()) as gateway:
+            listed = (await gateway.http.get(f"{gateway.url}/v1/models")).json()
+            for each in (*listed["data"], (await gateway.http.get(f"{gateway.url}/v1/models/policy")).json()):
+                TypeAdapter(Model).validate_python(each)
+                TypeAdapter(ModelInfo).validate_python(each)
+
+    asyncio.run(main())
