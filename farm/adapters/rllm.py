@@ -135,6 +135,7 @@ class FarmRuntime:
             started = rollouts.start(self._on_session(submission), self._request)
             async with asyncio.timeout(limit_s):
                 rollout = await asyncio.wrap_future(started.ended)
+                calls = await asyncio.to_thread(_calls_of, rollouts.client, rollout)
         except TimeoutError:
             assert started is not None
             rollouts.abandon(started)
@@ -147,7 +148,7 @@ class FarmRuntime:
             raise
         except Exception as error:
             return _broken(submission, f"{type(error).__name__}: {error}", time.monotonic() - began)
-        return _result(submission, rollout, time.monotonic() - began)
+        return _result(submission, rollout, calls, time.monotonic() - began)
 
     def _on_session(self, submission: TaskSubmission) -> Instance:
         """Return the instance of a task with the engine of its session. Raises ValueError for a wrong address."""
@@ -184,7 +185,25 @@ def _leave_out_errors(filtering: Any) -> None:
     filtering.mask_error = True
 
 
-def _result(submission: TaskSubmission, rollout: Rollout, elapsed_s: float) -> RemoteTaskResult:
+def _calls_of(client: Farm, rollout: Rollout) -> Sequence[ModelCall]:
+    """Return the calls of a rollout whose reason depends on them."""
+    return client.calls(rollout.rollout_id) if rollout.outcome is Outcome.CONTEXT_FULL else ()
+
+
+def reason_name(outcome: Outcome, calls: Sequence[ModelCall]) -> str:
+    """Return the name of rLLM's termination reason for an end that the policy caused, with these calls.
+
+    rLLM calls each answer that was cut too long a response, and too long a prompt what has no answer: the farm's full
+    context is either, also where it is the session's own `max_tokens` that cut an answer, which the farm does not see.
+    """
+    if outcome is Outcome.CONTEXT_FULL and calls and calls[-1].finish_reason == "length":
+        return _REASONS[Outcome.MAX_TOKENS]
+    return _REASONS[outcome]
+
+
+def _result(
+    submission: TaskSubmission, rollout: Rollout, calls: Sequence[ModelCall], elapsed_s: float
+) -> RemoteTaskResult:
     """Return rLLM's result for a rollout that has ended."""
     details = {"rollout_id": rollout.rollout_id, "outcome": str(rollout.outcome or ""), "attempt": rollout.attempt}
     if not rollout.trainable:
@@ -198,7 +217,7 @@ def _result(submission: TaskSubmission, rollout: Rollout, elapsed_s: float) -> R
         session_id=submission.session_id,
         task_id=submission.task_id,
         reward=rollout.reward,
-        termination_reason=_reason(_REASONS[rollout.outcome or Outcome.SUBMITTED]),
+        termination_reason=_reason(reason_name(rollout.outcome or Outcome.SUBMITTED, calls)),
         elapsed=elapsed_s,
         raw_result={"metrics": {"turns": rollout.n_turns, "invalid_actions": rollout.n_invalid_actions}},
         metadata={"farm": details},
@@ -244,7 +263,7 @@ class RllmResults:
     """See `farm.adapters.protocol.ResultAdapter`: results as `FarmRuntime` returns them, whose tokens rLLM keeps."""
 
     def result(self, rollout: Rollout, calls: Sequence[ModelCall], /) -> RemoteTaskResult:
-        return _result(_Session(rollout.rollout_id, rollout.group_id), rollout, 0.0)
+        return _result(_Session(rollout.rollout_id, rollout.group_id), rollout, calls, 0.0)
 
     def read_result(self, result: RemoteTaskResult, /) -> TrainerResult:
         return TrainerResult(

@@ -14,24 +14,29 @@ from tests.trainers.conftest import PROGRAMS, QUESTION, Program
 from workers.testing.scripted_model import Branch, Script, ScriptedCall, ScriptedProblem, ScriptedTurn
 from workers.testing.serving import serving
 
-LOOK = ScriptedTurn(content="I look.", tool_calls=(ScriptedCall(name="look", arguments={"at": "it"}),))
+LOOK, SPACED_LOOK = (
+    ScriptedTurn(content=text, tool_calls=(ScriptedCall(name="look", arguments={"at": "it"}),))
+    for text in ("I look.", "I look.\n\n")
+)
 
 
 def one_turn(*texts: str) -> tuple[Branch, ...]:
     return tuple(Branch(name=text, turns=(ScriptedTurn(content=text),)) for text in texts)
 
 
+def two_turns(first: ScriptedTurn) -> tuple[Branch, ...]:
+    return tuple(
+        Branch(name=text, turns=(first, ScriptedTurn(content=f"There is no such tool: {text}.")))
+        for text in ("three", "four")
+    )
+
+
 SCRIPT = Script(
     [
         ScriptedProblem(match=QUESTION, plays=one_turn("three", "four")),
         ScriptedProblem(match="Count.", plays=one_turn("one two three four five six", "three, two, one, nought")),
-        ScriptedProblem(
-            match="Look twice.",
-            plays=tuple(
-                Branch(name=text, turns=(LOOK, ScriptedTurn(content=f"There is no such tool: {text}.")))
-                for text in ("three", "four")
-            ),
-        ),
+        ScriptedProblem(match="Look twice.", plays=two_turns(LOOK)),
+        ScriptedProblem(match="Look with space.", plays=two_turns(SPACED_LOOK)),
     ]
 )
 
@@ -134,3 +139,77 @@ def test_slimes_own_generation_makes_the_same_samples(
     assert (cases["stop"]["status"], cases["cut"]["status"]) == (["completed"], ["truncated"])
     assert cases["cut"]["lengths"] == [4] * 4
     assert cases["cut"]["masks"] == [[[1] * 4] * 4] * 2
+
+
+def test_trls_own_async_worker_makes_the_same_samples(run: Program, engine: str, model_text: Path) -> None:
+    cases = run("own_loops/trl_async_own_loops", engine, model_text, path=PROGRAMS)
+    assert len(cases) == 12
+    own = {"cut_call": "1 calls and not 2", "spaced": "prompt"}
+    for name, fault in own.items():
+        different, faults = unequal({name: cases[name]})[name]
+        assert all(fault in each for each in faults), "as docs/reference/oracles.md says"
+        assert {"input_ids", "completion_mask", "packed token_index"} <= {*different}
+        # neither of them is of another reward
+        assert not {"advantage", "reward", "model_version", "group_id"} & {*different}
+    assert unequal({name: case for name, case in cases.items() if name not in own}) == {}
+    # what TRL writes anew it does not train
+    assert cases["spaced"]["n_trained"][0] > cases["spaced"]["n_trained"][1] > 0
+    for case in cases.values():
+        # vLLM takes both for no limit
+        assert case["sampling"] in ([], ["top_k 0 and not -1"])
+    assert cases["sampled"]["sampling"] == []
+    packed = {name for name in cases["stop_packed"]["names"] if name.startswith("packed ")}
+    assert {"packed position_ids", "packed old_log_probs", "packed advantages", "packed shift_labels"} <= packed
+    turn, observation, _ = cases["tool"]["lengths"]
+    for name in ("just_the_budget", "over_the_budget"):
+        assert cases[name]["lengths"][:2] == [turn, observation]
+    assert cases["over_the_budget"]["n_tokens"] == cases["tool"]["n_tokens"] - 3 < cases["just_the_budget"]["n_tokens"]
+    assert cases["no_tool_turns"]["lengths"] == [turn]
+    assert cases["cut"]["lengths"] == [4]
+    assert all(len({*cases[name]["rewards"]}) == 2 for name in ("stop", "stop_packed"))
+
+
+def test_verifiers_own_environment_makes_the_same_samples_of_prime_rl(
+    run: Program, engine: str, model_text: Path, trainers: Path
+) -> None:
+    source = trainers / "prime-rl"
+    if not (source / "packages").exists():
+        absent(f"the source of prime-rl is not in {source}: tests/trainers/environment.sh could not fetch it")
+    cases = run("own_loops/prime_rl_own_loops", engine, model_text, source, path=PROGRAMS)
+    assert len(cases) == 8
+    different, faults = unequal(cases).pop("cut_call")
+    assert {*faults} == {"1 calls and not 2"}, "the farm answers a call without its end, as docs/reference/oracles.md"
+    assert {"sample token_ids", "sample mask", "trace num_turns"} <= {*different}
+    assert not {"trace reward", "trace ok", "trace is_truncated", "sample env_name"} & {*different}
+    called = {"call_without_end", "one_turn", "spaced", "tool"}
+    rest = unequal({name: case for name, case in cases.items() if name != "cut_call"})
+    # the text before a call ends with the line break there, and without it here
+    assert rest == {name: (["trace messages"], []) for name in called}
+    assert all(case["sampling"] == [] for case in cases.values())
+    assert {name: case["stops"] for name, case in cases.items() if case["stops"][0] != case["stops"][1]} == {
+        name: [["max_output_tokens"], ["agent_completed"]] for name in ("cut", "cut_call")
+    }
+    arrays = {"token_ids", "mask", "logprobs", "temperatures", "advantages", "rl_weights"}
+    assert {f"sample {name}" for name in arrays} <= {*cases["stop"]["names"]}
+    assert {"micro-batch position_ids", "micro-batch loss_mask"} <= {*cases["stop"]["names"]}
+    assert all(len({*cases[name]["rewards"]}) == 2 for name in ("stop", "stop_filtered"))
+    assert all(case["samples"] == [4, 4] for case in cases.values())
+
+
+def test_rllms_own_engine_makes_the_same_batch(run: Program, engine: str, model_text: Path, trainers: Path) -> None:
+    source = trainers / "rllm"
+    if not (source / "rllm").exists():
+        absent(f"the source of rLLM is not in {source}: tests/trainers/environment.sh could not fetch it")
+    cases = run("own_loops/rllm_own_loops", engine, model_text, path=source)
+    assert len(cases) == 7
+    # rLLM's engine says of each flow that returns that it is done
+    assert unequal(cases) == {name: (["termination"], []) for name in ("cut", "cut_call", "one_turn")}
+    for name in ("cut", "cut_call"):
+        assert cases[name]["ends"] == [["MAX_RESPONSE_LENGTH_EXCEEDED"], ["ENV_DONE"]]
+    assert cases["one_turn"]["ends"] == [["MAX_TURNS_EXCEEDED"], ["ENV_DONE"]]
+    arrays = {"input_ids", "attention_mask", "position_ids", "response_mask", "rollout_log_probs", "advantages"}
+    assert arrays <= {*cases["tool"]["names"]}
+    turn, observation, _ = cases["tool"]["lengths"]
+    assert cases["spaced"]["lengths"][:2] == [turn + 2, observation]
+    assert cases["one_turn"]["lengths"] == [turn]
+    assert len({*cases["stop"]["rewards"]}) == 2

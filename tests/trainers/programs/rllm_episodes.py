@@ -47,13 +47,13 @@ class VerlEngine:
         self.server_addresses = [address]
 
 
-def gateway_on(worker: str, model: str) -> GatewayManager:
+def gateway_on(engine: VerlEngine, model: str) -> GatewayManager:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     config = OmegaConf.create({"rllm": {"gateway": {"host": "127.0.0.1", "port": port}}, "model": {"name": model}})
     gateway = GatewayManager(config, mode="thread")
-    gateway.start(VerlEngine(worker))
+    gateway.start(engine)
     return gateway
 
 
@@ -79,7 +79,7 @@ def step_of(step: Any) -> dict[str, Any]:
 
 
 async def play(given: dict[str, Any]) -> dict[str, Any]:
-    gateway = gateway_on(given["worker"], given["model"])
+    gateway = gateway_on(VerlEngine(given["worker"]), given["model"])
     runtime = FarmRuntime(given["farm"], request={"max_attempts": 1}, model=given["model"])
     runtime.initialize()
     engine = RemoteAgentFlowEngine(runtime=runtime, gateway=gateway, session_timeout=120.0, n_parallel_tasks=16)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from farm.records.request import Instance
 from farm.records.trajectory import ModelCall
 
 N = 4
-PLAIN, LONG, TOOL = "How many hops?", "Count.", "Look twice."
-"""The problems of the scripted engine: one of one turn, one of a long turn, and one of two turns with a tool."""
+PLAIN, LONG, TOOL, SPACED = "How many hops?", "Count.", "Look twice.", "Look with space."
+"""The problems of the scripted engine: one of one turn, one of a long turn, and two of two turns with a tool.
+
+The last begins with a text that some do not write again as it was sampled: it has two line breaks before the call.
+"""
 
 
 def problem(question: str, engine: str) -> Instance:
@@ -52,6 +55,28 @@ class Recording:
         if len(self.asked) != len(self.calls):
             found.append(f"{len(self.asked)} calls and not {len(self.calls)}")
         return found
+
+
+def of_two_rewards(compare: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Return a comparison of a group whose rewards are not all equal, so that it has advantages.
+
+    Raises AssertionError if none of twenty groups is such a one.
+    """
+    for _ in range(20):
+        case = compare()
+        if len(set(case["rewards"])) > 1:
+            return case
+    raise AssertionError("all groups had equal rewards")
+
+
+def other_sampling(recordings: Sequence[Recording], names: Sequence[str]) -> list[str]:
+    """Say which parameters of these names the trainer's loop sent and the farm did not, call by call."""
+    found = []
+    for recording in recordings:
+        for asked, call in zip(recording.asked, recording.calls, strict=False):
+            pairs: Mapping[str, tuple[Any, Any]] = {name: (asked.get(name), call.sampling.get(name)) for name in names}
+            found += [f"{name} {theirs} and not {ours}" for name, (theirs, ours) in pairs.items() if theirs != ours]
+    return sorted(set(found))
 
 
 def differing(ours: dict[str, Any], theirs: dict[str, Any]) -> list[str]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
 
 from farm.adapters import openrlhf, rllm, skyrl, slime, trl, verl
+from farm.adapters.conformance.constructed_calls import calls_of
 from farm.adapters.conformance.constructed_rollouts import broken, every_kind, rollout, segment
 from farm.adapters.single_row import rows_of_step
 from farm.adapters.trl_worker import group_rows
@@ -41,6 +43,19 @@ def test_a_policy_that_repeats_itself_is_not_told_as_cut_short(table: Mapping[Ou
 def test_rllm_has_a_reason_for_every_end_of_the_policy() -> None:
     assert {*rllm._REASONS} == POLICY_OUTCOMES
     assert rllm._REASONS[Outcome.REPEATING] == "ENV_DONE"
+
+
+def test_an_answer_that_was_cut_is_too_long_a_response_for_rllm() -> None:
+    """A prompt without room is another reason, and another of rLLM's filters."""
+    made = rollout(1, [segment(2, [7])], outcome=Outcome.CONTEXT_FULL)
+    (whole,) = calls_of(made)
+    cut = replace(whole, finish_reason="length")
+    assert rllm.reason_name(Outcome.CONTEXT_FULL, [whole, cut]) == "MAX_RESPONSE_LENGTH_EXCEEDED"
+    assert rllm.reason_name(Outcome.CONTEXT_FULL, [cut, replace(whole, finish_reason="stop")]) == (
+        "MAX_PROMPT_LENGTH_EXCEEDED"
+    )
+    assert rllm.reason_name(Outcome.CONTEXT_FULL, []) == "MAX_PROMPT_LENGTH_EXCEEDED"
+    assert rllm.reason_name(Outcome.DEADLINE, [cut]) == "TIMEOUT"
 
 
 def test_a_broken_rollout_has_no_reward_for_trl() -> None:
