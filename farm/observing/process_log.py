@@ -1,4 +1,4 @@
-"""The log of the farm's processes: a line an event, as text, or as objects of JSON with the ids that it is about.
+"""The log of the farm's processes: a line an event, with the ids that it is about, as text or as objects of JSON.
 
 A traceback is part of its line in JSON. No secret of the farm is in a line, whoever wrote it into a message.
 """
@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -20,7 +21,15 @@ from farm.configuration.secret_values import secret_variables, without_credentia
 from farm.ids import RolloutRef, first_ref
 from farm.settings import Settings, settings
 
-_ABOUT: ContextVar[Mapping[str, object]] = ContextVar("log_about", default={})  # noqa: B039 - it is never changed
+
+@dataclass(slots=True)
+class _About:
+    """The fields of the lines of a block. The mapping is replaced, never changed, as other threads read it."""
+
+    fields: Mapping[str, object]
+
+
+_ABOUT: ContextVar[_About | None] = ContextVar("log_about", default=None)
 _LEAST_CHARS = 6
 _BLOT = "[secret]"
 
@@ -28,11 +37,23 @@ _BLOT = "[secret]"
 @contextmanager
 def log_about(rollout_id: str, **more: object) -> Iterator[None]:
     """Have lines that are logged in the block, and in tasks that it starts, say that they are about a rollout."""
-    token = _ABOUT.set({**ids_of(RolloutRef.of(rollout_id)), **more})
+    token = _ABOUT.set(_About({**ids_of(RolloutRef.of(rollout_id)), **more}))
     try:
         yield
     finally:
         _ABOUT.reset(token)
+
+
+def log_also(**more: object) -> None:
+    """Add fields to all later lines of the block of `log_about` that this runs in; without one it does nothing."""
+    about = _ABOUT.get()
+    if about is not None:
+        about.fields = {**about.fields, **more}
+
+
+def _fields() -> Mapping[str, object]:
+    about = _ABOUT.get()
+    return about.fields if about is not None else {}
 
 
 def ids_of(ref: RolloutRef) -> dict[str, object]:
@@ -52,10 +73,12 @@ class JsonLines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
         message = _message(record)
-        about = _ABOUT.get()
+        about = _fields()
         if not about and (ref := first_ref(message)) is not None:
             about = ids_of(ref)
-        line: dict[str, Any] = {"at": at, "level": record.levelname, **self._known, **about, "logger": record.name}
+        line: dict[str, Any] = {"at": at, "level": record.levelname, **self._known}
+        line |= {name: self._redacted(each) if isinstance(each, str) else each for name, each in about.items()}
+        line["logger"] = record.name
         # before JSON writes them in other characters
         line["message"] = self._redacted(message)
         if record.exc_info:
@@ -66,7 +89,7 @@ class JsonLines(logging.Formatter):
 
 
 class TextLines(logging.Formatter):
-    """Plain lines."""
+    """Plain lines, with the same fields in brackets at the end of the message; the batch is a part of the rollout."""
 
     def __init__(self, where: str, redacted: Callable[[str], str]) -> None:
         super().__init__(f"%(asctime)s %(levelname)s {where.replace('%', '%%')} %(name)s: %(message)s")
@@ -74,6 +97,11 @@ class TextLines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         return self._redacted(super().format(record))
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - its name in the standard library
+        fields = {name: each for name, each in _fields().items() if name != "batch_id"}
+        about = " ".join(f"{name}={each}" for name, each in fields.items())
+        return super().formatMessage(record) + (f" [{about}]" if about else "")
 
 
 def _message(record: logging.LogRecord) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from celery import Task
@@ -27,6 +29,7 @@ from workers.run_clock import limit_s
 from workers.stage_job import Problem, StageJob
 
 T = TypeVar("T")
+log = logging.getLogger(__name__)
 
 UNCLAIMED = "nothing to do: it is played by another message"
 """The result of a task whose stage another has, or had: a message is only a notification, and may come twice."""
@@ -45,6 +48,7 @@ class ClaimedStage:
     claim: Claim
     problem: Problem
     work: ClaimedWork
+    began: float = field(default_factory=time.monotonic)
 
     @property
     def job(self) -> StageJob:
@@ -61,6 +65,11 @@ class ClaimedStage:
         """
         if not self.worker.store.write(transition, batch_id=batch_id, rollout_id=self.claim.rollout_id):
             raise ClaimLost
+
+    def ended(self, said: str) -> str:
+        """Log the end of the stage, once it is written, with what came of it. Returns that, for Celery to show."""
+        log.info("stage ended after %.1f s: %s", time.monotonic() - self.began, said)
+        return said
 
     def discard_sandbox(self) -> None:
         """Stop the sandbox that was started for a claim which is gone; the node's sweep removes it otherwise."""

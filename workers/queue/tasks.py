@@ -81,7 +81,7 @@ def init_sandbox(self: Task, rollout_id: str, attempt: int) -> str:
             raise
         if not started and not stage.job.agent and without_sandbox(stage.problem.handler):
             note_without_sandbox(stage.worker.options.scratch, stage.job.data_source)
-        return "advanced to run"
+        return stage.ended("advanced to run")
 
 
 @app.task(name=TASKS[Stage.RUN], bind=True, base=StageTask, shared=False)  # type: ignore[untyped-decorator]
@@ -109,7 +109,7 @@ def run_agent(self: Task, rollout_id: str, attempt: int) -> str:
         places = [places_of(row, calls) for row in rows]
         ring_again_s = stage.worker.options.ring_again_s
         stage.write(partial(_advance_played, stage.claim, ring_again_s, summary, rows, places, others))
-        return f"advanced to eval: {played.outcome.value}, {len(calls)} turns"
+        return stage.ended(f"advanced to eval: {played.outcome.value}, {len(calls)} turns")
 
 
 @app.task(name=TASKS[Stage.EVAL], bind=True, base=StageTask, shared=False)  # type: ignore[untyped-decorator]
@@ -136,7 +136,7 @@ def evaluate(self: Task, rollout_id: str, attempt: int) -> str:
         if submission.layer is not None:
             layers.discard(submission.layer.name)
         stage.worker.signals.ended(claim.batch_id)
-        return f"reward {score.value:g}, {claim.policy_outcome}"
+        return stage.ended(f"reward {score.value:g}, {claim.policy_outcome}")
 
 
 def _summary(played: RunResult, calls: Sequence[ModelCall], rows: Sequence[Segment]) -> RunSummary:

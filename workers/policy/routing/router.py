@@ -20,6 +20,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 
 from farm.errors import EngineError, WeightsMissing
+from farm.observing.process_log import log_also
 from farm.records.engine_state import is_reserved, without_engine
 from workers.policy.engines.progress import Progress, watched
 from workers.policy.generation import Engine, EngineBusy, EngineRefused, EngineUnfit
@@ -127,6 +128,7 @@ class StickyRouter:
         self._calls[call] = None
         try:
             place = await self._pick_backend(call)
+            log_also(engine=place.url)
             call.since, call.paused_s = self._pool.now(), self.paused_s
             lent = self._pool.lend(place, self._key.rollout_id, max(1, call.n_tokens), self._hold)
             try:

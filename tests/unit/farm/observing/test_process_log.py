@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from farm.ids import first_ref
-from farm.observing.process_log import JsonLines, TextLines, log_about
+from farm.observing.process_log import JsonLines, TextLines, log_about, log_also
 from workers.process.loop import Loop
 from workers.redaction import SecretsInUse
 
@@ -43,6 +43,37 @@ def test_a_line_has_the_ids_that_it_is_about() -> None:
     named = line("batch %s hangs", "b0123456789")
     assert (named["batch_id"], "rollout_id" in named) == ("b0123456789", False)
     assert not {"batch_id", "rollout_id"} & set(line("the node is ready"))
+
+
+def test_a_line_of_text_has_them_too_before_its_traceback() -> None:
+    try:
+        raise ValueError(f"refused: {SECRET}")
+    except ValueError as error:
+        exc_info = (type(error), error, error.__traceback__)
+    secrets = SecretsInUse()
+    secrets.add(SECRET)
+    record = logging.LogRecord("farm.any", logging.ERROR, "", 0, "the tool did not close", (), exc_info)
+    with log_about(ROLLOUT, attempt=2, stage="run", engine=f"http://{SECRET}@host"):
+        first, *trace = TextLines("n1/run", secrets.redacted).format(record).splitlines()
+    about = f"[rollout_id={ROLLOUT} attempt=2 stage=run engine=http://[secret]@host]"
+    assert first.endswith(f"ERROR n1/run farm.any: the tool did not close {about}")
+    assert (trace[0], trace[-1]) == ("Traceback (most recent call last):", "ValueError: refused: [secret]")
+
+
+def test_a_field_that_is_added_within_a_block_is_in_its_later_lines_alone() -> None:
+    async def picks() -> None:
+        log_also(engine="http://one")
+
+    loop = Loop()
+    try:
+        with log_about(ROLLOUT):
+            assert "engine" not in line("begins")
+            loop.run(picks())
+            assert line("ends")["engine"] == "http://one"
+        log_also(engine="http://two")
+        assert "engine" not in line("another")
+    finally:
+        loop.close()
 
 
 def test_what_a_stage_starts_on_the_loop_is_about_it_and_nothing_after_it() -> None:
