@@ -123,7 +123,7 @@ def call_plugin(rollout_id: str, what: str, error_type: type[RolloutError], ask:
 
 
 def is_exhausted(error: BaseException | None) -> bool:
-    """Return whether the error means a process without threads, descriptors or memory, which no rollout is to blame for.
+    """Return whether the error means a process without threads, descriptors or memory, which no rollout caused.
 
     A MemoryError counts if the farm's own code raised it. One of a plug-in is its own failure, as it may request more
     than any machine has: a RolloutError stands before it in the chain.

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from farm.errors import FarmError
 from farm.tasks.harbor_folder import task_folder, task_paths
 from tests.conftest import absent
 from tests.integration.tasks.harbor_hacks import HACKS as ALL
@@ -71,6 +72,21 @@ def test_a_batch_may_have_tests_run_as_harbor_runs_them(place: Path, tmp_path: P
     test, attempt = ALL["pygments_patched"]
     with task_folder(write_task(tmp_path / "task", test, attempt)) as task:
         assert asyncio.run(solve(task, options)).score.value == 1.0
+
+
+def test_what_a_harborignore_names_is_in_no_sandbox(place: Path, tmp_path: Path) -> None:
+    test = "test ! -e /tests/expected.txt && test ! -e /tests/.harborignore && test -e /tests/helper.sh"
+    test = f"#!/bin/bash\n{test} && cat /app/answer.txt > /logs/verifier/reward.txt"
+    solution = "ls /solution | grep -cx -e solve.sh -e work.txt -e notes.md > /app/answer.txt"
+    folder = write_task(tmp_path / "task", test, solution)
+    folder.joinpath("tests/.harborignore").write_text("*.txt\n")
+    folder.joinpath("solution/notes.md").touch()
+    folder.joinpath("solution/.harborignore").write_text("*.md\n")
+    with task_folder(folder) as task:
+        assert asyncio.run(solve(task, OPTIONS)).score.value == 1.0
+    folder.joinpath("solution/.harborignore").write_text("solve.sh\n")
+    with task_folder(folder) as task, pytest.raises(FarmError, match=r"solution/solve\.sh: a \.harborignore"):
+        asyncio.run(solve(task, OPTIONS))
 
 
 def test_the_example_of_the_page_runs_as_it_stands(place: Path, tmp_path: Path) -> None:

@@ -122,6 +122,8 @@ def test_a_compose_file_of_one_service_is_looked_through(task: Callable[..., Pat
         ({"instruction_DOT_md": None}, "instruction.md: there is no instruction"),
         ({"instruction_DOT_md": " \n"}, "instruction.md: it is empty"),
         ({"tests__test_DOT_sh": None}, "there is no tests/test.sh"),
+        ({"tests__.harborignore": "*.sh\n"}, "tests/test.sh: a .harborignore leaves it out"),
+        ({"tests__.harborignore": "!\n"}, "tests/.harborignore: it cannot be read"),
         ({"environment__Dockerfile": None}, "neither environment/Dockerfile nor"),
         ({"task_DOT_toml": '[[steps]]\nname = "a"'}, "steps/a/instruction.md"),
         ({"environment__docker-compose_DOT_yaml": "services: []"}, "docker-compose.yaml: a compose file without"),
