@@ -49,7 +49,6 @@ _GIVEN = (
     (_ASKS + r"a network to these hosts alone", "a sandbox has the node's whole network or none"),
     (_ASKS + r"another user in a step", "a sandbox has one user for the agent"),
     (_ASKS + r"another network in one step", "a sandbox has one network for the agent"),
-    (_ASKS + r"a collect hook as user", "hooks run as the agent's user"),
     (_ASKS + r"an earlier conversation", "a conversation begins with the task's instruction"),
     (_ASKS + r"the services of .*docker-compose\.yaml", "a verifier has no services beside it"),
     (_ASKS + r"accelerators", "a sandbox has no TPU"),

@@ -256,5 +256,5 @@ def _sandbox(record: SandboxRecord, spec: SandboxSpec, parts: SandboxParts, phas
         bin_folders,
         variables,
         network=spec.network or phase in spec.network_in,
-        users=ViewOfUsers(view, (user.uid, user.gid), lower),
+        users=ViewOfUsers(view, (user.uid, user.gid), lower, parts.config.user),
     )

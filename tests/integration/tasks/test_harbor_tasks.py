@@ -89,6 +89,24 @@ def test_what_a_harborignore_names_is_in_no_sandbox(place: Path, tmp_path: Path)
         asyncio.run(solve(task, OPTIONS))
 
 
+def test_collect_hooks_run_as_their_users_and_those_without_as_the_image_s(place: Path, tmp_path: Path) -> None:
+    tables = '[agent]\nuser = 1500\n[verifier]\nenvironment_mode = "separate"\n'
+    for user in ("", "user = 1600", 'user = "nobody-at-all"', 'user = "app"'):
+        hook = "{ id -u; stat -c %u /app/answer.txt; echo $HOME; } >> /logs/artifacts/users; exit 1"
+        tables += f"[[verifier.collect]]\ncommand = '{hook}'\n{user}\n"
+    test = """#!/bin/bash
+said=$(echo $(cat /logs/artifacts/users))
+echo "$said"
+[ "$said" = "0 1500 /root 1600 1500 / 1700 1500 /srv/app" ]; echo $((1 - $?)) > /logs/verifier/reward.txt
+"""
+    folder = write_task(tmp_path / "task", test, "echo 42 > /app/answer.txt", tables)
+    with folder.joinpath("environment/Dockerfile").open("a") as dockerfile:
+        dockerfile.write("RUN echo app:x:1700:1700::/srv/app:/bin/sh >> /etc/passwd\n")
+    with task_folder(folder) as task:
+        score = asyncio.run(solve(task, OPTIONS)).score
+    assert score.value == 1.0, score.details
+
+
 def test_the_example_of_the_page_runs_as_it_stands(place: Path, tmp_path: Path) -> None:
     page = (SAMPLES.parents[2] / "docs" / "tasks" / "harbor.md").read_text()
     block = re.findall(r"^```bash\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)[0]

@@ -82,7 +82,6 @@ def test_recipes_of_the_cookbook_are_read_and_what_they_need_is_named(recipe: st
         ('[agent]\nnetwork_mode = "allowlist"\nallowed_hosts = ["example.org"]', "example.org"),
         ('[[environment.mcp_servers]]\nname = "m"\nurl = "http://m"', "MCP server m"),
         ('[[verifier.collect]]\ncommand = "x"\nservice = "db"', "db"),
-        ('[[verifier.collect]]\ncommand = "x"\nuser = "postgres"', "a collect hook as user postgres"),
         ("[environment]\ngpus = -1", ""),
         ("[verifier.environment]\ngpus = 1", "1 GPUs"),
     ],
