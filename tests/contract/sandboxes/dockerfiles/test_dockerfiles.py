@@ -132,6 +132,15 @@ def test_stages_and_users(start: Start, run: Run, context: Callable[..., str]) -
     assert (len(other.layers), other.layers[-1]) == (6, built(name).layers[-1])
 
 
+def test_an_image_of_nothing_has_all_files_of_a_stage(start: Start, run: Run, context: Callable[..., str]) -> None:
+    text = "FROM debian:12 AS build\nENV A=1\nWORKDIR /made\nUSER 1500\nRUN touch mine\n"
+    text += 'FROM scratch\nCOPY --from=build / /\nRUN echo "A is $A" > /made/said\n'
+    sandbox = start(image=context(text), workdir="", fake_root=True)
+    assert said(run, sandbox, "pwd; id -u; cat /made/said; stat -c %u /made/mine") == "/workspace\n0\nA is \n1500\n"
+    with pytest.raises(ImageError, match=r"FROM scratch: layers are made in sandboxes"):
+        built(context("FROM scratch\nCOPY Dockerfile /\n"))
+
+
 def test_files_of_all_kinds(start: Start, run: Run, context: Callable[..., str]) -> None:
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w:gz") as archive:

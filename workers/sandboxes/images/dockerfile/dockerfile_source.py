@@ -14,7 +14,7 @@ from workers.sandboxes.images.building.builder import owner
 from workers.sandboxes.images.content_store import digest
 from workers.sandboxes.images.dockerfile.build import build_layers
 from workers.sandboxes.images.dockerfile.build_place import StartBuild
-from workers.sandboxes.images.dockerfile.build_stages import staged
+from workers.sandboxes.images.dockerfile.build_stages import SCRATCH, staged
 from workers.sandboxes.images.dockerfile.buildah import build_archive
 from workers.sandboxes.images.dockerfile.context import BuildContext
 from workers.sandboxes.images.dockerfile.instructions import Instruction, escape_of, read
@@ -95,7 +95,8 @@ class DockerfileSource:
     def _make_by_buildah(self, stages: list[PlannedStage], folder: Path) -> None:
         """Have the same stages built by buildah, of bases that are folders."""
         last = stages[-1]
-        bases = {str(planned.stage.base): planned.base for planned in stages if planned.parent is None}
+        begun = [planned for planned in stages if planned.parent is None and planned.stage.base != SCRATCH]
+        bases = {str(planned.stage.base): planned.base for planned in begun}
         for name, base in bases.items():
             if base.binds or base.layers:
                 raise ImageError(f"image {self.reference}: buildah cannot begin with {name}, which is no single folder")
@@ -119,8 +120,11 @@ class DockerfileSource:
 
     def _base(self, name: str, instruction: Instruction) -> Image:
         """Return a base image. ImageError, with the line, for a name that stands for none here."""
-        if name == "scratch":
-            raise instruction.refused("scratch has no shell, without which no sandbox runs: begin with a base image")
+        if name == SCRATCH:
+            raise instruction.refused(
+                "layers are made in sandboxes, and scratch has no shell, without which none runs: begin with a base "
+                "image, or with COPY --from=STAGE / /"
+            )
         try:
             result = self.find(name)
         except ImageError as error:
