@@ -19,6 +19,7 @@ from workers.sandboxes.images.dockerfile.buildah import build_archive
 from workers.sandboxes.images.dockerfile.context import BuildContext
 from workers.sandboxes.images.dockerfile.instructions import Instruction, escape_of, read
 from workers.sandboxes.images.dockerfile.plan import PlannedStage, check_values, plan
+from workers.sandboxes.images.empty_image import empty_image, is_bare
 from workers.sandboxes.images.image_cache import ROOT, images
 from workers.sandboxes.images.image_sources import ArchiveSource
 from workers.sandboxes.images.layered_image import Image, write_layers
@@ -90,6 +91,8 @@ class DockerfileSource:
             layers=(*layers, *last.base.layers),
             config=last.config,
         )
+        if is_bare(image):
+            raise ImageError(f"image {self.reference} has no bash, which is all that a sandbox needs of its image")
         write_layers(image, folder)
 
     def _make_by_buildah(self, stages: list[PlannedStage], folder: Path) -> None:
@@ -121,10 +124,7 @@ class DockerfileSource:
     def _base(self, name: str, instruction: Instruction) -> Image:
         """Return a base image. ImageError, with the line, for a name that stands for none here."""
         if name == SCRATCH:
-            raise instruction.refused(
-                "layers are made in sandboxes, and scratch has no shell, without which none runs: begin with a base "
-                "image, or with COPY --from=STAGE / /"
-            )
+            return empty_image()
         try:
             result = self.find(name)
         except ImageError as error:
