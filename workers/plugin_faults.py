@@ -123,10 +123,18 @@ def call_plugin(rollout_id: str, what: str, error_type: type[RolloutError], ask:
 
 
 def is_exhausted(error: BaseException | None) -> bool:
-    """Return whether the error means a process without threads or descriptors, which is no fault of its rollouts."""
+    """Return whether the error means a process without threads, descriptors or memory, which no rollout caused.
+
+    A MemoryError counts if the farm's own code raised it. One of a plug-in is its own failure, as it may request more
+    than any machine has: a RolloutError stands before it in the chain.
+    """
+    by_plugin = False
     for _ in range(8):
         if error is None:
             return False
+        by_plugin = by_plugin or isinstance(error, RolloutError)
+        if isinstance(error, MemoryError) and not by_plugin:
+            return True
         if isinstance(error, OSError) and error.errno in _EXHAUSTED:
             return True
         if isinstance(error, RuntimeError) and _NO_THREAD in described(error):

@@ -6,6 +6,8 @@ named, so that it can be refused. Fields of how Docker itself would run a servic
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -36,7 +38,11 @@ _OF_DOCKER = {
     "logging",
     "healthcheck",
 }
-_READ = {"environment", "working_dir", "volumes", "privileged", "cap_add"}
+_READ = {"environment", "working_dir", "volumes", "privileged", "cap_add", "shm_size"}
+SHM_BYTES = 64 << 20
+"""The size of /dev/shm in a sandbox, which is Docker's own where a compose file names none."""
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?")
+_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _HARNESS_MARKS = ("T_BENCH_", "HOST_VERIFIER_LOGS_PATH", "HOST_AGENT_LOGS_PATH", "HOST_ARTIFACTS_PATH")
 
 
@@ -78,6 +84,10 @@ def read_compose(path: Path, main: str) -> ComposeFile:
         raise InvalidRequest(f"service {name} is no table", field=str(path))
     build = service.get("build", "")
     mounts = list(_mounts(service.get("volumes")))
+    other = [f"`{key}` of service {name}" for key in service if key not in _OF_DOCKER | _READ]
+    if (size := service.get("shm_size")) is not None and not _n_bytes(size) <= SHM_BYTES:
+        other.append(f"`shm_size: {size}` of service {name}, where a sandbox's /dev/shm has {SHM_BYTES >> 20} MB")
+    other += [f"a volume of type tmpfs at {target}" for target in _in_memory(service.get("volumes"))]
     own = [each for each in mounts if _is_own(each.source) and each.target.startswith("/")]
     return ComposeFile(
         main=name,
@@ -87,7 +97,7 @@ def read_compose(path: Path, main: str) -> ComposeFile:
         mounts=tuple(each.source for each in mounts if each not in own),
         own_mounts=tuple(own),
         privileged=bool(service.get("privileged") or service.get("cap_add")),
-        other=tuple(f"`{key}` of service {name}" for key in service if key not in _OF_DOCKER | _READ),
+        other=tuple(other),
         context=str(build.get("context", "") if isinstance(build, dict) else build),
     )
 
@@ -122,6 +132,8 @@ def _mounts(given: Any) -> Iterator[OwnMount]:
     """Yield volumes, but for those of the harness itself."""
     for each in given or ():
         if isinstance(each, Mapping):
+            if _is_tmpfs(each):
+                continue
             source, target = str(each.get("source", "")), str(each.get("target", ""))
             read_only = each.get("read_only") is True
         else:
@@ -129,6 +141,21 @@ def _mounts(given: Any) -> Iterator[OwnMount]:
             read_only = "ro" in options.split(",")
         if not _of_harness(source):
             yield OwnMount(source or str(each), target, read_only)
+
+
+def _in_memory(given: Any) -> Iterator[str]:
+    """Yield the targets of volumes of memory."""
+    yield from (str(each.get("target")) for each in given or () if isinstance(each, Mapping) and _is_tmpfs(each))
+
+
+def _is_tmpfs(volume: Mapping[str, Any]) -> bool:
+    return volume.get("type") == "tmpfs"
+
+
+def _n_bytes(written: Any) -> float:
+    """Return the bytes that a size of a compose file stands for; infinite if it is none."""
+    match = _SIZE.fullmatch(str(written).strip().lower())
+    return float(match[1]) * _UNITS[match[2]] if match else math.inf
 
 
 def _is_own(source: str) -> bool:

@@ -17,6 +17,7 @@ from farm.errors import InvalidRequest
 from farm.tasks.compose import ComposeFile, read_compose
 from farm.tasks.harbor_config import MAIN_SERVICE, TaskConfig
 from farm.tasks.harbor_instance import COMPOSE, DATA_SOURCE, DOCKERFILE, TEST, HarborInstance
+from farm.tasks.ignored_files import IGNORE_FILE, IgnoredFiles
 from farm.tasks.known_tasks import evidence_of
 from farm.tasks.terminal_bench import convert
 
@@ -88,9 +89,25 @@ def read_task(path: Path) -> TaskFolder:
     if config.metadata.get("restore") == "nothing":
         fields["restore"] = "nothing"
     try:
-        return TaskFolder(path, HarborInstance.model_validate(fields))
+        task = TaskFolder(path, HarborInstance.model_validate(fields))
     except ValidationError as error:
         raise _refused(path, error) from None
+    _check_ignored(task)
+    return task
+
+
+def _check_ignored(task: TaskFolder) -> None:
+    """Refuse a `.harborignore` that cannot be read, or that leaves out the script of tests that are put there."""
+    ignored, instance = IgnoredFiles(task.path), task.instance
+    for place in ("", *(f"steps/{step.name}" for step in instance.steps)):
+        for folder in ("tests", "solution"):
+            for _ in ignored.kept(task.path / place / folder):
+                pass
+    for step in instance.steps or (None,):
+        script = instance.script(step, "tests", TEST)
+        if script and instance.verifier_image(step) is None and ignored.has(task.path / script):
+            where = str(task.path / script)
+            raise InvalidRequest(f"a {IGNORE_FILE} leaves it out, so no tests would be run", field=where)
 
 
 def _of_compose(compose: ComposeFile) -> dict[str, Any]:

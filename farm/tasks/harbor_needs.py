@@ -57,10 +57,6 @@ def _other(instance: HarborInstance) -> Iterator[str]:
     task = instance.task
     if any(step.agent.user not in (None, task.agent.user) for step in instance.steps):
         yield "another user in a step than in the task: a sandbox has one for the agent"
-    for hook in (*task.verifier.collect, *(each for step in instance.steps for each in step.verifier.collect)):
-        if hook.user not in (None, task.agent.user):
-            yield f"a collect hook as user {hook.user}: hooks run as the agent's user"
-            break
     if len({instance.network_modes(step)["run"] for step in instance.steps}) > 1:
         yield "another network in one step than in another: a sandbox has one for the agent"
     for step in instance.steps or (None,):

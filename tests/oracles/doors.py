@@ -20,6 +20,7 @@ from farm.errors import FarmError
 from tests.conftest import absent
 from tests.oracles import our_reading
 from tests.oracles.cases.answer_cases import LIBRARY, RULES, answer_cases, template_cases
+from tests.oracles.cases.ignored_cases import ignored_cases
 from tests.oracles.cases.prime_math_cases import prime_math_cases
 from tests.oracles.cases.reward_cases import gate_cases, reward_cases, total_cases
 from tests.oracles.cases.screen_cases import screen_cases
@@ -48,7 +49,6 @@ _GIVEN = (
     (_ASKS + r"a network to these hosts alone", "a sandbox has the node's whole network or none"),
     (_ASKS + r"another user in a step", "a sandbox has one user for the agent"),
     (_ASKS + r"another network in one step", "a sandbox has one network for the agent"),
-    (_ASKS + r"a collect hook as user", "hooks run as the agent's user"),
     (_ASKS + r"an earlier conversation", "a conversation begins with the task's instruction"),
     (_ASKS + r"the services of .*docker-compose\.yaml", "a verifier has no services beside it"),
     (_ASKS + r"accelerators", "a sandbox has no TPU"),
@@ -140,13 +140,17 @@ DOORS = (
                 r"^a compose file for a Dockerfile: ours: .*neither environment/Dockerfile",
                 "no image is taken from a compose file",
             ),
-            (
-                r"^ignored tests: theirs refuses",
-                "`.harborignore` is not read: all files of tests and solution are put there",
-            ),
             (r"^a step's solution that lacks its script: .*solution", "the task's own solution is tried then"),
         ),
         compact=True,
+    ),
+    Door(
+        "harbor_uploads",
+        "harbor",
+        "uploads",
+        ignored_cases,
+        _task_files,
+        _of_folder(our_reading.uploads, HARBOR_TASK),
     ),
     Door(
         "harbor_rewards",

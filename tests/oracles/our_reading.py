@@ -20,7 +20,9 @@ from farm.tasks.harbor_config import EnvironmentTable, HealthcheckTable, StepTab
 from farm.tasks.harbor_folder import task_folder
 from farm.tasks.harbor_instance import HarborInstance
 from farm.tasks.harbor_needs import needs_of
+from farm.tasks.ignored_files import IgnoredFiles
 from tests.oracles.cases.answer_cases import AnswerCase
+from tests.oracles.cases.ignored_cases import FOLDERS
 from tests.oracles.cases.terminal_bench_cases import TASK
 from workers.evaluators.answers.authors.answer_key import AnswerKey
 from workers.evaluators.answers.authors.rules import RULES
@@ -50,6 +52,17 @@ def written(files: Mapping[str, str | None], rest: Mapping[str, str]) -> Iterato
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 (folder / name).write_text(text)
         yield folder
+
+
+def uploads(folder: Path) -> dict[str, list[str]]:
+    """Return the files of each folder of tests and solutions that are put into a sandbox."""
+    with task_folder(folder) as task:
+        ignored = IgnoredFiles(task.path)
+    tops = [place for place in sorted(FOLDERS) if (folder / place).is_dir()]
+    return {
+        place: sorted(str(path.relative_to(folder / place)) for path in ignored.kept(folder / place) if path.is_file())
+        for place in tops
+    }
 
 
 def read(folder: Path) -> dict[str, Any]:

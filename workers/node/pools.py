@@ -20,7 +20,7 @@ _PAUSE_S = (0.2, 30.0)
 _SETTLED_S = 20.0
 """Seconds after which a worker counts as working; starting one takes a second or two."""
 _SETTLED_AGAIN_S = 120.0
-"""After one that ran out of threads or descriptors, the next must live so long: that takes a while to come again."""
+"""After one that used up its threads, descriptors or memory, the next must live so long: that comes again slowly."""
 _TOO_MANY = 3
 _CHECK_INTERVAL_S = 1.0
 """A worker is looked at more often."""

@@ -22,7 +22,7 @@ HAND_BACK: int = signal.SIGRTMIN + 2
 HAND_BACK_S = 10.0
 """Seconds for the workers to put what they play back into the queue. It takes them one or two."""
 EXHAUSTED = 75
-"""The exit status of a process that has no threads or descriptors left: EX_TEMPFAIL of sysexits.h."""
+"""The exit status of a process that has no threads, descriptors or memory left: EX_TEMPFAIL of sysexits.h."""
 
 
 _PR_SET_PDEATHSIG = 1

@@ -1,7 +1,8 @@
 """Ends a worker process that hangs: its event loop does not answer, its threads are all stuck, or its stages are.
 
-It ends one, too, that can start no thread or open no file any more: whatever such a process is sent would be lost in it
-while its node counts as healthy. It is replaced; if that does not help, its node is given nothing more.
+It ends one, too, that can start no thread, open no file or get no memory any more: whatever such a process is sent
+would be lost in it while its node counts as healthy. It is replaced; if that does not help, its node is given nothing
+more.
 
 A coroutine that never yields stops all others, and cancels with them, so only another thread can notice, and only the
 process's end helps. What it holds is handed back before. The rollout whose code keeps the loop or the threads busy has
@@ -71,14 +72,14 @@ class Watchdog:
         faulthandler.cancel_dump_traceback_later()
 
     def exhausted(self, error: BaseException) -> None:
-        """End a process without threads or descriptors soon; it claims nothing more. From any thread."""
+        """End a process without threads, descriptors or memory soon; it claims nothing more. From any thread."""
         self._exhausted = self._exhausted or described(error)
         self._leases.draining = True
 
     def _run(self) -> None:
         try:
             self._watch()
-        except (RuntimeError, OSError) as error:
+        except (RuntimeError, OSError, MemoryError) as error:
             if not is_exhausted(error):
                 raise
             self.exhausted(error)
@@ -150,7 +151,7 @@ class Watchdog:
         self._finish()
 
     def _end_exhausted(self) -> None:
-        log.error("this worker has no threads or descriptors left and ends: %s", self._exhausted)
+        log.error("this worker has no threads, descriptors or memory left and ends: %s", self._exhausted)
         self._leases.drain()
         self._wait(_HAND_BACK_S)
         self._leases.abandon(StopReason.STALLED)

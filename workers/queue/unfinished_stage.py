@@ -83,7 +83,7 @@ class UnfinishedStage:
         """End one that raised by itself."""
         if is_exhausted(error):
             self._worker.watchdog.exhausted(error)
-            why = f"its worker has no threads or descriptors left ({described(error)})"
+            why = f"its worker has no threads, descriptors or memory left ({described(error)})"
             self._close(Outcome.LOST, f"{self._where} was lost, as {why}")
             self.taken_away(StopReason.LOST)
         # a stage that ended its worker is not excused by its worker's end

@@ -11,6 +11,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
+from farm.errors import ToolError
 from farm.ids import owned_sandbox_id
 from farm.records.request import SandboxLimits, SandboxSpec
 from farm.settings import settings
@@ -51,8 +52,9 @@ def new_build_id() -> str:
 class BuildSandbox:
     """See `BuildPlace`."""
 
-    def __init__(self, sandbox: NodeSandbox) -> None:
+    def __init__(self, sandbox: NodeSandbox, *, bare: bool = False) -> None:
         self._sandbox = sandbox
+        self.bare = bare
 
     def run(
         self,
@@ -95,6 +97,23 @@ class BuildSandbox:
                     return ProgramEnd(code, output.finish().decode(errors="replace"), notices.take(code))
         finally:
             os.close(memory)
+
+    def is_folder(self, path: str) -> bool:
+        """See `BuildPlace.is_folder`."""
+        if not self.bare:
+            return self.run(["bash", "-c", '[ -d "$1" ]', "bash", path]).code == 0
+        return self._can_list(path, 1)
+
+    def has(self, path: str) -> bool:
+        """See `BuildPlace.has`."""
+        return self._can_list(path, 0)
+
+    def _can_list(self, path: str, depth: int) -> bool:
+        try:
+            _done(self._sandbox.list_files(path, depth))
+        except ToolError:
+            return False
+        return True
 
     def read_file(self, path: str) -> bytes:
         """See `BuildPlace.read_file`."""

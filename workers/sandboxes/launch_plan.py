@@ -19,6 +19,7 @@ from workers.sandboxes.build_sandbox import BuildSandbox, build_spec, new_build_
 from workers.sandboxes.images.archives import layer
 from workers.sandboxes.images.content_store import digest
 from workers.sandboxes.images.dockerfile.image_config import ImageConfig
+from workers.sandboxes.images.empty_image import is_bare
 from workers.sandboxes.images.environments import agent_environment, environment
 from workers.sandboxes.images.image import Image, image
 from workers.sandboxes.images.image_cache import held
@@ -87,8 +88,10 @@ def start_build(base: Image) -> BuildSandbox:
     spec, files = build_spec(), settings().build_files
     binds = (*base.binds, *(_network(base.system) if spec.network else ()), *((files[path], path) for path in files))
     parts = SandboxParts(base.lower, base.roots, binds, (), base.variables)
-    record = LaunchPlan("namespace", spec, None).launched(folder(new_build_id()), parts)
-    return BuildSandbox(NodeSandbox(record, spec, (), base.variables, users=ViewOfUsers("shown", (0, 0), base.lower)))
+    bare = is_bare(base)
+    record = LaunchPlan("namespace", spec, None, bare=bare).launched(folder(new_build_id()), parts)
+    users = ViewOfUsers("shown", (0, 0), base.lower)
+    return BuildSandbox(NodeSandbox(record, spec, (), base.variables, users=users), bare=bare)
 
 
 def _network(system: bool) -> Iterator[tuple[str, str]]:
@@ -127,6 +130,8 @@ class LaunchPlan:
     spec: SandboxSpec
     runtime: Runtime | None
     layer: str = ""
+    bare: bool = False
+    """True for a build on an image without programs."""
 
     def __post_init__(self) -> None:
         if self.spec.workdir and not self.spec.workdir.startswith("/"):
@@ -220,6 +225,7 @@ class LaunchPlan:
             "runtime_env": command_env,
             "network": self.spec.network,
             "sockets": SOCKETS,
+            "bare": self.bare,
             "limits": self._bounds(),
             "cgroup": cgroups.make(state, self.spec.limits.memory_mb, self.spec.limits.n_processes, self.spec.cpus),
         }
@@ -256,5 +262,5 @@ def _sandbox(record: SandboxRecord, spec: SandboxSpec, parts: SandboxParts, phas
         bin_folders,
         variables,
         network=spec.network or phase in spec.network_in,
-        users=ViewOfUsers(view, (user.uid, user.gid), lower),
+        users=ViewOfUsers(view, (user.uid, user.gid), lower, parts.config.user),
     )

@@ -106,6 +106,18 @@ class StartsPrograms(Protocol):
 
 
 @runtime_checkable
+class HasUsers(Protocol):
+    """A sandbox with several users."""
+
+    def as_user(self, user: str) -> Sandbox:
+        """Return a handle on it whose programs are another user's; the image's own if `user` is empty.
+
+        Raises SandboxError if it has no such user. Blocks briefly.
+        """
+        ...
+
+
+@runtime_checkable
 class ManagesFiles(Protocol):
     """A sandbox that lists, moves and removes files without programs of its image. All raise ToolError."""
 

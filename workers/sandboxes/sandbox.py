@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import math
 import os
 import posixpath
@@ -18,6 +19,7 @@ from farm.records.lending.sandbox_calls import FileEntry
 from farm.records.request import SandboxLimits, SandboxSpec
 from workers.interfaces import ExecResult, Kernel
 from workers.sandboxes.disk_use import DiskUse
+from workers.sandboxes.images.image_user import OF_USERS, image_user
 from workers.sandboxes.isolation.owners.file_owners import has_owners
 from workers.sandboxes.kernel.kernel import open_kernel
 from workers.sandboxes.lifecycle.start import SOCKETS
@@ -47,12 +49,14 @@ ENVIRONMENT = {"HOME": "/root", "USER": "root", "LANG": "C.UTF-8", "TERM": "dumb
 class ViewOfUsers:
     """The users of a sandbox, and the owners of its files, as its programs see them.
 
-    `view` is `JoinTarget.users`; programs are begun as `user`, and write over the layers `lower`.
+    `view` is `JoinTarget.users`; programs are begun as `user`, and write over the layers `lower`. `named` is the user
+    that the image names; empty for root.
     """
 
     view: Literal["", "kept", "shown"]
     user: tuple[int, int]
     lower: tuple[str, ...]
+    named: str = ""
 
 
 class NodeSandbox:
@@ -81,6 +85,16 @@ class NodeSandbox:
         own = dict(variables or {})
         self._variables = {**own, "PATH": ":".join([*bin_folders, own.get("PATH", SEARCH_PATH)])}
         self.files = Transfer(self.sandbox_id, self.target, spec.workdir, spec.limits.disk_mb)
+
+    def as_user(self, user: str) -> NodeSandbox:
+        """See `optional_protocols.HasUsers`."""
+        account = image_user(self.users.lower, user or self.users.named)
+        result = copy.copy(self)
+        result.identity = (account.uid, account.gid)
+        # root's are those of `ENVIRONMENT`
+        others = {name: value for name, value in self._variables.items() if name not in OF_USERS}
+        result._variables = {**others, **account.variables}
+        return result
 
     def environment(self, more: Mapping[str, str] | None = None) -> dict[str, str]:
         """The environment of every command: chosen, never the worker's."""

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from farm.errors import FarmError
 from farm.tasks.harbor_folder import task_folder, task_paths
 from tests.conftest import absent
 from tests.integration.tasks.harbor_hacks import HACKS as ALL
@@ -71,6 +72,39 @@ def test_a_batch_may_have_tests_run_as_harbor_runs_them(place: Path, tmp_path: P
     test, attempt = ALL["pygments_patched"]
     with task_folder(write_task(tmp_path / "task", test, attempt)) as task:
         assert asyncio.run(solve(task, options)).score.value == 1.0
+
+
+def test_what_a_harborignore_names_is_in_no_sandbox(place: Path, tmp_path: Path) -> None:
+    test = "test ! -e /tests/expected.txt && test ! -e /tests/.harborignore && test -e /tests/helper.sh"
+    test = f"#!/bin/bash\n{test} && cat /app/answer.txt > /logs/verifier/reward.txt"
+    solution = "ls /solution | grep -cx -e solve.sh -e work.txt -e notes.md > /app/answer.txt"
+    folder = write_task(tmp_path / "task", test, solution)
+    folder.joinpath("tests/.harborignore").write_text("*.txt\n")
+    folder.joinpath("solution/notes.md").touch()
+    folder.joinpath("solution/.harborignore").write_text("*.md\n")
+    with task_folder(folder) as task:
+        assert asyncio.run(solve(task, OPTIONS)).score.value == 1.0
+    folder.joinpath("solution/.harborignore").write_text("solve.sh\n")
+    with task_folder(folder) as task, pytest.raises(FarmError, match=r"solution/solve\.sh: a \.harborignore"):
+        asyncio.run(solve(task, OPTIONS))
+
+
+def test_collect_hooks_run_as_their_users_and_those_without_as_the_image_s(place: Path, tmp_path: Path) -> None:
+    tables = '[agent]\nuser = 1500\n[verifier]\nenvironment_mode = "separate"\n'
+    for user in ("", "user = 1600", 'user = "nobody-at-all"', 'user = "app"'):
+        hook = "{ id -u; stat -c %u /app/answer.txt; echo $HOME; } >> /logs/artifacts/users; exit 1"
+        tables += f"[[verifier.collect]]\ncommand = '{hook}'\n{user}\n"
+    test = """#!/bin/bash
+said=$(echo $(cat /logs/artifacts/users))
+echo "$said"
+[ "$said" = "0 1500 /root 1600 1500 / 1700 1500 /srv/app" ]; echo $((1 - $?)) > /logs/verifier/reward.txt
+"""
+    folder = write_task(tmp_path / "task", test, "echo 42 > /app/answer.txt", tables)
+    with folder.joinpath("environment/Dockerfile").open("a") as dockerfile:
+        dockerfile.write("RUN echo app:x:1700:1700::/srv/app:/bin/sh >> /etc/passwd\n")
+    with task_folder(folder) as task:
+        score = asyncio.run(solve(task, OPTIONS)).score
+    assert score.value == 1.0, score.details
 
 
 def test_the_example_of_the_page_runs_as_it_stands(place: Path, tmp_path: Path) -> None:

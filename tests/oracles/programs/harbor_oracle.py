@@ -1,8 +1,9 @@
 """Answers of Harbor's own code, run in its own environment: `harbor_oracle.py QUESTION < CASES > ANSWERS`, both JSON.
 
 `tasks`: folders, each `{"folder": PATH}`, or `{"files": {PATH: TEXT}}` that are written first, are read and planned by
-Harbor; none is run. `rewards`: files that tests left, `{"reward.json": TEXT}`, are read by its verifier. `gates` and
-`totals`: what its trials of several steps make of rewards. `conversions`: tasks of terminal-bench 1, by its mapper.
+Harbor; none is run. `uploads`: which of a folder's tests and solutions it would put into a sandbox. `rewards`: files
+that tests left, `{"reward.json": TEXT}`, are read by its verifier. `gates` and `totals`: what its trials of several
+steps make of rewards. `conversions`: tasks of terminal-bench 1, by its mapper.
 """
 
 from __future__ import annotations
@@ -222,6 +223,20 @@ def tasks(case: dict[str, Any]) -> Any:
         return read(folder)
 
 
+def uploads(case: dict[str, Any]) -> Any:
+    """Return the files of each folder of tests and solutions that a trial would upload."""
+    with written(case["files"]) as folder:
+        task = Task(folder)
+        places = [folder, *(folder / "steps" / step.name for step in task.config.steps or [])]
+        tops = [place / name for place in places for name in ("tests", "solution") if (place / name).is_dir()]
+        return {
+            str(top.relative_to(folder)): sorted(
+                str(name) for name in task.file_filter.select(top).relative_paths if (top / name).is_file()
+            )
+            for top in tops
+        }
+
+
 def rewards(case: dict[str, str]) -> Any:
     """Verify, with files of rewards that are there once the tests have run."""
     files = {"task.toml": "", "instruction.md": "x", "environment/Dockerfile": "", "tests/test.sh": "true"}
@@ -282,7 +297,14 @@ def names_below(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
 
-QUESTIONS = {"conversions": conversions, "tasks": tasks, "rewards": rewards, "gates": gates, "totals": totals}
+QUESTIONS = {
+    "conversions": conversions,
+    "tasks": tasks,
+    "uploads": uploads,
+    "rewards": rewards,
+    "gates": gates,
+    "totals": totals,
+}
 
 
 def main() -> None:

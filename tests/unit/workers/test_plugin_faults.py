@@ -18,7 +18,7 @@ from farm.errors import (
 )
 from farm.records.request import Limits, SamplingParams
 from tests.services.model_calls import model_call
-from workers import plugin_values
+from workers import plugin_faults, plugin_values
 from workers.plugin_faults import described, fault_of, is_exhausted
 from workers.stage_boundary import boundary
 from workers.stage_job import StageJob
@@ -102,8 +102,23 @@ def test_a_process_without_threads_or_descriptors_is_told_from_others() -> None:
     wrapped = SandboxError("it did not start")
     wrapped.__cause__ = OSError(errno.EMFILE, "Too many open files")
     assert is_exhausted(wrapped)
-    for error in (RuntimeError("another"), OSError(errno.ENOSPC, "full"), MemoryError(), None):
+    for error in (RuntimeError("another"), OSError(errno.ENOSPC, "full"), None):
         assert not is_exhausted(error)
+
+
+def test_memory_that_the_farm_lacks_is_told_from_what_a_plugin_requests() -> None:
+    assert is_exhausted(MemoryError())
+    wrapped = RuntimeError("the statement was not sent")
+    wrapped.__cause__ = MemoryError()
+    assert is_exhausted(wrapped)
+    with pytest.raises(AgentError) as caught:
+        plugin_faults.call_plugin("b.0.0", "agent a", AgentError, lambda: [0] * (1 << 60))
+    assert isinstance(caught.value.__cause__, MemoryError)
+    assert not is_exhausted(caught.value)
+    # what follows from a plug-in's failure is its failure, too
+    later = ValueError("while it was recorded")
+    later.__context__ = caught.value
+    assert not is_exhausted(later)
 
 
 @pytest.mark.parametrize(

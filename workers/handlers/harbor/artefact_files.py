@@ -7,16 +7,21 @@ they match a name, or the end of a path.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from farm.errors import ToolError
+from farm.errors import SandboxError, ToolError
+from farm.plugins import follows
 from farm.records.submission import MAX_TREE_BYTES, MAX_TREE_FILES, SubmittedFile
 from farm.tasks.harbor_config import ArtefactEntry, CollectHook
 from workers.interfaces import Sandbox
+from workers.sandboxes.optional_protocols import HasUsers
+
+log = logging.getLogger(__name__)
 
 CONVENTION = ArtefactEntry(source="/logs/artifacts")
 """The folder that is an artefact of every task."""
@@ -36,9 +41,20 @@ def entries(of_task: Sequence[ArtefactEntry], of_step: Sequence[ArtefactEntry]) 
 
 
 async def run_hooks(sandbox: Sandbox, hooks: Sequence[CollectHook]) -> None:
-    """Run collect hooks; as in Harbor, one that fails takes nothing from the others."""
+    """Run collect hooks as their users; as in Harbor, one that fails takes nothing from the others."""
     for hook in hooks:
-        await sandbox.exec(["/bin/bash", "-c", hook.command], timeout_s=hook.timeout_sec)
+        try:
+            place = await asyncio.to_thread(_as_user, sandbox, hook)
+        except SandboxError as error:
+            log.warning("sandbox %s: a collect hook is not run: %s", sandbox.sandbox_id, error)
+            continue
+        await place.exec(["/bin/bash", "-c", hook.command], timeout_s=hook.timeout_sec)
+
+
+def _as_user(sandbox: Sandbox, hook: CollectHook) -> Sandbox:
+    """Return the sandbox as the hook's user sees it, or the image's own user; as the agent's where it has no others."""
+    user = "" if hook.user is None else str(hook.user)
+    return sandbox.as_user(user) if follows(sandbox, HasUsers) else sandbox
 
 
 async def taken(sandbox: Sandbox, wanted: Sequence[ArtefactEntry]) -> dict[str, SubmittedFile]:

@@ -13,6 +13,7 @@ from farm.records.request import SandboxSpec
 from farm.records.variable_expansion import expanded
 from farm.tasks.harbor_config import StepTable
 from farm.tasks.harbor_instance import HarborInstance
+from farm.tasks.ignored_files import IgnoredFiles
 from workers.evaluators.node_conditions import observed
 from workers.evaluators.process_end import ProcessEnd, Trial, settle
 from workers.handler_options import TaskContext
@@ -154,7 +155,7 @@ class HarborEvaluator:
             env = _SAFE_PATH | env
         folders = test_folders(instance, step, archive) if instance.verifier_image(step) is None else []
         own_s = min(instance.verifier_s(step) * limits.task_time_factor, limits.task_time_cap_s)
-        return Tests(folders, env, min(own_s, timeout_s))
+        return Tests(folders, env, min(own_s, timeout_s), IgnoredFiles(archive))
 
 
 def _image_notes(specs: Sequence[SandboxSpec]) -> str:

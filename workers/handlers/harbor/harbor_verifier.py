@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from farm.errors import EvaluatorError, ToolError
+from farm.tasks.ignored_files import IgnoredFiles
 from workers.handlers.harbor.reward_files import FOLDER, JSON, TEXT, rewards_of
 from workers.handlers.harbor.staged_tests import staged
 from workers.interfaces import ExecResult, Sandbox
@@ -32,6 +33,8 @@ class Tests:
     folders: Sequence[Path]
     env: Mapping[str, str]
     timeout_s: float
+    ignored: IgnoredFiles | None = None
+    """Files of the folders that are not put there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +56,7 @@ class Unrewarded(EvaluatorError):
 async def verify(sandbox: Sandbox, tests: Tests, what: str) -> VerifiedRewards:
     """Run the tests. Raises Unrewarded if they took too long or gave no reward, SandboxError if it is gone."""
     started = time.monotonic()
-    async with staged(tests.folders) as stage:
+    async with staged(tests.folders, tests.ignored) as stage:
         try:
             await sandbox.upload(stage.logs, "/logs")
             if tests.folders:

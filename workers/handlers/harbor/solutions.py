@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from farm.errors import InvalidRequest, SandboxError
 from farm.records.variable_expansion import expanded
 from farm.tasks.harbor_config import StepTable
 from farm.tasks.harbor_instance import HarborInstance
+from farm.tasks.ignored_files import IGNORE_FILE, IgnoredFiles
 from workers.interfaces import ExecResult, Sandbox
 
 _SOLVE = "solve.sh"
@@ -30,11 +34,21 @@ def solution_s(instance: HarborInstance, step: StepTable | None) -> float:
 async def run_solution(
     sandbox: Sandbox, instance: HarborInstance, step: StepTable | None, archive: Path, secrets: Mapping[str, str]
 ) -> ExecResult:
-    """Run `solution/solve.sh`, and leave nothing of its folder. Raises InvalidRequest if the task has none."""
+    """Run `solution/solve.sh`, and leave nothing of its folder. Raises InvalidRequest if the task has none.
+
+    Its `.harborignore` files leave out what they name.
+    """
     script = instance.script(step, "solution", _SOLVE)
     if not script:
         raise InvalidRequest(f"there is no solution/{_SOLVE}" + (f" for step {step.name}" if step else ""))
-    await sandbox.upload((archive / script).parent, _PLACE)
+    ignored = IgnoredFiles(archive)
+    if await asyncio.to_thread(ignored.has, archive / script):
+        raise InvalidRequest(f"a {IGNORE_FILE} leaves it out, so there is no solution to run", field=script)
+    with TemporaryDirectory(prefix="farm-solution-") as place:
+        kept = Path(place) / "solution"
+        folder = (archive / script).parent
+        await asyncio.to_thread(shutil.copytree, folder, kept, symlinks=True, ignore=ignored.among)
+        await sandbox.upload(kept, _PLACE)
     env = {"DEBIAN_FRONTEND": "noninteractive", **expanded(instance.task.solution.env, secrets, whole=True)}
     result = await sandbox.exec(["/bin/bash", "-c", _RUN], timeout_s=solution_s(instance, step), env=env)
     cleared = await sandbox.exec(["rm", "-rf", _PLACE], timeout_s=60.0)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from farm.tasks.ignored_files import IgnoredFiles
 from workers.handlers.harbor.reward_files import JSON, TEXT
 
 _LOGS = ("agent", "verifier", "artifacts")
@@ -27,17 +28,17 @@ class StagedTests:
 
 
 @asynccontextmanager
-async def staged(folders: Sequence[Path]) -> AsyncIterator[StagedTests]:
+async def staged(folders: Sequence[Path], ignored: IgnoredFiles | None = None) -> AsyncIterator[StagedTests]:
     """Yield the folders of logs, and tests laid over each other with scripts that may be run; removed at the end."""
     with TemporaryDirectory(prefix="farm-tests-") as place:
-        yield await asyncio.to_thread(_stage, Path(place), folders)
+        yield await asyncio.to_thread(_stage, Path(place), folders, ignored)
 
 
-def _stage(place: Path, folders: Sequence[Path]) -> StagedTests:
+def _stage(place: Path, folders: Sequence[Path], ignored: IgnoredFiles | None) -> StagedTests:
     tests = place / "tests"
     tests.mkdir()
     for folder in folders:
-        shutil.copytree(folder, tests, symlinks=True, dirs_exist_ok=True)
+        shutil.copytree(folder, tests, symlinks=True, dirs_exist_ok=True, ignore=ignored.among if ignored else None)
     texts = [_text(path) for path in tests.rglob("*") if path.is_file() and not path.is_symlink()]
     for path in (tests, *tests.rglob("*")):
         if not path.is_symlink():

@@ -9,6 +9,8 @@ from pathlib import Path
 from farm.errors import SandboxError
 
 _MAX_BYTES = 1_000_000
+OF_USERS = ("USER", "LOGNAME", "HOME")
+"""Variables that name a user."""
 _ROOT = ("root", "0", "")
 
 
@@ -42,7 +44,7 @@ def image_user(folders: Sequence[str], user: str) -> ImageUser:
 
 
 def _named(name: str, home: str) -> dict[str, str]:
-    return {"USER": name, "LOGNAME": name, "HOME": home}
+    return dict(zip(OF_USERS, (name, name, home), strict=True))
 
 
 def _lines(folders: Sequence[str]) -> list[str]:

@@ -213,6 +213,8 @@ def run_first_process(plan: MonitorPlan, to_monitor: socket.socket) -> None:
     os.chdir(plan["workdir"])
     linux.drop_capabilities(linux.WAKE_ALARM)
     seccomp.filter_calls()
+    if plan["bare"]:
+        namespaces.stay_as_first()
     os.execvpe("bash", FIRST_PROCESS, plan["env"])
 
 

@@ -42,7 +42,8 @@ class MonitorPlan(TypedDict):
     `own_id` is a user id of this node that only this sandbox has, 0 if it has that of `user`. `lower` are the layers
     below the writable one, the uppermost first; `binds` are pairs of source and target, and `are_folders` says which of
     them are. `runtime` is the command that makes the sandbox, empty if the monitor does;
-    `exposed` is the folder that it lies in, if the sandbox's user cannot enter `closed`, a folder above.
+    `exposed` is the folder that it lies in, if the sandbox's user cannot enter `closed`, a folder above. `bare` is a
+    sandbox without programs, whose files are copied in.
     """
 
     sandbox_id: str
@@ -61,6 +62,7 @@ class MonitorPlan(TypedDict):
     runtime_env: dict[str, str]
     network: bool
     sockets: str
+    bare: bool
     limits: MonitorBounds
     cgroup: str
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import shutil
 import signal
 import tarfile
@@ -17,7 +18,7 @@ from farm.errors import ImageError, SandboxError
 from farm.settings import settings
 from tests.contract.sandboxes.sandbox_kinds import python
 from tests.services.farms import until
-from tests.services.images import root_folder
+from tests.services.images import PROGRAMS, root_folder
 from tests.services.servers.registry import registry
 from workers.interfaces import Sandbox, SandboxProvider
 from workers.sandboxes.images.dockerfile.image_config import Healthcheck
@@ -130,6 +131,59 @@ def test_stages_and_users(start: Start, run: Run, context: Callable[..., str]) -
     assert config.healthcheck == Healthcheck("test -s /opt/tool/VERSION", interval_s=5.0)
     other = built(name, VERSION="3")
     assert (len(other.layers), other.layers[-1]) == (6, built(name).layers[-1])
+
+
+def test_an_image_of_nothing_has_all_files_of_a_stage(start: Start, run: Run, context: Callable[..., str]) -> None:
+    text = "FROM debian:12 AS build\nENV A=1\nWORKDIR /made\nUSER 1500\nRUN touch mine\n"
+    text += 'FROM scratch\nCOPY --from=build / /\nRUN echo "A is $A" > /made/said\n'
+    sandbox = start(image=context(text), workdir="", fake_root=True)
+    assert said(run, sandbox, "pwd; id -u; cat /made/said; stat -c %u /made/mine") == "/workspace\n0\nA is \n1500\n"
+
+
+def test_files_are_copied_into_an_image_of_nothing(
+    start: Start, run: Run, context: Callable[..., str], tmp_path: Path
+) -> None:
+    text = """
+        FROM debian:12 AS build
+        RUN mkdir /made && echo made > /made/file
+        FROM scratch AS parts
+        COPY own/ /parts/own/
+        WORKDIR /parts/empty
+        COPY --from=build /made/file ../made
+        FROM scratch
+        ADD system.tar.gz /
+        COPY --from=parts /parts /put/parts
+        COPY --from=parts /parts/made /put/
+        RUN echo ran > /put/ran
+        WORKDIR /put
+    """
+    system = io.BytesIO()
+    with tarfile.open(fileobj=system, mode="w:gz") as archive:
+        archive.add(root_folder(tmp_path / "system", [*PROGRAMS, "find", "sort", "stat"]), ".")
+    files: dict[str, str | bytes] = {"system.tar.gz": system.getvalue(), "own/f": "of the context\n"}
+    name = context(text, **files)
+    sandbox = start(image=name, workdir="", fake_root=True)
+    # a step's layer has what it made, and no places for mounts
+    tops = {entry.name for layer in built(name).layers[:-1] for entry in layer.iterdir()}
+    assert tops.isdisjoint({"dev", "proc", "sys", "run", "tmp"})
+    found = "parts parts/empty parts/made parts/own parts/own/f made ran"
+    assert said(run, sandbox, "pwd; cd /put; find * | sort").split() == ["/put", *sorted(found.split())]
+    assert said(run, sandbox, "cat made parts/own/f ran").split() == ["made", "of", "the", "context", "ran"]
+
+
+@pytest.mark.parametrize(
+    ("rest", "says"),
+    [
+        ("COPY f /", "has no bash"),
+        ("COPY f /\nRUN true", "RUN true: exit code 127"),
+        ("COPY f /\nFROM debian:12\nCOPY --from=0 /g /", "there is no /g in what it copies from"),
+        ("COPY f /\nFROM debian:12\nCOPY --from=0 /* /", "a pattern needs a shell in the stage"),
+        ("COPY f /\nFROM debian:12\nCOPY --from=0 --exclude=f / /", "need a shell in the stage"),
+    ],
+)
+def test_what_needs_a_shell_is_refused_without_one(context: Callable[..., str], rest: str, says: str) -> None:
+    with pytest.raises(ImageError, match=re.escape(says)):
+        built(context(f"FROM scratch\n{rest}\n", f="f"))
 
 
 def test_files_of_all_kinds(start: Start, run: Run, context: Callable[..., str]) -> None:

@@ -121,6 +121,20 @@ def test_changes_of_owner_last_as_long_as_the_file(start: Start, run: Run, name:
     run(sandbox.stop())
 
 
+def test_a_change_of_owner_takes_set_id_bits_as_the_kernel_does(start: Start, run: Run, name: str) -> None:
+    sandbox = start(image=name)
+    changes = [
+        ("chown 5:6", 0o4755, 0o755),
+        ("chown :6", 0o6755, 0o755),
+        ("chown 5", 0o2745, 0o2745),
+        ("chown 5", 0o6644, 0o2644),
+        ("chown -h 5", 0o4700, 0o700),
+    ]
+    script = "".join(f"touch /f; chmod {mode:o} /f; {change} /f; stat -c %a /f; rm /f; " for change, mode, _ in changes)
+    script += "mkdir /d; chmod 6755 /d; chown 5:6 /d; stat -c %a /d; touch /g; chown 5 /g; chmod 4755 /g; stat -c %a /g"
+    assert said(run, sandbox, script).split() == [*(f"{left:o}" for _, _, left in changes), "6755", "4755"]
+
+
 def test_what_a_policy_of_another_user_leaves_is_that_user_s(
     start: Start, run: Run, provider: SandboxProvider, name: str
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from types import SimpleNamespace
 
 import pytest
@@ -15,6 +16,7 @@ from farm.store import batches
 from farm.store.database import Store
 from farm.store.rollouts import Claim
 from tests.contract.store.test_store import NODE, announce, claimed, new_batch, place
+from workers.plugin_faults import call_plugin
 from workers.process.claimed_work import StopReason
 from workers.process.node_breaker import NodeBreaker
 from workers.process.watchdog import Hang
@@ -28,12 +30,15 @@ def begun(store: Store) -> Claim:
     return claimed(store, f"{batch_id}.0.0", Stage.INIT)
 
 
-def unfinished(store: Store, claim: Claim) -> UnfinishedStage:
+def unfinished(store: Store, claim: Claim, ends: list[BaseException] | None = None) -> UnfinishedStage:
+    """The end of a claim; `ends` gets the errors for which its worker ends."""
     options = SimpleNamespace(retry_s=0.0, node_timeout_s=10.0)
     leases = SimpleNamespace(draining=False)
     signals = Signals("")
     breaker = NodeBreaker(store, signals, "init", NODE, options.node_timeout_s)
-    worker = SimpleNamespace(store=store, signals=signals, options=options, leases=leases, breaker=breaker)
+    watchdog = SimpleNamespace(exhausted=[].append if ends is None else ends.append)
+    parts = {"signals": signals, "options": options, "leases": leases, "breaker": breaker, "watchdog": watchdog}
+    worker = SimpleNamespace(store=store, **parts)
     return UnfinishedStage(worker, claim)  # type: ignore[arg-type]
 
 
@@ -90,6 +95,28 @@ def test_a_stage_that_broke_ends_by_its_error(sqlite_store: Store, error: BaseEx
     assert (rollout.n_failures, rollout.failure.kind) == (1, kind)
     if isinstance(error, RolloutError):
         assert rollout.failure.message == str(error)
+
+
+@pytest.mark.parametrize("error", [MemoryError(), OSError(errno.EMFILE, "too many")], ids=["memory", "files"])
+def test_what_the_worker_lacks_is_no_failure_and_ends_the_worker(sqlite_store: Store, error: Exception) -> None:
+    claim, ends = begun(sqlite_store), list[BaseException]()
+    with pytest.raises(Retry):
+        unfinished(sqlite_store, claim, ends).broke(error)
+    rollout = of(sqlite_store, claim)
+    assert (rollout.state, rollout.n_failures, rollout.n_lost, ends) == (State.QUEUED, 0, 1, [error])
+    assert rollout.failure is not None
+    assert "no threads, descriptors or memory left" in rollout.failure.message
+
+
+def test_a_plugin_without_memory_has_failed(sqlite_store: Store) -> None:
+    """It may have tried to take more than any machine has, so its worker goes on and its attempts are counted."""
+    claim, ends = begun(sqlite_store), list[BaseException]()
+    with pytest.raises(HandlerError) as caught:
+        call_plugin(claim.rollout_id, "handler h", HandlerError, lambda: [0] * (1 << 60))
+    with pytest.raises(StageFailed):
+        unfinished(sqlite_store, claim, ends).broke(caught.value)
+    rollout = of(sqlite_store, claim)
+    assert (rollout.n_failures, rollout.n_lost, ends) == (1, 0, [])
 
 
 def test_one_whose_claim_is_gone_writes_nothing(sqlite_store: Store) -> None:

@@ -22,6 +22,11 @@ class ProgramEnd:
 class BuildPlace(Protocol):
     """A sandbox on an image, for one step. Blocks in every method; ToolError for a file, SandboxError if it is gone."""
 
+    @property
+    def bare(self) -> bool:
+        """True if its image has no programs yet, so that nothing can be run in it."""
+        ...
+
     def run(
         self,
         argv: Sequence[str],
@@ -33,6 +38,14 @@ class BuildPlace(Protocol):
         timeout_s: float = 60.0,
     ) -> ProgramEnd:
         """Run a program as root, or as the user and group of `identity`, with this environment and no more."""
+        ...
+
+    def is_folder(self, path: str) -> bool:
+        """Return whether a path is that of a folder, or of a link to one."""
+        ...
+
+    def has(self, path: str) -> bool:
+        """Return whether there is a file, a folder or a link of this path."""
         ...
 
     def read_file(self, path: str) -> bytes: ...

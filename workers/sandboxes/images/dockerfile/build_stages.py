@@ -13,6 +13,9 @@ from workers.sandboxes.images.dockerfile.run_mounts import origins_of
 from workers.sandboxes.images.dockerfile.variables import Expansion, raw_words
 
 _FROM = re.compile(r"(\S+)(?:\s+as\s+([a-z][a-z0-9_.-]*))?", re.IGNORECASE)
+SCRATCH = "scratch"
+"""The name of the image without files."""
+_MAKE_FILES = ("ADD", "COPY", "RUN", "WORKDIR")
 _MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
@@ -33,6 +36,19 @@ class BuildStage:
     start: Instruction
     base: str | int
     instructions: tuple[Instruction, ...]
+
+    @property
+    def whole_tree(self) -> Instruction | None:
+        """Return the COPY by which a stage that begins with nothing has all files of another, and no more; else None.
+
+        So images are made of one layer: FROM scratch, COPY --from=STAGE / /.
+        """
+        first = next((each for each in self.instructions if each.name in _MAKE_FILES), None)
+        if self.base != SCRATCH or first is None or first.name != "COPY" or "$" in (first.flag("from") or "$"):
+            return None
+        words = first.words if first.words is not None else first.text.split()
+        alone = {name for name, _ in first.flags} <= {"from", "link"}
+        return first if alone and [os.path.normpath(word) for word in words] == ["/", "/"] else None
 
     def other(self, name: str) -> bool:
         """Return whether a name is this stage's, or its number."""

@@ -40,7 +40,7 @@ OpenStage = Callable[[FromStage], BuildPlace]
 
 def copy_into(place: BuildPlace, work: CopyFiles, instruction: Instruction, open_stage: OpenStage) -> None:
     """CopyFiles all sources. ImageError for one that is missing, or has changed since the build was planned. Blocks."""
-    into = work.into or _is_folder(place, work.target)
+    into = work.into or place.is_folder(work.target)
     with tempfile.TemporaryDirectory() as name:
         for number, source in enumerate(work.sources):
             staged = Path(name, str(number))
@@ -80,10 +80,12 @@ def _place(place: BuildPlace, staged: Path, name: str, target: str, into: bool) 
 def _copy_stage(
     place: BuildPlace, other: BuildPlace, source: FromStage, work: CopyFiles, instruction: Instruction, into: bool
 ) -> None:
+    if other.bare and (work.mode is not None or work.parents or work.excluded):
+        raise instruction.refused("--chmod, --parents and --exclude need a shell in the stage that it copies from")
     copied = []
     for name, target in _pairs(other, source, work, instruction, into):
         place.copy_from(other, name, target)
-        if work.mode is not None and not work.parents and _is_folder(other, name):
+        if work.mode is not None and not work.parents and other.is_folder(name):
             copied += [posixpath.join(target, posixpath.basename(each)) for each in _names(other, _INSIDE, name)]
         else:
             copied.append(target)
@@ -104,13 +106,16 @@ def _pairs(
         if not result and not is_pattern(source.path):
             raise missing
         return result
-    names = _names(other, _NAMED, source.path.rstrip("/") or "/")
+    path = source.path.rstrip("/") or "/"
+    if other.bare and is_pattern(path):
+        raise instruction.refused("a pattern needs a shell in the stage that it copies from")
+    names = [path for _ in range(other.has(path))] if other.bare else _names(other, _NAMED, path)
     if not names and not is_pattern(source.path):
         raise missing
     result = []
     patterns = tuple(ignore_patterns("\n".join(work.excluded)))
     for name in names:
-        if _is_folder(other, name):
+        if other.is_folder(name):
             _exclude(other, name, work, instruction)
             result.append((name, work.target))
         elif not ignores(patterns, posixpath.basename(name)):
@@ -140,10 +145,6 @@ def _exclude(other: BuildPlace, folder: str, work: CopyFiles, instruction: Instr
         done = other.run(["bash", "-c", _EXCLUDE, "bash", folder, clean])
         if done.code:
             raise instruction.refused(f"--exclude={pattern}: {done.output.strip()[-200:]}")
-
-
-def _is_folder(place: BuildPlace, path: str) -> bool:
-    return place.run(["bash", "-c", '[ -d "$1" ]', "bash", path]).code == 0
 
 
 def _names(place: BuildPlace, script: str, *arguments: str) -> list[str]:

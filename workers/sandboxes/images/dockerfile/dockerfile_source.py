@@ -14,11 +14,12 @@ from workers.sandboxes.images.building.builder import owner
 from workers.sandboxes.images.content_store import digest
 from workers.sandboxes.images.dockerfile.build import build_layers
 from workers.sandboxes.images.dockerfile.build_place import StartBuild
-from workers.sandboxes.images.dockerfile.build_stages import staged
+from workers.sandboxes.images.dockerfile.build_stages import SCRATCH, staged
 from workers.sandboxes.images.dockerfile.buildah import build_archive
 from workers.sandboxes.images.dockerfile.context import BuildContext
 from workers.sandboxes.images.dockerfile.instructions import Instruction, escape_of, read
 from workers.sandboxes.images.dockerfile.plan import PlannedStage, check_values, plan
+from workers.sandboxes.images.empty_image import empty_image, is_bare
 from workers.sandboxes.images.image_cache import ROOT, images
 from workers.sandboxes.images.image_sources import ArchiveSource
 from workers.sandboxes.images.layered_image import Image, write_layers
@@ -90,12 +91,15 @@ class DockerfileSource:
             layers=(*layers, *last.base.layers),
             config=last.config,
         )
+        if is_bare(image):
+            raise ImageError(f"image {self.reference} has no bash, which is all that a sandbox needs of its image")
         write_layers(image, folder)
 
     def _make_by_buildah(self, stages: list[PlannedStage], folder: Path) -> None:
         """Have the same stages built by buildah, of bases that are folders."""
         last = stages[-1]
-        bases = {str(planned.stage.base): planned.base for planned in stages if planned.parent is None}
+        begun = [planned for planned in stages if planned.parent is None and planned.stage.base != SCRATCH]
+        bases = {str(planned.stage.base): planned.base for planned in begun}
         for name, base in bases.items():
             if base.binds or base.layers:
                 raise ImageError(f"image {self.reference}: buildah cannot begin with {name}, which is no single folder")
@@ -119,8 +123,8 @@ class DockerfileSource:
 
     def _base(self, name: str, instruction: Instruction) -> Image:
         """Return a base image. ImageError, with the line, for a name that stands for none here."""
-        if name == "scratch":
-            raise instruction.refused("scratch has no shell, without which no sandbox runs: begin with a base image")
+        if name == SCRATCH:
+            return empty_image()
         try:
             result = self.find(name)
         except ImageError as error:

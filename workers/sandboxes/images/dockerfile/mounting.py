@@ -75,7 +75,7 @@ def unmount(layer: Path, paths: Sequence[str], lower: Sequence[str]) -> None:
 
 def make_folder(place: BuildPlace, path: str, mode: int) -> None:
     """Make a folder, unless it is there."""
-    if place.run(["bash", "-c", '[ -d "$1" ]', "bash", path]).code == 0:
+    if place.is_folder(path):
         return
     with tempfile.TemporaryDirectory() as name:
         empty = Path(name, "folder")
@@ -87,7 +87,7 @@ def make_folder(place: BuildPlace, path: str, mode: int) -> None:
 def _is_folder(source: FromContext | FromStage, other: BuildPlace | None) -> bool:
     if isinstance(source, FromContext):
         return source.files[0].path.is_dir()
-    return other is not None and other.run(["bash", "-c", '[ -d "$1" ]', "bash", source.path]).code == 0
+    return other is not None and other.is_folder(source.path)
 
 
 def _said(place: BuildPlace, script: str, path: str, instruction: Instruction) -> str:

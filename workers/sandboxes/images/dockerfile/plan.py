@@ -73,6 +73,8 @@ def plan(
             # they are the stage's own instructions already
             start = _State(below.base, stage.base, below.key, replace(below.config, onbuild=()))
             triggers: Sequence[Instruction] = ()
+        elif stage.whole_tree is not None:
+            start, triggers = _all_of(stage.whole_tree, file, done, base_image), ()
         else:
             base = base_image(stage.base, stage.start)
             config = replace(base.config, env={"PATH": SEARCH_PATH, **base.variables}, onbuild=())
@@ -80,7 +82,8 @@ def plan(
             triggers = [triggered(stage.start, text) for text in base.config.onbuild]
         planner = _Planner(file, context, values, done, base_image, owner, escape, start)
         for instruction in (*triggers, *stage.instructions):
-            planner.take(instruction)
+            if instruction is not stage.whole_tree:
+                planner.take(instruction)
         state = planner.state
         done[stage.number] = PlannedStage(stage, state.base, state.parent, tuple(state.steps), state.config, state.key)
     return list(done.values())
@@ -97,6 +100,15 @@ class _State:
     steps: list[BuildStep] = field(default_factory=list)
     arguments: dict[str, str] = field(default_factory=dict)
     has_command: bool = False
+
+
+def _all_of(copy: Instruction, file: StagedFile, done: Mapping[int, PlannedStage], base_image: BaseImages) -> _State:
+    """Return the start of a stage that has all files of another stage, or of an image, and nothing else of it."""
+    name, config = copy.flag("from") or "", ImageConfig(env={"PATH": SEARCH_PATH})
+    if (other := file.stage(name)) is not None:
+        return _State(done[other.number].base, other.number, done[other.number].key, config)
+    base = base_image(name, copy)
+    return _State(base, None, base.key, config)
 
 
 class _Planner:

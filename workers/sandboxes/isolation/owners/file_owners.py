@@ -1,4 +1,4 @@
-# ruff: noqa: PTH118
+# ruff: noqa: PTH101, PTH116, PTH118
 """The owner of a file as an image's author means it: an attribute of the file, as the kernel knows one user of a
 sandbox; standard library only.
 
@@ -64,6 +64,17 @@ def note_owner(path: str, uid: int, gid: int, root: str) -> None:
     except OSError as error:
         if error.errno not in _CANNOT_HAVE:
             raise
+
+
+def clear_set_id(link: str) -> None:
+    """Take the set-id bits from a file, given by a link in /proc, as the kernel does at each change of owner.
+
+    The bit of the group stays on a file that the group cannot execute, and both stay on folders.
+    """
+    mode = os.stat(link).st_mode
+    lost = stat.S_ISUID | (stat.S_ISGID if mode & stat.S_IXGRP else 0)
+    if stat.S_ISREG(mode) and mode & lost:
+        os.chmod(link, stat.S_IMODE(mode & ~lost))
 
 
 def has_owners(folders: Iterable[str]) -> bool:

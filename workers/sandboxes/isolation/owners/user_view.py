@@ -356,6 +356,7 @@ class UserView:
             if not self._table.of(asked.thread).may_give(file_owners.owner_of(place) or file_owners.ROOT, uid, gid):
                 return -errno.EPERM
             file_owners.note_owner(place, uid, gid, "/")
+            file_owners.clear_set_id(place)
             return 0
 
     def _is_noted(self, asked: WaitingCall, folder: int, path: int, flags: int) -> bool:

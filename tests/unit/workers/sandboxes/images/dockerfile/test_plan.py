@@ -12,7 +12,7 @@ from workers.sandboxes.images.dockerfile.context import BuildContext
 from workers.sandboxes.images.dockerfile.healthcheck import healthcheck_of
 from workers.sandboxes.images.dockerfile.image_config import Healthcheck, ImageConfig
 from workers.sandboxes.images.dockerfile.instructions import Instruction, parse
-from workers.sandboxes.images.dockerfile.plan import PlannedStage, check_values, plan
+from workers.sandboxes.images.dockerfile.plan import SEARCH_PATH, PlannedStage, check_values, plan
 from workers.sandboxes.images.dockerfile.steps import CopyFiles, FromContext, MakeFolder, RunProgram
 from workers.sandboxes.images.layered_image import Image
 
@@ -212,3 +212,44 @@ def test_build_arguments_that_are_not_declared() -> None:
     check_values(file, {"A": "", "B": "", "C": ""}, "it")
     with pytest.raises(ImageError, match="image it declares no build argument D; it has A, B, C"):
         check_values(file, {"D": ""}, "it")
+
+
+def test_an_image_of_nothing_that_copies_all_of_a_stage_is_that_stage_without_its_configuration(folder: Path) -> None:
+    text = """
+        FROM base:1 AS build
+        ENV A=1
+        WORKDIR /work
+        USER 1500
+        CMD ["run"]
+        RUN env
+        FROM scratch
+        ENV B=2
+        COPY --link --from=build / /
+        CMD ["other"]
+        RUN true
+    """
+    build, last = planned(text, folder)
+    assert (last.base, last.parent, len(last.steps)) == (BASE, 0, 1)
+    assert last.config.env == {"PATH": SEARCH_PATH, "B": "2"}
+    assert (last.config.workdir, last.config.user, last.config.command) == ("", "", ["other"])
+    # what both have is one layer
+    assert planned(text.replace("RUN true", ""), folder)[-1].key == build.key
+    (of_image,) = planned("FROM scratch\nCOPY --from=base:1 / /\nRUN env", folder)
+    assert (of_image.base, of_image.parent, of_image.config.env) == (BASE, None, {"PATH": SEARCH_PATH})
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [
+        "COPY a.txt /",
+        "COPY --from=build /tool /",
+        "COPY --from=build --chown=1 / /",
+        "COPY --from=build /etc/.. /opt",
+        "RUN true\nCOPY --from=build / /",
+        "WORKDIR /x\nCOPY --from=build / /",
+        "ENV A=1",
+    ],
+)
+def test_another_image_of_nothing_is_refused(folder: Path, rest: str) -> None:
+    with pytest.raises(ImageError, match=r"FROM scratch: no image scratch"):
+        planned(f"FROM base:1 AS build\nFROM scratch\n{rest}\n", folder)
