@@ -12,7 +12,7 @@ from farm.errors import SandboxError
 from tests.agents.playing import MEND, SWE, play
 from tests.conftest import absent
 from workers.registry import sandbox as provider
-from workers.sandboxes.images.interpreters import interpreter_for
+from workers.sandboxes.images.building.interpreters import interpreter_for
 from workers.testing.scripted_model import ScriptedCall, ScriptedTurn
 
 PAGE = Path(__file__).parents[2] / "docs" / "agents" / "presets.md"

@@ -12,10 +12,10 @@ from pathlib import Path
 
 from farm.errors import SandboxError
 from farm.settings import settings
+from workers.sandboxes.images.building.interpreters import interpreter_for
 from workers.sandboxes.images.content_store import digest, failing_alike, is_complete, made_in_place, used
 from workers.sandboxes.images.fingerprints import fingerprint
 from workers.sandboxes.images.image import Image
-from workers.sandboxes.images.interpreters import interpreter_for
 from workers.sandboxes.processes.process_tree import MARK, kill_tagged, new_tag
 
 INSTALL_S = 900.0

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from farm.errors import SandboxError
-from workers.sandboxes.images import interpreters
-from workers.sandboxes.images.interpreters import interpreter_for
+from workers.sandboxes.images.building import interpreters
+from workers.sandboxes.images.building.interpreters import interpreter_for
 
 PYTHON = """#!/bin/sh
 echo '["{path}", "{prefix}", "3.40.1"]'
