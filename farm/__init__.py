@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from farm.records.rollout import Rollout as Rollout
     from farm.records.rollout import Stage as Stage
     from farm.records.rollout import State as State
+    from farm.records.scoring.annotation import Annotation as Annotation
+    from farm.records.scoring.annotation import NewAnnotation as NewAnnotation
     from farm.records.trajectory import Segment as Segment
 
 _NAMES = {
@@ -47,6 +49,7 @@ _NAMES = {
     ),
     "farm.records.request": ("Archive", "BatchRequest", "Instance", "Limits", "SamplingParams", "SandboxSpec"),
     "farm.records.rollout": ("BatchStatus", "BatchSummary", "Group", "Outcome", "Rollout", "Stage", "State"),
+    "farm.records.scoring.annotation": ("Annotation", "NewAnnotation"),
     "farm.records.trajectory": ("Segment",),
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names}

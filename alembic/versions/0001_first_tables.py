@@ -49,7 +49,7 @@ def downgrade() -> None:
             "borrowed_sandboxes",
         ),
         *("named_weights", "engine_users", "engines"),
-        *("rewards", "segments", "call_experts", "artefacts", "model_calls", "attempts"),
+        *("annotations", "rewards", "segments", "call_experts", "artefacts", "model_calls", "attempts"),
         *("rollouts", "terminal_places", "deliveries", "instances"),
         *("histograms", "measured_batches", "outbox", "batches"),
     ):
@@ -253,6 +253,19 @@ def _played() -> None:
         sa.Column("ids", sa.LargeBinary(), nullable=False),
         sa.PrimaryKeyConstraint("rollout_id", "attempt", "call_index", name=op.f("pk_call_experts")),
         _of_rollout("call_experts"),
+    )
+    op.create_table(
+        "annotations",
+        sa.Column("rollout_id", sa.String(64), nullable=False),
+        sa.Column("name", sa.String(64), nullable=False),
+        sa.Column("producer", sa.String(64), nullable=False),
+        sa.Column("step", sa.Integer(), nullable=False),
+        sa.Column("row", sa.Integer(), nullable=False),
+        sa.Column("value", sa.Double(), nullable=True),
+        sa.Column("tokens", sa.LargeBinary(), nullable=True),
+        sa.Column("created_at", sa.Double(), nullable=False),
+        sa.PrimaryKeyConstraint("rollout_id", "name", "producer", "step", "row", name=op.f("pk_annotations")),
+        _of_rollout("annotations"),
     )
     op.create_table(
         "segments",

@@ -1,4 +1,4 @@
-"""Rollouts over HTTP: state, transcript, scores, artefacts."""
+"""Rollouts over HTTP: state, transcript, scores, artefacts, and what trainers write about them."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from farm.api.openapi import BYTES, Described, EndpointDescription
 from farm.api.schemas import ApiRequest, ArtefactQuery, CallsQuery
 from farm.callers import Scope
 from farm.records.rollout import KeptArtefact, Reward, Rollout, Timing
+from farm.records.scoring.annotation import Annotation, NewAnnotations
 from farm.records.trajectory import ModelCall
 
 _UNTRUSTED = {"content-disposition": "attachment", "x-content-type-options": "nosniff"}
@@ -28,6 +29,12 @@ ENDPOINTS: Described = {
     ("GET", "/v1/rollouts/{id}/rewards"): EndpointDescription(
         "Its scores, newest last.", list[Reward], scope=Scope.READ
     ),
+    ("GET", "/v1/rollouts/{id}/annotations"): EndpointDescription(
+        "Figures that trainers wrote about it.", list[Annotation], scope=Scope.READ
+    ),
+    ("POST", "/v1/annotations"): EndpointDescription(
+        "Write a trainer's figures about rollouts.", int, body=NewAnnotations, scope=(Scope.SUBMIT, Scope.OPERATE)
+    ),
     ("GET", "/v1/rollouts/{id}/artefacts"): EndpointDescription(
         "Artefacts that are kept.", list[KeptArtefact], scope=Scope.READ
     ),
@@ -38,7 +45,7 @@ ENDPOINTS: Described = {
 
 
 def routes(endpoints: Endpoints) -> list[Route]:
-    """Return the routes of `/v1/rollouts`, all read-only."""
+    """Return the routes of `/v1/rollouts`, and of annotations."""
     farm = endpoints.farm
 
     def artefact(request: ApiRequest) -> Response:
@@ -50,7 +57,13 @@ def routes(endpoints: Endpoints) -> list[Route]:
         later = [call for call in farm.calls(_id(request)) if query.after is None or call.index > query.after]
         return list_page(later[: query.limit], query.limit, "after", lambda call: call.index)
 
+    def annotate(request: ApiRequest) -> int:
+        new = request.parse_body(NewAnnotations)
+        return farm.annotations.write(new.producer, new.step, new.annotations)
+
     return [
+        endpoints.get("/v1/rollouts/{id}/annotations", lambda request: farm.annotations.of(_id(request))),
+        endpoints.post("/v1/annotations", annotate),
         endpoints.get("/v1/rollouts/{id}", lambda request: farm.rollout(_id(request))),
         endpoints.get("/v1/rollouts/{id}/calls", calls),
         endpoints.get("/v1/rollouts/{id}/timings", lambda request: farm.timings(_id(request))),

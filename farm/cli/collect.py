@@ -50,5 +50,9 @@ def collect(batch_id: str, output: Path, whole_groups: bool, timeout_s: float | 
             else:
                 for rollout in rollouts:
                     key = rollout.rollout_id
-                    file.write(rollout_line(rollout, farm.calls(key), farm.timings(key), farm.rewards(key)))
+                    file.write(
+                        rollout_line(
+                            rollout, farm.calls(key), farm.timings(key), farm.rewards(key), farm.annotations.of(key)
+                        )
+                    )
     click.echo(f"{len(rollouts)} rollouts written to {output}")

@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from farm.client.access.access_control import AccessControl
+from farm.client.annotations.annotation_log import AnnotationLog
 from farm.client.archive_uploads import TaskArchives
 from farm.client.consumer_stream import CONSUMER, BatchWatch, Page, all_ended, pages
 from farm.client.runs import Runs
@@ -61,6 +62,8 @@ class Farm(ABC):
     """Sandboxes that a client borrows: `farm.sandboxes.start()`."""
     access: AccessControl
     """Keys of the API, and the log of orders."""
+    annotations: AnnotationLog
+    """Figures of trainers about rollouts; `annotate` writes them."""
 
     @abstractmethod
     def submit(self, request: BatchRequest | Mapping[str, Any]) -> str:
@@ -73,9 +76,8 @@ class Farm(ABC):
     def upload_archive(self, path: str | Path) -> str:
         """Upload a folder, or a tar, for `Instance.archive`: its digest, which depends on its files alone.
 
-        Once for all instances that name it; harmless when repeated, and what is there already costs no upload. It is
-        kept for as long as a batch names it, and for a day after its last upload. Raises InvalidRequest for links out
-        of it, devices, or more than 2 GB.
+        Harmless when repeated. It is kept while a batch names it, and for a day after its last upload. Raises
+        InvalidRequest for links out of it, devices, or more than 2 GB.
         """
         return self.archives.upload(path)
 
@@ -123,10 +125,9 @@ class Farm(ABC):
     ) -> Iterator[Rollout]:
         """Yield rollouts as they end, with their training rows, until all have.
 
-        A consumer that comes back gets what it did not `acknowledge`, also what it had already got; a rollout that
-        is scored again comes again. `cursor` begins after a `rollout.cursor` instead; 0 is the beginning. With
-        `max_staleness`, what was sampled by weights more than so many versions older than the newest is left out,
-        however late it is collected. Raises NotFound; TimeoutError when none ended for `timeout_s`.
+        A consumer that comes back gets what it did not `acknowledge`, and what is scored again. `cursor` begins after a
+        `rollout.cursor` instead. With `max_staleness`, what was sampled by weights more than so many versions older
+        than the newest is left out, however late. Raises NotFound; TimeoutError when none ended for `timeout_s`.
         """
         for page in self._pages(batch_id, cursor, timeout_s, consumer, whole_groups=False):
             newest = self.newest_version() if max_staleness is not None else ""
@@ -167,9 +168,8 @@ class Farm(ABC):
     def acknowledge(self, given: Rollout | Group, consumer: str = CONSUMER) -> int:
         """Acknowledge this and all that the consumer's stream gave before it, so that they are not delivered again.
 
-        Harmless when repeated; it never moves back. Returns the cursor that the consumer has come to. A consumer
-        of groups acknowledges groups, as a rollout may be older than one of an unfinished group. Raises NotFound,
-        InvalidRequest for what has not ended.
+        Harmless when repeated. Returns the cursor that the consumer has come to. A consumer of groups acknowledges
+        groups, as a rollout may be older than one of an unfinished group. Raises NotFound, InvalidRequest.
         """
         if not given.cursor:
             raise InvalidRequest("it has not ended, so no consumer has received it", field="rollout")
@@ -204,10 +204,9 @@ class Farm(ABC):
     ) -> Any:
         """Return a batch as the rows of a trainer, once all its rollouts have ended.
 
-        The adapter of that name makes them, with its own `options`: `arrays` gives padded arrays
-        (`farm.adapters.arrays`), and packages may bring others (`farm.adapters.protocol`). `max_staleness` leaves out
-        rows of weights so many versions older than the newest that the farm plays with: that of the batch itself holds
-        while it is played, however late it is collected. Raises NotFound, TimeoutError.
+        The adapter of that name makes them, with its own `options`; `arrays` gives padded arrays (`farm.adapters`).
+        `max_staleness` leaves out rows of weights so many versions older than the newest that the farm plays with: that
+        of the batch itself holds while it is played, however late it is collected. Raises NotFound, TimeoutError.
         """
         make_rows = load(ADAPTERS, adapter)
         if not callable(make_rows):
@@ -233,6 +232,13 @@ class Farm(ABC):
 
         The score that one has can only be followed by another: it stays if this is cancelled or fails.
         """
+
+    def annotate(self, producer: str, step: int, annotations: Sequence[Mapping[str, Any]]) -> int:
+        """Write figures of a trainer's step about completed rollouts; return how many were not there.
+
+        Each is as `farm.NewAnnotation`. All are written or none. Raises Conflict for what is there with another value.
+        """
+        return self.annotations.write(producer, step, annotations)
 
     @abstractmethod
     def conservation(self, batch_id: str) -> Conservation:
@@ -376,9 +382,8 @@ class Farm(ABC):
     def serve_weights(self, give: Callable[[StoredEngine, str], object]) -> WeightServer:
         """Give engines that lack the farm's weights what they lack, from now until the result is closed.
 
-        `give(engine, version)` is called in a thread of its own for each engine that was added later or came back with
-        other weights; it pushes that version to it, and the farm then names it and lets it play. What it raises is
-        logged, and it is called again.
+        `give(engine, version)` is called in a thread for each engine that was added later or came back with other
+        weights; it pushes that version to it, and the farm lets it play. What it raises is logged; it is called again.
         """
         return WeightServer(self.orders, give)
 

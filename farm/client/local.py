@@ -18,6 +18,7 @@ from farm.address import WAIT_TIMEOUT_S, address_of
 from farm.callers import current_caller
 from farm.client import request_checks as checks
 from farm.client.access.local_access import LocalAccess
+from farm.client.annotations.local_annotations import LocalAnnotations
 from farm.client.consumer_stream import CONSUMER, BatchWatch, Page, check_consumer
 from farm.client.farm import Farm
 from farm.client.local_archives import LocalArchives
@@ -78,6 +79,7 @@ class LocalFarm(Farm):
         self.archives = LocalArchives(store)
         self.sandboxes: LocalBorrower = LocalBorrower(store, signals, settings().max_sandboxes)
         self.access = LocalAccess(store)
+        self.annotations = LocalAnnotations(store)
         self._max_open = max_open
         self._seen: dict[str, int] = {}
 

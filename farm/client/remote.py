@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from farm.address import WAIT_TIMEOUT_S
 from farm.client.access.remote_access import RemoteAccess
+from farm.client.annotations.remote_annotations import RemoteAnnotations
 from farm.client.archive_uploads import ArchiveState, TaskArchives
 from farm.client.consumer_stream import CONSUMER, BatchWatch, Page, check_consumer
 from farm.client.farm import Farm
@@ -56,6 +57,7 @@ class RemoteFarm(Farm):
         self.archives = RemoteArchives(self._api)
         self.sandboxes = RemoteBorrower(self._api)
         self.access = RemoteAccess(self._api)
+        self.annotations = RemoteAnnotations(self._api)
 
     @classmethod
     def opened(cls, url: str, key: str, first_s: float) -> RemoteFarm:

@@ -20,7 +20,7 @@ from farm.store import batches, trajectories
 from farm.store.rollouts import rollouts
 from farm.web.rendering import HEADERS, ROOT, html
 from farm.web.siblings import siblings
-from farm.web.token_view import MOST, token_row
+from farm.web.token_view import MOST, TokenRow, token_row
 from farm.web.transcript import conversation
 
 MOST_SIBLINGS = 16
@@ -57,9 +57,19 @@ class RolloutViews:
         """Show the training rows, token by token."""
         rollout_id = request.path_params["id"]
         rollout = await self._rollout(rollout_id)
-        rows = await self._endpoints.run(self._segments, rollout)
-        made = await self._endpoints.run(lambda: [token_row(at, row) for at, row in enumerate(rows)])
-        return html("tokens.html", rollout=rollout, rows=made, most=MOST)
+        rows, figures = await asyncio.gather(
+            self._endpoints.run(self._segments, rollout),
+            self._endpoints.run(self._endpoints.farm.annotations.of, rollout_id),
+        )
+        by = request.query_params.get("by", "")
+        chosen = figures[int(by)] if by.isdecimal() and int(by) < len(figures) else None
+
+        def made() -> list[TokenRow]:
+            shown = [chosen.tokens if chosen is not None and chosen.row == at else None for at in range(len(rows))]
+            return [token_row(at, row, each) for at, (row, each) in enumerate(zip(rows, shown, strict=True))]
+
+        shown_rows = await self._endpoints.run(made)
+        return html("tokens.html", rollout=rollout, rows=shown_rows, most=MOST, figures=figures, chosen=chosen)
 
     async def timeline(self, request: Request) -> Response:
         """Show stages, model calls and what lies between them on the line of time."""

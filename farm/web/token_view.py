@@ -1,4 +1,4 @@
-"""Token ids of training rows in stretches that look alike: by mask, weights and log-probability."""
+"""Token ids of training rows in stretches that look alike: by mask, weights, log-probability, or a trainer's figure."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
+from numpy.typing import NDArray
 
 from farm.records.trajectory import NO_VERSION, Segment
 
@@ -18,12 +19,17 @@ _LEVELS = (-0.05, -0.5, -1.5, -3.0)
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A token: its position in the row, its id, `level` 0 to 4 of how unlikely it was; -1 if it was not sampled."""
+    """A token: its position in the row, its id, `level` 0 to 4 of how unlikely it was; -1 if it was not sampled.
+
+    `figure` is a trainer's, None where there is none; `shade` is -3 to 3 of it, by the largest of the row.
+    """
 
     position: int
     token_id: int
     logprob: float
     level: int
+    figure: float | None = None
+    shade: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +59,8 @@ class TokenRow:
     turn_rewards: Sequence[tuple[int, float]]
 
 
-def token_row(index: int, segment: Segment) -> TokenRow:
-    """Return a training row in stretches."""
+def token_row(index: int, segment: Segment, figures: NDArray[np.float32] | None = None) -> TokenRow:
+    """Return a training row in stretches; `figures` are a trainer's, one for each token of the response."""
     mask = np.concatenate([np.full(len(segment.prompt_ids), 2, np.uint8), segment.response_mask])
     ids = np.concatenate([segment.prompt_ids, segment.response_ids])
     n_prompt = len(segment.prompt_ids)
@@ -65,11 +71,19 @@ def token_row(index: int, segment: Segment) -> TokenRow:
     changes = np.flatnonzero((np.diff(mask[:n_shown]) != 0) | (np.diff(versions[:n_shown]) != 0)) + 1
     edges = [0, *changes.tolist(), n_shown] if n_shown else []
     stretches = []
+    shades = None if figures is None else _shades(figures)
     for start, end in pairwise(edges):
         kind = {2: "prompt", 1: "sampled"}.get(int(mask[start]), "observed")
         version = int(versions[start])
         tokens = [
-            Token(at, int(ids[at]), float(logprobs[at]), _level(float(logprobs[at])) if kind == "sampled" else -1)
+            Token(
+                at,
+                int(ids[at]),
+                float(logprobs[at]),
+                _level(float(logprobs[at])) if kind == "sampled" else -1,
+                None if figures is None or at < n_prompt else float(figures[at - n_prompt]),
+                0 if shades is None or at < n_prompt else int(shades[at - n_prompt]),
+            )
             for at in range(start, end)
         ]
         stretches.append(Stretch(kind, None if version == NO_VERSION else version, tokens))
@@ -88,6 +102,13 @@ def token_row(index: int, segment: Segment) -> TokenRow:
         float(segment.response_logprobs[sampled].mean()) if sampled.any() else None,
         segment.turn_rewards,
     )
+
+
+def _shades(figures: NDArray[np.float32]) -> NDArray[np.int8]:
+    """Return -3 to 3 for each figure, by its share of the largest; 0 for what is no finite number."""
+    finite = np.where(np.isfinite(figures), figures, np.float32(0.0))
+    largest = float(np.abs(finite).max(initial=0.0)) or 1.0
+    return (np.sign(finite) * np.ceil(np.abs(finite) / largest * 3)).astype(np.int8)
 
 
 def _level(logprob: float) -> int:

@@ -109,6 +109,12 @@ def _schema() -> Any:
     message = pa.struct([(name, text) for name in _MESSAGE])
     arrays = [(name, pa.list_(getattr(pa, kind)())) for name, kind in _ARRAYS.items()]
     turn = pa.struct([("index", number), ("reward", real)])
+    figure = pa.struct(
+        [
+            *(("name", text), ("producer", text), ("step", number), ("value", real), ("row", number)),
+            *(("tokens", pa.list_(pa.float32())), ("created_at", real)),
+        ]
+    )
     segment = pa.struct([*arrays, ("turn_rewards", pa.list_(turn)), ("reward", real), ("trainable", pa.bool_())])
     return pa.schema(
         [
@@ -117,6 +123,7 @@ def _schema() -> Any:
             *((name, number) for name in ("attempt", "n_turns", "n_response_tokens", "version_min", "version_max")),
             *(("submitted_at", real), ("finished_at", real)),
             *(("messages", pa.list_(message)), ("segments", pa.list_(segment)), ("tools", text), ("scores", text)),
+            ("annotations", pa.list_(figure)),
         ]
     )
 

@@ -10,6 +10,7 @@ from sqlalchemy import Connection, select
 from farm.client.exports.rollout_line import rollout_values
 from farm.client.local import LocalFarm
 from farm.store import batches, trajectories
+from farm.store.blobs import stored_annotations
 from farm.store.reports import rollout_table
 from farm.store.reports.rollout_filter import RolloutFilter
 from farm.store.retention.kept import check_kept
@@ -30,7 +31,8 @@ def exported(farm: LocalFarm, batch_id: str, wanted: RolloutFilter) -> Iterator[
         rows = farm.store.read(lambda connection: trajectories.segments_of(connection, batch_id, ids))  # noqa: B023
         for rollout in batches.with_segments(page.rollouts, rows):
             key = rollout.rollout_id
-            yield rollout_values(rollout, farm.calls(key), farm.timings(key), farm.rewards(key))
+            figures = farm.store.read(lambda connection: stored_annotations.listing(connection, [key]))  # noqa: B023
+            yield rollout_values(rollout, farm.calls(key), farm.timings(key), farm.rewards(key), figures)
         after = page.after
         if not after:
             return

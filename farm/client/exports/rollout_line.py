@@ -13,14 +13,19 @@ from typing import Any
 import numpy as np
 
 from farm.records.rollout import Reward, Rollout, Timing
+from farm.records.scoring.annotation import Annotation
 from farm.records.trajectory import ModelCall, Segment, all_tools
 
 
 def rollout_line(
-    rollout: Rollout, calls: Sequence[ModelCall], timings: Sequence[Timing], rewards: Sequence[Reward]
+    rollout: Rollout,
+    calls: Sequence[ModelCall],
+    timings: Sequence[Timing],
+    rewards: Sequence[Reward],
+    annotations: Sequence[Annotation] = (),
 ) -> bytes:
     """Return one line that holds a rollout as it ended: what was said, its training rows, scores and times."""
-    return written(rollout_values(rollout, calls, timings, rewards))
+    return written(rollout_values(rollout, calls, timings, rewards, annotations))
 
 
 def written(values: dict[str, Any]) -> bytes:
@@ -29,7 +34,11 @@ def written(values: dict[str, Any]) -> bytes:
 
 
 def rollout_values(
-    rollout: Rollout, calls: Sequence[ModelCall], timings: Sequence[Timing], rewards: Sequence[Reward]
+    rollout: Rollout,
+    calls: Sequence[ModelCall],
+    timings: Sequence[Timing],
+    rewards: Sequence[Reward],
+    annotations: Sequence[Annotation] = (),
 ) -> dict[str, Any]:
     """Return what a line holds; arrays are arrays."""
     failure = rollout.failure
@@ -68,6 +77,10 @@ def rollout_values(
             for each in timings
         ],
         "segments": [_segment(segment) for segment in rollout.segments],
+        "annotations": [
+            {name: getattr(each, name) for name in ("name", "producer", "step", "value", "row", "tokens", "created_at")}
+            for each in annotations
+        ],
     }
 
 

@@ -20,6 +20,7 @@ from sqlalchemy import ColumnElement, Connection, Table, and_, delete, func, lit
 from farm.errors import NotFound, Pruned
 from farm.settings import Settings
 from farm.store.blobs.artefacts import artefacts
+from farm.store.blobs.stored_annotations import annotation_rows, of_tokens
 from farm.store.blobs.stored_experts import call_experts
 from farm.store.consumers import deliveries, steps
 from farm.store.database import Store, Work
@@ -311,6 +312,7 @@ def _remove_rollouts(connection: Connection, batch: PrunedBatch, ids: Sequence[s
         *((rewards,) if batch.kept is RetentionLevel.NOTHING else ()),
     )
     n += sum(_delete(connection, table, table.c.rollout_id.in_(ids)) for table in tables)
+    n += _delete(connection, annotation_rows, of_tokens(ids))
     if batch.kept is RetentionLevel.NOTHING:
         return n + _delete(connection, rollouts, rollouts.c.rollout_id.in_(ids))
     kept_no_more = and_(rollouts.c.rollout_id.in_(ids), rollouts.c.submission.is_not(None))

@@ -22,6 +22,7 @@ from farm.store.sql.observing_tables import HistogramRow as HistogramRow
 from farm.store.sql.observing_tables import MeasuredBatchRow as MeasuredBatchRow
 from farm.store.sql.observing_tables import OutboxRow as OutboxRow
 from farm.store.sql.sanitize import PlainText
+from farm.store.sql.tables.beside_calls import AnnotationRow as AnnotationRow
 from farm.store.sql.tables.beside_calls import ArtefactRow as ArtefactRow
 from farm.store.sql.tables.beside_calls import CallExpertsRow as CallExpertsRow
 from farm.store.sql.terminal_table import AwaitsPlace

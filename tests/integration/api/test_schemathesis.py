@@ -18,7 +18,7 @@ N_EXAMPLES = repeats(5, 200)
 # The description cannot say that one part of a request depends on another, on the installed plug-ins, or on what was
 # sent before, nor that free JSON is text without NUL and integers of 64 bits: such requests are refused, though each of
 # their parts has the form that is described.
-_DEPENDENT = ("/v1/archives", "/v1/batches", "/v1/sandboxes", "/v1/steps")
+_DEPENDENT = ("/v1/annotations", "/v1/archives", "/v1/batches", "/v1/sandboxes", "/v1/steps")
 _CONFIG = """
 [auth.openapi]
 header = {{ api_key = "{key}" }}

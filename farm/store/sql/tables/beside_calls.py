@@ -42,3 +42,19 @@ class CallExpertsRow(Base):
     n_layers: Mapped[int]
     top_k: Mapped[int]
     ids: Mapped[Any] = mapped_column(Packed("uint8", "uint16"))
+
+
+class AnnotationRow(Base):
+    """A figure of a trainer about a rollout, or about its training row `row`; -1 stands for the whole rollout."""
+
+    __tablename__ = "annotations"
+    __table_args__ = (ForeignKeyConstraint(["rollout_id"], ["rollouts.rollout_id"], ondelete="CASCADE"),)
+
+    rollout_id: Mapped[str] = mapped_column(short_text(), primary_key=True)
+    name: Mapped[str] = mapped_column(PlainText(64), primary_key=True)
+    producer: Mapped[str] = mapped_column(PlainText(64), primary_key=True)
+    step: Mapped[int] = mapped_column(primary_key=True)
+    row: Mapped[int] = mapped_column(primary_key=True)
+    value: Mapped[float | None]
+    tokens: Mapped[Any] = mapped_column(Packed("float32"), nullable=True)
+    created_at: Mapped[float]

@@ -54,3 +54,13 @@ def test_a_row_of_any_length_is_shown_in_part() -> None:
     row = token_row(0, segment([], [1] * (MOST + 500)))
     assert sum(len(each.tokens) for each in row.stretches) == MOST
     assert row.n_left_out == 500
+
+
+def test_a_figure_of_a_trainer_shades_the_response_by_sign_and_size() -> None:
+    figures = np.asarray([0.0, 0.5, -4.0, np.nan, np.inf, 4.0, 2.6, -0.1], np.float32)
+    _, response = token_row(0, segment([1, 2], [1] * 8), figures).stretches
+    assert [token.shade for token in response.tokens] == [0, 1, -3, 0, 0, 3, 2, -1]
+    assert response.tokens[2].figure == -4.0
+    prompt, response = token_row(0, segment([1, 2], [1]), np.zeros(1, np.float32)).stretches
+    assert [token.figure for token in (*prompt.tokens, *response.tokens)] == [None, None, 0.0]
+    assert response.tokens[0].shade == 0

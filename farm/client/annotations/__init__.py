@@ -1,0 +1,1 @@
+"""Figures of trainers about rollouts: written, and read again."""

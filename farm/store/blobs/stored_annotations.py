@@ -1,0 +1,153 @@
+"""Figures that trainers wrote about rollouts. They are added, never changed, and go with their rollout."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeAlias, cast
+
+import numpy as np
+from sqlalchemy import Connection, Row, Table, and_, insert, select
+
+from farm.callers import Caller
+from farm.errors import Conflict, InvalidRequest, NotFound
+from farm.ids import RolloutRef
+from farm.records.rollout import State
+from farm.records.scoring.annotation import Annotation, NewAnnotation, NewAnnotations
+from farm.store.access.open_quota import check_own
+from farm.store.rollouts import rollouts
+from farm.store.sql.clock import db_now
+from farm.store.sql.schema import AnnotationRow, SegmentRow
+
+annotation_rows = cast(Table, AnnotationRow.__table__)
+_segments = cast(Table, SegmentRow.__table__)
+
+_WHOLE = -1
+"""The row of a figure about the whole rollout: a primary key has no null."""
+_AT_A_TIME = 500
+_Key: TypeAlias = tuple[str, str, int]
+"""Rollout, name and row of a figure of one producer's step."""
+
+
+def write(connection: Connection, new: NewAnnotations, caller: Caller) -> int:
+    """Store figures, all or none; return how many were not there.
+
+    Raises NotFound for a rollout that does not exist, InvalidRequest for one that has not ended and for tokens of
+    another number than the row has, Conflict for a figure that was written with another value, and Forbidden for
+    rollouts of another key.
+    """
+    by_key = _by_key(new)
+    ids = sorted({each.rollout_id for each in new.annotations})
+    for batch_id in sorted({RolloutRef.of(id).batch_id for id in ids}):
+        check_own(connection, caller, batch_id)
+    _check_ended(connection, ids)
+    _check_rows(connection, by_key)
+    known = {
+        (row.rollout_id, row.name, row.row): row
+        for some in _some(ids)
+        for row in connection.execute(
+            select(annotation_rows).where(
+                annotation_rows.c.rollout_id.in_(some),
+                annotation_rows.c.producer == new.producer,
+                annotation_rows.c.step == new.step,
+            )
+        )
+    }
+    for key in by_key.keys() & known.keys():
+        _check_same(known[key], by_key[key], new)
+    added = [each for key, each in by_key.items() if key not in known]
+    # one statement of many values, which has one clock
+    now = connection.execute(select(db_now())).scalar_one()
+    for start in range(0, len(added), _AT_A_TIME):
+        connection.execute(
+            insert(annotation_rows), [_values(each, new, now) for each in added[start : start + _AT_A_TIME]]
+        )
+    return len(added)
+
+
+def listing(connection: Connection, rollout_ids: Sequence[str]) -> Sequence[Annotation]:
+    """Return the figures about rollouts, as they were written."""
+    statement = (
+        select(annotation_rows)
+        .where(annotation_rows.c.rollout_id.in_(rollout_ids))
+        .order_by(
+            *(annotation_rows.c[name] for name in ("created_at", "rollout_id", "producer", "step", "name", "row"))
+        )
+    )
+    return [_annotation(row) for row in connection.execute(statement)]
+
+
+def _by_key(new: NewAnnotations) -> dict[_Key, NewAnnotation]:
+    result: dict[_Key, NewAnnotation] = {}
+    for place, each in enumerate(new.annotations):
+        key = (each.rollout_id, each.name, _WHOLE if each.row is None else each.row)
+        if key in result:
+            raise InvalidRequest("it is there twice, for one rollout and row", field=f"annotations[{place}].name")
+        result[key] = each
+    return result
+
+
+def _some(ids: Sequence[str]) -> Iterator[Sequence[str]]:
+    return (ids[start : start + _AT_A_TIME] for start in range(0, len(ids), _AT_A_TIME))
+
+
+def _check_ended(connection: Connection, ids: Sequence[str]) -> None:
+    columns = (rollouts.c.rollout_id, rollouts.c.state)
+    states: dict[str, str] = {}
+    for some in _some(ids):
+        rows = connection.execute(select(*columns).where(rollouts.c.rollout_id.in_(some)))
+        states |= dict(iter(rows.tuples()))
+    for each in ids:
+        if each not in states:
+            raise NotFound(f"there is no rollout {each}")
+        if states[each] != State.COMPLETED:
+            raise InvalidRequest(
+                f"rollout {each} is {states[each]}: annotate it once it is completed", field="rollout_id"
+            )
+
+
+def _check_rows(connection: Connection, by_key: dict[_Key, NewAnnotation]) -> None:
+    """Check that rows exist, and have as many response tokens as the figures."""
+    wanted = sorted({(id, row) for id, _, row in by_key if row != _WHOLE})
+    lengths: dict[tuple[str, int], int] = {}
+    for some in _some(sorted({id for id, _ in wanted})):
+        statement = select(_segments.c.rollout_id, _segments.c.segment_index, _segments.c.response_mask)
+        for rollout_id, index, mask in connection.execute(statement.where(_segments.c.rollout_id.in_(some))).tuples():
+            lengths[rollout_id, index] = len(mask)
+    for (rollout_id, name, row), each in by_key.items():
+        if row == _WHOLE:
+            continue
+        n = lengths.get((rollout_id, row))
+        if n is None:
+            raise InvalidRequest(f"rollout {rollout_id} has no training row {row}", field="row")
+        if each.tokens is not None and len(each.tokens) != n:
+            raise InvalidRequest(
+                f"{name} has {len(each.tokens)} numbers, and the response of row {row} of {rollout_id} {n} tokens",
+                field="tokens",
+            )
+
+
+def _check_same(row: Row[Any], each: NewAnnotation, new: NewAnnotations) -> None:
+    same_tokens = (row.tokens is None) == (each.tokens is None) and (
+        each.tokens is None or np.array_equal(row.tokens, each.tokens, equal_nan=True)
+    )
+    if row.value != each.value or not same_tokens:
+        raise Conflict(
+            f"{new.producer} has written {each.name} of {each.rollout_id} for step {new.step} with other values: "
+            "write it for another step, or by another name"
+        )
+
+
+def _values(each: NewAnnotation, new: NewAnnotations, now: float) -> dict[str, Any]:
+    row = _WHOLE if each.row is None else each.row
+    key = {"rollout_id": each.rollout_id, "name": each.name, "producer": new.producer, "step": new.step, "row": row}
+    return key | {"value": each.value, "tokens": each.tokens, "created_at": now}
+
+
+def _annotation(row: Row[Any]) -> Annotation:
+    place = None if row.row == _WHOLE else row.row
+    return Annotation(row.rollout_id, row.name, row.producer, row.step, row.value, place, row.tokens, row.created_at)
+
+
+def of_tokens(rollout_ids: Sequence[str]) -> Any:
+    """Return the condition for figures by token of rollouts, which are pruned with their training rows."""
+    return and_(annotation_rows.c.rollout_id.in_(rollout_ids), annotation_rows.c.tokens.is_not(None))
