@@ -48,6 +48,7 @@ VIEWS = {
     "rollouts, active": "/batches/{b}/rollouts?state=active",
     "failures": "/batches/{b}/failures",
     "figures": "/batches/{b}/figures",
+    "selection": "/batches/{b}/selection",
     "samples side by side": "/groups/{b}.0",
     "transcript, 40 turns": "/rollouts/{b}.0.0",
     "timeline": "/rollouts/{b}.0.0/timeline",

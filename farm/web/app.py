@@ -54,6 +54,7 @@ def application(endpoints: Endpoints, keys: KnownKeys) -> ASGIApp:
         _get("/batches/{id}/rollouts.parquet", exports.parquet),
         _get("/batches/{id}/failures", batches.failures),
         _get("/batches/{id}/figures", batches.figures),
+        _get("/batches/{id}/selection", batches.selection),
         _get("/groups/{id}", rollouts.group),
         _get("/rollouts/{id}", rollouts.transcript),
         _get("/rollouts/{id}/tokens", rollouts.tokens),

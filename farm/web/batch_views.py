@@ -17,12 +17,13 @@ from farm.client.request_checks import invalid
 from farm.records.rollout import BatchStatus, Outcome, State
 from farm.store import batches
 from farm.store.access.sealed_secrets import shown_request
-from farm.store.reports import rollout_table
+from farm.store.reports import rollout_costs, rollout_table
 from farm.store.reports.ended_numbers import NEWEST, last_ends, newest_ended
 from farm.store.reports.rollout_filter import RolloutFilter
 from farm.web.charts import Figures, figures
 from farm.web.live_updates import LiveUpdates
 from farm.web.rendering import html, rendered
+from farm.web.selection import REASONS, BatchSelection, selection
 from farm.web.shared_results import SharedResults
 
 N_BATCHES = 50
@@ -47,6 +48,7 @@ class BatchViews:
         self._updates = LiveUpdates(endpoints)
         self._counted: SharedResults[BatchProgress] = SharedResults(1.0)
         self._drawn: SharedResults[Figures] = SharedResults(3.0)
+        self._selected: SharedResults[BatchSelection] = SharedResults(3.0)
 
     async def newest(self, request: Request) -> Response:
         """Show the newest batches, or those before one."""
@@ -112,6 +114,19 @@ class BatchViews:
             else ()
         )
         return html("figures.html", status=progress.status, figures=made, stage_times=times, newest=NEWEST)
+
+    async def selection(self, request: Request) -> Response:
+        """Show what trains of a batch, what does not and why, and the cost of both."""
+        batch_id = request.path_params["id"]
+        progress = await self._progress(batch_id)
+        made = await self._selected.get(batch_id, lambda: self._endpoints.run(self._select, batch_id))
+        return html(
+            "selection.html", status=progress.status, selection=made, reasons=REASONS, newest=rollout_costs.NEWEST
+        )
+
+    def _select(self, batch_id: str) -> BatchSelection:
+        costs = self._endpoints.farm.store.read(partial(rollout_costs.newest_costs, batch_id=batch_id))
+        return selection(costs, int(self._request_of(batch_id).get("n_samples", 1)))
 
     async def _figures(self, batch_id: str) -> Figures:
         def read() -> Figures:

@@ -42,6 +42,7 @@ VIEWS = {
     "rollouts": "/batches/{b}/rollouts",
     "failures": "/batches/{b}/failures",
     "figures": "/batches/{b}/figures",
+    "selection": "/batches/{b}/selection",
     "group": "/groups/{b}.0",
     "transcript": "/rollouts/{b}.0.0",
     "tokens": "/rollouts/{b}.0.0/tokens",

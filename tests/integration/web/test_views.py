@@ -67,6 +67,7 @@ def test_views_show_what_is_stored(browser: httpx2.Client, farm: LocalFarm, batc
         ("/batches/none/live", 404),
         ("/batches/none/failures", 404),
         ("/batches/none/figures", 404),
+        ("/batches/none/selection", 404),
         ("/batches/none/rollouts.jsonl", 404),
         ("/batches/none/rollouts.parquet", 404),
         ("/groups/none.0", 404),

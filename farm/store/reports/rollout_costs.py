@@ -1,0 +1,100 @@
+"""The cost of each rollout that ended: seconds of waiting, work and model calls, and tokens; lost attempts included."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from sqlalchemy import Connection, Table, case, func, select
+
+from farm.store.blobs.stored_annotations import annotation_rows
+from farm.store.rollouts import attempts, rollouts
+from farm.store.sql.schema import ModelCallRow
+
+NEWEST = 1000
+"""Rollouts of a batch whose costs are added up."""
+TRAINED = "trained"
+"""The name of a trainer's figure that says whether a rollout was trained on: 0 if it was left out."""
+_calls = cast(Table, ModelCallRow.__table__)
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutCost:
+    """One ended rollout: how it ended, and what it took in all its attempts.
+
+    `waited_s` are seconds in queues, `worked_s` of stages, `lost_s` those of attempts that did not count, `called_s` of
+    model calls and `called_tokens` what they sampled; the last two are 0 once model calls were pruned. `left_out` is
+    true if a trainer wrote that it did not train on it.
+    """
+
+    rollout_id: str
+    group_index: int
+    data_source: str
+    state: str
+    outcome: str
+    reward: float | None
+    n_turns: int
+    n_tokens: int
+    n_segments: int
+    took_s: float
+    waited_s: float = 0.0
+    worked_s: float = 0.0
+    lost_s: float = 0.0
+    called_s: float = 0.0
+    called_tokens: int = 0
+    left_out: bool = False
+
+
+def newest_costs(connection: Connection, batch_id: str, limit: int = NEWEST) -> Sequence[RolloutCost]:
+    """Return the rollouts of a batch that ended last, newest first."""
+    row = rollouts.c
+    newest = (
+        select(row.rollout_id, row.attempt)
+        .where(row.batch_id == batch_id, row.finish_seq.is_not(None))
+        .order_by(row.finish_seq.desc())
+        .limit(limit)
+        .cte("newest")
+    )
+    columns = (row.group_index, row.data_source, row.state, row.outcome, row.reward, row.n_turns)
+    sizes = (row.n_response_tokens, row.n_segments, row.finished_at - row.submitted_at)
+    work = attempts.c.finished_at - attempts.c.started_at
+    lost = case((attempts.c.attempt < newest.c.attempt, work), else_=0.0)
+    worked = _by_rollout(
+        connection,
+        select(
+            newest.c.rollout_id,
+            func.sum(attempts.c.started_at - attempts.c.queued_at),
+            func.coalesce(func.sum(work), 0.0),
+            func.coalesce(func.sum(lost), 0.0),
+        )
+        .join(attempts, attempts.c.rollout_id == newest.c.rollout_id)
+        .group_by(newest.c.rollout_id),
+    )
+    called = _by_rollout(
+        connection,
+        select(newest.c.rollout_id, func.sum(_calls.c.latency_s), func.sum(_calls.c.n_response_tokens))
+        .join(_calls, _calls.c.rollout_id == newest.c.rollout_id)
+        .group_by(newest.c.rollout_id),
+    )
+    left_out = set(
+        connection.execute(
+            select(newest.c.rollout_id)
+            .join(annotation_rows, annotation_rows.c.rollout_id == newest.c.rollout_id)
+            .where(annotation_rows.c.name == TRAINED)
+            .group_by(newest.c.rollout_id)
+            .having(func.max(annotation_rows.c.value) <= 0)
+        ).scalars()
+    )
+    ended = select(row.rollout_id, *columns, *sizes).join(newest, newest.c.rollout_id == row.rollout_id)
+    none_worked, none_called = (0.0, 0.0, 0.0), (0.0, 0)
+    result = []
+    for each in connection.execute(ended.order_by(row.finish_seq.desc())):
+        id = each[0]
+        values: tuple[Any, ...] = (*each, *worked.get(id, none_worked), *called.get(id, none_called), id in left_out)
+        result.append(RolloutCost(*values))
+    return result
+
+
+def _by_rollout(connection: Connection, statement: Any) -> dict[str, tuple[Any, ...]]:
+    return {rollout_id: tuple(values) for rollout_id, *values in connection.execute(statement)}

@@ -1,0 +1,40 @@
+"""Costs of rollouts, on every kind of database: of all attempts, and after pruning."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from sqlalchemy import insert
+
+from farm.store.database import Store
+from farm.store.reports.rollout_costs import newest_costs
+from farm.store.rollouts import attempts
+from tests.contract.retention.test_pruning import change, farm_of, played, pruned
+
+
+def test_costs_are_of_all_attempts(store: Store) -> None:
+    batch_id = played(store, n=3)
+    first, second, third = (f"{batch_id}.{group}.0" for group in range(3))
+    change(store, attempts, attempts.c.rollout_id == first, queued_at=100.0, started_at=102.0, finished_at=107.0)
+    lost = {"attempt": 0, "stage": "run", "node": "n", "worker": "w", "queued_at": 10.0, "started_at": 11.0}
+    store.write(
+        lambda connection: connection.execute(
+            insert(attempts).values(rollout_id=first, finished_at=31.0, result="lost", **lost)
+        )
+    )
+    farm = farm_of(store)
+    farm.annotate("run", 1, [{"rollout_id": second, "name": "trained", "value": 0}])
+    farm.annotate("run", 1, [{"rollout_id": third, "name": "trained", "value": 0}])
+    farm.annotate("run", 2, [{"rollout_id": third, "name": "trained", "value": 1}])
+    costs = {each.rollout_id: each for each in store.read(partial(newest_costs, batch_id=batch_id))}
+    assert list(costs) == [third, second, first]
+    one = costs[first]
+    assert (one.waited_s, one.worked_s, one.lost_s) == (3 * 2.0 + 1.0, 3 * 5.0 + 20.0, 20.0)
+    assert (one.reward, one.outcome, one.n_segments) == (0.5, "submitted", 1)
+    assert one.called_tokens == 2
+    assert [costs[id].left_out for id in (first, second, third)] == [False, True, False]
+    assert len(store.read(partial(newest_costs, batch_id=batch_id, limit=1))) == 1
+    assert pruned(store) == [batch_id]
+    kept = store.read(partial(newest_costs, batch_id=batch_id))
+    assert {(each.reward, each.worked_s, each.called_s) for each in kept} == {(0.5, 0.0, 0.0)}
+    assert store.read(partial(newest_costs, batch_id="b0123456789")) == []
