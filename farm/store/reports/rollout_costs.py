@@ -12,7 +12,7 @@ from farm.store.blobs.stored_annotations import annotation_rows
 from farm.store.rollouts import attempts, rollouts
 from farm.store.sql.schema import ModelCallRow
 
-NEWEST = 1000
+NEWEST = 500
 """Rollouts of a batch whose costs are added up."""
 TRAINED = "trained"
 """The name of a trainer's figure that says whether a rollout was trained on: 0 if it was left out."""
