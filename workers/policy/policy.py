@@ -73,7 +73,7 @@ _TAIL_IDS = 16
 _KEPT_KINDS = (WeightsMissing, FormUnsupported, ImagesRefused, LogprobsMissing)
 """The kinds of errors that a caller tells apart."""
 
-_MOVED = "branch: the calls before were made on engines that read other token ids"
+_MOVED = "branch: the calls before were rendered by an engine, or have other token ids"
 
 
 @dataclass(frozen=True, slots=True)

@@ -251,7 +251,7 @@ class GatewayCalls:
 
     async def _keep_images(self, conversation: HashedConversation) -> None:
         """Keep each image of a conversation once with the rollout, before an engine is sent any. Raises AgentError."""
-        for part in parts_of(conversation.messages):
+        for part in parts_of(conversation.messages) if self._end is None else ():
             picture = part.picture
             async with self._keeping:
                 if picture.sha256 in self._kept:
