@@ -267,6 +267,7 @@ class Policy(Protocol):
         """The next assistant message. EngineError if no engine can give one; LimitReached if the context is full.
 
         `messages` are the whole conversation. Calls may branch: several conversations of one rollout share a policy.
+        Images in them are parts of `workers.policy.message_images`, to be passed on as they are.
         """
         ...
 

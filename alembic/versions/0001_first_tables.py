@@ -227,6 +227,7 @@ def _played() -> None:
         sa.Column("mismatch", sa.Integer(), nullable=True),
         sa.Column("reward", sa.Double(), nullable=True),
         sa.Column("labels", sa.JSON(), nullable=False, server_default=sa.text("'{}'")),
+        sa.Column("images", sa.JSON(none_as_null=True), nullable=True),
         sa.PrimaryKeyConstraint("rollout_id", "attempt", "call_index", name=op.f("pk_model_calls")),
         _of_rollout("model_calls"),
     )
@@ -281,6 +282,7 @@ def _played() -> None:
         sa.Column("mismatch", sa.Integer(), nullable=True),
         sa.Column("turn_rewards", sa.JSON(none_as_null=True), nullable=True),
         sa.Column("expert_places", sa.JSON(none_as_null=True), nullable=True),
+        sa.Column("images", sa.JSON(none_as_null=True), nullable=True),
         sa.PrimaryKeyConstraint("rollout_id", "segment_index", name=op.f("pk_segments")),
         _of_rollout("segments"),
     )

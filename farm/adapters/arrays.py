@@ -44,6 +44,7 @@ class Arrays:
     finished_at                        float64 [n], seconds since the epoch; NaN where it has not ended
     group_ids, rollout_ids,
     instance_ids, outcomes             str [n]
+    images                             str [n, I], the digests of the row's images in order; empty beyond the last
     """
 
     prompt_ids: NDArray[np.int32]
@@ -71,6 +72,7 @@ class Arrays:
     rollout_ids: NDArray[np.str_]
     instance_ids: NDArray[np.str_]
     outcomes: NDArray[np.str_]
+    images: NDArray[np.str_]
 
     def __len__(self) -> int:
         return len(self.rewards)
@@ -178,6 +180,7 @@ class ArraysAdapter:
             rollout_ids=_column(rows, lambda r: r.rollout_id, np.str_),
             instance_ids=_column(rows, lambda r: r.instance_id, np.str_),
             outcomes=_column(rows, lambda r: str(r.outcome or ""), np.str_),
+            images=_images(segments),
         )
 
     def read(self, rows: Arrays, /) -> list[TrainingRow]:
@@ -238,6 +241,12 @@ def _of_turns(segment: Segment) -> NDArray[np.float32]:
         # a turn of no tokens has the place of what stands before it
         rewards[max(place, 0)] += reward
     return rewards
+
+
+def _images(segments: Sequence[Segment]) -> NDArray[np.str_]:
+    most = max((len(segment.images) for segment in segments), default=0)
+    rows = [[*segment.images, *[""] * (most - len(segment.images))] for segment in segments]
+    return np.array(rows, "U64").reshape(len(segments), most)
 
 
 def _experts(segments: Sequence[Segment]) -> tuple[ExpertIds, NDArray[np.uint8]]:

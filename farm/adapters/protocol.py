@@ -12,7 +12,7 @@ Every adapter promises, and `farm doctor --adapter NAME` holds it to that (`farm
   for each rollout that has such a segment, made of one of them;
 * token ids, mask, log-probabilities and versions as they are in the segment, aligned with each other however they are
   padded, packed or renamed; log-probabilities for all rows or for none;
-* with each row the reward of its rollout;
+* with each row the reward of its rollout, and its images where it has any, or else an error (`training_rows`);
 * rollouts that it was given stay as they were, and no rollouts make no rows.
 
 `examples/trainer_adapter/` is a whole package with one.
@@ -32,6 +32,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 
+from farm.errors import InvalidRequest
 from farm.records.rollout import Rollout
 from farm.records.trajectory import ModelCall, Segment
 
@@ -105,14 +106,29 @@ def gives_results(adapter: Any) -> bool:
     return hasattr(adapter, "read_result")
 
 
-def training_rows(rollouts: Sequence[Rollout], min_version: int | None = None) -> Iterator[tuple[Rollout, Segment]]:
+def check_text_only(rollout_id: str, segment: Segment) -> None:
+    """Raise InvalidRequest for a row with images, which a format without a place for them cannot show."""
+    if segment.images:
+        raise InvalidRequest(
+            f"rollout {rollout_id} has a training row with {len(segment.images)} images, and this trainer's rows have "
+            "no place for them: train on `Segment.images` in a loop of your own, or play with agent_requests.images "
+            "`text`",
+            field="agent_requests.images",
+        )
+
+
+def training_rows(
+    rollouts: Sequence[Rollout], min_version: int | None = None, *, with_images: bool = False
+) -> Iterator[tuple[Rollout, Segment]]:
     """Yield the segments that may train, each with its rollout, in order.
 
     Rollouts that the farm broke or nothing scored are left out, and segments that are not token-exact or in which
     nothing was sampled. With `min_version`, so are those of which a token was sampled by older weights, or by weights
-    not known.
+    not known. Raises InvalidRequest for a segment with images, unless the caller says that it passes them on.
     """
     for rollout in rollouts:
         for segment in rollout.segments if rollout.trainable else ():
             if segment.trainable and (min_version is None or segment.version_span[0] >= min_version):
+                if not with_images:
+                    check_text_only(rollout.rollout_id, segment)
                 yield rollout, segment

@@ -63,8 +63,10 @@ class RowLimits:
             most = max(self.total_tokens - n_prompt, 0)
         if most == n_response:
             return segment
+        if self.too_long != "cut":
+            return None
         cut = segment.cut(most)
-        return cut if self.too_long == "cut" and cut.trainable else None
+        return cut if cut.trainable else None
 
     def _refuse(self, rollout_id: str, noun: str, n_tokens: int, most: int, option: str) -> None:
         if self.too_long == "error":

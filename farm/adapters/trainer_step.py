@@ -225,6 +225,9 @@ class TrainerRun:
         request = self._request(samples, changed)
         if request.sampling.routed_experts is not None and not self.takes_experts:
             raise InvalidRequest("the trainer has no place for them: leave it out", field="sampling.routed_experts")
+        if request.agent_requests.images == "engine":
+            message = "the trainer's rows have no place for images: choose `text` or `refuse`"
+            raise InvalidRequest(message, field="agent_requests.images")
         if phase == "train" and (seed := request.sampling.seed) is not None:
             # a problem that comes again in a later epoch is drawn otherwise; an evaluation is repeated as it was
             sampling = request.sampling.model_copy(update={"seed": step_seed(seed, step)})

@@ -252,7 +252,8 @@ def _message(message: Message, note: str = "") -> Panel:
 
 def _text(content: object) -> str:
     if isinstance(content, list):
-        return "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
+        parts = [part for part in content if isinstance(part, dict)]
+        return "".join(str(part["text"]) if "text" in part else f"[{part.get('type', 'part')}]" for part in parts)
     return "" if content is None else str(content)
 
 

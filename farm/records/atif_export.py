@@ -200,5 +200,10 @@ def _part(part: Any) -> AtifContent:
         url = str((part.get("image_url") or {}).get("url") or "")
         kind = url[5:].partition(";")[0] if url.startswith("data:") else _IMAGE
         return AtifContent(type="image", source=AtifMedia(media_type=kind, path=url))
+    if isinstance(part, Mapping) and part.get("type") == "image" and part.get("sha256"):
+        # an artefact of the rollout: its turn stands before this name
+        kind = str(part.get("media_type") or _IMAGE)
+        path = f"{part['sha256']}.{kind.partition('/')[2]}"
+        return AtifContent(type="image", source=AtifMedia(media_type=kind, path=path))
     text = part.get("text") if isinstance(part, Mapping) else None
     return AtifContent(type="text", text=text if isinstance(text, str) else json.dumps(part))

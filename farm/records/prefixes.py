@@ -17,15 +17,20 @@ _N_DIRECT = 4
 
 
 class Prefixes:
-    """Sequences of ids by number."""
+    """Sequences of ids by number, and the digests of the images in each, in order.
+
+    Images of one size have equal ids: a prompt begins with a sequence only if its first images are those of it, too.
+    """
 
     def __init__(self) -> None:
         self._ids: dict[int, NDArray[np.int32]] = {}
         self._hashes: dict[int, int] = {}
+        self._images: dict[int, tuple[str, ...]] = {}
 
-    def put(self, number: int, ids: NDArray[np.int32]) -> None:
+    def put(self, number: int, ids: NDArray[np.int32], images: tuple[str, ...] = ()) -> None:
         """Add a sequence, or replace one."""
         self._ids[number] = ids
+        self._images[number] = images
         self._hashes.pop(number, None)
 
     def share(self, number: int, whole: NDArray[np.int32]) -> None:
@@ -35,12 +40,14 @@ class Prefixes:
     def length(self, number: int) -> int:
         return len(self._ids[number])
 
-    def longest(self, prompt: NDArray[np.int32], before: int | None = None) -> int | None:
+    def longest(self, prompt: NDArray[np.int32], before: int | None = None, images: tuple[str, ...] = ()) -> int | None:
         """Return the number of the longest that the prompt begins with, the highest of equals, below `before`."""
         known = [
             (len(ids), number)
             for number, ids in self._ids.items()
-            if len(ids) <= len(prompt) and (before is None or number < before)
+            if len(ids) <= len(prompt)
+            and (before is None or number < before)
+            and _begin_with(images, self._images[number])
         ]
         known.sort(reverse=True)
         for n, number in known[:_N_DIRECT]:
@@ -58,6 +65,10 @@ class Prefixes:
         if number not in self._hashes:
             self._hashes[number] = last_hash(prefix_hashes(self._ids[number]))
         return self._hashes[number]
+
+
+def _begin_with(images: tuple[str, ...], known: tuple[str, ...]) -> bool:
+    return not known or images[: len(known)] == known
 
 
 def prefix_hashes(ids: NDArray[np.int32]) -> NDArray[np.uint64]:

@@ -193,8 +193,9 @@ class AgentRequests(Request):
     """A tool that must be called, or a JSON schema for the answer: `guide` holds the decoding to it where the engine
     can, and samples freely elsewhere, or where it refuses the schema; `require` refuses the request there; `ignore`
     never holds it."""
-    images: Literal["refuse", "text"] = "refuse"
-    """Images, audio and files: `text` shows the policy a line in their place."""
+    images: Literal["refuse", "text", "engine"] = "refuse"
+    """Images, audio and files: `text` shows the policy a line in their place. `engine` sends images (PNG, JPEG, WebP,
+    GIF) to an engine whose model takes them, by its chat route, and refuses the rest."""
 
 
 class TrainCalls(Request):
@@ -372,6 +373,10 @@ class BatchRequest(EngineSettings):
         settings: tuple[EngineSettings, ...] = (self, *self.instances)
         if self.sampling.routed_experts is not None and any(each.engine_route == "chat" for each in settings):
             raise ValueError("routed_experts of its sampling: an engine with engine_route `chat` gives none")
+        if self.sampling.routed_experts is not None and self.agent_requests.images == "engine":
+            raise ValueError(
+                "routed_experts of its sampling: calls with images, which agent_requests.images allows, have none"
+            )
         return self
 
     @field_validator("reward")

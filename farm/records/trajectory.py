@@ -14,11 +14,13 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from farm.errors import InvalidRequest
 from farm.records.experts.routed_experts import CallExperts, RowExperts
 from farm.records.prefixes import Prefixes
 
 Message: TypeAlias = dict[str, Any]
-"""A chat message as the OpenAI API writes it: role, content, and tool_calls or tool_call_id."""
+"""A chat message as the OpenAI API writes it: role, content, and tool_calls or tool_call_id. In a recorded one an image
+is a part `{"type": "image", "sha256", "media_type", "n_bytes"}`."""
 
 ToolSchema: TypeAlias = dict[str, Any]
 """A tool as the OpenAI API writes it: type, and function with name, description and parameters."""
@@ -111,6 +113,7 @@ class ModelCall(Completion):
     of an environment, that answered it, and `reward` is what that environment gave for it; None if it gave none.
     `tools` are those that the policy was shown, as the chat API writes them, [] if there were none. As a call is read
     they are None where its prompt continues another call's, which was shown the same ones: see `tools_by_call`.
+    `images` are the digests of the images in its prompt, in order, one for each place that an image has there.
     """
 
     index: int
@@ -121,6 +124,7 @@ class ModelCall(Completion):
     observations: list[Message] = field(default_factory=list)
     reward: float | None = None
     tools: list[ToolSchema] | None = None
+    images: tuple[str, ...] = ()
 
     @property
     def token_exact(self) -> bool:
@@ -148,6 +152,8 @@ class Segment:
     environment or an evaluator gave for single turns, each with the index in the response of the last token of its
     turn. `reward` is the row's own, where an evaluator gave it one; None stands for that of its rollout.
     `routed_experts` are of prompt and response, [n_prompt + n_response]; None where none were recorded, or asked for.
+    `images` are the digests (SHA-256) of its images in the order of their places in prompt and response, where the
+    engine's placeholder ids stand; one that stands there twice is named twice. The artefacts of its rollout hold them.
     """
 
     prompt_ids: TokenIds
@@ -159,6 +165,7 @@ class Segment:
     turn_rewards: tuple[tuple[int, float], ...] = ()
     reward: float | None = None
     routed_experts: RowExperts | None = None
+    images: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         lengths = {len(self.response_ids), len(self.response_mask), len(self.response_logprobs)}
@@ -196,9 +203,17 @@ class Segment:
         )
 
     def cut(self, n_tokens: int) -> Segment:
-        """Return the row with only the first `n_tokens` of its response."""
+        """Return the row with only the first `n_tokens` of its response.
+
+        Raises InvalidRequest for a row with images that is longer: which of them are left is not known.
+        """
         if len(self.response_ids) <= n_tokens:
             return self
+        if self.images:
+            raise InvalidRequest(
+                f"a row with images has a response of {len(self.response_ids)} tokens, and cannot be cut to "
+                f"{n_tokens}: raise the trainer's limit, or lower the limits of the rollouts"
+            )
         mismatch = self.mismatch
         if mismatch is not None and mismatch >= len(self.prompt_ids) + n_tokens:
             mismatch = None
@@ -268,11 +283,11 @@ def tools_by_call(calls: Sequence[ModelCall]) -> dict[int, list[ToolSchema]]:
     for call in calls:
         prompt, tools = call.prompt_ids, call.tools
         if tools is None:
-            continued = None if prompt is None else known.longest(prompt)
+            continued = None if prompt is None else known.longest(prompt, images=call.images)
             tools = [] if continued is None else result[continued]
         result[call.index] = tools
         if prompt is not None and call.response_ids is not None:
-            known.put(call.index, np.concatenate([prompt, call.response_ids]))
+            known.put(call.index, np.concatenate([prompt, call.response_ids]), call.images)
     return result
 
 
@@ -291,12 +306,12 @@ def _rows(calls: Sequence[ModelCall]) -> list[_Row]:
         if not call.token_exact:
             continue
         assert call.prompt_ids is not None
-        number = known.longest(call.prompt_ids)
+        number = known.longest(call.prompt_ids, images=call.images)
         if number is None:
             number = len(rows)
             rows.append(_Row(len(call.prompt_ids)))
         rows[number].take(call)
-        known.put(number, rows[number].ids)
+        known.put(number, rows[number].ids, rows[number].images)
     return rows
 
 
@@ -305,6 +320,7 @@ class _Row:
 
     def __init__(self, n_prompt: int) -> None:
         self.ids = token_ids([])
+        self.images: tuple[str, ...] = ()
         self._n_prompt = n_prompt
         self._sampled: list[tuple[int, ModelCall]] = []
 
@@ -317,6 +333,7 @@ class _Row:
         assert call.response_ids is not None
         self._sampled.append((len(call.prompt_ids), call))
         self.ids = np.concatenate([call.prompt_ids, call.response_ids])
+        self.images = call.images
 
     def segment(self) -> Segment:
         n = len(self.ids)
@@ -342,4 +359,5 @@ class _Row:
                 for start, call in self._sampled
                 if call.reward is not None
             ),
+            images=self.images,
         )

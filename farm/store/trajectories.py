@@ -37,7 +37,9 @@ from farm.store.sql.unstorable_values import fitting
 model_calls = cast(Table, ModelCallRow.__table__)
 segment_rows = cast(Table, SegmentRow.__table__)
 
-_AS_THEY_ARE = tuple({each.name for each in fields(ModelCall)} - {"index", "prompt_ids", "versions", "routed_experts"})
+_AS_THEY_ARE = tuple(
+    {each.name for each in fields(ModelCall)} - {"index", "prompt_ids", "versions", "routed_experts", "images"}
+)
 """The fields of a call that are stored as they are, in columns of their names."""
 
 # Built once, as those of `farm.store.rollouts`: each turn of each rollout executes both.
@@ -97,11 +99,12 @@ class CallLog:
             "prompt_ids": prompt,
             "tools": None if told else call.tools,
             "versions": [{"version": span.version, "start": span.start, "end": span.end} for span in call.versions],
+            "images": list(call.images) or None,
         }
 
     def _take(self, call: ModelCall) -> None:
         prompt, response = call.prompt_ids, call.response_ids
-        prefix = None if prompt is None else self._known.longest(prompt, before=call.index)
+        prefix = None if prompt is None else self._known.longest(prompt, call.index, call.images)
         if prompt is not None and prefix is None and not call.begins:
             # only known now, for an engine that renders conversations itself
             call.begins = _ANEW if self._prefix else "first"
@@ -111,7 +114,7 @@ class CallLog:
         self._calls[call.index], self._prefix[call.index] = call, prefix
         if prompt is not None and response is not None:
             whole = np.concatenate([prompt, response])
-            self._known.put(call.index, whole)
+            self._known.put(call.index, whole, call.images)
             self._share(call.index, whole)
 
     def _share(self, index: int | None, whole: TokenIds) -> None:
@@ -160,6 +163,7 @@ def _call(row: Any, whole: dict[int, TokenIds]) -> ModelCall:
         index=row.call_index,
         prompt_ids=prompt,
         versions=tuple(VersionSpan(each["version"], each["start"], each["end"]) for each in row.versions),
+        images=tuple(row.images or ()),
     )
 
 
@@ -206,6 +210,7 @@ def store_segments(
                     "policy_versions": row.policy_versions,
                     "mismatch": row.mismatch,
                     "turn_rewards": [list(each) for each in row.turn_rewards] or None,
+                    "images": list(row.images) or None,
                     "expert_places": [list(astuple(each)) for each in places[index]] if any(places) else None,
                 }
                 for index, row in enumerate(rows)
@@ -243,6 +248,7 @@ def segments_of(
                 row.policy_versions,
                 row.mismatch,
                 tuple((place, reward) for place, reward in row.turn_rewards or ()),
+                images=tuple(row.images or ()),
             )
         )
     for (rollout_id, attempt), of_rollout in places.items() if experts else ():

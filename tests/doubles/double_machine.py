@@ -31,9 +31,10 @@ class FaultyRun(EngineRun):
 
 
 class DoubleMachine(Machine):
-    """`faults` are set by the double that it belongs to."""
+    """`faults` are set by the double that it belongs to, as is whether the model `takes_images`."""
 
     faults: Faults
+    takes_images = False
 
     def run(self, asked: SamplingRequest, index: int = 0) -> EngineRun:
         values = {field.name: getattr(run, field.name) for run in [super().run(asked, index)] for field in fields(run)}

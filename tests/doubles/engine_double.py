@@ -34,7 +34,8 @@ class EngineDouble(ScriptedEngine):
     """A scripted engine with faults. `options` are those of ScriptedEngine.
 
     `version` is vLLM's: before 0.33 calls wait during a pause, and completions and chat do not report weight versions.
-    `scale_out` and `control` are flags that a vLLM may lack. `key` is the API key that it requires.
+    `scale_out` and `control` are flags that a vLLM may lack. `key` is the API key that it requires. With `images` its
+    chat takes those, as vLLM's does.
     """
 
     machine_type = DoubleMachine
@@ -52,11 +53,13 @@ class EngineDouble(ScriptedEngine):
         scale_out: bool = True,
         control: bool = True,
         key: str = "",
+        images: bool = False,
         seed: int = 0,
         **options: Any,
     ) -> None:
         super().__init__(book, seed=seed, **options)
         self.faults = self.machine.faults = Faults(faults, seed=seed, retry_after_s=retry_after_s, slow_s=slow_s)
+        self.machine.takes_images = images
         self._key = key
         self._wire: _Wire
         if wire == "sglang":

@@ -50,6 +50,18 @@ class ExpertsMissing(EngineUnfit):
     """A request for routed experts to an engine that gives none, and that is fit for all other requests."""
 
 
+class ImagesRefused(EngineUnfit):
+    """A conversation with images for an engine whose model takes none, or not so many; it is fit for all others."""
+
+
+class ImageUnreadable(EngineRefused):
+    """A conversation with an image that the engine cannot decode; `said` are the engine's words."""
+
+    def __init__(self, message: str, said: str) -> None:
+        super().__init__(message)
+        self.said = said
+
+
 class LogprobsMissing(EngineRefused):
     """A request for log-probabilities to an engine that gives none."""
 

@@ -31,8 +31,11 @@ from workers.policy.generation import (
     EngineUnfit,
     ExpertsMissing,
     FormUnsupported,
+    ImagesRefused,
+    ImageUnreadable,
     LogprobsMissing,
 )
+from workers.policy.message_images import digests_of, media_in
 from workers.policy.routing.model_texts import model_text_of
 from workers.policy.routing.retry_state import Call
 from workers.policy.routing.router import StickyRouter
@@ -67,7 +70,10 @@ _LONG_REQUEST_CHARS = 1_000_000
 _TAIL_IDS = 16
 """The end of a prompt, in which a reasoning tag may be open."""
 
-_MOVED = "branch: the calls before were made on engines that read other token ids"
+_KEPT_KINDS = (WeightsMissing, FormUnsupported, ImagesRefused, LogprobsMissing)
+"""The kinds of errors that a caller tells apart."""
+
+_MOVED = "branch: the calls before were rendered by an engine, or have other token ids"
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,15 +181,21 @@ class RolloutPolicy:
         _check_size(engine, asked)
         # for an engine that names no weights, the farm's version at the start of the call counts
         result = self._router.version_of(engine.address.url)
-        text = await self._text(engine) if engine.info.token_in else None
+        # a prompt of ids has no place for an image: the engine renders it, and says with which ids
+        text = await self._text(engine) if engine.info.token_in and not asked.has_images else None
         if text is not None:
+            if asked.media:
+                raise EngineRefused(
+                    f"a message has a part of type {asked.media!r}, for which a prompt of ids has no place: only an "
+                    "agent program's images reach an engine, with agent_requests.images `engine`"
+                )
             return await self._exact(engine, text, asked, result)
         if is_spelled(asked.request.sampling):
             raise LogprobsMissing(f"engine {engine.address.url} gives no log-probabilities")
         if asked.request.sampling.routed_experts:
             raise ExpertsMissing(
-                f"engine {engine.address.url} takes no token ids, and gives no routed_experts: use another, or leave "
-                "routed_experts out of the batch's sampling"
+                f"engine {engine.address.url} takes no token ids of this call, and gives no routed_experts: use "
+                "another, or leave routed_experts out of the batch's sampling"
             )
         return await asked.chat(engine, result)
 
@@ -260,6 +272,8 @@ class _Asked:
         self._on_delta = on_delta
         self._calls: dict[str, TokenCompletion] = {}
         self.n_chars_at_most = n_chars_at_most(request.messages, request.tools)
+        self.has_images = bool(digests_of(request.messages))
+        self.media = media_in(request.messages)
 
     async def call_on(
         self,
@@ -364,7 +378,8 @@ async def _in_thread(work: Callable[[], T]) -> T:
 
 def _named(error: EngineError, rollout_id: str) -> EngineError:
     """Return an error of the same kind whose message begins with the rollout's id."""
-    kind = type(error) if isinstance(error, WeightsMissing | FormUnsupported | LogprobsMissing) else EngineError
-    named = kind(f"{rollout_id}: {error}")
+    if isinstance(error, ImageUnreadable):
+        return ImageUnreadable(f"{rollout_id}: {error}", error.said)
+    named = next((kind for kind in _KEPT_KINDS if isinstance(error, kind)), EngineError)(f"{rollout_id}: {error}")
     named.retryable = error.retryable
     return named

@@ -35,9 +35,10 @@ def model_call(
     watch: Stopwatch,
     sampling: Mapping[str, Any],
     tools: Sequence[Mapping[str, Any]],
+    images: Sequence[str] = (),
 ) -> ModelCall:
     """Return the record of a call that was just answered with these tools; `messages` are the new ones since the call
-    that it continues.
+    that it continues, `images` the digests of all images of its conversation.
     """
     return ModelCall(
         **field_values(completion, Completion),
@@ -47,4 +48,5 @@ def model_call(
         latency_s=watch.elapsed_s,
         sampling=dict(sampling),
         tools=[dict(tool) for tool in tools],
+        images=tuple(images),
     )

@@ -32,7 +32,7 @@ from verifiers.v1.trace import (  # type: ignore[import-not-found, unused-ignore
 from verifiers.v1.trace import ModelCall as TracedCall
 from verifiers.v1.types import SamplingConfig, Usage  # type: ignore[import-not-found, unused-ignore]
 
-from farm.adapters.protocol import TrainerResult, TrainingRow
+from farm.adapters.protocol import TrainerResult, TrainingRow, check_text_only
 from farm.records.experts.routed_experts import ExpertIds
 from farm.records.rollout import Outcome, Rollout, Stage
 from farm.records.rollout import Reward as FarmReward
@@ -125,6 +125,8 @@ def _add_calls(trace: WireTrace, played: PlayedRollout, model: str) -> None:
     """Add the nodes of all calls, row by row, then those of calls without ids; and the calls as they were made."""
     calls = played.calls
     graph = _Graph(trace, calls, model)
+    for row in played.rollout.segments:
+        check_text_only(played.rollout.rollout_id, row)
     experts = {_ids(row): _experts(row) for row in played.rollout.segments}
     for segment, members in zip(segments(calls), calls_of_segments(calls), strict=True):
         graph.add_row(members, with_tokens=segment.trainable, experts=experts.get(_ids(segment)))

@@ -115,7 +115,8 @@ def _schema() -> Any:
             *(("tokens", pa.list_(pa.float32())), ("created_at", real)),
         ]
     )
-    segment = pa.struct([*arrays, ("turn_rewards", pa.list_(turn)), ("reward", real), ("trainable", pa.bool_())])
+    more = [("turn_rewards", pa.list_(turn)), ("images", pa.list_(text)), ("reward", real), ("trainable", pa.bool_())]
+    segment = pa.struct([*arrays, *more])
     return pa.schema(
         [
             *((name, text) for name in ("rollout_id", "group_id", "data_source", "instance_id", "state", "outcome")),
@@ -146,7 +147,8 @@ def _row(values: dict[str, Any]) -> dict[str, Any]:
 
 def _segment(segment: dict[str, Any]) -> dict[str, Any]:
     pairs = [{"index": index, "reward": reward} for index, reward in segment["turn_rewards"]]
-    return {name: segment[name] for name in (*_ARRAYS, "reward", "trainable")} | {"turn_rewards": pairs}
+    more = {"turn_rewards": pairs, "images": list(segment["images"])}
+    return {name: segment[name] for name in (*_ARRAYS, "reward", "trainable")} | more
 
 
 def _message(message: dict[str, Any]) -> dict[str, str | None]:

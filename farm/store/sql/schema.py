@@ -167,7 +167,7 @@ class ModelCallRow(Base):
     """One request to an LLM. `prompt_ids` are those beyond the ids of call `prefix_call`, if it has one.
 
     `tools` are null if they are those of that call.
-    `versions` are a list of {version, start, end}; `stop_reason` is a token id or a string.
+    `versions` are a list of {version, start, end}; `stop_reason` is a token id or a string; `images` are digests.
     """
 
     __tablename__ = "model_calls"
@@ -200,12 +200,14 @@ class ModelCallRow(Base):
     mismatch: Mapped[int | None]
     reward: Mapped[float | None]
     labels: Mapped[dict[str, Any]] = mapped_column(server_default=text("'{}'"))
+    images: Mapped[list[Any] | None] = mapped_column(JSON(none_as_null=True))
 
 
 class SegmentRow(Base):
     """One training row of the attempt that counts. `turn_rewards` are pairs of a place and a reward; null for none.
 
-    `expert_places` are [begin, end, call, at], an `ExpertStretch` each; null if no call has experts.
+    `expert_places` are [begin, end, call, at], an `ExpertStretch` each; null if no call has experts. `images` are
+    digests; null if it has none.
     """
 
     __tablename__ = "segments"
@@ -226,6 +228,7 @@ class SegmentRow(Base):
     mismatch: Mapped[int | None]
     turn_rewards: Mapped[list[Any] | None] = mapped_column(JSON(none_as_null=True))
     expert_places: Mapped[list[Any] | None] = mapped_column(JSON(none_as_null=True))
+    images: Mapped[list[Any] | None] = mapped_column(JSON(none_as_null=True))
 
 
 class RewardRow(Base):

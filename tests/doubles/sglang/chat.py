@@ -10,6 +10,7 @@ from starlette.responses import Response
 from tests.doubles.double_machine import DoubleMachine
 from tests.doubles.sglang.prompts import RequestReader, finish
 from tests.doubles.sglang.requests import SglangChatBody
+from tests.doubles.vllm.image_parts import with_places
 from workers.testing.engine.model_request import RequestRefused, parsed
 from workers.testing.engine.run import EngineRun
 from workers.testing.engine.vllm.answer_fields import CREATED, spans
@@ -80,4 +81,6 @@ class ChatEndpoint:
         ]
 
     def _rendered(self, body: SglangChatBody) -> str:
-        return self._machine.prompt_text(body.messages, body.tools, body.chat_template_kwargs)
+        # its template would drop an image in silence
+        messages = with_places(body.messages, self._machine.name, takes_images=False)
+        return self._machine.prompt_text(messages, body.tools, body.chat_template_kwargs)

@@ -13,6 +13,7 @@ from tests.doubles.double_machine import DoubleMachine
 from tests.doubles.vllm.chat import ChatAnswer
 from tests.doubles.vllm.completions import CompletionsAnswer
 from tests.doubles.vllm.generate import GenerateTextAnswer
+from tests.doubles.vllm.image_parts import with_places
 from tests.doubles.vllm.requests import COMPLETION_TOKENS, VllmChatBody, VllmCompletionsBody
 from workers.testing.engine.model_request import RequestRefused, SamplingRequest, ids_of, parsed
 from workers.testing.engine.vllm.requests import VllmGenerateBody
@@ -60,7 +61,9 @@ class AllSamplingEndpoints(SamplingEndpoints):
 
     async def _chat(self, request: Request) -> Response:
         body = parsed(VllmChatBody, await self._body(request))
-        text = self._machine.prompt_text(body.messages, body.tools, body.chat_template_kwargs)
+        machine = self._machine
+        body.messages = with_places(body.messages, machine.name, takes_images=machine.takes_images)
+        text = machine.prompt_text(body.messages, body.tools, body.chat_template_kwargs)
         sampling_request = self._asked(
             body,
             body,

@@ -170,6 +170,39 @@ def test_experts_are_written_once_and_leave_the_memory(store: Store, held: Claim
     assert (first.routed_experts, second.routed_experts) == (None, None)
 
 
+def test_images_of_calls_and_rows_are_stored(store: Store, held: Claim) -> None:
+    recorder = AttemptRecorder(store, held, 1.0)
+    calls = [
+        sampled(0, [1, 2], [3]),
+        sampled(1, [1, 2, 3, 4], [6]),
+        sampled(2, [1, 2, 3, 4], [6]),
+        sampled(3, [7], [8]),
+    ]
+    for call, images in zip(calls, (("a",), ("a", "b"), ("c", "b"), ()), strict=True):
+        call.response_logprobs = np.full(1, -0.5, np.float32)
+        call.images = images
+
+    async def all_of_them() -> None:
+        for call in calls:
+            await recorder.record(call)
+
+    asyncio.run(all_of_them())
+    # equal ids of another image are no beginning of a prompt
+    assert [call.begins for call in calls][:3] == ["first", "", calls[2].begins]
+    assert "rendered anew" in calls[2].begins
+    kept = store.read(lambda connection: trajectories.calls(connection, held.rollout_id))
+    assert [call.images for call in kept] == [call.images for call in calls]
+    assert [call.prompt_ids.tolist() for call in kept if call.prompt_ids is not None][2] == [1, 2, 3, 4]
+    rows = segments(recorder.in_order())
+    store.write(
+        lambda connection: trajectories.store_segments(connection, held.rollout_id, held.batch_id, held.attempt, rows)
+    )
+    assert advance(store, held, n_segments=3, policy_outcome="submitted", submission={"answer": "42"})
+    assert finish(store, claimed(store, held.rollout_id, Stage.EVAL), 1.0)
+    found = store.read(partial(trajectories.segments_of, batch_id=held.batch_id))
+    assert [row.images for row in found[held.rollout_id]] == [("a", "b"), ("c", "b"), ()]
+
+
 def sampled(index: int, prompt: list[int], response: list[int]) -> ModelCall:
     return ModelCall(
         index=index,

@@ -17,7 +17,8 @@ from workers.policy.engines import chat_response, failures, refusals
 from workers.policy.engines.chat_history import named, parseable
 from workers.policy.engines.connection import FAILURES, EngineConnection, Refusal, most_bytes
 from workers.policy.engines.wire import SHAPE, SHORT_SEED, salted, sampling_fields
-from workers.policy.generation import ChatRequest, EngineAddress, EngineBusy
+from workers.policy.generation import ChatRequest, EngineAddress, EngineBusy, ImagesRefused, ImageUnreadable
+from workers.policy.message_images import as_sent, digests_of
 
 _RECORDING = {"logprobs": True, "return_token_ids": True, "return_weight_versions": True}
 """Fields that request the data for training. They do not change the sampling, so they may be left out."""
@@ -27,6 +28,8 @@ _FORM = frozenset({"tool_choice", "response_format"})
 
 _MAX_CHANGES = 5
 """The number of variants of one request that are tried with an engine that refuses it."""
+
+_MAX_SAID = 300
 
 
 class ChatRoute:
@@ -71,6 +74,8 @@ class ChatRoute:
             try:
                 return await self._post(body, request.session_id)
             except Refusal as refusal:
+                if digests_of(request.messages):
+                    self._check_images(body["model"], refusal)
                 body = self._changed(body, request.sampling, refusal)
         raise EngineError(f"engine {self._engine} refuses the request in {_MAX_CHANGES} forms; look at its log")
 
@@ -117,6 +122,18 @@ class ChatRoute:
                 "an OpenAI-compatible server"
             ) from error
 
+    def _check_images(self, model: str, refusal: Refusal) -> None:
+        """Raise the error of a refusal that is about the request's images."""
+        said = refusals.said(refusal.body)[:_MAX_SAID]
+        answered = f"engine {self._engine} answered {refusal.status}: {said}"
+        if refusals.no_images(refusal.body):
+            raise ImagesRefused(
+                f"{answered}; its model {model!r} does not take the images of this conversation: choose one that does, "
+                "or set agent_requests.images to `text`"
+            ) from refusal
+        if refusals.bad_image(refusal.body):
+            raise ImageUnreadable(f"{answered}; an image of the conversation is broken", said) from refusal
+
     def _refused(self, refusal: Refusal) -> Exception:
         return failures.refused(self._engine, refusal.status, refusal.headers, refusal.body)
 
@@ -128,7 +145,7 @@ def _text(found: Any) -> str:
 
 
 def _body(request: ChatRequest) -> dict[str, Any]:
-    body: dict[str, Any] = {"messages": named(request.messages), "max_tokens": request.max_tokens}
+    body: dict[str, Any] = {"messages": as_sent(named(request.messages)), "max_tokens": request.max_tokens}
     body |= sampling_fields(request.sampling, request.max_tokens) | salted(request.sampling)
     if request.sampling.seed is not None:
         body["seed"] = request.sampling.seed & SHORT_SEED

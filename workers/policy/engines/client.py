@@ -103,7 +103,9 @@ class EngineClient:
             raise self._refused(refusal, sampling) from refusal
 
     async def chat(self, request: ChatRequest) -> Completion:
-        return await self._chat.complete(replace(request, model=request.model or self._model))
+        # vLLM refuses more than its whole context, and cuts what is less to the room that the prompt leaves
+        max_tokens = min(request.max_tokens, self.info.context_tokens or request.max_tokens)
+        return await self._chat.complete(replace(request, model=request.model or self._model, max_tokens=max_tokens))
 
     async def healthy(self) -> bool:
         """Return whether the server is healthy; one without a health route is if it answers at all."""

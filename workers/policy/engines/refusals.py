@@ -18,6 +18,15 @@ _SIZE = re.compile(r"context length (?:of|is) (\d+)", re.I)
 _PROMPT = re.compile(r"(\d+) (?:input tokens|in the messages|tokens from the input)", re.I)
 _NO_MODEL = re.compile(r"model[^.]{0,120}(?:does not exist|not found)|unknown model|model_not_found", re.I)
 _NO_TOKEN = re.compile(r"out of vocabulary|out-of-vocabulary|vocab(?:ulary)? size|invalid tokens", re.I)
+_NO_IMAGES = re.compile(
+    r"at most \d+ image|not (?:a )?multi-?modal|multi-?modal[^.]{0,40}not (?:supported|enabled)"
+    r"|image_url[^.]{0,60}(?:not supported|unsupported|not allowed)"
+    r"|not support[^.]{0,20} (?:images?|vision|multi-?modal)|image input is not supported",
+    re.I,
+)
+_BAD_IMAGE = re.compile(
+    r"failed to (?:load|decode) (?:the )?image|cannot identify image|invalid image|image file is truncated", re.I
+)
 _UNKNOWN = re.compile(r"unexpected|unknown|unrecogni[sz]ed|unsupported|not support|not permitted|extra[ _]", re.I)
 
 
@@ -55,6 +64,16 @@ def no_model(body: Any) -> bool:
 def no_token(body: Any) -> bool:
     """Return whether an id is not in the engine's vocabulary."""
     return bool(_NO_TOKEN.search(detail(body)))
+
+
+def no_images(body: Any) -> bool:
+    """Return whether the engine's model takes no images, or not so many as the request has."""
+    return bool(_NO_IMAGES.search(detail(body)))
+
+
+def bad_image(body: Any) -> bool:
+    """Return whether the engine cannot decode an image of the request."""
+    return bool(_BAD_IMAGE.search(detail(body)))
 
 
 def unknown_fields(body: Any, sent: frozenset[str]) -> bool:

@@ -21,6 +21,7 @@ from workers.policy.gateway.dialects.chat_completions import ChatApi
 from workers.policy.gateway.dialects.google_contents import GoogleApi
 from workers.policy.gateway.dialects.left_out_media import without_media
 from workers.policy.gateway.dialects.model_api import Api, ApiProblem, BadRequest, ParsedRequest, digest_of
+from workers.policy.gateway.dialects.request_pictures import RequestPictures
 from workers.policy.gateway.dialects.responses import ResponsesApi
 from workers.policy.gateway.error_responses import ANY, forget_frames, json_response, problem_of, refusal
 from workers.policy.gateway.recent_answers import is_retry
@@ -109,6 +110,7 @@ class _Routes:
         self._calls = calls
         self._silence_s = silence_s
         self._large_bodies = LongTexts()
+        self._pictures = RequestPictures()
 
     def answering(self, api: Api) -> Callable[[Request], Awaitable[Response]]:
         async def answer(request: Request) -> Response:
@@ -162,11 +164,18 @@ class _Routes:
         def read() -> ParsedRequest:
             body = _with_path(request, body_in(data, encoding))
             digest, is_again = digest_of(body), is_retry(request.headers)
-            parsed = api.parse(without_media(body) if self._calls.leaves_media_out else body)
+            parsed = api.parse(self._with_media(body))
             return replace(parsed, digest=digest, is_retry=is_again)
 
         is_small = len(data) < _LARGE_BODY_BYTES and not encoding
         return read() if is_small else await self._large_bodies.run(read)
+
+    def _with_media(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Return a request with its images and other media in the form that the batch chooses."""
+        rule = self._calls.image_rule
+        if rule == "engine":
+            return self._pictures.put_into(body)
+        return without_media(body) if rule == "text" else body
 
     async def _pieces(self, asked: ParsedRequest) -> AsyncIterator[Delta | Completion | None]:
         """Yield an answer as it is sampled, the completion last; None after each `silence_s` without a delta.

@@ -10,9 +10,9 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from farm.errors import EngineError, LimitReached, StaleRollout, WeightsMissing
+from farm.errors import AgentError, EngineError, LimitReached, StaleRollout, WeightsMissing
 from farm.records.request import SamplingParams
 from farm.records.rollout import Outcome
 from farm.records.trajectory import ROLE, UNTRAINED, ModelCall
@@ -23,7 +23,8 @@ from workers.policy.gateway.dialects.model_api import BadRequest, ParsedRequest
 from workers.policy.gateway.recent_answers import RecentAnswers
 from workers.policy.gateway.system_messages import one_leading
 from workers.policy.gateway.token_budget import TokenBudget
-from workers.policy.generation import FormUnsupported, LogprobsMissing
+from workers.policy.generation import FormUnsupported, ImagesRefused, ImageUnreadable, LogprobsMissing
+from workers.policy.message_images import digests_of, parts_of
 from workers.policy.recording import Stopwatch, as_applied, model_call
 from workers.policy.repeated_turns import conversation_repeats
 from workers.policy.tokens.long_texts import LongTexts
@@ -59,7 +60,9 @@ class GatewayCalls:
         self._n_begun = 0
         self._n_sampled = 0
         self._long_texts = LongTexts()
-        self._writing: set[asyncio.Future[None]] = set()
+        self._writing: set[asyncio.Future[Any]] = set()
+        self._kept: set[str] = set()
+        self._keeping = asyncio.Lock()
         self._n_recorded = 0
         self.n_answered = 0
         self.n_chars_per_token = 4.0
@@ -84,6 +87,7 @@ class GatewayCalls:
     async def _answer(self, asked: ParsedRequest, on_delta: OnDelta | None) -> Completion:
         """Return a new answer, as it is recorded."""
         conversation = await self._read(asked, lambda: HashedConversation(one_leading(asked.messages)))
+        await self._keep_images(conversation)
         if (model := self._context.models.get(asked.model)) is not None:
             if asked.logprobs:
                 raise BadRequest(_NO_LOGPROBS, "logprobs")
@@ -96,6 +100,8 @@ class GatewayCalls:
             completion = await self._answered(asked, conversation, max_tokens, on_delta)
         except LogprobsMissing:
             raise BadRequest(_NO_LOGPROBS, "logprobs") from None
+        except ImageUnreadable as error:
+            raise BadRequest(f"an image of the conversation cannot be read: {error.said}", "messages") from None
         except FormUnsupported:
             field = "tool_choice" if asked.tool_choice == "required" else "response_format"
             raise BadRequest("the model cannot be made to answer so, and the batch requires it", field) from None
@@ -118,8 +124,9 @@ class GatewayCalls:
         self._recent.went_unread(asked.digest, completion)
 
     @property
-    def leaves_media_out(self) -> bool:
-        return self._context.agent_requests.images == "text"
+    def image_rule(self) -> str:
+        """The batch's rule for images in requests, `AgentRequests.images`."""
+        return self._context.agent_requests.images
 
     @property
     def roles(self) -> Sequence[str]:
@@ -198,7 +205,8 @@ class GatewayCalls:
         applied = {**as_applied(sampling, max_tokens), "asked": asked.requested_params}
         completion.labels = self._labels(asked, conversation) | completion.labels
         new = self._branches.new(conversation)
-        call = model_call(self._next_index(), new, completion, watch, applied, asked.tools)
+        images = digests_of(conversation.messages)
+        call = model_call(self._next_index(), new, completion, watch, applied, asked.tools, images)
         self._took(asked, conversation, completion, max_tokens)
         await self._recorded(asked, call, completion)
         return completion
@@ -234,11 +242,30 @@ class GatewayCalls:
         completion.labels = self._labels(asked, conversation) | {ROLE: asked.model}
         applied = {"asked": asked.requested_params}
         new = self._branches.new(conversation)
-        call = model_call(self._next_index(), new, completion, watch, applied, asked.tools)
+        images = digests_of(conversation.messages)
+        call = model_call(self._next_index(), new, completion, watch, applied, asked.tools, images)
         self._branches.add(conversation, completion.response)
         await self._recorded(asked, call, completion)
         _send(completion, on_delta)
         return completion
+
+    async def _keep_images(self, conversation: HashedConversation) -> None:
+        """Keep each image of a conversation once with the rollout, before an engine is sent any. Raises AgentError."""
+        for part in parts_of(conversation.messages) if self._end is None else ():
+            picture = part.picture
+            async with self._keeping:
+                if picture.sha256 in self._kept:
+                    continue
+                if not await self._uncut(self._context.keep(self.n_answered, picture.artefact)):
+                    raise self._ended(self._not_kept(len(picture.data)))
+                self._kept.add(picture.sha256)
+
+    def _not_kept(self, n_bytes: int) -> AgentError:
+        return AgentError(
+            f"{self._context.rollout_id}: an image of {n_bytes} bytes cannot be kept with it, and no training row may "
+            "name what is not kept: raise FARM_ARTEFACTS_MB, or set agent_requests.images to `text`",
+            retryable=False,
+        )
 
     def _next_index(self) -> int:
         index, self._n_recorded = self._n_recorded, self._n_recorded + 1
@@ -290,12 +317,12 @@ class GatewayCalls:
             self.went_unread(asked, completion)
             raise
 
-    async def _uncut(self, writing: Awaitable[None]) -> None:
+    async def _uncut(self, writing: Awaitable[T]) -> T:
         """Await `writing` to its end even if the client disconnects meanwhile."""
         task = asyncio.ensure_future(writing)
         self._writing.add(task)
         task.add_done_callback(self._writing.discard)
-        await asyncio.shield(task)
+        return await asyncio.shield(task)
 
     def _reached(self, limit: LimitReached) -> None:
         if limit.outcome is Outcome.CONTEXT_FULL:
@@ -305,7 +332,7 @@ class GatewayCalls:
 
     def _failed(self, conversation: bytes, error: Exception) -> None:
         self._failures[conversation] = error
-        if isinstance(error, StaleRollout | WeightsMissing) or len(self._failures) > _MAX_FAILED:
+        if isinstance(error, StaleRollout | WeightsMissing | ImagesRefused) or len(self._failures) > _MAX_FAILED:
             self._ended(error)
 
     def _ended(self, reason: Exception) -> Exception:

@@ -57,11 +57,13 @@ def _add(running: hashlib.blake2b, message: Message) -> bytes:
 
 
 def _meaning(message: Message) -> bytes:
-    """Return role, text and calls as bytes. Ids of calls are left out: some clients assign their own."""
-    text = model_api.content(message)
+    """Return role, content and calls as bytes. Ids of calls are left out: some clients assign their own."""
+    content = message.get("content")
+    # parts have images, by their digests
+    text = content if isinstance(content, list) else model_api.content(message)
     if message.get("role") == "assistant":
         # ends of answers are trimmed by many clients
-        text = text.strip()
+        text = model_api.content(message).strip()
     calls = (
         [(call.name, _arguments(call.arguments)) for call in model_api.calls(message)]
         if "tool_calls" in message

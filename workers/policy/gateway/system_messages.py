@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from itertools import takewhile
 
 from farm.records.trajectory import Message
+from workers.policy.message_images import joined
 
 _JOIN = "\n\n"
 
@@ -29,7 +30,7 @@ def one_leading(messages: Sequence[Message]) -> list[Message]:
         was_moved, moved = moved, _is_system(message)
         ready: Message = {**message, "role": "user"} if moved else message
         if (moved or was_moved) and ready["role"] == "user" and result and result[-1]["role"] == "user":
-            result[-1] = {**result[-1], "content": result[-1]["content"] + _JOIN + ready["content"]}
+            result[-1] = {**result[-1], "content": joined([result[-1]["content"], ready["content"]], _JOIN)}
         else:
             result.append(ready)
     return result

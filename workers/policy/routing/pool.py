@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager, contextmanager
 from farm.errors import EngineError
 from farm.records.trajectory import version_number
 from workers.policy.engines import detect, open_engine
-from workers.policy.generation import Engine, EngineBusy, EngineRefused, EngineUnfit, ExpertsMissing
+from workers.policy.generation import Engine, EngineBusy, EngineRefused, EngineUnfit, ExpertsMissing, ImagesRefused
 from workers.policy.routing.backend import Backend, CallAborted, OpenEngine, SharedEngine
 from workers.policy.routing.engine_health import EngineHealth
 from workers.policy.routing.engine_monitor import Detect, Monitor
@@ -189,7 +189,7 @@ class EnginePool:
         try:
             async with self._in_flight(place, n_tokens, freeze) as engine:
                 yield engine
-        except ExpertsMissing:
+        except (ExpertsMissing, ImagesRefused):
             raise
         except EngineUnfit:
             # its capabilities are not the detected ones, or not any more

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from farm.adapters.arrays import arrays
+from farm.adapters.protocol import training_rows
+from farm.errors import InvalidRequest
 from farm.records.experts.routed_experts import RowExperts
 from farm.records.rollout import Failure, Outcome, Rollout, Stage, State
 from farm.records.trajectory import Segment, token_ids
@@ -188,3 +190,23 @@ def test_rows_of_older_weights_are_left_out() -> None:
     assert list(zip(result.version_min.tolist(), result.version_max.tolist(), strict=True)) == [(5, 5), (6, 6)]
     assert arrays([played]).version_min.tolist() == [5, 4, 6, -1]
     assert len(arrays([played, rollout(0, 1, 2)], min_version=7, whole_groups=True)) == 0
+
+
+def test_images_of_rows_are_padded_and_never_cut() -> None:
+    one, two = rollout(0, 0, 2), rollout(1, 0, 3)
+    with_images = replace(two, segments=(replace(two.segments[0], images=("a" * 64, "b" * 64)),))
+    assert arrays([one, with_images]).images.tolist() == [["", ""], ["a" * 64, "b" * 64]]
+    assert arrays([one]).images.shape == (1, 0)
+    with pytest.raises(InvalidRequest, match="a row with images"):
+        arrays([with_images], max_response_tokens=2)
+
+
+def test_other_formats_refuse_rows_with_images_by_name() -> None:
+    (segment,) = rollout(0, 0, 2).segments
+    played = replace(rollout(0, 0, 2), segments=(replace(segment, images=("a" * 64,)),))
+    with pytest.raises(InvalidRequest, match=r"rollout b\.0\.0 has a training row with 1 images") as caught:
+        list(training_rows([played]))
+    assert caught.value.field == "agent_requests.images"
+    assert [each.images for _, each in training_rows([played], with_images=True)] == [("a" * 64,)]
+    # what does not train is no row of a trainer
+    assert not list(training_rows([replace(played, reward=None, state=State.FAILED)]))

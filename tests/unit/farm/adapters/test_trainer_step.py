@@ -84,6 +84,13 @@ def test_experts_are_refused_where_the_trainer_has_no_place_for_them() -> None:
     assert caught.value.field == "sampling.routed_experts"
 
 
+def test_images_are_refused_as_the_rows_of_trainers_have_no_place_for_them() -> None:
+    run = TrainerRun(None, "run", {"agent_requests": {"images": "engine"}})  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequest, match="no place for images") as caught:
+        run.submit([Instance(data_source="noop", fields={})], 0)
+    assert caught.value.field == "agent_requests.images"
+
+
 def engine(url: str, model: str, *, token_out: bool = True, tokenizer: str = "") -> EngineState:
     info = EngineInfo(model=model, token_out=token_out, notes=("it is old",))
     return EngineState(StoredEngine(url=url, model=model, tokenizer=tokenizer, info=info), 0, 0)

@@ -133,6 +133,15 @@ def test_results_without_a_call_and_rewritten_answers_have_a_place() -> None:
     ]
 
 
+def test_an_image_of_a_call_is_a_reference_to_its_artefact() -> None:
+    image = {"type": "image", "sha256": "ab" * 32, "media_type": "image/png", "n_bytes": 3}
+    (step, _) = atif_trajectory(_rollout(), [_call(0, [{"role": "user", "content": [image]}], {"content": "ok"})]).steps
+    assert isinstance(step.message, list)
+    (part,) = step.message
+    assert part.source is not None
+    assert (part.type, part.source.media_type, part.source.path) == ("image", "image/png", f"{'ab' * 32}.png")
+
+
 def test_a_rollout_without_calls_is_no_document() -> None:
     with pytest.raises(ValueError, match=r"b\.0\.0 has no model calls"):
         atif_trajectory(_rollout(), [])

@@ -43,3 +43,13 @@ def test_a_hash_is_that_of_the_ids_up_to_there(first: list[int], second: list[in
             len(second),
             last_hash(prefix_hashes(token_ids(second))),
         )
+
+
+def test_images_of_equal_ids_are_told_apart() -> None:
+    prefixes = Prefixes()
+    prefixes.put(0, token_ids([1, 9]), ("a",))
+    prefixes.put(1, token_ids([1]))
+    prompt = token_ids([1, 9, 9])
+    assert prefixes.longest(prompt, images=("a", "b")) == 0
+    assert prefixes.longest(prompt, images=("b", "a")) == 1
+    assert prefixes.longest(prompt) == 1

@@ -80,6 +80,13 @@ def test_experts_are_refused_of_an_engine_that_is_asked_for_no_ids(of_batch: boo
     checked_request({"instances": [one | engine], **asked})
 
 
+def test_experts_are_refused_of_calls_with_images() -> None:
+    asked = {"instances": [{"data_source": "math", "fields": {}}], "sampling": {"routed_experts": 8}}
+    with pytest.raises(InvalidRequest, match=r"calls with images, which agent_requests\.images allows, have none"):
+        checked_request({**asked, "agent_requests": {"images": "engine"}})
+    checked_request({**asked, "agent_requests": {"images": "text"}})
+
+
 SECRET = "sk-this-is-a-secret"
 
 

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from farm.errors import InvalidRequest
 from farm.records.trajectory import (
     NO_VERSION,
     ModelCall,
@@ -14,6 +15,7 @@ from farm.records.trajectory import (
     VersionSpan,
     calls_of_segments,
     segments,
+    segments_per_call,
     token_ids,
     token_versions,
     tools_by_call,
@@ -22,7 +24,9 @@ from farm.records.trajectory import (
 )
 
 
-def call(index: int, prompt: list[int], response: list[int], version: str = "1") -> ModelCall:
+def call(
+    index: int, prompt: list[int], response: list[int], version: str = "1", images: tuple[str, ...] = ()
+) -> ModelCall:
     return ModelCall(
         index=index,
         messages=[],
@@ -37,6 +41,7 @@ def call(index: int, prompt: list[int], response: list[int], version: str = "1")
         prompt_ids=token_ids(prompt),
         response_ids=token_ids(response),
         response_logprobs=np.linspace(-1, -0.1, len(response), dtype=np.float32),
+        images=images,
     )
 
 
@@ -136,3 +141,28 @@ def test_every_sampled_token_is_in_the_row_once(prompt: list[int], turns: list[t
     assert sampled == [token for response, _ in turns for token in response]
     assert np.all(row.response_logprobs[row.response_mask == 0] == 0)
     assert np.all(row.response_logprobs[row.response_mask == 1] < 0)
+
+
+def test_a_row_names_its_images_in_the_order_of_their_places() -> None:
+    first, second = call(0, [1, 9], [3], images=("a",)), call(1, [1, 9, 3, 9, 9, 5], [7], images=("a", "b", "a"))
+    (row,) = segments([first, second])
+    assert row.images == ("a", "b", "a")
+    assert [each.images for each in segments_per_call([first, second])] == [("a",), ("a", "b", "a")]
+    assert row.masked().images == row.images
+    assert segments([call(0, [1], [2])])[0].images == ()
+
+
+def test_equal_ids_of_other_images_are_another_row() -> None:
+    first, other = call(0, [1, 9], [3], images=("a",)), call(1, [1, 9, 3, 5], [7], images=("b",))
+    again = call(2, [1, 9, 3, 5, 7, 6], [8], images=("b",))
+    assert [row.images for row in segments([first, other, again])] == [("a",), ("b",)]
+    assert [len(row) for row in calls_of_segments([first, other, again])] == [1, 2]
+    first.tools, other.tools = [{"name": "x"}], None
+    assert tools_by_call([first, other]) == {0: [{"name": "x"}], 1: []}
+
+
+def test_a_row_with_images_is_not_cut() -> None:
+    (row,) = segments([call(0, [1, 9], [3, 4], images=("a",))])
+    assert row.cut(2) is row
+    with pytest.raises(InvalidRequest, match="a row with images has a response of 2 tokens, and cannot be cut to 1"):
+        row.cut(1)

@@ -18,6 +18,7 @@ from workers.policy.gateway.dialects.model_api import AnsweredToolCall, ApiProbl
 from workers.policy.gateway.dialects.request_fields import MESSAGE, MESSAGES
 from workers.policy.gateway.dialects.requested_forms import of_anthropic, schema_of_format
 from workers.policy.gateway.dialects.threads import ThreadStore
+from workers.policy.message_images import joined
 
 _TEXT = ("text",)
 _KINDS = {
@@ -182,13 +183,13 @@ def _users(blocks: Sequence[Mapping[str, Any]], name: str) -> list[Message]:
     for number, block in enumerate(blocks):
         where = f"{name}[{number}]"
         if block.get("type") == "tool_result":
-            text = model_api.plain(block.get("content"), f"{where}.content", _TEXT)
+            shown = model_api.shown(block.get("content"), f"{where}.content", _TEXT)
             call_id = model_api.word(block.get("tool_use_id"), f"{where}.tool_use_id")
-            result.append({"role": "tool", "tool_call_id": call_id, "content": text})
+            result.append({"role": "tool", "tool_call_id": call_id, "content": shown})
         elif result and result[-1]["role"] == "user":
-            result[-1]["content"] += "\n" + model_api.plain([block], where, _TEXT)
+            result[-1]["content"] = joined([result[-1]["content"], model_api.shown([block], where, _TEXT)], "\n")
         else:
-            result.append({"role": "user", "content": model_api.plain([block], where, _TEXT)})
+            result.append({"role": "user", "content": model_api.shown([block], where, _TEXT)})
     return result
 
 

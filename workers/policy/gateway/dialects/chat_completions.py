@@ -177,13 +177,13 @@ def _message(message: Mapping[str, Any], name: str) -> Message:
     """Return the part of a message that the policy sees; keys that clients add are dropped."""
     model_api.refuse(message, CHAT_MESSAGE.refused, name)
     role = message.get("role")
+    if role in ("user", "tool"):
+        content = model_api.shown(message.get("content"), f"{name}.content", _TEXT_PARTS)
+        answers = {"tool_call_id": str(message.get("tool_call_id") or "")} if role == "tool" else {}
+        return {"role": role, **answers, "content": content}
     text = model_api.plain(message.get("content"), f"{name}.content", _TEXT_PARTS)
     if role in ("system", "developer"):
         return {"role": "system", "content": text}
-    if role == "user":
-        return {"role": "user", "content": text}
-    if role == "tool":
-        return {"role": "tool", "tool_call_id": str(message.get("tool_call_id") or ""), "content": text}
     if role == "assistant":
         text = text or model_api.plain(message.get("refusal"), f"{name}.refusal")
         thought = message.get("reasoning_content") or message.get("reasoning")

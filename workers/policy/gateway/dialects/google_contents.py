@@ -24,6 +24,7 @@ from workers.policy.gateway.dialects.request_fields import (
     GOOGLE_RESULT,
 )
 from workers.policy.gateway.dialects.requested_forms import of_google, schema_of_google
+from workers.policy.message_images import Content, PicturePart, joined
 
 _STATUS_NAMES = {
     400: "INVALID_ARGUMENT",
@@ -225,17 +226,23 @@ def _users(parts: Sequence[Mapping[str, Any]], name: str, open_calls: Mapping[st
         if part.get("functionResponse") is not None:
             result.append(_result(_object(part["functionResponse"], f"{where}.functionResponse"), where, open_calls))
             continue
-        if part.get("text") is None:
+        if not isinstance(part, PicturePart) and part.get("text") is None:
             raise _not_taken(part, where)
-        text = model_api.word(part["text"], f"{where}.text")
+        content: Content = [part] if isinstance(part, PicturePart) else model_api.word(part["text"], f"{where}.text")
         if result and result[-1]["role"] == "user":
-            result[-1]["content"] += "\n" + text
+            result[-1]["content"] = joined([result[-1]["content"], content], "\n")
         else:
-            result.append({"role": "user", "content": text})
+            result.append({"role": "user", "content": content})
     return result
 
 
 def _result(given: Mapping[str, Any], where: str, open_calls: Mapping[str, deque[str]]) -> Message:
+    images = given.get("parts")
+    if isinstance(images, list) and images and all(isinstance(part, PicturePart) for part in images):
+        # beside the text, which is read without them
+        result = _result({**given, "parts": None}, where, open_calls)
+        said = [result["content"]] if given.get("response") is not None else []
+        return {**result, "content": joined([*said, images], "\n")}
     model_api.refuse(given, GOOGLE_RESULT.refused, f"{where}.functionResponse")
     name = model_api.word(given.get("name"), f"{where}.functionResponse.name")
     waiting = open_calls.get(name, deque())
@@ -297,6 +304,8 @@ def _parts(content: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
 
 def _part(value: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Return a part whose content is of one kind. Raises BadRequest for several."""
+    if isinstance(value, PicturePart):
+        return value
     part = {name: each for name, each in camel(value).items() if each is not None}
     if len(kinds := part.keys() - _PART_REMARKS) != 1:
         raise BadRequest(f"a part has one content, and this has {', '.join(sorted(kinds)) or 'none'}", where)
@@ -304,6 +313,8 @@ def _part(value: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def _not_taken(part: Mapping[str, Any], where: str) -> BadRequest:
+    if isinstance(part, PicturePart):
+        return BadRequest(model_api.NO_IMAGE, where)
     return BadRequest(f"a part with {', '.join(sorted(part.keys() - _PART_REMARKS))} is not taken here", where)
 
 

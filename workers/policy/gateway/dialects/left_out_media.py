@@ -12,22 +12,22 @@ _TEXT_KINDS = {
     **dict.fromkeys(("image_url", "image", "input_audio", "audio_url", "video_url", "file", "document"), "text"),
     **dict.fromkeys(("input_image", "input_file", "input_video"), "input_text"),
 }
-_GOOGLE = ("inlineData", "inline_data", "fileData", "file_data")
-_CONVERSATION = frozenset(
+GOOGLE_MEDIA = ("inlineData", "inline_data", "fileData", "file_data")
+CONVERSATION = frozenset(
     {
         *("messages", "input", "contents", "system"),
         *("systemInstruction", "system_instruction", "generateContentRequest", "generate_content_request"),
     }
 )
-_CONTENT = frozenset({"content", "parts", "output", "contents", "systemInstruction", "system_instruction"})
+CONTENT = frozenset({"content", "parts", "output", "contents", "systemInstruction", "system_instruction"})
 """The fields with parts in them, of a message, of a result of a tool, or of a request within a request."""
-_RESULTS = ("functionResponse", "function_response")
+RESULTS = ("functionResponse", "function_response")
 _LEFT_OUT = "[media left out]"
 
 
 def without_media(body: Mapping[str, Any]) -> dict[str, Any]:
     """Return a request with a text in place of each part that is no text."""
-    return {name: _left_out(value) if name in _CONVERSATION else value for name, value in body.items()}
+    return {name: _left_out(value) if name in CONVERSATION else value for name, value in body.items()}
 
 
 def _left_out(value: Any) -> Any:
@@ -39,13 +39,13 @@ def _left_out(value: Any) -> Any:
     if isinstance(kind, str) and kind in _TEXT_KINDS:
         name = kind.removeprefix("input_").removesuffix("_url")
         return {"type": _TEXT_KINDS[kind], "text": _text_of(value) or f"[{name} left out]"}
-    if any(name in value for name in _GOOGLE):
+    if any(name in value for name in GOOGLE_MEDIA):
         return {"text": _LEFT_OUT}
-    return {name: _result(each) if name in _RESULTS else _within(name, each) for name, each in value.items()}
+    return {name: _result(each) if name in RESULTS else _within(name, each) for name, each in value.items()}
 
 
 def _within(name: str, value: Any) -> Any:
-    return _left_out(value) if name in _CONTENT else value
+    return _left_out(value) if name in CONTENT else value
 
 
 def _text_of(document: Mapping[str, Any]) -> str:

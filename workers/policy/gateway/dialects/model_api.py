@@ -18,6 +18,7 @@ import orjson
 from farm.errors import FarmError
 from farm.records.trajectory import Message
 from workers.interfaces import Completion, Delta
+from workers.policy.message_images import Content, PicturePart, joined
 
 _REQUESTED_PARAMS = frozenset(
     {
@@ -36,6 +37,7 @@ _MAX_LABELS = 32
 _MAX_LABEL_CHARS = 200
 _NEUTRAL: tuple[object, ...] = (None, False, "", [], {})
 """Values that are equal to leaving a field out."""
+NO_IMAGE = "an image is taken in messages of the user and in results of tools alone"
 MAX_DEPTH = 200
 """A number of levels that can be encoded, wrapped or not."""
 _DEEPER = 20
@@ -315,12 +317,30 @@ def plain(value: object, name: str, kinds: Collection[str] = ("text",)) -> str:
     """
     if value is None or isinstance(value, str):
         return value or ""
-    parts = []
-    for number, part in enumerate(mappings(value, name)):
-        if part.get("type") not in kinds:
-            raise BadRequest(f"content of type {part.get('type')!r} is not taken: only text is", f"{name}[{number}]")
-        parts.append(word(part.get("text"), f"{name}[{number}].text"))
+    parts = [_text_part(part, f"{name}[{number}]", kinds) for number, part in enumerate(mappings(value, name))]
     return "\n".join(parts)
+
+
+def shown(value: object, name: str, kinds: Collection[str] = ("text",)) -> Content:
+    """Return the content of a user's message or of a tool's result: a text, or parts if there are images in it.
+
+    Raises BadRequest for other parts.
+    """
+    if not isinstance(value, list) or not any(isinstance(part, PicturePart) for part in value):
+        return plain(value, name, kinds)
+    parts: list[Content] = [
+        [part] if isinstance(part, PicturePart) else _text_part(part, f"{name}[{number}]", kinds)
+        for number, part in enumerate(mappings(value, name))
+    ]
+    return joined(parts, "\n")
+
+
+def _text_part(part: Mapping[str, Any], name: str, kinds: Collection[str]) -> str:
+    if isinstance(part, PicturePart):
+        raise BadRequest(NO_IMAGE, name)
+    if part.get("type") not in kinds:
+        raise BadRequest(f"content of type {part.get('type')!r} is not taken: only text is", name)
+    return word(part.get("text"), f"{name}.text")
 
 
 def schema(value: object, name: str) -> dict[str, Any] | None:

@@ -218,14 +218,16 @@ def _call(item: Mapping[str, Any], name: str) -> AnsweredToolCall:
 def _others(item: Mapping[str, Any], name: str) -> Message:
     kind, role = item.get("type") or "message", item.get("role")
     if kind == "function_call_output":
-        text = model_api.plain(item.get("output"), f"{name}.output", _TEXT_PARTS)
-        return {"role": "tool", "tool_call_id": model_api.word(item.get("call_id"), f"{name}.call_id"), "content": text}
+        result = model_api.shown(item.get("output"), f"{name}.output", _TEXT_PARTS)
+        call_id = model_api.word(item.get("call_id"), f"{name}.call_id")
+        return {"role": "tool", "tool_call_id": call_id, "content": result}
     if kind != "message":
         raise BadRequest(f"an item of type {kind!r} is not taken", name)
     if role not in ("user", "system", "developer"):
         raise BadRequest(f"{role!r} is no role", f"{name}.role")
-    text = model_api.plain(item.get("content"), f"{name}.content", _TEXT_PARTS)
-    return {"role": "user" if role == "user" else "system", "content": text}
+    if role == "user":
+        return {"role": "user", "content": model_api.shown(item.get("content"), f"{name}.content", _TEXT_PARTS)}
+    return {"role": "system", "content": model_api.plain(item.get("content"), f"{name}.content", _TEXT_PARTS)}
 
 
 def _tools(value: object) -> tuple[list[dict[str, Any]], list[str]]:

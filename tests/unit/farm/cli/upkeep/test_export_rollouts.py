@@ -118,7 +118,7 @@ def rollouts(n: int, alive: list[int]) -> Iterator[dict[str, Any]]:
     for index in range(n):
         segment = dict.fromkeys(("prompt_ids", "response_ids", "policy_versions"), tokens)
         segment |= {"response_mask": np.ones(10_000, np.uint8), "response_logprobs": np.zeros(10_000, np.float32)}
-        more = {"turn_rewards": ((3, 0.5),), "reward": None, "trainable": True, "mismatch": None}
+        more = {"turn_rewards": ((3, 0.5),), "reward": None, "trainable": True, "mismatch": None, "images": ("ab",)}
         parts = [{"type": "text", "text": "half \ud800 of a pair"}, {"type": "image_url", "image_url": {"url": "x"}}]
         values: dict[str, Any] = dict.fromkeys(
             ("group_id", "data_source", "instance_id", "state", "outcome", "failure", "submitted_at", "finished_at")
@@ -151,4 +151,5 @@ def test_what_is_written_is_held_no_more(tmp_path: Path) -> None:
     assert row["messages"][0]["content"] == "half ? of a pair"
     assert [each["type"] for each in json.loads(row["messages"][0]["parts"])] == ["text", "image_url"]
     assert row["segments"][0]["turn_rewards"] == [{"index": 3, "reward": 0.5}]
+    assert row["segments"][0]["images"] == ["ab"]
     assert json.loads(row["tools"]) == [{"type": "function", "function": {"name": "half \ud800"}}]

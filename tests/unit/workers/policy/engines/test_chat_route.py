@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from starlette.applications import Starlette
@@ -16,10 +16,12 @@ from farm.records.engine import EngineInfo
 from farm.records.request import SamplingParams
 from farm.records.rollout import Outcome
 from farm.records.trajectory import Message
+from tests.doubles.drawn_images import png, url_of
 from workers.interfaces import Completion
 from workers.policy.answer_form import FormedSampling
 from workers.policy.engines import open_engine
-from workers.policy.generation import ChatRequest, Engine, EngineAddress, EngineBusy, EngineRefused
+from workers.policy.generation import ChatRequest, Engine, EngineAddress, EngineBusy, EngineRefused, ImagesRefused
+from workers.policy.message_images import Picture, PicturePart
 from workers.testing import calling
 from workers.testing.serving import serving
 
@@ -273,3 +275,62 @@ def test_earlier_reasoning_is_sent_under_both_of_its_names(name: str) -> None:
         {"role": "assistant", "content": "4", "reasoning": "Let me add.", "reasoning_content": "Let me add."},
         ASKED[0],
     ]
+
+
+RED = PicturePart(Picture.of(png()))  # type: ignore[arg-type]
+SHOWN: list[Message] = [{"role": "user", "content": [{"type": "text", "text": "look"}, RED]}]
+
+
+def ask_of_image(misbehaving: Misbehaving) -> Completion:
+    with serving(misbehaving.app()) as url:
+        request = ChatRequest(SHOWN, 100, SamplingParams(), model="m")
+        return cast(Completion, using(url, lambda engine: engine.chat(request)))
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "tiny is not a multimodal model",
+        "At most 0 image(s) may be provided in one prompt.",
+        "This model does not support image input",
+        "image input is not supported - hint: you may need to provide the mmproj",
+    ],
+)
+def test_an_engine_without_images_is_named_with_its_model_and_the_remedy(said: str) -> None:
+    misbehaving = Misbehaving(refuse(400, {"error": {"message": said}}))
+    with pytest.raises(ImagesRefused) as caught:
+        ask_of_image(misbehaving)
+    for words in (said, "its model 'm'", "set agent_requests.images to `text`"):
+        assert words in str(caught.value)
+    # no other form of the request is tried, least of all one without the image
+    (body,) = misbehaving.bodies
+    assert body["messages"][0]["content"][1] == {"type": "image_url", "image_url": {"url": url_of(png())}}
+
+
+def test_every_form_of_a_refused_request_has_its_images() -> None:
+    refused = refuse(400, {"error": {"message": "unexpected field return_token_ids"}})
+    misbehaving = Misbehaving(refused, accept())
+    ask_of_image(misbehaving)
+    assert [body["messages"][0]["content"][1]["type"] for body in misbehaving.bodies] == ["image_url"] * 2
+
+
+def test_words_of_images_mean_nothing_in_a_conversation_without_any() -> None:
+    misbehaving = Misbehaving(refuse(400, {"error": {"message": "tiny is not a multimodal model"}}))
+    with pytest.raises(EngineRefused) as caught:
+        ask(misbehaving)
+    assert not isinstance(caught.value, ImagesRefused)
+
+
+def test_no_more_tokens_are_asked_for_than_the_context_has() -> None:
+    misbehaving = Misbehaving(accept())
+
+    async def run(url: str) -> None:
+        engine = open_engine(EngineAddress(f"{url}/v1"), EngineInfo(context_tokens=64), timeout_s=20)
+        try:
+            await engine.chat(ChatRequest(ASKED, 100, SamplingParams(), model="m"))
+        finally:
+            await engine.aclose()
+
+    with serving(misbehaving.app()) as url:
+        asyncio.run(run(url))
+    assert misbehaving.bodies[0]["max_tokens"] == 64

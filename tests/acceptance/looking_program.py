@@ -1,0 +1,46 @@
+"""An agent program that shows its model an image in two messages, and how a farm has it installed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.doubles.drawn_images import png, url_of
+from tests.integration.tasks import task_plugin
+from workers.agents.harness import Harness, HarnessAgent
+
+IMAGE = png(140, 60)
+QUESTION = "Which colour has this picture?"
+PROGRAM = """
+import json, os, sys, urllib.request
+def image():
+    return {"type": "image_url", "image_url": {"url": sys.argv[3]}}
+messages = [{"role": "user", "content": [{"type": "text", "text": sys.argv[2]}, image()]}]
+def ask():
+    body = json.dumps({"model": "policy", "messages": messages}).encode()
+    headers = {"content-type": "application/json", "authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
+    with urllib.request.urlopen(urllib.request.Request(sys.argv[1], body, headers)) as answer:
+        return json.load(answer)["choices"][0]["message"]
+messages += [ask(), {"role": "user", "content": [image(), {"type": "text", "text": "And this one?"}]}]
+print(ask()["content"])
+"""
+LOOKING = Harness(
+    name="looking",
+    command=lambda task: [
+        *("python3", "-c", PROGRAM, f"{task.base_url}/v1/chat/completions"),
+        *(QUESTION, url_of(IMAGE)),
+    ],
+)
+
+
+def looking() -> HarnessAgent:
+    return HarnessAgent(LOOKING)
+
+
+def installed_in(folder: Path) -> dict[str, str]:
+    """Return the environment of a farm for which the program is installed, with the handlers of `task_plugin`."""
+    env = task_plugin.installed_in(folder)
+    described = folder / "site" / "looking_program-1.dist-info"
+    described.mkdir(parents=True)
+    (described / "METADATA").write_text("Metadata-Version: 2.1\nName: looking_program\nVersion: 1\n")
+    (described / "entry_points.txt").write_text("[farm.agents]\nlooking = tests.acceptance.looking_program:looking\n")
+    return env
