@@ -23,11 +23,13 @@ from examples import plays, problems
 from farm.cli import display
 from farm.embedded.child_process import ChildProcess
 from farm.embedded.embedded_farm import Embedded
+from farm.home import KEY_FILE
 from farm.settings import default_home, settings
 
 console = Console()
 FAMILIES = ("gcd", "simple_equations", "base_conversion")
 _START_S = 30.0
+_TICK_S = 0.5
 
 
 def main() -> None:
@@ -55,6 +57,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--swe", type=int, default=2, help="SWE instances")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--no-flower", action="store_true")
+    parser.add_argument("--keep", action="store_true", help="keep the farm and its page up until Ctrl-C")
     return parser.parse_args()
 
 
@@ -66,12 +69,13 @@ def run(options: argparse.Namespace) -> None:
     ]
     with (
         policy(instances, options.seed) as (url, note),
-        Embedded(settings(), flower=not options.no_flower, env={"FARM_POLICY_URL": url}) as here,
+        Embedded(settings(), flower=not options.no_flower, api=True, env={"FARM_POLICY_URL": url}) as here,
         farm.connect(here.home) as client,
     ):
-        console.print(
-            f"policy {url} ({note})\nstore  {here.store_url}\nflower {here.flower_url or '-'}", soft_wrap=True
-        )
+        page = f"{here.api_url}/web/"
+        console.print(f"policy {url} ({note})\nstore  {here.store_url}", soft_wrap=True)
+        console.print(f"page   {page} (the key is in {here.home / KEY_FILE})", soft_wrap=True)
+        console.print(f"flower {here.flower_url or '-'}", soft_wrap=True)
         started = time.monotonic()
         batch_id = client.submit(
             farm.BatchRequest(
@@ -92,9 +96,15 @@ def run(options: argparse.Namespace) -> None:
             f"mean reward {status.mean_reward or 0:.3f}, {status.n_failed} failed"
         )
         there = "" if here.home == default_home() else f"FARM_HOME={here.home} "
+        if options.keep:
+            console.print(f"the page shows it: {page}batches/{batch_id}; Ctrl-C ends the farm", soft_wrap=True)
+            while True:
+                here.check()
+                time.sleep(_TICK_S)
         console.print(f"the farm ends now; what it played stays in {here.home}", soft_wrap=True, highlight=False)
         console.print(f"look again: {there}.venv/bin/farm watch {batch_id}", soft_wrap=True, highlight=False)
         console.print(f"a farm that stays: {there}.venv/bin/farm up", soft_wrap=True, highlight=False)
+        console.print('its page, with this batch: make demo ARGS="--keep"', soft_wrap=True, highlight=False)
         if status.n_completed != status.n_rollouts:
             sys.exit(1)
 

@@ -10,9 +10,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+import httpx2
 import pytest
 
 import farm
+from farm.home import KEY_FILE
 from tests.doubles import EngineDouble
 from tests.services.farms import farm_folder, left_of, processes_of, until
 from tests.services.soak import ONLY
@@ -65,6 +67,25 @@ def test_it_plays_math_code_and_bug_fixes(folder: Path, apptainer: Path) -> None
     for rollout in rollouts:
         (segment,) = rollout.segments
         assert segment.response_mask.sum() == rollout.n_response_tokens
+
+
+def test_it_keeps_its_page_up_until_it_is_interrupted(folder: Path) -> None:
+    process = demo(folder, "--math", "0", "--code", "1", "--swe", "0", "-n", "1", "--no-flower", "--keep")
+    assert process.stdout is not None
+    words = ""
+    while "the page shows it: " not in words and (line := process.stdout.readline()):
+        words += line
+    assert "the page shows it: " in words, words
+    page = words.partition("the page shows it: ")[2].partition(";")[0]
+    key = (folder / "home" / KEY_FILE).read_text().strip()
+    with httpx2.Client(base_url=page.partition("/web/")[0]) as browser:
+        assert browser.post("/web/sign-in", data={"key": key, "then": "/"}).status_code == 303
+        shown = browser.get(page)
+    assert (shown.status_code, page.rpartition("/")[2] in shown.text) == (200, True)
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=600)
+    assert (process.returncode, "nothing is left running" in output) == (130, True)
+    assert left_of(folder) == []
 
 
 @pytest.fixture
