@@ -10,7 +10,7 @@ import signal
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from verifiers.v1.configs.client import (  # type: ignore[import-not-found, unused-ignore]
     EvalClientConfig,
@@ -18,6 +18,7 @@ from verifiers.v1.configs.client import (  # type: ignore[import-not-found, unus
 )
 from verifiers.v1.episode import WireEpisode  # type: ignore[import-not-found, unused-ignore]
 from verifiers.v1.serve.client import EnvClient  # type: ignore[import-not-found, unused-ignore]
+from verifiers.v1.serve.types import BaseRequest, BaseResponse  # type: ignore[import-not-found, unused-ignore]
 from verifiers.v1.task import Task, TaskData  # type: ignore[import-not-found, unused-ignore]
 from verifiers.v1.trace import WireTrace  # type: ignore[import-not-found, unused-ignore]
 from verifiers.v1.types import SamplingConfig  # type: ignore[import-not-found, unused-ignore]
@@ -38,12 +39,18 @@ class FarmTask(Task[FarmTaskData]):  # type: ignore[misc, unused-ignore]
     """A task that the farm plays and scores."""
 
 
+class Juggle(BaseRequest):  # type: ignore[misc, unused-ignore]
+    """A request that no server knows."""
+
+    method: ClassVar[str] = "juggle"
+
+
 def trace_of(trace: WireTrace) -> dict[str, Any]:
     return {
         "ok": trace.ok,
         "completed": trace.is_completed,
         "stop": trace.stop_condition,
-        "timeout": trace.is_timeout,
+        "timeout": getattr(trace, "is_timeout", None),
         "errors": [{"type": error.type, "message": error.message} for error in trace.errors],
         "reward": trace.reward,
         "rewards": {name: reward and reward.value for name, reward in trace.rewards.items()},
@@ -57,7 +64,7 @@ def trace_of(trace: WireTrace) -> dict[str, Any]:
                 "token_ids": branch.token_ids,
                 "mask": branch.sampled_mask,
                 "logprobs": branch.logprobs,
-                "trainable": branch.trainable,
+                "trainable": getattr(branch, "trainable", True),
                 "experts": None if branch.routed_experts is None else branch.routed_experts.tolist(),
                 "last": branch.messages[-1].content,
             }
@@ -74,8 +81,8 @@ def episode_of(episode: WireEpisode) -> dict[str, Any]:
     return {"ok": episode.ok, "env": episode.env.id} | trace_of(trace)
 
 
-async def by_command(given: dict[str, Any], client: Any) -> dict[str, Any]:
-    """Play a task on the server as a trainer starts it."""
+async def by_command(given: dict[str, Any], client: Any, release: str) -> dict[str, Any]:
+    """Play a task on the server as a trainer starts it, with the verifiers of a folder; `""` is the installed one."""
     command = (sys.executable, "-m", "farm.adapters.verifiers", "--address", "tcp://127.0.0.1:0")
     options = (
         "--farm",
@@ -87,11 +94,15 @@ async def by_command(given: dict[str, Any], client: Any) -> dict[str, Any]:
         "--routed-experts",
         str(given["routed_experts"]),
     )
-    env = os.environ | {"PYTHONPATH": f"{os.environ['PYTHONPATH']}:{Path(__file__).parent}"}
+    of_client = given["release"].split(os.pathsep)
+    own = [each for each in os.environ["PYTHONPATH"].split(os.pathsep) if each not in of_client]
+    paths = os.pathsep.join(each for each in (*own, release, str(Path(__file__).parent)) if each)
+    env = os.environ | {"PYTHONPATH": paths}
     server = await asyncio.create_subprocess_exec(*command, *options, env=env, stdout=asyncio.subprocess.PIPE)
     assert server.stdout is not None
     verifiers = EnvClient((await server.stdout.readline()).decode().strip())
     try:
+        await verifiers.wait_for_server_startup()
         data = TaskData(prompt=given["chat"]["fields"]["question"]).model_dump(mode="json")
         return episode_of(await verifiers.run(client, given["model"], SamplingConfig(), data))
     finally:
@@ -147,13 +158,17 @@ async def play(given: dict[str, Any]) -> dict[str, Any]:
         with contextlib.suppress(asyncio.CancelledError):
             await slow
         healthy = await verifiers.health()
-        command = await by_command(given, train)
+        try:
+            await verifiers._request(Juggle(), BaseResponse)
+        except RuntimeError as error:
+            refused.append({"refused": str(error)})
+        commands = [await by_command(given, train, release) for release in given["of_servers"]]
     finally:
         await verifiers.close()
         serving.cancel()
         await serving
         await asyncio.to_thread(client.close)
-    return {"played": played, "refused": refused, "healthy": healthy, "command": command}
+    return {"played": played, "refused": refused, "healthy": healthy, "commands": commands}
 
 
 if __name__ == "__main__":
