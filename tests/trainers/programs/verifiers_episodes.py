@@ -7,8 +7,9 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -26,6 +27,9 @@ from verifiers.v1.types import SamplingConfig  # type: ignore[import-not-found, 
 import farm
 from farm.adapters.verifiers.env_server import FarmEnvServer
 from farm.client.gathered_rollouts import GatheredRollouts
+
+LATE_S = 3.3
+"""Seconds from the start of the client to that of its server: several probes wait for it then."""
 
 
 class FarmTaskData(TaskData):  # type: ignore[misc, unused-ignore]
@@ -81,6 +85,25 @@ def episode_of(episode: WireEpisode) -> dict[str, Any]:
     return {"ok": episode.ok, "env": episode.env.id} | trace_of(trace)
 
 
+def free_port() -> int:
+    """Return a port that nothing listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+async def leave(given: dict[str, Any], address: str, client: Any) -> None:
+    """Leave while a rollout is played, without a cancel: its answer reaches nobody."""
+    leaving = EnvClient(address)
+    data = FarmTaskData(**given["chat"]).model_dump(mode="json")
+    left = asyncio.create_task(leaving.run(client, given["model"], SamplingConfig(), data))
+    await asyncio.sleep(0.1)
+    await leaving.close()
+    left.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await left
+
+
 async def by_command(given: dict[str, Any], client: Any, release: str) -> dict[str, Any]:
     """Play a task on the server as a trainer starts it, with the verifiers of a folder; `""` is the installed one."""
     command = (sys.executable, "-m", "farm.adapters.verifiers", "--address", "tcp://127.0.0.1:0")
@@ -120,10 +143,14 @@ async def play(given: dict[str, Any]) -> dict[str, Any]:
     os.environ["TRAINER_KEY"] = given["engine_key"]
     client = farm.connect(given["farm"])
     rollouts = GatheredRollouts(client)
+    address = f"tcp://127.0.0.1:{free_port()}"
+    # a client asks before the server is there, as one that is started with it
+    verifiers = EnvClient(address)
+    started = asyncio.create_task(verifiers.wait_for_server_startup())
+    await asyncio.sleep(LATE_S)
     top_k = given["routed_experts"]
-    server = FarmEnvServer(rollouts, "tcp://127.0.0.1:0", request={"max_attempts": 1}, routed_experts=top_k)
+    server = FarmEnvServer(rollouts, address, request={"max_attempts": 1}, routed_experts=top_k)
     serving = asyncio.create_task(server.run())
-    verifiers = EnvClient(server.address)
     endpoint = {"base_url": given["engine_url"], "api_key_var": "TRAINER_KEY"}
     train, plain = TrainClientConfig(**endpoint), EvalClientConfig(**endpoint)
 
@@ -137,7 +164,7 @@ async def play(given: dict[str, Any]) -> dict[str, Any]:
         return episode_of(episode) | {"hash": FarmTask(data).hash}
 
     try:
-        await verifiers.wait_for_server_startup()
+        await started
         played = await asyncio.gather(
             *[run(given["chat"], max_tokens=64, cache_salt="7", min_p=0.0, extra_body={"top_k": 20}) for _ in range(4)],
             run(given["chat"], plain),
@@ -145,13 +172,14 @@ async def play(given: dict[str, Any]) -> dict[str, Any]:
             run(given["late"]),
             run(given["long"]),
         )
-        refused = await asyncio.gather(
+        refused: Sequence[dict[str, Any]] = await asyncio.gather(
             run(given["chat"], logit_bias={"5": 1.0}),
             run(given["chat"], TrainClientConfig(**endpoint, headers={"X-Team": "blue"})),
             run(given["chat"] | {"image": "python:3.11"}),
             run(given["unknown"]),
             run(given["chat"], routed_experts=True),
         )
+        await leave(given, address, train)
         slow = asyncio.create_task(run(given["slow"]))
         await asyncio.sleep(given["cancel_s"])
         slow.cancel()
@@ -161,7 +189,7 @@ async def play(given: dict[str, Any]) -> dict[str, Any]:
         try:
             await verifiers._request(Juggle(), BaseResponse)
         except RuntimeError as error:
-            refused.append({"refused": str(error)})
+            refused = (*refused, {"refused": str(error)})
         commands = [await by_command(given, train, release) for release in given["of_servers"]]
     finally:
         await verifiers.close()
