@@ -1,7 +1,7 @@
 # What scripts do that need the sources of a project of GitHub: sourced, with `folder` and `log` set; gives `source_of`.
 
-source_of() {  # source_of OWNER/NAME COMMIT: its files in DIR/NAME, with a mark that names the commit
-  local to=$folder/${1#*/}
+source_of() {  # source_of OWNER/NAME COMMIT [FOLDER]: its files in DIR/FOLDER or DIR/NAME, with a mark of the commit
+  local to=$folder/${3:-${1#*/}}
   [ -e "$to/.commit" ] && [ "$(cat "$to/.commit")" = "$2" ] && return
   if [ -e "$to" ] && ! [ -e "$to/.commit" ]; then
     echo "$to was not fetched by this script and is taken as it is; the tests are of $1 at $2"

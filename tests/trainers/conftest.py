@@ -18,6 +18,7 @@ import pytest
 
 import farm
 from farm.client.local import LocalFarm
+from tests.conftest import absent
 from tests.doubles import EngineDouble
 from tests.services.api import KEY, served
 from tests.services.farms import embedded, farm_folder, until
@@ -43,6 +44,8 @@ BOOK = Script(
     ]
 )
 EXPERTS = ExpertRouting(n_layers=2, top_k=4, n_experts=300)
+VERIFIERS = ("0.4.0", "a60a606")
+"""The versions of verifiers: the installed one, and that of prime-rl's newest public snapshot."""
 Program: TypeAlias = Callable[..., Any]
 
 if not os.environ.get("FARM_TRAINERS_PYTHON"):
@@ -83,6 +86,17 @@ def model_text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def verifiers_of(trainers: Path, version: str) -> str | None:
+    """Return the folders of a version of verifiers, to run a program with; None is the installed one."""
+    if version == VERIFIERS[0]:
+        return None
+    source, mcp = trainers / f"verifiers-{version}", trainers / "mcp-1"
+    for folder, module in ((source, "verifiers"), (mcp, "mcp")):
+        if not (folder / module).exists():
+            absent(f"{module} is not in {folder}: tests/trainers/environment.sh could not fetch it")
+    return os.pathsep.join(map(str, (source, mcp)))
+
+
 def are_of(experts: Any, ids: list[int]) -> bool:
     """Return whether these are the experts of all ids but the last, under weights of some step."""
     given = np.array(experts)
@@ -94,11 +108,12 @@ def are_of(experts: Any, ids: list[int]) -> bool:
 def run(farm_url: str, tmp_path: Path) -> Program:
     """Runs a program in the trainers' Python, with the farm's address; returns what it says at last, as JSON.
 
-    Of an example, all that it says. `url` is the address of another farm, `release` a folder of another release.
+    Of an example, all that it says. `url` is the address of another farm, `release` the folder of another release, or
+    several as in PYTHONPATH.
     """
 
     def run_program(
-        name: str, *words: object, path: Path | None = None, url: str = farm_url, release: Path | None = None
+        name: str, *words: object, path: Path | None = None, url: str = farm_url, release: Path | str | None = None
     ) -> Any:
         env = os.environ | {
             "PYTHONPATH": os.pathsep.join(str(each) for each in (ROOT, path, release) if each),

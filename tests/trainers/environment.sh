@@ -3,10 +3,10 @@
 # unless it is there.
 #
 # Nothing of it is ever a dependency of the farm. Its requirements are pinned and installed as they are listed, as those
-# that the packages name contradict each other and would bring CUDA libraries. slime, miles, rLLM and prime-rl are on no
-# package index, and Agent Lightning's package has no examples: their sources come from GitHub at the commits below into
-# folders of these names in DIR. Where that cannot be reached, a copy that is put there serves as well; without one their
-# tests are left out.
+# that the packages name contradict each other and would bring CUDA libraries. slime, miles, rLLM, prime-rl and its
+# verifiers are on no package index, and Agent Lightning's package has no examples: their sources come from GitHub at the
+# commits below into folders of these names in DIR. Where that cannot be reached, a copy that is put there serves as
+# well; without one their tests are left out.
 set -euo pipefail
 
 SLIME=624b824a898ab0ec1fcb4d373004c7f3852bf515
@@ -14,6 +14,8 @@ RLLM=9beb6e0f676a46d38858991fd79ac5f8e0b16d4c
 MILES=31f1ca961a94cb860cec3b2dea34ec332bfa8f76
 AGENT_LIGHTNING=c632d8dd804103bd421c65208bc501952689039f
 PRIME_RL=559b44772e471d1538537b8805cc77f3824a5e64
+# as that commit of prime-rl pins it
+VERIFIERS=a60a606ecc4d309247edf9ff92c3eabca362781f
 
 here=$(cd "$(dirname "$0")" && pwd)
 # shellcheck source=examples/training/python_environment.sh
@@ -31,8 +33,15 @@ if ! is_whole "$sum"; then
   install --no-deps --target "$folder/verl-0.8" verl==0.8.0
   finish "$sum"
 fi
+if ! [ -e "$folder/mcp-1" ]; then
+  # that verifiers is for this release
+  rm -rf "$folder/mcp-1.part"
+  install --no-deps --target "$folder/mcp-1.part" mcp==1.28.1 httpx-sse==0.4.3
+  mv "$folder/mcp-1.part" "$folder/mcp-1"
+fi
 source_of THUDM/slime "$SLIME"
 source_of radixark/miles "$MILES"
 source_of rllm-org/rllm "$RLLM"
 source_of PrimeIntellect-ai/prime-rl "$PRIME_RL"
+source_of PrimeIntellect-ai/verifiers "$VERIFIERS" verifiers-a60a606
 source_of microsoft/agent-lightning "$AGENT_LIGHTNING"

@@ -6,8 +6,14 @@ import shlex
 from pathlib import Path
 
 import pytest
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
-from tests.trainers.conftest import PROGRAMS, ROOT, Program
+from tests.conftest import absent
+from tests.doubles import EngineDouble
+from tests.trainers.conftest import BOOK, PROGRAMS, ROOT, VERIFIERS, Program, verifiers_of
+from workers.testing.serving import serving
 
 
 def test_trls_own_script_trains_through_the_farm(run: Program, model_text: Path) -> None:
@@ -37,3 +43,27 @@ def test_the_command_for_verl_is_one_that_verl_reads(run: Program, name: str) ->
     assert dots
     facts = run("own_examples/verl_command", *shlex.split(command))
     assert facts["manager"] in {"my_farm.Manager", "verl_farm.Manager"}
+
+
+def test_prime_rls_orchestrator_trains_through_the_farm(run: Program, trainers: Path, model_text: Path) -> None:
+    source, release = trainers / "prime-rl", verifiers_of(trainers, VERIFIERS[1])
+    if not (source / "packages").exists():
+        absent(f"the source of prime-rl is not in {source}: tests/trainers/environment.sh could not fetch it")
+    loaded = []
+
+    async def update(request: Request) -> Response:
+        loaded.append((await request.json())["weight_dir"])
+        return Response()
+
+    app = EngineDouble(BOOK, model=str(model_text), weight_version="0").app()
+    app.router.routes.append(Route("/update_weights", update, methods=["POST"]))
+    with serving(app) as engine:
+        program = "own_examples/prime_rl_orchestrator"
+        facts = run(program, f"{engine}/v1", model_text, source, path=PROGRAMS, release=release)
+    assert len(facts["steps"]) == 3
+    for step in facts["steps"]:
+        assert 0 < step["credited"] <= step["trained"] < step["tokens"]
+    assert [Path(each).name for each in loaded][:2] == ["step_0", "step_1"]
+    assert (facts["progress"], facts["failed"]) == (4, 0)
+    # two problems at steps 1, 2 and 4
+    assert facts["evaluated"] == [True] * 6

@@ -10,7 +10,7 @@ import pytest
 
 from tests.conftest import absent
 from tests.doubles import EngineDouble
-from tests.trainers.conftest import PROGRAMS, QUESTION, Program
+from tests.trainers.conftest import PROGRAMS, QUESTION, VERIFIERS, Program, verifiers_of
 from workers.testing.scripted_model import Branch, Script, ScriptedCall, ScriptedProblem, ScriptedTurn
 from workers.testing.serving import serving
 
@@ -169,13 +169,15 @@ def test_trls_own_async_worker_makes_the_same_samples(run: Program, engine: str,
     assert all(len({*cases[name]["rewards"]}) == 2 for name in ("stop", "stop_packed"))
 
 
+@pytest.mark.parametrize("version", VERIFIERS)
 def test_verifiers_own_environment_makes_the_same_samples_of_prime_rl(
-    run: Program, engine: str, model_text: Path, trainers: Path
+    run: Program, engine: str, model_text: Path, trainers: Path, version: str
 ) -> None:
     source = trainers / "prime-rl"
     if not (source / "packages").exists():
         absent(f"the source of prime-rl is not in {source}: tests/trainers/environment.sh could not fetch it")
-    cases = run("own_loops/prime_rl_own_loops", engine, model_text, source, path=PROGRAMS)
+    release = verifiers_of(trainers, version)
+    cases = run("own_loops/prime_rl_own_loops", engine, model_text, source, path=PROGRAMS, release=release)
     assert len(cases) == 8
     different, faults = unequal(cases).pop("cut_call")
     assert {*faults} == {"1 calls and not 2"}, "the farm answers a call without its end, as docs/reference/oracles.md"

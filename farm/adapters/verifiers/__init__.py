@@ -1,1 +1,1 @@
-"""verifiers and prime-rl: their env server with the farm behind it, in an environment that has verifiers 0.4."""
+"""verifiers and prime-rl: their env server with the farm behind it, in an environment that has verifiers."""

@@ -1,8 +1,9 @@
-"""verifiers and prime-rl: their env server (0.4, `verifiers.v1.serve`) with the farm in the place of an environment.
+"""verifiers and prime-rl: their env server (`verifiers.v1.serve`) with the farm in the place of an environment.
 
-The wire is verifiers' own code, by inheritance: frames, health, cancelling, and the deltas that a trace is sent in. A
-`run` becomes a rollout of the farm on the endpoint that the request names, which is the trainer's; what comes back is
-an episode with one trace. A rollout that broke is an episode with its error, which verifiers' consumers drop.
+The loop that receives is verifiers' own code, by inheritance; each client is answered in the wire of its own version
+(`client_wires`), whichever of the two is installed here. A `run` becomes a rollout of the farm on the endpoint that the
+request names, which is the trainer's; what comes back is an episode with one trace. A rollout that broke is an episode
+with its error, which verifiers' consumers drop.
 
 `python -m farm.adapters.verifiers` serves it.
 """
@@ -11,33 +12,31 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Any
 
+import msgpack  # type: ignore[import-not-found, unused-ignore]
 import zmq
 import zmq.asyncio
+from verifiers.v1.configs import client as client_configs  # type: ignore[import-not-found, unused-ignore]
 from verifiers.v1.configs.client import (  # type: ignore[import-not-found, unused-ignore]
     TrainClientConfig,
     resolve_api_key,
-    resolve_headers,
 )
 from verifiers.v1.episode import EnvInfo, WireEpisode  # type: ignore[import-not-found, unused-ignore]
-from verifiers.v1.serve.delta import (  # type: ignore[import-not-found, unused-ignore]
-    DeltaStreamer,
-    TraceSummary,
-    dump,
-    pack,
-)
+from verifiers.v1.serve.encoding import msgpack_encoder  # type: ignore[import-not-found, unused-ignore]
 from verifiers.v1.serve.server import EnvServer  # type: ignore[import-not-found, unused-ignore]
-from verifiers.v1.serve.types import RunRequest, RunResponse  # type: ignore[import-not-found, unused-ignore]
+from verifiers.v1.serve.types import RunRequest  # type: ignore[import-not-found, unused-ignore]
 from verifiers.v1.task import TaskData  # type: ignore[import-not-found, unused-ignore]
 
 from farm.adapters.trainer_sampling import TrainerSampling
+from farm.adapters.verifiers.client_wires import ClientWires, plain_request, reply
 from farm.adapters.verifiers.traces import PlayedRollout, trace_of, trace_task
 from farm.client.gathered_rollouts import GatheredRollouts
-from farm.errors import InvalidRequest
+from farm.errors import FarmError, InvalidRequest
 from farm.records.request import BatchRequest, EngineSettings, Instance, SamplingParams
 from farm.records.rollout import Rollout
 
@@ -51,6 +50,18 @@ _LIMITS = {"setup": "init_s", "agent": "run_s", "scoring": "eval_s"}
 """The farm's limit for each of a task's timeouts."""
 _OF_CALLER = frozenset({"idx", "id", "name", "description", "timeout"})
 """Fields of a task that say nothing of how it is played, or are mapped."""
+_LATER: Mapping[str, Any] = {"agent_user": None, "skills": []}
+"""Fields of a task in 0.4.0 that a60a606 lacks, with their defaults."""
+
+
+def run_of(payload: Mapping[str, Any]) -> RunRequest:
+    """Return the run of a request's payload, as a client of either version sends it. Raises ValidationError."""
+    return RunRequest.model_validate(plain_request(payload))
+
+
+def _pack(payload: Any) -> bytes:
+    packed: bytes = msgpack.packb(payload, default=msgpack_encoder, use_bin_type=True)
+    return packed
 
 
 def instance_of(task_data: dict[str, Any]) -> Instance:
@@ -58,7 +69,7 @@ def instance_of(task_data: dict[str, Any]) -> Instance:
 
     Raises InvalidRequest if one is missing, or if another field says how the task is to be played.
     """
-    defaults = TaskData().model_dump(mode="json")
+    defaults = {**_LATER, **TaskData().model_dump(mode="json")}
     for name in sorted((defaults.keys() & task_data.keys()) - _OF_CALLER):
         if task_data[name] != defaults[name]:
             raise InvalidRequest("the farm's handler decides that: leave it out, or give --instance", field=name)
@@ -72,6 +83,8 @@ def engine_of(run: RunRequest) -> dict[str, Any]:
 
     A training client's endpoint takes and gives token ids; any other is a plain chat server.
     """
+    # a60a606 has all of them in the client's configuration
+    resolve_headers = getattr(client_configs, "resolve_headers", lambda client: client.headers)
     if headers := resolve_headers(run.client):
         raise InvalidRequest(f"the farm sends no other headers ({', '.join(sorted(headers))})", field="client.headers")
     key = resolve_api_key(run.client)
@@ -116,6 +129,7 @@ class FarmEnvServer(EnvServer):  # type: ignore[misc, unused-ignore]
         self.env = self
         self._gate = None
         self._running: dict[str, asyncio.Task[Any]] = {}
+        self._wires = ClientWires()
         self._rollouts = rollouts
         self._instance = instance
         self._request = dict(request or {})
@@ -141,8 +155,41 @@ class FarmEnvServer(EnvServer):  # type: ignore[misc, unused-ignore]
         """Keep what serves all requests; the farm keeps its own."""
         yield
 
-    async def _run(self, req: RunRequest, client_id: bytes, request_id: bytes) -> RunResponse:
-        """Play one rollout, and send its trace. Raises InvalidRequest for what the farm cannot do."""
+    async def _handle(self, client_id: bytes, request_id: bytes, method: bytes, payload: bytes) -> None:
+        """Answer one request in its client's wire; one that fails has an error for a reply."""
+        wire = self._wires.of(client_id)
+        try:
+            raw = msgpack.unpackb(payload, raw=False)
+            if method == b"health":
+                wire = self._wires.of_probe(client_id, time.monotonic())
+                messages = [("reply", reply())]
+            elif method == b"run":
+                wire = self._wires.of_run(client_id, raw)
+                try:
+                    messages = wire.messages(await self._run(run_of(raw)))
+                finally:
+                    self._running.pop(request_id.decode(), None)
+            elif method == b"cancel":
+                running = self._running.get(str(raw["request_id"]))
+                if running is not None:
+                    running.cancel()
+                messages = [("reply", reply(cancelled=running is not None))]
+            else:
+                messages = [("reply", reply(f"unknown method {method.decode()!r}"))]
+            packed = [(kind, _pack(body)) for kind, body in messages]
+        except asyncio.CancelledError:
+            packed = [("reply", _pack(reply("Cancelled: rollout aborted")))]
+        except Exception as error:
+            log.warning("a request failed: %s", error, exc_info=not isinstance(error, FarmError))
+            packed = [("reply", _pack(reply(f"{type(error).__name__}: {error}")))]
+        try:
+            for kind, body in packed:
+                await self.frontend.send_multipart([client_id, request_id, *wire.frames(kind, body)], copy=False)
+        except zmq.ZMQError as error:
+            log.warning("an answer could not be sent, as its client has left: %s", error)
+
+    async def _run(self, req: RunRequest) -> dict[str, Any]:
+        """Play one rollout, and return its dumped episode. Raises InvalidRequest for what the farm cannot do."""
         request = self._request | sampling_of(req, self._ignored)
         if self._routed_experts is not None and isinstance(req.client, TrainClientConfig):
             request["sampling"].setdefault("routed_experts", self._routed_experts)
@@ -158,17 +205,19 @@ class FarmEnvServer(EnvServer):  # type: ignore[misc, unused-ignore]
         except asyncio.CancelledError:
             self._rollouts.abandon(started)
             raise
-        played = await asyncio.get_running_loop().run_in_executor(self._threads, self._played, rollout)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, self._episode, rollout, req)
+
+    def _episode(self, rollout: Rollout, req: RunRequest) -> dict[str, Any]:
+        """Return the dumped episode of a rollout, in fields that both versions read."""
         task = trace_task(req.task_data)
-        trace = trace_of(played, task, req.model, req.sampling)
+        trace = trace_of(self._played(rollout), task, req.model, req.sampling)
         episode = WireEpisode(env=EnvInfo(id="farm"), task=task, ok=trace.ok, traces=[trace])
-
-        async def send(delta: dict[str, Any]) -> None:
-            await self.frontend.send_multipart([client_id, request_id, b"delta", pack(delta)], copy=False)
-
-        await DeltaStreamer(lambda: [trace], send).flush()
-        summary = TraceSummary(id=trace.id, nodes=len(trace.nodes), calls=len(trace.calls))
-        return RunResponse(head=dump(episode, exclude={"traces"}), traces=[summary])
+        dumped: dict[str, Any] = episode.model_dump(mode="python", serialize_as_any=True)
+        # a version refuses fields of an agent that it lacks, and has its own of a task
+        dumped["traces"][0]["agent"]["config"] = {"model": req.model, "sampling": req.sampling.model_dump()}
+        for each in (dumped, *dumped["traces"]):
+            each["task"]["data"] = req.task_data
+        return dumped
 
     def _limits(self, task_data: Mapping[str, Any]) -> dict[str, Any]:
         """Return the limits of a task: the server's, with the task's own timeouts in their place."""

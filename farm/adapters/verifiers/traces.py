@@ -1,4 +1,4 @@
-"""Traces of verifiers (0.4, `verifiers.v1`): a rollout of the farm as the message graph that its trainers read.
+"""Traces of verifiers (`verifiers.v1`): a rollout of the farm as the message graph that its trainers read.
 
 Each training row of the farm is one branch of the graph, from a root to a leaf. A node holds the tokens that it adds:
 on the path of a row they give the row's prompt and response, its mask and its log-probabilities. Branches share no
@@ -6,6 +6,8 @@ nodes: what two rows have in common was sampled in the first and stands in the p
 rows, so each token trains once. The tokens between two calls are on the last message between them, as the farm does not
 keep where each message ends. A row that may not train, and a call without ids, are nodes without tokens. Routed experts
 of a row are on its nodes, those of its last token as verifiers has them: those of the token before.
+
+The types are those of the installed version, 0.4.0 or a60a606, which has no tools of a node and no timeouts of a trace.
 """
 
 from __future__ import annotations
@@ -70,7 +72,8 @@ class PlayedRollout:
 def trace_task(task_data: Mapping[str, Any]) -> TraceTask[WireTaskData]:
     """Return the task of a request as traces name it."""
     data = WireTaskData.model_validate(dict(task_data))
-    key = task_key(data.model_dump(mode="json", exclude_none=True))
+    # as the client has it: without defaults of fields that it lacks
+    key = task_key(data.model_dump(mode="json", exclude_none=True, exclude_unset=True))
     return TraceTask[WireTaskData](type="FarmTask", data=data, key=key, hash=key)
 
 
@@ -87,7 +90,8 @@ def trace_of(played: PlayedRollout, task: TraceTask[WireTaskData], model: str, s
         for score in played.rewards[-1:]:
             trace.record_metrics({key: float(value) for key, value in score.details.items() if _is_number(value)})
         if rollout.outcome is Outcome.DEADLINE:
-            trace.record_timeout("agent")
+            trace.stop("agent_timeout")
+            _set(trace, "is_timeout", True)
         else:
             trace.stop(_STOPS.get(rollout.outcome or Outcome.SUBMITTED, "agent_completed"))
     else:
@@ -95,8 +99,15 @@ def trace_of(played: PlayedRollout, task: TraceTask[WireTaskData], model: str, s
         message = rollout.failure.message if rollout.failure else f"it ended as {rollout.outcome}"
         trace.rewards = {each.evaluator: None for each in played.rewards} or {"reward": None}
         trace.record_error(kind(f"rollout {rollout.rollout_id}: {message}"))
+        trace.stop_condition = f"{kind.__name__.removesuffix('Error').lower()}_error"
     trace.split_agent_time()
     return trace
+
+
+def _set(model: Any, name: str, value: Any) -> None:
+    """Set a field that not each version has."""
+    if name in type(model).model_fields:
+        setattr(model, name, value)
 
 
 def _details(rollout: Rollout) -> dict[str, Any]:
@@ -176,8 +187,8 @@ class _Graph:
     def _show(self, root: int, call: ModelCall) -> None:
         """Give a branch, at its root, and the trace the tools that its first call was shown."""
         tools = parse_tools(self._tools[call.index]) or []
-        self._trace.nodes[root].tools = tools
-        known = {(tool.namespace, tool.name, tool.type): tool for tool in [*self._trace.tools, *tools]}
+        _set(self._trace.nodes[root], "tools", tools)
+        known = {_identity(tool): tool for tool in [*self._trace.tools, *tools]}
         self._trace.tools = list(known.values())
 
     def _route(self, first: int, experts: ExpertIds) -> None:
@@ -215,6 +226,10 @@ class _Graph:
         traced.time.start, traced.time.end = call.started_at, end
         self._trace.calls.append(traced)
         return len(self._trace.nodes) - 1
+
+
+def _identity(tool: Any) -> tuple[Any, ...]:
+    return tuple(getattr(tool, name, None) for name in ("namespace", "name", "type"))
 
 
 def _histories(calls: Sequence[ModelCall]) -> dict[int, list[Message]]:

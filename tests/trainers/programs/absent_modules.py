@@ -42,6 +42,6 @@ class _EmptyModules(MetaPathFinder, Loader):
         """Leave it empty."""
 
 
-def leave_out(*packages: str) -> None:
-    """Have these packages, which are not installed, imported as empty ones."""
-    sys.meta_path.append(_EmptyModules(packages))
+def leave_out(*packages: str, first: bool = False) -> None:
+    """Have these packages, which are not installed, imported as empty ones; `first` leaves out installed ones, too."""
+    sys.meta_path.insert(0 if first else len(sys.meta_path), _EmptyModules(packages))

@@ -18,7 +18,7 @@ from absent_modules import leave_out  # type: ignore[import-not-found]
 from verifiers.v1.configs.client import TrainClientConfig  # type: ignore[import-not-found, unused-ignore]
 from verifiers.v1.serve.types import RunRequest  # type: ignore[import-not-found, unused-ignore]
 
-from farm.adapters.verifiers.env_server import sampling_of
+from farm.adapters.verifiers.env_server import run_of, sampling_of
 from farm.errors import InvalidRequest
 from farm.records.request import SamplingParams
 
@@ -39,7 +39,7 @@ def request_of(sampling: Any) -> RunRequest:
 def asked(sampling: Any) -> dict[str, Any] | str:
     """Return the sampling parameters of a batch, or the name of the one that is refused."""
     try:
-        fields = sampling_of(request_of(sampling))["sampling"]
+        fields = sampling_of(run_of(request_of(sampling).model_dump(mode="json")))["sampling"]
     except InvalidRequest as error:
         return error.field
     return SamplingParams(**fields).model_dump(exclude_unset=True, mode="json")

@@ -7,10 +7,11 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from verifiers.v1.configs.client import (  # type: ignore[import-not-found, unused-ignore]
     EvalClientConfig,
@@ -18,6 +19,7 @@ from verifiers.v1.configs.client import (  # type: ignore[import-not-found, unus
 )
 from verifiers.v1.episode import WireEpisode  # type: ignore[import-not-found, unused-ignore]
 from verifiers.v1.serve.client import EnvClient  # type: ignore[import-not-found, unused-ignore]
+from verifiers.v1.serve.types import BaseRequest, BaseResponse  # type: ignore[import-not-found, unused-ignore]
 from verifiers.v1.task import Task, TaskData  # type: ignore[import-not-found, unused-ignore]
 from verifiers.v1.trace import WireTrace  # type: ignore[import-not-found, unused-ignore]
 from verifiers.v1.types import SamplingConfig  # type: ignore[import-not-found, unused-ignore]
@@ -25,6 +27,9 @@ from verifiers.v1.types import SamplingConfig  # type: ignore[import-not-found, 
 import farm
 from farm.adapters.verifiers.env_server import FarmEnvServer
 from farm.client.gathered_rollouts import GatheredRollouts
+
+LATE_S = 3.3
+"""Seconds from the start of the client to that of its server: several probes wait for it then."""
 
 
 class FarmTaskData(TaskData):  # type: ignore[misc, unused-ignore]
@@ -38,12 +43,18 @@ class FarmTask(Task[FarmTaskData]):  # type: ignore[misc, unused-ignore]
     """A task that the farm plays and scores."""
 
 
+class Juggle(BaseRequest):  # type: ignore[misc, unused-ignore]
+    """A request that no server knows."""
+
+    method: ClassVar[str] = "juggle"
+
+
 def trace_of(trace: WireTrace) -> dict[str, Any]:
     return {
         "ok": trace.ok,
         "completed": trace.is_completed,
         "stop": trace.stop_condition,
-        "timeout": trace.is_timeout,
+        "timeout": getattr(trace, "is_timeout", None),
         "errors": [{"type": error.type, "message": error.message} for error in trace.errors],
         "reward": trace.reward,
         "rewards": {name: reward and reward.value for name, reward in trace.rewards.items()},
@@ -57,7 +68,7 @@ def trace_of(trace: WireTrace) -> dict[str, Any]:
                 "token_ids": branch.token_ids,
                 "mask": branch.sampled_mask,
                 "logprobs": branch.logprobs,
-                "trainable": branch.trainable,
+                "trainable": getattr(branch, "trainable", True),
                 "experts": None if branch.routed_experts is None else branch.routed_experts.tolist(),
                 "last": branch.messages[-1].content,
             }
@@ -74,8 +85,27 @@ def episode_of(episode: WireEpisode) -> dict[str, Any]:
     return {"ok": episode.ok, "env": episode.env.id} | trace_of(trace)
 
 
-async def by_command(given: dict[str, Any], client: Any) -> dict[str, Any]:
-    """Play a task on the server as a trainer starts it."""
+def free_port() -> int:
+    """Return a port that nothing listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+async def leave(given: dict[str, Any], address: str, client: Any) -> None:
+    """Leave while a rollout is played, without a cancel: its answer reaches nobody."""
+    leaving = EnvClient(address)
+    data = FarmTaskData(**given["chat"]).model_dump(mode="json")
+    left = asyncio.create_task(leaving.run(client, given["model"], SamplingConfig(), data))
+    await asyncio.sleep(0.1)
+    await leaving.close()
+    left.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await left
+
+
+async def by_command(given: dict[str, Any], client: Any, release: str) -> dict[str, Any]:
+    """Play a task on the server as a trainer starts it, with the verifiers of a folder; `""` is the installed one."""
     command = (sys.executable, "-m", "farm.adapters.verifiers", "--address", "tcp://127.0.0.1:0")
     options = (
         "--farm",
@@ -87,11 +117,15 @@ async def by_command(given: dict[str, Any], client: Any) -> dict[str, Any]:
         "--routed-experts",
         str(given["routed_experts"]),
     )
-    env = os.environ | {"PYTHONPATH": f"{os.environ['PYTHONPATH']}:{Path(__file__).parent}"}
+    of_client = given["release"].split(os.pathsep)
+    own = [each for each in os.environ["PYTHONPATH"].split(os.pathsep) if each not in of_client]
+    paths = os.pathsep.join(each for each in (*own, release, str(Path(__file__).parent)) if each)
+    env = os.environ | {"PYTHONPATH": paths}
     server = await asyncio.create_subprocess_exec(*command, *options, env=env, stdout=asyncio.subprocess.PIPE)
     assert server.stdout is not None
     verifiers = EnvClient((await server.stdout.readline()).decode().strip())
     try:
+        await verifiers.wait_for_server_startup()
         data = TaskData(prompt=given["chat"]["fields"]["question"]).model_dump(mode="json")
         return episode_of(await verifiers.run(client, given["model"], SamplingConfig(), data))
     finally:
@@ -109,10 +143,14 @@ async def play(given: dict[str, Any]) -> dict[str, Any]:
     os.environ["TRAINER_KEY"] = given["engine_key"]
     client = farm.connect(given["farm"])
     rollouts = GatheredRollouts(client)
+    address = f"tcp://127.0.0.1:{free_port()}"
+    # a client asks before the server is there, as one that is started with it
+    verifiers = EnvClient(address)
+    started = asyncio.create_task(verifiers.wait_for_server_startup())
+    await asyncio.sleep(LATE_S)
     top_k = given["routed_experts"]
-    server = FarmEnvServer(rollouts, "tcp://127.0.0.1:0", request={"max_attempts": 1}, routed_experts=top_k)
+    server = FarmEnvServer(rollouts, address, request={"max_attempts": 1}, routed_experts=top_k)
     serving = asyncio.create_task(server.run())
-    verifiers = EnvClient(server.address)
     endpoint = {"base_url": given["engine_url"], "api_key_var": "TRAINER_KEY"}
     train, plain = TrainClientConfig(**endpoint), EvalClientConfig(**endpoint)
 
@@ -126,7 +164,7 @@ async def play(given: dict[str, Any]) -> dict[str, Any]:
         return episode_of(episode) | {"hash": FarmTask(data).hash}
 
     try:
-        await verifiers.wait_for_server_startup()
+        await started
         played = await asyncio.gather(
             *[run(given["chat"], max_tokens=64, cache_salt="7", min_p=0.0, extra_body={"top_k": 20}) for _ in range(4)],
             run(given["chat"], plain),
@@ -134,26 +172,31 @@ async def play(given: dict[str, Any]) -> dict[str, Any]:
             run(given["late"]),
             run(given["long"]),
         )
-        refused = await asyncio.gather(
+        refused: Sequence[dict[str, Any]] = await asyncio.gather(
             run(given["chat"], logit_bias={"5": 1.0}),
             run(given["chat"], TrainClientConfig(**endpoint, headers={"X-Team": "blue"})),
             run(given["chat"] | {"image": "python:3.11"}),
             run(given["unknown"]),
             run(given["chat"], routed_experts=True),
         )
+        await leave(given, address, train)
         slow = asyncio.create_task(run(given["slow"]))
         await asyncio.sleep(given["cancel_s"])
         slow.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await slow
         healthy = await verifiers.health()
-        command = await by_command(given, train)
+        try:
+            await verifiers._request(Juggle(), BaseResponse)
+        except RuntimeError as error:
+            refused = (*refused, {"refused": str(error)})
+        commands = [await by_command(given, train, release) for release in given["of_servers"]]
     finally:
         await verifiers.close()
         serving.cancel()
         await serving
         await asyncio.to_thread(client.close)
-    return {"played": played, "refused": refused, "healthy": healthy, "command": command}
+    return {"played": played, "refused": refused, "healthy": healthy, "commands": commands}
 
 
 if __name__ == "__main__":

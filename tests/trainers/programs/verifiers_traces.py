@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from dataclasses import replace
+from inspect import signature
 from typing import Any
 
 import numpy as np
@@ -55,6 +56,7 @@ BASH, SUBMIT = (
     {"type": "function", "function": {"name": name, "description": "d", "parameters": {"type": "object"}}}
     for name in ("bash", "submit")
 )
+ALL_DIGITS = {"float_decimals": None}
 CALLS = [
     call(0, [1, 2], [3, 4], LOOK, messages=[USER], observations=[SEEN], tools=[BASH]),
     # goes on from the call before, after the tool's result
@@ -120,7 +122,9 @@ def routed() -> dict[str, Any]:
             "dtype": "uint16",
         }
         new = list(range(taken, taken + n_nodes))
-        _attribute_routed_experts(trace, list(range(taken)), new, path_len, payload)
+        # 0.4.0 has the nodes before, too, whose last token a turn makes good
+        before = (list(range(taken)),) if len(signature(_attribute_routed_experts).parameters) == 5 else ()
+        _attribute_routed_experts(trace, *before, new, path_len, payload)
         taken, path_len = taken + n_nodes, path_len + sum(len(trace.nodes[number].token_ids) for number in new)
     theirs = [None if node.routed_experts is None else node.routed_experts.tolist() for node in trace.nodes]
     (branch,) = trace.branches
@@ -131,7 +135,7 @@ def made(reward: float | None) -> WireTrace:
     rewards = [] if reward is None else [Reward(reward, {"passed": True, "note": "fine", "n": 3}, "grader", 1.0)]
     task = trace_task({"data_source": "chat", "fields": {}})
     trace = trace_of(PlayedRollout(rollout(reward), CALLS, rewards, []), task, "policy", SamplingConfig(temperature=1))
-    return WireTrace.model_validate(json.loads(json.dumps(trace.to_record(float_decimals=None))))
+    return WireTrace.model_validate(json.loads(json.dumps(trace.model_dump(mode="json", context=ALL_DIGITS))))
 
 
 if __name__ == "__main__":
@@ -152,7 +156,7 @@ if __name__ == "__main__":
             "logprobs": branch.logprobs,
             "messages": [[message.role, message.content] for message in branch.messages],
             "calls": [call.finish_reason for call in branch.calls],
-            "tools": [tool.model_dump(exclude_none=True) for tool in branch.tools],
+            "tools": [tool.model_dump(exclude_none=True) for tool in getattr(branch, "tools", ())],
         }
         for branch in scored.branches
     ]

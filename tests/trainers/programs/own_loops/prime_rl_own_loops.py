@@ -88,7 +88,7 @@ class OwnTask(vf.Task[vf.TaskData]):  # type: ignore[misc, unused-ignore]
     @vf.intercept  # type: ignore[untyped-decorator, unused-ignore]
     def look(self, request: vf.Request) -> vf.Request:
         *before, last = request.messages
-        if last.role == "tool" and not last.content:
+        if last.role == "tool":
             last = last.model_copy(update={"content": _Played.recording.observation()})
         return vf.Request(messages=[*before, last], tools=request.tools)
 
@@ -248,8 +248,9 @@ def main() -> None:
     os.environ["OWN_LOOPS_KEY"] = "EMPTY"
     taskset()
     SubprocessRuntime.prepare_uv_script = program
-    # prime-rl's commit reads of each branch its pictures, too, which verifiers 0.4.0 keeps elsewhere; here are none
-    vf.Branch.multi_modal_data = None
+    if not hasattr(vf.Branch, "multi_modal_data"):
+        # prime-rl's commit reads of each branch its pictures, too, which verifiers 0.4.0 keeps elsewhere; here are none
+        vf.Branch.multi_modal_data = None
     with farm.connect(URL) as client:
         rollouts = GatheredRollouts(client)
         facts = {

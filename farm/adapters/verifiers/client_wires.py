@@ -1,0 +1,138 @@
+"""The wires of verifiers' env server, of which a client speaks one; nothing here needs verifiers.
+
+A client sends frames `[request id, method, payload]`, alike in all of them. What it reads differs:
+
+* `WHOLE`, of verifiers at a60a606, which prime-rl 559b447 brings: `[request id, payload]`. The reply of a run has the
+  episode. A message of more frames ends the client's reading for good.
+* `STREAMED`, of verifiers 0.4.0: `[request id, kind, payload]`. An episode's traces come in messages of the kind
+  `delta`, the rest of it in that of the kind `reply`. A message of other frames is passed over.
+
+A run says which one: the endpoint in it has fields in 0.4.0 that a60a606 lacks. Health, which a client asks for first,
+does not, as its payload is empty. A client that nothing is known of is answered in two frames, which harms neither; one
+that asks again and again has not understood them. Probes that were sent before the server was there come all at once.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+_TELLING = frozenset({"headers_from_env", "timeout"})
+"""Fields of a run's endpoint in 0.4.0."""
+_HEADER = ("version", "id", "verifiers", "task")
+_LISTS = ("nodes", "calls", "errors", "extra_usage", "request_rewrites", "response_rewrites")
+_N_PROBES = 2
+"""Probes that are answered in two frames: the first may have been sent long ago, the second was not."""
+_APART_S = 0.5
+"""Probes that come closer together count as one."""
+_N_CLIENTS = 10_000
+"""Clients that are remembered; each connection is one."""
+_OWN_ERROR = "error"
+"""a60a606's stop condition of a trace that broke; 0.4.0 names the kind of the error."""
+
+
+class ClientWire(StrEnum):
+    """A wire, by the version of verifiers that speaks it."""
+
+    WHOLE = "a60a606"
+    STREAMED = "0.4.0"
+
+    def frames(self, kind: str, payload: bytes) -> list[bytes]:
+        """Return the frames of a message after the request's id; `kind` is `reply` or `delta`."""
+        return [payload] if self is ClientWire.WHOLE else [kind.encode(), payload]
+
+    def messages(self, episode: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+        """Return the messages that a run is answered with, as kinds and payloads; the episode is a dumped one."""
+        traces = episode["traces"]
+        if self is ClientWire.WHOLE:
+            whole = {**episode, "traces": [_with_own_error(trace) for trace in traces]}
+            return [("reply", reply(episode=whole))]
+        sizes = [{"id": each["id"], "nodes": len(each["nodes"]), "calls": len(each["calls"])} for each in traces]
+        head = {name: value for name, value in episode.items() if name != "traces"}
+        return [*(("delta", _delta(trace)) for trace in traces), ("reply", reply(head=head, traces=sizes))]
+
+
+def reply(error: str | None = None, **fields: Any) -> dict[str, Any]:
+    """Return the payload of a reply: one that has an error did not succeed."""
+    return {"success": error is None, "error": error, **fields}
+
+
+def _delta(trace: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the one delta that a trace is sent in."""
+    lists = {name: trace[name] for name in _LISTS if name in trace}
+    known = {*_HEADER, *_LISTS}
+    return {
+        "trace": trace["id"],
+        "open": {name: trace[name] for name in _HEADER if name in trace},
+        **lists,
+        "set": {name: value for name, value in trace.items() if name not in known},
+    }
+
+
+def _with_own_error(trace: Mapping[str, Any]) -> dict[str, Any]:
+    return {**trace, "stop_condition": _OWN_ERROR} if trace["errors"] else dict(trace)
+
+
+def plain_request(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a run's payload in the fields that both versions have: headers and sampling parameters in one place each.
+
+    Headers that a client names by variables are those of this server's environment. Timeouts of the endpoint are left
+    out, as the farm has its own.
+    """
+    plain = dict(request)
+    client, sampling = request.get("client"), request.get("sampling")
+    if isinstance(client, Mapping):
+        named = client.get("headers_from_env") or {}
+        found = {name: os.environ[variable] for name, variable in named.items() if variable in os.environ}
+        kept = {name: value for name, value in client.items() if name not in _TELLING}
+        plain["client"] = kept | ({"headers": {**client.get("headers", {}), **found}} if found else {})
+    if isinstance(sampling, Mapping):
+        own = {name: value for name, value in sampling.items() if name != "extra_body" and value is not None}
+        plain["sampling"] = {**(sampling.get("extra_body") or {}), **own}
+    return plain
+
+
+@dataclass(slots=True)
+class _Client:
+    """A connection: the wire that its runs told, or how often it asked for health."""
+
+    told: ClientWire | None = None
+    n_probes: int = 0
+    probed_at: float = 0.0
+
+
+class ClientWires:
+    """The wires of a server's clients, by the identities of their connections. Not for several threads."""
+
+    def __init__(self) -> None:
+        self._clients: dict[bytes, _Client] = {}
+
+    def of(self, client: bytes) -> ClientWire:
+        """Return the wire that a client's runs told, or the one that its probes let expect."""
+        known = self._clients.get(client, _Client())
+        if known.told is not None:
+            return known.told
+        return ClientWire.WHOLE if known.n_probes <= _N_PROBES else ClientWire.STREAMED
+
+    def of_run(self, client: bytes, request: Any) -> ClientWire:
+        """Return the wire of a run by its payload, and remember it for its client; without an endpoint none is told."""
+        endpoint = request.get("client") if isinstance(request, Mapping) else None
+        if isinstance(endpoint, Mapping):
+            self._known(client).told = ClientWire.STREAMED if _TELLING & endpoint.keys() else ClientWire.WHOLE
+        return self.of(client)
+
+    def of_probe(self, client: bytes, at: float) -> ClientWire:
+        """Return the wire to answer a client's request for health in; `at` are seconds of a clock that only rises."""
+        known = self._known(client)
+        if not known.n_probes or at - known.probed_at >= _APART_S:
+            known.n_probes += 1
+            known.probed_at = at
+        return self.of(client)
+
+    def _known(self, client: bytes) -> _Client:
+        if client not in self._clients and len(self._clients) >= _N_CLIENTS:
+            del self._clients[next(iter(self._clients))]
+        return self._clients.setdefault(client, _Client())
