@@ -114,13 +114,21 @@ def _environment(source: Path, target: Path, compose: ComposeFile) -> None:
     shutil.copytree(context, target, symlinks=True, ignore=outer)
     if text:
         written = target / _DOCKERFILE
+        # it may be a link
         written.unlink(missing_ok=True)
         written.write_text(_with_arguments(text, compose.arguments), encoding="utf-8", errors="replace")
+        if (ignore := dockerfile.with_name(f"{dockerfile.name}.dockerignore")).is_file():
+            shutil.copy(ignore, target / f"{_DOCKERFILE}.dockerignore")
     for mount in compose.own_mounts:
         copy = _copy_mount(source, mount, target)
         line = json.dumps([copy, mount.target.rstrip("/") + ("/" if copy.endswith("/") else "")])
         with (target / _DOCKERFILE).open("a", encoding="utf-8") as file:
             file.write(f"\nCOPY {line}\n")
+        for ignore in (target / ".dockerignore", target / f"{_DOCKERFILE}.dockerignore"):
+            if ignore.is_file():
+                # a mount has what a build leaves out, too
+                with ignore.open("a", encoding="utf-8") as file:
+                    file.write(f"\n!{copy.rstrip('/')}\n")
     # the file as Harbor reads it: what is beside the main service is to be seen there
     if compose.sidecars or compose.mounts or compose.privileged or compose.other:
         shutil.copy(source / _COMPOSE, target / _COMPOSE)

@@ -11,6 +11,7 @@ from farm.records.task_needs import unsupported
 from farm.tasks.harbor_folder import read_task, task_folder, task_paths
 from farm.tasks.harbor_instance import HarborInstance
 from farm.tasks.harbor_needs import needs_of
+from workers.sandboxes.images.dockerfile.context import BuildContext
 
 ROOT = Path(__file__).parents[4]
 SAMPLES = ROOT / "examples" / "tasks" / "harbor"
@@ -286,15 +287,22 @@ def test_a_mount_of_the_task_s_own_files_is_copied(
 ) -> None:
     """The solution and the tests of the harness are not."""
     compose = _MOUNTED.format(mount)
-    source = _written(tmp_path / "hello", {**_TERMINAL_BENCH, "docker-compose.yaml": compose, "sub/x": "1"})
+    ignored = {"sub/x": "1", ".dockerignore": ".*\n**/*.txt\nx"}
+    source = _written(tmp_path / "hello", {**_TERMINAL_BENCH, "docker-compose.yaml": compose, **ignored})
     with task_folder(source) as found:
         assert list(unsupported(needs_of(found.instance))) == []
         (name,) = [each.name for each in (found.path / "environment").iterdir() if each.name.startswith(".mount-")]
         text = (found.path / "environment" / "Dockerfile").read_text()
         assert text.splitlines()[-1] == f"COPY {line.format(name)}"
         place = found.path / "environment" / name
+        folder = found.path / "environment"
+        context = BuildContext.of(folder, folder / "Dockerfile")
+        assert {each.relative for each in context.tree(name) if each.relative.count("/") == 0} - {""} == (
+            {each.name for each in place.iterdir()} if place.is_dir() else set()
+        )
         if files is not None:
-            assert {each.name for each in place.iterdir()} == files | ({"sub"} if "data.txt" in files else set())
+            more = {"sub", ".dockerignore"} if "data.txt" in files else set()
+            assert {each.name for each in place.iterdir()} == files | more
 
 
 @pytest.mark.parametrize(
