@@ -139,17 +139,17 @@ def begin_as(first: Credentials) -> None:
 
 def shown(process: int) -> tuple[int, int] | None:
     """Return the effective user and group of a process of whichever table; None if they are too high. OSError."""
-    return _told(resource.prlimit(process, LOCKS)[0])
+    return _parsed(resource.prlimit(process, LOCKS)[0])
 
 
 def shown_outside(process: int) -> tuple[int, int] | None:
     """As `shown`, of a process of another user of the node. OSError."""
     with open(f"/proc/{process}/limits") as file:  # noqa: PTH123
         soft = next((line.split()[3] for line in file if line.startswith("Max file locks")), "unlimited")
-    return _told(int(soft) if soft.isdecimal() else resource.RLIM_INFINITY)
+    return _parsed(int(soft) if soft.isdecimal() else resource.RLIM_INFINITY)
 
 
-def _told(number: int) -> tuple[int, int] | None:
+def _parsed(number: int) -> tuple[int, int] | None:
     if number == resource.RLIM_INFINITY:
         return 0, 0
     uid, gid = number & 0xFFFF, number >> 16 & 0xFFFF
@@ -161,8 +161,8 @@ def address_of(uid: int, gid: int) -> bytes:
     return _OF_PEER + b"%d:%d:%s" % (uid, gid, os.urandom(8).hex().encode())
 
 
-def told_by(address: object) -> tuple[int, int] | None:
-    """Return the user and the group that an address of `address_of` tells; None of another."""
+def user_of_address(address: object) -> tuple[int, int] | None:
+    """Return the user and the group that are in an address of `address_of`; None of another."""
     if not isinstance(address, bytes) or not address.startswith(_OF_PEER):
         return None
     uid, gid = address.removeprefix(_OF_PEER).split(b":")[:2]

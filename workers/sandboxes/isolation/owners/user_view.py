@@ -28,7 +28,7 @@ import struct
 
 from workers.sandboxes.isolation import linux, seccomp, system_calls
 from workers.sandboxes.isolation.owners import file_owners
-from workers.sandboxes.isolation.owners.credentials import UNCHANGED, CredentialsTable, shown, told_by
+from workers.sandboxes.isolation.owners.credentials import UNCHANGED, CredentialsTable, shown, user_of_address
 from workers.sandboxes.isolation.owners.waiting_call import CWD, EMPTY_PATH, NO_FOLLOW, OF_KERNEL, WaitingCall
 
 TYPE_CHECKING = False
@@ -254,7 +254,7 @@ class UserView:
         with socket.socket(fileno=taken) as found:
             pid, *_ = _PEER.unpack(found.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
             # no process of this sandbox has 0: a relay connects for one of another
-            ids = shown(pid) if pid else told_by(found.getpeername())
+            ids = shown(pid) if pid else user_of_address(found.getpeername())
         (size,) = struct.unpack("i", asked.read(size_at, 4))
         if ids in (None, (0, 0)) or size < _PEER.size:
             return None
