@@ -82,6 +82,14 @@ def note_owner(path: str | int, uid: int, gid: int, root: str) -> None:
             raise
 
 
+def owner_in(place: bytes, owner: Owner) -> Owner:
+    """Return whose a new file of this path is: its maker's, but of the group of a set-group-id folder. OSError."""
+    above = os.path.dirname(place)  # noqa: PTH120
+    if not os.stat(above).st_mode & stat.S_ISGID:
+        return owner
+    return owner[0], (owner_at(above, follow=True) or ROOT)[1]
+
+
 def note_folders(folders: Sequence[str], owners: CopiedOwners) -> None:
     """Note whose the folders are that a copy makes above its files. OSError."""
     uid, gid = owners["each"] or ROOT

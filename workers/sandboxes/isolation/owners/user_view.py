@@ -301,6 +301,7 @@ class UserView:
         place = self._new(asked, folder, path, flags & (os.O_EXCL | os.O_NOFOLLOW)) if owner != (0, 0) else b""
         if not place:
             return None
+        owner = file_owners.owner_in(place, owner)
         with self._umask_of(asked):
             file = os.open(place, flags & 0x7FFFFFFF | os.O_EXCL | os.O_CLOEXEC, mode & 0o7777)
         try:
@@ -319,6 +320,7 @@ class UserView:
         place = self._new(asked, folder, path, os.O_NOFOLLOW) if owner != (0, 0) else b""
         if not place:
             return None
+        owner = file_owners.owner_in(place, owner)
         with self._umask_of(asked):
             os.mkdir(place, mode & 0o7777)
         file = os.open(place, os.O_PATH | os.O_NOFOLLOW | os.O_DIRECTORY | os.O_CLOEXEC)
