@@ -116,7 +116,7 @@ def _unpack(archive: tarfile.TarFile, member: tarfile.TarInfo, owners: CopiedOwn
     if member.isreg():
         _unpack_file(archive, member, owner)
         return
-    trusted = {"filter": "fully_trusted"} if sys.version_info >= (3, 12) else {}
+    trusted: Any = {"filter": "fully_trusted"} if sys.version_info >= (3, 12) else {}
     archive.extract(member, "/", **trusted)
     if owner and member.isdir():
         file_owners.note_owner(member.name, *owner, "/")

@@ -115,9 +115,9 @@ class LayerSource:
             self._run(place, work, account)
             return None, mounted
         if isinstance(work, MakeFolder):
-            owner = self._named(place, owner_of_files, work.user)
+            whose = self._named(place, owner_of_files, work.user)
             make_folder(place, work.path, 0o755)
-            return owner if any(owner) else None, ()
+            return whose if any(whose) else None, ()
         owner = self._named(place, owner_of_files, work.chown) if work.chown else None
         copy_into(place, work, self.step.instruction, lambda source: self._other(source, stack), owner)
         return None, ()
