@@ -38,6 +38,12 @@ _SWE_SOURCES = (
 )
 _SKYRL_ANSWERS = ("aime", "gsm8k")
 _SKYRL_CODE = ("lcb",)
+_SKYRL_ENVIRONMENTS = ("gsm8k_multi_turn",)
+_SKYRL_SERVED = {
+    "search": "a search engine, at an address of the trainer's configuration",
+    "searchcode": "a search engine and an interpreter, at addresses of the trainer's configuration",
+    "text2sql": "databases, in a folder of the trainer's configuration",
+}
 _IDS = ("instance_id", "question_id", "problem_id", "task_id", "uuid", "id", "unique_id")
 
 
@@ -68,8 +74,10 @@ def _verl(row: Row) -> str:
 
 
 def _verl_fields(row: Row) -> dict[str, Any]:
-    if _verl(row) != SWE:
-        return dict(row)
+    return dict(row) if _verl(row) != SWE else _swe_row(row)
+
+
+def _swe_row(row: Row) -> dict[str, Any]:
     inner = row.get("instance") or _extra(row).get("instance") or row
     inner = json.loads(inner) if isinstance(inner, str) else inner
     if not isinstance(inner, Mapping) or "instance_id" not in inner:
@@ -81,14 +89,27 @@ def _skyrl(row: Row) -> str:
     name = str(row.get("env_class") or row.get("env_id") or "")
     if not name:
         raise ValueError("a row of SkyRL has an `env_class`; this one has not: give it, as in --set env_class=gsm8k")
+    if "instance" in row and name == "null":
+        # as its example of mini-swe-agent has them, which brings a loop of its own
+        return SWE
     if name in _SKYRL_ANSWERS:
         return ANSWER
-    return PROGRAMS if name in _SKYRL_CODE else ENVIRONMENT
+    if name in _SKYRL_CODE:
+        return PROGRAMS
+    if name in _SKYRL_ENVIRONMENTS:
+        return ENVIRONMENT
+    own = "write an environment for such rows"
+    if name in _SKYRL_SERVED:
+        raise ValueError(f"its env_class {name!r} needs {_SKYRL_SERVED[name]}, which no sandbox reaches: {own}")
+    known = ", ".join((*_SKYRL_ANSWERS, *_SKYRL_CODE, *_SKYRL_ENVIRONMENTS))
+    raise ValueError(f"its env_class {name!r} is a class of the trainer's own, and none of {known}: {own}")
 
 
 def _skyrl_fields(row: Row) -> dict[str, Any]:
     handler = _skyrl(row)
     spec = row.get("reward_spec") or row.get("reward_model")
+    if handler == SWE:
+        return _swe_row(row)
     if handler != ENVIRONMENT:
         return {**{name: row[name] for name in row if name != "reward_spec"}, "reward_model": spec or {}}
     extras = {name: value for name, value in row.items() if name not in ("prompt", "env_class", "env_id")}
@@ -97,7 +118,7 @@ def _skyrl_fields(row: Row) -> dict[str, Any]:
     prompt = row.get("prompt") or []
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
     name = row.get("env_class") or row.get("env_id")
-    return {"environment": "skyrl_gym", "id": name, "kwargs": {"extras": extras}, "messages": messages}
+    return {"environment": "skyrl_gym", "id": name, "kwargs": extras, "messages": messages}
 
 
 def _nemo_gym(row: Row) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -39,10 +40,14 @@ _OF_DOCKER = {
     "healthcheck",
 }
 _READ = {"environment", "working_dir", "volumes", "privileged", "cap_add", "shm_size"}
+_BUILD = {"context", "dockerfile", "args", "tags", "labels", "cache_from", "cache_to", "no_cache", "pull", "platforms"}
 SHM_BYTES = 64 << 20
 """The size of /dev/shm in a sandbox, which is Docker's own where a compose file names none."""
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?")
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+_WAITS = re.compile(
+    r"(\S*/)?(ba|da)?sh|((\S*/)?(ba|da)?sh -l?c )?(exec )?(sleep (infinity|inf|\d+[smhd]?)|tail -f /dev/null)"
+)
 _HARNESS_MARKS = ("T_BENCH_", "HOST_VERIFIER_LOGS_PATH", "HOST_AGENT_LOGS_PATH", "HOST_ARTIFACTS_PATH")
 
 
@@ -68,8 +73,15 @@ class ComposeFile:
     own_mounts: tuple[OwnMount, ...] = ()
     privileged: bool = False
     other: tuple[str, ...] = ()
+    entrypoint: tuple[str, ...] = ()
+    command: tuple[str, ...] = ()
+    """The words of the main service's command; empty for one that only waits."""
     context: str = ""
     """The build context of the main service, relative to the file's folder; empty if it has none."""
+    dockerfile: str = ""
+    """The Dockerfile in that context; empty if none is named."""
+    arguments: tuple[tuple[str, str], ...] = ()
+    """Build arguments of the main service."""
 
 
 def read_compose(path: Path, main: str) -> ComposeFile:
@@ -83,11 +95,13 @@ def read_compose(path: Path, main: str) -> ComposeFile:
     if not isinstance(service, dict):
         raise InvalidRequest(f"service {name} is no table", field=str(path))
     build = service.get("build", "")
+    building = build if isinstance(build, dict) else {"context": build}
     mounts = list(_mounts(service.get("volumes")))
     other = [f"`{key}` of service {name}" for key in service if key not in _OF_DOCKER | _READ]
     if (size := service.get("shm_size")) is not None and not _n_bytes(size) <= SHM_BYTES:
         other.append(f"`shm_size: {size}` of service {name}, where a sandbox's /dev/shm has {SHM_BYTES >> 20} MB")
     other += [f"a volume of type tmpfs at {target}" for target in _in_memory(service.get("volumes"))]
+    other += [f"`build.{key}` of service {name}" for key in building if key not in _BUILD]
     own = [each for each in mounts if _is_own(each.source) and each.target.startswith("/")]
     return ComposeFile(
         main=name,
@@ -98,7 +112,11 @@ def read_compose(path: Path, main: str) -> ComposeFile:
         own_mounts=tuple(own),
         privileged=bool(service.get("privileged") or service.get("cap_add")),
         other=tuple(other),
-        context=str(build.get("context", "") if isinstance(build, dict) else build),
+        entrypoint=_program(service.get("entrypoint")),
+        command=_program(service.get("command")),
+        context=str(building.get("context") or ""),
+        dockerfile=str(building.get("dockerfile") or ""),
+        arguments=tuple(_environment(building.get("args")).items()),
     )
 
 
@@ -126,6 +144,15 @@ def _environment(given: Any) -> dict[str, str]:
     else:
         pairs = dict(str(each).partition("=")[::2] for each in given or ())
     return {name: value for name, value in pairs.items() if not _of_harness(value) and name != "TEST_DIR"}
+
+
+def _program(given: Any) -> tuple[str, ...]:
+    """Return the words of a program, of which Compose splits a text as a shell does; none of one that only waits."""
+    try:
+        words = shlex.split(given) if isinstance(given, str) else [str(each) for each in given or ()]
+    except (ValueError, TypeError):
+        return ()
+    return () if _WAITS.fullmatch(" ".join(words)) else tuple(word.replace("$$", "$") for word in words)
 
 
 def _mounts(given: Any) -> Iterator[OwnMount]:

@@ -113,12 +113,22 @@ def _check_ignored(task: TaskFolder) -> None:
 def _of_compose(compose: ComposeFile) -> dict[str, Any]:
     demands: dict[str, Any] = {
         "env": dict(compose.environment),
+        "entrypoint": list(compose.entrypoint),
+        "command": list(compose.command),
         "sidecars": list(compose.sidecars),
         "mounts": [*compose.mounts, *(each.source for each in compose.own_mounts)],
         "privileged": compose.privileged,
-        "other_needs": list(compose.other),
+        "other_needs": [*compose.other, *_of_build(compose)],
     }
     return {name: value for name, value in demands.items() if value}
+
+
+def _of_build(compose: ComposeFile) -> Iterator[str]:
+    """Yield how a compose file wants the task's image built otherwise than of its Dockerfile alone."""
+    if compose.dockerfile not in ("", "Dockerfile", "./Dockerfile"):
+        yield f"another Dockerfile, {compose.dockerfile}, of its compose file"
+    if compose.arguments:
+        yield f"build arguments of its compose file ({', '.join(name for name, _ in compose.arguments)})"
 
 
 def _config(path: Path) -> TaskConfig:

@@ -42,6 +42,10 @@ class HarborInstance(BaseModel):
     """The paths in it that decide how it is played, such as environment/Dockerfile and the scripts."""
     env: dict[str, str] = Field(default_factory=dict)
     """Variables beside those of task.toml, of a compose file."""
+    entrypoint: tuple[str, ...] = ()
+    """The program that a container begins with, of a compose file; the image's own if it is empty."""
+    command: tuple[str, ...] = ()
+    """The command of a compose file, which that program is given; empty for one that only waits."""
     sidecars: tuple[str, ...] = ()
     mounts: tuple[str, ...] = ()
     privileged: bool = False

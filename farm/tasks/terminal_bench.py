@@ -24,6 +24,8 @@ from farm.tasks.compose import ComposeFile, OwnMount, read_compose, read_yaml
 from farm.tasks.harbor_config import Seconds
 
 _COMPOSE = "docker-compose.yaml"
+_DOCKERFILE = "Dockerfile"
+_CONTINUED = re.compile(r"\\[ \t]*\n")
 _PARSERS = ("pytest", "swebench")
 _OUTSIDE_A_NAME = re.compile(r"[^A-Za-z0-9._-]+|\.(?=\.)")
 _OF_HARNESS = {"task.yaml", "solution.sh", "solution.yaml", "run-tests.sh", "tests", _COMPOSE}
@@ -98,23 +100,50 @@ def _environment(source: Path, target: Path, compose: ComposeFile) -> None:
     context = source / compose.context if compose.context not in ("", ".") else source
     if not context.resolve().is_relative_to(source.resolve()):
         raise InvalidRequest(f"its build context {compose.context!r} lies outside of the task", field=str(source))
-    dockerfile = context / "Dockerfile"
+    dockerfile = context / (compose.dockerfile or _DOCKERFILE)
+    if compose.dockerfile and not (dockerfile.is_file() and dockerfile.resolve().is_relative_to(source.resolve())):
+        raise InvalidRequest(f"its compose file builds {compose.dockerfile!r}, which is not there", field=str(source))
     text = dockerfile.read_text(encoding="utf-8", errors="replace") if dockerfile.is_file() else ""
-    copies = " ".join(line for line in text.splitlines() if line.strip().upper().startswith(("COPY", "ADD")))
+    lines = _CONTINUED.sub(" ", text).splitlines()
+    copies = " ".join(line for line in lines if line.strip().upper().startswith(("COPY", "ADD", "RUN --MOUNT")))
     left_out = {name for name in _OF_HARNESS if name not in copies} if context == source else set()
 
     def outer(folder: str, names: list[str]) -> set[str]:
         return left_out.intersection(names) if Path(folder) == context else set()
 
     shutil.copytree(context, target, symlinks=True, ignore=outer)
+    if text:
+        written = target / _DOCKERFILE
+        # it may be a link
+        written.unlink(missing_ok=True)
+        written.write_text(_with_arguments(text, compose.arguments), encoding="utf-8", errors="replace")
+        if (ignore := dockerfile.with_name(f"{dockerfile.name}.dockerignore")).is_file():
+            shutil.copy(ignore, target / f"{_DOCKERFILE}.dockerignore")
     for mount in compose.own_mounts:
         copy = _copy_mount(source, mount, target)
         line = json.dumps([copy, mount.target.rstrip("/") + ("/" if copy.endswith("/") else "")])
-        with (target / "Dockerfile").open("a", encoding="utf-8") as file:
+        with (target / _DOCKERFILE).open("a", encoding="utf-8") as file:
             file.write(f"\nCOPY {line}\n")
+        for ignore in (target / ".dockerignore", target / f"{_DOCKERFILE}.dockerignore"):
+            if ignore.is_file():
+                # a mount has what a build leaves out, too
+                with ignore.open("a", encoding="utf-8") as file:
+                    file.write(f"\n!{copy.rstrip('/')}\n")
     # the file as Harbor reads it: what is beside the main service is to be seen there
     if compose.sidecars or compose.mounts or compose.privileged or compose.other:
         shutil.copy(source / _COMPOSE, target / _COMPOSE)
+    elif compose.entrypoint or compose.command:
+        program = {"entrypoint": compose.entrypoint, "command": compose.command}
+        (target / _COMPOSE).write_text(json.dumps({"services": {"main": program}}), encoding="utf-8")
+
+
+def _with_arguments(dockerfile: str, arguments: Sequence[tuple[str, str]]) -> str:
+    """Return a Dockerfile whose declared arguments have the values of a compose file as their defaults."""
+    for name, value in arguments:
+        declared = re.compile(rf"^([ \t]*ARG[ \t]+{re.escape(name)})(=.*)?[ \t]*$", re.MULTILINE | re.IGNORECASE)
+        quoted = json.dumps(value, ensure_ascii=False).replace("$", "\\$")
+        dockerfile = declared.sub(lambda line: f"{line[1]}={quoted}", dockerfile)  # noqa: B023 - it is called at once
+    return dockerfile
 
 
 def _copy_mount(source: Path, mount: OwnMount, target: Path) -> str:
@@ -131,7 +160,7 @@ def _copy_mount(source: Path, mount: OwnMount, target: Path) -> str:
         shutil.copy(mounted, target / name)
         return name
     if mounted.is_dir():
-        left_out = shutil.ignore_patterns(*_OF_HARNESS, "Dockerfile") if mounted.samefile(source) else None
+        left_out = shutil.ignore_patterns(*_OF_HARNESS, _DOCKERFILE) if mounted.samefile(source) else None
         shutil.copytree(mounted, target / name, symlinks=True, ignore=left_out)
     else:
         (target / name).mkdir()

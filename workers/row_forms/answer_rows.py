@@ -15,7 +15,8 @@ from workers.row_forms.prompts import messages_of, refuse_media, text_of
 from workers.row_forms.slime_rows import asks_for_choice, choice_fields, metadata_of, rule_of_type
 
 _TEXTS = ("question", "problem")
-_GOLDS = ("expected_answer", "answer", "label")
+_GOLDS = ("expected_answer", "answer", "label", "answerKey")
+_LEAST_CHOICES = 2
 _LONG_GOLD = 120
 """Characters of a gold answer beyond which a row's own pattern would cut the answer, as its graders have it."""
 
@@ -45,6 +46,9 @@ def answer_fields(row: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(options := row.get("options"), Sequence) and options and not isinstance(options, str):
         result["options"] = [_option(option) for option in options]
         result["gold"] = _letter(row, result["options"], result["gold"])
+    elif not by_letter and (choices := _choices(row)):
+        result["options"], labels = choices
+        result["gold"] = _chosen(row, result["options"], labels, result["gold"])
     result |= _template(row, result["gold"])
     if isinstance(row.get("evaluated"), bool):
         result["evaluated"] = row["evaluated"]
@@ -101,7 +105,7 @@ def _golds(row: Mapping[str, Any]) -> list[str]:
             raise ValueError(f"a gold answer of the row is {str(each)[:40]!r}, neither a text nor a number")
     if not values:
         raise ValueError(
-            "the row has no gold answer: `answer`, `expected_answer`, `label`, `ground_truth` or "
+            "the row has no gold answer: `answer`, `expected_answer`, `label`, `answerKey`, `ground_truth` or "
             "`reward_model.ground_truth`"
         )
     return [str(each).strip().rpartition("####")[2].strip() or str(each).strip() for each in values]
@@ -134,6 +138,25 @@ def _rule(row: Mapping[str, Any]) -> str:
 
 def _option(option: Any) -> str:
     return str(next(iter(option.values()))) if isinstance(option, Mapping) and len(option) == 1 else str(option)
+
+
+def _choices(row: Mapping[str, Any]) -> tuple[list[str], list[str]] | None:
+    """Return the texts and the labels of a column `choices`, as MMLU and ARC have it; None without one."""
+    given = row.get("choices")
+    texts, labels = (given.get("text"), given.get("label")) if isinstance(given, Mapping) else (given, None)
+    if not isinstance(texts, list | tuple) or len(texts) < _LEAST_CHOICES:
+        return None
+    return [str(text) for text in texts], [str(label) for label in labels or ()]
+
+
+def _chosen(row: Mapping[str, Any], options: Sequence[str], labels: Sequence[str], gold: str) -> str:
+    """Return the letter of the gold choice, which a row gives by label, text or letter, or as an index from 0."""
+    if gold in labels:
+        return LETTERS[labels.index(gold)]
+    is_index = isinstance(_gold_value(row), int) or (gold.isdecimal() and gold not in options)
+    if is_index and 0 <= int(gold) < len(options):
+        return LETTERS[int(gold)]
+    return _letter(row, options, gold)
 
 
 def _letter(row: Mapping[str, Any], options: Sequence[str], gold: str) -> str:

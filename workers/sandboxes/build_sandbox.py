@@ -7,6 +7,7 @@ import bz2
 import gzip
 import lzma
 import os
+import tempfile
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
@@ -16,8 +17,7 @@ from farm.ids import owned_sandbox_id
 from farm.records.request import SandboxLimits, SandboxSpec
 from farm.settings import settings
 from workers.sandboxes.images.building.builder import move_tree
-from workers.sandboxes.images.dockerfile.build_place import BuildPlace, ProgramEnd
-from workers.sandboxes.isolation.owners.file_owners import has_owners
+from workers.sandboxes.images.dockerfile.build_place import BuildPlace, Owner, ProgramEnd
 from workers.sandboxes.lifecycle import layers
 from workers.sandboxes.lifecycle.left_layers import settle_owners
 from workers.sandboxes.lifecycle.state import folder
@@ -119,28 +119,38 @@ class BuildSandbox:
         """See `BuildPlace.read_file`."""
         return _done(self._sandbox.read_file(path))
 
-    def upload(self, source: Path, path: str) -> None:
-        """See `BuildPlace.upload`."""
-        _done(self._sandbox.upload(source, path))
+    def make_folder(self, path: str, mode: int) -> None:
+        """See `BuildPlace.make_folder`."""
+        with tempfile.TemporaryDirectory() as name:
+            empty = Path(name, "folder")
+            empty.mkdir(mode=0o755)
+            empty.chmod(mode)
+            _done(self._sandbox.files.upload(empty, path))
 
-    def unpack(self, archive: Path, path: str) -> None:
+    def upload(self, source: Path, path: str, owner: Owner | None = None) -> None:
+        """See `BuildPlace.upload`."""
+        _done(self._sandbox.files.upload(source, path, {"each": owner or (0, 0), "whole": False}))
+
+    def unpack(self, archive: Path, path: str, owner: Owner | None = None) -> None:
         """See `BuildPlace.unpack`."""
         with opened(archive) as stream:
-            _done(self._sandbox.files.unpack(stream, path))
+            _done(self._sandbox.files.unpack(stream, path, {"each": owner, "whole": False}))
 
-    def copy_from(self, other: BuildPlace, source: str, path: str) -> None:
+    def copy_from(
+        self, other: BuildPlace, source: str, path: str, owner: Owner | None = None, *, whole: bool = False
+    ) -> None:
         """See `BuildPlace.copy_from`."""
         assert isinstance(other, BuildSandbox)
-        _done(other._sandbox.files.pass_on(source, self._sandbox.files, path))
+        files = self._sandbox.files
+        _done(other._sandbox.files.pass_on(source, files, path, {"each": owner, "whole": whole}))
 
-    def finish(self, target: Path, owner: tuple[int, int] | None = None, *, copied: bool = False) -> None:
+    def finish(self, target: Path, owner: Owner | None = None) -> None:
         """See `BuildPlace.finish`."""
         taken = layers.detach(folder(self._sandbox.sandbox_id))
         try:
             self.stop()
-            below = self._sandbox.users.lower
-            if owner or (copied and has_owners(below)):
-                settle_owners(layers.files_of(taken), owner or (0, 0), below, written=copied)
+            if owner:
+                settle_owners(layers.files_of(taken), owner, self._sandbox.users.lower)
             move_tree(layers.files_of(taken), target)
         finally:
             remove(taken)

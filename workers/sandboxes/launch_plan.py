@@ -263,4 +263,5 @@ def _sandbox(record: SandboxRecord, spec: SandboxSpec, parts: SandboxParts, phas
         variables,
         network=spec.network or phase in spec.network_in,
         users=ViewOfUsers(view, (user.uid, user.gid), lower, parts.config.user),
+        config=parts.config,
     )

@@ -12,6 +12,7 @@ from farm.plugins import follows
 from farm.records.lending.sandbox_calls import FileEntry
 from farm.records.request import SandboxSpec
 from workers.interfaces import Sandbox, SandboxProvider
+from workers.sandboxes.images.dockerfile.image_config import ImageConfig
 from workers.sandboxes.launch_plan import LaunchPlan
 from workers.sandboxes.processes.limit_events import LimitEvents
 from workers.sandboxes.processes.sandbox_process import SandboxProcess
@@ -114,6 +115,15 @@ class HasUsers(Protocol):
 
         Raises SandboxError if it has no such user. Blocks briefly.
         """
+        ...
+
+
+@runtime_checkable
+class HasImageConfig(Protocol):
+    """A sandbox of an image that says what its programs are."""
+
+    def image_config(self) -> ImageConfig:
+        """Return what the image's Dockerfile declares; nothing of an image that was not built here."""
         ...
 
 

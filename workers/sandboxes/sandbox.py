@@ -19,6 +19,7 @@ from farm.records.lending.sandbox_calls import FileEntry
 from farm.records.request import SandboxLimits, SandboxSpec
 from workers.interfaces import ExecResult, Kernel
 from workers.sandboxes.disk_use import DiskUse
+from workers.sandboxes.images.dockerfile.image_config import ImageConfig
 from workers.sandboxes.images.image_user import OF_USERS, image_user
 from workers.sandboxes.isolation.owners.file_owners import has_owners
 from workers.sandboxes.kernel.kernel import open_kernel
@@ -71,6 +72,7 @@ class NodeSandbox:
         *,
         network: bool | None = None,
         users: ViewOfUsers | None = None,
+        config: ImageConfig | None = None,
     ) -> None:
         self.sandbox_id = record.sandbox_id
         self.socket_folder = folder(record.sandbox_id) / SOCKETS
@@ -79,6 +81,7 @@ class NodeSandbox:
         self.identity = self.users.user
         """The user and group that programs are begun as from now on."""
         self._record = record
+        self._config = config or ImageConfig()
         self._spec = spec
         self._network = spec.network if network is None else network
         self._cpus = chosen_cpus(record.sandbox_id, spec.cpus)
@@ -95,6 +98,10 @@ class NodeSandbox:
         others = {name: value for name, value in self._variables.items() if name not in OF_USERS}
         result._variables = {**others, **account.variables}
         return result
+
+    def image_config(self) -> ImageConfig:
+        """See `optional_protocols.HasImageConfig`."""
+        return self._config
 
     def environment(self, more: Mapping[str, str] | None = None) -> dict[str, str]:
         """The environment of every command: chosen, never the worker's."""

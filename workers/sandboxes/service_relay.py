@@ -1,7 +1,8 @@
 """Services of a sandbox, such as a web server that a policy started, for the programs of another sandbox.
 
 Each address at which the one listens, of TCP or a Unix socket, is listened at in the other, and what comes is passed
-on. The two share nothing else: no process, no file, and no network where they have none.
+on. The two share nothing else: no process, no file, and no network where they have none. A server at a Unix socket is
+told the user of the program that connects, which may be what it lets in.
 """
 
 from __future__ import annotations
@@ -10,11 +11,13 @@ import asyncio
 import contextlib
 import logging
 import socket
+import struct
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypeAlias
 
 from farm.errors import SandboxError
+from workers.sandboxes.isolation.owners.credentials import shown_outside
 from workers.sandboxes.processes.fork_client import fork_client
 from workers.sandboxes.sandbox import NodeSandbox
 
@@ -27,6 +30,7 @@ _MOST_ADDRESSES = 64
 _MOST_CONNECTIONS = 256
 _CHUNK = 1 << 16
 _ANSWER_S = 30.0
+_PEER = struct.Struct("iII")
 
 
 async def services(sandbox: NodeSandbox) -> list[Address]:
@@ -93,7 +97,7 @@ class _Relay:
     async def _connection(self, address: Address, accepted: socket.socket) -> None:
         with accepted, contextlib.ExitStack() as opened:
             try:
-                for _, descriptors in await _ask(self._serving, "connect", [address]):
+                for _, descriptors in await _ask(self._serving, "connect", [(*address, *_user(address, accepted))]):
                     for descriptor in descriptors:
                         inside = opened.enter_context(socket.socket(fileno=descriptor))
                         inside.setblocking(False)
@@ -102,6 +106,19 @@ class _Relay:
                 log.debug("a connection to %s of %s ended: %s", address, self._serving.sandbox_id, error)
             finally:
                 self._free.release()
+
+
+def _user(address: Address, accepted: socket.socket) -> tuple[int, ...]:
+    """Return the user and the group at the other end of a Unix socket as its sandbox has them; nothing of root."""
+    if address[0] != "unix":
+        return ()
+    # it may have ended
+    with contextlib.suppress(OSError):
+        peer = accepted.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
+        pid, *_ = _PEER.unpack(peer)
+        ids = shown_outside(pid) if pid else None
+        return ids if ids and any(ids) else ()
+    return ()
 
 
 async def _pass_on(source: socket.socket, sink: socket.socket) -> None:

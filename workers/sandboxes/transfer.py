@@ -26,6 +26,7 @@ from workers.sandboxes.processes.sandbox_process import refused
 
 if TYPE_CHECKING:
     from workers.sandboxes.isolation.namespaces import JoinTarget
+    from workers.sandboxes.isolation.owners.file_owners import CopiedOwners
 
 FILE_S = 60.0
 TREE_S = 600.0
@@ -92,7 +93,7 @@ class Transfer:
         finally:
             os.close(memory)
 
-    async def upload(self, source: Path, path: str) -> None:
+    async def upload(self, source: Path, path: str, owners: CopiedOwners | None = None) -> None:
         """Copy a tree of the node in."""
         if not await asyncio.to_thread(source.exists):
             raise ToolError(f"{source}: No such file or directory on the node")
@@ -100,7 +101,7 @@ class Transfer:
         packing = asyncio.create_task(asyncio.to_thread(_pack, source, ours))
         try:
             with theirs:
-                await self._ask("upload", path, theirs.fileno(), TREE_S)
+                await self._ask("upload", path, theirs.fileno(), TREE_S, owners)
         finally:
             # if the other side gave up, or sleeps, the writer gets an error now
             _hang_up(ours)
@@ -132,25 +133,25 @@ class Transfer:
             await asyncio.to_thread(_remove, target)
             raise ToolError(f"{path} cannot be copied out: {error}") from error
 
-    async def unpack(self, archive: BinaryIO, path: str) -> None:
+    async def unpack(self, archive: BinaryIO, path: str, owners: CopiedOwners | None = None) -> None:
         """Unpack a tar stream into a folder, whatever is in it: nothing can lead out of the sandbox."""
         ours, theirs = socket.socketpair()
         sending = asyncio.create_task(asyncio.to_thread(_send, archive, ours))
         try:
             with theirs:
-                await self._ask("upload", path, theirs.fileno(), TREE_S)
+                await self._ask("upload", path, theirs.fileno(), TREE_S, owners)
         finally:
             _hang_up(ours)
             await sending
             ours.close()
 
-    async def pass_on(self, path: str, other: Transfer, target: str) -> None:
+    async def pass_on(self, path: str, other: Transfer, target: str, owners: CopiedOwners | None = None) -> None:
         """Copy a tree into another sandbox, without its passing through the node's files: links stay as they are."""
         source, sink = socket.socketpair()
-        reading = asyncio.create_task(other._ask("upload", target, sink.fileno(), TREE_S))
+        reading = asyncio.create_task(other._ask("upload", target, sink.fileno(), TREE_S, owners))
         try:
             try:
-                await self._ask("download", path, source.fileno(), TREE_S)
+                await self._ask("download", path, source.fileno(), TREE_S, owners)
             finally:
                 # that is all
                 _hang_up(source)
@@ -161,7 +162,9 @@ class Transfer:
             source.close()
             sink.close()
 
-    async def _ask(self, action: str, path: str, descriptor: int, timeout_s: float) -> None:
+    async def _ask(
+        self, action: str, path: str, descriptor: int, timeout_s: float, owners: CopiedOwners | None = None
+    ) -> None:
         if not path or "\0" in path:
             raise ToolError(f"{path!r} is no path")
         job = {
@@ -170,6 +173,7 @@ class Transfer:
             "path": path,
             "cwd": self._workdir,
             "target": self._target(),
+            "owners": owners,
             "max_bytes": MAX_FILE if action in ("read", "list") else self._max_tree,
         }
         answers = fork_client().request(job, [descriptor])

@@ -64,8 +64,8 @@ FOUND = {("tcp", "127.0.0.1", 8080), ("tcp6", "::1", 8080), ("unix", "/run/app/x
 
 
 @asynccontextmanager
-async def sandbox(kind: str) -> AsyncIterator[NodeSandbox]:
-    started = await provider(kind).start(f"test-{uuid.uuid4().hex[:12]}", SandboxSpec())
+async def sandbox(kind: str, *, fake_root: bool | None = None) -> AsyncIterator[NodeSandbox]:
+    started = await provider(kind).start(f"test-{uuid.uuid4().hex[:12]}", SandboxSpec(fake_root=fake_root))
     assert isinstance(started, NodeSandbox)
     try:
         yield started
@@ -134,3 +134,43 @@ def test_services_that_end_are_refused(kind: str) -> None:
                 await services(first)
 
     asyncio.run(main())
+
+
+PEER = """
+import os, socket, struct
+listener = socket.socket(socket.AF_UNIX)
+listener.bind("/run/peer.sock")
+os.chmod("/run/peer.sock", 0o777)
+listener.listen()
+print("up", flush=True)
+while True:
+    connection = listener.accept()[0]
+    _, uid, gid = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    connection.sendall(b"%d:%d" % (uid, gid))
+    connection.close()
+"""
+ASKED_BY = """
+import os, socket, sys
+os.setgroups([])
+os.setresgid(*[int(sys.argv[2])] * 3)
+os.setresuid(*[int(sys.argv[1])] * 3)
+s = socket.socket(socket.AF_UNIX)
+s.connect("/run/peer.sock")
+print(s.recv(99).decode())
+"""
+
+
+def test_a_server_is_told_the_user_who_connects(kind: str) -> None:
+    async def told() -> list[str]:
+        async with sandbox(kind, fake_root=True) as first, sandbox(kind, fake_root=True) as other:
+            await first.write_file("/tmp/serve.py", PEER.encode())
+            command = "nohup python3 /tmp/serve.py > /tmp/up 2>&1 & until grep -q up /tmp/up; do sleep 0.1; done"
+            await first.exec(["bash", "-c", command], timeout_s=60)
+            await other.write_file("/tmp/ask.py", ASKED_BY.encode())
+            async with relayed(first, other):
+                users = ("1500 1600", "0 0", "0 7", "7 0")
+                asked = [other.exec(["python3", "/tmp/ask.py", *each.split()], timeout_s=60) for each in users]
+                done = await asyncio.gather(*asked)
+                return [(each.stdout + each.stderr).decode().strip() for each in done]
+
+    assert asyncio.run(told()) == ["1500:1600", "0:0", "0:7", "7:0"]

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from farm.errors import EvaluatorError, InvalidRequest, SandboxError, ToolError
+from farm.errors import EvaluatorError, HandlerError, InvalidRequest, SandboxError, ToolError
 from farm.records.request import SandboxSpec
 from farm.records.variable_expansion import expanded
 from farm.tasks.harbor_config import StepTable
@@ -18,6 +18,7 @@ from workers.evaluators.node_conditions import observed
 from workers.evaluators.process_end import ProcessEnd, Trial, settle
 from workers.handler_options import TaskContext
 from workers.handlers.harbor.artefact_files import REJECTED, put_artefacts
+from workers.handlers.harbor.entry_programs import begin
 from workers.handlers.harbor.harbor_verifier import Tests, Unrewarded, VerifiedRewards, verify
 from workers.handlers.harbor.reward_files import MAIN
 from workers.handlers.harbor.sandbox_specs import played_in, verified_in
@@ -102,6 +103,8 @@ class HarborEvaluator:
 
         async def verified(*, clean: bool, solved: bool = False) -> VerifiedRewards:
             async with fresh(spec, layer=shared and not clean) as sandbox:
+                if clean or not shared:
+                    await _begin(sandbox, instance, step, what)
                 if solved:
                     await run_solution(sandbox, instance, step, archive, self._task.secrets)
                 if not shared and not clean:
@@ -156,6 +159,16 @@ class HarborEvaluator:
         folders = test_folders(instance, step, archive) if instance.verifier_image(step) is None else []
         own_s = min(instance.verifier_s(step) * limits.task_time_factor, limits.task_time_cap_s)
         return Tests(folders, env, min(own_s, timeout_s), IgnoredFiles(archive))
+
+
+async def _begin(sandbox: Sandbox, instance: HarborInstance, step: StepTable | None, what: str) -> None:
+    """Start what a container of a verifier begins with: of its own image, or of the environment's."""
+    of_compose = instance.verifier_image(step) is None
+    entrypoint, command = (instance.entrypoint, instance.command) if of_compose else ((), ())
+    try:
+        await begin(sandbox, what, entrypoint, command)
+    except HandlerError as error:
+        raise EvaluatorError(str(error)) from error
 
 
 def _image_notes(specs: Sequence[SandboxSpec]) -> str:

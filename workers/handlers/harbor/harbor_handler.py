@@ -18,6 +18,7 @@ from farm.tasks.harbor_instance import DATA_SOURCE, HarborInstance
 from farm.tasks.harbor_needs import needs_of
 from workers.handler_options import NextTurn, NothingLeft, RestoredFiles, TaskContext
 from workers.handlers.harbor.artefact_files import REJECTED, ArtefactsTooLarge, entries, run_hooks, taken
+from workers.handlers.harbor.entry_programs import begin
 from workers.handlers.harbor.guarded_files import TASK_FOLDERS, guarded
 from workers.handlers.harbor.harbor_evaluator import BROKEN, STOPPED, HarborEvaluator, test_folders
 from workers.handlers.harbor.readiness import await_healthy
@@ -89,9 +90,10 @@ class HarborHandler:
         return f"{text}\n\nNotes on how to do such work are in {folder}." if folder and index == 0 else text
 
     async def prepare(self, instance: HarborInstance, sandbox: Sandbox) -> None:
-        """Make the folders of logs, wait until the sandbox is healthy, and begin the first step."""
+        """Make the folders of logs, start what a container begins with, and begin the first step when it is healthy."""
         async with staged(()) as stage:
             await sandbox.upload(stage.logs, "/logs")
+        await begin(sandbox, instance.name, instance.entrypoint, instance.command)
         if check := instance.task.environment.healthcheck:
             await await_healthy(sandbox, check, instance.name)
         if instance.steps:

@@ -135,7 +135,11 @@ def use_files(job: dict[str, Any], given: Sequence[int], answer: socket.socket) 
     with contextlib.suppress(OSError):
         os.chdir(job["cwd"])
     try:
-        sandbox_files.ACTIONS[job["action"]](job["path"], given[0], job["max_bytes"])
+        action = sandbox_files.ACTIONS[job["action"]]
+        if job["owners"] is None:
+            action(job["path"], given[0], job["max_bytes"])
+        else:
+            action(job["path"], given[0], job["max_bytes"], job["owners"])
     except sandbox_files.FileRefused as refused:
         tell(answer, {"refused": str(refused)})
     except OSError as error:

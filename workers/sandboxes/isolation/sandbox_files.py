@@ -12,11 +12,15 @@ import os
 import stat
 import sys
 
+from workers.sandboxes.isolation.owners import file_owners
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import tarfile
     from collections.abc import Callable, Iterator
     from typing import Any
+
+    from workers.sandboxes.isolation.owners.file_owners import CopiedOwners, Owner
 
 _CHUNK = 1 << 20
 MAX_FILES = 200_000
@@ -63,36 +67,62 @@ def write(path: str, memory: int, max_bytes: int) -> None:
         _write_all(target, chunk)
 
 
-def upload(path: str, pipe: int, max_bytes: int) -> None:
-    """Unpack a tar stream of one file or folder, named `.` in it, to a path."""
+def upload(path: str, pipe: int, max_bytes: int, owners: CopiedOwners | None = None) -> None:
+    """Unpack a tar stream of one file or folder, named `.` in it, to a path; note the `owners` of all that is made."""
     import tarfile
 
     path = os.path.abspath(path)  # noqa: PTH100
+    made = _missing(os.path.dirname(path)) if owners else []  # noqa: PTH120
     _make_folder(os.path.dirname(path))  # noqa: PTH120
     with os.fdopen(pipe, "rb") as stream, tarfile.open(fileobj=stream, mode="r|") as archive:
         for member in archive:
-            if member.name == "." and member.isdir() and os.path.isdir(path):  # noqa: PTH112
+            is_top = member.name == "."
+            if is_top and member.isdir() and os.path.isdir(path):  # noqa: PTH112
                 # what is there keeps its mode, as it may be the root folder
                 continue
-            member.name = os.path.join(path, member.name) if member.name != "." else path  # noqa: PTH118
+            if is_top and member.isdir() and owners and not owners["whole"]:
+                os.mkdir(path, 0o755)  # noqa: PTH102
+                made.append(path)
+                continue
+            # a whole name of an archive's is below the path, too
+            member.name = path if is_top else os.path.join(path, member.name.lstrip("/"))  # noqa: PTH118
             if member.islnk():
-                member.linkname = os.path.join(path, member.linkname)  # noqa: PTH118
-            _unpack(archive, member)
+                member.linkname = os.path.join(path, member.linkname.lstrip("/"))  # noqa: PTH118
+            _unpack(archive, member, owners)
         while stream.read(_CHUNK):
             pass
+    if owners:
+        file_owners.note_folders(made, owners)
 
 
-def _unpack(archive: tarfile.TarFile, member: tarfile.TarInfo) -> None:
-    """Unpack a member, which is the worker's own; its target folder may be a link, which leads nowhere but inside."""
+def _missing(folder: str) -> list[str]:
+    """Return the folders that are made for a folder to be there."""
+    result = []
+    while not os.path.lexists(folder):
+        result.append(folder)
+        folder = os.path.dirname(folder)  # noqa: PTH120
+    return result
+
+
+def _unpack(archive: tarfile.TarFile, member: tarfile.TarInfo, owners: CopiedOwners | None) -> None:
+    """Unpack a member, whose target folder may be a link, which leads nowhere but inside."""
+    if member.isdev():
+        # an archive of the user's may have devices and pipes, which no sandbox can make
+        return
+    owner = (owners["each"] or (member.uid, member.gid)) if owners else None
+    # the kernel knows one user here, by no name
+    member.uid = member.gid = 0
+    member.uname = member.gname = ""
     if member.isreg():
-        _unpack_file(archive, member)
-    elif sys.version_info >= (3, 12):
-        archive.extract(member, "/", filter="fully_trusted")
-    else:
-        archive.extract(member, "/")
+        _unpack_file(archive, member, owner)
+        return
+    trusted: Any = {"filter": "fully_trusted"} if sys.version_info >= (3, 12) else {}
+    archive.extract(member, "/", **trusted)
+    if owner and member.isdir():
+        file_owners.note_owner(member.name, *owner, "/")
 
 
-def _unpack_file(archive: tarfile.TarFile, member: tarfile.TarInfo) -> None:
+def _unpack_file(archive: tarfile.TarFile, member: tarfile.TarInfo, owner: Owner | None) -> None:
     """As `extract`, which would wait for the reader of a pipe that has the file's name."""
     source = archive.extractfile(member)
     assert source
@@ -103,14 +133,18 @@ def _unpack_file(archive: tarfile.TarFile, member: tarfile.TarInfo) -> None:
         os.ftruncate(target, 0)
         while chunk := source.read(_CHUNK):
             _write_all(target, chunk)
+        if owner:
+            file_owners.note_owner(target, *owner, "/")
         os.fchmod(target, member.mode & 0o7777)
         os.utime(target, (member.mtime, member.mtime))
     finally:
         os.close(target)
 
 
-def download(path: str, pipe: int, max_bytes: int) -> None:
+def download(path: str, pipe: int, max_bytes: int, owners: CopiedOwners | None = None) -> None:
     """Pack a file or folder, named `.`, as a tar stream; devices, pipes and sockets are left out.
+
+    It says whose files are, if `owners` are noted of them.
 
     It is measured before anything is sent, as a copy of all there is would take minutes to be refused.
     """
@@ -134,7 +168,7 @@ def download(path: str, pipe: int, max_bytes: int) -> None:
     left = max_bytes
     with os.fdopen(pipe, "wb") as stream, tarfile.open(fileobj=stream, mode="w|", format=tarfile.PAX_FORMAT) as archive:
         for result, name in _tree(real):
-            left -= _pack(archive, result, name, seen)
+            left -= _pack(archive, result, name, seen, owned=owners is not None)
             if left < 0:
                 raise FileRefused(f"{path}: Larger than {max_bytes // 1_000_000} MB")
 
@@ -146,7 +180,7 @@ def _status(path: str) -> os.stat_result | None:
         return None
 
 
-def _pack(archive: tarfile.TarFile, path: str, name: str, seen: dict[tuple[int, int], str]) -> int:
+def _pack(archive: tarfile.TarFile, path: str, name: str, seen: dict[tuple[int, int], str], *, owned: bool) -> int:
     """Add one file; its size. By hand, as `gettarinfo` looks up the names of its owner for each."""
     import tarfile
 
@@ -156,6 +190,8 @@ def _pack(archive: tarfile.TarFile, path: str, name: str, seen: dict[tuple[int, 
     info = tarfile.TarInfo(name)
     # whole seconds, as a fraction takes a header of its own
     info.mode, info.mtime = stat.S_IMODE(status.st_mode), int(status.st_mtime)
+    if owned:
+        info.uid, info.gid = file_owners.owner_of(path) or file_owners.ROOT
     inode = status.st_dev, status.st_ino
     if stat.S_ISREG(status.st_mode) and inode in seen:
         info.type, info.linkname = tarfile.LNKTYPE, seen[inode]
@@ -350,7 +386,7 @@ def _write_all(descriptor: int, data: bytes) -> None:
         view = view[os.write(descriptor, view) :]
 
 
-ACTIONS: dict[str, Callable[[str, int, int], None]] = {
+ACTIONS: dict[str, Callable[..., None]] = {
     "read": read,
     "write": write,
     "upload": upload,

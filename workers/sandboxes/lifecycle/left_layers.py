@@ -150,9 +150,9 @@ def restore(name: str, rule: Mapping[str, object], lower: Sequence[str]) -> dict
     return found
 
 
-def settle_owners(files: Path, owner: Sequence[int], lower: Sequence[str], *, written: bool = False) -> None:
+def settle_owners(files: Path, owner: Sequence[int], lower: Sequence[str]) -> None:
     """Note whose the files of a layer are: see `file_owners.settle`. Blocks. Raises SandboxError."""
-    if reason := _done("settle", files, {"owner": list(owner), "written": written}, lower)[0]:
+    if reason := _done("settle", files, {"owner": list(owner)}, lower)[0]:
         raise SandboxError(f"the owners of a layer cannot be noted: {reason}")
 
 

@@ -121,6 +121,15 @@ def test_changes_of_owner_last_as_long_as_the_file(start: Start, run: Run, name:
     run(sandbox.stop())
 
 
+def test_new_files_have_the_group_of_a_set_group_id_folder(start: Start, run: Run, name: str) -> None:
+    made = "import os, sys; os.setresgid(*[1500] * 3); os.setresuid(*[1500] * 3); os.chdir('/shared'); "
+    made += "os.mkdir('d'); open('f', 'w'); open('/shared/d/deep', 'w'); open('/plain/f', 'w')"
+    script = "mkdir -m 777 /shared /plain; chown 7:44 /shared; chmod 2777 /shared; "
+    script += f'python3 -c "{made}"; stat -c "%u:%g %a" /shared/d /shared/f /shared/d/deep /plain/f'
+    owners = ["1500:44 2755", "1500:44 644", "1500:44 644", "1500:1500 644"]
+    assert said(run, start(image=name), script).splitlines() == owners
+
+
 def test_a_change_of_owner_takes_set_id_bits_as_the_kernel_does(start: Start, run: Run, name: str) -> None:
     sandbox = start(image=name)
     changes = [

@@ -50,7 +50,8 @@ def prompted(text: str, **columns: Any) -> dict[str, Any]:
         ("dapo", MATH, "answer", "own-0000"),
         ("skyrl", {"prompt": "2+2", "env_class": "gsm8k", "reward_spec": {"ground_truth": "4"}}, "answer", None),
         ("skyrl", {"prompt": "x", "env_class": "lcb", "reward_spec": {"ground_truth": TESTS}}, "programs", None),
-        ("skyrl", {"prompt": "x", "env_class": "search", "reward_spec": {"ground_truth": "y"}}, "environment", None),
+        ("skyrl", {"prompt": "x", "env_class": "gsm8k_multi_turn", "reward_spec": {}}, "environment", None),
+        ("skyrl", {"prompt": "x", "env_class": "null", "instance": SWE_ROW}, "swe-bench", "a__b-1"),
         ("nemo-gym", {**GYM, "agent_ref": {"name": "math_with_judge_simple_agent"}, "uuid": "u1"}, "answer", "u1"),
         ("nemo-gym", {**GYM, "agent_ref": {"name": "simpleqa_hermes_agent"}, "uuid": "u1"}, "answer", "u1"),
         ("nemo-gym", {**GYM, "options": [{"A": "1"}], "grading_mode": "lenient_boxed", "uuid": "u"}, "answer", "u"),
@@ -78,15 +79,19 @@ def test_forms_name_the_handler(
 def test_rows_of_swe_and_skyrl_are_unwrapped(tmp_path: Path) -> None:
     swe = {**MATH, "data_source": "swe_gym", "extra_info": {"instance": json.dumps(SWE_ROW)}}
     assert read_rows(written(tmp_path, [swe]), "verl").instances[0].fields == SWE_ROW
-    row = {"prompt": [{"role": "user", "content": "x"}], "env_class": "search", "reward_spec": {"ground_truth": "y"}}
+    swe = {"prompt": [], "env_class": "null", "instance": json.dumps(SWE_ROW)}
+    assert read_rows(written(tmp_path, [swe]), "skyrl").instances[0].fields == SWE_ROW
+    prompt = [{"role": "user", "content": "x"}]
+    row = {"prompt": prompt, "env_class": "gsm8k_multi_turn", "reward_spec": {"ground_truth": "y"}, "extra": 1}
     fields = read_rows(written(tmp_path, [row]), "skyrl").instances[0].fields
     assert fields["environment"] == "skyrl_gym"
-    assert (fields["id"], fields["messages"]) == ("search", row["prompt"])
-    assert fields["kwargs"] == {"extras": {"reward_spec": {"ground_truth": "y"}}}
+    assert (fields["id"], fields["messages"]) == ("gsm8k_multi_turn", prompt)
+    # as the environment's adapter takes them
+    assert fields["kwargs"] == {"reward_spec": {"ground_truth": "y"}, "extra": 1}
 
 
 def test_columns_for_all_rows_are_for_those_that_lack_them(tmp_path: Path) -> None:
-    rows = [{"prompt": "2+2", "reward_spec": {"ground_truth": "4"}}, {"prompt": "x", "env_class": "search"}]
+    rows = [{"prompt": "2+2", "reward_spec": {"ground_truth": "4"}}, {"prompt": "x", "env_class": "gsm8k_multi_turn"}]
     found = read_rows(written(tmp_path, rows), "skyrl", given={"env_class": "gsm8k"}).instances
     assert [each.data_source for each in found] == ["answer", "environment"]
     assert found[0].fields["env_class"] == "gsm8k"
@@ -138,6 +143,13 @@ def test_all_wrong_rows_are_named_up_to_a_number(tmp_path: Path) -> None:
         ),
         ([{**GYM, "server": "reasoning_gym"}], "nemo-gym", "names its family"),
         ([{"prompt": "x"}], "skyrl", "--set env_class=gsm8k"),
+        (
+            [{"prompt": "x", "env_class": "multiply"}],
+            "skyrl",
+            "'multiply' is a class of the trainer's own",
+        ),
+        ([{"prompt": "x", "env_class": "search"}], "skyrl", "'search' needs a search engine"),
+        ([{"prompt": "x", "env_class": "null"}], "skyrl", "'null' is a class of the trainer's own"),
         ([{"answer": 10**30}], "answer", "64 bits"),
         (['{"a": 1, "a": 2}'], "answer", "'a' stands twice"),
     ],

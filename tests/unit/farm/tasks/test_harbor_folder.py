@@ -11,6 +11,7 @@ from farm.records.task_needs import unsupported
 from farm.tasks.harbor_folder import read_task, task_folder, task_paths
 from farm.tasks.harbor_instance import HarborInstance
 from farm.tasks.harbor_needs import needs_of
+from workers.sandboxes.images.dockerfile.context import BuildContext
 
 ROOT = Path(__file__).parents[4]
 SAMPLES = ROOT / "examples" / "tasks" / "harbor"
@@ -107,6 +108,10 @@ def test_what_no_sandbox_has_is_named(task: Callable[..., Path], table: str, ask
         ("shm_size: 64M", ""),
         ("shm_size: '0.0625 gb'", ""),
         ("shm_size: 67108864", ""),
+        ("build: {dockerfile: Other}", "another Dockerfile, Other"),
+        ("build: {args: {V: 1}}", "build arguments of its compose file (V)"),
+        ("build: {target: dev}", "`build.target` of service main"),
+        ("build: {context: ., dockerfile: Dockerfile}", ""),
         ("environment: {A: b}", ""),
         ("volumes: ['${T_BENCH_TASK_LOGS_PATH}:/logs']", ""),
     ],
@@ -282,15 +287,22 @@ def test_a_mount_of_the_task_s_own_files_is_copied(
 ) -> None:
     """The solution and the tests of the harness are not."""
     compose = _MOUNTED.format(mount)
-    source = _written(tmp_path / "hello", {**_TERMINAL_BENCH, "docker-compose.yaml": compose, "sub/x": "1"})
+    ignored = {"sub/x": "1", ".dockerignore": ".*\n**/*.txt\nx"}
+    source = _written(tmp_path / "hello", {**_TERMINAL_BENCH, "docker-compose.yaml": compose, **ignored})
     with task_folder(source) as found:
         assert list(unsupported(needs_of(found.instance))) == []
         (name,) = [each.name for each in (found.path / "environment").iterdir() if each.name.startswith(".mount-")]
         text = (found.path / "environment" / "Dockerfile").read_text()
         assert text.splitlines()[-1] == f"COPY {line.format(name)}"
         place = found.path / "environment" / name
+        folder = found.path / "environment"
+        context = BuildContext.of(folder, folder / "Dockerfile")
+        assert {each.relative for each in context.tree(name) if each.relative.count("/") == 0} - {""} == (
+            {each.name for each in place.iterdir()} if place.is_dir() else set()
+        )
         if files is not None:
-            assert {each.name for each in place.iterdir()} == files | ({"sub"} if "data.txt" in files else set())
+            more = {"sub", ".dockerignore"} if "data.txt" in files else set()
+            assert {each.name for each in place.iterdir()} == files | more
 
 
 @pytest.mark.parametrize(
@@ -319,6 +331,54 @@ def test_what_is_mounted_to_be_read_alone_is_the_task_s_again_before_tests_run(t
     assert (place / "data.txt").read_text() == "x"
     assert (place / "tests" / "test_outputs.py").read_text() == _TERMINAL_BENCH["tests/test_outputs.py"]
     assert [line.split()[0] for line in script.splitlines() if line.startswith("own ")] == ["own", "own"]
+
+
+@pytest.mark.parametrize(
+    ("service", "entrypoint", "command"),
+    [
+        ("command: sh -c 'sleep infinity'", (), ()),
+        ("command: tail -f /dev/null", (), ()),
+        ("command: [/bin/bash, -c, exec sleep 1d]", (), ()),
+        ("command: bash", (), ()),
+        (
+            "command: [bash, -c, 'service x start && sleep infinity']",
+            (),
+            ("bash", "-c", "service x start && sleep infinity"),
+        ),
+        ("command: /start.sh --name 'a b' $$HOME", (), ("/start.sh", "--name", "a b", "$HOME")),
+        ("entrypoint: /entry.sh\n    command: sleep infinity", ("/entry.sh",), ()),
+        ("entrypoint: [/entry.sh, -x]\n    command: [serve]", ("/entry.sh", "-x"), ("serve",)),
+        ('command: "\'"', (), ()),
+    ],
+)
+def test_the_program_of_a_compose_file_is_the_container_s(
+    task: Callable[..., Path], tmp_path: Path, service: str, entrypoint: tuple[str, ...], command: tuple[str, ...]
+) -> None:
+    path = task(**{"environment__docker-compose_DOT_yaml": f"services:\n  main:\n    {service}\n"})
+    instance = read_task(path).instance
+    assert (instance.entrypoint, instance.command) == (entrypoint, command)
+    files = _TERMINAL_BENCH | {"docker-compose.yaml": f"services:\n  client:\n    build: .\n    {service}\n"}
+    with task_folder(_written(tmp_path / "hello", files)) as found:
+        assert (found.instance.entrypoint, found.instance.command) == (entrypoint, command)
+        assert list(unsupported(needs_of(found.instance))) == []
+
+
+def test_the_dockerfile_that_a_compose_file_names_is_built_with_its_arguments(tmp_path: Path) -> None:
+    compose = "services:\n  client:\n    build: {context: ., dockerfile: sub/Other, args: {TAG: '12 $x', NONE: 1}}\n"
+    other = "ARG TAG=11\nFROM debian:$TAG\nARG  TAG\nARG TAGS=2\nCOPY \\\n  run-tests.sh \\\n  task.yaml /x/\n"
+    files = _TERMINAL_BENCH | {"docker-compose.yaml": compose, "sub/Other": other}
+    with task_folder(_written(tmp_path / "hello", files)) as found:
+        folder = found.path / "environment"
+        text = (folder / "Dockerfile").read_text()
+        assert text == other.replace("TAG=11", 'TAG="12 \\$x"').replace("ARG  TAG", 'ARG  TAG="12 \\$x"')
+        assert {"run-tests.sh", "task.yaml", "data.txt"} <= {each.name for each in folder.iterdir()}
+        assert not (folder / "solution.sh").exists()
+    files["docker-compose.yaml"] = compose.replace("sub/Other", "sub/None")
+    with (
+        pytest.raises(InvalidRequest, match="builds 'sub/None', which is not there"),
+        task_folder(_written(tmp_path / "other", files)),
+    ):
+        pass
 
 
 @pytest.mark.parametrize("mount", ["/etc:/host", "~/x:/x", "../out:/x", "./../out:/x", "named:/x", "${HOME}:/x"])

@@ -94,6 +94,36 @@ def test_bad_rows_are_refused(row: dict[str, Any], message: str) -> None:
         AnswerInstance.model_validate(row)
 
 
+CAPITALS = ["Rome", "Oslo", "Paris", "Bonn"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "gold"),
+    [
+        ({"choices": CAPITALS, "answer": 2}, "C"),
+        ({"choices": CAPITALS, "answer": 0}, "A"),
+        ({"choices": CAPITALS, "answer": "3"}, "D"),
+        ({"choices": CAPITALS, "answer": "C"}, "C"),
+        ({"choices": CAPITALS, "answer": "Paris"}, "C"),
+        ({"choices": ["1", "2", "3", "4"], "answer": 2}, "C"),
+        ({"choices": ["1", "2", "3", "4"], "answer": "2"}, "B"),
+        ({"choices": {"text": CAPITALS, "label": ["A", "B", "C", "D"]}, "answerKey": "B"}, "B"),
+        ({"choices": {"text": CAPITALS, "label": ["1", "2", "3", "4"]}, "answerKey": "1"}, "A"),
+        ({"choices": CAPITALS, "answer": 4}, ""),
+        ({"choices": CAPITALS, "answer": -1}, ""),
+        ({"choices": CAPITALS, "answer": "Berlin"}, ""),
+    ],
+)
+def test_choices_are_options(fields: dict[str, Any], gold: str) -> None:
+    row = {"question": "Which is the capital of France?", **fields}
+    if not gold:
+        with pytest.raises(ValidationError, match="names none of the 4 options"):
+            AnswerInstance.model_validate(row)
+        return
+    instance = AnswerInstance.model_validate(row)
+    assert (instance.gold, len(instance.options)) == (gold, 4)
+
+
 def test_numbers_and_lists_of_one_are_gold_answers() -> None:
     assert AnswerInstance.model_validate({"problem": "q", "answer": 25}).gold == "25"
     row = {"prompt": "q", "reward_model": '{"ground_truth": ["#### 7"]}'}

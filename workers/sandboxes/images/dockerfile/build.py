@@ -8,19 +8,21 @@ from contextlib import ExitStack
 from contextvars import copy_context
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 from farm.errors import ImageError, ToolError
 from farm.settings import settings
 from workers.sandboxes.images.building.builder import BUILD_S, N_LINES, is_passing
-from workers.sandboxes.images.dockerfile.build_place import BuildPlace, StartBuild
+from workers.sandboxes.images.dockerfile.build_place import BuildPlace, Owner, StartBuild
 from workers.sandboxes.images.dockerfile.copying import copy_into
 from workers.sandboxes.images.dockerfile.mounting import make_folder, mount, unmount
 from workers.sandboxes.images.dockerfile.plan import PlannedStage
-from workers.sandboxes.images.dockerfile.steps import BuildStep, CopyFiles, FromStage, MakeFolder, RunProgram
-from workers.sandboxes.images.dockerfile.user_names import Account, account_of
+from workers.sandboxes.images.dockerfile.steps import BuildStep, FromStage, MakeFolder, RunProgram
+from workers.sandboxes.images.dockerfile.user_names import Account, account_of, owner_of_files
 from workers.sandboxes.images.image_cache import ROOT, cached, held
 from workers.sandboxes.images.layered_image import Image
+
+T = TypeVar("T")
 
 MAX_LAYERS = 120
 _PARALLEL = 4
@@ -94,31 +96,31 @@ class LayerSource:
             place = self.start(self.below)
             try:
                 owner, mounted = self._work(place, stack)
-                place.finish(folder / ROOT, owner, copied=isinstance(step.work, CopyFiles))
+                place.finish(folder / ROOT, owner)
                 unmount(folder / ROOT, mounted, self.below.lower)
             except ToolError as error:
                 raise step.instruction.refused(str(error)) from error
             finally:
                 place.stop()
 
-    def _work(self, place: BuildPlace, stack: ExitStack) -> tuple[tuple[int, int] | None, Sequence[str]]:
+    def _work(self, place: BuildPlace, stack: ExitStack) -> tuple[Owner | None, Sequence[str]]:
         """Do the work. Return the user, if not root, whose what is new will be, and what is mounted.
 
-        Programs see to the users themselves.
+        Programs see to the users themselves, and copies to the owners of their files.
         """
         work = self.step.work
         if isinstance(work, RunProgram):
-            account = self._account(place, work.user)
+            account = self._named(place, account_of, work.user)
             mounted = mount(place, work.mounts, self.step.instruction, lambda source: self._other(source, stack))
             self._run(place, work, account)
             return None, mounted
         if isinstance(work, MakeFolder):
-            account = self._account(place, work.user)
+            whose = self._named(place, owner_of_files, work.user)
             make_folder(place, work.path, 0o755)
-            return account.owner, ()
-        account = self._account(place, work.chown)
-        copy_into(place, work, self.step.instruction, lambda source: self._other(source, stack))
-        return account.owner, ()
+            return whose if any(whose) else None, ()
+        owner = self._named(place, owner_of_files, work.chown) if work.chown else None
+        copy_into(place, work, self.step.instruction, lambda source: self._other(source, stack), owner)
+        return None, ()
 
     def _other(self, source: FromStage, stack: ExitStack) -> BuildPlace:
         """Return a place on the files of another stage, until the layer is made."""
@@ -126,9 +128,9 @@ class LayerSource:
         stack.callback(other.stop)
         return other
 
-    def _account(self, place: BuildPlace, user: str) -> Account:
+    def _named(self, place: BuildPlace, found: Callable[[BuildPlace, str], T], user: str) -> T:
         try:
-            return account_of(place, user)
+            return found(place, user)
         except ValueError as error:
             raise self.step.instruction.refused(str(error)) from None
 

@@ -19,6 +19,10 @@ class ProgramEnd:
     limit: str = ""
 
 
+Owner: TypeAlias = tuple[int, int]
+"""A user and a group by number, as whose a file is noted."""
+
+
 class BuildPlace(Protocol):
     """A sandbox on an image, for one step. Blocks in every method; ToolError for a file, SandboxError if it is gone."""
 
@@ -50,23 +54,33 @@ class BuildPlace(Protocol):
 
     def read_file(self, path: str) -> bytes: ...
 
-    def upload(self, source: Path, path: str) -> None:
-        """Copy a file or folder of the node to a path that is then its name."""
+    def make_folder(self, path: str, mode: int) -> None:
+        """Make a folder of this mode, and those above it."""
         ...
 
-    def unpack(self, archive: Path, path: str) -> None:
-        """Unpack a tar file of the node, compressed or not, into a folder."""
+    def upload(self, source: Path, path: str, owner: Owner | None = None) -> None:
+        """Copy a file or what is in a folder of the node to a path; all of it is the owner's, else root's."""
         ...
 
-    def copy_from(self, other: BuildPlace, source: str, path: str) -> None:
-        """Copy a file or folder of another place to a path that is then its name; links stay as they are."""
-        ...
+    def unpack(self, archive: Path, path: str, owner: Owner | None = None) -> None:
+        """Unpack a tar file of the node, compressed or not, into a folder.
 
-    def finish(self, target: Path, owner: tuple[int, int] | None = None, *, copied: bool = False) -> None:
-        """End it, and move what has been changed in it to a folder that does not exist.
-
-        What is new belongs to `owner`, if it is not root, and of what was `copied` into it all files.
+        Its files are the owner's, else whose it says.
         """
+        ...
+
+    def copy_from(
+        self, other: BuildPlace, source: str, path: str, owner: Owner | None = None, *, whole: bool = False
+    ) -> None:
+        """Copy a file or what is in a folder of another place to a path; links stay as they are.
+
+        All of it is the owner's, else whose it is there. The folder at `path` and those above it are the owner's, else
+        root's, if they are made; a folder that is copied `whole` keeps its mode and its owner as well.
+        """
+        ...
+
+    def finish(self, target: Path, owner: Owner | None = None) -> None:
+        """End it, and move what has been changed in it to a folder that does not exist; what is new is the owner's."""
         ...
 
     def stop(self) -> None:

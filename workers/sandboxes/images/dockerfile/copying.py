@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from farm.errors import ImageError
-from workers.sandboxes.images.dockerfile.build_place import BuildPlace
+from workers.sandboxes.images.dockerfile.build_place import BuildPlace, Owner
 from workers.sandboxes.images.dockerfile.context import (
     ContextFile,
     copy_files,
@@ -38,8 +38,13 @@ _BELOW = (
 OpenStage = Callable[[FromStage], BuildPlace]
 
 
-def copy_into(place: BuildPlace, work: CopyFiles, instruction: Instruction, open_stage: OpenStage) -> None:
-    """CopyFiles all sources. ImageError for one that is missing, or has changed since the build was planned. Blocks."""
+def copy_into(
+    place: BuildPlace, work: CopyFiles, instruction: Instruction, open_stage: OpenStage, owner: Owner | None
+) -> None:
+    """Copy all sources. ImageError for one that is missing, or has changed since the build was planned. Blocks.
+
+    Without an owner, files of stages and of tars keep theirs, and others are root's.
+    """
     into = work.into or place.is_folder(work.target)
     with tempfile.TemporaryDirectory() as name:
         for number, source in enumerate(work.sources):
@@ -47,24 +52,24 @@ def copy_into(place: BuildPlace, work: CopyFiles, instruction: Instruction, open
             if isinstance(source, FromText):
                 staged.write_text(source.text)
                 staged.chmod(applied(work.mode, 0o644, is_folder=False))
-                _place(place, staged, source.name, work.target, into)
+                _place(place, staged, source.name, work.target, into, owner)
             elif isinstance(source, FromAddress):
                 fetch(source, staged, instruction)
                 staged.chmod(applied(work.mode, MODE, is_folder=False))
                 if instruction.switch("unpack") and tarfile.is_tarfile(staged):
-                    place.unpack(staged, work.target)
+                    place.unpack(staged, work.target, owner)
                 else:
-                    _place(place, staged, source.name, work.target, into)
+                    _place(place, staged, source.name, work.target, into, owner)
             elif isinstance(source, FromContext):
                 copy_files(source.files, staged, work.mode)
                 if work.mode is None and digest_of([_moved(file, staged) for file in source.files]) != source.digest:
                     raise ImageError(f"{source.name} was changed while it was copied", retryable=True)
                 if work.unpack and staged.is_file() and tarfile.is_tarfile(staged):
-                    place.unpack(staged, work.target)
+                    place.unpack(staged, work.target, owner)
                 else:
-                    _place(place, staged, posixpath.basename(source.name), work.target, into)
+                    _place(place, staged, posixpath.basename(source.name), work.target, into, owner)
             else:
-                _copy_stage(place, open_stage(source), source, work, instruction, into)
+                _copy_stage(place, open_stage(source), source, work, instruction, into, owner)
 
 
 def _moved(file: ContextFile, staged: Path) -> ContextFile:
@@ -72,19 +77,25 @@ def _moved(file: ContextFile, staged: Path) -> ContextFile:
     return ContextFile(file.relative, path, path.lstat().st_mode)
 
 
-def _place(place: BuildPlace, staged: Path, name: str, target: str, into: bool) -> None:
-    """CopyFiles a file to its target or into it, of a folder what is in it."""
-    place.upload(staged, posixpath.join(target, name) if into and not staged.is_dir() else target)
+def _place(place: BuildPlace, staged: Path, name: str, target: str, into: bool, owner: Owner | None) -> None:
+    """Copy a file to its target or into it, of a folder what is in it."""
+    place.upload(staged, posixpath.join(target, name) if into and not staged.is_dir() else target, owner)
 
 
 def _copy_stage(
-    place: BuildPlace, other: BuildPlace, source: FromStage, work: CopyFiles, instruction: Instruction, into: bool
+    place: BuildPlace,
+    other: BuildPlace,
+    source: FromStage,
+    work: CopyFiles,
+    instruction: Instruction,
+    into: bool,
+    owner: Owner | None,
 ) -> None:
     if other.bare and (work.mode is not None or work.parents or work.excluded):
         raise instruction.refused("--chmod, --parents and --exclude need a shell in the stage that it copies from")
     copied = []
     for name, target in _pairs(other, source, work, instruction, into):
-        place.copy_from(other, name, target)
+        place.copy_from(other, name, target, owner, whole=work.parents)
         if work.mode is not None and not work.parents and other.is_folder(name):
             copied += [posixpath.join(target, posixpath.basename(each)) for each in _names(other, _INSIDE, name)]
         else:

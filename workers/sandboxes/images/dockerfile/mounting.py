@@ -77,11 +77,7 @@ def make_folder(place: BuildPlace, path: str, mode: int) -> None:
     """Make a folder, unless it is there."""
     if place.is_folder(path):
         return
-    with tempfile.TemporaryDirectory() as name:
-        empty = Path(name, "folder")
-        empty.mkdir(mode=0o755)
-        empty.chmod(mode)
-        place.upload(empty, path)
+    place.make_folder(path, mode)
 
 
 def _is_folder(source: FromContext | FromStage, other: BuildPlace | None) -> bool:

@@ -13,7 +13,7 @@ from workers.sandboxes.images.dockerfile.instructions import Instruction
 from workers.sandboxes.images.layered_image import Image
 
 # the version of how layers are made here; another number rebuilds all
-_FORMAT = 2
+_FORMAT = 3
 _LABEL_CHARS = 60
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from farm.errors import ToolError
-from workers.sandboxes.images.dockerfile.build_place import BuildPlace
+from workers.sandboxes.images.dockerfile.build_place import BuildPlace, Owner
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,20 +21,22 @@ class Account:
         """The numbers that its programs see; None for root, whose they are anyway."""
         return (self.uid, self.gid) if self.uid else None
 
-    @property
-    def owner(self) -> tuple[int, int] | None:
-        """Its user and group as those of files; None for root's."""
-        return (self.uid, self.gid) if self.uid or self.gid else None
-
 
 def account_of(place: BuildPlace, written: str) -> Account:
     """Return the account that USER names: a name or number, with a group after a colon. ValueError if it is unknown."""
     return account_in(written, _lines(place, "/etc/passwd"), _lines(place, "/etc/group"))
 
 
+def owner_of_files(place: BuildPlace, written: str) -> Owner:
+    """Return whose files are by --chown or WORKDIR: the group of a number alone is that number. ValueError as above."""
+    account = account_of(place, written)
+    return (account.uid, account.uid) if written.isdigit() else (account.uid, account.gid)
+
+
 def account_in(written: str, passwd: list[list[str]], group: list[list[str]]) -> Account:
     """As `account_of`, from the fields of the lines of the two files."""
-    user, _, of_group = (written or "0").partition(":")
+    user, _, of_group = written.partition(":")
+    user = user or "0"
     entry = next((line for line in passwd if len(line) >= 6 and user in (line[0], line[2])), None)
     if entry is None and not user.isdigit():
         raise ValueError(f"the image has no user {user}")

@@ -13,6 +13,7 @@ import socket
 import stat
 
 from workers.sandboxes.isolation import linux, memfd, namespaces
+from workers.sandboxes.isolation.owners.credentials import address_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 FOLDERS = ("/run/", "/var/run/", "/tmp/", "/var/tmp/", "/var/lib/", "/srv/")
 """Folders of services' sockets."""
 _OURS = "/run/farm/"
+_WITH_USER = 4
+"""Parts of the address of a Unix socket, and of the user who connects."""
 _CONNECT_S = 10.0
 _BACKLOG = 64
 _LISTENING = "0A"
@@ -96,12 +99,14 @@ def listen(address: Address) -> socket.socket:
 
 
 def connect(address: Address) -> socket.socket:
-    """Return a socket that is connected to an address. Raises OSError."""
+    """Return a socket that is connected to an address, for a user whose ids follow its path, if any. Raises OSError."""
     made = socket.socket(_FAMILIES[address[0]], socket.SOCK_STREAM)
     made.settimeout(_CONNECT_S)
     try:
         if address[0] == "unix" and not stat.S_ISSOCK(os.lstat(address[1]).st_mode):
             raise OSError(errno.ENOTSOCK, os.strerror(errno.ENOTSOCK))
+        if len(address) == _WITH_USER:
+            made.bind(address_of(*address[2:]))
         made.connect(address[1] if address[0] == "unix" else (address[1], address[2]))
     except OSError:
         made.close()

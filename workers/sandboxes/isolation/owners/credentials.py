@@ -11,6 +11,7 @@ limit of file locks (`RLIMIT_LOCKS`), which the kernel has not heeded since Linu
 from __future__ import annotations
 
 import errno
+import os
 import resource
 
 TYPE_CHECKING = False
@@ -26,6 +27,7 @@ LOCKS = 10
 UNCHANGED = 0xFFFFFFFF
 _UNTOLD = 0xFFFF
 _MAX_GROUPS = 65536
+_OF_PEER = b"\0farm-peer:"
 _KEEP, _SECURE_BITS = 8, 28
 """Of prctl: PR_SET_KEEPCAPS and PR_SET_SECUREBITS."""
 _KEEPING = 1 << 4 | 1 << 2
@@ -137,11 +139,34 @@ def begin_as(first: Credentials) -> None:
 
 def shown(process: int) -> tuple[int, int] | None:
     """Return the effective user and group of a process of whichever table; None if they are too high. OSError."""
-    number = resource.prlimit(process, LOCKS)[0]
+    return _parsed(resource.prlimit(process, LOCKS)[0])
+
+
+def shown_outside(process: int) -> tuple[int, int] | None:
+    """As `shown`, of a process of another user of the node. OSError."""
+    with open(f"/proc/{process}/limits") as file:  # noqa: PTH123
+        soft = next((line.split()[3] for line in file if line.startswith("Max file locks")), "unlimited")
+    return _parsed(int(soft) if soft.isdecimal() else resource.RLIM_INFINITY)
+
+
+def _parsed(number: int) -> tuple[int, int] | None:
     if number == resource.RLIM_INFINITY:
         return 0, 0
     uid, gid = number & 0xFFFF, number >> 16 & 0xFFFF
     return None if _UNTOLD in (uid, gid) else (uid, gid)
+
+
+def address_of(uid: int, gid: int) -> bytes:
+    """Return an address for a Unix socket that is connected for a user of another sandbox, and tells who that is."""
+    return _OF_PEER + b"%d:%d:%s" % (uid, gid, os.urandom(8).hex().encode())
+
+
+def user_of_address(address: object) -> tuple[int, int] | None:
+    """Return the user and the group that are in an address of `address_of`; None of another."""
+    if not isinstance(address, bytes) or not address.startswith(_OF_PEER):
+        return None
+    uid, gid = address.removeprefix(_OF_PEER).split(b":")[:2]
+    return int(uid), int(gid)
 
 
 def _number(at: int, credentials: Credentials) -> int:

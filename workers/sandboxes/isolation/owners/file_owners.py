@@ -16,9 +16,19 @@ import stat
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-    from typing import TypeAlias
+    from typing import TypeAlias, TypedDict
 
     Owner: TypeAlias = tuple[int, int]
+
+    class CopiedOwners(TypedDict):
+        """Owners of copied files: of all `each`, else of each file as its source says.
+
+        A folder whose contents are copied is `each`'s, or root's, if it is made; `whole` copies it as well.
+        """
+
+        each: Owner | None
+        whole: bool
+
 
 ATTRIBUTE = "user.farm.owner"
 MARK = "user.farm.owners"
@@ -29,12 +39,16 @@ _UNCHANGED = 0xFFFFFFFF
 """No id: an order to leave what is."""
 
 
-def owner_of(path: str) -> Owner | None:
+def owner_of(path: str | int) -> Owner | None:
     """Return the owner that is noted on a file, not following a link but one of /proc; None if none is."""
-    return owner_at(path, follow=path.startswith("/proc/"))
+    return owner_at(path, follow=_follows(path))
 
 
-def owner_at(path: str | bytes, *, follow: bool) -> Owner | None:
+def _follows(path: str | int) -> bool:
+    return isinstance(path, int) or path.startswith("/proc/")
+
+
+def owner_at(path: str | bytes | int, *, follow: bool) -> Owner | None:
     """Return the owner that is noted on a file, or on what a link leads to; None if none is."""
     try:
         uid, gid = os.getxattr(path, ATTRIBUTE, follow_symlinks=follow).split(b":")
@@ -45,15 +59,17 @@ def owner_at(path: str | bytes, *, follow: bool) -> Owner | None:
     return found if all(0 <= each < _UNCHANGED for each in found) else None
 
 
-def note_owner(path: str, uid: int, gid: int, root: str) -> None:
+def note_owner(path: str | int, uid: int, gid: int, root: str) -> None:
     """Note the owner of a file, below `root`, or of a link in /proc to one; what cannot have one stays root's. OSError.
+
+    An open file's descriptor will do.
 
     `uid` and `gid` are what the kernel takes for them.
     """
     now = owner_of(path)
     old = now or ROOT
     new = (old[0] if uid == _UNCHANGED else uid, old[1] if gid == _UNCHANGED else gid)
-    follow = path.startswith("/proc/")
+    follow = _follows(path)
     try:
         if new == ROOT:
             if now is not None:
@@ -64,6 +80,21 @@ def note_owner(path: str, uid: int, gid: int, root: str) -> None:
     except OSError as error:
         if error.errno not in _CANNOT_HAVE:
             raise
+
+
+def owner_in(place: bytes, owner: Owner) -> Owner:
+    """Return whose a new file of this path is: its maker's, but of the group of a set-group-id folder. OSError."""
+    above = os.path.dirname(place)  # noqa: PTH120
+    if not os.stat(above).st_mode & stat.S_ISGID:
+        return owner
+    return owner[0], (owner_at(above, follow=True) or ROOT)[1]
+
+
+def note_folders(folders: Sequence[str], owners: CopiedOwners) -> None:
+    """Note whose the folders are that a copy makes above its files. OSError."""
+    uid, gid = owners["each"] or ROOT
+    for folder in folders:
+        note_owner(folder, uid, gid, "/")
 
 
 def clear_set_id(link: str) -> None:
@@ -86,24 +117,23 @@ def has_owners(folders: Iterable[str]) -> bool:
     return False
 
 
-def settle(layer: str, owner: Sequence[int], lower: Sequence[str], *, written: bool) -> None:
+def settle(layer: str, owner: Sequence[int], lower: Sequence[str]) -> None:
     """Note whose the files of a layer are that one user's programs have written over those of other layers, `lower`.
 
-    What is new is that user's, whatever the programs noted; what was there keeps its owner, but for files that were
-    `written` anew, as a copy of the farm's does.
+    What is new is that user's, whatever the programs noted; what was there keeps its owner.
     """
     uid, gid = owner
-    for path, is_file in _entries(layer):
+    for path in _entries(layer):
         below = next((f"{each}/{path}" for each in lower if os.path.lexists(f"{each}/{path}")), "")
-        kept = (owner_of(below) or ROOT) if below and not (written and is_file) else (uid, gid)
+        kept = (owner_of(below) or ROOT) if below else (uid, gid)
         # of the policy's making
         with contextlib.suppress(OSError):
             note_owner(os.path.join(layer, path), *kept, layer)
 
 
-def _entries(layer: str) -> list[tuple[str, bool]]:
-    """Return the files and folders of a layer, and which are files."""
-    found: list[tuple[str, bool]] = []
+def _entries(layer: str) -> list[str]:
+    """Return the files and folders of a layer."""
+    found: list[str] = []
     waiting = [""]
     while waiting:
         prefix = waiting.pop()
@@ -114,5 +144,5 @@ def _entries(layer: str) -> list[tuple[str, bool]]:
                 if stat.S_ISDIR(mode):
                     waiting.append(f"{path}/")
                 if stat.S_ISDIR(mode) or stat.S_ISREG(mode):
-                    found.append((path, stat.S_ISREG(mode)))
+                    found.append(path)
     return found

@@ -28,7 +28,7 @@ import struct
 
 from workers.sandboxes.isolation import linux, seccomp, system_calls
 from workers.sandboxes.isolation.owners import file_owners
-from workers.sandboxes.isolation.owners.credentials import UNCHANGED, CredentialsTable, shown
+from workers.sandboxes.isolation.owners.credentials import UNCHANGED, CredentialsTable, shown, user_of_address
 from workers.sandboxes.isolation.owners.waiting_call import CWD, EMPTY_PATH, NO_FOLLOW, OF_KERNEL, WaitingCall
 
 TYPE_CHECKING = False
@@ -253,7 +253,8 @@ class UserView:
             os.close(process)
         with socket.socket(fileno=taken) as found:
             pid, *_ = _PEER.unpack(found.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
-        ids = shown(pid) if pid else None
+            # no process of this sandbox has 0: a relay connects for one of another
+            ids = shown(pid) if pid else user_of_address(found.getpeername())
         (size,) = struct.unpack("i", asked.read(size_at, 4))
         if ids in (None, (0, 0)) or size < _PEER.size:
             return None
@@ -300,6 +301,7 @@ class UserView:
         place = self._new(asked, folder, path, flags & (os.O_EXCL | os.O_NOFOLLOW)) if owner != (0, 0) else b""
         if not place:
             return None
+        owner = file_owners.owner_in(place, owner)
         with self._umask_of(asked):
             file = os.open(place, flags & 0x7FFFFFFF | os.O_EXCL | os.O_CLOEXEC, mode & 0o7777)
         try:
@@ -318,6 +320,7 @@ class UserView:
         place = self._new(asked, folder, path, os.O_NOFOLLOW) if owner != (0, 0) else b""
         if not place:
             return None
+        owner = file_owners.owner_in(place, owner)
         with self._umask_of(asked):
             os.mkdir(place, mode & 0o7777)
         file = os.open(place, os.O_PATH | os.O_NOFOLLOW | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -1,0 +1,60 @@
+"""The program that a container begins with, ENTRYPOINT or a compose file's, runs while a policy works and tests run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.integration.tasks.harbor_hacks import write_task
+from tests.integration.tasks.test_running_services import ASKED, LISTENING
+from tests.integration.tasks.test_task_checks import check
+
+START = """#!/bin/bash
+echo "$0 $*" > begun
+id -un >> begun
+if [ "$1" = fail ]; then exit 3; fi
+python3 -m http.server 8080 &
+exec "${@:1}"
+"""
+BASE = "FROM debian:bookworm-slim\nCOPY --chmod=755 start.sh /start.sh\nWORKDIR /app\nRUN chmod 777 .\n"
+SOLUTION = f"{LISTENING}\nkill -0 1 && echo 42 > /app/answer"
+CHECKED = "HEALTHCHECK --interval=2s CMD cat /proc/net/tcp | grep -q ':1F90 .* 0A '\n"
+COMPOSE = "services:\n  main:\n    {}\n"
+FORMS = {
+    "exec": ('ENTRYPOINT ["/start.sh"]\nCMD ["none"]\n', "", "sh -c sleep infinity\nroot\n"),
+    "of another user": (f'{CHECKED}USER agent\nENTRYPOINT ["/start.sh"]\n', "", "sh -c sleep infinity\nagent\n"),
+    "of a compose file": ("", "command: [/start.sh, sleep, '600']", "sleep 600\nroot\n"),
+}
+
+
+def task_of(folder: Path, lines: str, service: str, test: str = ASKED, solution: str = SOLUTION) -> Path:
+    write_task(folder, test, solution)
+    (folder / "environment/Dockerfile").write_text(BASE + lines)
+    (folder / "environment/start.sh").write_text(START)
+    if service:
+        (folder / "environment/docker-compose.yaml").write_text(COMPOSE.format(service))
+    return folder
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_container_begins_with_its_program(place: Path, tmp_path: Path, form: str) -> None:
+    lines, service, begun = FORMS[form]
+    test = ASKED.replace("if [", f'[ "$(cat /app/begun)" = "$(printf %s \'/start.sh {begun}\')" ] || exit 1\nif [', 1)
+    result = json.loads(check(task_of(tmp_path / "task", lines, service, test), "--json").stdout)
+    assert result["sound"], result
+
+
+def test_a_program_that_fails_at_once_leaves_the_task_as_it_is(place: Path, tmp_path: Path) -> None:
+    test = (
+        "#!/bin/bash\n[ -e /app/answer ] && echo 1 > /logs/verifier/reward.txt || echo 0 > /logs/verifier/reward.txt\n"
+    )
+    folder = task_of(tmp_path / "task", 'ENTRYPOINT ["/start.sh", "fail"]\n', "", test, "echo 42 > /app/answer")
+    assert json.loads(check(folder, "--json").stdout)["sound"]
+
+
+def test_an_image_that_does_not_become_healthy_says_so(place: Path, tmp_path: Path) -> None:
+    lines = 'ENTRYPOINT ["/start.sh"]\nHEALTHCHECK --interval=1s --retries=2 CMD ["test", "-e", "/no such file"]\n'
+    result = json.loads(check(task_of(tmp_path / "task", lines, ""), "--json").stdout)
+    assert "its health check \"test -e '/no such file'\" ended with 1 2 times" in result["problem"]

@@ -1,0 +1,69 @@
+"""The program that a container of a task's image begins with: ENTRYPOINT of its Dockerfile, as Docker runs it.
+
+Harbor gives it the command `sh -c "sleep infinity"`, or that of the task's compose file. It runs on while the policy
+works, with all that it starts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shlex
+from collections.abc import Sequence
+
+from farm.plugins import follows
+from farm.tasks.harbor_config import HealthcheckTable
+from workers.handlers.harbor.readiness import await_healthy
+from workers.interfaces import Sandbox
+from workers.sandboxes.images.dockerfile.image_config import Healthcheck, ImageConfig
+from workers.sandboxes.optional_protocols import HasImageConfig, HasUsers
+
+log = logging.getLogger(__name__)
+
+COMMAND = ("sh", "-c", "sleep infinity")
+"""Harbor's own command of the main service."""
+_START = '"$@" </dev/null >/dev/null 2>&1 & sleep 0.3; kill -0 $! 2>/dev/null || wait $!'
+"""Starts a program that runs on, and has the exit code of one that fails at once."""
+_START_S = 30.0
+_AGAIN_S = 1.0
+"""Seconds between two health checks before a failure counts."""
+
+
+async def begin(sandbox: Sandbox, what: str, entrypoint: Sequence[str] = (), command: Sequence[str] = ()) -> None:
+    """Start what a container begins with, unless that only waits; then wait until the image is healthy.
+
+    `entrypoint` and `command` are those of a compose file. Raises HandlerError if the health check fails.
+    """
+    config = sandbox.image_config() if follows(sandbox, HasImageConfig) else ImageConfig()
+    argv = (*(entrypoint or _words(config)), *(command or COMMAND))
+    if argv == COMMAND:
+        return
+    place = await asyncio.to_thread(sandbox.as_user, "") if follows(sandbox, HasUsers) else sandbox
+    begun = await place.exec(
+        ["/bin/bash", "--noprofile", "--norc", "-c", _START, "entrypoint", *argv],
+        timeout_s=_START_S,
+        cwd=config.workdir or None,
+    )
+    if begun.code != 0:
+        # as in Harbor's other environments, the policy works without it
+        log.warning("%s: its entry point %s ended with %s", what, argv[0], begun.code)
+    if config.healthcheck:
+        await await_healthy(place, _table(config.healthcheck), what)
+
+
+def _words(config: ImageConfig) -> Sequence[str]:
+    entrypoint = config.entrypoint or []
+    return [*config.shell, entrypoint] if isinstance(entrypoint, str) else entrypoint
+
+
+def _table(check: Healthcheck) -> HealthcheckTable:
+    """Return a Dockerfile's check: Docker first checks after an interval, so that failures before count for nothing."""
+    interval_s = check.interval_s or Healthcheck("").interval_s
+    return HealthcheckTable(
+        command=check.command if isinstance(check.command, str) else shlex.join(check.command),
+        interval_sec=interval_s,
+        timeout_sec=check.timeout_s or Healthcheck("").timeout_s,
+        start_period_sec=check.start_period_s + interval_s,
+        start_interval_sec=_AGAIN_S,
+        retries=check.retries or Healthcheck("").retries,
+    )
