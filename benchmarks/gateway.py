@@ -3,12 +3,18 @@
 The engine is a double that answers after a fixed time. Agents talk in conversations that grow, one rollout each, all
 gateways in one process as in a run worker; nothing is recorded in a store. The proxy, and the engine alone, are asked
 in token ids. What is *added* is the time beyond that of the calls to the engine itself in the same run.
+
+`in flight` are calls that the engine holds for 8 s each, as a long answer takes, and that begin at any time: up to
+2,048 at once, of which none may be late by half a minute. `in flight within 100 ms` is the most calls of which the 99th
+of a hundred waits no longer than that.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import random
+import resource
 import sys
 import tempfile
 import time
@@ -27,6 +33,11 @@ from testkit.report import Report, options
 
 LATENCY_S = 1.0
 N_AGENTS = (1, 64, 256)
+HELD_S = 8.0
+N_IN_FLIGHT = (64, 128, 256, 512, 1024, 2048)
+AT_256_MS = 25.0
+BENT_MS = 100.0
+_LATE_S = 30.0
 _START_S = 120.0
 _DOUBLE = ("--mean-tokens", "32", "--keep-alive-s", "600")
 _CHAT, _GENERATE = "/v1/chat/completions", "/inference/v1/generate"
@@ -40,6 +51,8 @@ _HELD_TOKENS_PER_S = "0.2"
 def main() -> None:
     result = options(__doc__)
     report = Report("the recording gateway")
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     asyncio.run(_all(report, result.quick))
     report.show(result.json)
 
@@ -55,6 +68,7 @@ async def _all(report: Report, quick: bool) -> None:
         n_calls = 3 if quick else 10
         rate = (await _played(ours, n_calls, False)).rate
         report.add("calls_without_latency", rate, "/s", proxy=(await _played([beside] * 64, n_calls, False)).rate)
+    await _in_flight(report, quick)
     await _memory(report)
 
 
@@ -67,10 +81,11 @@ def _served(n: int, *words: str) -> Iterator[tuple[str, tuple[str, ChildProcess]
 
 @dataclass(slots=True)
 class _Play:
-    """The times of all calls, and how long they took together."""
+    """The times of all calls, how long they took together, and how many had no answer in time."""
 
     times: list[float] = field(default_factory=list)
     seconds: float = 0.0
+    n_late: int = 0
 
     @property
     def rate(self) -> float:
@@ -106,6 +121,31 @@ async def _row(
     report.add(f"calls_{name}_{n}_agents", here.rate, "/s", proxy=beside.rate, engine_alone=alone.rate)
     each = len(here.times) / 1000
     report.add(f"cpu_{name}_{n}_agents", cpu / each, "ms/call", proxy=proxy_cpu / each)
+
+
+async def _in_flight(report: Report, quick: bool) -> None:
+    """Report the time that gateways and proxy add to calls, by the number of open calls."""
+    added: dict[str, float]
+    within = {"gateways": 0, "proxy": 0}
+    bent: set[str] = set()
+    with _served(max(N_IN_FLIGHT), "--latency-s", str(HELD_S)) as (engine, (beside, _), (ours, ours_child)):
+        await _played([engine, beside, *ours], 1, False, spread_s=HELD_S)
+        for n in N_IN_FLIGHT:
+            n_calls = 1 if quick else 3
+            alone = await _played([engine] * n, n_calls, False, spread_s=HELD_S)
+            proxied = await _played([beside] * n, n_calls, False, spread_s=HELD_S)
+            spent = cpu_s([ours_child.process.pid])
+            here = await _played(ours[:n], n_calls, False, spread_s=HELD_S)
+            cpu = cpu_s([ours_child.process.pid]) - spent
+            for tag, share in (("p50", 0.5), ("p99", 0.99)):
+                added = {"gateways": here.at(share) - alone.at(share), "proxy": proxied.at(share) - alone.at(share)}
+                aim = AT_256_MS if (n, tag) == (256, "p99") else None
+                report.add(f"added_{n}_in_flight_{tag}", added["gateways"], "ms", at_most=aim, proxy=added["proxy"])
+            bent |= {name for name, late in added.items() if late > BENT_MS}
+            within |= dict.fromkeys(within.keys() - bent, n)
+            report.add(f"cores_{n}_in_flight", cpu / here.seconds, "", calls_per_s=here.rate)
+            report.add(f"late_{n}_in_flight", here.n_late, "calls", at_most=0, proxy=proxied.n_late)
+    report.add("in_flight_within_100_ms", within["gateways"], "calls", proxy=within["proxy"])
 
 
 async def _huge_bodies(report: Report, urls: Sequence[str], n_calls: int) -> None:
@@ -155,21 +195,23 @@ async def _steady(measure: Callable[[], float]) -> None:
         same = same + 1 if abs(last - before) < 0.1 else 0
 
 
-async def _played(urls: Sequence[str], n_calls: int, stream: bool) -> _Play:
-    """Let an agent for each address make its calls, one after the other."""
-    play = _Play()
+async def _played(urls: Sequence[str], n_calls: int, stream: bool, spread_s: float = 0.0) -> _Play:
+    """Let an agent for each address make its calls, one after the other. They begin within `spread_s`."""
+    play, drawn = _Play(), random.Random(0)
     started = time.perf_counter()
-    await asyncio.gather(*(_conversation(play, url, n_calls, stream) for url in urls))
+    await asyncio.gather(*(_conversation(play, url, n_calls, stream, drawn.uniform(0, spread_s)) for url in urls))
     play.seconds = time.perf_counter() - started
     return play
 
 
-async def _conversation(play: _Play, url: str, n_calls: int, stream: bool) -> None:
+async def _conversation(play: _Play, url: str, n_calls: int, stream: bool, begin_s: float) -> None:
     agent = (_Agent if "/t/" in url else _ByHand)(url, stream)
+    await asyncio.sleep(begin_s)
     for _ in range(n_calls):
         started = time.perf_counter()
         await agent.call()
         play.times.append(time.perf_counter() - started)
+        play.n_late += play.times[-1] > HELD_S + _LATE_S
     agent.client.close()
 
 
