@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 def fresh_sandboxes(
     problem: Problem,
-    ground: NodeHealth,
+    node_health: NodeHealth,
     submission: Submission,
     layer_store: LayerStore | None = None,
     playing: Sandbox | None = None,
@@ -60,7 +60,7 @@ def fresh_sandboxes(
             if layer and left is not None:
                 start = partial(open_layer, job, source, problem.spec(), left, layer_store or NoLayerStore())
             sandbox = await stack.enter_async_context(opened(job, source, start))
-            await stack.enter_async_context(ground.using(sandbox))
+            await stack.enter_async_context(node_health.using(sandbox))
             if layer and isinstance(serving, NodeSandbox) and isinstance(sandbox, NodeSandbox):
                 await stack.enter_async_context(relayed(serving, sandbox))
             yield sandbox

@@ -127,10 +127,10 @@ async def run(
             sandbox = None if source is None else await source.provider.attach(job.sandbox_id, source.spec)
         if sandbox is not None:
             stack.push_async_callback(stop_sandbox, sandbox)
-        async with healthy_node(job.rollout_id, "playing", SandboxError) as ground:
-            ground.play_in(sandbox)
+        async with healthy_node(job.rollout_id, "playing", SandboxError) as node_health:
+            node_health.play_in(sandbox)
             try:
-                played = await _play_in(resolved, sandbox, ground, policy, record, keep, models)
+                played = await _play_in(resolved, sandbox, node_health, policy, record, keep, models)
             except (SandboxError, HandlerError) as error:
                 kernel = "python" in problem.handler.tools
                 another = None if source is None else partial(opened, job, source)
@@ -151,7 +151,7 @@ async def run(
 async def _play_in(
     resolved: ResolvedJob,
     sandbox: Sandbox | None,
-    ground: NodeHealth,
+    node_health: NodeHealth,
     policy: Policy,
     record: Record,
     keep: Keep,
@@ -159,7 +159,7 @@ async def _play_in(
 ) -> RunResult:
     problem, job = resolved.problem, resolved.problem.job
     redactor, calls = Redactor(job.secrets.values()), RoleCalls()
-    steps = steps_of(problem, sandbox, fresh_sandboxes(problem, ground, Submission(), playing=sandbox))
+    steps = steps_of(problem, sandbox, fresh_sandboxes(problem, node_health, Submission(), playing=sandbox))
     async with AsyncExitStack() as stack:
         async with boundary(job, f"agent {resolved.agent_name}", AgentError):
             context = AgentContext(
@@ -292,13 +292,13 @@ async def _score_running(
     with off_clock(within_s):
         async with (
             boundary(job, "scoring in the running sandbox", EvaluatorError, within_s),
-            healthy_node(job.rollout_id, "scoring", EvaluatorError) as ground,
+            healthy_node(job.rollout_id, "scoring", EvaluatorError) as node_health,
         ):
             evaluator = problem.evaluator(models)
             if not follows(evaluator, RunningEvaluator):
                 raise EvaluatorError(f"{job.rollout_id}: evaluator {evaluator.name} has no evaluate_running()")
             async with with_copied_layer(problem, sandbox, submission, restored_files(problem)) as copied:
-                fresh = fresh_sandboxes(problem, ground, copied, serving=sandbox)
+                fresh = fresh_sandboxes(problem, node_health, copied, serving=sandbox)
                 score = await evaluator.evaluate_running(copied, sandbox, fresh, job.limits.eval_s)
             score, name = _checked(score, evaluator, job)
             if served:
@@ -322,8 +322,8 @@ async def evaluate(
     job = problem.job
     async with boundary(job, "scoring", EvaluatorError, limit_s(Stage.EVAL, job.limits)):
         evaluator = problem.evaluator(models)
-        async with healthy_node(job.rollout_id, "scoring", EvaluatorError) as ground:
-            fresh = fresh_sandboxes(problem, ground, submission, layer_store)
+        async with healthy_node(job.rollout_id, "scoring", EvaluatorError) as node_health:
+            fresh = fresh_sandboxes(problem, node_health, submission, layer_store)
             try:
                 score = await evaluator.evaluate(submission, fresh, job.limits.eval_s)
             except NothingLeft as left:

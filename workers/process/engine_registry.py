@@ -58,7 +58,7 @@ class EngineRegistry:
         self._reported: Mapping[str, InFlight] = {}
         self._reminded = 0.0
         self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="fleet", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="engine-registry", daemon=True)
 
     def start(self) -> None:
         """Read once, so that there is a list, then go on reading. Raises StoreUnavailable."""

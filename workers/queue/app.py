@@ -72,7 +72,7 @@ def _open(**_: Any) -> None:
         from workers.process.worker import worker
 
         worker()
-        if settings().pool == Stage.INIT and settings().stock:
+        if settings().pool == Stage.INIT and settings().warm_pool:
             from workers.process.warm_pool_filler import warm_pool_filler
 
             warm_pool_filler().start()

@@ -73,7 +73,7 @@ def init_sandbox(self: Task, rollout_id: str, attempt: int) -> str:
         if stage is None:
             return UNCLAIMED
         started = stage.play(stages.init(stage.problem))
-        advance = partial(rollouts.advance, held=stage.claim, ring_again_s=stage.worker.options.ring_again_s)
+        advance = partial(rollouts.advance, held=stage.claim, resend_after_s=stage.worker.options.resend_after_s)
         try:
             stage.write(advance)
         except ClaimLost:
@@ -107,8 +107,8 @@ def run_agent(self: Task, rollout_id: str, attempt: int) -> str:
         taken = {call.index for call in trained}
         others = [call for call in calls if call.index not in taken]
         places = [places_of(row, calls) for row in rows]
-        ring_again_s = stage.worker.options.ring_again_s
-        stage.write(partial(_advance_played, stage.claim, ring_again_s, summary, rows, places, others))
+        resend_after_s = stage.worker.options.resend_after_s
+        stage.write(partial(_advance_played, stage.claim, resend_after_s, summary, rows, places, others))
         return stage.ended(f"advanced to eval: {played.outcome.value}, {len(calls)} turns")
 
 
@@ -156,14 +156,14 @@ def _summary(played: RunResult, calls: Sequence[ModelCall], rows: Sequence[Segme
 
 def _advance_played(
     claim: Claim,
-    ring_again_s: float,
+    resend_after_s: float,
     summary: RunSummary,
     rows: Sequence[Segment],
     places: Sequence[Sequence[ExpertStretch]],
     untrained: Sequence[ModelCall],
     connection: Connection,
 ) -> bool:
-    if not rollouts.advance(connection, claim, ring_again_s, summary):
+    if not rollouts.advance(connection, claim, resend_after_s, summary):
         return False
     trajectories.mark_untrained(connection, claim.rollout_id, claim.attempt, untrained)
     trajectories.store_segments(connection, claim.rollout_id, claim.batch_id, claim.attempt, rows, places)

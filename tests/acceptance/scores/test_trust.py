@@ -178,7 +178,7 @@ def client() -> Iterator[farm.Farm]:
         absent(missing)
     with farm_folder() as folder:
         settings = Settings(home=folder / "home", scratch=folder / "scratch", store_url="", broker_url="")
-        env = QUICK | {"FARM_SANDBOX": "namespace", "FARM_POLICY_TIMEOUT_S": "10", "FARM_STOCK": "0"}
+        env = QUICK | {"FARM_SANDBOX": "namespace", "FARM_POLICY_TIMEOUT_S": "10", "FARM_WARM_POOL": "0"}
         # on a busy machine nothing is to be lost but what is killed
         env |= {"FARM_LEASE_S": "60", "FARM_NODE_TIMEOUT_S": "60"}
         options = ("--init", "8", "--run", "60", "--eval", "16")

@@ -48,9 +48,9 @@ def here(folder: Path, silent: str) -> Iterator[Embedded]:
         FARM_SANDBOX="namespace",
         FARM_POLICY_URL=silent,
         FARM_POLICY_MODEL="silent",
-        FARM_STOCK=str(N_READY),
+        FARM_WARM_POOL=str(N_READY),
         # longer than it takes to start a worker on a busy machine: while none runs, no sandbox is kept in use
-        FARM_STOCK_IDLE_S=str(IDLE_S),
+        FARM_WARM_POOL_IDLE_S=str(IDLE_S),
     ) as running:
         yield running
 
