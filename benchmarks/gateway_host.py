@@ -17,7 +17,7 @@ from contextlib import AsyncExitStack
 from farm.records.request import Limits, SamplingParams
 from farm.records.trajectory import ModelCall
 from farm.startup import frozen_imports, limit_full_collections
-from workers.interfaces import AgentContext, Artefact
+from workers.plugins.interfaces import AgentContext, Artefact
 from workers.policy.engines import detect
 from workers.policy.gateway.calls import GatewayCalls
 from workers.policy.gateway.gateway_server import gateway

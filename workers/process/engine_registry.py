@@ -26,7 +26,7 @@ from farm.store.database import Store
 from farm.store.llm_engines import EngineUse
 from workers.policy.generation import EngineAddress
 from workers.policy.routing.engine_view import EngineRecord, InFlight, Paused
-from workers.redaction import in_use
+from workers.stages.redaction import in_use
 
 log = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from farm.errors import FarmError, NotFound, StoreUnavailable
 from farm.settings import Settings, settings
-from workers import registry
+from workers.plugins import registry
 from workers.process.warm_pool_demand import PAUSE_S, NodeDemand, WarmPoolDemand
 from workers.process.worker import worker
 from workers.sandboxes.launch_plan import STARTS, LaunchPlan, SandboxParts, prepare

@@ -35,7 +35,8 @@ from farm.store.blobs import stored_archives
 from farm.store.capacity import PROCESS_CONNECTIONS
 from farm.store.database import Store
 from farm.store.rollouts import Claim
-from workers.interfaces import Policy
+from workers.plugins.interfaces import Policy
+from workers.plugins.roles import ChatModel
 from workers.policy.engines import open_engine
 from workers.policy.generation import EngineAddress
 from workers.policy.policy import PromptRules, RolloutPolicy
@@ -53,10 +54,9 @@ from workers.process.node_breaker import NodeBreaker
 from workers.process.recorder import AttemptRecorder
 from workers.process.supervision import owner_name
 from workers.process.watchdog import Watchdog
-from workers.roles import ChatModel
 from workers.sandboxes.processes.fork_client import close_fork_client
-from workers.stage_job import Problem, StageJob, resolve_problem
-from workers.task_archives import fetch_archive
+from workers.stages.stage_job import Problem, StageJob, resolve_problem
+from workers.stages.task_archives import fetch_archive
 
 _CACHE_SIZE = 256
 

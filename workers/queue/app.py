@@ -17,7 +17,7 @@ from farm.records.rollout import Stage
 from farm.scheduler.broker import celery_app
 from farm.settings import settings
 from workers import logs
-from workers.plugin_faults import described, is_exhausted
+from workers.plugins.plugin_faults import described, is_exhausted
 from workers.process.supervision import EXHAUSTED, HAND_BACK, ready_file
 from workers.queue.events import BatchedEvents
 from workers.queue.shutdown_signals import ShutdownSignals

@@ -21,7 +21,7 @@ from kombu.utils.json import dumps
 from farm.records.rollout import Stage
 from farm.scheduler.broker import TASKS, queue_name
 from farm.settings import settings
-from workers.plugin_faults import described, is_exhausted
+from workers.plugins.plugin_faults import described, is_exhausted
 from workers.process.worker import worker
 from workers.queue.events import listeners
 

@@ -25,7 +25,7 @@ from tests.conftest import absent
 from tests.doubles import FAULTS, EngineDouble
 from tests.services.farms import QUICK, PreloadedFarm, farm_folder, until
 from tests.services.unruly import installed_in
-from workers.registry import sandbox as provider
+from workers.plugins.registry import sandbox as provider
 from workers.testing.scripted_model import Branch, Script, ScriptedCall, ScriptedProblem, ScriptedTurn
 from workers.testing.serving import serving
 

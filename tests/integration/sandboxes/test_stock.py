@@ -18,7 +18,7 @@ from farm.embedded.embedded_farm import Embedded
 from farm.records.rollout import Stage, State
 from tests.conftest import absent
 from tests.services.farms import embedded_of, farm_folder, left_of, processes_of, until
-from workers.registry import sandbox as provider
+from workers.plugins.registry import sandbox as provider
 
 (PROBLEM,) = humaneval_problems(1)
 N_RUN, N_READY, IDLE_S = 4, 3, 60

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from farm.records.trajectory import Message, SampledTokens, TokenIds, VersionSpan, field_values, token_ids
-from workers.interfaces import Completion
+from workers.plugins.interfaces import Completion
 from workers.policy.engines.generation_builder import GenerationBuilder, count, finish_reason, stop_reason, version
 from workers.policy.generation import Generation
 

@@ -15,7 +15,7 @@ from farm.records.engine import EngineInfo, PauseMode
 from farm.records.request import SamplingParams
 from farm.records.rollout import Outcome
 from farm.records.trajectory import TokenIds
-from workers.interfaces import Completion
+from workers.plugins.interfaces import Completion
 from workers.policy.answer_form import guide_of
 from workers.policy.engines import failures, progress, refusals
 from workers.policy.engines.chat_route import ChatRoute

@@ -1,6 +1,6 @@
 """The three stages as async functions of plain values: no Celery, no SQL, so that one can be called in a REPL.
 
-What a plug-in returns is checked by `workers/plugin_values.py` before it leaves a stage.
+What a plug-in returns is checked by `workers/plugins/plugin_values.py` before it leaves a stage.
 """
 
 from __future__ import annotations
@@ -21,12 +21,10 @@ from farm.records.submission import EarlyScore
 from farm.records.trajectory import Message, ModelCall
 from farm.row_builders import chosen_calls
 from farm.seeds import rollout_seed
-from workers import plugin_values, registry
-from workers.collecting import Collect, collected
 from workers.evaluators.answer import verified
-from workers.fresh_sandboxes import fresh_sandboxes, opened, restored_files, stop_sandbox
-from workers.handler_options import ChoosesCalls, NothingLeft, RunningEvaluator, keeps_layer, scores_running
-from workers.interfaces import (
+from workers.plugins import plugin_values, registry
+from workers.plugins.handler_options import ChoosesCalls, NothingLeft, RunningEvaluator, keeps_layer, scores_running
+from workers.plugins.interfaces import (
     AgentContext,
     AgentResult,
     Evaluator,
@@ -39,17 +37,21 @@ from workers.interfaces import (
     Submission,
     Tool,
 )
-from workers.node_shortage import NodeHealth, healthy_node
-from workers.plugin_faults import call_plugin, described, is_cancellation
-from workers.redaction import Redactor
-from workers.role_calls import RoleCalls
-from workers.roles import NO_MODELS, ChatModel
-from workers.run_clock import ended, in_time, limit_s
+from workers.plugins.plugin_faults import call_plugin, described, is_cancellation
+from workers.plugins.roles import NO_MODELS, ChatModel
 from workers.sandboxes.diagnosis import broken_from_within
 from workers.sandboxes.optional_protocols import shares_layers
-from workers.stage_boundary import boundary
 from workers.stage_clock import off_clock
-from workers.stage_job import (
+from workers.stages.collecting import Collect, collected
+from workers.stages.fresh_sandboxes import fresh_sandboxes, opened, restored_files, stop_sandbox
+from workers.stages.left_layer import LayerStore, NoLayerStore, keep_layer
+from workers.stages.node_shortage import NodeHealth, healthy_node
+from workers.stages.redaction import Redactor
+from workers.stages.role_calls import RoleCalls
+from workers.stages.run_clock import ended, in_time, limit_s
+from workers.stages.running_sandbox import services_of, with_copied_layer
+from workers.stages.stage_boundary import boundary
+from workers.stages.stage_job import (
     Problem,
     ResolvedJob,
     SandboxSource,
@@ -57,9 +59,7 @@ from workers.stage_job import (
     resolve,
     sandbox_source,
 )
-from workers.stage_parts.left_layer import LayerStore, NoLayerStore, keep_layer
-from workers.stage_parts.running_sandbox import services_of, with_copied_layer
-from workers.stage_parts.task_steps import steps_of
+from workers.stages.task_steps import steps_of
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from farm.errors import EngineError, RolloutError, StaleRollout
-from workers.interfaces import Sandbox
+from workers.plugins.interfaces import Sandbox
 from workers.sandboxes.sandbox import NodeSandbox
 from workers.sandboxes.shortage import ShortageWindow, exhausted, watched
 
