@@ -20,7 +20,7 @@ from uuid import uuid4
 from farm.errors import FarmError
 from farm.records.request import SandboxSpec
 from testkit.processes import tree
-from workers.interfaces import Sandbox, SandboxProvider
+from workers.plugins.interfaces import Sandbox, SandboxProvider
 from workers.sandboxes.lifecycle.reaper import sweep
 from workers.sandboxes.lifecycle.state import SandboxRecord, folder
 from workers.sandboxes.namespace import NamespaceProvider

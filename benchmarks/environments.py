@@ -28,9 +28,9 @@ from workers.environments.environment import Action, Episode
 from workers.environments.environment_program import EnvironmentProgram, environment_program
 from workers.environments.environment_servers import EnvironmentServers
 from workers.evaluators.answer import verified
-from workers.interfaces import SandboxProvider
-from workers.registry import best_sandbox
-from workers.registry import sandbox as provider_of
+from workers.plugins.interfaces import SandboxProvider
+from workers.plugins.registry import best_sandbox
+from workers.plugins.registry import sandbox as provider_of
 from workers.sandboxes.images.environments import environment
 from workers.sandboxes.images.image import image
 

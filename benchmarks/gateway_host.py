@@ -16,7 +16,8 @@ from contextlib import AsyncExitStack
 
 from farm.records.request import Limits, SamplingParams
 from farm.records.trajectory import ModelCall
-from workers.interfaces import AgentContext, Artefact
+from farm.startup import frozen_imports, limit_full_collections
+from workers.plugins.interfaces import AgentContext, Artefact
 from workers.policy.engines import detect
 from workers.policy.gateway.calls import GatewayCalls
 from workers.policy.gateway.gateway_server import gateway
@@ -68,5 +69,8 @@ async def _keep_nothing(index: int, artefact: Artefact) -> str:
 
 
 if __name__ == "__main__":
+    with frozen_imports():  # as a worker does; its imports are above
+        pass
+    limit_full_collections()
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(serve_gateways(sys.argv[1], int(sys.argv[2])))

@@ -180,7 +180,7 @@ def seconds(build: Build, folders: Sequence[Path]) -> float:
 
 async def starts(folder: Path, n: int) -> list[float]:
     """Return how long sandboxes on a built image take to be ready, without a warm pool."""
-    os.environ["FARM_STOCK"] = "0"
+    os.environ["FARM_WARM_POOL"] = "0"
     settings.cache_clear()
     provider, times = NamespaceProvider(), []
     spec = SandboxSpec(image=f"dockerfile:{folder}", workdir="")

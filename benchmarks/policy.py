@@ -26,7 +26,7 @@ from farm.embedded.child_process import ChildProcess
 from farm.records.request import SamplingParams
 from farm.records.trajectory import Message, TokenIds
 from testkit.report import Report, options
-from workers.interfaces import Completion
+from workers.plugins.interfaces import Completion
 from workers.policy.engines import detect, open_engine
 from workers.policy.generation import Engine, EngineAddress
 from workers.policy.policy import RolloutPolicy

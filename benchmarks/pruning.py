@@ -222,7 +222,7 @@ def _row(batch_id: str, at: int, ended: float) -> dict[str, Any]:
         **{"rollout_id": rollout_id(batch_id, group, sample), "batch_id": batch_id, "group_index": group},
         **{"sample_index": sample, "data_source": "noop", "instance_id": f"i{group}", "stage": "eval"},
         **{"state": "completed", "attempt": 1, "n_failures": 0, "node": "n0", "queued_at": ended, "ready_at": ended},
-        **{"ring_at": ended, "n_rings": 0, "submitted_at": ended, "reward": 0.5, "outcome": "submitted"},
+        **{"resend_at": ended, "n_sends": 0, "submitted_at": ended, "reward": 0.5, "outcome": "submitted"},
         **{"policy_outcome": "submitted", "submission": {"answer": "42"}, "n_turns": 2, "n_response_tokens": 100},
         **{"n_segments": 1, "finished_at": ended, "finish_seq": at + 1},
     }

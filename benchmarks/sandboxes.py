@@ -37,7 +37,7 @@ from testkit.leftovers import Leftovers
 from testkit.place import conditions, scratch, small_image
 from testkit.processes import memory_of_all_mb, tree
 from testkit.report import Report, options
-from workers.interfaces import Sandbox
+from workers.plugins.interfaces import Sandbox
 from workers.sandboxes.images.image import image as unpacked
 from workers.sandboxes.launch_plan import prepare
 from workers.sandboxes.lifecycle.reaper import sweep_all

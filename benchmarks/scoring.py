@@ -22,13 +22,13 @@ from examples.problems import humaneval_problems, math_problems
 from farm.records.request import SandboxSpec
 from testkit.place import conditions, scratch
 from testkit.report import Report, options
-from workers import registry
 from workers.evaluators.answer import AnswerEvaluator
 from workers.evaluators.grader import LIBRARIES
 from workers.evaluators.grading import Grader, shared_grader
 from workers.evaluators.programs import ProgramEvaluator
-from workers.interfaces import Sandbox, Submission
-from workers.registry import sandbox as provider
+from workers.plugins import registry
+from workers.plugins.interfaces import Sandbox, Submission
+from workers.plugins.registry import sandbox as provider
 
 _SCORE_S = 120.0
 _N_AT_ONCE = 16

@@ -17,8 +17,8 @@ from testkit.report import Report, options
 from workers.evaluators.patches import GIT_ENV, PATCH, PatchedTree, script
 from workers.evaluators.tests import MAX_KEPT_COPIES
 from workers.handlers.swe import SweHandler, SweInstance
-from workers.interfaces import Sandbox, Submission
-from workers.registry import sandbox as provider
+from workers.plugins.interfaces import Sandbox, Submission
+from workers.plugins.registry import sandbox as provider
 
 _TREE, _FOLDER, _LIMIT_S = "/workspace", "/tmp/ours", 600.0
 

@@ -34,7 +34,7 @@ from farm.errors import FarmError
 from farm.records.request import SandboxSpec
 from testkit.place import conditions, scratch, small_image
 from testkit.report import Report, options
-from workers.interfaces import Sandbox
+from workers.plugins.interfaces import Sandbox
 from workers.sandboxes.images.image import image as unpacked
 from workers.sandboxes.singularity import SingularityProvider
 from workers.tools.bash import BashArguments, BashTool

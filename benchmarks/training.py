@@ -35,7 +35,7 @@ from farm.settings import Settings, settings
 from testkit.place import conditions, scratch
 from testkit.processes import tree
 from testkit.report import Report
-from workers import registry
+from workers.plugins import registry
 from workers.sandboxes.provider import NodeSandboxProvider
 
 SEED = 1

@@ -143,11 +143,11 @@ def _wanted(connection: Connection) -> Sequence[Any]:
 
 
 def _nodes(connection: Connection, node_timeout_s: float) -> Sequence[Any]:
-    sick = left_until(nodes.nodes.c.sick_until, nodes.MAX_OUT_OF_SERVICE_S).label("sick")
-    result = connection.execute(select(NodeRow.state, sick, age_of(nodes.nodes.c.heartbeat_at).label("age")))
-    states = Counter({UP: 0, DRAINING: 0, BROKEN: 0, "sick": 0, "dead": 0})
+    out_of_service = left_until(nodes.nodes.c.out_of_service_until, nodes.MAX_OUT_OF_SERVICE_S).label("out_of_service")
+    result = connection.execute(select(NodeRow.state, out_of_service, age_of(nodes.nodes.c.heartbeat_at).label("age")))
+    states = Counter({UP: 0, DRAINING: 0, BROKEN: 0, "out_of_service": 0, "dead": 0})
     for row in result:
-        states["dead" if row.age > node_timeout_s else "sick" if row.sick else row.state] += 1
+        states["dead" if row.age > node_timeout_s else "out_of_service" if row.out_of_service else row.state] += 1
     return list(states.items())
 
 

@@ -189,7 +189,7 @@ class Settings(BaseSettings):
     does not end for so long after it was stopped is abandoned."""
     tick_s: float = Field(default=0.5, gt=0)
     """The dispatcher's period when nothing wakes it."""
-    ring_again_s: float = Field(default=3.0, gt=0, le=60)
+    resend_after_s: float = Field(default=3.0, gt=0, le=60)
     """Seconds until the message of a stage that is still queued is sent again; doubles each time, up to a minute."""
     retry_s: float = Field(default=2.0, ge=0)
     """Pause before a failed attempt is tried again; doubles each time, up to a minute."""
@@ -239,13 +239,13 @@ class Settings(BaseSettings):
     """
     sandbox: str = "auto"
     """The sandbox of instances that leave the choice open: `auto`, `singularity` or `namespace`."""
-    stock: int = 8
+    warm_pool: int = 8
     """Sandboxes of one sort that the warm pool keeps for queued rollouts; 0 switches it off."""
-    stock_total: int = 32
+    warm_pool_total: int = 32
     """Sandboxes of the warm pool in all."""
-    stock_starts: int = 0
+    warm_pool_starts: int = 0
     """Most starts for the warm pool at a time; 0 takes half the cores. Starts that a rollout waits for go first."""
-    stock_idle_s: float = 60.0
+    warm_pool_idle_s: float = 60.0
     """Seconds that the warm pool keeps a sandbox that nothing queued needs; a few, used last, twice as long."""
     layer_idle_s: float = 300.0
     """Seconds that the prepared layer of an instance is kept after the last of its samples was started."""

@@ -96,7 +96,7 @@ BY_PROCESSES: Mapping[str, tuple[str, ...]] = {
         "tests/acceptance/scores",
         "tests/acceptance/faults/test_leftovers.py",
     ),
-    "workers.stage_parts": (*_SCORES, "tests/integration/test_plugins.py"),
+    "workers.plugins": (*_SCORES, "tests/integration/test_plugins.py"),
     "workers.stages": (*_SCORES, "tests/integration/test_plugins.py", "tests/acceptance/test_cancel.py"),
     "workers.testing": (*_ENGINES, "tests/acceptance/test_demo.py"),
     "workers.tools": ("tests/integration/sandboxes", "tests/contract/sandboxes/test_sandbox_tools.py"),

@@ -71,12 +71,6 @@ TERMS = {
 ALLOWED = {
     ("question", "field"): "the name of a data set's field",
     ("in", "flight"): "the standard term",
-    ("ring", "again"): "a setting, and columns of the database, keep their names until the next format",
-    ("ring", "at"): "a column of the database",
-    ("n", "rings"): "a column of the database",
-    ("sick", "until"): "a column of the database",
-    ("sick", "s"): "a field of the API",
-    ("sick", "why"): "a column of the database, and a field of the API",
     ("file", "not", "found"): "Python's own term",
     ("not", "found"): "HTTP's own term",
     ("client", "gone"): "the peer is gone: as a last word it is a state",

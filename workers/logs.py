@@ -6,7 +6,7 @@ import logging
 
 from farm.observing import process_log
 from farm.settings import Settings
-from workers.redaction import in_use
+from workers.stages.redaction import in_use
 
 _AT_INFO = ("workers.node", "workers.queue")
 """The loggers that are also written at level INFO: start and end of the node, and ends of stages; others at WARNING."""

@@ -18,7 +18,7 @@ from typing import Any
 from sqlalchemy import Connection, text
 
 from benchmarks.simulation.cost_meter import CostMeter
-from benchmarks.simulation.simulated_node import LEASE_S, RING_AGAIN_S, ROOM, SLOTS, Shared, SimulatedNode
+from benchmarks.simulation.simulated_node import LEASE_S, RESEND_AFTER_S, ROOM, SLOTS, Shared, SimulatedNode
 from benchmarks.simulation.virtual_time import VirtualTime
 from farm.notifications import ENDED, Signals, redis_client
 from farm.records.rollout import Stage
@@ -35,8 +35,8 @@ _SAMPLED = 8
 """Nodes on which the cost of what nodes do by the clock is measured."""
 _PLACE_ALL = text(
     """
-    UPDATE rollouts SET node = 'n' || lpad((place / :room)::text, 4, '0'), stage = 'run', n_rings = 1,
-        ring_at = ring_at + 1e6, state = CASE WHEN place % :room < :slots THEN 'active' ELSE 'queued' END,
+    UPDATE rollouts SET node = 'n' || lpad((place / :room)::text, 4, '0'), stage = 'run', n_sends = 1,
+        resend_at = resend_at + 1e6, state = CASE WHEN place % :room < :slots THEN 'active' ELSE 'queued' END,
         owner = CASE WHEN place % :room < :slots THEN 'n' || lpad((place / :room)::text, 4, '0') || '/run/1' END,
         lease_expires_at = CASE WHEN place % :room < :slots THEN ready_at + :lease_s END
     FROM (SELECT rollout_id AS id, row_number() OVER (ORDER BY group_index, sample_index, batch_id) - 1 AS place
@@ -77,7 +77,7 @@ class SimulatedCluster:
             broker_url=broker_url,
             node_timeout_s=LEASE_S,
             lease_s=LEASE_S,
-            ring_again_s=RING_AGAIN_S,
+            resend_after_s=RESEND_AFTER_S,
             audit_s=0.0,
         )
         self._dispatcher = Dispatcher(self._store, Signals(""), settings, "n0000/1", clock=self.time)

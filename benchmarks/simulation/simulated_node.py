@@ -31,7 +31,7 @@ LEASE_S = 1e6
 _INIT_S, _EVAL_S = 0.3, 0.5
 _SPREAD = 0.2
 """Rollouts last so much more or less than their mean."""
-RING_AGAIN_S = 60.0
+RESEND_AFTER_S = 60.0
 _PLAYED = RunSummary("submitted", {}, n_turns=20, n_response_tokens=8000)
 PERIODIC: dict[str, float] = {
     "look for lost claims": 4.0,
@@ -138,7 +138,7 @@ class SimulatedNode:
         else:
             following = rollouts.NEXT_STAGE[held.stage]
             played = _PLAYED if held.stage is Stage.RUN else None
-            advance = partial(rollouts.advance, held=held, ring_again_s=RING_AGAIN_S, played=played)
+            advance = partial(rollouts.advance, held=held, resend_after_s=RESEND_AFTER_S, played=played)
             _, took_s = self._write("advance", advance)
             message = StageMessage(held.rollout_id, held.attempt, following, self.name)
             self._shared.time.at(now + took_s, partial(self.receive, message))

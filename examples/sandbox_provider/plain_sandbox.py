@@ -15,7 +15,7 @@ from typing import ClassVar
 from farm.errors import SandboxError
 from farm.records.request import SandboxSpec
 from farm.settings import settings
-from workers.interfaces import Sandbox
+from workers.plugins.interfaces import Sandbox
 from workers.testing.local_sandbox import LocalSandbox
 
 _REFUSED = (

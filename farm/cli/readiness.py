@@ -38,10 +38,10 @@ def unready_reason(node: Node) -> str:
         return f"takes nothing: {node.info.get(BROKEN, 'its workers end as soon as they are started')}"
     if node.state == DRAINING:
         return "takes nothing more, as it is ending"
-    if node.sick_s > 0:
-        until = datetime.now(UTC) + timedelta(seconds=node.sick_s)
-        return f"takes nothing until {until:%H:%M:%S} UTC: {node.sick_why}"
-    return f"is given {PROBES} rollouts at a time: {node.sick_why}" if node.n_trips else ""
+    if node.out_of_service_s > 0:
+        until = datetime.now(UTC) + timedelta(seconds=node.out_of_service_s)
+        return f"takes nothing until {until:%H:%M:%S} UTC: {node.out_of_service_why}"
+    return f"is given {PROBES} rollouts at a time: {node.out_of_service_why}" if node.n_trips else ""
 
 
 def takes_rollouts(node: Node) -> bool:

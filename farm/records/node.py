@@ -17,10 +17,10 @@ PROBES = 2
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A node as its supervisor announced it. `room` is how many rollouts it takes at a time.
+    """A node as its supervisor announced it. `room` is the number of rollouts that it takes at a time.
 
-    `sick_s` is for how much longer nothing is placed on it, because rollouts failed there, as `sick_why` says;
-    `n_trips` counts how often that happened since a rollout last succeeded there.
+    For `out_of_service_s` seconds no rollout is placed on it, because too many failed there (`out_of_service_why`);
+    `n_trips` counts such periods since the last rollout that succeeded there.
     """
 
     node: str
@@ -32,8 +32,8 @@ class Node:
     info: dict[str, Any]
     state: str = UP
     heartbeat_age_s: float = 0.0
-    sick_s: float = 0.0
-    sick_why: str = ""
+    out_of_service_s: float = 0.0
+    out_of_service_why: str = ""
     n_trips: int = 0
     instance: str = ""
     """The supervisor that goes by this name, one of all there ever were."""
@@ -73,6 +73,6 @@ class Node:
     @property
     def takes(self) -> int:
         """Number of rollouts to place on it, those it has included."""
-        if self.sick_s > 0:
+        if self.out_of_service_s > 0:
             return 0
         return min(self.room, PROBES) if self.n_trips else self.room

@@ -292,7 +292,7 @@ class Dispatcher:
                 self._signals.ended(held.batch_id)
 
     def _enqueue_undelivered(self) -> None:
-        again_s = self._settings.ring_again_s
+        again_s = self._settings.resend_after_s
         stage_messages = self._read(lambda connection: placement.any_undelivered(connection)) and self._write(
             lambda connection: placement.undelivered(connection, again_s, _LIMIT)
         )
@@ -303,7 +303,7 @@ class Dispatcher:
     def _enqueue(self, stage_messages: Sequence[StageMessage]) -> None:
         """Send messages; those that the broker did not take are sent again after the first, shortest pause."""
         if in_vain := stage_messages[enqueue(self._app, stage_messages) :]:
-            again_s = self._settings.ring_again_s
+            again_s = self._settings.resend_after_s
             self._write(lambda connection: placement.mark_unsent(connection, in_vain, again_s))
 
     def _admit(self) -> bool:
@@ -315,7 +315,7 @@ class Dispatcher:
             StageMessage(*each.stage_of_attempt, each.node) for each in chosen if each.stage_of_attempt is not None
         ]
         if stage_messages:
-            again_s = self._settings.ring_again_s
+            again_s = self._settings.resend_after_s
             self._write(lambda connection: placement.place(connection, stage_messages, again_s))
             self._enqueue(stage_messages)
         if lent := {each.sandbox_id: each.node for each in chosen if each.sandbox_id}:
@@ -342,13 +342,18 @@ class Dispatcher:
 
     def _log_breakers(self, up: Sequence[Node]) -> None:
         """Log once each time that a node is taken out of service, and that it is back."""
-        sick = {node.node: (node.n_trips, node.sick_why) for node in up if node.n_trips}
+        out_of_service = {node.node: (node.n_trips, node.out_of_service_why) for node in up if node.n_trips}
         for node in up:
-            if node.n_trips and sick[node.node] != self._open_breakers.get(node.node):
-                log.warning("node %s takes nothing for %.0f s: %s", node.node, node.sick_s, node.sick_why)
+            if node.n_trips and out_of_service[node.node] != self._open_breakers.get(node.node):
+                log.warning(
+                    "Node %s is out of service for %.0f s: %s",
+                    node.node,
+                    node.out_of_service_s,
+                    node.out_of_service_why,
+                )
             elif node.node in self._open_breakers and not node.n_trips:
-                log.warning("node %s takes as much as before again", node.node)
-        self._open_breakers = sick
+                log.warning("Node %s is back at full capacity", node.node)
+        self._open_breakers = out_of_service
 
     def _note_versions(self, known: Sequence[Node]) -> None:
         """Say once of each mixture that the nodes do not all have the same code."""

@@ -24,8 +24,10 @@ def announce(connection: Connection, node: Node) -> None:
 
     A restart rarely mends the cause of failures, so its circuit breaker stays as it was until a rollout succeeds there.
     """
-    sick = connection.execute(
-        select(nodes.c.sick_until, nodes.c.sick_why, nodes.c.n_trips).where(nodes.c.node == node.node)
+    out_of_service = connection.execute(
+        select(nodes.c.out_of_service_until, nodes.c.out_of_service_why, nodes.c.n_trips).where(
+            nodes.c.node == node.node
+        )
     ).one_or_none()
     connection.execute(delete(nodes).where(_is_of(node)))
     if connection.execute(select(nodes.c.node).where(nodes.c.node == node.node)).first() is not None:
@@ -40,7 +42,7 @@ def announce(connection: Connection, node: Node) -> None:
         "eval_slots": node.eval_slots,
         "handlers": node.handlers,
         "info": node.info,
-        **({} if sick is None else sick._asdict()),
+        **({} if out_of_service is None else out_of_service._asdict()),
     }
     connection.execute(insert(nodes).values(started_at=db_now(), heartbeat_at=db_now(), **values))
 
@@ -87,9 +89,9 @@ def remove(connection: Connection, node: str) -> None:
 
 def listing(connection: Connection) -> list[Node]:
     """Return all nodes, with the age of their last heartbeat."""
-    age, left = age_of(nodes.c.heartbeat_at), left_until(nodes.c.sick_until, MAX_OUT_OF_SERVICE_S)
+    age, left = age_of(nodes.c.heartbeat_at), left_until(nodes.c.out_of_service_until, MAX_OUT_OF_SERVICE_S)
     up = age_of(nodes.c.started_at).label("up_s")
-    statement = select(nodes, age.label("age"), left.label("sick_s"), up).order_by(nodes.c.node)
+    statement = select(nodes, age.label("age"), left.label("out_of_service_s"), up).order_by(nodes.c.node)
     return [
         Node(
             row.node,
@@ -101,8 +103,8 @@ def listing(connection: Connection) -> list[Node]:
             row.info,
             row.state,
             max(0.0, row.age),
-            max(0.0, row.sick_s or 0.0),
-            row.sick_why,
+            max(0.0, row.out_of_service_s or 0.0),
+            row.out_of_service_why,
             row.n_trips,
             row.instance,
             max(0.0, row.up_s),
@@ -114,7 +116,11 @@ def listing(connection: Connection) -> list[Node]:
 def _healthy(node_timeout_s: float) -> tuple[Any, ...]:
     """Return the conditions that a node is up, sends heartbeats and is not out of service."""
     lives = age_of(nodes.c.heartbeat_at) < node_timeout_s
-    return nodes.c.state == UP, lives, nodes.c.sick_until.is_(None) | due(nodes.c.sick_until, MAX_OUT_OF_SERVICE_S)
+    return (
+        nodes.c.state == UP,
+        lives,
+        nodes.c.out_of_service_until.is_(None) | due(nodes.c.out_of_service_until, MAX_OUT_OF_SERVICE_S),
+    )
 
 
 def n_healthy(connection: Connection, node_timeout_s: float) -> int:
@@ -135,21 +141,21 @@ def open_breaker(connection: Connection, node: str, why: str, node_timeout_s: fl
     ).scalar_one_or_none()
     if n_trips is None:
         # maybe this very write took it out, and was not answered
-        left = select(left_until(nodes.c.sick_until, MAX_OUT_OF_SERVICE_S)).where(
-            nodes.c.node == node, nodes.c.sick_why == why
+        left = select(left_until(nodes.c.out_of_service_until, MAX_OUT_OF_SERVICE_S)).where(
+            nodes.c.node == node, nodes.c.out_of_service_why == why
         )
         return max(0.0, connection.execute(left).scalar_one_or_none() or 0.0)
     if not connection.execute(others).scalar_one():
         return None
     pause_s: float = min(_OUT_OF_SERVICE_S[0] * 2 ** min(n_trips, _DOUBLINGS), MAX_OUT_OF_SERVICE_S)
-    sick = {"sick_until": db_now() + pause_s, "sick_why": why, "n_trips": n_trips + 1}
-    connection.execute(update(nodes).where(nodes.c.node == node).values(**sick))
+    out_of_service = {"out_of_service_until": db_now() + pause_s, "out_of_service_why": why, "n_trips": n_trips + 1}
+    connection.execute(update(nodes).where(nodes.c.node == node).values(**out_of_service))
     return pause_s
 
 
 def breaker_reason(connection: Connection, node: str) -> str:
     """Return the reason a node is or was out of service; empty if a rollout has succeeded there since."""
-    statement = select(nodes.c.sick_why).where(nodes.c.node == node, nodes.c.n_trips > 0)
+    statement = select(nodes.c.out_of_service_why).where(nodes.c.node == node, nodes.c.n_trips > 0)
     return connection.execute(statement).scalar_one_or_none() or ""
 
 
@@ -160,8 +166,12 @@ def close_breaker(connection: Connection, node: str, why: str) -> bool:
     """
     statement = (
         update(nodes)
-        .where(nodes.c.node == node, nodes.c.sick_why == why, due(nodes.c.sick_until, MAX_OUT_OF_SERVICE_S))
-        .values(sick_until=None, sick_why="", n_trips=0)
+        .where(
+            nodes.c.node == node,
+            nodes.c.out_of_service_why == why,
+            due(nodes.c.out_of_service_until, MAX_OUT_OF_SERVICE_S),
+        )
+        .values(out_of_service_until=None, out_of_service_why="", n_trips=0)
     )
     if connection.execute(statement).rowcount == 1:
         return True

@@ -189,7 +189,7 @@ def _in_order_of_id(stage_messages: Sequence[StageMessage]) -> Sequence[StageMes
     return sorted(stage_messages, key=lambda message: message.rollout_id)
 
 
-def place(connection: Connection, stage_messages: Sequence[StageMessage], ring_again_s: float) -> None:
+def place(connection: Connection, stage_messages: Sequence[StageMessage], resend_after_s: float) -> None:
     """Give rollouts to nodes, one that needs no sandbox in run in place of init. What was cancelled is left alone."""
     statement = (
         update(rollouts)
@@ -200,7 +200,7 @@ def place(connection: Connection, stage_messages: Sequence[StageMessage], ring_a
             rollouts.c.state == State.QUEUED.value,
             rollouts.c.node.is_(None),
         )
-        .values(node=bindparam("b_node"), stage=bindparam("b_stage"), ring_at=db_now() + ring_again_s, n_rings=1)
+        .values(node=bindparam("b_node"), stage=bindparam("b_stage"), resend_at=db_now() + resend_after_s, n_sends=1)
     )
     connection.execute(
         statement,
@@ -245,15 +245,15 @@ def _statement_of_late() -> Select[str, int, str, str, int]:
         .group_by(rollouts.c.node, rollouts.c.stage)
         .subquery()
     )
-    number = func.row_number().over(partition_by=(rollouts.c.node, rollouts.c.stage), order_by=rollouts.c.ring_at)
-    late = select(rollouts, number.label("number")).where(*queued, due(rollouts.c.ring_at, MAX_PAUSE_S)).subquery()
+    number = func.row_number().over(partition_by=(rollouts.c.node, rollouts.c.stage), order_by=rollouts.c.resend_at)
+    late = select(rollouts, number.label("number")).where(*queued, due(rollouts.c.resend_at, MAX_PAUSE_S)).subquery()
     slots = case(
         (late.c.stage == Stage.INIT.value, nodes.c.init_slots),
         (late.c.stage == Stage.RUN.value, nodes.c.run_slots),
         else_=nodes.c.eval_slots,
     )
     return (
-        select(late.c.rollout_id, late.c.attempt, late.c.stage, late.c.node, late.c.n_rings)
+        select(late.c.rollout_id, late.c.attempt, late.c.stage, late.c.node, late.c.n_sends)
         .join(nodes, nodes.c.node == late.c.node)
         .outerjoin(busy, (busy.c.node == late.c.node) & (busy.c.stage == late.c.stage))
         .where(late.c.number <= slots - func.coalesce(busy.c.n, 0))
@@ -263,17 +263,17 @@ def _statement_of_late() -> Select[str, int, str, str, int]:
 _late = _statement_of_late()
 
 
-def undelivered(connection: Connection, ring_again_s: float, limit: int) -> list[StageMessage]:
+def undelivered(connection: Connection, resend_after_s: float, limit: int) -> list[StageMessage]:
     """Return stages still queued although their message was sent; the pause before the next message of each doubles."""
     rows = connection.execute(_late.limit(limit)).all()
     if rows:
         connection.execute(
             update(rollouts)
             .where(rollouts.c.rollout_id == bindparam("b_id"))
-            .values(ring_at=db_now() + bindparam("b_pause"), n_rings=rollouts.c.n_rings + 1),
+            .values(resend_at=db_now() + bindparam("b_pause"), n_sends=rollouts.c.n_sends + 1),
             sorted(
                 (
-                    {"b_id": row.rollout_id, "b_pause": min(MAX_PAUSE_S, ring_again_s * 2 ** min(row.n_rings, 10))}
+                    {"b_id": row.rollout_id, "b_pause": min(MAX_PAUSE_S, resend_after_s * 2 ** min(row.n_sends, 10))}
                     for row in rows
                 ),
                 key=lambda names: str(names["b_id"]),
@@ -282,7 +282,7 @@ def undelivered(connection: Connection, ring_again_s: float, limit: int) -> list
     return [StageMessage(row.rollout_id, row.attempt, Stage(row.stage), str(row.node)) for row in rows]
 
 
-def mark_unsent(connection: Connection, stage_messages: Sequence[StageMessage], ring_again_s: float) -> None:
+def mark_unsent(connection: Connection, stage_messages: Sequence[StageMessage], resend_after_s: float) -> None:
     """Reset the pauses of messages that an unavailable broker did not take: no worker is to blame for them."""
     statement = (
         update(rollouts)
@@ -291,7 +291,7 @@ def mark_unsent(connection: Connection, stage_messages: Sequence[StageMessage], 
             rollouts.c.attempt == bindparam("b_attempt"),
             rollouts.c.state == State.QUEUED.value,
         )
-        .values(ring_at=db_now() + ring_again_s, n_rings=1)
+        .values(resend_at=db_now() + resend_after_s, n_sends=1)
     )
     connection.execute(
         statement,

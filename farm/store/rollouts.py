@@ -180,8 +180,8 @@ _advance = (
         stage=bindparam("b_next"),
         state=State.QUEUED.value,
         queued_at=db_now(),
-        ring_at=db_now() + bindparam("b_ring_again"),
-        n_rings=1,
+        resend_at=db_now() + bindparam("b_resend_after"),
+        n_sends=1,
         **LEASE_CLEARED,
     )
 )
@@ -275,9 +275,9 @@ def _ended_before(connection: Connection, held: Claim, result: str) -> bool:
     return connection.execute(select(attempts.c.result).filter_by(**key)).scalar() == result
 
 
-def advance(connection: Connection, held: Claim, ring_again_s: float, played: RunSummary | None = None) -> bool:
+def advance(connection: Connection, held: Claim, resend_after_s: float, played: RunSummary | None = None) -> bool:
     """Queue the next stage; False if the claim is gone. `played` is the result of the run stage."""
-    names = lease_params(held) | {"b_next": NEXT_STAGE[held.stage].value, "b_ring_again": ring_again_s}
+    names = lease_params(held) | {"b_next": NEXT_STAGE[held.stage].value, "b_resend_after": resend_after_s}
     if played is not None:
         names |= {f"b_{name}": getattr(played, name) for name in _PLAYED}
     if runs_together(connection):

@@ -56,7 +56,7 @@ class ClusterViews:
                 "findings": list(self._endpoints.examine()),
                 "violations": [(batch_id, found) for batch_id, found in broken if found],
                 "engines": [each.engine for each in farm.engines() if each.engine.trouble],
-                "nodes": [node for node in farm.nodes() if node.sick_s > 0],
+                "nodes": [node for node in farm.nodes() if node.out_of_service_s > 0],
             }
 
         return html("alarms.html", **await self._alarms.get("", lambda: self._endpoints.run(look)))

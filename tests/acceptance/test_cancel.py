@@ -67,7 +67,7 @@ def nodes_of_two(postgres_url: str, migrated_postgres: str) -> Iterator[tuple[St
             "fast": stack.enter_context(serving(EngineDouble(BOOK, model="fast").app())),
             "slow": stack.enter_context(serving(slow.app())),
         }
-        env = installed_in(folder) | {"FARM_STOCK": "0"}
+        env = installed_in(folder) | {"FARM_WARM_POOL": "0"}
         for name in ("one", "two"):
             stack.enter_context(node(folder, name, store.url, broker_url, 0.0, **env))
         client = stack.enter_context(farm.connect(store.url, broker_url=broker_url))

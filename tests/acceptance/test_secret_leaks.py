@@ -162,7 +162,7 @@ def here(postgres_url: str, apptainer: Path) -> Iterator[SearchedFarm]:
         engine = stack.enter_context(serving(EngineDouble(key=SECRET["policy_key"]).app()))
         broker_url = f"redis://:{SECRET['broker_login']}@127.0.0.1:{port}/0"
         env = QUICK | installed_in(folder) | settings_of(peer)
-        env |= {"FARM_POLICY_URL": f"{engine}/v1", "FARM_STOCK": "0", "FARM_ENGINE_AWAY_S": "1"}
+        env |= {"FARM_POLICY_URL": f"{engine}/v1", "FARM_WARM_POOL": "0", "FARM_ENGINE_AWAY_S": "1"}
         own = Settings(home=folder / "home", scratch=folder / "scratch", store_url=store_url, broker_url=broker_url)
         options = ("--init", "4", "--run", "16", "--eval", "4")
         started = stack.enter_context(PreloadedFarm(own, node_options=options, flower=False, api=True, env=env))

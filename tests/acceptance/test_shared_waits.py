@@ -17,7 +17,7 @@ def test_slow_installation_is_on_no_rollouts_clock() -> None:
     with farm_folder() as folder:
         package = GatedPackage(folder)
         env: dict[str, Any] = (
-            installed_in(folder) | package.environment | {"FARM_OVERDUE_S": str(OVERDUE_S), "FARM_STOCK": "0"}
+            installed_in(folder) | package.environment | {"FARM_OVERDUE_S": str(OVERDUE_S), "FARM_WARM_POOL": "0"}
         )
         fields = {"where": "host", "packages": [REQUIREMENT]}
         request = {

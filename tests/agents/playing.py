@@ -10,7 +10,7 @@ from farm.records.request import Limits, SamplingParams
 from tests.doubles import EngineDouble
 from workers.cli.agent_check import PlayedAgent, play_on
 from workers.handlers.swe import SweInstance
-from workers.stage_job import StageJob
+from workers.stages.stage_job import StageJob
 from workers.testing.ordered_script import OrderedScript
 from workers.testing.scripted_model import Script, ScriptedTurn
 

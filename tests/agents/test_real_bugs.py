@@ -11,7 +11,7 @@ import pytest
 from farm.errors import SandboxError
 from tests.agents.playing import MEND, SWE, play
 from tests.conftest import absent
-from workers.registry import sandbox as provider
+from workers.plugins.registry import sandbox as provider
 from workers.sandboxes.images.building.interpreters import interpreter_for
 from workers.testing.scripted_model import ScriptedCall, ScriptedTurn
 

@@ -222,7 +222,7 @@ def double_messages(scene: Scene) -> Strike:
         StageMessage(row.rollout_id, row.attempt, Stage(row.stage), row.node or other) for row in rows for _ in range(2)
     ]
     with _speaking(scene) as app:
-        return Strike(f"{enqueue(app, stage_messages)} rings")
+        return Strike(f"{enqueue(app, stage_messages)} messages")
 
 
 @kind(1, needs_redis=True)

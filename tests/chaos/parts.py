@@ -198,7 +198,7 @@ class Parts:
             "FARM_NODE_TIMEOUT_S": lease,
             "FARM_POLICY_TIMEOUT_S": "15",
             "FARM_SANDBOX": self.size.sandbox,
-            "FARM_STOCK": "2",
+            "FARM_WARM_POOL": "2",
             # a folder of its own shows what stays there
             "TMPDIR": str(self.folder / "tmp"),
         }

@@ -30,7 +30,7 @@ _AFTER_S = 5.0
 _WARM_S = 240.0
 _SHOWN = (
     *("rollout_id", "stage", "state", "attempt", "node", "owner", "lease_expires_at", "queued_at", "ready_at"),
-    *("ring_at", "n_rings", "failure_message"),
+    *("resend_at", "n_sends", "failure_message"),
 )
 """The columns of a rollout that say what it waits for."""
 

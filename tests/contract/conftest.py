@@ -24,7 +24,7 @@ from tests.contract.sandboxes.sandbox_kinds import (
 from tests.services.farms import farm_folder as new_farm_folder
 from tests.services.soak import ONLY
 from workers.conformance.bench import PromiseBench
-from workers.interfaces import Sandbox, SandboxProvider
+from workers.plugins.interfaces import Sandbox, SandboxProvider
 from workers.sandboxes.remove_tree import remove
 
 Run: TypeAlias = Callable[[Awaitable[Any]], Any]

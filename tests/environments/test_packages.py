@@ -22,7 +22,7 @@ from workers.environments.environment_program import environment_program
 from workers.environments.environment_servers import EnvironmentServers
 from workers.environments.instance import EnvironmentInstance
 from workers.evaluators.answer import extract_answer, verified
-from workers.registry import sandbox
+from workers.plugins.registry import sandbox
 
 PROJECT = Path(__file__).parent / "project"
 EXAMPLES = Path(__file__).parents[2] / "examples" / "environment" / "packages"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from workers.interfaces import Sandbox
+from workers.plugins.interfaces import Sandbox
 
 Run = Callable[[Any], Any]
 Start = Callable[..., Sandbox]

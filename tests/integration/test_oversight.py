@@ -129,8 +129,8 @@ def all_nodes(store: Store) -> None:
     for node in known.values():
         store.write(lambda connection, node=node: nodes.announce(connection, node))  # type: ignore[misc]
     changes: dict[str, dict[str, Any]] = {
-        "sick": {"sick_until": db_now() + 100, "sick_why": "init: no [space]", "n_trips": 1},
-        "doubtful": {"sick_until": db_now() - 1, "sick_why": "init: no [space]", "n_trips": 1},
+        "sick": {"out_of_service_until": db_now() + 100, "out_of_service_why": "init: no [space]", "n_trips": 1},
+        "doubtful": {"out_of_service_until": db_now() - 1, "out_of_service_why": "init: no [space]", "n_trips": 1},
         "silent": {"heartbeat_at": db_now() - 1000},
     }
     for name, values in changes.items():
@@ -193,7 +193,7 @@ def test_doctor_and_watch_say_which_nodes_are_given_nothing_and_why(store: Store
         assert f"node {words}" in shown.file.getvalue()
     assert "well " not in check_result.detail + shown.file.getvalue()
     states = {key[1][0]: number for key, number in numbers(store).items() if key[0] == "farm_nodes"}
-    assert states == {"up": 3, "broken": 1, "draining": 1, "sick": 1, "dead": 1}
+    assert states == {"up": 3, "broken": 1, "draining": 1, "out_of_service": 1, "dead": 1}
 
 
 @pytest.fixture

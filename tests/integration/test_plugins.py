@@ -99,7 +99,11 @@ def played(folder: Path) -> Iterator[dict[str, Rollout]]:
     """All of them at once, with some that do nothing wrong, in one worker of each stage."""
     faults = [*(row.fault for row in ROWS), *HARMLESS, *(f"good {n}" for n in range(N_GOOD))]
     request = {"instances": [unruly(fault, seconds=0.5) for fault in faults], "max_attempts": 1, "max_losses": 0}
-    env: dict[str, Any] = installed_in(folder) | {"FARM_STOCK": "0", "FARM_LEASE_S": "60", "FARM_NODE_TIMEOUT_S": "60"}
+    env: dict[str, Any] = installed_in(folder) | {
+        "FARM_WARM_POOL": "0",
+        "FARM_LEASE_S": "60",
+        "FARM_NODE_TIMEOUT_S": "60",
+    }
     with embedded(folder, **env) as here, farm.connect(here.store_url, broker_url=here.broker_url) as client:
         result = client.collect(client.submit(request), timeout_s=600)
         # the same workers play on

@@ -11,7 +11,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 . "$here/../services/github_sources.sh"
 
 WANTED=(numpy==2.3.5 pandas==3.1.1 python-dateutil==4.0.0 pytz==2026.6 six==1.17.0 tzdata==2026.6 psutil==7.2.2
-  tree-sitter==0.26.1 tree-sitter-python==0.25.0
+  tqdm==4.70.1 tree-sitter==0.26.1 tree-sitter-python==0.25.0
   verl==0.9.1 skyrl-gym==0.4.0 nemo-gym==0.7.0)
 
 sum=$(printf '%s ' "${WANTED[@]}" | sha256sum | cut -c1-16)

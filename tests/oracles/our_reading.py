@@ -27,13 +27,13 @@ from tests.oracles.cases.terminal_bench_cases import TASK
 from workers.evaluators.answers.authors.answer_key import AnswerKey
 from workers.evaluators.answers.authors.rules import RULES
 from workers.evaluators.answers.authors.sympy_rules import SYMPY_RULES
-from workers.handler_options import TaskContext
 from workers.handlers.answer_handler import AnswerInstance
 from workers.handlers.harbor.artefact_files import entries
 from workers.handlers.harbor.harbor_evaluator import HarborEvaluator
 from workers.handlers.harbor.reward_files import rewards_of
 from workers.handlers.harbor.sandbox_specs import played_in, verified_in
 from workers.handlers.harbor.step_gates import gate, total
+from workers.plugins.handler_options import TaskContext
 from workers.policy.repeated_turns import RepeatedTurns
 from workers.tools.terminal.screen import Screen
 

@@ -17,8 +17,8 @@ from uuid import uuid4
 
 from farm.errors import FarmError
 from farm.records.request import SandboxSpec
-from workers.interfaces import Sandbox
-from workers.registry import sandbox as provider
+from workers.plugins.interfaces import Sandbox
+from workers.plugins.registry import sandbox as provider
 
 _KIND = "namespace"
 

@@ -15,7 +15,7 @@ from tests.oracles.cases.prime_math_cases import PRIME_MATH, prime_math_cases
 from tests.oracles.cases.slime_cases import SLIME_RULES, SYMPY_RULES, slime_cases
 from tests.oracles.our_reading import instance_of
 from workers.handlers.answer_handler import AnswerHandler
-from workers.interfaces import Score, Submission
+from workers.plugins.interfaces import Score, Submission
 
 
 async def scored(case: AnswerCase) -> Score:

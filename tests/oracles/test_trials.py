@@ -23,7 +23,7 @@ from tests.oracles.our_reading import VARIABLES
 from tests.oracles.trial_tasks import written
 from workers.cli.local_rollout import repeated
 from workers.cli.task_checks import CheckOptions, score_of, solve
-from workers.interfaces import Score
+from workers.plugins.interfaces import Score
 
 OPTIONS = CheckOptions(sandbox="namespace", verification="as_authors", secrets=VARIABLES)
 

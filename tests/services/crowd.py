@@ -20,7 +20,7 @@ from farm.embedded.child_process import ChildProcess
 from farm.errors import FarmError
 from farm.records.request import SandboxLimits, SandboxSpec
 from farm.settings import settings
-from workers.interfaces import Sandbox
+from workers.plugins.interfaces import Sandbox
 from workers.sandboxes.lifecycle.reaper import sweep
 from workers.sandboxes.lifecycle.state import folder_of_all
 from workers.sandboxes.namespace import NamespaceProvider

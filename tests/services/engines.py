@@ -14,7 +14,7 @@ from farm.errors import EngineError
 from farm.records.engine import EngineInfo, PauseMode
 from farm.records.request import SamplingParams
 from farm.records.trajectory import TokenIds
-from workers.interfaces import Completion
+from workers.plugins.interfaces import Completion
 from workers.policy.generation import (
     ChatRequest,
     Engine,

@@ -25,7 +25,7 @@ from tests.services.preloaded import program
 
 T = TypeVar("T")
 NOOP: dict[str, Any] = {"data_source": "noop", "fields": {}}
-QUICK = {"FARM_LEASE_S": "6", "FARM_NODE_TIMEOUT_S": "6", "FARM_RETRY_S": "0.05", "FARM_RING_AGAIN_S": "1"}
+QUICK = {"FARM_LEASE_S": "6", "FARM_NODE_TIMEOUT_S": "6", "FARM_RETRY_S": "0.05", "FARM_RESEND_AFTER_S": "1"}
 _PAUSE_S = (0.03, 0.5)
 _ENDING_S = 5.0
 _KERNELS = "FARM_TESTS_KERNELS"

@@ -35,7 +35,13 @@ from workers.sandboxes.isolation.linux import show_as
 
 _ROOT = Path(__file__).parents[2]
 _MODULES = (
-    *("workers.node.supervisor", "workers.node.command", "workers.stages", "workers.queue.claimed_stage", "numpy"),
+    *(
+        "workers.node.supervisor",
+        "workers.node.command",
+        "workers.stages.stage_functions",
+        "workers.queue.claimed_stage",
+        "numpy",
+    ),
     *("workers.queue.message_filter", "workers.queue.events", "workers.queue.shutdown_signals"),
     *("celery.concurrency.thread", "celery.worker.worker", "farm.cli.api", "farm.api.server"),
 )

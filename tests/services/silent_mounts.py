@@ -15,7 +15,7 @@ from farm.records.request import SandboxLimits, SandboxSpec
 from farm.records.rollout import Outcome
 from farm.records.trajectory import Message
 from tests.services.unruly import ROOT
-from workers.interfaces import AgentContext, AgentResult, Evaluator, FreshSandbox, Sandbox, Score, Submission
+from workers.plugins.interfaces import AgentContext, AgentResult, Evaluator, FreshSandbox, Sandbox, Score, Submission
 from workers.sandboxes.sandbox import NodeSandbox
 from workers.testing.plugin_path import python_path
 

@@ -24,7 +24,7 @@ from farm.errors import EngineError, SandboxError, StoreUnavailable
 from farm.records.request import SandboxLimits, SandboxSpec
 from farm.records.rollout import Outcome
 from farm.records.trajectory import Message
-from workers.interfaces import AgentContext, AgentResult, Evaluator, FreshSandbox, Sandbox, Score, Submission
+from workers.plugins.interfaces import AgentContext, AgentResult, Evaluator, FreshSandbox, Sandbox, Score, Submission
 from workers.sandboxes.sandbox import NodeSandbox
 from workers.testing.plugin_path import python_path
 

@@ -33,7 +33,7 @@ from tests.chaos.faults import KINDS
 from workers.agents.harness import Harness, HarnessAgent
 from workers.conformance.catalogue import PROMISES
 from workers.handlers.math import MathHandler
-from workers.interfaces import AgentContext, AgentResult, Artefact, Observation, Sandbox
+from workers.plugins.interfaces import AgentContext, AgentResult, Artefact, Observation, Sandbox
 from workers.testing import FakeSandbox, ScriptedPolicy, answering
 from workers.testing.local_sandbox import LocalProvider
 

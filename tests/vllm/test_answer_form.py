@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.vllm.server import RealVllm
-from workers.interfaces import Completion
+from workers.plugins.interfaces import Completion
 from workers.policy.answer_form import GUIDED, FormedSampling
 from workers.policy.engines.capabilities import detect
 from workers.policy.generation import EngineAddress, FormUnsupported

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 from farm.errors import ToolError
 from farm.records.rollout import Outcome
 from farm.records.trajectory import Completion, Message, ToolCall
-from workers.interfaces import Tool
+from workers.plugins.interfaces import Tool
 
 _MAX_SHOWN_CHARS = 200
 _DROPPED = "\n[... {} characters dropped ...]\n"

@@ -22,7 +22,7 @@ from workers.environments.environment import Action, Begin, CalledTool, Step
 from workers.environments.environment_servers import environment_servers
 from workers.environments.episode import Ask, BrokenEpisode, EpisodeConnection, ServerEnded, no_verifier
 from workers.environments.instance import EnvironmentInstance
-from workers.interfaces import AgentContext, AgentResult, Completion, SandboxProvider, Verify
+from workers.plugins.interfaces import AgentContext, AgentResult, Completion, SandboxProvider, Verify
 from workers.policy.recording import Stopwatch, as_applied, model_call
 from workers.policy.repeated_turns import RepeatedTurns, text_of
 

@@ -25,7 +25,7 @@ from farm.records.rollout import Outcome
 from farm.records.sandbox_spec import AgentProgram
 from farm.records.trajectory import Message
 from workers.agents.actions import cut
-from workers.interfaces import AgentContext, AgentResult, Artefact, ExecResult, Sandbox
+from workers.plugins.interfaces import AgentContext, AgentResult, Artefact, ExecResult, Sandbox
 from workers.policy.gateway import relay
 from workers.policy.gateway.app import MODEL
 from workers.policy.gateway.calls import GatewayCalls

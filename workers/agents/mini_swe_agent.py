@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from farm.records.rollout import Outcome
 from workers.agents.harness import Harness, HarnessAgent, Task
 from workers.agents.presets.preset_parts import STATE, pinned
-from workers.interfaces import AgentResult
+from workers.plugins.interfaces import AgentResult
 from workers.sandboxes.images.environments import AGENT_FOLDER
 
 _CONFIG = f"{STATE}/task.yaml"

@@ -12,7 +12,7 @@ from farm.errors import AgentError, LimitReached, RolloutError, ToolError
 from farm.records.rollout import STEP_ENDS, Outcome
 from farm.records.trajectory import Message, ModelCall, ToolCall
 from workers.agents.actions import InvalidCall, cut, ended_by, parse, schemas, tool_calls
-from workers.interfaces import AgentContext, AgentResult, Artefact, Completion, Observation
+from workers.plugins.interfaces import AgentContext, AgentResult, Artefact, Completion, Observation
 from workers.policy.recording import Stopwatch, as_applied, model_call
 from workers.policy.repeated_turns import RepeatedTurns, text_of
 

@@ -8,8 +8,8 @@ from typing import Any
 from farm.records.request import SamplingParams
 from farm.records.trajectory import Completion, Message
 from workers.attacks.attack import Attack
-from workers.interfaces import OnDelta, Sandbox
-from workers.stage_job import SandboxSource
+from workers.plugins.interfaces import OnDelta, Sandbox
+from workers.stages.stage_job import SandboxSource
 
 _COMMAND_S = 300.0
 

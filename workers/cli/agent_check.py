@@ -21,15 +21,16 @@ from farm.records.request import Limits, SamplingParams
 from farm.records.rollout import Outcome
 from farm.records.token_audit import check as check_rows
 from farm.records.trajectory import ModelCall, Segment, segments
-from workers import registry, stages
-from workers.interfaces import Artefact
+from workers.plugins import registry
+from workers.plugins.interfaces import Artefact
 from workers.policy.engines import detect
 from workers.policy.generation import EngineAddress
 from workers.policy.policy import RolloutPolicy
 from workers.policy.routing.engine_view import EngineRecord
 from workers.policy.routing.pool import EnginePool
 from workers.policy.routing.router import RoutingKey, StickyRouter
-from workers.stage_job import StageJob, resolve_problem
+from workers.stages import stage_functions
+from workers.stages.stage_job import StageJob, resolve_problem
 from workers.testing.engine.scripted_engine import ScriptedEngine
 from workers.testing.ordered_script import OrderedScript, ShellScript
 from workers.testing.scripted_model import Script, ScriptedTurn
@@ -79,9 +80,9 @@ def play_on(job: StageJob, engine: ScriptedEngine, played: PlayedAgent) -> None:
         policy = RolloutPolicy(StickyRouter(pool, RoutingKey(job.rollout_id)), job.rollout_id)
         try:
             problem = resolve_problem(job)
-            await stages.init(problem)
-            ended = await stages.run(problem, policy, played.record, played.keep)
-            score, _ = await stages.evaluate(problem, ended.submission)
+            await stage_functions.init(problem)
+            ended = await stage_functions.run(problem, policy, played.record, played.keep)
+            score, _ = await stage_functions.evaluate(problem, ended.submission)
         finally:
             await pool.aclose()
         played.outcome, played.reward = ended.outcome, score.value

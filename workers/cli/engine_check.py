@@ -75,7 +75,7 @@ def _able(info: EngineInfo) -> Iterator[EngineCheck]:
     yield EngineCheck("log-probabilities", bool(info.logprobs), _LOGPROBS.get(info.logprobs, "none that can be used"))
     result = bool(info.token_in) and NO_VERSIONS not in info.notes
     yield EngineCheck(
-        "weight versions", result, "told with every answer" if result else "not told; the fleet's are taken"
+        "weight versions", result, "told with every answer" if result else "not told; the farm's own is recorded"
     )
     control = "pauses and takes versions itself" if info.control else "no; the farm holds its own calls back instead"
     yield EngineCheck("control", info.control, control)

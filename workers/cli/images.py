@@ -23,14 +23,14 @@ from farm.embedded.node_folder import own_folder
 from farm.errors import FarmError, ImageError, InvalidRequest
 from farm.records.request import Instance, SandboxSpec
 from farm.settings import settings
-from workers import registry
 from workers.node.image_prefetch import PrefetchJob, PrefetchResult, prefetch_all
+from workers.plugins import registry
 from workers.sandboxes.images.dockerfile.dockerfile_source import PREFIX
 from workers.sandboxes.images.image import CACHED, HOST
 from workers.sandboxes.images.image_aliases import aliases, remove_alias, set_alias
 from workers.sandboxes.images.image_cache import CachedImage, entries
 from workers.sandboxes.images.image_pruning import beyond, everything, examined, is_stood_on, prune, unused_since
-from workers.stage_job import needed_by
+from workers.stages.stage_job import needed_by
 
 F = TypeVar("F", bound=Callable[..., Any])
 

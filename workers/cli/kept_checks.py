@@ -21,7 +21,7 @@ from farm.tasks.known_tasks import CHECKS, keep_text, kept_in
 from workers.sandboxes.images.content_store import digest
 from workers.sandboxes.images.image import image
 from workers.sandboxes.launch_plan import start_build
-from workers.stage_job import StageJob
+from workers.stages.stage_job import StageJob
 
 _DISTRIBUTION = "rollout-farm"
 _OF_NODE = ("build_network", "build_env", "build_files", "image_builder", "sandbox_user", "sandbox_ids", "layer_mb")

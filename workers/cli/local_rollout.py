@@ -12,11 +12,11 @@ from farm.client.archive_uploads import PART_BYTES
 from farm.errors import RolloutError
 from farm.records.trajectory import ModelCall
 from farm.task_archive import pack
-from workers import stages
-from workers.interfaces import Artefact, Policy, Score
+from workers.plugins.interfaces import Artefact, Policy, Score
 from workers.sandboxes.lifecycle import layers
-from workers.stage_job import Problem, SandboxSource, StageJob, resolve, resolve_problem
-from workers.task_archives import fetch_archive
+from workers.stages import stage_functions
+from workers.stages.stage_job import Problem, SandboxSource, StageJob, resolve, resolve_problem
+from workers.stages.task_archives import fetch_archive
 
 N_ATTEMPTS = 3
 T = TypeVar("T")
@@ -25,11 +25,11 @@ T = TypeVar("T")
 async def score_job(job: StageJob, policy_of: Callable[[Problem, SandboxSource | None], Policy]) -> Score:
     """Play a job by a policy, which is made for its sandbox if it has one, and score what it left. Raises FarmError."""
     problem = await asyncio.to_thread(resolve_problem, job)
-    await stages.init(problem)
+    await stage_functions.init(problem)
     policy = policy_of(problem, resolve(problem).source)
-    played = await stages.run(problem, policy, _forget_call, _forget_artefact)
+    played = await stage_functions.run(problem, policy, _forget_call, _forget_artefact)
     try:
-        score, _ = await stages.evaluate(problem, played.submission)
+        score, _ = await stage_functions.evaluate(problem, played.submission)
     finally:
         if played.submission.layer is not None:
             await asyncio.to_thread(layers.discard, played.submission.layer.name)

@@ -8,8 +8,8 @@ from pathlib import Path
 from farm.tasks.harbor_instance import HarborInstance
 from workers.cli.acting_policy import ActingPolicy
 from workers.handlers.harbor.solutions import run_solution
-from workers.interfaces import ExecResult, Sandbox
-from workers.stage_job import SandboxSource
+from workers.plugins.interfaces import ExecResult, Sandbox
+from workers.stages.stage_job import SandboxSource
 
 
 class SolutionPolicy(ActingPolicy):

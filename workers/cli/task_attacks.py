@@ -25,7 +25,7 @@ from workers.cli.attack_reports import AttackReport, AttackScore, keep, kept, no
 from workers.cli.local_rollout import repeated, score_job
 from workers.cli.task_checks import CheckOptions, SolutionRun, job_of, solve
 from workers.sandboxes.images.content_store import digest
-from workers.stage_job import StageJob, resolve_problem
+from workers.stages.stage_job import StageJob, resolve_problem
 
 _FULL = 1.0
 

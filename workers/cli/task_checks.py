@@ -28,9 +28,9 @@ from workers.cli.kept_checks import check_key, has_kept, keep_check, kept_check
 from workers.cli.local_rollout import local_archive, repeated, score_job
 from workers.cli.solution_policy import SolutionPolicy
 from workers.handlers.harbor.sandbox_specs import verified_in
-from workers.interfaces import ExecResult, Score
-from workers.stage_job import Problem, SandboxSource, StageJob, resolve, resolve_problem
-from workers.task_archives import archive_folder
+from workers.plugins.interfaces import ExecResult, Score
+from workers.stages.stage_job import Problem, SandboxSource, StageJob, resolve, resolve_problem
+from workers.stages.task_archives import archive_folder
 
 _LEAST_DEPTH = 4
 """Folders of a footprint are no less deep: /usr/lib/ would be nearly all of an image."""

@@ -19,11 +19,11 @@ from rich.progress import Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from farm.errors import FarmError
-from workers import registry
 from workers.conformance.bench import PromiseBench, PromiseResult, PromiseState
 from workers.conformance.catalogue import PROMISES, chosen
 from workers.conformance.promise import Promise
-from workers.interfaces import SandboxProvider
+from workers.plugins import registry
+from workers.plugins.interfaces import SandboxProvider
 
 console = Console()
 _COLOURS = {PromiseState.KEPT: "green", PromiseState.BROKEN: "red", PromiseState.NOT_TRIED: "yellow"}

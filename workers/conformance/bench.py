@@ -19,7 +19,7 @@ from workers.conformance import outside
 from workers.conformance.expect import NotTried, short, within
 from workers.conformance.promise import Promise
 from workers.conformance.trial import GREETING, PromiseTrial
-from workers.interfaces import Sandbox, SandboxProvider
+from workers.plugins.interfaces import Sandbox, SandboxProvider
 
 _ALIVE_S = 10.0
 _CLEARED_S = 60.0

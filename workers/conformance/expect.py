@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
-from workers.interfaces import CellResult, ExecResult, ShellResult
+from workers.plugins.interfaces import CellResult, ExecResult, ShellResult
 
 DEADLINE_S = 15.0
 _SHOWN = 300

@@ -10,7 +10,7 @@ import sys
 
 from farm.records.request import SandboxSpec
 from workers.conformance.trial import program
-from workers.interfaces import SandboxProvider
+from workers.plugins.interfaces import SandboxProvider
 
 _ADD_KEY, _REQUEST_KEY, _KEYCTL = 0, 1, 2
 _CALLS = {"x86_64": (248, 249, 250), "aarch64": (217, 218, 219)}

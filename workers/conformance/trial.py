@@ -11,7 +11,7 @@ from typing import Any
 from farm.records.request import SandboxSpec
 from workers.conformance import outside
 from workers.conformance.expect import NotTried, described, short, until
-from workers.interfaces import ExecResult, Kernel, Sandbox, SandboxProvider, Shell
+from workers.plugins.interfaces import ExecResult, Kernel, Sandbox, SandboxProvider, Shell
 
 GREETING = {"GREETING": "hello"}
 """Variables of the shared sandbox's environment beside the usual ones."""

@@ -15,7 +15,7 @@ from farm.errors import HandlerError, NotFound
 from farm.plugins import installed, load
 from farm.records.request import SandboxLimits, SandboxSpec
 from workers.environments import computing_calls, environment, environment_server
-from workers.plugin_faults import described
+from workers.plugins.plugin_faults import described
 
 ENVIRONMENTS = "farm.environments"
 FOLDER = "/opt/farm/environment"

@@ -22,8 +22,8 @@ from workers.environments import environment_server
 from workers.environments.computing_calls import can_filter
 from workers.environments.environment_program import FOLDER, SOCKET, SOCKET_FOLDER, EnvironmentProgram
 from workers.environments.episode import MAX_LINE_BYTES, EpisodeConnection
-from workers.interfaces import ExecResult, Sandbox, SandboxProvider
-from workers.plugin_faults import described
+from workers.plugins.interfaces import ExecResult, Sandbox, SandboxProvider
+from workers.plugins.plugin_faults import described
 from workers.stage_clock import off_clock
 
 START_S = 300.0

@@ -19,7 +19,7 @@ from typing import Any
 from farm.errors import HandlerError
 from farm.records.trajectory import Message
 from workers.environments.environment import Action, Begin, Episode, PosedProblem, Step
-from workers.interfaces import Verify
+from workers.plugins.interfaces import Verify
 
 MAX_LINE_BYTES = 64_000_000
 """The most bytes of one reply."""

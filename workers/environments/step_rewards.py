@@ -6,7 +6,7 @@ import math
 from typing import ClassVar
 
 from farm.errors import EvaluatorError
-from workers.interfaces import FreshSandbox, Score, Submission
+from workers.plugins.interfaces import FreshSandbox, Score, Submission
 
 
 class StepRewardEvaluator:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from workers.environments.answer_tags import last_tagged
 from workers.evaluators.answers.verification import Verification
 from workers.evaluators.grading import NO_SETTINGS, Grader
-from workers.interfaces import FreshSandbox, Score, Submission
+from workers.plugins.interfaces import FreshSandbox, Score, Submission
 
 _NO_NUMBER = re.compile(r"(?<![a-z])(?:nan|inf|infinity)[ij]?(?![a-z])", re.IGNORECASE)
 

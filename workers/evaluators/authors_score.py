@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from workers.interfaces import Score
+from workers.plugins.interfaces import Score
 
 FARM, AUTHORS = "farm", "authors"
 """Names of the rewards."""

@@ -19,7 +19,7 @@ from farm.errors import EvaluatorError
 from workers.evaluators.canaries.trivial_tests import TRIVIAL, trivial_tests
 from workers.evaluators.outcomes import Planted
 from workers.evaluators.program_source import source_of
-from workers.interfaces import ExecResult, Sandbox
+from workers.plugins.interfaces import ExecResult, Sandbox
 
 PATCH = "model.patch"
 PATCH_BASE64 = "model.patch.base64"

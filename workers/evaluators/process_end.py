@@ -46,7 +46,7 @@ from weakref import WeakKeyDictionary
 
 from farm.errors import EvaluatorError
 from workers.evaluators.node_conditions import Conditions, observed, shortage
-from workers.interfaces import ExecResult
+from workers.plugins.interfaces import ExecResult
 from workers.sandboxes.shortage import judging
 from workers.stage_clock import off_clock
 

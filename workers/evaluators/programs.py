@@ -18,7 +18,7 @@ from farm.errors import SandboxError
 from workers.evaluators.node_conditions import Conditions, observed
 from workers.evaluators.process_end import ProcessEnd, Trial, settle, signal_of
 from workers.evaluators.program_source import source_of
-from workers.interfaces import ExecResult, FreshSandbox, Sandbox, Score, Submission
+from workers.plugins.interfaces import ExecResult, FreshSandbox, Sandbox, Score, Submission
 
 SOLUTION = "solution.py"
 """The file of a submission that holds the program."""

@@ -40,7 +40,7 @@ from workers.evaluators.patches import REJECTED, NotRestored, PatchedTree, patch
 from workers.evaluators.process_end import EndCause, ProcessEnd, Trial, doing, settle
 from workers.evaluators.program_source import source_of
 from workers.evaluators.programs import end_details
-from workers.interfaces import ExecResult, FreshSandbox, Sandbox, Score, Submission
+from workers.plugins.interfaces import ExecResult, FreshSandbox, Sandbox, Score, Submission
 
 _FOLDER = "/tmp/farm-tests"  # noqa: S108  (of the sandbox, which is not shared)
 _MAX_LISTED = 20

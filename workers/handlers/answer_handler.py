@@ -15,8 +15,8 @@ from workers.evaluators.answers.choices import LETTERS, MAX_OPTIONS
 from workers.evaluators.answers.equivalence import EquivalenceEvaluator, Reference
 from workers.evaluators.answers.judge import AnswerJudge, JudgeSettings
 from workers.evaluators.answers.normal_text import balanced
-from workers.interfaces import Evaluator, Sandbox, Submission
-from workers.roles import NO_MODELS, ChatModel
+from workers.plugins.interfaces import Evaluator, Sandbox, Submission
+from workers.plugins.roles import NO_MODELS, ChatModel
 from workers.row_forms.answer_rows import answer_fields
 from workers.row_forms.patterns import sound_pattern
 

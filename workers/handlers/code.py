@@ -11,7 +11,7 @@ from farm.errors import HandlerError, ToolError
 from farm.records.request import SandboxSpec
 from farm.records.trajectory import Message
 from workers.evaluators.programs import SOLUTION, ProgramEvaluator
-from workers.interfaces import Evaluator, Sandbox, Submission
+from workers.plugins.interfaces import Evaluator, Sandbox, Submission
 
 _PATH = f"/workspace/{SOLUTION}"
 _MAX_BYTES = 1_000_000

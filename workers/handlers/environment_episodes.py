@@ -11,8 +11,8 @@ from farm.records.request import SandboxSpec
 from farm.records.trajectory import Message
 from workers.environments.instance import EnvironmentInstance
 from workers.environments.step_rewards import StepRewardEvaluator
-from workers.interfaces import Evaluator, Sandbox, Submission
-from workers.roles import NO_MODELS, ChatModel
+from workers.plugins.interfaces import Evaluator, Sandbox, Submission
+from workers.plugins.roles import NO_MODELS, ChatModel
 
 
 class EnvironmentHandler:

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from farm.records.request import SandboxSpec
 from farm.records.trajectory import Message
 from workers.evaluators.answer import AnswerEvaluator
-from workers.interfaces import Evaluator, Sandbox, Submission
+from workers.plugins.interfaces import Evaluator, Sandbox, Submission
 
 _SYSTEM = (
     "Solve the problem. You may compute with the python tool. Then call submit with the answer alone, in exactly the "

@@ -16,7 +16,7 @@ from workers.evaluators.program_tests.evaluator import AUTHORS_SOLUTION, SOLUTIO
 from workers.evaluators.program_tests.form_rules import form_rule
 from workers.evaluators.program_tests.hidden_tests import CallTest, HiddenTests, StreamTest
 from workers.evaluators.program_tests.output_comparison import FORM, tolerance_of
-from workers.interfaces import Evaluator, Sandbox, Submission
+from workers.plugins.interfaces import Evaluator, Sandbox, Submission
 from workers.row_forms.authors_blocks import AUTHORS_PROGRAM
 from workers.row_forms.fenced_blocks import fenced_program
 from workers.row_forms.program_rows import program_fields

@@ -18,7 +18,7 @@ from farm.records.trajectory import Message
 from workers.evaluators.issues.differences import GIT_S, difference
 from workers.evaluators.patches import GIT_ENV, said, script, touched
 from workers.evaluators.tests import PytestEvaluator, TestPlan
-from workers.interfaces import Evaluator, ExecResult, Sandbox, Submission
+from workers.plugins.interfaces import Evaluator, ExecResult, Sandbox, Submission
 
 _TREE = "/workspace"
 _SYSTEM = (

@@ -20,7 +20,7 @@ from workers.evaluators.issues.issue_images import image_of
 from workers.evaluators.issues.issue_rows import IssueRow
 from workers.evaluators.issues.resolution import IssueEvaluator
 from workers.evaluators.issues.staging import hide_solution, stage
-from workers.interfaces import Evaluator, Sandbox, Submission
+from workers.plugins.interfaces import Evaluator, Sandbox, Submission
 
 _STAGE_S = 240.0
 _SYSTEM = (

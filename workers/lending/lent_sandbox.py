@@ -57,14 +57,14 @@ from farm.records.lending.sandbox_calls import (
     WriteProcessCall,
 )
 from farm.records.request_values import Request
-from workers import registry
-from workers.interfaces import Observation, Sandbox, Tool
 from workers.lending.call_memory import CallMemory
 from workers.lending.lent_shell import LentShell
 from workers.lending.process_table import ProcessTable
-from workers.node_shortage import NodeHealth, healthy_node
-from workers.plugin_faults import fault_of
+from workers.plugins import registry
+from workers.plugins.interfaces import Observation, Sandbox, Tool
+from workers.plugins.plugin_faults import fault_of
 from workers.sandboxes.optional_protocols import ManagesFiles
+from workers.stages.node_shortage import NodeHealth, healthy_node
 
 T = TypeVar("T")
 

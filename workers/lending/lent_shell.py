@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from farm.errors import Conflict
 from farm.records.lending.sandbox_calls import ShellCall, ShellOutput
-from workers.interfaces import Shell, ShellResult
+from workers.plugins.interfaces import Shell, ShellResult
 from workers.sandboxes.processes.bounded_output import HeadTail
 from workers.sandboxes.shell.shell_session import SHOWN
 

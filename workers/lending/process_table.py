@@ -18,8 +18,8 @@ from farm.records.lending.sandbox_calls import (
     WatchProcessCall,
     WriteProcessCall,
 )
-from workers.interfaces import Sandbox
 from workers.lending.lent_process import LentProcess
+from workers.plugins.interfaces import Sandbox
 from workers.sandboxes.optional_protocols import StartsPrograms
 
 MAX_RUNNING = 64

@@ -39,12 +39,12 @@ from farm.store import borrowed_sandboxes, leases, llm_engines, migrations, node
 from farm.store.access.sealed_secrets import check_secret_key, secret_key_fault
 from farm.store.capacity import PROCESS_CONNECTIONS
 from farm.store.database import Store, Work
-from workers import registry
 from workers.node.cancelled_sandboxes import CancelledSandboxReaper
 from workers.node.forked_worker import WorkerForkServer
 from workers.node.job_end import JobEnd
 from workers.node.pools import Slots, WorkerPool
 from workers.node.sandbox_sweeper import SandboxSweeper
+from workers.plugins import registry
 from workers.process.supervision import HAND_BACK_S, forget_notes, noted_without_sandbox
 from workers.sandboxes.lifecycle import layers
 from workers.sandboxes.lifecycle.reaper import sweep_all

@@ -10,7 +10,7 @@ from farm.errors import EngineError
 from farm.records.engine import EngineInfo, PauseMode
 from farm.records.request import SamplingParams
 from farm.records.trajectory import Message, SampledTokens, TokenIds
-from workers.interfaces import Completion
+from workers.plugins.interfaces import Completion
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from farm.records.trajectory import Message
-from workers.interfaces import Artefact
+from workers.plugins.interfaces import Artefact
 from workers.policy.generation import EngineRefused
 
 Content: TypeAlias = str | list[dict[str, Any]]

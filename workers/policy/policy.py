@@ -19,7 +19,7 @@ from farm.records.request import SamplingParams
 from farm.records.rollout import Outcome, is_too_old
 from farm.records.trajectory import NO_VERSION, Message, VersionSpan, version_number
 from farm.seeds import call_seed
-from workers.interfaces import Completion, OnDelta
+from workers.plugins.interfaces import Completion, OnDelta
 from workers.policy import tool_calls
 from workers.policy.answer_form import FormedSampling, guide, is_spelled
 from workers.policy.engines.kind import takes_guides

@@ -8,7 +8,7 @@ from typing import Any
 
 from farm.records.request import SamplingParams
 from farm.records.trajectory import Message, ModelCall, field_values
-from workers.interfaces import Completion
+from workers.plugins.interfaces import Completion
 
 
 class Stopwatch:

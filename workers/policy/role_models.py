@@ -15,13 +15,13 @@ from weakref import WeakValueDictionary
 from farm.errors import EngineError, LimitReached
 from farm.records.request import RoleEngine, SamplingParams
 from farm.records.trajectory import Message
-from workers.interfaces import Completion
+from workers.plugins.interfaces import Completion
+from workers.plugins.roles import MAX_TOKENS, ChatModel
 from workers.policy.generation import ChatRequest, EngineAddress, EngineRefused
 from workers.policy.routing.dedicated_engines import DedicatedEngines
 from workers.policy.routing.pool import EnginePool
 from workers.policy.routing.retry_state import Call
 from workers.policy.routing.router import RoutingKey, StickyRouter
-from workers.roles import MAX_TOKENS, ChatModel
 
 _CHARS_PER_TOKEN = 4
 _OF_THE_POLICY = {"cache_salt": None, "min_tokens": None, "stop_token_ids": None}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from workers.interfaces import Delta, OnDelta
+from workers.plugins.interfaces import Delta, OnDelta
 from workers.policy.generation import EngineRefused
 from workers.policy.stop_strings import StopStream
 from workers.policy.tokens.tokenizer import Tokenizer

@@ -17,7 +17,7 @@ from farm.records.experts.routed_experts import CallExperts
 from farm.records.request import SamplingParams
 from farm.records.trajectory import LogProbs, Message, SampledTokens, TokenIds, VersionSpan, field_values
 from farm.seeds import part_seed
-from workers.interfaces import Completion
+from workers.plugins.interfaces import Completion
 from workers.policy.answer_form import GUIDED, FormedSampling, guide_of, is_spelled
 from workers.policy.generation import Engine, EngineBusy, ExpertRange, FormUnsupported, Generation, SpelledCompletion
 from workers.policy.stop_strings import before_stop

@@ -26,7 +26,7 @@ from farm.store.database import Store
 from farm.store.llm_engines import EngineUse
 from workers.policy.generation import EngineAddress
 from workers.policy.routing.engine_view import EngineRecord, InFlight, Paused
-from workers.redaction import in_use
+from workers.stages.redaction import in_use
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ class EngineRegistry:
         self._reported: Mapping[str, InFlight] = {}
         self._reminded = 0.0
         self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="fleet", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="engine-registry", daemon=True)
 
     def start(self) -> None:
         """Read once, so that there is a list, then go on reading. Raises StoreUnavailable."""

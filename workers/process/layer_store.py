@@ -16,7 +16,7 @@ _TYPE = "application/x-tar"
 
 
 class AttemptLayers:
-    """See `workers.stage_parts.left_layer.LayerStore`; of one claim."""
+    """See `workers.stages.left_layer.LayerStore`; of one claim."""
 
     def __init__(self, store: Store, claim: Claim, layer_mb: float) -> None:
         self._store = store

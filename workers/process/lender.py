@@ -24,11 +24,11 @@ from farm.settings import Settings
 from farm.store import borrowed_sandboxes
 from farm.store.borrowed_sandboxes import NodeSandboxRow
 from farm.store.database import Store
-from workers import registry
-from workers.interfaces import Sandbox, SandboxProvider
 from workers.lending.lent_sandbox import LentSandbox
 from workers.lending.sandbox_server import MAX_CONNECTIONS, SandboxServer, bind
-from workers.plugin_faults import fault_of
+from workers.plugins import registry
+from workers.plugins.interfaces import Sandbox, SandboxProvider
+from workers.plugins.plugin_faults import fault_of
 from workers.policy.gateway.gateway_server import listening
 from workers.process.loop import Loop
 

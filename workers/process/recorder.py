@@ -17,8 +17,8 @@ from farm.store import trajectories
 from farm.store.blobs import artefacts
 from farm.store.database import Store
 from farm.store.rollouts import Claim
-from workers import plugin_values
-from workers.interfaces import Artefact, Keep, Record
+from workers.plugins import plugin_values
+from workers.plugins.interfaces import Artefact, Keep, Record
 
 _NAME_CHARS = 80
 _STORE_S = 5.0

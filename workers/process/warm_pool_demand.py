@@ -22,7 +22,7 @@ from workers.process.worker import Worker
 from workers.sandboxes.launch_plan import LaunchPlan
 from workers.sandboxes.lifecycle import layers
 from workers.sandboxes.optional_protocols import StartsAhead, shares_layers, starts_ahead
-from workers.stage_job import resolve, resolve_problem
+from workers.stages.stage_job import resolve, resolve_problem
 
 log = logging.getLogger(__name__)
 

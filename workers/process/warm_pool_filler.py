@@ -19,7 +19,7 @@ from pathlib import Path
 
 from farm.errors import FarmError, NotFound, StoreUnavailable
 from farm.settings import Settings, settings
-from workers import registry
+from workers.plugins import registry
 from workers.process.warm_pool_demand import PAUSE_S, NodeDemand, WarmPoolDemand
 from workers.process.worker import worker
 from workers.sandboxes.launch_plan import STARTS, LaunchPlan, SandboxParts, prepare
@@ -52,7 +52,7 @@ class WarmPoolFiller:
     def __init__(self, wants: DemandSource, options: Settings) -> None:
         self._wants = wants
         self._options = options
-        self._n_starts = options.stock_starts or max(1, len(os.sched_getaffinity(0)) // 2)
+        self._n_starts = options.warm_pool_starts or max(1, len(os.sched_getaffinity(0)) // 2)
         self._goals: dict[str, FillTarget] = {}
         self._goals_due = 0.0
         self._starting: Counter[str] = Counter()
@@ -63,7 +63,7 @@ class WarmPoolFiller:
 
     def start(self) -> None:
         """In a thread that ends with the process, as those that wait for a start do: what is started has a lifeline."""
-        threading.Thread(target=self._run, name="stocker", daemon=True).start()
+        threading.Thread(target=self._run, name="warm-pool", daemon=True).start()
 
     def stop(self) -> None:
         """Begin no more."""
@@ -101,7 +101,7 @@ class WarmPoolFiller:
             for path in there[: goal.n]:
                 warm_pool.touch(path)
         n_all = sum(map(len, ready.values())) + starting.total() + missing.total()
-        self._drop(n_all - self._options.stock_total, ready)
+        self._drop(n_all - self._options.warm_pool_total, ready)
         for key in missing.elements():
             if not self._begin(key, self._goals[key]):
                 return
@@ -110,8 +110,8 @@ class WarmPoolFiller:
         """By key, the most urgent first."""
         goals: dict[str, FillTarget] = {}
         known: dict[str, SandboxParts | None] = {}
-        room = self._options.stock_total
-        for want in (*self._wants(self._options.stock_total), *self._recent()):
+        room = self._options.warm_pool_total
+        for want in (*self._wants(self._options.warm_pool_total), *self._recent()):
             name = want.recipe.spec.model_dump_json(exclude={"env"})
             if name not in known:
                 known[name] = self._parts(name, want.recipe)
@@ -119,14 +119,14 @@ class WarmPoolFiller:
                 continue
             key = want.recipe.key(parts)
             before = goals[key].n if key in goals else 0
-            more = max(0, min(want.n, room, self._options.stock - before))
+            more = max(0, min(want.n, room, self._options.warm_pool - before))
             room -= more
             if more:
                 goals[key] = FillTarget(want.recipe, parts, before + more)
         return goals
 
     def _recent(self) -> Iterator[WarmPoolDemand]:
-        for use in warm_pool.uses(self._options.stock_idle_s)[:_N_RECENT]:
+        for use in warm_pool.uses(self._options.warm_pool_idle_s)[:_N_RECENT]:
             # a kind that is not installed any more is of no interest
             with contextlib.suppress(NotFound):
                 if (provider := starts_ahead(registry.sandbox(use.kind))) is not None:
@@ -160,7 +160,7 @@ class WarmPoolFiller:
                 return False
             if not self._is_paused(key):
                 self._starting[key] += 1
-                threading.Thread(target=self._make, args=(key, goal), name="stock", daemon=True).start()
+                threading.Thread(target=self._make, args=(key, goal), name="warm-start", daemon=True).start()
         return True
 
     def _make(self, key: str, goal: FillTarget) -> None:

@@ -24,7 +24,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from workers.plugin_faults import described, is_exhausted
+from workers.plugins.plugin_faults import described, is_exhausted
 from workers.process.claimed_work import StopReason
 from workers.process.lease_renewal import Leases
 from workers.process.loop import Loop, Running

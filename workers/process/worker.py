@@ -35,7 +35,8 @@ from farm.store.blobs import stored_archives
 from farm.store.capacity import PROCESS_CONNECTIONS
 from farm.store.database import Store
 from farm.store.rollouts import Claim
-from workers.interfaces import Policy
+from workers.plugins.interfaces import Policy
+from workers.plugins.roles import ChatModel
 from workers.policy.engines import open_engine
 from workers.policy.generation import EngineAddress
 from workers.policy.policy import PromptRules, RolloutPolicy
@@ -53,10 +54,9 @@ from workers.process.node_breaker import NodeBreaker
 from workers.process.recorder import AttemptRecorder
 from workers.process.supervision import owner_name
 from workers.process.watchdog import Watchdog
-from workers.roles import ChatModel
 from workers.sandboxes.processes.fork_client import close_fork_client
-from workers.stage_job import Problem, StageJob, resolve_problem
-from workers.task_archives import fetch_archive
+from workers.stages.stage_job import Problem, StageJob, resolve_problem
+from workers.stages.task_archives import fetch_archive
 
 _CACHE_SIZE = 256
 
@@ -139,13 +139,15 @@ class Worker:
         self.leases = Leases(self.store, self.signals, self.owner, options.lease_s, options.stall_s)
         self.watchdog = Watchdog(self.loop, self.leases, options.stall_s)
         self.watchdog.start()
-        self.fleet = EngineRegistry(self.store, self.signals, self.owner)
+        self.engine_registry = EngineRegistry(self.store, self.signals, self.owner)
         redis = redis_client(options.broker_url)
         self.loads = SharedLoads(redis, self.owner) if redis is not None else None
         client = partial(open_engine, timeout_s=options.policy_timeout_s)
-        self.engines = EnginePool(self.fleet, reporter=self.fleet, others=self.loads, open_engine=client)
+        self.engines = EnginePool(
+            self.engine_registry, reporter=self.engine_registry, others=self.loads, open_engine=client
+        )
         self.dedicated_engines = DedicatedEngines(self.loop.call, client, away_s=options.engine_away_s)
-        self.fleet.on_change = self.engines.changed
+        self.engine_registry.on_change = self.engines.changed
         self._watched: Once[EnginePool] = Once(self._watch_engines)
         self.role_models = RoleModels(self.dedicated_engines, self._watched)
         self._lender = Lender(self.store, self.signals, self.loop, options)
@@ -157,7 +159,7 @@ class Worker:
 
     def _watch_engines(self) -> EnginePool:
         """Watch the farm's engines, also while nothing is played: new ones are probed, and given their orders."""
-        self.fleet.start()
+        self.engine_registry.start()
         if self.loads is not None:
             self.loads.start(self.engines.load_tracker)
         self.loop.run(self.engines.start())
@@ -263,7 +265,7 @@ class Worker:
         self.loop.run(self.dedicated_engines.aclose())
         if self.loads is not None:
             self.loads.close()
-        self.fleet.close()
+        self.engine_registry.close()
         self.store.close()
         self.signals.close()
         close_fork_client()

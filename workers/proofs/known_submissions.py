@@ -16,7 +16,6 @@ from typing import Any
 from farm.errors import EvaluatorError
 from farm.records.request import SamplingParams, SandboxSpec
 from farm.records.trajectory import Completion, Message
-from workers import registry
 from workers.environments.environment import Action, Episode
 from workers.environments.environment_program import EnvironmentProgram, environment_program
 from workers.environments.environment_servers import EnvironmentServers
@@ -31,7 +30,8 @@ from workers.evaluators.programs import SOLUTION
 from workers.evaluators.tests import PytestEvaluator, TestPlan
 from workers.handlers.harbor.harbor_verifier import Tests, verify
 from workers.handlers.harbor.reward_files import MAIN
-from workers.interfaces import Evaluator, Sandbox, Submission
+from workers.plugins import registry
+from workers.plugins.interfaces import Evaluator, Sandbox, Submission
 from workers.proofs.known_environment import RIGHT, WRONG, KnownEnvironment
 from workers.proofs.proof import Known, NotProvable, Proof, best_provider, fresh_of
 from workers.sandboxes.images.archives import is_unpacked

@@ -18,10 +18,10 @@ from farm.errors import FarmError, NotFound
 from farm.ids import owned_sandbox_id
 from farm.records.request import SandboxSpec
 from farm.settings import settings
-from workers import registry
 from workers.environments.environment_servers import own_start
-from workers.interfaces import FreshSandbox, Sandbox, SandboxProvider
-from workers.plugin_faults import described
+from workers.plugins import registry
+from workers.plugins.interfaces import FreshSandbox, Sandbox, SandboxProvider
+from workers.plugins.plugin_faults import described
 
 Known: TypeAlias = Literal["right", "wrong"]
 """The name of one of the two submissions."""

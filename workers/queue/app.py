@@ -17,7 +17,7 @@ from farm.records.rollout import Stage
 from farm.scheduler.broker import celery_app
 from farm.settings import settings
 from workers import logs
-from workers.plugin_faults import described, is_exhausted
+from workers.plugins.plugin_faults import described, is_exhausted
 from workers.process.supervision import EXHAUSTED, HAND_BACK, ready_file
 from workers.queue.events import BatchedEvents
 from workers.queue.shutdown_signals import ShutdownSignals
@@ -72,7 +72,7 @@ def _open(**_: Any) -> None:
         from workers.process.worker import worker
 
         worker()
-        if settings().pool == Stage.INIT and settings().stock:
+        if settings().pool == Stage.INIT and settings().warm_pool:
             from workers.process.warm_pool_filler import warm_pool_filler
 
             warm_pool_filler().start()

@@ -19,14 +19,14 @@ from farm.records.rollout import Stage, State
 from farm.store.database import Store
 from farm.store.reports.stage_ends import AttemptStage, stage_ends
 from farm.store.rollouts import Claim
-from workers import stages
-from workers.plugin_faults import is_exhausted
+from workers.plugins.plugin_faults import is_exhausted
 from workers.process.claimed_work import ClaimedWork, StopReason
 from workers.process.worker import Worker, worker
 from workers.queue.unfinished_stage import StageHandedBack, UnfinishedStage
-from workers.redaction import in_use
-from workers.run_clock import limit_s
-from workers.stage_job import Problem, StageJob
+from workers.stages import stage_functions
+from workers.stages.redaction import in_use
+from workers.stages.run_clock import limit_s
+from workers.stages.stage_job import Problem, StageJob
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -74,7 +74,7 @@ class ClaimedStage:
     def discard_sandbox(self) -> None:
         """Stop the sandbox that was started for a claim which is gone; the node's sweep removes it otherwise."""
         with suppress(TimeoutError):
-            self.worker.loop.run(stages.discard(self.problem), within_s=_DISCARD_S)
+            self.worker.loop.run(stage_functions.discard(self.problem), within_s=_DISCARD_S)
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from kombu.utils.json import dumps
 from farm.records.rollout import Stage
 from farm.scheduler.broker import TASKS, queue_name
 from farm.settings import settings
-from workers.plugin_faults import described, is_exhausted
+from workers.plugins.plugin_faults import described, is_exhausted
 from workers.process.worker import worker
 from workers.queue.events import listeners
 
@@ -52,7 +52,7 @@ def fault_of(message: Message, node: str, pool: str) -> str:
     if pool and stage.value != pool:
         return f"its task is not that of stage {pool}"
     if odd := [str(name)[:_SHOWN] for name, value in headers.items() if not _is_plain(name, value)]:
-        return f"its header {odd[0]!r} is not that of a ring"
+        return f"its header {odd[0]!r} is not that of a stage message"
     if message.content_type != "application/json":
         return f"its content is {str(message.content_type)[:_SHOWN]!r}, not JSON"
     if len(message.body) > _MAX_BYTES:
@@ -64,10 +64,10 @@ def fault_of(message: Message, node: str, pool: str) -> str:
     except Exception as error:  # whatever is in there
         return f"it cannot be read ({type(error).__name__})"
     if not isinstance(rollout_id, str) or not rollout_id.isprintable() or type(attempt) is not int or named:
-        return "its arguments are not those of a ring"
+        return "its arguments are not those of a stage message"
     others = [embedded.get(kind) for kind in ("callbacks", "errbacks", "chord")]
     if any(others) or headers.get("eta") or links != [(*link, arguments) for link in _chain(stage, node)]:
-        return "it asks for more than a ring"
+        return "it asks for more than a stage message"
     return ""
 
 
@@ -122,7 +122,7 @@ class StageConsumer(CeleryConsumer):  # type: ignore[misc]
         take = super().create_task_handler(*args, **options)
         own = settings()
 
-        def take_ring(message: Message) -> None:
+        def take_message(message: Message) -> None:
             if fault := fault_of(message, own.node, own.pool):
                 self._drop(message, fault)
                 return
@@ -133,7 +133,7 @@ class StageConsumer(CeleryConsumer):  # type: ignore[misc]
             except Exception as error:
                 self._cannot_begin(message, error)
 
-        return take_ring
+        return take_message
 
     def _cannot_begin(self, message: Message, error: Exception) -> None:
         """A message that could not be handed to a thread. Where there is none left that is no fault of the message."""

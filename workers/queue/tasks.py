@@ -30,17 +30,17 @@ from farm.settings import settings
 from farm.store import rollouts, trajectories
 from farm.store.placement import StageMessage
 from farm.store.rollouts import Claim, RunSummary
-from workers import stages
-from workers.handler_options import without_sandbox
-from workers.interfaces import Submission
-from workers.plugin_faults import call_plugin
+from workers.plugins.handler_options import without_sandbox
+from workers.plugins.interfaces import Submission
+from workers.plugins.plugin_faults import call_plugin
 from workers.process.supervision import note_without_sandbox
 from workers.queue.app import app
 from workers.queue.claimed_stage import UNCLAIMED, ClaimLost, claimed_stage
 from workers.queue.unfinished_stage import StageFailed
 from workers.sandboxes.lifecycle import layers
-from workers.stage_parts.call_scores import rewards_of_rows, with_calls
-from workers.stages import RunResult
+from workers.stages import stage_functions
+from workers.stages.call_scores import rewards_of_rows, with_calls
+from workers.stages.stage_functions import RunResult
 
 log = logging.getLogger(__name__)
 
@@ -72,8 +72,8 @@ def init_sandbox(self: Task, rollout_id: str, attempt: int) -> str:
     with claimed_stage(self, Stage.INIT, rollout_id, attempt) as stage:
         if stage is None:
             return UNCLAIMED
-        started = stage.play(stages.init(stage.problem))
-        advance = partial(rollouts.advance, held=stage.claim, ring_again_s=stage.worker.options.ring_again_s)
+        started = stage.play(stage_functions.init(stage.problem))
+        advance = partial(rollouts.advance, held=stage.claim, resend_after_s=stage.worker.options.resend_after_s)
         try:
             stage.write(advance)
         except ClaimLost:
@@ -94,9 +94,11 @@ def run_agent(self: Task, rollout_id: str, attempt: int) -> str:
         with stage.worker.policy(stage.job) as policy, stage.worker.models(stage.job) as models:
             stage.work.excused_s = lambda: policy.paused_s
             left = stage.worker.layers(stage.claim)
-            played = stage.play(stages.run(stage.problem, policy, recorder.record, recorder.keep, left, models))
+            played = stage.play(
+                stage_functions.run(stage.problem, policy, recorder.record, recorder.keep, left, models)
+            )
         calls = recorder.in_order()
-        trained = stages.trained_calls(stage.problem, calls)
+        trained = stage_functions.trained_calls(stage.problem, calls)
         # what was played may not be fit to be kept: training on it would be worse than losing it
         builder = stage.job.row_builder
         rows = call_plugin(
@@ -107,8 +109,8 @@ def run_agent(self: Task, rollout_id: str, attempt: int) -> str:
         taken = {call.index for call in trained}
         others = [call for call in calls if call.index not in taken]
         places = [places_of(row, calls) for row in rows]
-        ring_again_s = stage.worker.options.ring_again_s
-        stage.write(partial(_advance_played, stage.claim, ring_again_s, summary, rows, places, others))
+        resend_after_s = stage.worker.options.resend_after_s
+        stage.write(partial(_advance_played, stage.claim, resend_after_s, summary, rows, places, others))
         return stage.ended(f"advanced to eval: {played.outcome.value}, {len(calls)} turns")
 
 
@@ -121,7 +123,9 @@ def evaluate(self: Task, rollout_id: str, attempt: int) -> str:
         claim = stage.claim
         submission = Submission.model_validate(claim.submission or {})
         with stage.worker.models(stage.job) as models:
-            score, name = stage.play(stages.evaluate(stage.problem, submission, stage.worker.layers(claim), models))
+            score, name = stage.play(
+                stage_functions.evaluate(stage.problem, submission, stage.worker.layers(claim), models)
+            )
         of_rows = rewards_of_rows(rollout_id, submission, score, name)
         finish = partial(
             rollouts.finish,
@@ -156,14 +160,14 @@ def _summary(played: RunResult, calls: Sequence[ModelCall], rows: Sequence[Segme
 
 def _advance_played(
     claim: Claim,
-    ring_again_s: float,
+    resend_after_s: float,
     summary: RunSummary,
     rows: Sequence[Segment],
     places: Sequence[Sequence[ExpertStretch]],
     untrained: Sequence[ModelCall],
     connection: Connection,
 ) -> bool:
-    if not rollouts.advance(connection, claim, ring_again_s, summary):
+    if not rollouts.advance(connection, claim, resend_after_s, summary):
         return False
     trajectories.mark_untrained(connection, claim.rollout_id, claim.attempt, untrained)
     trajectories.store_segments(connection, claim.rollout_id, claim.batch_id, claim.attempt, rows, places)

@@ -27,12 +27,12 @@ from farm.retry_policy import (
 from farm.store import attempts
 from farm.store.attempts import RetrySettings
 from farm.store.rollouts import Claim
-from workers.plugin_faults import described, is_exhausted
+from workers.plugins.plugin_faults import described, is_exhausted
 from workers.process.claimed_work import StopReason
 from workers.process.watchdog import Hang
 from workers.process.worker import Worker
 from workers.queue.shutdown_signals import shutdown_requested
-from workers.redaction import in_use
+from workers.stages.redaction import in_use
 
 log = logging.getLogger(__name__)
 

@@ -7,6 +7,7 @@ from celery.concurrency.thread import TaskPool
 from farm.records.rollout import Stage
 from farm.scheduler.broker import queue_name
 from farm.settings import settings
+from farm.startup import limit_full_collections
 from workers.queue import message_filter, tasks  # noqa: F401 - the app names them, and would load them later
 from workers.queue.app import app
 
@@ -28,5 +29,6 @@ def run_worker(name: str, slots: int) -> int:
         without_mingle=True,
         quiet=True,
     )
+    limit_full_collections()
     worker.start()
     return int(worker.exitcode or 0)

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 
 from farm.errors import FarmError
-from workers.interfaces import Sandbox
+from workers.plugins.interfaces import Sandbox
 from workers.sandboxes.sandbox import NodeSandbox
 
 log = logging.getLogger(__name__)

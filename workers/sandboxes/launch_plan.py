@@ -153,11 +153,11 @@ class LaunchPlan:
         if self._of(parts) is not self:
             return self._of(parts).start(sandbox_id, parts)
         key = self.key(parts)
-        record = warm_pool.take(key, state) if settings().stock else None
+        record = warm_pool.take(key, state) if settings().warm_pool else None
         if record is None:
             with STARTS.counted():
                 record = self._make(state, parts)
-        if settings().stock and not self.layer:
+        if settings().warm_pool and not self.layer:
             warm_pool.note_use(warm_pool.WarmPoolUse(key, self.kind, self.spec))
         return _sandbox(record, self.spec, parts, "init")
 

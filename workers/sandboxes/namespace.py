@@ -10,7 +10,7 @@ from workers.sandboxes.provider import NodeSandboxProvider
 
 
 class NamespaceProvider(NodeSandboxProvider):
-    """See `workers.interfaces.SandboxProvider`."""
+    """See `workers.plugins.interfaces.SandboxProvider`."""
 
     kind: ClassVar[str] = "namespace"
     priority: ClassVar[int] = 10

@@ -11,7 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 from farm.plugins import follows
 from farm.records.lending.sandbox_calls import FileEntry
 from farm.records.request import SandboxSpec
-from workers.interfaces import Sandbox, SandboxProvider
+from workers.plugins.interfaces import Sandbox, SandboxProvider
 from workers.sandboxes.images.dockerfile.image_config import ImageConfig
 from workers.sandboxes.launch_plan import LaunchPlan
 from workers.sandboxes.processes.limit_events import LimitEvents

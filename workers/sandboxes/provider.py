@@ -15,7 +15,7 @@ from weakref import WeakValueDictionary
 from farm.errors import SandboxError
 from farm.ids import prepare_sandbox_id
 from farm.records.request import SandboxSpec
-from workers.interfaces import Sandbox
+from workers.plugins.interfaces import Sandbox
 from workers.sandboxes.absent_images import absent_image
 from workers.sandboxes.images.content_store import MAKE_S, digest
 from workers.sandboxes.launch_plan import LaunchPlan, Runtime, attach, prepare, settled

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal
 from farm.errors import SandboxError
 from farm.records.lending.sandbox_calls import FileEntry
 from farm.records.request import SandboxLimits, SandboxSpec
-from workers.interfaces import ExecResult, Kernel
+from workers.plugins.interfaces import ExecResult, Kernel
 from workers.sandboxes.disk_use import DiskUse
 from workers.sandboxes.images.dockerfile.image_config import ImageConfig
 from workers.sandboxes.images.image_user import OF_USERS, image_user

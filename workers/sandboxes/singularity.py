@@ -66,7 +66,7 @@ def _runtime(state: Path, binds: dict[str, str], spec: SandboxSpec) -> tuple[lis
 
 
 class SingularityProvider(NodeSandboxProvider):
-    """See `workers.interfaces.SandboxProvider`."""
+    """See `workers.plugins.interfaces.SandboxProvider`."""
 
     kind: ClassVar[str] = "singularity"
     priority: ClassVar[int] = 20

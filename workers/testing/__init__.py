@@ -1,4 +1,4 @@
-"""Fakes for authors of handlers, agents and trainers; they keep the promises of `workers/interfaces.py`.
+"""Fakes for authors of handlers, agents and trainers; they keep the promises of `workers/plugins/interfaces.py`.
 
 `python -m workers.testing.engine` is a double of an LLM server. `workers.testing.local_sandbox` runs on the machine
 itself, without isolation. `workers.conformance` checks the promises of every sandbox.

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict
 
 from farm.records.request import SandboxSpec
 from farm.records.trajectory import Message
-from workers.interfaces import Evaluator, FreshSandbox, Sandbox, Score, Submission
+from workers.plugins.interfaces import Evaluator, FreshSandbox, Sandbox, Score, Submission
 
 
 class ChatInstance(BaseModel):

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict
 from farm.errors import SandboxError, ToolError
 from farm.records.request import SamplingParams, SandboxLimits, SandboxSpec
 from farm.records.trajectory import Message
-from workers.interfaces import (
+from workers.plugins.interfaces import (
     CellResult,
     Completion,
     Delta,
@@ -283,7 +283,7 @@ class _FakeKernel:
 
 
 class FakeProvider:
-    """See `workers.interfaces.SandboxProvider`. All its sandboxes answer commands with one function."""
+    """See `workers.plugins.interfaces.SandboxProvider`. All its sandboxes answer commands with one function."""
 
     kind: ClassVar[str] = "fake"
 

@@ -33,7 +33,7 @@ class LocalFiles:
         return place
 
     def read(self, path: str) -> bytes:
-        """See `workers.interfaces.Sandbox.read_file`."""
+        """See `workers.plugins.interfaces.Sandbox.read_file`."""
         with _told(path):
             descriptor = os.open(self._place(path), os.O_RDONLY | os.O_NONBLOCK)
             with os.fdopen(descriptor, "rb") as file:
@@ -41,7 +41,7 @@ class LocalFiles:
                 return file.read()
 
     def write(self, path: str, data: bytes) -> None:
-        """See `workers.interfaces.Sandbox.write_file`."""
+        """See `workers.plugins.interfaces.Sandbox.write_file`."""
         with _told(path):
             place = self._place(path)
             place.parent.mkdir(parents=True, exist_ok=True)
@@ -52,14 +52,14 @@ class LocalFiles:
                 file.write(data)
 
     def upload(self, source: Path, path: str) -> None:
-        """See `workers.interfaces.Sandbox.upload`."""
+        """See `workers.plugins.interfaces.Sandbox.upload`."""
         with _told(path):
             place = self._place(path)
             place.parent.mkdir(parents=True, exist_ok=True)
             _copy(source, place)
 
     def download(self, path: str, target: Path) -> None:
-        """See `workers.interfaces.Sandbox.download`."""
+        """See `workers.plugins.interfaces.Sandbox.download`."""
         if target.exists() or target.is_symlink():
             raise ToolError(f"{target} exists on the node already")
         with _told(path):

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, ClassVar
 from farm.errors import SandboxError
 from farm.records.request import SandboxLimits, SandboxSpec
 from workers.conformance.outside import processes_with
-from workers.interfaces import ExecResult, Kernel, Sandbox, Shell
+from workers.plugins.interfaces import ExecResult, Kernel, Sandbox, Shell
 from workers.sandboxes.kernel.kernel import open_kernel
 from workers.sandboxes.processes.command_arguments import check_words
 from workers.sandboxes.processes.limit_events import LimitEvents
@@ -41,7 +41,7 @@ MAX_OUTPUT = 10_000_000
 
 
 class LocalSandbox:
-    """See `workers.interfaces.Sandbox`.
+    """See `workers.plugins.interfaces.Sandbox`.
 
     It is in a temporary folder, or in `place`, where another process may have started it. Where files are read, written
     or copied, paths below the spec's `workdir` are paths in its working folder, and others outside of that are refused.
@@ -154,7 +154,7 @@ class LocalSandbox:
 
 
 class LocalProvider:
-    """See `workers.interfaces.SandboxProvider`. What one starts, only the same one can attach to."""
+    """See `workers.plugins.interfaces.SandboxProvider`. What one starts, only the same one can attach to."""
 
     kind: ClassVar[str] = "local"
 

@@ -16,7 +16,7 @@ from farm.errors import AgentError, EngineError, EvaluatorError, HandlerError, R
 from farm.records.request import SandboxSpec
 from farm.records.rollout import Outcome, Stage
 from farm.records.trajectory import Message
-from workers.interfaces import (
+from workers.plugins.interfaces import (
     AgentContext,
     AgentResult,
     Evaluator,

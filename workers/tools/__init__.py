@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, ModelWrapValidatorHandler, Validatio
 from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
 
 from farm.errors import ToolError
-from workers.interfaces import Sandbox
+from workers.plugins.interfaces import Sandbox
 
 _MAX_COMPLAINTS = 5
 _MAX_SHOWN_CHARS = 60

@@ -8,7 +8,7 @@ from typing import ClassVar
 from pydantic import BaseModel, Field
 
 from farm.errors import ToolError
-from workers.interfaces import Observation, Sandbox, Shell, ShellResult
+from workers.plugins.interfaces import Observation, Sandbox, Shell, ShellResult
 from workers.tools import Arguments, lines, needed, out_of_time
 from workers.tools.terminal import TerminalOutput
 
@@ -51,7 +51,7 @@ class BashArguments(Arguments):
 
 
 class BashTool:
-    """See `workers.interfaces.Tool`. The shell is opened by the first call: many rollouts never need one."""
+    """See `workers.plugins.interfaces.Tool`. The shell is opened by the first call: many rollouts never need one."""
 
     name: ClassVar[str] = "bash"
     description: ClassVar[str] = (

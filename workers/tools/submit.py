@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from pydantic import BaseModel, Field
 
-from workers.interfaces import Observation, Sandbox
+from workers.plugins.interfaces import Observation, Sandbox
 from workers.tools import Arguments
 
 
@@ -15,7 +15,7 @@ class SubmitArguments(Arguments):
 
 
 class SubmitTool:
-    """See `workers.interfaces.Tool`. Needs no sandbox."""
+    """See `workers.plugins.interfaces.Tool`. Needs no sandbox."""
 
     name: ClassVar[str] = "submit"
     description: ClassVar[str] = "Hand in the work and end. Call it once, when the problem is solved."

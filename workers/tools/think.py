@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from pydantic import BaseModel, Field
 
-from workers.interfaces import Observation, Sandbox
+from workers.plugins.interfaces import Observation, Sandbox
 from workers.tools import Arguments
 
 
@@ -15,7 +15,7 @@ class ThinkArguments(Arguments):
 
 
 class ThinkTool:
-    """See `workers.interfaces.Tool`. Needs no sandbox."""
+    """See `workers.plugins.interfaces.Tool`. Needs no sandbox."""
 
     name: ClassVar[str] = "think"
     description: ClassVar[str] = (

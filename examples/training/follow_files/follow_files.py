@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from farm.records.request import SandboxSpec
 from farm.records.trajectory import Message
-from workers.interfaces import Evaluator, FreshSandbox, Sandbox, Score, Submission
+from workers.plugins.interfaces import Evaluator, FreshSandbox, Sandbox, Score, Submission
 
 FileName = Annotated[str, Field(pattern=r"^[a-z]$")]
 
@@ -42,7 +42,7 @@ class FollowFilesInstance(BaseModel):
 
 
 class ExactMatch:
-    """See `workers.interfaces.Evaluator`: 1 for the expected text, and 0 for any other or none."""
+    """See `workers.plugins.interfaces.Evaluator`: 1 for the expected text, and 0 for any other or none."""
 
     name: ClassVar[str] = "exact_match"
 
@@ -54,7 +54,7 @@ class ExactMatch:
 
 
 class FollowFilesHandler:
-    """See `workers.interfaces.Handler`."""
+    """See `workers.plugins.interfaces.Handler`."""
 
     data_source: ClassVar[str] = "follow_files"
     instance_type: ClassVar[type[BaseModel]] = FollowFilesInstance

@@ -12,7 +12,7 @@ from farm.api.prorl.askers import Askers
 from farm.api.prorl.job_results import result_of
 from farm.api.prorl.listed_models import check_lists_models
 from farm.api.prorl.requests import ProcessRequest, SamplingMix
-from farm.api.prorl.sessions import Session, change, current, reborn, started
+from farm.api.prorl.sessions import Session, change, current, next_epoch, started
 from farm.client.local import LocalFarm
 from farm.engine_urls import normal_url
 from farm.errors import InvalidRequest, NotAllowed, NotFound, ServiceError
@@ -69,13 +69,13 @@ class Jobs:
         return session
 
     def start(self) -> None:
-        """Begin a session. Raises NotAllowed if one runs, of which another life begins."""
+        """Start a session. Raises NotAllowed, and begins an epoch, if one runs."""
         was_running = False
 
         def begin(session: Session) -> Session:
             nonlocal was_running
             was_running = session.running
-            return reborn(session) if was_running else started(session)
+            return next_epoch(session) if was_running else started(session)
 
         session = change(self._farm.runs, self._client, begin)
         if was_running:
@@ -108,11 +108,11 @@ class Jobs:
         return change(self._farm.runs, self._client, add)
 
     def clear_servers(self) -> Session:
-        """Send no more jobs to the servers that were added, and begin another life; those that play there go on.
+        """Remove the servers that were added, and begin an epoch; jobs that run there continue.
 
-        Rollouts of lives before that nobody waits for are cancelled.
+        Rollouts of earlier epochs without a waiting request are cancelled.
         """
-        session = change(self._farm.runs, self._client, lambda session: _with_servers(reborn(session), ()))
+        session = change(self._farm.runs, self._client, lambda session: _with_servers(next_epoch(session), ()))
         if session.running:
             self._end_abandoned(session)
         return session

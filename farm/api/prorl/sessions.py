@@ -1,8 +1,8 @@
 """Sessions of a client, from `/start` to `/stop`, with the LLM servers that it added: rows of the store.
 
-A client is a name: that of the path, `/prorl/NAME/…`, or none. A client that died never says `/stop`, so a session has
-lives: another begins with each sign that a program begins, a cleared list of servers, or a `/start` while one runs. A
-job of one life is never found in the next.
+A client is the NAME of the path `/prorl/NAME/…`, or empty. A client that died sends no `/stop`, so a session is divided
+into epochs. A client's start begins an epoch: a cleared list of servers, or a `/start` while a session runs. A job is
+found only in its own epoch.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from farm.client.runs import Runs
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """`number` counts the starts; `running` tells whether the last one was stopped. `life` counts within a session."""
+    """`number` counts the starts, `epoch` the epochs of a session; `running` is False once it was stopped."""
 
     client: str
     number: int = 0
     running: bool = False
     servers: tuple[str, ...] = ()
-    life: int = 0
+    epoch: int = 0
 
     @property
     def prefix(self) -> str:
-        """The beginning of the idempotency keys of what was submitted in it."""
+        """The prefix of the idempotency keys of its submissions."""
         return f"prorl:{self.client}:{self.number}:"
 
     @property
     def job_prefix(self) -> str:
-        """The beginning of the keys of what was submitted in this life of it."""
-        return f"{self.prefix}{self.life}:"
+        """The prefix of the idempotency keys of the current epoch."""
+        return f"{self.prefix}{self.epoch}:"
 
 
 def current(runs: Runs, client: str) -> Session:
@@ -42,7 +42,7 @@ def current(runs: Runs, client: str) -> Session:
 
 
 def change(runs: Runs, client: str, to: Callable[[Session], Session]) -> Session:
-    """Write what becomes of a client's newest session, and return it. `to` may be called again, and may raise."""
+    """Replace a client's newest session by `to(session)`, and return it. `to` may run more than once, and may raise."""
 
     def changed(record: Mapping[str, Any]) -> Mapping[str, Any]:
         session = to(_session(record, client))
@@ -52,11 +52,11 @@ def change(runs: Runs, client: str, to: Callable[[Session], Session]) -> Session
 
 
 def started(session: Session) -> Session:
-    return replace(session, number=session.number + 1, running=True, life=0)
+    return replace(session, number=session.number + 1, running=True, epoch=0)
 
 
-def reborn(session: Session) -> Session:
-    return replace(session, life=session.life + 1)
+def next_epoch(session: Session) -> Session:
+    return replace(session, epoch=session.epoch + 1)
 
 
 def _state(runs: Runs, client: str) -> KeptState:
@@ -66,4 +66,4 @@ def _state(runs: Runs, client: str) -> KeptState:
 def _session(record: Mapping[str, Any], client: str) -> Session:
     if not record:
         return Session(client)
-    return Session(client, record["number"], record["running"], tuple(record["servers"]), record.get("life", 0))
+    return Session(client, record["number"], record["running"], tuple(record["servers"]), record.get("epoch", 0))

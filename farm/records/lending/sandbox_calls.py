@@ -235,7 +235,7 @@ class CommandResult:
 
 @dataclass(frozen=True, slots=True)
 class ShellOutput:
-    """The result of a command in a shell, as `workers.interfaces.ShellResult` has it.
+    """The result of a command in a shell, as `workers.plugins.interfaces.ShellResult` has it.
 
     `expected` is the text with which the output ends, of those that the call waited for.
     """

@@ -104,8 +104,8 @@ class RolloutRow(Base):
     lease_expires_at: Mapped[float | None]
     queued_at: Mapped[float]
     ready_at: Mapped[float]
-    ring_at: Mapped[float]
-    n_rings: Mapped[int]
+    resend_at: Mapped[float]
+    n_sends: Mapped[int]
 
     policy_outcome: Mapped[str | None] = mapped_column(short_text(32))
     outcome: Mapped[str | None] = mapped_column(short_text(32))
@@ -332,8 +332,8 @@ class EngineUserRow(Base):
 class NodeRow(Base):
     """One machine of the farm and what it has room for.
 
-    Until `sick_until` nothing is placed on it, because too much of what it played failed (`sick_why`); `n_trips` counts
-    how often that was so in a row.
+    Until `out_of_service_until` no rollout is placed on it, because too many failed there (`out_of_service_why`);
+    `n_trips` counts such periods in a row.
     """
 
     __tablename__ = "nodes"
@@ -348,8 +348,8 @@ class NodeRow(Base):
     info: Mapped[dict[str, Any]]
     started_at: Mapped[float]
     heartbeat_at: Mapped[float]
-    sick_until: Mapped[float | None]
-    sick_why: Mapped[str] = mapped_column(PlainText(), server_default=text("''"))
+    out_of_service_until: Mapped[float | None]
+    out_of_service_why: Mapped[str] = mapped_column(PlainText(), server_default=text("''"))
     n_trips: Mapped[int] = mapped_column(server_default=_ZERO)
     instance: Mapped[str] = mapped_column(short_text(), server_default=text("''"))
 

@@ -47,7 +47,7 @@ N_RUN, N_ROOM = 8, 16
 CUT_S = at_length(3.0, 60.0)
 """Seconds for which the connection to a broker is cut."""
 HOURS_S = 5 * 3600.0
-_OF_ROLLOUTS = ("submitted_at", "queued_at", "ready_at", "ring_at")
+_OF_ROLLOUTS = ("submitted_at", "queued_at", "ready_at", "resend_at")
 _OF_ATTEMPTS = ("queued_at", "started_at", "finished_at")
 
 
@@ -79,7 +79,7 @@ class _Here:
 
     def of(self, batch_id: str, state: farm.State) -> dict[str, int]:
         """Return the active or queued rollouts of a batch on the node, and how often a message was sent for each."""
-        statement = select(rollouts.c.rollout_id, rollouts.c.n_rings).where(
+        statement = select(rollouts.c.rollout_id, rollouts.c.n_sends).where(
             rollouts.c.batch_id == batch_id, rollouts.c.stage == Stage.RUN.value, rollouts.c.state == state.value
         )
         return dict(self.store.read(lambda connection: connection.execute(statement).tuples().all()))
@@ -179,7 +179,7 @@ def test_the_line_to_it_swallows(here: _Here) -> None:
         assert enqueue(app, [message])
         cut_off(here, here.line.swallow)
         # its connection is dead by now, which a client that only sends does not notice
-        until(lambda: enqueue(app, [message]) and n_rung(here, "nowhere") > 1, "a ring arrives", 30)
+        until(lambda: enqueue(app, [message]) and n_rung(here, "nowhere") > 1, "a message arrives", 30)
 
 
 def n_rung(here: _Here, node: str) -> int:
@@ -362,12 +362,12 @@ def test_what_waits_for_hours_is_not_taken_for_lost(here: _Here) -> None:
         waiting = here.client.submit({"instances": [NOOP] * N})
         until(lambda: len(here.of(waiting, farm.State.QUEUED)) == N_ROOM - N_RUN, "some wait for a slot", 120)
         lost = here.client.submit({"instances": [NOOP] * 3})
-        rings = here.of(waiting, farm.State.QUEUED)
+        n_sends = here.of(waiting, farm.State.QUEUED)
         for k in range(3):
             one = f"{lost}.{k}.0"
             here.store.write(partial(hours_pass, lost=one))
             until(lambda one=one: one in here.of(lost, farm.State.QUEUED), "what is lost is found", 120)  # type: ignore[misc]
-            assert here.of(waiting, farm.State.QUEUED) == rings, "and what waits is let wait"
+            assert here.of(waiting, farm.State.QUEUED) == n_sends, "and what waits is let wait"
             assert not any(here.client.violations(batch_id) for batch_id in (busy, waiting, lost))
     finally:
         here.client.cancel(busy)
@@ -385,4 +385,4 @@ def hours_pass(connection: Connection, lost: str) -> None:
         (rollouts, and_(*queued), _OF_ROLLOUTS),
     ):
         connection.execute(update(table).where(where).values({name: table.c[name] - HOURS_S for name in names}))
-    connection.execute(update(rollouts).where(rollouts.c.rollout_id == lost).values(node=NODE, n_rings=1))
+    connection.execute(update(rollouts).where(rollouts.c.rollout_id == lost).values(node=NODE, n_sends=1))

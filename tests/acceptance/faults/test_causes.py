@@ -46,7 +46,7 @@ def broker_url() -> Iterator[str]:
 @pytest.fixture(scope="module")
 def client(folder: Path, store: Store, broker_url: str) -> Iterator[farm.Farm]:
     """Of a farm with two nodes, which the tests share."""
-    env: dict[str, Any] = installed_in(folder) | {"FARM_STOCK": "0"}
+    env: dict[str, Any] = installed_in(folder) | {"FARM_WARM_POOL": "0"}
     with (
         node(folder, "one", store.url, broker_url, **env),
         node(folder, "two", store.url, broker_url, **env),
@@ -74,17 +74,17 @@ def test_a_node_on_which_everything_fails_is_taken_out_and_comes_back(
     rollouts = client.collect(batch_id, timeout_s=600)
     assert all(rollout.reward == 1.0 for rollout in rollouts), Counter(str(rollout.failure) for rollout in rollouts)
     sick = known(store)["two"]
-    assert sick.sick_why.startswith("init: ")
-    assert "no space is left on this node" in sick.sick_why
+    assert sick.out_of_service_why.startswith("init: ")
+    assert "no space is left on this node" in sick.out_of_service_why
     assert known(store)["one"].n_trips == 0
     check_result = _nodes(store.url)
     assert not check_result.ok
     assert "two takes nothing until" in check_result.detail
-    assert "node two takes nothing for" in (folder / "two.log").read_text() + (folder / "one.log").read_text()
+    assert "Node two is out of service for" in (folder / "two.log").read_text() + (folder / "one.log").read_text()
     # what was wrong there is mended, and its time is over
     for mark in range(14):
         (tmp_path / str(mark)).touch()
-    over = update(nodes.nodes).where(nodes.nodes.c.node == "two").values(sick_until=1.0)
+    over = update(nodes.nodes).where(nodes.nodes.c.node == "two").values(out_of_service_until=1.0)
     store.write(lambda connection: connection.execute(over))
     again = client.submit({"instances": [broken] * 60})
     until(lambda: not known(store)["two"].n_trips, "something went well there", 120.0)

@@ -35,7 +35,7 @@ def client() -> Iterator[farm.Farm]:
 
 @pytest.fixture(scope="module")
 def unruly_client() -> Iterator[farm.Farm]:
-    with running(True, FARM_STOCK="0") as result:
+    with running(True, FARM_WARM_POOL="0") as result:
         yield result
 
 

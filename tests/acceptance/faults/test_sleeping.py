@@ -79,7 +79,7 @@ def test_those_that_sleep_fail_alone(folder: Path, servers: Path) -> None:
         "max_attempts": 1,
         "max_losses": 0,
     }
-    env: dict[str, Any] = installed_in(folder) | {"FARM_OVERDUE_S": "30", "FARM_STOCK": "0"}
+    env: dict[str, Any] = installed_in(folder) | {"FARM_OVERDUE_S": "30", "FARM_WARM_POOL": "0"}
     with embedded(folder, **env) as here, farm.connect(here.home) as client:
         workers = workers_of(
             client, client.collect(client.submit(request | {"instances": [lively] * 4}), timeout_s=600)

@@ -22,9 +22,9 @@ from tests.acceptance.scores.test_whose_fault import (
     solving,
 )
 from tests.services.soak import at_length
-from workers.interfaces import Completion
-from workers.stage_job import resolve_problem
-from workers.stages import evaluate, init, run
+from workers.plugins.interfaces import Completion
+from workers.stages.stage_functions import evaluate, init, run
+from workers.stages.stage_job import resolve_problem
 from workers.testing.fakes import ScriptedPolicy
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.soak]

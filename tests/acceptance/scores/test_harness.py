@@ -29,9 +29,9 @@ from workers.agents import mini_swe_agent as mini_swe_agent_module
 from workers.agents.harness import Harness, HarnessAgent
 from workers.agents.mini_swe_agent import MINI_SWE_AGENT
 from workers.handlers.swe import SweHandler
-from workers.interfaces import AgentContext, AgentResult, Artefact, Completion, Policy, Sandbox
-from workers.registry import agent as registered
-from workers.registry import sandbox as provider
+from workers.plugins.interfaces import AgentContext, AgentResult, Artefact, Completion, Policy, Sandbox
+from workers.plugins.registry import agent as registered
+from workers.plugins.registry import sandbox as provider
 from workers.sandboxes.images.environments import agent_environment
 from workers.sandboxes.images.image import image
 from workers.testing import ScriptedPolicy, answering, calling

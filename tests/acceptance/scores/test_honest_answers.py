@@ -14,7 +14,7 @@ from workers.evaluators.answers.equality import FAMILY
 from workers.evaluators.answers.equivalence import EquivalenceEvaluator, Reference
 from workers.evaluators.grading import Grader
 from workers.handlers.answer_handler import AnswerInstance
-from workers.interfaces import Submission
+from workers.plugins.interfaces import Submission
 
 N_HONEST, N_TWINS = 40, 15
 N_ATTEMPTS = 60

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.integration.answers.conftest import entry, graded, score
-from workers.interfaces import Score
+from workers.plugins.interfaces import Score
 
 __all__ = ["graded", "score"]
 

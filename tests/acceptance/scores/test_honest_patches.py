@@ -15,8 +15,8 @@ from tests.acceptance.scores.honest_patches import PATCHES
 from tests.conftest import absent
 from tests.integration.scores import issue_project, swe_project
 from tests.services.soak import at_length
-from workers.interfaces import Score
-from workers.registry import sandbox as provider
+from workers.plugins.interfaces import Score
+from workers.plugins.registry import sandbox as provider
 
 pytestmark = [pytest.mark.timeout(1800), pytest.mark.soak]
 CHOSEN = at_length({name: PATCHES[name] for name in [*PATCHES][::8]}, PATCHES)

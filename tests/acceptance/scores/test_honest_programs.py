@@ -13,7 +13,7 @@ from tests.integration.scores.test_hidden_tests import fresh, runner, scored
 from workers.evaluators.program_tests.evaluator import ProgramTestsEvaluator
 from workers.evaluators.program_tests.hidden_tests import CallTest, HiddenTests, StreamTest
 from workers.evaluators.programs import ProgramEvaluator
-from workers.interfaces import FreshSandbox
+from workers.plugins.interfaces import FreshSandbox
 
 __all__ = ["fresh", "runner"]
 

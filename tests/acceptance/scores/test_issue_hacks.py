@@ -16,8 +16,8 @@ from tests.conftest import absent
 from tests.integration.scores.issue_project import SharedSandboxes, row_of, score
 from tests.integration.scores.swe_project import GOLD, Project
 from tests.services.soak import at_length
-from workers.interfaces import Score
-from workers.registry import sandbox as provider
+from workers.plugins.interfaces import Score
+from workers.plugins.registry import sandbox as provider
 
 pytestmark = [pytest.mark.timeout(1200), pytest.mark.soak]
 ALL = edits()

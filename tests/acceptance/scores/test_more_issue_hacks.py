@@ -15,8 +15,8 @@ from tests.conftest import absent
 from tests.integration.scores.issue_project import SharedSandboxes, row_of, score
 from tests.integration.scores.swe_project import Project
 from tests.services.soak import at_length
-from workers.interfaces import Score
-from workers.registry import sandbox as provider
+from workers.plugins.interfaces import Score
+from workers.plugins.registry import sandbox as provider
 
 pytestmark = [pytest.mark.timeout(1800), pytest.mark.soak]
 MORE = {name: edit for name, edit in edits().items() if name not in edits_of_rows()}

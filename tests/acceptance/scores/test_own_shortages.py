@@ -34,10 +34,10 @@ from workers.evaluators.program_tests.evaluator import ProgramTestsEvaluator
 from workers.evaluators.program_tests.hidden_tests import HiddenTests, StreamTest
 from workers.evaluators.programs import ProgramEvaluator
 from workers.evaluators.tests import PytestEvaluator
-from workers.interfaces import Evaluator, Sandbox, Submission
-from workers.node_shortage import healthy_node
-from workers.registry import sandbox as provider
+from workers.plugins.interfaces import Evaluator, Sandbox, Submission
+from workers.plugins.registry import sandbox as provider
 from workers.sandboxes.remove_tree import remove
+from workers.stages.node_shortage import healthy_node
 
 pytestmark = pytest.mark.timeout(900)
 BYTES, INODES = "size=150m", "size=1g,nr_inodes=6000"

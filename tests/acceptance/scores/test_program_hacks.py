@@ -19,8 +19,8 @@ from tests.services.soak import at_length
 from workers.attacks.function_attacks import FUNCTIONS, HEAD, function_program
 from workers.evaluators.programs import ProgramEvaluator
 from workers.handlers.code import CodeHandler, CodeInstance
-from workers.interfaces import ExecResult, FreshSandbox, Sandbox, Score, Submission
-from workers.registry import sandbox as provider
+from workers.plugins.interfaces import ExecResult, FreshSandbox, Sandbox, Score, Submission
+from workers.plugins.registry import sandbox as provider
 
 PROBLEMS = [CodeInstance.model_validate(problem.fields) for problem in humaneval_problems()]
 TEST = "def check(candidate):\n    assert candidate(3) == 'seven'\n    assert candidate(4) == ['eight']\n"

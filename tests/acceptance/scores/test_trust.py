@@ -25,7 +25,7 @@ from tests.conftest import absent
 from tests.doubles import FAULTS, EngineDouble
 from tests.services.farms import QUICK, PreloadedFarm, farm_folder, until
 from tests.services.unruly import installed_in
-from workers.registry import sandbox as provider
+from workers.plugins.registry import sandbox as provider
 from workers.testing.scripted_model import Branch, Script, ScriptedCall, ScriptedProblem, ScriptedTurn
 from workers.testing.serving import serving
 
@@ -178,7 +178,7 @@ def client() -> Iterator[farm.Farm]:
         absent(missing)
     with farm_folder() as folder:
         settings = Settings(home=folder / "home", scratch=folder / "scratch", store_url="", broker_url="")
-        env = QUICK | {"FARM_SANDBOX": "namespace", "FARM_POLICY_TIMEOUT_S": "10", "FARM_STOCK": "0"}
+        env = QUICK | {"FARM_SANDBOX": "namespace", "FARM_POLICY_TIMEOUT_S": "10", "FARM_WARM_POOL": "0"}
         # on a busy machine nothing is to be lost but what is killed
         env |= {"FARM_LEASE_S": "60", "FARM_NODE_TIMEOUT_S": "60"}
         options = ("--init", "8", "--run", "60", "--eval", "16")

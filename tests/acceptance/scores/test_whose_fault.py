@@ -24,15 +24,15 @@ from farm.settings import settings
 from tests.conftest import absent
 from tests.contract.sandboxes.sandbox_kinds import farm_in
 from tests.services.farms import farm_folder, until
-from workers.interfaces import Artefact, Completion
-from workers.node_shortage import healthy_node
+from workers.plugins.interfaces import Artefact, Completion
 from workers.sandboxes import shortage
 from workers.sandboxes.diagnosis import broken_from_within
 from workers.sandboxes.namespace import NamespaceProvider
 from workers.sandboxes.remove_tree import remove
 from workers.sandboxes.sandbox import NodeSandbox
-from workers.stage_job import StageJob, resolve_problem
-from workers.stages import RunResult, evaluate, init, run
+from workers.stages.node_shortage import healthy_node
+from workers.stages.stage_functions import RunResult, evaluate, init, run
+from workers.stages.stage_job import StageJob, resolve_problem
 from workers.testing.fakes import ScriptedPolicy, calling
 
 N_AT_ONCE = 6

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from farm.home import own_home
 from farm.settings import settings
-from workers.interfaces import SandboxProvider
+from workers.plugins.interfaces import SandboxProvider
 from workers.sandboxes.namespace import NamespaceProvider
 from workers.sandboxes.singularity import SingularityProvider
 from workers.testing.fakes import FakeProvider

@@ -25,7 +25,7 @@ from tests.services.images import root_folder
 from tests.services.servers.registry import registry
 from tests.services.soak import ONLY
 from workers.cli.images import main as images_main
-from workers.interfaces import Sandbox
+from workers.plugins.interfaces import Sandbox
 from workers.sandboxes.images.building.interpreters import interpreter_for
 from workers.sandboxes.images.content_store import use_mark
 from workers.sandboxes.images.image import image
@@ -391,8 +391,8 @@ PLAY = """
 import asyncio, sys
 from farm.errors import RolloutError
 from farm.records.request import Limits, SamplingParams
-from workers.stage_job import StageJob, resolve_problem
-from workers.stages import init
+from workers.stages.stage_job import StageJob, resolve_problem
+from workers.stages.stage_functions import init
 
 async def play(number):
     kind = dict(data_source="pictured", fields={"image": sys.argv[1]}, sandbox_kind="namespace", model="")

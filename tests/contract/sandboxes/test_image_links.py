@@ -13,7 +13,7 @@ import pytest
 from farm.errors import ImageError, SandboxError
 from tests.services.images import docker_archive, oci_archive, root_folder
 from tests.services.servers.registry import registry
-from workers.interfaces import Sandbox
+from workers.plugins.interfaces import Sandbox
 
 Run = Callable[[Any], Any]
 Start = Callable[..., Sandbox]

@@ -32,10 +32,10 @@ from farm.records.request_values import Request
 from testkit.deadline import LONG_S
 from tests.contract.sandboxes.sandbox_kinds import own_seconds, processes_with
 from tests.services.farms import until
-from workers.interfaces import Sandbox
 from workers.lending import process_table
 from workers.lending.lent_sandbox import LentSandbox
 from workers.lending.output_log import MAX_KEPT
+from workers.plugins.interfaces import Sandbox
 
 Run = Callable[[Any], Any]
 Lend = Callable[[Callable[["Lent"], Coroutine[Any, Any, Any]]], Any]

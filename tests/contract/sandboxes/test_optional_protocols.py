@@ -13,7 +13,7 @@ from farm.records.request import SandboxSpec
 from farm.settings import settings
 from tests.conftest import absent
 from tests.services.farms import until
-from workers.interfaces import Sandbox, SandboxProvider
+from workers.plugins.interfaces import Sandbox, SandboxProvider
 from workers.process.warm_pool_demand import WarmPoolDemand
 from workers.process.warm_pool_filler import WarmPoolFiller
 from workers.sandboxes.images.content_store import digest

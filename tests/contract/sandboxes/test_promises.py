@@ -24,7 +24,7 @@ from workers.conformance.bench import PromiseBench, PromiseResult, PromiseState
 from workers.conformance.catalogue import PROMISES, chosen
 from workers.conformance.outside import files_with, left_of
 from workers.conformance.trial import GREETING, PromiseTrial
-from workers.interfaces import ExecResult, Sandbox
+from workers.plugins.interfaces import ExecResult, Sandbox
 from workers.sandboxes.namespace import NamespaceProvider
 from workers.testing.local_sandbox import LocalProvider
 

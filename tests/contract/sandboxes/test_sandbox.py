@@ -22,7 +22,7 @@ from workers.conformance.catalogue import PROMISES, SURFACE, chosen
 from workers.conformance.expect import NotPermitted, NotTried
 from workers.conformance.outside import left_of
 from workers.conformance.promise import Promise
-from workers.interfaces import Sandbox, SandboxProvider
+from workers.plugins.interfaces import Sandbox, SandboxProvider
 from workers.sandboxes.images.image import image
 from workers.sandboxes.lifecycle.reaper import sweep
 from workers.sandboxes.lifecycle.state import SandboxRecord, folder, folder_of_all

@@ -17,7 +17,7 @@ from testkit.private_server import Missing
 from tests.conftest import absent
 from tests.services.farms import until
 from tests.services.servers.fuse import silent_mount, state_of
-from workers.interfaces import Sandbox
+from workers.plugins.interfaces import Sandbox
 from workers.sandboxes.lifecycle.reaper import sweep
 from workers.sandboxes.lifecycle.state import folder
 from workers.sandboxes.processes.process_tree import children

@@ -16,7 +16,7 @@ from farm.errors import SandboxError
 from farm.settings import settings
 from tests.contract.conftest import Run, Start
 from tests.contract.sandboxes.sandbox_kinds import SANDBOX_IDS
-from workers.interfaces import Sandbox
+from workers.plugins.interfaces import Sandbox
 from workers.sandboxes.lifecycle.state import SandboxRecord, folder
 from workers.sandboxes.lifecycle.user_ids import own_id
 from workers.sandboxes.sandbox_user import sandbox_user

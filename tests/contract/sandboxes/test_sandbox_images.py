@@ -15,7 +15,7 @@ import pytest
 from farm.errors import ImageError
 from tests.services.images import docker_archive, oci_archive, root_folder
 from tests.services.servers.registry import registry
-from workers.interfaces import Sandbox
+from workers.plugins.interfaces import Sandbox
 from workers.sandboxes.images.image import image
 from workers.sandboxes.sandbox_user import give, sandbox_user
 

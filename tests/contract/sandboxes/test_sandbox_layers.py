@@ -13,7 +13,7 @@ from farm.errors import HandlerError, SandboxError
 from farm.ids import prepare_sandbox_id
 from farm.records.request import SandboxSpec
 from tests.services.farms import until
-from workers.interfaces import Sandbox
+from workers.plugins.interfaces import Sandbox
 from workers.sandboxes.launch_plan import prepare
 from workers.sandboxes.lifecycle import layers, warm_pool
 from workers.sandboxes.lifecycle.state import folder, folder_of_all

@@ -20,7 +20,7 @@ from tests.services.soak import at_length
 from workers.conformance.bench import PromiseBench
 from workers.conformance.catalogue import chosen
 from workers.conformance.promise import Promise
-from workers.interfaces import SandboxProvider
+from workers.plugins.interfaces import SandboxProvider
 
 Run = Callable[[Any], Any]
 PROGRAMS = (

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from workers.interfaces import Sandbox, Shell, ShellResult
+from workers.plugins.interfaces import Sandbox, Shell, ShellResult
 
 Run = Callable[[Any], Any]
 Check = Callable[[ShellResult], bool]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from farm.errors import ToolError
-from workers.interfaces import Sandbox, Shell
+from workers.plugins.interfaces import Sandbox, Shell
 
 Run = Callable[[Any], Any]
 

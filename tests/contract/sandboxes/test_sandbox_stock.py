@@ -269,7 +269,7 @@ def filled(warm_pool_filler: WarmPoolFiller, n: int) -> None:
 def test_as_many_are_made_as_are_wanted(provider: NodeSandboxProvider) -> None:
     one, two = (provider.recipe(SandboxSpec(workdir=f"/{name}")) for name in ("one", "two"))
     warm_pool_filler = stocker_of(
-        provider, [WarmPoolDemand(one, 2), WarmPoolDemand(two, 9)], stock=3, stock_total=4, stock_starts=2
+        provider, [WarmPoolDemand(one, 2), WarmPoolDemand(two, 9)], warm_pool=3, warm_pool_total=4, warm_pool_starts=2
     )
     filled(warm_pool_filler, 4)
     for _ in range(3):
@@ -281,7 +281,7 @@ def test_as_many_are_made_as_are_wanted(provider: NodeSandboxProvider) -> None:
 def test_what_nobody_wants_makes_room(provider: NodeSandboxProvider) -> None:
     old = set(stocked_up(provider, 3, workdir="/old"))
     wants = [WarmPoolDemand(provider.recipe(SandboxSpec(workdir="/new")), 2)]
-    warm_pool_filler = stocker_of(provider, wants, stock=8, stock_total=4, stock_starts=1)
+    warm_pool_filler = stocker_of(provider, wants, warm_pool=8, warm_pool_total=4, warm_pool_starts=1)
     filled(warm_pool_filler, 4)
     assert len(ready() & old) == 2
 
@@ -318,7 +318,7 @@ def test_some_of_what_was_used_is_kept_at_hand(
         sandbox = run(PROVIDERS[provider.kind]().start("user", spec))
         run(sandbox.stop())
         assert [use.spec for use in warm_pool.uses(60)] == [spec.model_copy(update={"env": {}})]
-        filled(stocker_of(provider, [], stock_starts=2), 2)
+        filled(stocker_of(provider, [], warm_pool_starts=2), 2)
         sweep_all()
         assert warm_pool.uses(-1) == warm_pool.uses(60) == []
     finally:
@@ -332,7 +332,7 @@ def test_switched_off_nothing_is_taken_nor_made(
     provider: NodeSandboxProvider, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (path,) = stocked_up(provider)
-    monkeypatch.setenv("FARM_STOCK", "0")
+    monkeypatch.setenv("FARM_WARM_POOL", "0")
     settings.cache_clear()
     try:
         run(run_and_stop(provider, SandboxSpec()))

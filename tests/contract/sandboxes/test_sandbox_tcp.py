@@ -9,7 +9,7 @@ from typing import Any
 
 from farm.records.request import SandboxLimits
 from workers.conformance.trial import program
-from workers.interfaces import Sandbox
+from workers.plugins.interfaces import Sandbox
 from workers.sandboxes.isolation.kernel_memory import most_tcp
 
 Run = Callable[[Any], Any]

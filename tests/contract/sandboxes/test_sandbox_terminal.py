@@ -12,7 +12,7 @@ import pytest
 
 from farm.errors import ToolError
 from tests.conftest import absent
-from workers.interfaces import Sandbox, Shell, ShellResult
+from workers.plugins.interfaces import Sandbox, Shell, ShellResult
 from workers.tools.bash import BashArguments, BashTool
 
 Run = Callable[[Any], Any]

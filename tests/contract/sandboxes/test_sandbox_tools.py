@@ -11,7 +11,7 @@ import pytest
 from farm.errors import ToolError
 from farm.records.request import SandboxLimits
 from farm.settings import Settings
-from workers.interfaces import Sandbox, Tool
+from workers.plugins.interfaces import Sandbox, Tool
 from workers.tools.bash import BashArguments, BashTool
 from workers.tools.edit import EditTool
 from workers.tools.python import PythonTool

@@ -660,7 +660,7 @@ class TestNodes:
         batch_id = new_batch(store)
         place(store, batch_id)
         assert not store.read(placement.any_undelivered), "it was rung just now"
-        late = update(rollouts.rollouts).values(ring_at=0.0)
+        late = update(rollouts.rollouts).values(resend_at=0.0)
         store.write(lambda connection: connection.execute(late) and None)
         assert store.read(placement.any_undelivered)
         (message,) = store.write(lambda connection: placement.undelivered(connection, 3.0, 10))
@@ -671,11 +671,11 @@ class TestNodes:
         announce(store)
         batch_id = new_batch(store)
         place(store, batch_id)
-        late = update(rollouts.rollouts).values(ring_at=0.0)
+        late = update(rollouts.rollouts).values(resend_at=0.0)
         for _ in range(5):
             store.write(lambda connection: connection.execute(late) and None)
             stage_messages = store.write(lambda connection: placement.undelivered(connection, 3.0, 10))
-        waits = select(rollouts.rollouts.c.ring_at - db_now())
+        waits = select(rollouts.rollouts.c.resend_at - db_now())
         assert store.read(lambda connection: connection.execute(waits).scalar_one()) > 30.0
         store.write(lambda connection: placement.mark_unsent(connection, stage_messages, 3.0))
         assert store.read(lambda connection: connection.execute(waits).scalar_one()) <= 3.0
@@ -688,7 +688,7 @@ class TestNodes:
 
         def rung_again() -> list[str]:
             # hours pass between one look and the next
-            store.write(lambda connection: connection.execute(update(rollouts.rollouts).values(ring_at=0.0)) and None)
+            store.write(lambda connection: connection.execute(update(rollouts.rollouts).values(resend_at=0.0)) and None)
             assert store.read(placement.any_undelivered) == (len(held) < 2)
             return [message.rollout_id for message in store.write(lambda each: placement.undelivered(each, 3.0, 10))]
 

@@ -85,12 +85,12 @@ class TestWaitingTime:
 
     def test_is_tried_again_where_it_failed(self, clock: Skewed, skewed: Store, off_s: float) -> None:
         announce(skewed)
-        sick = update(nodes.nodes).values(sick_until=db_now() + 40.0, sick_why="x", n_trips=1)
+        sick = update(nodes.nodes).values(out_of_service_until=db_now() + 40.0, out_of_service_why="x", n_trips=1)
         skewed.write(lambda connection: connection.execute(sick) and None)
-        assert skewed.read(nodes.listing)[0].sick_s > 0
+        assert skewed.read(nodes.listing)[0].out_of_service_s > 0
         clock.set(off_s)
         # an hour back is further ahead than any node is ever out
-        assert (skewed.read(nodes.listing)[0].sick_s > 0) == (off_s == -100.0)
+        assert (skewed.read(nodes.listing)[0].out_of_service_s > 0) == (off_s == -100.0)
 
 
 class TestTimekeeper:

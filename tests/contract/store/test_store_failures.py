@@ -313,15 +313,17 @@ class TestNodeCircuitBreaker:
         """Let its time be over."""
         table: Any = nodes.nodes
         store.write(
-            lambda connection: connection.execute(update(table).where(table.c.node == node).values(sick_until=1.0))
+            lambda connection: connection.execute(
+                update(table).where(table.c.node == node).values(out_of_service_until=1.0)
+            )
         )
 
     def test_it_takes_nothing_then_little_then_all(self, store: Store) -> None:
         up(store, "n1", "n2")
         assert self.trip(store, "n1") == 30.0
         result = known(store)
-        assert (result["n1"].takes, result["n2"].takes, result["n1"].sick_why) == (0, 8, "init: why")
-        assert 20.0 < result["n1"].sick_s <= 30.0
+        assert (result["n1"].takes, result["n2"].takes, result["n1"].out_of_service_why) == (0, 8, "init: why")
+        assert 20.0 < result["n1"].out_of_service_s <= 30.0
         assert not store.write(partial(nodes.close_breaker, node="n1", why="init: why")), "it is still out"
         self.over(store, "n1")
         assert known(store)["n1"].takes == 2
@@ -353,7 +355,7 @@ class TestNodeCircuitBreaker:
         assert again is not None
         assert 20.0 < again <= 30.0
         assert known(store)["n1"].n_trips == 1
-        why = known(store)["n1"].sick_why
+        why = known(store)["n1"].out_of_service_why
         self.over(store, "n1")
         assert [store.write(partial(nodes.close_breaker, node="n1", why=why)) for _ in range(2)] == [True, True]
 
@@ -369,6 +371,6 @@ class TestNodeCircuitBreaker:
         self.trip(store, "n1")
         up(store, "n1")
         node = known(store)["n1"]
-        assert (node.takes, node.n_trips, node.sick_why) == (0, 1, "init: why")
+        assert (node.takes, node.n_trips, node.out_of_service_why) == (0, 1, "init: why")
         assert store.read(partial(nodes.breaker_reason, node="n1")) == "init: why"
         assert store.read(partial(nodes.breaker_reason, node="n2")) == ""

@@ -12,7 +12,7 @@ import pytest
 
 from workers.evaluators.answer import AnswerEvaluator
 from workers.evaluators.grading import Grader
-from workers.interfaces import Sandbox, Score, Submission
+from workers.plugins.interfaces import Sandbox, Score, Submission
 
 Graded: TypeAlias = Callable[[Callable[[Grader], Awaitable[Any]]], Any]
 

@@ -14,7 +14,7 @@ from testkit.deadline import Deadline
 from tests.integration.answers.conftest import Graded, entry, no_sandbox
 from workers.evaluators.answer import AnswerEvaluator, extract_answer
 from workers.evaluators.grading import Grader
-from workers.interfaces import Score, Submission
+from workers.plugins.interfaces import Score, Submission
 
 
 @pytest.mark.parametrize(

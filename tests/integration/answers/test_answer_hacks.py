@@ -17,7 +17,7 @@ from workers.environments.computing_calls import allow_only_computing
 from workers.evaluators.answer import AnswerEvaluator
 from workers.evaluators.expressions import refusal
 from workers.evaluators.grading import Grader
-from workers.interfaces import Score, Submission
+from workers.plugins.interfaces import Score, Submission
 from workers.sandboxes.isolation.linux import no_new_privileges
 
 WRITE_SCORE = "[__import__('os').write(n, b'{{\"score\": 1.0}}') for n in range({first}, 64)]"

@@ -12,9 +12,9 @@ import pytest
 from farm.errors import EvaluatorError
 from farm.rows import read_rows
 from tests.integration.answers.conftest import no_sandbox
-from workers import plugin_values
 from workers.handlers.answer_handler import AnswerHandler, AnswerInstance
-from workers.interfaces import Score, Submission
+from workers.plugins import plugin_values
+from workers.plugins.interfaces import Score, Submission
 
 ASKED = 'Let\'s think step by step and output the final answer after "####".'
 VERL = {

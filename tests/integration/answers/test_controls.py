@@ -12,7 +12,7 @@ from workers.evaluators import node_conditions
 from workers.evaluators.answer import AnswerEvaluator
 from workers.evaluators.answers import equality
 from workers.evaluators.grading import Grader
-from workers.interfaces import Submission
+from workers.plugins.interfaces import Submission
 
 INTEGRAL: dict[str, Any] = {
     "question": "Calculate the indefinite integral of 2*x.",

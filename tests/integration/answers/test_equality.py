@@ -17,7 +17,7 @@ from tests.integration.answers.conftest import no_sandbox
 from workers.evaluators.answers.equality import FAMILY
 from workers.evaluators.answers.equivalence import EquivalenceEvaluator, Reference
 from workers.evaluators.grading import Grader
-from workers.interfaces import Score, Submission
+from workers.plugins.interfaces import Score, Submission
 
 ROOT = Path(__file__).parents[3]
 DATA = ROOT / "examples/data/answers/pairs_to_grade.jsonl"

@@ -8,7 +8,7 @@ from typing import Any
 from examples.plays import example_script
 from examples.problems import math_problems
 from workers.evaluators.answer import extract_answer
-from workers.interfaces import Score
+from workers.plugins.interfaces import Score
 from workers.testing.scripted_model import Branch
 
 

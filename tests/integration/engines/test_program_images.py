@@ -17,7 +17,7 @@ from tests.doubles.vllm.image_parts import PLACEHOLDER, n_places
 from tests.integration.engines.test_rollout_policy import _Bench, run
 from tests.unit.workers.policy.gateway.dialects import test_request_pictures as forms
 from tests.unit.workers.policy.gateway.serving import Served, served
-from workers.interfaces import Artefact
+from workers.plugins.interfaces import Artefact
 from workers.policy.generation import ImagesRefused
 
 WIDE, SMALL, BLUE = png(140, 60), png(28, 28), png(28, 28, (0, 0, 255))

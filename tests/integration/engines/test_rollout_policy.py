@@ -23,7 +23,7 @@ from farm.records.request import SamplingParams
 from farm.records.rollout import Outcome
 from farm.records.trajectory import Message, ModelCall, TokenIds, VersionSpan, segments
 from tests.doubles import EngineDouble
-from workers.interfaces import Completion, Delta
+from workers.plugins.interfaces import Completion, Delta
 from workers.policy.answer_form import FormedSampling
 from workers.policy.engines import detect
 from workers.policy.generation import EngineAddress, FormUnsupported

@@ -17,9 +17,9 @@ from tests.contract.sandboxes.sandbox_kinds import PROVIDERS, farm_in
 from tests.services.entry_points import installed
 from tests.services.farms import farm_folder
 from workers.environments.environment_servers import environment_servers
-from workers.interfaces import Artefact, Completion
-from workers.stage_job import StageJob, resolve_problem
-from workers.stages import evaluate, run
+from workers.plugins.interfaces import Artefact, Completion
+from workers.stages.stage_functions import evaluate, run
+from workers.stages.stage_job import StageJob, resolve_problem
 from workers.testing.fakes import ScriptedPolicy
 
 ROOT = Path(__file__).parents[3]

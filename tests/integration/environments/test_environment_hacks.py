@@ -13,7 +13,7 @@ import pytest
 from farm.errors import HandlerError, LimitReached, RolloutError
 from farm.records.rollout import Outcome
 from tests.integration.environments.conftest import EnvironmentPlay
-from workers.interfaces import Completion
+from workers.plugins.interfaces import Completion
 from workers.testing.fakes import answering, calling
 
 STEP = '{"messages": [], "reward": 1000.0, "terminated": true, "truncated": false, "info": {}}'

@@ -10,7 +10,7 @@ import pytest
 from farm.errors import SandboxError
 from farm.records.request import SandboxSpec
 from tests.conftest import absent
-from workers.interfaces import Observation
+from workers.plugins.interfaces import Observation
 from workers.sandboxes.namespace import NamespaceProvider
 from workers.tools.python import PythonArguments, PythonTool
 

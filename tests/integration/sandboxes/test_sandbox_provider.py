@@ -55,7 +55,7 @@ def python(words: list[str], *sites: Path) -> subprocess.CompletedProcess[str]:
 
 
 def chosen(*sites: Path) -> subprocess.CompletedProcess[str]:
-    return python(["-c", "from workers.registry import best_sandbox; print(best_sandbox())"], *sites)
+    return python(["-c", "from workers.plugins.registry import best_sandbox; print(best_sandbox())"], *sites)
 
 
 def test_the_example_keeps_the_promises_of_the_surface(plain: Path) -> None:

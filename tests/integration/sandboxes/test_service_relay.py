@@ -12,7 +12,7 @@ import pytest
 from farm.errors import SandboxError
 from farm.records.request import SandboxSpec
 from tests.conftest import absent
-from workers.registry import sandbox as provider
+from workers.plugins.registry import sandbox as provider
 from workers.sandboxes.sandbox import NodeSandbox
 from workers.sandboxes.service_relay import relayed, services
 

@@ -14,12 +14,12 @@ from farm.records.request import Instance, Limits, SamplingParams
 from farm.settings import settings
 from tests.conftest import absent
 from tests.services.farms import farm_folder
-from workers import stages
-from workers.interfaces import Sandbox
-from workers.registry import sandbox as provider
+from workers.plugins.interfaces import Sandbox
+from workers.plugins.registry import sandbox as provider
 from workers.sandboxes.lifecycle import layers
 from workers.sandboxes.lifecycle.state import folder_of_all
-from workers.stage_job import StageJob, resolve, resolve_problem
+from workers.stages import stage_functions
+from workers.stages.stage_job import StageJob, resolve, resolve_problem
 
 (FIX,) = swe_problems(1)
 (PROGRAM,) = humaneval_problems(1)
@@ -78,7 +78,7 @@ def test_a_tree_is_committed_once_for_all_samples() -> None:
     jobs = samples(FIX, 3)
 
     async def played() -> None:
-        await asyncio.gather(*map(stages.init, map(resolve_problem, jobs)))
+        await asyncio.gather(*map(stage_functions.init, map(resolve_problem, jobs)))
         assert len(_layers()) == 1
         one, *others = [await opened(job) for job in jobs]
         when = {await sh(each, "git log --format=%H%ct") for each in (one, *others)}
@@ -92,7 +92,7 @@ def test_a_tree_is_committed_once_for_all_samples() -> None:
         for other in others:
             assert await sh(other, "git status --short; git fsck 2>&1 | grep -v notice; test ! -e mine") == ""
         for job in jobs:
-            await stages.discard(resolve_problem(job))
+            await stage_functions.discard(resolve_problem(job))
 
     asyncio.run(played())
 
@@ -101,13 +101,13 @@ def test_the_sandbox_that_is_scored_in_is_not_prepared() -> None:
     (job, _) = samples(FIX, 2)
 
     async def played() -> None:
-        await stages.init(resolve_problem(job))
+        await stage_functions.init(resolve_problem(job))
         place = resolve(resolve_problem(job)).source
         assert place
         fresh = await place.provider.start(eval_sandbox_id(job.sandbox_id), place.spec)
         assert await sh(fresh, "ls -A | grep -cx .git || true") == "0\n"
         await fresh.stop()
-        await stages.discard(resolve_problem(job))
+        await stage_functions.discard(resolve_problem(job))
 
     asyncio.run(played())
 
@@ -117,9 +117,9 @@ def test_a_layer_is_kept_only_if_it_saves_something(instance: Instance, n: int) 
     jobs = samples(instance, n)
 
     async def played() -> None:
-        await asyncio.gather(*map(stages.init, map(resolve_problem, jobs)))
+        await asyncio.gather(*map(stage_functions.init, map(resolve_problem, jobs)))
         assert not _layers()
         for job in jobs:
-            await stages.discard(resolve_problem(job))
+            await stage_functions.discard(resolve_problem(job))
 
     asyncio.run(played())

@@ -18,7 +18,7 @@ from farm.embedded.embedded_farm import Embedded
 from farm.records.rollout import Stage, State
 from tests.conftest import absent
 from tests.services.farms import embedded_of, farm_folder, left_of, processes_of, until
-from workers.registry import sandbox as provider
+from workers.plugins.registry import sandbox as provider
 
 (PROBLEM,) = humaneval_problems(1)
 N_RUN, N_READY, IDLE_S = 4, 3, 60
@@ -48,9 +48,9 @@ def here(folder: Path, silent: str) -> Iterator[Embedded]:
         FARM_SANDBOX="namespace",
         FARM_POLICY_URL=silent,
         FARM_POLICY_MODEL="silent",
-        FARM_STOCK=str(N_READY),
+        FARM_WARM_POOL=str(N_READY),
         # longer than it takes to start a worker on a busy machine: while none runs, no sandbox is kept in use
-        FARM_STOCK_IDLE_S=str(IDLE_S),
+        FARM_WARM_POOL_IDLE_S=str(IDLE_S),
     ) as running:
         yield running
 

@@ -15,8 +15,8 @@ from tests.integration.scores.swe_project import SPEC, Project
 from workers.evaluators.issues.issue_rows import IssueRow
 from workers.evaluators.issues.resolution import IssueEvaluator
 from workers.evaluators.patches import patch_files
-from workers.interfaces import FreshSandbox, Sandbox, Score, Submission
-from workers.registry import sandbox as provider
+from workers.plugins.interfaces import FreshSandbox, Sandbox, Score, Submission
+from workers.plugins.registry import sandbox as provider
 
 _TREE = "/testbed"
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from farm.records.request import SandboxSpec
 from workers.evaluators.patches import GIT_ENV, patch_files
 from workers.evaluators.tests import PytestEvaluator, TestPlan
-from workers.interfaces import FreshSandbox, Sandbox, Score, Submission
-from workers.registry import sandbox as provider
+from workers.plugins.interfaces import FreshSandbox, Sandbox, Score, Submission
+from workers.plugins.registry import sandbox as provider
 
 TREE = "/workspace"
 SPEC = SandboxSpec(packages=("pytest==8.3.5", "pytest-timeout==2.3.1"), workdir=TREE)

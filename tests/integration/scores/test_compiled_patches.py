@@ -19,8 +19,8 @@ from tests.integration.scores.compiled_project import FEW, HACKS, RIGHT, compile
 from tests.integration.scores.issue_project import score
 from tests.integration.scores.swe_project import SPEC
 from tests.services.soak import at_length
-from workers.interfaces import Sandbox, Score
-from workers.registry import sandbox as provider
+from workers.plugins.interfaces import Sandbox, Score
+from workers.plugins.registry import sandbox as provider
 
 pytestmark = [pytest.mark.timeout(1200), pytest.mark.soak]
 PLAYED = at_length({name: HACKS[name] for name in FEW}, HACKS)

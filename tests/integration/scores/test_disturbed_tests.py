@@ -10,8 +10,8 @@ import pytest
 
 from tests.conftest import absent
 from tests.integration.scores.swe_project import GOLD, Pool, Project, score
-from workers.interfaces import Score
-from workers.registry import sandbox as provider
+from workers.plugins.interfaces import Score
+from workers.plugins.registry import sandbox as provider
 
 pytestmark = pytest.mark.timeout(600)
 TWICE = """

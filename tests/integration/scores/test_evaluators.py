@@ -16,8 +16,8 @@ from tests.conftest import absent
 from tests.services.soak import at_length
 from workers.handlers.code import CodeHandler, CodeInstance
 from workers.handlers.swe import SweHandler, SweInstance
-from workers.interfaces import FreshSandbox, Sandbox, Score, Submission
-from workers.registry import sandbox as provider
+from workers.plugins.interfaces import FreshSandbox, Sandbox, Score, Submission
+from workers.plugins.registry import sandbox as provider
 
 FIXES = [SweInstance.model_validate(problem.fields) for problem in swe_problems()]
 SWE = FIXES[0]

@@ -23,8 +23,8 @@ from workers.attacks.stream_attacks import HEAD, STREAMS, stream_program
 from workers.evaluators.program_tests.evaluator import ProgramTestsEvaluator
 from workers.evaluators.program_tests.hidden_tests import CallTest, HiddenTests, StreamTest
 from workers.handlers.programs_handler import ProgramsHandler, ProgramsInstance
-from workers.interfaces import FreshSandbox, Sandbox, Score, Submission
-from workers.registry import sandbox as provider
+from workers.plugins.interfaces import FreshSandbox, Sandbox, Score, Submission
+from workers.plugins.registry import sandbox as provider
 
 DATA = Path(__file__).parents[3] / "examples/data/programs"
 FORMS = at_length(("livecodebench",), ("livecodebench", "apps", "nemo_gym", "verl"))

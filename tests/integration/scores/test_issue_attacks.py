@@ -15,7 +15,7 @@ from tests.conftest import absent
 from workers.cli.attack_reports import AttackReport
 from workers.cli.task_attacks import AttackOptions, Target, attacked
 from workers.cli.task_checks import CheckOptions
-from workers.registry import sandbox as provider
+from workers.plugins.registry import sandbox as provider
 
 pytestmark = pytest.mark.timeout(1200)
 DATA = Path(__file__).parents[3] / "examples/data/swe"

@@ -19,8 +19,8 @@ from tests.conftest import absent
 from tests.integration.scores.issue_project import bundle_of
 from workers.evaluators.issues.issue_rows import IssueRow
 from workers.handlers.swe_bench import SweBenchHandler
-from workers.interfaces import FreshSandbox, Sandbox
-from workers.registry import sandbox as provider
+from workers.plugins.interfaces import FreshSandbox, Sandbox
+from workers.plugins.registry import sandbox as provider
 
 pytestmark = pytest.mark.timeout(1200)
 DATA = Path(__file__).parents[3] / "examples/data/swe"

@@ -22,8 +22,8 @@ from tests.services.soak import at_length
 from workers.evaluators import process_end
 from workers.evaluators.issues.preparation import SandboxWithVariables
 from workers.evaluators.program_source import source_of
-from workers.interfaces import FreshSandbox, Sandbox, Score
-from workers.registry import sandbox as provider
+from workers.plugins.interfaces import FreshSandbox, Sandbox, Score
+from workers.plugins.registry import sandbox as provider
 
 pytestmark = [pytest.mark.timeout(1200), pytest.mark.soak]
 WRONG = "sed -i 's/a - b/a * b/' calc/core.py"

@@ -21,7 +21,7 @@ from farm.store.blobs import artefacts
 from farm.store.database import Store
 from farm.store.rollouts import Claim
 from tests.contract.store.test_store import advance, claimed, fail, finish, new_batch, place
-from workers.interfaces import Artefact
+from workers.plugins.interfaces import Artefact
 from workers.process.recorder import AttemptRecorder
 
 

@@ -157,10 +157,10 @@ class TestUncertainCommits:
         rollout_id = one_rollout(store)
         database.cut_commits(2, made)
         value = []
-        for rings in (3, 2):
+        for n_claims in (3, 2):
             # in one transaction; an earlier success does not help claims that were refused
             kept = Kept(store)
-            result = [self._claim(store, rollout_id) for _ in range(rings)]
+            result = [self._claim(store, rollout_id) for _ in range(n_claims)]
             kept.free()
             value += [claim for future in result if (claim := future.result(60)) is not None]
         assert database.n_cut == 2
@@ -405,9 +405,9 @@ class TestDispatcherLeadership:
         announce(store)
         place(store, new_batch(store, n=1))
         row = rollouts.rollouts
-        often = update(row).values(n_rings=9, ring_at=0.0)
+        often = update(row).values(n_sends=9, resend_at=0.0)
         store.write(lambda connection: connection.execute(often) and None)
-        soon = select(row.c.rollout_id).where(row.c.n_rings == 1, row.c.ring_at < db_now() + 10.0)
+        soon = select(row.c.rollout_id).where(row.c.n_sends == 1, row.c.resend_at < db_now() + 10.0)
         with dispatching(store, f"redis+socket://{tmp_path / 'nobody.sock'}", lease_s=600.0):
             until(lambda: store.read(lambda connection: connection.execute(soon).first()), "it is rung soon", 60)
 

@@ -10,7 +10,7 @@ from farm.records.rollout import Outcome
 from tests.integration.tasks import task_plugin
 from tests.integration.tasks.task_plugin import TaskHandler
 from workers.agents.harness import Harness, HarnessAgent
-from workers.interfaces import AgentContext, AgentResult
+from workers.plugins.interfaces import AgentContext, AgentResult
 
 PROGRAM = """
 import json, os, sys, urllib.request

@@ -21,8 +21,17 @@ from farm.records.rollout import Outcome
 from farm.records.task_needs import TaskNeeds
 from farm.records.trajectory import Message
 from farm.records.variable_expansion import expanded
-from workers.handler_options import NextTurn, TaskContext
-from workers.interfaces import AgentContext, AgentResult, Evaluator, FreshSandbox, Handler, Sandbox, Score, Submission
+from workers.plugins.handler_options import NextTurn, TaskContext
+from workers.plugins.interfaces import (
+    AgentContext,
+    AgentResult,
+    Evaluator,
+    FreshSandbox,
+    Handler,
+    Sandbox,
+    Score,
+    Submission,
+)
 from workers.testing.plugin_path import python_path
 
 ROOT = Path(__file__).parents[3]

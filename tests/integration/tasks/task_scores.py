@@ -14,8 +14,8 @@ from tests.integration.tasks.harbor_hacks import write_task
 from tests.services.farms import farm_folder
 from tests.services.task_images import task_base
 from workers.cli.task_checks import CheckOptions, solve
-from workers.interfaces import Score
-from workers.registry import sandbox as provider
+from workers.plugins.interfaces import Score
+from workers.plugins.registry import sandbox as provider
 from workers.sandboxes.images.image_aliases import set_alias
 from workers.sandboxes.remove_tree import remove
 

@@ -21,7 +21,7 @@ from tests.services.api import KEY, served, shown_key
 from tests.services.commands import said
 from tests.services.farms import embedded, farm_folder, left_of, until
 from tests.services.task_images import task_base
-from workers.registry import sandbox as provider
+from workers.plugins.registry import sandbox as provider
 from workers.sandboxes.images.image_aliases import set_alias
 from workers.testing.scripted_model import Branch, Script, ScriptedCall, ScriptedProblem, ScriptedTurn
 from workers.testing.serving import serving

@@ -24,7 +24,7 @@ from tests.integration.tasks.harbor_hacks import HONEST, PYTEST_TEST, SHELL_TEST
 from tests.integration.tasks.task_scores import task_scores, values
 from tests.services.soak import ONLY, at_length
 from workers.cli.task_checks import CheckOptions, checked, solve
-from workers.registry import sandbox as provider
+from workers.plugins.registry import sandbox as provider
 
 SAMPLES = Path(__file__).parents[3] / "examples" / "tasks" / "harbor"
 NAMES = ("count-words", "farm/fix-duration-parser", "farm/separate-verifier", "farm/stages-and-users", "farm/two-steps")

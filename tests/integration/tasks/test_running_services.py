@@ -12,7 +12,7 @@ import pytest
 from tests.integration.tasks.task_scores import Scores, task_scores
 from tests.services.soak import at_length
 from workers.cli.task_checks import CheckOptions
-from workers.interfaces import Score
+from workers.plugins.interfaces import Score
 
 pytestmark = [pytest.mark.timeout(1800), pytest.mark.soak]
 OPTIONS = CheckOptions(sandbox="namespace", n_parallel=2)

@@ -64,7 +64,7 @@ class Place:
 @pytest.fixture(scope="module")
 def here() -> Iterator[Place]:
     with farm_folder() as folder:
-        env: dict[str, Any] = installed_in(folder) | {"FARM_STOCK": "0", "FARM_LAYER_MB": "1"}
+        env: dict[str, Any] = installed_in(folder) | {"FARM_WARM_POOL": "0", "FARM_LAYER_MB": "1"}
         with (
             embedded(folder, **env) as up,
             farm.connect(up.store_url, broker_url=up.broker_url) as client,

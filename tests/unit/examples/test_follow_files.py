@@ -17,7 +17,7 @@ from examples.training.follow_files.follow_files import FollowFilesHandler, Foll
 from farm.records.request import Limits, SamplingParams
 from farm.records.rollout import Outcome, Stage
 from workers.agents.react import ReactAgent
-from workers.interfaces import AgentContext, AgentResult, Artefact, Submission
+from workers.plugins.interfaces import AgentContext, AgentResult, Artefact, Submission
 from workers.testing import ScriptedPolicy, answering, calling
 from workers.testing.local_sandbox import LocalProvider
 from workers.tools.bash import BashTool

@@ -9,7 +9,7 @@ import pytest
 from farm.client.request_checks import check_plugin
 from farm.errors import InvalidRequest, NotFound
 from farm.plugins import follows, installed, load
-from workers.handler_options import (
+from workers.plugins.handler_options import (
     BoundHandler,
     ContinuesConversation,
     HasNeeds,

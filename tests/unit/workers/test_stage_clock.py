@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from tests.services.virtual_time import run
-from workers.interfaces import AgentResult
-from workers.run_clock import in_time
+from workers.plugins.interfaces import AgentResult
 from workers.sandboxes.images.content_store import made_in_place, made_once
 from workers.stage_clock import StageClock, deadline, off_clock, stopped_s
+from workers.stages.run_clock import in_time
 from workers.testing.fakes import ScriptedPolicy, answering
 
 

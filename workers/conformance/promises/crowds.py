@@ -10,7 +10,7 @@ from workers.conformance import outside
 from workers.conformance.expect import NotPermitted, NotTried, same, until
 from workers.conformance.promise import promise
 from workers.conformance.trial import PromiseTrial, program
-from workers.interfaces import Sandbox
+from workers.plugins.interfaces import Sandbox
 
 _MANY = 20
 _TAKE = {

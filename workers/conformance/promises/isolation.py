@@ -20,7 +20,7 @@ from workers.conformance import outside
 from workers.conformance.expect import NotTried, same
 from workers.conformance.promise import promise
 from workers.conformance.trial import PromiseTrial
-from workers.interfaces import Sandbox
+from workers.plugins.interfaces import Sandbox
 
 _EVERYWHERE = (
     "cat /proc/[0-9]*/environ /proc/[0-9]*/cmdline /proc/[0-9]*/task/*/environ 2>/dev/null | tr '\\0' '\\n'; true"

@@ -16,7 +16,7 @@ from workers.conformance.elsewhere import elsewhere
 from workers.conformance.expect import raises, same, until, within
 from workers.conformance.promise import promise
 from workers.conformance.trial import PromiseTrial
-from workers.interfaces import Kernel, Sandbox, Shell
+from workers.plugins.interfaces import Kernel, Sandbox, Shell
 
 _PROMPT_S = 20.0
 _CANCELLED_AFTER_S = (0.0, 0.001, 0.01, 0.03, 0.06, 0.1, 0.2)

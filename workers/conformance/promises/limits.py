@@ -11,7 +11,7 @@ from farm.records.request import SandboxLimits
 from workers.conformance.expect import described, eventually, same, short
 from workers.conformance.promise import promise
 from workers.conformance.trial import PromiseTrial, program
-from workers.interfaces import CellResult, ExecResult, Sandbox, ShellResult
+from workers.plugins.interfaces import CellResult, ExecResult, Sandbox, ShellResult
 
 _HOG = "held = []\nwhile True: held.append(bytearray(b'x' * 5_000_000))"
 _SMALL = SandboxLimits(memory_mb=300, n_processes=80, disk_mb=100, file_mb=4096)

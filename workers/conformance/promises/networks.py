@@ -14,7 +14,7 @@ from pathlib import Path
 from workers.conformance.expect import same
 from workers.conformance.promise import promise
 from workers.conformance.trial import PromiseTrial, program
-from workers.interfaces import Sandbox
+from workers.plugins.interfaces import Sandbox
 
 _ANSWER = b"from the node\n"
 

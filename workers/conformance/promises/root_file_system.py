@@ -8,7 +8,7 @@ from farm.errors import ToolError
 from workers.conformance.expect import NotTried, raises, same
 from workers.conformance.promise import promise
 from workers.conformance.trial import PromiseTrial, program
-from workers.interfaces import Sandbox
+from workers.plugins.interfaces import Sandbox
 
 _LAYER_MB = 100
 _FILES = 1020

@@ -43,7 +43,7 @@ from workers.evaluators.answers.units import measure
 from workers.evaluators.answers.verification import Verification
 from workers.evaluators.authors_score import AuthorsScore, with_authors
 from workers.evaluators.grading import Grader
-from workers.interfaces import FreshSandbox, Score, Submission
+from workers.plugins.interfaces import FreshSandbox, Score, Submission
 
 _SHOWN = 500
 _REMARK = re.compile(r"\\(?:text|mathrm|mbox)\s*\{([^{}]*)\}")

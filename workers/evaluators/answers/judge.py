@@ -19,7 +19,7 @@ from farm.errors import EvaluatorError
 from farm.records.request import SamplingParams
 from farm.records.trajectory import Message
 from workers.evaluators.answers.judge_reply import decision
-from workers.roles import ChatModel
+from workers.plugins.roles import ChatModel
 from workers.sandboxes.images.content_store import digest
 
 Template: TypeAlias = Literal["equivalent", "strict"]

@@ -29,7 +29,7 @@ from workers.evaluators.issues.staging import stage
 from workers.evaluators.patches import patch_files
 from workers.evaluators.process_end import ProcessEnd, Trial, settle
 from workers.evaluators.tests import PytestEvaluator, TestPlan, UnfitTests
-from workers.interfaces import FreshSandbox, Sandbox, Score, Submission
+from workers.plugins.interfaces import FreshSandbox, Sandbox, Score, Submission
 
 _PYTEST = re.compile(r"(?:^|[\s/])(?:pytest|py\.test)(?:\s|$)", re.MULTILINE)
 _MIN_S = 10.0

@@ -6,7 +6,7 @@ from farm.errors import SandboxError
 from workers.evaluators.node_conditions import observed
 from workers.evaluators.patches import GIT_ENV, REJECTED, patch_files, said, script
 from workers.evaluators.process_end import EndCause, ProcessEnd, doing
-from workers.interfaces import Sandbox, Submission
+from workers.plugins.interfaces import Sandbox, Submission
 
 GIT_S = 45.0
 """Seconds for git; less than a stage's limit for collecting, so that it is reached first."""

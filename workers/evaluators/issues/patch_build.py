@@ -25,7 +25,7 @@ from workers.evaluators.node_conditions import observed
 from workers.evaluators.patches import run_program
 from workers.evaluators.process_end import ProcessEnd, Trial, settle
 from workers.evaluators.tree_guard import folder_of_tests, steers
-from workers.interfaces import FreshSandbox, Sandbox
+from workers.plugins.interfaces import FreshSandbox, Sandbox
 
 _COMPILED = re.compile(r"\.(?:pyx|pxd|pxi|c|cc|cpp|cxx|h|hpp|rs|f|f90)$")
 _LIBRARY = re.compile(r"\.so(?:\.\d+)*$")

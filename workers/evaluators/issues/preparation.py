@@ -11,7 +11,7 @@ from workers.evaluators.issues.issue import Issue
 from workers.evaluators.issues.staging import git
 from workers.evaluators.patches import said
 from workers.evaluators.tests import UnfitTests
-from workers.interfaces import ExecResult, Sandbox
+from workers.plugins.interfaces import ExecResult, Sandbox
 
 MARK = "/tmp/farm-before"  # noqa: S108  (of the sandbox, which is not shared)
 """A file that is older than all that the commands before the tests write: these commands."""

@@ -30,7 +30,7 @@ from workers.evaluators.patches import REJECTED, patch_of, said, touched, unpack
 from workers.evaluators.process_end import ProcessEnd, Trial, settle
 from workers.evaluators.programs import end_details
 from workers.evaluators.tree_guard import SETTINGS_FILES, pytest_settings
-from workers.interfaces import ExecResult, FreshSandbox, Sandbox, Score, Submission
+from workers.plugins.interfaces import ExecResult, FreshSandbox, Sandbox, Score, Submission
 from workers.stage_clock import stopped_s
 
 _FOLDER = "/tmp/farm-issue"  # noqa: S108  (of the sandbox, which is not shared)

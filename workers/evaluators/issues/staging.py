@@ -11,7 +11,7 @@ from workers.evaluators.issues.issue import Issue
 from workers.evaluators.patches import GIT_ENV, said, script
 
 if TYPE_CHECKING:
-    from workers.interfaces import ExecResult, Sandbox
+    from workers.plugins.interfaces import ExecResult, Sandbox
 
 _STAGED = "/tmp/farm-staged"  # noqa: S108  (of the sandbox, which is not shared)
 HIDDEN = ("/r2e_tests", "/run_tests.sh", "r2e_tests", "run_tests.sh", "/root/r2e_tests", "/root/run_tests.sh")

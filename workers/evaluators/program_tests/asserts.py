@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from workers.evaluators.authors_score import AuthorsScore, with_authors
 from workers.evaluators.programs import ProgramEvaluator
-from workers.interfaces import FreshSandbox, Score, Submission
+from workers.plugins.interfaces import FreshSandbox, Score, Submission
 
 RULE = "asserts"
 

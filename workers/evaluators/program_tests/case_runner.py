@@ -16,7 +16,7 @@ from workers.evaluators.program_tests.form_rules import form_rule
 from workers.evaluators.program_tests.hidden_tests import CallTest, HiddenTests, StreamTest
 from workers.evaluators.program_tests.program_supervisor import COMPUTED, LEFT_BEHIND, SLEPT, WAITED
 from workers.evaluators.program_values import NotData, packed, unpacked
-from workers.interfaces import ExecResult, Sandbox
+from workers.plugins.interfaces import ExecResult, Sandbox
 
 MAX_OUTPUT = 8_000_000
 """The most bytes of output of one test, beyond which it fails."""

@@ -25,7 +25,7 @@ from workers.evaluators.program_tests.hidden_tests import CallTest, HiddenTests,
 from workers.evaluators.program_tests.output_comparison import FORM, same_output, same_value, tolerance_of
 from workers.evaluators.program_tests.program_supervisor import LEFT_BEHIND
 from workers.evaluators.program_values import NotData
-from workers.interfaces import ExecResult, FreshSandbox, Score, Submission
+from workers.plugins.interfaces import ExecResult, FreshSandbox, Score, Submission
 
 SOLUTION = "solution.py"
 """The file of a submission that holds the program."""

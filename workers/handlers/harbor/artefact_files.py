@@ -18,7 +18,7 @@ from farm.errors import SandboxError, ToolError
 from farm.plugins import follows
 from farm.records.submission import MAX_TREE_BYTES, MAX_TREE_FILES, SubmittedFile
 from farm.tasks.harbor_config import ArtefactEntry, CollectHook
-from workers.interfaces import Sandbox
+from workers.plugins.interfaces import Sandbox
 from workers.sandboxes.optional_protocols import HasUsers
 
 log = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from farm.plugins import follows
 from farm.tasks.harbor_config import HealthcheckTable
 from workers.handlers.harbor.readiness import await_healthy
-from workers.interfaces import Sandbox
+from workers.plugins.interfaces import Sandbox
 from workers.sandboxes.images.dockerfile.image_config import Healthcheck, ImageConfig
 from workers.sandboxes.optional_protocols import HasImageConfig, HasUsers
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from farm.tasks.harbor_instance import HarborInstance
-from workers.handler_options import RestoredFiles
+from workers.plugins.handler_options import RestoredFiles
 
 TASK_FOLDERS = RestoredFiles(trees=("/tests", "/logs", "/solution"))
 """The folders that are the task's in any case."""

@@ -16,7 +16,6 @@ from farm.tasks.harbor_instance import HarborInstance
 from farm.tasks.ignored_files import IgnoredFiles
 from workers.evaluators.node_conditions import observed
 from workers.evaluators.process_end import ProcessEnd, Trial, settle
-from workers.handler_options import TaskContext
 from workers.handlers.harbor.artefact_files import REJECTED, put_artefacts
 from workers.handlers.harbor.entry_programs import begin
 from workers.handlers.harbor.harbor_verifier import Tests, Unrewarded, VerifiedRewards, verify
@@ -24,7 +23,8 @@ from workers.handlers.harbor.reward_files import MAIN
 from workers.handlers.harbor.sandbox_specs import played_in, verified_in
 from workers.handlers.harbor.solutions import has_solution, run_solution, solution_s
 from workers.handlers.harbor.step_gates import Rewards, gate, total
-from workers.interfaces import FreshSandbox, Sandbox, Score, Submission
+from workers.plugins.handler_options import TaskContext
+from workers.plugins.interfaces import FreshSandbox, Sandbox, Score, Submission
 from workers.sandboxes.images.image import fallback_note
 from workers.stage_clock import off_clock
 

@@ -16,7 +16,6 @@ from farm.records.trajectory import Message
 from farm.tasks.harbor_config import StepTable
 from farm.tasks.harbor_instance import DATA_SOURCE, HarborInstance
 from farm.tasks.harbor_needs import needs_of
-from workers.handler_options import NextTurn, NothingLeft, RestoredFiles, TaskContext
 from workers.handlers.harbor.artefact_files import REJECTED, ArtefactsTooLarge, entries, run_hooks, taken
 from workers.handlers.harbor.entry_programs import begin
 from workers.handlers.harbor.guarded_files import TASK_FOLDERS, guarded
@@ -25,7 +24,8 @@ from workers.handlers.harbor.readiness import await_healthy
 from workers.handlers.harbor.sandbox_specs import played_in
 from workers.handlers.harbor.staged_tests import staged
 from workers.handlers.harbor.step_gates import gate
-from workers.interfaces import Evaluator, FreshSandbox, Sandbox, Submission
+from workers.plugins.handler_options import NextTurn, NothingLeft, RestoredFiles, TaskContext
+from workers.plugins.interfaces import Evaluator, FreshSandbox, Sandbox, Submission
 
 _SETUP = "setup.sh"
 _SETUP_S = 300.0

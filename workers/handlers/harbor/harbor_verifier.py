@@ -16,7 +16,7 @@ from farm.errors import EvaluatorError, ToolError
 from farm.tasks.ignored_files import IgnoredFiles
 from workers.handlers.harbor.reward_files import FOLDER, JSON, TEXT, rewards_of
 from workers.handlers.harbor.staged_tests import staged
-from workers.interfaces import ExecResult, Sandbox
+from workers.plugins.interfaces import ExecResult, Sandbox
 
 TESTS = "/tests"
 _SHOWN = 2000

@@ -7,7 +7,7 @@ import time
 
 from farm.errors import HandlerError
 from farm.tasks.harbor_config import HealthcheckTable
-from workers.interfaces import Sandbox
+from workers.plugins.interfaces import Sandbox
 
 _SHOWN = 300
 

@@ -13,7 +13,7 @@ from farm.records.variable_expansion import expanded
 from farm.tasks.harbor_config import StepTable
 from farm.tasks.harbor_instance import HarborInstance
 from farm.tasks.ignored_files import IGNORE_FILE, IgnoredFiles
-from workers.interfaces import ExecResult, Sandbox
+from workers.plugins.interfaces import ExecResult, Sandbox
 
 _SOLVE = "solve.sh"
 _PLACE = "/solution"

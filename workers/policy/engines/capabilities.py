@@ -27,7 +27,7 @@ from workers.policy.generation import (
 
 log = logging.getLogger(__name__)
 
-NO_VERSIONS = "its answers do not tell which weights sampled them; the fleet's version is taken"
+NO_VERSIONS = "its answers do not name the weights version; the farm's own is recorded"
 _NO_LOGPROBS = "its chat gives no token ids with log-probabilities"
 _ALL = 4
 """The time limit for all requests of a detection together, in multiples of that for one."""

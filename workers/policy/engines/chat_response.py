@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from farm.records.trajectory import Message, SampledTokens, TokenIds, VersionSpan, field_values, token_ids
-from workers.interfaces import Completion
+from workers.plugins.interfaces import Completion
 from workers.policy.engines.generation_builder import GenerationBuilder, count, finish_reason, stop_reason, version
 from workers.policy.generation import Generation
 
@@ -129,16 +129,16 @@ def _exact(
         return None
     if usage.get("prompt_tokens", len(prompt)) != len(prompt):
         raise ValueError(f"{len(prompt)} prompt ids, {usage['prompt_tokens']} tokens counted")
-    intake = GenerationBuilder(token_ids(()), max_tokens)
-    intake.saw(prompt)
-    intake.add(response, [entry["logprob"] for entry in entries])
-    intake.n_counted = usage.get("completion_tokens", len(response))
-    intake.end(_finish_reason(choice, usage, max_tokens))
-    intake.spans(choice.get("weight_versions") or answer.get("weight_versions"))
+    builder = GenerationBuilder(token_ids(()), max_tokens)
+    builder.saw(prompt)
+    builder.add(response, [entry["logprob"] for entry in entries])
+    builder.n_counted = usage.get("completion_tokens", len(response))
+    builder.end(_finish_reason(choice, usage, max_tokens))
+    builder.spans(choice.get("weight_versions") or answer.get("weight_versions"))
     whole = (answer.get("metadata") or {}).get("weight_version")
-    if whole is not None and not intake.versions and len(response):
-        intake.versions = (VersionSpan(version(whole), 0, len(response)),)
-    return intake.generation()
+    if whole is not None and not builder.versions and len(response):
+        builder.versions = (VersionSpan(version(whole), 0, len(response)),)
+    return builder.generation()
 
 
 def _version(answer: dict[str, Any], choice: dict[str, Any]) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 from farm.errors import EngineError
 from farm.records.request import SamplingParams
-from workers.interfaces import Completion
+from workers.plugins.interfaces import Completion
 from workers.policy.answer_form import FormedSampling, chat_fields
 from workers.policy.engines import chat_response, failures, refusals
 from workers.policy.engines.chat_history import named, parseable

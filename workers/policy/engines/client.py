@@ -15,7 +15,7 @@ from farm.records.engine import EngineInfo, PauseMode
 from farm.records.request import SamplingParams
 from farm.records.rollout import Outcome
 from farm.records.trajectory import TokenIds
-from workers.interfaces import Completion
+from workers.plugins.interfaces import Completion
 from workers.policy.answer_form import guide_of
 from workers.policy.engines import failures, progress, refusals
 from workers.policy.engines.chat_route import ChatRoute
@@ -89,16 +89,16 @@ class EngineClient:
         )
         headers = {"x-session-id": session_id} if session_id else {}
         try:
-            intake = GenerationBuilder(prompt_ids, ask.max_tokens, n_vocabulary, experts)
-            return await self._asked(self._wire, ask, intake, headers, on_ids)
+            builder = GenerationBuilder(prompt_ids, ask.max_tokens, n_vocabulary, experts)
+            return await self._asked(self._wire, ask, builder, headers, on_ids)
         except Refusal as refusal:
             room = refusals.room(refusal.body) if refusal.status == 400 else 0
             if not 0 < room < ask.max_tokens:
                 raise self._refused(refusal, sampling) from refusal
         smaller = replace(ask, max_tokens=room)
         try:
-            intake = GenerationBuilder(prompt_ids, room, n_vocabulary, experts)
-            return await self._asked(self._wire, smaller, intake, headers, on_ids)
+            builder = GenerationBuilder(prompt_ids, room, n_vocabulary, experts)
+            return await self._asked(self._wire, smaller, builder, headers, on_ids)
         except Refusal as refusal:
             raise self._refused(refusal, sampling) from refusal
 
@@ -153,7 +153,7 @@ class EngineClient:
         self,
         wire: Wire,
         ask: GenerationRequest,
-        intake: GenerationBuilder,
+        builder: GenerationBuilder,
         headers: dict[str, str],
         on_ids: OnIds | None,
     ) -> Generation:
@@ -164,15 +164,15 @@ class EngineClient:
             most += most_expert_bytes(len(ask.prompt_json), ask.max_tokens, ask.experts)
         try:
             if not ask.stream:
-                new = self._take(wire, await self._connection.ask(wire.path, body, headers, most), ask, intake)
+                new = self._take(wire, await self._connection.ask(wire.path, body, headers, most), ask, builder)
                 if on_ids is not None and new:
                     on_ids(new)
             else:
-                await self._streamed(wire, ask, intake, body, headers, most, on_ids)
+                await self._streamed(wire, ask, builder, body, headers, most, on_ids)
         except FAILURES as error:
             raise failures.broken(self.address.url, error) from error
         try:
-            result = intake.generation()
+            result = builder.generation()
         except AnotherTopK as error:
             raise ExpertsMissing(f"engine {self.address.url}: {error}; give the model's num_experts_per_tok") from error
         except ValueError as error:
@@ -188,7 +188,7 @@ class EngineClient:
         self,
         wire: Wire,
         ask: GenerationRequest,
-        intake: GenerationBuilder,
+        builder: GenerationBuilder,
         body: bytes,
         headers: dict[str, str],
         most: int,
@@ -201,21 +201,21 @@ class EngineClient:
             self._connection.events(wire.path, body, headers, most, ends_with_done=wire.ends_with_done) as events,
         ):
             async for event in events:
-                new = self._take(wire, event, ask, intake)
+                new = self._take(wire, event, ask, builder)
                 if new:
                     progress.current().token()
                     silence.reschedule(loop.time() + self._timeout_s)
                     if on_ids is not None:
                         on_ids(new)
 
-    def _take(self, wire: Wire, content: bytes, ask: GenerationRequest, intake: GenerationBuilder) -> list[int]:
+    def _take(self, wire: Wire, content: bytes, ask: GenerationRequest, builder: GenerationBuilder) -> list[int]:
         try:
             rest = without_echo(content, ask.prompt_json)
             event = orjson.loads(content if rest is None else rest)
             if rest is not None:
-                intake.saw(None, as_sent=True)
+                builder.saw(None, as_sent=True)
             _raise_late(event)
-            return wire.take(event, intake)
+            return wire.take(event, builder)
         except SHAPE as error:
             raise failures.unreadable(self.address.url, error) from error
 

@@ -37,10 +37,10 @@ class PromptIdsWire(Wire):
         sampling = sampling_fields(ask.sampling, ask.max_tokens)
         return {"prompt_ids": ask.prompt, "max_tokens": ask.max_tokens, **sampling}
 
-    def take(self, event: dict[str, Any], intake: GenerationBuilder) -> list[int]:
-        new = intake.add(event["response_ids"], event["logprobs"])
-        intake.n_counted = len(new)
-        intake.end(event.get("finish_reason") or ("length" if intake.is_full else "stop"))
+    def take(self, event: dict[str, Any], builder: GenerationBuilder) -> list[int]:
+        new = builder.add(event["response_ids"], event["logprobs"])
+        builder.n_counted = len(new)
+        builder.end(event.get("finish_reason") or ("length" if builder.is_full else "stop"))
         return new
 
 

@@ -56,25 +56,25 @@ class SglangWire(Wire):
             result |= {"return_routed_experts": True, "routed_experts_start_len": ask.experts.start}
         return {"input_ids": ask.prompt, "sampling_params": sampling} | result | adapter | salt
 
-    def take(self, event: dict[str, Any], intake: GenerationBuilder) -> list[int]:
+    def take(self, event: dict[str, Any], builder: GenerationBuilder) -> list[int]:
         meta = event["meta_info"]
         reason = meta.get("finish_reason") or {}
         if reason.get("type") == "abort" and reason.get("status_code"):
             raise Refusal(int(reason["status_code"]), httpx2.Headers(), orjson.dumps(reason))
         n = count(meta["completion_tokens"])
-        intake.saw(event.get("prompt_token_ids"))
+        builder.saw(event.get("prompt_token_ids"))
         entries = meta.get("output_token_logprobs") or []
-        new = intake.add(
-            _new(intake.ids, event["output_ids"], n),
-            _new(intake.logprobs, [entry[0] for entry in entries], n),
-            _new(intake.logprob_ids, [entry[1] for entry in entries], n),
+        new = builder.add(
+            _new(builder.ids, event["output_ids"], n),
+            _new(builder.logprobs, [entry[0] for entry in entries], n),
+            _new(builder.logprob_ids, [entry[1] for entry in entries], n),
         )
-        intake.n_counted = n
-        intake.n_cached_tokens = meta.get("cached_tokens")
+        builder.n_counted = n
+        builder.n_cached_tokens = meta.get("cached_tokens")
         if reason:
-            intake.end(reason["type"], reason.get("matched"))
-        intake.take_experts(meta.get("routed_experts"), from_int32)
-        _versions(meta, intake)
+            builder.end(reason["type"], reason.get("matched"))
+        builder.take_experts(meta.get("routed_experts"), from_int32)
+        _versions(meta, builder)
         return new
 
 
@@ -87,12 +87,12 @@ def _new(so_far: list[Any], found: Any, n: int) -> Any:
     return found[len(so_far) :]
 
 
-def _versions(meta: dict[str, Any], intake: GenerationBuilder) -> None:
+def _versions(meta: dict[str, Any], builder: GenerationBuilder) -> None:
     if meta.get("weight_versions"):
-        intake.spans(meta["weight_versions"])
+        builder.spans(meta["weight_versions"])
     elif meta.get("weight_version") is not None:
         name = version(meta["weight_version"])
-        intake.versions = (VersionSpan(name, 0, len(intake.ids)),) if intake.ids else ()
+        builder.versions = (VersionSpan(name, 0, len(builder.ids)),) if builder.ids else ()
 
 
 class SglangControl:

@@ -47,15 +47,15 @@ class GenerateWire(Wire):
         body = {"model": ask.model, "token_ids": ask.prompt, "sampling_params": sampling, "return_token_ids": True}
         return body | salted(ask.sampling) | _streaming(ask)
 
-    def take(self, event: dict[str, Any], intake: GenerationBuilder) -> list[int]:
-        intake.saw(event.get("prompt_token_ids"))
-        _count(event, intake)
+    def take(self, event: dict[str, Any], builder: GenerationBuilder) -> list[int]:
+        builder.saw(event.get("prompt_token_ids"))
+        _count(event, builder)
         new: list[int] = []
         for choice in event["choices"][:1]:
             entries = (choice.get("logprobs") or {}).get("content") or []
             logprobs, of = [entry["logprob"] for entry in entries], [entry["token_id"] for entry in entries]
-            new = intake.add(choice.get("token_ids"), logprobs, of)
-            _end(choice, intake)
+            new = builder.add(choice.get("token_ids"), logprobs, of)
+            _end(choice, builder)
         return new
 
 
@@ -74,16 +74,16 @@ class CompletionsWire(Wire):
         sampling = sampling_fields(ask.sampling, ask.max_tokens) | salted(ask.sampling)
         return body | dict.fromkeys(result, True) | sampling | _guided(ask) | _experts_from(ask) | _streaming(ask)
 
-    def take(self, event: dict[str, Any], intake: GenerationBuilder) -> list[int]:
-        _count(event, intake)
+    def take(self, event: dict[str, Any], builder: GenerationBuilder) -> list[int]:
+        _count(event, builder)
         new: list[int] = []
         for choice in event["choices"][:1]:
-            intake.saw(choice.get("prompt_token_ids"))
+            builder.saw(choice.get("prompt_token_ids"))
             logprobs = choice.get("logprobs") or {}
             named = [name for name in logprobs.get("tokens") or [] if name.startswith(_AS_ID)]
             of = [int(name.removeprefix(_AS_ID)) for name in named]
-            new = intake.add(choice.get("token_ids"), logprobs.get("token_logprobs"), of)
-            _end(choice, intake)
+            new = builder.add(choice.get("token_ids"), logprobs.get("token_logprobs"), of)
+            _end(choice, builder)
         return new
 
 
@@ -104,17 +104,17 @@ def _streaming(ask: GenerationRequest) -> dict[str, Any]:
     return {"stream": True, "stream_options": {"include_usage": True}} if ask.stream else {}
 
 
-def _end(choice: dict[str, Any], intake: GenerationBuilder) -> None:
-    intake.end(choice.get("finish_reason"), choice.get("stop_reason"))
-    intake.spans(choice.get("weight_versions"))
-    intake.take_experts(choice.get("routed_experts"), from_npy)
+def _end(choice: dict[str, Any], builder: GenerationBuilder) -> None:
+    builder.end(choice.get("finish_reason"), choice.get("stop_reason"))
+    builder.spans(choice.get("weight_versions"))
+    builder.take_experts(choice.get("routed_experts"), from_npy)
 
 
-def _count(event: dict[str, Any], intake: GenerationBuilder) -> None:
+def _count(event: dict[str, Any], builder: GenerationBuilder) -> None:
     usage = event.get("usage")
     if usage:
-        intake.n_counted = usage["completion_tokens"]
-        intake.n_cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
+        builder.n_counted = usage["completion_tokens"]
+        builder.n_cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
 
 
 class VllmControl:

@@ -66,7 +66,7 @@ class Wire(Protocol):
         """Return the JSON body of a request."""
         ...
 
-    def take(self, event: dict[str, Any], intake: GenerationBuilder) -> list[int]:
+    def take(self, event: dict[str, Any], builder: GenerationBuilder) -> list[int]:
         """Add an answer, or one event of a stream, and return the ids that are new.
 
         Raises KeyError, IndexError, TypeError, ValueError or AttributeError if it is invalid, and Refusal for an error

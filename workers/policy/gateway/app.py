@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from workers.interfaces import Completion, Delta
+from workers.plugins.interfaces import Completion, Delta
 from workers.policy.gateway.calls import GatewayCalls
 from workers.policy.gateway.dialects.anthropic_messages import MessagesApi
 from workers.policy.gateway.dialects.chat_completions import ChatApi

@@ -16,7 +16,9 @@ from farm.errors import AgentError, EngineError, LimitReached, StaleRollout, Wei
 from farm.records.request import SamplingParams
 from farm.records.rollout import Outcome
 from farm.records.trajectory import ROLE, UNTRAINED, ModelCall
-from workers.interfaces import AgentContext, Completion, Delta, OnDelta
+from workers.plugins.interfaces import AgentContext, Completion, Delta, OnDelta
+from workers.plugins.roles import MAX_TOKENS as ROLE_MAX_TOKENS
+from workers.plugins.roles import ChatModel
 from workers.policy.answer_form import GUIDED, FormedSampling
 from workers.policy.gateway.conversations import Conversations, HashedConversation
 from workers.policy.gateway.dialects.model_api import BadRequest, ParsedRequest
@@ -30,8 +32,6 @@ from workers.policy.repeated_turns import conversation_repeats
 from workers.policy.tokens.long_texts import LongTexts
 from workers.policy.tokens.messages import n_chars
 from workers.policy.tool_calls import deltas
-from workers.roles import MAX_TOKENS as ROLE_MAX_TOKENS
-from workers.roles import ChatModel
 
 T = TypeVar("T")
 

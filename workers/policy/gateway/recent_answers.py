@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 
-from workers.interfaces import Completion
+from workers.plugins.interfaces import Completion
 
 _TRIES = "x-stainless-retry-count"
 _MAX_ANSWERS = 8

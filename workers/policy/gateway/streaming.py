@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from workers.interfaces import Completion, Delta
+from workers.plugins.interfaces import Completion, Delta
 from workers.policy.gateway.dialects.model_api import Api, Events
 from workers.policy.gateway.error_responses import forget_frames, problem_of, refusal
 

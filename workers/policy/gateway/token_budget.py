@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from workers.interfaces import Policy
+from workers.plugins.interfaces import Policy
 
 
 @dataclass(frozen=True, slots=True)

@@ -155,8 +155,8 @@ class Backend:
             self.info = None
         if listed.info is not None and listed.info != self.info:
             self.learn(listed.info)
-        for flight in self.in_flight:
-            flight.freeze(self.frozen)
+        for call in self.in_flight:
+            call.freeze(self.frozen)
         return anew
 
     def learn(self, info: EngineInfo) -> None:
@@ -180,18 +180,18 @@ class Backend:
 
     def abort_calls(self, why: str, *, died: bool) -> None:
         """Abort all calls that run here; they are retried."""
-        for flight in list(self.in_flight):
-            flight.abort(CallAborted(f"engine {self.url} {why}", died=died))
+        for call in list(self.in_flight):
+            call.abort(CallAborted(f"engine {self.url} {why}", died=died))
 
     @contextmanager
     def track_call(self, freeze: Callable[[int], None]) -> Iterator[InFlightCall]:
         """Count a call as in flight here while the block runs."""
-        flight = InFlightCall(freeze)
+        call = InFlightCall(freeze)
         if not self.in_flight:
             self.last_answer_at = asyncio.get_running_loop().time()
-        self.in_flight.add(flight)
+        self.in_flight.add(call)
         try:
-            yield flight
+            yield call
         finally:
-            self.in_flight.discard(flight)
-            flight.freeze(False)
+            self.in_flight.discard(call)
+            call.freeze(False)

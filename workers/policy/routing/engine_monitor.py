@@ -61,8 +61,8 @@ class MonitoredPool(Protocol):
 
     @property
     def backends(self) -> Sequence[Backend]: ...
-    def client(self, place: Backend) -> SharedEngine: ...
-    def eject(self, place: Backend, why: str) -> None: ...
+    def client(self, backend: Backend) -> SharedEngine: ...
+    def eject(self, backend: Backend, why: str) -> None: ...
     def report(self) -> None: ...
     def wake(self) -> None: ...
 
@@ -101,9 +101,9 @@ class Monitor:
         """Wake the monitor: something changed."""
         self._news.set()
 
-    def doubt(self, place: Backend) -> None:
+    def doubt(self, backend: Backend) -> None:
         """Check an engine at once: a call failed there, or its record changed."""
-        self._due[place.url] = 0.0
+        self._due[backend.url] = 0.0
         self.look()
 
     def forget(self, url: str) -> None:
@@ -129,49 +129,51 @@ class Monitor:
 
     def _tend_all(self) -> None:
         now = asyncio.get_running_loop().time()
-        for place in self._pool.backends:
-            self._tend(place, now)
+        for backend in self._pool.backends:
+            self._tend(backend, now)
         if now >= self._beat_due:
             self._beat_due = now + _BEAT_S
             self._pool.report()
             if any(kind in ("order", "weights") for kind, _ in self._jobs):
                 self._begin("lead", "", self._lead())
 
-    def _tend(self, place: Backend, now: float) -> None:
-        if place.record.n_done < place.record.n_orders:
-            self._order(place)
-        if self._may_load(place, now):
-            self._begin("weights", place.url, self._give_weights(place))
-        self._cut_late(place, now)
-        if place.record.paused:
-            place.last_answer_at = now
-        elif place.silent_s(now) > _SILENT_S:
+    def _tend(self, backend: Backend, now: float) -> None:
+        if backend.record.n_done < backend.record.n_orders:
+            self._order(backend)
+        if self._may_load(backend, now):
+            self._begin("weights", backend.url, self._give_weights(backend))
+        self._cut_late(backend, now)
+        if backend.record.paused:
+            backend.last_answer_at = now
+        elif backend.silent_s(now) > _SILENT_S:
             # it may be healthy and hang all the same: have it sample
-            place.is_undetected = True
-        if now < max(self._due.get(place.url, 0.0), place.health.ejected_until if place.health.is_ejected else 0.0):
+            backend.is_undetected = True
+        if now < max(
+            self._due.get(backend.url, 0.0), backend.health.ejected_until if backend.health.is_ejected else 0.0
+        ):
             return
-        if place.record.paused and place.info is not None:
+        if backend.record.paused and backend.info is not None:
             # it may answer nothing at all
             return
-        look = self._find_out if place.is_undetected else self.check
-        self._begin("look", place.url, look(place))
+        look = self._find_out if backend.is_undetected else self.check
+        self._begin("look", backend.url, look(backend))
 
-    def _may_load(self, place: Backend, now: float) -> bool:
+    def _may_load(self, backend: Backend, now: float) -> bool:
         """Return whether it lacks weights that it could load by itself now."""
-        listed, info = place.record, place.info
+        listed, info = backend.record, backend.info
         lacks = listed.lacks_weights and bool(listed.weights_path) and not listed.paused
-        able = info is not None and info.control and not place.health.is_ejected
-        return lacks and able and now >= self._weights_due.get(place.url, 0.0)
+        able = info is not None and info.control and not backend.health.is_ejected
+        return lacks and able and now >= self._weights_due.get(backend.url, 0.0)
 
     @staticmethod
-    def _cut_late(place: Backend, now: float) -> None:
+    def _cut_late(backend: Backend, now: float) -> None:
         """Abort calls that reached an engine after it had aborted its own: it would keep them until it is resumed."""
-        if not place.has_aborted or not place.in_flight:
-            place.cut_at = 0.0
-        elif not place.cut_at:
-            place.cut_at = now
-        elif now - place.cut_at > _LATE_S:
-            place.abort_calls("is paused for new weights", died=False)
+        if not backend.has_aborted or not backend.in_flight:
+            backend.cut_at = 0.0
+        elif not backend.cut_at:
+            backend.cut_at = now
+        elif now - backend.cut_at > _LATE_S:
+            backend.abort_calls("is paused for new weights", died=False)
 
     def _begin(self, kind: str, url: str, job: Coroutine[Any, Any, None]) -> None:
         """Run a job unless one of its kind runs for that engine."""
@@ -190,143 +192,145 @@ class Monitor:
             log.error("engine %s could not be looked after: %r", key[1], error, exc_info=error)
             self._due[key[1]] = asyncio.get_running_loop().time() + self._check_s
 
-    async def _find_out(self, place: Backend) -> None:
+    async def _find_out(self, backend: Backend) -> None:
         """Detect the capabilities of an engine."""
-        url, loop = place.url, asyncio.get_running_loop()
+        url, loop = backend.url, asyncio.get_running_loop()
         try:
-            info = await self._detect(place.record.address, self._timeout_s(place))
+            info = await self._detect(backend.record.address, self._timeout_s(backend))
         except EngineError as error:
-            self._not_found_out(place, error, loop.time())
+            self._not_found_out(backend, error, loop.time())
             return
-        place.last_answer_at = loop.time()
+        backend.last_answer_at = loop.time()
         self._n_detections.pop(url, None)
         self._due[url] = loop.time() + self._check_s
         # another node may have the tokenizer that this one lacks
-        told = place.record.info.tool_format if place.record.info is not None else ""
+        told = backend.record.info.tool_format if backend.record.info is not None else ""
         info = info.model_copy(update={"tool_format": self._tool_formats.get(url) or told})
-        place.learn(info)
+        backend.learn(info)
         self._pool.reporter.report_info(url, info)
         if url not in self._tool_formats:
-            self._begin("format", url, self._tell_tool_format(place, info))
-        await self._see_weights(place)
-        if place.health.is_ejected:
-            place.health = place.health.readmitted(loop.time())
+            self._begin("format", url, self._tell_tool_format(backend, info))
+        await self._see_weights(backend)
+        if backend.health.is_ejected:
+            backend.health = backend.health.readmitted(loop.time())
         self._pool.wake()
 
-    async def _tell_tool_format(self, place: Backend, info: EngineInfo) -> None:
+    async def _tell_tool_format(self, backend: Backend, info: EngineInfo) -> None:
         """Report how the model writes tool calls, apart from the capabilities: a tokenizer may take minutes."""
-        tool_format = await tool_format_of(place.record.address, info)
+        tool_format = await tool_format_of(backend.record.address, info)
         if tool_format:
-            self._tool_formats[place.url] = tool_format
+            self._tool_formats[backend.url] = tool_format
             info = info.model_copy(update={"tool_format": tool_format})
-            place.learn(info)
-            self._pool.reporter.report_info(place.url, info)
+            backend.learn(info)
+            self._pool.reporter.report_info(backend.url, info)
 
-    def _timeout_s(self, place: Backend) -> float:
+    def _timeout_s(self, backend: Backend) -> float:
         first_s, longest_s = _ANSWER_S
-        n_failed = self._n_detections.get(place.url, 0) if place.info is None else 0
+        n_failed = self._n_detections.get(backend.url, 0) if backend.info is None else 0
         return min(first_s * 2.0 ** min(n_failed, _DOUBLINGS), longest_s)
 
-    def _not_found_out(self, place: Backend, error: EngineError, now: float) -> None:
-        url = place.url
+    def _not_found_out(self, backend: Backend, error: EngineError, now: float) -> None:
+        url = backend.url
         n = self._n_detections[url] = self._n_detections.get(url, 0) + 1
         self._due[url] = now + min(_DETECT_S[0] * 2.0 ** min(n - 1, _DOUBLINGS), _DETECT_S[1])
-        if isinstance(error, EngineBusy) and place.info is not None:
+        if isinstance(error, EngineBusy) and backend.info is not None:
             # it was detected before, and may be overloaded
-            place.mark_busy(now, error.retry_after_s)
+            backend.mark_busy(now, error.retry_after_s)
             return
-        place.health = place.health.ejected(now, f"cannot be asked what it can do: {error}")
-        self._pool.reporter.report_failure(url, place.health.reason)
-        others = (other for other in self._pool.backends if other is not place)
-        if place.silent_s(now) > _UNRESPONSIVE_S and any(
+        backend.health = backend.health.ejected(now, f"cannot be asked what it can do: {error}")
+        self._pool.reporter.report_failure(url, backend.health.reason)
+        others = (other for other in self._pool.backends if other is not backend)
+        if backend.silent_s(now) > _UNRESPONSIVE_S and any(
             not (each.health.is_ejected or each.record.paused) for each in others
         ):
-            place.abort_calls(f"has answered nothing for {place.silent_s(now):.0f} s", died=True)
+            backend.abort_calls(f"has answered nothing for {backend.silent_s(now):.0f} s", died=True)
         self._pool.wake()
 
-    async def check(self, place: Backend) -> None:
+    async def check(self, backend: Backend) -> None:
         """Check the health of an engine, and eject or readmit it accordingly."""
         loop = asyncio.get_running_loop()
         # a failure from here on makes another check due, which this one must not put off
-        self._due[place.url] = loop.time() + self._check_s * random.uniform(0.75, 1.25)  # noqa: S311 - no secret
-        with self._pool.client(place).borrowed() as engine:
+        self._due[backend.url] = loop.time() + self._check_s * random.uniform(0.75, 1.25)  # noqa: S311 - no secret
+        with self._pool.client(backend).borrowed() as engine:
             well = await engine.healthy()
             if well:
-                await self._see_weights(place)
-        if place.health.is_ejected:
+                await self._see_weights(backend)
+        if backend.health.is_ejected:
             if well:
-                place.health = place.health.readmitted(loop.time())
-                self._pool.reporter.report_failure(place.url, "")
+                backend.health = backend.health.readmitted(loop.time())
+                self._pool.reporter.report_failure(backend.url, "")
                 self._pool.wake()
             else:
-                place.health = place.health.ejected_longer(loop.time())
+                backend.health = backend.health.ejected_longer(loop.time())
             return
-        place.health = place.health.after_check(well)
-        if place.health.fails_checks:
-            self._pool.eject(place, "does not answer")
-        elif place.health.is_suspect:
-            self._due[place.url] = loop.time() + _AGAIN_S
-        elif place.record.failure:
-            self._pool.reporter.report_failure(place.url, "")
+        backend.health = backend.health.after_check(well)
+        if backend.health.fails_checks:
+            self._pool.eject(backend, "does not answer")
+        elif backend.health.is_suspect:
+            self._due[backend.url] = loop.time() + _AGAIN_S
+        elif backend.record.failure:
+            self._pool.reporter.report_failure(backend.url, "")
 
-    async def _see_weights(self, place: Backend) -> None:
+    async def _see_weights(self, backend: Backend) -> None:
         """Update the version of an engine: it may have been restarted, or be new and have the weights already."""
-        listed = place.record
-        if not listed.version or listed.paused or listed.to_name or place.info is None or not place.info.control:
+        listed = backend.record
+        if not listed.version or listed.paused or listed.to_name or backend.info is None or not backend.info.control:
             return
-        with self._pool.client(place).borrowed() as engine, contextlib.suppress(EngineError, TimeoutError):
+        with self._pool.client(backend).borrowed() as engine, contextlib.suppress(EngineError, TimeoutError):
             async with asyncio.timeout(_VERSION_S):
                 version = await engine.version()
-            if version and version != listed.engine_version and place.record == listed:
-                place.record = replace(listed, engine_version=version, engine_paused="")
-                writing = asyncio.ensure_future(self._pool.reporter.report_done(place.url, listed.n_done, "", version))
+            if version and version != listed.engine_version and backend.record == listed:
+                backend.record = replace(listed, engine_version=version, engine_paused="")
+                writing = asyncio.ensure_future(
+                    self._pool.reporter.report_done(backend.url, listed.n_done, "", version)
+                )
                 # an unreachable store gets it later; calls that wait for this engine need not wait for that
                 await asyncio.wait([writing], timeout=_STORE_S)
                 self._pool.wake()
 
-    async def _give_weights(self, place: Backend) -> None:
+    async def _give_weights(self, backend: Backend) -> None:
         """Make an engine that lacks the farm's weights load them from the path that the trainer gave."""
-        self._weights_due[place.url] = asyncio.get_running_loop().time() + _WEIGHTS_AGAIN_S
+        self._weights_due[backend.url] = asyncio.get_running_loop().time() + _WEIGHTS_AGAIN_S
         if not await self._pool.reporter.is_leader():
             return
-        listed = place.record
-        log.info("engine %s loads version %s of the weights from %s", place.url, listed.version, listed.weights_path)
+        listed = backend.record
+        log.info("engine %s loads version %s of the weights from %s", backend.url, listed.version, listed.weights_path)
         try:
-            await load_weights(place, listed, self._pool)
+            await load_weights(backend, listed, self._pool)
         except EngineError as error:
-            log.warning("engine %s could not load the weights: %s", place.url, error)
+            log.warning("engine %s could not load the weights: %s", backend.url, error)
             self._pool.reporter.report_failure(
-                place.url, f"could not load the weights from {listed.weights_path}: {error}"
+                backend.url, f"could not load the weights from {listed.weights_path}: {error}"
             )
             return
-        self._pool.reporter.report_failure(place.url, "")
+        self._pool.reporter.report_failure(backend.url, "")
         self._pool.wake()
 
-    def _order(self, place: Backend) -> None:
+    def _order(self, backend: Backend) -> None:
         """Begin to send an engine its orders; a newer one replaces one that is being sent."""
-        key, number = ("order", place.url), place.record.n_orders
+        key, number = ("order", backend.url), backend.record.n_orders
         running = self._jobs.get(key)
-        if running is not None and self._orders.get(place.url) != number:
+        if running is not None and self._orders.get(backend.url) != number:
             running.cancel()
             del self._jobs[key]
             running = None
         if running is None:
-            self._orders[place.url] = number
+            self._orders[backend.url] = number
             # an order implies that the engine is there: it may have come back a moment ago
-            place.health = replace(place.health, ejected_until=0.0)
-            self._due[place.url] = 0.0
-            self._begin(*key, self._give_orders(place, number))
+            backend.health = replace(backend.health, ejected_until=0.0)
+            self._due[backend.url] = 0.0
+            self._begin(*key, self._give_orders(backend, number))
 
-    async def _give_orders(self, place: Backend, number: int) -> None:
+    async def _give_orders(self, backend: Backend, number: int) -> None:
         pause_s = _ORDER_S[0]
-        while place.record.n_orders == number and place.record.n_done < number:
+        while backend.record.n_orders == number and backend.record.n_done < number:
             if await self._pool.reporter.is_leader():
                 try:
-                    await carry_out(place, place.record, self._pool)
+                    await carry_out(backend, backend.record, self._pool)
                     return
                 except EngineError as error:
-                    log.warning("engine %s does not follow an order: %s", place.url, error)
-                    self._pool.reporter.report_failure(place.url, f"does not follow an order: {error}")
+                    log.warning("engine %s does not follow an order: %s", backend.url, error)
+                    self._pool.reporter.report_failure(backend.url, f"does not follow an order: {error}")
             await asyncio.sleep(pause_s)
             pause_s = min(pause_s * 2, _ORDER_S[1])
 

@@ -35,43 +35,43 @@ class ControlledPool(Protocol):
 
     reporter: EngineReporter
 
-    def client(self, place: Backend) -> SharedEngine: ...
-    def eject(self, place: Backend, why: str) -> None: ...
+    def client(self, backend: Backend) -> SharedEngine: ...
+    def eject(self, backend: Backend, why: str) -> None: ...
 
 
-async def carry_out(place: Backend, listed: EngineRecord, pool: ControlledPool) -> None:
+async def carry_out(backend: Backend, listed: EngineRecord, pool: ControlledPool) -> None:
     """Send an engine all orders that `listed` holds. Raises EngineError if it is healthy but does not follow."""
-    if place.info is None or (place.health.is_ejected and not place.info.control):
+    if backend.info is None or (backend.health.is_ejected and not backend.info.control):
         paused, version = _LOST, listed.engine_version
-    elif not place.info.control:
+    elif not backend.info.control:
         # the pools carry the pause out: they hold their calls back
         paused, version = listed.paused, _named(listed)
     else:
-        with pool.client(place).borrowed() as engine:
-            paused, version = await _tell(engine, place, listed, pool)
-    await pool.reporter.report_done(place.url, listed.n_orders, paused, version)
-    if place.record.n_orders == listed.n_orders:
+        with pool.client(backend).borrowed() as engine:
+            paused, version = await _tell(engine, backend, listed, pool)
+    await pool.reporter.report_done(backend.url, listed.n_orders, paused, version)
+    if backend.record.n_orders == listed.n_orders:
         # the record that the farm sends will say so, too, but a moment later
-        place.record = replace(place.record, n_done=listed.n_orders, engine_paused=paused, engine_version=version)
+        backend.record = replace(backend.record, n_done=listed.n_orders, engine_paused=paused, engine_version=version)
 
 
-async def _tell(engine: Engine, place: Backend, listed: EngineRecord, pool: ControlledPool) -> tuple[Paused, str]:
+async def _tell(engine: Engine, backend: Backend, listed: EngineRecord, pool: ControlledPool) -> tuple[Paused, str]:
     """Send the orders; return the pause of the engine then, and the version of the weights it is known to have."""
     try:
-        if (place.known_pause or listed.engine_paused) and await engine.paused() is False:
+        if (backend.known_pause or listed.engine_paused) and await engine.paused() is False:
             version = await engine.version()
-            if place.known_pause or (listed.engine_version and version != listed.engine_version):
+            if backend.known_pause or (listed.engine_version and version != listed.engine_version):
                 # it was restarted, and weights that were pushed meanwhile may have gone to the process before
-                place.known_pause = ""
+                backend.known_pause = ""
                 return _LOST, version
-        if listed.paused and not listed.paused == listed.engine_paused == place.known_pause:
+        if listed.paused and not listed.paused == listed.engine_paused == backend.known_pause:
             if listed.paused == "drain":
-                await _settled(place, listed, pool)
-            await pool.reporter.report_done(place.url, listed.n_done, listed.paused, listed.engine_version)
+                await _settled(backend, listed, pool)
+            await pool.reporter.report_done(backend.url, listed.n_done, listed.paused, listed.engine_version)
             await engine.pause(listed.paused)
-            place.known_pause = listed.paused
+            backend.known_pause = listed.paused
             if listed.paused == "abort":
-                await _abort_late(engine, place, listed, pool)
+                await _abort_late(engine, backend, listed, pool)
         if listed.to_name:
             await engine.set_version(listed.version)
         if listed.engine_paused and not listed.paused:
@@ -79,35 +79,35 @@ async def _tell(engine: Engine, place: Backend, listed: EngineRecord, pool: Cont
     except EngineError:
         if await engine.healthy():
             raise
-        if not place.health.is_ejected:
-            pool.eject(place, "does not answer")
+        if not backend.health.is_ejected:
+            pool.eject(backend, "does not answer")
         return _LOST, listed.engine_version
     return listed.paused, _named(listed)
 
 
-async def load_weights(place: Backend, listed: EngineRecord, pool: ControlledPool) -> None:
+async def load_weights(backend: Backend, listed: EngineRecord, pool: ControlledPool) -> None:
     """Make an engine load the farm's weights from their path, and name them. Raises EngineError."""
-    with pool.client(place).borrowed() as engine:
+    with pool.client(backend).borrowed() as engine:
         await engine.load_weights(listed.weights_path)
         await engine.set_version(listed.version)
     # ignored if newer orders have been given since
-    await pool.reporter.report_done(place.url, listed.n_done, listed.engine_paused, listed.version)
-    if place.record == listed:
-        place.record = replace(listed, engine_version=listed.version)
+    await pool.reporter.report_done(backend.url, listed.n_done, listed.engine_paused, listed.version)
+    if backend.record == listed:
+        backend.record = replace(listed, engine_version=listed.version)
 
 
-async def _settled(place: Backend, listed: EngineRecord, pool: ControlledPool) -> None:
+async def _settled(backend: Backend, listed: EngineRecord, pool: ControlledPool) -> None:
     """Wait until no worker has a call in flight there; a newer order cancels that."""
-    while not await pool.reporter.has_settled(place.url, listed.n_orders):  # noqa: ASYNC110 - other processes report it
+    while not await pool.reporter.has_settled(backend.url, listed.n_orders):  # noqa: ASYNC110 - other processes report it
         await asyncio.sleep(_POLL_S)
 
 
-async def _abort_late(engine: Engine, place: Backend, listed: EngineRecord, pool: ControlledPool) -> None:
+async def _abort_late(engine: Engine, backend: Backend, listed: EngineRecord, pool: ControlledPool) -> None:
     """Repeat an abort until no worker has a call in flight there, a few times at most."""
     for _ in range(_N_ABORTS):
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_ABORT_AGAIN_S):
-                await _settled(place, listed, pool)
+                await _settled(backend, listed, pool)
                 return
         await engine.pause("abort")
 

@@ -27,14 +27,14 @@ _SLOW_TOKENS_S = 20.0
 class EnginePool:
     """The engines of a worker process, for one event loop at a time.
 
-    `fleet` returns the listed engines; it is called before each call, so it must be fast, and `changed` must be called
-    when its result changes. `none_s` is the time that a call waits for an engine if none is listed at all, `weights_s`
-    for one that has the farm's weights if none has, `away_s` while all are out.
+    `list_engines` returns the listed engines. It runs before each call, so it must be fast; call `changed` when its
+    result changes. A call waits `none_s` seconds if no engine is listed, `weights_s` if none has the farm's weights,
+    and `away_s` while all are ejected.
     """
 
     def __init__(
         self,
-        fleet: Callable[[], Sequence[EngineRecord]],
+        list_engines: Callable[[], Sequence[EngineRecord]],
         *,
         open_engine: OpenEngine = open_engine,
         detect: Detect = detect,
@@ -50,9 +50,9 @@ class EnginePool:
         self.none_s = none_s
         self.weights_s = weights_s
         self.away_s = away_s
-        self._fleet = fleet
+        self._list_engines = list_engines
         self._open = open_engine
-        self._places: dict[str, Backend] = {}
+        self._backends: dict[str, Backend] = {}
         self._seen: tuple[EngineRecord, ...] | None = None
         self._monitor = Monitor(self, detect, check_s)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -61,11 +61,11 @@ class EnginePool:
     @property
     def newest_version(self) -> str:
         """The newest version that was ordered for any shared engine; empty if there is none."""
-        shared = (listed for listed in self._fleet() if not listed.reserved_for)
+        shared = (listed for listed in self._list_engines() if not listed.reserved_for)
         return max((listed.version for listed in shared), key=version_number, default="")
 
     def version_of(self, url: str) -> str:
-        return self._places[url].record.engine_version if url in self._places else ""
+        return self._backends[url].record.engine_version if url in self._backends else ""
 
     async def start(self) -> None:
         """Start the monitor. The first call does so, too; an idle worker has to monitor its engines as well."""
@@ -81,7 +81,7 @@ class EnginePool:
         if self._loop is not asyncio.get_running_loop():
             return
         await self._monitor.stop()
-        clients = [place.client for place in self._places.values() if place.client is not None]
+        clients = [backend.client for backend in self._backends.values() if backend.client is not None]
         self._forget_loop()
         for client in clients:
             await client.aclose()
@@ -89,11 +89,11 @@ class EnginePool:
     def _forget_loop(self) -> None:
         self._loop = None
         self._waiters = set()
-        for place in self._places.values():
-            place.client = None
+        for backend in self._backends.values():
+            backend.client = None
 
     def changed(self) -> None:
-        """Sync soon, as the fleet has changed. Thread-safe."""
+        """Schedule a sync with the changed list. Thread-safe."""
         loop = self._loop
         if loop is not None:
             # on a loop that is closed by now, no call waits
@@ -101,48 +101,48 @@ class EnginePool:
                 loop.call_soon_threadsafe(self.sync)
 
     def sync(self) -> None:
-        """Take over the current list of the fleet."""
-        now = tuple(self._fleet())
+        """Add, update and remove backends by the current list."""
+        now = tuple(self._list_engines())
         if now == self._seen:
             return
         first, self._seen = self._seen is None, now
         listed = {each.address.url: each for each in now}
-        for url in self._places.keys() - listed.keys():
-            place = self._places.pop(url)
-            if place.frozen:
+        for url in self._backends.keys() - listed.keys():
+            backend = self._backends.pop(url)
+            if backend.frozen:
                 # it will not be resumed
-                place.abort_calls("is not listed any more", died=False)
-            place.drop_client()
+                backend.abort_calls("is not listed any more", died=False)
+            backend.drop_client()
             self._monitor.forget(url)
             self.load_tracker.forget(url)
         for url, each in listed.items():
-            if url not in self._places:
+            if url not in self._backends:
                 # engines that were listed before this process began are not new to the farm
-                self._places[url] = Backend(each, EngineHealth(None if first else self.now()))
-            elif self._places[url].update(each):
-                self._monitor.doubt(self._places[url])
+                self._backends[url] = Backend(each, EngineHealth(None if first else self.now()))
+            elif self._backends[url].update(each):
+                self._monitor.doubt(self._backends[url])
         self._hold_back()
         self._monitor.look()
         self.wake()
 
     def _hold_back(self) -> None:
-        for place in self._places.values():
-            has_control = place.info is not None and place.info.control
-            if place.record.paused == "abort" and not has_control:
-                place.abort_calls("is paused for new weights", died=False)
+        for backend in self._backends.values():
+            has_control = backend.info is not None and backend.info.control
+            if backend.record.paused == "abort" and not has_control:
+                backend.abort_calls("is paused for new weights", died=False)
         self.report()
 
     def report(self) -> None:
         """Report the calls in flight, and the orders that this process follows."""
         result: dict[str, InFlight] = {}
-        for url, place in self._places.items():
+        for url, backend in self._backends.items():
             load = self.load_tracker.own(url)
-            result[url] = InFlight(place.record.n_orders, load.n_calls, load.n_tokens)
+            result[url] = InFlight(backend.record.n_orders, load.n_calls, load.n_tokens)
         self.reporter.report(result)
 
     @property
     def backends(self) -> Sequence[Backend]:
-        return list(self._places.values())
+        return list(self._backends.values())
 
     def now(self) -> float:
         """Return the time of its event loop. Thread-safe."""
@@ -164,99 +164,99 @@ class EnginePool:
             self._waiters.discard(waiter)
             waiter.cancel()
 
-    def candidates(self, places: Sequence[Backend]) -> list[Candidate]:
+    def candidates(self, backends: Sequence[Backend]) -> list[Candidate]:
         """Return them as `choose` takes them; an engine whose speed is unknown counts with the mean of the others."""
-        speeds = {place.url: self.load_tracker.speed(place.url) for place in places}
+        speeds = {backend.url: self.load_tracker.speed(backend.url) for backend in backends}
         known = [speed for speed in speeds.values() if speed]
         usual = sum(known) / len(known) if known else 1.0
         return [
             Candidate(
-                place.url,
-                self.load_tracker.of(place.url).n_tokens,
-                (speeds[place.url] or usual) * place.health.share(self.now()),
+                backend.url,
+                self.load_tracker.of(backend.url).n_tokens,
+                (speeds[backend.url] or usual) * backend.health.share(self.now()),
             )
-            for place in places
+            for backend in backends
         ]
 
     @asynccontextmanager
     async def lend(
-        self, place: Backend, rollout_id: str, n_tokens: int, freeze: Callable[[int], None]
+        self, backend: Backend, rollout_id: str, n_tokens: int, freeze: Callable[[int], None]
     ) -> AsyncIterator[Engine]:
         """Yield an engine for a call of `n_tokens`, and record its outcome. `freeze` is that of InFlightCall.
 
         Raises the errors of the block, and CallAborted if the pool aborts the call.
         """
         try:
-            async with self._in_flight(place, n_tokens, freeze) as engine:
+            async with self._in_flight(backend, n_tokens, freeze) as engine:
                 yield engine
         except (ExpertsMissing, ImagesRefused):
             raise
         except EngineUnfit:
             # its capabilities are not the detected ones, or not any more
-            place.is_undetected = True
-            self._monitor.doubt(place)
+            backend.is_undetected = True
+            self._monitor.doubt(backend)
             raise
         except (EngineRefused, CallAborted):
             raise
         except EngineBusy as busy:
-            place.mark_busy(self.now(), busy.retry_after_s)
+            backend.mark_busy(self.now(), busy.retry_after_s)
             raise
         except EngineError as error:
-            place.health = place.health.after_failure(rollout_id)
-            if which := place.health.failed_calls:
-                self.eject(place, f"failed {which}, the last with: {error}")
-            self._monitor.doubt(place)
+            backend.health = backend.health.after_failure(rollout_id)
+            if which := backend.health.failed_calls:
+                self.eject(backend, f"failed {which}, the last with: {error}")
+            self._monitor.doubt(backend)
             raise
 
     @asynccontextmanager
-    async def _in_flight(self, place: Backend, n_tokens: int, freeze: Callable[[int], None]) -> AsyncIterator[Engine]:
-        url, client, started = place.url, self.client(place), self.now()
+    async def _in_flight(self, backend: Backend, n_tokens: int, freeze: Callable[[int], None]) -> AsyncIterator[Engine]:
+        url, client, started = backend.url, self.client(backend), self.now()
         with (
-            self._reported_if_idle(place),
+            self._reported_if_idle(backend),
             client.borrowed() as engine,
             self.load_tracker.taken(url, n_tokens),
-            place.track_call(freeze) as flight,
+            backend.track_call(freeze) as call,
         ):
             beside = self.load_tracker.of(url).n_calls
             try:
-                async with flight.timeout:
+                async with call.timeout:
                     yield engine
             except TimeoutError:
-                if flight.reason is not None and flight.timeout.expired():
-                    raise flight.reason from None
+                if call.reason is not None and call.timeout.expired():
+                    raise call.reason from None
                 raise
             beside += self.load_tracker.of(url).n_calls
-        place.health = place.health.after_answer()
-        place.last_answer_at = self.now()
+        backend.health = backend.health.after_answer()
+        backend.last_answer_at = self.now()
         self.load_tracker.measured(url, n_tokens, self.now() - started, beside / 2)
 
     @contextmanager
-    def _reported_if_idle(self, place: Backend) -> Iterator[None]:
+    def _reported_if_idle(self, backend: Backend) -> Iterator[None]:
         """Report when the last call on a paused engine has ended: a drain waits for that."""
         try:
             yield
         finally:
-            if place.record.paused and not self.load_tracker.own(place.url).n_calls:
+            if backend.record.paused and not self.load_tracker.own(backend.url).n_calls:
                 self.report()
 
-    def longest_s(self, place: Backend, n_tokens: int) -> float:
+    def longest_s(self, backend: Backend, n_tokens: int) -> float:
         """Return the most seconds that a call of `n_tokens` should take an engine under its current load."""
-        speed, n_calls = self.load_tracker.speed(place.url), self.load_tracker.of(place.url).n_calls
+        speed, n_calls = self.load_tracker.speed(backend.url), self.load_tracker.of(backend.url).n_calls
         if not speed:
             return n_tokens / _SLOW_TOKENS_S
         return _SLACK * n_tokens * math.sqrt(max(n_calls, 1)) / speed
 
-    def client(self, place: Backend) -> SharedEngine:
-        return place.open_client(self._open)
+    def client(self, backend: Backend) -> SharedEngine:
+        return backend.open_client(self._open)
 
-    async def check_suspects(self, places: Sequence[Backend]) -> None:
+    async def check_suspects(self, backends: Sequence[Backend]) -> None:
         """Check the health of these engines, and wait for the results."""
-        await asyncio.gather(*[self._monitor.check(place) for place in places])
+        await asyncio.gather(*[self._monitor.check(backend) for backend in backends])
 
-    def eject(self, place: Backend, why: str) -> None:
+    def eject(self, backend: Backend, why: str) -> None:
         """Take an engine out of use for a while; the calls that run there move to other engines."""
-        place.health = place.health.ejected(self.now(), why)
-        self.reporter.report_failure(place.url, why)
-        place.abort_calls(f"is out: it {why}", died=True)
+        backend.health = backend.health.ejected(self.now(), why)
+        self.reporter.report_failure(backend.url, why)
+        backend.abort_calls(f"is out: it {why}", died=True)
         self._monitor.look()
         self.wake()

@@ -33,46 +33,46 @@ class RetryState:
     unfit: frozenset[str] = frozenset()
     lives: frozenset[tuple[Backend, int]] = frozenset()
 
-    def after_failure(self, place: Backend, error: EngineError, now: float, jitter: float) -> RetryState:
+    def after_failure(self, backend: Backend, error: EngineError, now: float, jitter: float) -> RetryState:
         """Return the state after a try that ended without an answer; `jitter` multiplies the pause that follows."""
-        n_ejected = place.health.n_ejected
+        n_ejected = backend.health.n_ejected
         if isinstance(error, CallAborted):
-            lives = self.lives | {(place, n_ejected - 1)} if error.died else self.lives
+            lives = self.lives | {(backend, n_ejected - 1)} if error.died else self.lives
             return replace(self, last=str(error), n_failures=self.n_failures + error.died, lives=lives)
-        n = self.failures.get(place.url, 0) + 1
+        n = self.failures.get(backend.url, 0) + 1
         pause_s = min(_BACKOFF_S[0] * 2 ** min(n - 1, _DOUBLINGS), _BACKOFF_S[1]) * jitter
         return replace(
             self,
             last=str(error),
             n_failures=self.n_failures + 1,
-            failures={**self.failures, place.url: n},
-            not_before={**self.not_before, place.url: now + pause_s},
-            lives=self.lives | {(place, n_ejected)},
+            failures={**self.failures, backend.url: n},
+            not_before={**self.not_before, backend.url: now + pause_s},
+            lives=self.lives | {(backend, n_ejected)},
         )
 
-    def after_unfit(self, place: Backend, error: EngineUnfit, now: float) -> RetryState:
+    def after_unfit(self, backend: Backend, error: EngineUnfit, now: float) -> RetryState:
         """Return the state after a try on an engine that is unfit for this call; another may be fit."""
-        not_before = {**self.not_before, place.url: now + _BACKOFF_S[1]}
-        return replace(self, last=str(error), unfit=self.unfit | {place.url}, not_before=not_before)
+        not_before = {**self.not_before, backend.url: now + _BACKOFF_S[1]}
+        return replace(self, last=str(error), unfit=self.unfit | {backend.url}, not_before=not_before)
 
     def unfit_everywhere(self, serving: Sequence[Backend]) -> bool:
         """Return whether every engine is unfit for the call."""
-        return all(place.url in self.unfit for place in serving)
+        return all(backend.url in self.unfit for backend in serving)
 
     def may_try(self, url: str, now: float) -> bool:
         return self.not_before.get(url, 0.0) <= now
 
-    def failed_on(self, place: Backend) -> bool:
-        return place.url in self.failures
+    def failed_on(self, backend: Backend) -> bool:
+        return backend.url in self.failures
 
     def failed_everywhere(self, in_use: Sequence[Backend]) -> bool:
         """Return whether the call has failed `_MAX_FAILURES` times on each engine in use."""
-        return bool(in_use) and all(self.failures.get(place.url, 0) >= _MAX_FAILURES for place in in_use)
+        return bool(in_use) and all(self.failures.get(backend.url, 0) >= _MAX_FAILURES for backend in in_use)
 
     @property
     def kills_engines(self) -> bool:
         """True if so many engines were ejected after the call failed there that it may be the cause."""
-        return sum(place.health.n_ejected > n_before for place, n_before in self.lives) >= _MAX_DEATHS
+        return sum(backend.health.n_ejected > n_before for backend, n_before in self.lives) >= _MAX_DEATHS
 
 
 @dataclass(slots=True, eq=False)

@@ -45,10 +45,10 @@ class RoutingKey:
 
 
 @dataclass(frozen=True, slots=True)
-class _Flight:
-    """A try of a call that runs on an engine, and the progress of its request."""
+class _RunningTry:
+    """A try of a call on an engine, and the progress of its request."""
 
-    place: Backend
+    backend: Backend
     progress: Progress
     call: Call
 
@@ -63,8 +63,8 @@ class StickyRouter:
         self._waits: dict[int, str] = {}
         self._n_waits = 0
         self._began: float | None = None
-        self._calls: dict[Call, _Flight | None] = {}
-        """The calls under way, each with its flight while it runs on an engine."""
+        self._calls: dict[Call, _RunningTry | None] = {}
+        """The current calls, each with its running try, if an engine has one."""
         self._n_paused = 0
         self._paused_since = 0.0
         self._paused_s = 0.0
@@ -72,27 +72,29 @@ class StickyRouter:
     @property
     def blocked(self) -> str:
         """The reason why a call gets no answer now; empty if it may get one, or only waits for new weights."""
-        flights = [flight for flight in self._calls.values() if flight is not None]
-        places = (flight.place for flight in flights)
-        deaf = (f"engine {place.url} {_why_out(place)}" for place in places if place.health.is_ejected)
+        tries = [running for running in self._calls.values() if running is not None]
+        backends = (running.backend for running in tries)
+        ejected = (f"engine {backend.url} {_why_out(backend)}" for backend in backends if backend.health.is_ejected)
         # a call whose tries mostly failed counts as blocked even while a retry runs
         again = (call.failure for call in self._calls if call.failure and call.is_mostly_failed(self._pool.now()))
-        stalled = (f"engine {each.place.url} {each.progress.stalled}" for each in flights if each.progress.stalled)
-        silent = map(self._silent, flights)
-        return next((reason for reason in (*self._waits.values(), *deaf, *stalled, *again, *silent) if reason), "")
+        stalled = (f"engine {each.backend.url} {each.progress.stalled}" for each in tries if each.progress.stalled)
+        silent = map(self._silent, tries)
+        return next((reason for reason in (*self._waits.values(), *ejected, *stalled, *again, *silent) if reason), "")
 
-    def _silent(self, flight: _Flight) -> str:
+    def _silent(self, running: _RunningTry) -> str:
         """Return why a call in flight is overdue, by this module's rule; empty if it may be a long answer."""
-        place, call = flight.place, flight.call
+        backend, call = running.backend, running.call
         if call.most_tokens is None:
             return ""
         now, began = self._pool.now(), self._began or 0.0
-        silent_s = min(now - call.since - (self.paused_s - call.paused_s), flight.progress.silent_s)
-        longest_s = self._pool.longest_s(place, call.most_tokens)
+        silent_s = min(now - call.since - (self.paused_s - call.paused_s), running.progress.silent_s)
+        longest_s = self._pool.longest_s(backend, call.most_tokens)
         in_all_s = now - began - self.paused_s
         if silent_s <= max(_SILENT_S, longest_s, _SILENT_SHARE * in_all_s):
             return ""
-        return f"engine {place.url} has sent nothing for {silent_s:.0f} s, and no answer should take {longest_s:.0f} s"
+        return (
+            f"engine {backend.url} has sent nothing for {silent_s:.0f} s, and no answer should take {longest_s:.0f} s"
+        )
 
     @property
     def paused_s(self) -> float:
@@ -107,7 +109,7 @@ class StickyRouter:
     @property
     def context_tokens(self) -> int | None:
         """The shortest context of the engines that may answer; None if it is not known of any."""
-        infos = (place.info for place in self._serving())
+        infos = (backend.info for backend in self._serving())
         return min((info.context_tokens for info in infos if info and info.context_tokens), default=None)
 
     def version_of(self, url: str) -> str:
@@ -127,26 +129,26 @@ class StickyRouter:
         self._began = call.began if self._began is None else self._began
         self._calls[call] = None
         try:
-            place = await self._pick_backend(call)
-            log_also(engine=place.url)
+            backend = await self._pick_backend(call)
+            log_also(engine=backend.url)
             call.since, call.paused_s = self._pool.now(), self.paused_s
-            lent = self._pool.lend(place, self._key.rollout_id, max(1, call.n_tokens), self._hold)
+            lent = self._pool.lend(backend, self._key.rollout_id, max(1, call.n_tokens), self._hold)
             try:
                 with watched() as progress:
-                    self._calls[call] = _Flight(place, progress, call)
+                    self._calls[call] = _RunningTry(backend, progress, call)
                     async with lent as engine:
                         yield engine
             except EngineError as error:
                 self._calls[call] = None
-                await self._record_failure(call, place, error)
+                await self._record_failure(call, backend, error)
         finally:
             del self._calls[call]
 
-    async def _record_failure(self, call: Call, place: Backend, error: EngineError) -> None:
+    async def _record_failure(self, call: Call, backend: Backend, error: EngineError) -> None:
         """Record a failed try in its call. Raises the error to end the call with, if no other try may mend it."""
         now = self._pool.now()
         if isinstance(error, EngineUnfit):
-            call.tries = call.tries.after_unfit(place, error, now)
+            call.tries = call.tries.after_unfit(backend, error, now)
             if call.tries.unfit_everywhere(self._serving()):
                 raise error
         elif isinstance(error, EngineRefused):
@@ -155,7 +157,7 @@ class StickyRouter:
             call.tries = replace(call.tries, last=str(error))
             call.failed(call.tries.last, now)
         else:
-            call.tries = call.tries.after_failure(place, error, now, jitter=random.uniform(0.5, 1.0))  # noqa: S311 - no secret
+            call.tries = call.tries.after_failure(backend, error, now, jitter=random.uniform(0.5, 1.0))  # noqa: S311 - no secret
             if not isinstance(error, CallAborted) or error.died:
                 call.failed(call.tries.last, now)
             if await self._should_give_up(call.tries):
@@ -173,22 +175,22 @@ class StickyRouter:
         """Return whether the call keeps failing on healthy engines, or several engines failed because of it."""
         if tries.n_failures > 1:
             # before it goes to another engine: the call may be what made the last ones fail
-            await self._pool.check_suspects([place for place in self._in_use() if tries.failed_on(place)])
+            await self._pool.check_suspects([backend for backend in self._in_use() if tries.failed_on(backend)])
         return tries.kills_engines or tries.failed_everywhere(self._in_use())
 
     def _in_use(self) -> list[Backend]:
         return [
-            place
-            for place in self._serving()
-            if not (place.record.paused or place.health.is_ejected or place.health.is_suspect)
+            backend
+            for backend in self._serving()
+            if not (backend.record.paused or backend.health.is_ejected or backend.health.is_suspect)
         ]
 
     def _serving(self) -> list[Backend]:
         """Return the engines of the model that this rollout may use, now or later."""
         return [
-            place
-            for place in self._pool.backends
-            if place.serves(self._key.model) and (place.record.state == "active" or place.url == self._url)
+            backend
+            for backend in self._pool.backends
+            if backend.serves(self._key.model) and (backend.record.state == "active" or backend.url == self._url)
         ]
 
     async def _pick_backend(self, call: Call) -> Backend:
@@ -199,11 +201,11 @@ class StickyRouter:
             self._pool.sync()
             now = self._pool.now()
             serving = self._serving()
-            ready = [place for place in serving if _ready(place, now) and tries.may_try(place.url, now)]
+            ready = [backend for backend in serving if _ready(backend, now) and tries.may_try(backend.url, now)]
             if ready:
                 group = self._key.group_id or self._key.rollout_id
                 self._url = choose(self._pool.candidates(ready), n_tokens, group, self._url)
-                return next(place for place in ready if place.url == self._url)
+                return next(backend for backend in ready if backend.url == self._url)
             # a trainer that is started again registers the engines of its run
             if unlisted.lasts(not serving and not is_reserved(self._key.model), now, self._pool.none_s):
                 raise EngineError(self._none())
@@ -211,7 +213,7 @@ class StickyRouter:
                 raise EngineError(f"waited {self._pool.away_s:g} s in vain: {self._why(serving, tries, now)}")
             if lacking.lasts(_lacks_weights(serving), now, self._pool.weights_s):
                 raise WeightsMissing(f"no engine has the farm's weights: {self._why(serving, tries, now)}")
-            is_held = lacking.holds or any(place.record.paused or place.naming for place in serving)
+            is_held = lacking.holds or any(backend.record.paused or backend.naming for backend in serving)
             with self._waiting("" if is_held else self._why(serving, tries, now), is_held):
                 await self._pool.wait_for_change(_poll_delay_s(serving, tries, now))
 
@@ -235,7 +237,7 @@ class StickyRouter:
     def _why(self, serving: Sequence[Backend], tries: RetryState, now: float) -> str:
         if not serving:
             return self._none()
-        return "; ".join(f"engine {place.url} {_why_not(place, tries, now)}" for place in serving[:4])
+        return "; ".join(f"engine {backend.url} {_why_not(backend, tries, now)}" for backend in serving[:4])
 
 
 class _Spell:
@@ -255,45 +257,45 @@ class _Spell:
 
 
 def _all_out(serving: Sequence[Backend]) -> bool:
-    return bool(serving) and all(place.health.is_ejected for place in serving)
+    return bool(serving) and all(backend.health.is_ejected for backend in serving)
 
 
 def _lacks_weights(serving: Sequence[Backend]) -> bool:
     """Return whether no engine can take calls until it gets the farm's weights; ejected engines do not count."""
-    lacks = [place.missing_version or place.naming for place in serving if not place.health.is_ejected]
-    return bool(lacks) and all(lacks) and not any(place.record.paused for place in serving)
+    lacks = [backend.missing_version or backend.naming for backend in serving if not backend.health.is_ejected]
+    return bool(lacks) and all(lacks) and not any(backend.record.paused for backend in serving)
 
 
-def _ready(place: Backend, now: float) -> bool:
-    engine_health = place.health
-    free = place.info is not None and not engine_health.is_ejected and engine_health.busy_until <= now
-    return free and not place.record.paused and not place.missing_version and not place.naming
+def _ready(backend: Backend, now: float) -> bool:
+    engine_health = backend.health
+    free = backend.info is not None and not engine_health.is_ejected and engine_health.busy_until <= now
+    return free and not backend.record.paused and not backend.missing_version and not backend.naming
 
 
-def _why_not(place: Backend, tries: RetryState, now: float) -> str:
-    if place.health.is_ejected:
-        return _why_out(place)
-    if place.missing_version:
-        return f"does not have the weights {place.missing_version}: push them and name them, or remove it"
-    if place.naming:
-        return f"has not been told yet that its weights are {place.record.version}"
-    if place.info is None:
+def _why_not(backend: Backend, tries: RetryState, now: float) -> str:
+    if backend.health.is_ejected:
+        return _why_out(backend)
+    if backend.missing_version:
+        return f"does not have the weights {backend.missing_version}: push them and name them, or remove it"
+    if backend.naming:
+        return f"has not been told yet that its weights are {backend.record.version}"
+    if backend.info is None:
         return "has not been asked yet what it can do"
-    if place.health.busy_until > now:
-        return f"is busy for {place.health.busy_until - now:.0f} s more ({tries.last})"
+    if backend.health.busy_until > now:
+        return f"is busy for {backend.health.busy_until - now:.0f} s more ({tries.last})"
     return f"failed this call: {tries.last}"
 
 
-def _why_out(place: Backend) -> str:
-    return f"is out: it {place.health.reason}"
+def _why_out(backend: Backend) -> str:
+    return f"is out: it {backend.health.reason}"
 
 
 def _poll_delay_s(serving: Sequence[Backend], tries: RetryState, now: float) -> float:
     """Return the seconds until the first of them may be tried again, with jitter to spread the calls that wait."""
     due = [
-        max(place.health.busy_until, tries.not_before.get(place.url, 0.0))
-        for place in serving
-        if not place.health.is_ejected
+        max(backend.health.busy_until, tries.not_before.get(backend.url, 0.0))
+        for backend in serving
+        if not backend.health.is_ejected
     ]
     soonest = min((each for each in due if each > now), default=now + _POLL_S)
     return min(soonest - now, _POLL_S) * (1 + _JITTER * random.random()) + 0.001  # noqa: S311 - no secret

@@ -7,7 +7,7 @@ import string
 from typing import Any
 
 from farm.records.trajectory import Message, ToolCall
-from workers.interfaces import Delta
+from workers.plugins.interfaces import Delta
 from workers.policy.tool_calls.splitter import Parsed
 
 _ALPHABET = string.ascii_letters + string.digits

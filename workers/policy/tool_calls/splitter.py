@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from farm.records.trajectory import ToolCall
-from workers.interfaces import Delta
+from workers.plugins.interfaces import Delta
 from workers.policy.tool_calls.scanner import Delimited, ScanResult, any_of, held_from
 
 _BLANK = re.compile(r"\s*")

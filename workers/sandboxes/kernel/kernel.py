@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
-from workers.interfaces import Artefact, CellResult
+from workers.plugins.interfaces import Artefact, CellResult
 from workers.sandboxes.kernel.cell_connection import PeerGone
 from workers.sandboxes.kernel.cell_protocol import MEDIA_TYPES
 from workers.sandboxes.kernel.interpreter import Interpreter, Program, Reply
@@ -33,7 +33,7 @@ async def open_kernel(entry: SandboxEntry, name: str = "") -> CellKernel:
 
 
 class CellKernel:
-    """See `workers.interfaces.Kernel`. One cell at a time."""
+    """See `workers.plugins.interfaces.Kernel`. One cell at a time."""
 
     def __init__(self, entry: SandboxEntry, name: str) -> None:
         self._entry = entry
@@ -44,7 +44,7 @@ class CellKernel:
         self._n_images = 0
 
     async def run(self, code: str, timeout_s: float) -> CellResult:
-        """See `workers.interfaces.Kernel.run`. Raises SandboxError if the sandbox is gone."""
+        """See `workers.plugins.interfaces.Kernel.run`. Raises SandboxError if the sandbox is gone."""
         notices = self._entry.notices()
         restarted = self._interpreter is None
         if self._interpreter is None:
@@ -79,7 +79,7 @@ class CellKernel:
         )
 
     async def restart(self) -> None:
-        """See `workers.interfaces.Kernel.restart`. Raises SandboxError if the sandbox is gone."""
+        """See `workers.plugins.interfaces.Kernel.restart`. Raises SandboxError if the sandbox is gone."""
         await self.close()
         self._interpreter = await Interpreter.started(self._entry, self._program, self._env)
 

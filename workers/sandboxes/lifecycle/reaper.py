@@ -37,13 +37,15 @@ def sweep(keep: Callable[[], Collection[str]], starting_s: float = STARTING_S) -
     A sandbox that is needed but broken is left to its user. Blocks; those that will not end cost seconds,
     all together.
     """
-    gone = _sweep(keep, starting_s, settings().stock_idle_s, STOP_S)
+    gone = _sweep(keep, starting_s, settings().warm_pool_idle_s, STOP_S)
     cgroups.sweep(folder_of_all())
     layers.sweep(settings().layer_idle_s)
     return gone
 
 
-def _sweep(keep: Callable[[], Collection[str]], starting_s: float, stock_idle_s: float, patience_s: float) -> list[str]:
+def _sweep(
+    keep: Callable[[], Collection[str]], starting_s: float, warm_pool_idle_s: float, patience_s: float
+) -> list[str]:
     """Sweep the sandboxes alone; returns the ids of those that are gone. Those of the warm pool have none."""
     parent = folder_of_all()
     result = sorted(parent.iterdir()) if parent.is_dir() else []
@@ -54,7 +56,7 @@ def _sweep(keep: Callable[[], Collection[str]], starting_s: float, stock_idle_s:
         if state.name not in wanted and not warm_pool.is_pooled(state) and not _is_kept(state.name)
     ]
     ours = [state for state in unwanted if SandboxRecord.load(state) or _abandoned(state, starting_s)]
-    dropped = [warm_pool.dropped(state, starting_s, stock_idle_s) for state in result if warm_pool.is_pooled(state)]
+    dropped = [warm_pool.dropped(state, starting_s, warm_pool_idle_s) for state in result if warm_pool.is_pooled(state)]
     gone = terminate_in([*ours, *filter(None, dropped)], patience_s)
     return sorted(state.name for state in gone if state in ours)
 
@@ -68,7 +70,7 @@ def sweep_all(patience_s: float = WAIT_TIMEOUT_S) -> None:
     parent = folder_of_all()
     while True:
         # their lifeline has ended them already
-        _sweep(tuple, starting_s=0.0, stock_idle_s=0.0, patience_s=patience_s / 2)
+        _sweep(tuple, starting_s=0.0, warm_pool_idle_s=0.0, patience_s=patience_s / 2)
         if not (parent.is_dir() and any(parent.iterdir())) or time.monotonic() > deadline:
             break
         time.sleep(_PAUSE_S)

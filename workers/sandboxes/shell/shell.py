@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from farm.errors import SandboxError, ToolError
-from workers.interfaces import ShellResult
+from workers.plugins.interfaces import ShellResult
 from workers.sandboxes.processes.entry import SandboxEntry
 from workers.sandboxes.processes.process_tree import Lineage, kill_tagged, new_tag
 from workers.sandboxes.shell.shell_protocol import CommandEnd
@@ -39,7 +39,7 @@ _REDIRECTED = "the output of this shell goes elsewhere, by an `exec` with a redi
 
 
 class BashShell:
-    """See `workers.interfaces.Shell`. Made by `open`; one command at a time."""
+    """See `workers.plugins.interfaces.Shell`. Made by `open`; one command at a time."""
 
     def __init__(self, entry: SandboxEntry) -> None:
         self._entry = entry
@@ -60,7 +60,7 @@ class BashShell:
         return shell
 
     async def run(self, command: str, timeout_s: float, *, interactive: bool = False) -> ShellResult:
-        """See `workers.interfaces.Shell.run`. A NUL in the command ends it there, as in a program's arguments."""
+        """See `workers.plugins.interfaces.Shell.run`. A NUL ends the command, as it ends a program's argument."""
         data = _encoded(command).partition(b"\0")[0]
         restarted = self._interactive and await self._end_interactive()
         if self._lost or self._session is None or not self._session.alive:
@@ -79,7 +79,7 @@ class BashShell:
         return await self._result(session, ended, restarted, timed_out=True)
 
     async def send(self, keys: bytes, wait_s: float) -> ShellResult:
-        """See `workers.interfaces.Shell.send`."""
+        """See `workers.plugins.interfaces.Shell.send`."""
         if not self._interactive or self._lost:
             raise ToolError("no interactive program is running: start one first")
         session = self._open_session()

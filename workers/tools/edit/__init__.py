@@ -12,7 +12,7 @@ from typing import ClassVar, Literal, TypeVar
 from pydantic import BaseModel, Field
 
 from farm.errors import ToolError
-from workers.interfaces import Observation, Sandbox
+from workers.plugins.interfaces import Observation, Sandbox
 from workers.tools import Arguments, lines, needed
 from workers.tools.edit.content import as_kept, as_read, end_of_line, line_at, line_end, lines_of
 from workers.tools.edit.excerpt import numbered, quoted, rows_of
@@ -43,7 +43,7 @@ class EditArguments(Arguments):
 
 
 class EditTool:
-    """See `workers.interfaces.Tool`. Keeps the text that its changes removed, for `undo_edit`."""
+    """See `workers.plugins.interfaces.Tool`. Keeps the text that its changes removed, for `undo_edit`."""
 
     name: ClassVar[str] = "edit"
     description: ClassVar[str] = (

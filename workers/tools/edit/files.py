@@ -11,7 +11,7 @@ import os
 from importlib.resources import files
 
 from farm.errors import ToolError
-from workers.interfaces import ExecResult, Sandbox
+from workers.plugins.interfaces import ExecResult, Sandbox
 from workers.tools import lines
 from workers.tools.edit.excerpt import listed, quoted
 from workers.tools.edit.history import Change, History, digest

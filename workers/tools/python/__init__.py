@@ -7,7 +7,7 @@ from typing import ClassVar
 from pydantic import BaseModel, Field
 
 from farm.errors import ToolError
-from workers.interfaces import Artefact, CellResult, Kernel, Observation, Sandbox
+from workers.plugins.interfaces import Artefact, CellResult, Kernel, Observation, Sandbox
 from workers.tools import Arguments, lines, needed, out_of_time
 from workers.tools.python.pictures import dimensions
 from workers.tools.terminal import TerminalOutput
@@ -36,7 +36,7 @@ class PythonArguments(Arguments):
 
 
 class PythonTool:
-    """See `workers.interfaces.Tool`. The interpreter is started by the first call."""
+    """See `workers.plugins.interfaces.Tool`. The interpreter is started by the first call."""
 
     name: ClassVar[str] = "python"
     description: ClassVar[str] = (

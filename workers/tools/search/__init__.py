@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field, StringConstraints
 
 from farm.errors import HandlerError
 from farm.settings import Settings, settings
-from workers.interfaces import Observation, Sandbox
+from workers.plugins.interfaces import Observation, Sandbox
 from workers.tools import Arguments
 from workers.tools.search.domains import Domains
 from workers.tools.search.query import SearchClient
@@ -30,7 +30,7 @@ class SearchArguments(Arguments):
 
 
 class SearchTool:
-    """See `workers.interfaces.Tool`. Needs no sandbox. `chosen` defaults to the settings of the process."""
+    """See `workers.plugins.interfaces.Tool`. Needs no sandbox. `chosen` defaults to the settings of the process."""
 
     name: ClassVar[str] = "search"
     description: ClassVar[str] = (

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import NamedTuple
 
-from workers.interfaces import Artefact
+from workers.plugins.interfaces import Artefact
 from workers.tools.terminal.screen import Screen, drawn, has_controls
 
 TEXT = "text/plain"

@@ -19,7 +19,7 @@ from farm.errors import ImageError
 from farm.settings import settings
 from tests.contract.sandboxes.dockerfiles.test_dockerfiles import built, context, said
 from tests.services.images import root_folder
-from workers.interfaces import Sandbox
+from workers.plugins.interfaces import Sandbox
 from workers.sandboxes.images.image import image
 from workers.sandboxes.images.image_aliases import set_alias
 from workers.sandboxes.launch_plan import start_build

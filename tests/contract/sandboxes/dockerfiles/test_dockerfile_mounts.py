@@ -11,7 +11,7 @@ import pytest
 from farm.errors import ImageError
 from tests.contract.sandboxes.dockerfiles.test_dockerfiles import built, context, said
 from tests.services.images import PROGRAMS, root_folder
-from workers.interfaces import Sandbox
+from workers.plugins.interfaces import Sandbox
 from workers.sandboxes.images.image_aliases import set_alias
 
 __all__ = ["context"]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.contract.sandboxes.dockerfiles.test_dockerfiles import built, context, said
-from workers.interfaces import Sandbox
+from workers.plugins.interfaces import Sandbox
 from workers.sandboxes.images.image_aliases import set_alias
 
 __all__ = ["context"]

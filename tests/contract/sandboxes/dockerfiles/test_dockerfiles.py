@@ -20,7 +20,7 @@ from tests.contract.sandboxes.sandbox_kinds import python
 from tests.services.farms import until
 from tests.services.images import PROGRAMS, root_folder
 from tests.services.servers.registry import registry
-from workers.interfaces import Sandbox, SandboxProvider
+from workers.plugins.interfaces import Sandbox, SandboxProvider
 from workers.sandboxes.images.dockerfile.image_config import Healthcheck
 from workers.sandboxes.images.image import Image, fallback_note, image
 from workers.sandboxes.images.image_aliases import set_alias

@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Coroutine
 from typing import Any
 
-from workers.interfaces import CellResult, Kernel
+from workers.plugins.interfaces import CellResult, Kernel
 
 BACK_ENDS: dict[str, tuple[str, tuple[str, ...]]] = {
     "ipython": ("", ()),

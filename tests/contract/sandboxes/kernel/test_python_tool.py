@@ -9,7 +9,7 @@ import pytest
 
 from farm.errors import ToolError
 from tests.contract.sandboxes.kernel.kernels import png, showing
-from workers.interfaces import Observation, Sandbox
+from workers.plugins.interfaces import Observation, Sandbox
 from workers.tools.python import PythonArguments, PythonTool
 
 Run: TypeAlias = Callable[[Any], Any]

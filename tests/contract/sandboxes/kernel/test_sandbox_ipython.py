@@ -15,7 +15,7 @@ import pytest
 from tests.contract.conftest import Start
 from tests.contract.sandboxes.sandbox_kinds import python
 from tests.services.farms import until
-from workers.interfaces import Kernel, Sandbox, SandboxProvider
+from workers.plugins.interfaces import Kernel, Sandbox, SandboxProvider
 from workers.sandboxes.kernel import interpreter
 from workers.sandboxes.kernel import zygote_pool as zygote_pool_module
 from workers.sandboxes.kernel.zygote_pool import zygote_pool

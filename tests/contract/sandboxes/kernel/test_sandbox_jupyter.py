@@ -14,7 +14,7 @@ from farm.records.request import SandboxSpec
 from tests.conftest import absent
 from tests.contract.sandboxes.kernel.kernels import BACK_ENDS, OF_A_START
 from tests.services.environments import lend_environment
-from workers.interfaces import Sandbox, SandboxProvider
+from workers.plugins.interfaces import Sandbox, SandboxProvider
 
 Run: TypeAlias = Callable[[Any], Any]
 Describe: TypeAlias = Callable[..., str]

@@ -26,7 +26,7 @@ from tests.contract.sandboxes.sandbox_kinds import PROVIDERS
 from tests.services.environments import lend_environment
 from tests.services.farms import until
 from tests.services.soak import at_length
-from workers.interfaces import CellResult, Kernel, Sandbox, SandboxProvider
+from workers.plugins.interfaces import CellResult, Kernel, Sandbox, SandboxProvider
 
 Run: TypeAlias = Callable[[Any], Any]
 Open: TypeAlias = Callable[[], Kernel]

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.services.farms import until
-from workers.interfaces import Sandbox, SandboxProvider
+from workers.plugins.interfaces import Sandbox, SandboxProvider
 from workers.sandboxes.images.image_aliases import set_alias
 from workers.sandboxes.isolation.owners.file_owners import ATTRIBUTE
 from workers.sandboxes.optional_protocols import keeps_layers

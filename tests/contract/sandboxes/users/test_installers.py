@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import absent
-from workers.interfaces import Sandbox
+from workers.plugins.interfaces import Sandbox
 from workers.sandboxes.images.image_aliases import set_alias
 
 Run = Callable[[Any], Any]

@@ -13,7 +13,7 @@ import pytest
 
 from tests.services.images import PROGRAMS, docker_archive, oci_archive, root_folder
 from tests.services.servers.registry import registry
-from workers.interfaces import Sandbox
+from workers.plugins.interfaces import Sandbox
 from workers.sandboxes.images.building.builder import copy_tree
 from workers.sandboxes.images.image import image
 from workers.sandboxes.images.image_aliases import set_alias

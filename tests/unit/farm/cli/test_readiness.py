@@ -55,7 +55,7 @@ def test_one_that_was_is_not(engine: StoredEngine) -> None:
         (replace(NODE, heartbeat_age_s=1e6), False),
         (replace(NODE, state=DRAINING), False),
         (replace(NODE, state=BROKEN), False),
-        (replace(NODE, sick_s=20.0, sick_why="run: x", n_trips=1), True),
+        (replace(NODE, out_of_service_s=20.0, out_of_service_why="run: x", n_trips=1), True),
     ],
 )
 def test_a_node_takes_rollouts_while_it_lives_and_stays(node: Node, takes: bool) -> None:

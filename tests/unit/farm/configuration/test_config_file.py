@@ -11,7 +11,7 @@ from farm.configuration import config_file
 from farm.configuration.config_file import ConfigFile, nearest, path_in_use
 from farm.errors import InvalidRequest
 
-NAMES = ("lease_s", "store_url", "run_slots", "stock", "stock_total", "home")
+NAMES = ("lease_s", "store_url", "run_slots", "warm_pool", "warm_pool_total", "home")
 
 
 @pytest.fixture
@@ -125,7 +125,7 @@ def test_the_line_of_a_key(tmp_path: Path, text: str, line: int) -> None:
         ("storeurl", "store_url"),
         ("StoreUrl", "store_url"),
         ("run_slot", "run_slots"),
-        ("stock", "stock"),
+        ("warm_pool", "warm_pool"),
     ],
 )
 def test_the_nearest_setting(key: str, expected: str) -> None:

@@ -13,7 +13,7 @@ import pytest
 from farm.ids import first_ref
 from farm.observing.process_log import JsonLines, TextLines, log_about, log_also
 from workers.process.loop import Loop
-from workers.redaction import SecretsInUse
+from workers.stages.redaction import SecretsInUse
 
 SECRET = 'a "quoted" secret\nof two lines'
 ROLLOUT = "b0123456789.3.1"

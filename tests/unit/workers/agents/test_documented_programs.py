@@ -14,7 +14,7 @@ from farm.records.rollout import Outcome
 from tests.unit.test_docs import code_with
 from tests.unit.workers.agents.test_harness import _Records, context_of, played_by
 from workers.agents.harness import Harness
-from workers.interfaces import AgentResult
+from workers.plugins.interfaces import AgentResult
 from workers.testing import ScriptedPolicy, answering
 
 

@@ -19,7 +19,7 @@ from farm.records.rollout import Outcome
 from farm.records.trajectory import ModelCall
 from workers.agents.harness import Harness, HarnessAgent, Task
 from workers.agents.mini_swe_agent import MINI_SWE_AGENT, mini_swe_agent
-from workers.interfaces import AgentContext, AgentResult, Artefact, Completion, Sandbox
+from workers.plugins.interfaces import AgentContext, AgentResult, Artefact, Completion, Sandbox
 from workers.testing import FakeSandbox, ScriptedPolicy, answering
 from workers.testing.local_sandbox import LocalProvider
 

@@ -14,7 +14,7 @@ from farm.records.rollout import Outcome
 from farm.records.sandbox_spec import AgentProgram
 from tests.unit.workers.agents.test_harness import ASK, play
 from workers.agents.harness import Harness, HarnessAgent, Task
-from workers.interfaces import AgentResult
+from workers.plugins.interfaces import AgentResult
 from workers.testing import answering
 
 SHOW = "ask('x'); print(json.dumps([sys.argv[1:], os.environ['HERE'], open('c.toml').read()]))"

@@ -12,7 +12,7 @@ from farm.records.request import Limits, SamplingParams
 from farm.records.rollout import Outcome
 from farm.records.trajectory import Message, ModelCall
 from workers.agents.react import ReactAgent
-from workers.interfaces import AgentContext, AgentResult, Artefact, Completion, Observation, Policy, Tool
+from workers.plugins.interfaces import AgentContext, AgentResult, Artefact, Completion, Observation, Policy, Tool
 from workers.testing import EchoTool, ScriptedPolicy, answering, calling
 from workers.testing.fakes import EchoArguments
 

@@ -19,7 +19,7 @@ from tests.conftest import absent
 from workers.evaluators import process_end
 from workers.evaluators.node_conditions import Conditions, observed, shortage
 from workers.evaluators.process_end import EndCause, ProcessEnd, Trial, doing, settle
-from workers.interfaces import ExecResult
+from workers.plugins.interfaces import ExecResult
 
 POLICY, FARM, UNKNOWN = EndCause.POLICY, EndCause.FARM, EndCause.UNKNOWN
 FULL = Conditions(shortage="the disk is full")

@@ -11,7 +11,7 @@ import pytest
 from farm.errors import EvaluatorError
 from workers.evaluators.program_values import NotData, packed, unpacked
 from workers.evaluators.programs import SOLUTION, ProgramEvaluator
-from workers.interfaces import ExecResult, Sandbox, Score, Submission
+from workers.plugins.interfaces import ExecResult, Sandbox, Score, Submission
 from workers.testing import FakeSandbox
 
 PROGRAM = ProgramEvaluator("def f():\n    'Two.'\n", "def check(c):\n    assert c() == 2\n", "f")

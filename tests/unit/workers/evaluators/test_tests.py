@@ -17,7 +17,7 @@ from farm.errors import EvaluatorError
 from workers.evaluators.outcomes import Outcomes
 from workers.evaluators.patches import PATCH, REJECTED, patch_files, patch_of, touched
 from workers.evaluators.tests import PytestEvaluator, TestPlan
-from workers.interfaces import Evaluator, ExecResult, Sandbox, Score, Submission
+from workers.plugins.interfaces import Evaluator, ExecResult, Sandbox, Score, Submission
 from workers.testing import FakeSandbox
 
 TEST_PATCH = "--- a/tests/test_x.py\n+++ b/tests/test_x.py\n@@ -1 +1 @@\n-a\n+b\n"

@@ -7,7 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 from workers.handlers.code import CodeHandler, CodeInstance
-from workers.interfaces import Submission
+from workers.plugins.interfaces import Submission
 from workers.testing import FakeSandbox
 
 FIELDS: dict[str, Any] = {

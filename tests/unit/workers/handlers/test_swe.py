@@ -18,7 +18,7 @@ from farm.errors import HandlerError
 from farm.records.request import SandboxLimits
 from workers.evaluators.patches import GIT_ENV, REJECTED, PatchedTree, patch_of, script
 from workers.handlers.swe import SweHandler, SweInstance
-from workers.interfaces import ExecResult, Sandbox, Submission
+from workers.plugins.interfaces import ExecResult, Sandbox, Submission
 from workers.testing import FakeSandbox
 
 FIELDS = swe_problems(1)[0].fields

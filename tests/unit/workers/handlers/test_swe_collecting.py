@@ -16,7 +16,7 @@ from farm.errors import SandboxError
 from workers.evaluators import node_conditions
 from workers.evaluators.patches import PATCH, REJECTED
 from workers.handlers.swe import SweHandler, SweInstance
-from workers.interfaces import ExecResult, Submission
+from workers.plugins.interfaces import ExecResult, Submission
 from workers.sandboxes.shortage import ShortageWindow
 from workers.testing import FakeSandbox
 

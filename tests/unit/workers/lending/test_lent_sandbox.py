@@ -8,8 +8,8 @@ import pytest
 
 from farm.errors import NotFound, SandboxError
 from farm.records.lending.sandbox_calls import CloseShellCall, OpenShellCall
-from workers.interfaces import ShellResult
 from workers.lending.lent_sandbox import LentSandbox
+from workers.plugins.interfaces import ShellResult
 from workers.testing.fakes import FakeSandbox
 
 

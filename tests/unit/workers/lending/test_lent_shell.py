@@ -8,8 +8,8 @@ import pytest
 
 from farm.errors import Conflict
 from farm.records.lending.sandbox_calls import ShellCall, ShellOutput
-from workers.interfaces import ShellResult
 from workers.lending.lent_shell import LentShell
+from workers.plugins.interfaces import ShellResult
 
 
 class TalkingProgram:

@@ -13,12 +13,12 @@ from farm.errors import EngineError
 from farm.records.request import RoleEngine, SamplingParams
 from tests.services.engines import Double, Server, Servers
 from tests.services.virtual_time import run
-from workers.interfaces import Completion
+from workers.plugins.interfaces import Completion
+from workers.plugins.roles import ChatModel
 from workers.policy.generation import ChatRequest, Engine, EngineAddress
 from workers.policy.role_models import RoleModels
 from workers.policy.routing.dedicated_engines import DedicatedEngines
 from workers.policy.routing.pool import EnginePool
-from workers.roles import ChatModel
 
 HELLO = [{"role": "user", "content": "Are these equal?"}]
 

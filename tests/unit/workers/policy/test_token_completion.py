@@ -18,7 +18,7 @@ from farm.records.rollout import Outcome
 from farm.records.trajectory import Message, TokenIds, VersionSpan, token_ids
 from farm.seeds import part_seed
 from tests.unit.workers.policy.tokens.zoo import CHATML, user
-from workers.interfaces import Completion, Delta
+from workers.plugins.interfaces import Completion, Delta
 from workers.policy import tool_calls
 from workers.policy.answer_form import FormedSampling
 from workers.policy.generation import EngineAddress, EngineBusy, ExpertRange, Generation, OnIds

@@ -16,7 +16,7 @@ from farm.store import batches
 from farm.store.database import Store
 from farm.store.rollouts import Claim
 from tests.contract.store.test_store import NODE, announce, claimed, new_batch, place
-from workers.plugin_faults import call_plugin
+from workers.plugins.plugin_faults import call_plugin
 from workers.process.claimed_work import StopReason
 from workers.process.node_breaker import NodeBreaker
 from workers.process.watchdog import Hang

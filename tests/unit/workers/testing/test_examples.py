@@ -13,7 +13,7 @@ from farm.records.request import Instance
 from workers.handlers.code import CodeHandler
 from workers.handlers.math import MathHandler
 from workers.handlers.swe import SweHandler
-from workers.interfaces import Handler, Sandbox
+from workers.plugins.interfaces import Handler, Sandbox
 from workers.testing.scripted_model import Script
 
 HANDLERS: dict[str, Handler] = {"math": MathHandler(), "code": CodeHandler(), "swe": SweHandler()}

@@ -11,7 +11,7 @@ from farm.records.request import SandboxSpec
 from tests.contract.sandboxes.sandbox_kinds import own_seconds
 from tests.services.farms import until
 from workers.conformance.outside import descriptors, processes_with
-from workers.interfaces import Sandbox
+from workers.plugins.interfaces import Sandbox
 from workers.testing.local_sandbox import LocalProvider
 
 

@@ -10,7 +10,7 @@ from farm.errors import EngineError, EvaluatorError, HandlerError, SandboxError
 from farm.records.request import Limits, SamplingParams
 from farm.records.rollout import Outcome
 from farm.records.trajectory import ModelCall
-from workers.interfaces import AgentContext, AgentResult, Artefact, Score
+from workers.plugins.interfaces import AgentContext, AgentResult, Artefact, Score
 from workers.testing import NoopAgent, NoopHandler, NoopInstance, ScriptedPolicy
 
 

@@ -17,7 +17,7 @@ from farm.errors import AgentError, ToolError
 from farm.records.trajectory import ToolCall
 from farm.settings import Settings
 from workers.agents.actions import InvalidCall, parse, schemas
-from workers.interfaces import Observation, Sandbox, Tool
+from workers.plugins.interfaces import Observation, Sandbox, Tool
 from workers.testing import FakeSandbox
 from workers.tools import Arguments
 from workers.tools.bash import BashTool

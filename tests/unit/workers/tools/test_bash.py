@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from farm.errors import ToolError
-from workers.interfaces import Artefact, Observation, Shell, ShellResult
+from workers.plugins.interfaces import Artefact, Observation, Shell, ShellResult
 from workers.testing import FakeSandbox
 from workers.tools.bash import BashArguments, BashTool
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from farm.errors import ToolError
-from workers.interfaces import ExecResult, Tool
+from workers.plugins.interfaces import ExecResult, Tool
 from workers.testing import FakeSandbox
 from workers.tools.edit import EditTool
 from workers.tools.edit.excerpt import MAX_SHOWN_CHARS, listed, numbered

@@ -24,7 +24,7 @@ from starlette.routing import Route
 
 from farm.errors import AgentError, HandlerError, ToolError
 from farm.settings import Settings
-from workers.interfaces import Tool
+from workers.plugins.interfaces import Tool
 from workers.testing.serving import serving
 from workers.tools.search import SearchTool
 from workers.tools.search.domains import Domains

@@ -11,8 +11,8 @@ import pytest
 from farm.errors import ToolError
 from farm.plugins import installed
 from farm.settings import Settings
-from workers import registry
-from workers.interfaces import Observation, Sandbox, Tool
+from workers.plugins import registry
+from workers.plugins.interfaces import Observation, Sandbox, Tool
 from workers.tools.bash import BashTool
 from workers.tools.edit import EditTool
 from workers.tools.python import PythonTool

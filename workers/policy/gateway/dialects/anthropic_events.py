@@ -11,7 +11,7 @@ from typing import Any
 
 import orjson
 
-from workers.interfaces import Completion, Delta
+from workers.plugins.interfaces import Completion, Delta
 from workers.policy.gateway.dialects import model_api
 from workers.policy.gateway.dialects.model_api import ApiProblem
 

@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 
 from farm.records.trajectory import Message
-from workers.interfaces import Completion
+from workers.plugins.interfaces import Completion
 from workers.policy.gateway.dialects import model_api
 from workers.policy.gateway.dialects.anthropic_events import MessagesEvents, ShownMessage
 from workers.policy.gateway.dialects.model_api import AnsweredToolCall, ApiProblem, BadRequest, ParsedRequest

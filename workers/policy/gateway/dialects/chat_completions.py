@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from farm.records.trajectory import Message
-from workers.interfaces import Completion, Delta
+from workers.plugins.interfaces import Completion, Delta
 from workers.policy.gateway.dialects import model_api, token_logprobs
 from workers.policy.gateway.dialects.model_api import AnsweredToolCall, ApiProblem, BadRequest, ParsedRequest
 from workers.policy.gateway.dialects.request_fields import CHAT, CHAT_MESSAGE

@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 
 from farm.records.trajectory import Message
-from workers.interfaces import Completion, Delta
+from workers.plugins.interfaces import Completion, Delta
 from workers.policy.gateway.dialects import google_schemas, model_api, token_logprobs
 from workers.policy.gateway.dialects.google_schemas import camel
 from workers.policy.gateway.dialects.model_api import AnsweredToolCall, ApiProblem, BadRequest, ParsedRequest

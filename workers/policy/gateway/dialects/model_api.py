@@ -17,7 +17,7 @@ import orjson
 
 from farm.errors import FarmError
 from farm.records.trajectory import Message
-from workers.interfaces import Completion, Delta
+from workers.plugins.interfaces import Completion, Delta
 from workers.policy.message_images import Content, PicturePart, joined
 
 _REQUESTED_PARAMS = frozenset(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from workers.interfaces import Completion
+from workers.plugins.interfaces import Completion
 from workers.policy.generation import SpelledCompletion
 
 

@@ -181,7 +181,7 @@ def test_a_variable_replaces_a_whole_table(tmp_path: Path, monkeypatch: pytest.M
 
 BAD = """\
 leas_s = 5
-stock = "many"
+warm_pool = "many"
 audit_s = true
 retry_s = nan
 tick_s = -1
@@ -198,7 +198,7 @@ def test_all_mistakes_are_named_by_line(tmp_path: Path) -> None:
     env = {**CLEAR, "FARM_CONFIG": str(path)}
     shown = said(config, "--check", env={**env, "FARM_LEASES": "5"}, code=1)
     named = {int(line): text for line, text in re.findall(rf"^{path}:(\d+): (.*)$", shown, re.MULTILINE)}
-    keys_at = {1: "leas_s", 2: "stock", 3: "audit_s", 4: "retry_s", 5: "tick_s", 6: "node", 7: "swe_images.a"}
+    keys_at = {1: "leas_s", 2: "warm_pool", 3: "audit_s", 4: "retry_s", 5: "tick_s", 6: "node", 7: "swe_images.a"}
     assert {n: text.split(":")[0].split()[0] for n, text in named.items()} == {**keys_at, 8: "sandboxes"}
     assert "did you mean lease_s?" in named[1]
     assert "FARM_LEASES: is no setting; did you mean lease_s?" in shown
@@ -211,9 +211,9 @@ def test_all_mistakes_are_named_by_line(tmp_path: Path) -> None:
 
 def test_a_variable_that_is_wrong_is_named_though_the_file_is_right(tmp_path: Path) -> None:
     path = tmp_path / "farm.toml"
-    path.write_text("stock = 3\n")
+    path.write_text("warm_pool = 3\n")
     env = {**CLEAR, "FARM_CONFIG": str(path)}
-    assert "FARM_STOCK: Input should be a valid integer" in said(config, env={**env, "FARM_STOCK": "x"}, code=1)
+    assert "FARM_WARM_POOL: Input should be a valid integer" in said(config, env={**env, "FARM_WARM_POOL": "x"}, code=1)
     assert "FARM_BUILD_ENV: is no JSON" in said(config, env={**env, "FARM_BUILD_ENV": "x"}, code=1)
     assert said(config, "--check", env=env) == f"ok: {path}\n"
 

@@ -10,7 +10,7 @@ import pytest
 
 from farm.cli.submit import submit
 from farm.plugins import installed
-from workers.registry import agent
+from workers.plugins.registry import agent
 
 DOCS = Path(__file__).parents[5] / "docs" / "how-to" / "plugins" / "agents"
 OWN = {"react", "environment"}

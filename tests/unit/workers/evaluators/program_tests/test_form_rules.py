@@ -8,7 +8,7 @@ import pytest
 
 from workers.evaluators.authors_score import AUTHORS, FARM, with_authors
 from workers.evaluators.program_tests.form_rules import form_rule
-from workers.interfaces import Score
+from workers.plugins.interfaces import Score
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from farm.records.request import SamplingParams
 from farm.records.rollout import Outcome
 from farm.records.trajectory import Message
 from tests.doubles.drawn_images import png, url_of
-from workers.interfaces import Completion
+from workers.plugins.interfaces import Completion
 from workers.policy.answer_form import FormedSampling
 from workers.policy.engines import open_engine
 from workers.policy.generation import ChatRequest, Engine, EngineAddress, EngineBusy, EngineRefused, ImagesRefused

@@ -13,7 +13,7 @@ import pytest
 from farm.errors import EngineError, LimitReached
 from farm.records.rollout import Outcome
 from tests.unit.workers.policy.gateway.serving import Playing, Records, context_of, saying, served
-from workers.interfaces import Delta
+from workers.plugins.interfaces import Delta
 from workers.policy.gateway.calls import GatewayCalls
 from workers.policy.gateway.dialects.chat_completions import ChatApi
 from workers.policy.gateway.dialects.model_api import BadRequest

@@ -16,7 +16,7 @@ from farm.records.request import AgentRequests, TrainCalls
 from farm.records.trajectory import segments
 from farm.row_builders import chosen_calls
 from tests.unit.workers.policy.gateway.serving import Playing, Records, served
-from workers import plugin_values
+from workers.plugins import plugin_values
 from workers.policy.gateway.app import application
 from workers.policy.gateway.request_limits import MAX_BODY_BYTES
 from workers.testing import ScriptedModel, answering, calling

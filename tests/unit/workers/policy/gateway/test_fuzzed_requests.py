@@ -17,7 +17,7 @@ from farm.records.request import AgentRequests
 from tests.services.soak import repeats
 from tests.unit.workers.policy.gateway.request_strategies import REQUESTS, Body
 from tests.unit.workers.policy.gateway.serving import Playing, Served, served, thinking
-from workers.interfaces import Completion
+from workers.plugins.interfaces import Completion
 from workers.testing import ScriptedModel, answering, calling
 
 CHAT, RESPONSES, MESSAGES, GOOGLE = REQUESTS

@@ -15,7 +15,7 @@ from farm.errors import EngineError, LimitReached, RolloutError, StaleRollout
 from farm.records.rollout import Outcome
 from farm.records.trajectory import Message, ModelCall
 from tests.unit.workers.policy.gateway.serving import Playing, Records, Served, context_of, saying, served
-from workers.interfaces import Completion, Delta
+from workers.plugins.interfaces import Completion, Delta
 from workers.policy.gateway.calls import GatewayCalls
 from workers.policy.gateway.dialects.chat_completions import ChatApi
 from workers.policy.gateway.gateway_server import SOCKET, gateway

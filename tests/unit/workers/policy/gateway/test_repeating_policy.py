@@ -11,7 +11,7 @@ import pytest
 from farm.errors import EngineError, LimitReached
 from farm.records.rollout import Outcome
 from tests.unit.workers.policy.gateway.serving import Playing, Served, saying, served
-from workers.interfaces import Completion
+from workers.plugins.interfaces import Completion
 from workers.testing import ScriptedModel, calling
 
 Body = dict[str, Any]

@@ -13,7 +13,7 @@ from farm.records.request import SamplingParams
 from farm.records.trajectory import Message
 from tests.unit.workers.policy.gateway.serving import Served, served
 from tests.unit.workers.policy.tokens.zoo import QWEN3
-from workers.interfaces import Completion, OnDelta
+from workers.plugins.interfaces import Completion, OnDelta
 from workers.policy import tool_calls
 from workers.policy.tokens.session import TokenSession
 

@@ -16,7 +16,7 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 from tests.services.soak import at_length
-from workers.interfaces import Delta
+from workers.plugins.interfaces import Delta
 from workers.policy.tool_calls import FORMATS, Parsed, deltas, message, opens_reasoning, parser
 
 PIECES = (

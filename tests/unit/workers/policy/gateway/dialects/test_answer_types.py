@@ -12,7 +12,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from tests.unit.workers.policy.gateway.serving import Playing, Served, served, thinking
-from workers.interfaces import Completion
+from workers.plugins.interfaces import Completion
 from workers.testing import answering, calling
 
 HELLO = {"role": "user", "content": "hello"}

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.unit.workers.policy.gateway.serving import Playing, Served, served, thinking
-from workers.interfaces import Delta
+from workers.plugins.interfaces import Delta
 from workers.testing import answering, calling
 
 THINK = {"thinking": {"type": "enabled", "budget_tokens": 1024}}

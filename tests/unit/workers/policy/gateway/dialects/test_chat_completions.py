@@ -10,7 +10,7 @@ import pytest
 
 from farm.records.request import SamplingParams
 from tests.unit.workers.policy.gateway.serving import Playing, Served, served, thinking
-from workers.interfaces import Delta
+from workers.plugins.interfaces import Delta
 from workers.testing import answering, calling
 
 ASKED = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hello"}]

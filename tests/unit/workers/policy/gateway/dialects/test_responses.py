@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.unit.workers.policy.gateway.serving import Playing, Served, served, thinking
-from workers.interfaces import Delta
+from workers.plugins.interfaces import Delta
 from workers.testing import answering, calling
 
 TOOL = {"type": "function", "name": "look", "description": "Looks.", "parameters": {"type": "object"}, "strict": True}

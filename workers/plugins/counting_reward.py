@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from farm.errors import EvaluatorError
-from workers.interfaces import Score
+from workers.plugins.interfaces import Score
 
 CONVENTION = "reward"
 """The name that counts where neither the batch nor the evaluator names one."""

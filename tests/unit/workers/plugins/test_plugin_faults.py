@@ -18,10 +18,10 @@ from farm.errors import (
 )
 from farm.records.request import Limits, SamplingParams
 from tests.services.model_calls import model_call
-from workers import plugin_faults, plugin_values
-from workers.plugin_faults import described, fault_of, is_exhausted
-from workers.stage_boundary import boundary
-from workers.stage_job import StageJob
+from workers.plugins import plugin_faults, plugin_values
+from workers.plugins.plugin_faults import described, fault_of, is_exhausted
+from workers.stages.stage_boundary import boundary
+from workers.stages.stage_job import StageJob
 
 JOB = StageJob("b.0.0", 1, 0, "chat", {}, SamplingParams(), Limits(), "auto", "")
 

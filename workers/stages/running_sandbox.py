@@ -8,13 +8,13 @@ from contextlib import asynccontextmanager
 from farm.errors import HandlerError
 from farm.plugins import follows
 from farm.records.rollout import Stage
-from workers.handler_options import RestoredFiles, ScoresServices, keeps_layer
-from workers.interfaces import Sandbox, Submission
-from workers.plugin_faults import call_plugin
+from workers.plugins.handler_options import RestoredFiles, ScoresServices, keeps_layer
+from workers.plugins.interfaces import Sandbox, Submission
+from workers.plugins.plugin_faults import call_plugin
 from workers.sandboxes.sandbox import NodeSandbox
 from workers.sandboxes.service_relay import services
-from workers.stage_job import Problem, sandbox_source
-from workers.stage_parts.left_layer import copied_layer
+from workers.stages.left_layer import copied_layer
+from workers.stages.stage_job import Problem, sandbox_source
 
 
 async def services_of(problem: Problem, sandbox: Sandbox | None) -> list[str]:

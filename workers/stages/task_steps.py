@@ -9,12 +9,12 @@ from farm.errors import HandlerError
 from farm.plugins import follows
 from farm.records.rollout import STEP_ENDS
 from farm.records.trajectory import Message
-from workers import plugin_values
-from workers.handler_options import ContinuesConversation
-from workers.interfaces import AgentResult, FreshSandbox, Sandbox
-from workers.plugin_faults import described, is_cancellation
+from workers.plugins import plugin_values
+from workers.plugins.handler_options import ContinuesConversation
+from workers.plugins.interfaces import AgentResult, FreshSandbox, Sandbox
+from workers.plugins.plugin_faults import described, is_cancellation
 from workers.stage_clock import deadline, off_clock
-from workers.stage_job import Problem
+from workers.stages.stage_job import Problem
 
 
 class TaskSteps:

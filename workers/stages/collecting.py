@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from farm.errors import FarmError, ToolError
 from workers.evaluators.node_conditions import observed
-from workers.interfaces import Sandbox, Submission
+from workers.plugins.interfaces import Sandbox, Submission
 from workers.stage_clock import deadline, off_clock
 
 log = logging.getLogger(__name__)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from farm.errors import EvaluatorError
-from workers import plugin_values
-from workers.interfaces import Score
+from workers.plugins import plugin_values
+from workers.plugins.interfaces import Score
 
 BOTH = {"tests": 0.5, "style": 1.0}
 

@@ -19,9 +19,9 @@ from farm.records.rollout import POLICY_OUTCOMES
 from farm.records.submission import MAX_TREE_BYTES, MAX_TREE_FILES, SubmittedFile
 from farm.records.trajectory import Message, ModelCall
 from farm.records.values import storable
-from workers.counting_reward import counting_reward
-from workers.handler_options import NextTurn
-from workers.interfaces import AgentResult, Artefact, Score, Submission
+from workers.plugins.counting_reward import counting_reward
+from workers.plugins.handler_options import NextTurn
+from workers.plugins.interfaces import AgentResult, Artefact, Score, Submission
 
 _MB = 1_000_000
 _MAX_BYTES = 64 * _MB

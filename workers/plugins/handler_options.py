@@ -14,7 +14,7 @@ from farm.plugins import follows
 from farm.records.request import Limits, TaskTimes, VerificationRule
 from farm.records.task_needs import TaskNeeds
 from farm.records.trajectory import Message, ModelCall
-from workers.interfaces import FreshSandbox, Handler, Sandbox, Score, Submission
+from workers.plugins.interfaces import FreshSandbox, Handler, Sandbox, Score, Submission
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """The three stages as async functions of plain values: no Celery, no SQL, so that one can be called in a REPL.
 
-What a plug-in returns is checked by `workers/plugin_values.py` before it leaves a stage.
+What a plug-in returns is checked by `workers/plugins/plugin_values.py` before it leaves a stage.
 """
 
 from __future__ import annotations
@@ -21,12 +21,10 @@ from farm.records.submission import EarlyScore
 from farm.records.trajectory import Message, ModelCall
 from farm.row_builders import chosen_calls
 from farm.seeds import rollout_seed
-from workers import plugin_values, registry
-from workers.collecting import Collect, collected
 from workers.evaluators.answer import verified
-from workers.fresh_sandboxes import fresh_sandboxes, opened, restored_files, stop_sandbox
-from workers.handler_options import ChoosesCalls, NothingLeft, RunningEvaluator, keeps_layer, scores_running
-from workers.interfaces import (
+from workers.plugins import plugin_values, registry
+from workers.plugins.handler_options import ChoosesCalls, NothingLeft, RunningEvaluator, keeps_layer, scores_running
+from workers.plugins.interfaces import (
     AgentContext,
     AgentResult,
     Evaluator,
@@ -39,17 +37,21 @@ from workers.interfaces import (
     Submission,
     Tool,
 )
-from workers.node_shortage import NodeHealth, healthy_node
-from workers.plugin_faults import call_plugin, described, is_cancellation
-from workers.redaction import Redactor
-from workers.role_calls import RoleCalls
-from workers.roles import NO_MODELS, ChatModel
-from workers.run_clock import ended, in_time, limit_s
+from workers.plugins.plugin_faults import call_plugin, described, is_cancellation
+from workers.plugins.roles import NO_MODELS, ChatModel
 from workers.sandboxes.diagnosis import broken_from_within
 from workers.sandboxes.optional_protocols import shares_layers
-from workers.stage_boundary import boundary
 from workers.stage_clock import off_clock
-from workers.stage_job import (
+from workers.stages.collecting import Collect, collected
+from workers.stages.fresh_sandboxes import fresh_sandboxes, opened, restored_files, stop_sandbox
+from workers.stages.left_layer import LayerStore, NoLayerStore, keep_layer
+from workers.stages.node_shortage import NodeHealth, healthy_node
+from workers.stages.redaction import Redactor
+from workers.stages.role_calls import RoleCalls
+from workers.stages.run_clock import ended, in_time, limit_s
+from workers.stages.running_sandbox import services_of, with_copied_layer
+from workers.stages.stage_boundary import boundary
+from workers.stages.stage_job import (
     Problem,
     ResolvedJob,
     SandboxSource,
@@ -57,9 +59,7 @@ from workers.stage_job import (
     resolve,
     sandbox_source,
 )
-from workers.stage_parts.left_layer import LayerStore, NoLayerStore, keep_layer
-from workers.stage_parts.running_sandbox import services_of, with_copied_layer
-from workers.stage_parts.task_steps import steps_of
+from workers.stages.task_steps import steps_of
 
 log = logging.getLogger(__name__)
 
@@ -127,10 +127,10 @@ async def run(
             sandbox = None if source is None else await source.provider.attach(job.sandbox_id, source.spec)
         if sandbox is not None:
             stack.push_async_callback(stop_sandbox, sandbox)
-        async with healthy_node(job.rollout_id, "playing", SandboxError) as ground:
-            ground.play_in(sandbox)
+        async with healthy_node(job.rollout_id, "playing", SandboxError) as node_health:
+            node_health.play_in(sandbox)
             try:
-                played = await _play_in(resolved, sandbox, ground, policy, record, keep, models)
+                played = await _play_in(resolved, sandbox, node_health, policy, record, keep, models)
             except (SandboxError, HandlerError) as error:
                 kernel = "python" in problem.handler.tools
                 another = None if source is None else partial(opened, job, source)
@@ -151,7 +151,7 @@ async def run(
 async def _play_in(
     resolved: ResolvedJob,
     sandbox: Sandbox | None,
-    ground: NodeHealth,
+    node_health: NodeHealth,
     policy: Policy,
     record: Record,
     keep: Keep,
@@ -159,7 +159,7 @@ async def _play_in(
 ) -> RunResult:
     problem, job = resolved.problem, resolved.problem.job
     redactor, calls = Redactor(job.secrets.values()), RoleCalls()
-    steps = steps_of(problem, sandbox, fresh_sandboxes(problem, ground, Submission(), playing=sandbox))
+    steps = steps_of(problem, sandbox, fresh_sandboxes(problem, node_health, Submission(), playing=sandbox))
     async with AsyncExitStack() as stack:
         async with boundary(job, f"agent {resolved.agent_name}", AgentError):
             context = AgentContext(
@@ -292,13 +292,13 @@ async def _score_running(
     with off_clock(within_s):
         async with (
             boundary(job, "scoring in the running sandbox", EvaluatorError, within_s),
-            healthy_node(job.rollout_id, "scoring", EvaluatorError) as ground,
+            healthy_node(job.rollout_id, "scoring", EvaluatorError) as node_health,
         ):
             evaluator = problem.evaluator(models)
             if not follows(evaluator, RunningEvaluator):
                 raise EvaluatorError(f"{job.rollout_id}: evaluator {evaluator.name} has no evaluate_running()")
             async with with_copied_layer(problem, sandbox, submission, restored_files(problem)) as copied:
-                fresh = fresh_sandboxes(problem, ground, copied, serving=sandbox)
+                fresh = fresh_sandboxes(problem, node_health, copied, serving=sandbox)
                 score = await evaluator.evaluate_running(copied, sandbox, fresh, job.limits.eval_s)
             score, name = _checked(score, evaluator, job)
             if served:
@@ -322,8 +322,8 @@ async def evaluate(
     job = problem.job
     async with boundary(job, "scoring", EvaluatorError, limit_s(Stage.EVAL, job.limits)):
         evaluator = problem.evaluator(models)
-        async with healthy_node(job.rollout_id, "scoring", EvaluatorError) as ground:
-            fresh = fresh_sandboxes(problem, ground, submission, layer_store)
+        async with healthy_node(job.rollout_id, "scoring", EvaluatorError) as node_health:
+            fresh = fresh_sandboxes(problem, node_health, submission, layer_store)
             try:
                 score = await evaluator.evaluate(submission, fresh, job.limits.eval_s)
             except NothingLeft as left:

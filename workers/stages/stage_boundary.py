@@ -1,6 +1,6 @@
 """The one place that turns whatever goes wrong in a stage into an error of the tree in `farm/errors.py`.
 
-It goes by the rule of `workers/plugin_faults.py`.
+It goes by the rule of `workers/plugins/plugin_faults.py`.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from farm.errors import RolloutError
-from workers.plugin_faults import described, fault_of, is_cancellation
+from workers.plugins.plugin_faults import described, fault_of, is_cancellation
 from workers.stage_clock import deadline
-from workers.stage_job import StageJob
+from workers.stages.stage_job import StageJob
 
 
 @asynccontextmanager

@@ -23,15 +23,22 @@ from farm.records.request import (
 )
 from farm.records.rollout import Stage
 from farm.records.task_needs import NetworkRule, TaskNeeds, unsupported
-from workers import plugin_values, registry
-from workers.handler_options import BoundHandler, HasNeeds, HasTaskTimes, TaskContext, keeps_layer, without_sandbox
-from workers.interfaces import Agent, Evaluator, Handler, SandboxProvider
-from workers.plugin_faults import call_plugin
+from workers.plugins import plugin_values, registry
+from workers.plugins.handler_options import (
+    BoundHandler,
+    HasNeeds,
+    HasTaskTimes,
+    TaskContext,
+    keeps_layer,
+    without_sandbox,
+)
+from workers.plugins.interfaces import Agent, Evaluator, Handler, SandboxProvider
+from workers.plugins.plugin_faults import call_plugin
+from workers.plugins.roles import ChatModel, RoleHandler
 from workers.policy.generation import EngineAddress
 from workers.policy.policy import PromptRules
-from workers.roles import ChatModel, RoleHandler
 from workers.sandboxes.images.content_store import digest
-from workers.task_archives import archive_folder
+from workers.stages.task_archives import archive_folder
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """The plug-in surface on one page: what a Handler, Sandbox, Tool, Agent, Evaluator and Policy promise.
 
 A plug-in is a class (or a factory) named by an entry point in one of the groups `farm.handlers`, `farm.sandboxes`,
-`farm.tools` and `farm.agents`; `workers/registry.py` finds it. All methods that wait are coroutines on the worker's one
-event loop; they are cancelled when the rollout is, and must let the cancellation through.
+`farm.tools` and `farm.agents`; `workers/plugins/registry.py` finds it. All methods that wait are coroutines on the
+worker's one event loop; they are cancelled when the rollout is, and must let the cancellation through.
 
 Kinds of LLM server, in the group `farm.engines`, have a page of their own: `workers/policy/engines/kind.py`.
 """
@@ -23,7 +23,7 @@ from farm.records.scoring.score import Score as Score
 from farm.records.submission import Submission as Submission
 from farm.records.trajectory import Completion as Completion
 from farm.records.trajectory import Message, ModelCall
-from workers.roles import ChatModel
+from workers.plugins.roles import ChatModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,7 +362,7 @@ class Evaluator(Protocol):
 class Handler(Protocol):
     """Everything particular to one kind of problem. `instance` is always an instance of `instance_type`.
 
-    What a handler may have besides is in `workers/handler_options.py`, and in `workers/roles.py` for LLMs of roles.
+    Optional methods are in `workers/plugins/handler_options.py`; LLMs of roles are in `workers/plugins/roles.py`.
     """
 
     data_source: ClassVar[str]

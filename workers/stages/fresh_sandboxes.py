@@ -13,22 +13,22 @@ from farm.ids import eval_sandbox_id
 from farm.plugins import follows
 from farm.records.request import SandboxSpec
 from farm.records.rollout import Stage
-from workers.handler_options import NothingLeft, RestoredFiles, RestoresFiles, keeps_layer
-from workers.interfaces import FreshSandbox, Sandbox, Submission
-from workers.node_shortage import NodeHealth
-from workers.plugin_faults import call_plugin, described, is_cancellation
+from workers.plugins.handler_options import NothingLeft, RestoredFiles, RestoresFiles, keeps_layer
+from workers.plugins.interfaces import FreshSandbox, Sandbox, Submission
+from workers.plugins.plugin_faults import call_plugin, described, is_cancellation
 from workers.sandboxes.sandbox import NodeSandbox
 from workers.sandboxes.service_relay import relayed
-from workers.stage_boundary import boundary
-from workers.stage_job import Problem, SandboxSource, StageJob, sandbox_source
-from workers.stage_parts.left_layer import LayerStore, NoLayerStore, copied_layer, open_layer
+from workers.stages.left_layer import LayerStore, NoLayerStore, copied_layer, open_layer
+from workers.stages.node_shortage import NodeHealth
+from workers.stages.stage_boundary import boundary
+from workers.stages.stage_job import Problem, SandboxSource, StageJob, sandbox_source
 
 log = logging.getLogger(__name__)
 
 
 def fresh_sandboxes(
     problem: Problem,
-    ground: NodeHealth,
+    node_health: NodeHealth,
     submission: Submission,
     layer_store: LayerStore | None = None,
     playing: Sandbox | None = None,
@@ -60,7 +60,7 @@ def fresh_sandboxes(
             if layer and left is not None:
                 start = partial(open_layer, job, source, problem.spec(), left, layer_store or NoLayerStore())
             sandbox = await stack.enter_async_context(opened(job, source, start))
-            await stack.enter_async_context(ground.using(sandbox))
+            await stack.enter_async_context(node_health.using(sandbox))
             if layer and isinstance(serving, NodeSandbox) and isinstance(sandbox, NodeSandbox):
                 await stack.enter_async_context(relayed(serving, sandbox))
             yield sandbox

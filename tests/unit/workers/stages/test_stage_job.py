@@ -14,11 +14,12 @@ from farm.errors import AgentError, HandlerError
 from farm.plugins import installed
 from farm.records.request import Limits, SamplingParams, SandboxSpec
 from farm.records.trajectory import Message
-from workers import registry, stages
-from workers.interfaces import Evaluator, Sandbox, Submission
+from workers.plugins import registry
+from workers.plugins.interfaces import Evaluator, Sandbox, Submission
 from workers.sandboxes.namespace import NamespaceProvider
 from workers.sandboxes.optional_protocols import Prepare, shares_layers, starts_ahead
-from workers.stage_job import StageJob, resolve, resolve_problem
+from workers.stages import stage_functions
+from workers.stages.stage_job import StageJob, resolve, resolve_problem
 from workers.testing.fakes import FakeProvider
 from workers.testing.local_sandbox import LocalProvider
 
@@ -126,9 +127,9 @@ def test_what_needs_no_sandbox_has_no_source() -> None:
 
 def test_a_handler_that_declares_that_it_needs_none_may_not_ask_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(OnceHandler, "without_sandbox", True, raising=False)
-    assert not asyncio.run(stages.init(resolve_problem(job(0))))
+    assert not asyncio.run(stage_functions.init(resolve_problem(job(0))))
     with pytest.raises(HandlerError, match=r"^b\.0\.0: .*without_sandbox") as refused:
-        asyncio.run(stages.init(resolve_problem(job())))
+        asyncio.run(stage_functions.init(resolve_problem(job())))
     assert not refused.value.retryable
 
 
@@ -148,14 +149,14 @@ def test_only_what_has_siblings_is_shared(n_samples: int, shared: bool) -> None:
 
 def test_a_provider_that_shares_layers_prepares_once_for_all_samples() -> None:
     for sample in range(3):
-        asyncio.run(stages.init(resolve_problem(job(n_samples=3, rollout_id=f"b.0.{sample}"))))
+        asyncio.run(stage_functions.init(resolve_problem(job(n_samples=3, rollout_id=f"b.0.{sample}"))))
     provider = registry.sandbox("sharing")
     assert isinstance(provider, SharingProvider)
     assert provider.n_prepared == 1
 
 
 def test_a_handler_is_asked_for_its_sandbox_once_a_stage() -> None:
-    asyncio.run(stages.init(resolve_problem(job())))
+    asyncio.run(stage_functions.init(resolve_problem(job())))
     handler = registry.handler("once")
     assert isinstance(handler, OnceHandler)
     assert handler.n_sandbox == 1

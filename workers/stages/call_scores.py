@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from farm.errors import EvaluatorError
 from farm.records.scoring.row_rewards import RowRewards, played_calls, row_rewards
 from farm.records.trajectory import ModelCall, Segment
-from workers.handler_options import scores_calls
-from workers.interfaces import Score, Submission
-from workers.stage_job import Problem
+from workers.plugins.handler_options import scores_calls
+from workers.plugins.interfaces import Score, Submission
+from workers.stages.stage_job import Problem
 
 
 def with_calls(

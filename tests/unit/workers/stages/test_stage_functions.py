@@ -14,11 +14,11 @@ from farm.errors import EngineError, HandlerError, SandboxError
 from farm.records.request import Limits, SamplingParams, TrainCalls
 from farm.records.rollout import Outcome
 from farm.records.trajectory import ModelCall
-from workers.interfaces import Artefact, Completion
+from workers.plugins.interfaces import Artefact, Completion
 from workers.policy.recording import Stopwatch, model_call
-from workers.run_clock import ended
-from workers.stage_job import StageJob, resolve_problem
-from workers.stages import RunResult, run, trained_calls
+from workers.stages.run_clock import ended
+from workers.stages.stage_functions import RunResult, run, trained_calls
+from workers.stages.stage_job import StageJob, resolve_problem
 from workers.testing import ChatHandler
 from workers.testing.fakes import ScriptedPolicy, answering
 
@@ -199,7 +199,7 @@ def called(index: int) -> ModelCall:
     ],
 )
 def test_a_handler_narrows_which_calls_train(monkeypatch: pytest.MonkeyPatch, chosen: Any, expected: Any) -> None:
-    monkeypatch.setattr("workers.registry.handler", lambda _: Choosing(chosen))
+    monkeypatch.setattr("workers.plugins.registry.handler", lambda _: Choosing(chosen))
     problem = resolve_problem(job_of(train_calls=TrainCalls(last=3)))
     calls = [called(index) for index in range(4)]
     if expected is HandlerError:

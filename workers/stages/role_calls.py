@@ -8,8 +8,8 @@ from typing import Any
 
 from farm.records.request import SamplingParams
 from farm.records.trajectory import Completion, Message
-from workers.interfaces import Artefact
-from workers.roles import ChatModel
+from workers.plugins.interfaces import Artefact
+from workers.plugins.roles import ChatModel
 
 
 class RoleCalls:

@@ -14,13 +14,13 @@ from farm.errors import EvaluatorError, HandlerError, LayerMissing
 from farm.plugins import follows
 from farm.records.request import SandboxSpec
 from farm.records.submission import KeptLayer
-from workers.handler_options import NothingLeft, RestoredFiles
-from workers.interfaces import Sandbox
+from workers.plugins.handler_options import NothingLeft, RestoredFiles
+from workers.plugins.interfaces import Sandbox
 from workers.sandboxes.images.content_store import digest
 from workers.sandboxes.lifecycle import layers, left_layers
 from workers.sandboxes.optional_protocols import CopiesLayers, KeepsLayers, keeps_layers
 from workers.stage_clock import off_clock
-from workers.stage_job import SandboxSource, StageJob
+from workers.stages.stage_job import SandboxSource, StageJob
 
 log = logging.getLogger(__name__)
 

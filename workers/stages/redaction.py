@@ -21,7 +21,7 @@ from farm.errors import ToolError
 from farm.records.submission import Submission
 from farm.records.trajectory import ModelCall
 from farm.settings import settings
-from workers.interfaces import Artefact, Keep, Observation, Record, Tool
+from workers.plugins.interfaces import Artefact, Keep, Observation, Record, Tool
 
 MIN_CHARS = 6
 BLOT = "[secret]"

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from farm.errors import EngineError, RolloutError, StaleRollout
-from workers.interfaces import Sandbox
+from workers.plugins.interfaces import Sandbox
 from workers.sandboxes.sandbox import NodeSandbox
 from workers.sandboxes.shortage import ShortageWindow, exhausted, watched
 
@@ -14,20 +14,20 @@ from workers.sandboxes.shortage import ShortageWindow, exhausted, watched
 class NodeHealth:
     """The node during one stage of one rollout, and the sandboxes that were used there."""
 
-    def __init__(self, life: ShortageWindow) -> None:
-        self._life = life
+    def __init__(self, window: ShortageWindow) -> None:
+        self._window = window
         self._in_use: list[NodeSandbox] = []
 
     def play_in(self, sandbox: Sandbox | None) -> None:
         """Use it; a disk that it fills by itself is no shortage of the node."""
         self.use(sandbox)
         if isinstance(sandbox, NodeSandbox) and (use := sandbox.disk_use()) is not None:
-            self._life.follow(use)
+            self._window.follow(use)
 
     def use(self, sandbox: Sandbox | None) -> None:
         """Count the node's disk, too, as the sandbox lies on it."""
         if sandbox is not None:
-            self._life.on_disk = True
+            self._window.on_disk = True
         if isinstance(sandbox, NodeSandbox):
             self._in_use.append(sandbox)
 
@@ -44,13 +44,13 @@ class NodeHealth:
         # once it is stopped the limits it had reached are lost
         if isinstance(sandbox, NodeSandbox):
             self._in_use.remove(sandbox)
-            self._life.excuse(sandbox.limits_reached())
+            self._window.excuse(sandbox.limits_reached())
 
     def shortage(self) -> str:
         """Return what the node has run short of so far, in words, unless these sandboxes caused it."""
         for sandbox in list(self._in_use):
             self._leave(sandbox)
-        return self._life.reason()
+        return self._window.reason()
 
 
 @asynccontextmanager
@@ -59,15 +59,15 @@ async def healthy_node(rollout_id: str, what: str, error_type: type[RolloutError
 
     An engine's error and one of weights that moved on are left as they are: they are no result.
     """
-    with watched() as life, life.as_current():
-        ground = NodeHealth(life)
+    with watched() as window, window.as_current():
+        node_health = NodeHealth(window)
         try:
-            yield ground
+            yield node_health
         except (EngineError, StaleRollout):
             raise
         except Exception as error:
-            if why := exhausted(error) or ground.shortage():
+            if why := exhausted(error) or node_health.shortage():
                 raise error_type(f"{rollout_id}: {what} counts for nothing on a node that ran short: {why}") from error
             raise
-        if why := ground.shortage():
+        if why := node_health.shortage():
             raise error_type(f"{rollout_id}: {what} counts for nothing on a node that ran short: {why}")

@@ -7,8 +7,8 @@ import asyncio
 from farm.records.submission import Submission, SubmittedFile
 from farm.records.trajectory import ModelCall
 from tests.services.model_calls import model_call
-from workers.interfaces import Artefact
-from workers.redaction import Redactor, SecretsInUse
+from workers.plugins.interfaces import Artefact
+from workers.stages.redaction import Redactor, SecretsInUse
 from workers.testing import EchoTool
 
 SECRETS = ["hunter22", "hunter22-long", "short"]

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from farm.errors import EvaluatorError
-from workers import plugin_values
-from workers.interfaces import Score, Submission
-from workers.stage_parts.call_scores import rewards_of_rows
+from workers.plugins import plugin_values
+from workers.plugins.interfaces import Score, Submission
+from workers.stages.call_scores import rewards_of_rows
 
 
 @pytest.mark.parametrize(

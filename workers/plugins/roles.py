@@ -10,7 +10,7 @@ from farm.records.request import SamplingParams
 from farm.records.trajectory import Completion, Message
 
 if TYPE_CHECKING:
-    from workers.interfaces import Evaluator
+    from workers.plugins.interfaces import Evaluator
 
 
 MAX_TOKENS = 4096

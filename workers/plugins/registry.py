@@ -1,4 +1,4 @@
-"""Name to plug-in, typed: the entry-point groups of the surface in `workers/interfaces.py`."""
+"""Name to plug-in, typed: the entry-point groups of the surface in `workers/plugins/interfaces.py`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import cast
 
 from farm.errors import NotFound, UnknownHandler
 from farm.plugins import installed, load
-from workers.interfaces import Agent, Handler, SandboxProvider, ToolFactory
-from workers.plugin_faults import described
+from workers.plugins.interfaces import Agent, Handler, SandboxProvider, ToolFactory
+from workers.plugins.plugin_faults import described
 
 log = logging.getLogger(__name__)
 

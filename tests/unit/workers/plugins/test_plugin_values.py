@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from farm.errors import EvaluatorError
-from workers import plugin_values
-from workers.interfaces import Score
+from workers.plugins import plugin_values
+from workers.plugins.interfaces import Score
 
 
 def cycle() -> dict[str, Any]:

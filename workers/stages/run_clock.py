@@ -9,8 +9,8 @@ from typing import Any
 
 from farm.records.request import Limits
 from farm.records.rollout import Stage
-from workers.interfaces import AgentResult, Policy
-from workers.plugin_faults import described
+from workers.plugins.interfaces import AgentResult, Policy
+from workers.plugins.plugin_faults import described
 from workers.stage_clock import stopped_s
 
 log = logging.getLogger(__name__)
