@@ -18,7 +18,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 COMPILED := pycosat
 
 .DEFAULT_GOAL := help
-.PHONY: help runtime venv home apptainer rabbitmq promtool rpm demo train test test-unit test-changed soak test-vllm test-trainers test-environments test-agents test-protocols test-oracles test-web test-slurm test-helm test-ray test-pooler test-installers screenshots check docs lock clean
+.PHONY: help runtime venv home apptainer rabbitmq promtool rpm demo train test test-unit test-changed soak test-vllm test-trainers test-environments test-agents test-protocols test-oracles test-web test-slurm test-helm test-ray test-pooler test-installers screenshots check docs reference lock clean
 
 # What a lock pins, wheels alone, with a line for every ten packages; by uv where that is, which is much faster.
 # Hashes are checked either way. uv reads no configuration of pip's, so where it finds no packages pip has its turn.
@@ -210,6 +210,9 @@ check: venv docs  ## formatting, lint, types, import contracts, links of the doc
 # Not --quiet: what is not printed is not counted, and a dead link would pass.
 docs: venv  ## docs/ as pages in build/docs; fails where a link or an anchor leads nowhere
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+reference: venv  ## the generated parts of docs/reference, from the code
+	@$(BIN)/python -m testkit.reference_pages
 
 # Hashes come from the package index alone: a wheel that only one machine has would not install on the next.
 COMPILE = env -u PIP_FIND_LINKS -u PIP_EXTRA_INDEX_URL PIP_CONFIG_FILE=/dev/null CUSTOM_COMPILE_COMMAND='make lock' \

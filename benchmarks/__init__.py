@@ -1,1 +1,1 @@
-"""Benchmarks behind the figures of README and docs/figures.md: `python -m benchmarks.NAME [--quick] [--json FILE]`."""
+"""Benchmarks for docs/concepts/figures.md and the README: `python -m benchmarks.NAME [--quick] [--json FILE]`."""

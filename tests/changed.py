@@ -41,7 +41,7 @@ _SCORES = (
 )
 _TASKS = ("tests/integration/tasks", "tests/integration/test_task_pages.py")
 _KILLS = ("tests/acceptance/faults", "tests/acceptance/test_drain.py", "tests/acceptance/test_nodes.py")
-_DOCS = ("tests/unit/test_docs.py", "tests/unit/test_map.py", "tests/unit/test_settings_page.py")
+_DOCS = ("tests/unit/test_docs.py", "tests/unit/test_map.py", "tests/unit/test_reference_pages.py")
 
 BY_PROCESSES: Mapping[str, tuple[str, ...]] = {
     "farm": _FARMS,

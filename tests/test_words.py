@@ -1,6 +1,6 @@
 """Names in standard terms: one name for one thing, none of our own making; docstrings say what a thing is or does.
 
-A failure prints the place and the term to use; a term that is missing here goes into docs/glossary.md first.
+A failure prints the place and the term to use; a term that is missing here goes into docs/concepts/glossary.md first.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ PORT = 8600
     "--strict-compat",
     is_flag=True,
     help="Have these protocols answer as those systems do even where that is a fault of theirs; each page of "
-    "docs/protocols says where.",
+    "docs/reference/protocols.md says where.",
 )
 @click.option("--tls-cert", type=click.Path(dir_okay=False), help="Serve HTTPS with this certificate, a PEM file.")
 @click.option("--tls-key", type=click.Path(dir_okay=False), help="The certificate's key, a PEM file.")

@@ -132,7 +132,7 @@ def check_tool_formats(request: BatchRequest, engines: Callable[[], Sequence[Sto
     names = ", ".join(sorted({str(each.info and each.info.model) for each in known}))
     reason = (
         f"its handler has tools, and the chat template of {names} shows no format of tool calls that the farm reads: "
-        "add the engine with its tool_format (docs/engines/tool_calls.md)"
+        "add the engine with its tool_format (docs/concepts/engines/tool_calls.md)"
     )
     raise InvalidRequest.of([(f"instances[{index}].data_source", reason) for index in with_tools[:MAX_COMPLAINTS]])
 

@@ -20,6 +20,7 @@ from workers.testing.scripted_model import Branch, Script, ScriptedCall, Scripte
 from workers.testing.serving import serving
 
 ROOT = Path(__file__).parents[2]
+USERS = "docs/how-to/users"
 BEFORE = f"""
 import json
 with open({str(ROOT / "examples" / "problems.jsonl")!r}) as file:
@@ -91,7 +92,8 @@ def test_example_of_the_readme_trains_and_updates_the_weights(home: Path) -> Non
 
 def test_example_for_trainers_acknowledges_and_collects_arrays(home: Path) -> None:
     reconnect = "client = farm.connect()\n"
-    program = example("docs/trainers.md", "client.rows") + reconnect + example("docs/trainers.md", 'mode="drain"')
+    page = f"{USERS}/trainers.md"
+    program = example(page, "client.rows") + reconnect + example(page, 'mode="drain"')
     result = ran(home, program)
     assert result["rows"] >= 8
     assert result["pushed"] == 1
@@ -116,8 +118,8 @@ def ran_page(home: Path, folder: Path, page: str) -> Any:
 
 
 def test_rows_of_swe_bench(home: Path, tmp_path: Path) -> None:
-    assert ran_page(home, tmp_path, "docs/tasks/swe.md") == {"farm__wordkit-1": 1.0, "farm__wordkit-2": 0.0}
+    assert ran_page(home, tmp_path, f"{USERS}/tasks/swe.md") == {"farm__wordkit-1": 1.0, "farm__wordkit-2": 0.0}
 
 
 def test_rows_by_their_columns(home: Path, tmp_path: Path) -> None:
-    assert sorted(ran_page(home, tmp_path, "docs/tasks/rows.md")) == [0.0, 1.0]
+    assert sorted(ran_page(home, tmp_path, f"{USERS}/tasks/rows.md")) == [0.0, 1.0]

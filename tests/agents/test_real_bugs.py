@@ -15,7 +15,7 @@ from workers.plugins.registry import sandbox as provider
 from workers.sandboxes.images.building.interpreters import interpreter_for
 from workers.testing.scripted_model import ScriptedCall, ScriptedTurn
 
-PAGE = Path(__file__).parents[2] / "docs" / "agents" / "presets.md"
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "plugins" / "agents" / "presets.md"
 LOOK = "git status --short; ls"
 
 

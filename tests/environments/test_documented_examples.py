@@ -19,7 +19,7 @@ from tests.services.farms import farm_folder
 from workers.environments.environment_program import environment_names, environment_program
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "tasks" / "environments.md").read_text()
+PAGE = (ROOT / "docs" / "how-to" / "users" / "tasks" / "environments.md").read_text()
 EXAMPLE = re.compile(r"^(farm environments check (\w+) .*?)[ ]+# rewards (\[.*?\])$", re.MULTILINE | re.DOTALL)
 EXAMPLES = [match.groups() for match in EXAMPLE.finditer(PAGE)]
 PROJECT = ROOT / "examples" / "environment" / "packages"

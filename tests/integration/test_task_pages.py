@@ -1,4 +1,4 @@
-"""The examples of docs/tasks/ run as they stand, on a farm with a scripted policy and a judge of the batch's own."""
+"""The examples of docs/how-to/users/tasks/ run unchanged, on a farm with a scripted policy and a judge of the batch."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def bench() -> Iterator[JudgedFarm]:
 def ran(bench: JudgedFarm, page: str) -> dict[str, Any]:
     """Run the example of a page; return its names."""
     (program,) = re.findall(
-        r"^```python\n(.*?)^```$", (ROOT / "docs/tasks" / page).read_text(), re.MULTILINE | re.DOTALL
+        r"^```python\n(.*?)^```$", (ROOT / "docs/how-to/users/tasks" / page).read_text(), re.MULTILINE | re.DOTALL
     )
     names: dict[str, Any] = {"client": bench.client, "judge_url": bench.judge_url, "judge_key": KEY}
     program = program.replace("client = farm.connect()\n", "").replace('"model": "judge"', f'"model": "{MODEL}"')

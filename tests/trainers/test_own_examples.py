@@ -19,7 +19,7 @@ from workers.testing.serving import serving
 def test_trls_own_script_trains_through_the_farm(run: Program, model_text: Path) -> None:
     facts = run("own_examples/trl_script", model_text, path=PROGRAMS)
     assert facts["steps"] == [1, 2, 3]
-    assert facts["added"] == 5, "the number of lines in docs/trainers.md"
+    assert facts["added"] == 5, "the number of lines in docs/how-to/users/trainers.md"
     assert any(0 < entry["reward"] < 1 for entry in facts["logs"])
     assert any(entry["grad_norm"] > 0 for entry in facts["logs"])
 
@@ -36,7 +36,7 @@ def test_trls_asynchronous_trainer_trains_through_the_farm(run: Program, model_t
     assert facts["version"] == str(facts["model_version"])
 
 
-@pytest.mark.parametrize("name", ["docs/trainers/verl.md", "examples/trainers/verl_farm.py"])
+@pytest.mark.parametrize("name", ["docs/how-to/users/trainers/verl.md", "examples/trainers/verl_farm.py"])
 def test_the_command_for_verl_is_one_that_verl_reads(run: Program, name: str) -> None:
     _, _, rest = (ROOT / name).read_text().replace("\\\n", " ").partition("-m verl.trainer.main_ppo ")
     command, dots, _ = rest.partition(" ...")

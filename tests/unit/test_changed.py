@@ -49,7 +49,7 @@ def test_every_package_has_a_row_of_its_own() -> None:
         ("tests/integration/answers/conftest.py", ["tests/integration/answers/test_equality.py"]),
         ("tests/unit/farm/test_ids.py", ["tests/unit/farm/test_ids.py"]),
         ("alembic/versions/0001_first_tables.py", ["tests/contract/store/test_store.py"]),
-        ("docs/map.md", ["tests/unit/test_map.py", "tests/unit/test_docs.py"]),
+        ("docs/concepts/map.md", ["tests/unit/test_map.py", "tests/unit/test_docs.py"]),
         ("examples/demo.py", ["tests/acceptance/test_demo.py"]),
         ("benchmarks/overload.py", ["benchmarks/test_overload.py"]),
         ("farm/api/gone.py", ["tests/integration/api/test_keys.py"]),

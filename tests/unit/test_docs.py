@@ -37,7 +37,7 @@ from workers.plugins.interfaces import AgentContext, AgentResult, Artefact, Obse
 from workers.testing import FakeSandbox, ScriptedPolicy, answering
 from workers.testing.local_sandbox import LocalProvider
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).resolve().parents[2]
 PAGES = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
@@ -46,6 +46,7 @@ PAGES = [
 ]
 FOLDERS = "farm|workers|tests|testkit|examples|alembic|docker|benchmarks|docs"
 MAX_README_LINES = 150
+MAX_LINE = 120
 
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
@@ -56,9 +57,9 @@ def prose(page: Path) -> str:
 
 
 def test_numbers_of_promises_and_faults_are_those_of_the_code() -> None:
-    text = (ROOT / "docs" / "promises.md").read_text() + (ROOT / "README.md").read_text()
-    assert set(re.findall(r"(\d+) promises of a sandbox", text)) == {str(len(PROMISES))}
-    assert set(re.findall(r"by (\d+) kinds of faults|its (\d+) kinds of faults", text)) == {
+    text = (ROOT / "docs" / "concepts" / "promises.md").read_text() + (ROOT / "README.md").read_text()
+    assert set(re.findall(r"(\d+)\s+promises\s+of\s+a\s+sandbox", text)) == {str(len(PROMISES))}
+    assert set(re.findall(r"by\s+(\d+)\s+kinds\s+of\s+faults|its\s+(\d+)\s+kinds\s+of\s+faults", text)) == {
         (str(len(KINDS)), ""),
         ("", str(len(KINDS))),
     }
@@ -146,6 +147,14 @@ def test_python_examples_use_the_client_as_it_is(page: Path) -> None:
             assert named <= keywords_of(used) if named else True, f"{called.attr}({named})"
 
 
+@every_page
+def test_lines_are_short(page: Path) -> None:
+    """Rows of tables and lines of JSON cannot be broken, so they may be longer."""
+    text = re.sub(r"(?s)(?<=<!-- generated).*?(?=<!-- end)", "", page.read_text())
+    lines = [line for line in text.splitlines() if not line.lstrip().startswith(("|", "{", "!["))]
+    assert [line for line in lines if len(line) > MAX_LINE] == []
+
+
 def test_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= MAX_README_LINES
 
@@ -153,7 +162,7 @@ def test_readme_is_short() -> None:
 def test_readme_and_architecture_show_the_same_picture() -> None:
     pictures = [
         block
-        for page in ("README.md", "docs/architecture.md")
+        for page in ("README.md", "docs/concepts/architecture.md")
         for block in re.findall(r"^```\n(.*?)^```$", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
         if "dispatcher" in block
     ]
@@ -169,32 +178,46 @@ def test_every_page_is_in_the_navigation_and_on_the_index() -> None:
             for each in entry.values() if isinstance(entry, dict) else entry:
                 yield from pages_of(each)
 
-    written = {path.name for path in (ROOT / "docs").glob("*.md")}
-    inner = {str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*/*.md")}
-    assert set(pages_of(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"])) == written | inner
-    for name in inner:
-        assert str(Path(name).relative_to(Path(name).parent.parent)) in {
-            file for file, _ in links(ROOT / "docs" / f"{Path(name).parent}.md")
-        }
-    assert {file for file, _ in links(ROOT / "docs" / "index.md")} == written - {"index.md"}
-    assert {f"docs/{name}" for name in written - {"index.md"}} <= {file for file, _ in links(ROOT / "README.md")}
+    docs = ROOT / "docs"
+    written = {str(path.relative_to(docs)) for path in docs.rglob("*.md")}
+    assert set(pages_of(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"])) == written
+    for name in written - {"index.md"}:
+        index = index_of(docs / name)
+        assert docs / name in linked(index), f"{index.relative_to(ROOT)} has no link to {name}"
+    doors = {docs / name for name in ("quickstart.md", "concepts/index.md", "how-to/index.md", "reference/index.md")}
+    assert doors <= linked(ROOT / "README.md") & linked(docs / "index.md")
+
+
+def index_of(page: Path) -> Path:
+    """Return the page that has to link to a page: `NAME.md` beside its folder NAME, or the nearest index.md above."""
+    folder = page.parent if page.name != "index.md" else page.parent.parent
+    for each in (folder, *folder.parents):
+        for index in (each.with_suffix(".md"), each / "index.md"):
+            if index.exists():
+                return index
+    raise LookupError(page)
+
+
+def linked(page: Path) -> set[Path]:
+    """Return the files that a page links to."""
+    return {(page.parent / file).resolve() for file, _ in links(page) if file}
 
 
 def test_every_command_is_described() -> None:
-    page = (ROOT / "docs" / "commands.md").read_text()
+    page = (ROOT / "docs" / "reference" / "commands.md").read_text()
     assert set(re.findall(r"^farm ([a-z]+)", page, re.MULTILINE)) == set(COMMANDS)
     assert set(re.findall(r"^farm engines ([a-z-]+)", page, re.MULTILINE)) == set(engines.commands)
 
 
 def test_every_route_is_described() -> None:
-    page = (ROOT / "docs" / "api.md").read_text()
+    page = (ROOT / "docs" / "reference" / "api.md").read_text()
     described = {(method.lower(), path) for method, path in re.findall(r"`(GET|POST) (/[\w./{}]*)`", page)}
     served = {(method, path) for path, methods in openapi.description(ENDPOINTS)["paths"].items() for method in methods}
     assert described == served
 
 
 def test_glossary_is_sorted_and_short() -> None:
-    words = re.findall(r"^\| \*\*(.+?)\*\*", (ROOT / "docs" / "glossary.md").read_text(), re.MULTILINE)
+    words = re.findall(r"^\| \*\*(.+?)\*\*", (ROOT / "docs" / "concepts" / "glossary.md").read_text(), re.MULTILINE)
     assert 25 <= len(words) <= 40
     assert words == sorted(words, key=str.lower)
 
@@ -215,7 +238,7 @@ def code_with(page: str, name: str) -> str:
 
 def test_agent_of_the_example_plays() -> None:
     names: dict[str, Any] = {}
-    exec(code_with("agents.md", "ONE_QUESTION"), names)
+    exec(code_with("how-to/plugins/agents.md", "ONE_QUESTION"), names)
     shown: Harness = names["ONE_QUESTION"]
     assert names["one_question"]().sandbox(None).agent_packages == shown.packages
     # in a folder of this machine, where its client is installed already
@@ -252,7 +275,7 @@ def context_of(sandbox: Sandbox) -> AgentContext:
 
 def test_handler_of_the_example_is_one() -> None:
     names: dict[str, Any] = {"__name__": "example"}
-    exec(code_with("handlers.md", "CapitalHandler"), names)
+    exec(code_with("how-to/plugins/handlers.md", "CapitalHandler"), names)
     handler = names["CapitalHandler"]()
     assert {name for name in dir(MathHandler) if not name.startswith("_")} <= set(dir(handler))
     instance = handler.instance_type.model_validate({"country": "Peru", "capital": "Lima"})
@@ -263,7 +286,7 @@ def test_handler_of_the_example_is_one() -> None:
 
 def test_tool_of_the_example_counts() -> None:
     names: dict[str, Any] = {"__name__": "example"}
-    exec(code_with("handlers.md", "CountTool"), names)
+    exec(code_with("how-to/plugins/handlers.md", "CountTool"), names)
 
     async def main() -> Observation:
         sandbox = FakeSandbox("docs")
@@ -278,7 +301,7 @@ def test_tool_of_the_example_counts() -> None:
 
 def test_adapter_of_the_example_takes_what_may_train() -> None:
     names: dict[str, Any] = {}
-    exec(code_with("trainers.md", "rows_for_my_trainer"), names)
+    exec(code_with("how-to/users/trainers.md", "rows_for_my_trainer"), names)
     adapter = names["rows_for_my_trainer"]
     assert [result.fault for result in examine_adapter(adapter) if not result.ok] == []
     rows = adapter([finished(1.0), finished(None)])

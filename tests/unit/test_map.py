@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted((ROOT / "docs").glob("*.md"))
-MAP = ROOT / "docs" / "map.md"
+PAGES = sorted((ROOT / "docs").rglob("*.md"))
+MAP = ROOT / "docs" / "concepts" / "map.md"
 ROW = re.compile(r"^\| (?!question|---)(.+?) \| (.+) \|$", re.MULTILINE)
 PATH = re.compile(r"`((?:farm|workers|tests|testkit|examples|alembic|docker|benchmarks)/[\w./-]*)`")
 NAMES = re.compile(PATH.pattern + r"((?:, `[\w.]+`)+)")

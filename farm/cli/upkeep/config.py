@@ -38,7 +38,7 @@ def config(check: bool) -> None:
     width = max(map(len, shown))
     for name, value in shown.items():
         click.echo(f"{name:{width}} = {value}  # {place_of(name)}")
-    click.echo(f"# each may be set as {PREFIX}NAME, too; docs/settings.md says what each means")
+    click.echo(f"# each may be set as {PREFIX}NAME, too; docs/reference/settings.md says what each means")
 
 
 def _shown(name: str, value: Any) -> str:

@@ -105,7 +105,7 @@ def test_a_solution_that_changes_most_of_the_image_has_no_footprint(place: Path,
 
 
 def test_tests_that_pass_so_find_no_modules_where_they_run(place: Path, tmp_path: Path) -> None:
-    """Without the evidence of a check the module of a policy is found there; see docs/tasks/harbor.md."""
+    """Without the evidence of a check the module of a policy is found there; see docs/how-to/users/tasks/harbor.md."""
     folder = write_task(tmp_path / "task", ENTERED, f"mkdir -p /app/data; {WORK}")
     assert check(folder).evidence == TaskEvidence(safe_path=True)
     with task_folder(folder) as task:

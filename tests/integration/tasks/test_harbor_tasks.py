@@ -108,7 +108,7 @@ echo "$said"
 
 
 def test_the_example_of_the_page_runs_as_it_stands(place: Path, tmp_path: Path) -> None:
-    page = (SAMPLES.parents[2] / "docs" / "tasks" / "harbor.md").read_text()
+    page = (SAMPLES.parents[2] / "docs" / "how-to" / "users" / "tasks" / "harbor.md").read_text()
     block = re.findall(r"^```bash\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)[0]
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     env = os.environ | {"PATH": path, "FARM_SANDBOX": "namespace"}

@@ -3,7 +3,7 @@
 `kwargs`: `taskset` names the class, as `module:Class`, or an installed taskset's id; `config` are the taskset's
 settings, `index` is the task's place. Its package stands among the instance's `packages`. The answer is scored by the
 task's `@reward`s as verifiers weighs them. Rewards that need a runtime are refused: tasks that are played by a harness
-in a sandbox are run with verifiers' own environment server, see `docs/trainers/verifiers.md`.
+in a sandbox are run with verifiers' own environment server, see `docs/how-to/users/trainers/verifiers.md`.
 """
 
 from __future__ import annotations

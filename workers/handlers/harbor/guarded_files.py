@@ -1,7 +1,8 @@
 """Files that tests stand on: in a shared verification they are the image's own, whatever the policy made of them.
 
 Harbor's shared mode runs the tests in the tree that the policy left. Programs, interpreters and what these load by
-themselves could then be its own, and a reward of its choice. `docs/tasks/harbor.md` says what remains possible.
+themselves could then be its own, and a reward of its choice.
+`docs/how-to/users/tasks/harbor.md` says what remains possible.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A kind is a class without state that is named by an entry point in the group `farm.engines`; the entry point's name is
 the name of the kind, in `EngineInfo.kind`. It recognises its servers, knows the wires on which they take token ids, and
 how they are paused for new weights. All kinds have the chat route of the OpenAI API in common. Those that come with the
-farm are `vllm.py`, `sglang.py`, `prorl.py` and `chat_only.py`; docs/engines.md shows how another is written.
+farm are `vllm.py`, `sglang.py`, `prorl.py` and `chat_only.py`; docs/concepts/engines.md shows how another is written.
 """
 
 from __future__ import annotations

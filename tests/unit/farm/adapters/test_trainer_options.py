@@ -54,7 +54,7 @@ def test_every_option_of_the_trainers_own_has_a_reason() -> None:
 
 
 def test_the_page_of_trainers_counts_their_options() -> None:
-    page = (Path(__file__).parents[4] / "docs" / "trainers.md").read_text()
+    page = (Path(__file__).parents[4] / "docs" / "how-to" / "users" / "trainers.md").read_text()
     rows = re.findall(r"`([\w.]+)` (\d+), (\d+), (\d+)", page)
     counted = {name: tuple(map(int, numbers)) for name, *numbers in rows}
     assert counted == {

@@ -18,7 +18,7 @@ from workers.environments.environment import Action, AskModel, Begin, CalledTool
 from workers.environments.environment_server import serve
 from workers.environments.episode import EpisodeConnection
 
-PAGE = Path(__file__).parents[4] / "docs" / "tasks" / "environments.md"
+PAGE = Path(__file__).parents[4] / "docs" / "how-to" / "users" / "tasks" / "environments.md"
 
 
 class Talking:

@@ -35,7 +35,10 @@ from workers.sandboxes.images.dockerfile.variables import Expansion
 from workers.sandboxes.images.layered_image import Image
 
 SEARCH_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-ONE_USER = "owners of files are noted and shown to programs of root, and decide about no access: see docs/images.md"
+ONE_USER = (
+    "owners of files are noted and shown to programs of root, and decide about no access: "
+    "see docs/how-to/operators/images.md"
+)
 
 BaseImages: TypeAlias = Callable[[str, Instruction], Image]
 """From an image's name, and the instruction that has it, to the image. ImageError if there is none."""

@@ -12,7 +12,7 @@ from farm.cli.submit import submit
 from farm.plugins import installed
 from workers.plugins.registry import agent
 
-DOCS = Path(__file__).parents[5] / "docs" / "agents"
+DOCS = Path(__file__).parents[5] / "docs" / "how-to" / "plugins" / "agents"
 OWN = {"react", "environment"}
 """Agents that are no programs in a sandbox."""
 PRESETS = sorted(
