@@ -34,7 +34,7 @@ class LimitWatches:
         self._watches: dict[tuple[int, int], LimitWatch] = {}
         self._find_due = 0.0
 
-    def look(self) -> bool:
+    def check(self) -> bool:
         """Check each sandbox that is due. Returns whether there are any sandboxes."""
         now = time.monotonic()
         if not self._watches or now >= self._find_due:
@@ -42,7 +42,7 @@ class LimitWatches:
             self._find_due = now + BUSY_S
         for name, watch in list(self._watches.items()):
             try:
-                watch.look(now)
+                watch.check(now)
             except namespaces.SandboxGone:
                 # the monitor was killed too; the reaper removes the folder
                 self._watches.pop(name).close()
@@ -100,16 +100,16 @@ def watch_over(folder: str, lifeline: int) -> None:
 
 
 def _watch_until_alone(folder: str, checkpoint: Checkpoint) -> None:
-    watcher = LimitWatches(folder, checkpoint)
+    watches = LimitWatches(folder, checkpoint)
     alone_since = time.monotonic()
     while True:
-        if watcher.look():
+        if watches.check():
             alone_since = time.monotonic()
         elif time.monotonic() - alone_since > _ALONE_S:
             fcntl.flock(3, fcntl.LOCK_UN)
             # a sandbox that started just now saw the lock, so it forked no watcher
-            if not watcher.look():
+            if not watches.check():
                 return
             fcntl.flock(3, fcntl.LOCK_EX | fcntl.LOCK_NB)
         checkpoint.at()
-        time.sleep(watcher.pause_s())
+        time.sleep(watches.pause_s())
