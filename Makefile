@@ -205,6 +205,7 @@ check: venv docs  ## formatting, lint, types, import contracts, links of the doc
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m tests.sizes
 
 # Not --quiet: what is not printed is not counted, and a dead link would pass.
 docs: venv  ## docs/ as pages in build/docs; fails where a link or an anchor leads nowhere

@@ -1,4 +1,4 @@
-"""Rules beyond the import contracts: which modules read the environment, how long a module is, and its name."""
+"""Rules beyond the import contracts: which modules read the environment, and how modules are named."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 MODULES = sorted(path for package in ("farm", "workers") for path in (ROOT / package).rglob("*.py"))
-LONGEST_LINES = 400
 CONFIG_FILE = ROOT / "farm" / "configuration" / "config_file.py"
 """It finds the file of the settings, so it comes before them."""
 VAGUE = {"utils", "util", "helpers", "helper", "common", "base", "manager", "managers", "misc"}
@@ -27,12 +26,6 @@ def test_a_module_says_what_lives_in_it() -> None:
         return is_empty_marker or bool(ast.get_docstring(tree))
 
     assert _without(says) == [], "open them with one sentence on what lives there"
-
-
-def test_a_module_is_one_noun() -> None:
-    assert _without(lambda path: len(path.read_text().splitlines()) <= LONGEST_LINES) == [], (
-        f"past {LONGEST_LINES} lines it is two nouns"
-    )
 
 
 def test_a_module_is_named_for_what_it_holds() -> None:
