@@ -47,6 +47,7 @@ PAGES = [
 FOLDERS = "farm|workers|tests|testkit|examples|alembic|docker|benchmarks|docs"
 MAX_README_LINES = 150
 MAX_LINE = 120
+CODE = ("farm", "workers", "testkit", "benchmarks", "examples", "alembic", "tests/oracles")
 
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
@@ -101,6 +102,20 @@ def test_links_lead_to_files_and_headings(page: Path) -> None:
 def test_named_files_exist(page: Path) -> None:
     named = set(re.findall(rf"`((?:{FOLDERS})/[\w./-]*)`", prose(page)))
     assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
+
+
+def test_files_that_code_names_exist() -> None:
+    """Docstrings, comments and messages name pages of docs/, and files by their path in backquotes."""
+    sources = [path for folder in CODE for path in sorted((ROOT / folder).rglob("*.py"))]
+    named = {
+        (path, name)
+        for path in sources
+        for name in re.findall(
+            rf"(?<![\w./])docs/[\w./-]+\.md|(?<=`)(?:{FOLDERS})/[\w./-]*\w\.\w+(?=`)", path.read_text()
+        )
+    }
+    assert len(named) > 20
+    assert [f"{path.relative_to(ROOT)}: {name}" for path, name in sorted(named) if not (ROOT / name).exists()] == []
 
 
 @every_page

@@ -68,3 +68,9 @@ def test_a_name_that_is_gone_is_noticed() -> None:
         "`Budget` and `Purse` in `farm/retry_policy.py`"
     )
     assert missing(text) == ["farm/retry_policy.py: no_such_name", "farm/retry_policy.py: Purse"]
+
+
+def test_functions_and_classes_that_code_names_exist() -> None:
+    """Docstrings and comments say "`name` in `path`", too."""
+    sources = [path for folder in ("farm", "workers") for path in sorted((ROOT / folder).rglob("*.py"))]
+    assert [f"{path.relative_to(ROOT)}: {each}" for path in sources for each in missing(path.read_text())] == []
