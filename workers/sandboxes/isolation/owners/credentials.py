@@ -65,7 +65,7 @@ class Credentials:
         return Credentials(self.users, groups, self.others, self.has_right, self.keeps_right)
 
     def after(self, name: str, arguments: Sequence[int]) -> Credentials:
-        """Return the credentials after a call that changes ids. Raises OSError with the kernel's errno if it is refused."""
+        """Return the credentials after a call that changes ids. Raises OSError with the kernel's errno on refusal."""
         of_users = name.endswith("uid")
         now = self.users if of_users else self.groups
         ids = _CHANGES[name[3:-3]](now, [each & 0xFFFFFFFF for each in arguments], self.has_right)

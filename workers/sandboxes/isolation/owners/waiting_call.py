@@ -52,7 +52,7 @@ class WaitingCall:
 
     @contextlib.contextmanager
     def opened(self, folder: int, path: int, flags: int) -> Iterator[int]:
-        """Yield an O_PATH descriptor of the file that the call names; MISSING, or OF_KERNEL for a file of /proc, /dev, /sys."""
+        """Yield an O_PATH descriptor of the call's file, MISSING, or OF_KERNEL for a file of /proc, /dev or /sys."""
         name = self.path(path) if path else b""
         file = MISSING
         if name or flags & EMPTY_PATH:

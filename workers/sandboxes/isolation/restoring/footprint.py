@@ -59,8 +59,8 @@ _MAX_PTH = 4_000_000
 class Footprint:
     """The footprint of one layer, which is the working directory, on an image.
 
-    `named`: paths that the task names. `programs`: commands that it runs. `records`: files of packages. `own`: paths that the
-    task's solution changed.
+    `named`: paths that the task names. `programs`: commands that it runs. `records`: files of packages. `own`: paths
+    that the task's solution changed.
     """
 
     def __init__(
@@ -211,7 +211,7 @@ class Footprint:
         )
 
     def read_pth(self, paths: Iterable[str]) -> None:
-        """Record the folders that .pth files among these paths add to the module path of an interpreter of the image."""
+        """Record the folders that .pth files among these paths add to the module path of the image's interpreters."""
         for path in paths:
             if path.endswith(".pth") and self.is_system(path):
                 self._pth_runs_code(path)

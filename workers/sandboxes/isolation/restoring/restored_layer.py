@@ -25,8 +25,8 @@ def restore_footprint(
 ) -> list[str]:
     """Remove from the working directory all paths that do not stay, and return them.
 
-    `rule` has the fields of `RestoredFiles`, `bin_folders` and `workdir`. Raises OSError if a folder of the image, `lower`,
-    cannot be read, because all files of the layer would count as new then.
+    `rule` has the fields of `RestoredFiles`, `bin_folders` and `workdir`. Raises OSError if a folder of the image,
+    `lower`, cannot be read, because all files of the layer would count as new then.
     """
     image = ImageContents(lower, rule["bin_folders"])
     layer_paths = list(paths())
