@@ -19,10 +19,10 @@ finish() {
     trap '' USR1 URG
     lives && kill -KILL $first
     local n=0 pause=0.002
-    # one that sleeps in the kernel may do so for hours
-    # nor should many that end at the same time keep each other from it by asking
-    # a process that is blocked in the kernel can take hours to end, and many monitors can wait at the same time:
-        # so the pause grows
+    # a process that is blocked in the kernel can take hours to end, and many monitors can wait at the same time: so the
+    # pause grows
+    while holds || lives; do
+        read -rt $pause -u $silent
         case $((++n)) in 8) pause=0.02 ;; 100) pause=0.2 ;; esac
     done
     [[ -L cgroup ]] && rmdir -- "$(readlink cgroup)"
