@@ -1,8 +1,8 @@
-"""A process that may block in the kernel, and its guard, which restarts it without the step that it blocked at.
+"""Run work that can block in the kernel in a child process, and restart it without the step that blocked.
 
-Reading of a process in /proc may wait for locks, which one that sleeps on a dead disk may hold: its open files,
-its memory, since Linux 6.16 or so even its state. Nothing shows that beforehand, and a thread cannot be ended. Standard
-library only.
+Reading /proc files of a process (open files, memory, since about Linux 6.16 also its state) takes locks that a process
+blocked on a dead disk can hold. There is no way to know in advance, and a thread cannot be killed. Standard library
+only.
 """
 
 from __future__ import annotations
@@ -22,56 +22,56 @@ if TYPE_CHECKING:
 
 _SIZE = 128
 _STUCK_S = 3.0
-"""Longer than anything takes that does not sleep, on a busy node too."""
+"""A step that takes longer counts as blocked. No step takes as long otherwise, even on a busy node."""
 _AVOIDED_S = 600.0
 
 
 class Checkpoint:
-    """The current step of the guarded process, in memory that its guard sees, and the steps that it is to skip."""
+    """The current step of the guarded process, in memory shared with its guard, and the steps to skip."""
 
     def __init__(self) -> None:
         self._shared = mmap.mmap(-1, _SIZE)
         self._avoided: dict[bytes, float] = {}
         self._n = 0
 
-    def at(self, what: str = "") -> bool:
-        """Note the next step; returns False if it is to be skipped, as it got no answer a while ago."""
-        label = what.encode()[: _SIZE - 16]
-        if self._avoided.get(label, 0.0) > time.monotonic():
+    def at(self, label: str = "") -> bool:
+        """Record the next step. Returns False if it must be skipped because it blocked recently."""
+        key = label.encode()[: _SIZE - 16]
+        if self._avoided.get(key, 0.0) > time.monotonic():
             return False
         self._n += 1
-        self._shared[:] = b"%d %b" % (self._n, label) + bytes(_SIZE - len(label) - len(b"%d " % self._n))
+        self._shared[:] = b"%d %b" % (self._n, key) + bytes(_SIZE - len(key) - len(b"%d " % self._n))
         return True
 
     def seen(self) -> bytes:
-        """Return the current step, which changes with each `at`."""
+        """Return the current step, as bytes that change with each `at`."""
         return self._shared[:]
 
     def avoid(self, seen: bytes) -> None:
-        """Skip that step from now on."""
+        """Skip this step for `_AVOIDED_S` seconds."""
         self._avoided[seen.partition(b" ")[2].rstrip(b"\0")] = time.monotonic() + _AVOIDED_S
 
 
 def guarded(work: Callable[[Checkpoint], None]) -> None:
-    """Call it in a child, again until one ends by itself. SIGCHLD is to be ignored: the children are not waited for."""
-    place = Checkpoint()
+    """Run `work` in a child, and again after each hang, until a child exits. SIGCHLD must be ignored (no wait)."""
+    checkpoint = Checkpoint()
     while True:
         child = os.fork()
         if child == 0:
             try:
                 linux.die_with_parent(signal.SIGKILL)
-                work(place)
+                work(checkpoint)
             finally:
                 os._exit(0)
-        if _ends(child, place):
+        if _ends(child, checkpoint):
             return
         with contextlib.suppress(ProcessLookupError):
-            # it ends now, or when the kernel lets it go
+            # takes effect when the kernel call returns
             os.kill(child, signal.SIGKILL)
 
 
-def _ends(child: int, place: Checkpoint) -> bool:
-    """Wait until it has ended, or does nothing any more."""
+def _ends(child: int, checkpoint: Checkpoint) -> bool:
+    """Wait for the child. Returns True if it exited, False if it hung; then its current step is skipped from now on."""
     try:
         descriptor = os.pidfd_open(child)
     except ProcessLookupError:
@@ -81,9 +81,9 @@ def _ends(child: int, place: Checkpoint) -> bool:
         poll.register(descriptor, select.POLLIN)
         before = b""
         while not poll.poll(_STUCK_S * 1000):
-            seen = place.seen()
+            seen = checkpoint.seen()
             if seen == before:
-                place.avoid(seen)
+                checkpoint.avoid(seen)
                 return False
             before = seen
         return True

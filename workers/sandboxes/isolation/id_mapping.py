@@ -1,17 +1,17 @@
 # ruff: noqa: PTH109
-"""A user id of its own for a sandbox, by id-mapped mounts; standard library only.
+"""Give a sandbox a host uid of its own, by id-mapped mounts. Standard library only.
 
-The kernel counts descriptors in flight and pages of pipes for a user, whatever namespaces that user's processes are in:
-so the one user that a sandbox has inside must be a user of its own outside. One id and not a range of 65536: what is
-limited for a user would otherwise be had 65536 times.
+The kernel counts descriptors in flight and pipe pages for a user, across namespaces. So the single user inside a
+sandbox must be a separate user outside. One id, not a range of 65536, because each id of a range would have its own
+limits.
 
-The rule: on disk, everything belongs to the sandbox user, as without this; the id is in the mounts alone. Two user
-namespaces make it, one in the other. The outer maps the sandbox user to the own id, and the image, the layers and the
-writable layer are mounted as it maps them; the inner has uid 0 and no other. As the sandbox user made, and so owns, the
-outer one, the monitor, the watcher and what joins need no other rights over the sandbox than before.
+On disk everything still belongs to the sandbox user; only the mounts use the own id. There are two nested user
+namespaces. The outer one maps the sandbox user to the own id; image, layers and the writable layer are mounted with
+that mapping. The inner one has only uid 0. The sandbox user owns the outer one, because it created it, so the monitor,
+the watcher and joining processes need no additional rights.
 
-Only root of the host can make it so, as an ordinary user has no right to map the owners of a file system. What the
-kernel counts for the owner of a namespace (inotify, waiting signals, message queues) is still shared: each gets a part.
+Only root of the host can set this up. What the kernel counts for the owner of a namespace (inotify, pending signals,
+message queues) is still shared between sandboxes; `kernel_limits.py` divides it.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ if TYPE_CHECKING:
     from workers.sandboxes.lifecycle.start import MonitorPlan
 
 MAPPED = "mapped"
-"""The folder, in that of a sandbox, on which it has that folder as its own user's."""
+"""Folder inside the sandbox's state folder where that state folder is mounted with the own id."""
 _LEAST = (5, 19)
-"""The Linux since which overlayfs takes id-mapped layers."""
+"""First Linux version whose overlayfs accepts id-mapped layers."""
 
 
 def map_owners(process: int, own_id: int, user: Sequence[int], folders: Sequence[str]) -> list[int]:
-    """As root, map the user namespace that a process has made, and what lies in folders; the first can be written to.
+    """As root, write the id maps of a process's user namespace and create id-mapped mounts of `folders`.
 
-    Returns the mounts of the folders, attached nowhere yet. Raises OSError.
+    The first folder is writable, the others are read-only. Returns detached mounts. Raises OSError.
     """
     uid, gid = user
-    # what root has made, such as a socket, needs some owner that there is, or it could not be written to; not root, as
-    # the sandbox user may take on whatever is in the namespace that it owns
+    # files created by root, such as sockets, need a mapped owner to be writable; it must not be root, because the
+    # sandbox user can become any id of the namespace that it owns
     for name, text in (("uid_map", f"{uid} {own_id} 1\n0 {uid} 1"), ("gid_map", f"{gid} {gid} 1\n0 {own_id} 1")):
         linux.write_text(f"/proc/{process}/{name}", text)
     namespace = os.open(f"/proc/{process}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
@@ -64,9 +64,9 @@ def close(mounts: Sequence[int]) -> None:
 
 
 def take_id(plan: MonitorPlan, to_monitor: socket.socket) -> list[int]:
-    """In the builder, as the sandbox user: make the outer namespace, and be its user. OSError.
+    """In the builder, as the sandbox user: create the outer user namespace and switch to its user. Raises OSError.
 
-    Returns the mounts of its folder and of its layers; none if the sandbox is to have no id of its own.
+    Returns detached mounts of the state folder and the layers, or an empty list if the sandbox gets no id of its own.
     """
     if not plan["own_id"] or not plan["user"]:
         return []
@@ -74,8 +74,8 @@ def take_id(plan: MonitorPlan, to_monitor: socket.socket) -> list[int]:
     to_monitor.send(b"map")
     _, mounts, _, _ = socket.recv_fds(to_monitor, 16, 1 + len(plan["lower"]))
     if not mounts:
-        raise OSError("its user id could not be mapped")
-    # by the names that they have in there
+        raise OSError("the sandbox's user id could not be mapped")
+    # as they are numbered inside the namespace
     uid, gid = plan["user"]
     os.setresgid(gid, gid, gid)
     os.setresuid(uid, uid, uid)
@@ -83,34 +83,34 @@ def take_id(plan: MonitorPlan, to_monitor: socket.socket) -> list[int]:
     return mounts
 
 
-def give_id(plan: MonitorPlan, builder: int, channel: socket.socket, wanted: int) -> None:
-    """In the monitor, as root: map what the builder has made, and send it its mounts. Raises OSError."""
-    wait_for(channel.fileno(), wanted)
+def give_id(plan: MonitorPlan, builder: int, channel: socket.socket, requester: int) -> None:
+    """In the monitor, as root: map the builder's namespace and send the mounts. Raises OSError."""
+    wait_for(channel.fileno(), requester)
     if channel.recv(16) and plan["user"]:
         mounts = map_owners(builder, plan["own_id"], plan["user"], [os.getcwd(), *plan["lower"]])
         socket.send_fds(channel, [b"!"], mounts)
         close(mounts)
 
 
-def attach(mounts: Sequence[int], also: Sequence[str]) -> None:
-    """Attach the mounts where the sandbox is made: its folder and its layers; `also` are folders of the first."""
+def attach(mounts: Sequence[int], bound: Sequence[str]) -> None:
+    """Attach the mounts of the state folder and the layers; bind the folders `bound` of the state folder."""
     if not mounts:
         return
     for mounted, target in zip(
         mounts, (MAPPED, *(f"stage/{number}" for number in range(len(mounts) - 1))), strict=True
     ):
         linux.attach(mounted, target)
-    for name in also:
+    for name in bound:
         linux.mount(f"{MAPPED}/{name}", name, flags=linux.MS_BIND)
     close(mounts)
 
 
 def refusal(folder: str, own_id: int, user: Sequence[int]) -> str:
-    """Return why this kernel, or the file system of a folder, has no id-mapped mounts for root; empty if it has."""
+    """Return why id-mapped mounts do not work for root on this kernel or file system, or an empty text if they do."""
     release = os.uname().release.partition("-")[0].split(".")
-    # some have a sign at the end
+    # a version can end in a sign, as in "5.19+"
     if tuple(int("".join(filter(str.isdigit, word))) for word in release[:2]) < _LEAST:
-        return f"overlayfs takes no id-mapped layers before Linux {_LEAST[0]}.{_LEAST[1]}"
+        return f"overlayfs accepts no id-mapped layers before Linux {_LEAST[0]}.{_LEAST[1]}"
     ours, theirs = socket.socketpair()
     child = os.fork()
     if child == 0:

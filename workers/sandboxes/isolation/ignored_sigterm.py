@@ -1,8 +1,8 @@
-"""Starting a helper so that a SIGTERM to all processes of a node does not end it; standard library only.
+"""Protect helper processes from a SIGTERM that is sent to all processes of a node. Standard library only.
 
-Slurm and systemd send it to every process of a job. A helper that is being started would be ended by it before it could
-ignore it. So the signal is blocked in the thread that starts the helper, which inherits that over its exec; a
-helper ignores it, which drops one that has come meanwhile, then lets it through again for what it starts itself.
+Slurm and systemd send SIGTERM to every process of a job. It could hit a helper before the helper ignores it. So the
+starting thread blocks SIGTERM, which the helper inherits across exec. The helper then ignores the signal, which also
+drops a pending one, and unblocks it for its own children.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def sigterm_blocked() -> Iterator[None]:
-    """Block SIGTERM for what is started in the block, until it calls `ignore_sigterm`."""
+    """Block SIGTERM for processes started within the block, until they call `ignore_sigterm`."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     try:
         yield
@@ -26,6 +26,6 @@ def sigterm_blocked() -> Iterator[None]:
 
 
 def ignore_sigterm() -> None:
-    """In a helper, as soon as it runs."""
+    """Ignore SIGTERM and unblock it. A helper calls this first."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})

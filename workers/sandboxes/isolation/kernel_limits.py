@@ -1,15 +1,17 @@
-"""Limits that the kernel itself sets on what a sandbox may take of it; standard library only.
+"""Kernel limits on resources that are counted for a namespace or a user. Standard library only.
 
-The rule: whatever the kernel counts for a namespace or a user is given a limit for each sandbox, before anything of the
-policy runs in it. Of what it counts for the user who owns the namespace, and that is one for all sandboxes of a node,
-each gets an eighth, so that one cannot leave the others without: inotify instances and watches, waiting signals; and a
-quarter of message queues. Descriptors in flight and pages of pipes are counted for the user of the process and have no
-limit of this kind: only a user id of its own keeps a sandbox's from the others', which root can give it on most file
-systems since Linux 5.19 (`id_mapping.py`), and an ordinary user cannot; without it the farm's own tools go on, and
-programs in other sandboxes are refused descriptors (ETOOMANYREFS) and large pipes. Before Linux 6.9 or so only root of
-the node may limit an ipc namespace: there, the watcher's measuring is all.
+Every such resource gets a limit for each sandbox before the policy runs in it:
 
-Inside, /proc/sys is read-only, as root of a sandbox is the owner of its ipc namespace and could lift those limits.
+* Counted for the owner of the namespace, who is one user for all sandboxes of a node: each sandbox gets an eighth of
+  the inotify instances and watches and of the pending signals, and a quarter of the message queues.
+* Counted for the user of the process (descriptors in flight, pipe pages): no limit exists. Only a uid of its own
+  separates one sandbox from the others. Root can assign one on most file systems since Linux 5.19 (`id_mapping.py`);
+  an ordinary user cannot. Without it the farm's own tools still work, but one sandbox can cause ETOOMANYREFS, or small
+  pipes, in the others.
+* Counted for the ipc namespace: before about Linux 6.9 only root of the host can limit it. There, only the watcher's
+  measurements apply.
+
+/proc/sys is read-only inside: root of a sandbox owns its ipc namespace and could raise these limits.
 """
 
 from __future__ import annotations
@@ -24,48 +26,48 @@ _SETTINGS = "/proc/sys"
 _SHARE = 8
 _OF_A_USER = ("max_inotify_instances", "max_inotify_watches")
 _QUEUE_SHARE = 4
-"""Of POSIX message queues, of which the usual limit is room for nine."""
+"""For POSIX message queues, because the default limit allows only nine."""
 _SEMAPHORES = "32000 32000 500 1000"
-"""Of a set, of all together, operations of a call, and sets: 2 MB of them instead of 65 GB."""
+"""SEMMSL, SEMMNS, SEMOPM, SEMMNI: limits semaphores to 2 MB instead of 65 GB."""
 _QUEUES = 500
-"""Of System V messages, 16 KB each."""
+"""Number of System V message queues, 16 KB each."""
 
 
 def of_the_user() -> dict[str, int]:
-    """Names and values of what a user namespace may have, to be read before it is made."""
-    result = {}
+    """Return the limits of a new user namespace by name. Must be read before the namespace is created."""
+    limits = {}
     for name in _OF_A_USER:
         with contextlib.suppress(OSError):
-            result[name] = max(1, int(linux.read_text(f"{_SETTINGS}/user/{name}")) // _SHARE)
-    return result
+            limits[name] = max(1, int(linux.read_text(f"{_SETTINGS}/user/{name}")) // _SHARE)
+    return limits
 
 
 def limit_user_namespace(limits: dict[str, int]) -> None:
-    """Limit these resources in this user namespace, for its root too. Raises OSError."""
-    # none nested in it, in which all capabilities could be had again
+    """Set these limits in the current user namespace, also for its root. Raises OSError."""
+    # nested user namespaces would give all capabilities back
     for name, value in {**limits, "max_user_namespaces": 0}.items():
         linux.write_text(f"{_SETTINGS}/user/{name}", str(value))
 
 
 def limit_ipc_namespace(memory_mb: int) -> None:
-    """Of the memory of a sandbox, System V objects may take half; called in its ipc namespace, as root of it."""
+    """Limit System V objects to half of the sandbox's memory. Must run as root of the ipc namespace."""
     page = os.sysconf("SC_PAGE_SIZE")
     values = {"shmall": (memory_mb << 20) // 2 // page, "sem": _SEMAPHORES, "msgmni": _QUEUES}
     for name, value in values.items():
-        # an older kernel: it is measured
+        # not writable on an older kernel, where the watcher measures instead
         with contextlib.suppress(OSError):
             linux.write_text(f"{_SETTINGS}/kernel/{name}", str(value))
 
 
 def limit_ipc_of(first: int, memory_mb: int) -> None:
-    """Limit the ipc namespace of a process; this one joins it, and its user namespace. Raises OSError."""
+    """Join the user and ipc namespaces of the process `first` and limit them. Raises OSError."""
     linux.setns(os.pidfd_open(first), linux.NEWUSER | linux.NEWIPC)
     linux.become_root_inside()
     limit_ipc_namespace(memory_mb)
 
 
 def shares() -> dict[str, int]:
-    """Limits of a process inside, by name, of what is counted for the user."""
+    """Return the sandbox's share of the rlimits that the kernel counts for the user, by name."""
     parts = {"RLIMIT_SIGPENDING": _SHARE, "RLIMIT_MSGQUEUE": _QUEUE_SHARE}
-    result = {name: resource.getrlimit(getattr(resource, name))[1] for name in parts}
-    return {name: hard // parts[name] for name, hard in result.items() if hard != resource.RLIM_INFINITY}
+    hard_limits = {name: resource.getrlimit(getattr(resource, name))[1] for name in parts}
+    return {name: hard // parts[name] for name, hard in hard_limits.items() if hard != resource.RLIM_INFINITY}

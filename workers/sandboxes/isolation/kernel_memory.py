@@ -1,9 +1,9 @@
 # ruff: noqa: PTH115, PTH123
-"""Memory that the kernel holds for a sandbox and that is no process's: socket buffers, System V objects.
+"""Measure kernel memory of a sandbox that belongs to no process: socket buffers and System V objects.
 
-It is read in the sandbox's own namespaces, by a socket and a file that a child opened there: a few system calls,
-however many processes there are. Sockets are found by the kernel's own list (sock_diag(7)), so those on their way in
-messages between others count, too, even if closed. Standard library only.
+A child opens a netlink socket and the /proc/sysvipc files inside the sandbox's namespaces; reading them takes a few
+system calls, independent of the number of processes. Sockets are listed by sock_diag(7), which includes sockets that
+are closed everywhere but still in transit in a message. Standard library only.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _REMOVE = 0
 """IPC_RMID."""
 _SEMAPHORE = 64
 _SOCKET = 1024
-"""Bytes that each of them takes, without what it holds."""
+"""Bytes for each socket, without its buffers."""
 _TCP_SHARE, _TCP_LEAST, _TCP_USUAL = 16, 16 << 20, 64 << 20
 _ANSWER_S = 0.5
 _CHUNK = 1 << 16
@@ -38,7 +38,7 @@ _ALL_STATES = 0xFFFFFFFF
 _UNIX_REQUEST = struct.pack("=BBHIII8x", 1, 0, 0, _ALL_STATES, 0, 0x20)
 _NETLINK_REQUEST = struct.pack("=BBHII8x", 16, 0xFF, 0, 0, 1)
 _REQUESTS = (
-    # the request, its answer's size and where the inode is in it, and the attribute with its memory
+    # request, size of the answer, offset of its inode, attribute with the memory counters
     (_UNIX_REQUEST, 16, 4, 5),
     (_NETLINK_REQUEST, 28, 16, 0),
     *(
@@ -51,9 +51,9 @@ _TCP_REQUESTS = [request for request, *_ in _REQUESTS if request[1] == socket.IP
 
 
 def most_tcp() -> int:
-    """Return the bytes that one sandbox may hold in TCP queues: a share of what all TCP of the node may have.
+    """Return the bytes that one sandbox can hold in TCP buffers: a sixteenth of the node's `tcp_mem` pressure limit.
 
-    Beyond that amount the kernel slows down the connections of engines, broker and store on the node, too.
+    Above that limit the kernel also slows down the node's connections to engines, broker and store.
     """
     with contextlib.suppress(OSError, ValueError, IndexError):
         pages = int(linux.read_text("/proc/sys/net/ipv4/tcp_mem").split()[1])
@@ -62,18 +62,18 @@ def most_tcp() -> int:
 
 
 class KernelMemory:
-    """The kernel memory of one sandbox. Raises OSError or Gone if it cannot be looked into."""
+    """The kernel memory of one sandbox. Raises OSError or SandboxGone if its namespaces cannot be entered."""
 
     def __init__(self, target: namespaces.JoinTarget) -> None:
         network = f"/proc/{target['pid']}/ns/net"
         self.shares_network = os.readlink(network) == os.readlink("/proc/self/ns/net")
-        """True if the sockets that are listed are those of the whole node."""
+        """True if `sockets` lists those of the whole node."""
         descriptors = _opened_inside({**target, "network": self.shares_network})
         self._files = dict(zip(_SYSV, descriptors, strict=False))
         self._netlink = socket.socket(fileno=descriptors[-1])
         self._netlink.settimeout(_ANSWER_S)
         self.tcp = 0
-        """Bytes that TCP sockets held at the last call of `sockets`."""
+        """Bytes of the TCP sockets, as of the last call of `sockets`."""
 
     def close(self) -> None:
         self._netlink.close()
@@ -81,11 +81,11 @@ class KernelMemory:
             os.close(descriptor)
 
     def shared(self) -> int:
-        """Bytes of System V shared memory, attached or not."""
+        """Return the bytes of System V shared memory, attached or not."""
         return sum(int(row["rss"]) + int(row["swap"]) for row in self._rows("shm"))
 
     def messages(self) -> int:
-        """Bytes of System V messages that wait, and of semaphores."""
+        """Return the bytes of queued System V messages and of semaphores."""
         waiting = sum(int(row["cbytes"]) for row in self._rows("msg"))
         return waiting + _SEMAPHORE * sum(int(row["nsems"]) for row in self._rows("sem"))
 
@@ -97,21 +97,21 @@ class KernelMemory:
                 yield dict(zip(head, line.split(), strict=False))
 
     def sockets(self) -> dict[int, int]:
-        """By inode, the bytes that each socket holds."""
-        result: dict[int, int] = {}
+        """Return the bytes of each socket by inode. Sockets of no process share the inode 0."""
+        n_by_inode: dict[int, int] = {}
         self.tcp = 0
         for request, size, inode_at, attribute in _REQUESTS:
-            # one of these may not be in this kernel
+            # this kernel can lack one of the protocols
             with contextlib.suppress(OSError):
-                for answer in self._asked(request):
+                for answer in self._answers(request):
                     (inode,) = struct.unpack_from("=I", answer, inode_at)
-                    # those of no process have no number
+                    # inode 0 for the sockets of no process
                     n_bytes = _SOCKET + _held(answer[size:], attribute)
-                    result[inode] = result.get(inode, 0) + n_bytes
+                    n_by_inode[inode] = n_by_inode.get(inode, 0) + n_bytes
                     self.tcp += n_bytes if request in _TCP_REQUESTS else 0
-        return result
+        return n_by_inode
 
-    def _asked(self, request: bytes) -> Iterator[bytes]:
+    def _answers(self, request: bytes) -> Iterator[bytes]:
         self._netlink.send(struct.pack("=IHHII", 16 + len(request), _BY_FAMILY, _REQUEST_DUMP, 1, 0) + request)
         while True:
             data = self._netlink.recv(_CHUNK)
@@ -124,12 +124,12 @@ class KernelMemory:
                 at += (length + 3) & ~3
 
 
-def _held(attributes: bytes, wanted: int) -> int:
-    """Bytes in the queues of a socket, by its attributes (SK_MEMINFO_*)."""
+def _held(attributes: bytes, kind_of_memory: int) -> int:
+    """Return the bytes in a socket's queues from its attributes (SK_MEMINFO_*)."""
     at = 0
     while at + 4 <= len(attributes):
         length, kind = struct.unpack_from("=HH", attributes, at)
-        if kind == wanted:
+        if kind == kind_of_memory:
             received, _, sent, _, forward, queued, options, backlog = struct.unpack_from("=8I", attributes, at + 4)
             return int(received + max(sent, queued) + forward + options + backlog)
         at += (max(length, 4) + 3) & ~3
@@ -137,7 +137,7 @@ def _held(attributes: bytes, wanted: int) -> int:
 
 
 def _opened_inside(target: namespaces.JoinTarget) -> list[int]:
-    """Descriptors of the lists of System V objects, and of a socket that lists sockets, opened by a child inside."""
+    """Return descriptors of the /proc/sysvipc files and a sock_diag socket, opened by a child inside the sandbox."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
         child = os.fork()
@@ -155,18 +155,18 @@ def _opened_inside(target: namespaces.JoinTarget) -> list[int]:
     if len(descriptors) != len(_SYSV) + 1:
         for descriptor in descriptors:
             os.close(descriptor)
-        raise OSError("the sandbox's namespaces cannot be entered")
+        raise OSError("the namespaces of the sandbox cannot be entered")
     for descriptor in descriptors:
         os.set_inheritable(descriptor, False)
     return descriptors
 
 
 def remove_system_v_objects() -> None:
-    """Of the ipc namespace of this process, which must be its root: what is not attached is gone at once."""
+    """Remove all System V objects of the current ipc namespace, as its root. Unattached ones are freed at once."""
     libc = ctypes.CDLL(None)
     for name, remove in (("shm", libc.shmctl), ("msg", libc.msgctl), ("sem", libc.semctl)):
         with open(f"/proc/sysvipc/{name}") as file:
             for line in file.readlines()[1:]:
                 number = int(line.split()[1])
-                # semctl has another argument before the command
+                # semctl takes the semaphore number before the command
                 remove(number, *((0, _REMOVE) if name == "sem" else (_REMOVE, None)))

@@ -1,9 +1,9 @@
 # ruff: noqa: PTH101, PTH102, PTH104, PTH106, PTH115, PTH211
-"""A writable layer as a tar stream and back, with what an overlay understands: deleted files, opaque folders; standard
-library only.
+"""Pack a writable layer into a tar stream and unpack it, including overlayfs whiteouts and opaque folders.
 
-Done by a child of the fork server as the sandbox user, root of a user namespace of its own: the policy may have left
-files that not even their owner can read. Whoever made the stream, nothing is unpacked outside of the folder.
+Runs in a child of the fork server, as the sandbox user and as root of a new user namespace, because a layer can contain
+files that their owner cannot read. The stream is not trusted: nothing is unpacked outside of the working directory.
+Standard library only.
 """
 
 from __future__ import annotations
@@ -26,29 +26,29 @@ if TYPE_CHECKING:
 
 MAX_FILES = 500_000
 MAX_PATH = 3800
-"""Bytes of a path in a layer: no program could name a longer one in a sandbox, so that what it leads to is left out."""
+"""Longest path in a layer, in bytes. Programs in a sandbox cannot name a longer one; its entry is left out."""
 _CHUNK = 1 << 20
 _OF_OVERLAY = "user.overlay."
 _KEPT_OF_OVERLAY = ("user.overlay.opaque", "user.overlay.whiteout", "user.overlay.whiteouts")
-"""The others are of the layers below where they were made."""
+"""The other overlay attributes refer to the lower layers of the node where they were written."""
 _HEADER = "SCHILY.xattr."
 MAX_SHOWN = 50
-"""Entries of the summary of all paths that were left out."""
+"""Maximum number of entries in a summary of paths."""
 _SHOWN = 200
 
 
 class LayerRefused(Exception):
-    """In words: it is too large, or no such layer."""
+    """The layer exceeds a limit, or the stream is not a valid layer. The message is the reason."""
 
 
 def pack(pipe: int, max_bytes: int, _lower: Sequence[str] = ()) -> None:
-    """Write the working directory as a tar stream. Raises LayerRefused if its files have more than `max_bytes`."""
+    """Write the working directory as a tar stream. Raises LayerRefused above `max_bytes` or `MAX_FILES`."""
     n_bytes = 0
     for n_files, path in enumerate(_paths(), start=1):
         status = os.lstat(path)
         n_bytes += status.st_size if stat.S_ISREG(status.st_mode) else 0
         if n_bytes > max_bytes or n_files > MAX_FILES:
-            raise LayerRefused(f"its files have more than {max_bytes} bytes, or are more than {MAX_FILES}")
+            raise LayerRefused(f"the layer exceeds {max_bytes} bytes or {MAX_FILES} files")
     seen: dict[tuple[int, int], str] = {}
     with os.fdopen(pipe, "wb") as stream, tarfile.open(fileobj=stream, mode="w|", format=tarfile.PAX_FORMAT) as archive:
         for path in _paths():
@@ -56,21 +56,21 @@ def pack(pipe: int, max_bytes: int, _lower: Sequence[str] = ()) -> None:
 
 
 def _paths() -> Iterator[str]:
-    """Yield the paths below the working directory that a layer keeps, a folder before what is in it."""
+    """Yield the paths below the working directory that a layer keeps, parents first."""
     return (path for path, kept in _all_paths() if kept)
 
 
 def _all_paths() -> Iterator[tuple[str, bool]]:
-    """Yield the paths below the working directory, and whether a layer keeps them; none below one that it does not."""
+    """Yield each path below the working directory and whether a layer keeps it. Skipped folders are not entered."""
     waiting = [""]
     while waiting:
         prefix = waiting.pop()
         with os.scandir(prefix or ".") as entries:
-            found = sorted(entries, key=lambda entry: entry.name)
-        for entry in found:
+            children = sorted(entries, key=lambda entry: entry.name)
+        for entry in children:
             path = prefix + entry.name
             kept = len(os.fsencode(path)) <= MAX_PATH and _is_kept(entry)
-            # each sandbox gets its own
+            # each sandbox writes its own hosts file
             kept = kept and not (path == hosts_file.PATH and hosts_file.is_ours(path))
             yield path, kept
             if kept and entry.is_dir(follow_symlinks=False):
@@ -78,9 +78,9 @@ def _all_paths() -> Iterator[tuple[str, bool]]:
 
 
 def _is_kept(entry: os.DirEntry[str]) -> bool:
-    """Return False for a pipe, a socket or a device, but for an overlay's mark of a deleted file.
+    """Return False for pipes, sockets and devices, except the overlay's whiteouts.
 
-    Whoever opens one may wait for ever.
+    A reader of a pipe or a device could block forever.
     """
     if entry.is_symlink() or entry.is_dir(follow_symlinks=False) or entry.is_file(follow_symlinks=False):
         return True
@@ -89,7 +89,7 @@ def _is_kept(entry: os.DirEntry[str]) -> bool:
 
 
 def clean(pipe: int, _max_bytes: int, _lower: Sequence[str] = ()) -> None:
-    """Remove from the working directory what no layer keeps: special files, and paths beyond `MAX_PATH`."""
+    """Remove everything that a layer does not keep: special files, and paths beyond `MAX_PATH`."""
     os.close(pipe)
     for path in [path for path, kept in _all_paths() if not kept]:
         _remove(path)
@@ -129,7 +129,7 @@ def _attributes(path: str) -> Iterator[tuple[str, str]]:
 
 
 def unpack(pipe: int, max_bytes: int, _lower: Sequence[str] = ()) -> None:
-    """Make files in the working directory, which is empty, from a tar stream. Raises LayerRefused, OSError."""
+    """Unpack a tar stream into the working directory, which must be empty. Raises LayerRefused, OSError."""
     folders = {""}
     n_bytes = 0
     with os.fdopen(pipe, "rb") as stream:
@@ -137,10 +137,10 @@ def unpack(pipe: int, max_bytes: int, _lower: Sequence[str] = ()) -> None:
             for member in archive:
                 folder, _, name = member.name.rpartition("/")
                 if folder not in folders or name in ("", ".", ".."):
-                    raise LayerRefused(f"it has no place for {member.name!r:.200}")
+                    raise LayerRefused(f"the layer has no parent folder for {member.name!r:.200}")
                 n_bytes += member.size
                 if n_bytes > max_bytes:
-                    raise LayerRefused(f"its files have more than {max_bytes} bytes")
+                    raise LayerRefused(f"the layer exceeds {max_bytes} bytes")
                 _make(archive, member, folders)
         while stream.read(_CHUNK):
             pass
@@ -164,13 +164,13 @@ def _make(archive: tarfile.TarFile, member: tarfile.TarInfo, folders: set[str]) 
         os.link(member.linkname, path, follow_symlinks=False)
         return
     elif member.isfifo():
-        # earlier releases kept pipes
+        # older releases packed pipes
         return
     elif member.ischr() and (member.devmajor, member.devminor) == (0, 0):
         os.mknod(path, stat.S_IFCHR | 0o600, 0)
         return
     else:
-        raise LayerRefused(f"{path!r:.200} is nothing that a layer has")
+        raise LayerRefused(f"the layer contains {path!r:.200}, which has an unsupported type")
     for name, value in member.pax_headers.items():
         attribute = name.removeprefix(_HEADER)
         if name.startswith(f"{_HEADER}user."):
@@ -181,30 +181,30 @@ def _make(archive: tarfile.TarFile, member: tarfile.TarInfo, folders: set[str]) 
 
 
 def restore(pipe: int, _max_bytes: int, lower: Sequence[str]) -> dict[str, Any]:
-    """Remove from the working directory what a rule in JSON names, so that the folders below, `lower`, show instead.
+    """Remove paths from the layer according to a JSON rule, so that the folders below, `lower`, show through.
 
-    The rule has the fields of `RestoredFiles`, `bin_folders`, where programs are, and `workdir`. Returns a summary of
-    the paths that `footprint.py` leaves out, and how many those are.
+    The rule has the fields of `RestoredFiles`, plus `bin_folders` and `workdir`. Returns a summary and the number of
+    the paths that `footprint.py` removed.
     """
     with os.fdopen(pipe, "rb") as stream:
         rule = json.loads(stream.read())
     for path in (*rule["trees"], *rule["files"]):
         _remove_below(path.strip("/"))
     removed = restore_footprint(rule, lower, _paths, _remove) if rule["system"] else []
-    # an interpreter that is root writes it by itself
+    # root's Python writes byte code without being asked to
     removed = [path for path in removed if "/__pycache__/" not in path]
     shown = [ascii(path)[1:-1][:_SHOWN] for path in summary(removed, MAX_SHOWN)]
     return {"restored": shown, "n_restored": len(removed)}
 
 
 def settle(pipe: int, _max_bytes: int, lower: Sequence[str]) -> None:
-    """Note the owners of the files in the working directory, as JSON of the arguments of `file_owners.settle` says."""
+    """Record owners of files in the working directory; the pipe has the arguments of `file_owners.settle` as JSON."""
     with os.fdopen(pipe, "rb") as stream:
         file_owners.settle(".", lower=lower, **json.loads(stream.read()))
 
 
 def _remove_below(path: str) -> None:
-    """Remove a path if no folder above it is a link."""
+    """Remove a path, unless one of its parents is a link."""
     parts = path.split("/")
     if not any(os.path.islink("/".join(parts[:n])) for n in range(1, len(parts))):  # noqa: PTH114
         _remove(path)
@@ -219,7 +219,7 @@ def _remove(path: str) -> None:
 
 
 def _remove_folder(path: str) -> None:
-    """Remove a folder, however deep others lie in it: each is moved to the top before it is emptied."""
+    """Remove a folder of any depth. Subfolders are moved to the top first, so that no path gets too long."""
     top = f".{os.urandom(16).hex()}"
     os.mkdir(top, 0o700)
     os.rename(path, f"{top}/0")

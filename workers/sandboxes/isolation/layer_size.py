@@ -1,11 +1,11 @@
 """The size of a sandbox's writable layer; standard library only.
 
-One of a few files is counted at once. Any other is counted by a child, so that its caller need not wait, and which can
-enter what is closed: to fork it costs more than to count what most sandboxes have written.
+A layer of up to `_FEW` files is counted in this process, which costs less than a fork. A larger one, or one with
+folders that this process cannot enter, is counted by a child process, so that the caller does not wait.
 
-Blocks are counted, as files may have holes, or space that was never written; and files, folders and links, each of
-which takes an inode. Folders may be nested as deep as the policy likes, so nothing here recurses, and of the folders on
-the way down only the upper ones and the last are held open: the way back up is `..`, if that is still where it was.
+Allocated blocks are counted instead of file sizes, because files can be sparse. Files, folders and links are counted
+because each takes an inode. Folders can be nested to any depth: the walk does not recurse, and keeps only the first and
+the last descriptors of the path open. In between it goes up through `..` if the parent is still the same folder.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ import time
 from workers.sandboxes.isolation import linux
 
 _HELD = 100
-"""So many folders are held open from the top, and from the bottom."""
+"""Number of folders held open at the top, and at the bottom, of the path."""
 _FEW = 200
-"""The files and folders of a layer that is counted at once."""
+"""Largest number of entries that is counted without a child process."""
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def size_of_few(folder: int) -> tuple[int, int] | None:
-    """Return bytes and files as `usage` does; None if they are many, or something is closed to this process."""
+    """Return what `usage` returns, or None if there are more than `_FEW` entries or one cannot be read."""
     n_bytes = n_files = 0
     todo: list[int] = []
     try:
@@ -55,10 +55,13 @@ def size_of_few(folder: int) -> tuple[int, int] | None:
 
 
 class LayerSize:
-    """Begun when made; `take` what came of it. Raises OSError if there can be no child; the kernel is to reap it."""
+    """A measurement in a child process. It starts in the constructor; `take` returns its result.
+
+    Raises OSError if the process cannot fork. SIGCHLD must be ignored, so that the kernel reaps the child.
+    """
 
     def __init__(self, folder: int) -> None:
-        """`folder` is the sandbox's."""
+        """`folder` is a descriptor of the sandbox's state folder, which contains `upper`."""
         self._text = b""
         self._pipe, write_end = os.pipe()
         child = -1
@@ -72,7 +75,7 @@ class LayerSize:
         if child == 0:
             with contextlib.suppress(OSError):
                 linux.die_with_parent(signal.SIGKILL)
-                # only root of a user namespace can enter every folder of it
+                # only root of the user namespace can enter every folder
                 linux.become_root_of_a_new_user_namespace()
             began = time.monotonic()
             n_bytes, n_files = usage(folder)
@@ -80,7 +83,7 @@ class LayerSize:
             os._exit(0)
 
     def take(self, wait_s: float) -> tuple[int, int, float] | None:
-        """Return bytes, files, and the seconds of counting; all 0 if that failed. None if it goes on after `wait_s`."""
+        """Return bytes, entries and seconds; zeros after an error; None if it is unfinished after `wait_s`."""
         poll = select.poll()
         poll.register(self._pipe, select.POLLIN)
         deadline = time.monotonic() + wait_s
@@ -97,12 +100,12 @@ class LayerSize:
 
 
 def usage(folder: int) -> tuple[int, int]:
-    """Bytes that the writable layer `upper` of a sandbox's folder takes, and files and folders in it, links too."""
+    """Return the allocated bytes and the number of entries of the layer `upper` in a sandbox's state folder."""
     return usage_and_closed(folder)[:2]
 
 
 def usage_and_closed(folder: int) -> tuple[int, int, int]:
-    """Return what `usage` does, and how many folders are closed to this process."""
+    """Return the results of `usage`, and the number of folders that this process has no permission to enter."""
     walk = _Walk()
     with contextlib.suppress(OSError):
         walk.into("upper", folder)
@@ -116,18 +119,18 @@ def usage_and_closed(folder: int) -> tuple[int, int, int]:
             except PermissionError:
                 walk.n_closed += 1
             except OSError:
-                # one that is gone
+                # removed since it was listed
                 continue
     return walk.n_bytes, walk.n_files, walk.n_closed
 
 
 class _Walk:
-    """The progress of counting: the folders from the top to the current one, and the counts so far."""
+    """Position and counts of a walk: the path of folders from the top, and what each has left to visit."""
 
     def __init__(self) -> None:
         self.n_bytes = self.n_files = self.n_closed = 0
         self._descriptors: list[int] = []
-        """-1 for those that are not held open."""
+        """-1 for a folder that is not held open."""
         self._identities: list[tuple[int, int]] = []
         self._todo: list[list[str]] = []
 
@@ -136,7 +139,7 @@ class _Walk:
         return len(self._todo)
 
     def into(self, name: str, above: int | None = None) -> None:
-        """Go into a folder, and count all that is in it. Raises OSError."""
+        """Enter a folder and count its entries. Raises OSError."""
         descriptor = os.open(name, _FOLDER, dir_fd=self._descriptors[-1] if above is None else above)
         try:
             status = os.fstat(descriptor)
@@ -152,7 +155,7 @@ class _Walk:
             self._descriptors[-_HELD] = -1
 
     def _count(self, descriptor: int) -> list[str]:
-        """Count the entries of a folder; those that are folders."""
+        """Count the entries of a folder and return the names of its subfolders."""
         folders = []
         with os.scandir(descriptor) as entries:
             for entry in entries:
@@ -164,11 +167,11 @@ class _Walk:
         return folders
 
     def next_folder(self) -> str | None:
-        """The name of a folder, in the one where it is, that was not counted yet."""
+        """Return the name of an unvisited subfolder of the current folder, or None."""
         return self._todo[-1].pop() if self._todo[-1] else None
 
     def back(self) -> None:
-        """Go up to the folder above; further, if what lies between was moved."""
+        """Go up to the parent, or to the next ancestor that is still open if the parent was moved."""
         below = self._descriptors.pop()
         self._identities.pop()
         self._todo.pop()

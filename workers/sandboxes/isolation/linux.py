@@ -1,6 +1,6 @@
-"""The Linux calls that Python has no names for: namespaces, mounts, process controls; standard library only.
+"""Linux system calls without a Python function: namespaces, mounts, process controls. Standard library only.
 
-The fork server (`fork_server.py`) runs without site-packages and imports this module by its folder.
+The fork server (`fork_server.py`) runs without site-packages and imports this module from its folder.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ MNT_DETACH = 2
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 1, 4, 24, 38
 _PR_SET_KEEPCAPS, _PR_CAPBSET_READ, _PR_SET_CHILD_SUBREAPER, _PR_SET_NAME = 8, 23, 36, 15
 _ARG_START = 48
-"""The field of `/proc/self/stat` with the address of the command line; the next one has its end (man proc_pid_stat)."""
+"""Index of the field with the start of the command line in `/proc/self/stat`; the next one is its end."""
 _CAPABILITY_VERSION_3 = 0x20080522
 _AT_FDCWD, _AT_RECURSIVE = -100, 0x8000
 _AT_EMPTY_PATH, _OPEN_TREE_CLONE, _MOVE_MOUNT_F_EMPTY_PATH = 0x1000, 1, 4
 _ATTR_RDONLY, _ATTR_NOSUID, _ATTR_NODEV, _ATTR_IDMAP = 1, 2, 4, 0x100000
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
 
-# pivot_root has a number of its own on each machine type; the others came late enough to have one everywhere
+# pivot_root differs between machines; the newer calls have the same number everywhere
 _PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 _OPEN_TREE, _MOVE_MOUNT, _MOUNT_SETATTR = 428, 429, 442
 
-# what Docker leaves to root, from linux/capability.h: chown, dac_override, fowner, fsetid, kill, setgid, setuid,
-# setpcap, net_bind_service, net_raw, sys_chroot, mknod, audit_write, setfcap
+# root's capabilities in a Docker container: chown, dac_override, fowner, fsetid, kill, setgid, setuid, setpcap,
+# net_bind_service, net_raw, sys_chroot, mknod, audit_write, setfcap (linux/capability.h)
 _KEPT_CAPABILITIES = {0, 1, 3, 4, 5, 6, 7, 8, 10, 13, 18, 27, 29, 31}
 WAKE_ALARM = 35
-"""A capability that is worth nothing in a user namespace, as the kernel checks it in the first one only."""
+"""A capability without effect in a user namespace: the kernel checks it in the initial one only."""
 SYS_PTRACE = 19
-"""The capability to look into other processes."""
+"""The capability to trace other processes."""
 DAC_READ_SEARCH = 2
 """The capability to read and search every folder."""
 _MAX_CAPABILITIES = 64
@@ -59,9 +59,9 @@ def _check(result: int, what: str) -> None:
 
 
 def read_text(path: str) -> str:
-    """Return a file of the kernel's or another small one. Raises OSError.
+    """Return the content of a small file, such as one of /proc. Raises OSError.
 
-    A file object would take twice as many system calls, and a dozen such files are used to start a sandbox.
+    A file object would take twice as many system calls; a start of a sandbox reads a dozen files.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -74,7 +74,7 @@ def read_text(path: str) -> str:
 
 
 def write_text(path: str, text: str) -> None:
-    """Write a file of the kernel's, which takes it in one piece. Raises OSError."""
+    """Write a /proc or /sys file with one system call. Raises OSError."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
         os.write(descriptor, text.encode())
@@ -83,12 +83,11 @@ def write_text(path: str, text: str) -> None:
 
 
 def unshare(flags: int) -> None:
-    """Move this process into new namespaces."""
     _check(_libc.unshare(flags), "unshare")
 
 
 def become_root_of_a_new_user_namespace(more: int = 0) -> None:
-    """New user namespace, with `more` that it owns; uid 0 inside is the caller's uid outside, and there is no other."""
+    """Create a user namespace, and the namespaces `more` owned by it. It maps the caller's uid and gid to 0."""
     uid, gid = os.geteuid(), os.getegid()
     unshare(NEWUSER | more)
     for name, text in (("setgroups", "deny"), ("uid_map", f"0 {uid} 1"), ("gid_map", f"0 {gid} 1")):
@@ -96,10 +95,10 @@ def become_root_of_a_new_user_namespace(more: int = 0) -> None:
 
 
 def become_user_of_a_new_user_namespace(uid: int, gid: int) -> None:
-    """New user namespace; the caller's one user is `uid` inside, and so is the owner of all that the caller owns."""
+    """Create a user namespace in which the caller's uid and gid, and the files they own, appear as `uid` and `gid`."""
     outer_uid, outer_gid = os.geteuid(), os.getegid()
     unshare(NEWUSER)
-    # else the files belong to another
+    # otherwise root owns the files in /proc/self
     let_others_look_in(True)
     for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {outer_uid} 1"), ("gid_map", f"{gid} {outer_gid} 1")):
         write_text(f"/proc/self/{name}", text)
@@ -107,7 +106,6 @@ def become_user_of_a_new_user_namespace(uid: int, gid: int) -> None:
 
 
 def mount(source: str, target: str, kind: str = "", flags: int = 0, options: str = "") -> None:
-    """mount(2)."""
     result = _libc.mount(
         source.encode(), target.encode(), kind.encode() or None, ctypes.c_ulong(flags), options.encode() or None
     )
@@ -115,12 +113,12 @@ def mount(source: str, target: str, kind: str = "", flags: int = 0, options: str
 
 
 def make_mounts_private() -> None:
-    """Keep mounts made here from now on from being seen outside, and the other way round."""
+    """Stop propagation of mounts between this mount namespace and others."""
     mount("none", "/", flags=MS_REC | MS_PRIVATE)
 
 
 def bind_read_only(source: str, target: str) -> None:
-    """Bind a folder (with what is mounted below it) or a file. Needs Linux 5.12."""
+    """Bind a folder, with its submounts, or a file. Needs Linux 5.12."""
     mount(source, target, flags=MS_BIND | MS_REC)
     attributes = struct.pack("QQQQ", _ATTR_RDONLY | _ATTR_NOSUID, 0, 0, 0)
     result = _libc.syscall(
@@ -130,20 +128,20 @@ def bind_read_only(source: str, target: str) -> None:
 
 
 def mounted_below(folders: Sequence[str]) -> list[bool]:
-    """Return for each of these folders, absolute paths, whether anything is mounted in it."""
+    """Return for each folder, an absolute path, whether it contains mounts."""
     points = [line.split(" ", 5)[4] for line in read_text("/proc/self/mountinfo").splitlines()]
     return [any(point.startswith(f"{_octal(folder)}/") for point in points) for folder in folders]
 
 
 def _octal(path: str) -> str:
-    """Return a path as the kernel writes it in a line."""
+    """Return a path as it is escaped in /proc/self/mountinfo."""
     for sign in "\\ \t\n":
         path = path.replace(sign, f"\\{ord(sign):03o}")
     return path
 
 
 def leave_writable(targets: Sequence[str]) -> None:
-    """Make all mounts of this mount namespace read-only but those at these folders. Needs Linux 5.12."""
+    """Make all mounts of this mount namespace read-only, except those at `targets`. Needs Linux 5.12."""
     for target, flags, cleared in (("/", _AT_RECURSIVE, 0), *((target, 0, _ATTR_RDONLY) for target in targets)):
         attributes = struct.pack("QQQQ", 0 if cleared else _ATTR_RDONLY, cleared, 0, 0)
         result = _libc.syscall(
@@ -153,9 +151,9 @@ def leave_writable(targets: Sequence[str]) -> None:
 
 
 def id_mapped(folder: str, namespace: int, read_only: bool) -> int:
-    """A mount of a folder, attached nowhere yet, whose owners are shown as a user namespace maps them. Raises OSError.
+    """Return a detached mount of a folder whose owners are mapped by a user namespace. Raises OSError.
 
-    For root of the host only. Needs Linux 5.12 and a file system that supports it; see mount_setattr(2).
+    Only for root of the host. Needs Linux 5.12 and a file system that supports it; see mount_setattr(2).
     """
     tree = _libc.syscall(_OPEN_TREE, _AT_FDCWD, folder.encode(), _OPEN_TREE_CLONE | os.O_CLOEXEC)
     _check(tree, f"open_tree {folder}")
@@ -171,29 +169,29 @@ def id_mapped(folder: str, namespace: int, read_only: bool) -> int:
 
 
 def attach(mounted: int, target: str) -> None:
-    """Attach a mount to a folder of this mount namespace."""
+    """Attach a detached mount to a folder of this mount namespace."""
     result = _libc.syscall(_MOVE_MOUNT, mounted, b"", _AT_FDCWD, target.encode(), _MOVE_MOUNT_F_EMPTY_PATH)
     _check(result, f"attach a mount to {target}")
 
 
 def unmount(target: str) -> None:
-    """Take a mount away, at once for new users of it, for the others when they leave."""
+    """Unmount lazily: processes that use the mount keep it until they close it."""
     _check(_libc.umount2(target.encode(), MNT_DETACH), f"unmount {target}")
 
 
 def pivot_root(new_root: str, put_old: str) -> None:
-    """Make `new_root` the root of this mount namespace; the old one is found at `put_old`, below it."""
+    """Make `new_root` the root of this mount namespace. The old root is moved to `put_old`, a folder below it."""
     number = _PIVOT_ROOT[platform.machine()]
     _check(_libc.syscall(number, new_root.encode(), put_old.encode()), "pivot_root")
 
 
 def set_hostname(name: str) -> None:
-    """The host name of this UTS namespace."""
+    """Set the host name of this UTS namespace."""
     _check(_libc.sethostname(name.encode(), len(name)), "sethostname")
 
 
 def loopback_up() -> None:
-    """Bring up `lo` in this network namespace, as programs expect 127.0.0.1 to work."""
+    """Bring up `lo` in this network namespace, so that 127.0.0.1 works."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         answer = fcntl.ioctl(any_socket, _SIOCGIFFLAGS, struct.pack("16sH14s", b"lo", 0, b""))
         flags = struct.unpack_from("H", answer, 16)[0] | _IFF_UP
@@ -206,17 +204,17 @@ def die_with_parent(number: int) -> None:
 
 
 def prctl(option: int, value: int, more: bytes | int = 0) -> None:
-    """prctl(2), with what two of its arguments point at or are."""
+    """Call prctl(2) with up to two arguments."""
     _check(_libc.prctl(option, value, more, 0, 0), "prctl")
 
 
 def show_as(argv: Sequence[str], name: str = "") -> None:
-    """Overwrite this process's command line, as far as there is room in it, and its short name, if there is another.
+    """Overwrite this process's command line, as far as it has room, and its short name if `name` is not empty.
 
-    Those of a forked process would be those of the process it was forked from.
+    A forked process would otherwise be listed with its parent's.
     """
     fields = read_text("/proc/self/stat").rpartition(")")[2].split()
-    # the first of them is the third
+    # the first field after the name is number 3
     start, end = (int(field) for field in fields[_ARG_START - 3 :][:2])
     text = b"\0".join(map(str.encode, argv))[: max(0, end - start - 1)]
     if text:
@@ -226,32 +224,32 @@ def show_as(argv: Sequence[str], name: str = "") -> None:
 
 
 def become_subreaper() -> None:
-    """Make descendants whose parents end children of this process."""
+    """Make this process the parent of descendants that lose theirs."""
     _check(_libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0), "prctl")
 
 
 def let_others_look_in(allowed: bool) -> None:
-    """Set whether processes of the same user may trace this one, copy its descriptors and open what it runs.
+    """Set whether processes of the same user may trace this one, copy its descriptors and read its executable.
 
-    The kernel forbids it after a change of user, and then keeps a process from writing its own uid map, too.
+    The kernel clears this after a change of user. A process without it cannot write its own uid map.
     """
     _check(_libc.prctl(_PR_SET_DUMPABLE, int(allowed), 0, 0, 0), "prctl")
 
 
 def no_new_privileges() -> None:
-    """No set-uid program raises this process or its children."""
+    """Set no_new_privs: set-uid programs give this process and its children no rights."""
     _check(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "prctl")
 
 
 def setns(descriptor: int, flags: int) -> None:
-    """Move this process into namespaces of the process that a pidfd refers to; its children, for NEWPID."""
+    """Move this process into namespaces of the process behind a pidfd. NEWPID applies to its children."""
     _check(_libc.setns(descriptor, flags), "setns")
 
 
 def become_root_inside() -> None:
-    """Take uid and gid 0 of this user namespace, which may not be those that the caller came in with.
+    """Switch to uid and gid 0 of this user namespace, if the caller has others.
 
-    A change of user keeps others from looking in, and takes the signal for a parent's end away.
+    The change makes the process undumpable and clears its parent death signal.
     """
     if os.geteuid() != 0:
         os.setresgid(0, 0, 0)
@@ -259,7 +257,7 @@ def become_root_inside() -> None:
 
 
 def set_ids(uid: int, gid: int, kept: int | None = None) -> None:
-    """Become another user, of this group alone, with no capabilities but `kept`, until the next exec."""
+    """Switch to a user with one group and no capability except `kept`. Valid until the next exec."""
     os.setgroups([])
     os.setgid(gid)
     prctl(_PR_SET_KEEPCAPS, int(kept is not None))
@@ -268,19 +266,19 @@ def set_ids(uid: int, gid: int, kept: int | None = None) -> None:
         _set_capabilities(1 << kept)
 
 
-def drop_capabilities(but: int | None = None) -> None:
-    """From the next exec on, root of a user namespace can do what root of a Docker container can, and `but` that.
+def drop_capabilities(also: int | None = None) -> None:
+    """Limit capabilities from the next exec on to those of root in a Docker container, plus `also`.
 
-    A process that lacks a capability of another can neither trace it nor read its files in /proc.
+    A process cannot trace another, or read its /proc files, if it lacks one of the other's capabilities.
     """
     for number in range(_MAX_CAPABILITIES):
-        if number not in _KEPT_CAPABILITIES and number != but and _libc.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0) < 0:
-            # the kernel has fewer
+        if number not in _KEPT_CAPABILITIES and number != also and _libc.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0) < 0:
+            # beyond the kernel's last capability
             return
 
 
 def keep_bounded_capabilities() -> None:
-    """Give up at once the rights that otherwise only an exec would take: those that are not in the bounding set."""
+    """Drop capabilities outside of the bounding set now, without an exec."""
     bounded = 0
     for number in range(_MAX_CAPABILITIES):
         held = _libc.prctl(_PR_CAPBSET_READ, number, 0, 0, 0)
@@ -291,18 +289,18 @@ def keep_bounded_capabilities() -> None:
 
 
 def keep_only_docker_capabilities(also: int) -> None:
-    """Give up at once what root of a Docker container has not, but for one more."""
+    """Drop capabilities now, except those of root in a Docker container and `also`."""
     _set_capabilities(sum(1 << number for number in (*_KEPT_CAPABILITIES, also)))
 
 
 def _set_capabilities(wanted: int) -> None:
     low, high = wanted & 0xFFFFFFFF, wanted >> 32
-    # linux/capability.h: effective, permitted and inheritable, of the lower and the upper half
+    # linux/capability.h: effective, permitted, inheritable; lower half, then upper half
     data = ctypes.create_string_buffer(struct.pack("6I", low, low, 0, high, high, 0))
     header = ctypes.create_string_buffer(struct.pack("Ii", _CAPABILITY_VERSION_3, 0))
     _check(_libc.capset(header, data), "capset")
 
 
 def take_terminal(descriptor: int) -> None:
-    """Make a terminal the controlling one of this session, which has none."""
+    """Make a terminal the controlling terminal of this session, which must have none."""
     fcntl.ioctl(descriptor, termios.TIOCSCTTY, 0)

@@ -1,8 +1,8 @@
 # ruff: noqa: PTH123, PTH208
-"""Files without a name, of memory or of disk, that last as long as a process holds them; standard library only.
+"""Count unnamed files that processes hold open, in memory (memfd, /dev/shm) or on disk. Standard library only.
 
-Only what lies on the sandbox's own mounts is read: another file system may not answer, and a call to one that hangs
-blocks in the kernel, where SIGKILL has no effect.
+Only files on the sandbox's own mounts are examined: a call to another file system, such as a dead network mount, can
+block in the kernel, where SIGKILL has no effect.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ _OWN = ("", "dev/shm", "run/farm")
 _NAMELESS = " (deleted)"
 _PIPE = "pipe:["
 _PIPE_BYTES = 8192
-"""A pipe has room for two pages at least; what it holds cannot be seen from outside."""
+"""Estimate for one pipe: its minimum of two pages. The fill level cannot be read from outside."""
 
 
 def own_mounts(root: str) -> frozenset[int]:
-    """The numbers of the mounts below a sandbox's root that it can write to, and of that which has files of memory."""
+    """Return the ids of the writable mounts below a sandbox's root, and of the kernel's mount for memory files."""
     memory = os.memfd_create("")
     descriptors = [memory]
     try:
-        for place in _OWN:
+        for folder in _OWN:
             descriptors.append(os.open(root, os.O_PATH | os.O_CLOEXEC))
-            # no link is followed, as it would lead to a place of the host
-            for name in filter(None, place.split("/")):
+            # O_NOFOLLOW: a link could lead to a folder of the host
+            for name in filter(None, folder.split("/")):
                 flags = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
                 descriptors.append(os.open(name, flags, dir_fd=descriptors[-1]))
-            # what was passed on the way is another mount of the sandbox, or the same
+            # parent folders of a target are on another mount of the sandbox or on the same one
         return frozenset(_mount(f"/proc/self/fdinfo/{descriptor}") for descriptor in descriptors)
     finally:
         for descriptor in descriptors:
@@ -46,9 +46,9 @@ def own_mounts(root: str) -> frozenset[int]:
 
 
 def held(proc: int, pids: Iterable[str], mounts: Collection[int]) -> Held:
-    """Of each process below a /proc, by descriptor: bytes of memory and of disk, each file on these mounts once.
+    """Return bytes of memory and of disk for each process, for the unnamed files on `mounts` and for pipes.
 
-    Pipes are memory, too.
+    A file that several processes hold is counted for the first of them. `proc` is a descriptor of a /proc.
     """
     seen: set[object] = set()
     result = {}
@@ -77,7 +77,7 @@ def held(proc: int, pids: Iterable[str], mounts: Collection[int]) -> Held:
 
 
 def opened(proc: int, pids: Iterable[str], mounts: Collection[int]) -> dict[str, int]:
-    """Of each process below a /proc, the bytes of disk of the files on these mounts that it has open, named or not."""
+    """Return, for each process, the disk bytes of the regular files on `mounts` that it has open, named or unnamed."""
     result = {}
     for pid in pids:
         total = 0
@@ -93,7 +93,7 @@ def opened(proc: int, pids: Iterable[str], mounts: Collection[int]) -> dict[str,
 
 
 def sockets(proc: int, pids: Iterable[str]) -> dict[str, set[int]]:
-    """Of each process below a /proc, the inodes of the sockets that it has open."""
+    """Return, for each process, the inodes of its open sockets."""
     result = {}
     for pid in pids:
         result[pid] = set[int]()
@@ -106,18 +106,18 @@ def sockets(proc: int, pids: Iterable[str]) -> dict[str, set[int]]:
 
 
 def _name(path: str, proc: int) -> str:
-    """Return the file's name as the kernel shows it, since only that calls no file system."""
+    """Return the name that the kernel shows for an open file. Calls no file system, so it cannot block."""
     try:
         return os.readlink(path, dir_fd=proc)
     except OSError as error:
-        # nested so deep that it cannot be shown: it may be one
+        # too deeply nested to be shown; assumed to be unnamed
         if error.errno != errno.ENAMETOOLONG:
             raise
         return _NAMELESS
 
 
 def _mount(path: str, proc: int | None = None) -> int:
-    """The number of the mount that an open file lies on."""
+    """Return the id of the mount that an open file is on."""
     with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc)) as file:
         return int(next(line for line in file if line.startswith("mnt_id:")).split()[1])
 
@@ -130,7 +130,7 @@ def _descriptors(proc: int, pid: str) -> list[str]:
     try:
         return os.listdir(folder)
     except OSError:
-        # the process has ended since
+        # the process ended
         return []
     finally:
         os.close(folder)

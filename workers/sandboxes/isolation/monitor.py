@@ -1,16 +1,17 @@
 # ruff: noqa: PTH102, PTH103, PTH104, PTH106, PTH108, PTH109, PTH110, PTH112, PTH118, PTH120, PTH123, PTH211, S606
-# pathlib and typing would double the memory of a monitor, and nothing here may need a shell
-"""The monitor of one sandbox: builds it, holds it, and takes everything away when it ends; standard library only.
+# without pathlib and typing, which would double the memory of a monitor
+"""The monitor of one sandbox: builds it, holds it, and removes it when it ends. Standard library only.
 
-One process per sandbox, because what holds a sandbox must outlive the worker that started it, and must be small:
-there are 200 on one node. So it is Python only while it builds; then it becomes a bash that waits, of a third of a
-megabyte. It stays in the host's namespaces; a child, the builder, makes the sandbox's. So what was mounted is gone with
-the last process, and the monitor can delete the folder without meeting a mount.
+There is one monitor for each sandbox, because a sandbox must outlive the worker that started it. It must be small,
+because a node can have 200: it runs Python while it builds, then becomes a waiting bash of a third of a megabyte. It
+stays in the host's namespaces. Its child, the builder, creates the sandbox's namespaces, so all mounts disappear with
+their last process, and the monitor can delete the folder.
 
-It is a child of the fork server that is given a plan, a `workers.sandboxes.lifecycle.start.MonitorPlan`. It ends the
-sandbox on SIGUSR1, when the lifeline's other end closes, or when the sandbox's first process ends; not on SIGTERM,
-which all processes of a node may be sent that is to drain. Killed itself, it takes the processes with it and leaves
-its folder. It works in that folder and knows no path to it, as a sandbox in the warm pool is renamed when taken.
+The monitor is a child of the fork server and gets a `workers.sandboxes.lifecycle.start.MonitorPlan`. It ends the
+sandbox on SIGUSR1, when the lifeline's other end is closed, or when the sandbox's first process ends. It ignores
+SIGTERM, which is sent to all processes of a node that drains. If the monitor is killed, the processes die with it and
+its folder remains. It uses the folder as its working directory, without a path, because a warm sandbox is renamed when
+it is taken.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import select
 import signal
 import socket
 
-# os.execvpe would import it when the host's files are out of reach already
+# imported here, because os.execvpe imports it when the host's files are out of reach
 import warnings  # noqa: F401
 from functools import cache
 
@@ -42,27 +43,27 @@ if TYPE_CHECKING:
 END = signal.SIGUSR1
 FIRST_PROCESS = ["bash", "--norc", "--noprofile", "-c"]
 FIRST_PROCESS += ["exec 2>/dev/null; trap : CHLD; echo up; while :; do read -r _ || (($? > 128)) || exit 0; done"]
-"""Bash as process 1: reaps orphans, and ends when its standard input, held by the monitor, is closed.
+"""Bash as process 1: reaps orphans, and exits when its standard input, held by the monitor, is closed.
 
-The log is closed, as programs inside could write to it through /proc/1/fd.
+Standard error is closed, because programs inside could write to the log through /proc/1/fd.
 """
 FOLDERS = ("dev", "proc", "sys", "tmp", "var/tmp", "root", "run/farm")
 SOCKETS = "/run/farm"
 MASKED = ("/proc/keys", "/proc/key-users")
-"""Files that list keys which the same user has outside."""
+"""Files that list keys of the same user outside."""
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 LINKS = {"fd": "/proc/self/fd", "stdin": "/proc/self/fd/0", "stdout": "/proc/self/fd/1", "stderr": "/proc/self/fd/2"}
 
 
 @cache
 def script() -> str:
-    """Return the script that the monitor becomes, read while this process may still read it."""
+    """Return the script that the monitor becomes. Cached, as it cannot be read after the change of user."""
     with open(os.path.join(os.path.dirname(__file__), "monitor.sh"), encoding="utf-8") as file:
         return file.read()
 
 
 def stage(plan: MonitorPlan) -> None:
-    """Bind all sources below the sandbox's own folder, read-only, where any user can reach them."""
+    """Bind all sources read-only below the sandbox's state folder, where every user can reach them."""
     linux.make_mounts_private()
     exposed = [plan["exposed"]] if plan["exposed"] else []
     for number, source in enumerate([*plan["lower"], *(source for source, _ in plan["binds"]), *exposed]):
@@ -70,7 +71,7 @@ def stage(plan: MonitorPlan) -> None:
 
 
 def expose(plan: MonitorPlan) -> None:
-    """Let the runtime's folder be entered, here and nowhere else, where one above it is closed to ordinary users."""
+    """Make the runtime's folder accessible in this mount namespace, if a parent is closed to ordinary users."""
     if plan["exposed"]:
         number = len(plan["lower"]) + len(plan["binds"])
         linux.mount("tmpfs", plan["closed"], "tmpfs", linux.MS_NOSUID | linux.MS_NODEV, "mode=755,size=64k")
@@ -79,7 +80,7 @@ def expose(plan: MonitorPlan) -> None:
 
 
 def mount_root(plan: MonitorPlan) -> None:
-    """The sandbox's root file system: the image and its layers below, a writable layer of its own above."""
+    """Mount the overlay: image and layers below, the sandbox's writable layer above."""
     lower = ":".join(f"stage/{number}" for number in range(len(plan["lower"])))
     own = f"{id_mapping.MAPPED}/" if plan["own_id"] else ""
     options = f"userxattr,lowerdir={lower},upperdir={own}upper,workdir={own}work"
@@ -87,22 +88,22 @@ def mount_root(plan: MonitorPlan) -> None:
 
 
 def give_own_files(plan: MonitorPlan) -> None:
-    """Have the files of bound folders as this sandbox's own: a lock, or a watch, on one of them is no other sandbox's.
+    """Mount an overlay over each bound folder, so that locks and watches on its files are not shared between sandboxes.
 
-    A folder in which something else is mounted, or whose file system no overlay can have below it, stays as it is.
+    Folders with mounts inside, and folders on a file system that overlayfs does not support, are left as they are.
     """
-    there = [number for number, is_folder in enumerate(plan["are_folders"], start=len(plan["lower"])) if is_folder]
-    folders = [f"{os.getcwd()}/stage/{number}" for number in there]
-    for number, folder, is_divided in zip(there, folders, linux.mounted_below(folders), strict=True):
+    numbers = [number for number, is_folder in enumerate(plan["are_folders"], start=len(plan["lower"])) if is_folder]
+    folders = [f"{os.getcwd()}/stage/{number}" for number in numbers]
+    for number, folder, is_divided in zip(numbers, folders, linux.mounted_below(folders), strict=True):
         if not is_divided:
-            # an overlay without a writable layer has two others at least; nothing is mounted on `root` yet
+            # a read-only overlay needs at least two lower folders; `root` is still empty
             options = f"userxattr,lowerdir=stage/{number}:root"
             with contextlib.suppress(OSError):
                 linux.mount("overlay", folder, "overlay", linux.MS_RDONLY | linux.MS_NOSUID | linux.MS_NODEV, options)
 
 
 def in_child(work: Callable[[], None]) -> None:
-    """Run `work()` in a child process, which leaves this one's root folder alone. Raises OSError if it fails."""
+    """Run `work()` in a child process, which can change its root folder. Raises OSError if it fails."""
     read_end, write_end = os.pipe()
     child = os.fork()
     if child == 0:
@@ -113,16 +114,16 @@ def in_child(work: Callable[[], None]) -> None:
         os._exit(0)
     os.close(write_end)
     with os.fdopen(read_end, "rb") as pipe:
-        complaint = pipe.read().decode(errors="replace")
+        error_text = pipe.read().decode(errors="replace")
     os.waitpid(child, 0)
-    if complaint:
-        raise OSError(complaint)
+    if error_text:
+        raise OSError(error_text)
 
 
 def make_folders(path: str) -> None:
-    """Make a folder and those above it, as far as they are missing; nearly always at most the last is.
+    """Create a folder and its missing parents. Parents that are files or dangling links are removed.
 
-    What a policy left in place of one, such as a file or a link to nothing, is removed.
+    The common case, at most one missing folder, takes one system call.
     """
     try:
         os.mkdir(path)
@@ -139,9 +140,9 @@ def make_folders(path: str) -> None:
 
 
 def make_mount_points(plan: MonitorPlan) -> None:
-    """Folders and files to mount on, in what is the root folder now, so that its links lead nowhere else.
+    """Create the folders and files to mount on, within the current root folder, so that links cannot lead outside.
 
-    The file of its addresses' names is completed, too.
+    Also completes the hosts file.
     """
     for folder in (*FOLDERS, plan["workdir"]):
         make_folders(os.path.join("/", folder))
@@ -155,17 +156,17 @@ def make_mount_points(plan: MonitorPlan) -> None:
 
 
 def prepare_for_runtime(plan: MonitorPlan) -> None:
-    """A runtime itself mounts what its options name, where there is something to mount on."""
+    """Create the mount points for a container runtime, which mounts the sources itself."""
     os.chroot("root")
     os.chdir("/")
     make_mount_points(plan)
 
 
 def enter_root(plan: MonitorPlan) -> None:
-    """As process 1 of a namespace sandbox: complete its root, move into it, and let the host's go."""
+    """As process 1 of a namespace sandbox: complete the root file system, pivot into it, and unmount the host's."""
     linux.unshare(linux.NEWNS)
     state = os.getcwd()
-    # a name that no link of the image can know
+    # a random name, so that no link of the image can point to it
     old_root = f"/.{os.urandom(16).hex()}"
     os.chdir("root")
     os.mkdir(old_root[1:])
@@ -203,7 +204,7 @@ def fill_dev(old_root: str) -> None:
 
 
 def run_first_process(plan: MonitorPlan, to_monitor: socket.socket) -> None:
-    """As process 1 of its namespaces: move into the sandbox and stay, once it is the monitor's own child."""
+    """As process 1: move into the sandbox once it is the monitor's child, and stay."""
     if not to_monitor.recv(1):
         os._exit(1)
     linux.die_with_parent(signal.SIGKILL)
@@ -219,7 +220,7 @@ def run_first_process(plan: MonitorPlan, to_monitor: socket.socket) -> None:
 
 
 def build(plan: MonitorPlan, to_monitor: socket.socket) -> None:
-    """In the builder: all namespaces and mounts, then the first process. They all go when the builder does."""
+    """In the builder: create all namespaces and mounts, then the first process."""
     if plan["cgroup"]:
         namespaces.enter_cgroup(plan["cgroup"])
     if plan["user"]:
@@ -242,28 +243,28 @@ def build(plan: MonitorPlan, to_monitor: socket.socket) -> None:
     mount_root(plan)
     if plan["runtime"]:
         in_child(lambda: prepare_for_runtime(plan))
-        # a runtime looks beside its program, and the kernel forgets where that is with the namespace it was found in
+        # passed on, because a runtime resolves its own folder through its program, which needs this mount namespace
         socket.send_fds(to_monitor, [b"mounts"], [os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)])
         os.execve(plan["runtime"][0], [*plan["runtime"], *FIRST_PROCESS], plan["runtime_env"])
     linux.unshare(linux.NEWPID | linux.NEWIPC | linux.NEWUTS | (0 if plan["network"] else linux.NEWNET))
     first = os.fork()
     if first == 0:
         run_first_process(plan, to_monitor)
-    # the monitor becomes the parent: one process less for as long as the sandbox runs
+    # this process exits, so that the monitor becomes the parent: one process less for each sandbox
     to_monitor.send(str(first).encode())
     os._exit(0)
 
 
 def pair() -> tuple[int, int]:
-    """The sandbox's and our end of what is no pipe, as the policy could open the other end of that in /proc/1/fd."""
+    """Return the sandbox's and the monitor's end of a socket pair. The policy could open a pipe through /proc/1/fd."""
     theirs, ours = socket.socketpair()
     return theirs.detach(), ours.detach()
 
 
-def start_builder(plan: MonitorPlan, wanted: int) -> tuple[int, list[int]]:
-    """Fork it. Returns the child that holds the sandbox, and what to keep open while it lives.
+def start_builder(plan: MonitorPlan, requester: int) -> tuple[int, list[int]]:
+    """Fork the builder. Returns the child that holds the sandbox, and the descriptors to keep open while it lives.
 
-    Raises OSError if it fails, or if the other end of the pipe `wanted` is closed meanwhile.
+    Raises OSError if the start fails, or if the other end of the pipe `requester` is closed before it is complete.
     """
     stdin, lifeline = pair()
     stdout, up = pair()
@@ -273,7 +274,7 @@ def start_builder(plan: MonitorPlan, wanted: int) -> tuple[int, list[int]]:
     builder = os.fork()
     if builder == 0:
         try:
-            # the monitor's must be the only ends of the lifeline and the lock
+            # close the copies of lifeline and lock: only the monitor may hold them
             namespaces.place({0: stdin, 1: stdout, 2: 2, 3: to_monitor.fileno()})
             os.set_inheritable(3, False)
             namespaces.default_signals()
@@ -287,38 +288,38 @@ def start_builder(plan: MonitorPlan, wanted: int) -> tuple[int, list[int]]:
     with from_builder:
         if plan["user"]:
             if plan["own_id"]:
-                id_mapping.give_id(plan, builder, from_builder, wanted)
-            # the watcher, which is forked from this one, reads what the processes of other users have open
+                id_mapping.give_id(plan, builder, from_builder, requester)
+            # DAC_READ_SEARCH for the watcher, which inherits it and reads the open files of other users' processes
             become(*plan["user"], linux.DAC_READ_SEARCH)
-        wait_for(from_builder.fileno(), wanted)
+        wait_for(from_builder.fileno(), requester)
         message, held, _, _ = socket.recv_fds(from_builder, 16, 1)
         if message.isdigit():
             os.waitpid(builder, 0)
             builder = int(message)
             from_builder.send(b"!")
-    wait_for(up, wanted)
+    wait_for(up, requester)
     if os.read(up, 3) != b"up\n":
-        raise OSError("it did not come up: " + last_lines("log"))
+        raise OSError("the sandbox did not start: " + last_lines("log"))
     if plan["runtime"]:
         in_child(lambda: kernel_limits.limit_ipc_of(first_process_of(builder), plan["limits"]["memory_mb"]))
-    # by default ignored; bash starts a `read` again that SIGCHLD interrupted, so would not notice the end of a child
+    # SIGURG is ignored by default. SIGCHLD would not do: bash restarts a `read` that it interrupts
     signal_at_the_end(up, signal.SIGURG, os.getpid())
     return builder, [up, lifeline, *held]
 
 
 def end_start() -> None:
-    """Kill all that a start which failed has left, whatever its parent was."""
+    """Kill all children of a failed start, including adopted ones."""
     with contextlib.suppress(ChildProcessError):
         while True:
             for pid in map(int, linux.read_text(f"/proc/self/task/{os.getpid()}/children").split()):
-                # a builder that is root still will find its pipe closed
+                # a builder that is still root exits when its pipe is closed
                 with contextlib.suppress(PermissionError):
                     os.kill(pid, signal.SIGKILL)
             os.waitpid(-1, 0)
 
 
 def remove() -> None:
-    """Delete the folder, as root of a user namespace: the sandbox may have left what its owner cannot enter."""
+    """Become a program that deletes the state folder. As root of a user namespace, it can enter every folder."""
     state = os.getcwd()
     os.chdir("/")
     os.execvp("unshare", ["unshare", "--user", "--map-root-user", "rm", "-rf", "--one-file-system", "--", state])
@@ -330,7 +331,7 @@ def last_lines(path: str) -> str:
 
 
 def first_process_of(child: int) -> int:
-    """The pid, seen from here, of the process that is number 1 in its own namespace, among a child and its children."""
+    """Return the host pid of the process with pid 1 in its own namespace, among `child` and its descendants."""
     pids = [child]
     while pids:
         pid = pids.pop()
@@ -339,11 +340,11 @@ def first_process_of(child: int) -> int:
         if len(numbers) > 1 and numbers[-1] == "1":
             return pid
         pids.extend(map(int, linux.read_text(f"/proc/{pid}/task/{pid}/children").split()))
-    raise OSError("its first process is not to be found")
+    raise OSError("the first process of the sandbox was not found")
 
 
 def write_record(plan: MonitorPlan, pid1: int) -> dict[str, Any]:
-    """Write what other processes of this node need to use or end the sandbox, whole or not at all, and return it."""
+    """Write the record with which other processes of the node use or end the sandbox, atomically, and return it."""
     record = {
         "kind": plan["kind"],
         "monitor_pid": os.getpid(),
@@ -358,11 +359,11 @@ def write_record(plan: MonitorPlan, pid1: int) -> dict[str, Any]:
     return record
 
 
-def monitor(plan: MonitorPlan, given: Sequence[int], tell: Callable[[dict[str, Any]], None]) -> None:
-    """Be the monitor; answers with the record or error. `given` are descriptors: lock, lifeline, log, more to keep."""
-    lock, lifeline, log, *image = given
-    # now, as it is another user's when this process has become the sandbox's
-    of_the_watcher = opened_again(lifeline)
+def monitor(plan: MonitorPlan, descriptors: Sequence[int], tell: Callable[[dict[str, Any]], None]) -> None:
+    """Run as the monitor. Answers with the record or an error. `descriptors`: lock, lifeline, log, others to keep."""
+    lock, lifeline, log, *image = descriptors
+    # opened before the change of user, which would not permit it
+    watcher_lifeline = opened_again(lifeline)
     null = os.open("/dev/null", os.O_RDWR)
     for descriptor, number in ((null, 0), (null, 1), (log, 2)):
         os.dup2(descriptor, number)
@@ -377,21 +378,21 @@ def monitor(plan: MonitorPlan, given: Sequence[int], tell: Callable[[dict[str, A
         poll = select.poll()
         poll.register(lifeline, 0)
         if poll.poll(0):
-            # its requester has ended
+            # the requester has ended, so nobody else removes the folder
             remove()
         return
     for descriptor in (lock, lifeline, *image, *held):
         os.set_inheritable(descriptor, True)
-    silent = os.pipe()
-    for descriptor in silent:
+    silent_pipe = os.pipe()
+    for descriptor in silent_pipe:
         os.set_inheritable(descriptor, True)
-    # bash cannot trap what is ignored when it starts; and a signal to end must not be lost from now on
+    # bash cannot trap signals that were ignored at its start; until then SIGUSR1 must keep its default action
     namespaces.default_signals()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     tell(record)
-    watch_over(os.path.dirname(os.getcwd()), of_the_watcher)
-    words = [lifeline, silent[0], builder, record["pid1"], record["pid1_started"]]
+    watch_over(os.path.dirname(os.getcwd()), watcher_lifeline)
+    arguments = [lifeline, silent_pipe[0], builder, record["pid1"], record["pid1_started"]]
     path = os.environ.get("PATH", os.defpath)
     shell = ["bash", "--norc", "--noprofile", "-c", script(), "sandbox-monitor"]
-    os.execvpe("bash", [*shell, *map(str, words)], {"PATH": path, "LC_ALL": "C"})
+    os.execvpe("bash", [*shell, *map(str, arguments)], {"PATH": path, "LC_ALL": "C"})

@@ -1,7 +1,7 @@
-# The script that the monitor becomes. A trap may run at any moment, so none of them leaves anything to the loop.
+# The script that the monitor becomes. A trap can run at any moment, so traps share no state with the loop.
 #
-# In a trap, `return` alone gives the status from before it. A signal that comes together with SIGCHLD interrupts only a
-# `read` that has a time-out; SIGCHLD is blocked in that, so children may stay zombies.
+# In a trap, a plain `return` returns the status from before the trap. If SIGCHLD and another signal arrive together,
+# only a `read` with a timeout is interrupted. SIGCHLD is blocked meanwhile, so children can remain zombies.
 lifeline=$1 silent=$2 builder=$3 first=$4 started=$5
 lives() {
     local stat
@@ -21,8 +21,8 @@ finish() {
     local n=0 pause=0.002
     # one that sleeps in the kernel may do so for hours
     # nor should many that end at the same time keep each other from it by asking
-    while holds || lives; do
-        read -rt $pause -u $silent
+    # a process that is blocked in the kernel can take hours to end, and many monitors can wait at the same time:
+        # so the pause grows
         case $((++n)) in 8) pause=0.02 ;; 100) pause=0.2 ;; esac
     done
     [[ -L cgroup ]] && rmdir -- "$(readlink cgroup)"

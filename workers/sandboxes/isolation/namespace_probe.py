@@ -1,5 +1,5 @@
 # ruff: noqa: PTH102, PTH106, PTH107
-"""A program that tries what a sandbox needs of the kernel: namespaces and overlayfs, in a folder laid out for it."""
+"""Program that tests for the kernel features of a sandbox (namespaces, overlayfs) in a prepared folder."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from workers.sandboxes.isolation import linux
 
 
 def main() -> None:
-    """Arguments: the path of this code, the folder, and the user and group to be, if any. Raises OSError."""
+    """Arguments: code path, folder, optional uid and gid. Raises OSError if a feature is missing."""
     os.chdir(sys.argv[2])
     if len(sys.argv) > 3:
         os.setgroups([])

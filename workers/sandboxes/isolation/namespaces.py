@@ -1,7 +1,7 @@
-"""Moving a process into a running sandbox: its namespaces, its user, its limits; standard library only.
+"""Move a process into a running sandbox: namespaces, user, limits. Standard library only.
 
-`nsenter`, `setpriv` and `ulimit` do the same as three programs in a row. Here it is one fork of a small process that is
-there already, and what it becomes need not be a program: it can be Python that goes on inside.
+Does the work of `nsenter`, `setpriv` and `ulimit` with one fork of a small process instead of three programs. The
+process can also go on in Python instead of executing a program.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from typing import Literal, TypedDict
 
     class JoinTarget(TypedDict):
-        """The sandbox to join: its first process, and the user and limits inside; plain JSON.
+        """A sandbox to join, with the user and the limits to apply; plain JSON.
 
-        `limits` are pairs of a resource's name, such as `RLIMIT_CPU`, and its value; `cpus` are those that its
-        processes start on, empty for all. `users`: see `seccomp`; empty if only the kernel's one user exists.
-        `identity` are the user and group that the program is begun as where there are users; None for root.
+        `pid`, `started`: the sandbox's first process. `limits`: values by resource name, such as `RLIMIT_CPU`. `cpus`:
+        initial CPU affinity, empty for all. `users`: a filter variant of `seccomp`, empty for a sandbox with one user.
+        `identity`: uid and gid of the program in a sandbox with users, None for root.
         """
 
         pid: int
@@ -48,35 +48,35 @@ _ALL_DESCRIPTORS = (1 << 31) - 1
 
 
 class SandboxGone(Exception):
-    """There is no such sandbox any more."""
+    """The sandbox has ended."""
 
 
 def started_at(pid: int) -> int:
-    """Return the start time of a process, in clock ticks since boot: with the pid, a name that is never reused."""
+    """Return the start time of a process in clock ticks since boot. Pid and start time together are unique."""
     return int(linux.read_text(f"/proc/{pid}/stat").rpartition(")")[2].split()[19])
 
 
 def become(uid: int, gid: int, kept: int | None = None) -> None:
-    """From here on an ordinary user, with one capability `kept` at most: root of the host is no root of a sandbox."""
+    """Switch to an ordinary user with at most one capability, `kept`. Root must do this before it joins a sandbox."""
     linux.set_ids(uid, gid, kept)
     linux.let_others_look_in(True)
 
 
 def join(target: JoinTarget, namespaces: int = ALL) -> None:
-    """Move this process, which must have one thread, into the sandbox. With NEWPID only its children are moved.
+    """Move this process, which must be single-threaded, into the sandbox. NEWPID applies to its children only.
 
     Raises SandboxGone if the sandbox has ended.
     """
     try:
         first = os.pidfd_open(target["pid"])
-        # only now, as from here on the descriptor and the pid are of the same process
+        # checked after pidfd_open: from here on the descriptor cannot refer to a later process with the same pid
         if started_at(target["pid"]) != target["started"]:
             raise SandboxGone
         if target["cgroup"] and namespaces & linux.NEWPID:
             enter_cgroup(target["cgroup"])
         if target["user"]:
             become(*target["user"])
-        # a sandbox that shares the node's network is in the node's namespace, which this process may not join
+        # a sandbox with host networking has no network namespace of its own, and joining the host's is not permitted
         linux.setns(first, namespaces & ~linux.NEWNET if target["network"] else namespaces)
         linux.become_root_inside()
     except (ProcessLookupError, FileNotFoundError) as error:
@@ -85,35 +85,35 @@ def join(target: JoinTarget, namespaces: int = ALL) -> None:
 
 
 def enter_cgroup(group: str) -> None:
-    """Move this process into a control group; what it forks is there, too."""
+    """Move this process, and its future children, into a control group."""
     linux.write_text(f"{group}/cgroup.procs", "0")
 
 
 def be_killed_first() -> None:
-    """Have the kernel kill this process before the farm's own when the node's or the sandbox's memory runs out."""
-    # a runtime may have hidden it
+    """Raise this process's OOM score, so that the kernel kills it before the farm's own processes."""
+    # a container runtime can hide the file
     with contextlib.suppress(OSError):
         linux.write_text("/proc/self/oom_score_adj", "500")
 
 
 def limit(limits: Mapping[str, int]) -> None:
-    """Limit what this process and its children may use; never to more than now."""
+    """Set rlimits for this process and its children. Existing hard limits are never raised."""
     for name, value in limits.items():
         number = getattr(resource, name)
         hard = resource.getrlimit(number)[1]
         bounds = [value] if hard == resource.RLIM_INFINITY else [value, hard]
-        # at the soft limit of CPU time comes a signal of its own, a second later SIGKILL
+        # SIGXCPU is sent at the soft limit, SIGKILL one second later at the hard limit
         least = min([value + 1, *bounds[1:]]) if name == "RLIMIT_CPU" else min(bounds)
         resource.setrlimit(number, (min(bounds), least))
 
 
 def confine(target: JoinTarget) -> None:
-    """In a process that has joined: the limits and rights that its program has, from its exec on."""
+    """Apply rlimits, capabilities (from the next exec on) and the seccomp filter to the joined process."""
     first = credentials.of_user(*(target["identity"] or (0, 0)))
     view = user_view.start_view(first) if target["users"] else None
     limit({**target["limits"], **kernel_limits.shares()})
     if target["cpus"]:
-        # one may have been taken away since
+        # a CPU can be taken offline or out of the cpuset
         with contextlib.suppress(OSError):
             os.sched_setaffinity(0, target["cpus"])
     linux.drop_capabilities()
@@ -129,7 +129,7 @@ def confine(target: JoinTarget) -> None:
 
 
 def default_signals() -> None:
-    """As a program expects them; Python ignores some, and a shell two for what it starts in the background."""
+    """Reset the signals that Python, or a shell for its background jobs, sets to be ignored."""
     ignored = (
         signal.SIGPIPE,
         signal.SIGXFSZ,
@@ -144,8 +144,8 @@ def default_signals() -> None:
 
 
 def stay_as_first() -> None:
-    """Be the first process of a sandbox without programs, as bash is of others; ends with its standard input."""
-    # whoever ends is reaped by the kernel
+    """Run as the first process of a sandbox that has no bash. Does not return; exits when standard input is closed."""
+    # the kernel reaps orphans
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     os.write(1, b"up\n")
     os.dup2(os.open("/dev/null", os.O_RDWR), 2)
@@ -155,9 +155,9 @@ def stay_as_first() -> None:
 
 
 def place(descriptors: Mapping[int, int]) -> None:
-    """Give descriptors (values) the numbers they are to have (keys), and close all others."""
+    """Renumber descriptors (values) to their keys and close all others."""
     above = max(descriptors) + 1
-    # first out of each other's way
+    # copied above the targets first, so that no target overwrites a source
     moved = {}
     for number, descriptor in descriptors.items():
         moved[number] = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, above)
@@ -165,14 +165,14 @@ def place(descriptors: Mapping[int, int]) -> None:
         os.dup2(descriptor, number)
     start = 0
     for end in (*sorted(descriptors), _ALL_DESCRIPTORS):
-        # an empty range is not what closerange takes it for
+        # closerange(0, 0) would close everything: its upper bound wraps around
         if start < end:
             os.closerange(start, end)
         start = end + 1
 
 
 def run_program(argv: Sequence[str], env: Mapping[str, str], cwd: str, terminal: bool) -> None:
-    """Become a program. Ends the process if that cannot be, with the code and the words of a shell."""
+    """Execute a program. If that fails, exit with the code and the message that a shell would use."""
     os.setsid()
     if terminal:
         linux.take_terminal(0)
@@ -180,7 +180,7 @@ def run_program(argv: Sequence[str], env: Mapping[str, str], cwd: str, terminal:
     try:
         os.chdir(cwd)
         code = 127
-        os.execvpe(argv[0], list(argv), env)  # noqa: S606 - no shell is wanted
+        os.execvpe(argv[0], list(argv), env)  # noqa: S606 - no shell needed
     except (OSError, ValueError) as error:
         name = cwd if code == 126 else argv[0]
         reason = error.strerror if isinstance(error, OSError) else str(error)

@@ -1,8 +1,8 @@
-"""A signal when the other end of a descriptor is closed, which also a stopped process gets; standard library only.
+"""Signal a process when the other end of a socket or pipe is closed. Standard library only.
 
-What a worker or a node starts ends when its end of a socket or pipe is closed. A process that is stopped watches
-nothing, and would stay for ever, so the kernel continues it at that moment. Not by the signal that comes with the end
-of a parent: that of an orphan does not end, and monitors are to outlive the fork server that forked them.
+Processes started by a worker or node exit when it closes its end. A stopped process (SIGSTOP) would never notice, so
+the kernel sends it SIGCONT at that moment. PR_SET_PDEATHSIG cannot replace this: it does not work for orphans, and
+monitors must outlive the fork server that forked them.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import signal
 
 
 def signal_at_the_end(descriptor: int, number: int, receiver: int) -> None:
-    """Send a signal when the other end of a socket or pipe is closed, and whenever something comes from it.
+    """Send `receiver` the signal `number` when the other end is closed, or when data arrives.
 
-    `receiver` is a pid, or that of a process group's leader, negated; it need not lead it yet. What the descriptor
-    stands for keeps it, for its copies in other processes, too, until the last of them is closed. None may be the
-    policy's, which could choose another signal.
+    `receiver` is a pid, or the negative of a process group id; the group can be created later. The setting belongs to
+    the open file description, so it also holds for copies of the descriptor in other processes, until the last one is
+    closed. The policy must not get a copy: it could choose another signal.
     """
     fcntl.fcntl(descriptor, fcntl.F_SETOWN, receiver)
     fcntl.fcntl(descriptor, fcntl.F_SETSIG, number)
@@ -26,19 +26,19 @@ def signal_at_the_end(descriptor: int, number: int, receiver: int) -> None:
 
 
 def continue_at_the_end(descriptor: int, leader: int) -> None:
-    """Continue the stopped processes of a group when the other end of a socket or pipe is closed."""
+    """Send SIGCONT to a process group when the other end is closed."""
     signal_at_the_end(descriptor, signal.SIGCONT, -leader)
 
 
-def wait_for(descriptor: int, wanted: int) -> None:
-    """Until there is something to read. Raises OSError if the other end of the pipe `wanted` is closed before."""
+def wait_for(descriptor: int, requester: int) -> None:
+    """Wait until `descriptor` is readable. Raises OSError if the other end of the pipe `requester` is closed first."""
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
-    poll.register(wanted, 0)
+    poll.register(requester, 0)
     if descriptor not in dict(poll.poll()):
-        raise OSError("nobody waits for it any more")
+        raise OSError("start cancelled: the requesting process has ended")
 
 
 def opened_again(pipe: int) -> int:
-    """Another read end of a pipe, whose signals are its own. Only for the user who made the pipe."""
+    """Open a pipe's read end again, with signal settings of its own. Works only for the user who created the pipe."""
     return os.open(f"/proc/self/fd/{pipe}", os.O_RDONLY | os.O_CLOEXEC)

@@ -1,7 +1,7 @@
-"""Files of a sandbox, as the fork server's child reaches them from within; standard library only.
+"""File operations in a sandbox, run by a child of the fork server within its mounts. Standard library only.
 
-A path may name anything the policy put there: a device without an end, a pipe without a writer, a link. Links lead
-where they lead inside; what is no regular file is refused without being read.
+A path can name anything that the policy put there: an endless device, a pipe without a writer, a link. Links are
+resolved inside the sandbox. Files that are not regular are refused without being read.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
 
 _CHUNK = 1 << 20
 MAX_FILES = 200_000
-"""In a folder that is copied out."""
+"""Limit on files in a folder that is copied out or listed."""
 MAX_DEPTH = 200
 MAX_PATH = 3000
-"""Bytes of a path in such a folder. The node has to name each below a folder of its own, and to remove it."""
+"""Limit on the bytes of a path in such a folder: the node must be able to name and remove it in a folder of its own."""
 
 
 class FileRefused(Exception):
-    """In words for the model."""
+    """The operation was refused. The message is shown to the model."""
 
 
 def load(action: str) -> None:
-    """Import what an action needs, while the host's files are still in reach."""
+    """Import the modules of an action while the host's files can still be read."""
     if action in ("upload", "download"):
         import tarfile  # noqa: F401
     if action in ("move", "remove"):
@@ -44,20 +44,20 @@ def load(action: str) -> None:
 
 def read(path: str, memory: int, max_bytes: int) -> None:
     """Copy a file into a memory file."""
-    # a pipe without a writer must not block
+    # O_NONBLOCK: a pipe without a writer must not block
     source = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     _check_regular(path, source)
     size = 0
     while chunk := os.read(source, _CHUNK):
         size += len(chunk)
-        # files of /proc report a size of 0
+        # counted while reading, because files of /proc report a size of 0
         if size > max_bytes:
             raise FileRefused(f"{path}: File is larger than {max_bytes // 1_000_000} MB")
         _write_all(memory, chunk)
 
 
 def write(path: str, memory: int, max_bytes: int) -> None:
-    """Copy a memory file into a file, making its folders."""
+    """Copy a memory file into a file, and create missing parent folders."""
     _make_folder(os.path.dirname(path))  # noqa: PTH120
     target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
     _check_regular(path, target)
@@ -68,7 +68,7 @@ def write(path: str, memory: int, max_bytes: int) -> None:
 
 
 def upload(path: str, pipe: int, max_bytes: int, owners: CopiedOwners | None = None) -> None:
-    """Unpack a tar stream of one file or folder, named `.` in it, to a path; note the `owners` of all that is made."""
+    """Unpack a tar stream of one file or folder, named `.`, to a path, and record `owners` for all that is created."""
     import tarfile
 
     path = os.path.abspath(path)  # noqa: PTH100
@@ -78,13 +78,13 @@ def upload(path: str, pipe: int, max_bytes: int, owners: CopiedOwners | None = N
         for member in archive:
             is_top = member.name == "."
             if is_top and member.isdir() and os.path.isdir(path):  # noqa: PTH112
-                # what is there keeps its mode, as it may be the root folder
+                # an existing folder keeps its mode; it can be the root folder
                 continue
             if is_top and member.isdir() and owners and not owners["whole"]:
                 os.mkdir(path, 0o755)  # noqa: PTH102
                 made.append(path)
                 continue
-            # a whole name of an archive's is below the path, too
+            # an absolute name in the archive is placed below the path too
             member.name = path if is_top else os.path.join(path, member.name.lstrip("/"))  # noqa: PTH118
             if member.islnk():
                 member.linkname = os.path.join(path, member.linkname.lstrip("/"))  # noqa: PTH118
@@ -96,21 +96,21 @@ def upload(path: str, pipe: int, max_bytes: int, owners: CopiedOwners | None = N
 
 
 def _missing(folder: str) -> list[str]:
-    """Return the folders that are made for a folder to be there."""
-    result = []
+    """Return the missing folders among `folder` and its parents."""
+    missing = []
     while not os.path.lexists(folder):
-        result.append(folder)
+        missing.append(folder)
         folder = os.path.dirname(folder)  # noqa: PTH120
-    return result
+    return missing
 
 
 def _unpack(archive: tarfile.TarFile, member: tarfile.TarInfo, owners: CopiedOwners | None) -> None:
-    """Unpack a member, whose target folder may be a link, which leads nowhere but inside."""
+    """Unpack a member. Its target folder can be a link, which is resolved inside."""
     if member.isdev():
-        # an archive of the user's may have devices and pipes, which no sandbox can make
+        # devices and pipes cannot be created in a sandbox
         return
     owner = (owners["each"] or (member.uid, member.gid)) if owners else None
-    # the kernel knows one user here, by no name
+    # only root exists here, and it may have no name
     member.uid = member.gid = 0
     member.uname = member.gname = ""
     if member.isreg():
@@ -123,7 +123,7 @@ def _unpack(archive: tarfile.TarFile, member: tarfile.TarInfo, owners: CopiedOwn
 
 
 def _unpack_file(archive: tarfile.TarFile, member: tarfile.TarInfo, owner: Owner | None) -> None:
-    """As `extract`, which would wait for the reader of a pipe that has the file's name."""
+    """Unpack a regular file. `extract` would block if a pipe has the file's name."""
     source = archive.extractfile(member)
     assert source
     _make_folder(os.path.dirname(member.name))  # noqa: PTH120
@@ -142,11 +142,10 @@ def _unpack_file(archive: tarfile.TarFile, member: tarfile.TarInfo, owner: Owner
 
 
 def download(path: str, pipe: int, max_bytes: int, owners: CopiedOwners | None = None) -> None:
-    """Pack a file or folder, named `.`, as a tar stream; devices, pipes and sockets are left out.
+    """Pack a file or folder, named `.`, as a tar stream, with owners if `owners` is set.
 
-    It says whose files are, if `owners` are noted of them.
-
-    It is measured before anything is sent, as a copy of all there is would take minutes to be refused.
+    Devices, pipes and sockets are left out. The size is checked before anything is sent, so that a folder that is too
+    large is refused at once.
     """
     import tarfile
 
@@ -155,20 +154,20 @@ def download(path: str, pipe: int, max_bytes: int, owners: CopiedOwners | None =
         raise FileRefused(f"{path}: Not a regular file or directory")
     real = os.path.realpath(path)
     size = 0
-    for n_files, (result, _) in enumerate(_tree(real), start=1):
+    for n_files, (entry_path, _) in enumerate(_tree(real), start=1):
         if n_files > MAX_FILES:
             raise FileRefused(f"{path}: More than {MAX_FILES} files")
-        # it may have gone meanwhile
-        status = _status(result)
-        # a file with holes may report a size larger than any disk
+        # None if it was removed meanwhile
+        status = _status(entry_path)
+        # a sparse file can report a size larger than any disk
         size += status.st_size if status and stat.S_ISREG(status.st_mode) else 0
         if size > max_bytes:
             raise FileRefused(f"{path}: Larger than {max_bytes // 1_000_000} MB")
     seen: dict[tuple[int, int], str] = {}
     left = max_bytes
     with os.fdopen(pipe, "wb") as stream, tarfile.open(fileobj=stream, mode="w|", format=tarfile.PAX_FORMAT) as archive:
-        for result, name in _tree(real):
-            left -= _pack(archive, result, name, seen, owned=owners is not None)
+        for entry_path, name in _tree(real):
+            left -= _pack(archive, entry_path, name, seen, with_owners=owners is not None)
             if left < 0:
                 raise FileRefused(f"{path}: Larger than {max_bytes // 1_000_000} MB")
 
@@ -180,17 +179,19 @@ def _status(path: str) -> os.stat_result | None:
         return None
 
 
-def _pack(archive: tarfile.TarFile, path: str, name: str, seen: dict[tuple[int, int], str], *, owned: bool) -> int:
-    """Add one file; its size. By hand, as `gettarinfo` looks up the names of its owner for each."""
+def _pack(
+    archive: tarfile.TarFile, path: str, name: str, seen: dict[tuple[int, int], str], *, with_owners: bool
+) -> int:
+    """Add one entry and return its size. Not by `gettarinfo`, which looks up the owner's name each time."""
     import tarfile
 
     status = _status(path)
     if status is None:
         return 0
     info = tarfile.TarInfo(name)
-    # whole seconds, as a fraction takes a header of its own
+    # whole seconds: fractions take an additional header
     info.mode, info.mtime = stat.S_IMODE(status.st_mode), int(status.st_mtime)
-    if owned:
+    if with_owners:
         info.uid, info.gid = file_owners.owner_of(path) or file_owners.ROOT
     inode = status.st_dev, status.st_ino
     if stat.S_ISREG(status.st_mode) and inode in seen:
@@ -220,7 +221,7 @@ def _pack_file(archive: tarfile.TarFile, path: str, info: tarfile.TarInfo, seen:
 
 
 def _tree(top: str) -> Iterator[tuple[str, str]]:
-    """Paths below a file or folder, and their names relative to it, the top first."""
+    """Yield the paths below a file or folder, and their names relative to it, the top first."""
     yield top, "."
     waiting = [("", top)]
     while waiting:
@@ -239,7 +240,7 @@ def _tree(top: str) -> Iterator[tuple[str, str]]:
 
 
 def list_entries(path: str, memory: int, max_bytes: int) -> None:
-    """Write the entries of a folder, down to the depth in the memory file, as JSON there; of depth 0, its own."""
+    """Replace the options in the memory file by the entries of a folder, as JSON. Depth 0: the path itself."""
     path = os.path.abspath(path)  # noqa: PTH100
     depth = _taken(memory)["depth"]
     users, groups = _names("/etc/passwd"), _names("/etc/group")
@@ -251,13 +252,13 @@ def list_entries(path: str, memory: int, max_bytes: int) -> None:
         while waiting:
             folder, level = waiting.pop(0)
             try:
-                found = sorted(os.scandir(folder), key=lambda entry: entry.name)
+                children = sorted(os.scandir(folder), key=lambda entry: entry.name)
             except OSError:
-                # it may be gone, or be closed to this user; the folder itself is what was asked for
+                # removed, or not readable for this user; an error only for the requested folder
                 if level == 1:
                     raise
                 continue
-            for entry in found:
+            for entry in children:
                 if (status := _status(entry.path)) is None:
                     continue
                 entries.append(_entry(entry.path, status, users, groups))
@@ -288,7 +289,7 @@ def _entry(path: str, status: os.stat_result, users: dict[int, str], groups: dic
 
 
 def _shown(name: str) -> str:
-    """Return a name as text; bytes that are no UTF-8 are replaced."""
+    """Return a name as text, with invalid UTF-8 replaced."""
     return os.fsencode(name).decode(errors="replace")
 
 
@@ -300,25 +301,25 @@ def _target(link: str) -> str:
 
 
 def _names(path: str) -> dict[int, str]:
-    """Return the names of a file of users or groups by number, of several for one number the first."""
-    result: dict[int, str] = {}
+    """Return the names in a passwd or group file by number. The first name of a number is used."""
+    names: dict[int, str] = {}
     try:
         source = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
-        return result
+        return names
     try:
         if stat.S_ISREG(os.fstat(source).st_mode):
             for line in os.read(source, _CHUNK).decode(errors="replace").splitlines():
                 parts = line.split(":")
                 if len(parts) > 2 and parts[2].isdecimal():
-                    result.setdefault(int(parts[2]), parts[0])
+                    names.setdefault(int(parts[2]), parts[0])
     finally:
         os.close(source)
-    return result
+    return names
 
 
 def move(path: str, memory: int, max_bytes: int) -> None:
-    """Move a file or folder to the path in the memory file, making the folders above it."""
+    """Move a file or folder to the path in the memory file, and create missing parent folders."""
     import shutil
 
     target = _taken(memory)["target"]
@@ -333,7 +334,7 @@ def move(path: str, memory: int, max_bytes: int) -> None:
 
 
 def remove(path: str, memory: int, max_bytes: int) -> None:
-    """Remove a file, or a folder with all that is in it."""
+    """Remove a file or a folder tree."""
     import shutil
 
     if not stat.S_ISDIR(os.lstat(path).st_mode):
@@ -346,14 +347,14 @@ def remove(path: str, memory: int, max_bytes: int) -> None:
 
 
 def make_folder(path: str, memory: int, max_bytes: int) -> None:
-    """Make a folder, and those above it. It must not be there yet."""
+    """Create a folder and missing parents. Raises FileExistsError if it exists."""
     path = os.path.abspath(path)  # noqa: PTH100
     _make_folder(os.path.dirname(path))  # noqa: PTH120
     os.mkdir(path)  # noqa: PTH102
 
 
 def _taken(memory: int) -> dict[str, Any]:
-    """Return the values that a memory file holds."""
+    """Return the JSON options in a memory file."""
     return json.loads(os.pread(memory, _CHUNK, 0))  # type: ignore[no-any-return]
 
 

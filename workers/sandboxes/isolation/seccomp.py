@@ -1,18 +1,17 @@
-"""The system calls that a sandbox's processes have, by a seccomp filter; standard library only.
+"""Restrict the system calls of a sandbox's processes by a seccomp filter. Standard library only.
 
-The rule: what is not listed in `system_calls.py` does not exist inside (ENOSYS, by which programs fall back to an older
-call), what needs a right that no process has inside is refused (EPERM), and what can be used for more than programs
-need is allowed for listed arguments only. 32-bit programs and x32 ones have no calls at all. So nothing new in a kernel
-is open to a sandbox until it is listed.
+A call that is not listed in `system_calls.py` fails with ENOSYS, so that programs fall back to an older call; new calls
+of a kernel are closed until they are listed. A call that needs a right that no process inside has fails with EPERM. A
+call that can do more than programs need is allowed for listed arguments only. 32-bit and x32 programs have no calls.
 
-Sockets are of the families Unix, IPv4 and IPv6 (TCP, UDP, ICMP) and netlink's routes. Network namespaces hold neither
-vsock, which leads to the hypervisor, nor some others, and each rare family is a part of the kernel that few look at.
+Allowed sockets: Unix, IPv4 and IPv6 (TCP, UDP, ICMP), netlink routes. Network namespaces do not separate vsock, which
+leads to the hypervisor, and some other families; rare families also are little reviewed parts of the kernel.
 
-A rootless sandbox has one user, so that changes of owner or user could only fail, which installers take for an error.
-Where a sandbox has users, these calls are sent to `owners/user_view.py`.
+A sandbox without root on the host has one user. Changes of owner or user could only fail, which installers treat as an
+error. In a sandbox with users these calls are sent to `owners/user_view.py`.
 
-A filter runs at each call, so the numbers are looked up as in a sorted list; since Linux 5.11 the kernel notes by
-itself for which numbers it need not run. Assembled once, in the processes that others are forked from.
+The filter runs at each call, so it finds the number by binary search; since Linux 5.11 the kernel caches the numbers
+that are always allowed. Filters are assembled once, in the process that the others are forked from.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     from typing import TypeAlias
 
     Line: TypeAlias = tuple[int, int, int, int]
-    """Kind, value, and how many lines to skip if it is so and if it is not."""
+    """Instruction, value, lines to skip if it is true, lines to skip if it is false."""
 
 # linux/seccomp.h, linux/audit.h, linux/bpf_common.h
 _PR_SET_SECCOMP, _MODE_FILTER = 22, 2
@@ -41,24 +40,24 @@ _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _JUMP, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x0
 _ARCH_AT, _NUMBER_AT, _ARGUMENTS_AT = 4, 0, 16
 _ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _X32 = 0x40000000
-"""From here on, numbers on x86-64 are those of a third set of the same calls, which programs have stopped using."""
+"""First number of the x32 calls on x86-64, which are no longer used."""
 
 _MISSING, _REFUSED, _DONE = _ERRNO | errno.ENOSYS, _ERRNO | errno.EPERM, _ERRNO
 _NAMESPACES = 0x7E020000
 """CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID and NEWNET."""
 _PERSONALITIES = (0, 0x8, 0x20000, 0x20008, 0x40000, 0xFFFFFFFF)
-"""Linux, 32 bits, uname of 2.6, both, addresses that are not random as debuggers want it, and the question which."""
+"""PER_LINUX, PER_LINUX32, UNAME26, both, ADDR_NO_RANDOMIZE (for debuggers), and the query of the current one."""
 _UNIX, _INET, _INET6, _NETLINK = 1, 2, 10, 16
 _INET_PROTOCOLS = (0, 1, 6, 17, 58)
-"""The family's own choice, ICMP, TCP, UDP and ICMPv6."""
+"""Default, ICMP, TCP, UDP and ICMPv6."""
 _NETLINK_ROUTE = 0
 _TRACE_ME = 0
 _SECCOMP = {"x86_64": 317, "aarch64": 277}
 _SET_FILTER, _NEW_LISTENER, _KILLABLE = 1, 8, 32
 KEPT, SHOWN = "kept", "shown"
-"""Of users: processes have users, and owners are noted; they do, and programs see what was noted."""
+"""Variants for users. KEPT: owners are recorded. SHOWN: programs also see the recorded owners."""
 ANSWERS = "answers"
-"""The filter of the process that answers for a sandbox with users."""
+"""Variant for the process that answers the calls of a sandbox with users."""
 ANSWERED = ", ".join(
     group.strip().rstrip(",")
     for group in (
@@ -70,7 +69,7 @@ ANSWERED = ", ".join(
         "execve 59 221, execveat 322 281, prctl 157 167, getsockopt 55 209, kill 62 129",
     )
 )
-"""The calls about users and owners, those of new files and programs among them."""
+"""Calls about users and owners, including those that create files or start programs."""
 _CREATE = 0o100
 _SET_KEEPING, _SET_SECURE_BITS = 8, 28
 _SOL_SOCKET, _SO_PEERCRED = 1, 17
@@ -80,18 +79,19 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def filter_calls(variant: str = "") -> None:
-    """For this process and what it starts; needs `no_new_privileges`. Raises OSError."""
+    """Filter the calls of this process and its children. Requires `no_new_privileges`. Raises OSError."""
     code = assembled(platform.machine(), variant)
     program = ctypes.create_string_buffer(code)
     prctl(_PR_SET_SECCOMP, _MODE_FILTER, _header(program, code))
 
 
 def filter_calls_with_users(users: str) -> int:
-    """As `filter_calls`; returns the descriptor on which calls about users are to be answered from now on."""
+    """Filter like `filter_calls`. Returns the descriptor on which calls about users must be answered from now on."""
     machine = platform.machine()
     code = assembled(machine, users)
     program = ctypes.create_string_buffer(code)
-    # no signal interrupts a call that is being answered: of `stat` no program expects it; since Linux 5.19
+    # KILLABLE (since Linux 5.19): no signal interrupts a call while it is answered; programs expect no EINTR from
+    # `stat`
     for flags in (_NEW_LISTENER | _KILLABLE, _NEW_LISTENER):
         result = int(_libc.syscall(_SECCOMP[machine], _SET_FILTER, flags, _header(program, code)))
         if result >= 0 or ctypes.get_errno() != errno.EINVAL:
@@ -106,14 +106,14 @@ def _header(program: ctypes.Array[ctypes.c_char], code: bytes) -> bytes:
 
 
 def prepare() -> None:
-    """Assemble what processes that are forked from this one will need."""
+    """Assemble all variants in advance, for processes that are forked from this one."""
     for variant in _VARIANTS:
         assembled(platform.machine(), variant)
 
 
 @cache
 def assembled(machine: str, variant: str = "") -> bytes:
-    """The code of a variant of the filter for a machine, as `platform.machine()` names it."""
+    """Return the code of a filter variant for a machine as named by `platform.machine()`."""
     lines: list[Line] = [
         (_LOAD, _ARCH_AT, 0, 0),
         (_EQUAL, _ARCH[machine], 1, 0),
@@ -126,14 +126,14 @@ def assembled(machine: str, variant: str = "") -> bytes:
 
 
 def _decisions(machine: str, variant: str) -> dict[int, tuple[Line, ...]]:
-    """By number, what is done about a call that is listed."""
+    """Return the filter lines for each listed call, by number."""
     allow, refuse = _return(_ALLOW), _return(_REFUSED)
     checks = {
         "clone": ((_LOAD, _ARGUMENTS_AT, 0, 0), (_ANY_BIT, _NAMESPACES, 0, 1), *refuse, *allow),
         "personality": (_argument(0), *_one_of(_PERSONALITIES, allow), *refuse),
-        # the first process of the sandbox, which has more rights, is not to be looked into
+        # no tracing of the sandbox's first process, which has more rights
         "ptrace": (_argument(1), (_EQUAL, 1, 1, 0), *allow, _argument(0), *_one_of((_TRACE_ME,), allow), *refuse),
-        # nor is its CPU time to be limited, which would end it
+        # no limit on its CPU time either, which would kill it
         "prlimit64": (_argument(0), (_EQUAL, 1, 1, 0), *allow, *refuse),
         "socket": _socket(),
         "socketpair": _socket(),
@@ -150,7 +150,7 @@ def _decisions(machine: str, variant: str) -> dict[int, tuple[Line, ...]]:
         (system_calls.USERS, allow),
         (system_calls.RIGHTS, refuse),
     )
-    result = {number: done for group, done in groups for number in system_calls.numbers(group, machine).values()}
+    result = {number: action for group, action in groups for number in system_calls.numbers(group, machine).values()}
     checked = system_calls.numbers(system_calls.CHECKED, machine)
     result |= {number: checks[name] for name, number in checked.items()}
     if variant == ANSWERS:
@@ -160,10 +160,12 @@ def _decisions(machine: str, variant: str) -> dict[int, tuple[Line, ...]]:
 
 
 def _with_users(machine: str, users: str) -> dict[int, tuple[Line, ...]]:
-    """By number, what is done about calls about users and owners where a sandbox has users."""
-    allow, refuse, ask, done = map(_return, (_ALLOW, _REFUSED, _ASK, _DONE))
-    # a new limit, which the third argument points at
-    is_set = (line for half in (0, 4) for line in ((_LOAD, _ARGUMENTS_AT + 16 + half, 0, 0), (_EQUAL, 0, 1, 0), *done))
+    """Return the filter lines for calls about users and owners in a sandbox with users, by number."""
+    allow, refuse, ask, succeed = map(_return, (_ALLOW, _REFUSED, _ASK, _DONE))
+    # the third argument is not NULL: a new limit is set
+    is_set = (
+        line for half in (0, 4) for line in ((_LOAD, _ARGUMENTS_AT + 16 + half, 0, 0), (_EQUAL, 0, 1, 0), *succeed)
+    )
     checks = {
         "open": (_argument(1), (_ANY_BIT, _CREATE, 0, 1), *ask, *allow),
         "openat": (_argument(2), (_ANY_BIT, _CREATE, 0, 1), *ask, *allow),
@@ -173,8 +175,8 @@ def _with_users(machine: str, users: str) -> dict[int, tuple[Line, ...]]:
             *_one_of((_SOL_SOCKET,), (_argument(2), *_one_of((_SO_PEERCRED,), ask), *allow)),
             *allow,
         ),
-        # a process's users are written there: see `owners/credentials.py`
-        "setrlimit": (_argument(0), *_one_of((_RLIMIT_LOCKS,), done), *allow),
+        # RLIMIT_LOCKS stores a process's users: see `owners/credentials.py`
+        "setrlimit": (_argument(0), *_one_of((_RLIMIT_LOCKS,), succeed), *allow),
         "prlimit64": (
             _argument(0),
             *_one_of((1,), refuse),
@@ -183,10 +185,10 @@ def _with_users(machine: str, users: str) -> dict[int, tuple[Line, ...]]:
             *allow,
         ),
     }
-    asked = system_calls.numbers(ANSWERED, machine)
+    answered = system_calls.numbers(ANSWERED, machine)
     kept = system_calls.numbers(system_calls.STATUS, machine) if users == KEPT else {}
     limited = system_calls.numbers("setrlimit 160 164, prlimit64 302 261", machine)
-    return {number: checks.get(name, ask) for name, number in (asked | limited).items() if name not in kept}
+    return {number: checks.get(name, ask) for name, number in (answered | limited).items() if name not in kept}
 
 
 def _socket() -> tuple[Line, ...]:
@@ -207,31 +209,31 @@ def _return(value: int) -> tuple[Line, ...]:
 
 
 def _argument(number: int) -> Line:
-    """Load the lower half of an argument, which is all that the kernel looks at where an `int` is wanted."""
+    """Load the lower half of an argument; the kernel ignores the upper half of an `int`."""
     return (_LOAD, _ARGUMENTS_AT + 8 * number, 0, 0)
 
 
-def _one_of(values: Sequence[int], then: tuple[Line, ...]) -> tuple[Line, ...]:
-    """Lines that do `then`, which must end by a return, if what is loaded is one of some values."""
-    return tuple(line for value in values for line in ((_EQUAL, value, 0, len(then)), *then))
+def _one_of(values: Sequence[int], lines: tuple[Line, ...]) -> tuple[Line, ...]:
+    """Return lines that run `lines`, which must end by a return, if the loaded value is one of `values`."""
+    return tuple(line for value in values for line in ((_EQUAL, value, 0, len(lines)), *lines))
 
 
 def _segments(decisions: Mapping[int, tuple[Line, ...]]) -> list[tuple[int, tuple[Line, ...]]]:
-    """From which number on what is done; the last of them for all that are higher."""
+    """Return the start of each range of numbers with equal lines; the last range has no end."""
     missing = _return(_MISSING)
-    result = [(0, decisions.get(0, missing))]
+    segments = [(0, decisions.get(0, missing))]
     for number in range(1, max(decisions) + 2):
-        done = decisions.get(number, missing)
-        if done != result[-1][1]:
-            result.append((number, done))
-    return result
+        lines = decisions.get(number, missing)
+        if lines != segments[-1][1]:
+            segments.append((number, lines))
+    return segments
 
 
 def _search(segments: Sequence[tuple[int, tuple[Line, ...]]]) -> tuple[Line, ...]:
-    """Lines that find the segment of the number that is loaded by halving."""
+    """Return lines that find the loaded number's range by binary search."""
     if len(segments) == 1:
         return segments[0][1]
     middle = len(segments) // 2
     lower, upper = _search(segments[:middle]), _search(segments[middle:])
-    # a conditional jump reaches 255 lines only
+    # conditional jumps are limited to 255 lines
     return ((_AT_LEAST, segments[middle][0], 0, 1), (_JUMP, len(lower), 0, 0), *lower, *upper)

@@ -1,14 +1,14 @@
-"""System calls by number, in the groups that `seccomp.py` decides about; standard library only.
+"""System calls by number, in the groups that `seccomp.py` decides about. Standard library only.
 
-`name x86-64 aarch64`, a dash where a machine has no such call. A call that is in no group does not exist inside: those
-that came after this list was written, those of other machines, and those that a sandbox is better off without:
+Format: `name x86-64 aarch64`, with a dash if a machine does not have the call. A call of no group does not exist
+inside. These are calls newer than this list, calls of other machines, and calls excluded on purpose:
 
-* keyrings know no user namespace of the caller's session, so that what the worker has in its own could be read
-  (add_key, request_key, keyctl);
-* clone3, whose flags a filter cannot see: C libraries then use clone;
-* io_uring, userfaultfd, memfd_secret: much of the kernel behind few doors, and memory that is not counted;
-* io_setup and the like: their events are counted for the whole node (fs.aio-max-nr);
-* pidfd_getfd, process_vm_readv, process_vm_writev, kcmp: into other processes by ways that ptrace has, too.
+* add_key, request_key, keyctl: keyrings are not separated by user namespaces, so the worker's keys could be read;
+* clone3: a filter cannot read its flags, and C libraries fall back to clone;
+* io_uring, userfaultfd, memfd_secret: large parts of the kernel behind few calls, and memory that is not counted;
+* io_setup and related calls: their events are counted for the whole node (fs.aio-max-nr);
+* pidfd_getfd, process_vm_readv, process_vm_writev, kcmp: access to other processes; ptrace can do the same.
+
 
 The numbers are those of Linux 6.18: arch/x86/entry/syscalls/syscall_64.tbl and scripts/syscall.tbl. The choice follows
 Docker's default profile (github.com/moby/profiles, seccomp/default.json).
@@ -38,7 +38,7 @@ FILES = """
 STATUS = """
     stat 4 -, fstat 5 80, lstat 6 -, newfstatat 262 79, statx 332 291,
 """
-"""Calls that tell, among other things, whose a file is."""
+"""Calls that return, among other things, the owner of a file."""
 
 MEMORY = """
     brk 12 214, mmap 9 222, mprotect 10 226, munmap 11 215, mremap 25 216, msync 26 227, mincore 27 232,
@@ -87,24 +87,24 @@ IDS = """
     getuid 102 174, geteuid 107 175, getgid 104 176, getegid 108 177, getresuid 118 148, getresgid 120 150,
     getgroups 115 158,
 """
-"""Questions of a process for its users and groups."""
+"""Queries of a process's users and groups."""
 
 OWNERS = """
     chown 92 -, fchown 93 55, lchown 94 -, fchownat 260 54,
 """
-"""A rootless sandbox has one user: changes of owner can only fail, or seem to succeed."""
+"""Changes of owner. A rootless sandbox has one user, so they can only fail or seem to succeed."""
 
 USERS = """
     setuid 105 146, setgid 106 144, setreuid 113 145, setregid 114 143, setresuid 117 147, setresgid 119 149,
     setgroups 116 159, setfsuid 122 151, setfsgid 123 152,
 """
-"""Changes of user, of which the same is true: `su`, and installers that drop their rights."""
+"""Changes of user, as by `su` and installers that drop privileges. They too can only fail or seem to succeed."""
 
 CHECKED = """
     clone 56 220, personality 135 92, prlimit64 302 261, ptrace 101 117, socket 41 198,
     socketpair 53 199,
 """
-"""Allowed for some of their arguments."""
+"""Allowed for some arguments."""
 
 RIGHTS = """
     mount 165 40, umount2 166 39, pivot_root 155 41, open_tree 428 428, move_mount 429 429, fsopen 430 430,
@@ -117,13 +117,13 @@ RIGHTS = """
     name_to_handle_at 303 264, open_by_handle_at 304 265, mbind 237 235, set_mempolicy 238 237,
     get_mempolicy 239 236, set_mempolicy_home_node 450 450, migrate_pages 256 238, move_pages 279 239,
 """
-"""Calls that need a right that no process inside has; refused as the kernel refuses them without it."""
+"""Calls that need a right that no process inside has; they fail with the kernel's own error."""
 
 _MACHINES = ("x86_64", "aarch64")
 
 
 def numbers(group: str, machine: str) -> dict[str, int]:
-    """The calls of a group that a machine has, by name."""
+    """Return the calls of a group by name, without those that the machine does not have."""
     column = 1 + _MACHINES.index(machine)
     calls = (call.split() for call in group.replace("\n", " ").split(",") if call.strip())
     return {call[0]: int(call[column]) for call in calls if call[column] != "-"}

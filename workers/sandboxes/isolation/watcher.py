@@ -1,9 +1,9 @@
 # ruff: noqa: PTH116, PTH118, PTH123, PTH208
-"""The one process of a node that looks after its sandboxes, each as in `limits.py`; standard library only.
+"""The process that monitors all sandboxes of a node, each as described in `limits.py`. Standard library only.
 
-It is forked by a monitor that finds none, finds the sandboxes by their records, and ends with the last of them; killed,
-there is none until the next sandbox starts. It may block when it reads of a process that sleeps in the kernel, so it
-has a guard, and skips what did not answer.
+A sandbox's monitor forks it if none is running. It finds the sandboxes by their record files and exits after the last
+one has ended. If it is killed, there is none until the next sandbox starts. Because reads of /proc can block, it runs
+under `hang_guard` and skips processes that did not answer.
 """
 
 from __future__ import annotations
@@ -26,59 +26,60 @@ _ALONE_S = 2.0
 
 
 class LimitWatches:
-    """Of all sandboxes in a folder."""
+    """The limit watches of all sandboxes in a folder."""
 
-    def __init__(self, folder: str, place: Checkpoint) -> None:
+    def __init__(self, folder: str, checkpoint: Checkpoint) -> None:
         self._folder = folder
-        self._place = place
+        self._checkpoint = checkpoint
         self._watches: dict[tuple[int, int], LimitWatch] = {}
         self._find_due = 0.0
 
-    def look(self) -> bool:
-        """At each that is due; whether there are any."""
+    def check(self) -> bool:
+        """Check each sandbox that is due. Returns whether there are any sandboxes."""
         now = time.monotonic()
         if not self._watches or now >= self._find_due:
             self._find()
             self._find_due = now + BUSY_S
         for name, watch in list(self._watches.items()):
             try:
-                watch.look(now)
+                watch.check(now)
             except namespaces.SandboxGone:
-                # its monitor was killed too, and its folder waits to be swept
+                # the monitor was killed too; the reaper removes the folder
                 self._watches.pop(name).close()
             except (OSError, ValueError, IndexError):
-                # whatever goes wrong with one, the others are looked after
+                # an error in one sandbox must not stop the checks of the others
                 continue
         return bool(self._watches)
 
     def pause_s(self) -> float:
-        """Return the seconds until one is due, or new ones are to be looked for."""
+        """Return the seconds until the next check or the next search for new sandboxes."""
         now = time.monotonic()
         return max(0.0, min([self._find_due - now, *(watch.due_in(now) for watch in self._watches.values())]))
 
     def _find(self) -> None:
-        """Sandboxes are known by their records' inodes, and times, as their names change and inodes are given again."""
-        there = {}
+        """Find new sandboxes. The key is inode and time of the record: folders are renamed, and inodes are reused."""
+        records = {}
         for name in os.listdir(self._folder):
             path = os.path.join(self._folder, name)
             with contextlib.suppress(OSError):
-                result = os.stat(os.path.join(path, RECORD))
-                there[result.st_ino, result.st_mtime_ns] = path
-        for inode in self._watches.keys() - there.keys():
+                status = os.stat(os.path.join(path, RECORD))
+                records[status.st_ino, status.st_mtime_ns] = path
+        for inode in self._watches.keys() - records.keys():
             self._watches.pop(inode).close()
-        for inode in there.keys() - self._watches.keys():
+        for inode in records.keys() - self._watches.keys():
             with contextlib.suppress(OSError, ValueError, KeyError, namespaces.SandboxGone):
-                with open(os.path.join(there[inode], RECORD)) as file:
+                with open(os.path.join(records[inode], RECORD)) as file:
                     record = json.load(file)
-                # nor is one looked at again whose very root does not answer
-                if self._place.at(str(record["pid1"])):
-                    self._watches[inode] = LimitWatch(there[inode], record, record["limits"], self._place)
+                # skipped if even its root did not answer
+                if self._checkpoint.at(str(record["pid1"])):
+                    self._watches[inode] = LimitWatch(records[inode], record, record["limits"], self._checkpoint)
 
 
 def watch_over(folder: str, lifeline: int) -> None:
-    """Fork the watcher of a folder of sandboxes, if there is none. The folder's own lock shows that.
+    """Fork the watcher of a folder of sandboxes, unless one holds the lock on the folder.
 
-    It ends by itself; stopped, it goes on for that when the other end of `lifeline` is closed, which it has to itself.
+    It exits by itself. If it is stopped, closing the other end of `lifeline` continues it; `lifeline` must be a
+    descriptor that was opened for the watcher alone.
     """
     lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     with contextlib.suppress(BlockingIOError):
@@ -93,22 +94,22 @@ def watch_over(folder: str, lifeline: int) -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
             signal.signal(signal.SIGCHLD, signal.SIG_IGN)
             with contextlib.suppress(OSError):
-                guarded(lambda place: _watch_until_alone(folder, place))
+                guarded(lambda checkpoint: _watch_until_alone(folder, checkpoint))
             os._exit(0)
     os.close(lock)
 
 
-def _watch_until_alone(folder: str, place: Checkpoint) -> None:
-    watcher = LimitWatches(folder, place)
+def _watch_until_alone(folder: str, checkpoint: Checkpoint) -> None:
+    watches = LimitWatches(folder, checkpoint)
     alone_since = time.monotonic()
     while True:
-        if watcher.look():
+        if watches.check():
             alone_since = time.monotonic()
         elif time.monotonic() - alone_since > _ALONE_S:
             fcntl.flock(3, fcntl.LOCK_UN)
-            # one that started just now has seen the lock, and forked no other
-            if not watcher.look():
+            # a sandbox that started just now saw the lock, so it forked no watcher
+            if not watches.check():
                 return
             fcntl.flock(3, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        place.at()
-        time.sleep(watcher.pause_s())
+        checkpoint.at()
+        time.sleep(watches.pause_s())

@@ -1,4 +1,4 @@
-"""The names of a sandbox's own addresses, which images leave to what runs them; standard library only."""
+"""The sandbox's entries in /etc/hosts, which images leave to the container runtime. Standard library only."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _TEXT = b"127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n127.0
 
 
 def complete() -> None:
-    """Name them in the root folder of this process, if the image does not. Without that, nobody finds localhost."""
+    """Append the entries to /etc/hosts below the current root folder, unless it has a line for localhost."""
     with contextlib.suppress(OSError):
         text = _read(f"/{PATH}")
         if text is not None and b"localhost" not in text:
@@ -24,14 +24,14 @@ def complete() -> None:
 
 
 def is_ours(path: str) -> bool:
-    """Return whether a file holds nothing but what `complete` writes."""
+    """Return whether a file contains exactly the text that `complete` writes."""
     with contextlib.suppress(OSError):
         return _read(path) == _TEXT
     return False
 
 
 def _read(path: str) -> bytes | None:
-    """Return the start of a file; empty if there is none, None if it is none to be read. Raises OSError."""
+    """Return the start of a file; empty if it does not exist, None if it is not a regular file. Raises OSError."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:

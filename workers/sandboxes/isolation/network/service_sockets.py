@@ -1,5 +1,5 @@
 # ruff: noqa: PTH101, PTH103, PTH120, PTH208, S103, S108
-"""Sockets of a sandbox that a process inside takes and passes out; standard library only.
+"""List, open and connect sockets inside a sandbox, and pass them out. Standard library only.
 
 An address is `["tcp", HOST, PORT]`, `["tcp6", HOST, PORT]` or `["unix", PATH]`.
 """
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     Address = Sequence[Any]
 
 FOLDERS = ("/run/", "/var/run/", "/tmp/", "/var/tmp/", "/var/lib/", "/srv/")
-"""Folders of services' sockets."""
+"""Folders in which Unix sockets of services are listed."""
 _OURS = "/run/farm/"
 _WITH_USER = 4
-"""Parts of the address of a Unix socket, and of the user who connects."""
+"""Length of a Unix address with the uid and gid of the connecting user."""
 _CONNECT_S = 10.0
 _BACKLOG = 64
 _LISTENING = "0A"
@@ -35,19 +35,19 @@ _FAMILIES = {"tcp": socket.AF_INET, "tcp6": socket.AF_INET6, "unix": socket.AF_U
 
 
 def listening(target: namespaces.JoinTarget) -> list[Address]:
-    """Return the addresses at which processes of a sandbox wait for connections. Moves this process to its network.
+    """Return the addresses at which processes of a sandbox listen. Moves this process to its network.
 
     Raises SandboxGone, OSError.
     """
     namespaces.join(target, linux.NEWUSER | linux.NEWNET)
-    found = [*_of_tcp("tcp"), *_of_tcp("tcp6"), *_of_paths()]
+    sockets = [*_of_tcp("tcp"), *_of_tcp("tcp6"), *_of_paths()]
     if target["network"]:
-        # of the whole node
+        # the network is the whole node's: keep the sockets of the sandbox's own processes
         proc = os.open(f"/proc/{target['pid']}/root/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         pids = [name for name in os.listdir(proc) if name.isdigit()]
         own = set[int]().union(*memfd.sockets(proc, pids).values())
-        found = [(inode, address) for inode, address in found if inode in own]
-    return list({tuple(address): address for _, address in found}.values())
+        sockets = [(inode, address) for inode, address in sockets if inode in own]
+    return list({tuple(address): address for _, address in sockets}.values())
 
 
 def _of_tcp(name: str) -> Iterator[tuple[int, Address]]:
@@ -58,7 +58,7 @@ def _of_tcp(name: str) -> Iterator[tuple[int, Address]]:
 
 
 def _host(text: str) -> str:
-    """Return an address of /proc/net, which shows it in words of the machine's byte order."""
+    """Return an address of /proc/net, which has 32-bit words in the byte order of the machine."""
     words = bytes.fromhex(text)
     data = b"".join(words[at : at + 4][::-1] for at in range(0, len(words), 4))
     return socket.inet_ntop(socket.AF_INET if len(data) == 4 else socket.AF_INET6, data)
@@ -72,49 +72,49 @@ def _of_paths() -> Iterator[tuple[int, Address]]:
                 yield int(fields[6]), ("unix", path)
 
 
-def _rows(name: str, most: int = -1) -> Iterator[list[str]]:
+def _rows(name: str, max_splits: int = -1) -> Iterator[list[str]]:
     with contextlib.suppress(OSError):
         for line in linux.read_text(f"/proc/self/net/{name}").splitlines()[1:]:
-            yield line.split(None, most)
+            yield line.split(None, max_splits)
 
 
 def listen(address: Address) -> socket.socket:
-    """Return a socket that listens at an address. Raises OSError, also if there is something at its path."""
-    made = socket.socket(_FAMILIES[address[0]], socket.SOCK_STREAM)
+    """Return a socket that listens at an address. Raises OSError, also if its path exists."""
+    endpoint = socket.socket(_FAMILIES[address[0]], socket.SOCK_STREAM)
     try:
         if address[0] == "unix":
             os.makedirs(os.path.dirname(address[1]), exist_ok=True)
-            made.bind(address[1])
+            endpoint.bind(address[1])
             os.chmod(address[1], 0o777)
         else:
             if address[0] == "tcp6":
-                made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            made.bind((address[1], address[2]))
-        made.listen(_BACKLOG)
+                endpoint.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            endpoint.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            endpoint.bind((address[1], address[2]))
+        endpoint.listen(_BACKLOG)
     except OSError:
-        made.close()
+        endpoint.close()
         raise
-    return made
+    return endpoint
 
 
 def connect(address: Address) -> socket.socket:
-    """Return a socket that is connected to an address, for a user whose ids follow its path, if any. Raises OSError."""
-    made = socket.socket(_FAMILIES[address[0]], socket.SOCK_STREAM)
-    made.settimeout(_CONNECT_S)
+    """Return a connected socket. A Unix address can have the connecting user's uid and gid. Raises OSError."""
+    endpoint = socket.socket(_FAMILIES[address[0]], socket.SOCK_STREAM)
+    endpoint.settimeout(_CONNECT_S)
     try:
         if address[0] == "unix" and not stat.S_ISSOCK(os.lstat(address[1]).st_mode):
             raise OSError(errno.ENOTSOCK, os.strerror(errno.ENOTSOCK))
         if len(address) == _WITH_USER:
-            made.bind(address_of(*address[2:]))
-        made.connect(address[1] if address[0] == "unix" else (address[1], address[2]))
+            endpoint.bind(address_of(*address[2:]))
+        endpoint.connect(address[1] if address[0] == "unix" else (address[1], address[2]))
     except OSError:
-        made.close()
+        endpoint.close()
         raise
-    made.settimeout(None)
-    return made
+    endpoint.settimeout(None)
+    return endpoint
 
 
 def join(target: namespaces.JoinTarget) -> None:
-    """Move this process to a sandbox's files and network. Raises SandboxGone."""
+    """Move this process to a sandbox's mounts and network. Raises SandboxGone."""
     namespaces.join(target, linux.NEWUSER | linux.NEWNS | linux.NEWNET)

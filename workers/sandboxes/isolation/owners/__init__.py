@@ -1,1 +1,1 @@
-"""The owners of files, where the kernel knows one user of a sandbox: noted and shown; standard library only."""
+"""File owners in sandboxes where the kernel knows one user: recorded and shown to programs. Standard library only."""

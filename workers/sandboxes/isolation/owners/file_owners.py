@@ -1,9 +1,10 @@
 # ruff: noqa: PTH101, PTH116, PTH118
-"""The owner of a file as an image's author means it: an attribute of the file, as the kernel knows one user of a
-sandbox; standard library only.
+"""The owner of a file as its image defines it, recorded in an extended attribute, because the kernel knows one user of
+a sandbox. Standard library only.
 
-A file without it is root's. Overlays show the attribute through, and copy it with the file; tar streams of layers keep
-it. A layer with any says so at its root. Links and what is no file or folder can have none, and are root's.
+A file without the attribute belongs to root. Overlays show the attribute and copy it up; tar streams of layers keep it.
+The root folder of a layer is marked if any of its files has one. Links and special files cannot have the attribute, so
+they belong to root.
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ if TYPE_CHECKING:
     Owner: TypeAlias = tuple[int, int]
 
     class CopiedOwners(TypedDict):
-        """Owners of copied files: of all `each`, else of each file as its source says.
+        """Owners of copied files: `each` for all, or as in the source if it is None.
 
-        A folder whose contents are copied is `each`'s, or root's, if it is made; `whole` copies it as well.
+        If the contents of a folder are copied, a new folder belongs to `each` or root; `whole` copies the folder's
+        owner too.
         """
 
         each: Owner | None
@@ -32,15 +34,15 @@ if TYPE_CHECKING:
 
 ATTRIBUTE = "user.farm.owner"
 MARK = "user.farm.owners"
-"""Of the root folder of a layer, some of whose files have an owner."""
+"""Attribute of a layer's root folder if some of its files have an owner."""
 ROOT = (0, 0)
 _CANNOT_HAVE = {errno.ENOTSUP, errno.EPERM, errno.EACCES}
 _UNCHANGED = 0xFFFFFFFF
-"""No id: an order to leave what is."""
+"""The id with which chown leaves a value unchanged."""
 
 
 def owner_of(path: str | int) -> Owner | None:
-    """Return the owner that is noted on a file, not following a link but one of /proc; None if none is."""
+    """Return the recorded owner of a file, or None. Links are not followed, except those of /proc."""
     return owner_at(path, follow=_follows(path))
 
 
@@ -49,32 +51,30 @@ def _follows(path: str | int) -> bool:
 
 
 def owner_at(path: str | bytes | int, *, follow: bool) -> Owner | None:
-    """Return the owner that is noted on a file, or on what a link leads to; None if none is."""
+    """Return the recorded owner of a file, or None."""
     try:
         uid, gid = os.getxattr(path, ATTRIBUTE, follow_symlinks=follow).split(b":")
-        found = int(uid), int(gid)
+        owner = int(uid), int(gid)
     except (OSError, ValueError):
         return None
-    # programs can write it themselves
-    return found if all(0 <= each < _UNCHANGED for each in found) else None
+    # programs can write the attribute themselves
+    return owner if all(0 <= each < _UNCHANGED for each in owner) else None
 
 
 def note_owner(path: str | int, uid: int, gid: int, root: str) -> None:
-    """Note the owner of a file, below `root`, or of a link in /proc to one; what cannot have one stays root's. OSError.
+    """Record the owner of a file below `root`, given by path, descriptor or link in /proc. Raises OSError.
 
-    An open file's descriptor will do.
-
-    `uid` and `gid` are what the kernel takes for them.
+    `uid` and `gid` have the meaning of chown(2). A file that cannot have the attribute stays root's.
     """
-    now = owner_of(path)
-    old = now or ROOT
+    recorded = owner_of(path)
+    old = recorded or ROOT
     new = (old[0] if uid == _UNCHANGED else uid, old[1] if gid == _UNCHANGED else gid)
     follow = _follows(path)
     try:
         if new == ROOT:
-            if now is not None:
+            if recorded is not None:
                 os.removexattr(path, ATTRIBUTE, follow_symlinks=follow)
-        elif new != now:
+        elif new != recorded:
             os.setxattr(path, ATTRIBUTE, b"%d:%d" % new, follow_symlinks=follow)
             os.setxattr(root, MARK, b"1")
     except OSError as error:
@@ -82,25 +82,25 @@ def note_owner(path: str | int, uid: int, gid: int, root: str) -> None:
             raise
 
 
-def owner_in(place: bytes, owner: Owner) -> Owner:
-    """Return whose a new file of this path is: its maker's, but of the group of a set-group-id folder. OSError."""
-    above = os.path.dirname(place)  # noqa: PTH120
-    if not os.stat(above).st_mode & stat.S_ISGID:
+def owner_in(path: bytes, owner: Owner) -> Owner:
+    """Return the owner of a new file: its creator, with the folder's group if that is set-group-id. Raises OSError."""
+    folder = os.path.dirname(path)  # noqa: PTH120
+    if not os.stat(folder).st_mode & stat.S_ISGID:
         return owner
-    return owner[0], (owner_at(above, follow=True) or ROOT)[1]
+    return owner[0], (owner_at(folder, follow=True) or ROOT)[1]
 
 
 def note_folders(folders: Sequence[str], owners: CopiedOwners) -> None:
-    """Note whose the folders are that a copy makes above its files. OSError."""
+    """Record the owner of the folders that a copy created above its files. Raises OSError."""
     uid, gid = owners["each"] or ROOT
     for folder in folders:
         note_owner(folder, uid, gid, "/")
 
 
 def clear_set_id(link: str) -> None:
-    """Take the set-id bits from a file, given by a link in /proc, as the kernel does at each change of owner.
+    """Clear the set-id bits of a file, given by a link in /proc, as the kernel does at a change of owner.
 
-    The bit of the group stays on a file that the group cannot execute, and both stay on folders.
+    Folders keep both bits. A file that its group cannot execute keeps the group's bit.
     """
     mode = os.stat(link).st_mode
     lost = stat.S_ISUID | (stat.S_ISGID if mode & stat.S_IXGRP else 0)
@@ -109,7 +109,7 @@ def clear_set_id(link: str) -> None:
 
 
 def has_owners(folders: Iterable[str]) -> bool:
-    """Return whether files of one of these layers have owners."""
+    """Return whether one of these layers has files with owners."""
     for folder in folders:
         with contextlib.suppress(OSError):
             os.getxattr(folder, MARK)
@@ -118,22 +118,22 @@ def has_owners(folders: Iterable[str]) -> bool:
 
 
 def settle(layer: str, owner: Sequence[int], lower: Sequence[str]) -> None:
-    """Note whose the files of a layer are that one user's programs have written over those of other layers, `lower`.
+    """Record owners of a layer that programs of one user have written on top of the layers `lower`.
 
-    What is new is that user's, whatever the programs noted; what was there keeps its owner.
+    New files belong to that user, whatever the programs recorded; files of lower layers keep their owner.
     """
     uid, gid = owner
     for path in _entries(layer):
         below = next((f"{each}/{path}" for each in lower if os.path.lexists(f"{each}/{path}")), "")
         kept = (owner_of(below) or ROOT) if below else (uid, gid)
-        # of the policy's making
+        # the policy can make files that fail
         with contextlib.suppress(OSError):
             note_owner(os.path.join(layer, path), *kept, layer)
 
 
 def _entries(layer: str) -> list[str]:
-    """Return the files and folders of a layer."""
-    found: list[str] = []
+    """Return the files and folders of a layer, without links and special files."""
+    files: list[str] = []
     waiting = [""]
     while waiting:
         prefix = waiting.pop()
@@ -144,5 +144,5 @@ def _entries(layer: str) -> list[str]:
                 if stat.S_ISDIR(mode):
                     waiting.append(f"{path}/")
                 if stat.S_ISDIR(mode) or stat.S_ISREG(mode):
-                    found.append(path)
-    return found
+                    files.append(path)
+    return files

@@ -1,6 +1,5 @@
 # ruff: noqa: PTH115, PTH123
-"""A system call of another process that waits for its answer, and what of that process the answer needs; standard
-library only."""
+"""A system call of another process that waits for its answer, and access to that process. Standard library only."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ _PATH_MAX = _PAGE = 4096
 _SHORT = 256
 CWD, NO_FOLLOW, EMPTY_PATH = -100, 0x100, 0x1000
 MISSING, OF_KERNEL = -1, -2
-_KERNEL_S = (b"proc", b"dev", b"sys")
+_KERNEL_FOLDERS = (b"proc", b"dev", b"sys")
 
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -33,7 +32,7 @@ class _Piece(ctypes.Structure):
 
 
 class WaitingCall:
-    """One call: its number for the kernel, and the thread that waits. All methods raise OSError if it has ended."""
+    """One intercepted call: its id and its thread. All methods raise OSError if the thread has ended."""
 
     __slots__ = ("_listener", "number", "thread")
 
@@ -43,17 +42,17 @@ class WaitingCall:
         self.thread = thread
 
     def status(self, name: bytes) -> bytes:
-        """Return a word of the kernel's on its process, by the name of the line in /proc/PID/status."""
+        """Return the value of a line in /proc/PID/status."""
         with open(f"/proc/{self.thread}/status", "rb") as file:
             return next(line for line in file if line.startswith(name)).split()[1]
 
     def is_in_another_root(self) -> bool:
-        """Return whether its process has another root folder, by chroot."""
+        """Return whether the process has changed its root folder by chroot."""
         return os.readlink(b"/proc/%d/root" % self.thread) != b"/"
 
     @contextlib.contextmanager
     def opened(self, folder: int, path: int, flags: int) -> Iterator[int]:
-        """Yield what it names, opened only to be looked at; MISSING, or OF_KERNEL."""
+        """Yield an O_PATH descriptor of the call's file, MISSING, or OF_KERNEL for a file of /proc, /dev or /sys."""
         name = self.path(path) if path else b""
         file = MISSING
         if name or flags & EMPTY_PATH:
@@ -71,7 +70,7 @@ class WaitingCall:
                 os.close(file)
 
     def read(self, address: int, size: int) -> bytes:
-        """Return bytes of its process's memory, as many as there are."""
+        """Return up to `size` bytes of the process's memory."""
         buffer = ctypes.create_string_buffer(size)
         here, there = _Piece(ctypes.addressof(buffer), size), _Piece(address, size)
         n = _libc.process_vm_readv(self.thread, ctypes.byref(here), 1, ctypes.byref(there), 1, 0)
@@ -80,15 +79,15 @@ class WaitingCall:
         return buffer.raw[:n]
 
     def write(self, address: int, data: bytes) -> None:
-        """Write into its process's memory."""
+        """Write into the process's memory."""
         with open(f"/proc/{self.thread}/mem", "r+b", 0) as memory:
-            # the number may be another's by now
+            # fails if the call has ended, because the thread id can belong to another process by now
             fcntl.ioctl(self._listener, _VALID, struct.pack("Q", self.number))
             os.pwrite(memory.fileno(), data, address)
 
     def path(self, address: int) -> bytes:
-        """Return a path that it names, which lies at an address of its process's memory."""
-        # not beyond the page, where there may be nothing; most are short
+        """Return the path at an address of the process's memory."""
+        # read up to the end of the page, because the next one may be unmapped; most paths are short
         in_page = _PAGE - address % _PAGE
         data = self.read(address, min(in_page, _SHORT))
         for more in (in_page - len(data), _PATH_MAX):
@@ -101,13 +100,13 @@ class WaitingCall:
         return name
 
     def place(self, folder: int, name: bytes) -> bytes:
-        """Return the path by which this process reaches what it names; empty if it is the kernel's."""
+        """Return the path by which this process reaches a file of the other; empty for files of the kernel."""
         if name.startswith(b"/"):
-            if name.split(b"/", 2)[1] in _KERNEL_S:
+            if name.split(b"/", 2)[1] in _KERNEL_FOLDERS:
                 return b""
             return b"/proc/%d/root" % self.thread + name
         number = ctypes.c_int(folder & 0xFFFFFFFF).value
         if number < 0 and number != CWD:
             raise OSError(errno.EBADF, "folder")
-        where = b"cwd" if number == CWD else b"fd/%d" % number
-        return b"/proc/%d/%s" % (self.thread, where) + (b"/" + name if name else b"")
+        link = b"cwd" if number == CWD else b"fd/%d" % number
+        return b"/proc/%d/%s" % (self.thread, link) + (b"/" + name if name else b"")

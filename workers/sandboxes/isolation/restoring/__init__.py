@@ -1,1 +1,1 @@
-"""Restoring of a layer: what loaders, interpreters and shells look at by themselves is the image's again."""
+"""Restore the files of a layer that loaders, interpreters and shells read by themselves to those of the image."""

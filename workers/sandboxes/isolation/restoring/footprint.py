@@ -1,15 +1,14 @@
 # ruff: noqa: PTH112, PTH113, PTH114, PTH115
-"""The footprint that a policy may leave on an image: the rule that says which paths of a layer stay; standard library
-only.
+"""The rule that decides which paths of a layer stay after a policy has changed an image. Standard library only.
 
-1. What runs by itself when an interpreter, a shell or the loader starts never stays, wherever it lies.
-2. In system folders (/usr, /bin, /sbin, /lib*, /etc, programs and libraries of /opt, user site folders), what the image
-   has is the image's. The task's own paths, which its tests, instructions and configuration name, may be changed,
-   programs, libraries and modules excepted.
-3. What is new there stays, unless a program, library or module of the image could be found in its place. A module of an
-   interpreter that the image has stays only where a package manager recorded it.
-4. The task's own footprint stays, which is what its solution changed: links that lead to folders of the task excepted.
-5. Elsewhere all stays, but for modules that tests would find first in their working directory, and links that lead to
+1. Files that an interpreter, a shell or the loader runs by itself never stay.
+2. In system folders (/usr, /bin, /sbin, /lib*, /etc, programs and libraries of /opt, user site folders) the image's
+   files are restored. Exception: paths that the task's tests, instructions and configuration name can be changed, but
+   not programs, libraries and modules.
+3. New files in system folders stay, unless a program, library or module of the image could be found in their place. A
+   module of an interpreter of the image stays only if a package manager recorded it.
+4. Files that the task's solution changed (its own footprint) stay, except links into folders of the task.
+5. All other files stay, except modules that tests would import first from their working directory, and links into
    folders of the task.
 """
 
@@ -38,21 +37,21 @@ _START_UP = re.compile(
     r"|(^|/)(Rprofile\.site|Renviron\.site|pybuilddir\.txt)$|(^|/)pyvenv\.cfg$|\._pth$|(^|/)python\d+\.zip$"
     r"|^etc/(ld\.so\..*|profile(\.d/.*)?|bash.*|zsh.*|environment|python[^/]*/.*|perl/.*|pip\.conf|npmrc|inputrc|gitconfig|ssl/openssl\.cnf)$"
 )
-_OF_SHELLS = re.compile(
+_SHELL_FILES = re.compile(
     r"\.(bash_profile|bash_login|bashrc|bash_env|profile|zshenv|zshrc|zprofile|inputrc|curlrc|wgetrc|npmrc|perlrc)"
     r"|\.R(profile|environ)|\.config/pip/pip\.conf|\.pip/pip\.conf"
 )
-"""In homes: what shells and programs read when they start. It stays if the task names it."""
+"""Files in home folders that shells and programs read when they start. They stay if the task names them."""
 _LOADED = re.compile(
     r"libnss_.*|pam_.*\.so|.*/(gconv|engines[-.\d]*|ossl-modules|sasl2|security|glibc-hwcaps)/.*|.*/jre/lib/ext/.*"
 )
-"""Libraries that others load although nothing names them."""
+"""Libraries that are loaded by folder or by name pattern, without a reference to them."""
 _ACCOUNTS = re.compile(r"etc/(passwd|group|shadow|gshadow|subuid|subgid)-?|etc/(hosts|hostname|resolv\.conf|mtab)")
 _OTHER_MODULES = re.compile(r"perl5?|site_perl|vendor_perl|ruby|site_ruby|gems|php\d*|site-library|lua")
 _SCRIPTS = ("console_scripts", "gui_scripts")
 _NO_SHADOW = ("test", "tests", "__main__", "__init__", "__pycache__", "conftest")
 _RUNNERS = ("pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments", "xdist", "coverage", "pytest_cov")
-_OF_TASK = ("tests", "logs", "solution")
+_TASK_FOLDERS = ("tests", "logs", "solution")
 _MAX_LINKS = 40
 _MAX_PTH = 4_000_000
 
@@ -60,8 +59,8 @@ _MAX_PTH = 4_000_000
 class Footprint:
     """The footprint of one layer, which is the working directory, on an image.
 
-    `named` are paths that the task names, `workdir` its working directory, `records` the files of packages, `own` the
-    task's own footprint.
+    `named`: paths that the task names. `programs`: commands that it runs. `records`: files of packages. `own`: paths
+    that the task's solution changed.
     """
 
     def __init__(
@@ -85,33 +84,33 @@ class Footprint:
         self._records = records
 
     def stays(self, path: str, mode: int) -> bool:
-        """Return whether a path that is no folder stays in the layer."""
+        """Return whether a path that is not a folder stays in the layer."""
         if stat.S_ISLNK(mode) and self._leads_to_task(path):
             return False
         if self.is_own(path):
             return True
-        below = bool(self._image.place(path))
+        in_image = bool(self._image.place(path))
         if stat.S_ISCHR(mode) and not self.is_system(path):
-            # a deleted file
+            # a whiteout
             return True
-        if not below and self._runs_by_itself(path):
+        if not in_image and self._is_automatic(path):
             return False
-        if below and _START_UP.search(path):
+        if in_image and _START_UP.search(path):
             return False
         if home := _HOME.match(path):
             name = path[home.end() :]
-            if _OF_SHELLS.fullmatch(name):
+            if _SHELL_FILES.fullmatch(name):
                 return path in self._named
         if self.is_system(path):
-            return self._stays_in_system(path, below=below)
-        return below or path in self._named or not self._shadows(path)
+            return self._stays_in_system(path, in_image=in_image)
+        return in_image or path in self._named or not self._shadows(path)
 
     def is_own(self, path: str) -> bool:
-        """Return whether a path is in the task's own footprint."""
+        """Return whether a path belongs to the task's own footprint."""
         return path in self._own or path.startswith(self._own_folders)
 
     def is_system(self, path: str) -> bool:
-        """Return whether loaders, interpreters and shells look at a path by themselves."""
+        """Return whether loaders, interpreters or shells search this path by themselves."""
         parts = path.split("/")
         at = self._module_folder(parts)
         if at >= 0 and parts[at] != "node_modules" and self._image.place("/".join(parts[: at + 1])):
@@ -126,22 +125,22 @@ class Footprint:
             return bool(_BIN.search(path) or LIBRARY.fullmatch(parts[-1]) or at >= 0)
         return bool(_HOME.match(path) and (".local" in parts or ".cargo" in parts))
 
-    def _stays_in_system(self, path: str, *, below: bool) -> bool:
+    def _stays_in_system(self, path: str, *, in_image: bool) -> bool:
         parts = path.split("/")
         at = self._module_folder(parts)
         if at >= 0:
-            return self._module_stays(path, parts, at, below=below)
+            return self._module_stays(path, parts, at, in_image=in_image)
         if path.rpartition("/")[0] in self._image.bin_folders or _BIN.search(path):
-            return not below and self._program_stays(path, parts[-1])
+            return not in_image and self._program_stays(path, parts[-1])
         if LIBRARY.fullmatch(parts[-1]):
-            known = below or parts[-1] in self._image.libraries or self._has_known_soname(path)
+            known = in_image or parts[-1] in self._image.libraries or self._has_known_soname(path)
             return not known and (path in self._records or not _LOADED.fullmatch(path))
-        if below:
+        if in_image:
             return self._is_named(path) or bool(_ACCOUNTS.fullmatch(path))
         return not _LOADED.fullmatch(path)
 
     def _has_known_soname(self, path: str) -> bool:
-        """Return whether `ldconfig` could take a new library for one of the image; True if it cannot be told."""
+        """Return whether `ldconfig` could take a new library for one of the image. True if unknown."""
         if os.path.islink(path):
             return not self.is_system(
                 posixpath.normpath(posixpath.join("/", posixpath.dirname(path), os.readlink(path)))[1:]
@@ -150,7 +149,7 @@ class Footprint:
         return name is None or name in self._image.libraries
 
     def _is_named(self, path: str) -> bool:
-        """Return whether the task names it, or a folder that it is in."""
+        """Return whether the task names this path or a folder above it."""
         parts = path.split("/")
         return any("/".join(parts[:n]) in self._named_folders for n in range(2, len(parts))) or path in self._named
 
@@ -160,7 +159,7 @@ class Footprint:
         return path in self._records or not ({name, plain(name)} & self._programs)
 
     def _module_folder(self, parts: Sequence[str]) -> int:
-        """Return the index of the folder of an interpreter's modules that a path is in; -1 if it is in none."""
+        """Return the index of the folder of an interpreter's modules in a path, or -1."""
         for at, name in enumerate(parts[:-1]):
             if name in (*SITES, "node_modules") or _OTHER_MODULES.fullmatch(name):
                 return at
@@ -168,9 +167,9 @@ class Footprint:
                 return at
         return -1
 
-    def _module_stays(self, path: str, parts: Sequence[str], at: int, *, below: bool) -> bool:
+    def _module_stays(self, path: str, parts: Sequence[str], at: int, *, in_image: bool) -> bool:
         folder, top = parts[at], parts[at + 1]
-        if below:
+        if in_image:
             return False
         if folder not in (*SITES, "node_modules"):
             own = folder in self._image.interpreters or not STANDARD.fullmatch(folder)
@@ -190,35 +189,35 @@ class Footprint:
         place = self._image.place(package)
         return bool(place) and os.path.isdir(place) and not os.path.lexists(f"{place}/__init__.py")
 
-    def _runs_by_itself(self, path: str) -> bool:
+    def _is_automatic(self, path: str) -> bool:
         if _START_UP.search(path):
-            # an environment of the policy's own needs it
-            return not path.endswith("pyvenv.cfg") or self._begins_interpreter(path)
+            # needed by a virtual environment that the policy made
+            return not path.endswith("pyvenv.cfg") or self._configures_interpreter(path)
         if path.endswith(".pth"):
             return self.is_system(path) and self._pth_runs_code(path)
         folder, _, name = path.rpartition("/")
         if name != "entry_points.txt" or not folder.lower().endswith("-info"):
             return False
-        # an environment of the policy's own is not looked at by the image's interpreter
+        # the image's interpreter does not search a virtual environment that the policy made
         site = folder.rpartition("/")[0]
         own = site.rpartition("/")[2] in SITES and not self.is_system(path) and site not in self._on_path
         return not own and _has_plugins(path)
 
-    def _begins_interpreter(self, path: str) -> bool:
-        """Return whether an interpreter of the image looks for its configuration at this path."""
+    def _configures_interpreter(self, path: str) -> bool:
+        """Return whether an interpreter of the image reads its configuration here."""
         folder = posixpath.dirname(path)
         return self.is_system(path) or any(
             folder in (each, posixpath.dirname(each)) for each in self._image.bin_folders
         )
 
     def read_pth(self, paths: Iterable[str]) -> None:
-        """Note which folders the .pth files among these paths add to the path of an interpreter of the image."""
+        """Record the folders that .pth files among these paths add to the module path of the image's interpreters."""
         for path in paths:
             if path.endswith(".pth") and self.is_system(path):
                 self._pth_runs_code(path)
 
     def _pth_runs_code(self, path: str) -> bool:
-        """Return whether a .pth has lines that are executed, or name what is no folder, such as an archive."""
+        """Return whether a .pth file has executable lines, or adds a path that is not a folder, such as an archive."""
         text = text_of(path, _MAX_PTH)
         if not text:
             return os.path.islink(path) or (os.path.lexists(path) and os.lstat(path).st_size > 0)
@@ -226,14 +225,14 @@ class Footprint:
             if line.startswith(("import ", "import\t")):
                 return True
             if line.strip() and not line.startswith("#"):
-                place = posixpath.normpath(posixpath.join("/", posixpath.dirname(path), line.rstrip())).strip("/")
-                if not os.path.isdir(place or ".") and not os.path.isdir(self._image.place(place)):
+                added = posixpath.normpath(posixpath.join("/", posixpath.dirname(path), line.rstrip())).strip("/")
+                if not os.path.isdir(added or ".") and not os.path.isdir(self._image.place(added)):
                     return True
-                self._on_path.add(place)
+                self._on_path.add(added)
         return False
 
     def _shadows(self, path: str) -> bool:
-        """Return whether a module in a folder that tests may run in would be found before one of the image."""
+        """Return whether tests, run in this folder, would import this module instead of one of the image."""
         parts = path.split("/")
         if parts[-1].startswith("__init__.") and len(parts) > 1:
             parts = parts[:-1]
@@ -252,8 +251,8 @@ class Footprint:
         return stem in _RUNNERS or stem in self._image.standard_modules
 
     def _leads_to_task(self, path: str) -> bool:
-        """Return whether a link leads into a folder of the task, through whatever other links."""
-        if path.partition("/")[0] in _OF_TASK:
+        """Return whether a link leads into a folder of the task, also through other links."""
+        if path.partition("/")[0] in _TASK_FOLDERS:
             return False
         waiting = path.split("/")[::-1]
         at: list[str] = []
@@ -266,7 +265,7 @@ class Footprint:
             if name in ("", "."):
                 continue
             at.append(name)
-            if at[0] in _OF_TASK:
+            if at[0] in _TASK_FOLDERS:
                 return True
             if at[0] == "proc" and name in ("root", "cwd"):
                 # of a process of the tests
@@ -285,7 +284,7 @@ class Footprint:
 
 
 def _has_plugins(path: str) -> bool:
-    """Return whether an entry_points.txt has groups beside those of scripts."""
+    """Return whether an entry_points.txt has groups other than those of scripts."""
     text = text_of(path)
     groups = re.findall(r"^\s*\[([^\]]*)\]", text, re.MULTILINE)
     return not text or any(group.strip() not in _SCRIPTS for group in groups)

@@ -1,7 +1,7 @@
 # ruff: noqa: PTH114, PTH118, PTH119, PTH208
-"""The contents of an image that a layer must not replace: modules, programs, libraries; standard library only.
+"""Modules, programs and libraries of an image that a layer must not replace. Standard library only.
 
-What takes a walk through the image is looked up when it is first needed.
+Results that need a walk through the image are computed on first use.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ if TYPE_CHECKING:
 
 LIBRARY = re.compile(r".+\.so(\.[0-9.]+)?$")
 STANDARD = re.compile(r"(python|pypy)3?\.?\d*(\.\d+)?t?")
-"""The folder of an interpreter's standard library, or of packages for several of them."""
+"""Folder of an interpreter's standard library, or of packages shared by several interpreters."""
 SITES = ("site-packages", "dist-packages")
 _LIBRARY_FOLDERS = ("lib", "lib32", "lib64", "libx32", "usr/lib", "usr/lib32", "usr/lib64", "usr/local/lib", "opt")
 _MAX_DEPTH = 6
 
 
 def distribution(folder: str) -> str:
-    """Return the normalized name of the distribution that a `.dist-info` or `.egg-info` is of."""
+    """Return the normalized name of the distribution of a `.dist-info` or `.egg-info` folder."""
     return re.sub(r"[-_.]+", "-", re.split(r"-\d|\.(dist|egg)-info", folder)[0]).lower()
 
 
 def plain(name: str) -> str:
-    """Return the name of a program without its version: python3.11 is python."""
+    """Return a program's name without its version: python for python3.11."""
     return name.rstrip("0123456789.") or name
 
 
 class ImageContents:
-    """The layers `lower` of an image, the uppermost first, and where it looks for programs.
+    """The layers `lower` of an image, uppermost first, and its folders of programs.
 
-    Raises OSError if one of the layers cannot be read.
+    Raises OSError if a layer cannot be read.
     """
 
     def __init__(self, lower: Sequence[str], bin_folders: Iterable[str]) -> None:
@@ -46,12 +46,12 @@ class ImageContents:
         self.bin_folders = [folder.strip("/") for folder in bin_folders]
 
     def place(self, path: str) -> str:
-        """Return where a path of the image is on this node; empty if it has none."""
+        """Return the path on this node of a path of the image; empty if the image does not have it."""
         return next((f"{each}/{path}" for each in self.lower if os.path.lexists(f"{each}/{path}")), "")
 
     @cached_property
     def programs(self) -> frozenset[str]:
-        """The names of its programs, with and without their versions."""
+        """Names of programs, with and without version."""
         names = {name for each in self.lower for folder in self.bin_folders for name in _listed(f"{each}/{folder}")}
         return frozenset(names | {plain(name) for name in names})
 
@@ -72,33 +72,33 @@ class ImageContents:
 
     @property
     def libraries(self) -> frozenset[str]:
-        """The names of its shared libraries."""
+        """Names of shared libraries."""
         return self._walked[0]
 
     @property
     def sources(self) -> frozenset[str]:
-        """The names of files of Perl's and Ruby's modules."""
+        """File names of Perl and Ruby modules."""
         return self._walked[3]
 
     @cached_property
     def interpreters(self) -> frozenset[str]:
-        """The names of its folders of standard libraries, such as python3.11."""
+        """Names of standard library folders, such as python3.11."""
         return frozenset(os.path.basename(each) for each in self._walked[1])
 
     @cached_property
     def standard_modules(self) -> frozenset[str]:
-        """The modules of standard libraries, those that the image leaves out too."""
+        """Modules of standard libraries, including those that this image lacks."""
         folders = [name for each in self._walked[1] for name in (each, f"{each}/lib-dynload")]
         return frozenset(_stem(name) for folder in folders for name in _listed(folder)) | sys.stdlib_module_names
 
     @cached_property
     def installed_modules(self) -> frozenset[str]:
-        """The modules and packages that are installed."""
+        """Names of installed modules and packages."""
         return frozenset(_stem(name) for each in self._walked[2] for name in _listed(each) if "-info" not in name)
 
     @cached_property
     def distributions(self) -> frozenset[str]:
-        """The normalized names of distributions that are installed."""
+        """Normalized names of installed distributions."""
         return frozenset(distribution(name) for each in self._walked[2] for name in _listed(each) if "-info" in name)
 
 
@@ -114,9 +114,9 @@ def _listed(folder: str) -> list[str]:
 
 
 def _walk(top: str) -> Iterator[tuple[str, list[str], list[str]]]:
-    """Walk folders that loaders find libraries in, and not those of installed packages."""
+    """Walk folders of libraries, without folders of installed packages."""
     if os.path.islink(top):
-        # an absolute one would lead to the node's own
+        # an absolute link would lead to a folder of the node
         return
     depth = top.count("/") + _MAX_DEPTH
     for folder, names, files in os.walk(top):

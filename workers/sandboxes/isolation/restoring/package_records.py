@@ -1,7 +1,7 @@
 # ruff: noqa: PTH123
-"""The files that package managers recorded in a layer as those of packages that they installed; standard library only.
+"""Files that package managers recorded in a layer. Standard library only.
 
-A policy can write such a record itself. So it lets in only what is new, and nothing that runs by itself.
+A policy can forge a record. So a record only lets new files stay, and none that run by themselves.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _OF_RPM = ("usr/lib/sysimage/rpm/rpmdb.sqlite", "var/lib/rpm/rpmdb.sqlite")
 
 
 def recorded(paths: Iterable[str]) -> frozenset[str]:
-    """Return the files that the records among these paths, which are below the working directory, name."""
+    """Return the files named by the package records among these paths, relative to the working directory."""
     return frozenset(name for path in paths for name in _named(path))
 
 
@@ -49,7 +49,7 @@ def _named(path: str) -> Iterator[str]:
 
 
 def text_of(path: str, max_bytes: int = _MAX_BYTES) -> str:
-    """Return the text of a file of the policy's; empty if it cannot be read, or is larger."""
+    """Return the text of a file that the policy can have written; empty if it is unreadable or too large."""
     return _data_of(path, max_bytes).decode("utf-8", "surrogateescape")
 
 

@@ -1,5 +1,5 @@
 # ruff: noqa: PTH101, PTH112, PTH114
-"""The restoring of a layer by the rule of `footprint.py`; standard library only."""
+"""Restores a layer by the rule of `footprint.py`. Standard library only."""
 
 from __future__ import annotations
 
@@ -23,56 +23,56 @@ OPAQUE = ("user.overlay.opaque", "trusted.overlay.opaque")
 def restore_footprint(
     rule: dict[str, Any], lower: Sequence[str], paths: Callable[[], Iterator[str]], remove: Callable[[str], None]
 ) -> list[str]:
-    """Remove from the working directory what is not the policy's to leave; return what it was.
+    """Remove from the working directory all paths that do not stay, and return them.
 
-    `rule` has the fields of `RestoredFiles`, `bin_folders` and `workdir`. Raises OSError if a folder of `lower`, the
-    image, cannot be read: without it all of the layer would be new.
+    `rule` has the fields of `RestoredFiles`, `bin_folders` and `workdir`. Raises OSError if a folder of the image,
+    `lower`, cannot be read, because all files of the layer would count as new then.
     """
     image = ImageContents(lower, rule["bin_folders"])
-    found = list(paths())
-    programs, records = frozenset(rule["programs"]), recorded(found)
+    layer_paths = list(paths())
+    programs, records = frozenset(rule["programs"]), recorded(layer_paths)
     footprint = Footprint(image, rule["named"], rule["workdir"], programs, records, rule["footprint"])
-    footprint.read_pth(found)
+    footprint.read_pth(layer_paths)
     removed: list[str] = []
-    for path in found:
+    for path in layer_paths:
         mode = os.lstat(path).st_mode
         if not stat.S_ISDIR(mode):
             if not footprint.stays(path, mode):
                 removed.append(path)
-        elif footprint.is_system(path) and not footprint.is_own(path) and not _uncovered(image.place(path), path):
+        elif footprint.is_system(path) and not footprint.is_own(path) and not _uncover(image.place(path), path):
             removed.append(path)
     for path in removed:
         remove(path)
     return removed
 
 
-def summary(paths: Sequence[str], n_most: int) -> list[str]:
-    """Return so many entries at most that cover these paths: themselves, or folders of them, with a `/` at the end."""
+def summary(paths: Sequence[str], max_entries: int) -> list[str]:
+    """Return at most `max_entries` entries that cover these paths: paths, or folders with a `/` at the end."""
     by_depth: dict[int, set[str]] = {}
     for path in paths:
         by_depth.setdefault(path.count("/"), set()).add(f"/{path}")
     n = len(paths)
     for depth in range(max(by_depth, default=0), 0, -1):
-        if n <= n_most:
+        if n <= max_entries:
             break
-        # all that is deeper is in these folders by now
+        # deeper paths were replaced by these folders
         deepest, above = by_depth.pop(depth, set()), by_depth.setdefault(depth - 1, set())
         folders = {posixpath.dirname(path.rstrip("/")) for path in deepest}
         n -= len(deepest) + len(above)
         above.difference_update(folders)
         above.update(f"{folder}/" for folder in folders)
         n += len(above)
-    return sorted(path for found in by_depth.values() for path in found)[:n_most]
+    return sorted(path for entries in by_depth.values() for path in entries)[:max_entries]
 
 
-def _uncovered(below: str, path: str) -> bool:
-    """Show what the image has in a folder, with its mode; False if the image has there what is no folder."""
-    if not below:
+def _uncover(image_folder: str, path: str) -> bool:
+    """Make a folder transparent for the image's, with its mode. Returns False if the image's path is not a folder."""
+    if not image_folder:
         return True
-    if os.path.islink(below) or not os.path.isdir(below):
+    if os.path.islink(image_folder) or not os.path.isdir(image_folder):
         return False
     for name in OPAQUE:
         with contextlib.suppress(OSError):
             os.removexattr(path, name, follow_symlinks=False)
-    os.chmod(path, stat.S_IMODE(os.lstat(below).st_mode))
+    os.chmod(path, stat.S_IMODE(os.lstat(image_folder).st_mode))
     return True

@@ -1,6 +1,4 @@
-"""The name by which a shared library makes itself known, which may be another than that of its file; standard library
-only. `ldconfig` goes by it.
-"""
+"""The name in a shared library (SONAME), which `ldconfig` uses instead of the file's name. Standard library only."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ _MAX_NAME = 256
 
 
 def soname(path: str) -> str | None:
-    """Return the name in a library of 64 bits; empty if it has none or is no library, None if it cannot be told."""
+    """Return the SONAME of a 64-bit library; empty if it has none or is no library, None if it cannot be read."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
     except OSError:
@@ -40,7 +38,7 @@ def _soname(descriptor: int, head: bytes) -> str | None:
         return None
     table = os.pread(descriptor, size * number, offset)
     segments = [_SEGMENT.unpack_from(table, size * each) for each in range(number)]
-    found: dict[int, int] = {}
+    values: dict[int, int] = {}
     for kind, _, start, _, _, length, _, _ in segments:
         if kind == _DYNAMIC:
             data = os.pread(descriptor, min(length, _MAX_DYNAMIC), start)
@@ -48,11 +46,11 @@ def _soname(descriptor: int, head: bytes) -> str | None:
                 tag, value = _ENTRY.unpack_from(data, at)
                 if tag == 0:
                     break
-                found.setdefault(tag, value)
-    if _SONAME not in found:
+                values.setdefault(tag, value)
+    if _SONAME not in values:
         return ""
     for kind, _, start, address, _, length, _, _ in segments:
-        if kind == _LOAD and address <= found[_STRINGS] < address + length:
-            place = start + found[_STRINGS] - address + found[_SONAME]
-            return os.pread(descriptor, _MAX_NAME, place).partition(b"\0")[0].decode("utf-8", "replace")
+        if kind == _LOAD and address <= values[_STRINGS] < address + length:
+            name_at = start + values[_STRINGS] - address + values[_SONAME]
+            return os.pread(descriptor, _MAX_NAME, name_at).partition(b"\0")[0].decode("utf-8", "replace")
     return None
